@@ -1,0 +1,1 @@
+"""Fill argument tensors with realistic values; knows tensors, not what devices cost."""

@@ -1,0 +1,1 @@
+"""Device files: datasheet numbers with unit, source and confidence."""

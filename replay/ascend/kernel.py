@@ -1,0 +1,45 @@
+"""Values of the simulated device: a CANN kernel call with its shapes, dtypes and formats, and a prediction for it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Bound = Literal["cube", "vector", "hbm", "l2", "launch", "link", "none"]
+Confidence = Literal["calibrated", "other SoC", "uncalibrated"]
+
+
+class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One tensor as a CANN kernel sees it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """torch dtype name."""
+    format: str = "ND"
+    """"ND", "NCHW", "FRACTAL_NZ", "NC1HWC0", "FRACTAL_Z", ..."""
+
+
+class KernelCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One kernel launch: what the lowering makes of an op and what a row of kernel_details.csv says."""
+
+    type: str
+    """CANN operator type: "MatMulV3", "Add", "SoftmaxV2", "hcom_allReduce_", ..."""
+    inputs: tuple[TensorSpec | None, ...]
+    outputs: tuple[TensorSpec | None, ...]
+    attrs: dict[str, int | float | bool | str | tuple[int, ...]] = {}
+    """What shapes do not tell: "transpose_a", "causal", "dims", "context_lens", "world_size", ..."""
+    count: int = 1
+
+
+class KernelPrediction(msgspec.Struct, frozen=True, kw_only=True):
+    """The cost of one kernel call on one device, in microseconds."""
+
+    time_us: float
+    bound: Bound
+    terms_us: dict[str, float]
+    """Parts of the time by name: "launch", "cube", "vector", "hbm", "l2", "fixpipe", ..."""
+    confidence: Confidence
+    low_us: float
+    high_us: float
+    """80 % band."""

@@ -1,0 +1,130 @@
+"""The replay IR: named, typed ops with everything that is needed to call them again; JSON in and out.
+
+Owns the values and their verifier, not how they are made (`build`) or run (`executors`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from opreplay.traces.model import TensorMeta
+
+SCHEMA_VERSION = 1
+"""Changes of format: 1 first version."""
+
+ReasonKind = Literal[
+    "collective",
+    "triton kernel",
+    "label, not an op",
+    "metadata missing",
+    "policy",
+    "budget",
+    "library missing",
+    "failed",
+]
+"""The closed list of why an op is not replayed."""
+
+Resolution = Literal["jit", "torch.ops", "import", "schemaless", "equivalent", "reference"]
+"""How a name was resolved: JIT operator registry, `torch.ops`, after an allow-listed import, without a schema,
+through a portable equivalent, through opreplay's reference implementation of a vendor op."""
+
+Value = None | bool | int | float | str | tuple["Value", ...]
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """Why one op is not replayed: a kind from the closed list and a detail."""
+
+    kind: ReasonKind
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.detail}" if self.detail else self.kind
+
+
+class Assumption(msgspec.Struct, frozen=True, kw_only=True):
+    """Something the trace does not say and opreplay filled in; shown in the report."""
+
+    argument: str
+    what: str
+    """What was assumed, e.g. "contiguous strides" or "approximate='none' (schema default)"."""
+
+
+class ReplayArg(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One argument of a call, by name.
+
+    `type` is the schema type's base name: "Tensor", "Tensor[]", "int", "float", "bool", "Scalar", "complex", "str",
+    "ScalarType", "Layout", "Device", "MemoryFormat", "Generator", or one of the scalar ones followed by "[]".
+    `tensors` has one entry for "Tensor", n for "Tensor[]" (None for an absent element), none else.
+    `value` is JSON-safe: dtypes, devices, layouts and memory formats as "torch.bfloat16", "cuda:0", "torch.strided",
+    "torch.channels_last"; non-finite floats as "inf", "-inf", "nan"; complex as "1+2j"; None for an absent optional.
+    """
+
+    name: str
+    type: str
+    tensors: tuple[TensorMeta | None, ...] = ()
+    value: Value = None
+    keyword_only: bool = False
+    mutated: bool = False
+    """The schema's alias annotation says that the op writes to this argument."""
+
+
+class RecordedKernel(msgspec.Struct, frozen=True, kw_only=True):
+    """Device work that the recorded calls of one op own, summed by kernel name."""
+
+    name: str
+    count: int
+    total_us: float
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """What the trace measured for all `count` calls of one op together."""
+
+    host_us_total: float
+    host_us_median: float
+    device_us_total: float = 0.0
+    device_us_median: float | None = None
+    """Median over calls that own device time; None when none does."""
+    kernels: tuple[RecordedKernel, ...] = ()
+
+
+class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
+    """One unique op of a trace and how to call it again, or the reason why not."""
+
+    id: str
+    """Stable 12-hex-digit hash of the recorded signature: the same op in two traces has the same id."""
+    name: str
+    """As recorded, "namespace::op"."""
+    count: int
+    recorded: Recorded
+    resolved_by: Resolution | None = None
+    via: str | None = None
+    """The op that is really called where it is another one than `name`, e.g. "aten::convolution"."""
+    overload: str | None = None
+    """Overload name of what is called; "" for the default overload; None when schemaless or not resolved."""
+    schema: str | None = None
+    """Text of the matched schema, for people to read; never parsed."""
+    args: tuple[ReplayArg, ...] = ()
+    outputs: tuple[TensorMeta | None, ...] | None = None
+    """From a run on meta tensors; None when not known."""
+    assumptions: tuple[Assumption, ...] = ()
+    reason: Reason | None = None
+    """Set when the op cannot be replayed; then `resolved_by` may be None."""
+
+
+class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The ops of one trace, those with most recorded time first, and the totals that shares refer to."""
+
+    schema_version: int = SCHEMA_VERSION
+    source: str
+    """Name of the trace file, without its folder."""
+    selection: str = "owner"
+    """Which ops were taken: owner, leaf, top or all."""
+    device: str | None = None
+    """Name of the recorded device, where known."""
+    device_us_total: float
+    """All recorded device time, owned or not."""
+    host_us_total: float
+    """Host time of the selected ops."""
+    ops: tuple[ReplayOp, ...]

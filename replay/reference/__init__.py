@@ -1,0 +1,1 @@
+"""Portable implementations of vendor ops."""

@@ -1,0 +1,1 @@
+"""Read profile files; no torch."""

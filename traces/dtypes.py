@@ -1,0 +1,46 @@
+"""Data types by torch's names ("bfloat16"): their sizes, and the C++ spellings that profilers record; no torch needed."""
+
+from __future__ import annotations
+
+ITEMSIZE_BYTES: dict[str, int] = {
+    "bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "uint32": 4, "int32": 4, "uint64": 8, "int64": 8,
+    "float8_e4m3fn": 1, "float8_e4m3fnuz": 1, "float8_e5m2": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
+    "complex32": 4, "complex64": 8, "complex128": 16,
+    "qint8": 1, "quint8": 1, "qint32": 4,
+}  # fmt: skip
+"""Bytes of one element, by torch dtype name."""
+
+CPP_SPELLINGS: dict[str, str] = {
+    "bool": "bool",
+    "unsigned char": "uint8", "uint8_t": "uint8", "signed char": "int8", "char": "int8", "int8_t": "int8",
+    "short": "int16", "short int": "int16", "unsigned short": "uint16", "short unsigned int": "uint16",
+    "int": "int32", "unsigned int": "uint32", "unsigned": "uint32",
+    "long": "int64", "long int": "int64", "long long": "int64", "long long int": "int64", "int64_t": "int64",
+    "unsigned long": "uint64", "long unsigned int": "uint64", "unsigned long long": "uint64",
+    "long long unsigned int": "uint64",
+    "c10::Half": "float16", "half": "float16", "c10::BFloat16": "bfloat16", "float": "float32", "double": "float64",
+    "c10::complex<c10::Half>": "complex32", "c10::complex<float>": "complex64", "c10::complex<double>": "complex128",
+    "c10::Float8_e4m3fn": "float8_e4m3fn", "c10::Float8_e4m3fnuz": "float8_e4m3fnuz",
+    "c10::Float8_e5m2": "float8_e5m2", "c10::Float8_e5m2fnuz": "float8_e5m2fnuz",
+    "c10::Float8_e8m0fnu": "float8_e8m0fnu", "c10::Float4_e2m1fn_x2": "float4_e2m1fn_x2",
+    "c10::qint8": "qint8", "c10::quint8": "quint8", "c10::qint32": "qint32",
+}  # fmt: skip
+"""C++ type names as gcc and clang builds of torch record them under "Input type" → torch dtype name."""
+
+SCALAR_TYPE_CODES: tuple[str, ...] = (
+    "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64",
+    "complex32", "complex64", "complex128", "bool", "qint8", "quint8", "qint32", "bfloat16",
+    "quint4x2", "quint2x4", "bits1x8", "bits2x4", "bits4x2", "bits8", "bits16",
+    "float8_e5m2", "float8_e4m3fn", "float8_e5m2fnuz", "float8_e4m3fnuz", "uint16", "uint32", "uint64",
+)  # fmt: skip
+"""torch dtype name by the integer that stands for a c10::ScalarType in a trace (c10/core/ScalarType.h)."""
+
+
+def torch_dtype_name(recorded: str) -> str | None:
+    """The torch dtype name of a recorded C++ spelling, or None when it names no tensor element type."""
+    name = recorded.strip()
+    if name in CPP_SPELLINGS:
+        return CPP_SPELLINGS[name]
+    bare = name.removeprefix("c10::").removeprefix("at::").removeprefix("torch.")
+    return bare if bare in ITEMSIZE_BYTES else CPP_SPELLINGS.get(f"c10::{bare}")

@@ -1,0 +1,154 @@
+"""What a profile says, as frozen values and columns; knows nothing of torch or of how ops are replayed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Dims = tuple["int | Dims", ...]
+"""A shape or strides; one level deeper for a TensorList entry."""
+
+MetadataLevel = Literal["none", "dims", "dims+concrete", "full"]
+"""What a trace records of an op's arguments: nothing; dims and types; also concrete inputs; also strides."""
+
+
+class TensorMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Metadata of one tensor: everything but its contents."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """torch dtype name, e.g. "bfloat16"."""
+    strides: tuple[int, ...] | None = None
+    """In elements; None means contiguous (or not recorded: the plan then holds an assumption)."""
+    storage_offset: int = 0
+    """In elements."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpSignature:
+    """What makes two recorded calls the same op: name and recorded argument metadata, nothing else.
+
+    Each of the four argument fields is None when the trace does not record it, else has one entry per argument.
+    """
+
+    name: str
+    dims: tuple[Dims, ...] | None = None
+    """"Input Dims": `()` for a 0-dim tensor, scalar or absent argument; a tuple of tuples for a TensorList."""
+    types: tuple[str, ...] | None = None
+    """"Input type" as spelled in the trace: "float", "c10::BFloat16", "Scalar", "TensorList", "ScalarList", ""."""
+    strides: tuple[Dims, ...] | None = None
+    """"Input Strides", in elements, nested like `dims`."""
+    concrete: tuple[str, ...] | None = None
+    """"Concrete Inputs" as recorded text; parse with `opreplay.traces.literals.parse_literal`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpTable:
+    """Recorded CPU-side ops, one row a call, in file order."""
+
+    signature: npt.NDArray[np.uint32]
+    """Index into `Trace.signatures`."""
+    start_ns: npt.NDArray[np.int64]
+    dur_ns: npt.NDArray[np.integer]
+    track: npt.NDArray[np.integer]
+    """Index into `Trace.tracks` (process, thread)."""
+
+    def __len__(self) -> int:
+        return len(self.signature)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTable:
+    """Work on the device (kernels, memory copies and sets), one row a launch, in file order."""
+
+    name: npt.NDArray[np.uint32]
+    """Index into `Trace.kernel_names`."""
+    category: npt.NDArray[np.uint8]
+    """Index into `KERNEL_CATEGORIES`."""
+    start_ns: npt.NDArray[np.int64]
+    dur_ns: npt.NDArray[np.integer]
+    device: npt.NDArray[np.int32]
+    stream: npt.NDArray[np.int32]
+    owner: npt.NDArray[np.int64]
+    """Row in `Trace.ops` of the op that owns this device time, or -1."""
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+KERNEL_CATEGORIES: tuple[str, ...] = ("kernel", "memcpy", "memset")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Annotation:
+    """A named interval that the user or a framework marked (ProfilerStep#3, execute_..., nccl:all_reduce)."""
+
+    name: str
+    start_ns: int
+    dur_ns: int
+    track: int
+
+
+class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
+    """How device time was attributed to ops: number of kernel rows by the evidence used."""
+
+    by_external_id: int = 0
+    by_containment: int = 0
+    by_flow: int = 0
+    unowned: int = 0
+    unowned_device_ns: int = 0
+    external_id_is_correlation: bool = False
+    """Eras B and C of torch write the correlation id there; then containment is used for all."""
+
+
+class ReadReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What reading lost or repaired, by reason; empty for a sound file."""
+
+    losses: dict[str, int] = {}
+    """Reason ("truncated file", "broken event", "duplicate key traceEvents", ...) → number of events or keys."""
+    repairs: dict[str, int] = {}
+    """Reason ("invalid UTF-8", "NaN", "unescaped quote", ...) → number of events that were repaired."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceInfo:
+    """What the file says of the run as a whole; None where it does not say."""
+
+    path: str
+    dialect: Literal["kineto", "ascend", "execution_trace"]
+    bytes_read: int
+    """Decompressed bytes."""
+    events: int
+    """Entries of traceEvents."""
+    events_by_category: dict[str, int] = field(default_factory=dict)
+    metadata_level: MetadataLevel = "none"
+    era: str | None = None
+    """Letter of the torch era (trace-format documentation), inferred from features."""
+    torch_version: str | None = None
+    """As recorded, or a range such as ">=2.4" inferred from features."""
+    device_names: tuple[str, ...] = ()
+    vendor: Literal["nvidia", "amd", "ascend", "mtia", "intel", "cpu"] | None = None
+    world_size: int | None = None
+    rank: int | None = None
+    backend: str | None = None
+    """Of torch.distributed: "nccl", "gloo", "hccl"."""
+    report: ReadReport = ReadReport()
+    links: LinkStats = LinkStats()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """One profile, read and linked: the value that all else starts from."""
+
+    info: TraceInfo
+    signatures: tuple[OpSignature, ...]
+    ops: OpTable
+    tracks: tuple[tuple[str, str], ...]
+    """(pid, tid) as text, by track index."""
+    kernel_names: tuple[str, ...]
+    kernels: KernelTable
+    annotations: tuple[Annotation, ...]

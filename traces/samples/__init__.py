@@ -1,0 +1,1 @@
+"""Small real profiles recorded by this project, and the script that records them."""

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
 
-from opreplay.replay.ir import ReplayOp
+from opreplay.replay.ir import Assumption, Reason, ReplayOp
+
+
+class NotReplayable(Exception):
+    """Stops one op, never the run; carries the reason that the result shows."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,18 +42,56 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
+class Clock(Protocol):
+    """Measures batches of calls; a device has the clock that fits it."""
+
+    resolution_us: float
+    """Smallest difference of two readings that is not zero."""
+    max_calls: int
+    """Most calls that one batch may hold."""
+
+    def time_calls(self, call: Callable[[], Any], calls: int) -> float:
+        """Microseconds that `calls` calls in a row take together, the clock's own overhead subtracted."""
+        ...
+
+    def now_s(self) -> float:
+        """Wall time in seconds, for budgets."""
+        ...
+
+
+class Prepared(Protocol):
+    """An op that is ready to be called."""
+
+    call: Callable[[], Any]
+    """Calls the op once, without waiting for the device."""
+    mutates: bool
+    """The call writes to its arguments, so `Executor.reset` must undo that now and then."""
+    initializer: str | None
+    assumptions: tuple[Assumption, ...]
+    """What was assumed while the arguments were made, beyond the assumptions of the plan."""
+
+
 class Executor(Protocol):
     """Prepares, runs and closes; never prints."""
 
     device: str
     """"cpu", "cuda:0", "npu:0"."""
+    clock: Clock
 
-    def prepare(self, op: ReplayOp, *, seed: int) -> Any:
+    def facts(self) -> dict[str, object]:
+        """Versions and device for the result's header; no host names, paths or secrets."""
+        ...
+
+    def prepare(self, op: ReplayOp, *, seed: int) -> Prepared:
         """Allocate and fill the arguments of `op`. Raises `NotReplayable` with a reason."""
         ...
 
     def run(self, prepared: Any) -> Any:
         """Call the op once and return its outputs, without waiting for the device."""
+        ...
+
+    def reset(self, prepared: Any) -> None:
+        """Give arguments that the op writes to their first values again."""
         ...
 
     def synchronize(self) -> None:

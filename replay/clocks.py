@@ -1,0 +1,85 @@
+"""The clocks: the host's counter, and events of a device with its own queue; own no stopping rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import repeat
+from time import get_clock_info, perf_counter, perf_counter_ns
+from typing import Any
+
+QUEUE_CALLS = 200
+"""Most calls in one batch on a device with a queue: well below the 1,024 launches that CUDA queues before it blocks."""
+HOLD_US_PER_CALL = 10.0
+"""How long the device is held back per call of a batch, so that the host has queued the batch before it starts."""
+MAX_HOLD_US = 5000.0
+
+
+class HostClock:
+    """`perf_counter_ns` around a loop; what an empty loop and an empty call cost is measured once and subtracted."""
+
+    max_calls = 100_000
+
+    def __init__(self) -> None:
+        self.resolution_us = max(get_clock_info("perf_counter").resolution * 1e6, 1e-3)
+        self.loop_us = 0.0
+        self.call_us = 0.0
+        self._calibrate()
+
+    def time_calls(self, call: Callable[[], Any], calls: int) -> float:
+        """Microseconds that `calls` calls take, never below zero."""
+        started = perf_counter_ns()
+        for _ in repeat(None, calls):
+            call()
+        ended = perf_counter_ns()
+        return max(0.0, (ended - started) * 1e-3 - self.loop_us - calls * self.call_us)
+
+    def now_s(self) -> float:
+        return perf_counter()
+
+    def _calibrate(self, calls: int = 1000, rounds: int = 15) -> None:
+        """Take the minimum over `rounds`, since all that disturbs adds time."""
+        empty = partial(id, None)
+        loop_us = min(self.time_calls(empty, 0) for _ in range(rounds))
+        full_us = min(self.time_calls(empty, calls) for _ in range(rounds))
+        self.loop_us, self.call_us = loop_us, max(0.0, (full_us - loop_us) / calls)
+
+
+class EventClock:
+    """Two events on the device's queue around the calls: device time, free of the host's launch gaps where possible.
+
+    `new_event()` makes an event with `record()` and `elapsed_time(other)` in milliseconds, as torch.cuda.Event has;
+    `synchronize()` waits for the device; `hold(us)`, where the device has one, keeps it busy for about that long so
+    that the batch is queued before it runs.
+    """
+
+    max_calls = QUEUE_CALLS
+    resolution_us = 0.5
+    """CUDA documents 0.5 us for cudaEventElapsedTime."""
+
+    def __init__(
+        self,
+        new_event: Callable[[], Any],
+        synchronize: Callable[[], None],
+        hold: Callable[[float], None] | None = None,
+    ) -> None:
+        self._start, self._end = new_event(), new_event()
+        self._synchronize = synchronize
+        self._hold = hold
+        self.pair_us = 0.0
+        self.pair_us = min(self.time_calls(partial(id, None), 0) for _ in range(15))
+
+    def time_calls(self, call: Callable[[], Any], calls: int) -> float:
+        """Microseconds of device time that `calls` calls take, never below zero."""
+        self._synchronize()
+        if self._hold is not None and calls > 1:
+            self._hold(min(MAX_HOLD_US, calls * HOLD_US_PER_CALL))
+        self._start.record()
+        for _ in repeat(None, calls):
+            call()
+        self._end.record()
+        self._synchronize()
+        return max(0.0, self._start.elapsed_time(self._end) * 1e3 - self.pair_us)
+
+    def now_s(self) -> float:
+        return perf_counter()

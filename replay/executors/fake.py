@@ -1,0 +1,116 @@
+"""A deterministic executor on a virtual clock, for tests of everything above executors; touches no device and no torch.
+
+An op's name says what it does: "fake::10us" takes ten microseconds a call, "fake::raise" raises, "fake::hang" never
+returns, "fake::abort" and "fake::segfault" end the process, "fake::allocate" asks for memory without end,
+"fake::exit" leaves silently, "fake::budget" is refused while it is prepared; every other name takes one microsecond.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+from opreplay.replay.executors.base import NotReplayable
+from opreplay.replay.ir import Assumption, Reason, ReplayOp
+
+JITTER = (0.0, 0.01, -0.01, 0.005, -0.005)
+"""Relative deviations that successive batches show, so that spreads are not zero."""
+
+
+class FakeClock:
+    """Time passes only when a fake op is called."""
+
+    resolution_us = 1e-3
+    max_calls = 100_000
+
+    def __init__(self) -> None:
+        self.elapsed_us = 0.0
+        self._batches = 0
+
+    def time_calls(self, call: Callable[[], Any], calls: int) -> float:
+        before = self.elapsed_us
+        for _ in range(calls):
+            call()
+        took = (self.elapsed_us - before) * (1.0 + JITTER[self._batches % len(JITTER)])
+        self._batches += 1
+        return took
+
+    def now_s(self) -> float:
+        return self.elapsed_us * 1e-6
+
+
+class FakePrepared:
+    """One call of a fake op."""
+
+    mutates = False
+    initializer: str | None = "fake"
+    assumptions: tuple[Assumption, ...] = ()
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.call = call
+
+
+class FakeExecutor:
+    """See the module's docstring for what the op names do."""
+
+    device = "fake"
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.prepared: list[tuple[str, int]] = []
+        """(op id, seed) of each op prepared so far."""
+        self.resets = 0
+
+    def facts(self) -> dict[str, object]:
+        return {"device": self.device}
+
+    def prepare(self, op: ReplayOp, *, seed: int) -> FakePrepared:
+        if op.name == "fake::budget":
+            raise NotReplayable(Reason("budget", "needs 3.2 GB, limit 1.0 GB (--max-op-memory)"))
+        self.prepared.append((op.id, seed))
+        return FakePrepared(self._behaviour(op.name))
+
+    def run(self, prepared: FakePrepared) -> Any:
+        return prepared.call()
+
+    def reset(self, prepared: FakePrepared) -> None:
+        self.resets += 1
+
+    def synchronize(self) -> None:
+        """Nothing runs behind the host's back."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _behaviour(self, name: str) -> Callable[[], Any]:
+        faults: dict[str, Callable[[], Any]] = {
+            "fake::raise": _raise,
+            "fake::hang": lambda: time.sleep(3600),
+            "fake::abort": os.abort,
+            "fake::segfault": lambda: ctypes.string_at(0),
+            "fake::exit": lambda: os._exit(0),
+            "fake::allocate": _allocate,
+        }
+        if name in faults:
+            return faults[name]
+        match = re.fullmatch(r"fake::(\d+)us", name)
+        duration_us = float(match[1]) if match else 1.0
+
+        def advance() -> None:
+            self.clock.elapsed_us += duration_us
+
+        return advance
+
+
+def _raise() -> None:
+    raise RuntimeError("the fake op raised\nas it was told to")
+
+
+def _allocate() -> None:
+    held = []
+    while True:
+        held.append(bytearray(64 << 20))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Literal, Protocol
 
 import msgspec
 
 from opreplay.replay.executors.base import Measurement
 from opreplay.replay.ir import Assumption, Resolution
+from opreplay.traces.errors import FormatError, UsageError
 
 SCHEMA_VERSION = 1
 """Changes of format: 1 first version."""
@@ -87,3 +91,128 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, tag="summary", tag_fiel
     simulated_us: dict[str, float]
     wall_s: float
     interrupted: bool = False
+
+
+Record = Header | OpResult | Summary
+
+
+class ResultSink(Protocol):
+    """Takes the records of a run in order: one header, one line an op, a summary."""
+
+    def write(self, record: Record) -> None: ...
+
+
+class MemorySink:
+    """Keeps the records of a run in memory."""
+
+    def __init__(self) -> None:
+        self.header: Header | None = None
+        self.results: list[OpResult] = []
+        self.summary: Summary | None = None
+
+    def write(self, record: Record) -> None:
+        if isinstance(record, OpResult):
+            self.results.append(record)
+        elif isinstance(record, Header):
+            self.header = record
+        else:
+            self.summary = record
+
+
+class JsonLinesSink:
+    """Writes each record as one line and flushes it, so that a crash loses the op in flight and nothing else."""
+
+    def __init__(self, stream: BinaryIO, *, close: bool = False) -> None:
+        self._stream = stream
+        self._close = close
+        self._encoder = msgspec.json.Encoder()
+
+    @classmethod
+    def open(cls, path: str | Path, *, force: bool = False) -> JsonLinesSink:
+        """Open a new result file, before anything is measured. Raises UsageError when it exists and `force` is off."""
+        try:
+            stream = Path(path).open("wb" if force else "xb")  # noqa: SIM115 - the sink closes it
+        except FileExistsError:
+            raise UsageError(f"{path} exists", hint="Name another file, or overwrite it with --force.") from None
+        except OSError as error:
+            raise UsageError(
+                f"cannot write {path}: {error.strerror}", hint="Check the folder and its rights."
+            ) from None
+        return cls(stream, close=True)
+
+    def write(self, record: Record) -> None:
+        self._stream.write(self._encoder.encode(record) + b"\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Force the lines to the disk and close the file, unless the stream was the caller's."""
+        if not self._close or self._stream.closed:
+            return
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        self._stream.close()
+
+    def __enter__(self) -> JsonLinesSink:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Line(msgspec.Struct):
+    """What every line has, whatever the version of the file."""
+
+    record: str = ""
+    schema_version: int | None = None
+
+
+def read_results(path: str | Path) -> tuple[Header, list[OpResult], Summary | None]:
+    """Read a result file; a last line cut short by a crash is left out, and then there is no summary.
+
+    Raises FormatError for anything else that is not a result file of this version or an older one.
+    """
+    try:
+        lines = Path(path).read_bytes().split(b"\n")
+    except OSError as error:
+        raise FormatError(f"cannot read {path}: {error.strerror}") from None
+    complete = lines[:-1]
+    if not complete:
+        raise FormatError(f"{path} is no opreplay result: it has no complete line")
+    header = _read_header(complete[0], path)
+    results: list[OpResult] = []
+    summary: Summary | None = None
+    decoder = msgspec.json.Decoder(OpResult | Summary)
+    for number, line in enumerate(complete[1:], start=2):
+        try:
+            record = decoder.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise FormatError(f"{path}, line {number}: {error}", hint="The file was changed or is damaged.") from None
+        if summary is not None:
+            raise FormatError(f"{path}, line {number}: there is a line after the summary")
+        if isinstance(record, Summary):
+            summary = record
+        else:
+            results.append(record)
+    return header, results, summary
+
+
+def _read_header(line: bytes, path: str | Path) -> Header:
+    """The first line, its version checked before its fields, so that a newer file is named as such."""
+    hint = 'A result file starts with a line whose record is "header"; `opreplay run --output r.jsonl` writes one.'
+    try:
+        start = msgspec.json.decode(line, type=_Line)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise FormatError(f"{path} is no opreplay result: its first line is not a header", hint=hint) from None
+    if start.record != "header" or start.schema_version is None:
+        raise FormatError(f"{path} is no opreplay result: its first line is not a header", hint=hint)
+    if start.schema_version > SCHEMA_VERSION:
+        raise FormatError(
+            f"{path} has result schema {start.schema_version}; this opreplay reads up to {SCHEMA_VERSION}",
+            hint="Update opreplay.",
+        )
+    try:
+        return msgspec.json.decode(line, type=Header)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise FormatError(f"{path}, line 1: {error}") from None

@@ -1,0 +1,95 @@
+"""How many bytes an op needs, counted from metadata before anything is allocated; knows no torch and no device.
+
+Sizes are logical: a tensor expanded by stride 0 counts as large as it looks, since whatever reads it may write it out
+in full (`empty_strided((2**40,), (0,)) + 1` asks for 4 TB).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+
+from opreplay.replay.ir import Reason, ReplayArg, ReplayOp
+from opreplay.traces.dtypes import ITEMSIZE_BYTES
+from opreplay.traces.model import TensorMeta
+
+SIZE_ARGUMENTS = frozenset({"size", "sizes", "output_size", "new_size"})
+"""Names of int[] arguments whose product is the number of elements an op makes."""
+FLAG = "--max-op-memory"
+
+
+class Need(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of one call."""
+
+    inputs: int
+    outputs: int
+    outputs_known: bool
+    """False when `outputs` is an estimate from the inputs."""
+
+    @property
+    def total(self) -> int:
+        return self.inputs + self.outputs
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of an element of a torch dtype name; 8 for a dtype unknown here, the safe side."""
+    return ITEMSIZE_BYTES.get(dtype, 8)
+
+
+def extent(meta: TensorMeta) -> int:
+    """Elements of storage that the tensor reaches: offset, gaps between strides and all; 0 for an empty tensor."""
+    if math.prod(meta.shape) == 0:
+        return 0
+    if meta.strides is None:
+        return meta.storage_offset + math.prod(meta.shape)
+    return meta.storage_offset + 1 + sum((d - 1) * s for d, s in zip(meta.shape, meta.strides, strict=True))
+
+
+def tensor_bytes(meta: TensorMeta) -> int:
+    """The larger of the logical size and the storage that is reached."""
+    return max(math.prod(meta.shape), extent(meta)) * itemsize(meta.dtype)
+
+
+def tensors_of(op: ReplayOp) -> Iterator[TensorMeta]:
+    """All tensors among the arguments, lists flattened, absent ones left out."""
+    return (meta for arg in op.args for meta in arg.tensors if meta is not None)
+
+
+def need_of(op: ReplayOp) -> Need:
+    """Inputs from their metadata; outputs from the plan where known, else at least as large as the largest input."""
+    inputs = sum(tensor_bytes(meta) for meta in tensors_of(op))
+    if op.outputs is not None:
+        outputs = sum(tensor_bytes(meta) for meta in op.outputs if meta is not None)
+        return Need(inputs=inputs, outputs=outputs, outputs_known=True)
+    numel = max((math.prod(meta.shape) for meta in tensors_of(op)), default=0)
+    width = max((itemsize(meta.dtype) for meta in tensors_of(op)), default=4)
+    made = max((_elements_asked_for(arg) for arg in op.args), default=0)
+    return Need(inputs=inputs, outputs=max(numel, made) * width, outputs_known=False)
+
+
+def over_budget(op: ReplayOp, limit_bytes: int) -> Reason | None:
+    """Why the op does not fit into `limit_bytes`, or None."""
+    need = need_of(op)
+    if need.total <= limit_bytes:
+        return None
+    about = "" if need.outputs_known else "about "
+    return Reason("budget", f"needs {about}{readable(need.total)}, limit {readable(limit_bytes)} ({FLAG})")
+
+
+def readable(size_bytes: int) -> str:
+    """Bytes with a decimal unit, as drives and traces count them: 3200000000 → "3.2 GB"."""
+    value = float(size_bytes)
+    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
+        if value < 1000 or unit == "PB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    raise AssertionError("unreachable")
+
+
+def _elements_asked_for(arg: ReplayArg) -> int:
+    """Elements that a factory's size argument asks for; negative entries (sizes to infer) count as one."""
+    if arg.type != "int[]" or arg.name not in SIZE_ARGUMENTS or not isinstance(arg.value, tuple):
+        return 0
+    return math.prod(max(1, n) for n in arg.value if isinstance(n, int))

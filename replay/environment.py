@@ -1,0 +1,103 @@
+"""Facts of this machine that a result needs to be comparable; no host names, paths, addresses or user names."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+
+CGROUP = Path("/sys/fs/cgroup")
+RESERVE = 0.9
+"""Share of the free memory that one op may take at most, limits or not."""
+
+
+def host_facts() -> dict[str, object]:
+    """Processor, memory, clock and load of the host; values that cannot be read are left out."""
+    facts: dict[str, object] = {
+        "opreplay": opreplay_version(),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+        "machine": platform.machine(),
+        "cpu": cpu_model(),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "boost": _read("/sys/devices/system/cpu/cpufreq/boost"),
+        "memory_bytes": total_memory_bytes(),
+        "memory_free_bytes": free_memory_bytes(),
+    }
+    if hasattr(os, "getloadavg"):
+        facts["load_1min"] = round(os.getloadavg()[0], 2)
+    return {key: value for key, value in facts.items() if value is not None}
+
+
+def opreplay_version() -> str:
+    """Version of the installed distribution, or "unknown" when run from a bare checkout."""
+    try:
+        return metadata.version("opreplay")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def cpu_model() -> str:
+    """Name of the processor as the kernel gives it."""
+    for line in (_read("/proc/cpuinfo") or "").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("model name", "Model"):
+            return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def free_memory_bytes() -> int | None:
+    """Memory that can be had without swapping, within the limit of this process's control group."""
+    available = _meminfo("MemAvailable")
+    limit, used = _cgroup("memory.max"), _cgroup("memory.current")
+    if limit is None:
+        return available
+    inside = max(0, limit - (used or 0))
+    return inside if available is None else min(available, inside)
+
+
+def total_memory_bytes() -> int | None:
+    """Memory of the machine, or the limit of this process's control group where that is less."""
+    known = [size for size in (_meminfo("MemTotal"), _cgroup("memory.max")) if size is not None]
+    return min(known, default=None)
+
+
+def default_op_bytes() -> int:
+    """Half of the free memory; 1 GB where the system does not say how much is free."""
+    free = free_memory_bytes()
+    return 10**9 if free is None else free // 2
+
+
+def process_bytes(field: str = "VmData") -> int | None:
+    """A memory field of this process from /proc/self/status; None where there is none."""
+    for line in (_read("/proc/self/status") or "").splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def is_linux() -> bool:
+    return sys.platform.startswith("linux")
+
+
+def _read(path: str | Path) -> str | None:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None
+
+
+def _meminfo(field: str) -> int | None:
+    for line in (_read("/proc/meminfo") or "").splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _cgroup(name: str) -> int | None:
+    """A number from the control group this process sees as its root; None for "max" and where there is none."""
+    text = _read(CGROUP / name)
+    return int(text) if text is not None and text.isdigit() else None

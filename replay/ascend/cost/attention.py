@@ -1,0 +1,114 @@
+"""Time of fused attention: products on the cube cores, softmax on the vector cores, whichever takes longer."""
+
+from __future__ import annotations
+
+from math import ceil, prod
+from typing import NamedTuple
+
+from opreplay.replay.ascend.cost.cube import mac_rate
+from opreplay.replay.ascend.cost.sizes import total_bytes
+from opreplay.replay.ascend.cost.vector import resident_share
+from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
+from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
+
+COMPRESSED_MASK = (2048, 2048)
+"""Shape of the mask that stands for "causal" whatever the lengths (sparse mode 2 and above of the CANN kernels)."""
+
+
+class Scores(NamedTuple):
+    """The score matrix of an attention call."""
+
+    pairs: float
+    """Query and key positions that meet, over all batches and heads."""
+    head_dim: int
+    value_dim: int
+    rows: float
+    """Query rows, over all batches and heads."""
+    dtype: str
+    moved: float
+    """Bytes of queries, keys, values and outputs, each read or written once."""
+
+
+def _number(call: KernelCall, key: str) -> float | None:
+    value = call.attrs.get(key)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def scores_of(call: KernelCall) -> Scores | None:
+    """Score sizes from attrs (`batch`, `heads`, `q_len`, `kv_len`, `head_dim`, `causal`, `pairs`), else from shapes.
+
+    Shapes alone leave things open: the statistics output of the training kernels, (B, heads, S, 8), gives heads and
+    length; a three-dimensional query is (S, B, H*D) when that fits; (T, heads, D) is packed and taken as one sequence.
+    """
+    if not call.inputs or call.inputs[0] is None:
+        return None
+    query = call.inputs[0]
+    key = call.inputs[1] if len(call.inputs) > 1 and call.inputs[1] is not None else query
+    moved = total_bytes(s for s in call.inputs[:3]) + total_bytes(call.outputs)
+    if not call.outputs:
+        moved += total_bytes(call.inputs[:1])
+    pairs, rows = _number(call, "pairs"), _number(call, "rows")
+    head = int(_number(call, "head_dim") or 0)
+    if pairs is None or rows is None or not head:
+        guess = _from_shapes(call, query, key)
+        if guess is None:
+            return None
+        pairs, rows, head = guess
+    value = int(_number(call, "value_dim") or head)
+    return Scores(pairs, head, value, rows, query.dtype, _number(call, "moved_bytes") or moved)
+
+
+def _from_shapes(call: KernelCall, query: TensorSpec, key: TensorSpec) -> tuple[float, float, int] | None:
+    causal = any(s is not None and s.shape[-2:] == COMPRESSED_MASK for s in call.inputs)
+    stats = next(
+        (s for s in call.inputs + call.outputs if s is not None and len(s.shape) == 4 and s.shape[3] == 8), None
+    )
+    if stats is not None:
+        batch, heads, length, _ = stats.shape
+        hidden = prod(query.shape) // max(1, batch * heads * length)
+        kv_length = prod(key.shape[:2]) // max(1, batch) if len(key.shape) == 3 else length
+        pairs = batch * heads * length * kv_length
+        return pairs * (0.5 if causal else 1.0), batch * heads * length, max(16, hidden)
+    if len(query.shape) == 4:
+        batch, heads, length, dim = query.shape
+        blocks = prod(key.shape[:-1]) if len(key.shape) >= 3 else length
+        kv_length = key.shape[2] if len(key.shape) == 4 and key.shape[0] == batch else min(blocks, 4096)
+        return float(batch * heads * length * kv_length), float(batch * heads * length), dim
+    if len(query.shape) == 3:
+        tokens, heads, dim = query.shape
+        paged = len(key.shape) == 3 and key.shape[0] != tokens
+        pairs = tokens * heads * (4096.0 if paged else tokens / 2)
+        return pairs, float(tokens * heads), dim
+    return None
+
+
+def attention_terms(
+    call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None = None
+) -> dict[str, float]:
+    """Terms of fused attention in microseconds.
+
+    `family.cycles` is cycles per score element per vector core; `family.row_cycles` cycles per query row;
+    `family.half_ratio` the number of products of the score matrix's size over the forward pass's two.
+    """
+    scores = scores_of(call)
+    rates, freq = device.rates, device.freq_hz
+    if scores is None:
+        moved, pairs, rows, macs = float(total_bytes(call.inputs) + total_bytes(call.outputs)), 0.0, 0.0, 0.0
+    else:
+        moved, pairs, rows = scores.moved, scores.pairs, scores.rows
+        macs = pairs * (scores.head_dim + scores.value_dim) * family.half_ratio
+    tasks = max(1.0, rows / 128)
+    spread = ceil(tasks / device.aic_cores) / tasks
+    vector = pairs * family.cycles * spread * (device.aic_cores / device.aiv_cores)
+    vector += rows * family.row_cycles * spread * (device.aic_cores / device.aiv_cores)
+    dtype = scores.dtype if scores is not None else "float16"
+    cube = macs * spread / (mac_rate(dtype, device, False) * rates.mac_efficiency)
+    if resident is None:
+        resident = resident_share(moved, device)
+    far = moved * (1 - resident) / (device.hbm_bytes_per_s * rates.hbm_cube_efficiency)
+    near = moved * resident / (device.aiv_cores * rates.l2_bytes_per_cycle * freq)
+    p = rates.overlap_p
+    parts = {"vector": vector / freq * 1e6, "cube": cube / freq * 1e6, "hbm": far * 1e6, "l2": near * 1e6}
+    norm = sum(v**p for v in parts.values())
+    share = norm ** (1 / p) / norm if norm > 0 else 0.0
+    return {"launch": rates.mix_launch_us + family.fixed_us, **{k: v**p * share for k, v in parts.items()}}

@@ -1,0 +1,66 @@
+"""Element and byte counts of kernel tensors; no costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
+from opreplay.traces.dtypes import ITEMSIZE_BYTES
+
+HALF = frozenset({"float16", "bfloat16"})
+WIDE = frozenset({"int64", "uint64", "float64", "complex64", "complex128"})
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of one element; 4 for a dtype that nobody knows, as a wrong guess is better than free work."""
+    return ITEMSIZE_BYTES.get(dtype, 4)
+
+
+def tensor_bytes(spec: TensorSpec) -> int:
+    """Bytes of the tensor's elements, padding of its format included (the shape is the padded one)."""
+    return prod(spec.shape) * ITEMSIZE_BYTES.get(spec.dtype, 4)
+
+
+def total_bytes(specs: Iterable[TensorSpec | None]) -> int:
+    """Bytes of all tensors together."""
+    return sum(prod(s.shape) * ITEMSIZE_BYTES.get(s.dtype, 4) for s in specs if s is not None)
+
+
+def first(specs: tuple[TensorSpec | None, ...]) -> TensorSpec | None:
+    """The first tensor that is there."""
+    for spec in specs:
+        if spec is not None:
+            return spec
+    return None
+
+
+def largest(call: KernelCall) -> TensorSpec | None:
+    """The tensor of the call with the most bytes."""
+    return max((s for s in call.inputs + call.outputs if s is not None), key=tensor_bytes, default=None)
+
+
+def last_dim(spec: TensorSpec) -> int:
+    """Innermost size; 1 for a 0-dim tensor."""
+    return spec.shape[-1] if spec.shape else 1
+
+
+def is_nz(spec: TensorSpec) -> bool:
+    """Whether the tensor lies in the cube's own fractal layout."""
+    return spec.format == "FRACTAL_NZ" and len(spec.shape) >= 4
+
+
+def logical_matrix(spec: TensorSpec) -> tuple[int, int, int]:
+    """(batch, rows, columns) of a matrix operand, fractal layouts undone.
+
+    FRACTAL_NZ stores a [R, C] matrix as (..., C/c0, R/r0, r0, c0).
+    """
+    shape = spec.shape
+    if is_nz(spec):
+        c1, r1, r0, c0 = shape[-4:]
+        return prod(shape[:-4]), r1 * r0, c1 * c0
+    if len(shape) == 1:
+        return 1, 1, shape[0]
+    if not shape:
+        return 1, 1, 1
+    return prod(shape[:-2]), shape[-2], shape[-1]

@@ -1,0 +1,59 @@
+"""Time of a kernel on the vector cores: its terms add up, as they do not overlap on silicon."""
+
+from __future__ import annotations
+
+from opreplay.replay.ascend.cost.work import COUNTERS, Work, dtype_factor
+from opreplay.replay.ascend.kernel import KernelCall
+from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
+
+
+def resident_share(bytes_touched: float, device: DeviceProfile) -> float:
+    """Expected share of a kernel's bytes found in L2 when nothing is known of what ran before.
+
+    Falls smoothly as the working set outgrows the cache: share / (1 + (bytes / (reach * L2)) ** sharpness).
+    """
+    rates = device.rates
+    relative = bytes_touched / (rates.resident_reach * device.l2_bytes)
+    return rates.resident_share / (1 + relative**rates.resident_sharpness)
+
+
+def launch_us(blocks: int, factor: float, device: DeviceProfile) -> float:
+    """Start and end of a vector kernel on `blocks` cores; `factor` says how heavy its program is."""
+    rates = device.rates
+    if blocks <= 1:
+        return rates.launch_one_us
+    spread = ((blocks - 1) / (device.aiv_cores - 1)) ** rates.launch_exponent
+    return rates.launch_one_us + (rates.launch_full_us - rates.launch_one_us) * factor * spread
+
+
+def memory_us(read: float, write: float, blocks: int, resident: float, device: DeviceProfile) -> tuple[float, float]:
+    """(HBM, L2) time of moving bytes through `blocks` vector cores, `resident` of them within L2."""
+    rates, freq = device.rates, device.freq_hz
+    moved = read + write
+    hbm = min(device.hbm_bytes_per_s * rates.hbm_efficiency, blocks * rates.core_hbm_bytes_per_cycle * freq)
+    cache = blocks * rates.l2_bytes_per_cycle * freq
+    return moved * (1 - resident) / hbm * 1e6, moved * resident / cache * 1e6
+
+
+def vector_terms(
+    call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None = None
+) -> dict[str, float]:
+    """Terms of a vector kernel in microseconds: launch, vector, hbm, l2."""
+    work = COUNTERS[family.form](call, device)
+    return work_terms(work, dtype_factor(call, family), family, device, resident)
+
+
+def work_terms(
+    work: Work, factor: float, family: FamilyCost, device: DeviceProfile, resident: float | None
+) -> dict[str, float]:
+    """Terms for work that is already counted; `factor` multiplies the cycles an element."""
+    if resident is None:
+        resident = resident_share(work.read + work.write, device)
+    hbm, cache = memory_us(work.read, work.write, work.blocks, resident, device)
+    cycles = work.elements * family.cycles * factor + work.rows * family.row_cycles
+    return {
+        "launch": launch_us(work.blocks, family.launch_factor, device) + family.fixed_us,
+        "vector": cycles / device.freq_hz * 1e6,
+        "hbm": hbm,
+        "l2": cache,
+    }

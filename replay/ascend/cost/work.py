@@ -1,0 +1,222 @@
+"""How much a vector kernel has to do: blocks, elements, rows and bytes, counted by form; no times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil, log2, prod
+from typing import NamedTuple
+
+from opreplay.replay.ascend.cost.sizes import HALF, WIDE, first, itemsize, largest, last_dim, tensor_bytes, total_bytes
+from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
+from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
+
+
+class Work(NamedTuple):
+    """What one vector kernel does."""
+
+    blocks: int
+    """Vector cores used."""
+    elements: float
+    """Elements that the busiest core works on."""
+    rows: float
+    """Rows, runs, images or indices that the busiest core works on."""
+    read: float
+    """Bytes."""
+    write: float
+    """Bytes."""
+
+
+def blocks_for(size_bytes: float, device: DeviceProfile) -> int:
+    """Cores that a kernel uses whose largest tensor has `size_bytes`."""
+    return max(1, min(device.aiv_cores, ceil(size_bytes / device.rates.block_bytes)))
+
+
+def _numel(spec: TensorSpec | None) -> int:
+    return prod(spec.shape) if spec is not None else 0
+
+
+def _elementwise(call: KernelCall, device: DeviceProfile) -> Work:
+    biggest, n = 0, 0
+    read = write = 0
+    for spec in call.inputs:
+        if spec is not None:
+            numel = prod(spec.shape)
+            size = numel * itemsize(spec.dtype)
+            read += size
+            biggest, n = max(biggest, size), max(n, numel)
+    for spec in call.outputs:
+        if spec is not None:
+            numel = prod(spec.shape)
+            size = numel * itemsize(spec.dtype)
+            write += size
+            biggest, n = max(biggest, size), max(n, numel)
+    blocks = blocks_for(biggest, device)
+    return Work(blocks, n / blocks, 0, read, write)
+
+
+def _optimizer(call: KernelCall, device: DeviceProfile) -> Work:
+    # Parameters and moments are updated in place; the profiler names no outputs.
+    tensors = [s for s in call.inputs if s is not None]
+    n = max((prod(s.shape) for s in tensors), default=0)
+    state = [s for s in tensors if prod(s.shape) == n]
+    read = total_bytes(tensors)
+    write = total_bytes(call.outputs) or total_bytes(state[:-1] or state)
+    blocks = blocks_for(n * 4, device)
+    return Work(blocks, n / blocks, 0, read, write)
+
+
+def _foreach(call: KernelCall, device: DeviceProfile) -> Work:
+    read, write = total_bytes(call.inputs), total_bytes(call.outputs)
+    n = sum(_numel(s) for s in call.outputs) or sum(_numel(s) for s in call.inputs)
+    blocks = blocks_for(max(read, write), device)
+    tensors = sum(1 for s in (call.outputs or call.inputs) if s is not None)
+    return Work(blocks, n / blocks, tensors, read, write)
+
+
+def _rowwise(call: KernelCall, device: DeviceProfile) -> Work:
+    tensors = [s for s in call.inputs if s is not None] or [s for s in call.outputs if s is not None]
+    main = max(tensors, key=tensor_bytes, default=None)
+    if main is None:
+        return Work(1, 0, 0, 0, 0)
+    given = call.attrs.get("cols")
+    cols = max(1, int(given) if isinstance(given, int) else last_dim(main))
+    rows = max(1, prod(main.shape) // cols)
+    blocks = max(1, min(device.aiv_cores, rows))
+    busiest = ceil(rows / blocks)
+    return Work(blocks, busiest * cols, busiest, total_bytes(call.inputs), total_bytes(call.outputs))
+
+
+def _reduce(call: KernelCall, device: DeviceProfile) -> Work:
+    source = first(call.inputs)
+    n = _numel(source)
+    read, write = total_bytes(call.inputs), total_bytes(call.outputs)
+    blocks = blocks_for(read, device)
+    rows = _numel(first(call.outputs))
+    return Work(blocks, n / blocks, rows / blocks, read, write)
+
+
+def _copy(call: KernelCall, device: DeviceProfile) -> Work:
+    # Only the part that is taken is read: a slice of a large tensor costs no more than a small tensor.
+    write = total_bytes(call.outputs)
+    read = min(write, total_bytes(call.inputs))
+    out = first(call.outputs)
+    n = sum(_numel(s) for s in call.outputs)
+    blocks = blocks_for(max(read, write), device)
+    run = min((last_dim(s) for s in call.inputs + call.outputs if s is not None and len(s.shape) > 1), default=0)
+    rows = n / run if run and out is not None and len(out.shape) > 1 else 0
+    return Work(blocks, n / blocks, rows / blocks, read, write)
+
+
+def _transpose(call: KernelCall, device: DeviceProfile) -> Work:
+    source, out = first(call.inputs), first(call.outputs)
+    n = max(_numel(source), _numel(out))
+    size = n * itemsize(source.dtype if source else "float32")
+    run = call.attrs.get("run")
+    if not isinstance(run, int):
+        same = source is not None and out is not None and last_dim(source) == last_dim(out)
+        run = last_dim(source) if same and source is not None else 1
+    blocks = blocks_for(size, device)
+    scattered = n if run <= 1 else 0
+    return Work(blocks, scattered / blocks, 0 if run <= 1 else n / run / blocks, size, size)
+
+
+def _transdata(call: KernelCall, device: DeviceProfile) -> Work:
+    source, out = first(call.inputs), first(call.outputs)
+    read, write = total_bytes(call.inputs[:1]), total_bytes(call.outputs[:1])
+    plain = source if source is not None and "C0" not in source.format and "FRACTAL" not in source.format else out
+    n = min((x for x in (_numel(source), _numel(out)) if x), default=0)
+    shape = plain.shape if plain is not None else ()
+    fractal = "FRACTAL_Z" in (source.format if source else "", out.format if out else "")
+    if len(shape) == 4 and not fractal:
+        rows = shape[0] * shape[1]
+        # Images are dealt out whole, so 32 of them keep 32 cores busy, whatever their size.
+        blocks = min(device.aiv_cores, shape[0]) if shape[0] > device.aiv_cores // 2 else blocks_for(write, device)
+    else:
+        rows = n / max(1, shape[-1]) if shape else 0
+        blocks = blocks_for(min(read, write), device)
+    return Work(max(1, blocks), n / max(1, blocks), rows / max(1, blocks), read, write)
+
+
+def _gather(call: KernelCall, device: DeviceProfile) -> Work:
+    # The table is not read whole: as many bytes as come out, and one access an index.
+    out = first(call.outputs)
+    given = call.attrs.get("indices")
+    indices = given if isinstance(given, int) else _index_count(call)
+    moved = call.attrs.get("moved_bytes")
+    moved = moved if isinstance(moved, int) else total_bytes(call.outputs)
+    n = min(_numel(out) or moved // 4, max(1, moved))
+    blocks = max(1, min(device.aiv_cores, max(indices, ceil(moved / device.rates.block_bytes))))
+    return Work(blocks, n / blocks, ceil(indices / blocks), moved + 8 * indices, moved)
+
+
+def _index_count(call: KernelCall) -> int:
+    numbers = [prod(s.shape) for s in call.inputs[1:] if s is not None and s.dtype in ("int64", "int32")]
+    return max(numbers, default=1)
+
+
+def _sort(call: KernelCall, device: DeviceProfile) -> Work:
+    source = first(call.inputs)
+    if source is None:
+        return Work(1, 0, 0, 0, 0)
+    cols = max(2, last_dim(source))
+    n = prod(source.shape)
+    rows = max(1, n // cols)
+    blocks = max(1, min(device.aiv_cores, max(rows, ceil(n / 8192))))
+    return Work(
+        blocks, n * log2(cols) / blocks, ceil(rows / blocks), total_bytes(call.inputs), total_bytes(call.outputs)
+    )
+
+
+def _pool(call: KernelCall, device: DeviceProfile) -> Work:
+    main = largest(call)
+    if main is None:
+        return Work(1, 0, 0, 0, 0)
+    images = prod(main.shape[:2]) if len(main.shape) >= 4 else 1
+    blocks = max(1, min(device.aiv_cores, images))
+    n = max(_numel(first(call.inputs)), _numel(first(call.outputs)))
+    return Work(blocks, n / blocks, ceil(images / blocks), total_bytes(call.inputs), total_bytes(call.outputs))
+
+
+def _fill(call: KernelCall, device: DeviceProfile) -> Work:
+    write = total_bytes(call.outputs)
+    blocks = blocks_for(write, device)
+    n = sum(_numel(s) for s in call.outputs)
+    return Work(blocks, n / blocks, 0, 0, write)
+
+
+COUNTERS: dict[str, Callable[[KernelCall, DeviceProfile], Work]] = {
+    "elementwise": _elementwise,
+    "optimizer": _optimizer,
+    "foreach": _foreach,
+    "rowwise": _rowwise,
+    "reduce": _reduce,
+    "copy": _copy,
+    "transpose": _transpose,
+    "transdata": _transdata,
+    "gather": _gather,
+    "sort": _sort,
+    "pool": _pool,
+    "fill": _fill,
+}
+"""Form → function that counts the work of a call."""
+
+
+def dtype_factor(call: KernelCall, family: FamilyCost) -> float:
+    """Factor on the cycles an element: 2-byte floats are widened first, 8-byte integers have no instructions."""
+    # Axes, perms and offsets come as small integer tensors; only arithmetic looks at more than its first operand.
+    operands = call.inputs if family.form in ("elementwise", "optimizer") else call.inputs[:1]
+    half = wide = narrow = False
+    for spec in operands:
+        if spec is not None and spec.shape not in ((), (1,)):
+            dtype = spec.dtype
+            if dtype in HALF:
+                half = True
+            elif dtype in WIDE:
+                wide = True
+            else:
+                narrow = True
+    if wide and not half and not narrow:
+        return family.wide_ratio
+    if half:
+        return (1 + family.half_ratio) / 2 if narrow else family.half_ratio
+    return 1.0

@@ -1,0 +1,100 @@
+"""Predicts one kernel on one device: terms, total, what bounds it, how sure that is; pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from opreplay.replay.ascend.cost.attention import attention_terms
+from opreplay.replay.ascend.cost.collective import collective_terms
+from opreplay.replay.ascend.cost.cube import conv_terms, matmul_terms
+from opreplay.replay.ascend.cost.vector import vector_terms
+from opreplay.replay.ascend.kernel import Bound, Confidence, KernelCall, KernelPrediction
+from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
+
+Terms = Callable[[KernelCall, FamilyCost, DeviceProfile, "float | None"], dict[str, float]]
+
+
+def _aicpu_terms(
+    call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None = None
+) -> dict[str, float]:
+    return {"launch": device.rates.aicpu_us + family.fixed_us}
+
+
+def _free_terms(
+    call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None = None
+) -> dict[str, float]:
+    return {}
+
+
+FORMS: dict[str, Terms] = {
+    "matmul": matmul_terms,
+    "conv": conv_terms,
+    "attention": attention_terms,
+    "collective": collective_terms,
+    "aicpu": _aicpu_terms,
+    "free": _free_terms,
+}
+"""Form → cost terms; every form that is not here is a vector kernel's."""
+
+BOUNDS: dict[str, Bound] = {
+    "launch": "launch", "cube": "cube", "fixpipe": "cube", "vector": "vector", "hbm": "hbm", "l2": "l2", "link": "link",
+}  # fmt: skip
+"""Term → what bounds a kernel in which that term is the longest."""
+
+
+def variant(call: KernelCall) -> str:
+    """The kernel type, with the direction for TransData, whose cost depends on the two formats."""
+    if call.type != "TransData":
+        return call.type
+    source = call.inputs[0].format if call.inputs and call.inputs[0] is not None else "ND"
+    target = call.outputs[0].format if call.outputs and call.outputs[0] is not None else "ND"
+    for mark, word in (("NC1HWC0", "5HD"), ("FRACTAL_Z", "FZ"), ("FRACTAL_NZ", "NZ")):
+        if target.startswith(mark):
+            return f"TransData:to{word}"
+        if source.startswith(mark):
+            return f"TransData:from{word}"
+    return "TransData"
+
+
+def family_of(call: KernelCall, device: DeviceProfile) -> FamilyCost:
+    """The cost constants that apply to a call."""
+    return device.family(variant(call))
+
+
+def confidence_of(family: FamilyCost) -> Confidence:
+    """Whether the family was measured on this SoC, on another one, or never."""
+    if family.samples:
+        return "calibrated"
+    return "other SoC" if family.samples_elsewhere else "uncalibrated"
+
+
+def predict_time_us(
+    call: KernelCall, device: DeviceProfile, resident: float | None = None, family: FamilyCost | None = None
+) -> float:
+    """The time alone, in microseconds; see `predict_kernel`."""
+    family = family or device.family(variant(call))
+    terms = FORMS.get(family.form, vector_terms)(call, family, device, resident)
+    return sum(terms.values()) * family.scale
+
+
+def predict_kernel(call: KernelCall, device: DeviceProfile, resident: float | None = None) -> KernelPrediction:
+    """Cost of one launch of `call` on `device`, in microseconds; `call.count` is not multiplied in.
+
+    `resident` is the share of the kernel's bytes found in L2, where the caller knows it from what ran before; None
+    takes the expected share for the working set. Never raises for a well-formed call: a kernel type that is not
+    registered is costed by its bytes and marked uncalibrated.
+    """
+    family = device.family(variant(call))
+    terms = FORMS.get(family.form, vector_terms)(call, family, device, resident)
+    scale = family.scale
+    terms = {name: us * scale for name, us in terms.items() if us > 0}
+    time_us = sum(terms.values())
+    bound: Bound = BOUNDS[max(terms, key=terms.__getitem__)] if terms else "none"
+    return KernelPrediction(
+        time_us=time_us,
+        bound=bound,
+        terms_us=terms,
+        confidence=confidence_of(family),
+        low_us=time_us / family.band,
+        high_us=time_us * family.band,
+    )

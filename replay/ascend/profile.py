@@ -1,0 +1,142 @@
+"""The values that cost functions work on: a device flattened to plain floats, with its cost table by kernel type.
+
+Owns the compiled form only; `device_file` reads and checks the files it is made from.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from opreplay.replay.ascend.quantity import Quantity
+
+Form = Literal[
+    "elementwise",
+    "optimizer",
+    "foreach",
+    "rowwise",
+    "reduce",
+    "copy",
+    "transpose",
+    "transdata",
+    "gather",
+    "sort",
+    "pool",
+    "fill",
+    "matmul",
+    "conv",
+    "attention",
+    "collective",
+    "aicpu",
+    "free",
+]
+"""How the work of a kernel type is counted (see `cost`)."""
+
+
+class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Rates and floors shared by all kernel types of one device. Units are in the names; sources in the files."""
+
+    launch_one_us: float
+    """A kernel on one vector core that does next to nothing."""
+    launch_full_us: float
+    """The same on all vector cores."""
+    launch_exponent: float
+    """Between the two: ((blocks - 1) / (cores - 1)) ** exponent."""
+    cube_launch_us: float
+    mix_launch_us: float
+    """Kernels that use cube and vector cores together."""
+    aicpu_us: float
+    block_bytes: float
+    """Bytes of the largest tensor per vector block."""
+    hbm_efficiency: float
+    """Share of the HBM's peak that vector kernels reach, reads and writes together."""
+    hbm_cube_efficiency: float
+    """The same for cube kernels."""
+    core_hbm_bytes_per_cycle: float
+    """What one core can draw from HBM."""
+    l2_bytes_per_cycle: float
+    """Reads and writes of one vector core that stay in L2."""
+    resident_share: float
+    """Share of a small kernel's bytes found in L2 when the state of the cache is not known."""
+    resident_reach: float
+    """Working set, as a multiple of the L2's size, at which that share has halved."""
+    resident_sharpness: float
+    mac_efficiency: float
+    l1_fill_bytes_per_cycle: float
+    """GM to L1, each cube core, rows of 512 bytes or more, data in L2."""
+    l1_fill_hbm_bytes_per_cycle: float
+    """The same when the working set exceeds L2."""
+    l1_narrow_exponent: float
+    """Fall of that rate with (row bytes / 512)."""
+    overlap_p: float
+    """Norm by which the cube's pipes overlap: 1 adds them, infinity takes the longest."""
+    fixpipe_bytes_per_cycle: float
+    wave_us: float
+    """Start-up of one wave of tiles."""
+
+
+class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Cost constants of one family of kernel types on one device."""
+
+    name: str
+    form: Form
+    cycles: float = 0.05
+    """Cycles per element per core, 4-byte types."""
+    half_ratio: float = 1.0
+    """Factor on `cycles` for 2-byte floats, which vector cores widen first."""
+    wide_ratio: float = 30.0
+    """Factor on `cycles` for 8-byte integers, which vector cores have no instructions for."""
+    row_cycles: float = 0.0
+    """Cycles per row, run, image or index, as the form counts them."""
+    fixed_us: float = 0.0
+    """Passes, synchronisation and set-up beyond a bare launch."""
+    launch_factor: float = 1.0
+    """On what more blocks add to the launch: bigger programs start more slowly."""
+    scale: float = 1.0
+    """Correction learned for this SoC."""
+    hf32: bool = False
+    """float32 inputs run at the HF32 rate."""
+    samples: int = 0
+    """Unique kernels of this family measured on this SoC."""
+    samples_elsewhere: int = 0
+    band: float = 2.0
+    """Factor up and down that covers 80 % of held-out kernels."""
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of connection between dies."""
+
+    bytes_per_s: float
+    """One direction, achieved."""
+    latency_us: float
+
+
+class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """One simulated SoC, ready to predict with."""
+
+    name: str
+    title: str
+    version: str
+    aic_cores: int
+    aiv_cores: int
+    freq_hz: float
+    macs_per_cycle: dict[str, float]
+    """Per cube core, by dtype name; "hf32" for float32 in reduced precision."""
+    l2_bytes: float
+    hbm_bytes: float
+    hbm_bytes_per_s: float
+    l0c_bytes: float
+    link: Link
+    rates: Rates
+    families: dict[str, FamilyCost]
+    """By family name."""
+    types: dict[str, str]
+    """CANN kernel type → family name."""
+    datasheet: dict[str, Quantity]
+    """The numbers as the file gives them, for `devices --show`."""
+    aliases: tuple[str, ...] = ()
+
+    def family(self, kernel_type: str) -> FamilyCost:
+        """The cost constants for a kernel type; those of "Unknown" where nobody registered it."""
+        return self.families[self.types.get(kernel_type, "Unknown")]

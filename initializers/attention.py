@@ -1,0 +1,111 @@
+"""Rules for dense attention: cumulative lengths, and a saved output and logsumexp that fit queries, keys and values.
+
+Paged attention and its block tables are not here.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from opreplay.initializers import fill
+from opreplay.initializers.base import CustomInit, InitContext, InitReport
+
+EXACT_MACS = 2e10
+"""Multiply-adds up to which the saved output and logsumexp are computed (about a second on two cores)."""
+HEADS_LAST = frozenset({"aten::_flash_attention_backward", "aten::_efficient_attention_backward"})
+"""Ops whose tensors are [batch, sequence, heads, head size]; the others have heads before sequence."""
+
+
+class CumulativeLengthsInit(CustomInit):
+    """Cumulative sequence lengths cut the tokens into even sequences."""
+
+    name = "cumulative_lengths"
+    op_patterns = ("aten::_flash_attention_forward", "aten::_efficient_attention_forward")
+    priority = 1
+
+    def applies_to(self, context: InitContext) -> bool:
+        return any(context.tensor(name) is not None for name in _LENGTHS)
+
+    def initialize(self, context: InitContext) -> InitReport:
+        return InitReport(summary=_cut_evenly(context), assumed={"cum_seq": "sequences of even length"})
+
+
+class AttentionBackwardInit(CustomInit):
+    """What the forward pass saved: exact where that is cheap, else of the right size."""
+
+    name = "attention_backward"
+    op_patterns = (
+        "aten::_flash_attention_backward", "aten::_efficient_attention_backward",
+        "aten::_scaled_dot_product_flash_attention_backward", "aten::_scaled_dot_product_efficient_attention_backward",
+        "aten::_scaled_dot_product_cudnn_attention_backward",
+        "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+        "aten::_scaled_dot_product_fused_attention_overrideable_backward",
+    )  # fmt: skip
+
+    def initialize(self, context: InitContext) -> InitReport:
+        lengths = _cut_evenly(context)
+        query, key, value = (context.need(name) for name in ("query", "key", "value"))
+        saved, output = context.need("logsumexp"), context.tensor("out")
+        if context.op in HEADS_LAST and query.dim() == 4:
+            query, key, value = (t.transpose(1, 2) for t in (query, key, value))
+            output = None if output is None else output.transpose(1, 2)
+        keys = max(1, key.shape[-2])
+        biased = any(context.tensor(name) is not None for name in ("attn_bias", "bias", "attn_mask"))
+        macs = 2.0 * query.numel() * keys
+        if query.dim() != 4 or macs > EXACT_MACS or lengths or biased or query.numel() == 0:
+            fill.uniform(saved, context.generator, math.log(keys) + 0.5, math.log(keys) + 0.6)
+            return InitReport(
+                summary=f"logsumexp about log({keys}) {lengths}".rstrip(),
+                assumed={"logsumexp": "about that of N(0, 1) scores", "out": "not consistent with the inputs"},
+            )
+        scale = context.args.get("scale")
+        scale = scale if isinstance(scale, float) else query.shape[-1] ** -0.5
+        _save_forward(query, key, value, output, saved, scale, bool(context.args.get("is_causal")))
+        return InitReport(summary="out and logsumexp of the forward pass")
+
+
+_LENGTHS = {
+    "cum_seq_q": "query", "cum_seq_k": "key", "cu_seqlens_q": "query", "cu_seqlens_k": "key",
+    "cum_seqlens_q": "query", "cum_seqlens_k": "key",
+}  # fmt: skip
+
+
+def _cut_evenly(context: InitContext) -> str:
+    """Fill the cumulative lengths that the call has; says what was done, or nothing where there are none."""
+    done = []
+    for name, source in _LENGTHS.items():
+        cuts = context.tensor(name)
+        if cuts is None or cuts.numel() < 2:
+            continue
+        tensor = context.need(source)
+        tokens = tensor.shape[0] if tensor.dim() == 3 else math.prod(tensor.shape[:2])
+        sequences = cuts.numel() - 1
+        fill.assign(cuts, torch.arange(sequences + 1, device=cuts.device) * tokens // sequences)
+        done.append(f"{name}: {sequences} sequences of {tokens / sequences:.4g} tokens")
+    return ", ".join(done)
+
+
+def _save_forward(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor | None, saved: torch.Tensor,
+    scale: float, causal: bool,
+) -> None:  # fmt: skip
+    """Write out and logsumexp, one head at a time; [batch, heads, sequence, head size]; key heads may be fewer."""
+    shared = query.shape[1] // max(1, key.shape[1])
+    rows = query.shape[2]
+    for batch in range(query.shape[0]):
+        for head in range(query.shape[1]):
+            scores = query[batch, head].float() @ key[batch, head // shared].float().mT * scale
+            if causal:
+                seen = torch.ones_like(scores, dtype=torch.bool).tril()
+                scores = scores.masked_fill(~seen, -math.inf)
+            total = scores.logsumexp(-1)
+            if saved.dim() >= 3 and saved.shape[2] >= rows:
+                saved[batch, head, :rows].copy_(total.view(rows, *[1] * (saved.dim() - 3)))
+            if output is not None:
+                weights = (scores - total[:, None]).exp()
+                output[batch, head].copy_(weights @ value[batch, head // shared].float())
+
+
+INITIALIZERS = (CumulativeLengthsInit, AttentionBackwardInit)

@@ -1,0 +1,84 @@
+"""What an initializer is: it fills the argument tensors of the ops it names; owns no rule and no order of rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from opreplay.traces.model import TensorMeta
+
+if TYPE_CHECKING:
+    import torch
+
+
+class InitializerError(Exception):
+    """An initializer cannot make valid values; the op is then not replayed, and the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitContext:
+    """One call whose tensors are allocated and already hold plain seeded values of their types."""
+
+    op: str
+    """Name as recorded, "namespace::op"."""
+    args: Mapping[str, Any]
+    """Arguments by name: a tensor, a list of tensors and None, a number, a string, a tuple, or None."""
+    metas: Mapping[str, tuple[TensorMeta | None, ...]] = field(default_factory=dict)
+    """Recorded metadata of the tensor arguments by name; one entry for a single tensor."""
+    generator: torch.Generator
+    """The only source of randomness; seeded from the run's seed and the op's id, on the tensors' device."""
+    seed: int = 0
+    outputs: tuple[TensorMeta | None, ...] | None = None
+    """Metadata of the results, where known."""
+
+    def tensor(self, name: str) -> torch.Tensor | None:
+        """The tensor argument `name`, or None when it is absent or no single tensor."""
+        value = self.args.get(name)
+        return value if hasattr(value, "data_ptr") else None
+
+    def need(self, name: str) -> torch.Tensor:
+        """The tensor argument `name`. Raises InitializerError when there is none."""
+        value = self.tensor(name)
+        if value is None:
+            raise InitializerError(f"{self.op} has no tensor argument {name!r}")
+        return value
+
+    def tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """All tensors with the names of their arguments, lists flattened."""
+        found: list[tuple[str, torch.Tensor]] = []
+        for name, value in self.args.items():
+            for item in value if isinstance(value, (list, tuple)) else (value,):
+                if hasattr(item, "data_ptr"):
+                    found.append((name, item))
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitReport:
+    """What an initializer did."""
+
+    summary: str = ""
+    """One line for people, e.g. "141 indices in [0, 30522)"."""
+    assumed: Mapping[str, str] = field(default_factory=dict)
+    """Argument → what was assumed about its contents."""
+
+
+class CustomInit:
+    """Base of all initializers: subclass, name the ops, fill their tensors in place.
+
+    `name` identifies the initializer in results; `op_patterns` are exact op names; among initializers that name the
+    same op the highest `priority` wins (built-ins have 0), then the one registered first.
+    """
+
+    name: ClassVar[str] = ""
+    op_patterns: ClassVar[tuple[str, ...]] = ()
+    priority: ClassVar[int] = 0
+
+    def applies_to(self, context: InitContext) -> bool:
+        """Whether this call, of an op that is named, is one for this initializer."""
+        return True
+
+    def initialize(self, context: InitContext) -> InitReport:
+        """Fill tensors of `context.args` in place. Raise InitializerError when no valid values can be made."""
+        raise NotImplementedError

@@ -1,0 +1,165 @@
+"""Rules for ops whose float arguments must lie in a domain: logarithms, divisors, probabilities, saved outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from opreplay.initializers import fill
+from opreplay.initializers.base import CustomInit, InitContext, InitReport
+
+Fill = Callable[[torch.Tensor, torch.Generator], None]
+
+
+def _between(low: float, high: float) -> Fill:
+    def apply(tensor: torch.Tensor, generator: torch.Generator) -> None:
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+            fill.uniform(tensor, generator, low, high)
+        elif tensor.dtype is not torch.bool:
+            fill.integers(tensor, generator, max(1, round(low)), max(9, round(high)))
+
+    return apply
+
+
+def _with_in_place(*bases: str) -> tuple[str, ...]:
+    return tuple(f"aten::{base}{suffix}" for base in bases for suffix in ("", "_"))
+
+
+POSITIVE, UNIT, SYMMETRIC = _between(0.5, 2.0), _between(0.05, 0.95), _between(-0.95, 0.95)
+
+RULES: tuple[tuple[tuple[str, ...], dict[str, Fill]], ...] = (
+    (_with_in_place("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "lgamma", "digamma", "pow",
+                    "_foreach_sqrt", "_foreach_log", "_foreach_reciprocal", "_foreach_rsqrt", "_foreach_pow",
+                    "poisson", "float_power", "polygamma", "mvlgamma"),
+     {"self": POSITIVE, "exponent": _between(0.5, 1.5)}),
+    (_with_in_place("div", "divide", "true_divide", "fmod", "remainder", "floor_divide", "_foreach_div", "atan2"),
+     {"other": POSITIVE}),
+    (("aten::mul_", "aten::div_", "aten::divide_", "aten::multiply_", "aten::_foreach_mul_", "aten::_foreach_div_"),
+     {"other": fill.signs, "scalar": fill.signs}),
+    (_with_in_place("addcdiv", "_foreach_addcdiv"), {"tensor2": POSITIVE}),
+    (_with_in_place("asin", "acos", "atanh", "erfinv", "arcsin", "arccos", "arctanh"), {"self": SYMMETRIC}),
+    (_with_in_place("acosh", "arccosh"), {"self": _between(1.05, 3.0)}),
+    (_with_in_place("logit", "bernoulli", "special_ndtri"), {"self": UNIT, "p": UNIT}),
+    (("aten::binary_cross_entropy", "aten::binary_cross_entropy_backward"), {"self": UNIT, "target": UNIT}),
+    (("aten::kl_div", "aten::xlogy", "aten::binary_cross_entropy_with_logits"), {"target": UNIT}),
+    (("aten::multinomial", "aten::_multinomial_with_replacement"), {"self": UNIT}),
+    (("aten::sigmoid_backward", "aten::logit_backward"), {"output": UNIT, "self": UNIT}),
+    (("aten::tanh_backward",), {"output": SYMMETRIC}),
+    (("aten::grid_sampler_2d", "aten::grid_sampler_3d", "aten::grid_sampler", "aten::grid_sampler_2d_backward",
+      "aten::grid_sampler_3d_backward", "aten::cudnn_grid_sampler"), {"grid": SYMMETRIC}),
+    (("aten::bitwise_left_shift", "aten::bitwise_right_shift", "aten::__lshift__", "aten::__rshift__"),
+     {"other": _between(1, 7)}),
+)  # fmt: skip
+"""Ops and how to fill their arguments, where N(0, 1) would give nan, inf, an error, or drift when repeated in place;
+of two rules for one op the later one holds."""
+
+DOMAINS: dict[str, dict[str, Fill]] = {op: rule for ops, rule in RULES for op in ops}
+
+
+class DomainInit(CustomInit):
+    """Keeps arguments where the op is defined, and factors of in-place products at ±1 so that nothing drifts."""
+
+    name = "domain"
+    op_patterns = tuple(DOMAINS)
+
+    def initialize(self, context: InitContext) -> InitReport:
+        filled = []
+        for name, tensor in context.tensors():
+            if (rule := DOMAINS[context.op].get(name)) is not None:
+                rule(tensor, context.generator)
+                filled.append(name)
+        return InitReport(summary=f"{', '.join(dict.fromkeys(filled)) or 'no tensor'} inside the op's domain")
+
+
+class SavedSoftmaxInit(CustomInit):
+    """The saved output of a softmax is a softmax, that of a log-softmax a log-softmax."""
+
+    name = "saved_softmax"
+    op_patterns = ("aten::_softmax_backward_data", "aten::_log_softmax_backward_data", "aten::_masked_softmax_backward")
+
+    def initialize(self, context: InitContext) -> InitReport:
+        output = context.need("output")
+        dim = context.args.get("dim")
+        dim = dim if isinstance(dim, int) else -1
+        values = torch.softmax(output.float(), dim)
+        if "log_softmax" in context.op:
+            values = values.log()
+        fill.assign(output, values)
+        return InitReport(summary=f"output is normalised over dim {dim}")
+
+
+class PoolIndicesInit(CustomInit):
+    """The saved indices of a max-pooling are those that the pooling of its input gives, else some inside each plane."""
+
+    name = "pool_indices"
+    op_patterns = (
+        "aten::max_pool2d_with_indices_backward",
+        "aten::max_pool3d_with_indices_backward",
+        "aten::adaptive_max_pool2d_backward",
+        "aten::adaptive_max_pool3d_backward",
+    )
+
+    def initialize(self, context: InitContext) -> InitReport:
+        source, indices = context.need("self"), context.need("indices")
+        made = _pooled_indices(context, source)
+        if made is not None and made.shape == indices.shape:
+            fill.assign(indices, made)
+            return InitReport(summary="indices of the pooling itself")
+        dims = 3 if "3d" in context.op else 2
+        plane = int(torch.Size(source.shape[-dims:]).numel())
+        fill.integers(indices, context.generator, 0, plane)
+        return InitReport(summary=f"indices in [0, {plane})", assumed={"indices": "uniform inside each plane"})
+
+
+class UnpoolIndicesInit(CustomInit):
+    """Indices of an unpooling lie inside the output plane."""
+
+    name = "unpool_indices"
+    op_patterns = ("aten::max_unpool2d", "aten::max_unpool3d")
+
+    def initialize(self, context: InitContext) -> InitReport:
+        plane = int(torch.Size(context.args["output_size"]).numel())
+        fill.integers(context.need("indices"), context.generator, 0, plane)
+        return InitReport(summary=f"indices in [0, {plane})", assumed={"indices": "uniform inside each plane"})
+
+
+class WellConditionedInit(CustomInit):
+    """Square matrices for factorisations and solvers: symmetric and diagonally dominant, hence positive definite."""
+
+    name = "well_conditioned"
+    op_patterns = (
+        "aten::cholesky", "aten::linalg_cholesky_ex", "aten::linalg_cholesky", "aten::cholesky_inverse",
+        "aten::cholesky_solve", "aten::linalg_inv_ex", "aten::linalg_inv", "aten::inverse", "aten::linalg_solve_ex",
+        "aten::_linalg_solve_ex", "aten::linalg_solve", "aten::linalg_lu_factor_ex", "aten::linalg_lu",
+        "aten::linalg_eigh", "aten::_linalg_eigh", "aten::linalg_eig", "aten::_linalg_det", "aten::_linalg_slogdet",
+        "aten::triangular_solve", "aten::linalg_solve_triangular",
+    )  # fmt: skip
+
+    def initialize(self, context: InitContext) -> InitReport:
+        done = []
+        for name, tensor in context.tensors():
+            if tensor.dim() >= 2 and tensor.shape[-1] == tensor.shape[-2] and tensor.numel():
+                size = tensor.shape[-1]
+                half = tensor / (2 * size)
+                fill.assign(tensor, half + half.mH + 2 * torch.eye(size, dtype=tensor.dtype, device=tensor.device))
+                done.append(name)
+        return InitReport(summary=f"{', '.join(done) or 'no matrix'} positive definite")
+
+
+def _pooled_indices(context: InitContext, source: torch.Tensor) -> torch.Tensor | None:
+    """Indices from running the forward pooling; None where its arguments do not let it run here."""
+    forward: Any = getattr(torch.ops.aten, context.op.removeprefix("aten::").removesuffix("_backward"))
+    names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+    values = [context.args[name] for name in names if name in context.args]
+    if not values:
+        grad = context.need("grad_output")
+        values = [list(grad.shape[-(3 if "3d" in context.op else 2) :])]
+    try:
+        return forward(source, *values)[1]
+    except RuntimeError:
+        return None
+
+
+INITIALIZERS = (DomainInit, SavedSoftmaxInit, PoolIndicesInit, UnpoolIndicesInit, WellConditionedInit)

@@ -1,0 +1,168 @@
+"""Seeded values for tensors of every dtype, strides and overlap; knows nothing of ops.
+
+Every function fills the storage that a tensor reaches, not its elements one by one, so that overlapping and expanded
+tensors get consistent values, and repeats one random block, so that a gigabyte takes no longer than copying it.
+The same generator state gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+BLOCK = 1_000_003
+"""Random elements before they repeat; a prime, so that rows of common widths differ."""
+
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+COMPLEX_PARTS = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
+PACKED = tuple(d for d in (getattr(torch, "float4_e2m1fn_x2", None),) if d is not None)
+POWERS_OF_TWO = tuple(d for d in (getattr(torch, "float8_e8m0fnu", None),) if d is not None)
+"""Scale types that hold nothing but positive powers of two."""
+
+Draw = Callable[[int], torch.Tensor]
+"""Makes a 1-D block of the given number of random elements on the target's device."""
+
+
+def span(tensor: torch.Tensor) -> torch.Tensor:
+    """A 1-D view of all storage between the tensor's first and last element, gaps included."""
+    if tensor.numel() == 0:
+        return tensor.new_empty(0)
+    reach = 1 + sum((d - 1) * s for d, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((reach,), (1,))
+
+
+def is_integer(dtype: torch.dtype) -> bool:
+    """Integers proper: no bool, no quantized type."""
+    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool or _is_quantized(dtype))
+
+
+def plain(tensor: torch.Tensor, generator: torch.Generator, *, low: int = 0, high: int = 100) -> None:
+    """Values that suit most ops: N(0, 1) for floats, [low, high) for integers, fair coins for bool."""
+    if tensor.dtype is torch.bool:
+        coins(tensor, generator)
+    elif is_integer(tensor.dtype):
+        integers(tensor, generator, low, high)
+    else:
+        normal(tensor, generator)
+
+
+def normal(tensor: torch.Tensor, generator: torch.Generator, mean: float = 0.0, std: float = 1.0) -> None:
+    """N(mean, std²); both parts for complex types; positive powers of two near 1 for e8m0 scales."""
+    _floats(tensor, lambda out: out.normal_(mean, std, generator=generator))
+
+
+def uniform(tensor: torch.Tensor, generator: torch.Generator, low: float, high: float) -> None:
+    """Uniform in [low, high), rounded to the dtype."""
+    _floats(tensor, lambda out: out.uniform_(low, high, generator=generator))
+
+
+def integers(tensor: torch.Tensor, generator: torch.Generator, low: int, high: int) -> None:
+    """Uniform integers in [low, high), also for float dtypes; never all equal where two values and elements exist."""
+    kept = _largest(tensor.dtype)
+    high = max(low + 1, min(high, kept + 1))
+
+    def draw(count: int) -> torch.Tensor:
+        return torch.randint(low, high, (count,), generator=generator, device=tensor.device, dtype=torch.int64)
+
+    _repeat(span(tensor), draw)
+    if high - low > 1 and tensor.numel() > 1:
+        _set_two_apart(tensor, low, high - 1)
+
+
+def coins(tensor: torch.Tensor, generator: torch.Generator, density: float = 0.5) -> None:
+    """True, or one, with probability `density`."""
+
+    def draw(count: int) -> torch.Tensor:
+        return torch.rand((count,), generator=generator, device=tensor.device) < density
+
+    _repeat(span(tensor), draw)
+
+
+def signs(tensor: torch.Tensor, generator: torch.Generator) -> None:
+    """+1 or -1, so that multiplying again and again neither grows nor shrinks; only +1 for unsigned types."""
+
+    def draw(count: int) -> torch.Tensor:
+        flips = torch.randint(0, 2, (count,), generator=generator, device=tensor.device) * 2 - 1
+        return flips.abs() if tensor.dtype in (torch.uint8, torch.bool) else flips
+
+    _repeat(span(tensor), draw)
+
+
+def assign(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Copy values, broadcast and cast; where elements share storage the last one written stays."""
+    values = values.expand(tensor.shape)
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            tensor, values = tensor.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
+    if not _overlaps(tensor):
+        tensor.copy_(values)
+        return
+    flat = span(tensor)
+    places = torch.arange(flat.numel(), device=tensor.device).as_strided(tensor.shape, tensor.stride())
+    flat[places.reshape(-1)] = values.reshape(-1).to(tensor.dtype)
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Whether two elements may share storage: some stride does not clear what the smaller strides reach."""
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += (size - 1) * stride
+    return False
+
+
+def _floats(tensor: torch.Tensor, draw_into: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    target = span(tensor)
+    dtype = tensor.dtype
+    if dtype in COMPLEX_PARTS:
+        target = target.view(COMPLEX_PARTS[dtype])
+    elif dtype in PACKED:
+        raw = target.view(torch.uint8)
+        _repeat(raw, lambda count: draw_into(torch.empty(count, device=raw.device)).mul(64).to(torch.uint8))
+        return
+
+    def draw(count: int) -> torch.Tensor:
+        made = draw_into(torch.empty(count, dtype=torch.float32, device=tensor.device))
+        return made.round().clamp(-1, 1).exp2() if dtype in POWERS_OF_TWO else made
+
+    _repeat(target, draw)
+
+
+def _repeat(target: torch.Tensor, draw: Draw) -> None:
+    """Fill a 1-D tensor with one random block, repeated by copies that double."""
+    count = target.numel()
+    if count == 0:
+        return
+    block = min(BLOCK, count)
+    target[:block].copy_(draw(block))
+    done = block
+    while done < count:
+        step = min(done, count - done)
+        target[done : done + step].copy_(target[:step])
+        done += step
+
+
+def _set_two_apart(tensor: torch.Tensor, low: int, high: int) -> None:
+    """Make the first and the last element differ; they are the same storage only where all strides are 0."""
+    flat = span(tensor)
+    if flat.numel() > 1:
+        flat[0], flat[-1] = low, high
+
+
+def _largest(dtype: torch.dtype) -> int:
+    """The largest integer up to which `dtype` holds all of them."""
+    if dtype is torch.bool:
+        return 1
+    if dtype.is_floating_point:
+        return math.floor(2 / torch.finfo(dtype).eps)
+    if dtype.is_complex:
+        return math.floor(2 / torch.finfo(COMPLEX_PARTS[dtype]).eps)
+    return min(torch.iinfo(dtype).max, 2**63 - 2)
+
+
+def _is_quantized(dtype: torch.dtype) -> bool:
+    return dtype in (torch.qint8, torch.quint8, torch.qint32)

@@ -1,0 +1,108 @@
+"""Rules for boolean masks: their density, and rows that always keep something; owns no indices."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from opreplay.initializers import fill
+from opreplay.initializers.base import CustomInit, InitContext, InitReport
+
+DENSITY = 0.5
+"""Share of true elements where nothing says otherwise."""
+
+
+class DropoutMaskInit(CustomInit):
+    """A dropout's saved mask keeps the share that its scale was chosen for."""
+
+    name = "dropout_mask"
+    op_patterns = ("aten::native_dropout_backward", "aten::_masked_scale", "aten::_fused_dropout_backward")
+
+    def initialize(self, context: InitContext) -> InitReport:
+        scale = context.args.get("scale")
+        density = 1.0 / scale if isinstance(scale, (int, float)) and scale > 1 else 0.9
+        fill.coins(context.need("mask"), context.generator, density)
+        return InitReport(summary=f"mask density {density:.2f}")
+
+
+class MaskInit(CustomInit):
+    """Masks of selections and fills."""
+
+    name = "mask"
+    op_patterns = (
+        "aten::masked_fill", "aten::masked_fill_", "aten::masked_select", "aten::where", "aten::masked_select_backward",
+        "aten::nonzero", "aten::nonzero_static", "aten::argwhere", "aten::count_nonzero",
+    )  # fmt: skip
+
+    def initialize(self, context: InitContext) -> InitReport:
+        assumed = {}
+        for name in ("mask", "condition", "self"):
+            tensor = context.tensor(name)
+            if tensor is not None and (name != "self" or "nonzero" in context.op or "argwhere" in context.op):
+                fill.coins(tensor, context.generator, DENSITY)
+                assumed[name] = f"density {DENSITY}"
+        return InitReport(summary=f"mask density {DENSITY}", assumed=assumed)
+
+
+class MaskedScatterInit(CustomInit):
+    """A mask selects no more elements than the source has."""
+
+    name = "masked_scatter"
+    op_patterns = ("aten::masked_scatter", "aten::masked_scatter_")
+
+    def initialize(self, context: InitContext) -> InitReport:
+        mask, source, target = context.need("mask"), context.need("source"), context.need("self")
+        copies = max(1, math.prod(torch.broadcast_shapes(mask.shape, target.shape)) // max(1, mask.numel()))
+        count = min(mask.numel(), source.numel() // copies)
+        choose(mask, min(count, max(1, round(mask.numel() * DENSITY))) if count else 0, context.generator)
+        return InitReport(summary=f"{int(mask.sum())} of {mask.numel()} elements selected")
+
+
+class AttentionMaskInit(CustomInit):
+    """Attention masks are causal from the end, as in decoding: every query sees at least one key."""
+
+    name = "attention_mask"
+    op_patterns = (
+        "aten::scaled_dot_product_attention", "aten::_scaled_dot_product_attention_math",
+        "aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_cudnn_attention",
+        "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_fused_attention_overrideable",
+        "aten::_fused_sdp_choice", "aten::_efficient_attention_forward", "aten::_masked_softmax",
+    )  # fmt: skip
+
+    def applies_to(self, context: InitContext) -> bool:
+        return self._mask(context) is not None
+
+    def initialize(self, context: InitContext) -> InitReport:
+        mask = self._mask(context)
+        assert mask is not None
+        if mask.dim() < 2:
+            fill.integers(mask, context.generator, 0, 1)
+            return InitReport(summary="mask of zeros")
+        if context.op == "aten::_masked_softmax":
+            fill.coins(mask, context.generator, DENSITY)
+            mask.select(-1, 0).fill_(0)
+            return InitReport(summary=f"mask density {DENSITY}")
+        queries, keys = mask.shape[-2:]
+        seen = torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril(max(0, keys - queries))
+        if mask.dtype is torch.bool:
+            fill.assign(mask, seen)
+        else:
+            lowest = torch.finfo(mask.dtype).min if mask.dtype.is_floating_point else 0
+            fill.assign(mask, torch.zeros_like(seen, dtype=mask.dtype).masked_fill(~seen, lowest))
+        return InitReport(summary="causal mask", assumed={"mask": "causal, aligned at the end"})
+
+    @staticmethod
+    def _mask(context: InitContext) -> torch.Tensor | None:
+        found = (context.tensor(name) for name in ("attn_mask", "attn_bias", "bias", "mask"))
+        return next((mask for mask in found if mask is not None and mask.numel()), None)
+
+
+def choose(mask: torch.Tensor, count: int, generator: torch.Generator) -> None:
+    """Set exactly `count` elements of a mask, at random places."""
+    flat = torch.zeros(mask.numel(), dtype=mask.dtype, device=mask.device)
+    flat[torch.randperm(mask.numel(), generator=generator, device=mask.device)[:count]] = 1
+    fill.assign(mask, flat.view(mask.shape))
+
+
+INITIALIZERS = (DropoutMaskInit, MaskInit, MaskedScatterInit, AttentionMaskInit)

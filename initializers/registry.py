@@ -1,0 +1,75 @@
+"""The ordered rules that say which initializer an op gets; the first match wins and duplicates are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from opreplay.initializers.base import CustomInit, InitContext
+from opreplay.traces.errors import UsageError
+
+
+class Registry:
+    """Initializers by op name, highest priority first, then in the order of registration."""
+
+    def __init__(self) -> None:
+        self._by_op: dict[str, list[CustomInit]] = {}
+        self._by_name: dict[str, CustomInit] = {}
+
+    def register(self, initializer: CustomInit) -> CustomInit:
+        """Add an initializer.
+
+        Raises UsageError for one without a name or ops, for a name that is taken, and for an op that another
+        initializer of the same class or without a condition of its own already has at the same priority.
+        """
+        kind = type(initializer)
+        if not kind.name or not kind.op_patterns:
+            raise UsageError(f"initializer {kind.__name__} needs a name and op_patterns")
+        if kind.name in self._by_name:
+            raise UsageError(f"there is already an initializer named {kind.name!r}", hint="Give yours another name.")
+        if len(set(kind.op_patterns)) != len(kind.op_patterns):
+            raise UsageError(f"initializer {kind.name!r} names an op twice")
+        for op in kind.op_patterns:
+            self._refuse_shadowed(op, kind)
+        self._by_name[kind.name] = initializer
+        for op in kind.op_patterns:
+            rules = self._by_op.setdefault(op, [])
+            rules.append(initializer)
+            rules.sort(key=lambda rule: -rule.priority)
+        return initializer
+
+    def find(self, context: InitContext) -> CustomInit | None:
+        """The first initializer that names the op and applies to this call, or None."""
+        return next((rule for rule in self._by_op.get(context.op, ()) if rule.applies_to(context)), None)
+
+    def __getitem__(self, name: str) -> CustomInit:
+        try:
+            return self._by_name[name]
+        except KeyError:
+            known = ", ".join(sorted(self._by_name))
+            raise UsageError(f"unknown initializer {name!r}", hint=f"Known: {known}.") from None
+
+    def __iter__(self) -> Iterator[CustomInit]:
+        return iter(self._by_name.values())
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def _refuse_shadowed(self, op: str, kind: type[CustomInit]) -> None:
+        """An unconditional rule of the same priority would hide the new one for ever, or be hidden by it."""
+        for rule in self._by_op.get(op, ()):
+            if rule.priority == kind.priority and CustomInit.applies_to in (type(rule).applies_to, kind.applies_to):
+                raise UsageError(
+                    f"initializers {type(rule).name!r} and {kind.name!r} both name {op} at priority {kind.priority}",
+                    hint="Give one of them a higher priority.",
+                )
+
+
+def built_in() -> Registry:
+    """A fresh registry with all initializers that ship with opreplay."""
+    from opreplay.initializers import attention, domains, indices, masks
+
+    registry = Registry()
+    for module in (domains, indices, masks, attention):
+        for kind in module.INITIALIZERS:
+            registry.register(kind())
+    return registry

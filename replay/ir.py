@@ -30,7 +30,9 @@ Resolution = Literal["jit", "torch.ops", "import", "schemaless", "equivalent", "
 """How a name was resolved: JIT operator registry, `torch.ops`, after an allow-listed import, without a schema,
 through a portable equivalent, through opreplay's reference implementation of a vendor op."""
 
-Value = None | bool | int | float | str | tuple["Value", ...]
+PlainValue = None | bool | int | float | str
+Value = PlainValue | tuple[PlainValue | tuple[PlainValue, ...], ...]
+"""Two levels are all that schemas have (a list of lists); msgspec decodes no recursive alias."""
 
 
 class Reason(msgspec.Struct, frozen=True):

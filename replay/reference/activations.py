@@ -1,0 +1,46 @@
+"""The mathematics of gated activations; no ops are declared here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """GELU in its tanh approximation."""
+    return F.gelu(x, approximate="tanh")
+
+
+def gelu_quick(x: Tensor) -> Tensor:
+    """x · sigmoid(1.702 x)."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+def gated(x: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    """[.., 2d] → [.., d]: the activated first half times the second half."""
+    gate, up = x.chunk(2, dim=-1)
+    return activation(gate) * up
+
+
+def swiglu_oai(x: Tensor, alpha: float = 1.702, limit: float = 7.0) -> Tensor:
+    """gpt-oss's gate [.., 2d] → [.., d]: gate and up interleaved, clamped, (up + 1) · gate · sigmoid(alpha · gate)."""
+    gate = x[..., ::2].clamp(max=limit)
+    up = x[..., 1::2].clamp(min=-limit, max=limit)
+    return (up + 1) * gate * torch.sigmoid(gate * alpha)
+
+
+def gate_by_name(name: str) -> Callable[[Tensor], Tensor]:
+    """The gated activation that vLLM calls `name`; "" (not recorded) means "silu". Raises ValueError when unknown."""
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
+        "silu": lambda x: gated(x, F.silu),
+        "gelu": lambda x: gated(x, F.gelu),
+        "gelu_tanh": lambda x: gated(x, gelu_tanh),
+        "swigluoai": swiglu_oai,
+    }
+    plain = name.lower().removesuffix("_and_mul") or "silu"
+    if plain not in functions:
+        raise ValueError(f"unknown gated activation {name!r}; known: {', '.join(functions)}")
+    return functions[plain]

@@ -1,0 +1,198 @@
+"""The mathematics of attention over packed and paged sequences; no ops are declared here.
+
+Works one sequence at a time, so that memory is bounded by the longest one; no loop over tokens. Scores that have to be
+materialised are made in blocks of query rows of at most SCORE_BYTES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+SCORE_BYTES = 64 * 2**20
+"""Most bytes of float32 attention scores that exist at a time."""
+
+
+class Rules(NamedTuple):
+    """What an attention does besides softmax(q kᵀ · scale) v; the same for all sequences of a call."""
+
+    scale: float
+    causal: bool = False
+    """The last query sees the last key (bottom-right corner), as flash-attention aligns it."""
+    window: tuple[int, int] = (-1, -1)
+    """Keys visible to the left and to the right of the aligned diagonal; −1 is unlimited."""
+    softcap: float = 0.0
+    """scores = softcap · tanh(scores / softcap) when positive."""
+    alibi: Tensor | None = None
+    """Slopes [H], added as −slope · distance from the aligned diagonal."""
+    sinks: Tensor | None = None
+    """One more logit per head [H], without a value."""
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, rules: Rules, *, need_lse: bool = False) -> tuple[Tensor, Tensor | None]:
+    """One sequence: q [Sq, H, D], k [Sk, Hkv, D], v [Sk, Hkv, Dv] → out [Sq, H, Dv], log-sum-exp float32 [H, Sq].
+
+    Query head h reads KV head h // (H / Hkv). Rows that see no key give zeros and −inf. The log-sum-exp is None unless
+    asked for. k and v are read in q's dtype.
+    """
+    queries, heads, _ = q.shape
+    keys, kv_heads, width = v.shape
+    out = q.new_zeros((queries, heads, width))
+    lse = torch.full((heads, queries), -torch.inf, dtype=torch.float32, device=q.device) if need_lse else None
+    if not queries or not keys:
+        return out, lse
+    if heads % kv_heads:
+        raise ValueError(f"{heads} query heads do not divide into {kv_heads} key heads")
+    # [Hkv, group, S, D]: the group's key heads are one head, expanded without a copy.
+    q4 = q.unflatten(1, (kv_heads, heads // kv_heads)).permute(1, 2, 0, 3)
+    k4 = k.to(q.dtype).permute(1, 0, 2).unsqueeze(1).expand(-1, heads // kv_heads, -1, -1)
+    v4 = v.to(q.dtype).permute(1, 0, 2).unsqueeze(1).expand(-1, heads // kv_heads, -1, -1)
+    explicit = rules.softcap > 0 or rules.alibi is not None
+    sums_wanted = need_lse or rules.sinks is not None
+    # torch returns log-sum-exps the same way on CPUs only.
+    explicit = explicit or (sums_wanted and q.device.type != "cpu")
+    left, right = rules.window[0], 0 if rules.causal else rules.window[1]
+    masked = left >= 0 or right >= 0
+    # A single query at the end of its keys sees them all.
+    trivial = not masked or (queries == 1 and left < 0)
+    shift = keys - queries
+    rows = _rows_at_a_time(heads, keys, queries, masked=not trivial, explicit=explicit)
+    for start in range(0, queries, rows):
+        stop = min(start + rows, queries)
+        low = 0 if trivial or left < 0 else max(0, start + shift - left)
+        high = keys if trivial or right < 0 else max(0, min(keys, stop + shift + right))
+        if low >= high:
+            continue
+        visible = None if trivial else _visible(start, stop, low, high, shift, left, right, q.device)
+        block = (q4[:, :, start:stop], k4[:, :, low:high], v4[:, :, low:high])
+        if explicit:
+            result, sums = _softmax_block(*block, visible, rules, (start + shift, low))
+        elif sums_wanted:
+            result, sums = _cpu_flash(*block, visible, rules.scale)
+        else:
+            result, sums = _sdpa(*block, visible, rules.scale), None
+        if sums is not None and rules.sinks is not None:
+            result, sums = _with_sinks(result, sums, rules.sinks)
+        out[start:stop] = result.permute(2, 0, 1, 3).flatten(1, 2)
+        if lse is not None and sums is not None:
+            lse[:, start:stop] = sums.flatten(0, 1)
+    return out, lse
+
+
+def attend_packed(
+    q: Tensor,
+    keys_values: Sequence[tuple[Tensor, Tensor]],
+    query_ends: Sequence[int],
+    rules: Rules,
+    *,
+    need_lse: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Sequences packed along q's first dim: q [T, H, D], query_ends = [0, .., T] → out [T, H, Dv], lse [H, T].
+
+    keys_values[i] is (k, v) of sequence i. Tokens behind the last sequence give zeros.
+    """
+    width = keys_values[0][1].shape[-1] if keys_values else q.shape[-1]
+    out = q.new_zeros((*q.shape[:2], width))
+    lse = torch.zeros((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device) if need_lse else None
+    for index, (k, v) in enumerate(keys_values):
+        start, stop = query_ends[index], query_ends[index + 1]
+        part, sums = attend(q[start:stop], k, v, rules, need_lse=need_lse)
+        out[start:stop] = part
+        if lse is not None and sums is not None:
+            lse[:, start:stop] = sums
+    return out, lse
+
+
+def ends(cumulative: Tensor, total: int, name: str) -> list[int]:
+    """Cumulative lengths int [B + 1] as a list; ValueError when they do not go up from ≥ 0 to ≤ `total`."""
+    values = cumulative.tolist()
+    if values and (values[0] < 0 or values[-1] > total or any(b < a for a, b in zip(values, values[1:], strict=False))):
+        raise ValueError(f"{name} must not fall and must stay within [0, {total}]")
+    return values
+
+
+def gather_pages(pages: Tensor, table: Tensor, length: int) -> Tensor:
+    """The first `length` tokens of a sequence from pages [blocks, page, ..], by its row of the block table."""
+    page = pages.shape[1]
+    return gather_blocks(pages, table, length, page).flatten(0, 1)[:length]
+
+
+def gather_blocks(pages: Tensor, table: Tensor, length: int, page: int) -> Tensor:
+    """The blocks that hold the first `length` tokens of a sequence, `page` tokens each, in order."""
+    if length > table.shape[0] * page:
+        raise ValueError(f"{length} tokens do not fit into {table.shape[0]} blocks of {page}")
+    wanted = table[: -(-length // page)].to(torch.int64)
+    if pages.dtype.itemsize == 1:  # fp8 has no index_select on every device
+        return pages.view(torch.uint8).index_select(0, wanted).view(pages.dtype)
+    return pages.index_select(0, wanted)
+
+
+def _rows_at_a_time(heads: int, keys: int, queries: int, *, masked: bool, explicit: bool) -> int:
+    if explicit:
+        return max(1, min(queries, SCORE_BYTES // (4 * heads * keys)))
+    # A mask costs memory and hides work that the kernel could leave out: smaller blocks waste less of it.
+    return min(queries, 512) if masked else queries
+
+
+def _visible(
+    start: int, stop: int, low: int, high: int, shift: int, left: int, right: int, device: torch.device
+) -> Tensor | None:
+    """bool [stop − start, high − low], True where query row sees key column; None when all are."""
+    diagonal = torch.arange(start + shift, stop + shift, device=device).unsqueeze(1)
+    column = torch.arange(low, high, device=device).unsqueeze(0)
+    seen = torch.ones((stop - start, high - low), dtype=torch.bool, device=device)
+    if right >= 0:
+        seen &= column <= diagonal + right
+    if left >= 0:
+        seen &= column >= diagonal - left
+    return seen
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scale: float) -> Tensor:
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale)
+    if visible is None:
+        return out
+    # Rows without any visible key are not defined there.
+    return out.masked_fill(~visible.any(-1, keepdim=True), 0.0)
+
+
+def _cpu_flash(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    mask = None
+    if visible is not None:
+        hidden = torch.zeros(visible.shape, dtype=q.dtype).masked_fill_(~visible, -torch.inf)
+        mask = hidden.expand(q.shape[0], q.shape[1], -1, -1)
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask, scale=scale)
+    if visible is None:
+        return out, lse
+    blind = ~visible.any(-1)
+    return out.masked_fill(blind.unsqueeze(-1), 0.0), lse.masked_fill(blind, -torch.inf)
+
+
+def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """One more logit in the denominator of a finished softmax; lse [Hkv, group, rows], sinks [H]."""
+    total = torch.logaddexp(lse, sinks.float().reshape(lse.shape[0], lse.shape[1], 1))
+    return (out.float() * torch.exp(lse - total).unsqueeze(-1)).to(out.dtype), total
+
+
+def _softmax_block(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, rules: Rules, origin: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """Attention with everything spelled out: out as q, lse [Hkv, group, rows]; origin = (diagonal, column) of corner."""
+    scores = (q.float() @ k.float().transpose(-1, -2)) * rules.scale
+    if rules.softcap > 0:
+        scores = rules.softcap * torch.tanh(scores / rules.softcap)
+    if rules.alibi is not None:
+        row = torch.arange(scores.shape[-2], device=q.device).unsqueeze(1) + origin[0]
+        column = torch.arange(scores.shape[-1], device=q.device) + origin[1]
+        slopes = rules.alibi.float().reshape(q.shape[0], q.shape[1], 1, 1)
+        scores = scores - slopes * (row - column).abs()
+    if visible is not None:
+        scores = scores.masked_fill(~visible, -torch.inf)
+    lse = torch.logsumexp(scores, -1)
+    # −inf − −inf is no number; such a row sees nothing.
+    weights = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1))
+    return (weights @ v.float()).to(q.dtype), lse

@@ -1,0 +1,48 @@
+"""Lengths of the sequences in a batch, for ops whose arguments do not tell them (`vllm::unified_attention*`).
+
+Owns the value and how it reaches the op during a call; who knows the lengths sets it around the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLayout:
+    """Sequences packed into one batch: sequence i has query_lens[i] new tokens and sees kv_lens[i] in all."""
+
+    query_lens: tuple[int, ...]
+    kv_lens: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.query_lens) != len(self.kv_lens):
+            raise ValueError(f"{len(self.query_lens)} query lengths but {len(self.kv_lens)} key lengths")
+        if any(q < 0 or q > k for q, k in zip(self.query_lens, self.kv_lens, strict=True)):
+            raise ValueError("a sequence needs 0 <= new tokens <= tokens in all")
+
+
+_current: ContextVar[BatchLayout | None] = ContextVar("opreplay_batch_layout", default=None)
+
+
+@contextmanager
+def batch_layout(layout: BatchLayout) -> Iterator[None]:
+    """While open, ops of this package that need a batch's lengths take them from `layout`."""
+    token = _current.set(layout)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current_layout(tokens: int) -> BatchLayout:
+    """The open layout, or one causal sequence of all `tokens` where none is; ValueError when it has more tokens."""
+    layout = _current.get()
+    if layout is None:
+        return BatchLayout(query_lens=(tokens,), kv_lens=(tokens,))
+    if sum(layout.query_lens) > tokens:
+        raise ValueError(f"the batch layout has {sum(layout.query_lens)} tokens, the call {tokens}")
+    return layout

@@ -1,0 +1,64 @@
+"""Which namespaces have stand-ins, where they are implemented, and which library they belong to; no torch."""
+
+from __future__ import annotations
+
+LIBRARIES: dict[str, str] = {
+    "_C": "vllm",
+    "_C_cache_ops": "vllm",
+    "_moe_C": "vllm",
+    "_rocm_C": "vllm",
+    "_vllm_fa2_C": "vllm",
+    "_vllm_fa3_C": "vllm",
+    "vllm": "vllm",
+    "flash_attn": "flash_attn",
+    "aiter": "aiter",
+    "sgl_kernel": "sgl_kernel",
+    "sglang": "sglang",
+    "sglang_profiler": "sglang",
+    "fbgemm": "fbgemm_gpu",
+    "fb": "fb (Meta-internal)",
+    "npu": "torch_npu",
+}
+"""Library that registers the ops of a namespace."""
+
+MODULES: dict[str, tuple[str, ...]] = {
+    "_C": ("vllm_activation", "vllm_norm", "vllm_quant", "vllm_rope", "vllm_attention", "vllm_gemm"),
+    "_C_cache_ops": ("vllm_cache",),
+    "_moe_C": ("vllm_moe",),
+    "_rocm_C": ("vllm_attention", "vllm_gemm"),
+    "_vllm_fa2_C": ("flash_attention",),
+    "_vllm_fa3_C": ("flash_attention",),
+    "vllm": ("vllm_layers", "vllm_experts", "vllm_aiter"),
+    "flash_attn": ("flash_attention", "flash_attention_backward"),
+    "aiter": ("aiter_norm", "aiter_gemm", "aiter_attention", "aiter_moe", "aiter_pointwise"),
+    "sgl_kernel": ("sgl_kernel", "sgl_moe"),
+    "sglang": ("sglang",),
+    "sglang_profiler": ("sglang",),
+    "fbgemm": ("fbgemm_sparse", "fbgemm_quant", "fbgemm_tables"),
+    "fb": ("fb",),
+    "npu": ("npu_basic", "npu_attention", "npu_moe"),
+}
+"""Modules of this package that implement a namespace; imported (with torch) by `register_namespace` only."""
+
+ALIASES: dict[str, str] = {"_rocm_C::wvSpltK": "_rocm_C::wvSplitK"}
+"""Recorded name → the name under which the op is implemented."""
+
+PROFILER_WRAPPERS: frozenset[str] = frozenset(
+    {
+        "attention_paged_attention_ragged",
+        "forward_batch_info_compute_position",
+        "forward_batch_info_compute_position_triton",
+        "memory_pool__set_kv_buffer_impl",
+        "mha__mha_batch_prefill",
+        "rmsnorm_rmsnorm2d_fwd",
+        "rmsnorm_rmsnorm2d_fwd_with_add",
+        "utils__reshape_for_qk_norm",
+        "utils_apply_qk_norm",
+    }
+)
+"""Functions that a profiling patch of SGLang wraps; recorded as `sglang_profiler::<this>_<running number>`."""
+
+
+def library_of(namespace: str) -> str | None:
+    """The library that registers `namespace::*`, by its import name, or None when the namespace is not known here."""
+    return LIBRARIES.get(namespace)

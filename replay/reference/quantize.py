@@ -1,0 +1,127 @@
+"""The mathematics of fp8 and int8 quantisation and of matmuls with scales; no ops are declared here."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+FP8_BY_KIND: dict[str, torch.dtype] = {
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+    "fp8_inc": torch.float8_e4m3fn,
+}
+"""vLLM's kv_cache_dtype → element type of a cache that is kept as uint8."""
+
+
+def largest(dtype: torch.dtype) -> float:
+    """The value that a scale maps the largest input to: the dtype's maximum, 127 for int8, 224 for e4m3fnuz.
+
+    224 is vLLM's choice for e4m3fnuz (csrc/quantization/utils.cuh: the ROCm maximum of 240 costs accuracy).
+    """
+    if dtype == torch.float8_e4m3fnuz:
+        return 224.0
+    return 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
+
+
+def to_quantized(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """x / scale (broadcast), saturated; rounded to even for int8."""
+    scaled = x.float() / scale
+    if dtype == torch.int8:
+        return scaled.round_().clamp_(-128, 127).to(dtype)
+    limit = largest(dtype)
+    return scaled.clamp_(-limit, limit).to(dtype)
+
+
+def tensor_scale(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """float32 scale of a whole tensor, 0-dim."""
+    return x.abs().amax().float() / largest(dtype)
+
+
+def row_scale(x: Tensor, dtype: torch.dtype, upper_bound: Tensor | None = None) -> Tensor:
+    """float32 scale of each row [.., 1]; never below 1 / (512 · largest) for fp8, as vLLM's kernels have it."""
+    peak = x.abs().amax(-1, keepdim=True).float()
+    if upper_bound is not None:
+        peak = torch.minimum(peak, upper_bound.float())
+    floor = 1e-12 if dtype == torch.int8 else 1.0 / (largest(dtype) * 512.0)
+    return (peak / largest(dtype)).clamp_(min=floor)
+
+
+def group_scale(x: Tensor, group: int, limit: float, *, eps: float = 1e-10, power_of_two: bool = False) -> Tensor:
+    """float32 scale of each group of `group` neighbours in the last dim: [.., d] → [.., d / group]."""
+    peak = x.float().unflatten(-1, (-1, group)).abs().amax(-1).clamp_(min=eps)
+    scale = peak / limit
+    return torch.exp2(torch.ceil(torch.log2(scale))) if power_of_two else scale
+
+
+def quantize_groups(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """x [.., d] quantised with scale [.., groups]."""
+    group = x.shape[-1] // scale.shape[-1]
+    return to_quantized(x.unflatten(-1, (-1, group)), scale.unsqueeze(-1), dtype).flatten(-2)
+
+
+def expand_scale(scale: Tensor, rows: int, columns: int) -> Tensor:
+    """A scale as something that broadcasts over [rows, columns].
+
+    One element: the whole matrix. [rows] or [rows, 1]: by row. [1, columns]: by column. [r, c]: by blocks of
+    ceil(rows/r) x ceil(columns/c). Raises ValueError for any other shape.
+    """
+    if scale.numel() == 1:
+        return scale.reshape(1, 1)
+    if scale.dim() == 1 and scale.shape[0] == rows:
+        return scale.unsqueeze(1)
+    if scale.dim() != 2:
+        raise ValueError(f"a scale of shape {tuple(scale.shape)} does not fit a [{rows}, {columns}] matrix")
+    if scale.shape[0] in (1, rows) and scale.shape[1] in (1, columns):
+        return scale
+    by_row = scale if scale.shape[0] in (1, rows) else _repeat(scale, 0, rows)
+    return by_row if scale.shape[1] in (1, columns) else _repeat(by_row, 1, columns)
+
+
+def _repeat(scale: Tensor, dim: int, size: int) -> Tensor:
+    block = -(-size // scale.shape[dim])
+    # The libraries cut blocks of a power of two; the last one may be short.
+    block = 1 << (block - 1).bit_length()
+    return scale.repeat_interleave(block, dim).narrow(dim, 0, size)
+
+
+def dequantize(x: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """A quantised matrix [rows, columns] times its scale, in `dtype`."""
+    if scale is None:
+        return x.to(dtype)
+    return (x.float() * expand_scale(scale.float(), x.shape[-2], x.shape[-1])).to(dtype)
+
+
+def scaled_linear(
+    a: Tensor,
+    weight: Tensor,
+    scale_a: Tensor | None,
+    scale_weight: Tensor | None,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """(a · scale_a) @ (weight · scale_weight)ᵀ + bias in `dtype`; a [M, K], weight [N, K], both quantised.
+
+    Scales as `expand_scale` reads them. Sums are float32. Scales that do not change along K are applied to the product.
+    """
+    rows_a = None if scale_a is None else expand_scale(scale_a.float(), *a.shape)
+    rows_w = None if scale_weight is None else expand_scale(scale_weight.float(), *weight.shape)
+    inside_a = rows_a is not None and rows_a.shape[1] > 1
+    inside_w = rows_w is not None and rows_w.shape[1] > 1
+    left = a.float() * rows_a if inside_a else a.float()
+    right = weight.float() * rows_w if inside_w else weight.float()
+    product = left @ right.t()
+    if rows_a is not None and not inside_a:
+        product *= rows_a
+    if rows_w is not None and not inside_w:
+        product *= rows_w.t()
+    if bias is not None:
+        product += bias
+    return product.to(dtype)
+
+
+def fp8_view(cache: Tensor, kind: str) -> Tensor:
+    """A KV cache as the element type it holds: uint8 is fp8 of `kind`, e4m3 when "" or "auto" was recorded."""
+    if cache.dtype != torch.uint8:
+        return cache
+    return cache.view(FP8_BY_KIND.get(kind, torch.float8_e4m3fn))

@@ -1,0 +1,171 @@
+"""Declares portable stand-ins for vendor ops and puts them into torch's dispatcher when the library is not installed.
+
+Owns the declaration, the overload names of schema versions, and the rule that a real op is never touched. Does not own
+the mathematics (the other modules here) nor the decision to call a vendor op (`opreplay.replay.resolve`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+from opreplay.replay.reference.catalog import ALIASES, MODULES, PROFILER_WRAPPERS
+
+_NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(\.[A-Za-z_]\w*)?")
+_WRAPPER = re.compile(r"sglang_profiler::(\w+?)_\d{1,9}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """One schema version of a vendor op and the plain torch function that stands in for it."""
+
+    name: str
+    """"namespace::op", with the vendor's own overload name after a dot where it has one."""
+    schema: str
+    since: str
+    """ISO date of the first library version with this schema; "" where no version is public."""
+    run: Callable[..., Any]
+    """Called with those of the schema's arguments that it names."""
+    fake: Callable[..., Any] | None
+    """Output shapes and dtypes; None: nothing is returned, or `run` itself works on meta tensors."""
+
+
+_declared: dict[str, list[Reference]] = {}
+_registered: dict[str, tuple[str, ...]] = {}
+_libraries: dict[str, torch.library.Library] = {}
+
+
+def reference(
+    schema: str, *, since: str = "", fake: Callable[..., Any] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare a plain torch function as the stand-in for `schema` ("ns::op(Tensor x) -> Tensor").
+
+    The function gets, by name, those of the schema's arguments that its signature has, so one function may serve several
+    versions. `since` orders the versions of an op: the newest becomes the default overload, an older one
+    `since_YYYYMMDD`. `fake` describes the outputs of a function whose control flow depends on tensor contents.
+    Raises ValueError when the same version is declared twice or the name is malformed.
+    """
+    name = schema.partition("(")[0].strip()
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"not a qualified op name: {name!r}")
+
+    def declare(run: Callable[..., Any]) -> Callable[..., Any]:
+        versions = _declared.setdefault(name, [])
+        if any(version.since == since for version in versions):
+            raise ValueError(f"{name} of {since or 'no date'} is declared twice")
+        versions.append(Reference(name=name, schema=schema, since=since, run=run, fake=fake))
+        return run
+
+    return declare
+
+
+def canonical_name(name: str) -> str:
+    """The name under which a recorded op is implemented: aliases and numbered profiling wrappers are resolved.
+
+    `_rocm_C::wvSpltK` → `_rocm_C::wvSplitK`; `sglang_profiler::rmsnorm_rmsnorm2d_fwd_109` → the same without its
+    running number. Any other name comes back unchanged.
+    """
+    wrapper = _WRAPPER.fullmatch(name)
+    if wrapper and wrapper[1] in PROFILER_WRAPPERS:
+        return f"sglang_profiler::{wrapper[1]}"
+    return ALIASES.get(name, name)
+
+
+def is_reference(op_name: str) -> bool:
+    """Whether calling `op_name` ("ns::op") in this process runs an implementation of this package."""
+    return canonical_name(op_name) in _registered
+
+
+def implemented() -> dict[str, tuple[str, ...]]:
+    """The names this package can stand in for, by namespace. Imports torch."""
+    for namespace in MODULES:
+        _load(namespace)
+    return {ns: tuple(sorted(n for n in _declared if n.startswith(f"{ns}::"))) for ns in MODULES}
+
+
+def register_namespace(namespace: str) -> tuple[str, ...]:
+    """Define and implement every known op of `namespace` that does not exist yet; returns the names that are ours.
+
+    Idempotent. An op that a library has defined stays as it is, whatever its kernels; so import the library first. The
+    implementations run on any device (CompositeExplicitAutograd) and have fake kernels. Unknown namespace: ().
+    """
+    if namespace not in MODULES:
+        return ()
+    _load(namespace)
+    for name in sorted(n for n in _declared if n.startswith(f"{namespace}::")):
+        if name not in _registered and not _exists(name):
+            _registered[name] = tuple(_define(version, newest) for version, newest in _versions(name))
+    return tuple(sorted(n for n in _registered if n.startswith(f"{namespace}::")))
+
+
+def overloads_of(op_name: str) -> tuple[str, ...]:
+    """Overload names of a registered reference, the newest version first; () when it is not ours."""
+    return _registered.get(canonical_name(op_name), ())
+
+
+def _load(namespace: str) -> None:
+    for module in MODULES[namespace]:
+        import_module(f"opreplay.replay.reference.{module}")
+
+
+def _exists(name: str) -> bool:
+    import torch
+
+    return bool(torch._C._jit_get_schemas_for_operator(name.partition(".")[0]))
+
+
+def _versions(name: str) -> list[tuple[Reference, bool]]:
+    newest_first = sorted(_declared[name], key=lambda version: version.since, reverse=True)
+    return [(version, position == 0) for position, version in enumerate(newest_first)]
+
+
+def _define(version: Reference, newest: bool) -> str:
+    """Register one schema version; returns its overload name."""
+    import torch
+
+    namespace, _, operator = version.name.partition("::")
+    arguments = version.schema.partition("(")[2]
+    if not newest:
+        operator = f"{operator}.since_{version.since.replace('-', '')}"
+    library = _libraries.get(namespace)
+    if library is None:
+        # A Library takes its definitions along when it is collected, so it has to outlive every call.
+        library = _libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")  # noqa: TOR901
+    library.define(f"{operator}({arguments}")
+    schema = torch._C.parse_schema(f"{namespace}::{operator}({arguments}")
+    library.impl(operator, _adapt(version.run, schema), "CompositeExplicitAutograd")
+    fake = _nothing if not schema.returns else _adapt(version.fake or version.run, schema)
+    torch.library.register_fake(f"{namespace}::{operator}", fake, lib=library)
+    return schema.overload_name
+
+
+def _nothing(*_args: Any, **_kwargs: Any) -> None:
+    """The fake kernel of an op that only writes to its arguments."""
+
+
+def _adapt(run: Callable[..., Any], schema: Any) -> Callable[..., Any]:
+    """A kernel that hands `run` the arguments it names; the dispatcher leaves out those that equal their default."""
+    names: Sequence[str] = [argument.name for argument in schema.arguments]
+    wanted = tuple(inspect.signature(run).parameters)
+    unknown = [
+        name
+        for name, parameter in inspect.signature(run).parameters.items()
+        if name not in names and parameter.default is parameter.empty
+    ]
+    if unknown:
+        raise ValueError(f"{schema.name}: {run.__name__} wants {', '.join(unknown)}, which the schema does not have")
+    wanted = tuple(name for name in wanted if name in names)
+    defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+        return run(**{name: given[name] for name in wanted})
+
+    return kernel

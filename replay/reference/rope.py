@@ -1,0 +1,43 @@
+"""The mathematics of rotary position embedding; no ops are declared here."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, neox: bool) -> Tensor:
+    """Rotate pairs of x [.., rot] by angles given as cos, sin [.., rot/2] (broadcast); in x's dtype.
+
+    neox pairs element i with i + rot/2; otherwise 2i with 2i + 1 (GPT-J).
+    """
+    if neox:
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    even, odd = x[..., ::2], x[..., 1::2]
+    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)
+
+
+def rotate_by_position(
+    x: Tensor,
+    positions: Tensor,
+    cos_sin_cache: Tensor,
+    *,
+    head_size: int,
+    neox: bool,
+    offset: int = 0,
+    inverse: bool = False,
+) -> Tensor:
+    """x with the elements [offset, offset + rot) of each head rotated; x is [T, heads·head] or [.., heads, head].
+
+    positions int [T] or [B, S] index the rows of cos_sin_cache [max position, rot], which holds rot/2 cosines, then rot/2
+    sines. `inverse` turns the other way. Shape as x; contiguous.
+    """
+    rot = cos_sin_cache.shape[-1]
+    heads = x.reshape(positions.numel(), -1, head_size)
+    cos, sin = cos_sin_cache.index_select(0, positions.flatten()).unsqueeze(1).chunk(2, dim=-1)
+    if inverse:
+        sin = -sin
+    turned = rotate(heads[..., offset : offset + rot], cos, sin, neox=neox)
+    parts = (heads[..., :offset], turned, heads[..., offset + rot :])
+    return torch.cat(parts, dim=-1).reshape(x.shape)

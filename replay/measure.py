@@ -13,8 +13,6 @@ from opreplay.replay.executors.base import Executor, Measurement, Prepared
 
 SAMPLE_US = 500.0
 """Length aimed at for one sample: a thousand times the resolution of common clocks, and 400 fit into the budget."""
-MAX_CALLS_MUTATING = 64
-"""Calls between two resets of an op that writes to its arguments, so that its values cannot drift far."""
 NOISY_IQR = 0.10
 """Quartiles further apart than this share of the median are worth a warning."""
 RESOLUTION_SHARE = 0.01
@@ -46,7 +44,8 @@ def measure(executor: Executor, prepared: Prepared, options: MeasureOptions) -> 
     """
     clock = executor.clock
     call_us, budget_s = _warm_up(executor, prepared, options)
-    calls = calls_per_sample(call_us, clock.max_calls, mutates=prepared.mutates)
+    limit = clock.max_calls if prepared.max_calls is None else min(clock.max_calls, prepared.max_calls)
+    calls = calls_per_sample(call_us, limit)
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -57,9 +56,8 @@ def measure(executor: Executor, prepared: Prepared, options: MeasureOptions) -> 
     return summarize(ordered, calls=calls, resolution_us=clock.resolution_us, options=options)
 
 
-def calls_per_sample(call_us: float, limit: int, *, mutates: bool) -> int:
+def calls_per_sample(call_us: float, limit: int) -> int:
     """How many calls make a sample of about `SAMPLE_US`, from the estimated time of one."""
-    limit = min(limit, MAX_CALLS_MUTATING) if mutates else limit
     return max(1, min(limit, math.ceil(SAMPLE_US / max(call_us, 1e-3))))
 
 

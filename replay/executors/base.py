@@ -45,10 +45,15 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 class Clock(Protocol):
     """Measures batches of calls; a device has the clock that fits it."""
 
-    resolution_us: float
-    """Smallest difference of two readings that is not zero."""
-    max_calls: int
-    """Most calls that one batch may hold."""
+    @property
+    def resolution_us(self) -> float:
+        """Smallest difference of two readings that is not zero."""
+        ...
+
+    @property
+    def max_calls(self) -> int:
+        """Most calls that one batch may hold."""
+        ...
 
     def time_calls(self, call: Callable[[], Any], calls: int) -> float:
         """Microseconds that `calls` calls in a row take together, the clock's own overhead subtracted."""
@@ -62,21 +67,35 @@ class Clock(Protocol):
 class Prepared(Protocol):
     """An op that is ready to be called."""
 
-    call: Callable[[], Any]
-    """Calls the op once, without waiting for the device."""
-    mutates: bool
-    """The call writes to its arguments, so `Executor.reset` must undo that now and then."""
-    initializer: str | None
-    assumptions: tuple[Assumption, ...]
-    """What was assumed while the arguments were made, beyond the assumptions of the plan."""
+    @property
+    def call(self) -> Callable[[], Any]:
+        """Calls the op once, without waiting for the device."""
+        ...
+
+    @property
+    def max_calls(self) -> int | None:
+        """Most calls in a row before `Executor.reset`, for an op that writes to its arguments; None for others."""
+        ...
+
+    @property
+    def initializer(self) -> str | None: ...
+
+    @property
+    def assumptions(self) -> tuple[Assumption, ...]:
+        """What was assumed while the arguments were made, beyond the assumptions of the plan."""
+        ...
 
 
 class Executor(Protocol):
     """Prepares, runs and closes; never prints."""
 
-    device: str
-    """"cpu", "cuda:0", "npu:0"."""
-    clock: Clock
+    @property
+    def device(self) -> str:
+        """ "cpu", "cuda:0", "npu:0"."""
+        ...
+
+    @property
+    def clock(self) -> Clock: ...
 
     def facts(self) -> dict[str, object]:
         """Versions and device for the result's header; no host names, paths or secrets."""

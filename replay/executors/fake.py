@@ -46,7 +46,7 @@ class FakeClock:
 class FakePrepared:
     """One call of a fake op."""
 
-    mutates = False
+    max_calls: int | None = None
     initializer: str | None = "fake"
     assumptions: tuple[Assumption, ...] = ()
 

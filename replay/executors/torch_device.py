@@ -1,0 +1,244 @@
+"""Runs plan ops through torch on the CPU or an accelerator; owns the arguments' life, not their values or times."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from hashlib import blake2b
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from opreplay.initializers import fill
+from opreplay.initializers.base import InitContext, InitializerError, InitReport
+from opreplay.initializers.dense import DenseInit
+from opreplay.initializers.registry import Registry, built_in
+from opreplay.replay import budget, tensors
+from opreplay.replay.clocks import EventClock, HostClock
+from opreplay.replay.executors.base import Clock, NotReplayable
+from opreplay.replay.ir import Assumption, Reason, ReplayArg, ReplayOp
+from opreplay.traces.errors import EnvironmentRefused, UsageError
+
+PROBE_CALLS = 64
+"""Calls in a row after which an op that writes to its arguments must still have finite values."""
+PROBE_S = 0.02
+"""Wall time after which probing stops; so few calls of such an op make a sample that it need not go on."""
+
+FindOverload = Callable[[ReplayOp], Callable[..., Any]]
+"""What to call for an op; raises NotReplayable."""
+
+
+class TorchPrepared:
+    """One op with its arguments."""
+
+    def __init__(self, call: Callable[[], Any], written: tuple[torch.Tensor, ...], spare_bytes: int) -> None:
+        self.call = call
+        self.mutates = bool(written)
+        self.max_calls: int | None = None
+        self.initializer: str | None = None
+        self.assumptions: tuple[Assumption, ...] = ()
+        spans = [fill.span(t) for t in written]
+        size = sum(t.numel() * t.element_size() for t in spans)
+        self._saved = [(t, t.clone()) for t in spans] if size <= spare_bytes else []
+
+    def reset(self) -> None:
+        """Write the first values back into everything that the op writes to."""
+        for tensor, saved in self._saved:
+            tensor.copy_(saved)
+
+    @property
+    def resettable(self) -> bool:
+        return bool(self._saved) or not self.mutates
+
+    def finite(self) -> bool:
+        """Whether all floats that the op writes to are still finite."""
+        return all(bool(t.isfinite().all()) for t, _ in self._saved if t.is_floating_point() and t.itemsize > 1)
+
+
+class TorchExecutor:
+    """One device of torch. Raises EnvironmentRefused when it is not there; never falls back to another."""
+
+    def __init__(
+        self, device: str, find_overload: FindOverload, *, memory_bytes: int, threads: int | None = None,
+        registry: Registry | None = None,
+    ) -> None:  # fmt: skip
+        self._device = open_device(device)
+        self.device = str(self._device)
+        self._find = find_overload
+        self._memory_bytes = memory_bytes
+        self._registry = built_in() if registry is None else registry
+        self._before = (torch.get_num_threads(), torch.is_grad_enabled())
+        if threads is not None:
+            torch.set_num_threads(threads)
+        torch.set_grad_enabled(False)
+        self.clock: Clock = self._clock()
+
+    def facts(self) -> dict[str, object]:
+        """torch's version, threads, and the device's name."""
+        facts: dict[str, object] = {
+            "device": self.device,
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "mkldnn": torch.backends.mkldnn.is_available(),
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        }
+        if self._device.type != "cpu":
+            backend = _backend(self._device.type)
+            facts["device_name"] = backend.get_device_name(self._device)
+            facts["cuda"], facts["hip"] = torch.version.cuda, torch.version.hip
+        return facts
+
+    def prepare(self, op: ReplayOp, *, seed: int) -> TorchPrepared:
+        """Resolve, check the budget, allocate and fill. Raises NotReplayable with the reason.
+
+        The same seed and op give the same bytes in every argument, whatever ran before.
+        """
+        if op.reason is not None:
+            raise NotReplayable(op.reason)
+        if (reason := budget.over_budget(op, self._memory_bytes)) is not None:
+            raise NotReplayable(reason)
+        function = self._find(op)
+        args = {arg.name: self._argument(arg) for arg in op.args}
+        op_seed = seed_of(op, seed)
+        torch.manual_seed(op_seed)
+        name, reports = self._initialize(op, args, op_seed)
+        positional = [args[arg.name] for arg in op.args if not arg.keyword_only]
+        by_name = {arg.name: args[arg.name] for arg in op.args if arg.keyword_only}
+        spare = self._memory_bytes - budget.need_of(op).total
+        prepared = TorchPrepared(partial(function, *positional, **by_name), _written(op, args), spare)
+        prepared.initializer = name
+        prepared.assumptions = tuple(
+            Assumption(argument=argument, what=what) for report in reports for argument, what in report.assumed.items()
+        )
+        if prepared.mutates:
+            self._probe(prepared)
+        return prepared
+
+    def run(self, prepared: TorchPrepared) -> Any:
+        return prepared.call()
+
+    def reset(self, prepared: TorchPrepared) -> None:
+        prepared.reset()
+
+    def synchronize(self) -> None:
+        if self._device.type != "cpu":
+            _backend(self._device.type).synchronize(self._device)
+
+    def close(self) -> None:
+        """Give cached device memory back, and torch's settings their old values."""
+        threads, grad = self._before
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(grad)
+        if self._device.type != "cpu":
+            _backend(self._device.type).empty_cache()
+
+    def _argument(self, arg: ReplayArg) -> Any:
+        if arg.type == "Tensor" and arg.tensors:
+            return None if arg.tensors[0] is None else tensors.allocate(arg.tensors[0], device=self._device)
+        if arg.type == "Tensor[]" and (arg.tensors or arg.value is None):
+            made = [None if m is None else tensors.allocate(m, device=self._device) for m in arg.tensors]
+            return made if arg.tensors else None
+        return tensors.scalar_value(arg, device=self._device)
+
+    def _initialize(self, op: ReplayOp, args: dict[str, Any], seed: int) -> tuple[str, list[InitReport]]:
+        """Plain values for all tensors, then the op's own rule; the name of the rule and what was assumed."""
+        generator = torch.Generator(device=self._device)
+        generator.manual_seed(seed)
+        metas = {arg.name: arg.tensors for arg in op.args if arg.tensors}
+        context = InitContext(op=op.name, args=args, metas=metas, generator=generator, seed=seed, outputs=op.outputs)
+        reports = [DenseInit().initialize(context)]
+        rule = self._registry.find(context)
+        if rule is None:
+            return DenseInit.name, reports if context.tensors() else []
+        try:
+            report = rule.initialize(context)
+        except (InitializerError, RuntimeError, ValueError, TypeError, IndexError) as error:
+            raise NotReplayable(Reason("failed", f"initializer {rule.name}: {_first_line(error)}")) from error
+        assumed = {name: what for name, what in reports[0].assumed.items() if name not in report.assumed}
+        return rule.name, [InitReport(assumed=assumed), report]
+
+    def _probe(self, prepared: TorchPrepared) -> None:
+        """Find how many calls in a row keep the written values finite, so that no sample holds more."""
+        if not prepared.resettable:
+            prepared.assumptions += (Assumption(argument="self", what="not reset between calls: no memory for a copy"),)
+            prepared.max_calls = PROBE_CALLS
+            return
+        proven, done, started = 1, 0, perf_counter()
+        while proven <= PROBE_CALLS and perf_counter() - started < PROBE_S:
+            while done < proven:
+                prepared.call()
+                done += 1
+            if not prepared.finite():
+                proven //= 2
+                break
+            proven *= 2
+        prepared.max_calls = max(1, min(proven, PROBE_CALLS))
+        prepared.reset()
+
+    def _clock(self) -> Clock:
+        if self._device.type == "cpu":
+            return HostClock()
+        backend = _backend(self._device.type)
+        return EventClock(
+            partial(backend.Event, enable_timing=True), self.synchronize, _hold if self._device.type == "cuda" else None
+        )
+
+
+def open_device(text: str) -> torch.device:
+    """The device that `text` names, made current. Raises UsageError for nonsense, EnvironmentRefused when absent."""
+    if text.startswith("npu") and importlib.util.find_spec("torch_npu") is not None:
+        importlib.import_module("torch_npu")
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        raise UsageError(f"{text!r} names no device", hint="Name one like cpu, cuda, cuda:1 or npu.") from None
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type == "meta":
+        raise UsageError("the meta device computes nothing", hint="Name one like cpu, cuda, cuda:1 or npu.")
+    backend = getattr(torch, device.type, None)
+    count = backend.device_count() if backend is not None and backend.is_available() else 0
+    index = device.index or 0
+    if index >= count:
+        raise EnvironmentRefused(
+            f"device {text} is not here: torch {torch.__version__} sees {count} of type {device.type}",
+            hint="Use --device cpu, or install a torch build and driver for that device; `opreplay doctor` shows both.",
+        )
+    chosen = torch.device(device.type, index)
+    _backend(device.type).set_device(chosen)
+    return chosen
+
+
+def seed_of(op: ReplayOp, seed: int) -> int:
+    """The seed of one op in a run: depends on the run's seed and the op's id, not on what else is in the plan."""
+    return int.from_bytes(blake2b(f"{seed}:{op.id}".encode(), digest_size=7).digest(), "little")
+
+
+def _backend(kind: str) -> Any:
+    """torch.cuda, torch.npu, torch.xpu, ...: they share the few functions used here."""
+    return getattr(torch, kind)
+
+
+def _hold(duration_us: float) -> None:
+    """Keep the CUDA device busy for about this long, at 2 GHz."""
+    with suppress(AttributeError):
+        torch.cuda._sleep(math.ceil(duration_us * 2000))
+
+
+def _written(op: ReplayOp, args: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """The tensors that the schema says the op writes to."""
+    found: list[torch.Tensor] = []
+    for arg in op.args:
+        if arg.mutated:
+            value = args[arg.name]
+            found += [t for t in (value if isinstance(value, list) else [value]) if isinstance(t, torch.Tensor)]
+    return tuple(found)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,232 @@
+"""The main job: each op of a plan measured here and predicted on simulated devices, line by line into a sink.
+
+Owns the order of work, budgets of a whole run and the summary; not how one op is run (`isolation`, `attempt`) or what
+a device would take (`simulate` is handed in).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from time import monotonic
+from typing import Literal
+
+import msgspec
+
+from opreplay.replay import environment
+from opreplay.replay.attempt import Outcome, unable
+from opreplay.replay.describe import describe_inputs
+from opreplay.replay.ir import Reason, ReplayOp, ReplayPlan
+from opreplay.replay.isolation import ChildProcess, InProcess, Runner
+from opreplay.replay.measure import MeasureOptions
+from opreplay.replay.results import Header, OpResult, ResultSink, Simulated, Summary
+from opreplay.replay.worker import WorkerConfig, make_executor
+
+LIMIT_S = 30.0
+"""Wall time of one op, set-up included, before its process is killed; more when `op_time_s` asks for more."""
+LIMIT_PER_OP_TIME = 30.0
+
+Simulate = Callable[[ReplayOp], dict[str, Simulated]]
+"""Predictions for one op by SoC, in the order asked for."""
+
+
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How to run a plan; written to the result's header."""
+
+    device: str = "cpu"
+    seed: int = 0
+    max_op_bytes: int | None = None
+    """Inputs and outputs of one op together; None for half of the memory that is free at the start."""
+    op_time_s: float = 0.2
+    """Wall time for the samples of one op; a slow op takes a few times as long."""
+    limit_s: float | None = None
+    """Wall time after which an op is given up; None for 30 s or thirty times `op_time_s`, whichever is more."""
+    target_ci: float = 0.02
+    """Stop sampling once the 95 % interval of the median is within ± this share of it."""
+    min_samples: int = 8
+    max_samples: int = 400
+    warmup_calls: int = 2
+    warmup_s: float = 0.01
+    total_time_s: float | None = None
+    """Wall time for the whole run; ops that come too late are skipped with that reason."""
+    threads: int | None = None
+    """Of torch on the CPU; None for its own choice."""
+    isolation: Literal["process", "none"] = "process"
+    executor: Literal["torch", "fake"] = "torch"
+    allow_imports: dict[str, str] = {}
+    """Namespace → module that may be imported because the user said so."""
+
+    def measure_options(self) -> MeasureOptions:
+        """The part that the measuring loop needs."""
+        return MeasureOptions(
+            op_time_s=self.op_time_s, target_ci=self.target_ci, min_samples=self.min_samples,
+            max_samples=self.max_samples, warmup_calls=self.warmup_calls, warmup_s=self.warmup_s,
+        )  # fmt: skip
+
+    def hard_limit_s(self) -> float:
+        """Seconds after which an op's process is killed."""
+        return self.limit_s if self.limit_s is not None else max(LIMIT_S, LIMIT_PER_OP_TIME * self.op_time_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a run stands: told before each op, and once more at the end with no current op."""
+
+    done: int
+    total: int
+    current: str | None
+    """Name of the op that is next."""
+    elapsed_s: float
+    remaining_s: float | None
+    """Estimate; None before the first op."""
+
+
+def run_plan(
+    plan: ReplayPlan,
+    options: RunOptions,
+    *,
+    sink: ResultSink,
+    simulate: Simulate | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    runner: Runner | None = None,
+    trace: dict[str, object] | None = None,
+) -> Summary:
+    """Measure and predict every op of the plan; each result goes to the sink as soon as it is there.
+
+    The sink gets a header first and a summary last, also when the run is interrupted: then the summary says so and the
+    exception passes on. `runner` replaces what the options would choose; `trace` is added to the header's facts.
+    Raises EnvironmentRefused when the device is missing, before anything is written.
+    """
+    started = monotonic()
+    options = msgspec.structs.replace(options, max_op_bytes=options.max_op_bytes or environment.default_op_bytes())
+    chosen = make_runner(options) if runner is None else runner
+    results: list[OpResult] = []
+    begun = False
+    try:
+        facts = chosen.start()
+        sink.write(_header(plan, options, facts, trace or {}))
+        begun = True
+        for index, op in enumerate(plan.ops):
+            elapsed = monotonic() - started
+            if on_progress is not None:
+                on_progress(_progress(index, len(plan.ops), op.name, elapsed))
+            outcome = _outcome(op, options, chosen, elapsed)
+            result = _result(plan, op, outcome, simulate(op) if simulate is not None else {})
+            sink.write(result)
+            results.append(result)
+    except BaseException:
+        # A full disk may be what ended the run: the error that matters is the one on its way.
+        with suppress(OSError):
+            if begun:
+                sink.write(summarize(plan, results, wall_s=monotonic() - started, interrupted=True))
+        raise
+    finally:
+        chosen.close()
+    summary = summarize(plan, results, wall_s=monotonic() - started, interrupted=False)
+    sink.write(summary)
+    if on_progress is not None:
+        on_progress(_progress(len(plan.ops), len(plan.ops), None, summary.wall_s))
+    return summary
+
+
+def make_runner(options: RunOptions) -> Runner:
+    """A child process for the ops, or this process where the options say so."""
+    config = WorkerConfig(
+        executor=options.executor, device=options.device, threads=options.threads,
+        memory_bytes=options.max_op_bytes or environment.default_op_bytes(), seed=options.seed,
+        measure=options.measure_options(), allow_imports=options.allow_imports,
+    )  # fmt: skip
+    if options.isolation == "process":
+        return ChildProcess(config, limit_s=options.hard_limit_s())
+    return InProcess(make_executor(config), seed=options.seed, options=config.measure)
+
+
+def summarize(plan: ReplayPlan, results: list[OpResult], *, wall_s: float, interrupted: bool) -> Summary:
+    """Counts, shares and totals of results so far; times in microseconds, all calls together."""
+    replayed = [result for result in results if result.status == "replayed"]
+    by_status = Counter(result.status for result in results)
+    reasons = Counter((result.reason or "").partition(":")[0] for result in results if result.status != "replayed")
+    simulated: dict[str, float] = {}
+    for result in results:
+        for soc, time_us in result.simulated_us.items():
+            simulated[soc] = simulated.get(soc, 0.0) + time_us * result.count
+    return Summary(
+        ops=len(plan.ops),
+        replayed=by_status["replayed"],
+        skipped=by_status["skipped"],
+        failed=by_status["failed"],
+        reasons=dict(reasons.most_common()),
+        covered_share=sum(result.recorded_share for result in replayed),
+        recorded_us=sum(_recorded_us(plan, op) for op in plan.ops),
+        measured_us=sum((result.measured_us or 0.0) * result.count for result in replayed),
+        simulated_us=simulated,
+        wall_s=round(wall_s, 3),
+        interrupted=interrupted,
+    )
+
+
+def _outcome(op: ReplayOp, options: RunOptions, runner: Runner, elapsed_s: float) -> Outcome:
+    """Run the op unless the plan, or the run's time budget, says that it is not to be run."""
+    if op.reason is not None:
+        return unable(op.reason)
+    if options.total_time_s is not None and elapsed_s >= options.total_time_s:
+        return unable(Reason("budget", f"time: the run's {options.total_time_s:g} s are spent (--total-time)"))
+    return runner.measure(op)
+
+
+def _result(plan: ReplayPlan, op: ReplayOp, outcome: Outcome, simulated: dict[str, Simulated]) -> OpResult:
+    recorded = op.recorded
+    total = plan.device_us_total or plan.host_us_total
+    first = next(iter(simulated.values()), None)
+    on_device = recorded.device_us_total > 0 or bool(recorded.kernels)
+    return OpResult(
+        id=op.id,
+        name=op.name,
+        count=op.count,
+        status=outcome.status,
+        reason=None if outcome.reason is None else str(outcome.reason),
+        resolved_by=op.resolved_by,
+        via=op.via,
+        inputs=describe_inputs(op),
+        recorded_device_us=recorded.device_us_total / op.count if on_device else None,
+        recorded_host_us=recorded.host_us_total / op.count,
+        recorded_share=_recorded_us(plan, op) / total if total else 0.0,
+        measured_us=None if outcome.measurement is None else outcome.measurement.median_us,
+        measurement=outcome.measurement,
+        simulated_us={soc: prediction.time_us for soc, prediction in simulated.items()},
+        bound=None if first is None else first.bound,
+        simulated=simulated,
+        initializer=outcome.initializer,
+        assumptions=op.assumptions + outcome.assumptions,
+    )
+
+
+def _recorded_us(plan: ReplayPlan, op: ReplayOp) -> float:
+    """Recorded time of all calls of an op: on the device, or on the host where the trace has no device."""
+    return op.recorded.device_us_total if plan.device_us_total > 0 else op.recorded.host_us_total
+
+
+def _header(plan: ReplayPlan, options: RunOptions, facts: dict[str, object], trace: dict[str, object]) -> Header:
+    about: dict[str, object] = {
+        "source": plan.source,
+        "selection": plan.selection,
+        "device": plan.device,
+        "ops": len(plan.ops),
+        "device_us_total": plan.device_us_total,
+        "host_us_total": plan.host_us_total,
+    }
+    return Header(
+        opreplay_version=environment.opreplay_version(),
+        started_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        trace={**about, **trace},
+        environment={**environment.host_facts(), **facts},
+        options=msgspec.to_builtins(options),
+    )
+
+
+def _progress(done: int, total: int, current: str | None, elapsed_s: float) -> Progress:
+    remaining = elapsed_s / done * (total - done) if done else None
+    return Progress(done=done, total=total, current=current, elapsed_s=elapsed_s, remaining_s=remaining)

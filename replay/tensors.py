@@ -1,0 +1,119 @@
+"""Allocate tensors from recorded metadata, exactly as strided, and turn recorded scalars into torch's values.
+
+Owns no contents: what a fresh tensor holds is undefined until an initializer fills it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from opreplay.replay import budget
+from opreplay.replay.executors.base import NotReplayable
+from opreplay.replay.ir import Reason, ReplayArg, Value
+from opreplay.traces.dtypes import ITEMSIZE_BYTES
+from opreplay.traces.model import TensorMeta
+
+MAX_RANK = 64
+"""torch's own limit on dimensions."""
+DTYPES: dict[str, torch.dtype] = {
+    name: found for name in ITEMSIZE_BYTES if isinstance(found := getattr(torch, name, None), torch.dtype)
+}
+NAMED_VALUES: dict[str, Any] = {
+    **{f"torch.{name}": dtype for name, dtype in DTYPES.items()},
+    **{f"torch.{name}": getattr(torch, name) for name in (
+        "strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc",
+        "contiguous_format", "channels_last", "channels_last_3d", "preserve_format",
+    )},
+}  # fmt: skip
+"""What a plan may name of torch: dtypes, layouts and memory formats. Anything else is refused, never looked up."""
+NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+
+
+def allocate(meta: TensorMeta, *, device: torch.device) -> torch.Tensor:
+    """An uninitialised tensor of the given shape, dtype, strides and storage offset.
+
+    Expanded (stride 0) and overlapping tensors share storage as recorded, so this may take far less memory than the
+    tensor looks; budgets are for the caller. Raises NotReplayable for metadata that no tensor can have.
+    """
+    dtype = DTYPES.get(meta.dtype)
+    if dtype is None:
+        raise NotReplayable(Reason("failed", f"dtype {meta.dtype} is not known to torch {torch.__version__}"))
+    if meta.dtype.startswith("q"):
+        raise NotReplayable(Reason("failed", f"quantized tensors ({meta.dtype}) need scales that are not recorded"))
+    _check(meta)
+    storage = torch.empty(budget.extent(meta), dtype=dtype, device=device)
+    strides = meta.strides if meta.strides is not None else contiguous_strides(meta.shape)
+    offset = meta.storage_offset if storage.numel() else 0
+    return storage.as_strided(meta.shape, strides, offset)
+
+
+def alias(tensor: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
+    """A view of the given metadata into the storage of `tensor`, for arguments that are known to share memory.
+
+    Raises NotReplayable when the view would reach beyond that storage.
+    """
+    _check(meta)
+    available = tensor.untyped_storage().nbytes() // tensor.element_size()
+    if DTYPES.get(meta.dtype) is not tensor.dtype or budget.extent(meta) > available:
+        raise NotReplayable(Reason("failed", "arguments that share memory do not fit into one storage"))
+    strides = meta.strides if meta.strides is not None else contiguous_strides(meta.shape)
+    return tensor.as_strided(meta.shape, strides, meta.storage_offset)
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Row-major strides; dimensions of size 0 count as 1, as torch does."""
+    strides = [1] * len(shape)
+    for dim in range(len(shape) - 2, -1, -1):
+        strides[dim] = strides[dim + 1] * max(1, shape[dim + 1])
+    return tuple(strides)
+
+
+def scalar_value(arg: ReplayArg, *, device: torch.device) -> Any:
+    """The Python or torch value of an argument without tensors; see `opreplay.replay.ir.ReplayArg.value`.
+
+    Devices become the replay device, except "cpu": a copy to the host stays one. Raises NotReplayable for a name that
+    is not in `NAMED_VALUES`.
+    """
+    kind = arg.type.removesuffix("[]")
+    if isinstance(arg.value, tuple):
+        return [_one_value(kind, arg.name, item, device) for item in arg.value]
+    return _one_value(kind, arg.name, arg.value, device)
+
+
+def _one_value(kind: str, name: str, value: Value, device: torch.device) -> Any:
+    if isinstance(value, tuple):
+        return [_one_value(kind, name, item, device) for item in value]
+    if not isinstance(value, str):
+        return float(value) if kind == "float" and isinstance(value, int) and not isinstance(value, bool) else value
+    if kind == "str":
+        return value
+    if kind == "Device":
+        return torch.device("cpu") if value.startswith("cpu") else device
+    if kind in ("ScalarType", "Layout", "MemoryFormat"):
+        if value not in NAMED_VALUES:
+            raise NotReplayable(Reason("policy", f"argument {name} names {value!r}"))
+        return NAMED_VALUES[value]
+    if value in NON_FINITE:
+        return NON_FINITE[value]
+    try:
+        return complex(value)
+    except ValueError:
+        raise NotReplayable(Reason("metadata missing", f"argument {name}: {value!r} is no {arg_kind(kind)}")) from None
+
+
+def arg_kind(kind: str) -> str:
+    """How messages call a schema type."""
+    return {"Scalar": "number", "int": "whole number", "float": "number"}.get(kind, kind)
+
+
+def _check(meta: TensorMeta) -> None:
+    """Refuse what torch would refuse, with a reason instead of an exception from deep inside."""
+    if len(meta.shape) > MAX_RANK:
+        raise NotReplayable(Reason("metadata missing", f"a tensor of {len(meta.shape)} dimensions, limit {MAX_RANK}"))
+    if meta.strides is not None and len(meta.strides) != len(meta.shape):
+        raise NotReplayable(Reason("metadata missing", f"strides {meta.strides} do not fit shape {meta.shape}"))
+    if any(n < 0 for n in (*meta.shape, *(meta.strides or ()), meta.storage_offset)):
+        raise NotReplayable(Reason("metadata missing", f"negative size, stride or offset in {meta.shape}"))

@@ -1,0 +1,181 @@
+"""The child process that runs ops, seen from inside: tasks in, outcomes out, and it dies with its parent.
+
+Started by `opreplay.replay.isolation`; nothing else imports it. Messages are msgpack of the values below, never pickle.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import struct
+import sys
+from functools import partial
+from typing import Literal
+
+import msgspec
+
+from opreplay.replay import environment
+from opreplay.replay.attempt import Outcome, attempt
+from opreplay.replay.executors.base import Executor
+from opreplay.replay.ir import ReplayOp
+from opreplay.replay.measure import MeasureOptions
+from opreplay.traces.errors import OpReplayError
+
+FRAME = struct.Struct("<I")
+MAX_FRAME = 64 << 20
+"""Far above any op of a sane plan; a length beyond it means that the stream is damaged."""
+WORKSPACE = 2.0
+"""An op may take this many times its memory budget before allocations fail: inputs, outputs and workspace."""
+SLACK_BYTES = 512 << 20
+"""Room for code, thread stacks and caches of libraries that the first op of a kind sets up."""
+FILE_BYTES = 256 << 20
+"""Largest file that an op can write (compilers cache their kernels; nothing else has a reason to)."""
+PR_SET_PDEATHSIG = 1
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
+    """All that a worker needs to know before its first op."""
+
+    executor: Literal["torch", "fake"] = "torch"
+    device: str = "cpu"
+    threads: int | None = None
+    memory_bytes: int
+    """For each op; see `opreplay.replay.executors.base.Limits`."""
+    seed: int = 0
+    measure: MeasureOptions = MeasureOptions()
+    allow_imports: dict[str, str] = {}
+    """Namespace → module that the user allows to be imported."""
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The device is there and the libraries are loaded."""
+
+    facts: dict[str, object]
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """The worker cannot work at all, e.g. since the device is missing."""
+
+    message: str
+    hint: str
+    exit_code: int
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True, tag="task"):
+    """One op to replay."""
+
+    op: ReplayOp
+
+
+Reply = Ready | Refused | Outcome
+
+
+def make_executor(config: WorkerConfig) -> Executor:
+    """The back-end that the configuration names; both are known here, a trace has no say in it."""
+    if config.executor == "fake":
+        from opreplay.replay.executors.fake import FakeExecutor
+
+        return FakeExecutor()
+    from opreplay.replay.executors.torch_device import TorchExecutor
+    from opreplay.replay.policy import Policy
+    from opreplay.replay.resolve import find_overload
+
+    policy = Policy(allow_imports=config.allow_imports) if config.allow_imports else Policy()
+    return TorchExecutor(
+        config.device,
+        partial(find_overload, policy=policy),
+        memory_bytes=config.memory_bytes,
+        threads=config.threads,
+    )
+
+
+def serve(descriptor: int, parent: int) -> None:
+    """Work on tasks from the socket until it closes."""
+    _die_with(parent)
+    with socket.socket(fileno=descriptor) as channel:
+        config = msgspec.msgpack.decode(receive(channel) or b"", type=WorkerConfig)
+        try:
+            executor = make_executor(config)
+        except OpReplayError as error:
+            send(channel, Refused(message=str(error), hint=error.hint, exit_code=error.exit_code))
+            return
+        _limit_files()
+        send(channel, Ready(facts=executor.facts()))
+        decoder = msgspec.msgpack.Decoder(Task)
+        while (frame := receive(channel)) is not None:
+            if config.device == "cpu":
+                limit_memory(config.memory_bytes)
+            op = decoder.decode(frame).op
+            send(channel, attempt(executor, op, seed=config.seed, options=config.measure))
+        executor.close()
+
+
+def send(channel: socket.socket, message: msgspec.Struct) -> None:
+    """Write one frame. Raises OSError when the other side is gone."""
+    body = msgspec.msgpack.encode(message)
+    channel.sendall(FRAME.pack(len(body)) + body)
+
+
+def receive(channel: socket.socket) -> bytes | None:
+    """Read one frame; None when the other side has closed. Raises TimeoutError after the socket's timeout."""
+    head = _exactly(channel, FRAME.size)
+    if head is None:
+        return None
+    (length,) = FRAME.unpack(head)
+    if length > MAX_FRAME:
+        raise ConnectionError(f"a frame of {length} bytes, limit {MAX_FRAME}")
+    return _exactly(channel, length)
+
+
+def limit_memory(op_bytes: int) -> None:
+    """Let private memory grow by twice the budget and some slack, never beyond what is free, then let malloc fail."""
+    if sys.platform != "linux":
+        return
+    import resource
+
+    used, free = environment.process_bytes("VmData"), environment.free_memory_bytes()
+    if used is None:
+        return
+    room = int(WORKSPACE * op_bytes) + SLACK_BYTES
+    if free is not None:
+        room = min(room, int(free * environment.RESERVE))
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = used + room
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+
+
+def _exactly(channel: socket.socket, count: int) -> bytes | None:
+    parts = bytearray()
+    while len(parts) < count:
+        part = channel.recv(min(1 << 20, count - len(parts)))
+        if not part:
+            return None
+        parts += part
+    return bytes(parts)
+
+
+def _die_with(parent: int) -> None:
+    """Be killed when the parent ends, however it does; Ctrl-C is the parent's business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        # If memory runs out in spite of all, the kernel shall take this process and not its parent.
+        file.write("1000")
+
+
+def _limit_files() -> None:
+    """No core dumps and no large files, whatever an op does."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    soft = FILE_BYTES if hard == resource.RLIM_INFINITY else min(FILE_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -21,7 +21,7 @@ from opreplay.traces.errors import FormatError, UsageError
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib
+    import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
 SCHEMA_VERSION = 1
 """Changes of format: 1 first version."""

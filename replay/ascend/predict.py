@@ -11,7 +11,8 @@ from opreplay.replay.ascend.cost.vector import vector_terms
 from opreplay.replay.ascend.kernel import Bound, Confidence, KernelCall, KernelPrediction
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
 
-Terms = Callable[[KernelCall, FamilyCost, DeviceProfile, "float | None"], dict[str, float]]
+Terms = Callable[..., dict[str, float]]
+"""(call, family, device, resident) -> microseconds by term."""
 
 
 def _aicpu_terms(

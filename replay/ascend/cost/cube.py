@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil, prod
 from typing import NamedTuple
 
-from opreplay.replay.ascend.cost.sizes import HALF, first, is_nz, itemsize, logical_matrix, total_bytes
+from opreplay.replay.ascend.cost.sizes import first, is_nz, itemsize, logical_matrix, total_bytes
 from opreplay.replay.ascend.cost.vector import resident_share
 from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
@@ -130,7 +130,7 @@ def gemm_terms(
 
 
 def _split(best: tuple[float, float, float, float, int], family: FamilyCost, device: DeviceProfile) -> dict[str, float]:
-    total, mac, load, far, waves = best
+    total, mac, load, far, _ = best
     p = device.rates.overlap_p
     powers = mac**p, load**p, far**p
     norm = sum(powers)
@@ -171,7 +171,8 @@ def conv_terms(
     """Terms of a convolution, forward, or backward to its input or weights: the product it is, and its unfolding.
 
     Shapes are those of NC1HWC0 and FRACTAL_Z tensors: the feature maps are (N, C1, H, W, C0), the weight is
-    (C1*Kh*Kw, N1, 16, C0). Images are dealt out whole, so the busiest core has ceil(N / cores) of them.
+    (C1*Kh*Kw, N1, 16, C0). With at least as many images as cores, they are dealt out whole: the busiest core
+    has ceil(N / cores) of them. Otherwise 128 output pixels make a task.
     """
     sizes = _conv_sizes(call)
     if sizes is None:
@@ -179,8 +180,8 @@ def conv_terms(
     images, pixels, unfolded, channels, dtype = sizes
     rates, freq = device.rates, device.freq_hz
     item = itemsize(dtype)
-    cores = max(1, min(device.aic_cores, images))
-    share = ceil(images / cores) / images
+    tasks = images if images >= device.aic_cores else images * ceil(pixels / 128)
+    share = ceil(tasks / device.aic_cores) / tasks
     macs = mac_rate(dtype, device, family.hf32) * rates.mac_efficiency * freq
     work = images * pixels * unfolded * channels * share
     mac = work / macs
@@ -211,4 +212,4 @@ def _conv_sizes(call: KernelCall) -> tuple[int, int, int, int, str] | None:
         else (fitting[0] if fitting else maps[-1])
     )
     n, _, height, width, _ = outer.shape
-    return n, height * width, unfolded, channels, outer.dtype if outer.dtype not in HALF else outer.dtype
+    return n, height * width, unfolded, channels, outer.dtype

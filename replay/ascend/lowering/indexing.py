@@ -1,0 +1,187 @@
+"""Lowering of gathers, scatters, embeddings, sorts and searches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from opreplay.replay.ascend.cost.sizes import itemsize
+from opreplay.replay.ascend.kernel import KernelCall
+from opreplay.replay.ascend.kernel_shapes import broadcast
+from opreplay.replay.ascend.lowering.registry import lowers
+from opreplay.replay.ascend.lowering.view import OpView, elements, kernel, spec
+from opreplay.traces.model import TensorMeta
+
+_INTEGERS = ("int64", "int32")
+
+
+def _table(op: OpView, *names: str, at: int = 0) -> TensorMeta:
+    meta = op.meta(*names, at=at)
+    if meta is None:
+        raise ValueError("needs a table")
+    return meta
+
+
+def _indices(op: OpView, *names: str) -> list[TensorMeta]:
+    for name in names:
+        arg = op.args.get(name)
+        if arg is not None:
+            found = [t for t in arg.tensors if t is not None]
+            if found:
+                return found
+    return [t for t in op.tensors if t.dtype in _INTEGERS]
+
+
+@lowers("aten::embedding", "aten::index_select", "npu::npu_gather", "aten::embedding_renorm")
+def rows_of_table(op: OpView) -> Iterable[KernelCall]:
+    """GatherV2: whole rows."""
+    table = _table(op, "weight", "self")
+    index = _indices(op, "indices", "index")
+    picked = index[0].shape if index else (1,)
+    dim = op.integer("dim", default=0) % max(1, len(table.shape)) if "index_select" in op.op.name else 0
+    out = op.output(spec((*table.shape[:dim], *picked, *table.shape[dim + 1 :]), table.dtype))
+    runs = prod(picked) * prod(table.shape[:dim])
+    moved = elements(out) * itemsize(out.dtype)
+    source = spec(table.shape, table.dtype)
+    return [kernel("GatherV2", [source, spec(picked, "int64")], [out], indices=runs, moved_bytes=moved)]
+
+
+@lowers("aten::gather", "aten::take_along_dim", "aten::take")
+def single_elements(op: OpView) -> Iterable[KernelCall]:
+    """GatherElements: single elements."""
+    table = _table(op, "self")
+    index = _indices(op, "index")[0]
+    out = op.output(spec(index.shape, table.dtype))
+    n = elements(index)
+    moved = n * itemsize(table.dtype)
+    source = spec(table.shape, table.dtype)
+    return [
+        kernel("GatherElements", [source, spec(index.shape, "int64")], [out], indices=n // 64 + 1, moved_bytes=moved)
+    ]
+
+
+def _advanced_output(table: TensorMeta, index: list[TensorMeta]) -> tuple[int, ...]:
+    return (*broadcast([t.shape for t in index]), *table.shape[len(index) :])
+
+
+@lowers("aten::index", "aten::_unsafe_index", "aten::_index")
+def index(op: OpView) -> Iterable[KernelCall]:
+    """Index: advanced indexing; boolean masks go through NonZero first."""
+    table = _table(op, "self")
+    index = _indices(op, "indices")
+    masks = [t for t in op.tensors[1:] if t.dtype in ("bool", "uint8")]
+    kernels = [kernel("NonZero", [spec(m.shape, "bool")], [spec((elements(m), len(m.shape)), "int64")]) for m in masks]
+    out = op.output(spec(_advanced_output(table, index), table.dtype))
+    rows = max((elements(t) for t in index), default=elements(masks[0]) // 2 if masks else 1)
+    moved = elements(out) * itemsize(out.dtype)
+    inputs = [spec(table.shape, table.dtype), *(spec(t.shape, t.dtype) for t in index)]
+    return [*kernels, kernel("Index", inputs, [out], indices=rows, moved_bytes=moved)]
+
+
+@lowers("aten::index_put", "aten::_index_put_impl_", "aten::_unsafe_index_put")
+def index_put(op: OpView) -> Iterable[KernelCall]:
+    """IndexPutV2: values written where indices say."""
+    table = _table(op, "self")
+    index = _indices(op, "indices")
+    values = op.meta("values")
+    moved = elements(values) * itemsize(table.dtype) if values is not None else 4
+    rows = max((elements(t) for t in index), default=1)
+    if values is not None and not index:
+        rows = max(1, elements(values) // max(1, table.shape[-1] if table.shape else 1))
+    out = spec(table.shape, table.dtype)
+    return [
+        kernel("IndexPutV2", [out, *(spec(t.shape, t.dtype) for t in index)], [out], indices=rows, moved_bytes=moved)
+    ]
+
+
+@lowers(
+    "aten::scatter", "aten::scatter_add", "aten::scatter_reduce", "aten::index_add", "aten::index_copy",
+    "aten::index_fill",
+    "aten::put", "aten::masked_scatter", "aten::_scatter_via_index_put",
+)  # fmt: skip
+def scatter(op: OpView) -> Iterable[KernelCall]:
+    """ScatterElements, or ScatterUpdate for whole rows."""
+    table = _table(op, "self")
+    index = _indices(op, "index")
+    source = op.meta("src", "source", "value")
+    n = elements(index[0]) if index else 1
+    rows = "index_" in op.op.name
+    moved = (elements(source) if source is not None and source.shape else n) * itemsize(table.dtype)
+    out = spec(table.shape, table.dtype)
+    kind = "InplaceIndexAdd" if "add" in op.op.name else "ScatterUpdate" if rows else "ScatterElements"
+    return [kernel(kind, [out], [out], indices=n if rows else n // 64 + 1, moved_bytes=moved)]
+
+
+@lowers("aten::embedding_dense_backward", "aten::embedding_backward")
+def embedding_backward(op: OpView) -> Iterable[KernelCall]:
+    """Sort of the indices, a cleared table, and EmbeddingDenseGradV2."""
+    grad = _table(op, "grad_output", "grad")
+    index = _indices(op, "indices")[0]
+    width = grad.shape[-1] if grad.shape else 1
+    rows = op.integer("num_weights", default=max(1, elements(index)))
+    n = elements(index)
+    table = op.output(spec((rows, width), grad.dtype))
+    flat = spec((n,), "float32")
+    moved = n * width * 4
+    source = [spec(grad.shape, grad.dtype), spec((n,), "int32"), spec((n,), "int32")]
+    return [
+        kernel("Cast", [spec((n,), index.dtype)], [spec((n,), "int32")]),
+        kernel("Sort", [flat], [flat, spec((n,), "int32")]),
+        kernel("ZerosLike", [table], [table]),
+        kernel("EmbeddingDenseGradV2", source, [table], indices=n, moved_bytes=moved),
+    ]
+
+
+@lowers(
+    "aten::_embedding_bag", "aten::embedding_bag", "aten::_embedding_bag_forward_only",
+    "fbgemm::dense_embedding_codegen_lookup_function", "fbgemm::split_embedding_codegen_lookup_adagrad_function",
+    "fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function",
+    "fbgemm::split_embedding_codegen_lookup_sgd_function",
+)  # fmt: skip
+def embedding_bag(op: OpView) -> Iterable[KernelCall]:
+    """EmbeddingBag: rows gathered and summed; the width is the table's, or 128 where tables are packed flat."""
+    index = max((t for t in op.tensors if t.dtype in _INTEGERS), key=elements)
+    tables = [t for t in op.tensors if t.dtype not in _INTEGERS and len(t.shape) == 2]
+    width = tables[0].shape[1] if tables else 128
+    if not tables:
+        op.note("width of the embedding not recorded: 128 assumed")
+    n = elements(index)
+    out = op.output(spec((n, width), "float32"))
+    return [kernel("EmbeddingBag", [spec((n,), index.dtype)], [out], indices=n, moved_bytes=n * width * 4)]
+
+
+@lowers("aten::topk", "aten::sort", "aten::argsort", "aten::msort", "aten::unique_consecutive")
+def sort(op: OpView) -> Iterable[KernelCall]:
+    """Sort or TopKV2 along the innermost dimension."""
+    source = op.dense("self", at=0)
+    if source is None:
+        raise ValueError("needs a tensor")
+    outs = op.outputs(source, spec(source.shape, "int64"))
+    return [kernel("TopKV2" if "topk" in op.op.name else "Sort", [source], outs)]
+
+
+@lowers("aten::nonzero", "aten::argwhere", "aten::masked_select")
+def nonzero(op: OpView) -> Iterable[KernelCall]:
+    """NonZero; how many there are is contents: half is taken."""
+    source = _table(op, "self")
+    n = elements(source)
+    op.note("number of nonzeros not recorded: half of the elements assumed")
+    out = spec((n // 2, max(1, len(source.shape))), "int64")
+    read = spec(source.shape, source.dtype)
+    return [kernel("NonZero", [read], [out], indices=n // 64 + 1, moved_bytes=n * itemsize(source.dtype))]
+
+
+@lowers("aten::bucketize", "aten::searchsorted", "aten::isin", "aten::bincount", "aten::histc", "aten::unique",
+        "aten::_unique2", "aten::_unique", "aten::unique_dim", "aten::linalg_inv_ex", "aten::linalg_qr",
+        "aten::linalg_cholesky_ex", "aten::linalg_eigh", "aten::_linalg_svd", "aten::linalg_lu_factor_ex")  # fmt: skip
+def on_ai_cpu(op: OpView) -> Iterable[KernelCall]:
+    """Operators that run on the AI CPU."""
+    return [kernel("AiCpu", [spec(t.shape, t.dtype) for t in op.tensors], op.outputs())]
+
+
+@lowers("aten::one_hot")
+def one_hot(op: OpView) -> Iterable[KernelCall]:
+    """OneHot."""
+    source = _table(op, "self")
+    classes = max(1, op.integer("num_classes", default=128))
+    return [kernel("OneHot", [spec(source.shape, source.dtype)], [op.output(spec((*source.shape, classes), "int64"))])]

@@ -1,0 +1,110 @@
+"""Lowering of mixture-of-experts ops: gating, routing, grouped products, and whole fused layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from opreplay.replay.ascend.cost.sizes import itemsize
+from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
+from opreplay.replay.ascend.lowering.registry import lowers
+from opreplay.replay.ascend.lowering.view import OpView, elements, kernel, spec
+from opreplay.traces.model import TensorMeta
+
+ASSUMED_TOP_K = 8
+"""Experts per token where a trace does not say."""
+
+
+@lowers("_moe_C::topk_softmax", "npu::npu_moe_gating_top_k", "npu::npu_moe_gating_top_k_softmax",
+        "sgl_kernel::topk_softmax", "aiter::topk_softmax", "sgl_kernel::moe_fused_gate",
+        "aiter::biased_grouped_topk_hip",
+        "aiter::grouped_topk", "_moe_C::grouped_topk", "aiter::moe_fused_gate")  # fmt: skip
+def gating(op: OpView) -> Iterable[KernelCall]:
+    """MoeGatingTopK over router logits: the widest two-dimensional float tensor."""
+    metas = [t for t in op.tensors if len(t.shape) == 2 and t.dtype not in ("int32", "int64")] or op.tensors
+    logits = max(metas, key=lambda t: t.shape[-1])
+    source = spec(logits.shape, logits.dtype)
+    k = max(1, min(op.integer("topk", "k", "num_experts_per_tok", default=ASSUMED_TOP_K), logits.shape[-1]))
+    chosen = (*logits.shape[:-1], k)
+    return [kernel("MoeGatingTopK", [source], [spec(chosen, logits.dtype), spec(chosen, "int32")])]
+
+
+@lowers("_moe_C::moe_align_block_size", "sgl_kernel::moe_align_block_size", "aiter::moe_sorting_fwd",
+        "npu::npu_moe_init_routing", "npu::npu_moe_init_routing_v2", "npu::npu_moe_token_permute",
+        "npu::npu_moe_compute_expert_tokens", "_moe_C::moe_permute", "npu::npu_moe_re_routing")  # fmt: skip
+def routing(op: OpView) -> Iterable[KernelCall]:
+    """MoeInitRouting: tokens sorted by expert and, where hidden states are given, copied in that order."""
+    index = [t for t in op.tensors if t.dtype in ("int32", "int64")]
+    hidden = next((t for t in op.tensors if len(t.shape) == 2 and t.dtype in ("bfloat16", "float16", "float32")), None)
+    n = elements(index[0]) if index else (hidden.shape[0] if hidden is not None else 1)
+    width = hidden.shape[-1] if hidden is not None else 1
+    dtype = hidden.dtype if hidden is not None else "int32"
+    return [_moved("MoeInitRouting", n, width, dtype)]
+
+
+@lowers("_moe_C::moe_sum", "aiter::moe_sum", "npu::npu_moe_token_unpermute", "npu::npu_moe_finalize_routing",
+        "_moe_C::moe_unpermute", "sgl_kernel::moe_sum", "npu::npu_moe_finalize_routing_v2")  # fmt: skip
+def combining(op: OpView) -> Iterable[KernelCall]:
+    """MoeFinalizeRouting: experts' outputs weighted and summed per token."""
+    source = max(op.tensors, key=elements)
+    width = source.shape[-1] if source.shape else 1
+    return [_moved("MoeFinalizeRouting", elements(source) // max(1, width), width, source.dtype)]
+
+
+def _moved(kind: str, rows: int, width: int, dtype: str) -> KernelCall:
+    out = spec((rows, width), dtype)
+    return kernel(kind, [out], [out], indices=max(1, rows), moved_bytes=rows * width * itemsize(dtype))
+
+
+def grouped(rows: int, weight: TensorMeta, k: int, n: int) -> KernelCall:
+    """GroupedMatmul: every expert gets its even share of the rows."""
+    experts = max(1, weight.shape[0]) if len(weight.shape) == 3 else 1
+    share = -(-rows // experts)
+    used = min(experts, max(1, rows))
+    a, b = spec((used, share, k), weight.dtype), spec((used, k, n), weight.dtype)
+    return kernel("GroupedMatmul", [a, b], [spec((used, share, n), weight.dtype)], transpose_a=False, transpose_b=False)
+
+
+@lowers(
+    "vllm::fused_experts", "vllm::inplace_fused_experts", "vllm::outplace_fused_experts", "vllm::rocm_aiter_fused_moe",
+    "aiter::fused_moe_", "aiter::ck_moe", "aiter::fmoe", "sglang::inplace_fused_experts",
+    "sglang::outplace_fused_experts",
+    "vllm::rocm_aiter_asm_moe_tkw1", "aiter::fmoe_g1u1",
+)  # fmt: skip
+def fused_experts(op: OpView) -> Iterable[KernelCall]:
+    """MoeInitRouting, GroupedMatmul, SwiGlu, GroupedMatmul, MoeFinalizeRouting: w1 (E, 2I, H), w2 (E, H, I)."""
+    weights = [t for t in op.tensors if len(t.shape) == 3][:2]
+    hidden = op.meta("hidden_states", "hidden", "input", at=0)
+    if len(weights) < 2 or hidden is None:
+        raise ValueError("a fused MoE needs hidden states and two weights")
+    chosen = [t for t in op.tensors if len(t.shape) == 2 and t.dtype in ("int32", "int64")]
+    top_k = chosen[0].shape[1] if chosen else ASSUMED_TOP_K
+    width = hidden.shape[-1]
+    rows = elements(hidden) // max(1, width) * top_k
+    w1, w2 = weights
+    inner = w1.shape[1]
+    gate: TensorSpec = spec((rows, inner), hidden.dtype)
+    half = spec((rows, inner // 2), hidden.dtype)
+    op.note(f"routing is contents: {rows} rows taken as spread evenly over {w1.shape[0]} experts")
+    return [
+        _moved("MoeInitRouting", rows, width, hidden.dtype),
+        grouped(rows, w1, width, inner),
+        kernel("SwiGlu", [gate], [half]),
+        grouped(rows, w2, inner // 2, width),
+        _moved("MoeFinalizeRouting", rows, width, hidden.dtype),
+    ]
+
+
+@lowers(
+    "aten::_grouped_mm",
+    "npu::npu_grouped_matmul",
+    "aten::_scaled_grouped_mm",
+    "aiter::ck_moe_stage1",
+    "aiter::ck_moe_stage2",
+)
+def grouped_product(op: OpView) -> Iterable[KernelCall]:
+    """GroupedMatmul of rows (T, K) with weights (E, K, N)."""
+    weight = next(t for t in op.tensors if len(t.shape) == 3)
+    rows = next(t for t in op.tensors if len(t.shape) == 2)
+    k = rows.shape[1]
+    n = weight.shape[2] if weight.shape[1] == k else weight.shape[1]
+    return [grouped(rows.shape[0], weight, k, n)]

@@ -1,0 +1,85 @@
+"""Lowering of tensors made from nothing: constants, ranges, random numbers and dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
+from opreplay.replay.ascend.lowering.registry import lowers
+from opreplay.replay.ascend.lowering.view import OpView, elements, kernel, spec
+
+
+def _made(op: OpView) -> TensorSpec:
+    meta = op.meta("self", at=0)
+    if meta is not None and "new_" not in op.op.name:
+        return op.output(spec(meta.shape, meta.dtype))
+    dtype = op.value("dtype")
+    kind = dtype.removeprefix("torch.") if isinstance(dtype, str) else meta.dtype if meta is not None else "float32"
+    return op.output(spec(op.integers("size") or (1,), kind))
+
+
+@lowers("aten::zeros", "aten::zeros_like", "aten::new_zeros", "aten::zero", "aten::_efficientzerotensor")
+def zeros(op: OpView) -> Iterable[KernelCall]:
+    """ZerosLike."""
+    out = _made(op)
+    return [kernel("ZerosLike", [out], [out])]
+
+
+@lowers("aten::ones", "aten::ones_like", "aten::new_ones")
+def ones(op: OpView) -> Iterable[KernelCall]:
+    """OnesLike."""
+    out = _made(op)
+    return [kernel("OnesLike", [out], [out])]
+
+
+@lowers("aten::full", "aten::full_like", "aten::new_full", "aten::fill", "aten::scalar_tensor", "aten::fill_diagonal")
+def full(op: OpView) -> Iterable[KernelCall]:
+    """Fill."""
+    out = _made(op)
+    return [kernel("Fill", [], [out])]
+
+
+@lowers("aten::arange", "aten::range", "aten::linspace", "aten::eye", "aten::logspace")
+def ranged(op: OpView) -> Iterable[KernelCall]:
+    """Range."""
+    end, start = op.number("end", "n", "steps"), op.number("start")
+    length = max(1, int((end or 1) - (start or 0)))
+    return [kernel("Range", [], [op.output(spec((length,), "int64"))])]
+
+
+RANDOM: dict[str, str] = {
+    "uniform": "StatelessRandomUniformV2", "rand": "StatelessRandomUniformV2", "rand_like": "StatelessRandomUniformV2",
+    "normal": "StatelessRandomNormalV2", "randn": "StatelessRandomNormalV2", "randn_like": "StatelessRandomNormalV2",
+    "normal_functional": "StatelessRandomNormalV2", "bernoulli": "StatelessBernoulli", "randint": "RandomUniform",
+    "random": "RandomUniform", "exponential": "StatelessRandomUniformV2", "log_normal": "StatelessRandomNormalV2",
+    "randint_like": "RandomUniform", "randperm": "StatelessRandperm", "multinomial": "Multinomial",
+    "geometric": "StatelessRandomUniformV2", "cauchy": "StatelessRandomUniformV2",
+}  # fmt: skip
+"""aten op → CANN type."""
+
+
+@lowers(*(f"aten::{name}" for name in RANDOM))
+def random(op: OpView) -> Iterable[KernelCall]:
+    """Random numbers."""
+    kind = RANDOM[op.op.name.removeprefix("aten::").split(".")[0].rstrip("_")]
+    out = spec((op.integer("n", default=1),), "int64") if kind == "StatelessRandperm" else _made(op)
+    return [kernel(kind, [], [out])]
+
+
+@lowers("aten::native_dropout", "aten::dropout", "npu::_npu_dropout", "aten::feature_dropout", "aten::alpha_dropout")
+def dropout(op: OpView) -> Iterable[KernelCall]:
+    """DropOutGenMask (a bit an element) and DropOutDoMask; nothing when not training."""
+    meta = op.meta("input", "self", at=0)
+    training = op.value("train", "training")
+    if meta is None or training is False or op.number("p") == 0:
+        return []
+    x = spec(meta.shape, meta.dtype)
+    mask = spec((-(-elements(x) // 8),), "uint8")
+    return [kernel("DropOutGenMask", [], [mask]), kernel("DropOutDoMask", [op.packed(meta), mask], [x])]
+
+
+@lowers("npu::npu_dropout_backward", "npu::_npu_dropout_backward")
+def dropout_backward(op: OpView) -> Iterable[KernelCall]:
+    """DropOutDoMask on the gradient."""
+    tensors = [spec(t.shape, t.dtype) for t in op.tensors]
+    return [kernel("DropOutDoMask", tensors, tensors[:1])]

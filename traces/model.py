@@ -44,6 +44,16 @@ class OpSignature:
     """"Input Strides", in elements, nested like `dims`."""
     concrete: tuple[str, ...] | None = None
     """"Concrete Inputs" as recorded text; parse with `opreplay.traces.literals.parse_literal`."""
+    overload: str | None = None
+    """Overload name ("int", "" for the default one); only an ExecutionTrace records it."""
+    list_types: tuple[tuple[str, ...], ...] | None = None
+    """Element types of each TensorList, spelled as in `types`, "" for an absent element; `()` for other arguments."""
+    storage: tuple[tuple[tuple[int, int], ...], ...] | None = None
+    """(storage, offset) of each tensor of an argument: one pair for a tensor, n for a TensorList, none else.
+
+    Storages are numbered by first use within the op, so arguments that share one do so visibly; -1 is an absent
+    element. Offsets are in elements from a 512-byte boundary at or below the first byte that the op uses there.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +66,10 @@ class OpTable:
     dur_ns: npt.NDArray[np.integer]
     track: npt.NDArray[np.integer]
     """Index into `Trace.tracks` (process, thread)."""
+    parent: npt.NDArray[np.int64] | None = None
+    """Row of the innermost enclosing op, or -1, where the file says so; None where only the intervals tell."""
+    record_function_id: npt.NDArray[np.int64] | None = None
+    """torch's number of the call, the same in a Kineto trace and an ExecutionTrace of one run; -1 unknown."""
 
     def __len__(self) -> int:
         return len(self.signature)
@@ -105,6 +119,25 @@ class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
     """Eras B and C of torch write the correlation id there; then containment is used for all."""
 
 
+class ShapeJoin(msgspec.Struct, frozen=True, kw_only=True):
+    """How many ops of a trace got argument metadata from another one, by evidence."""
+
+    donor: str
+    """Path of the ExecutionTrace."""
+    same_process: bool
+    """The process ids agree; if not, the two files are hardly of the same run."""
+    by_record_function_id: int = 0
+    by_sequence: int = 0
+    """The op stands in a run of ops of the same names in both."""
+    by_context: int = 0
+    """All ops of this name between such neighbours have the same arguments in the donor."""
+    already_recorded: int = 0
+    """The trace itself has shapes; the donor may have added strides, values or the overload."""
+    disagreeing: int = 0
+    """Of those: the donor says other shapes, which were not taken."""
+    unmatched: int = 0
+
+
 class ReadReport(msgspec.Struct, frozen=True, kw_only=True):
     """What reading lost or repaired, by reason; empty for a sound file."""
 
@@ -138,6 +171,8 @@ class TraceInfo:
     """Of torch.distributed: "nccl", "gloo", "hccl"."""
     report: ReadReport = ReadReport()
     links: LinkStats = LinkStats()
+    joined: ShapeJoin | None = None
+    """Set when shapes were taken from an ExecutionTrace of the same run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

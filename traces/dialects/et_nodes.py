@@ -1,0 +1,234 @@
+"""Nodes of an ExecutionTrace as a stream, in bounded memory; owns splitting, decoding and salvage, not their meaning.
+
+The text is cut where one node ends and the next begins; a piece that decodes proves its cuts. One that does not is
+taken node by node, repaired where possible, and what is lost or repaired is counted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from opreplay.traces.dialects.et_repair import repair_json
+from opreplay.traces.errors import Malformed, UnknownDialect
+from opreplay.traces.limits import Limits, too_large
+from opreplay.traces.source import Source
+
+BLOCK_BYTES = 1 << 20
+_NODES = re.compile(rb'"nodes"\s{0,64}:\s{0,64}\[')
+_FIRST_KEY = re.compile(rb'\s*\{\s*"(\w{1,64})"\s*:')
+_SECOND_KEY = re.compile(rb'\s*(?:"(?:[^"\\]|\\.){0,4096}"|[^",{}\[\]]{1,40})\s*,\s*"(\w{1,64})"\s*:')
+_ARRAY_END = re.compile(rb"[}\[]\s*,?\s*\](?=\s*[,}])")
+_MOST_JOINED = 64
+"""Pieces that are tried together when a cut fell inside a node."""
+
+
+class Node(msgspec.Struct, kw_only=True):
+    """One recorded node, fields of both generations, unchecked: a wrong type must not cost the nodes around it."""
+
+    id: Any = None
+    name: Any = ""
+    ctrl_deps: Any = None
+    parent: Any = None
+    inputs: Any = ()
+    input_shapes: Any = ()
+    input_types: Any = ()
+    input_strides: Any = None
+    attrs: Any = ()
+    rf_id: Any = None
+    scope: Any = None
+    tid: Any = None
+    op_schema: Any = None
+    cat: Any = None
+    ts: Any = None
+    dur: Any = None
+    inclusive_dur: Any = None
+    stream: Any = None
+
+
+_DECODE_ALL = msgspec.json.Decoder(list[Node])
+_DECODE_ONE = msgspec.json.Decoder(Node)
+_UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+@dataclass(slots=True, kw_only=True)
+class NodeStream:
+    """Iterates over lists of nodes; afterwards `header`, `losses` and `repairs` are complete."""
+
+    source: Source
+    prefix: bytes = b""
+    """Bytes already taken from the source."""
+    header: dict[str, Any] = field(default_factory=dict)
+    """Keys beside "nodes": schema, pid, time, start_ts, finish_ts."""
+    losses: Counter[str] = field(default_factory=Counter)
+    repairs: Counter[str] = field(default_factory=Counter)
+    block_bytes: int = BLOCK_BYTES
+
+    def __iter__(self) -> Iterator[list[Node]]:
+        """Raises UnknownDialect or Malformed when there is no array of nodes, TooLarge over a limit."""
+        rest = self._head(self.source.limits)
+        separator: re.Pattern[bytes] | None = None
+        most = self.source.limits.event_bytes
+        while (block := self._read()) or rest:
+            rest += block
+            if not block:
+                break
+            separator = separator or _separator(rest)
+            cuts = deque(separator.finditer(rest) if separator else (), maxlen=1)
+            if not cuts:
+                if len(rest) > most:
+                    raise too_large("event_bytes", most, len(rest), "bytes in one node")
+                continue
+            cut = cuts[0]
+            self._count_comma(cut)
+            yield self._decode(rest[: cut.start() + 1], separator)
+            rest = rest[cut.end() :]
+        yield self._tail(rest, separator or _separator(rest) or _separator_for(b"id"))
+
+    def _read(self) -> bytes:
+        block = bytearray(self.block_bytes)
+        with memoryview(block) as view:
+            return bytes(view[: self.source.readinto(view)])
+
+    def _head(self, limits: Limits) -> bytes:
+        """Read up to the array of nodes; the bytes after its "["."""
+        text, searched, tries = self.prefix, 0, 0
+        while tries < _MOST_JOINED:
+            for match in _NODES.finditer(text, searched):
+                before = text[: match.start()]
+                tries += 1
+                header = _header(before + b'"":0}') or _header(repair_json(before + b'"":0}')[0])
+                if header is not None:
+                    self.header.update(header)
+                    return text[match.end() :]
+            searched = max(0, len(text) - 200)
+            block = self._read()
+            if not block:
+                break
+            text += block
+            if len(text) > limits.metadata_bytes:
+                raise too_large("metadata_bytes", limits.metadata_bytes, len(text), "bytes before the nodes")
+        if _header(text) is None:
+            raise Malformed(f"{self.source.path} is no ExecutionTrace: it is no JSON object with nodes")
+        raise UnknownDialect(
+            f"{self.source.path} is JSON but has no nodes",
+            hint="An ExecutionTrace is what torch.profiler.ExecutionTraceObserver writes.",
+        )
+
+    def _count_comma(self, separator: re.Match[bytes]) -> None:
+        if not separator[1]:
+            self.repairs["missing comma"] += 1
+
+    def _decode(self, body: bytes, separator: re.Pattern[bytes] | None, *, last: bool = False) -> list[Node]:
+        """The nodes of a piece of the array; one by one where the whole does not decode."""
+        try:
+            return _DECODE_ALL.decode(b"[" + body + b"]")
+        except _UNDECODABLE:
+            pass
+        cuts = list(separator.finditer(body)) if separator else []
+        starts = [0, *(cut.end() for cut in cuts)]
+        stops = [*(cut.start() + 1 for cut in cuts), len(body)]
+        nodes: list[Node] = []
+        at = 0
+        while at < len(starts):
+            if at:
+                self._count_comma(cuts[at - 1])
+            used, node = self._salvage(body, starts, stops, at)
+            if node is not None:
+                nodes.append(node)
+            elif last and at + used == len(starts):
+                self.losses["truncated file"] += 1
+            elif body[starts[at] : stops[at]].strip():
+                self.losses["broken node"] += 1
+            at += used
+        return nodes
+
+    def _salvage(self, body: bytes, starts: list[int], stops: list[int], at: int) -> tuple[int, Node | None]:
+        """(pieces used, node) for the piece `at`: as it is, joined with pieces behind it, or repaired."""
+        for used in range(1, min(_MOST_JOINED, len(starts) - at) + 1):
+            node = _one(body[starts[at] : stops[at + used - 1]])
+            if node is not None:
+                return used, node
+            if used == 1 and body[starts[at] : stops[at]].count(b"{") == body[starts[at] : stops[at]].count(b"}"):
+                break  # balanced, so the cuts are right and the damage lies inside
+        piece = body[starts[at] : stops[at]]
+        repaired, reasons = repair_json(piece)
+        node = _one(repaired)
+        if node is not None:
+            self.repairs.update(reasons)
+        return 1, node
+
+    def _tail(self, rest: bytes, separator: re.Pattern[bytes]) -> list[Node]:
+        """The last nodes and what follows the array."""
+        most = self.source.limits.metadata_bytes + self.source.limits.event_bytes
+        if len(rest) > most:
+            raise too_large("metadata_bytes", most, len(rest), "bytes in and behind the last node")
+        end = _array_end(rest)
+        if end is None:
+            complete = not rest.strip()
+            self.losses["truncated file"] += complete
+            return [] if complete else self._decode(rest, separator, last=True)
+        header = _header(b'{"":0' + rest[end + 1 :])
+        if header is None:
+            self.losses["damaged end of the file"] += 1
+        self.header.update(header or {})
+        body = rest[:end].rstrip().removesuffix(b",")
+        return self._decode(body, separator) if body.strip() else []
+
+
+def _one(piece: bytes) -> Node | None:
+    try:
+        return _DECODE_ONE.decode(piece)
+    except _UNDECODABLE:
+        return None
+
+
+def _header(text: bytes) -> dict[str, Any] | None:
+    """A JSON object without its empty key, or None."""
+    try:
+        value = msgspec.json.decode(text)
+    except _UNDECODABLE:
+        return None
+    if not isinstance(value, dict):
+        return None
+    value.pop("", None)
+    return value
+
+
+def _array_end(rest: bytes) -> int | None:
+    """Position of the "]" that closes the array of nodes, whose text `rest` begins inside of; None when cut off."""
+    text = "[" + rest.decode("latin-1")  # one character a byte, so that positions stay
+    try:
+        return json.JSONDecoder(strict=False).raw_decode(text)[1] - 2
+    except (ValueError, RecursionError):
+        pass
+    for match in reversed(list(_ARRAY_END.finditer(rest))[-_MOST_JOINED:]):
+        if _header(b'{"":0' + rest[match.end() :]) is not None:
+            return match.end() - 1
+    return None
+
+
+def _separator(text: bytes) -> re.Pattern[bytes] | None:
+    """What stands between two nodes: "}" and "{" with the first key of a node, and its second if that is not enough.
+
+    None until the text holds the beginning of the first node.
+    """
+    first = _FIRST_KEY.match(text)
+    if first is None:
+        return None
+    second = _SECOND_KEY.match(text, first.end())
+    return _separator_for(first[1], second[1] if second else None)
+
+
+def _separator_for(first: bytes, second: bytes | None = None) -> re.Pattern[bytes]:
+    """The comma may be missing: some torch versions leave it out."""
+    then = b'"' + first + b'"\\s*:'
+    if second is not None:
+        then += rb'\s*(?:"(?:[^"\\]|\\.){0,4096}"|[^",{}\[\]]{1,40})\s*,\s*"' + second + rb'"\s*:'
+    return re.compile(rb"\}\s*(,?)\s*(?=\{\s*" + then + rb")")

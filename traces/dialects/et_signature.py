@@ -1,0 +1,218 @@
+"""Arguments of one ExecutionTrace node in the words of a Kineto event; owns the spelling, not the reading of nodes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from opreplay.traces.dialects.et_nodes import Node
+from opreplay.traces.literals import format_literal, parse_literal
+from opreplay.traces.model import Dims, OpSignature
+
+_SCALARS = frozenset({"Int", "Double", "Bool", "SymInt", "SymFloat", "SymBool", "ComplexDouble"})
+_UNDEFINED = "nullptr (uninitialized)"
+_OVERLOAD = re.compile(r"[\w:]{1,500}?(?:\.(\w{1,200}))?\(")
+_ALIGNMENT_BYTES = 512
+"""Of CUDA's caching allocator; a view's offset below that decides how kernels can load it."""
+
+
+class BrokenArguments(Exception):
+    """The recorded arguments contradict themselves; the op is kept without them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tensor:
+    """One recorded tensor; `key` names its storage within the file, None when it has none."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    type: str
+    key: tuple[int, str] | None = None
+    offset: int = 0
+    itemsize: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Arguments:
+    """Per-argument entries, as `OpSignature` wants them."""
+
+    dims: list[Dims] = field(default_factory=list)
+    types: list[str] = field(default_factory=list)
+    strides: list[Dims] = field(default_factory=list)
+    concrete: list[str] = field(default_factory=list)
+    tensors: list[tuple[_Tensor | None, ...]] = field(default_factory=list)
+
+    def add(self, type_: str, *, concrete: str = "", dims: Dims = (), strides: Dims = (),
+            tensors: tuple[_Tensor | None, ...] = ()) -> None:  # fmt: skip
+        self.types.append(type_)
+        self.concrete.append(concrete)
+        self.dims.append(dims)
+        self.strides.append(strides)
+        self.tensors.append(tensors)
+
+
+def signature_of(node: Node, name: str, op_schema: object) -> OpSignature:
+    """The signature of a node; raises BrokenArguments when its argument lists do not fit each other.
+
+    Types are spelled as Kineto spells them; beyond that an ExecutionTrace gives the values of strings and of lists
+    longer than 30, the tensors in a `Tensor?[]` (a "TensorList" here) and their types, and which tensors share storage.
+    """
+    values, shapes, types, strides = _columns(node)
+    if not types:  # as in Kineto, where nothing is recorded of an op without arguments
+        return OpSignature(name=name, overload=overload_of(op_schema))
+    arguments = _Arguments()
+    for index, (value, shape, type_) in enumerate(zip(values, shapes, types, strict=True)):
+        if not isinstance(type_, str):
+            raise BrokenArguments(f"the type of argument {index} is no text")
+        _add(arguments, value, shape, type_, None if strides is None else strides[index])
+    return OpSignature(
+        name=name,
+        dims=tuple(arguments.dims),
+        types=tuple(arguments.types),
+        strides=None if strides is None else tuple(arguments.strides),
+        concrete=tuple(arguments.concrete),
+        overload=overload_of(op_schema),
+        list_types=_list_types(arguments),
+        storage=_storages(arguments.tensors),
+    )
+
+
+def overload_of(op_schema: object) -> str | None:
+    """Overload name from the text before the first "(", the only part of a recorded schema that is looked at."""
+    match = _OVERLOAD.match(op_schema) if isinstance(op_schema, str) else None
+    return (match[1] or "") if match else None
+
+
+def _columns(node: Node) -> tuple[list[Any], list[Any], list[Any], list[Any] | None]:
+    """Values, shapes, types and strides of either generation, checked to be lists of one length."""
+    if isinstance(node.inputs, dict):
+        get = node.inputs.get
+        strides = get("strides")
+        recorded: list[Any] = [get("values"), get("shapes"), get("types")]
+    else:
+        strides = node.input_strides
+        recorded = [node.inputs, node.input_shapes, node.input_types]
+    values, shapes, types = ([] if column == () else column for column in recorded)
+    columns = (values, shapes, types) if strides is None else (values, shapes, types, strides)
+    if not all(isinstance(column, list) for column in columns):
+        raise BrokenArguments("an argument list is no list")
+    if len({len(column) for column in columns}) > 1:
+        raise BrokenArguments("argument lists of different lengths")
+    return values, shapes, types, strides
+
+
+def _add(to: _Arguments, value: Any, shape: Any, type_: str, strides: Any) -> None:
+    if type_.startswith("Tensor("):
+        tensor = _tensor(value, shape, type_, strides)
+        if tensor is None:
+            to.add("", tensors=(None,))
+        else:
+            to.add(tensor.type, dims=tensor.shape, strides=tensor.strides, tensors=(tensor,))
+    elif type_ in _SCALARS:
+        to.add("Scalar", concrete=_text(value))
+    elif type_.startswith("GenericList[") and isinstance(value, list):
+        _add_list(to, value, shape, type_, strides)
+    elif type_ == "String" and isinstance(value, str):
+        to.add("", concrete=value)
+    else:  # None, Device, Generator, Object, Tuple...: Kineto does not record them either
+        to.add("")
+
+
+def _add_list(to: _Arguments, values: list[Any], shape: Any, type_: str, strides: Any) -> None:
+    elements = _split(type_.removeprefix("GenericList[").removesuffix("]"))
+    if elements and all(element == "None" or element.startswith("Tensor(") for element in elements):
+        columns = (values, shape, elements, [None] * len(values) if strides is None else strides)
+        if any(not isinstance(column, list) or len(column) != len(elements) for column in columns):
+            raise BrokenArguments("a list of tensors whose values, shapes and types differ in number")
+        tensors = tuple(map(_tensor, *columns))
+        to.add(
+            "TensorList",
+            dims=tuple(tensor.shape if tensor else () for tensor in tensors),
+            strides=tuple(tensor.strides if tensor else () for tensor in tensors),
+            tensors=tensors,
+        )
+    elif all(element in _SCALARS for element in elements):
+        to.add("ScalarList", concrete=_text(values))
+    else:
+        to.add("")
+
+
+def _split(text: str) -> list[str]:
+    """Element types at the outermost level: "Int,Tuple[Int,Int]" → ["Int", "Tuple[Int,Int]"]."""
+    if "[" not in text:
+        return text.split(",") if text else []
+    parts, depth, begin = [], 0, 0
+    for index, char in enumerate(text):
+        depth += (char in "[(") - (char in "])")
+        if char == "," and depth == 0:
+            parts.append(text[begin:index])
+            begin = index + 1
+    return [*parts, text[begin:]]
+
+
+def _text(value: Any) -> str:
+    """As Kineto prints it; an ExecutionTrace writes inf and nan as text and floats with six decimals."""
+    if isinstance(value, list) and all(not isinstance(item, list | dict) for item in value):
+        return format_literal([parse_literal(item) if isinstance(item, str) else item for item in value])
+    if isinstance(value, str):
+        return format_literal(parse_literal(value))
+    return "" if isinstance(value, list | dict) else format_literal(value)
+
+
+def _ints(value: Any, what: str) -> tuple[int, ...]:
+    if not isinstance(value, list) or any(type(item) is not int for item in value):
+        raise BrokenArguments(f"{what} that are no list of integers")
+    return tuple(value)
+
+
+def _tensor(value: Any, shape: Any, type_: str, strides: Any) -> _Tensor | None:
+    """One tensor; None for an undefined or absent one. `value`: [tensor, storage, offset, numel, itemsize, device]."""
+    element = type_.removeprefix("Tensor(").removesuffix(")")
+    if type_ == "None" or element == _UNDEFINED:
+        return None
+    dims = _ints(shape, "dims")
+    if any(size < 0 for size in dims):
+        raise BrokenArguments("negative dims")
+    recorded = () if strides is None else _ints(strides, "strides")
+    if strides is not None and len(recorded) != len(dims):
+        raise BrokenArguments("strides and dims of different lengths")
+    known = isinstance(value, list) and len(value) >= 5 and all(type(item) is int for item in value[:5])
+    if not known or value[1] <= 0 or value[2] < 0 or value[4] <= 0:
+        return _Tensor(shape=dims, strides=recorded, type=element)
+    device = value[5] if len(value) > 5 and isinstance(value[5], str) else ""
+    return _Tensor(
+        shape=dims, strides=recorded, type=element, key=(value[1], device), offset=value[2], itemsize=value[4]
+    )
+
+
+def _list_types(arguments: _Arguments) -> tuple[tuple[str, ...], ...] | None:
+    if "TensorList" not in arguments.types:
+        return None
+    return tuple(
+        tuple(tensor.type if tensor else "" for tensor in tensors) if type_ == "TensorList" else ()
+        for type_, tensors in zip(arguments.types, arguments.tensors, strict=True)
+    )
+
+
+def _storages(arguments: list[tuple[_Tensor | None, ...]]) -> tuple[tuple[tuple[int, int], ...], ...] | None:
+    """`OpSignature.storage`; None when no tensor tells its storage."""
+    first_byte: dict[tuple[int, str], int] = {}
+    for tensor in (tensor for tensors in arguments for tensor in tensors):
+        if tensor is not None and tensor.key is not None:
+            at = tensor.offset * tensor.itemsize
+            first_byte[tensor.key] = min(at, first_byte.get(tensor.key, at))
+    if not first_byte:
+        return None
+    number: dict[object, int] = {}
+
+    def place(tensor: _Tensor | None) -> tuple[int, int]:
+        if tensor is None:
+            return -1, 0
+        if tensor.key is None:
+            return number.setdefault(object(), len(number)), 0
+        base = first_byte[tensor.key] // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES
+        offset = (tensor.offset * tensor.itemsize - base) // tensor.itemsize
+        return number.setdefault(tensor.key, len(number)), offset
+
+    return tuple(tuple(place(tensor) for tensor in tensors) for tensors in arguments)

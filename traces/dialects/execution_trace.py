@@ -1,0 +1,288 @@
+"""PyTorch ExecutionTrace and Chakra files as a `Trace`; owns what their nodes mean, not how they are split.
+
+Generations: 1.0.x has flat nodes (`input_shapes`, `rf_id`, `parent`); 1.1.x-chakra has `inputs.{values,shapes,types}`,
+since 1.1.1 also strides, and `attrs`; a Chakra file that was linked with Kineto adds `ts`, durations and device nodes.
+They are told apart node by node, not by the version text.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from opreplay.traces.dialects.et_nodes import BLOCK_BYTES, Node, NodeStream
+from opreplay.traces.dialects.et_signature import BrokenArguments, signature_of
+from opreplay.traces.errors import UnknownDialect
+from opreplay.traces.limits import Limits, too_large
+from opreplay.traces.model import (
+    KERNEL_CATEGORIES,
+    Annotation,
+    KernelTable,
+    LinkStats,
+    MetadataLevel,
+    OpSignature,
+    OpTable,
+    ReadReport,
+    Trace,
+    TraceInfo,
+)
+from opreplay.traces.source import Source
+
+_USER_SCOPE = 7
+"""c10's RecordScope::USER_SCOPE: an annotation; all other scopes are ops to Kineto (ATen/record_function.h)."""
+_DEVICE_CATEGORIES = {"kernel": 0, "gpu_memcpy": 1, "gpu_memset": 2}
+_ATTRIBUTES = frozenset({"rf_id", "scope", "tid", "op_schema"})
+_VENDORS: dict[str, Literal["ascend", "mtia", "intel"]] = {"npu": "ascend", "mtia": "mtia", "xpu": "intel"}
+_ROOT = "[pytorch|profiler|execution_"
+_PROCESS_GROUPS = "## process_group:init ##"
+_MAX_ANCESTORS = 10_000
+
+
+def read_execution_trace(path: str | Path, limits: Limits | None = None, *, block_bytes: int = BLOCK_BYTES) -> Trace:
+    """Read an ExecutionTrace, plain or gzip; see `read_nodes` for what the Trace holds and the errors."""
+    with Source(path, limits or Limits()) as source:
+        return read_nodes(source, block_bytes=block_bytes)
+
+
+def read_nodes(source: Source, prefix: bytes = b"", *, block_bytes: int = BLOCK_BYTES) -> Trace:
+    """The nodes of an open source, `prefix` being what was already taken from it.
+
+    Ops are in file order (children before parents) with `OpTable.parent` set; start and duration are 0 unless the file
+    was linked with times. User annotations become annotations. Raises UnknownDialect for JSON that has no such nodes,
+    Malformed for no JSON, TooLarge over a limit.
+    """
+    stream = NodeStream(source=source, prefix=prefix, block_bytes=block_bytes)
+    builder = _Builder(limits=source.limits)
+    for nodes in stream:
+        for node in nodes:
+            builder.add(node)
+    if builder.nodes and not builder.ids:
+        raise UnknownDialect(
+            f"{source.path} has nodes, but none with an id and a name: no ExecutionTrace",
+            hint="An ExecutionTrace is what torch.profiler.ExecutionTraceObserver writes.",
+        )
+    return builder.trace(stream)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Builder:
+    """Collects nodes as columns."""
+
+    limits: Limits
+    nodes: int = 0
+    ids: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Node id → (row of the op or -1, id of the parent node)."""
+    signatures: dict[OpSignature, int] = field(default_factory=dict)
+    tracks: dict[str, int] = field(default_factory=dict)
+    signature: list[int] = field(default_factory=list)
+    node_id: list[int] = field(default_factory=list)
+    track: list[int] = field(default_factory=list)
+    rf_id: list[int] = field(default_factory=list)
+    start_ns: list[int] = field(default_factory=list)
+    dur_ns: list[int] = field(default_factory=list)
+    kernels: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
+    """(name, category, start, duration, stream, id of the parent node)."""
+    kernel_names: dict[str, int] = field(default_factory=dict)
+    annotations: list[Annotation] = field(default_factory=list)
+    devices: set[str] = field(default_factory=set)
+    process_groups: list[_ProcessGroup] = field(default_factory=list)
+    losses: Counter[str] = field(default_factory=Counter)
+
+    def add(self, node: Node) -> None:
+        """Take one node; what it lacks is counted."""
+        self.nodes += 1
+        if self.nodes > self.limits.events:
+            raise too_large("events", self.limits.events, self.nodes, "nodes in the ExecutionTrace")
+        if type(node.id) is not int or not isinstance(node.name, str):
+            self.losses["node without id or name"] += 1
+            return
+        if len(node.name) > self.limits.name_bytes:
+            self.losses["name too long"] += 1
+            return
+        attrs = _attributes(node)
+        parent = node.parent if type(node.parent) is int else node.ctrl_deps
+        parent = parent if type(parent) is int else 0
+        row = -1
+        if isinstance(node.cat, str) and node.cat in _DEVICE_CATEGORIES:
+            self._add_kernel(node, _DEVICE_CATEGORIES[node.cat], parent)
+        elif attrs["scope"] == _USER_SCOPE:
+            self._add_annotation(node, attrs)
+        else:
+            row = self._add_op(node, attrs)
+        if node.id in self.ids:
+            self.losses["duplicate node id"] += 1
+        self.ids[node.id] = (row, parent)
+
+    def _add_op(self, node: Node, attrs: dict[str, Any]) -> int:
+        try:
+            signature = signature_of(node, node.name, attrs["op_schema"])
+        except BrokenArguments:
+            self.losses["broken arguments"] += 1
+            signature = OpSignature(name=node.name)
+        self._devices(node)
+        row = len(self.signature)
+        if row >= self.limits.rows:
+            raise too_large("rows", self.limits.rows, row + 1, "ops in the ExecutionTrace")
+        self.signature.append(self.signatures.setdefault(signature, len(self.signatures)))
+        if len(self.signatures) > self.limits.signatures:
+            raise too_large("signatures", self.limits.signatures, len(self.signatures), "distinct ops")
+        self.node_id.append(node.id)
+        self.track.append(self._track(attrs["tid"]))
+        self.rf_id.append(attrs["rf_id"] if type(attrs["rf_id"]) is int and 0 <= attrs["rf_id"] < 2**63 else -1)
+        self.start_ns.append(_nanoseconds(node.ts))
+        self.dur_ns.append(_nanoseconds(node.inclusive_dur if node.inclusive_dur is not None else node.dur))
+        return row
+
+    def _add_kernel(self, node: Node, category: int, parent: int) -> None:
+        duration = node.inclusive_dur if node.inclusive_dur is not None else node.dur
+        self.kernels.append(
+            (
+                self.kernel_names.setdefault(node.name, len(self.kernel_names)),
+                category,
+                _nanoseconds(node.ts),
+                _nanoseconds(duration),
+                node.stream if type(node.stream) is int and abs(node.stream) < 2**31 else 0,
+                parent,
+            )
+        )
+
+    def _add_annotation(self, node: Node, attrs: dict[str, Any]) -> None:
+        if node.name == _PROCESS_GROUPS:
+            self.process_groups += _process_groups(node)
+        if not node.name.startswith(_ROOT):
+            duration = _nanoseconds(node.inclusive_dur if node.inclusive_dur is not None else node.dur)
+            self.annotations.append(
+                Annotation(
+                    name=node.name, start_ns=_nanoseconds(node.ts), dur_ns=duration, track=self._track(attrs["tid"])
+                )
+            )
+
+    def _track(self, tid: object) -> int:
+        return self.tracks.setdefault(str(tid)[:100], len(self.tracks))
+
+    def _devices(self, node: Node) -> None:
+        values = node.inputs.get("values") if isinstance(node.inputs, dict) else node.inputs
+        for value in values if isinstance(values, list) else ():
+            if isinstance(value, list) and len(value) > 5 and isinstance(value[5], str) and len(self.devices) < 100:
+                self.devices.add(value[5].partition(":")[0])
+
+    def trace(self, stream: NodeStream) -> Trace:
+        """The finished value."""
+        rows = {node: self._owner(parent) for node, (_, parent) in self.ids.items()}
+        ops = OpTable(
+            signature=np.array(self.signature, dtype=np.uint32),
+            start_ns=np.array(self.start_ns, dtype=np.int64),
+            dur_ns=np.array(self.dur_ns, dtype=np.int64),
+            track=np.array(self.track, dtype=np.uint32),
+            parent=np.fromiter((rows[node] for node in self.node_id), np.int64, len(self.node_id)),
+            record_function_id=np.array(self.rf_id, dtype=np.int64),
+        )
+        kernels = self._kernel_table()
+        pid = str(stream.header.get("pid", ""))[:100]
+        signatures = tuple(self.signatures)
+        return Trace(
+            info=self._info(stream, signatures, kernels),
+            signatures=signatures,
+            ops=ops,
+            tracks=tuple((pid, tid) for tid in self.tracks),
+            kernel_names=tuple(self.kernel_names),
+            kernels=kernels,
+            annotations=tuple(self.annotations),
+        )
+
+    def _owner(self, node: int) -> int:
+        """Row of the nearest op at or above a node, -1 for none; annotations on the way are passed over."""
+        for _ in range(_MAX_ANCESTORS):
+            row, parent = self.ids.get(node, (-1, node))
+            if row >= 0 or parent == node:
+                return row
+            node = parent
+        return -1
+
+    def _kernel_table(self) -> KernelTable:
+        columns = list(zip(*self.kernels, strict=True)) or [()] * 6
+        return KernelTable(
+            name=np.array(columns[0], dtype=np.uint32),
+            category=np.array(columns[1], dtype=np.uint8),
+            start_ns=np.array(columns[2], dtype=np.int64),
+            dur_ns=np.array(columns[3], dtype=np.int64),
+            device=np.zeros(len(self.kernels), dtype=np.int32),
+            stream=np.array(columns[4], dtype=np.int32),
+            owner=np.array([self._owner(parent) for parent in columns[5]], dtype=np.int64),
+        )
+
+    def _info(self, stream: NodeStream, signatures: tuple[OpSignature, ...], kernels: KernelTable) -> TraceInfo:
+        unowned = kernels.owner < 0
+        counts = {"cpu_op": len(self.signature), "user_annotation": len(self.annotations)}
+        for number, name in enumerate(KERNEL_CATEGORIES):
+            counts[name] = int(np.count_nonzero(kernels.category == number))
+        group = max(self.process_groups, key=lambda group: group.group_size, default=None)
+        losses = self.losses + stream.losses + Counter(stream.source.losses)
+        return TraceInfo(
+            path=stream.source.path,
+            dialect="execution_trace",
+            bytes_read=stream.source.bytes_out,
+            events=self.nodes,
+            events_by_category={name: count for name, count in counts.items() if count},
+            metadata_level=_level(signatures),
+            vendor=_vendor(self.devices),
+            world_size=group.group_size if group else None,
+            backend=group.backend_config.rpartition(":")[2] or None if group else None,
+            report=ReadReport(losses=dict(losses), repairs=dict(stream.repairs)),
+            links=LinkStats(
+                by_external_id=int(len(kernels) - np.count_nonzero(unowned)),
+                unowned=int(np.count_nonzero(unowned)),
+                unowned_device_ns=int(kernels.dur_ns[unowned].sum()),
+            ),
+        )
+
+
+def _attributes(node: Node) -> dict[str, Any]:
+    """rf_id, scope, tid and op_schema, from `attrs` or from the node itself."""
+    found: dict[str, Any] = {"rf_id": node.rf_id, "scope": node.scope, "tid": node.tid, "op_schema": node.op_schema}
+    for attr in node.attrs if isinstance(node.attrs, list) else ():
+        name = attr.get("name") if isinstance(attr, dict) else None
+        if isinstance(name, str) and name in _ATTRIBUTES:
+            found[name] = attr.get("value")
+    return found
+
+
+def _nanoseconds(microseconds: object) -> int:
+    """Recorded microseconds as whole nanoseconds; 0 where none were recorded."""
+    if not isinstance(microseconds, int | float) or not abs(microseconds) < 2**63 / 1000:
+        return 0
+    return microseconds * 1000 if isinstance(microseconds, int) else round(microseconds * 1000)
+
+
+class _ProcessGroup(msgspec.Struct):
+    """What is used of one entry of the text that torch.distributed attaches to `## process_group:init ##`."""
+
+    group_size: int
+    backend_config: str = ""
+
+
+def _process_groups(node: Node) -> list[_ProcessGroup]:
+    values = node.inputs.get("values") if isinstance(node.inputs, dict) else node.inputs
+    try:
+        return msgspec.json.decode(values[0], type=list[_ProcessGroup]) if values else []
+    except (msgspec.MsgspecError, TypeError, UnicodeDecodeError, RecursionError, KeyError):
+        return []  # the world size stays unknown
+
+
+def _level(signatures: tuple[OpSignature, ...]) -> MetadataLevel:
+    if not any(signature.dims for signature in signatures):
+        return "none"
+    return "full" if any(signature.strides is not None for signature in signatures) else "dims+concrete"
+
+
+def _vendor(devices: set[str]) -> Literal["ascend", "mtia", "intel", "cpu"] | None:
+    """From the devices of recorded tensors; "cuda" may be NVIDIA's or AMD's."""
+    for device, vendor in _VENDORS.items():
+        if device in devices:
+            return vendor
+    return "cpu" if devices - {"", "meta"} == {"cpu"} else None

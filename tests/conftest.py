@@ -1,0 +1,42 @@
+"""Fixtures that every test may use, and the rule that GPU tests are skipped, with the reason, where there is no GPU."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def shared_traces() -> Path:
+    """Folder with public traces of other projects, beside the checkout; they are not part of the repository."""
+    return _beside_checkout("traces")
+
+
+@pytest.fixture(scope="session")
+def shared_ascend() -> Path:
+    """Folder with public measurements of Ascend devices, beside the checkout."""
+    return _beside_checkout("ascend")
+
+
+def _beside_checkout(name: str) -> Path:
+    folder = ROOT.parent / "shared" / name
+    if not folder.is_dir():
+        pytest.skip(f"no {folder}: public data that does not ship with the repository")
+    return folder
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests marked `gpu` where torch finds no CUDA device."""
+    if item.get_closest_marker("gpu") and not _cuda_is_available():
+        pytest.skip("no CUDA device on this machine")
+
+
+@functools.cache
+def _cuda_is_available() -> bool:
+    import torch  # late: most tests need no torch, and importing it takes seconds
+
+    return torch.cuda.is_available()

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+
+from opreplay.replay.attempt import attempt, reason_for, unable
+from opreplay.replay.executors.fake import FakeExecutor, FakePrepared
+from opreplay.replay.ir import Reason, Recorded, ReplayOp
+from opreplay.replay.measure import MeasureOptions
+from opreplay.traces.errors import Malformed, PolicyError
+
+
+def fake_op(name: str) -> ReplayOp:
+    return ReplayOp(id="0" * 12, name=name, count=1, recorded=Recorded(host_us_total=1, host_us_median=1))
+
+
+class Raising(FakeExecutor):
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+    def prepare(self, op: ReplayOp, *, seed: int) -> FakePrepared:
+        raise self.error
+
+
+def outcome_of(error: BaseException) -> Any:
+    return attempt(Raising(error), fake_op("fake::x"), seed=0, options=MeasureOptions())
+
+
+def test_replayed_op_has_a_measurement_and_its_initializer() -> None:
+    outcome = attempt(FakeExecutor(), fake_op("fake::10us"), seed=0, options=MeasureOptions())
+    assert outcome.status == "replayed"
+    assert outcome.reason is None
+    assert outcome.initializer == "fake"
+    assert outcome.measurement is not None
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (RuntimeError("one\ntwo"), "failed", "failed: RuntimeError: one"),
+        (ValueError(), "failed", "failed: ValueError"),
+        (MemoryError(), "skipped", "budget: memory: an allocation failed (--max-op-memory)"),
+        (PolicyError("takes a file name"), "skipped", "policy: takes a file name"),
+        (Malformed("odd"), "failed", "failed: odd"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "skipped",
+         "budget: memory: DefaultCPUAllocator: can't allocate memory: you tried (--max-op-memory)"),
+        (RuntimeError("std::bad_alloc"), "skipped", "budget: memory: std::bad_alloc (--max-op-memory)"),
+    ],
+)  # fmt: skip
+def test_errors_become_reasons(error: Exception, status: str, reason: str) -> None:
+    outcome = outcome_of(error)
+    assert (outcome.status, str(outcome.reason)) == (status, reason)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
+def test_what_ends_the_run_passes_through(error: BaseException) -> None:
+    with pytest.raises(type(error)):
+        outcome_of(error)
+
+
+def test_refusal_while_preparing_keeps_its_reason() -> None:
+    outcome = attempt(FakeExecutor(), fake_op("fake::budget"), seed=0, options=MeasureOptions())
+    assert outcome.status == "skipped"
+    assert outcome.reason is not None
+    assert outcome.reason.kind == "budget"
+
+
+def test_long_errors_are_cut() -> None:
+    assert len(reason_for(RuntimeError("x" * 10_000)).detail) < 400
+
+
+def test_warnings_of_an_op_are_no_errors() -> None:
+    class Warning_(FakeExecutor):
+        def prepare(self, op: ReplayOp, *, seed: int) -> FakePrepared:
+            warnings.warn("experimental", UserWarning, stacklevel=1)
+            return super().prepare(op, seed=seed)
+
+    assert attempt(Warning_(), fake_op("fake::1us"), seed=0, options=MeasureOptions()).status == "replayed"
+
+
+def test_only_failed_is_failed() -> None:
+    assert unable(Reason("failed")).status == "failed"
+    assert unable(Reason("collective")).status == "skipped"

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from opreplay.replay import budget, tensors
+from opreplay.replay.executors.base import NotReplayable
+from opreplay.replay.ir import ReplayArg, Value
+from opreplay.traces.dtypes import ITEMSIZE_BYTES
+from opreplay.traces.model import TensorMeta
+
+CPU = torch.device("cpu")
+ORDINARY = [name for name in tensors.DTYPES if not name.startswith("q")]
+
+
+@st.composite
+def metas(draw: st.DrawFn) -> TensorMeta:
+    """Shapes with zero sizes and no dimensions; strides expanded, overlapping, permuted or absent."""
+    shape = tuple(draw(st.lists(st.integers(0, 5), max_size=4)))
+    strides = draw(st.none() | st.tuples(*[st.integers(0, 12) for _ in shape]))
+    offset = draw(st.integers(0, 7))
+    return TensorMeta(shape=shape, dtype=draw(st.sampled_from(ORDINARY)), strides=strides, storage_offset=offset)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@settings(deadline=None)
+@given(metas())
+def test_allocates_exactly_what_is_recorded(meta: TensorMeta) -> None:
+    made = tensors.allocate(meta, device=CPU)
+    assert tuple(made.shape) == meta.shape
+    assert made.dtype is tensors.DTYPES[meta.dtype]
+    assert made.element_size() == ITEMSIZE_BYTES[meta.dtype]
+    if meta.strides is not None:
+        assert made.stride() == meta.strides
+    elif made.numel():
+        assert made.is_contiguous()
+    if made.numel():
+        assert made.storage_offset() == meta.storage_offset
+    assert made.untyped_storage().nbytes() == budget.extent(meta) * made.element_size()
+
+
+def test_expanded_tensor_takes_one_element() -> None:
+    made = tensors.allocate(TensorMeta(shape=(2**40,), dtype="float32", strides=(0,)), device=CPU)
+    assert made.untyped_storage().nbytes() == 4
+
+
+def test_every_dtype_name_is_known_to_this_torch() -> None:
+    assert set(ITEMSIZE_BYTES) - set(tensors.DTYPES) == set()
+
+
+@pytest.mark.parametrize(
+    ("meta", "reason"),
+    [
+        (TensorMeta(shape=(1,), dtype="quint8"), "quantized"),
+        (TensorMeta(shape=(1,), dtype="no_such"), "dtype no_such"),
+        (TensorMeta(shape=(1, 2), dtype="float32", strides=(1,)), "do not fit"),
+        (TensorMeta(shape=(-1,), dtype="float32"), "negative"),
+        (TensorMeta(shape=(2,), dtype="float32", strides=(-1,)), "negative"),
+        (TensorMeta(shape=(1,) * 65, dtype="float32"), "65 dimensions"),
+    ],
+)
+def test_impossible_metadata_is_a_reason(meta: TensorMeta, reason: str) -> None:
+    with pytest.raises(NotReplayable, match=reason):
+        tensors.allocate(meta, device=CPU)
+
+
+def test_alias_shares_storage_and_stays_inside_it() -> None:
+    base = tensors.allocate(TensorMeta(shape=(4, 4), dtype="float32"), device=CPU)
+    view = tensors.alias(base, TensorMeta(shape=(4,), dtype="float32", strides=(4,), storage_offset=1))
+    base[:, 1] = torch.arange(4.0)
+    assert view.tolist() == [0, 1, 2, 3]
+    with pytest.raises(NotReplayable, match="share memory"):
+        tensors.alias(base, TensorMeta(shape=(17,), dtype="float32"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        ("ScalarType", "torch.bfloat16", torch.bfloat16),
+        ("Layout", "torch.strided", torch.strided),
+        ("MemoryFormat", "torch.channels_last", torch.channels_last),
+        ("Device", "cuda:3", CPU),
+        ("Scalar", "inf", math.inf),
+        ("Scalar", "-inf", -math.inf),
+        ("Scalar", "1+2j", 1 + 2j),
+        ("float", 1, 1.0),
+        ("Scalar", True, True),
+        ("int[]", (1, 2), [1, 2]),
+        ("float[]", ("inf", 2.0), [math.inf, 2.0]),
+        ("int", None, None),
+        ("str", "none", "none"),
+    ],
+)
+def test_scalars_become_values_of_torch(kind: str, value: Value, expected: object) -> None:
+    found = tensors.scalar_value(ReplayArg(name="x", type=kind, value=value), device=CPU)
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+def test_nan_stays_nan() -> None:
+    assert math.isnan(tensors.scalar_value(ReplayArg(name="x", type="Scalar", value="nan"), device=CPU))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [("ScalarType", "torch.load"), ("Layout", "os.system"), ("Scalar", "seven")]
+)
+def test_names_outside_the_table_are_refused(kind: str, value: str) -> None:
+    with pytest.raises(NotReplayable):
+        tensors.scalar_value(ReplayArg(name="x", type=kind, value=value), device=CPU)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -94,7 +95,8 @@ class KernelTable:
         return len(self.name)
 
 
-KERNEL_CATEGORIES: tuple[str, ...] = ("kernel", "memcpy", "memset")
+KERNEL_CATEGORIES: tuple[str, ...] = ("kernel", "memcpy", "memset", "task")
+""""task" is an NPU's device row, which its profiler does not categorise further."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +137,8 @@ class ShapeJoin(msgspec.Struct, frozen=True, kw_only=True):
     """The trace itself has shapes; the donor may have added strides, values or the overload."""
     disagreeing: int = 0
     """Of those: the donor says other shapes, which were not taken."""
+    no_arguments: int = 0
+    """Matched, but the donor records no arguments either: labels, autograd nodes."""
     unmatched: int = 0
 
 
@@ -186,4 +190,5 @@ class Trace:
     """(pid, tid) as text, by track index."""
     kernel_names: tuple[str, ...]
     kernels: KernelTable
-    annotations: tuple[Annotation, ...]
+    annotations: Sequence[Annotation]
+    """In file order; a tuple, or a table that makes them from columns (`annotations.AnnotationTable`)."""

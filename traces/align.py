@@ -1,0 +1,94 @@
+"""Aligns two sequences of op names, one of which repeats the other in part; knows tokens, not ops or shapes.
+
+A profile spans many iterations, its ExecutionTrace often one. So each run of the long sequence is looked up in the
+short one: the longest match wins, where the last run left off is preferred, what stays ambiguous is said to be so.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Tokens = npt.NDArray[np.int64]
+
+GRAM = 6
+"""Tokens that a run must have in common where nothing before it tells the place."""
+MOST_CANDIDATES = 64
+"""Places of one gram that are looked at."""
+WINDOW = 32
+"""Tokens that may be missing or added between two runs that belong together."""
+_LEAST_RESUMED = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """`length` tokens from `start` of the long sequence are those at each of `places` of the short one."""
+
+    start: int
+    length: int
+    places: tuple[int, ...]
+    """One place, or all that fit equally well."""
+
+
+class Aligner:
+    """Finds runs in one short sequence; separate parts of it with tokens that occur nowhere else."""
+
+    def __init__(self, short: Tokens) -> None:
+        self._short = short
+        self._list: list[int] = short.tolist()
+        self._grams: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for at in range(len(short) - GRAM + 1):
+            places = self._grams[tuple(self._list[at : at + GRAM])]
+            if len(places) < MOST_CANDIDATES:
+                places.append(at)
+
+    def runs(self, long: Tokens) -> Iterator[Run]:
+        """Runs that do not overlap, in order."""
+        tokens: list[int] = long.tolist()
+        at, expected, skipped = 0, -1, 0
+        while at < len(tokens):
+            run = self._run_at(long, tokens, at, expected if skipped <= WINDOW else -1)
+            if run is None:
+                at += 1
+                skipped += 1
+                continue
+            yield run
+            at += run.length
+            expected = run.places[0] + run.length if len(run.places) == 1 else -1
+            skipped = 0
+
+    def _run_at(self, long: Tokens, tokens: list[int], at: int, expected: int) -> Run | None:
+        resumed = self._resume(long, tokens, at, expected)
+        lengths = {place: self._common(long, at, place) for place in self._grams.get(tuple(tokens[at : at + GRAM]), ())}
+        longest = max(lengths.values(), default=0)
+        if resumed is not None and 2 * resumed.length >= longest:
+            return resumed
+        if not lengths:
+            return None
+        return Run(start=at, length=longest, places=tuple(p for p, length in lengths.items() if length == longest))
+
+    def _resume(self, long: Tokens, tokens: list[int], at: int, expected: int) -> Run | None:
+        """The run that goes on where the last one stopped, past a few tokens of either side."""
+        if expected < 0:
+            return None
+        pair = tokens[at : at + _LEAST_RESUMED]
+        for place in range(expected, min(expected + WINDOW, len(self._list))):
+            if self._list[place : place + _LEAST_RESUMED] == pair:
+                return Run(start=at, length=self._common(long, at, place), places=(place,))
+        return None
+
+    def _common(self, long: Tokens, at: int, place: int) -> int:
+        """Number of tokens from there on that agree."""
+        done, step = 0, 64
+        most = min(len(long) - at, len(self._short) - place)
+        while done < most:
+            stop = min(done + step, most)
+            unequal = np.flatnonzero(long[at + done : at + stop] != self._short[place + done : place + stop])
+            if len(unequal):
+                return done + int(unequal[0])
+            done, step = stop, 2 * step
+        return most

@@ -11,7 +11,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from statistics import median
 
 import msgspec
 
@@ -78,19 +77,8 @@ class KernelTable(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[KernelRow, ...]
     dropped: dict[str, int]
     """Reason → number of rows."""
-
-
-class UniqueKernel(msgspec.Struct, frozen=True, kw_only=True):
-    """All rows of one type, shapes, dtypes and formats."""
-
-    call: KernelCall
-    duration_us: float
-    """Median over rows."""
-    total_us: float
-    """All rows, times their counts."""
-    count: int
-    held_out: bool
-    communication: bool
+    is_sequence: bool = True
+    """Rows are launches in order; False for a table of means."""
 
 
 def dtype_of(text: str) -> str | None:
@@ -203,7 +191,7 @@ def read_kernel_table(path: str | Path, *, max_rows: int = MAX_ROWS) -> KernelTa
         raise TraceError(f"cannot read {path}: {error.strerror}") from error
     except csv.Error as error:
         raise Malformed(f"{path}: not a CSV file: {error}") from error
-    return KernelTable(path=str(path), rows=tuple(rows), dropped=dict(dropped))
+    return KernelTable(path=str(path), rows=tuple(rows), dropped=dict(dropped), is_sequence="count" not in columns)
 
 
 def call_key(call: KernelCall) -> tuple[object, ...]:
@@ -213,22 +201,3 @@ def call_key(call: KernelCall) -> tuple[object, ...]:
         tuple(None if s is None else (s.shape, s.dtype, s.format) for s in call.inputs),
         tuple(None if s is None else (s.shape, s.dtype, s.format) for s in call.outputs),
     )
-
-
-def unique_kernels(rows: Iterable[KernelRow]) -> list[UniqueKernel]:
-    """Measured rows merged by `call_key`, in order of first appearance; rows without a duration are left out."""
-    groups: dict[tuple[object, ...], list[KernelRow]] = {}
-    for row in rows:
-        if row.duration_us is not None:
-            groups.setdefault(call_key(row.call), []).append(row)
-    return [
-        UniqueKernel(
-            call=group[0].call,
-            duration_us=median(r.duration_us or 0.0 for r in group),
-            total_us=sum((r.duration_us or 0.0) * r.count for r in group),
-            count=sum(r.count for r in group),
-            held_out=any(r.held_out for r in group),
-            communication=any(r.communication for r in group),
-        )
-        for group in groups.values()
-    ]

@@ -62,6 +62,9 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     resident_reach: float
     """Working set, as a multiple of the L2's size, at which that share has halved."""
     resident_sharpness: float
+    sequence_reach: float
+    """Reuse distance, as a multiple of the L2's size, at which half of a tensor is still found there."""
+    sequence_sharpness: float
     mac_efficiency: float
     l1_fill_bytes_per_cycle: float
     """GM to L1, each cube core, rows of 512 bytes or more, data in L2."""

@@ -137,14 +137,22 @@ def _transdata(call: KernelCall, device: DeviceProfile) -> Work:
     return Work(max(1, blocks), n / max(1, blocks), rows / max(1, blocks), read, write)
 
 
+def _moved_by_index(call: KernelCall) -> int:
+    # Tables are not read whole. A lookup moves its output; an update in place moves its values, the biggest of the
+    # operands that are no table; the gradient of a lookup moves what comes in.
+    out = total_bytes(call.outputs)
+    inputs = [tensor_bytes(s) for s in call.inputs if s is not None]
+    if call.inputs and call.outputs and call.inputs[0] == call.outputs[0]:
+        inputs = inputs[1:]
+    return min(out, max(inputs, default=out))
+
+
 def _gather(call: KernelCall, device: DeviceProfile) -> Work:
-    # The table is not read whole: as many bytes as come out, and one access an index.
-    out = first(call.outputs)
     given = call.attrs.get("indices")
     indices = given if isinstance(given, int) else _index_count(call)
-    moved = call.attrs.get("moved_bytes")
-    moved = moved if isinstance(moved, int) else total_bytes(call.outputs)
-    n = min(_numel(out) or moved // 4, max(1, moved))
+    bytes_given = call.attrs.get("moved_bytes")
+    moved = bytes_given if isinstance(bytes_given, int) else _moved_by_index(call)
+    n = moved / itemsize(call.outputs[0].dtype if call.outputs and call.outputs[0] is not None else "float32")
     blocks = max(1, min(device.aiv_cores, max(indices, ceil(moved / device.rates.block_bytes))))
     return Work(blocks, n / blocks, ceil(indices / blocks), moved + 8 * indices, moved)
 

@@ -1,0 +1,181 @@
+"""Calibration as a whole: samples from kernel tables, the fit, cross-validation, and error bands from held-out kernels.
+
+Owns the procedure; `fit` owns the optimisation, `device_text` the file that results.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import msgspec
+
+from opreplay.replay.ascend.accuracy import Compared, Launch, compare_group, percentile
+from opreplay.replay.ascend.fit import Sample, fit, moved
+from opreplay.replay.ascend.predict import family_of
+from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
+from opreplay.replay.ascend.residency import resident_of
+
+BAND_PRIOR_WEIGHT = 8
+"""Held-out kernels of all families that take part in a family's band, spread over all of them by weight."""
+
+MIN_BAND, MAX_BAND = 1.05, 6.0
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """All measured launches of one unique kernel on one SoC."""
+
+    soc: str
+    launches: tuple[Launch, ...]
+
+
+class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
+    """A unique kernel predicted by a fit that did not see it."""
+
+    soc: str
+    family: str
+    compared: Compared
+
+
+def training_samples(group: Group, device: DeviceProfile) -> list[Sample]:
+    """What a fit learns from one unique kernel: a sample for each state of the cache, together of weight 1."""
+    states: dict[int | None, list[Launch]] = defaultdict(list)
+    for launch in group.launches:
+        share = resident_of(launch.touches, device)
+        states[None if share is None else round(share * 4)].append(launch)
+    samples = []
+    for alike in states.values():
+        middle = median(one.duration_us for one in alike)
+        typical = min(alike, key=lambda one: abs(one.duration_us - middle))
+        samples.append(
+            Sample(
+                call=typical.row.call,
+                soc=group.soc,
+                duration_us=middle,
+                weight=len(alike) / len(group.launches),
+                touches=typical.touches,
+            )
+        )
+    return samples
+
+
+def _fitted(groups: Sequence[Group], devices: dict[str, DeviceProfile]) -> dict[str, DeviceProfile]:
+    samples = [s for g in groups for s in training_samples(g, devices[g.soc])]
+    return fit(samples, devices)[0]
+
+
+def _held_out(groups: Sequence[Group], devices: dict[str, DeviceProfile]) -> list[HeldOut]:
+    return [
+        HeldOut(
+            soc=g.soc,
+            family=family_of(g.launches[0].row.call, devices[g.soc]).name,
+            compared=compare_group(g.launches, devices[g.soc]),
+        )
+        for g in groups
+    ]
+
+
+def cross_validate(
+    groups: Sequence[Group],
+    devices: dict[str, DeviceProfile],
+    *,
+    folds: int = 5,
+    seed: int = 0,
+    on_fold: Callable[[int, int], None] | None = None,
+) -> list[HeldOut]:
+    """Each unique kernel predicted by a fit to the other folds; kernels are dealt to folds at random by `seed`.
+
+    A kernel seen on two SoCs goes to one fold, so that no fit has seen it anywhere.
+    """
+    keys = sorted({_name(g) for g in groups})
+    random.Random(seed).shuffle(keys)
+    fold_of = {key: i % folds for i, key in enumerate(keys)}
+    out: list[HeldOut] = []
+    for fold in range(folds):
+        train = [g for g in groups if fold_of[_name(g)] != fold]
+        test = [g for g in groups if fold_of[_name(g)] == fold]
+        if train and test:
+            out += _held_out(test, _fitted(train, devices))
+        if on_fold:
+            on_fold(fold + 1, folds)
+    return out
+
+
+def _name(group: Group) -> str:
+    call = group.launches[0].row.call
+    return f"{call.type}|{call.inputs}|{call.outputs}"
+
+
+def leave_one_soc_out(groups: Sequence[Group], devices: dict[str, DeviceProfile]) -> list[HeldOut]:
+    """Each SoC's kernels predicted by a fit to all other SoCs."""
+    out: list[HeldOut] = []
+    for soc in sorted({g.soc for g in groups}):
+        train, test = [g for g in groups if g.soc != soc], [g for g in groups if g.soc == soc]
+        if train:
+            out += _held_out(test, _fitted(train, devices))
+    return out
+
+
+def band_for(residuals: Sequence[float], pooled: Sequence[float]) -> float:
+    """Factor that covers 80 % of held-out kernels: the 80 % quantile of |log error| of the family's own residuals,
+    with those of all families mixed in at a total weight of BAND_PRIOR_WEIGHT."""
+    weighted = [(abs(r), 1.0) for r in residuals]
+    if pooled:
+        weighted += [(abs(r), BAND_PRIOR_WEIGHT / len(pooled)) for r in pooled]
+    if not weighted:
+        return MAX_BAND
+    weighted.sort()
+    goal = 0.8 * sum(w for _, w in weighted)
+    reached = 0.0
+    for value, weight in weighted:
+        reached += weight
+        if reached >= goal:
+            return min(MAX_BAND, max(MIN_BAND, math.exp(value)))
+    return min(MAX_BAND, max(MIN_BAND, math.exp(weighted[-1][0])))
+
+
+def _log_error(one: HeldOut) -> float:
+    return math.log(one.compared.predicted_us / one.compared.measured_us)
+
+
+def calibrate(
+    groups: Sequence[Group], devices: dict[str, DeviceProfile], *, folds: int = 5
+) -> tuple[dict[str, DeviceProfile], list[HeldOut], list[HeldOut]]:
+    """Fit all devices to the groups; devices without data get what is shared.
+
+    Returns the devices with sample counts and bands filled in, and the cross-validated and leave-one-SoC-out kernels.
+    """
+    across = cross_validate(groups, devices, folds=folds)
+    elsewhere = leave_one_soc_out(groups, devices) if len({g.soc for g in groups}) > 1 else []
+    samples = [s for g in groups for s in training_samples(g, devices[g.soc])]
+    fitted, parameters, theta = fit(samples, devices)
+    fitted = moved(devices, parameters, theta)
+    counts: dict[tuple[str, str], int] = defaultdict(int)
+    for group in groups:
+        counts[group.soc, family_of(group.launches[0].row.call, devices[group.soc]).name] += 1
+    known = [_log_error(h) for h in across]
+    far = [_log_error(h) for h in elsewhere] or known
+    out: dict[str, DeviceProfile] = {}
+    for soc, device in fitted.items():
+        families: dict[str, FamilyCost] = {}
+        for name, family in device.families.items():
+            own = counts.get((soc, name), 0)
+            others = sum(n for (s, f), n in counts.items() if f == name and s != soc)
+            if own:
+                band = band_for([_log_error(h) for h in across if h.family == name and h.soc == soc], known)
+            elif others:
+                band = band_for([_log_error(h) for h in elsewhere if h.family == name], far)
+            else:
+                # Nobody measured this family: what the worst tenth of unseen SoCs' kernels deviate by, and then some.
+                band = min(MAX_BAND, 1.2 * math.exp(percentile([abs(r) for r in far], 0.9))) if far else family.band
+            families[name] = msgspec.structs.replace(
+                family,
+                samples=own or family.samples,
+                samples_elsewhere=others or family.samples_elsewhere,
+                band=max(MIN_BAND, band),
+            )
+        out[soc] = msgspec.structs.replace(device, families=families)
+    return out, across, elsewhere

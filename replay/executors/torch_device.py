@@ -24,8 +24,8 @@ from opreplay.replay.executors.base import Clock, NotReplayable
 from opreplay.replay.ir import Assumption, Reason, ReplayArg, ReplayOp
 from opreplay.traces.errors import EnvironmentRefused, UsageError
 
-PROBE_CALLS = 64
-"""Calls in a row after which an op that writes to its arguments must still have finite values."""
+PROBE_CALLS = (1, 2, 4, 8, 16, 32, 64)
+"""Calls in a row after which an op that writes to its arguments may still have finite values."""
 PROBE_S = 0.02
 """Wall time after which probing stops; so few calls of such an op make a sample that it need not go on."""
 
@@ -166,18 +166,23 @@ class TorchExecutor:
         """Find how many calls in a row keep the written values finite, so that no sample holds more."""
         if not prepared.resettable:
             prepared.assumptions += (Assumption(argument="self", what="not reset between calls: no memory for a copy"),)
-            prepared.max_calls = PROBE_CALLS
+            prepared.max_calls = PROBE_CALLS[-1]
             return
-        proven, done, started = 1, 0, perf_counter()
-        while proven <= PROBE_CALLS and perf_counter() - started < PROBE_S:
-            while done < proven:
+        prepared.call()
+        prepared.finite()
+        prepared.reset()
+        # From here on nothing is called for the first time, so that the time limit counts only the op itself.
+        verified, done, started = 1, 0, perf_counter()
+        for wanted in PROBE_CALLS:
+            while done < wanted:
                 prepared.call()
                 done += 1
             if not prepared.finite():
-                proven //= 2
                 break
-            proven *= 2
-        prepared.max_calls = max(1, min(proven, PROBE_CALLS))
+            verified = wanted
+            if perf_counter() - started > PROBE_S:
+                break
+        prepared.max_calls = verified
         prepared.reset()
 
     def _clock(self) -> Clock:

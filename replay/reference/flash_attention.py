@@ -117,7 +117,8 @@ def vllm_varlen_fwd(
     return [_result(result, out), lse]
 
 
-def _fake_fa3(q: Tensor, v: Tensor, cu_seqlens_q: Tensor | None) -> list[Tensor]:
+def fake_fa3(q: Tensor, v: Tensor, cu_seqlens_q: Tensor | None) -> list[Tensor]:
+    """Output shapes of version 3's `fwd`."""
     out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=_wide(q))
     shape = (q.shape[1], q.shape[0]) if cu_seqlens_q is not None else (q.shape[0], q.shape[2], q.shape[1])
     empty = q.new_empty((0,), dtype=torch.float32)
@@ -146,13 +147,13 @@ _FA3_SCALES = (
     f"{_FA3}Tensor? seqlens_rotary, {_FA3_SCALES}, Tensor? s_aux, int cp_world_size, int cp_rank, "
     "Tensor? cp_tot_seqused_k) -> Tensor[]",
     since="2025-10-04",
-    fake=_fake_fa3,
+    fake=fake_fa3,
 )
 @reference(
-    f"{_FA3}Tensor? seqlens_rotary, {_FA3_SCALES}, Tensor? s_aux) -> Tensor[]", since="2025-08-05", fake=_fake_fa3
+    f"{_FA3}Tensor? seqlens_rotary, {_FA3_SCALES}, Tensor? s_aux) -> Tensor[]", since="2025-08-05", fake=fake_fa3
 )
-@reference(f"{_FA3}Tensor? seqlens_rotary, {_FA3_SCALES}) -> Tensor[]", since="2025-04-10", fake=_fake_fa3)
-@reference(f"{_FA3}{_FA3_SCALES}) -> Tensor[]", since="2025-03-20", fake=_fake_fa3)
+@reference(f"{_FA3}Tensor? seqlens_rotary, {_FA3_SCALES}) -> Tensor[]", since="2025-04-10", fake=fake_fa3)
+@reference(f"{_FA3}{_FA3_SCALES}) -> Tensor[]", since="2025-03-20", fake=fake_fa3)
 def vllm_fa3_fwd(
     q: Tensor,
     k: Tensor,

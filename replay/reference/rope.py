@@ -41,3 +41,13 @@ def rotate_by_position(
     turned = rotate(heads[..., offset : offset + rot], cos, sin, neox=neox)
     parts = (heads[..., :offset], turned, heads[..., offset + rot :])
     return torch.cat(parts, dim=-1).reshape(x.shape)
+
+
+def rotate_whole(x: Tensor, cos: Tensor, sin: Tensor, *, neox: bool) -> Tensor:
+    """As `rotate`, with cos and sin given for every element of x [.., rot] instead of for every pair."""
+    if neox:
+        first, second = x.chunk(2, dim=-1)
+        turned = torch.cat((-second, first), dim=-1)
+    else:
+        turned = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+    return (x * cos + turned * sin).to(x.dtype)

@@ -1,0 +1,59 @@
+"""The terminal: consoles for data and narration, made when they are needed; owns no content."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """A console that takes every string literally: no markup, no emoji, no guessed colours.
+
+    Width comes from COLUMNS or the terminal, 80 otherwise; NO_COLOR and TERM=dumb are honoured.
+    """
+    from rich.console import Console
+
+    return Console(
+        file=sys.stderr if stderr else sys.stdout, markup=False, emoji=False, highlight=False, soft_wrap=False
+    )
+
+
+def show(renderable: RenderableType) -> None:
+    """Print to stdout."""
+    make_console().print(renderable)
+
+
+def show_fitted(render: Callable[[int], RenderableType]) -> None:
+    """Print to stdout what `render` makes for the width there."""
+    console = make_console()
+    console.print(render(console.width))
+
+
+def show_line(text: str) -> None:
+    """One line to stdout, never broken by us, so that scripts can take it whole."""
+    from rich.text import Text
+
+    make_console().print(Text(text, style="bold"), soft_wrap=True)
+
+
+def narrate(text: str) -> None:
+    """A line to stderr."""
+    import click
+
+    click.echo(text, err=True)
+
+
+def write(text: str) -> None:
+    """Data to stdout as it is."""
+    sys.stdout.write(text)
+
+
+def json_text(value: Any) -> str:
+    """A value as indented JSON; msgspec structs and what they hold are known."""
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"

@@ -1,0 +1,20 @@
+"""What the process returns; errors carry their own code, the rest is named here."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Documented in docs/cli.md; kept stable."""
+
+    OK = 0
+    INCOMPLETE = 1
+    """Ran, but more ops failed or were skipped than --max-failed allows."""
+    USAGE = 2
+    REFUSED = 3
+    """Input that is malformed, over a limit, or against the policy."""
+    ENVIRONMENT = 4
+    """A device or library that was asked for is missing."""
+    REGRESSION = 5
+    INTERRUPTED = 130

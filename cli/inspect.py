@@ -1,0 +1,26 @@
+"""`opreplay inspect`: what is in a trace; imports no torch."""
+
+from __future__ import annotations
+
+import click
+
+from opreplay.cli.options import format_option, limit_option, trace_argument
+
+
+@click.command("inspect", short_help="Say what is in a trace.")
+@trace_argument
+@format_option("table", "json")
+@limit_option
+def command(trace: str, format_: str, limit: tuple[tuple[str, str], ...]) -> None:
+    """Say what is in TRACE: events, ops, device time, how much of the ops' arguments it recorded, and what was lost."""
+    from opreplay.cli import console
+    from opreplay.cli.planning import open_trace
+    from opreplay.traces import summarize
+
+    summary = summarize(open_trace(trace, limit))
+    if format_ == "json":
+        console.write(console.json_text(summary))
+        return
+    from opreplay.replay.report import trace as view
+
+    console.show_fitted(lambda width: view.render(summary, width=width))

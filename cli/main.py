@@ -1,0 +1,112 @@
+"""The `opreplay` command: finds subcommands, turns errors into messages and exit codes; holds no work of its own.
+
+Commands are imported when they are needed and import the library when they run, so that `--help` stays fast.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from opreplay.cli.exit_codes import ExitCode
+
+COMMANDS: dict[str, str] = {
+    "run": "opreplay.cli.run",
+    "inspect": "opreplay.cli.inspect",
+    "plan": "opreplay.cli.plan",
+    "devices": "opreplay.cli.devices",
+    "doctor": "opreplay.cli.doctor",
+}
+"""Command → module that defines it as `command`, in the order that --help shows."""
+
+
+class OpReplayGroup(click.Group):
+    """Imports commands by name and exits with the codes of `exit_codes`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        module = COMMANDS.get(cmd_name)
+        return importlib.import_module(module).command if module else None
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        """Run the command line and exit; with `standalone_mode` off, raise what click raises."""
+        if not standalone_mode:
+            return super().main(*args, standalone_mode=False, **extra)
+        sys.exit(self._exit_code(*args, **extra))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the subcommand; click itself would turn a broken pipe into exit code 1."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _discard_stdout()
+            return ExitCode.OK
+        return result
+
+    def _exit_code(self, *args: Any, **extra: Any) -> int:
+        try:
+            return int(super().main(*args, standalone_mode=False, **extra) or ExitCode.OK)
+        except click.ClickException as error:
+            error.show()
+            return error.exit_code
+        except click.Abort:
+            click.echo("interrupted", err=True)
+            return ExitCode.INTERRUPTED
+        except Exception as error:
+            # Imported late: the package that holds the error tree is not needed to print help.
+            from opreplay.traces.errors import OpReplayError
+
+            if not isinstance(error, OpReplayError):
+                raise
+            return show_error(str(error), error.hint, error.exit_code)
+
+
+def show_error(message: str, hint: str, exit_code: int) -> int:
+    """Print an error to stderr, text from the input escaped; returns the exit code."""
+    from opreplay.replay.report.text import safe
+
+    click.echo(f"opreplay: {safe(message)}", err=True)
+    if hint:
+        click.echo(f"hint: {safe(hint)}", err=True)
+    return exit_code
+
+
+def _discard_stdout() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush does not complain about the closed pipe."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)
+
+
+@click.group(cls=OpReplayGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="opreplay", message="%(prog)s %(version)s")
+def opreplay() -> None:
+    """Replay the ops of a profiler trace here, and predict them on a simulated Ascend NPU.
+
+    \b
+    opreplay inspect trace.json.gz                 what is in the trace
+    opreplay plan trace.json.gz                    what would run, and how
+    opreplay run trace.json.gz --soc 910b3         recorded, measured and simulated times
+    """
+
+
+def main() -> NoReturn:
+    """Entry point of the console script."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that is not UTF-8 gets escapes instead of a traceback.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    opreplay()
+    raise AssertionError("unreachable: click exits")

@@ -1,0 +1,154 @@
+"""Option types and groups of options that several commands share; values arrive parsed, in library units."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_BYTES = {"": 1, "B": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate(("k", "M", "G", "T"), start=1)
+    for suffix, base in (("", 1000), ("B", 1000), ("iB", 1024))
+}
+_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "min": 60.0, "m": 60.0, "h": 3600.0}
+_NUMBER = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*([^0-9\s]*)")
+_NAMESPACE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
+
+
+def _scaled(text: str, units: dict[str, Any]) -> float | None:
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None or match[2] not in units:
+        return None
+    return float(match[1]) * units[match[2]]
+
+
+class ByteSize(click.ParamType):
+    """ "1GB", "512MiB", "800k", a plain number of bytes → int."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        folded = re.sub(r"(?<=[0-9.\s])K", "k", str(value))
+        size = _scaled(folded, _BYTES)
+        if size is None or size < 1:
+            self.fail(f"{value!r} is no size; write it like 1GB, 512MiB or 800k", param, ctx)
+        return int(size)
+
+
+class Duration(click.ParamType):
+    """ "0.2", "200ms", "2min" → seconds, above 0."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        seconds = _scaled(str(value), _SECONDS)
+        if seconds is None or seconds <= 0:
+            self.fail(f"{value!r} is no time; write it like 0.2s, 200ms or 2min", param, ctx)
+        return seconds
+
+
+class Share(click.ParamType):
+    """ "0.1%" or "0.001" → share of 1, from 0 to 1."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        share = _scaled(str(value), {"": 1.0, "%": 0.01})
+        if share is None or not 0 <= share <= 1:
+            self.fail(f"{value!r} is no share; write it like 0.1% or 0.001", param, ctx)
+        return share
+
+
+class Assignments(click.ParamType):
+    """One "NAME=VALUE" of a repeatable option → (name, value); both must fit their patterns."""
+
+    name = "name=value"
+
+    def __init__(self, name: re.Pattern[str], value: re.Pattern[str], example: str) -> None:
+        self._name, self._value, self._example = name, value, example
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        left, _, right = str(value).partition("=")
+        if not (self._name.fullmatch(left) and self._value.fullmatch(right)):
+            self.fail(f"{value!r}: write it like {self._example}", param, ctx)
+        return left, right
+
+
+def trace_argument(command: Command) -> Command:
+    """TRACE: a profile, a glob that matches one, or "-"."""
+    return click.argument("trace", metavar="TRACE")(command)
+
+
+def limit_option(command: Command) -> Command:
+    """--limit, which raises the bounds that protect against hostile files."""
+    kind = Assignments(_NAMESPACE, re.compile(r"\S+"), "events=2000000000 or decompressed_bytes=128GiB")
+    return click.option(
+        "--limit", type=kind, multiple=True, metavar="NAME=VALUE",
+        help="Raise a limit of the trace reader; an error about a limit names it. Repeatable.",
+    )(command)  # fmt: skip
+
+
+def selection_options(command: Command) -> Command:
+    """Which ops of the trace to take."""
+    options = [
+        click.option(
+            "--select", type=click.Choice(["owner", "leaf", "top", "all"]), default="owner", show_default=True,
+            help="Ops that own device time, innermost ops, outermost ops, or all.",
+        ),
+        click.option(
+            "--op-filter", "op_filter", multiple=True, metavar="GLOB",
+            help="Take only ops whose name matches, e.g. 'aten::mm'. Repeatable.",
+        ),
+        click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out ops whose name matches. Repeatable."),
+        click.option("--top", type=click.IntRange(min=1), metavar="N", help="Take the N ops with most recorded time."),
+        click.option("--min-share", type=Share(), metavar="SHARE", help="Leave out ops below this share, e.g. 0.1%."),
+        click.option(
+            "--allow-import", type=Assignments(_NAMESPACE, _MODULE, "myops=my_package.ops"), multiple=True,
+            metavar="NS=MODULE", help="Import MODULE to find the ops of namespace NS. Repeatable.",
+        ),
+    ]  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def device_option(command: Command) -> Command:
+    """--device: where ops are resolved for and run."""
+    return click.option(
+        "--device", default="cpu", show_default=True, metavar="DEVICE",
+        help="Where to replay: cpu, cuda, cuda:1, npu. Never another one silently.",
+    )(command)  # fmt: skip
+
+
+def soc_option(command: Command) -> Command:
+    """--soc: the simulated devices."""
+    return click.option(
+        "--soc", multiple=True, default=("910b3",), show_default=True, metavar="NAME|FILE",
+        help="Simulated device, or a device file (.toml). Repeatable.",
+    )(command)  # fmt: skip
+
+
+def format_option(*names: str) -> Callable[[Command], Command]:
+    """--format, the first name being the default."""
+    return click.option(
+        "--format", "format_", type=click.Choice(names), default=names[0], show_default=True, help="Form of the output."
+    )  # fmt: skip
+
+
+def force_option(command: Command) -> Command:
+    """--force, without which no file is ever overwritten."""
+    return click.option("--force", is_flag=True, help="Overwrite files that exist.")(command)

@@ -1,0 +1,121 @@
+"""`opreplay plan`: the dry run; what would be replayed, how, and why not the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from opreplay.cli.options import (
+    ByteSize,
+    device_option,
+    force_option,
+    format_option,
+    limit_option,
+    selection_options,
+    soc_option,
+    trace_argument,
+)
+
+if TYPE_CHECKING:
+    from opreplay.replay.ascend import DeviceProfile
+    from opreplay.replay.ir import ReplayPlan
+
+
+@click.command("plan", short_help="Say what would run and how, without running it.")
+@trace_argument
+@device_option
+@soc_option
+@selection_options
+@click.option("--max-op-memory", type=ByteSize(), metavar="SIZE", help="Mark ops that need more as skipped, e.g. 1GB.")
+@click.option("--explain", metavar="OP", help="Explain one op in full: a name, a glob or an id.")
+@format_option("table", "json")
+@click.option("--output", "-o", metavar="FILE", help="Write the plan (replay IR) as JSON; - is stdout.")
+@force_option
+@limit_option
+def command(
+    trace: str, device: str, soc: tuple[str, ...], select: str, op_filter: tuple[str, ...], exclude: tuple[str, ...],
+    top: int | None, min_share: float | None, allow_import: tuple[tuple[str, str], ...], max_op_memory: int | None,
+    explain: str | None, format_: str, output: str | None, force: bool, limit: tuple[tuple[str, str], ...],
+) -> None:  # fmt: skip
+    """Resolve each unique op of TRACE, count its bytes and predict its time, without running anything.
+
+    --explain shows one op: its arguments by name, what was assumed, how it was resolved, and the kernels it becomes on
+    each simulated device.
+    """
+    from opreplay.cli.outputs import check_writable
+    from opreplay.cli.planning import Selection, load_socs, make_plan, open_trace
+
+    if output not in (None, "-"):
+        check_writable(Path(output), force=force)
+    devices = load_socs(soc)
+    selection = Selection(
+        select=select, include=op_filter, exclude=exclude, top=top, min_share=min_share,
+        allow_imports=dict(allow_import),
+    )  # fmt: skip
+    plan = make_plan(open_trace(trace, limit), selection, device=device)
+    if output is not None:
+        save(plan, output, force=force)
+    if explain is not None:
+        show_explanation(plan, devices, explain, max_op_bytes=max_op_memory, format_=format_)
+    elif output != "-":
+        show_plan(plan, devices, max_op_bytes=max_op_memory, format_=format_)
+
+
+def save(plan: ReplayPlan, output: str, *, force: bool) -> None:
+    """Write the plan as JSON to a file or to stdout."""
+    from opreplay.cli import console
+    from opreplay.cli.outputs import write_file
+
+    text = console.json_text(plan)
+    if output == "-":
+        console.write(text)
+    else:
+        write_file(Path(output), text, force=force)
+
+
+def show_plan(
+    plan: ReplayPlan, devices: dict[str, DeviceProfile], *, max_op_bytes: int | None, format_: str = "table"
+) -> None:
+    """Print the coverage that a run would have, then its ops."""
+    from opreplay.cli import console
+    from opreplay.cli.planning import simulate_on
+    from opreplay.replay.report import plan as view
+    from opreplay.replay.report.facts import coverage_line
+
+    results = view.planned_results(plan, lambda op: simulate_on(op, devices), max_op_bytes=max_op_bytes)
+    summary = view.planned_summary(plan, results)
+    if format_ == "json":
+        console.write(console.json_text(view.facts(plan, results, summary)))
+        return
+    console.show_line(coverage_line(None, results, summary, verb="would replay"))
+    console.show_fitted(lambda width: view.render(plan, results, width=width))
+
+
+def show_explanation(
+    plan: ReplayPlan, devices: dict[str, DeviceProfile], wanted: str, *, max_op_bytes: int | None, format_: str
+) -> None:
+    """Print all that is known of the heaviest op that `wanted` matches. Raises UsageError when none does."""
+    import msgspec
+
+    from opreplay.cli import console
+    from opreplay.cli.planning import find_ops, simulate_on
+    from opreplay.replay.ascend import explain_op
+    from opreplay.replay.report import explain as view
+    from opreplay.replay.report.plan import planned_results
+
+    found = find_ops(plan, wanted)
+    one = found[0]
+    alone = msgspec.structs.replace(plan, ops=(one,))
+    (result,) = planned_results(alone, lambda op: simulate_on(op, devices), max_op_bytes=max_op_bytes)
+    explanations = {name: explain_op(one, device) for name, device in devices.items()}
+    if format_ == "json":
+        console.write(console.json_text(view.facts(one, result, explanations)))
+        return
+    console.show(view.render(one, result, explanations))
+    if len(found) > 1:
+        others = ", ".join(op.id for op in found[1:6])
+        console.narrate(
+            f"{len(found) - 1} more match {wanted}; explain them by id: {others}{' ...' if len(found) > 6 else ''}"
+        )

@@ -1,0 +1,103 @@
+"""From command-line values to a trace, a plan and simulated devices: what `run` and `plan` have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from opreplay.cli.progress import ReadProgress
+from opreplay.traces.errors import UsageError
+
+if TYPE_CHECKING:
+    from opreplay.replay.ascend import DeviceProfile
+    from opreplay.replay.ir import ReplayOp, ReplayPlan
+    from opreplay.replay.results import Simulated
+    from opreplay.traces import Limits, Trace
+
+
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
+    """What the selection options say."""
+
+    select: str
+    include: tuple[str, ...]
+    exclude: tuple[str, ...]
+    top: int | None
+    min_share: float | None
+    allow_imports: dict[str, str]
+
+
+def open_trace(text: str, limits: Sequence[tuple[str, str]]) -> Trace:
+    """Read the one profile that the TRACE argument means, with progress on stderr.
+
+    Raises UsageError for a glob that matches several, TraceError for what cannot be read.
+    """
+    from opreplay.traces import expand_paths, read_trace
+
+    paths = expand_paths([text])
+    if len(paths) != 1:
+        raise UsageError(f"{text} matches {len(paths)} files, e.g. {paths[0]}" if paths else f"{text} matches no file",
+                         hint="Name one of them.")  # fmt: skip
+    with ReadProgress() as progress:
+        return read_trace(paths[0], limits=parse_limits(limits), progress=progress)
+
+
+def parse_limits(pairs: Sequence[tuple[str, str]]) -> Limits:
+    """Limits of the reader with those of --limit. Raises UsageError that lists the names for an unknown one."""
+    from opreplay.cli.options import ByteSize
+    from opreplay.traces import Limits
+
+    known = {name: getattr(Limits(), name) for name in Limits.__dataclass_fields__}
+    chosen: dict[str, int] = {}
+    for name, text in pairs:
+        if name not in known:
+            raise UsageError(f"no limit is called {name!r}", hint=f"Limits are {', '.join(sorted(known))}.")
+        chosen[name] = ByteSize().convert(text, None, None)
+    return Limits(**chosen)
+
+
+def load_socs(names: Sequence[str]) -> dict[str, DeviceProfile]:
+    """Simulated devices by name, in the order given. Raises UsageError for unknown ones and two of one name."""
+    from opreplay.replay.ascend import load_device
+
+    devices: dict[str, DeviceProfile] = {}
+    for text in names:
+        device = load_device(text)
+        if device.name in devices:
+            raise UsageError(f"two simulated devices are called {device.name}", hint="Name each --soc once.")
+        devices[device.name] = device
+    return devices
+
+
+def simulate_on(op: ReplayOp, devices: dict[str, DeviceProfile]) -> dict[str, Simulated]:
+    """Predictions for one op on every device."""
+    from opreplay.replay.ascend import simulate_op
+
+    return {name: simulate_op(op, device) for name, device in devices.items()}
+
+
+def make_plan(trace: Trace, selection: Selection, *, device: str) -> ReplayPlan:
+    """The plan for the selected ops with their outputs filled in."""
+    from opreplay.replay.build import build_plan
+    from opreplay.replay.outputs import with_outputs
+    from opreplay.replay.policy import Policy
+    from opreplay.replay.select import OpFilter
+
+    filters = OpFilter(
+        include=selection.include, exclude=selection.exclude, top=selection.top, min_share=selection.min_share
+    )
+    policy = Policy(allow_imports=selection.allow_imports)
+    return with_outputs(build_plan(trace, select=selection.select, filters=filters, policy=policy, device=device))
+
+
+def find_ops(plan: ReplayPlan, wanted: str) -> list[ReplayOp]:
+    """Ops that a name, a glob or the start of an id means, heaviest first. Raises UsageError when there are none."""
+    exact = [op for op in plan.ops if op.name == wanted]
+    found = exact or [op for op in plan.ops if fnmatchcase(op.name, wanted) or op.id.startswith(wanted)]
+    if not found:
+        names = ", ".join(dict.fromkeys(op.name for op in plan.ops[:8]))
+        hint = f"The heaviest ops are {names}." if names else "The selection holds no ops: try --select all."
+        raise UsageError(f"no selected op matches {wanted!r}", hint=hint)
+    return found

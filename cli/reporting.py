@@ -1,0 +1,54 @@
+"""What `run` prints when it is done, or interrupted, and the exit code it amounts to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from opreplay.cli import console
+from opreplay.cli.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from opreplay.cli.outputs import Outputs
+    from opreplay.traces import Trace
+
+
+def show_report(outputs: Outputs) -> None:
+    """Coverage first, then the tables; only the coverage, on stderr, where stdout takes the results themselves."""
+    from opreplay.replay.report import table
+    from opreplay.replay.report.facts import coverage_line
+
+    header, results, summary = outputs.memory.header, outputs.memory.results, outputs.memory.summary
+    if summary is None:
+        return
+    line = coverage_line(header, results, summary)
+    if outputs.to_stdout:
+        console.narrate(line)
+        return
+    console.show_line(line)
+    console.show_fitted(lambda width: table.render(header, results, summary, width=width))
+
+
+def outcome_code(outputs: Outputs, max_failed: int | None) -> ExitCode:
+    """1 when more ops were skipped or failed than allowed, and a line on stderr that says so."""
+    summary = outputs.memory.summary
+    missed = 0 if summary is None else summary.ops - summary.replayed
+    if max_failed is None or missed <= max_failed:
+        return ExitCode.OK
+    console.narrate(f"opreplay: {missed} ops were not replayed, --max-failed allows {max_failed}")
+    return ExitCode.INCOMPLETE
+
+
+def trace_facts(trace: Trace) -> dict[str, object]:
+    """What the header of the results says of the trace, beside the plan's totals; no path."""
+    info = trace.info
+    return {
+        "dialect": info.dialect,
+        "events": info.events,
+        "metadata_level": info.metadata_level,
+        "torch_version": info.torch_version,
+        "vendor": info.vendor,
+        "world_size": info.world_size,
+        "rank": info.rank,
+        "losses": info.report.losses,
+        "repairs": info.report.repairs,
+    }

@@ -1,0 +1,92 @@
+"""`opreplay run`: the main job; parses flags, runs the plan, prints the report."""
+
+from __future__ import annotations
+
+import click
+
+from opreplay.cli.exit_codes import ExitCode
+from opreplay.cli.options import (
+    ByteSize,
+    Duration,
+    device_option,
+    force_option,
+    limit_option,
+    selection_options,
+    soc_option,
+    trace_argument,
+)
+
+
+@click.command("run", short_help="Measure each op of a trace here, predict it on a simulated NPU.")
+@trace_argument
+@device_option
+@soc_option
+@selection_options
+@click.option(
+    "--output", "-o", multiple=True, metavar="FILE",
+    help="Also write results: .jsonl (op by op), .csv, .md; - is JSON Lines on stdout. Repeatable.",
+)  # fmt: skip
+@force_option
+@click.option("--dry-run", is_flag=True, help="Say what would run, then stop.")
+@click.option(
+    "--max-op-memory",
+    type=ByteSize(),
+    metavar="SIZE",
+    help="Skip ops that need more, e.g. 1GB.  [default: half of the free memory]",
+)
+@click.option(
+    "--op-time", type=Duration(), default="0.2s", show_default=True, metavar="TIME", help="Time to measure each op."
+)
+@click.option("--total-time", type=Duration(), metavar="TIME", help="Skip what has not run after this time, e.g. 5min.")
+@click.option(
+    "--threads", type=click.IntRange(min=1), metavar="N", help="Threads an op may use.  [default: torch's choice]"
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the inputs' values.")
+@click.option(
+    "--max-failed", type=click.IntRange(min=0), metavar="N", help="Exit with 1 when more ops are skipped or failed."
+)
+@limit_option
+def command(
+    trace: str, device: str, soc: tuple[str, ...], select: str, op_filter: tuple[str, ...], exclude: tuple[str, ...],
+    top: int | None, min_share: float | None, allow_import: tuple[tuple[str, str], ...], output: tuple[str, ...],
+    force: bool, dry_run: bool, max_op_memory: int | None, op_time: float, total_time: float | None,
+    threads: int | None, seed: int, max_failed: int | None, limit: tuple[tuple[str, str], ...],
+) -> int:  # fmt: skip
+    """Replay each unique op of TRACE on this machine, predict each on a simulated Ascend NPU, and print both beside
+    what the trace recorded.
+
+    TRACE is a PyTorch profiler file (.json or .json.gz), a glob that matches one, or - for stdin. Times are for one
+    call. Results go to stdout, progress to stderr. Ctrl-C keeps what was measured.
+    """
+    from opreplay.cli.outputs import Outputs
+    from opreplay.cli.planning import Selection, load_socs, make_plan, open_trace, simulate_on
+    from opreplay.cli.progress import RunProgress
+    from opreplay.cli.reporting import outcome_code, show_report, trace_facts
+    from opreplay.replay.run import RunOptions, run_plan
+
+    devices = load_socs(soc)
+    with Outputs(output, force=force) as outputs:
+        selection = Selection(
+            select=select, include=op_filter, exclude=exclude, top=top, min_share=min_share,
+            allow_imports=dict(allow_import),
+        )  # fmt: skip
+        read = open_trace(trace, limit)
+        plan = make_plan(read, selection, device=device)
+        if dry_run:
+            from opreplay.cli.plan import show_plan
+
+            show_plan(plan, devices, max_op_bytes=max_op_memory)
+            return ExitCode.OK
+        options = RunOptions(
+            device=device, seed=seed, max_op_bytes=max_op_memory, op_time_s=op_time, total_time_s=total_time,
+            threads=threads, allow_imports=selection.allow_imports,
+        )  # fmt: skip
+        try:
+            with RunProgress() as on_progress:
+                run_plan(
+                    plan, options, sink=outputs, simulate=lambda op: simulate_on(op, devices),
+                    on_progress=on_progress, trace=trace_facts(read),
+                )  # fmt: skip
+        finally:
+            show_report(outputs)
+    return outcome_code(outputs, max_failed)

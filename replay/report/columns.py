@@ -1,0 +1,91 @@
+"""A table of ops for a terminal of any width: narrow columns of numbers, and the op in what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from rich import box
+from rich.cells import cell_len
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from opreplay.replay.report.text import end, middle, safe
+
+MIN_OP_WIDTH = 24
+GAP = 2
+"""Characters between two columns."""
+
+
+class Column(msgspec.Struct, frozen=True, kw_only=True):
+    """One narrow column, its cells ready as text."""
+
+    title: str
+    cells: tuple[str, ...]
+    styles: tuple[str, ...] = ()
+    """One a cell, beside `style`; empty for none."""
+    style: str = ""
+    left: bool = False
+    gives_way: float = 0
+    """Where room is short, columns with the highest number go first; 0 stays."""
+    named: bool = True
+    """Whether the line below the table says that the column had to go."""
+
+    @property
+    def width(self) -> int:
+        return max(cell_len(text) for text in (self.title, *self.cells, " "))
+
+
+class OpCell(msgspec.Struct, frozen=True, kw_only=True):
+    """The last cell of a row: an op and its arguments, or why it is not replayed."""
+
+    name: str
+    detail: str = ""
+    style: str = "dim"
+    """Of the detail."""
+
+
+def plain_table() -> Table:
+    """A table with a rule below its head and no borders."""
+    return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style="bold")
+
+
+def ops_table(columns: Sequence[Column], ops: Sequence[OpCell], *, width: int) -> list[RenderableType]:
+    """The table, and a line that names the columns for which there was no room."""
+    kept, hidden = fitting(columns, width)
+    table = plain_table()
+    for column in kept:
+        table.add_column(
+            Text(column.title), justify="left" if column.left else "right", style=column.style, no_wrap=True,
+            width=column.width,
+        )  # fmt: skip
+    table.add_column(Text("op"), no_wrap=True)
+    space = max(width - sum(column.width + GAP for column in kept), 8)
+    for row, op in enumerate(ops):
+        cells = (Text(c.cells[row], style=c.styles[row] if c.styles else "") for c in kept)
+        table.add_row(*cells, op_text(op, space))
+    if not hidden:
+        return [table]
+    return [table, Text(f"no room at {width} columns for: {', '.join(hidden)}", style="dim", overflow="fold")]
+
+
+def fitting(columns: Sequence[Column], width: int) -> tuple[list[Column], list[str]]:
+    """The columns that leave `MIN_OP_WIDTH` for the op, and the titles of those that had to go."""
+    kept = list(columns)
+    for column in sorted((c for c in columns if c.gives_way), key=lambda c: -c.gives_way):
+        if width - sum(c.width + GAP for c in kept) >= MIN_OP_WIDTH:
+            break
+        kept = [c for c in kept if c is not column]
+    return kept, [c.title for c in columns if c.named and not any(c is k for k in kept)]
+
+
+def op_text(op: OpCell, space: int) -> Text:
+    """Name and detail in `space` characters: on one line where both fit or there is much room, else on two."""
+    name, detail = safe(op.name), safe(op.detail)
+    if not detail:
+        return Text(middle(name, space), no_wrap=True)
+    room = space - len(name) - 2
+    if len(detail) <= room or (space >= 2 * MIN_OP_WIDTH and room >= MIN_OP_WIDTH):
+        return Text.assemble(name, "  ", (end(detail, room), op.style), no_wrap=True)
+    return Text.assemble(middle(name, space), "\n", (end(detail, space), op.style), no_wrap=True)

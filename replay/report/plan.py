@@ -1,0 +1,125 @@
+"""A plan as a table and as JSON: what would run, how, with how many bytes, and what a simulated device would take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from opreplay.replay.budget import need_of, over_budget, readable
+from opreplay.replay.describe import describe_inputs
+from opreplay.replay.ir import Reason, ReplayOp, ReplayPlan
+from opreplay.replay.report.columns import Column, ops_table
+from opreplay.replay.report.facts import assumption_notes, confidence_notes, socs_of, stand_in_notes
+from opreplay.replay.report.table import (
+    MAX_ROWS,
+    notes_lines,
+    op_cell,
+    recorded_columns,
+    rest_line,
+    simulated_columns,
+)  # fmt: skip
+from opreplay.replay.report.text import DASH
+from opreplay.replay.results import OpResult, Simulated, Summary
+
+SCHEMA_VERSION = 1
+"""Of the JSON form. Changes of format: 1 first version."""
+
+
+def why_not(op: ReplayOp, max_op_bytes: int | None) -> Reason | None:
+    """Why the op would not run: what the plan says, else that it is over the budget."""
+    if op.reason is not None or max_op_bytes is None:
+        return op.reason
+    return over_budget(op, max_op_bytes)
+
+
+def planned_results(
+    plan: ReplayPlan, simulate: Callable[[ReplayOp], dict[str, Simulated]], *, max_op_bytes: int | None
+) -> list[OpResult]:
+    """The results that a run would start from: "replayed" where it would try, nothing measured."""
+    total = plan.device_us_total or plan.host_us_total
+    made = []
+    for op in plan.ops:
+        recorded = op.recorded
+        reason = why_not(op, max_op_bytes)
+        simulated = simulate(op)
+        time_us = recorded.device_us_total if plan.device_us_total > 0 else recorded.host_us_total
+        on_device = recorded.device_us_total > 0 or bool(recorded.kernels)
+        made.append(OpResult(
+            id=op.id, name=op.name, count=op.count, status="replayed" if reason is None else "skipped",
+            reason=None if reason is None else str(reason), resolved_by=op.resolved_by, via=op.via,
+            inputs=describe_inputs(op), recorded_device_us=recorded.device_us_total / op.count if on_device else None,
+            recorded_host_us=recorded.host_us_total / op.count, recorded_share=time_us / total if total else 0.0,
+            simulated_us={soc: s.time_us for soc, s in simulated.items()}, simulated=simulated,
+            bound=next((s.bound for s in simulated.values()), None), assumptions=op.assumptions,
+        ))  # fmt: skip
+    return made
+
+
+def planned_summary(plan: ReplayPlan, results: Sequence[OpResult]) -> Summary:
+    """Counts and shares of what would run."""
+    able = [r for r in results if r.status == "replayed"]
+    kinds: dict[str, int] = {}
+    for result in results:
+        if result.status != "replayed":
+            kind = (result.reason or "").partition(": ")[0]
+            kinds[kind] = kinds.get(kind, 0) + 1
+    return Summary(
+        ops=len(results), replayed=len(able), skipped=len(results) - len(able), failed=0, reasons=kinds,
+        covered_share=sum(r.recorded_share for r in able),
+        recorded_us=plan.device_us_total or plan.host_us_total, measured_us=0.0,
+        simulated_us={s: sum(r.simulated_us.get(s, 0.0) * r.count for r in results) for s in socs_of(results)},
+        wall_s=0.0,
+    )  # fmt: skip
+
+
+def render(plan: ReplayPlan, results: Sequence[OpResult], *, width: int) -> RenderableType:
+    """One row an op with how it would run, fitted to `width` characters."""
+    shown, ops = results[:MAX_ROWS], plan.ops[:MAX_ROWS]
+    how = tuple("no" if r.status != "replayed" else r.resolved_by or DASH for r in shown)
+    columns = [
+        *recorded_columns(shown, device=plan.device_us_total > 0),
+        *simulated_columns(shown, None),
+        Column(title="memory", cells=tuple(memory_text(op) for op in ops), gives_way=5),
+        Column(title="runs by", cells=how, left=True, gives_way=4),
+    ]
+    parts: list[RenderableType] = [*ops_table(columns, [op_cell(r) for r in shown], width=width)] if results else []
+    found = [*stand_in_notes(results), *assumption_notes(results)]
+    found += [note for soc in socs_of(results) for note in confidence_notes(soc, results)]
+    return Group(*parts, *rest_line(results[MAX_ROWS:]), *notes_lines(found))
+
+
+def memory_text(op: ReplayOp) -> str:
+    """Bytes of inputs and outputs; a tilde where the outputs are estimated."""
+    need = need_of(op)
+    return f"{'' if need.outputs_known else '~'}{readable(need.total)}"
+
+
+def facts(plan: ReplayPlan, results: Sequence[OpResult], summary: Summary) -> dict[str, Any]:
+    """The same as JSON-safe values; times in microseconds a call."""
+    return {
+        "schema_version": SCHEMA_VERSION, "source": plan.source, "selection": plan.selection, "device": plan.device,
+        "device_us_total": plan.device_us_total, "host_us_total": plan.host_us_total, "ops": summary.ops,
+        "replayable": summary.replayed, "covered_share": summary.covered_share, "reasons": summary.reasons,
+        "unique_ops": [op_facts(op, result) for op, result in zip(plan.ops, results, strict=True)],
+    }  # fmt: skip
+
+
+def op_facts(op: ReplayOp, result: OpResult) -> dict[str, Any]:
+    """One op of a plan as JSON-safe values."""
+    need = need_of(op)
+    return {
+        "id": op.id, "name": op.name, "count": op.count, "replayable": result.status == "replayed",
+        "reason": result.reason, "resolved_by": op.resolved_by, "via": op.via, "overload": op.overload,
+        "inputs": result.inputs, "bytes": need.total, "bytes_estimated": not need.outputs_known,
+        "recorded_device_us": result.recorded_device_us, "recorded_host_us": result.recorded_host_us,
+        "recorded_share": result.recorded_share, "simulated_us": result.simulated_us, "bound": result.bound,
+        "assumptions": op.assumptions,
+    }  # fmt: skip
+
+
+def no_ops(plan: ReplayPlan) -> Text:
+    """What to print for a plan without ops."""
+    return Text(f"no op of {plan.source} was selected ({plan.selection})", style="yellow")

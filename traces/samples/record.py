@@ -187,7 +187,7 @@ def moe_block(path: Path) -> None:
 
 def ddp_step(folder: Path) -> None:
     """One DDP training step of an MLP, [64, 512] float32 a process, on two gloo processes of this machine."""
-    from torch.multiprocessing import spawn
+    from torch.multiprocessing.spawn import spawn
 
     with tempfile.TemporaryDirectory() as meeting:
         spawn(_ddp_rank, args=(str(folder), str(Path(meeting) / "store")), nprocs=2)

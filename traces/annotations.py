@@ -1,0 +1,121 @@
+"""Iteration annotations: what an inference server wrote of its batch, parsed; and the table that holds annotations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy.typing as npt
+
+from opreplay.traces.model import Annotation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchContext:
+    """One iteration's batch, split by phase. "q" counts new tokens, "k" tokens attended to; None where not recorded."""
+
+    prefill_sequences: int
+    prefill_tokens: int | None = None
+    decode_sequences: int
+    decode_tokens: int | None = None
+    prefill_k: int | None = None
+    """Sum over the prefill sequences of the context length."""
+    prefill_qq: int | None = None
+    """Sum of q² over the prefill sequences: tells one long from many short ones."""
+    prefill_qk: int | None = None
+    decode_k: int | None = None
+    decode_qq: int | None = None
+    decode_qk: int | None = None
+    scheduled_tokens: int | None = None
+
+
+_SUMS = r"\(sq(\d+)sk(\d+)sqsq(\d+)sqsk(\d+)\)"
+_N = r"(\d{1,18})"
+_FULL = re.compile(rf"execute_{_N}_context_{_N}{_SUMS}_generation_{_N}{_SUMS}\Z")
+_PAIR = re.compile(rf"execute_context_{_N}\({_N}_{_N}\)_generation_{_N}\({_N}\)\Z")
+_PLAIN = re.compile(rf"execute_context_{_N}\({_N}\)_generation_{_N}\({_N}\)\Z")
+_NEW = re.compile(rf"execute_new_{_N}_cached_{_N}\Z")
+_SGLANG = re.compile(rf"step\[(DECODE|EXTEND|PREFILL|IDLE) bs={_N}(?: toks={_N})?\]\Z")
+_STEP = re.compile(r"ProfilerStep#(\d+)\Z")
+
+
+def batch_context(name: str) -> BatchContext | None:
+    """The batch that an annotation describes (vLLM's `execute_*`, SGLang's `step[...]`), or None for any other."""
+    if len(name) > 400:
+        return None
+    if match := _FULL.match(name):
+        total, pn, pq, pk, pqq, pqk, dn, dq, dk, dqq, dqk = (int(g) for g in match.groups())
+        return BatchContext(
+            prefill_sequences=pn, prefill_tokens=pq, prefill_k=pk, prefill_qq=pqq, prefill_qk=pqk,
+            decode_sequences=dn, decode_tokens=dq, decode_k=dk, decode_qq=dqq, decode_qk=dqk, scheduled_tokens=total,
+        )  # fmt: skip
+    if match := _PAIR.match(name):
+        pn, pq, pk, dn, dq = (int(g) for g in match.groups())
+        return BatchContext(
+            prefill_sequences=pn, prefill_tokens=pq, prefill_k=pk, decode_sequences=dn, decode_tokens=dq
+        )
+    if match := _PLAIN.match(name):
+        pn, pq, dn, dq = (int(g) for g in match.groups())
+        return BatchContext(prefill_sequences=pn, prefill_tokens=pq, decode_sequences=dn, decode_tokens=dq)
+    if match := _NEW.match(name):
+        return BatchContext(prefill_sequences=int(match[1]), decode_sequences=int(match[2]))
+    if match := _SGLANG.match(name):
+        size, tokens = int(match[2]), int(match[3]) if match[3] else None
+        if match[1] == "DECODE":
+            return BatchContext(prefill_sequences=0, decode_sequences=size, decode_tokens=tokens or size)
+        return BatchContext(prefill_sequences=size, prefill_tokens=tokens, decode_sequences=0)
+    return None
+
+
+def step_number(name: str) -> int | None:
+    """N of torch.profiler's "ProfilerStep#N"."""
+    match = _STEP.match(name[:40])
+    return int(match[1]) if match else None
+
+
+def is_iteration(name: str) -> bool:
+    """Whether an annotation marks one iteration of training or serving."""
+    return step_number(name) is not None or batch_context(name) is not None
+
+
+class AnnotationTable(Sequence[Annotation]):
+    """Annotations in file order, made from columns when asked for: a long trace has hundreds of thousands."""
+
+    def __init__(self, names: tuple[str, ...], name: Any, start: Any, dur: Any, track: Any) -> None:
+        self.names = names
+        """Distinct names."""
+        self.name: npt.NDArray[Any] = name
+        self.start_ns: npt.NDArray[Any] = start
+        self.dur_ns: npt.NDArray[Any] = dur
+        self.track: npt.NDArray[Any] = track
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+    @overload
+    def __getitem__(self, at: int) -> Annotation: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[Annotation, ...]: ...
+    def __getitem__(self, at: int | slice) -> Annotation | tuple[Annotation, ...]:
+        if isinstance(at, slice):
+            return tuple(self[i] for i in range(*at.indices(len(self))))
+        return Annotation(
+            name=self.names[self.name[at]],
+            start_ns=int(self.start_ns[at]),
+            dur_ns=int(self.dur_ns[at]),
+            track=int(self.track[at]),
+        )
+
+    def __iter__(self) -> Iterator[Annotation]:
+        return (self[i] for i in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Sequence)
+            and len(self) == len(other)
+            and all(a == b for a, b in zip(self, other, strict=True))
+        )
+
+    __hash__ = None  # type: ignore[assignment]

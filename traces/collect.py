@@ -1,0 +1,190 @@
+"""Event structs → tables: keeps what links, replay and reports need, counts all events by category."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Any
+
+from msgspec import Struct
+
+from opreplay.traces import fields
+from opreplay.traces.columns import EXACT_LIMIT_US, FLUSH_ROWS, Columns
+from opreplay.traces.limits import Limits, too_large
+
+_join = b"\0".join
+
+
+class Interned(dict[Any, int]):
+    """Key → index in order of first appearance; bounded in number and in length of a key."""
+
+    def __init__(self, limit_field: str, limit: int, what: str, max_bytes: int | None = None) -> None:
+        super().__init__()
+        self.limit_field, self.limit, self.what, self.max_bytes = limit_field, limit, what, max_bytes
+
+    def __missing__(self, key: Any) -> int:
+        index = len(self)
+        if index >= self.limit:
+            raise too_large(self.limit_field, self.limit, index + 1, self.what)
+        if self.max_bytes is not None and len(key) > self.max_bytes:
+            raise too_large("name_bytes", self.max_bytes, len(key), f"bytes in the text of one of the {self.what}")
+        self[key] = index
+        return index
+
+
+class Tracks(dict[tuple[Any, Any], int]):
+    """(pid, tid) as decoded → index; 7 and "7" are the same track. `texts` lists them as text, by index."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+        self.texts: dict[tuple[str, str], int] = {}
+
+    def __missing__(self, key: tuple[Any, Any]) -> int:
+        index = self.of_texts(str(key[0])[:200], str(key[1])[:200])
+        self[key] = index
+        return index
+
+    def of_texts(self, pid: str, tid: str) -> int:
+        """Index of a track given as text."""
+        index = self.texts.setdefault((pid, tid), len(self.texts))
+        if len(self.texts) > self.limit:
+            raise too_large("tracks", self.limit, len(self.texts), "process and thread pairs")
+        return index
+
+    def of(self, events: list[Any]) -> list[int]:
+        """Track of each event."""
+        try:
+            return [self[e.pid, e.tid] for e in events]
+        except TypeError:  # a pid that is a list or an object
+            return [self.of_texts(str(e.pid)[:200], str(e.tid)[:200]) for e in events]
+
+
+class Collector:
+    """The tables of one file, or of one part of it."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.events = 0
+        self.by_category: Counter[str] = Counter()
+        # A signature's key joins its raw texts, an argument list may be long: hence the wider bound on its bytes.
+        self.signatures = Interned("signatures", limits.signatures, "distinct ops", 16 * limits.name_bytes)
+        self.kernel_names = Interned("names", limits.names, "kernel names", limits.name_bytes)
+        self.note_names = Interned("names", limits.names, "annotation names", limits.name_bytes)
+        self.tracks = Tracks(limits.tracks)
+        self.ops = Columns(signature="index", track="index", start="time", dur="span", ext="id")
+        self.kernels = Columns(
+            name="index", category="index", track="index", start="time", dur="span",
+            device="id", stream="id", ext="id", corr="id",
+        )  # fmt: skip
+        self.launches = Columns(track="index", start="time", corr="id")
+        self.flows = Columns(track="index", start="time", id="id", end="index")
+        self.notes = Columns(name="index", track="index", start="time", dur="span")
+        self._handlers: dict[type[Struct], tuple[str, Any, int]] = {}
+
+    @property
+    def tables(self) -> dict[str, Columns]:
+        """All tables by name."""
+        return {name: getattr(self, name) for name in ("ops", "kernels", "launches", "flows", "notes")}
+
+    @staticmethod
+    def group(events: list[Any]) -> dict[type[Struct], list[Any]]:
+        """Events by class, in order."""
+        groups: defaultdict[type[Struct], list[Any]] = defaultdict(list)
+        for event in events:
+            groups[type(event)].append(event)
+        return groups
+
+    @staticmethod
+    def wants_exact(groups: dict[type[Struct], list[Any]]) -> bool:
+        """Whether some time is a float that is too large to be exact to the nanosecond."""
+        for cls, events in groups.items():
+            if "ts" in cls.__struct_fields__:
+                for event in (events[0], events[len(events) // 2], events[-1]):
+                    if type(event.ts) is float and abs(event.ts) >= EXACT_LIMIT_US:
+                        return True
+        return False
+
+    def add(self, groups: dict[type[Struct], list[Any]]) -> None:
+        """Keep what is wanted of one block's events. Raises TooLarge."""
+        for cls, events in groups.items():
+            category, handle, extra = self._handlers.get(cls) or self._handler(cls)
+            self.events += len(events)
+            self.by_category[category] += len(events)
+            if handle is not None:
+                handle(events, extra)
+        if self.events > self.limits.events:
+            raise too_large("events", self.limits.events, self.events, "events in the trace")
+        for table in self.tables.values():
+            if table.rows > self.limits.rows:
+                raise too_large("rows", self.limits.rows, table.rows, "rows kept in one table")
+            table.flush(every=FLUSH_ROWS)
+
+    def _handler(self, cls: type[Struct]) -> tuple[str, Any, int]:
+        category = str(cls.__struct_config__.tag)
+        handle, extra = None, 0
+        if issubclass(cls, (fields.Op, fields.OldOp)):
+            handle = self._add_ops
+        elif issubclass(cls, fields.Kernel):
+            handle, extra = self._add_kernels, fields.KERNEL_TAGS.get(category, fields.DEVICE_TASK)
+        elif issubclass(cls, fields.Launch):
+            handle = self._add_launches
+        elif issubclass(cls, fields.Flow):
+            handle = self._add_flows
+        elif issubclass(cls, fields.Note):
+            handle = self._add_notes
+        self._handlers[cls] = found = (category, handle, extra)
+        return found
+
+    def _add_ops(self, events: list[Any], _: int) -> None:
+        events = _complete(events)
+        table, signatures = self.ops.pending, self.signatures
+        table["signature"] += [
+            signatures[_join((e.name, a.dims, a.types, a.strides, a.concrete))] for e in events for a in (e.args,)
+        ]
+        table["track"] += self.tracks.of(events)
+        table["start"] += [e.ts for e in events]
+        table["dur"] += [e.dur for e in events]
+        table["ext"] += [e.args.ext for e in events]
+
+    def _add_kernels(self, events: list[Any], category: int) -> None:
+        events = _complete(events)
+        table, names = self.kernels.pending, self.kernel_names
+        table["name"] += [names[bytes(e.name)] for e in events]
+        table["category"] += [category] * len(events)
+        table["track"] += self.tracks.of(events)
+        table["start"] += [e.ts for e in events]
+        table["dur"] += [e.dur for e in events]
+        table["device"] += [e.args.device if e.args.device is not None else e.pid for e in events]
+        table["stream"] += [e.args.stream if e.args.stream is not None else e.tid for e in events]
+        table["ext"] += [e.args.ext if e.args.ext is not None else e.args.ext_old for e in events]
+        table["corr"] += [e.args.corr for e in events]
+
+    def _add_launches(self, events: list[Any], _: int) -> None:
+        events = [e for e in events if e.args.corr is not None and e.ph == "X"]
+        table = self.launches.pending
+        table["track"] += self.tracks.of(events)
+        table["start"] += [e.ts for e in events]
+        table["corr"] += [e.args.corr for e in events]
+
+    def _add_flows(self, events: list[Any], _: int) -> None:
+        events = [e for e in events if e.ph == "s" or e.ph == "f"]
+        table = self.flows.pending
+        table["track"] += self.tracks.of(events)
+        table["start"] += [e.ts for e in events]
+        table["id"] += [e.id for e in events]
+        table["end"] += [e.ph == "f" for e in events]
+
+    def _add_notes(self, events: list[Any], _: int) -> None:
+        events = _complete(events)
+        table, names = self.notes.pending, self.note_names
+        table["name"] += [names[bytes(e.name)] for e in events]
+        table["track"] += self.tracks.of(events)
+        table["start"] += [e.ts for e in events]
+        table["dur"] += [e.dur for e in events]
+
+
+def _complete(events: list[Any]) -> list[Any]:
+    """Complete events (phase X) only; anything else of these categories has no duration."""
+    if [e.ph for e in events].count("X") == len(events):
+        return events
+    return [e for e in events if e.ph == "X"]

@@ -1,0 +1,153 @@
+"""Growing tables of compact columns: Python values in, small NumPy arrays out; knows times and ids, not events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from decimal import Decimal, InvalidOperation
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Kind = Literal["index", "time", "span", "id"]
+
+FLUSH_ROWS = 1 << 14
+EXACT_LIMIT_US = 2**53 / 1000
+"""Microseconds from here on are not exact to the nanosecond in float64."""
+_MAX_US = 9_223_372_036_854_775
+_WORST = 2**63 - 1
+INVALID = -(2**63)
+"""Stands for a time that could not be read, until the row is dropped."""
+
+
+def to_ns(values: list[Any]) -> Array:
+    """Times in microseconds (int, float, Decimal or text) → int64 nanoseconds; INVALID where there is none."""
+    try:
+        array = np.array(values)
+    except (ValueError, TypeError, OverflowError):
+        array = np.empty(0, object)
+    if array.ndim == 1 and len(array) == len(values):
+        if array.dtype.kind == "i" and (not len(array) or np.abs(array).max() <= _MAX_US):
+            return array.astype(np.int64) * 1000
+        if array.dtype.kind == "f" and np.isfinite(array).all() and np.abs(array).max() < EXACT_LIMIT_US:
+            return np.rint(array * 1000.0).astype(np.int64)
+    return np.fromiter((_ns(value) for value in values), np.int64, len(values))
+
+
+def _ns(value: Any) -> int:
+    if isinstance(value, bool):
+        return INVALID
+    if isinstance(value, int):
+        return value * 1000 if abs(value) <= _MAX_US else INVALID
+    if isinstance(value, float):
+        return round(value * 1000) if math.isfinite(value) and abs(value) <= _MAX_US else INVALID
+    if isinstance(value, str):
+        if len(value) > 64:
+            return INVALID
+        try:
+            value = Decimal(value.strip())
+        except InvalidOperation:
+            return INVALID
+    if isinstance(value, Decimal) and value.is_finite() and abs(value) <= _MAX_US:
+        return int((value * 1000).to_integral_value())
+    return INVALID
+
+
+def to_ids(values: list[Any]) -> Array:
+    """Ids (int, text of an int, or absent) → int64, -1 where there is none; 64-bit unsigned ones wrap."""
+    try:
+        array = np.array(values)
+    except (ValueError, TypeError, OverflowError):
+        array = np.empty(0, object)
+    if array.dtype.kind != "i" or array.ndim != 1:
+        array = np.fromiter((_id(value) for value in values), np.int64, len(values))
+    return array
+
+
+def _id(value: Any) -> int:
+    if isinstance(value, str) and len(value) <= 20:
+        try:
+            value = int(value, 16) if value[:2].lower() == "0x" else int(value)
+        except ValueError:
+            return -1
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**64:
+        return -1
+    return value if value < 2**63 else value - 2**64
+
+
+def smallest(array: Array, kinds: Iterable[Any]) -> Array:
+    """The array in the first of the integer types that holds all its values, else unchanged."""
+    if not len(array):
+        return array.astype(next(iter(kinds)))
+    low, high = int(array.min()), int(array.max())
+    for kind in kinds:
+        info = np.iinfo(kind)
+        if info.min <= low and high <= info.max:
+            return array.astype(kind)
+    return array
+
+
+_TYPES: dict[str, tuple[Any, ...]] = {"index": (np.uint16, np.uint32), "span": (np.uint32,), "id": (np.int32,)}
+
+
+class Columns:
+    """One table: lists that are filled row by row and flushed to arrays now and then."""
+
+    def __init__(self, **kinds: Kind) -> None:
+        self.kinds = kinds
+        self.pending: dict[str, list[Any]] = {name: [] for name in kinds}
+        self.chunks: dict[str, list[Array]] = {name: [] for name in kinds}
+        self.rows = 0
+        self.dropped = 0
+        """Rows without a readable time."""
+        self.inexact = False
+        """Some time was a float too large to be exact."""
+        self._first = next(iter(kinds))
+
+    def flush(self, *, every: int = 1) -> None:
+        """Turn pending values into arrays when there are at least `every`."""
+        n = len(self.pending[self._first])
+        if n < every:
+            return
+        arrays: dict[str, Array] = {}
+        keep: Array | None = None
+        for name, kind in self.kinds.items():
+            values = self.pending[name]
+            if kind in ("time", "span"):
+                array = to_ns(values)
+                if kind == "time" and any(type(v) is float for v in values[:: max(1, n // 64)]):
+                    self.inexact |= bool(np.abs(array).max() >= 2**53)
+                bad = array == INVALID
+                if bad.any():
+                    keep = ~bad if keep is None else keep & ~bad
+            elif kind == "id":
+                array = to_ids(values)
+            else:
+                array = np.array(values, np.uint32)
+            arrays[name] = array
+            self.pending[name] = []
+        for name, kind in self.kinds.items():
+            array = arrays[name] if keep is None else arrays[name][keep]
+            self.chunks[name].append(array if kind == "time" else smallest(array, _TYPES[kind]))
+        kept = n if keep is None else int(keep.sum())
+        self.rows += kept
+        self.dropped += n - kept
+
+    def append(self, arrays: dict[str, Array]) -> None:
+        """Add rows that are arrays already (from another process)."""
+        self.flush()
+        for name, array in arrays.items():
+            self.chunks[name].append(array)
+        self.rows += len(arrays[self._first])
+
+    def take(self, name: str) -> Array:
+        """One whole column, which the table then no longer holds."""
+        self.flush()
+        chunks, self.chunks[name] = self.chunks[name], []
+        if not chunks:
+            return np.empty(0, np.int64 if self.kinds[name] == "time" else _TYPES[self.kinds[name]][0])
+        return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)

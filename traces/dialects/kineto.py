@@ -1,0 +1,131 @@
+"""What a profile says of its run: device, vendor, torch version, rank; by keys around the events and by features."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from opreplay.traces.decoding import NOT_JSON
+from opreplay.traces.model import MetadataLevel, OpSignature
+
+Vendor = Literal["nvidia", "amd", "ascend", "mtia", "intel", "cpu"]
+
+ERAS: dict[str, str] = {
+    "A": ">=1.8,<1.11",
+    "B": ">=1.11,<1.13",
+    "C": ">=1.13,<2.2",
+    "D": ">=2.1,<2.4",
+    "E": ">=2.3",
+    "F": ">=2.4",
+}
+"""Era → range of torch versions; counted over 96 public traces (docs/trace-reading.md)."""
+
+_VENDOR_WORDS: tuple[tuple[str, Vendor], ...] = (
+    ("nvidia", "nvidia"), ("tesla", "nvidia"), ("geforce", "nvidia"), ("quadro", "nvidia"),
+    ("amd", "amd"), ("instinct", "amd"), ("radeon", "amd"),
+    ("ascend", "ascend"), ("artemis", "mtia"), ("mtia", "mtia"), ("intel", "intel"),
+)  # fmt: skip
+_NVIDIA_MODEL = re.compile(r"\b(?:[ABHLVT]\d{1,3}|GB?\d{3}|GH200|RTX)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What the keys around the events say; None where they do not."""
+
+    device_names: tuple[str, ...]
+    vendor: Vendor | None
+    torch_version: str | None
+    world_size: int | None
+    rank: int | None
+    backend: str | None
+
+
+def run_facts(keys: dict[str, bytes], features: set[str], *, has_kernels: bool, ascend: bool) -> RunFacts:
+    """Facts about the run; anything of an unexpected form counts as not said."""
+    values = {key: _decode(raw) for key, raw in keys.items() if len(raw) < 8 << 20}
+    devices = [d for d in _list(values.get("deviceProperties")) if isinstance(d, dict)]
+    names = tuple(dict.fromkeys(d["name"][:200] for d in devices if isinstance(d.get("name"), str) and d["name"]))
+    info = values.get("distributedInfo")
+    info = info if isinstance(info, dict) else {}
+    backend = info.get("backend")
+    version = next((values[k] for k in ("pytorch_version", "torch_version") if isinstance(values.get(k), str)), None)
+    return RunFacts(
+        device_names=names,
+        vendor="ascend" if ascend else _vendor(names, devices, values, features, has_kernels=has_kernels),
+        torch_version=version[:80] if version else None,
+        world_size=_count(info.get("world_size")),
+        rank=_count(info.get("rank")),
+        backend=backend[:40] if isinstance(backend, str) else None,
+    )
+
+
+def _vendor(
+    names: tuple[str, ...],
+    devices: list[dict[str, Any]],
+    keys: dict[str, Any],
+    features: set[str],
+    *,
+    has_kernels: bool,
+) -> Vendor | None:
+    for name in names:
+        for word, vendor in _VENDOR_WORDS:
+            if word in name.lower():
+                return vendor
+        if _NVIDIA_MODEL.search(name):
+            return "nvidia"
+    # AMD device names may be empty: its wavefronts are 64 wide, and its keys say hip or roctracer.
+    if any(d.get("warpSize") == 64 for d in devices) or any(k.startswith(("hip_", "roctracer", "rocm")) for k in keys):
+        return "amd"
+    if any(k.startswith(("cuda_", "cupti")) for k in keys) or any(d.get("warpSize") == 32 for d in devices):
+        return "nvidia"
+    if "mtia" in features:
+        return "mtia"
+    if "hip" in features:
+        return "amd"
+    if "cuda" in features:
+        return "nvidia"
+    return None if has_kernels else "cpu"
+
+
+def era_of(features: set[str], keys: dict[str, bytes], *, op_category: str, level: MetadataLevel) -> str | None:
+    """Letter of the torch era, inferred from what its profiler writes; None where nothing tells."""
+    if op_category == "Operator":
+        return "A"
+    if "event index" in features:
+        return "B"
+    if level == "full" or "strides" in features:
+        return "F"
+    if level == "dims+concrete" or "baseTimeNanoseconds" in keys:
+        return "E"
+    if "record function id" in features:
+        return "D"
+    return "C" if "ev idx" in features else None
+
+
+def metadata_level(signatures: tuple[OpSignature, ...]) -> MetadataLevel:
+    """The most that any op of the trace has recorded of its arguments."""
+    if any(s.strides is not None for s in signatures):
+        return "full"
+    if any(s.concrete is not None for s in signatures):
+        return "dims+concrete"
+    return "dims" if any(s.dims is not None for s in signatures) else "none"
+
+
+def _decode(raw: bytes) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except NOT_JSON:
+        return None
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _count(value: Any) -> int | None:
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
+        return int(value)
+    return value if type(value) is int and value >= 0 else None

@@ -1,0 +1,174 @@
+"""The vocabulary of trace files: categories, keys and the structs that msgspec decodes events into; no logic.
+
+Scalars are `Any`, because one odd value would reject a whole block; names and argument metadata are `msgspec.Raw`,
+because most of them repeat and only each unique one is decoded (`signatures`).
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any, Union
+
+import msgspec
+from msgspec import Raw, Struct, field
+
+NONE = Raw(b"")
+"""The default of an absent raw field."""
+
+KERNEL_TAGS: dict[str, int] = {
+    "kernel": 0, "Kernel": 0, "gpu_memcpy": 1, "Memcpy": 1, "gpu_memset": 2, "Memset": 2,
+}  # fmt: skip
+"""Device-side category → index into `model.KERNEL_CATEGORIES`; capitalised up to torch 1.10."""
+DEVICE_TASK = 3
+"""Index into `model.KERNEL_CATEGORIES` of NPU device rows, which have no category but a "Task Type"."""
+
+NPU_WAITS = ("EVENT_", "NOTIFY_", "PLACE_HOLDER", "PROFILER_")
+"""Prefixes of "Task Type" (upper case) of NPU rows that wait or mark and do no work."""
+
+OP_TAGS = ("cpu_op", "Operator")
+LAUNCH_TAGS = (
+    "cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "Runtime", "Driver", "xpu_runtime", "musa_runtime",
+    "privateuse1_runtime", "privateuse1_driver", "mtia_runtime",
+)  # fmt: skip
+FLOW_TAGS = ("ac2g", "async_cpu_to_gpu", "async", "async_gpu", "async_npu")
+NOTE_TAGS = ("user_annotation",)
+SKIP_TAGS = (
+    "python_function", "cpu_instant_event", "gpu_user_annotation", "overhead", "Trace", "fwdbwd", "enqueue", "dequeue",
+    "async_task_queue", "HostToDevice", "mtia_ccp_events", "cuda_profiler_range", "cuda_sync", "cuda_event",
+    "mtia_insight", "xpu_driver", "collective_comm", "hpu_op", "async_acl_npu",
+)  # fmt: skip
+
+
+class OpArgs(Struct, gc=False, frozen=True):
+    """Arguments of a host-side op."""
+
+    ext: Any = field(name="External id", default=-1)
+    dims: Raw = field(name="Input Dims", default=NONE)
+    types: Raw = field(name="Input type", default=NONE)
+    strides: Raw = field(name="Input Strides", default=NONE)
+    concrete: Raw = field(name="Concrete Inputs", default=NONE)
+
+
+class OldOpArgs(Struct, gc=False, frozen=True):
+    """Arguments of a host-side op as torch up to 1.8 spells them."""
+
+    ext: Any = field(name="External id", default=-1)
+    dims: Raw = field(name="Input dims", default=NONE)
+    types: Raw = field(name="Input type", default=NONE)
+    strides: Raw = NONE
+    concrete: Raw = NONE
+
+
+class KernelArgs(Struct, gc=False, frozen=True):
+    """Arguments of device work."""
+
+    ext: Any = field(name="External id", default=None)
+    ext_old: Any = field(name="external id", default=None)
+    corr: Any = field(name="correlation", default=None)
+    device: Any = None
+    stream: Any = None
+
+
+class LaunchArgs(Struct, gc=False, frozen=True):
+    """Arguments of a call into the runtime or driver."""
+
+    corr: Any = field(name="correlation", default=None)
+
+
+class TaskArgs(Struct, gc=False, frozen=True):
+    """Arguments of an NPU device row."""
+
+    task_type: Any = field(name="Task Type", default=None)
+    connection: Any = field(name="connection_id", default=None)
+
+
+class _Timed(Struct, gc=False, frozen=True):
+    name: Raw = NONE
+    ph: Any = None
+    pid: Any = None
+    tid: Any = None
+    ts: Any = None
+    dur: Any = 0
+
+
+class Op(_Timed, gc=False, frozen=True):
+    args: OpArgs = OpArgs()
+
+
+class OldOp(_Timed, gc=False, frozen=True):
+    args: OldOpArgs = OldOpArgs()
+
+
+class Kernel(_Timed, gc=False, frozen=True):
+    args: KernelArgs = KernelArgs()
+
+
+class Note(_Timed, gc=False, frozen=True):
+    """A marked interval; its arguments are not needed."""
+
+
+class Launch(Struct, gc=False, frozen=True):
+    """A call into the runtime or driver."""
+
+    ph: Any = None
+    pid: Any = None
+    tid: Any = None
+    ts: Any = None
+    args: LaunchArgs = LaunchArgs()
+
+
+class Flow(Struct, gc=False, frozen=True):
+    """One end of an arrow between a launch and device work."""
+
+    ph: Any = None
+    id: Any = None
+    pid: Any = None
+    tid: Any = None
+    ts: Any = None
+
+
+class Skipped(Struct, gc=False, frozen=True):
+    """An event that is only counted."""
+
+
+class AnyEvent(Struct, gc=False, frozen=True):
+    """Any event at all: with or without a category, of a known one or not."""
+
+    cat: Any = None
+    name: Raw = NONE
+    ph: Any = None
+    pid: Any = None
+    tid: Any = None
+    ts: Any = None
+    dur: Any = 0
+    id: Any = None
+    args: Raw = NONE
+
+
+KIND_BASES: dict[str, type[Struct]] = {
+    **dict.fromkeys(OP_TAGS, Op),
+    **dict.fromkeys(KERNEL_TAGS, Kernel),
+    **dict.fromkeys(LAUNCH_TAGS, Launch),
+    **dict.fromkeys(FLOW_TAGS, Flow),
+    **dict.fromkeys(NOTE_TAGS, Note),
+    **dict.fromkeys(SKIP_TAGS, Skipped),
+}
+"""Category → the struct that says which fields of such an event are kept."""
+
+
+def make_tagged(categories: dict[str, type[Struct]]) -> dict[str, type[Struct]]:
+    """Category → a struct class that msgspec selects by the event's "cat"."""
+    return {
+        cat: msgspec.defstruct(f"Event{i}", [], bases=(base,), tag=cat, tag_field="cat", gc=False, frozen=True)
+        for i, (cat, base) in enumerate(categories.items())
+    }
+
+
+def make_decoders(tagged: dict[str, type[Struct]], *, exact: bool) -> tuple[Any, Any]:
+    """(decoder of blocks of known categories, decoder of blocks of any events); `exact` keeps decimals as Decimal."""
+    hook = Decimal if exact else None
+    union = Union[tuple(tagged.values())]  # noqa: UP007  # the members are only known at run time
+    return (
+        msgspec.json.Decoder(list[union], float_hook=hook),
+        msgspec.json.Decoder(list[AnyEvent], float_hook=hook),
+    )

@@ -1,0 +1,209 @@
+"""`read_trace`: path in, linked `Trace` out; owns the order of the steps and which dialect reads a file."""
+
+from __future__ import annotations
+
+import gc
+import glob
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from opreplay.traces.annotations import AnnotationTable
+from opreplay.traces.collect import Collector
+from opreplay.traces.columns import smallest
+from opreplay.traces.dialects.kineto import ERAS, era_of, metadata_level, run_facts
+from opreplay.traces.errors import TraceError
+from opreplay.traces.head import ExecutionTraceFound
+from opreplay.traces.limits import Limits
+from opreplay.traces.link import LinkInput, link
+from opreplay.traces.model import KernelTable, OpTable, ReadReport, Trace, TraceInfo
+from opreplay.traces.scan import BLOCK_BYTES, Scanned, scan
+from opreplay.traces.signatures import decode_name, decode_signatures
+from opreplay.traces.source import Source
+
+_DEFAULT_LIMITS = Limits()
+Progress = Callable[[int, "int | None"], None]
+
+
+def read_trace(
+    path: str | Path,
+    *,
+    limits: Limits = _DEFAULT_LIMITS,
+    processes: int = 1,
+    progress: Progress | None = None,
+    _block_bytes: int = BLOCK_BYTES,
+) -> Trace:
+    """Read one profile, plain or gzip JSON ("-" for stdin), in bounded memory, and link device time to ops.
+
+    `processes` > 1 splits a plain file. `progress(bytes_done, total)` counts bytes of the file; total may be None.
+    Raises TraceError: Malformed, UnknownDialect, or TooLarge for a file over one of `limits`.
+    """
+    with _no_gc():
+        if processes > 1:
+            from opreplay.traces.parallel import scan_parallel
+
+            scanned = scan_parallel(str(path), limits, processes, block_bytes=_block_bytes, progress=progress)
+            if scanned is not None:
+                return _assemble(str(path), scanned)
+        with Source(path, limits) as source:
+            try:
+                scanned = scan(source, limits, block_bytes=_block_bytes, progress=progress)
+            except ExecutionTraceFound as found:
+                from opreplay.traces.dialects.execution_trace import read_nodes
+
+                return read_nodes(source, found.prefix)
+        if progress:
+            progress(source.progress_bytes, source.total)
+        return _assemble(str(path), scanned)
+
+
+@contextmanager
+def _no_gc() -> Iterator[None]:
+    """The collector off: decoded events hold no cycles, and looking for some would take a third of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _assemble(path: str, scanned: Scanned) -> Trace:
+    """Tables of one scan → the linked trace."""
+    got, tally = scanned.collector, scanned.tally
+    for name, table in got.tables.items():
+        if table.dropped:
+            tally.losses[f"event without a readable time ({name})"] += table.dropped
+        if table.inexact:
+            tally.losses["times not exact to the nanosecond"] += 1
+    signatures, remap = decode_signatures(list(got.signatures), tally.losses, tally.repairs)
+    ext = got.ops.take("ext")
+    ops = OpTable(
+        signature=remap[got.ops.take("signature")] if len(remap) else np.empty(0, np.uint32),
+        start_ns=got.ops.take("start"),
+        dur_ns=got.ops.take("dur"),
+        track=got.ops.take("track"),
+    )
+    kernels, stats, task_rows = _kernels(got, ops, ext)
+    del ext
+    level = metadata_level(signatures)
+    ascend = bool(task_rows) or "task type" in scanned.features
+    facts = run_facts(scanned.keys, scanned.features, has_kernels=len(kernels) > 0, ascend=ascend)
+    categories = dict(sorted(got.by_category.items(), key=lambda item: -item[1]))
+    era = None if ascend else era_of(scanned.features, scanned.keys, op_category=_op_category(categories), level=level)
+    notes = _notes(got, tally.repairs)
+    kernel_names = _names(got.kernel_names, tally.repairs)
+    dialect: Literal["kineto", "ascend"] = "ascend" if ascend else "kineto"
+    info = TraceInfo(
+        path=path,
+        dialect=dialect,
+        bytes_read=scanned.bytes_read,
+        events=got.events,
+        events_by_category=categories,
+        metadata_level=level,
+        era=era,
+        torch_version=facts.torch_version or (ERAS[era] if era else None),
+        device_names=facts.device_names,
+        vendor=facts.vendor,
+        world_size=facts.world_size,
+        rank=facts.rank,
+        backend=facts.backend,
+        report=ReadReport(losses=_nonzero(tally.losses), repairs=_nonzero(tally.repairs)),
+        links=stats,
+    )
+    return Trace(
+        info=info,
+        signatures=signatures,
+        ops=ops,
+        tracks=tuple(got.tracks.texts),
+        kernel_names=kernel_names,
+        kernels=kernels,
+        annotations=notes,
+    )
+
+
+def _kernels(got: Collector, ops: OpTable, ext: Any) -> tuple[KernelTable, Any, int]:
+    table = got.kernels
+    start, dur, track = table.take("start"), table.take("dur"), table.take("track")
+    owner, stats = link(
+        LinkInput(
+            op_start=ops.start_ns,
+            op_dur=ops.dur_ns,
+            op_track=ops.track,
+            op_ext=ext,
+            kernel_start=start,
+            kernel_dur=dur,
+            kernel_track=track,
+            kernel_ext=table.take("ext"),
+            kernel_corr=table.take("corr"),
+            launch_start=got.launches.take("start"),
+            launch_track=got.launches.take("track"),
+            launch_corr=got.launches.take("corr"),
+            flow_start=got.flows.take("start"),
+            flow_track=got.flows.take("track"),
+            flow_id=got.flows.take("id"),
+            flow_is_end=got.flows.take("end"),
+        )
+    )
+    category = table.take("category").astype(np.uint8)
+    kernels = KernelTable(
+        name=table.take("name").astype(np.uint32),
+        category=category,
+        start_ns=start,
+        dur_ns=dur,
+        device=_int32(table.take("device")),
+        stream=_int32(table.take("stream")),
+        owner=owner,
+    )
+    return kernels, stats, int((category == 3).sum())
+
+
+def _int32(array: Any) -> Any:
+    """Device and stream numbers; those that do not fit (an NPU's process ids stand in for devices) wrap."""
+    return smallest(array, (np.int32,)).astype(np.int32)
+
+
+def _notes(got: Collector, repairs: Counter[str]) -> AnnotationTable:
+    table = got.notes
+    names = _names(got.note_names, repairs)
+    return AnnotationTable(names, table.take("name"), table.take("start"), table.take("dur"), table.take("track"))
+
+
+def _names(interned: dict[bytes, int], repairs: Counter[str]) -> tuple[str, ...]:
+    out = []
+    for raw in interned:
+        name, repaired = decode_name(raw)
+        repairs["invalid UTF-8"] += repaired
+        out.append(name)
+    return tuple(out)
+
+
+def _op_category(categories: dict[str, int]) -> str:
+    return "Operator" if "Operator" in categories and "cpu_op" not in categories else "cpu_op"
+
+
+def _nonzero(counts: Counter[str]) -> dict[str, int]:
+    return {reason: n for reason, n in counts.items() if n}
+
+
+def expand_paths(patterns: Iterable[str]) -> list[str]:
+    """Files that paths and globs name, sorted within a glob, without repeats; "-" stands for stdin.
+
+    Raises TraceError for a glob that matches nothing.
+    """
+    out: dict[str, None] = {}
+    for pattern in patterns:
+        if pattern == "-" or os.path.exists(pattern) or not glob.has_magic(pattern):
+            out[pattern] = None
+            continue
+        found = sorted(name for name in glob.glob(pattern, recursive=True) if not os.path.isdir(name))
+        if not found:
+            raise TraceError(f"no file matches {pattern}", hint="Check the pattern; quote it so that it arrives whole.")
+        out.update(dict.fromkeys(found))
+    return list(out)

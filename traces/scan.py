@@ -1,0 +1,233 @@
+"""One pass over one file: head, blocks of events, tail; every cut is proven by what decodes. Links come later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from opreplay.traces.blocks import Buffer, last_separator
+from opreplay.traces.collect import Collector
+from opreplay.traces.decoding import NOT_JSON, EventDecoder
+from opreplay.traces.errors import Malformed
+from opreplay.traces.head import HINT, Head, count_duplicates, read_head, read_tail
+from opreplay.traces.limits import Limits
+from opreplay.traces.salvage import Tally, salvage
+from opreplay.traces.source import Source
+
+BLOCK_BYTES = 1 << 18
+"""Text decoded at a time; larger blocks fall out of the processor's cache and are slower."""
+SNIFF_BYTES = 1 << 20
+"""Events searched for duplicate keys and for features of the torch era."""
+EARLIER_CUTS = 3
+"""Earlier separators tried when a cut proves wrong, before the block counts as broken."""
+
+FEATURES: dict[str, bytes] = {
+    "old categories": b'"Operator"',
+    "old dims": b'"Input dims"',
+    "event index": b'"Profiler Event Index"',
+    "ev idx": b'"Ev Idx"',
+    "record function id": b'"Record function id"',
+    "concrete inputs": b'"Concrete Inputs"',
+    "strides": b'"Input Strides"',
+    "task type": b'"Task Type"',
+    "hip": b'"hip',
+    "cuda": b'"cuda',
+    "mtia": b'"mtia_',
+}
+"""Feature → text that shows it, looked for in the first events."""
+
+_RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+Progress = Callable[[int, "int | None"], None]
+
+
+@dataclass(slots=True)
+class Scanned:
+    """All that one pass found; the collector's tables are not linked yet."""
+
+    collector: Collector
+    tally: Tally
+    layout: str = "object"
+    keys: dict[str, bytes] = field(default_factory=dict)
+    features: set[str] = field(default_factory=set)
+    bytes_read: int = 0
+    complete: bool = True
+    """False when a part that should end at a given place did not."""
+
+
+class Scanner:
+    """Reads one source, or one part of a file's events."""
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        block_bytes: int = BLOCK_BYTES,
+        progress: Progress | None = None,
+        first: bool = True,
+        last: bool = True,
+        layout: str = "object",
+    ) -> None:
+        """`first`: the source starts with the head; `last`: it ends with the tail, else just after an event."""
+        self.source, self.limits, self.progress = source, source.limits, progress
+        self.first, self.last, self.layout = first, last, layout
+        self.buffer = Buffer(source, block_bytes)
+        self.decoder = EventDecoder()
+        self.tally = Tally()
+        self.out = Scanned(Collector(source.limits), self.tally)
+        self._sniffed = 0
+
+    def run(self) -> Scanned:
+        """Read to the end. Raises TraceError."""
+        out, buffer = self.out, self.buffer
+        head = read_head(buffer, self.limits, self.tally) if self.first else Head(self.layout)
+        out.layout, out.keys = head.layout, head.keys
+        ended = head.empty
+        while not ended:
+            ended = self._block()
+        if not self.last:
+            out.complete = not self.tally.losses["truncated file"]
+        elif buffer.eof and not len(buffer) and self.tally.losses["truncated file"]:
+            pass
+        else:
+            self._tail(head)
+        out.bytes_read = self.source.bytes_out
+        self.tally.losses.update(self.source.losses)
+        self.tally.losses.update(self.decoder.losses)
+        for table in out.collector.tables.values():
+            table.flush()
+        return out
+
+    def _tail(self, head: Head) -> None:
+        tail = read_tail(self.buffer, head.layout, self.limits, self.tally)
+        for key in tail.keys() & self.out.keys.keys():
+            self.tally.losses[f"duplicate key {key[:60]}"] += 1
+        self.out.keys.update(tail)
+
+    def _block(self) -> bool:
+        """Decode up to the last separator at hand; True when the array (or the file) has ended."""
+        buffer = self.buffer
+        cut = last_separator(buffer.data, buffer.lo, buffer.hi)
+        if cut is None or len(buffer) < buffer.block_bytes // 2:
+            if buffer.fill(self.limits.event_bytes, "event_bytes", "bytes in one event"):
+                if self.progress:
+                    self.progress(self.source.progress_bytes, self.source.total)
+                cut = last_separator(buffer.data, buffer.lo, buffer.hi)
+                if cut is None:
+                    return self._array_end()
+            elif not self.last:
+                return self._last_of_part()
+            else:
+                return self._array_end() or self._rest_of_file()
+        tried = 0
+        first_cut = cut
+        while cut is not None and tried <= EARLIER_CUTS:
+            if self._take(buffer.closed(cut[0])):
+                buffer.lo = cut[1]
+                return False
+            if not tried and self._array_end():
+                return True
+            tried += 1
+            cut = last_separator(buffer.data, buffer.lo, cut[0])
+        return self._salvage(first_cut[0], first_cut[1])
+
+    def _take(self, text: bytes) -> bool:
+        """Decode a closed array and keep its events; False when it is no JSON."""
+        if self._sniffed < SNIFF_BYTES:
+            self._sniff(text)
+        events = self.decoder.block(text)
+        if events is None:
+            return False
+        groups = Collector.group(events)
+        if not self.decoder.exact and Collector.wants_exact(groups):
+            self.decoder.use_exact_decimals()
+            groups = Collector.group(self.decoder.block(text) or [])
+        self.out.collector.add(groups)
+        return True
+
+    def _sniff(self, text: bytes) -> None:
+        if not self._sniffed and not self.first:
+            self._sniffed = SNIFF_BYTES
+        self._sniffed += len(text)
+        for feature, needle in FEATURES.items():
+            if feature not in self.out.features and needle in text:
+                self.out.features.add(feature)
+                if feature == "old dims":
+                    self.decoder.use_old_spelling()
+        if self.first:
+            count_duplicates(text, self.tally)
+
+    def _array_end(self) -> bool:
+        """Whether the array ends in the buffer, proven by decoding up to its "]"; then its last events are taken."""
+        buffer = self.buffer
+        text = b"[" + buffer.text(buffer.lo, buffer.hi)
+        end = len(text.rstrip())
+        try:
+            _RAW_LIST.decode(text)
+        except msgspec.DecodeError as err:
+            _, found, rest = str(err).partition("trailing characters (byte ")
+            if not found:
+                return False
+            end = text.rfind(b"]", 0, int(rest.split(")")[0]) + 1) + 1
+        except NOT_JSON:
+            return False
+        if not self._take(text[:end]):
+            return False
+        buffer.lo += end - 1
+        return True
+
+    def _last_of_part(self) -> bool:
+        buffer = self.buffer
+        text = buffer.text(buffer.lo, buffer.hi).rstrip().removesuffix(b",")
+        if not self._take(b"[" + text + b"]"):
+            self.tally.losses["truncated file"] += 1
+        buffer.lo = buffer.hi
+        return True
+
+    def _rest_of_file(self) -> bool:
+        """The end of the file without an end of the array."""
+        if len(self.buffer) and self._salvage(self.buffer.hi, self.buffer.hi):
+            return True
+        self.tally.losses["truncated file"] += 1
+        self.buffer.lo = self.buffer.hi
+        return True
+
+    def _salvage(self, cut: int, following: int) -> bool:
+        """Take what can be had of a broken block; True when the array's end was found in it."""
+        buffer = self.buffer
+        text = buffer.text(buffer.lo, cut)
+        got = salvage(text, self.decoder.block, self.tally)
+        self.out.collector.add(self._exact(text, got.events))
+        if got.array_end is not None:
+            buffer.lo += got.array_end
+            return True
+        if got.rest is not None and not (buffer.eof and cut == buffer.hi):
+            if got.rest == 0 or len(text) - got.rest > 4 * buffer.block_bytes:
+                self.tally.losses["broken event"] += 1
+            else:  # the cut may lie in a string: see whether more text completes the event
+                buffer.lo += got.rest
+                return False
+        buffer.lo = following
+        return False
+
+    def _exact(self, text: bytes, events: list[Any]) -> dict[Any, list[Any]]:
+        groups = Collector.group(events)
+        if not self.decoder.exact and Collector.wants_exact(groups):
+            self.decoder.use_exact_decimals()
+            groups = Collector.group(salvage(text, self.decoder.block, Tally()).events)
+        return groups
+
+
+def scan(
+    source: Source, limits: Limits, *, block_bytes: int = BLOCK_BYTES, progress: Progress | None = None
+) -> Scanned:
+    """Read a whole trace. Raises Malformed when it holds nothing that looks like an event."""
+    out = Scanner(source, block_bytes=block_bytes, progress=progress).run()
+    looks_like_none = set(out.collector.by_category) <= {"(none)", "other"} and not out.features
+    if out.collector.events and looks_like_none and not out.collector.kernels.rows:
+        raise Malformed(f"{source.path}: none of its {out.collector.events} entries is a trace event", hint=HINT)
+    if not out.collector.events and out.tally.losses and "duplicate key traceEvents" not in out.tally.losses:
+        raise Malformed(f"{source.path}: no event can be read ({', '.join(out.tally.losses)})", hint=HINT)
+    return out

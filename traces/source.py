@@ -1,0 +1,221 @@
+"""Where the bytes come from: a file, stdin or gzip data, inflated ahead in a thread; bounded. Knows nothing of JSON."""
+
+from __future__ import annotations
+
+import os
+import queue
+import stat
+import sys
+import threading
+import zlib
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from opreplay.traces.errors import Malformed, TraceError
+from opreplay.traces.limits import Limits, too_large
+
+INFLATE_BYTES = 1 << 20
+"""Inflated at a time; the read-ahead queue holds four such pieces."""
+
+_FOREIGN: tuple[tuple[bytes, str], ...] = (
+    (b"\x28\xb5\x2f\xfd", "zstd data"),
+    (b"\xfd7zXZ\x00", "xz data"),
+    (b"BZh", "bzip2 data"),
+    (b"PK\x03\x04", "a zip archive"),
+    (b"\x89PNG", "a PNG image"),
+    (b"SQLite format 3", "an SQLite database (Nsight Systems or msprof export?)"),
+    (b"\x80\x02", "a pickle, which opreplay never opens"),
+    (b"\x80\x04", "a pickle, which opreplay never opens"),
+    (b"%PDF", "a PDF"),
+)
+
+
+def _inflater() -> Any:
+    """A decompressor for one gzip member: isal's where installed (three times as fast), else zlib's."""
+    try:
+        from isal import isal_zlib
+    except ImportError:
+        return zlib.decompressobj(31)
+    return isal_zlib.decompressobj(31)
+
+
+def open_binary(path: str) -> BinaryIO:
+    """Open a regular file (or a pipe) for reading, or stdin for "-"; a TraceError says why it cannot be."""
+    if path == "-":
+        return sys.stdin.buffer
+    try:
+        mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode):
+            raise TraceError(f"{path} is a directory", hint="Name a file in it, or a glob such as 'dir/*.json.gz'.")
+        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+            raise TraceError(f"{path} is no regular file", hint="Give a trace file, or '-' for stdin.")
+        return open(path, "rb", buffering=0)
+    except OSError as err:
+        raise TraceError(f"cannot read {path}: {err.strerror}", hint="Check the path and its permissions.") from err
+    except ValueError as err:
+        raise TraceError(f"cannot read {path!r}: {err}", hint="Check the path.") from err
+
+
+class Source:
+    """Decompressed bytes of one trace, in order; `losses` says what was cut off or ignored."""
+
+    def __init__(self, path: str | Path, limits: Limits, *, start: int = 0, stop: int | None = None) -> None:
+        """`start` and `stop` (bytes) restrict a plain file to a part of it."""
+        self.path = str(path)
+        self.limits = limits
+        self.losses: dict[str, int] = {}
+        self.bytes_out = 0
+        self.start = start
+        self._file = open_binary(self.path)
+        self.total: int | None = None if self.path == "-" else os.fstat(self._file.fileno()).st_size or None
+        self._left = None if stop is None else stop - start
+        if start:
+            self._file.seek(start)
+        self._head = b"" if start else self._read_some(6)
+        for magic, what in _FOREIGN:
+            if self._head.startswith(magic):
+                self._file.close()
+                raise Malformed(f"{self.path} is {what}, not a trace", hint="Give a JSON trace, plain or gzip.")
+        self.gzip = self._head.startswith(b"\x1f\x8b")
+        self._thread = _Inflate(self, limits) if self.gzip else None
+
+    def _read_some(self, n: int) -> bytes:
+        """Up to n bytes; fewer only at the end of the file (a pipe may return short reads)."""
+        out = b""
+        while len(out) < n:
+            got = self._file.read(n - len(out))
+            if not got:
+                break
+            out += got
+        return out
+
+    @property
+    def progress_bytes(self) -> int:
+        """Bytes of the file (compressed where it is) consumed so far, comparable with `total`."""
+        return self._thread.bytes_in if self._thread else self.bytes_out
+
+    def readinto(self, view: memoryview) -> int:
+        """Fill the view from the front; the number of bytes, 0 at the end. Raises TooLarge."""
+        n = self._thread.readinto(view) if self._thread else self._readinto_plain(view)
+        self.bytes_out += n
+        if self.start + self.bytes_out > self.limits.decompressed_bytes:
+            raise too_large("decompressed_bytes", self.limits.decompressed_bytes, self.bytes_out, "bytes in the trace")
+        return n
+
+    def _readinto_plain(self, view: memoryview) -> int:
+        if self._head:
+            n = min(len(self._head), len(view))
+            view[:n] = self._head[:n]
+            self._head = self._head[n:]
+            return n
+        if self._left is not None:
+            view = view[: self._left]
+        try:
+            n = self._file.readinto(view) if len(view) else 0  # type: ignore[attr-defined]
+        except OSError as err:
+            raise TraceError(f"cannot read {self.path}: {err.strerror}", hint="Check the file and the disk.") from err
+        if self._left is not None:
+            self._left -= n
+        return n
+
+    def close(self) -> None:
+        """Stop the read-ahead thread and close the file (stdin stays open)."""
+        if self._thread:
+            self._thread.stop()
+        if self.path != "-":
+            self._file.close()
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class _Inflate(threading.Thread):
+    """Inflates gzip members one after the other into a short queue; zlib releases the GIL while it works."""
+
+    def __init__(self, source: Source, limits: Limits) -> None:
+        super().__init__(daemon=True, name="opreplay-inflate")
+        self._source = source
+        self._limits = limits
+        self._queue: queue.Queue[bytes | BaseException | None] = queue.Queue(maxsize=4)
+        self._current = memoryview(b"")
+        self._stopped = threading.Event()
+        self._done = False
+        self.bytes_in = 0
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._inflate_all()
+        except BaseException as err:  # handed over to the reading thread, which raises it
+            self._put(err)
+        self._put(None)
+
+    def _put(self, item: bytes | BaseException | None) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._queue.put(item, timeout=0.1)
+                return
+            except queue.Full:
+                continue
+
+    def _inflate_all(self) -> None:
+        src, limits = self._source, self._limits
+        engine, produced = _inflater(), 0
+        data, src._head = src._head, b""
+        self.bytes_in = len(data)
+        while not self._stopped.is_set():
+            try:
+                out = engine.decompress(data, INFLATE_BYTES)
+            except Exception as err:  # zlib.error, or isal's own error type
+                if not type(err).__module__.startswith(("zlib", "isal")) and not isinstance(err, zlib.error):
+                    raise
+                src.losses["damaged gzip data"] = 1
+                return
+            produced += len(out)
+            if produced > limits.ratio_free_bytes and produced > limits.ratio * self.bytes_in:
+                ratio = f"{produced} bytes out of {self.bytes_in}, {produced // self.bytes_in}"
+                raise too_large("ratio", limits.ratio, ratio, "compression ratio")
+            if out:
+                self._put(out)
+            if engine.eof:
+                data = engine.unused_data or self._read()
+                data += self._read() if len(data) == 1 else b""
+                if data[:2] != b"\x1f\x8b":
+                    if data.strip(b"\0"):
+                        src.losses["data after the end of the gzip stream"] = 1
+                    return
+                engine = _inflater()
+                continue
+            data = engine.unconsumed_tail
+            if not data and len(out) < INFLATE_BYTES:
+                data = self._read()
+                if not data:
+                    src.losses["truncated gzip data"] = 1
+                    return
+
+    def _read(self) -> bytes:
+        got = self._source._file.read(INFLATE_BYTES) or b""
+        self.bytes_in += len(got)
+        return got
+
+    def readinto(self, view: memoryview) -> int:
+        if not len(self._current) and not self._done:
+            item = self._queue.get()
+            if isinstance(item, BaseException):
+                self._done = True
+                raise item
+            if item is None:
+                self._done = True
+            else:
+                self._current = memoryview(item)
+        n = min(len(view), len(self._current))
+        view[:n] = self._current[:n]
+        self._current = self._current[n:]
+        return n
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.join(timeout=5)

@@ -1,0 +1,188 @@
+"""What `inspect` shows of a trace: counts, times and facts as one JSON-safe value; nothing is printed here."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from opreplay.traces.annotations import AnnotationTable, is_iteration
+from opreplay.traces.model import LinkStats, MetadataLevel, Trace
+
+TOP_OPS = 20
+TOP_ANNOTATIONS = 50
+
+
+class TopOp(msgspec.Struct, frozen=True, kw_only=True):
+    """All calls of one op name that own device time."""
+
+    name: str
+    calls: int
+    """Calls that own device time."""
+    device_us: float
+    signatures: int
+    """Distinct signatures among them."""
+
+
+class Interval(msgspec.Struct, frozen=True, kw_only=True):
+    """All annotations of one name."""
+
+    name: str
+    count: int
+    total_us: float
+
+
+class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts and facts; the field names are stable, scripts read them (`inspect --format json`)."""
+
+    path: str
+    dialect: str
+    bytes_read: int
+    events: int
+    cpu_ops: int
+    cpu_ops_with_shapes: int
+    unique_ops: int
+    """Distinct signatures among ops that have dims."""
+    owner_ops: int
+    """Distinct signatures that own at least one row of device work."""
+    kernels: int
+    """Events of category kernel."""
+    gpu_memory_events: int
+    device_events: int
+    """NPU device rows, which have no category."""
+    user_annotations: int
+    device_time_us: float
+    """Kernels, copies, sets and NPU tasks, overlapping ones counted each."""
+    owned_device_time_us: float
+    op_time_us: float
+    """Host time, summed over all ops: nested ones count each."""
+    span_us: float
+    """From the first start to the last end of ops and device work."""
+    metadata_level: MetadataLevel
+    era: str | None
+    torch_version: str | None
+    vendor: str | None
+    device_names: tuple[str, ...]
+    world_size: int | None
+    rank: int | None
+    backend: str | None
+    processes: int
+    threads: int
+    iterations: int
+    """Annotations that mark one iteration of training or serving."""
+    categories: dict[str, int]
+    links: LinkStats
+    losses: dict[str, int]
+    repairs: dict[str, int]
+    top_ops: tuple[TopOp, ...]
+    annotations: tuple[Interval, ...]
+
+
+def summarize(trace: Trace) -> TraceSummary:
+    """Count what is in a trace."""
+    ops, kernels, info = trace.ops, trace.kernels, trace.info
+    calls = np.bincount(ops.signature, minlength=len(trace.signatures))
+    shaped = np.array([s.dims is not None for s in trace.signatures], bool)
+    owned = kernels.owner >= 0
+    owner_signature = ops.signature[kernels.owner[owned]]
+    categories = np.bincount(kernels.category, minlength=4)
+    return TraceSummary(
+        path=info.path,
+        dialect=info.dialect,
+        bytes_read=info.bytes_read,
+        events=info.events,
+        cpu_ops=len(ops),
+        cpu_ops_with_shapes=int(calls[shaped].sum()),
+        unique_ops=int(shaped.sum()),
+        owner_ops=len(np.unique(owner_signature)),
+        kernels=int(categories[0]),
+        gpu_memory_events=int(categories[1] + categories[2]),
+        device_events=int(categories[3]),
+        user_annotations=len(trace.annotations),
+        device_time_us=_us(kernels.dur_ns),
+        owned_device_time_us=_us(kernels.dur_ns[owned]),
+        op_time_us=_us(ops.dur_ns),
+        span_us=_span_us(trace),
+        metadata_level=info.metadata_level,
+        era=info.era,
+        torch_version=info.torch_version,
+        vendor=info.vendor,
+        device_names=info.device_names,
+        world_size=info.world_size,
+        rank=info.rank,
+        backend=info.backend,
+        processes=len({pid for pid, _ in trace.tracks}),
+        threads=len(np.unique(ops.track)),
+        iterations=_iterations(trace),
+        categories=info.events_by_category,
+        links=info.links,
+        losses=info.report.losses,
+        repairs=info.report.repairs,
+        top_ops=_top_ops(trace),
+        annotations=_intervals(trace),
+    )
+
+
+def _us(dur_ns: np.ndarray) -> float:
+    return float(dur_ns.sum(dtype=np.int64)) / 1000
+
+
+def _span_us(trace: Trace) -> float:
+    tables = [t for t in (trace.ops, trace.kernels) if len(t)]
+    if not tables:
+        return 0.0
+    first = min(int(t.start_ns.min()) for t in tables)
+    # in chunks: the sum of two columns of a long trace would be a third one
+    last = max(
+        int((t.start_ns[i : i + 1 << 20] + t.dur_ns[i : i + 1 << 20]).max())
+        for t in tables
+        for i in range(0, len(t), 1 << 20)
+    )
+    return (last - first) / 1000
+
+
+def _top_ops(trace: Trace) -> tuple[TopOp, ...]:
+    kernels = trace.kernels
+    owned = np.flatnonzero(kernels.owner >= 0)
+    if not len(owned):
+        return ()
+    owner = kernels.owner[owned]
+    signature = trace.ops.signature[owner]
+    time = np.bincount(signature, weights=kernels.dur_ns[owned], minlength=len(trace.signatures))
+    calls = np.bincount(trace.ops.signature[np.unique(owner)], minlength=len(trace.signatures))
+    names: dict[str, list[float]] = {}
+    for i in np.flatnonzero(calls):
+        entry = names.setdefault(trace.signatures[i].name, [0, 0.0, 0])
+        entry[0] += int(calls[i])
+        entry[1] += float(time[i])
+        entry[2] += 1
+    ranked = sorted(names.items(), key=lambda item: -item[1][1])[:TOP_OPS]
+    return tuple(TopOp(name=n, calls=int(c), device_us=t / 1000, signatures=int(s)) for n, (c, t, s) in ranked)
+
+
+def _note_totals(trace: Trace) -> dict[str, tuple[int, int]]:
+    """Annotation name → (count, total ns)."""
+    notes = trace.annotations
+    if isinstance(notes, AnnotationTable):
+        if not len(notes):
+            return {}
+        count = np.bincount(notes.name, minlength=len(notes.names))
+        total = np.bincount(notes.name, weights=notes.dur_ns, minlength=len(notes.names))
+        out: dict[str, tuple[int, int]] = {}
+        for name, n, ns in zip(notes.names, count.tolist(), total.tolist(), strict=True):
+            before = out.get(name, (0, 0))
+            out[name] = (before[0] + n, before[1] + int(ns))
+        return out
+    out = {}
+    for note in notes:
+        before = out.get(note.name, (0, 0))
+        out[note.name] = (before[0] + 1, before[1] + note.dur_ns)
+    return out
+
+
+def _iterations(trace: Trace) -> int:
+    return sum(count for name, (count, _) in _note_totals(trace).items() if is_iteration(name))
+
+
+def _intervals(trace: Trace) -> tuple[Interval, ...]:
+    ranked = sorted(_note_totals(trace).items(), key=lambda item: -item[1][1])[:TOP_ANNOTATIONS]
+    return tuple(Interval(name=name, count=n, total_us=ns / 1000) for name, (n, ns) in ranked)

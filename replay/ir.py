@@ -113,6 +113,8 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
     assumptions: tuple[Assumption, ...] = ()
     reason: Reason | None = None
     """Set when the op cannot be replayed; then `resolved_by` may be None."""
+    origin: str | None = None
+    """JSON text of the entry in another tool's file that this op came from; data only, written back unchanged."""
 
 
 class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,65 @@
+# From nothing to a run: `make demo` and `make test` create .venv, install into it and go. Python >= 3.10 is all they need.
+#
+#   PYTHON=python3.12   the interpreter that .venv is made from
+#   PIP_FLAGS=...       more flags for pip, e.g. --extra-index-url https://download.pytorch.org/whl/cpu
+#   JOBS=2              processes that pytest uses
+
+PYTHON ?= python3
+PIP_FLAGS ?=
+JOBS ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt
+SAMPLE := traces/samples/transformer_infer.json.gz
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint format docs bench clean
+
+help:
+	@echo "make demo    run opreplay on a bundled trace, beside a simulated Ascend 910B3"
+	@echo "make test    all tests"
+	@echo "make lint    ruff and pyright;  make format rewrites"
+	@echo "make docs    the documentation, in docs/_build/html"
+	@echo "make bench   the measurements that the documentation quotes (minutes)"
+	@echo "make clean   remove what was built, .venv too"
+
+demo: $(VENV)/.installed
+	$(BIN)/opreplay run $(SAMPLE) --soc 910b3
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_FLAGS)
+
+lint: $(VENV)/.installed-lint
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+
+format: $(VENV)/.installed-lint
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+
+bench: $(VENV)/.installed-test
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+clean:
+	rm -rf $(VENV) build dist docs/_build .pytest_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One stamp a set of packages: a second call installs nothing unless the requirements changed.
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "$(PYTHON) is older than 3.10: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.installed-%: $(VENV)/.installed
+	$(INSTALL) -e '.[$*]'
+	@touch $@

@@ -64,7 +64,7 @@ def _along_recorded_size(context: InitContext) -> int:
 _SCATTERS = (
     "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_", "gather",
     "gather_backward", "index_select", "index_add", "index_add_", "index_copy", "index_copy_", "index_fill",
-    "index_fill_", "index_reduce", "index_reduce_", "_sparse_index_select",
+    "index_fill_", "index_reduce", "index_reduce_",
 )  # fmt: skip
 
 RANGES: dict[str, tuple[str, Bound]] = {
@@ -111,7 +111,7 @@ class IndexListInit(CustomInit):
 
     name = "index_list"
     op_patterns = (
-        "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::index_put_impl_",
+        "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_",
     )  # fmt: skip
 
     def initialize(self, context: InitContext) -> InitReport:

@@ -17,7 +17,7 @@ class DropoutMaskInit(CustomInit):
     """A dropout's saved mask keeps the share that its scale was chosen for."""
 
     name = "dropout_mask"
-    op_patterns = ("aten::native_dropout_backward", "aten::_masked_scale", "aten::_fused_dropout_backward")
+    op_patterns = ("aten::native_dropout_backward", "aten::_masked_scale")
 
     def initialize(self, context: InitContext) -> InitReport:
         scale = context.args.get("scale")

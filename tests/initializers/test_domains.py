@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from opreplay.initializers.base import InitContext
+from opreplay.initializers.registry import built_in
+
+REGISTRY = built_in()
+
+
+def initialized(op: str, **args: object) -> InitContext:
+    context = InitContext(op=op, args=args, generator=torch.Generator().manual_seed(0))
+    rule = REGISTRY.find(context)
+    assert rule is not None
+    rule.initialize(context)
+    return context
+
+
+@pytest.mark.parametrize(
+    "op", ["log", "sqrt", "rsqrt", "acos", "atanh", "erfinv", "acosh", "logit", "reciprocal", "lgamma"]
+)
+def test_results_are_finite(op: str) -> None:
+    found = initialized(f"aten::{op}", self=torch.empty(1000))
+    assert getattr(torch.ops.aten, op)(found.need("self")).isfinite().all()
+
+
+@pytest.mark.parametrize("op", ["aten::mul_", "aten::div_"])
+def test_factors_of_in_place_products_are_signs(op: str) -> None:
+    other = initialized(op, self=torch.empty(100), other=torch.empty(100)).need("other")
+    assert set(other.tolist()) == {1.0, -1.0}
+
+
+def test_integer_divisors_are_not_zero() -> None:
+    other = initialized("aten::remainder", other=torch.zeros(500, dtype=torch.int32)).need("other")
+    assert other.min() >= 1
+
+
+@pytest.mark.parametrize("logarithm", [False, True])
+def test_saved_softmax_sums_to_one(logarithm: bool) -> None:
+    op = "_log_softmax_backward_data" if logarithm else "_softmax_backward_data"
+    output = initialized(f"aten::{op}", output=torch.randn(4, 5, 6), dim=1).need("output")
+    total = (output.exp() if logarithm else output).sum(1)
+    torch.testing.assert_close(total, torch.ones_like(total))
+
+
+def test_saved_pool_indices_are_those_of_the_pooling() -> None:
+    source = torch.randn(2, 3, 8, 8)
+    found = initialized(
+        "aten::max_pool2d_with_indices_backward",
+        self=source, indices=torch.zeros(2, 3, 4, 4, dtype=torch.int64), grad_output=torch.empty(2, 3, 4, 4),
+        kernel_size=[2, 2], stride=[2, 2], padding=[0, 0], dilation=[1, 1], ceil_mode=False,
+    )  # fmt: skip
+    expected = torch.nn.functional.max_pool2d(source, 2, return_indices=True)[1]
+    assert torch.equal(found.need("indices"), expected)
+
+
+def test_pool_indices_stay_in_the_plane_when_the_pooling_does_not_fit() -> None:
+    found = initialized(
+        "aten::adaptive_max_pool2d_backward",
+        self=torch.randn(1, 2, 9, 9), indices=torch.full((1, 2, 3, 4), -1), grad_output=torch.empty(1, 2, 3, 3),
+    )  # fmt: skip
+    indices = found.need("indices")
+    assert indices.min() >= 0
+    assert indices.max() < 81
+
+
+def test_matrices_can_be_factorised() -> None:
+    matrix = initialized("aten::linalg_cholesky_ex", self=torch.randn(5, 30, 30)).need("self")
+    assert torch.linalg.cholesky_ex(matrix).info.eq(0).all()
+
+
+def test_every_rule_names_an_op_of_torch() -> None:
+    names = [op for rule in REGISTRY for op in rule.op_patterns if op.startswith("aten::")]
+    assert [op for op in names if not torch._C._jit_get_schemas_for_operator(op)] == []

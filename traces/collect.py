@@ -79,7 +79,8 @@ class Collector:
         self.launches = Columns(track="index", start="time", corr="id")
         self.flows = Columns(track="index", start="time", id="id", end="index")
         self.notes = Columns(name="index", track="index", start="time", dur="span")
-        self._handlers: dict[type[Struct], tuple[str, Any, int]] = {}
+        self._handlers: dict[type[Struct], tuple[str, Any]] = {}
+        self._kernel_category: dict[type[Struct], int] = {}
 
     @property
     def tables(self) -> dict[str, Columns]:
@@ -104,38 +105,43 @@ class Collector:
                         return True
         return False
 
-    def add(self, groups: dict[type[Struct], list[Any]]) -> None:
-        """Keep what is wanted of one block's events. Raises TooLarge."""
-        for cls, events in groups.items():
-            category, handle, extra = self._handlers.get(cls) or self._handler(cls)
-            self.events += len(events)
-            self.by_category[category] += len(events)
+    def add(self, events: list[Any], groups: dict[type[Struct], list[Any]]) -> None:
+        """Keep what is wanted of one block's events, given also by class. Raises TooLarge."""
+        wanted: dict[Any, list[type[Struct]]] = {}
+        for cls, members in groups.items():
+            category, handle = self._handlers.get(cls) or self._handler(cls)
+            self.by_category[category] += len(members)
             if handle is not None:
-                handle(events, extra)
+                wanted.setdefault(handle, []).append(cls)
+        self.events += len(events)
         if self.events > self.limits.events:
             raise too_large("events", self.limits.events, self.events, "events in the trace")
+        for handle, classes in wanted.items():
+            # Rows are in file order, also where a table has events of several categories.
+            handle(groups[classes[0]] if len(classes) == 1 else [e for e in events if type(e) in classes])
         for table in self.tables.values():
             if table.rows > self.limits.rows:
                 raise too_large("rows", self.limits.rows, table.rows, "rows kept in one table")
             table.flush(every=FLUSH_ROWS)
 
-    def _handler(self, cls: type[Struct]) -> tuple[str, Any, int]:
+    def _handler(self, cls: type[Struct]) -> tuple[str, Any]:
         category = str(cls.__struct_config__.tag)
-        handle, extra = None, 0
+        handle = None
         if issubclass(cls, (fields.Op, fields.OldOp)):
             handle = self._add_ops
         elif issubclass(cls, fields.Kernel):
-            handle, extra = self._add_kernels, fields.KERNEL_TAGS.get(category, fields.DEVICE_TASK)
+            handle = self._add_kernels
+            self._kernel_category[cls] = fields.KERNEL_TAGS.get(category, fields.DEVICE_TASK)
         elif issubclass(cls, fields.Launch):
             handle = self._add_launches
         elif issubclass(cls, fields.Flow):
             handle = self._add_flows
         elif issubclass(cls, fields.Note):
             handle = self._add_notes
-        self._handlers[cls] = found = (category, handle, extra)
+        self._handlers[cls] = found = (category, handle)
         return found
 
-    def _add_ops(self, events: list[Any], _: int) -> None:
+    def _add_ops(self, events: list[Any]) -> None:
         events = _complete(events)
         table, signatures = self.ops.pending, self.signatures
         table["signature"] += [
@@ -146,11 +152,12 @@ class Collector:
         table["dur"] += [e.dur for e in events]
         table["ext"] += [e.args.ext for e in events]
 
-    def _add_kernels(self, events: list[Any], category: int) -> None:
+    def _add_kernels(self, events: list[Any]) -> None:
         events = _complete(events)
         table, names = self.kernels.pending, self.kernel_names
         table["name"] += [names[bytes(e.name)] for e in events]
-        table["category"] += [category] * len(events)
+        category = self._kernel_category
+        table["category"] += [category[type(e)] for e in events]
         table["track"] += self.tracks.of(events)
         table["start"] += [e.ts for e in events]
         table["dur"] += [e.dur for e in events]
@@ -159,14 +166,14 @@ class Collector:
         table["ext"] += [e.args.ext if e.args.ext is not None else e.args.ext_old for e in events]
         table["corr"] += [e.args.corr for e in events]
 
-    def _add_launches(self, events: list[Any], _: int) -> None:
+    def _add_launches(self, events: list[Any]) -> None:
         events = [e for e in events if e.args.corr is not None and e.ph == "X"]
         table = self.launches.pending
         table["track"] += self.tracks.of(events)
         table["start"] += [e.ts for e in events]
         table["corr"] += [e.args.corr for e in events]
 
-    def _add_flows(self, events: list[Any], _: int) -> None:
+    def _add_flows(self, events: list[Any]) -> None:
         events = [e for e in events if e.ph == "s" or e.ph == "f"]
         table = self.flows.pending
         table["track"] += self.tracks.of(events)
@@ -174,7 +181,7 @@ class Collector:
         table["id"] += [e.id for e in events]
         table["end"] += [e.ph == "f" for e in events]
 
-    def _add_notes(self, events: list[Any], _: int) -> None:
+    def _add_notes(self, events: list[Any]) -> None:
         events = _complete(events)
         table, names = self.notes.pending, self.note_names
         table["name"] += [names[bytes(e.name)] for e in events]

@@ -83,21 +83,22 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
         if table.inexact:
             tally.losses["times not exact to the nanosecond"] += 1
     signatures, remap = decode_signatures(list(got.signatures), tally.losses, tally.repairs)
+    tracks, track_remap = _ordered_tracks(list(got.tracks.texts))
     ext = got.ops.take("ext")
     ops = OpTable(
         signature=remap[got.ops.take("signature")] if len(remap) else np.empty(0, np.uint32),
         start_ns=got.ops.take("start"),
         dur_ns=got.ops.take("dur"),
-        track=got.ops.take("track"),
+        track=_take(track_remap, got.ops.take("track")),
     )
-    kernels, stats, task_rows = _kernels(got, ops, ext)
+    kernels, stats, task_rows = _kernels(got, ops, ext, track_remap)
     del ext
     level = metadata_level(signatures)
     ascend = bool(task_rows) or "task type" in scanned.features
     facts = run_facts(scanned.keys, scanned.features, has_kernels=len(kernels) > 0, ascend=ascend)
-    categories = dict(sorted(got.by_category.items(), key=lambda item: -item[1]))
+    categories = dict(sorted(got.by_category.items(), key=lambda item: (-item[1], item[0])))
     era = None if ascend else era_of(scanned.features, scanned.keys, op_category=_op_category(categories), level=level)
-    notes = _notes(got, tally.repairs)
+    notes = _notes(got, tally.repairs, track_remap)
     kernel_names = _names(got.kernel_names, tally.repairs)
     dialect: Literal["kineto", "ascend"] = "ascend" if ascend else "kineto"
     info = TraceInfo(
@@ -121,16 +122,28 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
         info=info,
         signatures=signatures,
         ops=ops,
-        tracks=tuple(got.tracks.texts),
+        tracks=tracks,
         kernel_names=kernel_names,
         kernels=kernels,
         annotations=notes,
     )
 
 
-def _kernels(got: Collector, ops: OpTable, ext: Any) -> tuple[KernelTable, Any, int]:
+def _ordered_tracks(texts: list[tuple[str, str]]) -> tuple[tuple[tuple[str, str], ...], Any]:
+    """(tracks sorted, new index by old): in what order they were met depends on how the file was cut into blocks."""
+    order = sorted(range(len(texts)), key=lambda i: [(len(text), text) for text in texts[i]])
+    remap = np.empty(len(texts), np.uint16 if len(texts) <= 1 << 16 else np.uint32)
+    remap[order] = np.arange(len(texts))
+    return tuple(texts[i] for i in order), remap
+
+
+def _take(remap: Any, indexes: Any) -> Any:
+    return remap[indexes] if len(indexes) else indexes
+
+
+def _kernels(got: Collector, ops: OpTable, ext: Any, track_remap: Any) -> tuple[KernelTable, Any, int]:
     table = got.kernels
-    start, dur, track = table.take("start"), table.take("dur"), table.take("track")
+    start, dur, track = table.take("start"), table.take("dur"), _take(track_remap, table.take("track"))
     owner, stats = link(
         LinkInput(
             op_start=ops.start_ns,
@@ -143,10 +156,10 @@ def _kernels(got: Collector, ops: OpTable, ext: Any) -> tuple[KernelTable, Any, 
             kernel_ext=table.take("ext"),
             kernel_corr=table.take("corr"),
             launch_start=got.launches.take("start"),
-            launch_track=got.launches.take("track"),
+            launch_track=_take(track_remap, got.launches.take("track")),
             launch_corr=got.launches.take("corr"),
             flow_start=got.flows.take("start"),
-            flow_track=got.flows.take("track"),
+            flow_track=_take(track_remap, got.flows.take("track")),
             flow_id=got.flows.take("id"),
             flow_is_end=got.flows.take("end"),
         )
@@ -169,10 +182,11 @@ def _int32(array: Any) -> Any:
     return smallest(array, (np.int32,)).astype(np.int32)
 
 
-def _notes(got: Collector, repairs: Counter[str]) -> AnnotationTable:
+def _notes(got: Collector, repairs: Counter[str], track_remap: Any) -> AnnotationTable:
     table = got.notes
     names = _names(got.note_names, repairs)
-    return AnnotationTable(names, table.take("name"), table.take("start"), table.take("dur"), table.take("track"))
+    track = _take(track_remap, table.take("track"))
+    return AnnotationTable(names, table.take("name"), table.take("start"), table.take("dur"), track)
 
 
 def _names(interned: dict[bytes, int], repairs: Counter[str]) -> tuple[str, ...]:

@@ -140,12 +140,16 @@ class Scanner:
         events = self.decoder.block(text)
         if events is None:
             return False
+        self._keep(events, lambda: self.decoder.block(text) or [])
+        return True
+
+    def _keep(self, events: list[Any], again: Callable[[], list[Any]]) -> None:
         groups = Collector.group(events)
         if not self.decoder.exact and Collector.wants_exact(groups):
             self.decoder.use_exact_decimals()
-            groups = Collector.group(self.decoder.block(text) or [])
-        self.out.collector.add(groups)
-        return True
+            events = again()
+            groups = Collector.group(events)
+        self.out.collector.add(events, groups)
 
     def _sniff(self, text: bytes) -> None:
         if not self._sniffed and not self.first:
@@ -199,7 +203,7 @@ class Scanner:
         buffer = self.buffer
         text = buffer.text(buffer.lo, cut)
         got = salvage(text, self.decoder.block, self.tally)
-        self.out.collector.add(self._exact(text, got.events))
+        self._keep(got.events, lambda: salvage(text, self.decoder.block, Tally()).events)
         if got.array_end is not None:
             buffer.lo += got.array_end
             return True
@@ -211,13 +215,6 @@ class Scanner:
                 return False
         buffer.lo = following
         return False
-
-    def _exact(self, text: bytes, events: list[Any]) -> dict[Any, list[Any]]:
-        groups = Collector.group(events)
-        if not self.decoder.exact and Collector.wants_exact(groups):
-            self.decoder.use_exact_decimals()
-            groups = Collector.group(salvage(text, self.decoder.block, Tally()).events)
-        return groups
 
 
 def scan(

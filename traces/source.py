@@ -33,7 +33,7 @@ _FOREIGN: tuple[tuple[bytes, str], ...] = (
 def _inflater() -> Any:
     """A decompressor for one gzip member: isal's where installed (three times as fast), else zlib's."""
     try:
-        from isal import isal_zlib
+        from isal import isal_zlib  # pyright: ignore[reportMissingImports]  # the extra "fast"
     except ImportError:
         return zlib.decompressobj(31)
     return isal_zlib.decompressobj(31)
@@ -103,15 +103,15 @@ class Source:
         return n
 
     def _readinto_plain(self, view: memoryview) -> int:
-        if self._head:
-            n = min(len(self._head), len(view))
-            view[:n] = self._head[:n]
-            self._head = self._head[n:]
-            return n
         if self._left is not None:
             view = view[: self._left]
         try:
-            n = self._file.readinto(view) if len(view) else 0  # type: ignore[attr-defined]
+            if self._head:
+                n = min(len(self._head), len(view))
+                view[:n] = self._head[:n]
+                self._head = self._head[n:]
+            else:
+                n = self._file.readinto(view) if len(view) else 0  # type: ignore[attr-defined]
         except OSError as err:
             raise TraceError(f"cannot read {self.path}: {err.strerror}", hint="Check the file and the disk.") from err
         if self._left is not None:

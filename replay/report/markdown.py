@@ -20,7 +20,8 @@ def escaped(text: str | None) -> str:
 
 def code(text: str | None) -> str:
     """Text from a trace as a code span, where nothing is markup; its fence is longer than any backticks within."""
-    plain = safe(text or "").replace("|", "\\|").strip()
+    # A backslash right before a bar cannot be kept apart from an escaped bar inside a table.
+    plain = safe(text or "").replace("\\|", "\\¦").replace("|", "\\|").strip()
     if not plain:
         return ""
     longest = max((len(run) for run in re.findall("`+", plain)), default=0)

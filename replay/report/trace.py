@@ -77,7 +77,7 @@ def _device(summary: TraceSummary) -> str:
 def _device_work(summary: TraceSummary) -> str:
     rows = [
         plural(summary.kernels, "kernel"),
-        f"{summary.gpu_memory_events:,} copies and sets",
+        plural(summary.gpu_memory_events, "copy or set").replace("copy or sets", "copies and sets"),
         plural(summary.device_events, "NPU task") if summary.device_events else "",
     ]
     if not (summary.kernels or summary.gpu_memory_events or summary.device_events):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
+
 from opreplay.replay.executors.base import Measurement
 from opreplay.replay.ir import Assumption
 from opreplay.replay.results import Header, OpResult, Simulated, Summary
@@ -59,11 +63,20 @@ RESULTS = [
 """Three replayed, two skipped, one failed."""
 
 HEADER = Header(
-    opreplay_version="0.1.0", started_at="2026-01-02T03:04:05Z", trace={"losses": {"truncated file": 1}},
-    environment={"cpu": "made up"}, options={},
+    opreplay_version="0.1.0", started_at="2026-01-02T03:04:05Z",
+    trace={"losses": {"truncated file": 1}, "device_us_total": 5000.0}, environment={"cpu": "made up"}, options={},
 )  # fmt: skip
 
 SUMMARY = Summary(
     ops=6, replayed=3, skipped=2, failed=1, reasons={"collective": 1, "policy": 1, "failed": 1}, covered_share=0.79101,
     recorded_us=4000.0, measured_us=124000.0, simulated_us={"910b3": 700.0}, wall_s=1.5,
 )  # fmt: skip
+
+
+@pytest.fixture
+def made() -> SimpleNamespace:
+    """Header, results and summary, and the functions that make more."""
+    return SimpleNamespace(
+        header=HEADER, results=RESULTS, summary=SUMMARY, replayed=replayed, skipped=skipped, simulated=simulated,
+        measurement=measurement,
+    )  # fmt: skip

@@ -1,0 +1,102 @@
+"""The command group: help, errors as messages and exit codes, lazy imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from opreplay.cli import main
+from opreplay.cli.exit_codes import ExitCode
+from opreplay.traces.errors import EnvironmentRefused, Malformed, UsageError
+
+
+def invoke_raising(error: BaseException) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command that raises `error`."""
+
+    @click.command("broken")
+    def broken() -> None:
+        raise error
+
+    group = main.OpReplayGroup("opreplay")
+    group.get_command = lambda ctx, name: broken  # type: ignore[method-assign]
+    result = CliRunner().invoke(group, ["broken"])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_help_lists_every_command() -> None:
+    result = CliRunner().invoke(main.opreplay, ["--help"])
+    assert result.exit_code == 0
+    for name in main.COMMANDS:
+        assert f"\n  {name} " in result.output
+
+
+@pytest.mark.parametrize("name", list(main.COMMANDS))
+def test_every_command_has_help_that_fits_80_columns(name: str) -> None:
+    result = CliRunner().invoke(main.opreplay, [name, "--help"], terminal_width=80)
+    assert result.exit_code == 0
+    assert max(map(len, result.output.splitlines())) <= 80
+
+
+def test_version() -> None:
+    result = CliRunner().invoke(main.opreplay, ["--version"])
+    assert result.exit_code == 0
+    assert result.output.startswith("opreplay ")
+
+
+@pytest.mark.parametrize("args", [["fly"], ["run"], ["run", "x", "--select", "best"], ["inspect", "a", "b"]])
+def test_usage_errors_exit_with_2(args: list[str]) -> None:
+    result = CliRunner().invoke(main.opreplay, args)
+    assert result.exit_code == ExitCode.USAGE
+    assert "Usage:" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(UsageError("u"), 2), (Malformed("m"), 3), (EnvironmentRefused("e"), 4)]
+)  # fmt: skip
+def test_errors_have_their_own_exit_code(error: Exception, code: int) -> None:
+    exit_code, out, err = invoke_raising(error)
+    assert exit_code == code
+    assert out == ""
+    assert err == f"opreplay: {error}\n"
+
+
+def test_hints_are_printed_and_text_from_the_input_is_escaped() -> None:
+    _, _, err = invoke_raising(Malformed("bad name \x1b[2J\nforged line", hint="Try [bold]this[/bold]."))
+    assert err == "opreplay: bad name \\x1b[2J\\x0aforged line\nhint: Try [bold]this[/bold].\n"
+
+
+def test_an_interrupt_exits_with_130() -> None:
+    exit_code, _, err = invoke_raising(KeyboardInterrupt())
+    assert exit_code == ExitCode.INTERRUPTED
+    assert err.endswith("interrupted\n")
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    assert invoke_raising(BrokenPipeError()) == (0, "", "")
+
+
+def test_bugs_are_not_hidden() -> None:
+    @click.command("broken")
+    def broken() -> None:
+        raise ZeroDivisionError
+
+    group = main.OpReplayGroup("opreplay")
+    group.get_command = lambda ctx, name: broken  # type: ignore[method-assign]
+    assert isinstance(CliRunner().invoke(group, ["broken"]).exception, ZeroDivisionError)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "from opreplay.cli.main import opreplay\n"
+        "for args in (['--help'], ['run', '--help'], ['plan', '--help'], ['inspect', '--help']):\n"
+        "    opreplay(args, standalone_mode=False)\n"
+        "heavy = {'torch', 'pandas', 'numpy', 'msgspec', 'rich'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,71 @@
+"""The files of --output."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from opreplay.cli.outputs import Outputs, check_writable, write_file
+from opreplay.replay.results import Header, OpResult, Summary, read_results
+from opreplay.traces.errors import UsageError
+
+HEADER = Header(opreplay_version="0", started_at="2026-01-01T00:00:00Z", trace={}, environment={}, options={})
+OP = OpResult(id="0" * 12, name="aten::mm", count=2, status="replayed", measured_us=3.0, recorded_host_us=1.0)
+SUMMARY = Summary(
+    ops=1, replayed=1, skipped=0, failed=0, reasons={}, covered_share=1.0, recorded_us=2.0, measured_us=6.0,
+    simulated_us={}, wall_s=0.1,
+)  # fmt: skip
+
+
+def test_each_suffix_has_its_format(tmp_path: Path) -> None:
+    names = [str(tmp_path / name) for name in ("r.jsonl", "r.csv", "r.md", "R.NDJSON")]
+    with Outputs(names, force=False) as outputs:
+        for record in (HEADER, OP, SUMMARY):
+            outputs.write(record)
+    assert read_results(names[0]) == (HEADER, [OP], SUMMARY) == read_results(names[3])
+    assert Path(names[1]).read_text().splitlines()[1].startswith("000000000000,aten::mm,2,replayed")
+    assert "`aten::mm`" in Path(names[2]).read_text()
+
+
+def test_json_lines_are_there_before_the_run_ends(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    with Outputs([str(path)], force=False) as outputs:
+        outputs.write(HEADER)
+        outputs.write(OP)
+        assert read_results(path) == (HEADER, [OP], None)
+
+
+def test_a_run_that_cannot_start_leaves_no_file(tmp_path: Path) -> None:
+    with Outputs([str(tmp_path / "r.jsonl"), str(tmp_path / "r.csv")], force=False):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_are_not_overwritten_without_force(tmp_path: Path) -> None:
+    path = tmp_path / "r.csv"
+    path.write_text("mine")
+    with pytest.raises(UsageError, match="exists") as caught:
+        Outputs([str(path)], force=False)
+    assert "--force" in caught.value.hint
+    with Outputs([str(path)], force=True) as outputs:
+        for record in (HEADER, OP, SUMMARY):
+            outputs.write(record)
+    assert "aten::mm" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    "names", [["r.txt"], ["r"], ["r.json"], ["a.csv", "a.csv"], ["-", "-"], ["nowhere/at/all.csv"]]
+)
+def test_names_without_sense_are_refused(names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError):
+        Outputs(names, force=False)
+
+
+def test_a_folder_is_no_output(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").mkdir()
+    with pytest.raises(UsageError, match="cannot write"):
+        check_writable(tmp_path / "d.csv", force=True)
+    with pytest.raises(UsageError, match="cannot write"):
+        write_file(tmp_path / "d.csv", "x", force=True)

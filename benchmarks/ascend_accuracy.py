@@ -2,10 +2,10 @@
 
 Usage: python benchmarks/ascend_accuracy.py [--write] [--tables FOLDER]
 
-Reads the kernel tables of FOLDER (default ../shared/ascend; the SoC is what precedes the first "_" of a file's name) and
-prints, for kernels that the fit has not seen (5 folds by unique kernel, and leaving out one SoC at a time), the number
-of unique kernels, MAPE, median APE, 90th percentile, time-weighted error and band coverage by family and overall.
-`--write` fits all of them and writes the shipped device files.
+Reads the kernel tables of FOLDER (default ../shared/ascend; the SoC is what precedes the first "_" of a file's name)
+and prints, for kernels that the fit has not seen (5 folds by unique kernel, and leaving out one SoC at a time), the
+number of unique kernels, MAPE, median APE, 90th percentile, time-weighted error and band coverage, by family and
+overall. `--write` fits all of them and writes the shipped device files.
 """
 
 from __future__ import annotations
@@ -54,9 +54,8 @@ def line(name: str, compared: list[Compared]) -> str:
 
 def show(title: str, held: list[HeldOut], *, families: bool) -> None:
     """Print figures by SoC, for products, and overall."""
-    print(
-        f"\n{title}\n{'':24s} {'n':>4s} {'MAPE':>8s} {'median':>8s} {'p90':>8s} {'WAPE':>8s} {'total':>8s} {'in band':>8s}"
-    )
+    names = ("MAPE", "median", "p90", "WAPE", "total", "in band")
+    print(f"\n{title}\n{'':24s} {'n':>4s} " + " ".join(f"{name:>8s}" for name in names))
     if families:
         for family in sorted({h.family for h in held}):
             print(line(family, [h.compared for h in held if h.family == family]))

@@ -106,10 +106,22 @@ def _decode(text: bytes, kind: type[Any], where: str) -> Any:
             f"{where}: schema_version is {version!r}, this opreplay reads {SCHEMA_VERSION}",
             hint="a newer opreplay may read it" if isinstance(version, int) and version > SCHEMA_VERSION else "",
         )
+    for section, entry_kind in (("datasheet", Quantity), ("rates", Quantity), ("families", FamilyEntry)):
+        _check_entries(raw.get(section), entry_kind, f"{where}: {section}")
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
         raise FormatError(f"{where}: {error}", hint="`opreplay devices --show 910b3` prints a complete file") from error
+
+
+def _check_entries(entries: object, kind: type[Any], where: str) -> None:
+    # One by one, as the decoder's own message does not name the key of a table in a table.
+    if isinstance(entries, dict):
+        for key, entry in entries.items():
+            try:
+                msgspec.convert(entry, kind)
+            except msgspec.ValidationError as error:
+                raise FormatError(f"{where}.{key}: {error}") from error
 
 
 @lru_cache(maxsize=1)

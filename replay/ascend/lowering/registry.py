@@ -94,7 +94,7 @@ def lower(op: ReplayOp) -> Lowering:
     if rule is not None:
         try:
             kernels = list(rule(view))
-        except (IndexError, ValueError, TypeError, AttributeError, KeyError, ZeroDivisionError, OverflowError):
+        except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, StopIteration):
             # A trace may record anything under a known name; the arguments then do not fit the rule.
             view = OpView(op)
             view.note(f"arguments do not fit what {op.name} takes: costed by bytes")

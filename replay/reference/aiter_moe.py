@@ -243,7 +243,7 @@ def topk_softmax(
     need_renorm: bool,
     num_shared_experts: int = 0,
 ) -> None:
-    """Softmax over E experts, the k best; token_expert_indices is scratch here. Raises ValueError for shared experts."""
+    """Softmax over E experts, the k best; token_expert_indices is scratch. Raises ValueError for shared experts."""
     if num_shared_experts:
         raise ValueError("topk_softmax with shared experts is not implemented")
     write_choice(torch.softmax(gating_output.float(), -1), topk_weights, topk_indices, renormalize=need_renorm)

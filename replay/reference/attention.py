@@ -7,6 +7,7 @@ materialised are made in blocks of query rows of at most SCORE_BYTES.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -110,7 +111,7 @@ def attend_packed(
 def ends(cumulative: Tensor, total: int, name: str) -> list[int]:
     """Cumulative lengths int [B + 1] as a list; ValueError when they do not go up from ≥ 0 to ≤ `total`."""
     values = cumulative.tolist()
-    if values and (values[0] < 0 or values[-1] > total or any(b < a for a, b in zip(values, values[1:], strict=False))):
+    if values and (values[0] < 0 or values[-1] > total or any(b < a for a, b in pairwise(values))):
         raise ValueError(f"{name} must not fall and must stay within [0, {total}]")
     return values
 
@@ -181,7 +182,7 @@ def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor
 def _softmax_block(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, rules: Rules, origin: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
-    """Attention with everything spelled out: out as q, lse [Hkv, group, rows]; origin = (diagonal, column) of corner."""
+    """Attention with everything spelled out: out as q, lse [Hkv, group, rows]; origin = (diagonal, column)."""
     scores = (q.float() @ k.float().transpose(-1, -2)) * rules.scale
     if rules.softcap > 0:
         scores = rules.softcap * torch.tanh(scores / rules.softcap)

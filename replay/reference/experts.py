@@ -74,7 +74,7 @@ def fused_experts(
 ) -> Tensor:
     """Σ over the chosen experts of weight · w2(activation(w1(x))): hidden [T, H], topk_* [T, k] → [T, H].
 
-    `expert_map` int [all experts] gives the local number of an expert, −1 where it is elsewhere: such choices add nothing.
+    `expert_map` int [all experts] gives the local number of an expert, −1 where it is elsewhere (adds nothing).
     `weigh_input` multiplies the routing weight into the input instead (top-1 models).
     """
     topk = topk_ids.shape[1]

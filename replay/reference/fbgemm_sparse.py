@@ -133,7 +133,7 @@ _POOLED = (
     fake=lambda pooled_embs: torch.empty_like(pooled_embs),
 )
 def permute_pooled_embs(pooled_embs: Tensor, offset_dim_list: Tensor, permute_list: Tensor) -> Tensor:
-    """Blocks of columns of pooled_embs [B, ΣD], bounded by offset_dim_list [T + 1], in the order of permute_list [T]."""
+    """Blocks of columns of pooled_embs [B, ΣD], bounded by offset_dim_list [T + 1], in the order of permute_list."""
     width = pooled_embs.shape[1]
     edges = offset_dim_list.to(torch.int64).clamp(0, width).cummax(0).values
     sizes, starts = edges.diff(), edges[:-1]
@@ -173,7 +173,7 @@ _BOUNDS = (
 @reference(f"fbgemm::bounds_check_indices{_BOUNDS}, Tensor? B_offsets=None, SymInt max_B=-1) -> ()", since="2023-05-30")
 @reference(f"fbgemm::bounds_check_indices{_BOUNDS}) -> ()", since="2022-06-03")
 def bounds_check_indices(rows_per_table: Tensor, indices: Tensor, offsets: Tensor, warning: Tensor) -> None:
-    """Indices outside their table become 0 (−1 marks a pruned row and stays), bad offsets are cut; counts in warning."""
+    """Indices outside their table become 0 (−1, a pruned row, stays), bad offsets are cut; warning counts them."""
     tables = max(rows_per_table.numel(), 1)
     batch = (offsets.numel() - 1) // tables
     good = offsets.clamp(0, indices.numel()).cummax(0).values

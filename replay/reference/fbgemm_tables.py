@@ -6,6 +6,8 @@ Offsets and indices beyond their table are clamped, as `fbgemm::bounds_check_ind
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -41,7 +43,7 @@ def lookup(
     dims, starts, hashes = (x.tolist() for x in (D_offsets, weights_offsets, hash_size_cumsum))
     dtype = OUTPUT_DTYPES.get(output_dtype, torch.float32)
     pooled = pooling_mode != _NO_POOLING
-    width = total_D if pooled else max((b - a for a, b in zip(dims, dims[1:], strict=False)), default=0)
+    width = total_D if pooled else max((b - a for a, b in pairwise(dims)), default=0)
     out = torch.zeros((batch if pooled else indices.numel(), width), dtype=dtype, device=weights.device)
     for t in range(tables):
         dim = dims[t + 1] - dims[t]

@@ -27,7 +27,9 @@ class Reference:
     """One schema version of a vendor op and the plain torch function that stands in for it."""
 
     name: str
-    """"namespace::op", with the vendor's own overload name after a dot where it has one."""
+    """"namespace::op"."""
+    overload: str
+    """The vendor's own overload name, "" for most."""
     schema: str
     since: str
     """ISO date of the first library version with this schema; "" where no version is public."""
@@ -47,20 +49,21 @@ def reference(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a plain torch function as the stand-in for `schema` ("ns::op(Tensor x) -> Tensor").
 
-    The function gets, by name, those of the schema's arguments that its signature has, so one function may serve several
-    versions. `since` orders the versions of an op: the newest becomes the default overload, an older one
+    The function gets, by name, those of the schema's arguments that its signature has, so one function may serve
+    several versions. `since` orders the versions of an op: the newest becomes the default overload, an older one
     `since_YYYYMMDD`. `fake` describes the outputs of a function whose control flow depends on tensor contents.
     Raises ValueError when the same version is declared twice or the name is malformed.
     """
-    name = schema.partition("(")[0].strip()
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"not a qualified op name: {name!r}")
+    qualified = schema.partition("(")[0].strip()
+    if not _NAME.fullmatch(qualified):
+        raise ValueError(f"not a qualified op name: {qualified!r}")
+    name, _, overload = qualified.partition(".")
 
     def declare(run: Callable[..., Any]) -> Callable[..., Any]:
         versions = _declared.setdefault(name, [])
-        if any(version.since == since for version in versions):
-            raise ValueError(f"{name} of {since or 'no date'} is declared twice")
-        versions.append(Reference(name=name, schema=schema, since=since, run=run, fake=fake))
+        if any((version.overload, version.since) == (overload, since) for version in versions):
+            raise ValueError(f"{qualified} of {since or 'no date'} is declared twice")
+        versions.append(Reference(name=name, overload=overload, schema=schema, since=since, run=run, fake=fake))
         return run
 
     return declare
@@ -101,7 +104,7 @@ def register_namespace(namespace: str) -> tuple[str, ...]:
     _load(namespace)
     for name in sorted(n for n in _declared if n.startswith(f"{namespace}::")):
         if name not in _registered and not _exists(name):
-            _registered[name] = tuple(_define(version, newest) for version, newest in _versions(name))
+            _registered[name] = tuple(_define(version, overload) for version, overload in _versions(name))
     return tuple(sorted(n for n in _registered if n.startswith(f"{namespace}::")))
 
 
@@ -118,32 +121,39 @@ def _load(namespace: str) -> None:
 def _exists(name: str) -> bool:
     import torch
 
-    return bool(torch._C._jit_get_schemas_for_operator(name.partition(".")[0]))
+    return bool(torch._C._jit_get_schemas_for_operator(name))
 
 
-def _versions(name: str) -> list[tuple[Reference, bool]]:
-    newest_first = sorted(_declared[name], key=lambda version: version.since, reverse=True)
-    return [(version, position == 0) for position, version in enumerate(newest_first)]
+def _versions(name: str) -> list[tuple[Reference, str]]:
+    """The versions of an op, the newest first, each with its overload name."""
+    seen: set[str] = set()
+    found = []
+    for version in sorted(_declared[name], key=lambda version: version.since, reverse=True):
+        overload = version.overload
+        if overload in seen:
+            overload = "_".join(part for part in (overload, f"since_{version.since.replace('-', '')}") if part)
+        seen.add(version.overload)
+        found.append((version, overload))
+    return found
 
 
-def _define(version: Reference, newest: bool) -> str:
-    """Register one schema version; returns its overload name."""
+def _define(version: Reference, overload: str) -> str:
+    """Register one schema version under an overload name, which is returned."""
     import torch
 
     namespace, _, operator = version.name.partition("::")
-    arguments = version.schema.partition("(")[2]
-    if not newest:
-        operator = f"{operator}.since_{version.since.replace('-', '')}"
+    operator = f"{operator}.{overload}" if overload else operator
+    text = f"{operator}({version.schema.partition('(')[2]}"
     library = _libraries.get(namespace)
     if library is None:
         # A Library takes its definitions along when it is collected, so it has to outlive every call.
-        library = _libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")  # noqa: TOR901
-    library.define(f"{operator}({arguments}")
-    schema = torch._C.parse_schema(f"{namespace}::{operator}({arguments}")
+        library = _libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")
+    library.define(text)
+    schema = torch._C.parse_schema(f"{namespace}::{text}")
     library.impl(operator, _adapt(version.run, schema), "CompositeExplicitAutograd")
-    fake = _nothing if not schema.returns else _adapt(version.fake or version.run, schema)
+    fake = _adapt(version.fake or version.run, schema) if schema.returns else _nothing
     torch.library.register_fake(f"{namespace}::{operator}", fake, lib=library)
-    return schema.overload_name
+    return overload
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> None:

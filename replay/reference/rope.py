@@ -30,7 +30,7 @@ def rotate_by_position(
 ) -> Tensor:
     """x with the elements [offset, offset + rot) of each head rotated; x is [T, heads·head] or [.., heads, head].
 
-    positions int [T] or [B, S] index the rows of cos_sin_cache [max position, rot], which holds rot/2 cosines, then rot/2
+    positions int [T] or [B, S] index the rows of cos_sin_cache [max position, rot], rot/2 cosines, then rot/2
     sines. `inverse` turns the other way. Shape as x; contiguous.
     """
     rot = cos_sin_cache.shape[-1]

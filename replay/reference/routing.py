@@ -25,7 +25,7 @@ def choose(scores: Tensor, topk: int, *, renormalize: bool, bias: Tensor | None 
 
 
 def mask_groups(choice: Tensor, groups: int, keep: int, *, best_of: int) -> Tensor:
-    """choice [T, E] with −inf outside the `keep` best groups; a group's score is the sum of its `best_of` best experts."""
+    """choice [T, E] with −inf outside the `keep` best groups; a group scores the sum of its `best_of` best."""
     if groups <= 1 or keep >= groups:
         return choice
     grouped = choice.unflatten(-1, (groups, -1))
@@ -44,7 +44,7 @@ def grouped_topk(
     scaling: float = 1.0,
     bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """DeepSeek's choice: experts of the best groups only; with a bias a group counts its two best experts, else its best.
+    """DeepSeek's choice: experts of the best groups only; with a bias a group counts its two best, else its best.
 
     scores [T, E] are probabilities or sigmoids; returns (weights float32 [T, k] · scaling, ids int64 [T, k]).
     """
@@ -69,7 +69,7 @@ def align(ids: Tensor, experts: int, block: int, filler: int, length: int) -> tu
     """Sort the flat positions of ids by expert and pad every expert to a multiple of `block`.
 
     Returns (sorted positions int64 [length], with `filler` in the gaps; expert of each block int64
-    [ceil(length / block)], −1 behind the last one; padded total int64 [1]). Ids outside 0 .. experts − 1 are left out, and
+    [ceil(length / block)], −1 behind the last one; padded total int64 [1]). Ids outside 0 .. experts − 1 are left out;
     so is what lies behind `length`.
     """
     flat = ids.flatten().to(torch.int64)

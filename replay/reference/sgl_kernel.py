@@ -15,8 +15,14 @@ from opreplay.replay.reference.activations import gated, gelu_quick, gelu_tanh
 from opreplay.replay.reference.flash_attention import fake_fa3, vllm_fa3_fwd
 from opreplay.replay.reference.norms import fused_add_rms_norm, rms_norm
 from opreplay.replay.reference.products import linear
-from opreplay.replay.reference.quantize import group_scale, quantize_groups, row_scale, tensor_scale, to_quantized
-from opreplay.replay.reference.quantize import scaled_linear
+from opreplay.replay.reference.quantize import (
+    group_scale,
+    quantize_groups,
+    row_scale,
+    scaled_linear,
+    tensor_scale,
+    to_quantized,
+)
 from opreplay.replay.reference.registry import reference
 from opreplay.replay.reference.rope import rotate_by_position
 from opreplay.replay.reference.vllm_attention import merge_attn_states

@@ -186,7 +186,7 @@ def profiler_add_rmsnorm(out: Tensor, input: Tensor, residual_in: Tensor, residu
 
 @reference("sglang_profiler::utils__reshape_for_qk_norm(Tensor x) -> ()")
 def profiler_reshape(x: Tensor) -> None:
-    """x [T, heads · head] made into rows [T · heads, head], copied as it is not contiguous; a head of 128 is assumed."""
+    """x [T, heads · head] made into rows [T · heads, head], copied if strided; a head of 128 is assumed."""
     x.reshape(-1, 128 if x.shape[-1] % 128 == 0 else x.shape[-1])
 
 

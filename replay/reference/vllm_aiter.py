@@ -19,8 +19,8 @@ from opreplay.replay.reference.quantize import (
     to_quantized,
 )
 from opreplay.replay.reference.registry import reference
-from opreplay.replay.reference.routing import grouped_topk
 from opreplay.replay.reference.rope import rotate_by_position
+from opreplay.replay.reference.routing import grouped_topk
 from opreplay.replay.reference.vllm_moe import topk_softmax, write_choice
 
 FP8 = torch.float8_e4m3fn
@@ -213,7 +213,7 @@ def rocm_aiter_fused_moe(
     bias1: Tensor | None = None,
     bias2: Tensor | None = None,
 ) -> Tensor:
-    """The experts of `aiter::fused_moe`; weights are read as plain rows, though the real ones are often pre-shuffled."""
+    """The experts of `aiter::fused_moe`; weights are read as plain rows, though real ones are often pre-shuffled."""
     return run_aiter_experts(
         hidden_states,
         Weights(w1, w2, w1_scale, w2_scale, bias1, bias2),

@@ -37,7 +37,7 @@ def _scale_of_columns(scale: Tensor) -> Tensor:
 def cutlass_scaled_mm(
     out: Tensor, a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, bias: Tensor | None = None
 ) -> None:
-    """out [M, N] = (a_scales · a [M, K]) @ (b_scales · b [K, N]) + bias; scales whole, by row and column, or by block."""
+    """out [M, N] = (a_scales · a [M, K]) @ (b_scales · b [K, N]) + bias; scales whole, by row, or by block."""
     out.copy_(scaled_linear(a, b.t(), a_scales, _scale_of_columns(b_scales), bias, out.dtype))
 
 

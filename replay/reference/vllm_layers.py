@@ -8,6 +8,7 @@ docs/vendor-ops.md. An empty or unknown layer name makes no difference.
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -181,7 +182,7 @@ def _experts(hidden: Tensor, logits: Tensor) -> Tensor:
     token = order // topk
     out = torch.zeros(flat.shape, dtype=torch.float32, device=flat.device)
     factor = weights.flatten()[order].unsqueeze(1)
-    for start, stop in zip(starts, starts[1:], strict=False):
+    for start, stop in pairwise(starts):
         if start < stop:
             rows = flat.index_select(0, token[start:stop])
             result = linear(gated(linear(rows, up), F.silu), down)

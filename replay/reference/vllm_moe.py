@@ -217,7 +217,7 @@ def moe_unpermute(
     topk: int,
     hidden_states: Tensor,
 ) -> None:
-    """hidden_states [T, H] = Σ over slots of weight · the row that the slot was moved to; rows elsewhere add nothing."""
+    """hidden_states [T, H] = Σ over slots of weight · the row that the slot was moved to; others add nothing."""
     place = inv_permuted_idx.reshape(-1, topk).to(torch.int64)
     weights = topk_weights.float()
     if expert_first_token_offset is not None:

@@ -1,0 +1,51 @@
+"""The documentation names all there is: commands, flags, devices, initializers, samples."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from opreplay.cli.main import COMMANDS
+from opreplay.replay.ascend import list_devices
+from opreplay.traces.samples import SAMPLES
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_is_documented(command: str, docs_text: str) -> None:
+    assert re.search(rf"\bopreplay {command}\b", docs_text)
+
+
+@pytest.mark.parametrize("device", list_devices())
+def test_device_is_documented(device: str, docs_text: str) -> None:
+    assert re.search(rf"\b{device}\b", docs_text, re.IGNORECASE)
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_sample_is_documented(sample: str, docs_text: str) -> None:
+    assert f"`{sample}`" in docs_text
+
+
+def test_initializers_are_documented(docs_text: str) -> None:
+    from opreplay.initializers.registry import built_in
+
+    missing = [rule.name for rule in built_in() if f"`{rule.name}`" not in docs_text]
+    assert not missing, f"describe them in docs/initializers.md: {missing}"
+
+
+def test_every_page_is_reached_from_the_index(root: Path) -> None:
+    index = (root / "docs" / "index.md").read_text()
+    entries = set(re.findall(r"^([\w*/.-]+)$", index, re.MULTILINE))
+    pages = [path.relative_to(root / "docs") for path in (root / "docs").rglob("*.md") if path.name != "index.md"]
+    lost = [str(page) for page in pages if not any(page.with_suffix("").match(entry) for entry in entries)]
+    assert not lost, f"in no table of contents: {lost}"
+
+
+def test_local_links_lead_somewhere(root: Path) -> None:
+    broken = []
+    for page in [*root.glob("*.md"), *(root / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+            if "://" not in target and not (page.parent / target).exists():
+                broken.append(f"{page.relative_to(root)} → {target}")
+    assert not broken, broken

@@ -1,0 +1,104 @@
+"""traces ← initializers ← replay ← cli, under the one root `opreplay`, and torch only where ops are run or resolved."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+LAYERS = {"traces": 0, "initializers": 1, "replay": 2, "cli": 3}
+
+TORCH_AT_IMPORT = (
+    "opreplay.initializers",
+    "opreplay.replay.executors.torch_device",
+    "opreplay.replay.outputs",
+    "opreplay.replay.portable",
+    "opreplay.replay.reference",
+    "opreplay.replay.resolve",
+    "opreplay.replay.schema",
+    "opreplay.replay.tensors",
+)
+"""Modules and packages that may import torch when they are imported: they make, run or resolve ops."""
+
+LIGHT = ("opreplay.cli", "opreplay.traces", "opreplay.replay.ascend", "opreplay.replay.report")
+"""Packages that are never imported together with torch or pandas, directly or by way of others."""
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Every imported module with its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"relative import in line {node.lineno}: write the whole name"
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def at_import_time(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Statements that run when the module is imported: not inside functions, nor under TYPE_CHECKING."""
+    pending: list[ast.stmt] = list(tree.body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            pending += node.orelse
+            continue
+        yield node
+        pending += [child for child in ast.walk(node) if isinstance(child, ast.stmt) and child is not node]
+
+
+def within(module: str, packages: tuple[str, ...]) -> bool:
+    return any(module == package or module.startswith(package + ".") for package in packages)
+
+
+def test_no_package_imports_one_to_its_right(sources) -> None:
+    wrong = []
+    for source in sources:
+        own = LAYERS[source.module.split(".")[1]]
+        for name, line in imports(source.tree):
+            parts = name.split(".")
+            if parts[0] == "opreplay" and len(parts) > 1 and LAYERS[parts[1]] > own:
+                wrong.append(f"{source.path}:{line} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_folders_are_never_imported_by_their_bare_names(sources, test_sources) -> None:
+    wrong = [
+        f"{source.path}:{line} imports {name}"
+        for source in (*sources, *test_sources)
+        for name, line in imports(source.tree)
+        if name.split(".")[0] in LAYERS
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(("library", "allowed"), [("torch", TORCH_AT_IMPORT), ("pandas", ())])
+def test_heavy_libraries_are_imported_late(sources, library: str, allowed: tuple[str, ...]) -> None:
+    wrong = [
+        f"{source.path}:{line}: import {library} inside the function that needs it"
+        for source in sources
+        if not within(source.module, allowed)
+        for statement in at_import_time(source.tree)
+        if isinstance(statement, ast.Import | ast.ImportFrom)
+        for name, line in imports(statement)
+        if name.split(".")[0] == library
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_light_packages_bring_in_neither_torch_nor_pandas(sources) -> None:
+    modules = [source.module for source in sources if within(source.module, LIGHT)]
+    modules += ["opreplay.replay.ir", "opreplay.replay.results"]
+    code = (
+        "import importlib, sys\n"
+        f"for name in {modules!r}:\n"
+        "    importlib.import_module(name)\n"
+        "    heavy = sorted({'torch', 'pandas'} & sys.modules.keys())\n"
+        "    assert not heavy, f'{name} imports {heavy}'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,87 @@
+"""Every flag is read by its command, exercised by a test, and part of a reviewed list."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from opreplay.cli.main import COMMANDS, opreplay
+
+SNAPSHOT = Path("tests/golden/cli_flags.txt")
+
+
+def command_named(name: str) -> click.Command:
+    command = opreplay.get_command(click.Context(opreplay), name)
+    assert command is not None
+    return command
+
+
+def flags() -> Iterator[tuple[str, click.Parameter]]:
+    for name in COMMANDS:
+        for parameter in command_named(name).params:
+            yield name, parameter
+
+
+def described(name: str, parameter: click.Parameter) -> str:
+    """One line: command, spellings, and what may be given."""
+    spelling = " ".join(parameter.opts + parameter.secondary_opts)
+    choices = getattr(parameter.type, "choices", ())
+    kind = "|".join(choices) if choices else parameter.type.name
+    repeated = " repeatable" if getattr(parameter, "multiple", False) or parameter.nargs < 0 else ""
+    shape = "flag" if getattr(parameter, "is_flag", False) else kind + repeated
+    return f"{name} {spelling} {shape}"
+
+
+def names_read(name: str) -> set[str]:
+    """Names that the body of a command reads."""
+    callback = inspect.unwrap(command_named(name).callback or (lambda: None))
+    tree = ast.parse(textwrap.dedent(inspect.getsource(callback)))
+    function = tree.body[0]
+    assert isinstance(function, ast.FunctionDef)
+    return {
+        node.id
+        for statement in function.body
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+
+
+def test_every_parameter_is_read_by_its_command() -> None:
+    dead = [f"{name} {p.opts[-1]}" for name, p in flags() if p.expose_value and p.name not in names_read(name)]
+    assert not dead, f"parsed and never read: {dead}"
+
+
+def test_every_option_has_a_help_text() -> None:
+    silent = [f"{name} {p.opts[-1]}" for name, p in flags() if isinstance(p, click.Option) and not p.help]
+    assert not silent, silent
+
+
+def test_the_set_of_flags_is_the_reviewed_one(root: Path) -> None:
+    now = [described(name, parameter) for name, parameter in flags()]
+    before = (root / SNAPSHOT).read_text().splitlines()
+    changed = sorted(set(now) ^ set(before))
+    assert not changed, (
+        f"these flags are new, gone or changed: {changed}. Flags are a promise to users: if the change is meant, "
+        f"say so in CHANGELOG.md and write the new list to {SNAPSHOT}:\n" + "\n".join(now)
+    )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_exercised_by_a_test(name: str, test_sources) -> None:
+    words = {
+        word
+        for source in test_sources
+        if source.path.parent.name != "guards"
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for word in node.value.replace("=", " ").split()
+    }
+    options = [parameter for parameter in command_named(name).params if isinstance(parameter, click.Option)]
+    untested = [option.opts for option in options if not words & set(option.opts)]
+    assert not untested, f"no test gives {name} these: {untested}"

@@ -21,6 +21,7 @@ from opreplay.traces.limits import Limits, too_large
 from opreplay.traces.source import Source
 
 BLOCK_BYTES = 1 << 20
+_BOM = b"\xef\xbb\xbf"
 _NODES = re.compile(rb'"nodes"\s{0,64}:\s{0,64}\[')
 _FIRST_KEY = re.compile(rb'\s*\{\s*"(\w{1,64})"\s*:')
 _SECOND_KEY = re.compile(rb'\s*(?:"(?:[^"\\]|\\.){0,4096}"|[^",{}\[\]]{1,40})\s*,\s*"(\w{1,64})"\s*:')
@@ -98,7 +99,7 @@ class NodeStream:
 
     def _head(self, limits: Limits) -> bytes:
         """Read up to the array of nodes; the bytes after its "["."""
-        text, searched, tries = self.prefix, 0, 0
+        text, searched, tries = self.prefix.removeprefix(_BOM), 0, 0
         while tries < _MOST_JOINED:
             for match in _NODES.finditer(text, searched):
                 before = text[: match.start()]
@@ -111,7 +112,7 @@ class NodeStream:
             block = self._read()
             if not block:
                 break
-            text += block
+            text = (text + block).removeprefix(_BOM)
             if len(text) > limits.metadata_bytes:
                 raise too_large("metadata_bytes", limits.metadata_bytes, len(text), "bytes before the nodes")
         if _header(text) is None:
@@ -144,6 +145,7 @@ class NodeStream:
                 nodes.append(node)
             elif last and at + used == len(starts):
                 self.losses["truncated file"] += 1
+                nodes += _whole_before_cut(body[starts[at] :])
             elif body[starts[at] : stops[at]].strip():
                 self.losses["broken node"] += 1
             at += used
@@ -187,6 +189,16 @@ def _one(piece: bytes) -> Node | None:
         return _DECODE_ONE.decode(piece)
     except _UNDECODABLE:
         return None
+
+
+def _whole_before_cut(piece: bytes) -> list[Node]:
+    """The node before one of which too little is left to tell it by its first key."""
+    try:
+        end = json.JSONDecoder(strict=False).raw_decode(piece.decode("latin-1"))[1]
+    except (ValueError, RecursionError):
+        return []
+    node = _one(piece[:end])
+    return [] if node is None else [node]
 
 
 def _header(text: bytes) -> dict[str, Any] | None:

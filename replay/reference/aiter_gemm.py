@@ -59,16 +59,16 @@ def gemm_a8w8(
     return scaled_linear(XQ, WQ, x_scale, w_scale, bias, dtype)
 
 
-@reference(f"aiter::gemm_a8w8_ck({_SCALED}, Tensor! Out, Tensor? bias=None, SymInt splitK=0) -> ()", since="2025-10-29")
+@reference(f"aiter::gemm_a8w8_ck({_SCALED}, Tensor(a!) Out, Tensor? bias=None, SymInt splitK=0) -> Tensor(a!)", since="2025-10-29")
 @reference(
-    f'aiter::gemm_a8w8_blockscale_ck({_SCALED}, Tensor! Out, SymInt splitK=0, str kernelName="") -> ()',
+    f'aiter::gemm_a8w8_blockscale_ck({_SCALED}, Tensor(a!) Out, SymInt splitK=0, str kernelName="") -> Tensor(a!)',
     since="2025-10-29",
 )
 def gemm_a8w8_out(
     XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, Out: Tensor, bias: Tensor | None = None
-) -> None:
+) -> Tensor:
     """As gemm_a8w8, written to Out."""
-    Out.copy_(scaled_linear(XQ, WQ, x_scale, w_scale, bias, Out.dtype))
+    return Out.copy_(scaled_linear(XQ, WQ, x_scale, w_scale, bias, Out.dtype))
 
 
 def dequantized(x: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:

@@ -44,7 +44,6 @@ _ADD = "Tensor! out, Tensor input, Tensor residual_in, Tensor! residual_out, Ten
 @reference(f"aiter::rmsnorm2d_fwd_with_add({_ADD}, bool gemma_norm=False, {_SENSITIVE}) -> ()", since="2026-07-07")
 @reference(f"aiter::rmsnorm2d_fwd_with_add({_ADD}, {_SENSITIVE}) -> ()", since="2025-10-29")
 @reference(f"aiter::rmsnorm2d_fwd_with_add_ck({_ADD}, {_SENSITIVE}) -> ()", since="2026-01-27")
-@reference(f"aiter::fused_add_rms_norm_cu({_ADD}) -> ()", since="2025-10-29")
 def add_rms_norm(
     out: Tensor,
     input: Tensor,

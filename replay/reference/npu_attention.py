@@ -11,66 +11,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opreplay.replay.reference.attention import Rules, attend, gather_blocks
+from opreplay.replay.reference.npu_layouts import (
+    Lengths,
+    extent,
+    from_sequences,
+    out_layout,
+    paged_sequences,
+    relayout,
+    to_sequences,
+)
 from opreplay.replay.reference.registry import reference
 
 _LARGE = 1 << 30
-_Lengths = list[int] | None
 
 
 def _refuse(**arguments: object) -> None:
     for name, value in arguments.items():
         if value is not None and value is not False:
             raise ValueError(f"{name} is not implemented in the reference of npu attention")
-
-
-def to_sequences(x: Tensor, layout: str, heads: int, lengths: _Lengths) -> list[Tensor]:
-    """Each sequence as [S, heads, D]; lengths are cumulative ends for TND, numbers of valid tokens otherwise."""
-    if layout in ("TND", "NTD"):
-        packed = x.transpose(0, 1) if layout == "NTD" else x
-        ends = lengths or [packed.shape[0]]
-        return [packed[start:stop] for start, stop in zip([0, *ends], ends, strict=False)]
-    if layout == "SBH":
-        x = x.transpose(0, 1)
-    rows = x.transpose(1, 2) if layout == "BNSD" else x
-    if rows.dim() == 3:
-        rows = rows.unflatten(-1, (heads, -1))
-    used = lengths or [rows.shape[1]] * rows.shape[0]
-    if len(used) == 1:
-        used = used * rows.shape[0]
-    return [rows[i, : used[i]] for i in range(rows.shape[0])]
-
-
-def from_sequences(parts: list[Tensor], like: Tensor, layout: str, width: int) -> Tensor:
-    """Sequences [S, heads, Dv] in `layout`, with zeros behind the valid tokens; `like` is the query."""
-    heads = parts[0].shape[1] if parts else 1
-    if layout in ("TND", "NTD"):
-        tokens = like.shape[0] if layout == "TND" else like.shape[1]
-        out = like.new_zeros((tokens, heads, width))
-        start = 0
-        for part in parts:
-            out[start : start + part.shape[0]] = part
-            start += part.shape[0]
-        return out.transpose(0, 1).contiguous() if layout == "NTD" else out
-    longest = {"BNSD": 2, "SBH": 0}.get(layout, 1)
-    out = like.new_zeros((len(parts), like.shape[longest], heads, width))
-    for i, part in enumerate(parts):
-        out[i, : part.shape[0]] = part
-    if layout == "BNSD":
-        return out.transpose(1, 2).contiguous()
-    if layout == "SBH":
-        return out.flatten(2).transpose(0, 1).contiguous()
-    return out.flatten(2) if layout == "BSH" else out
-
-
-def paged_sequences(pages: Tensor, block_table: Tensor, lengths: list[int], heads: int) -> list[Tensor]:
-    """Sequences [S, heads, D] from pages [blocks, page, heads · D] or [blocks, heads, page, D]."""
-    page = pages.shape[1] if pages.dim() == 3 else pages.shape[2]
-    found = []
-    for i, length in enumerate(lengths):
-        blocks = gather_blocks(pages, block_table[i], length, page)
-        rows = blocks.unflatten(-1, (heads, -1)) if pages.dim() == 3 else blocks.transpose(1, 2)
-        found.append(rows.flatten(0, 1)[:length])
-    return found
 
 
 def attend_sequences(
@@ -121,14 +79,9 @@ def _masked(
     return out, torch.logsumexp(scores, -1)
 
 
-def _out_layout(layout: str) -> tuple[str, str]:
-    given, _, wanted = layout.partition("_")
-    return given, wanted or given
-
-
 def _infer_shape(query: Tensor, value: Tensor, layout: str, heads: int, kv_heads: int, paged: bool) -> tuple[int, ...]:
-    given, wanted = _out_layout(layout)
-    batch, length, width = _extent(query, given, heads)
+    given, wanted = out_layout(layout)
+    batch, length, width = extent(query, given, heads)
     if paged:
         width_v = value.shape[-1] // kv_heads if value.dim() == 3 else value.shape[-1]
     else:
@@ -144,21 +97,10 @@ def _infer_shape(query: Tensor, value: Tensor, layout: str, heads: int, kv_heads
     }[wanted]
 
 
-def _extent(query: Tensor, layout: str, heads: int) -> tuple[int, int, int]:
-    """(batch, query length, head size)."""
-    if layout == "TND":
-        return 1, query.shape[0], query.shape[2]
-    if layout == "NTD":
-        return 1, query.shape[1], query.shape[2]
-    if layout == "BNSD":
-        return query.shape[0], query.shape[2], query.shape[3]
-    return query.shape[0], query.shape[1], query.shape[-1] // heads if query.dim() == 3 else query.shape[3]
-
-
 def _lse_shape(query: Tensor, layout: str, heads: int, flag: bool) -> tuple[int, ...]:
     if not flag:
         return (1,)
-    batch, length, _ = _extent(query, _out_layout(layout)[0], heads)
+    batch, length, _ = extent(query, out_layout(layout)[0], heads)
     return (length, heads, 1) if layout.startswith(("TND", "NTD")) else (batch, heads, length, 1)
 
 
@@ -215,8 +157,8 @@ def npu_fused_infer_attention_score(
     value: Tensor,
     pse_shift: Tensor | None,
     atten_mask: Tensor | None,
-    actual_seq_lengths: _Lengths,
-    actual_seq_lengths_kv: _Lengths,
+    actual_seq_lengths: Lengths,
+    actual_seq_lengths_kv: Lengths,
     antiquant_scale: Tensor | None,
     block_table: Tensor | None,
     num_heads: int,
@@ -243,7 +185,7 @@ def npu_fused_infer_attention_score(
         key_shared_prefix=key_shared_prefix,
     )
     layout = input_layout or "BSH"
-    given, wanted = _out_layout(layout)
+    given, wanted = out_layout(layout)
     kv_heads = num_key_value_heads or num_heads
     queries = to_sequences(query, given, num_heads, actual_seq_lengths)
     keys = _keys(key, given, kv_heads, block_table, actual_seq_lengths_kv)
@@ -268,26 +210,16 @@ def npu_fused_infer_attention_score(
     width = values[0].shape[-1] if values else query.shape[-1]
     result = from_sequences(outs, query, given, width)
     if wanted != given:
-        result = _relayout(result, given, wanted, num_heads)
+        result = relayout(result, given, wanted, num_heads)
     return result, _lse(sums, query, layout, num_heads, softmax_lse_flag)
 
 
-def _keys(x: Tensor, layout: str, heads: int, block_table: Tensor | None, lengths: _Lengths) -> list[Tensor]:
+def _keys(x: Tensor, layout: str, heads: int, block_table: Tensor | None, lengths: Lengths) -> list[Tensor]:
     if block_table is None:
         return to_sequences(x, layout, heads, lengths)
     if lengths is None:
         raise ValueError("actual_seq_lengths_kv is needed for paged keys")
     return paged_sequences(x, block_table, lengths, heads)
-
-
-def _relayout(x: Tensor, given: str, wanted: str, heads: int) -> Tensor:
-    if (given, wanted) == ("BSH", "NBSD"):
-        return x.unflatten(-1, (heads, -1)).permute(2, 0, 1, 3).contiguous()
-    orders = {("BNSD", "BSND"): (0, 2, 1, 3), ("BNSD", "NBSD"): (1, 0, 2, 3), ("BSND", "NBSD"): (2, 0, 1, 3)}
-    orders |= {("BSND", "BNSD"): (0, 2, 1, 3), ("TND", "NTD"): (1, 0, 2), ("NTD", "TND"): (1, 0, 2)}
-    if (given, wanted) not in orders:
-        raise ValueError(f"layout {given}_{wanted} is not implemented")
-    return x.permute(orders[given, wanted]).contiguous()
 
 
 def _lse(sums: list[Tensor | None], query: Tensor, layout: str, heads: int, flag: bool) -> Tensor:
@@ -322,14 +254,14 @@ def npu_prompt_flash_attention(
     value: Tensor,
     atten_mask: Tensor | None,
     pse_shift: Tensor | None,
-    actual_seq_lengths: _Lengths,
+    actual_seq_lengths: Lengths,
     num_heads: int,
     scale_value: float,
     pre_tokens: int,
     next_tokens: int,
     input_layout: str,
     num_key_value_heads: int,
-    actual_seq_lengths_kv: _Lengths,
+    actual_seq_lengths_kv: Lengths,
     sparse_mode: int,
 ) -> Tensor:
     """The prefill half of npu_fused_infer_attention_score."""
@@ -373,7 +305,7 @@ def npu_incre_flash_attention(
     value: Tensor,
     atten_mask: Tensor | None,
     pse_shift: Tensor | None,
-    actual_seq_lengths: _Lengths,
+    actual_seq_lengths: Lengths,
     antiquant_scale: Tensor | None,
     block_table: Tensor | None,
     num_heads: int,
@@ -472,8 +404,8 @@ def npu_fusion_attention(
     keep_prob: float,
     pre_tockens: int,
     next_tockens: int,
-    actual_seq_qlen: _Lengths,
-    actual_seq_kvlen: _Lengths,
+    actual_seq_qlen: Lengths,
+    actual_seq_kvlen: Lengths,
     sparse_mode: int,
     sink: Tensor | None = None,
 ) -> _Fusion:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -255,7 +256,7 @@ def _ends(group_list: Tensor | list[int] | None, kind: int, groups: int, rows: i
         if groups > 1:
             raise ValueError("group_list is needed to split rows among several weights")
         return [rows]
-    values = group_list.tolist() if isinstance(group_list, Tensor) else list(group_list)
+    values: list[Any] = group_list.tolist() if isinstance(group_list, Tensor) else list(group_list)
     if kind == 2:
         numbers = [0] * groups
         for index, count in values:

@@ -51,14 +51,14 @@ _ADD = "(Tensor! input, Tensor! residual, Tensor weight, float eps"
 
 
 @reference(f"sgl_kernel::rmsnorm{_NORM}, bool enable_pdl) -> ()", since="2025-04-17")
-@reference(f"sgl_kernel::rmsnorm{_NORM}) -> ()", since="2025-04-01")
+@reference(f"sgl_kernel::rmsnorm{_NORM}, int cuda_stream) -> ()", since="2025-03-08")
 def rmsnorm(output: Tensor, input: Tensor, weight: Tensor, eps: float) -> None:
     """output = rms_norm(input) · weight."""
     output.copy_(rms_norm(input, weight, eps))
 
 
 @reference(f"sgl_kernel::gemma_rmsnorm{_NORM}, bool enable_pdl) -> ()", since="2025-04-17")
-@reference(f"sgl_kernel::gemma_rmsnorm{_NORM}) -> ()", since="2025-04-01")
+@reference(f"sgl_kernel::gemma_rmsnorm{_NORM}, int cuda_stream) -> ()", since="2025-03-08")
 def gemma_rmsnorm(output: Tensor, input: Tensor, weight: Tensor, eps: float) -> None:
     """output = rms_norm(input) · (1 + weight)."""
     output.copy_(rms_norm(input, weight, eps, gemma=True))

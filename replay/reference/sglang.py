@@ -293,6 +293,5 @@ def profiler_compute_position(extend_prefix_lens: Tensor, extend_seq_lens: Tenso
     """Positions prefix .. prefix + new − 1 of each sequence, one after the other; the result is dropped."""
     lengths = extend_seq_lens.to(torch.int64).clamp(min=0)
     start = lengths.cumsum(0) - lengths
-    torch.arange(int(lengths.sum()), device=lengths.device) + torch.repeat_interleave(
-        extend_prefix_lens.to(torch.int64) - start, lengths
-    )
+    shift = torch.repeat_interleave(extend_prefix_lens.to(torch.int64) - start, lengths)
+    torch.arange(int(lengths.sum()), device=lengths.device).add_(shift)

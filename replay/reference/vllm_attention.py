@@ -86,7 +86,7 @@ def paged_attention(
 
 
 _ROCM = (
-    "_rocm_C::paged_attention(Tensor! out, Tensor! exp_sums, Tensor! max_logits, Tensor! tmp_out, Tensor query, "
+    "_rocm_C::paged_attention(Tensor! out, Tensor exp_sums, Tensor max_logits, Tensor tmp_out, Tensor query, "
     "Tensor key_cache, Tensor value_cache, int num_kv_heads, float scale, Tensor block_tables, "
 )
 _ROCM_TAIL = "int block_size, int {0}, Tensor? alibi_slopes, str kv_cache_dtype, "

@@ -43,7 +43,7 @@ def topk_softmax(
     """Softmax over E experts, the k best of each token; token_expert_indices = slot · T + token."""
     scores = torch.softmax(gating_output.float(), dim=-1)
     write_choice(scores, topk_weights, topk_indices, renormalize=renormalize, bias=bias)
-    token_expert_indices.copy_(slot_major(*token_expert_indices.shape, gating_output.device))
+    token_expert_indices.copy_(slot_major(gating_output.shape[0], topk_weights.shape[-1], gating_output.device))
 
 
 @reference(
@@ -68,7 +68,7 @@ def topk_sigmoid(
     """As topk_softmax, each expert's sigmoid as its score."""
     scores = torch.sigmoid(gating_output.float())
     write_choice(scores, topk_weights, topk_indices, renormalize=renormalize, bias=bias, scaling=routed_scaling_factor)
-    token_expert_indices.copy_(slot_major(*token_expert_indices.shape, gating_output.device))
+    token_expert_indices.copy_(slot_major(gating_output.shape[0], topk_weights.shape[-1], gating_output.device))
 
 
 def _fake_grouped(scores: Tensor, topk: int) -> tuple[Tensor, Tensor]:

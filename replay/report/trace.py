@@ -50,17 +50,33 @@ def _facts(summary: TraceSummary) -> Table:
     add("read", f"{readable(summary.bytes_read)}, {plural(summary.events, 'event')}, {summary.dialect}")
     add("recorded by", _recorded_by(summary))
     add("on", _device(summary))
-    add("ops", f"{summary.cpu_ops:,}, {summary.cpu_ops_with_shapes:,} of them with shapes; "
-               f"{summary.unique_ops:,} unique, {summary.owner_ops:,} own device time")  # fmt: skip
-    add("metadata", f"{summary.metadata_level}: {MEANING[summary.metadata_level]}",
-        "yellow" if summary.metadata_level == "none" else "")  # fmt: skip
+    add("ops", _ops(summary))
+    add("metadata", _metadata(summary), "yellow" if summary.metadata_level == "none" else "")
     add("device", _device_work(summary))
     add("links", _links(summary))
-    add("span", f"{time_text(summary.span_us)} on {plural(summary.threads, 'thread')}")
+    add("span", _span(summary))
     add("iterations", f"{summary.iterations:,}" if summary.iterations else "")
     add("lost", _counts(summary.losses), "yellow")
     add("repaired", _counts(summary.repairs), "yellow")
     return grid
+
+
+def _ops(summary: TraceSummary) -> str:
+    if not summary.cpu_ops:
+        return "none recorded, so there is nothing to replay"
+    return (
+        f"{summary.cpu_ops:,}, {summary.cpu_ops_with_shapes:,} of them with shapes; "
+        f"{summary.unique_ops:,} unique, {summary.owner_ops:,} own device time"
+    )
+
+
+def _metadata(summary: TraceSummary) -> str:
+    return f"{summary.metadata_level}: {MEANING[summary.metadata_level]}" if summary.cpu_ops else ""
+
+
+def _span(summary: TraceSummary) -> str:
+    threads = f" on {plural(summary.threads, 'thread')}" if summary.threads else ""
+    return f"{time_text(summary.span_us)}{threads}" if summary.span_us else ""
 
 
 def _recorded_by(summary: TraceSummary) -> str:

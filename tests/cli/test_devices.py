@@ -1,0 +1,61 @@
+"""`opreplay devices`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from opreplay.cli.main import opreplay
+from opreplay.replay.ascend import list_devices, load_device
+
+
+def run(*args: str) -> str:
+    result = CliRunner().invoke(opreplay, ["devices", *args], env={"COLUMNS": "80"})
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+def test_every_device_is_listed() -> None:
+    listed = [line.split()[0] for line in run().splitlines()[2:] if line.strip()]
+    assert listed[: len(list_devices())] == list_devices()
+    assert [device["name"] for device in json.loads(run("--format", "json"))] == list_devices()
+
+
+def test_one_device_has_sources_for_all_numbers() -> None:
+    text = run("--show", "Ascend910B3")
+    device = load_device("910b3")
+    for name, quantity in device.datasheet.items():
+        assert name in text
+        assert quantity.source[:30] in text
+    assert "launch_full_us" in text
+    facts = json.loads(run("--show", "910b3", "--format", "json"))
+    assert facts["datasheet"]["aic_cores"]["unit"] == "core"
+    assert set(facts["rates"]) == set(type(device.rates).__struct_fields__)
+
+
+def test_the_file_of_a_device_is_a_start_for_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(run("--show", "910b3", "--format", "toml"), encoding="utf-8")
+    assert load_device(path).aic_cores == load_device("910b3").aic_cores
+    assert run("--show", str(path), "--format", "toml") == path.read_text(encoding="utf-8")
+    assert "aic_cores" in run("--show", str(path))
+
+
+@pytest.mark.parametrize("args", [["--show", "h100"], ["--format", "toml"], ["--show", "/nowhere.toml"]])
+def test_unknown_devices_are_usage_errors(args: list[str]) -> None:
+    result = CliRunner().invoke(opreplay, ["devices", *args])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("opreplay: ")
+
+
+def test_listing_devices_needs_no_torch() -> None:
+    code = (
+        "import sys; from opreplay.cli.main import opreplay; opreplay(['devices'], standalone_mode=False); "
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

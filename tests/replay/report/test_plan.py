@@ -1,0 +1,127 @@
+"""The views of `plan` and `plan --explain`."""
+
+from __future__ import annotations
+
+import io
+import json
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from opreplay.replay.ascend import explain_op, load_device, simulate_op
+from opreplay.replay.ir import Assumption, Reason, Recorded, RecordedKernel, ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.report import explain
+from opreplay.replay.report import plan as view
+from opreplay.traces.model import TensorMeta
+
+DEVICE = load_device("910b3")
+
+
+def tensor(name: str, *shape: int, **more: object) -> ReplayArg:
+    return ReplayArg(name=name, type="Tensor", tensors=(TensorMeta(shape=shape, dtype="float16", **more),))  # type: ignore[arg-type]
+
+
+MM = ReplayOp(
+    id="aaaaaaaaaaaa", name="aten::addmm", count=3,
+    recorded=Recorded(host_us_total=90.0, host_us_median=30.0, device_us_total=60.0, device_us_median=20.0,
+                      kernels=(RecordedKernel(name="gemm\x1b", count=3, total_us=60.0),)),
+    resolved_by="equivalent", via="aten::mm", overload="", schema="aten::addmm(Tensor self, ...) -> Tensor",
+    args=(tensor("self", 512), tensor("mat1", 256, 512, strides=(1, 256)), tensor("mat2", 512, 512),
+          ReplayArg(name="beta", type="Scalar", value=1, keyword_only=True)),
+    outputs=(TensorMeta(shape=(256, 512), dtype="float16"),),
+    assumptions=(Assumption(argument="mat2", what="contiguous strides"),
+                 Assumption(argument="alpha", what="default 1")),
+)  # fmt: skip
+LABEL = ReplayOp(
+    id="bbbbbbbbbbbb", name="record_param_comms", count=1,
+    recorded=Recorded(host_us_total=10.0, host_us_median=10.0, device_us_total=40.0, device_us_median=40.0),
+    reason=Reason("collective", "all_reduce"),
+)  # fmt: skip
+VIEW = ReplayOp(
+    id="cccccccccccc", name="aten::view", count=1, recorded=Recorded(host_us_total=1.0, host_us_median=1.0),
+    resolved_by="jit", args=(tensor("self", 4, 4),),
+)  # fmt: skip
+PLAN = ReplayPlan(source="t.json", device_us_total=100.0, host_us_total=101.0, ops=(MM, LABEL, VIEW))
+
+
+def results(limit: int | None = None) -> list:
+    return view.planned_results(PLAN, lambda op: {"910b3": simulate_op(op, DEVICE)}, max_op_bytes=limit)
+
+
+def shown(renderable: object, width: int) -> str:
+    stream = io.StringIO()
+    Console(file=stream, width=width, markup=False, emoji=False, highlight=False).print(renderable)
+    return stream.getvalue()
+
+
+def test_what_would_run_and_what_not() -> None:
+    assert [(r.status, r.reason) for r in results()] == [
+        ("replayed", None), ("skipped", "collective: all_reduce"), ("replayed", None),
+    ]  # fmt: skip
+    summary = view.planned_summary(PLAN, results())
+    assert (summary.ops, summary.replayed, summary.skipped, summary.covered_share) == (3, 2, 1, pytest.approx(0.6))
+
+
+def test_the_memory_budget_counts() -> None:
+    first = results(1000)[0]
+    assert first.status == "skipped"
+    assert first.reason is not None
+    assert first.reason.startswith("budget: needs ")
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_the_table_fits(width: int) -> None:
+    text = shown(view.render(PLAN, results(), width=width), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "aten::addmm" in text
+    assert "assumptions: 2 on 1 op" in text
+
+
+def test_wide_tables_tell_how_and_how_much() -> None:
+    text = shown(view.render(PLAN, results(), width=160), 160)
+    assert "equivalent" in text
+    assert "1.0 MB" in text
+
+
+def test_json_holds_the_same() -> None:
+    facts = json.loads(msgspec.json.encode(view.facts(PLAN, results(), view.planned_summary(PLAN, results()))))
+    assert facts["replayable"] == 2
+    assert facts["reasons"] == {"collective": 1}
+    first = facts["unique_ops"][0]
+    assert first["bytes"] == 2 * (512 + 256 * 512 + 512 * 512 + 256 * 512)
+    assert first["recorded_device_us"] == 20.0
+    assert first["simulated_us"]["910b3"] > 0
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_an_explanation_has_arguments_resolution_and_kernels(width: int) -> None:
+    explanations = {"910b3": explain_op(MM, DEVICE)}
+    text = shown(explain.render(MM, results()[0], explanations), width)
+    assert max(map(len, text.splitlines())) <= width
+    for part in ("mat1", "float16[256,512] strides [1,256]", "contiguous strides", "default 1",
+                 "portable equivalent: aten::mm", "gemm\\x1b", "bound by", "910b3", "launch"):  # fmt: skip
+        assert part in text, part
+
+
+def test_explanations_of_views_and_labels() -> None:
+    text = shown(explain.render(VIEW, results()[2], {"910b3": explain_op(VIEW, DEVICE)}), 80)
+    assert "no kernel: a view costs nothing" in text
+    text = shown(explain.render(LABEL, results()[1], {"910b3": explain_op(LABEL, DEVICE)}), 80)
+    assert "collective: all_reduce" in text
+
+
+def test_explanations_as_json() -> None:
+    facts = json.loads(msgspec.json.encode(explain.facts(MM, results()[0], {"910b3": explain_op(MM, DEVICE)})))
+    assert facts["op"]["name"] == "aten::addmm"
+    assert facts["simulated"]["910b3"]["kernels"][0]["prediction"]["terms_us"]
+
+
+def test_reports_of_a_plan_say_would(made: SimpleNamespace) -> None:
+    from opreplay.replay.report.facts import coverage_line
+
+    summary = view.planned_summary(PLAN, results())
+    assert coverage_line(None, results(), summary, verb="would replay") == (
+        "would replay 2 of 3 ops = 60.0 % of device time; 1 skipped: 1 collective"
+    )

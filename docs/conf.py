@@ -1,0 +1,16 @@
+"""Sphinx configuration; the pages are Markdown, the command-line reference comes from the commands themselves."""
+
+from importlib.metadata import version as installed_version
+
+project = "opreplay"
+author = "The opreplay developers"
+version = release = installed_version("opreplay")
+
+extensions = ["myst_parser", "sphinx_click"]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["_build"]
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 3
+
+html_theme = "furo"
+html_title = f"opreplay {version}"

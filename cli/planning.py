@@ -72,10 +72,11 @@ def load_socs(names: Sequence[str]) -> dict[str, DeviceProfile]:
 
 
 def simulate_on(op: ReplayOp, devices: dict[str, DeviceProfile]) -> dict[str, Simulated]:
-    """Predictions for one op on every device."""
+    """Predictions for one op on every device; none for a label or an op without arguments, which is not for free."""
     from opreplay.replay.ascend import simulate_op
 
-    return {name: simulate_op(op, device) for name, device in devices.items()}
+    made = {name: simulate_op(op, device) for name, device in devices.items()}
+    return {} if op.reason is not None and not any(one.kernels for one in made.values()) else made
 
 
 def make_plan(trace: Trace, selection: Selection, *, device: str) -> ReplayPlan:

@@ -1,0 +1,195 @@
+"""The installed command from the outside: exit codes, streams, files, pipes, signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+
+from opreplay.replay.results import read_results
+from opreplay.traces.samples import sample_path
+
+SCRIPT = Path(sys.executable).parent / "opreplay"
+SAMPLE = sample_path("transformer_infer")
+QUICK = ["--op-time", "10ms", "--max-op-memory", "1GB"]
+
+pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="opreplay is not installed beside this Python")
+
+
+def opreplay(*args: object, stdin: bytes | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [SCRIPT, *map(str, args)], input=stdin, capture_output=True, timeout=120,
+        env={**os.environ, "COLUMNS": "80", **env},
+    )  # fmt: skip
+    text = done.stdout.decode(), done.stderr.decode()
+    assert "Traceback" not in text[1], text[1]
+    return subprocess.CompletedProcess(done.args, done.returncode, *text)
+
+
+def test_inspect_prints_the_promised_fields_without_torch_or_pandas() -> None:
+    code = (
+        "import sys\n"
+        "from opreplay.cli.main import opreplay\n"
+        f"opreplay(['inspect', {str(SAMPLE)!r}, '--format', 'json'], standalone_mode=False)\n"
+        "assert not {'torch', 'pandas'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    promised = {"events", "cpu_ops", "kernels", "unique_ops", "owner_ops", "device_time_us", "bytes_read"}
+    assert promised <= set(facts)
+    assert facts["cpu_ops"] > facts["unique_ops"] > 0
+
+
+def test_a_run_reports_coverage_first_and_writes_every_format(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("r.jsonl", "r.csv", "r.md")]
+    done = opreplay("run", SAMPLE, "--top", 3, *QUICK, "--soc", "910b3", "--soc", "910b2", "--threads", 1, "--seed", 7,
+                    *(part for file in files for part in ("--output", file)))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("replayed 3 of 3 ops = ")
+    assert max(map(len, lines[1:])) <= 80
+    assert "3/3 ops in" in done.stderr
+    header, results, summary = read_results(files[0])
+    assert header.options["seed"] == 7
+    assert header.options["threads"] == 1
+    assert header.options["max_op_bytes"] == 10**9
+    assert header.trace["source"] == SAMPLE.name
+    assert str(SAMPLE.parent) not in files[0].read_text()
+    assert summary is not None
+    assert (summary.ops, summary.replayed, len(results)) == (3, 3, 3)
+    for result in results:
+        assert result.measured_us
+        assert list(result.simulated_us) == ["910b3", "910b2"]
+    assert len(files[1].read_text().splitlines()) == 4
+    assert files[2].read_text().splitlines()[0] == lines[0]
+    again = opreplay("run", SAMPLE, "--output", files[0])
+    assert again.returncode == 2
+    assert "--force" in again.stderr
+
+
+def test_stdin_and_stdout_make_a_pipe() -> None:
+    done = opreplay("run", "-", "--op-filter", "aten::add*", "--exclude", "aten::addmm", "--top", 2, *QUICK, "-o", "-",
+                    stdin=SAMPLE.read_bytes())  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [records[0]["record"], records[-1]["record"]] == ["header", "summary"]
+    assert {r["name"] for r in records[1:-1]} <= {"aten::add", "aten::add_"}
+    assert "replayed " in done.stderr
+
+
+def test_more_failures_than_allowed_exit_with_1() -> None:
+    done = opreplay("run", SAMPLE, "--top", 2, "--op-time", "10ms", "--max-op-memory", "1B", "--max-failed", 1)
+    assert done.returncode == 1
+    assert "2 skipped: 2 budget" in done.stdout
+    assert "--max-failed allows 1" in done.stderr
+
+
+def test_a_spent_time_budget_skips_the_rest() -> None:
+    done = opreplay("run", SAMPLE, "--top", 3, "--op-time", "10ms", "--total-time", "1us")
+    assert done.returncode == 0
+    assert done.stdout.startswith("replayed 0 of 3 ops")
+    assert "3 budget" in done.stdout
+
+
+def test_a_dry_run_measures_nothing_and_writes_nothing(tmp_path: Path) -> None:
+    done = opreplay("run", SAMPLE, "--dry-run", "--min-share", "1%", "--output", tmp_path / "r.csv")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("would replay ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_device_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
+    done = opreplay("run", SAMPLE, "--device", "cuda:97", "--top", 1, "--output", tmp_path / "r.jsonl")
+    assert done.returncode == 4
+    assert done.stdout == ""
+    assert "hint: " in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["inspect", "plan", "run"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\x89PNG\r\n\x1a\n\0\0", b"[1, 2, 3]", b'{"a": 1}', b"\x1f\x8b\x08broken", b'{"traceEvents": 7}']
+)
+def test_what_is_no_trace_is_refused(command: str, content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+    done = opreplay(command, path)
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert done.stderr.startswith("opreplay: ")
+
+
+def test_usage_errors_exit_with_2(tmp_path: Path) -> None:
+    for args in (
+        ["run", SAMPLE, "--soc", "h100"],
+        ["run", SAMPLE, "--soc", "910b3", "--soc", "Ascend910B3"],
+        ["run", SAMPLE, "-o", tmp_path / "r.xlsx"],
+        ["inspect", SAMPLE, "--limit", "colour=3"],
+        ["inspect", str(SAMPLE.parent / "*.json.gz")],
+    ):
+        done = opreplay(*args)
+        assert done.returncode == 2, (args, done.stderr)
+
+
+def test_a_limit_is_enforced_and_named() -> None:
+    done = opreplay("inspect", SAMPLE, "--limit", "events=10")
+    assert done.returncode == 3
+    assert "--limit events=N" in done.stderr
+
+
+def test_plans_are_saved_and_explained(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    done = opreplay("plan", SAMPLE, "--select", "leaf", "--output", path, "--explain", "aten::*mm", COLUMNS="120")
+    assert done.returncode == 0, done.stderr
+    assert "Arguments" in done.stdout
+    assert "910b3" in done.stdout
+    plan = json.loads(path.read_text())
+    assert plan["schema_version"] >= 1
+    assert plan["selection"] == "leaf"
+    assert opreplay("plan", SAMPLE, "--explain", "aten::no_such_op").returncode == 2
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    with subprocess.Popen(
+        [SCRIPT, "inspect", SAMPLE, "--format", "json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+def test_no_color_and_dumb_terminals_get_no_escapes() -> None:
+    for env in ({"NO_COLOR": "1"}, {"TERM": "dumb"}, {"PYTHONIOENCODING": "ascii"}):
+        done = opreplay("inspect", SAMPLE, **env)
+        assert done.returncode == 0
+        assert "\x1b" not in done.stdout
+
+
+def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    with subprocess.Popen(
+        [SCRIPT, "run", SAMPLE, "--op-time", "2s", "--output", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        deadline = monotonic() + 60
+        while monotonic() < deadline and not (path.exists() and path.read_bytes().count(b"\n") >= 2):
+            sleep(0.05)
+        # As a terminal does it: the whole process group.
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert "interrupted" in out.splitlines()[0]
+    _, results, summary = read_results(path)
+    assert summary is not None
+    assert summary.interrupted
+    assert len(results) >= 1

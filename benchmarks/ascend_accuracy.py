@@ -26,7 +26,7 @@ from opreplay.replay.ascend.predict import predict_kernel
 from opreplay.replay.ascend.profile import DeviceProfile
 
 ROOT = Path(__file__).parents[1]
-MATMUL = ("MatMul", "BatchMatMul", "QuantMatMul", "GroupedMatMul")
+MATMUL = ("MatMul", "MatMulFloat32", "BatchMatMul", "QuantMatMul", "GroupedMatMul")
 
 
 def read_groups(folder: Path) -> list[Group]:

@@ -36,7 +36,18 @@ DATASHEET: dict[str, str] = {
 }  # fmt: skip
 """Datasheet entries that a device must have, and the unit each is given in."""
 
-NUMBERS = ("cycles", "half_ratio", "wide_ratio", "row_cycles", "fixed_us", "launch_factor", "scale", "band")
+NUMBERS = (
+    "cycles",
+    "half_ratio",
+    "wide_ratio",
+    "row_cycles",
+    "fixed_us",
+    "launch_factor",
+    "memory_factor",
+    "row_block",
+    "scale",
+    "band",
+)
 """Numbers of a family, all in the units that the model file declares."""
 
 
@@ -53,6 +64,8 @@ class FamilyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     row_cycles: float | None = None
     fixed_us: float | None = None
     launch_factor: float | None = None
+    memory_factor: float | None = None
+    row_block: float | None = None
     scale: float | None = None
     band: float | None = None
     hf32: bool | None = None

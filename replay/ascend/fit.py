@@ -29,7 +29,7 @@ NOISE = 0.08
 RATE_WIDTHS: dict[str, float] = {
     "launch_one_us": 0.2, "launch_full_us": 0.4, "launch_exponent": 0.3, "cube_launch_us": 0.4, "mix_launch_us": 0.3,
     "hbm_efficiency": 0.1, "hbm_cube_efficiency": 0.15, "core_hbm_bytes_per_cycle": 0.3, "l2_bytes_per_cycle": 0.4,
-    "resident_share": 0.15, "resident_reach": 0.5, "resident_sharpness": 0.3, "sequence_reach": 0.4,
+    "vector_overlap": 0.25, "resident_share": 0.15, "resident_reach": 0.5, "resident_sharpness": 0.3, "sequence_reach": 0.4,
     "sequence_sharpness": 0.4,
     "mac_efficiency": 0.05,
     "l1_fill_bytes_per_cycle": 0.25, "l1_fill_hbm_bytes_per_cycle": 0.25, "l1_narrow_exponent": 0.4, "overlap_p": 0.4,
@@ -45,8 +45,13 @@ SOC_RATE_WIDTHS: dict[str, float] = {
 
 FAMILY_WIDTHS: dict[str, float] = {
     "cycles": 0.5, "half_ratio": 0.3, "wide_ratio": 0.5, "row_cycles": 0.5, "fixed_us": 0.6, "launch_factor": 0.3,
+    "memory_factor": 0.15,
 }  # fmt: skip
 """Widths of the priors of a family's constants."""
+
+CUBE_FORMS = frozenset({"matmul", "collective", "aicpu", "free"})
+VECTOR_ONLY = frozenset({"half_ratio", "wide_ratio", "launch_factor", "row_cycles", "cycles"})
+"""Constants that the cost of products does not look at."""
 
 SCALE_WIDTH = 0.12
 """Width of a family's correction on one SoC."""
@@ -87,7 +92,7 @@ def parameters_for(samples: Sequence[Sample], devices: dict[str, DeviceProfile])
     for family in sorted({f for f, _ in pairs}):
         constants = devices[socs[0]].families[family]
         for name, width in FAMILY_WIDTHS.items():
-            if getattr(constants, name) > 0:
+            if getattr(constants, name) > 0 and not (constants.form in CUBE_FORMS and name in VECTOR_ONLY):
                 out.append(Parameter(name=name, width=width, family=family))
     out += [Parameter(name="scale", width=SCALE_WIDTH, family=f, soc=soc) for f, soc in sorted(pairs)]
     return out

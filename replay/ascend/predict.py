@@ -43,8 +43,14 @@ BOUNDS: dict[str, Bound] = {
 """Term → what bounds a kernel in which that term is the longest."""
 
 
+FLOAT32_PRODUCTS = frozenset({"MatMul", "MatMulV2", "MatMulV3"})
+
+
 def variant(call: KernelCall) -> str:
-    """The kernel type, with the direction for TransData, whose cost depends on the two formats."""
+    """The kernel type; with the direction for TransData, whose cost depends on the two formats, and with the dtype for
+    float32 products, whose operands are loaded at another pace."""
+    if call.type in FLOAT32_PRODUCTS and call.inputs and call.inputs[0] is not None:
+        return "MatMul:float32" if call.inputs[0].dtype == "float32" else call.type
     if call.type != "TransData":
         return call.type
     source = call.inputs[0].format if call.inputs and call.inputs[0] is not None else "ND"

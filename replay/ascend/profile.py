@@ -57,6 +57,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """What one core can draw from HBM."""
     l2_bytes_per_cycle: float
     """Reads and writes of one vector core that stay in L2."""
+    vector_overlap: float
+    """Norm by which a vector kernel's computing and moving overlap: 1 adds them."""
     resident_share: float
     """Share of a small kernel's bytes found in L2 when the state of the cache is not known."""
     resident_reach: float
@@ -98,6 +100,10 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     """On what more blocks add to the launch: bigger programs start more slowly."""
     scale: float = 1.0
     """Correction learned for this SoC."""
+    memory_factor: float = 1.0
+    """On the time of moving bytes from and to HBM: access patterns that HBM serves badly."""
+    row_block: float = 1.0
+    """Least rows that one core takes, however few there are."""
     hf32: bool = False
     """float32 inputs run at the HF32 rate."""
     samples: int = 0

@@ -15,6 +15,10 @@ COMPRESSED_MASK = (2048, 2048)
 """Shape of the mask that stands for "causal" whatever the lengths (sparse mode 2 and above of the CANN kernels)."""
 
 
+USUAL_LENGTH = 4096
+"""Longest sequence and context taken where shapes do not tell them."""
+
+
 class Scores(NamedTuple):
     """The score matrix of an attention call."""
 
@@ -44,9 +48,12 @@ def scores_of(call: KernelCall) -> Scores | None:
         return None
     query = call.inputs[0]
     key = call.inputs[1] if len(call.inputs) > 1 and call.inputs[1] is not None else query
-    moved = total_bytes(s for s in call.inputs[:3]) + total_bytes(call.outputs)
-    if not call.outputs:
-        moved += total_bytes(call.inputs[:1])
+    moved = total_bytes(call.inputs[:1]) + (total_bytes(call.outputs) or total_bytes(call.inputs[:1]))
+    # Of a cache only the context of the queries' sequences is read.
+    cached = total_bytes(call.inputs[1:3])
+    tokens = max(1, prod(key.shape[:-1]))
+    sequences = query.shape[0] if query.shape else 1
+    moved += min(cached, cached * sequences * USUAL_LENGTH // tokens)
     pairs, rows = _number(call, "pairs"), _number(call, "rows")
     head = int(_number(call, "head_dim") or 0)
     if pairs is None or rows is None or not head:
@@ -71,13 +78,14 @@ def _from_shapes(call: KernelCall, query: TensorSpec, key: TensorSpec) -> tuple[
         return pairs * (0.5 if causal else 1.0), batch * heads * length, max(16, hidden)
     if len(query.shape) == 4:
         batch, heads, length, dim = query.shape
-        blocks = prod(key.shape[:-1]) if len(key.shape) >= 3 else length
-        kv_length = key.shape[2] if len(key.shape) == 4 and key.shape[0] == batch else min(blocks, 4096)
+        cached = prod(key.shape[:-1]) if len(key.shape) >= 3 else length
+        kv_length = key.shape[2] if len(key.shape) == 4 and key.shape[0] == batch else min(cached, USUAL_LENGTH)
         return float(batch * heads * length * kv_length), float(batch * heads * length), dim
     if len(query.shape) == 3:
         tokens, heads, dim = query.shape
+        # How tokens are packed into sequences is contents; a longest sequence of USUAL_LENGTH is assumed.
         paged = len(key.shape) == 3 and key.shape[0] != tokens
-        pairs = tokens * heads * (4096.0 if paged else tokens / 2)
+        pairs = tokens * heads * (USUAL_LENGTH if paged else min(tokens, USUAL_LENGTH) / 2)
         return pairs, float(tokens * heads), dim
     return None
 

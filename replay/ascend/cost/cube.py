@@ -120,7 +120,7 @@ def gemm_terms(
         load = waves * loaded / (fill * freq)
         cores = min(device.aic_cores, tiles)
         hbm = min(device.hbm_bytes_per_s * rates.hbm_cube_efficiency, cores * rates.core_hbm_bytes_per_cycle * freq)
-        far = (unique + out) * (1 - resident) / hbm
+        far = (unique + out) * (1 - resident) / hbm * family.memory_factor
         drain = rows * cols * 4 / (rates.fixpipe_bytes_per_cycle * freq)
         total = (mac**p + load**p + far**p) ** (1 / p) + drain + waves * rates.wave_us * 1e-6
         if best is None or total < best[0]:

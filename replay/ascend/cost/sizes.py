@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import prod
 
-from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
+from opreplay.replay.ascend.kernel import TensorSpec
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
 
 HALF = frozenset({"float16", "bfloat16"})
@@ -33,11 +33,6 @@ def first(specs: tuple[TensorSpec | None, ...]) -> TensorSpec | None:
         if spec is not None:
             return spec
     return None
-
-
-def largest(call: KernelCall) -> TensorSpec | None:
-    """The tensor of the call with the most bytes."""
-    return max((s for s in call.inputs + call.outputs if s is not None), key=tensor_bytes, default=None)
 
 
 def last_dim(spec: TensorSpec) -> int:

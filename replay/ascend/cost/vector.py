@@ -51,9 +51,14 @@ def work_terms(
         resident = resident_share(work.read + work.write, device)
     hbm, cache = memory_us(work.read, work.write, work.blocks, resident, device)
     cycles = work.elements * family.cycles * factor + work.rows * family.row_cycles
+    vector, moving = cycles / device.freq_hz * 1e6, hbm * family.memory_factor + cache
+    p = device.rates.vector_overlap
+    # Terms are reported so that they add up: overlapping shortens both alike.
+    both = vector + moving
+    overlap = (vector**p + moving**p) ** (1 / p) / both if both > 0 else 1.0
     return {
         "launch": launch_us(work.blocks, family.launch_factor, device) + family.fixed_us,
-        "vector": cycles / device.freq_hz * 1e6,
-        "hbm": hbm,
-        "l2": cache,
+        "vector": vector * overlap,
+        "hbm": hbm * family.memory_factor * overlap,
+        "l2": cache * overlap,
     }

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import ceil, log2, prod
 from typing import NamedTuple
 
-from opreplay.replay.ascend.cost.sizes import HALF, WIDE, first, itemsize, largest, last_dim, tensor_bytes, total_bytes
+from opreplay.replay.ascend.cost.sizes import HALF, WIDE, first, itemsize, last_dim, tensor_bytes, total_bytes
 from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
 
@@ -81,8 +81,9 @@ def _rowwise(call: KernelCall, device: DeviceProfile) -> Work:
     given = call.attrs.get("cols")
     cols = max(1, int(given) if isinstance(given, int) else last_dim(main))
     rows = max(1, prod(main.shape) // cols)
-    blocks = max(1, min(device.aiv_cores, rows))
-    busiest = ceil(rows / blocks)
+    least = device.family(call.type).row_block
+    blocks = max(1, min(device.aiv_cores, ceil(rows / least)))
+    busiest = min(rows, max(least, ceil(rows / blocks)))
     return Work(blocks, busiest * cols, busiest, total_bytes(call.inputs), total_bytes(call.outputs))
 
 
@@ -176,18 +177,22 @@ def _sort(call: KernelCall, device: DeviceProfile) -> Work:
 
 
 def _pool(call: KernelCall, device: DeviceProfile) -> Work:
-    main = largest(call)
+    main = first(call.inputs)
     if main is None:
         return Work(1, 0, 0, 0, 0)
     images = prod(main.shape[:2]) if len(main.shape) >= 4 else 1
     blocks = max(1, min(device.aiv_cores, images))
     n = max(_numel(first(call.inputs)), _numel(first(call.outputs)))
-    return Work(blocks, n / blocks, ceil(images / blocks), total_bytes(call.inputs), total_bytes(call.outputs))
+    # The mask of positions is packed bits, whatever shape it is recorded with.
+    read = sum(tensor_bytes(s) for s in call.inputs if s is not None and s.dtype != "uint16")
+    write = sum(tensor_bytes(s) for s in call.outputs if s is not None and s.dtype != "uint16")
+    return Work(blocks, n / blocks, ceil(images / blocks), read, write)
 
 
 def _fill(call: KernelCall, device: DeviceProfile) -> Work:
     write = total_bytes(call.outputs)
-    blocks = blocks_for(write, device)
+    # The profiler gives MemSet no shapes: then all cores are assumed, and no bytes.
+    blocks = blocks_for(write, device) if call.outputs else device.aiv_cores
     n = sum(_numel(s) for s in call.outputs)
     return Work(blocks, n / blocks, 0, 0, write)
 

@@ -8,9 +8,10 @@ from typing import Any
 from msgspec import Struct
 
 from opreplay.traces import fields
-from opreplay.traces.columns import EXACT_LIMIT_US, FLUSH_ROWS, Columns
+from opreplay.traces.columns import EXACT_LIMIT_US, FLUSH_ROWS, Columns, Kind
 from opreplay.traces.limits import Limits, too_large
 
+_NUMBER: dict[str, Kind] = {"rf": "id"}
 _join = b"\0".join
 
 
@@ -62,7 +63,8 @@ class Tracks(dict[tuple[Any, Any], int]):
 class Collector:
     """The tables of one file, or of one part of it."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, *, numbered: bool = False) -> None:
+        """`numbered`: keep the "Record function id" of each op."""
         self.limits = limits
         self.events = 0
         self.by_category: Counter[str] = Counter()
@@ -71,7 +73,8 @@ class Collector:
         self.kernel_names = Interned("names", limits.names, "kernel names", limits.name_bytes)
         self.note_names = Interned("names", limits.names, "annotation names", limits.name_bytes)
         self.tracks = Tracks(limits.tracks)
-        self.ops = Columns(signature="index", track="index", start="time", dur="span", ext="id")
+        number = _NUMBER if numbered else {}
+        self.ops = Columns(signature="index", track="index", start="time", dur="span", ext="id", **number)
         self.kernels = Columns(
             name="index", category="index", track="index", start="time", dur="span",
             device="id", stream="id", ext="id", corr="id",
@@ -151,6 +154,8 @@ class Collector:
         table["start"] += [e.ts for e in events]
         table["dur"] += [e.dur for e in events]
         table["ext"] += [e.args.ext for e in events]
+        if "rf" in table:
+            table["rf"] += [getattr(e.args, "rf", -1) for e in events]
 
     def _add_kernels(self, events: list[Any]) -> None:
         events = _complete(events)

@@ -16,8 +16,9 @@ from opreplay.traces.blocks import last_separator
 
 MAX_LEARNED_CATEGORIES = 64
 """Unknown categories that get a class of their own; the rest are counted together as "other"."""
-PIECE_BYTES = 16 * 1024
+PIECE_BYTES = 4 * 1024
 """A block with an event that the fast decoder refuses is decoded in pieces of this size."""
+MANY_BARE_BLOCKS = 4
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError)
 NO_CATEGORY = "(none)"
 OTHER_CATEGORY = "other"
@@ -34,6 +35,7 @@ class EventDecoder:
         self.losses: Counter[str] = Counter()
         self._generic_first = False
         self._streak = 0
+        self._bare = 0
         self._learned: list[str] = []
         self.tagged = fields.make_tagged(self.bases)
         self.uncategorised = fields.make_tagged({NO_CATEGORY: fields.Skipped, OTHER_CATEGORY: fields.Skipped})
@@ -48,6 +50,13 @@ class EventDecoder:
         self.exact = True
         self._rebuild()
 
+    def use_record_function_ids(self) -> None:
+        """From now on read torch's number of each op as well."""
+        changed: dict[str, type[Struct]] = dict.fromkeys(fields.OP_TAGS, fields.NumberedOp)
+        self.bases.update(changed)
+        self.tagged.update(fields.make_tagged(changed))
+        self._rebuild()
+
     def use_old_spelling(self) -> None:
         """From now on read "Input dims" rather than "Input Dims" (torch up to 1.8)."""
         changed: dict[str, type[Struct]] = dict.fromkeys(fields.OP_TAGS, fields.OldOp)
@@ -58,7 +67,10 @@ class EventDecoder:
     def block(self, text: bytes) -> list[Any] | None:
         """Events of a closed array, or None when the text is no JSON array."""
         if self._generic_first:
-            return self._generic(text)
+            bare = self._bare
+            events = self._generic(text)
+            self._generic_first = events is not None and 5 * (self._bare - bare) > len(events)
+            return events
         try:
             return self._fast.decode(text)
         except msgspec.ValidationError:
@@ -68,8 +80,8 @@ class EventDecoder:
 
     def _mixed(self, text: bytes) -> list[Any] | None:
         """A block in which some events have no category or one not yet known."""
-        self._streak += 1
         out: list[Any] = []
+        bare = self._bare
         lo, hi = 1, len(text) - 1
         while lo < hi:
             cut, following = hi, hi
@@ -86,6 +98,9 @@ class EventDecoder:
             except NOT_JSON:  # cut inside a string, or no JSON at all: the whole block decides
                 return self._generic(text)
             lo = following
+        # Where most events of some blocks in a row have no category (torch_npu), the fast decoder is not tried first.
+        self._streak = self._streak + 1 if 2 * (self._bare - bare) > len(out) else 0
+        self._generic_first = self._streak >= MANY_BARE_BLOCKS
         return out
 
     def _generic(self, text: bytes) -> list[Any] | None:
@@ -96,8 +111,7 @@ class EventDecoder:
         except NOT_JSON:
             return None
         out = [self._typed(event) for event in events]
-        bare = sum(event.cat is None for event in events)
-        self._generic_first = self._streak > 3 and bare * 20 > len(events)
+        self._bare += sum(event.cat is None for event in events)
         self._learn()
         return out
 
@@ -119,7 +133,7 @@ class EventDecoder:
         """The struct that the fast decoder would have made of an event."""
         cat = event.cat
         if not isinstance(cat, str):
-            if event.ph == "X" and b'"Task Type"' in bytes(event.args):
+            if event.ph == "X" and event.args is not fields.NONE and b'"Task Type"' in bytes(event.args):
                 return self._npu_task(event)
             return self.uncategorised[NO_CATEGORY]()
         cls = self.tagged.get(cat)

@@ -59,6 +59,12 @@ class OldOpArgs(Struct, gc=False, frozen=True):
     concrete: Raw = NONE
 
 
+class NumberedOpArgs(OpArgs, gc=False, frozen=True):
+    """With torch's number of the call, which is only wanted to join two files of one run."""
+
+    rf: Any = field(name="Record function id", default=-1)
+
+
 class KernelArgs(Struct, gc=False, frozen=True):
     """Arguments of device work."""
 
@@ -93,6 +99,10 @@ class _Timed(Struct, gc=False, frozen=True):
 
 class Op(_Timed, gc=False, frozen=True):
     args: OpArgs = OpArgs()
+
+
+class NumberedOp(Op, gc=False, frozen=True):
+    args: NumberedOpArgs = NumberedOpArgs()
 
 
 class OldOp(_Timed, gc=False, frozen=True):

@@ -14,8 +14,10 @@ def innermost_parent(ops: OpTable) -> Rows:
     """Row of the op that directly encloses each op on its track, or -1.
 
     Intervals on one track nest by construction of the profiler; where a damaged trace has overlapping ones, an op's
-    parent is the last one that was opened before it and not closed at its start.
+    parent is the last one that was opened before it and not closed at its start. What the file itself records wins.
     """
+    if ops.parent is not None:
+        return ops.parent
     out = np.full(len(ops), -1, np.int64)
     order = np.argsort(ops.track, kind="stable")
     tracks = np.asarray(ops.track)[order]

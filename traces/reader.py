@@ -36,15 +36,18 @@ def read_trace(
     limits: Limits = _DEFAULT_LIMITS,
     processes: int = 1,
     progress: Progress | None = None,
+    record_function_ids: bool = False,
     _block_bytes: int = BLOCK_BYTES,
 ) -> Trace:
     """Read one profile, plain or gzip JSON ("-" for stdin), in bounded memory, and link device time to ops.
 
     `processes` > 1 splits a plain file. `progress(bytes_done, total)` counts bytes of the file; total may be None.
+    `record_function_ids` fills that column of the ops where the trace has it, to join an ExecutionTrace of the same
+    run; one process then reads all.
     Raises TraceError: Malformed, UnknownDialect, or TooLarge for a file over one of `limits`.
     """
     with _no_gc():
-        if processes > 1:
+        if processes > 1 and not record_function_ids:
             from opreplay.traces.parallel import scan_parallel
 
             scanned = scan_parallel(str(path), limits, processes, block_bytes=_block_bytes, progress=progress)
@@ -52,7 +55,9 @@ def read_trace(
                 return _assemble(str(path), scanned)
         with Source(path, limits) as source:
             try:
-                scanned = scan(source, limits, block_bytes=_block_bytes, progress=progress)
+                scanned = scan(
+                    source, limits, block_bytes=_block_bytes, progress=progress, numbered=record_function_ids
+                )
             except ExecutionTraceFound as found:
                 from opreplay.traces.dialects.execution_trace import read_nodes
 
@@ -90,6 +95,7 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
         start_ns=got.ops.take("start"),
         dur_ns=got.ops.take("dur"),
         track=_take(track_remap, got.ops.take("track")),
+        record_function_id=got.ops.take("rf").astype(np.int64) if "rf" in got.ops.kinds else None,
     )
     kernels, stats, task_rows = _kernels(got, ops, ext, track_remap)
     del ext

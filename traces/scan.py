@@ -69,14 +69,20 @@ class Scanner:
         first: bool = True,
         last: bool = True,
         layout: str = "object",
+        numbered: bool = False,
     ) -> None:
-        """`first`: the source starts with the head; `last`: it ends with the tail, else just after an event."""
+        """`first`: the source starts with the head; `last`: it ends with the tail, else just after an event.
+
+        `numbered`: also keep each op's record function id.
+        """
         self.source, self.limits, self.progress = source, source.limits, progress
         self.first, self.last, self.layout = first, last, layout
         self.buffer = Buffer(source, block_bytes)
         self.decoder = EventDecoder()
+        if numbered:
+            self.decoder.use_record_function_ids()
         self.tally = Tally()
-        self.out = Scanned(Collector(source.limits), self.tally)
+        self.out = Scanned(Collector(source.limits, numbered=numbered), self.tally)
         self._sniffed = 0
 
     def run(self) -> Scanned:
@@ -218,10 +224,15 @@ class Scanner:
 
 
 def scan(
-    source: Source, limits: Limits, *, block_bytes: int = BLOCK_BYTES, progress: Progress | None = None
+    source: Source,
+    limits: Limits,
+    *,
+    block_bytes: int = BLOCK_BYTES,
+    progress: Progress | None = None,
+    numbered: bool = False,
 ) -> Scanned:
     """Read a whole trace. Raises Malformed when it holds nothing that looks like an event."""
-    out = Scanner(source, block_bytes=block_bytes, progress=progress).run()
+    out = Scanner(source, block_bytes=block_bytes, progress=progress, numbered=numbered).run()
     looks_like_none = set(out.collector.by_category) <= {"(none)", "other"} and not out.features
     if out.collector.events and looks_like_none and not out.collector.kernels.rows:
         raise Malformed(f"{source.path}: none of its {out.collector.events} entries is a trace event", hint=HINT)

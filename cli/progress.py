@@ -29,10 +29,14 @@ def left(seconds: float | None) -> str:
 class _Bar:
     """A rich progress bar that exists only while it is used; nothing where stderr is no terminal."""
 
+    bar_after_s = 0.0
+    """A bar that would be gone at once only flickers."""
+
     def __init__(self) -> None:
         self._bar: Any = None
         self._task: Any = None
         self._next_line = 0.0
+        self._bar_from = monotonic() + self.bar_after_s
 
     def __enter__(self) -> Any:
         from rich.progress import BarColumn, Progress, TextColumn
@@ -48,7 +52,6 @@ class _Bar:
             )
             self._bar = Progress(*columns, console=console, transient=True)
             self._task = self._bar.add_task("", total=None, what="", state="")
-            self._bar.start()
         return self
 
     def __exit__(
@@ -61,6 +64,8 @@ class _Bar:
         """Move the bar, or print a line when one is due."""
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total, what=what, state=state)
+            if monotonic() >= self._bar_from:
+                self._bar.start()
         elif monotonic() >= self._next_line:
             self._next_line = monotonic() + EVERY_S
             click.echo("  ".join(part for part in (what, state) if part), file=sys.stderr)
@@ -68,6 +73,8 @@ class _Bar:
 
 class ReadProgress(_Bar):
     """Bytes read of a trace; the plain form waits `EVERY_S` before its first line."""
+
+    bar_after_s = 0.3
 
     def __enter__(self) -> Callable[[int, int | None], None]:
         super().__enter__()

@@ -82,7 +82,9 @@ def _argument(name: str, kind: str, value: Any, keyword_only: bool) -> ReplayArg
         return ReplayArg(name=name, type=kind, tensors=(_tensor(value),), keyword_only=keyword_only)
     if kind == "Tensor[]" and value is not None:
         tensors = tuple(None if item is None else _tensor(item) for item in _list(value, "a list of tensors"))
-        return ReplayArg(name=name, type=kind, tensors=tensors, keyword_only=keyword_only)
+        return ReplayArg(
+            name=name, type=kind, tensors=tensors, value=None if tensors else (), keyword_only=keyword_only
+        )
     return ReplayArg(name=name, type=kind, value=_plain(kind, value), keyword_only=keyword_only)
 
 

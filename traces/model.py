@@ -52,8 +52,9 @@ class OpSignature:
     storage: tuple[tuple[tuple[int, int], ...], ...] | None = None
     """(storage, offset) of each tensor of an argument: one pair for a tensor, n for a TensorList, none else.
 
-    Storages are numbered by first use within the op, so arguments that share one do so visibly; -1 is an absent
-    element. Offsets are in elements from a 512-byte boundary at or below the first byte that the op uses there.
+    Numbered by first use within the op, so arguments whose memory overlaps have the same number; views of one storage
+    that lie apart count as two. -1 is an absent element. Offsets are in elements from the 512-byte boundary at or below
+    the first byte that the op uses there, so alignment is kept and no memory is needed for what the op never touches.
     """
 
 

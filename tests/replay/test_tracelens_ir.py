@@ -212,6 +212,7 @@ METAS = st.builds(
 OUR_ARGUMENTS = st.one_of(
     st.builds(lambda meta: {"type": "Tensor", "tensors": (meta,)}, METAS),
     st.builds(lambda metas: {"type": "Tensor[]", "tensors": tuple(metas)}, st.lists(METAS | st.none(), min_size=1)),
+    st.just({"type": "Tensor[]", "value": ()}),
     st.builds(lambda value: {"type": "Scalar", "value": value}, st.integers(-5, 5) | st.sampled_from(["inf", "nan"])),
     st.builds(lambda value: {"type": "int[]", "value": tuple(value)}, st.lists(st.integers(-5, 5))),
     st.just({"type": "ScalarType", "value": "torch.bfloat16"}),

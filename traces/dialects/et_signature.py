@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,15 @@ class _Tensor:
     key: tuple[int, str] | None = None
     offset: int = 0
     itemsize: int = 0
+
+    @property
+    def extent(self) -> int:
+        """Elements from the first to the last one, gaps between strides included; 0 for an empty tensor."""
+        if 0 in self.shape:
+            return 0
+        if len(self.strides) == len(self.shape):
+            return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return math.prod(self.shape)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -197,12 +207,9 @@ def _list_types(arguments: _Arguments) -> tuple[tuple[str, ...], ...] | None:
 
 def _storages(arguments: list[tuple[_Tensor | None, ...]]) -> tuple[tuple[tuple[int, int], ...], ...] | None:
     """`OpSignature.storage`; None when no tensor tells its storage."""
-    first_byte: dict[tuple[int, str], int] = {}
-    for tensor in (tensor for tensors in arguments for tensor in tensors):
-        if tensor is not None and tensor.key is not None:
-            at = tensor.offset * tensor.itemsize
-            first_byte[tensor.key] = min(at, first_byte.get(tensor.key, at))
-    if not first_byte:
+    tensors = [tensor for argument in arguments for tensor in argument]
+    parts = _shared_parts([tensor for tensor in tensors if tensor is not None and tensor.key is not None])
+    if not parts:
         return None
     number: dict[object, int] = {}
 
@@ -211,8 +218,25 @@ def _storages(arguments: list[tuple[_Tensor | None, ...]]) -> tuple[tuple[tuple[
             return -1, 0
         if tensor.key is None:
             return number.setdefault(object(), len(number)), 0
-        base = first_byte[tensor.key] // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES
+        first_byte = parts[id(tensor)]
+        base = first_byte // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES
         offset = (tensor.offset * tensor.itemsize - base) // tensor.itemsize
-        return number.setdefault(tensor.key, len(number)), offset
+        return number.setdefault((tensor.key, first_byte), len(number)), offset
 
-    return tuple(tuple(place(tensor) for tensor in tensors) for tensors in arguments)
+    return tuple(tuple(place(tensor) for tensor in argument) for argument in arguments)
+
+
+def _shared_parts(tensors: list[_Tensor]) -> dict[int, int]:
+    """`id` of each tensor → first byte of the part of its storage that it and those it overlaps with use together.
+
+    Views of one storage that lie apart do not depend on each other, so replaying them needs no memory between them.
+    """
+    parts: dict[int, int] = {}
+    key, begin, end = None, 0, 0
+    for tensor in sorted(tensors, key=lambda tensor: (tensor.key or (0, ""), tensor.offset * tensor.itemsize)):
+        first = tensor.offset * tensor.itemsize
+        if tensor.key != key or first >= end:
+            key, begin, end = tensor.key, first, first
+        end = max(end, first + tensor.extent * tensor.itemsize)
+        parts[id(tensor)] = begin
+    return parts

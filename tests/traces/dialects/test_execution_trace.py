@@ -134,6 +134,13 @@ def test_arguments_that_share_storage_keep_doing_so(read: Callable[..., Trace]) 
     assert signature.storage == (((0, 104),), ((1, 64),), ((0, 112),), ((1, 64),))
 
 
+def test_views_that_lie_apart_need_no_memory_between_them(read: Callable[..., Trace]) -> None:
+    far = [[14, 6, 10**9, 8, 4, "cuda:0"], [8], "Tensor(float)", [1]]
+    empty = [[15, 6, 0, 0, 4, "cuda:0"], [0], "Tensor(float)", [1]]
+    signature = only(read(document(chakra(3, "aten::x", 2, B, far, empty))))
+    assert signature.storage == (((0, 104),), ((1, 0),), ((2, 0),))
+
+
 def test_flat_generation(read: Callable[..., Trace]) -> None:
     nodes = [
         flat(12, "aten::t", 11, B, schema="aten::t(Tensor(a) self) -> Tensor(a)"),

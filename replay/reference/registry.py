@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 from opreplay.replay.reference.catalog import ALIASES, MODULES, PROFILER_WRAPPERS
+from opreplay.traces.dtypes import SCALAR_TYPE_CODES
 
 _NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(\.[A-Za-z_]\w*)?")
 _WRAPPER = re.compile(r"sglang_profiler::(\w+?)_\d{1,9}")
@@ -172,10 +173,20 @@ def _adapt(run: Callable[..., Any], schema: Any) -> Callable[..., Any]:
     if unknown:
         raise ValueError(f"{schema.name}: {run.__name__} wants {', '.join(unknown)}, which the schema does not have")
     wanted = tuple(name for name in wanted if name in names)
-    defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    defaults = {a.name: _default(a) for a in schema.arguments if a.has_default_value()}
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
         return run(**{name: given[name] for name in wanted})
 
     return kernel
+
+
+def _default(argument: Any) -> Any:
+    """An argument's default as the dispatcher would pass it: it hands over dtypes, but keeps their default as a code."""
+    import torch
+
+    value = argument.default_value
+    if isinstance(value, int) and "ScalarType" in str(argument.real_type):
+        return getattr(torch, SCALAR_TYPE_CODES[value])
+    return value

@@ -169,5 +169,12 @@ def _says(entry: Any, op: ReplayOp) -> bool:
     return name == op.name and _essence(args) == _essence(op.args)
 
 
-def _essence(args: tuple[ReplayArg, ...]) -> list[tuple[Any, ...]]:
-    return [(argument.name, argument.type, argument.tensors, argument.value) for argument in args]
+def _essence(args: tuple[ReplayArg, ...]) -> dict[str, tuple[Any, ...]]:
+    """What is passed under each name; types, order and a number for a list of one follow from the overload."""
+    return {
+        argument.name: (
+            argument.tensors,
+            argument.value if isinstance(argument.value, tuple) else (argument.value,),
+        )
+        for argument in args
+    }

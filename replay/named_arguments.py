@@ -1,0 +1,91 @@
+"""Matches ops whose arguments are known by name, but not their overload; owns that choice, not what may run (`policy`).
+
+TraceLens's files are of this kind. Where a trace gives arguments by position, `matching` decides instead.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from opreplay.replay.ir import Reason, ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.policy import Policy, refuse_arguments, refuse_name, refuse_value, split_name
+from opreplay.replay.schema import ArgSpec, OpSpec, specs_of
+
+_WIDENS = {
+    "Scalar": ("int", "float", "bool", "complex"),
+    "float": ("int",),
+    "complex": ("int", "float"),
+    "ScalarType": ("int",),
+    "Layout": ("int",),
+    "MemoryFormat": ("int",),
+    "int[]": ("int",),
+    "Scalar[]": ("int[]", "float[]", "bool[]"),
+    "float[]": ("int[]",),
+}
+"""Type of a schema's argument → other types that a file may declare for it."""
+
+
+def resolve_named(plan: ReplayPlan, policy: Policy) -> ReplayPlan:
+    """The plan with an overload, or a reason, for each op that has neither; ops that have one are left as they are."""
+    ops = tuple(op if op.reason is not None or op.resolved_by is not None else _resolve(op, policy) for op in plan.ops)
+    return msgspec.structs.replace(plan, ops=ops)
+
+
+def _resolve(op: ReplayOp, policy: Policy) -> ReplayOp:
+    parts = split_name(op.name)
+    if parts is None:
+        return _refused(op, Reason("label, not an op"))
+    reason = refuse_name(op.name, policy)
+    if reason is not None:
+        return _refused(op, reason)
+    name = f"{parts[0]}::{parts[1]}"
+    specs = specs_of(name)
+    if not specs:
+        return _refused(op, Reason("library missing", parts[0]))
+    fits = [spec for spec in specs if (parts[2] is None or spec.overload == parts[2]) and _fits(spec, op.args)]
+    if not fits:
+        return _refused(op, Reason("metadata missing", "no overload takes arguments of these names and types"))
+    spec = min(fits, key=lambda spec: _cost(spec, op.args))
+    reason = refuse_arguments(name, [(arg.name, arg.type_text) for arg in spec.args])
+    for arg in op.args:
+        reason = reason or refuse_value(arg.name, arg.value)
+    if reason is not None:
+        return _refused(op, reason)
+    given = {arg.name: arg for arg in op.args}
+    args = tuple(_adopt(given[wanted.name], wanted) for wanted in spec.args if wanted.name in given)
+    return msgspec.structs.replace(op, args=args, resolved_by="jit", overload=spec.overload, schema=spec.text)
+
+
+def _refused(op: ReplayOp, reason: Reason) -> ReplayOp:
+    return msgspec.structs.replace(op, reason=reason)
+
+
+def _fits(spec: OpSpec, args: tuple[ReplayArg, ...]) -> bool:
+    """Whether the overload has every given argument, and needs no other."""
+    wanted = {arg.name: arg for arg in spec.args}
+    given = {arg.name for arg in args}
+    if any(arg.name not in wanted or not _takes(wanted[arg.name], arg) for arg in args):
+        return False
+    return all(arg.name in given or arg.has_default for arg in spec.args)
+
+
+def _takes(wanted: ArgSpec, arg: ReplayArg) -> bool:
+    if arg.value is None and not arg.tensors:
+        return wanted.optional or (wanted.kind == "Tensor[]" and arg.type == "Tensor[]")
+    return wanted.kind == arg.type or arg.type in _WIDENS.get(wanted.kind, ())
+
+
+def _cost(spec: OpSpec, args: tuple[ReplayArg, ...]) -> int:
+    """Arguments that are left out or of a wider type: fewest wins."""
+    kinds = {arg.name: arg.kind for arg in spec.args}
+    return len(spec.args) - len(args) + 2 * sum(kinds[arg.name] != arg.type for arg in args)
+
+
+def _adopt(arg: ReplayArg, wanted: ArgSpec) -> ReplayArg:
+    """The argument as the schema has it: type, whether it is written to, a number where a list of them is wanted."""
+    value = arg.value
+    if wanted.kind == "int[]" and isinstance(value, int):
+        value = (value,)
+    return msgspec.structs.replace(
+        arg, type=wanted.kind, value=value, keyword_only=wanted.keyword_only, mutated=wanted.mutated
+    )

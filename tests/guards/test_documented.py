@@ -49,3 +49,9 @@ def test_local_links_lead_somewhere(root: Path) -> None:
             if "://" not in target and not (page.parent / target).exists():
                 broken.append(f"{page.relative_to(root)} → {target}")
     assert not broken, broken
+
+
+def test_benchmarks_are_documented_and_exist(root: Path) -> None:
+    page = (root / "docs" / "benchmarks.md").read_text()
+    named = set(re.findall(r"benchmarks/(\w+\.py)", page))
+    assert named == {path.name for path in (root / "benchmarks").glob("*.py")}

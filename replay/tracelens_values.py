@@ -25,7 +25,10 @@ _KINDS = {
 """Spelling of an argument type without "?", "[]" and alias set → type name in the IR."""
 _DECLARED = re.compile(r"(\w{1,40})(?:\([a-zA-Z0-9!*|> -]{0,40}\))?(\?)?(\[\d{0,3}\])?(\?)?")
 _TORCHSCRIPT = re.compile(r"(Optional\[)?(List\[)?(?:Optional\[)?(\w{1,40})\]*")
-_LAYOUTS = ("torch.strided", "torch.sparse_coo", "torch.sparse_csr", "torch._mkldnn")
+_LAYOUTS = (
+    "torch.strided", "torch.sparse_coo", "torch.sparse_csr", "torch._mkldnn", "torch.sparse_csc", "torch.sparse_bsr",
+    "torch.sparse_bsc", "torch.jagged",
+)  # fmt: skip
 _MEMORY_FORMATS = (
     "torch.contiguous_format", "torch.preserve_format", "torch.channels_last", "torch.channels_last_3d",
 )  # fmt: skip

@@ -59,7 +59,10 @@ def gemm_a8w8(
     return scaled_linear(XQ, WQ, x_scale, w_scale, bias, dtype)
 
 
-@reference(f"aiter::gemm_a8w8_ck({_SCALED}, Tensor(a!) Out, Tensor? bias=None, SymInt splitK=0) -> Tensor(a!)", since="2025-10-29")
+@reference(
+    f"aiter::gemm_a8w8_ck({_SCALED}, Tensor(a!) Out, Tensor? bias=None, SymInt splitK=0) -> Tensor(a!)",
+    since="2025-10-29",
+)
 @reference(
     f'aiter::gemm_a8w8_blockscale_ck({_SCALED}, Tensor(a!) Out, SymInt splitK=0, str kernelName="") -> Tensor(a!)',
     since="2025-10-29",

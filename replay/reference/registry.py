@@ -183,7 +183,7 @@ def _adapt(run: Callable[..., Any], schema: Any) -> Callable[..., Any]:
 
 
 def _default(argument: Any) -> Any:
-    """An argument's default as the dispatcher would pass it: it hands over dtypes, but keeps their default as a code."""
+    """An argument's default as the dispatcher would pass it: dtypes, which a schema keeps as codes."""
     import torch
 
     value = argument.default_value

@@ -9,7 +9,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from statistics import median
+from statistics import fmean, median
 
 import msgspec
 
@@ -19,8 +19,8 @@ from opreplay.replay.ascend.predict import family_of
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
 from opreplay.replay.ascend.residency import resident_of
 
-BAND_PRIOR_WEIGHT = 8
-"""Held-out kernels of all families that take part in a family's band, spread over all of them by weight."""
+BAND_PRIOR_WEIGHT = 4
+"""Weight, in kernels, of all families' spread in one family's band."""
 
 MIN_BAND, MAX_BAND = 1.05, 6.0
 
@@ -119,22 +119,33 @@ def leave_one_soc_out(groups: Sequence[Group], devices: dict[str, DeviceProfile]
     return out
 
 
-def band_for(residuals: Sequence[float], pooled: Sequence[float]) -> float:
-    """Factor that covers 80 % of held-out kernels: the 80 % quantile of |log error| of the family's own residuals,
-    with those of all families mixed in at a total weight of BAND_PRIOR_WEIGHT."""
-    weighted = [(abs(r), 1.0) for r in residuals]
-    if pooled:
-        weighted += [(abs(r), BAND_PRIOR_WEIGHT / len(pooled)) for r in pooled]
-    if not weighted:
-        return MAX_BAND
-    weighted.sort()
-    goal = 0.8 * sum(w for _, w in weighted)
-    reached = 0.0
-    for value, weight in weighted:
-        reached += weight
-        if reached >= goal:
-            return min(MAX_BAND, max(MIN_BAND, math.exp(value)))
-    return min(MAX_BAND, max(MIN_BAND, math.exp(weighted[-1][0])))
+def spread(own: Sequence[float], pooled: float) -> float:
+    """Mean of |log error| of a family, drawn to that of all families as if BAND_PRIOR_WEIGHT of its kernels had it."""
+    return (sum(abs(r) for r in own) + BAND_PRIOR_WEIGHT * pooled) / (len(own) + BAND_PRIOR_WEIGHT)
+
+
+def bands(held: Sequence[HeldOut]) -> tuple[dict[tuple[str, str], float], float, float]:
+    """80 % bands by (SoC, family), the one of a family without residuals, and the share of `held` that falls inside.
+
+    A band is exp(k * spread). The factor k is the 80 % quantile of |log error| / spread over all held-out kernels, each
+    kernel's own error left out of its spread; so 80 % of kernels that no band has seen fall inside by construction.
+    """
+    groups: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for one in held:
+        groups[one.soc, one.family].append(_log_error(one))
+    everything = [abs(r) for group in groups.values() for r in group]
+    pooled = fmean(everything) if everything else math.log(2.0)
+    ratios: list[float] = []
+    for group in groups.values():
+        for i, residual in enumerate(group):
+            ratios.append(abs(residual) / spread(group[:i] + group[i + 1 :], pooled))
+    k = percentile(ratios, 0.8) if ratios else 1.6
+    inside = fmean(r <= k for r in ratios) if ratios else math.nan
+    return {key: _band(k * spread(g, pooled)) for key, g in groups.items()}, _band(k * pooled), inside
+
+
+def _band(width: float) -> float:
+    return min(MAX_BAND, max(MIN_BAND, math.exp(width)))
 
 
 def _log_error(one: HeldOut) -> float:
@@ -156,8 +167,11 @@ def calibrate(
     counts: dict[tuple[str, str], int] = defaultdict(int)
     for group in groups:
         counts[group.soc, family_of(group.launches[0].row.call, devices[group.soc]).name] += 1
-    known = [_log_error(h) for h in across]
-    far = [_log_error(h) for h in elsewhere] or known
+    near, near_usual, _ = bands(across)
+    far, far_usual, _ = bands(elsewhere or across)
+    by_family: dict[str, list[float]] = defaultdict(list)
+    for (_, name), band in far.items():
+        by_family[name].append(band)
     out: dict[str, DeviceProfile] = {}
     for soc, device in fitted.items():
         families: dict[str, FamilyCost] = {}
@@ -165,17 +179,17 @@ def calibrate(
             own = counts.get((soc, name), 0)
             others = sum(n for (s, f), n in counts.items() if f == name and s != soc)
             if own:
-                band = band_for([_log_error(h) for h in across if h.family == name and h.soc == soc], known)
+                band = near.get((soc, name), near_usual)
             elif others:
-                band = band_for([_log_error(h) for h in elsewhere if h.family == name], far)
+                band = max(by_family.get(name, [far_usual]))
             else:
-                # Nobody measured this family: what the worst tenth of unseen SoCs' kernels deviate by, and then some.
-                band = min(MAX_BAND, 1.2 * math.exp(percentile([abs(r) for r in far], 0.9))) if far else family.band
+                # Nobody measured this family: twice the spread of families on SoCs that no fit has seen.
+                band = _band(2 * math.log(far_usual))
             families[name] = msgspec.structs.replace(
                 family,
                 samples=own or family.samples,
                 samples_elsewhere=others or family.samples_elsewhere,
-                band=max(MIN_BAND, band),
+                band=band,
             )
         out[soc] = msgspec.structs.replace(device, families=families)
     return out, across, elsewhere

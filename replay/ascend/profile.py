@@ -64,6 +64,9 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     resident_reach: float
     """Working set, as a multiple of the L2's size, at which that share has halved."""
     resident_sharpness: float
+    weight_resident_share: float
+    """Share of a product's second operand found in L2 when the state of the cache is not known: layers' weights are
+    used once a step, and all of them together exceed any cache."""
     sequence_reach: float
     """Reuse distance, as a multiple of the L2's size, at which half of a tensor is still found there."""
     sequence_sharpness: float

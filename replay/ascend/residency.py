@@ -1,14 +1,16 @@
 """What of each kernel's data is still in L2, judged from the sequence of kernels and the sizes of their tensors.
 
-A kernel table names no addresses. A tensor is taken to be the one of the same number of bytes that was touched last and
-has not been taken yet by another operand of the same kernel; what lies between the two touches is the reuse distance.
+A kernel table names no addresses. A tensor is taken to be the one of the same number of elements and dtype that was
+touched last and has not been taken yet by another operand of the same kernel; what lies between the two touches is the
+reuse distance.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 
-from opreplay.replay.ascend.cost.sizes import tensor_bytes
+from opreplay.replay.ascend.cost.sizes import itemsize
 from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.profile import DeviceProfile
 
@@ -25,22 +27,23 @@ def reuse_distances(calls: Iterable[KernelCall | None]) -> list[tuple[Touch, ...
     None stands for a kernel of unknown shapes (a collective): it is taken to touch nothing.
     """
     clock = 0.0
-    last: dict[int, list[float]] = {}
+    last: dict[tuple[int, str], list[float]] = {}
     out: list[tuple[Touch, ...]] = []
     for call in calls:
         if call is None:
             out.append(())
             continue
-        sizes = [tensor_bytes(s) for s in call.inputs + call.outputs if s is not None]
+        tensors = [(prod(s.shape), s.dtype) for s in call.inputs + call.outputs if s is not None]
+        sizes = [n * itemsize(dtype) for n, dtype in tensors]
         own = float(sum(sizes))
         touches: list[Touch] = []
-        for size in sizes:
-            stack = last.get(size)
+        for key, size in zip(tensors, sizes, strict=True):
+            stack = last.get(key)
             before = stack.pop() if stack else None
             touches.append((float(size), None if before is None else clock - before + own))
         clock += own
-        for size in sizes:
-            stack = last.setdefault(size, [])
+        for key in tensors:
+            stack = last.setdefault(key, [])
             stack.append(clock)
             if len(stack) > MAX_REMEMBERED:
                 del stack[0]

@@ -96,10 +96,12 @@ def gemm_terms(
     item = itemsize(gemm.dtype)
     once = gemm.k * item
     b_batch = 1 if gemm.shared_b else gemm.batch
-    unique = gemm.batch * gemm.m * once + b_batch * gemm.n * once
-    out = gemm.batch * gemm.m * gemm.n * gemm.out_bytes_per_element
+    weight = b_batch * gemm.n * once
+    moved = gemm.batch * gemm.m * once + weight + gemm.batch * gemm.m * gemm.n * gemm.out_bytes_per_element
     if resident is None:
-        resident = resident_share(unique + out, device)
+        near = (moved - weight) * resident_share(moved, device) + weight * rates.weight_resident_share
+        resident = near / moved if moved else 1.0
+    far_bytes = moved * (1 - resident) * family.memory_factor
     # Bytes of one core and cycle: the two rates mix by time, as loads alternate between L2 and HBM.
     fill = 1 / (resident / rates.l1_fill_bytes_per_cycle + (1 - resident) / rates.l1_fill_hbm_bytes_per_cycle)
     k_padded = -(-gemm.k // 16) * 16
@@ -120,7 +122,7 @@ def gemm_terms(
         load = waves * loaded / (fill * freq)
         cores = min(device.aic_cores, tiles)
         hbm = min(device.hbm_bytes_per_s * rates.hbm_cube_efficiency, cores * rates.core_hbm_bytes_per_cycle * freq)
-        far = (unique + out) * (1 - resident) / hbm * family.memory_factor
+        far = far_bytes / hbm
         drain = rows * cols * 4 / (rates.fixpipe_bytes_per_cycle * freq)
         total = (mac**p + load**p + far**p) ** (1 / p) + drain + waves * rates.wave_us * 1e-6
         if best is None or total < best[0]:

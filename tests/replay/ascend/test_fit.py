@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from opreplay.replay.ascend import KernelCall, TensorSpec, load_device
-from opreplay.replay.ascend.accuracy import Launch
-from opreplay.replay.ascend.calibrate import Group, band_for, cross_validate, training_samples
+from opreplay.replay.ascend.accuracy import Launch, compare_group
+from opreplay.replay.ascend.calibrate import Group, HeldOut, bands, cross_validate, training_samples
 from opreplay.replay.ascend.fit import Sample, fit
 from opreplay.replay.ascend.kernel_details import KernelRow
 from opreplay.replay.ascend.predict import predict_time_us
@@ -69,10 +69,14 @@ def test_cross_validation_predicts_each_kernel_once() -> None:
     assert max(h.compared.ape for h in held) < 0.1
 
 
-def test_band_is_the_quantile_that_it_says() -> None:
+def test_bands_cover_what_they_say_and_wilder_families_have_wider_ones() -> None:
     generator = random.Random(1)
-    residuals = [generator.gauss(0, 0.2) for _ in range(4000)]
-    band = band_for(residuals, [])
-    inside = sum(abs(r) <= math.log(band) for r in residuals) / len(residuals)
+    held = []
+    for i in range(900):
+        family, width = ("calm", 0.05) if i % 3 else ("wild", 0.4)
+        one = compare_group(group(64, [10.0]).launches, DEVICE)
+        wrong = msgspec.structs.replace(one, predicted_us=10.0 * math.exp(generator.gauss(0, width)))
+        held.append(HeldOut(soc="x", family=family, compared=wrong))
+    by_family, usual, inside = bands(held)
     assert inside == pytest.approx(0.8, abs=0.01)
-    assert band_for([], [0.3] * 10) == pytest.approx(math.exp(0.3))
+    assert by_family["x", "calm"] < usual < by_family["x", "wild"]

@@ -100,7 +100,7 @@ def test_terms_add_up_and_the_band_holds_the_time() -> None:
 def test_unregistered_kernel_is_uncalibrated_and_costs_its_bytes() -> None:
     one = predict_kernel(call("BrandNewKernel", tensor(1 << 28)), DEVICE)
     assert one.confidence == "uncalibrated"
-    assert one.time_us > 1000
+    assert one.time_us > 500
 
 
 def test_data_found_in_l2_is_faster() -> None:

@@ -58,15 +58,20 @@ def tensors_of(op: ReplayOp) -> Iterator[TensorMeta]:
 
 
 def need_of(op: ReplayOp) -> Need:
-    """Inputs from their metadata; outputs from the plan where known, else at least as large as the largest input."""
+    """Inputs from their metadata; outputs from the plan where known, else estimated.
+
+    The estimate is the most of: the largest input, what a size argument asks for, all tensors broadcast together.
+    """
     inputs = sum(tensor_bytes(meta) for meta in tensors_of(op))
     if op.outputs is not None:
         outputs = sum(tensor_bytes(meta) for meta in op.outputs if meta is not None)
         return Need(inputs=inputs, outputs=outputs, outputs_known=True)
-    numel = max((math.prod(meta.shape) for meta in tensors_of(op)), default=0)
-    width = max((itemsize(meta.dtype) for meta in tensors_of(op)), default=4)
+    metas = list(tensors_of(op))
+    largest = max((math.prod(meta.shape) * itemsize(meta.dtype) for meta in metas), default=0)
+    width = max((itemsize(meta.dtype) for meta in metas), default=4)
     made = max((_elements_asked_for(arg) for arg in op.args), default=0)
-    return Need(inputs=inputs, outputs=max(numel, made) * width, outputs_known=False)
+    outputs = max(largest, width * max(made, _broadcast_elements(metas)))
+    return Need(inputs=inputs, outputs=outputs, outputs_known=False)
 
 
 def over_budget(op: ReplayOp, limit_bytes: int) -> Reason | None:
@@ -93,3 +98,17 @@ def _elements_asked_for(arg: ReplayArg) -> int:
     if arg.type != "int[]" or arg.name not in SIZE_ARGUMENTS or not isinstance(arg.value, tuple):
         return 0
     return math.prod(max(1, n) for n in arg.value if isinstance(n, int))
+
+
+def _broadcast_elements(metas: list[TensorMeta]) -> int:
+    """Elements of all tensors broadcast together; 0 when their shapes do not allow it."""
+    sizes: list[int] = []
+    for meta in metas:
+        shape = meta.shape[::-1]
+        sizes += [1] * (len(shape) - len(sizes))
+        for dim, size in enumerate(shape):
+            if sizes[dim] == 1:
+                sizes[dim] = size
+            elif size not in (1, sizes[dim]):
+                return 0
+    return math.prod(sizes) if metas else 0

@@ -18,6 +18,9 @@ NOISY_IQR = 0.10
 RESOLUTION_SHARE = 0.01
 """A sample shorter than the clock's resolution divided by this is worth a warning."""
 CHECK_EVERY = 4
+ONCE_S, ONCE_PER_OP_TIME = 1.0, 10.0
+"""A first call longer than both this and this many times `op_time_s` is the only one: what is set up in a first call is
+small against it, and a second one would double the time of the run."""
 
 
 class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,11 +42,13 @@ class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
 def measure(executor: Executor, prepared: Prepared, options: MeasureOptions) -> Measurement:
     """Time `prepared.call` until the median is known well enough or the time is spent.
 
-    Slow ops get fewer samples than `min_samples` rather than more than about three times `op_time_s`; the
-    measurement then carries a warning. Whatever the op raises passes through.
+    Slow ops get fewer samples than `min_samples` rather than more than about three times `op_time_s`, very slow ones
+    are called once; the measurement then carries a warning. Whatever the op raises passes through.
     """
     clock = executor.clock
     call_us, budget_s = _warm_up(executor, prepared, options)
+    if call_us * 1e-6 > max(ONCE_S, ONCE_PER_OP_TIME * options.op_time_s):
+        return summarize([call_us], calls=1, resolution_us=clock.resolution_us, options=options)
     limit = clock.max_calls if prepared.max_calls is None else min(clock.max_calls, prepared.max_calls)
     calls = calls_per_sample(call_us, limit)
     collecting = gc.isenabled()

@@ -25,7 +25,7 @@ from opreplay.replay.measure import MeasureOptions
 from opreplay.replay.results import Header, OpResult, ResultSink, Simulated, Summary
 from opreplay.replay.worker import WorkerConfig, make_executor
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 """Wall time of one op, set-up included, before its process is killed; more when `op_time_s` asks for more."""
 LIMIT_PER_OP_TIME = 30.0
 
@@ -43,7 +43,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     op_time_s: float = 0.2
     """Wall time for the samples of one op; a slow op takes a few times as long."""
     limit_s: float | None = None
-    """Wall time after which an op is given up; None for 30 s or thirty times `op_time_s`, whichever is more."""
+    """Wall time after which an op is given up; None for a minute or thirty times `op_time_s`, whichever is more."""
     target_ci: float = 0.02
     """Stop sampling once the 95 % interval of the median is within ± this share of it."""
     min_samples: int = 8

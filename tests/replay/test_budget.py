@@ -59,6 +59,13 @@ def test_size_arguments_of_factories_count(size: Value, expected: int) -> None:
     assert need.outputs == expected
 
 
+def test_unknown_outputs_are_at_least_the_broadcast_of_the_inputs() -> None:
+    assert budget.need_of(op_of(arg(tensor(2**20, 1)), arg(tensor(2**20)))).outputs == 4 * 2**40
+    assert budget.need_of(op_of(arg(tensor(3, 4)), arg(tensor(5)))).outputs == 48, "shapes that do not broadcast"
+    wide_index = op_of(arg(tensor(1000, 4)), arg(tensor(10, dtype="int64")))
+    assert budget.need_of(wide_index).outputs == 16_000, "an index does not widen the rows"
+
+
 @pytest.mark.parametrize(
     ("size", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (3_200_000_000, "3.2 GB"), (10**18, "1000.0 PB")]
 )

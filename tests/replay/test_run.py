@@ -132,8 +132,8 @@ def test_memory_default_is_written_to_the_header() -> None:
 
 
 def test_hard_limit_follows_the_time_of_an_op() -> None:
-    assert RunOptions().hard_limit_s() == 30
-    assert RunOptions(op_time_s=2.0).hard_limit_s() == 60
+    assert RunOptions().hard_limit_s() == 60
+    assert RunOptions(op_time_s=4.0).hard_limit_s() == 120
     assert RunOptions(limit_s=5.0).hard_limit_s() == 5
 
 

@@ -82,7 +82,7 @@ class TorchExecutor:
         """torch's version, threads, and the device's name."""
         facts: dict[str, object] = {
             "device": self.device,
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "threads": torch.get_num_threads(),
             "mkldnn": torch.backends.mkldnn.is_available(),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),

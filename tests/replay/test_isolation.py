@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from opreplay.replay.executors.fake import FakeExecutor
-from opreplay.replay.ir import Recorded, ReplayOp
+from opreplay.replay.ir import Recorded, ReplayArg, ReplayOp
 from opreplay.replay.isolation import ChildProcess, InProcess
 from opreplay.replay.measure import MeasureOptions
 from opreplay.replay.worker import WorkerConfig
 from opreplay.traces.errors import EnvironmentRefused, UsageError
+from opreplay.traces.model import TensorMeta
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's process limits")
 
@@ -114,6 +115,25 @@ def test_missing_device_is_refused_and_no_child_stays() -> None:
         ChildProcess(config, limit_s=5).start()
     with pytest.raises(UsageError, match="names no device"):
         ChildProcess(WorkerConfig(device="toaster", memory_bytes=10**6), limit_s=5).start()
+
+
+def test_torch_runs_in_the_child() -> None:
+    meta = TensorMeta(shape=(8, 8), dtype="float32")
+    args = tuple(ReplayArg(name=name, type="Tensor", tensors=(meta,)) for name in ("self", "mat2"))
+    recorded = Recorded(host_us_total=1, host_us_median=1)
+    product = ReplayOp(
+        id="d" * 12, name="aten::mm", count=1, overload="", resolved_by="jit", recorded=recorded, args=args
+    )
+    runner = ChildProcess(WorkerConfig(memory_bytes=10**8), limit_s=60)
+    try:
+        facts = runner.start()
+        outcome = runner.measure(product)
+    finally:
+        runner.close()
+    assert facts["device"] == "cpu"
+    assert "torch" in facts
+    assert outcome.status == "replayed", outcome.reason
+    assert outcome.initializer == "dense"
 
 
 @linux

@@ -83,6 +83,17 @@ class Buffer:
         """data[lo:cut] as a JSON array."""
         return b"".join((b"[", memoryview(self.data)[self.lo : cut], b"]"))
 
+    def bracket(self, cut: int) -> tuple[memoryview, tuple[int, int]]:
+        """data[lo:cut] as a JSON array without a copy, and what `unbracket` needs to undo it."""
+        data, lo = self.data, self.lo
+        covered = data[lo - 1], data[cut]
+        data[lo - 1], data[cut] = 0x5B, 0x5D
+        return memoryview(data)[lo - 1 : cut + 1], covered
+
+    def unbracket(self, cut: int, covered: tuple[int, int]) -> None:
+        """Put back the two bytes that `bracket` replaced."""
+        self.data[self.lo - 1], self.data[cut] = covered
+
     def text(self, start: int, stop: int) -> bytes:
         """A copy of data[start:stop]."""
         return bytes(memoryview(self.data)[start:stop])

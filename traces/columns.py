@@ -13,7 +13,7 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 Kind = Literal["index", "time", "span", "id"]
 
-FLUSH_ROWS = 1 << 14
+FLUSH_ROWS = 1 << 12
 EXACT_LIMIT_US = 2**53 / 1000
 """Microseconds from here on are not exact to the nanosecond in float64."""
 _MAX_US = 9_223_372_036_854_775
@@ -25,14 +25,14 @@ INVALID = -(2**63)
 def to_ns(values: list[Any]) -> Array:
     """Times in microseconds (int, float, Decimal or text) → int64 nanoseconds; INVALID where there is none."""
     try:
-        array = np.array(values)
+        array = np.fromiter(values, np.float64, len(values))
     except (ValueError, TypeError, OverflowError):
-        array = np.empty(0, object)
-    if array.ndim == 1 and len(array) == len(values):
-        if array.dtype.kind == "i" and (not len(array) or np.abs(array).max() <= _MAX_US):
-            return array.astype(np.int64) * 1000
-        if array.dtype.kind == "f" and np.isfinite(array).all() and np.abs(array).max() < EXACT_LIMIT_US:
-            return np.rint(array * 1000.0).astype(np.int64)
+        array = np.full(1, np.inf)
+    largest = np.abs(array).max(initial=0)
+    if largest < EXACT_LIMIT_US:
+        return np.rint(array * 1000.0).astype(np.int64)
+    if largest < 2**53 and all(type(value) is int for value in values):
+        return array.astype(np.int64) * 1000
     return np.fromiter((_ns(value) for value in values), np.int64, len(values))
 
 
@@ -58,12 +58,9 @@ def _ns(value: Any) -> int:
 def to_ids(values: list[Any]) -> Array:
     """Ids (int, text of an int, or absent) → int64, -1 where there is none; 64-bit unsigned ones wrap."""
     try:
-        array = np.array(values)
+        return np.fromiter(values, np.int64, len(values))
     except (ValueError, TypeError, OverflowError):
-        array = np.empty(0, object)
-    if array.dtype.kind != "i" or array.ndim != 1:
-        array = np.fromiter((_id(value) for value in values), np.int64, len(values))
-    return array
+        return np.fromiter((_id(value) for value in values), np.int64, len(values))
 
 
 def _id(value: Any) -> int:
@@ -127,7 +124,7 @@ class Columns:
             elif kind == "id":
                 array = to_ids(values)
             else:
-                array = np.array(values, np.uint32)
+                array = np.fromiter(values, np.uint32, len(values))
             arrays[name] = array
             self.pending[name] = []
         for name, kind in self.kinds.items():

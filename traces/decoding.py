@@ -16,8 +16,9 @@ from opreplay.traces.blocks import last_separator
 
 MAX_LEARNED_CATEGORIES = 64
 """Unknown categories that get a class of their own; the rest are counted together as "other"."""
-PIECE_BYTES = 4 * 1024
-"""A block with an event that the fast decoder refuses is decoded in pieces of this size."""
+PIECE_BYTES = 16 * 1024
+SMALL_PIECE_BYTES = 2 * 1024
+"""A block with an event that the fast decoder refuses is decoded in pieces, the refused ones in smaller pieces."""
 MANY_BARE_BLOCKS = 4
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError)
 NO_CATEGORY = "(none)"
@@ -66,42 +67,59 @@ class EventDecoder:
 
     def block(self, text: bytes) -> list[Any] | None:
         """Events of a closed array, or None when the text is no JSON array."""
+        if not self._generic_first:
+            try:
+                return self._fast.decode(text)
+            except msgspec.ValidationError:
+                return self._mixed_block(text)
+            except NOT_JSON:
+                return None
+        bare = self._bare
+        events = self._generic(text)
+        self._generic_first = events is not None and 5 * (self._bare - bare) > len(events)
+        return events
+
+    def fast(self, text: memoryview) -> list[Any] | None:
+        """Events of a closed array that holds known categories only, else None; the events refer to `text`."""
         if self._generic_first:
-            bare = self._bare
-            events = self._generic(text)
-            self._generic_first = events is not None and 5 * (self._bare - bare) > len(events)
-            return events
+            return None
         try:
             return self._fast.decode(text)
-        except msgspec.ValidationError:
-            return self._mixed(text)
         except NOT_JSON:
             return None
 
-    def _mixed(self, text: bytes) -> list[Any] | None:
+    def _mixed_block(self, text: bytes) -> list[Any] | None:
         """A block in which some events have no category or one not yet known."""
-        out: list[Any] = []
         bare = self._bare
-        lo, hi = 1, len(text) - 1
+        out: list[Any] = []
+        if not self._mixed(text, 1, len(text) - 1, PIECE_BYTES, out):
+            return self._generic(text)  # cut inside a string, or no JSON at all: the whole block decides
+        # Where most events of some blocks in a row have no category (torch_npu), the fast decoder is not tried first.
+        self._streak = self._streak + 1 if 2 * (self._bare - bare) > len(out) else 0
+        self._generic_first = self._streak >= MANY_BARE_BLOCKS
+        return out
+
+    def _mixed(self, text: bytes, lo: int, hi: int, size: int, out: list[Any]) -> bool:
+        """Decode text[lo:hi] in pieces of about `size` bytes, and those the fast decoder refuses in smaller ones."""
         while lo < hi:
             cut, following = hi, hi
-            if hi - lo > PIECE_BYTES and (found := last_separator(text, lo, lo + PIECE_BYTES)):
+            if hi - lo > size and (found := last_separator(text, lo, lo + size)):
                 cut, following = found
             piece = b"".join((b"[", memoryview(text)[lo:cut], b"]"))
             try:
                 out += self._fast.decode(piece)
             except msgspec.ValidationError:
-                got = self._generic(piece)
-                if got is None:
-                    return self._generic(text)
-                out += got
-            except NOT_JSON:  # cut inside a string, or no JSON at all: the whole block decides
-                return self._generic(text)
+                if size > SMALL_PIECE_BYTES and cut - lo > SMALL_PIECE_BYTES:
+                    if not self._mixed(text, lo, cut, SMALL_PIECE_BYTES, out):
+                        return False
+                elif (got := self._generic(piece)) is not None:
+                    out += got
+                else:
+                    return False
+            except NOT_JSON:
+                return False
             lo = following
-        # Where most events of some blocks in a row have no category (torch_npu), the fast decoder is not tried first.
-        self._streak = self._streak + 1 if 2 * (self._bare - bare) > len(out) else 0
-        self._generic_first = self._streak >= MANY_BARE_BLOCKS
-        return out
+        return True
 
     def _generic(self, text: bytes) -> list[Any] | None:
         try:

@@ -1,5 +1,7 @@
 """The vocabulary of trace files: categories, keys and the structs that msgspec decodes events into; no logic.
 
+Fields stand in the order in which Kineto writes them: msgspec then finds each at once.
+
 Scalars are `Any`, because one odd value would reject a whole block; names and argument metadata are `msgspec.Raw`,
 because most of them repeat and only each unique one is decoded (`signatures`).
 """
@@ -43,10 +45,10 @@ class OpArgs(Struct, gc=False, frozen=True):
     """Arguments of a host-side op."""
 
     ext: Any = field(name="External id", default=-1)
-    dims: Raw = field(name="Input Dims", default=NONE)
+    concrete: Raw = field(name="Concrete Inputs", default=NONE)
     types: Raw = field(name="Input type", default=NONE)
     strides: Raw = field(name="Input Strides", default=NONE)
-    concrete: Raw = field(name="Concrete Inputs", default=NONE)
+    dims: Raw = field(name="Input Dims", default=NONE)
 
 
 class OldOpArgs(Struct, gc=False, frozen=True):
@@ -89,8 +91,8 @@ class TaskArgs(Struct, gc=False, frozen=True):
 
 
 class _Timed(Struct, gc=False, frozen=True):
-    name: Raw = NONE
     ph: Any = None
+    name: Raw = NONE
     pid: Any = None
     tid: Any = None
     ts: Any = None

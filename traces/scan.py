@@ -127,6 +127,9 @@ class Scanner:
                 return self._last_of_part()
             else:
                 return self._array_end() or self._rest_of_file()
+        if self._take_in_place(cut[0]):
+            buffer.lo = cut[1]
+            return False
         tried = 0
         first_cut = cut
         while cut is not None and tried <= EARLIER_CUTS:
@@ -138,6 +141,21 @@ class Scanner:
             tried += 1
             cut = last_separator(buffer.data, buffer.lo, cut[0])
         return self._salvage(first_cut[0], first_cut[1])
+
+    def _take_in_place(self, cut: int) -> bool:
+        """As `_take` for the common case: known categories only, past the first megabyte, nothing to repair."""
+        if self._sniffed < SNIFF_BYTES:
+            return False
+        view, covered = self.buffer.bracket(cut)
+        events = self.decoder.fast(view)
+        good = events is not None
+        if events is not None:
+            groups = Collector.group(events)
+            good = self.decoder.exact or not Collector.wants_exact(groups)
+            if good:  # before the brackets go: raw fields refer to the buffer
+                self.out.collector.add(events, groups)
+        self.buffer.unbracket(cut, covered)
+        return good
 
     def _take(self, text: bytes) -> bool:
         """Decode a closed array and keep its events; False when it is no JSON."""

@@ -61,6 +61,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, rules: Rules, *, need_lse: bool = Fa
     # A single query at the end of its keys sees them all.
     trivial = not masked or (queries == 1 and left < 0)
     shift = keys - queries
+    # Square and causal is what torch's own flag means; its kernel leaves out what is hidden.
+    whole = not explicit and not sums_wanted and shift == 0 and left < 0 and right == 0
+    trivial = trivial or whole
     rows = _rows_at_a_time(heads, keys, queries, masked=not trivial, explicit=explicit)
     for start in range(0, queries, rows):
         stop = min(start + rows, queries)
@@ -75,7 +78,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, rules: Rules, *, need_lse: bool = Fa
         elif sums_wanted:
             result, sums = _cpu_flash(*block, visible, rules.scale)
         else:
-            result, sums = _sdpa(*block, visible, rules.scale), None
+            result, sums = _sdpa(*block, visible, rules.scale, causal=whole), None
         if sums is not None and rules.sinks is not None:
             result, sums = _with_sinks(result, sums, rules.sinks)
         out[start:stop] = result.permute(2, 0, 1, 3).flatten(1, 2)
@@ -153,8 +156,8 @@ def _visible(
     return seen
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scale: float) -> Tensor:
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale)
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scale: float, *, causal: bool) -> Tensor:
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale, is_causal=causal)
     if visible is None:
         return out
     # Rows without any visible key are not defined there.

@@ -67,9 +67,10 @@ def float_to_fp8_rowwise(t: Tensor, forward: bool) -> Tensor:
 
 @reference(
     "fbgemm::FP8RowwiseQuantizedToFloat(Tensor input, bool forward=True, int output_dtype=0) -> Tensor",
-    since="2022-12-01",
+    since="2023-09-27",
 )
-def fp8_rowwise_to_float(input: Tensor, forward: bool, output_dtype: int) -> Tensor:
+@reference("fbgemm::FP8RowwiseQuantizedToFloat(Tensor input, bool forward=True) -> Tensor", since="2022-12-01")
+def fp8_rowwise_to_float(input: Tensor, forward: bool, output_dtype: int = 0) -> Tensor:
     """The inverse: uint8 [.., C + 8] → [.., C], float32 or with output_dtype 1 float16, 5 bfloat16."""
     ebits, bias, _ = _FORWARD if forward else _BACKWARD
     columns = input.shape[-1] - _SCALE_BYTES

@@ -9,15 +9,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opreplay.replay.reference.blocks import row_blocks
+
 
 def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float, *, gemma: bool = False) -> Tensor:
     """x [.., d] over its root mean square, times weight [d] (1 + weight for Gemma); in x's dtype."""
-    if gemma and weight is not None:
-        scaled = F.rms_norm(x.float(), (x.shape[-1],), weight.float() + 1.0, epsilon)
-        return scaled.to(x.dtype)
-    if weight is not None and weight.dtype != x.dtype:
-        return F.rms_norm(x.float(), (x.shape[-1],), weight.float(), epsilon).to(x.dtype)
-    return F.rms_norm(x, (x.shape[-1],), weight, epsilon)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    wide = None if weight is None else weight.float() + (1.0 if gemma else 0.0)
+    source, target = x.flatten(0, -2) if x.dim() > 2 else x, out.flatten(0, -2) if x.dim() > 2 else out
+    if x.dim() == 1:
+        source, target = source.unsqueeze(0), target.unsqueeze(0)
+    for rows in row_blocks(source.shape[0], source.shape[1], x):
+        target[rows] = F.rms_norm(source[rows].float(), (x.shape[-1],), wide, epsilon)
+    return out
 
 
 def rms_norm_with_scale(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,43 @@
+"""Which recorded names are no ops: labels of frameworks and autograd, collectives, generated kernels; no torch."""
+
+from __future__ import annotations
+
+import re
+
+from opreplay.replay.ir import Reason
+from opreplay.replay.policy import COLLECTIVE_NAMESPACES, split_name
+from opreplay.traces.model import OpSignature
+
+_GENERATED = re.compile(r"triton_|cpp_fused_|graph_\d+_cpp_fused_|graph_\d+_kernel|ProxyExecutor|inductor_")
+_COLLECTIVE_LABEL = re.compile(r"(nccl|gloo|hccl|mpi|ucc|xccl|rccl):|Hccl|hcom_|c10d::")
+_COLLECTIVE_WORDS = (
+    "all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter", "all_to_all", "alltoall", "broadcast_",
+    "send_recv", "ncclx", "moe_distribute_dispatch", "moe_distribute_combine",
+)  # fmt: skip
+_VENDORS_WITH_COLLECTIVES = frozenset(
+    {"vllm", "sglang", "sgl_kernel", "aiter", "_C_custom_ar", "npu", "fbgemm", "symm_mem", "flashinfer", "_C_ascend"}
+)
+
+
+def not_an_op(signature: OpSignature) -> Reason | None:
+    """Why a recorded name is no op that could be called, or None when it looks like one."""
+    name = signature.name
+    if _GENERATED.match(name):
+        return Reason("triton kernel")
+    if _COLLECTIVE_LABEL.match(name):
+        return Reason("collective")
+    if name == "record_param_comms":
+        return Reason("collective") if signature.dims else Reason("label, not an op")
+    parts = split_name(name)
+    if parts is None:
+        return Reason("label, not an op")
+    namespace, op, _ = parts
+    if namespace in ("autograd", "torch"):
+        return Reason("label, not an op")
+    if namespace == "triton":
+        return Reason("triton kernel")
+    if namespace in COLLECTIVE_NAMESPACES:
+        return Reason("collective")
+    if namespace in _VENDORS_WITH_COLLECTIVES and any(word in op for word in _COLLECTIVE_WORDS):
+        return Reason("collective")
+    return None

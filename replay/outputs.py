@@ -1,0 +1,94 @@
+"""Shapes and dtypes of an op's results, from a call on meta tensors: nothing is allocated or computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import torch
+
+from opreplay.replay.executors.base import NotReplayable
+from opreplay.replay.ir import ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.policy import Policy
+from opreplay.replay.resolve import find_overload
+from opreplay.replay.tensors import DTYPES, MAX_RANK, scalar_value
+from opreplay.traces.model import TensorMeta
+
+MAX_RESULTS = 4096
+_META = torch.device("meta")
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_EXPECTED = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, AssertionError, KeyError, ArithmeticError)
+"""What a meta kernel raises for ops without one, outputs that depend on contents, or arguments that do not fit."""
+
+
+def with_outputs(plan: ReplayPlan, *, policy: Policy | None = None) -> ReplayPlan:
+    """The plan with `outputs` filled in where a run on meta tensors tells them; None stays where it does not."""
+    chosen = Policy() if policy is None else policy
+    return msgspec.structs.replace(plan, ops=tuple(_with_outputs(op, chosen) for op in plan.ops))
+
+
+def _with_outputs(op: ReplayOp, policy: Policy) -> ReplayOp:
+    if op.reason is not None or op.resolved_by is None or op.outputs is not None:
+        return op
+    results = None
+    with suppress(NotReplayable, *_EXPECTED):
+        results = meta_outputs(op, policy)
+    return op if results is None else msgspec.structs.replace(op, outputs=results)
+
+
+def meta_outputs(op: ReplayOp, policy: Policy) -> tuple[TensorMeta | None, ...]:
+    """Results of one op, lists flattened, None for a result that is no tensor. Raises what the meta kernel raises."""
+    arguments = {arg.name: _argument(arg) for arg in op.args}
+    positional = [arguments[arg.name] for arg in op.args if not arg.keyword_only]
+    by_name = {arg.name: arguments[arg.name] for arg in op.args if arg.keyword_only}
+    with torch.no_grad():
+        returned = _call(op, policy, positional, by_name)
+    return tuple(_meta_of(result) for result in _flatten(returned))[:MAX_RESULTS]
+
+
+def _call(op: ReplayOp, policy: Policy, positional: list[Any], by_name: dict[str, Any]) -> Any:
+    """The recorded op's own meta kernel where it has one, though an equivalent will be replayed."""
+    if op.resolved_by == "equivalent" and op.name.startswith("aten::"):
+        with suppress(NotReplayable, *_EXPECTED):
+            own = msgspec.structs.replace(op, resolved_by="jit", via=None)
+            return find_overload(own, policy)(*positional, **by_name)
+    call: Callable[..., Any] = find_overload(op, policy)
+    return call(*positional, **by_name)
+
+
+def _argument(arg: ReplayArg) -> Any:
+    if arg.type == "Tensor" and arg.tensors:
+        return None if arg.tensors[0] is None else _empty(arg.tensors[0])
+    if arg.type == "Tensor[]" and (arg.tensors or arg.value is None):
+        return [None if meta is None else _empty(meta) for meta in arg.tensors] if arg.tensors else None
+    value = scalar_value(arg, device=_META)
+    # Factories would allocate for real on the CPU; a pinned allocation needs a driver.
+    if arg.type == "Device":
+        return _META
+    return False if arg.name == "pin_memory" and value else value
+
+
+def _empty(meta: TensorMeta) -> torch.Tensor:
+    dtype = DTYPES.get(meta.dtype)
+    if dtype is None or len(meta.shape) > MAX_RANK or any(n < 0 for n in meta.shape):
+        raise ValueError(f"no tensor can be {meta}")
+    if meta.strides is None or len(meta.strides) != len(meta.shape) or any(n < 0 for n in meta.strides):
+        return torch.empty(meta.shape, dtype=dtype, device=_META)
+    return torch.empty_strided(meta.shape, meta.strides, dtype=dtype, device=_META)
+
+
+def _flatten(returned: Any) -> Iterable[Any]:
+    if isinstance(returned, list | tuple):
+        for item in returned:
+            yield from _flatten(item)
+    elif returned is not None or isinstance(returned, torch.Tensor):
+        yield returned
+
+
+def _meta_of(result: Any) -> TensorMeta | None:
+    if not isinstance(result, torch.Tensor) or result.dtype not in _DTYPE_NAMES:
+        return None
+    strides = tuple(result.stride()) if result.layout is torch.strided else None
+    return TensorMeta(shape=tuple(result.shape), dtype=_DTYPE_NAMES[result.dtype], strides=strides)

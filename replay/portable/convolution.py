@@ -1,0 +1,84 @@
+"""cuDNN's and MIOpen's convolutions through aten::convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+Sizes = Sequence[int]
+Number = int | float | None
+
+
+def _convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int,
+    output_padding: Sizes | None = None,
+) -> Tensor:  # fmt: skip
+    """x [N, C, *], weight [O, C / groups, *k] (transposed, when output_padding is given: [C, O / groups, *k])."""
+    transposed = output_padding is not None
+    extra = output_padding if output_padding is not None else [0] * len(stride)
+    return torch.ops.aten.convolution.default(x, weight, bias, stride, padding, dilation, transposed, extra, groups)
+
+
+def cudnn_convolution(
+    x: Tensor, weight: Tensor, padding: Sizes, stride: Sizes, dilation: Sizes, groups: int, *_: bool
+) -> Tensor:
+    return _convolve(x, weight, None, stride, padding, dilation, groups)
+
+
+def cudnn_convolution_transpose(
+    x: Tensor, weight: Tensor, padding: Sizes, output_padding: Sizes, stride: Sizes, dilation: Sizes, groups: int,
+    *_: bool,
+) -> Tensor:  # fmt: skip
+    return _convolve(x, weight, None, stride, padding, dilation, groups, output_padding)
+
+
+def cudnn_convolution_relu(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
+) -> Tensor:
+    return _convolve(x, weight, bias, stride, padding, dilation, groups).relu_()
+
+
+def cudnn_convolution_add_relu(
+    x: Tensor, weight: Tensor, z: Tensor, alpha: Number, bias: Tensor | None, stride: Sizes, padding: Sizes,
+    dilation: Sizes, groups: int,
+) -> Tensor:  # fmt: skip
+    out = _convolve(x, weight, bias, stride, padding, dilation, groups)
+    return out.add_(z, alpha=1 if alpha is None else alpha).relu_()
+
+
+def miopen_convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    padding: Sizes,
+    stride: Sizes,
+    dilation: Sizes,
+    groups: int,
+    *_: bool,
+) -> Tensor:
+    return _convolve(x, weight, bias, stride, padding, dilation, groups)
+
+
+miopen_depthwise_convolution = miopen_convolution
+miopen_convolution_relu = cudnn_convolution_relu
+miopen_convolution_add_relu = cudnn_convolution_add_relu
+
+
+def miopen_convolution_transpose(
+    x: Tensor, weight: Tensor, bias: Tensor | None, padding: Sizes, output_padding: Sizes, stride: Sizes,
+    dilation: Sizes, groups: int, *_: bool,
+) -> Tensor:  # fmt: skip
+    return _convolve(x, weight, bias, stride, padding, dilation, groups, output_padding)
+
+
+def conv_depthwise2d(
+    x: Tensor, weight: Tensor, kernel_size: Sizes, bias: Tensor | None, stride: Sizes, padding: Sizes, dilation: Sizes
+) -> Tensor:
+    """Also 3-D: one group a channel; the kernel's size is the weight's."""
+    del kernel_size
+    return _convolve(x, weight, bias, stride, padding, dilation, x.shape[1])
+
+
+conv_depthwise3d = conv_depthwise2d

@@ -1,0 +1,54 @@
+"""Small device-only ops: fused dropout, grid sampling, int4 weights, and products with another output dtype."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Number = int | float
+
+
+def fused_dropout(x: Tensor, p: float, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+    """`p` is the probability to keep, unlike native_dropout's."""
+    del generator
+    return torch.native_dropout(x, 1.0 - p, True)
+
+
+def masked_scale(x: Tensor, mask: Tensor, scale: float) -> Tensor:
+    return x * mask.to(x.dtype) * scale
+
+
+def cudnn_grid_sampler(x: Tensor, grid: Tensor) -> Tensor:
+    """Bilinear, zero padding, corners aligned: all that cuDNN's does."""
+    return torch.grid_sampler(x, grid, 0, 0, True)
+
+
+def cudnn_affine_grid_generator(theta: Tensor, n: int, c: int, h: int, w: int) -> Tensor:
+    return torch.affine_grid_generator(theta, [n, c, h, w], True)
+
+
+def weight_int4pack_mm(x: Tensor, weight: Tensor, group: int, scales_and_zeros: Tensor) -> Tensor:
+    """x bfloat16 [M, K], weight int32 [N / 8, K / (16 t), 32, t / 2] read as bytes [N, K / 2] in another order."""
+    n = scales_and_zeros.shape[1]
+    packed = weight.contiguous().view(torch.uint8).reshape(n, -1)
+    return torch.ops.aten._weight_int4pack_mm_for_cpu.default(x, packed, group, scales_and_zeros)
+
+
+def mm_to_dtype(x: Tensor, mat2: Tensor, out_dtype: torch.dtype) -> Tensor:
+    return torch.mm(x, mat2).to(out_dtype)
+
+
+def bmm_to_dtype(x: Tensor, mat2: Tensor, out_dtype: torch.dtype) -> Tensor:
+    return torch.bmm(x, mat2).to(out_dtype)
+
+
+def addmm_to_dtype(
+    x: Tensor, mat1: Tensor, mat2: Tensor, out_dtype: torch.dtype, *, beta: Number = 1, alpha: Number = 1
+) -> Tensor:
+    return torch.mm(mat1, mat2).to(out_dtype).mul_(alpha).add_(x, alpha=beta)
+
+
+def baddbmm_to_dtype(
+    x: Tensor, batch1: Tensor, batch2: Tensor, out_dtype: torch.dtype, *, beta: Number = 1, alpha: Number = 1
+) -> Tensor:
+    return torch.bmm(batch1, batch2).to(out_dtype).mul_(alpha).add_(x, alpha=beta)

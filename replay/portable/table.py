@@ -1,0 +1,100 @@
+"""Which device-only op is replayed through what, and where the function is; imports torch only when one is loaded.
+
+An equivalent takes the arguments of the ORIGINAL schema, so a plan keeps the recorded op's arguments, and does the same
+work with ops that run anywhere. Its results are not bit-equal (random numbers and workspaces differ).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Equivalent:
+    """How one op is replayed where it has no kernel."""
+
+    via: str
+    """The op that does the work; "plain torch" for a composition of several."""
+    module: str
+    function: str
+
+    def load(self) -> Callable[..., Any]:
+        """The function; it takes the original schema's arguments, keyword-only ones by name."""
+        return getattr(import_module(f"opreplay.replay.portable.{self.module}"), self.function)
+
+
+def _entries(module: str, entries: dict[str, str]) -> dict[str, Equivalent]:
+    """{op: via}; the function bears the op's name without leading underscores."""
+    made = {}
+    for op, via in entries.items():
+        made[f"aten::{op}"] = Equivalent(via=via, module=module, function=op.strip("_"))
+    return made
+
+
+_SDPA = "aten::scaled_dot_product_attention"
+_SDPA_BACKWARD = "aten::_scaled_dot_product_flash_attention_for_cpu_backward"
+
+EQUIVALENTS: dict[str, Equivalent] = {
+    **_entries("convolution", {
+        "cudnn_convolution": "aten::convolution",
+        "cudnn_convolution_transpose": "aten::convolution",
+        "cudnn_convolution_relu": "aten::convolution",
+        "cudnn_convolution_add_relu": "aten::convolution",
+        "miopen_convolution": "aten::convolution",
+        "miopen_convolution_transpose": "aten::convolution",
+        "miopen_depthwise_convolution": "aten::convolution",
+        "miopen_convolution_relu": "aten::convolution",
+        "miopen_convolution_add_relu": "aten::convolution",
+        "_conv_depthwise2d": "aten::convolution",
+        "conv_depthwise3d": "aten::convolution",
+    }),
+    **_entries("norm", {
+        "cudnn_batch_norm": "aten::native_batch_norm",
+        "cudnn_batch_norm_backward": "aten::native_batch_norm_backward",
+        "miopen_batch_norm": "aten::native_batch_norm",
+        "miopen_batch_norm_backward": "aten::native_batch_norm_backward",
+        "batch_norm_stats": "plain torch",
+        "batch_norm_elemt": "plain torch",
+        "batch_norm_gather_stats": "plain torch",
+        "batch_norm_gather_stats_with_counts": "plain torch",
+        "batch_norm_backward_reduce": "plain torch",
+        "batch_norm_backward_elemt": "plain torch",
+        "_fused_rms_norm_backward": "plain torch",
+    }),
+    **_entries("attention", {
+        "_scaled_dot_product_flash_attention": _SDPA,
+        "_scaled_dot_product_efficient_attention": _SDPA,
+        "_scaled_dot_product_cudnn_attention": _SDPA,
+        "_flash_attention_forward": _SDPA,
+        "_efficient_attention_forward": _SDPA,
+        "_cudnn_attention_forward": _SDPA,
+    }),
+    **_entries("attention_backward", {
+        "_scaled_dot_product_flash_attention_backward": _SDPA_BACKWARD,
+        "_scaled_dot_product_efficient_attention_backward": _SDPA_BACKWARD,
+        "_scaled_dot_product_cudnn_attention_backward": _SDPA_BACKWARD,
+        "_flash_attention_backward": _SDPA_BACKWARD,
+        "_efficient_attention_backward": _SDPA_BACKWARD,
+        "_cudnn_attention_backward": _SDPA_BACKWARD,
+    }),
+    **_entries("recurrent", {
+        "_cudnn_rnn": "aten::lstm, gru or rnn",
+        "miopen_rnn": "aten::lstm, gru or rnn",
+        "_cudnn_rnn_flatten_weight": "aten::cat",
+        "_thnn_fused_lstm_cell": "plain torch",
+        "_thnn_fused_gru_cell": "plain torch",
+    }),
+    **_entries("pointwise", {
+        "_fused_dropout": "aten::native_dropout",
+        "_masked_scale": "aten::mul",
+        "cudnn_grid_sampler": "aten::grid_sampler",
+        "cudnn_affine_grid_generator": "aten::affine_grid_generator",
+        "_weight_int4pack_mm": "aten::_weight_int4pack_mm_for_cpu",
+    }),
+    **{f"aten::{op}": Equivalent(via=f"aten::{op}", module="pointwise", function=f"{op}_to_dtype")
+       for op in ("mm", "bmm", "addmm", "baddbmm")},
+}  # fmt: skip
+"""By the recorded name. `mm` and its kind are here for their `dtype` overloads; the others have kernels everywhere."""

@@ -1,0 +1,128 @@
+"""One recorded call as typed values: what the four metadata columns of a trace say about each argument.
+
+Owns the reading of spellings, texts and gaps. Does not know schemas (`schema`) nor what a gap may be filled with
+(`inference`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from opreplay.replay.schema import plain_float
+from opreplay.traces.dtypes import torch_dtype_name
+from opreplay.traces.literals import parse_literal
+from opreplay.traces.model import OpSignature, TensorMeta
+
+Kind = Literal["tensor", "tensors", "scalar", "scalars", "absent", "unknown"]
+"""What the trace says an argument is; "absent" is an empty entry (None, a string, a device, a list too long to record);
+"unknown" when types were not recorded at all."""
+
+MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
+"""Value of a scalar or list whose text was not recorded."""
+
+_ABSENT = {"", "None", "nullptr (uninitialized)", "Undefined", "undefined"}
+_SCALARS = {"Scalar", "Int", "Double", "Bool", "Long", "Number", "ComplexDouble"}
+_SCALAR_LISTS = {"ScalarList", "IntList", "DoubleList", "BoolList"}
+_TENSOR_LISTS = {"TensorList", "Tensor[]", "OptionalTensorList"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedArg:
+    """One argument as recorded."""
+
+    kind: Kind
+    tensor: TensorMeta | None = None
+    tensors: tuple[TensorMeta | None, ...] | None = None
+    """Of a list; None when not even the number of elements was recorded."""
+    list_dtypes_known: bool = True
+    value: Any = None
+    """Plain scalar (complex as text) or tuple of them; MISSING when not recorded."""
+    strides_recorded: bool = True
+
+
+ABSENT = RecordedArg(kind="absent")
+
+
+def recorded_args(signature: OpSignature) -> tuple[RecordedArg, ...]:
+    """The arguments of a recorded call, one for each entry of "Input Dims"; () when there are none."""
+    if signature.dims is None:
+        return ()
+    return tuple(_argument(signature, i) for i in range(len(signature.dims)))
+
+
+def _argument(signature: OpSignature, i: int) -> RecordedArg:
+    dims: Any = signature.dims[i] if signature.dims else ()
+    types, strides_all, concrete = signature.types, signature.strides, signature.concrete
+    text = concrete[i] if concrete is not None and i < len(concrete) else None
+    strides: Any = strides_all[i] if strides_all is not None and i < len(strides_all) else None
+    if types is None or i >= len(types):
+        return _untyped(dims)
+    spelled = types[i]
+    if spelled in _ABSENT:
+        return ABSENT if not text else RecordedArg(kind="scalar", value=_plain(parse_literal(text)))
+    if spelled in _SCALARS:
+        return RecordedArg(kind="scalar", value=_value_of(text))
+    if spelled in _SCALAR_LISTS:
+        value = _value_of(text)
+        return RecordedArg(kind="scalars", value=value if isinstance(value, tuple) else MISSING)
+    storage = signature.storage[i] if signature.storage is not None and i < len(signature.storage) else ()
+    if spelled in _TENSOR_LISTS or (dims and isinstance(dims[0], tuple)):
+        dtypes = signature.list_types[i] if signature.list_types is not None and i < len(signature.list_types) else ()
+        return _tensor_list(dims, strides, dtypes, storage)
+    dtype = torch_dtype_name(spelled)
+    if dtype is None:
+        return ABSENT if not text else RecordedArg(kind="scalar", value=_plain(parse_literal(text)))
+    meta = _meta(dims, dtype, strides, storage[0][1] if storage else 0)
+    return RecordedArg(kind="tensor", tensor=meta, strides_recorded=meta.strides is not None)
+
+
+def _untyped(dims: Any) -> RecordedArg:
+    """An argument without a type: a tensor when it has dimensions, else anything."""
+    if dims and isinstance(dims[0], tuple):
+        return _tensor_list(dims, None, (), ())
+    if dims:
+        return RecordedArg(kind="tensor", tensor=TensorMeta(shape=tuple(dims), dtype=""), strides_recorded=False)
+    return RecordedArg(kind="unknown", value=MISSING)
+
+
+def _tensor_list(dims: Any, strides: Any, dtypes: tuple[str, ...], storage: Any) -> RecordedArg:
+    """A TensorList; dtype "" where the element types were not recorded, None for an absent element."""
+    if not dims:
+        return RecordedArg(kind="tensors", tensors=None, list_dtypes_known=False, strides_recorded=False)
+    nested = isinstance(strides, tuple) and len(strides) == len(dims)
+    metas: list[TensorMeta | None] = []
+    for j, shape in enumerate(dims):
+        if not isinstance(shape, tuple):
+            return RecordedArg(kind="tensors", tensors=None, list_dtypes_known=False, strides_recorded=False)
+        spelled = dtypes[j] if j < len(dtypes) else None
+        if spelled == "":
+            metas.append(None)
+            continue
+        offset = storage[j][1] if j < len(storage) else 0
+        metas.append(_meta(shape, torch_dtype_name(spelled or "") or "", strides[j] if nested else None, offset))
+    known = all(meta is None or meta.dtype for meta in metas)
+    return RecordedArg(kind="tensors", tensors=tuple(metas), list_dtypes_known=known, strides_recorded=nested)
+
+
+def _meta(dims: Any, dtype: str, strides: Any, offset: int) -> TensorMeta:
+    """A tensor's metadata; strides that do not fit its rank count as not recorded (sparse and nested tensors)."""
+    shape = tuple(dims)
+    if not isinstance(strides, tuple) or len(strides) != len(shape):
+        strides = () if not shape else None
+    return TensorMeta(shape=shape, dtype=dtype, strides=strides, storage_offset=max(offset, 0))
+
+
+def _value_of(text: str | None) -> Any:
+    return MISSING if text is None or text == "" else _plain(parse_literal(text))
+
+
+def _plain(value: Any) -> Any:
+    """JSON-safe form of a parsed literal: tuples for lists, text for complex and non-finite numbers."""
+    if isinstance(value, list):
+        return tuple(_plain(item) for item in value)
+    if isinstance(value, complex):
+        return str(value).strip("()")
+    if isinstance(value, float):
+        return plain_float(value)
+    return value

@@ -16,7 +16,7 @@ LIBRARIES: dict[str, str] = {
     "sglang": "sglang",
     "sglang_profiler": "sglang",
     "fbgemm": "fbgemm_gpu",
-    "fb": "fb (Meta-internal)",
+    "fb": "fb, internal to Meta",
     "npu": "torch_npu",
 }
 """Library that registers the ops of a namespace."""
@@ -36,7 +36,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "sglang_profiler": ("sglang",),
     "fbgemm": ("fbgemm_sparse", "fbgemm_quant", "fbgemm_tables"),
     "fb": ("fb",),
-    "npu": ("npu_basic", "npu_attention", "npu_moe"),
+    "npu": ("npu_basic", "npu_attention", "npu_training_attention", "npu_moe"),
 }
 """Modules of this package that implement a namespace; imported (with torch) by `register_namespace` only."""
 

@@ -14,15 +14,15 @@ PAGE = Path(__file__).parents[3] / "docs" / "vendor-ops.md"
 
 
 def test_the_page_lists_what_is_implemented() -> None:
-    sections = re.findall(
-        r"^### (\w+) \(([^)]*(?:\)[^)]*)?), (\d+)\)\n\n```text\n(.*?)```", PAGE.read_text(), re.M | re.S
-    )
-    listed = {namespace: tuple(re.findall(r"\w+", ops)) for namespace, _, _, ops in sections}
+    parts = PAGE.read_text().split("\n### ")[1:]
+    sections = [re.fullmatch(r"(\w+) \((.*), (\d+)\)\n\n```text\n([^`]*)```\n*", part) for part in parts]
+    assert all(sections)
+    listed = {found[1]: tuple(re.findall(r"\w+", found[4])) for found in sections if found}
     found = {ns: tuple(name.partition("::")[2] for name in names) for ns, names in reference.implemented().items()}
     assert listed == found
-    for namespace, library, number, _ in sections:
-        assert library == reference.library_of(namespace)
-        assert int(number) == len(found[namespace])
+    for section in filter(None, sections):
+        assert section[2] == reference.library_of(section[1])
+        assert int(section[3]) == len(found[section[1]])
 
 
 def test_the_example_of_the_page_works() -> None:

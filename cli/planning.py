@@ -90,7 +90,8 @@ def make_plan(trace: Trace, selection: Selection, *, device: str) -> ReplayPlan:
         include=selection.include, exclude=selection.exclude, top=selection.top, min_share=selection.min_share
     )
     policy = Policy(allow_imports=selection.allow_imports)
-    return with_outputs(build_plan(trace, select=selection.select, filters=filters, policy=policy, device=device))
+    plan = build_plan(trace, select=selection.select, filters=filters, policy=policy, device=device)
+    return with_outputs(plan, policy=policy)
 
 
 def find_ops(plan: ReplayPlan, wanted: str) -> list[ReplayOp]:

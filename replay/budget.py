@@ -63,6 +63,8 @@ def need_of(op: ReplayOp) -> Need:
     The estimate is the most of: the largest input, what a size argument asks for, all tensors broadcast together.
     """
     inputs = sum(tensor_bytes(meta) for meta in tensors_of(op))
+    if is_in_place(op):
+        return Need(inputs=inputs, outputs=0, outputs_known=True)
     if op.outputs is not None:
         outputs = sum(tensor_bytes(meta) for meta in op.outputs if meta is not None)
         return Need(inputs=inputs, outputs=outputs, outputs_known=True)
@@ -72,6 +74,11 @@ def need_of(op: ReplayOp) -> Need:
     made = max((_elements_asked_for(arg) for arg in op.args), default=0)
     outputs = max(largest, width * max(made, _broadcast_elements(metas)))
     return Need(inputs=inputs, outputs=outputs, outputs_known=False)
+
+
+def is_in_place(op: ReplayOp) -> bool:
+    """Whether the op gives back what it was given: torch's trailing underscore, confirmed by the schema."""
+    return op.name.endswith("_") and any(arg.mutated for arg in op.args)
 
 
 def over_budget(op: ReplayOp, limit_bytes: int) -> Reason | None:

@@ -53,6 +53,14 @@ def test_known_outputs_are_added() -> None:
     assert budget.over_budget(op_of(arg(tensor(10)), outputs=(tensor(1000),)), 4040) is None
 
 
+def test_in_place_op_makes_nothing_new() -> None:
+    meta = tensor(1000)
+    written = ReplayArg(name="self", type="Tensor", tensors=(meta,), mutated=True)
+    recorded = Recorded(host_us_total=1, host_us_median=1)
+    op = ReplayOp(id="0" * 12, name="aten::relu_", count=1, recorded=recorded, args=(written,), outputs=(meta,))
+    assert budget.need_of(op).total == 4000
+
+
 @pytest.mark.parametrize(("size", "expected"), [((10**12,), 4 * 10**12), ((2, -1, 3), 24), (None, 0)])
 def test_size_arguments_of_factories_count(size: Value, expected: int) -> None:
     need = budget.need_of(op_of(ReplayArg(name="size", type="int[]", value=size)))

@@ -19,6 +19,7 @@ COMMANDS: dict[str, str] = {
     "run": "opreplay.cli.run",
     "inspect": "opreplay.cli.inspect",
     "plan": "opreplay.cli.plan",
+    "validate": "opreplay.cli.validate",
     "devices": "opreplay.cli.devices",
     "doctor": "opreplay.cli.doctor",
 }

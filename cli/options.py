@@ -142,6 +142,19 @@ def soc_option(command: Command) -> Command:
     )(command)  # fmt: skip
 
 
+def tables_argument(command: Command) -> Command:
+    """KERNEL_DETAILS: kernel tables of the Ascend profiler."""
+    return click.argument("kernel_details", metavar="KERNEL_DETAILS...", nargs=-1, required=True)(command)
+
+
+def one_soc_each_option(command: Command) -> Command:
+    """--soc for measured kernels: the device of all tables, or of each."""
+    return click.option(
+        "--soc", multiple=True, required=True, metavar="NAME|FILE",
+        help="The device measured, or a device file (.toml); once for all tables or once for each.",
+    )(command)  # fmt: skip
+
+
 def format_option(*names: str) -> Callable[[Command], Command]:
     """--format, the first name being the default."""
     return click.option(

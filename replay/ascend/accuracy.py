@@ -107,10 +107,28 @@ def compare_group(group: Sequence[Launch], device: DeviceProfile) -> Compared:
     )
 
 
+def selected(table: KernelTable, *, communication: bool = True, only_held_out: bool = False) -> list[Launch]:
+    """The measured rows that figures are made from; all rows count for what is in the cache."""
+    return [
+        one
+        for one in launches(table)
+        if (communication or not one.row.communication) and (one.row.held_out or not only_held_out)
+    ]
+
+
+def compare_tables(
+    tables: Iterable[KernelTable], device: DeviceProfile, *, communication: bool = True, only_held_out: bool = False
+) -> list[Compared]:
+    """All unique measured kernels of tables of one device; a kernel that is in several tables counts once."""
+    chosen = [
+        one for table in tables for one in selected(table, communication=communication, only_held_out=only_held_out)
+    ]
+    return [compare_group(group, device) for group in grouped(chosen)]
+
+
 def compare_table(table: KernelTable, device: DeviceProfile, *, communication: bool = False) -> list[Compared]:
     """All unique measured kernels of a table, collectives left out unless `communication`."""
-    chosen = [one for one in launches(table) if communication or not one.row.communication]
-    return [compare_group(group, device) for group in grouped(chosen)]
+    return compare_tables([table], device, communication=communication)
 
 
 def percentile(values: Sequence[float], share: float) -> float:

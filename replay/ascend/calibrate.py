@@ -14,6 +14,7 @@ from statistics import fmean, median
 import msgspec
 
 from opreplay.replay.ascend.accuracy import Compared, Launch, compare_group, percentile
+from opreplay.replay.ascend.device_file import SCHEMA_VERSION, DeviceFile, compile_device
 from opreplay.replay.ascend.fit import Sample, fit, moved
 from opreplay.replay.ascend.predict import family_of
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
@@ -38,6 +39,15 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
     soc: str
     family: str
     compared: Compared
+
+
+def datasheet_only(device: DeviceProfile) -> DeviceProfile:
+    """The device before any calibration: its datasheet, and the shared model's starting values."""
+    file = DeviceFile(
+        schema_version=SCHEMA_VERSION, name=device.name, title=device.title, version=device.version,
+        aliases=device.aliases, datasheet=device.datasheet,
+    )  # fmt: skip
+    return compile_device(file)
 
 
 def training_samples(group: Group, device: DeviceProfile) -> list[Sample]:

@@ -52,6 +52,7 @@ DTYPES: dict[str, str] = {
 }  # fmt: skip
 """CANN data type, without "DT_" → torch dtype name (int4 as the byte that holds two of them)."""
 
+_HINT = "Give kernel_details.csv or op_summary.csv of the Ascend profiler."
 _NOT_THERE = frozenset({"", "N/A", "NA", "NULL", "NONE", "UNDEFINED", "NAN"})
 
 
@@ -79,6 +80,8 @@ class KernelTable(msgspec.Struct, frozen=True, kw_only=True):
     """Reason → number of rows."""
     is_sequence: bool = True
     """Rows are launches in order; False for a table of means."""
+    has_held_out: bool = False
+    """Whether a column says which rows are held out."""
 
 
 def dtype_of(text: str) -> str | None:
@@ -164,7 +167,7 @@ def _columns(header: Iterable[str], path: str) -> dict[str, str]:
     if lacking:
         raise Malformed(
             f"{path}: no kernel table, it has no column {', '.join(map(repr, lacking))}",
-            hint="give kernel_details.csv or op_summary.csv of the Ascend profiler",
+            hint=_HINT,
         )
     return found
 
@@ -179,7 +182,10 @@ def read_kernel_table(path: str | Path, *, max_rows: int = MAX_ROWS) -> KernelTa
     try:
         with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
             reader = csv.DictReader(file)
-            columns = _columns(reader.fieldnames or (), str(path))
+            header = reader.fieldnames
+            if not header:
+                raise Malformed(f"{path} is empty: no kernel table", hint=_HINT)
+            columns = _columns(header, str(path))
             for index, record in enumerate(reader):
                 if index >= max_rows:
                     raise TooLarge(f"{path}: more than {max_rows} rows (limit max_rows)")
@@ -191,7 +197,10 @@ def read_kernel_table(path: str | Path, *, max_rows: int = MAX_ROWS) -> KernelTa
         raise TraceError(f"cannot read {path}: {error.strerror}") from error
     except csv.Error as error:
         raise Malformed(f"{path}: not a CSV file: {error}") from error
-    return KernelTable(path=str(path), rows=tuple(rows), dropped=dict(dropped), is_sequence="count" not in columns)
+    return KernelTable(
+        path=str(path), rows=tuple(rows), dropped=dict(dropped), is_sequence="count" not in columns,
+        has_held_out="held_out" in columns,
+    )  # fmt: skip
 
 
 def call_key(call: KernelCall) -> tuple[object, ...]:

@@ -66,7 +66,7 @@ class Buffer:
             self.data[1 : 1 + rest] = self.data[self.lo : self.hi]
         self.base += self.lo - 1
         self.lo, self.hi = 1, 1 + rest
-        want = max(self.block_bytes, min(rest, 8 * self.block_bytes))
+        want = max(self.block_bytes, rest)  # twice as much each time: a huge event is searched a few times only
         want = min(want, len(self.data) - 1 - self.hi)
         with memoryview(self.data) as view:
             got = 0

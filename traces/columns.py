@@ -101,6 +101,8 @@ class Columns:
         self.rows = 0
         self.dropped = 0
         """Rows without a readable time."""
+        self.zeroed = 0
+        """Rows whose duration could not be read and counts as 0."""
         self.inexact = False
         """Some time was a float too large to be exact."""
         self._first = next(iter(kinds))
@@ -120,7 +122,11 @@ class Columns:
                     self.inexact |= bool(np.abs(array).max() >= 2**53)
                 bad = array == INVALID
                 if bad.any():
-                    keep = ~bad if keep is None else keep & ~bad
+                    if kind == "time":
+                        keep = ~bad if keep is None else keep & ~bad
+                    else:
+                        array[bad] = 0
+                        self.zeroed += int(bad.sum())
             elif kind == "id":
                 array = to_ids(values)
             else:

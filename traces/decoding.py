@@ -143,7 +143,7 @@ class EventDecoder:
             try:
                 out += [self._typed(event) for event in self._any.decode(b"[" + bytes(raw) + b"]")]
             except NOT_JSON:
-                self.losses["entry that is no event"] += 1
+                self.losses["unreadable entry"] += 1
         self._learn()
         return out
 

@@ -84,6 +84,10 @@ def _list_head(buffer: Buffer, body: bytes, start: int) -> Head:
     raise Malformed(f"{buffer.source.path} is a JSON array, but not of events", hint=HINT)
 
 
+_SECOND_ARRAY = 1 << 20
+"""An empty traceEvents is passed over for a second one this close behind it."""
+
+
 def _object_head(buffer: Buffer, body: bytes, start: int, tally: Tally) -> Head | None:
     """The head when the text up to some "traceEvents": [ proves to be one: closed, it decodes."""
     for match in _EVENTS.finditer(body):
@@ -97,9 +101,11 @@ def _object_head(buffer: Buffer, body: bytes, start: int, tally: Tally) -> Head 
             keys = _keys_repaired(body[:at] + b"[]}", tally) if match.start() < 1 << 20 else None
             if keys is None or keys.get("traceEvents") != b"[]":
                 continue
+        empty = _EMPTY_ARRAY.match(body, at + 1)
+        if empty and _second_array(body, empty.end()):
+            continue
         count_duplicates(body[:at] + b"[]}", tally)
         del keys["traceEvents"]
-        empty = _EMPTY_ARRAY.match(body, at + 1)
         after = empty.end() if empty else at + 1
         rest = body[after:]
         buffer.lo = start + after + (0 if empty else len(rest) - len(rest.lstrip(_SPACE)))
@@ -107,6 +113,12 @@ def _object_head(buffer: Buffer, body: bytes, start: int, tally: Tally) -> Head 
             return None if body[at : at + 1] == b"" else _after_bracket(buffer, keys)
         return Head("object", keys, empty=bool(empty))
     return None
+
+
+def _second_array(body: bytes, after: int) -> bool:
+    """Whether an empty traceEvents is followed by another one: the last of equal keys counts."""
+    match = _EVENTS.search(body, after, after + _SECOND_ARRAY)
+    return match is not None and _keys_of(body[: match.end()] + b"[]}") is not None
 
 
 def _after_bracket(buffer: Buffer, keys: dict[str, bytes]) -> Head:
@@ -134,7 +146,8 @@ def _is_execution_trace(body: bytes) -> bool:
 def _no_events(buffer: Buffer, text: bytes, tally: Tally) -> Head:
     path = buffer.source.path
     if not text.strip(_SPACE):
-        raise Malformed(f"{path} is empty", hint="Was the profiler stopped before the file was written?")
+        what = ", ".join(buffer.source.losses) or "nothing in it"
+        raise Malformed(f"{path} is empty ({what})", hint="Was the profiler stopped before the file was written?")
     keys = _keys_of(text)
     if keys is None:
         raise Malformed(f"{path} is damaged or cut off before any event", hint=HINT)
@@ -169,6 +182,17 @@ def read_tail(buffer: Buffer, layout: str, limits: Limits, tally: Tally) -> dict
 
 def _cut_tail(body: bytes, tally: Tally) -> dict[str, bytes]:
     """The keys of a tail that is cut off or followed by something else."""
+    try:
+        _OBJECT.decode(body)
+    except msgspec.DecodeError as err:
+        _, found, rest = str(err).partition("trailing characters (byte ")
+        end = body.rfind(b"}", 0, int(rest.split(")")[0]) + 1) + 1 if found else 0
+        if (keys := _keys_of(body[:end])) is not None:
+            tally.losses["data after the end of the trace"] += 1
+            keys.pop("traceEvents", None)
+            return keys
+    except NOT_JSON:
+        pass
     ends = [m.end() for m in re.finditer(rb"\}", body)][::-1][:200]
     for end in ends:
         if (keys := _keys_of(body[:end])) is not None:

@@ -65,6 +65,7 @@ class _Part(msgspec.Struct, kw_only=True):
     note_names: list[bytes] = []
     tracks: list[tuple[str, str]] = []
     dropped: dict[str, int] = {}
+    zeroed: dict[str, int] = {}
     inexact: dict[str, bool] = {}
     tables: dict[str, dict[str, list[tuple[str, bytes]]]] = {}
 
@@ -194,6 +195,7 @@ def _merge(into: Scanned, part: _Part) -> None:
                 arrays[name] = array
             to.append(arrays)
         to.dropped += part.dropped[table]
+        to.zeroed += part.zeroed[table]
         to.inexact |= part.inexact[table]
     got.events += part.events
     got.by_category.update(part.by_category)
@@ -220,6 +222,7 @@ def _pack(scanned: Scanned) -> _Part:
         note_names=list(got.note_names),
         tracks=list(got.tracks.texts),
         dropped={name: table.dropped for name, table in got.tables.items()},
+        zeroed={name: table.zeroed for name, table in got.tables.items()},
         inexact={name: table.inexact for name, table in got.tables.items()},
         tables={
             name: {c: [(a.dtype.str, a.tobytes()) for a in table.chunks[c]] for c in table.kinds}

@@ -85,6 +85,8 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
     for name, table in got.tables.items():
         if table.dropped:
             tally.losses[f"event without a readable time ({name})"] += table.dropped
+        if table.zeroed:
+            tally.losses[f"unreadable duration ({name})"] += table.zeroed
         if table.inexact:
             tally.losses["times not exact to the nanosecond"] += 1
     signatures, remap = decode_signatures(list(got.signatures), tally.losses, tally.repairs)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-_CONTROL = re.compile(rb"[\x00-\x1f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+_LINE_CONTROL = re.compile(r"[\t\n\r]")
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
 _BARE = re.compile(r"(?<=[:\[,])(\s*)([+-]?(?:nan|inf(?:inity)?))(?=\s*[,}\]])", re.IGNORECASE)
 _NEXT_KEY = r'"\s*,\s*"(?:ph|cat|name|pid|tid|ts|dur|id|bp|s|args)"\s*:'
@@ -17,12 +18,12 @@ _INNER_QUOTE = re.compile(r'(?<!\\)((?:\\\\)*)"')
 _UNICODE_LOSS = "�"
 
 
-def _utf8(text: str) -> str:
-    return text  # decoding with replacement, in `repairs`, has done it
-
-
 def _control(text: str) -> str:
-    return _CONTROL.sub(b" ", text.encode()).decode()
+    return _CONTROL.sub(" ", text)
+
+
+def _line_control(text: str) -> str:
+    return _LINE_CONTROL.sub(" ", text)
 
 
 def _non_finite(text: str) -> str:
@@ -45,9 +46,10 @@ def _any_quote(text: str) -> str:
     return _STRING_VALUE.sub(_escape_inner, text)
 
 
+_UTF8 = "invalid UTF-8"
+_CONTROLS = "control character in a string"
 STEPS: tuple[tuple[str, Callable[[str], str]], ...] = (
-    ("invalid UTF-8", _utf8),
-    ("control character in a string", _control),
+    (_CONTROLS, _control),
     ("NaN or infinity", _non_finite),
     ("unescaped backslash", _backslash),
     ("unescaped quote", _name_quote),
@@ -63,13 +65,22 @@ def repairs(fragment: bytes) -> Iterator[tuple[bytes, tuple[str, ...]]]:
     """Successively more repaired texts of one event, each with the reasons of all that was changed."""
     if len(fragment) > MAX_BYTES:
         return
-    done: tuple[str, ...] = ()
     text = fragment.decode("utf-8", "replace")
-    if _UNICODE_LOSS in text and _UNICODE_LOSS.encode() not in fragment:
-        done = (STEPS[0][0],)
+    lossy = _UNICODE_LOSS in text and _UNICODE_LOSS.encode() not in fragment
+    if lossy:
+        yield text.encode(), (_UTF8,)
+    # Line ends are white space between values, and wrong only inside strings: taken out when nothing else helps.
+    for first, done in ((text, ()), (_line_control(text), (_CONTROLS,))):
+        if done and first == text:
+            return
+        yield from _steps(first, (*done, _UTF8) if lossy else done)
+
+
+def _steps(text: str, done: tuple[str, ...]) -> Iterator[tuple[bytes, tuple[str, ...]]]:
+    if done:
         yield text.encode(), done
-    for reason, step in STEPS[1:]:
+    for reason, step in STEPS:
         changed = step(text)
         if changed != text:
-            text, done = changed, (*done, reason) if reason not in done else done
+            text, done = changed, done if reason in done else (*done, reason)
             yield text.encode(), done

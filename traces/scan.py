@@ -10,7 +10,7 @@ import msgspec
 
 from opreplay.traces.blocks import Buffer, last_separator
 from opreplay.traces.collect import Collector
-from opreplay.traces.decoding import NOT_JSON, EventDecoder
+from opreplay.traces.decoding import NO_CATEGORY, NOT_JSON, OTHER_CATEGORY, EventDecoder
 from opreplay.traces.errors import Malformed
 from opreplay.traces.head import HINT, Head, count_duplicates, read_head, read_tail
 from opreplay.traces.limits import Limits
@@ -21,6 +21,9 @@ BLOCK_BYTES = 1 << 18
 """Text decoded at a time; larger blocks fall out of the processor's cache and are slower."""
 SNIFF_BYTES = 1 << 20
 """Events searched for duplicate keys and for features of the torch era."""
+JUNK_EVENTS = 200_000
+"""Entries after which a file without a single trace event is given up."""
+NO_EVENTS = {NO_CATEGORY, OTHER_CATEGORY}
 EARLIER_CUTS = 3
 """Earlier separators tried when a cut proves wrong, before the block counts as broken."""
 
@@ -93,6 +96,10 @@ class Scanner:
         ended = head.empty
         while not ended:
             ended = self._block()
+            if JUNK_EVENTS < out.collector.events < 2 * JUNK_EVENTS:
+                _refuse_what_is_no_trace(
+                    self.source, out
+                )  # junk that inflates a thousandfold need not be read to its end
         if not self.last:
             out.complete = not self.tally.losses["truncated file"]
         elif buffer.eof and not len(buffer) and self.tally.losses["truncated file"]:
@@ -251,9 +258,14 @@ def scan(
 ) -> Scanned:
     """Read a whole trace. Raises Malformed when it holds nothing that looks like an event."""
     out = Scanner(source, block_bytes=block_bytes, progress=progress, numbered=numbered).run()
-    looks_like_none = set(out.collector.by_category) <= {"(none)", "other"} and not out.features
-    if out.collector.events and looks_like_none and not out.collector.kernels.rows:
-        raise Malformed(f"{source.path}: none of its {out.collector.events} entries is a trace event", hint=HINT)
+    _refuse_what_is_no_trace(source, out)
     if not out.collector.events and out.tally.losses and "duplicate key traceEvents" not in out.tally.losses:
         raise Malformed(f"{source.path}: no event can be read ({', '.join(out.tally.losses)})", hint=HINT)
     return out
+
+
+def _refuse_what_is_no_trace(source: Source, out: Scanned) -> None:
+    """Raise Malformed when there are entries, but none has anything of a trace event."""
+    got = out.collector
+    if got.events and not out.features and set(got.by_category) <= NO_EVENTS and not got.kernels.rows:
+        raise Malformed(f"{source.path}: none of its {got.events} entries is a trace event", hint=HINT)

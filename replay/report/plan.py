@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from opreplay.replay.budget import need_of, over_budget, readable
 from opreplay.replay.describe import describe_inputs
@@ -15,6 +14,7 @@ from opreplay.replay.report.columns import Column, ops_table
 from opreplay.replay.report.facts import assumption_notes, confidence_notes, socs_of, stand_in_notes
 from opreplay.replay.report.table import (
     MAX_ROWS,
+    no_ops,
     notes_lines,
     op_cell,
     recorded_columns,
@@ -85,7 +85,7 @@ def render(plan: ReplayPlan, results: Sequence[OpResult], *, width: int) -> Rend
         Column(title="memory", cells=tuple(memory_text(op) for op in ops), gives_way=5),
         Column(title="runs by", cells=how, left=True, gives_way=4),
     ]
-    parts: list[RenderableType] = [*ops_table(columns, [op_cell(r) for r in shown], width=width)] if results else []
+    parts = ops_table(columns, [op_cell(r) for r in shown], width=width) if results else [no_ops()]
     found = [*stand_in_notes(results), *assumption_notes(results)]
     found += [note for soc in socs_of(results) for note in confidence_notes(soc, results)]
     return Group(*parts, *rest_line(results[MAX_ROWS:]), *notes_lines(found))
@@ -118,8 +118,3 @@ def op_facts(op: ReplayOp, result: OpResult) -> dict[str, Any]:
         "recorded_share": result.recorded_share, "simulated_us": result.simulated_us, "bound": result.bound,
         "assumptions": op.assumptions,
     }  # fmt: skip
-
-
-def no_ops(plan: ReplayPlan) -> Text:
-    """What to print for a plan without ops."""
-    return Text(f"no op of {plan.source} was selected ({plan.selection})", style="yellow")

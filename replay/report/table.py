@@ -23,7 +23,7 @@ STYLES = {"skipped": "yellow", "failed": "red"}
 
 def render(header: Header | None, results: Sequence[OpResult], summary: Summary, *, width: int) -> RenderableType:
     """Table of ops, totals and notes, fitted to `width` characters; the coverage line comes before it, unbroken."""
-    parts: list[RenderableType] = []
+    parts: list[RenderableType] = [] if results or summary.interrupted else [no_ops()]
     if results:
         device = has_device_time(header, results)
         shown = results[:MAX_ROWS]
@@ -43,6 +43,13 @@ def notes_lines(found: Sequence[str]) -> list[RenderableType]:
     for note in found:
         grid.add_row(Text("·", style="dim"), Text(note, style="dim", overflow="fold"))
     return [Text(), grid]
+
+
+def no_ops() -> Text:
+    """What to print in place of a table without rows."""
+    return Text(
+        "no op to replay: the trace records none, or the selection leaves none", style="yellow", overflow="fold"
+    )
 
 
 def rest_line(left_out: Sequence[OpResult]) -> list[RenderableType]:

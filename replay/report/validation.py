@@ -10,8 +10,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from opreplay.replay.ascend.accuracy import Compared, Errors
+from opreplay.replay.ascend.calibrate import HeldOut
 from opreplay.replay.ascend.simulate import describe
-from opreplay.replay.ascend.validate import Figures, Validation
+from opreplay.replay.ascend.validate import Figures, Validation, figures_of
 from opreplay.replay.report.columns import plain_table
 from opreplay.replay.report.text import middle, safe, time_text
 
@@ -52,6 +53,25 @@ def kernel_facts(one: Compared) -> dict[str, Any]:
         "error": one.predicted_us / one.measured_us - 1,
         "lost_us": one.absolute_us,
     }
+
+
+def cross_facts(across: Sequence[HeldOut], elsewhere: Sequence[HeldOut]) -> dict[str, Any]:
+    """Cross-validated figures: "folds" and "unseen_soc"."""
+    return {name: figures_facts(one) for name, one in _cross(across, elsewhere).items()}
+
+
+def _cross(across: Sequence[HeldOut], elsewhere: Sequence[HeldOut]) -> dict[str, Figures]:
+    sets = {"folds": across, "unseen_soc": elsewhere}
+    return {name: figures_of([one.compared for one in held]) for name, held in sets.items() if held}
+
+
+def render_cross(across: Sequence[HeldOut], elsewhere: Sequence[HeldOut]) -> RenderableType:
+    """Cross-validated figures by type and overall, in percent."""
+    parts: list[RenderableType] = []
+    for name, figures in _cross(across, elsewhere).items():
+        rows = [*figures.families.items(), ("all", figures.overall)]
+        parts += [Text(TITLES[name], style="bold"), _errors_table("kernel type", rows), Text()]
+    return Group(*parts)
 
 
 def facts(found: Validation, *, worst: int) -> dict[str, Any]:

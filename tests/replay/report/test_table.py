@@ -68,9 +68,9 @@ def test_host_times_are_called_so(made: SimpleNamespace) -> None:
     assert "recorded (host)" in text
 
 
-def test_a_run_without_ops_has_only_notes(made: SimpleNamespace) -> None:
+def test_a_run_without_ops_says_so(made: SimpleNamespace) -> None:
     header = msgspec.structs.replace(made.header, trace={})
-    assert shown(table.render(header, [], made.summary, width=80), 80).strip() == ""
+    assert shown(table.render(header, [], made.summary, width=80), 80).startswith("no op to replay")
 
 
 def test_columns_give_way_in_order() -> None:

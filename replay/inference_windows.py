@@ -16,7 +16,7 @@ def _spatial(known: Known, *names: str) -> Shape | None:
 
 
 def _fitting_window(size: int, out: int | None, kernel: int) -> tuple[int, int]:
-    """(stride, padding) that makes `out` of `size` with this kernel; stride 1 and "same" padding if `out` is unknown."""
+    """(stride, padding) that makes `out` of `size` with this kernel; 1 and "same" padding if `out` is unknown."""
     if out is not None:
         for stride in range(1, MAX_STRIDE + 1):
             for padding in sorted(range(kernel), key=lambda p: abs(p - kernel // 2)):

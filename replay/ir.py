@@ -1,6 +1,6 @@
-"""The replay IR: named, typed ops with everything that is needed to call them again; JSON in and out.
+"""The replay IR: named, typed ops with everything that is needed to call them again.
 
-Owns the values and their verifier, not how they are made (`build`) or run (`executors`).
+Owns the values, not how they are made (`build`), checked (`verifier`), stored (`plan_file`) or run (`executors`).
 """
 
 from __future__ import annotations

@@ -16,8 +16,10 @@ DEFAULTED_ARGUMENT = 0.5
 """Cost of an argument that the schema has gained since the recording."""
 CHANGED_ARITY = 5.0
 """Cost of any difference in arity: an overload of the recorded arity wins if it fits at all."""
-SKIPPED_ARGUMENT = 1.0
-"""Cost of a recorded entry before the arguments."""
+SKIPPED_ARGUMENT = 0.1
+"""Cost of a recorded entry before the arguments: of two overloads that fit the end, the longer one explains more."""
+SKIPPED_TO_OUT = 20.0
+"""Cost of taking entries of an interpreter's stack for an `out=`: what lies below the arguments is hardly one."""
 DROPPED_ARGUMENT = 8.0
 """Cost of a recorded argument that the schema has no place for."""
 
@@ -74,7 +76,10 @@ def match_overload(spec: OpSpec, recorded: Sequence[RecordedArg]) -> Match | Non
     last = tuple(recorded[extra:])
     cost = _sum(spec, last)
     if cost is not None:
-        return Match(spec=spec, cost=cost + CHANGED_ARITY + SKIPPED_ARGUMENT * extra, recorded=last, skipped=extra)
+        cost += CHANGED_ARITY + SKIPPED_ARGUMENT * extra
+        if any(arg.out for arg in spec.args):
+            cost += SKIPPED_TO_OUT
+        return Match(spec=spec, cost=cost, recorded=last, skipped=extra)
     if any(rec.kind in ("tensor", "tensors") for rec in recorded[wanted:]):
         return None  # A dropped tensor would make another op of it.
     first = tuple(recorded[:wanted])

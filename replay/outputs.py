@@ -40,7 +40,8 @@ def _with_outputs(op: ReplayOp, policy: Policy) -> ReplayOp:
 
 def meta_outputs(op: ReplayOp, policy: Policy) -> tuple[TensorMeta | None, ...]:
     """Results of one op, lists flattened, None for a result that is no tensor. Raises what the meta kernel raises."""
-    arguments = {arg.name: _argument(arg) for arg in op.args}
+    is_factory = not any(arg.tensors for arg in op.args)
+    arguments = {arg.name: _argument(arg, is_factory) for arg in op.args}
     positional = [arguments[arg.name] for arg in op.args if not arg.keyword_only]
     by_name = {arg.name: arguments[arg.name] for arg in op.args if arg.keyword_only}
     with torch.no_grad():
@@ -58,15 +59,15 @@ def _call(op: ReplayOp, policy: Policy, positional: list[Any], by_name: dict[str
     return call(*positional, **by_name)
 
 
-def _argument(arg: ReplayArg) -> Any:
+def _argument(arg: ReplayArg, is_factory: bool) -> Any:
     if arg.type == "Tensor" and arg.tensors:
         return None if arg.tensors[0] is None else _empty(arg.tensors[0])
     if arg.type == "Tensor[]" and (arg.tensors or arg.value is None):
         return [None if meta is None else _empty(meta) for meta in arg.tensors] if arg.tensors else None
     value = scalar_value(arg, device=_META)
-    # Factories would allocate for real on the CPU; a pinned allocation needs a driver.
+    # A factory would allocate for real on the CPU; a pinned allocation needs a driver.
     if arg.type == "Device":
-        return _META
+        return _META if is_factory or arg.value is not None else None
     return False if arg.name == "pin_memory" and value else value
 
 

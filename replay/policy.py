@@ -34,7 +34,8 @@ COLLECTIVE_NAMESPACES: frozenset[str] = frozenset(
 TORCH_NAMESPACES: frozenset[str] = frozenset(
     {
         "aten", "prims", "quantized", "_quantized", "quantization", "onednn", "mkldnn", "mkldnn_prepacked", "mkl",
-        "sparse", "_c10d_functional", "_c10d_functional_autograd", "c10d", "rngprims", "inductor_prims", "_dtensor", "_native",
+        "sparse", "_c10d_functional", "_c10d_functional_autograd", "c10d", "rngprims", "inductor_prims", "_dtensor",
+        "_native",
         *REFUSED_NAMESPACES,
     }
 )  # fmt: skip

@@ -147,7 +147,7 @@ def test_additions_may_be_batched_and_explosions_not(executor: TorchExecutor) ->
 
 
 def test_no_reset_without_memory_for_a_copy_is_an_assumption() -> None:
-    tight = TorchExecutor("cpu", find, memory_bytes=1100)
+    tight = TorchExecutor("cpu", find, memory_bytes=600)
     outcome = attempt(tight, op("neg_", t("self", 128, mutated=True)), seed=0, options=FAST)
     tight.close()
     assert outcome.status == "replayed"

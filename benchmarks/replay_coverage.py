@@ -14,6 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 from opreplay.replay.build import build_plan
+from opreplay.replay.outputs import with_outputs
 from opreplay.replay.results import MemorySink, Summary
 from opreplay.replay.run import RunOptions, run_plan
 from opreplay.traces import read_trace
@@ -31,7 +32,7 @@ QUICK = {"op_time_s": 0.0, "min_samples": 1, "max_samples": 1, "warmup_calls": 1
 def replay(path: Path, options: RunOptions, select: str) -> tuple[Summary, MemorySink]:
     """Replay the plan of one trace."""
     sink = MemorySink()
-    return run_plan(build_plan(read_trace(path), select=select), options, sink=sink), sink  # type: ignore[arg-type]
+    return run_plan(with_outputs(build_plan(read_trace(path), select=select)), options, sink=sink), sink  # type: ignore[arg-type]
 
 
 def main() -> None:

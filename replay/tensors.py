@@ -50,6 +50,16 @@ def allocate(meta: TensorMeta, *, device: torch.device) -> torch.Tensor:
     return storage.as_strided(meta.shape, strides, offset)
 
 
+def argument(arg: ReplayArg, *, device: torch.device) -> Any:
+    """The value to call an op with: a tensor, a list of tensors, a scalar, or None. Raises NotReplayable."""
+    if arg.type == "Tensor" and arg.tensors:
+        return None if arg.tensors[0] is None else allocate(arg.tensors[0], device=device)
+    if arg.type == "Tensor[]" and (arg.tensors or arg.value is None):
+        made = [None if meta is None else allocate(meta, device=device) for meta in arg.tensors]
+        return made if arg.tensors else None
+    return scalar_value(arg, device=device)
+
+
 def alias(tensor: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
     """A view of the given metadata into the storage of `tensor`, for arguments that are known to share memory.
 

@@ -21,7 +21,8 @@ from opreplay.initializers.registry import Registry, built_in
 from opreplay.replay import budget, tensors
 from opreplay.replay.clocks import EventClock, HostClock
 from opreplay.replay.executors.base import Clock, NotReplayable
-from opreplay.replay.ir import Assumption, Reason, ReplayArg, ReplayOp
+from opreplay.replay.ir import Assumption, Reason, ReplayOp
+from opreplay.replay.widen import widened
 from opreplay.traces.errors import EnvironmentRefused, UsageError
 
 PROBE_CALLS = (1, 2, 4, 8, 16, 32, 64)
@@ -103,7 +104,10 @@ class TorchExecutor:
         if (reason := budget.over_budget(op, self._memory_bytes)) is not None:
             raise NotReplayable(reason)
         function = self._find(op)
-        args = {arg.name: self._argument(arg) for arg in op.args}
+        op, assumption = widened(op, function, self._device)
+        if assumption is not None and (reason := budget.over_budget(op, self._memory_bytes)) is not None:
+            raise NotReplayable(reason)
+        args = {arg.name: tensors.argument(arg, device=self._device) for arg in op.args}
         op_seed = seed_of(op, seed)
         torch.manual_seed(op_seed)
         name, reports = self._initialize(op, args, op_seed)
@@ -112,7 +116,7 @@ class TorchExecutor:
         spare = self._memory_bytes - budget.need_of(op).total
         prepared = TorchPrepared(partial(function, *positional, **by_name), _written(op, args), spare)
         prepared.initializer = name
-        prepared.assumptions = tuple(
+        prepared.assumptions = (() if assumption is None else (assumption,)) + tuple(
             Assumption(argument=argument, what=what) for report in reports for argument, what in report.assumed.items()
         )
         if prepared.mutates:
@@ -136,14 +140,6 @@ class TorchExecutor:
         torch.set_grad_enabled(grad)
         if self._device.type != "cpu":
             _backend(self._device.type).empty_cache()
-
-    def _argument(self, arg: ReplayArg) -> Any:
-        if arg.type == "Tensor" and arg.tensors:
-            return None if arg.tensors[0] is None else tensors.allocate(arg.tensors[0], device=self._device)
-        if arg.type == "Tensor[]" and (arg.tensors or arg.value is None):
-            made = [None if m is None else tensors.allocate(m, device=self._device) for m in arg.tensors]
-            return made if arg.tensors else None
-        return tensors.scalar_value(arg, device=self._device)
 
     def _initialize(self, op: ReplayOp, args: dict[str, Any], seed: int) -> tuple[str, list[InitReport]]:
         """Plain values for all tensors, then the op's own rule; the name of the rule and what was assumed."""

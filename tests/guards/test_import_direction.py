@@ -20,6 +20,7 @@ TORCH_AT_IMPORT = (
     "opreplay.replay.resolve",
     "opreplay.replay.schema",
     "opreplay.replay.tensors",
+    "opreplay.replay.widen",
 )
 """Modules and packages that may import torch when they are imported: they make, run or resolve ops."""
 

@@ -1,0 +1,91 @@
+"""16-bit matrix products on CPUs that cannot multiply 16-bit numbers: recognises them and widens them to float32.
+
+Without AVX-512 or AMX, torch's CPU kernels for bfloat16 and float16 products are plain loops, some 300 times slower
+than float32's. A product that would take longer than `PATIENCE_S` is replayed in float32 instead, and the result says so;
+a shorter one is replayed as recorded. Owns the decision, not the allocation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from opreplay.replay import tensors
+from opreplay.replay.ir import Assumption, ReplayArg, ReplayOp
+from opreplay.traces.model import TensorMeta
+
+PATIENCE_S = 0.5
+"""Estimated time of one call above which a product is widened: the default measuring time of an op and some more."""
+PLAIN_LOOP_FLOPS = 0.4e9
+"""Floating-point operations a second of torch 2.13's bfloat16 matmul on an AVX2 CPU, one call of 512x512x512 timed."""
+HALVES = ("bfloat16", "float16")
+WORTH_COUNTING = 1 << 18
+"""Elements of the largest argument below which no product can take `PATIENCE_S`; spares small ops the count."""
+
+
+def widened(op: ReplayOp, function: Callable[..., Any], device: torch.device) -> tuple[ReplayOp, Assumption | None]:
+    """`op` with its 16-bit tensors in float32 when it is a product too slow otherwise, and what to report; else as is.
+
+    Vendor references widen block by block themselves and are left alone.
+    """
+    halves = {m.dtype for arg in op.args for m in arg.tensors if m is not None and m.dtype in HALVES}
+    if device.type != "cpu" or not halves or op.resolved_by == "reference" or all(map(_native, halves)):
+        return op, None
+    largest = max(_numel(m) for arg in op.args for m in arg.tensors if m is not None)
+    if largest < WORTH_COUNTING:
+        return op, None
+    seconds = _flops(op, function) / PLAIN_LOOP_FLOPS
+    if seconds <= PATIENCE_S:
+        return op, None
+    names = " and ".join(sorted(halves))
+    what = f"computed in float32: this CPU has no {names} products, about {seconds:.2g} s a call"
+    outputs = None if op.outputs is None else tuple(m and _wide(m) for m in op.outputs)
+    args = tuple(_wide_argument(arg) for arg in op.args)
+    return msgspec.structs.replace(op, args=args, outputs=outputs), Assumption(argument="dtype", what=what)
+
+
+@lru_cache(maxsize=4)
+def _native(dtype: str) -> bool:
+    """Whether oneDNN multiplies this type on this CPU."""
+    if dtype == "bfloat16":
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
+def _flops(op: ReplayOp, function: Callable[..., Any]) -> int:
+    """Floating-point operations of the products in one call, counted by torch on meta tensors; 0 when it cannot."""
+    meta = torch.device("meta")
+    try:
+        args = {arg.name: tensors.argument(arg, device=meta) for arg in op.args}
+        positional = [args[arg.name] for arg in op.args if not arg.keyword_only]
+        by_name = {arg.name: args[arg.name] for arg in op.args if arg.keyword_only}
+        with FlopCounterMode(display=False) as counter:
+            function(*positional, **by_name)
+    except (RuntimeError, NotImplementedError, ValueError, TypeError, AssertionError, AttributeError, IndexError):
+        # An op without a meta kernel is no product that torch could count either.
+        return 0
+    return counter.get_total_flops()
+
+
+def _numel(meta: TensorMeta) -> int:
+    size = 1
+    for extent in meta.shape:
+        size *= extent
+    return size
+
+
+def _wide(meta: TensorMeta) -> TensorMeta:
+    return msgspec.structs.replace(meta, dtype="float32") if meta.dtype in HALVES else meta
+
+
+def _wide_argument(arg: ReplayArg) -> ReplayArg:
+    value = arg.value
+    if isinstance(value, str) and value.removeprefix("torch.") in HALVES:
+        value = "torch.float32"
+    made = tuple(None if m is None else _wide(m) for m in arg.tensors)
+    return msgspec.structs.replace(arg, tensors=made, value=value)

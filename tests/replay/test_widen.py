@@ -1,0 +1,65 @@
+"""16-bit products that this CPU cannot do in reasonable time are replayed in float32, and say so."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from opreplay.replay import widen
+from opreplay.replay.executors.torch_device import TorchExecutor
+from opreplay.replay.ir import Recorded, ReplayArg, ReplayOp
+from opreplay.traces.model import TensorMeta
+
+CPU = torch.device("cpu")
+
+
+def product(size: int, dtype: str, *, name: str = "aten::mm") -> ReplayOp:
+    meta = TensorMeta(shape=(size, size), dtype=dtype)
+    args = tuple(ReplayArg(name=n, type="Tensor", tensors=(meta,)) for n in ("self", "mat2"))
+    recorded = Recorded(host_us_total=1.0, host_us_median=1.0)
+    return ReplayOp(
+        id="0" * 12, name=name, count=1, recorded=recorded, resolved_by="jit", overload="", args=args, outputs=(meta,)
+    )
+
+
+@pytest.fixture
+def no_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(widen, "_native", lambda dtype: False)
+
+
+@pytest.mark.usefixtures("no_halves")
+def test_a_slow_product_becomes_float32_and_says_so() -> None:
+    op, assumption = widen.widened(product(1024, "bfloat16"), torch.ops.aten.mm.default, CPU)
+    assert {m.dtype for arg in op.args for m in arg.tensors if m} == {"float32"}
+    assert op.outputs == (TensorMeta(shape=(1024, 1024), dtype="float32"),)
+    assert assumption is not None
+    assert "no bfloat16 products" in assumption.what
+
+
+@pytest.mark.usefixtures("no_halves")
+@pytest.mark.parametrize(
+    ("op", "function"),
+    [
+        (product(64, "bfloat16"), torch.ops.aten.mm.default),
+        (product(1024, "float32"), torch.ops.aten.mm.default),
+        (product(1024, "float16", name="aten::add"), torch.ops.aten.add.Tensor),
+    ],
+    ids=["quick", "float32 already", "no product"],
+)
+def test_everything_else_is_replayed_as_recorded(op: ReplayOp, function: torch._ops.OpOverload) -> None:
+    assert widen.widened(op, function, CPU) == (op, None)
+
+
+def test_a_cpu_with_16_bit_products_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(widen, "_native", lambda dtype: True)
+    op = product(1024, "bfloat16")
+    assert widen.widened(op, torch.ops.aten.mm.default, CPU) == (op, None)
+
+
+@pytest.mark.usefixtures("no_halves")
+def test_the_executor_reports_the_assumption() -> None:
+    executor = TorchExecutor("cpu", lambda op: torch.ops.aten.mm.default, memory_bytes=1 << 28)
+    prepared = executor.prepare(product(1024, "bfloat16"), seed=0)
+    assert prepared.call().dtype == torch.float32
+    assert any("float32" in a.what for a in prepared.assumptions)
+    executor.close()

@@ -123,8 +123,8 @@ class Collector:
             # Rows are in file order, also where a table has events of several categories.
             handle(groups[classes[0]] if len(classes) == 1 else [e for e in events if type(e) in classes])
         for table in self.tables.values():
-            if table.rows > self.limits.rows:
-                raise too_large("rows", self.limits.rows, table.rows, "rows kept in one table")
+            if len(table) > self.limits.rows:
+                raise too_large("rows", self.limits.rows, len(table), "rows kept in one table")
             table.flush(every=FLUSH_ROWS)
 
     def _handler(self, cls: type[Struct]) -> tuple[str, Any]:

@@ -107,6 +107,9 @@ class Columns:
         """Some time was a float too large to be exact."""
         self._first = next(iter(kinds))
 
+    def __len__(self) -> int:
+        return self.rows + len(self.pending[self._first])
+
     def flush(self, *, every: int = 1) -> None:
         """Turn pending values into arrays when there are at least `every`."""
         n = len(self.pending[self._first])

@@ -92,7 +92,9 @@ def _object_head(buffer: Buffer, body: bytes, start: int, tally: Tally) -> Head 
     """The head when the text up to some "traceEvents": [ proves to be one: closed, it decodes."""
     for match in _EVENTS.finditer(body):
         at = match.end()
-        if body[at : at + 1] not in (b"[", b""):
+        if at == len(body):
+            return None
+        if body[at : at + 1] != b"[":
             if _keys_of(body[: match.start()] + b'"traceEvents":0}') is not None and not body[at:].startswith(b"["):
                 raise Malformed(f"{buffer.source.path}: traceEvents is no array", hint=HINT)
             continue
@@ -110,7 +112,7 @@ def _object_head(buffer: Buffer, body: bytes, start: int, tally: Tally) -> Head 
         rest = body[after:]
         buffer.lo = start + after + (0 if empty else len(rest) - len(rest.lstrip(_SPACE)))
         if not rest and not buffer.eof:
-            return None if body[at : at + 1] == b"" else _after_bracket(buffer, keys)
+            return _after_bracket(buffer, keys)
         return Head("object", keys, empty=bool(empty))
     return None
 

@@ -36,11 +36,14 @@ class Salvaged:
     array_end: int | None = None
     """After the "]" that ends the array, where that was found."""
     rest: int | None = None
-    """Start of a last fragment that does not decode: more text may complete it."""
+    """Start of an event near the end that does not decode: more text may complete it."""
 
 
-def salvage(text: bytes, decode: Decode, tally: Tally) -> Salvaged:
-    """All that can be had of a part of the array that does not decode as a whole."""
+def salvage(text: bytes, decode: Decode, tally: Tally, *, final: bool = False) -> Salvaged:
+    """All that can be had of a part of the array that does not decode as a whole.
+
+    Unless `final`, it stops at an event that text beyond the end might complete, and says where (`rest`).
+    """
     out = Salvaged()
     starts = [0, *(m.end() - 1 for m in SEPARATOR.finditer(text))]
     stops = [*(m.start() + 1 for m in SEPARATOR.finditer(text)), len(text)]
@@ -54,14 +57,22 @@ def salvage(text: bytes, decode: Decode, tally: Tally) -> Salvaged:
             i = j
             continue
         while i < j and out.array_end is None and out.rest is None:
-            i = _fragment(text, starts, stops, i, decode, tally, out)
+            i = _fragment(text, starts, stops, i, decode, tally, out, final=final)
         if out.rest is not None:
             break
     return out
 
 
 def _fragment(
-    text: bytes, starts: list[int], stops: list[int], i: int, decode: Decode, tally: Tally, out: Salvaged
+    text: bytes,
+    starts: list[int],
+    stops: list[int],
+    i: int,
+    decode: Decode,
+    tally: Tally,
+    out: Salvaged,
+    *,
+    final: bool,
 ) -> int:
     """Decode, join, repair or give up on fragment i; the index of the next one."""
     n = len(starts)
@@ -81,7 +92,7 @@ def _fragment(
             return n
     if _decode_repaired(piece, decode, tally, out):
         return i + 1
-    if i == n - 1:
+    if i == n - 1 or (not final and i + MAX_JOINED >= n):
         out.rest = starts[i]
         return n
     tally.losses["broken event"] += 1

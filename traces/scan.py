@@ -24,6 +24,8 @@ SNIFF_BYTES = 1 << 20
 JUNK_EVENTS = 200_000
 """Entries after which a file without a single trace event is given up."""
 NO_EVENTS = {NO_CATEGORY, OTHER_CATEGORY}
+PATIENCE_BYTES = 1 << 16
+"""Text beyond two blocks in which the rest of an undecodable event is looked for."""
 EARLIER_CUTS = 3
 """Earlier separators tried when a cut proves wrong, before the block counts as broken."""
 
@@ -223,7 +225,7 @@ class Scanner:
 
     def _rest_of_file(self) -> bool:
         """The end of the file without an end of the array."""
-        if len(self.buffer) and self._salvage(self.buffer.hi, self.buffer.hi):
+        if len(self.buffer) and self._salvage_finally(self.buffer.hi, self.buffer.hi):
             return True
         self.tally.losses["truncated file"] += 1
         self.buffer.lo = self.buffer.hi
@@ -238,12 +240,30 @@ class Scanner:
         if got.array_end is not None:
             buffer.lo += got.array_end
             return True
-        if got.rest is not None and not (buffer.eof and cut == buffer.hi):
-            if got.rest == 0 or len(text) - got.rest > 4 * buffer.block_bytes:
-                self.tally.losses["broken event"] += 1
-            else:  # the cut may lie in a string: see whether more text completes the event
-                buffer.lo += got.rest
-                return False
+        if got.rest is None:
+            buffer.lo = following
+            return False
+        # The cut may lie in a string: see whether more text completes the event.
+        buffer.lo += got.rest
+        if got.rest:
+            return False
+        cut, following = cut - buffer.lo, following - buffer.lo
+        patient = len(buffer) < PATIENCE_BYTES + 2 * buffer.block_bytes
+        if patient and buffer.fill(self.limits.event_bytes, "event_bytes", "bytes in one event"):
+            return False
+        return self._salvage_finally(buffer.lo + cut, buffer.lo + following)
+
+    def _salvage_finally(self, cut: int, following: int) -> bool:
+        """As `_salvage`, when no more text can help."""
+        buffer = self.buffer
+        text = buffer.text(buffer.lo, cut)
+        got = salvage(text, self.decoder.block, self.tally, final=True)
+        self._keep(got.events, lambda: salvage(text, self.decoder.block, Tally(), final=True).events)
+        if got.array_end is not None:
+            buffer.lo += got.array_end
+            return True
+        if got.rest is not None and cut != buffer.hi:
+            self.tally.losses["broken event"] += 1
         buffer.lo = following
         return False
 

@@ -1,11 +1,11 @@
-"""How well the simulated device predicts measured kernels, cross-validated, and how fast; optionally recalibrates.
+"""How well the simulated device predicts measured kernels, cross-validated, and how fast.
 
-Usage: python benchmarks/ascend_accuracy.py [--write] [--tables FOLDER]
+Usage: python benchmarks/ascend_accuracy.py [--tables FOLDER]
 
 Reads the kernel tables of FOLDER (default ../shared/ascend; the SoC is what precedes the first "_" of a file's name)
 and prints, for kernels that the fit has not seen (5 folds by unique kernel, and leaving out one SoC at a time), the
 number of unique kernels, MAPE, median APE, 90th percentile, time-weighted error and band coverage, by family and
-overall. `--write` fits all of them and writes the shipped device files.
+overall. `opreplay calibrate --shipped` writes the device files.
 """
 
 from __future__ import annotations
@@ -15,15 +15,11 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-import msgspec
-
 from opreplay.replay.ascend.accuracy import Compared, errors_of, grouped, launches
-from opreplay.replay.ascend.calibrate import Group, HeldOut, bands, calibrate
-from opreplay.replay.ascend.device_file import compile_device, list_devices, load_device, load_file
-from opreplay.replay.ascend.device_text import device_text
+from opreplay.replay.ascend.calibrate import Group, HeldOut, bands, calibrate, datasheet_only
+from opreplay.replay.ascend.device_file import list_devices, load_device
 from opreplay.replay.ascend.kernel_details import read_kernel_table
 from opreplay.replay.ascend.predict import predict_kernel
-from opreplay.replay.ascend.profile import DeviceProfile
 
 ROOT = Path(__file__).parents[1]
 MATMUL = ("MatMul", "MatMulFloat32", "BatchMatMul", "QuantMatMul", "GroupedMatMul")
@@ -36,11 +32,6 @@ def read_groups(folder: Path) -> list[Group]:
         measured = [one for one in launches(read_kernel_table(path)) if not one.row.communication]
         by_soc[path.name.split("_")[0]] += measured
     return [Group(soc=soc, launches=tuple(g)) for soc, all_ in sorted(by_soc.items()) for g in grouped(all_)]
-
-
-def uncalibrated(name: str) -> DeviceProfile:
-    """A shipped device with its datasheet alone: the starting point of a fit."""
-    return compile_device(msgspec.structs.replace(load_file(name), rates={}, families={}))
 
 
 def line(name: str, compared: list[Compared]) -> str:
@@ -76,38 +67,20 @@ def speed(groups: list[Group]) -> None:
     print(f"\n{rounds * len(calls) / seconds:,.0f} kernel predictions a second, uncached")
 
 
-def write(groups: list[Group], fitted: dict[str, DeviceProfile], before: dict[str, DeviceProfile]) -> None:
-    """Write the shipped device files."""
-    counts: dict[str, int] = defaultdict(int)
-    for group in groups:
-        counts[group.soc] += 1
-    what = ", ".join(f"{n} of the {soc}" for soc, n in counts.items())
-    for name, device in fitted.items():
-        header = (
-            f"{device.title}: datasheet values, and constants fitted to public kernel measurements\n"
-            f"({what}) by `python benchmarks/ascend_accuracy.py --write`. Do not edit by hand."
-        )
-        text = device_text(load_file(name), device, header=header, source=f"fitted to {what}", model=before[name])
-        (ROOT / "replay/ascend/devices" / f"{name}.toml").write_text(text, encoding="utf-8")
-
-
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--tables", type=Path, default=ROOT.parent / "shared" / "ascend")
-    parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     groups = read_groups(options.tables)
-    devices = {name: uncalibrated(name) for name in list_devices()}
+    devices = {name: datasheet_only(load_device(name)) for name in list_devices()}
     start = time.perf_counter()
-    fitted, across, elsewhere = calibrate(groups, devices)
+    _, across, elsewhere = calibrate(groups, devices)
     show("unseen kernels of known SoCs (5 folds)", across, families=True)
     print(f"in the 80 % band made from the other kernels' residuals: {bands(across)[2] * 100:.0f} %")
     show("unseen SoCs (one left out at a time)", elsewhere, families=False)
     print(f"\nfits and validation took {time.perf_counter() - start:.1f} s")
     speed(groups)
-    if options.write:
-        write(groups, fitted, devices)
 
 
 if __name__ == "__main__":

@@ -72,9 +72,12 @@ def training_samples(group: Group, device: DeviceProfile) -> list[Sample]:
     return samples
 
 
-def _fitted(groups: Sequence[Group], devices: dict[str, DeviceProfile]) -> dict[str, DeviceProfile]:
+def fitted_to(
+    groups: Sequence[Group], devices: dict[str, DeviceProfile], *, prior_width: float = 1.0
+) -> dict[str, DeviceProfile]:
+    """The devices with constants fitted to the groups; see `fit` for `prior_width`."""
     samples = [s for g in groups for s in training_samples(g, devices[g.soc])]
-    return fit(samples, devices)[0]
+    return fit(samples, devices, prior_width=prior_width)[0]
 
 
 def _held_out(groups: Sequence[Group], devices: dict[str, DeviceProfile]) -> list[HeldOut]:
@@ -94,6 +97,7 @@ def cross_validate(
     *,
     folds: int = 5,
     seed: int = 0,
+    prior_width: float = 1.0,
     on_fold: Callable[[int, int], None] | None = None,
 ) -> list[HeldOut]:
     """Each unique kernel predicted by a fit to the other folds; kernels are dealt to folds at random by `seed`.
@@ -108,7 +112,7 @@ def cross_validate(
         train = [g for g in groups if fold_of[_name(g)] != fold]
         test = [g for g in groups if fold_of[_name(g)] == fold]
         if train and test:
-            out += _held_out(test, _fitted(train, devices))
+            out += _held_out(test, fitted_to(train, devices, prior_width=prior_width))
         if on_fold:
             on_fold(fold + 1, folds)
     return out
@@ -125,7 +129,7 @@ def leave_one_soc_out(groups: Sequence[Group], devices: dict[str, DeviceProfile]
     for soc in sorted({g.soc for g in groups}):
         train, test = [g for g in groups if g.soc != soc], [g for g in groups if g.soc == soc]
         if train:
-            out += _held_out(test, _fitted(train, devices))
+            out += _held_out(test, fitted_to(train, devices))
     return out
 
 
@@ -163,13 +167,17 @@ def _log_error(one: HeldOut) -> float:
 
 
 def calibrate(
-    groups: Sequence[Group], devices: dict[str, DeviceProfile], *, folds: int = 5
+    groups: Sequence[Group],
+    devices: dict[str, DeviceProfile],
+    *,
+    folds: int = 5,
+    on_fold: Callable[[int, int], None] | None = None,
 ) -> tuple[dict[str, DeviceProfile], list[HeldOut], list[HeldOut]]:
     """Fit all devices to the groups; devices without data get what is shared.
 
     Returns the devices with sample counts and bands filled in, and the cross-validated and leave-one-SoC-out kernels.
     """
-    across = cross_validate(groups, devices, folds=folds)
+    across = cross_validate(groups, devices, folds=folds, on_fold=on_fold)
     elsewhere = leave_one_soc_out(groups, devices) if len({g.soc for g in groups}) > 1 else []
     samples = [s for g in groups for s in training_samples(g, devices[g.soc])]
     fitted, parameters, theta = fit(samples, devices)

@@ -166,11 +166,16 @@ def _jacobian(
 
 
 def fit(
-    samples: Sequence[Sample], devices: dict[str, DeviceProfile], *, iterations: int = 12
+    samples: Sequence[Sample],
+    devices: dict[str, DeviceProfile],
+    *,
+    iterations: int = 12,
+    prior_width: float = 1.0,
 ) -> tuple[dict[str, DeviceProfile], list[Parameter], list[float]]:
     """Fit constants to samples; returns the devices with the constants that resulted, and how far each one moved.
 
-    Damped Gauss-Newton steps on robust weights (iteratively reweighted), each accepted only if the objective falls.
+    `prior_width` multiplies the widths of all priors: below 1 for devices that are calibrated already. Damped
+    Gauss-Newton steps on robust weights (iteratively reweighted), each accepted only if the objective falls.
     """
     import numpy as np
 
@@ -178,7 +183,7 @@ def fit(
     families = [family_of(s.call, devices[s.soc]).name for s in samples]
     target = np.log([s.duration_us for s in samples])
     weights = np.array([s.weight for s in samples])
-    widths = np.array([p.width for p in parameters])
+    widths = np.array([p.width * prior_width for p in parameters])
     theta = np.zeros(len(parameters))
     current = devices
     logs = np.log(np.maximum(_times(samples, current), 1e-9))

@@ -30,7 +30,9 @@ def to_ns(values: list[Any]) -> Array:
         array = np.full(1, np.inf)
     largest = np.abs(array).max(initial=0)
     if largest < EXACT_LIMIT_US:
-        return np.rint(array * 1000.0).astype(np.int64)
+        # Times 1000 at once would round twice: wrong by 1 ns where a microsecond's float is just fine enough.
+        whole = np.floor(array)
+        return whole.astype(np.int64) * 1000 + np.rint((array - whole) * 1000.0).astype(np.int64)
     if largest < 2**53 and all(type(value) is int for value in values):
         return array.astype(np.int64) * 1000
     return np.fromiter((_ns(value) for value in values), np.int64, len(values))
@@ -42,7 +44,10 @@ def _ns(value: Any) -> int:
     if isinstance(value, int):
         return value * 1000 if abs(value) <= _MAX_US else INVALID
     if isinstance(value, float):
-        return round(value * 1000) if math.isfinite(value) and abs(value) <= _MAX_US else INVALID
+        if not math.isfinite(value) or abs(value) > _MAX_US:
+            return INVALID
+        whole = math.floor(value)
+        return whole * 1000 + round((value - whole) * 1000)
     if isinstance(value, str):
         if len(value) > 64:
             return INVALID

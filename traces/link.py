@@ -88,7 +88,7 @@ def _by_key(keys: Array, starts: Array, wanted: Array, when: Array) -> Array:
     Keys repeat in traces merged of several ranks or runs; the nearest in time before is then the likely one.
     """
     out = np.full(len(wanted), NONE, np.int64)
-    distinct = np.unique(wanted[wanted >= 0])
+    distinct = np.unique(wanted[wanted != NONE])
     if not len(distinct) or not len(keys):
         return out
     rows, codes = _matching(keys, distinct)
@@ -97,7 +97,7 @@ def _by_key(keys: Array, starts: Array, wanted: Array, when: Array) -> Array:
     begin = starts[rows]
     order = np.lexsort((begin, codes))
     rows, codes, begin = rows[order], codes[order], begin[order]
-    asked = wanted >= 0
+    asked = wanted != NONE
     code = np.searchsorted(distinct, wanted[asked])
     lo, hi = np.searchsorted(codes, code), np.searchsorted(codes, code, side="right")
     at = np.where(hi > lo, lo, NONE)

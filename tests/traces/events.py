@@ -54,7 +54,15 @@ def small_events() -> list[dict[str, Any]]:
         kernel("Memcpy DtoD", 150, 2, cat="gpu_memcpy", **{"External id": 3, "correlation": 12}),
         kernel("gemm", 160, 5, **{"External id": 99, "correlation": 98}),
         {"name": "process_name", "ph": "M", "ts": 99, "pid": 7, "tid": 0, "args": {"name": "python3"}},
-        {"ph": "X", "cat": "Trace", "name": "PyTorch Profiler (0)", "pid": "Spans", "tid": "PyTorch", "ts": 99, "dur": 9},
+        {
+            "ph": "X",
+            "cat": "Trace",
+            "name": "PyTorch Profiler (0)",
+            "pid": "Spans",
+            "tid": "PyTorch",
+            "ts": 99,
+            "dur": 9,
+        },
         {"name": "Record Window End", "ph": "i", "s": "g", "pid": "", "tid": "", "ts": 300.5},
     ]
 

@@ -128,7 +128,10 @@ def test_times_are_exact(tmp_path: Path, times: tuple[Any, Any], nanoseconds: tu
 
 
 def test_ids_and_threads_as_text(tmp_path: Path) -> None:
-    events = [op("aten::mm", 1, 9, "5", tid="worker", **DIMS), kernel("k", 3, 1, **{"External id": "5", "stream": "0x7"})]
+    events = [
+        op("aten::mm", 1, 9, "5", tid="worker", **DIMS),
+        kernel("k", 3, 1, **{"External id": "5", "stream": "0x7"}),
+    ]
     trace = read_trace(write(tmp_path, document(events)))
     assert trace.kernels.owner.tolist() == [0]
     assert trace.kernels.stream.tolist() == [7]

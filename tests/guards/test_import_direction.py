@@ -38,18 +38,31 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
 
 
-def at_import_time(tree: ast.Module) -> Iterator[ast.stmt]:
+def at_import_time(node: ast.AST) -> Iterator[ast.stmt]:
     """Statements that run when the module is imported: not inside functions, nor under TYPE_CHECKING."""
-    pending: list[ast.stmt] = list(tree.body)
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            pending += node.orelse
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             continue
-        yield node
-        pending += [child for child in ast.walk(node) if isinstance(child, ast.stmt) and child is not node]
+        if isinstance(child, ast.stmt):
+            yield child
+        yield from at_import_time(child)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("import torch", True),
+        ("try:\n    import torch\nexcept ImportError:\n    pass", True),
+        ("class A:\n    import torch", True),
+        ("class A:\n    def f(self):\n        import torch", False),
+        ("def f():\n    if True:\n        import torch", False),
+        ("if TYPE_CHECKING:\n    import torch", False),
+    ],
+)
+def test_the_guard_sees_what_runs_at_import_time(text: str, found: bool) -> None:
+    assert any(isinstance(node, ast.Import) for node in at_import_time(ast.parse(text))) is found
 
 
 def within(module: str, packages: tuple[str, ...]) -> bool:

@@ -14,8 +14,8 @@ Array = npt.NDArray[Any]
 Kind = Literal["index", "time", "span", "id"]
 
 FLUSH_ROWS = 1 << 12
-EXACT_LIMIT_US = 2**53 / 1000
-"""Microseconds from here on are not exact to the nanosecond in float64."""
+EXACT_LIMIT_US = float(2**43)
+"""From here on, neighbouring float64 microseconds are more than a nanosecond apart (102 days; Unix time is beyond)."""
 _MAX_US = 9_223_372_036_854_775
 _WORST = 2**63 - 1
 INVALID = -(2**63)
@@ -127,7 +127,7 @@ class Columns:
             if kind in ("time", "span"):
                 array = to_ns(values)
                 if kind == "time" and any(type(v) is float for v in values[:: max(1, n // 64)]):
-                    self.inexact |= bool(np.abs(array).max() >= 2**53)
+                    self.inexact |= bool(np.abs(array).max() >= EXACT_LIMIT_US * 1000)
                 bad = array == INVALID
                 if bad.any():
                     if kind == "time":

@@ -132,10 +132,12 @@ class Source:
         self.close()
 
 
-def _salvage(engine: Any, data: bytes) -> bytes:
+def _before_damage(engine: Any, data: bytes) -> bytes:
     """What precedes the damage in compressed data; a call that fails gives nothing, so in small steps."""
+    if engine is None:
+        return b""
     out = b""
-    for at in range(0, len(data) if engine is not None else 0, 64):
+    for at in range(0, len(data), 64):
         try:
             out += engine.decompress(data[at : at + 64])
         except Exception:  # the damage: zlib.error, or isal's own error type
@@ -178,14 +180,14 @@ class _Inflate(threading.Thread):
         data, src._head = src._head, b""
         self.bytes_in = len(data)
         while not self._stopped.is_set():
-            before = engine.copy() if hasattr(engine, "copy") else None
+            before: Any = engine.copy() if hasattr(engine, "copy") else None
             try:
                 out = engine.decompress(data, INFLATE_BYTES)
             except Exception as err:  # zlib.error, or isal's own error type
                 if not type(err).__module__.startswith(("zlib", "isal")) and not isinstance(err, zlib.error):
                     raise
                 src.losses["damaged gzip data"] = 1
-                self._put(_salvage(before, data))
+                self._put(_before_damage(before, data))
                 return
             produced += len(out)
             if produced > limits.ratio_free_bytes and produced > limits.ratio * self.bytes_in:

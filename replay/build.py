@@ -24,7 +24,7 @@ from opreplay.replay.ir import Reason, Recorded, RecordedKernel, ReplayOp, Repla
 from opreplay.replay.labels import not_an_op
 from opreplay.replay.matching import best_match
 from opreplay.replay.policy import COLLECTIVE_NAMESPACES, Policy, refuse_name, split_name
-from opreplay.replay.portable import EQUIVALENTS
+from opreplay.replay.portable import equivalent_for
 from opreplay.replay.recorded import RecordedArg, recorded_args
 from opreplay.replay.relatives import RelativesIndex
 from opreplay.replay.resolve import candidates, device_has_kernels, has_kernel, refused
@@ -178,11 +178,15 @@ class Resolver:
         if verdict is not None:
             raise Unbound(verdict)
         by, via = found.resolved_by, found.via
-        if self._check_kernels and not has_kernel(match.spec, self._device):
-            equivalent = EQUIVALENTS.get(signature.name)
-            if equivalent is None:
+        if self._check_kernels:
+            kernel = has_kernel(match.spec, self._device)
+            pairs = zip(match.spec.args, match.recorded, strict=False)
+            dtypes = {arg.name: rec.tensor.dtype for arg, rec in pairs if rec.tensor is not None}
+            equivalent = equivalent_for(signature.name, dtypes, has_kernel=kernel, device=self._device)
+            if equivalent is not None:
+                by, via = "equivalent", equivalent.via
+            elif not kernel:
                 raise Unbound(Reason("failed", f"{match.spec.full_name} has no kernel for {self._device}"))
-            by, via = "equivalent", equivalent.via
         kernels = tuple(kernel.name for kernel in op.recorded.kernels)
         context = Context(device=self._device, float_dtype=self._float_dtype, kernels=kernels, relatives=relatives)
         args, assumptions = bind(match, context)

@@ -207,17 +207,21 @@ def _index_tensors(known: Known, context: Context) -> Guess | None:
 
 
 def _indices_for(own: Shape, values: Shape) -> Guess | None:
-    """`values` = own[:kept] + index shape + own[kept + indexed:], with as few indexed dimensions as possible."""
+    """`values` = own[:kept] + index shape + own[kept + indexed:]: flat indices first, then as few as possible."""
+    options: list[tuple[bool, int, int, Shape]] = []
     for kept in range(len(own)):
         if own[:kept] != values[:kept]:
             break
         for indexed in range(1, len(own) - kept + 1):
             tail = own[kept + indexed :]
             middle = values[kept : len(values) - len(tail)]
-            if len(values) - len(tail) > kept and values[len(values) - len(tail) :] == tail:
-                metas = (*(None,) * kept, *(TensorMeta(shape=middle, dtype="int64"),) * indexed)
-                return Guess(tensors=metas, why=f"{indexed} int64 indices of shape {middle}, from self and values")
-    return None
+            if middle and values[kept + len(middle) :] == tail:
+                options.append((len(middle) != 1, indexed, kept, middle))
+    if not options:
+        return None
+    _, indexed, kept, middle = min(options)
+    metas = (*(None,) * kept, *(TensorMeta(shape=middle, dtype="int64"),) * indexed)
+    return Guess(tensors=metas, why=f"{indexed} int64 indices of shape {middle}, from self and values")
 
 
 def _dot_dims(side: str) -> Rule:

@@ -51,7 +51,7 @@ SAFE_DESPITE_NAME: dict[str, str] = {
 }
 """Ops that check their arguments although their name says unsafe, and why that is known."""
 
-REFUSED_ARGUMENTS: frozenset[str] = frozenset({"filename", "file", "path"})
+REFUSED_ARGUMENTS: frozenset[str] = frozenset({"filename"})
 """Argument names that no op may have."""
 
 FIXED_ARGUMENTS: dict[str, bool] = {"unsafe": False}

@@ -44,6 +44,19 @@ def miopen_batch_norm_backward(
     )
 
 
+def native_batch_norm_backward(
+    grad: Tensor, x: Tensor, weight: Maybe, running_mean: Maybe, running_var: Maybe, save_mean: Maybe,
+    save_invstd: Maybe, train: bool, eps: float, output_mask: Sequence[bool],
+) -> tuple[Maybe, Maybe, Maybe]:  # fmt: skip
+    """With all per-channel tensors in float32: CUDA takes any mix of dtypes, the CPU does not."""
+    scale, mean, var, saved, inverse = (
+        None if t is None else t.float() for t in (weight, running_mean, running_var, save_mean, save_invstd)
+    )
+    return torch.ops.aten.native_batch_norm_backward.default(
+        grad.to(x.dtype), x, scale, mean, var, saved, inverse, train, eps, list(output_mask)
+    )
+
+
 def _reduced(x: Tensor) -> list[int]:
     return [0, *range(2, x.dim())]
 

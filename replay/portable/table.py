@@ -6,7 +6,7 @@ work with ops that run anywhere. Its results are not bit-equal (random numbers a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -20,6 +20,8 @@ class Equivalent:
     """The op that does the work; "plain torch" for a composition of several."""
     module: str
     function: str
+    one_dtype: tuple[str, ...] = ()
+    """Arguments that the CPU kernel wants to be of one dtype: where they are not, it counts as missing."""
 
     def load(self) -> Callable[..., Any]:
         """The function; it takes the original schema's arguments, keyword-only ones by name."""
@@ -32,6 +34,18 @@ def _entries(module: str, entries: dict[str, str]) -> dict[str, Equivalent]:
     for op, via in entries.items():
         made[f"aten::{op}"] = Equivalent(via=via, module=module, function=op.strip("_"))
     return made
+
+
+def equivalent_for(name: str, dtypes: Mapping[str, str], *, has_kernel: bool, device: str) -> Equivalent | None:
+    """The equivalent to use for a call, or None where the op itself can run or there is none.
+
+    `dtypes` are those of the tensor arguments, by name.
+    """
+    found = EQUIVALENTS.get(name)
+    if found is None or not has_kernel:
+        return found
+    mixed = {dtypes[argument] for argument in found.one_dtype if argument in dtypes}
+    return found if device.startswith("cpu") and len(mixed) > 1 else None
 
 
 _SDPA = "aten::scaled_dot_product_attention"
@@ -94,6 +108,10 @@ EQUIVALENTS: dict[str, Equivalent] = {
         "cudnn_affine_grid_generator": "aten::affine_grid_generator",
         "_weight_int4pack_mm": "aten::_weight_int4pack_mm_for_cpu",
     }),
+    "aten::native_batch_norm_backward": Equivalent(
+        via="aten::native_batch_norm_backward", module="norm", function="native_batch_norm_backward",
+        one_dtype=("weight", "running_mean", "running_var", "save_mean", "save_invstd"),
+    ),
     **{f"aten::{op}": Equivalent(via=f"aten::{op}", module="pointwise", function=f"{op}_to_dtype")
        for op in ("mm", "bmm", "addmm", "baddbmm")},
 }  # fmt: skip

@@ -1,0 +1,157 @@
+"""Equivalents of device-only ops: each entry exists, and does what the op it stands for does."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from opreplay.replay.portable import EQUIVALENTS
+from opreplay.replay.resolve import has_kernel
+from opreplay.replay.schema import specs_of
+
+
+@pytest.mark.parametrize("name", sorted(EQUIVALENTS))
+def test_each_takes_the_arguments_of_the_original(name: str) -> None:
+    function = EQUIVALENTS[name].load()
+    always = bool(EQUIVALENTS[name].one_dtype)
+    specs = [s for s in specs_of(name) if (always or not has_kernel(s, "cpu")) and not s.overload.endswith("out")]
+    if not specs:
+        pytest.skip(f"this torch has a CPU kernel for {name}, or no such op")
+    spec = next((s for s in specs if not s.overload), specs[0])
+    positional = [a for a in spec.args if not a.keyword_only]
+    inspect.signature(function).bind(*positional, **{a.name: a for a in spec.args if a.keyword_only})
+
+
+def run(name: str, *args: object, **kwargs: object) -> object:
+    return EQUIVALENTS[name].load()(*args, **kwargs)
+
+
+def test_convolutions() -> None:
+    x, w, b = torch.randn(2, 4, 8, 8), torch.randn(6, 2, 3, 3), torch.randn(6)
+    expected = F.conv2d(x, w, None, 2, 1, 1, 2)
+    torch.testing.assert_close(
+        run("aten::cudnn_convolution", x, w, [1, 1], [2, 2], [1, 1], 2, False, False, True), expected
+    )
+    with_bias = run("aten::miopen_convolution", x, w, b, [1, 1], [2, 2], [1, 1], 2, False, False)
+    torch.testing.assert_close(with_bias, expected + b.view(1, -1, 1, 1))
+    relu = run("aten::cudnn_convolution_relu", x, w, b, [2, 2], [1, 1], [1, 1], 2)
+    torch.testing.assert_close(relu, (expected + b.view(1, -1, 1, 1)).relu())
+    up = torch.randn(4, 3, 3, 3)
+    made = run("aten::cudnn_convolution_transpose", x, up, [1, 1], [1, 1], [2, 2], [1, 1], 1, False, False, True)
+    torch.testing.assert_close(made, F.conv_transpose2d(x, up, None, 2, 1, 1))
+
+
+def test_batch_norm_of_several_ranks_is_that_of_all_rows() -> None:
+    x, weight, bias = torch.randn(8, 3, 4, 4), torch.rand(3) + 0.5, torch.randn(3)
+    parts = [run("aten::batch_norm_stats", part, 1e-5) for part in x.chunk(2)]
+    mean, invstd = (torch.stack([p[i] for p in parts]) for i in (0, 1))  # type: ignore[index]
+    all_mean, all_invstd = run("aten::batch_norm_gather_stats", x, mean, invstd, None, None, 0.1, 1e-5, 64)  # type: ignore[misc]
+    out = run("aten::batch_norm_elemt", x, weight, bias, all_mean, all_invstd, 1e-5)
+    torch.testing.assert_close(out, F.batch_norm(x, None, None, weight, bias, True, eps=1e-5))
+
+
+def test_synchronised_batch_norm_backward() -> None:
+    x = torch.randn(8, 3, 4, 4, requires_grad=True)
+    weight = torch.rand(3) + 0.5
+    grad = torch.randn_like(x)
+    (expected,) = torch.autograd.grad(F.batch_norm(x, None, None, weight, None, True, eps=1e-5), x, grad)
+    data = x.detach()
+    mean, invstd = run("aten::batch_norm_stats", data, 1e-5)  # type: ignore[misc]
+    reduced = run("aten::batch_norm_backward_reduce", grad, data, mean, invstd, weight, True, True, True)
+    made = run(
+        "aten::batch_norm_backward_elemt", grad, data, mean, invstd, weight, reduced[0], reduced[1],  # type: ignore[index]
+        torch.tensor([128]),
+    )  # fmt: skip
+    torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_batch_norm_backward_with_mixed_dtypes() -> None:
+    x, grad = torch.randn(4, 3, 5), torch.randn(4, 3, 5)
+    _, mean, invstd = torch.native_batch_norm(x, None, None, None, None, True, 0.1, 1e-5)
+    arguments = (torch.ones(3).bfloat16(), torch.zeros(3).bfloat16(), torch.ones(3).bfloat16(), mean, invstd)
+    made = run(
+        "aten::native_batch_norm_backward", grad.bfloat16(), x.bfloat16(), *arguments, True, 1e-5, [True, True, True]
+    )
+    expected = torch.ops.aten.native_batch_norm_backward.default(
+        grad, x, torch.ones(3), None, None, mean, invstd, True, 1e-5, [True, True, True]
+    )
+    torch.testing.assert_close(made[0].float(), expected[0], rtol=0.05, atol=0.05)  # type: ignore[index]
+
+
+def test_rms_norm_backward() -> None:
+    x, weight = torch.randn(5, 7, requires_grad=True), torch.rand(7, requires_grad=True)
+    out = F.rms_norm(x, (7,), weight, 1e-6)
+    grad = torch.randn_like(out)
+    expected = torch.autograd.grad(out, (x, weight), grad)
+    rstd = (x.detach().square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+    made = run("aten::_fused_rms_norm_backward", grad, x.detach(), [7], rstd, weight.detach(), [True, True])
+    torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_flash_attention_forward_and_backward(causal: bool, kv_heads: int) -> None:
+    q = torch.randn(2, 4, 16, 8, requires_grad=True)
+    k, v = (torch.randn(2, kv_heads, 16, 8, requires_grad=True) for _ in range(2))
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=kv_heads != 4)
+    grad = torch.randn_like(out)
+    expected = torch.autograd.grad(out, (q, k, v), grad)
+    data = [x.detach() for x in (q, k, v)]
+    made = run("aten::_scaled_dot_product_flash_attention", *data, 0.0, causal, False)
+    torch.testing.assert_close(made[0], out.detach())  # type: ignore[index]
+    flipped = run(
+        "aten::_flash_attention_forward", *(x.transpose(1, 2) for x in data), None, None, 16, 16, 0.0, causal, False
+    )
+    torch.testing.assert_close(flipped[0].transpose(1, 2), out.detach())  # type: ignore[index]
+    wide = data[1].repeat_interleave(4 // kv_heads, 1)
+    scores = (data[0] @ wide.transpose(-1, -2)) / 8**0.5
+    if causal:
+        scores = scores.masked_fill(~torch.ones(16, 16, dtype=torch.bool).tril(), -torch.inf)
+    lse = scores.logsumexp(-1)
+    grads = run(
+        "aten::_scaled_dot_product_flash_attention_backward", grad, *data, out.detach(), lse, None, None, 16, 16, 0.0,
+        causal, torch.zeros(()), torch.zeros(()),
+    )  # fmt: skip
+    torch.testing.assert_close(grads, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_packed_sequences_attend_to_themselves_alone() -> None:
+    q, k, v = (torch.randn(10, 2, 8) for _ in range(3))
+    ends = torch.tensor([0, 4, 10], dtype=torch.int32)
+    made = run("aten::_flash_attention_forward", q, k, v, ends, ends, 6, 6, 0.0, True, False)
+    for a, b in ((0, 4), (4, 10)):
+        one = [x[a:b].transpose(0, 1).unsqueeze(0) for x in (q, k, v)]
+        expected = F.scaled_dot_product_attention(one[0], one[1], one[2], is_causal=True)[0].transpose(0, 1)
+        torch.testing.assert_close(made[0][a:b], expected)  # type: ignore[index]
+
+
+def test_efficient_attention_with_a_bias() -> None:
+    q, k, v, bias = (torch.randn(1, 2, 6, 8) for _ in range(4))
+    bias = bias[..., :6]
+    made = run("aten::_scaled_dot_product_efficient_attention", q, k, v, bias, True, 0.0, False)
+    torch.testing.assert_close(made[0], F.scaled_dot_product_attention(q, k, v, bias))  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("mode", "module"), [(2, "LSTM"), (3, "GRU"), (1, "RNN")])
+def test_recurrent_networks(mode: int, module: str) -> None:
+    net = getattr(torch.nn, module)(5, 7, num_layers=2)
+    x, hx, cx = torch.randn(3, 4, 5), torch.zeros(2, 4, 7), torch.zeros(2, 4, 7)
+    weights = [w for layer in net.all_weights for w in layer]
+    with torch.no_grad():
+        made = run(
+            "aten::_cudnn_rnn", x, weights, 4, None, hx, cx if mode == 2 else None, mode, 7, 0, 2, False, 0.0, False,
+            False, [], None,
+        )  # fmt: skip
+        torch.testing.assert_close(made[0], net(x)[0])  # type: ignore[index]
+
+
+def test_fused_lstm_cell() -> None:
+    cell = torch.nn.LSTMCell(5, 7)
+    x, hx, cx = torch.randn(3, 5), torch.randn(3, 7), torch.randn(3, 7)
+    with torch.no_grad():
+        gates = x @ cell.weight_ih.T, hx @ cell.weight_hh.T
+        made = run("aten::_thnn_fused_lstm_cell", *gates, cx, cell.bias_ih, cell.bias_hh)
+        torch.testing.assert_close(made[:2], cell(x, (hx, cx)))  # type: ignore[index]

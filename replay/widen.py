@@ -1,7 +1,7 @@
 """16-bit matrix products on CPUs that cannot multiply 16-bit numbers: recognises them and widens them to float32.
 
 Without AVX-512 or AMX, torch's CPU kernels for bfloat16 and float16 products are plain loops, some 300 times slower
-than float32's. A product that would take longer than `PATIENCE_S` is replayed in float32 instead, and the result says so;
+than float32's. A product that would take longer than `PATIENCE_S` is replayed in float32, and the result says so;
 a shorter one is replayed as recorded. Owns the decision, not the allocation.
 """
 

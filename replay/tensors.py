@@ -47,7 +47,8 @@ def allocate(meta: TensorMeta, *, device: torch.device) -> torch.Tensor:
     storage = torch.empty(budget.extent(meta), dtype=dtype, device=device)
     strides = meta.strides if meta.strides is not None else contiguous_strides(meta.shape)
     offset = meta.storage_offset if storage.numel() else 0
-    return storage.as_strided(meta.shape, strides, offset)
+    # No view of `storage`: ops such as detach_ refuse views.
+    return torch.empty(0, dtype=dtype, device=device).set_(storage.untyped_storage(), offset, meta.shape, strides)
 
 
 def argument(arg: ReplayArg, *, device: torch.device) -> Any:

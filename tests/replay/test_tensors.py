@@ -111,3 +111,12 @@ def test_nan_stays_nan() -> None:
 def test_names_outside_the_table_are_refused(kind: str, value: str) -> None:
     with pytest.raises(NotReplayable):
         tensors.scalar_value(ReplayArg(name="x", type=kind, value=value), device=CPU)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_tensors_are_no_views_so_that_detach_in_place_works(device: str) -> None:
+    meta = TensorMeta(shape=(4, 3), dtype="bfloat16", strides=(1, 4), storage_offset=5)
+    made = tensors.allocate(meta, device=torch.device(device))
+    assert (made.shape, made.stride(), made.storage_offset()) == ((4, 3), (1, 4), 5)
+    assert not made._is_view()
+    made.detach_()

@@ -57,10 +57,10 @@ def coverage_line(
     "replayed 412 of 430 ops = 97.8 % of device time; 18 skipped: 9 library missing, 6 policy, 3 budget; 2 failed"
     """
     clock = "device" if has_device_time(header, results) or not results else "host"
-    parts = [
-        f"{verb} {summary.replayed:,} of {plural(summary.ops, 'op')} = "
-        f"{share_text(summary.covered_share)} of {clock} time"
-    ]
+    # An ExecutionTrace holds no times; a share of nothing would read as if nothing were covered.
+    timed = summary.recorded_us > 0 or not results
+    share = f" = {share_text(summary.covered_share)} of {clock} time" if timed else ", no times recorded"
+    parts = [f"{verb} {summary.replayed:,} of {plural(summary.ops, 'op')}{share}"]
     for status in ("skipped", "failed"):
         kinds = Counter(reason_kind(r.reason) for r in results if r.status == status)
         if not kinds:

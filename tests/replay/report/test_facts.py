@@ -26,6 +26,13 @@ def test_coverage_speaks_of_host_time_where_the_trace_has_no_device(made: Simple
     assert " of host time" in facts.coverage_line(header, made.results, made.summary)
 
 
+def test_coverage_of_a_trace_without_times_claims_no_share(made: SimpleNamespace) -> None:
+    summary = msgspec.structs.replace(made.summary, recorded_us=0.0, covered_share=0.0)
+    assert facts.coverage_line(made.header, made.results, summary).startswith(
+        "replayed 3 of 6 ops, no times recorded; "
+    )
+
+
 def test_reasons_from_a_trace_are_escaped(made: SimpleNamespace) -> None:
     line = facts.coverage_line(made.header, [made.skipped(reason="bad\x1b[2J: x")], made.summary)
     assert "\x1b" not in line

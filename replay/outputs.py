@@ -13,6 +13,7 @@ from opreplay.replay.executors.base import NotReplayable
 from opreplay.replay.ir import ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.policy import Policy
 from opreplay.replay.resolve import find_overload
+from opreplay.replay.schema import specs_of
 from opreplay.replay.tensors import DTYPES, MAX_RANK, scalar_value
 from opreplay.traces.model import TensorMeta
 
@@ -44,9 +45,17 @@ def meta_outputs(op: ReplayOp, policy: Policy) -> tuple[TensorMeta | None, ...]:
     arguments = {arg.name: _argument(arg, is_factory) for arg in op.args}
     positional = [arguments[arg.name] for arg in op.args if not arg.keyword_only]
     by_name = {arg.name: arguments[arg.name] for arg in op.args if arg.keyword_only}
+    if is_factory and "device" not in by_name and _takes_device(op):
+        by_name["device"] = _META
     with torch.no_grad():
         returned = _call(op, policy, positional, by_name)
     return tuple(_meta_of(result) for result in _flatten(returned))[:MAX_RESULTS]
+
+
+def _takes_device(op: ReplayOp) -> bool:
+    name = op.via if op.via is not None and op.resolved_by != "equivalent" else op.name
+    specs = specs_of(name.partition(".")[0])
+    return any(spec.overload == op.overload and any(arg.name == "device" for arg in spec.args) for spec in specs)
 
 
 def _call(op: ReplayOp, policy: Policy, positional: list[Any], by_name: dict[str, Any]) -> Any:

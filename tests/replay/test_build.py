@@ -1,0 +1,170 @@
+"""Traces to plans: grouping, selection, order, reasons, and what real traces give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from opreplay.replay.build import build_plan, signature_id
+from opreplay.replay.ir import ReplayPlan
+from opreplay.replay.plan_file import dump_plan, parse_plan
+from opreplay.replay.select import OpFilter
+from opreplay.replay.verifier import verify
+from opreplay.traces import read_trace
+from opreplay.traces.errors import UsageError
+from opreplay.traces.model import KernelTable, OpSignature, OpTable, Trace, TraceInfo
+from opreplay.traces.samples import sample_path
+
+LABEL = OpSignature(name="autograd::engine::evaluate_function: MmBackward0")
+MM = OpSignature(
+    name="aten::mm", dims=((4, 8), (8, 2)), types=("float", "float"), strides=((8, 1), (2, 1)), concrete=("", "")
+)
+MATMUL = OpSignature(
+    name="aten::matmul", dims=((4, 8), (8, 2)), types=("float", "float"), strides=((8, 1), (2, 1)), concrete=("", "")
+)
+BARE = OpSignature(name="aten::relu")
+TRITON = OpSignature(name="triton_poi_fused_add_0", dims=((4,),), types=("float",))
+
+
+def trace(rows: list[tuple[OpSignature, int, int]], kernels: list[tuple[str, int, int]] = ()) -> Trace:  # type: ignore[assignment]
+    """rows: (signature, start, duration) in ns on one thread; kernels: (name, duration in ns, owner row)."""
+    signatures = list(dict.fromkeys(row[0] for row in rows))
+    names = list(dict.fromkeys(kernel[0] for kernel in kernels))
+    zeros = np.zeros(len(kernels), dtype=np.int32)
+    return Trace(
+        info=TraceInfo(path="/some/where/t.json", dialect="kineto", bytes_read=0, events=len(rows)),
+        signatures=tuple(signatures),
+        ops=OpTable(
+            signature=np.array([signatures.index(row[0]) for row in rows], dtype=np.uint32),
+            start_ns=np.array([row[1] for row in rows], dtype=np.int64),
+            dur_ns=np.array([row[2] for row in rows], dtype=np.int64),
+            track=np.zeros(len(rows), dtype=np.int64),
+        ),
+        tracks=(("1", "1"),),
+        kernel_names=tuple(names),
+        kernels=KernelTable(
+            name=np.array([names.index(k[0]) for k in kernels], dtype=np.uint32),
+            category=np.zeros(len(kernels), dtype=np.uint8),
+            start_ns=np.zeros(len(kernels), dtype=np.int64),
+            dur_ns=np.array([k[1] for k in kernels], dtype=np.int64),
+            device=zeros,
+            stream=zeros,
+            owner=np.array([k[2] for k in kernels], dtype=np.int64),
+        ),
+        annotations=(),
+    )
+
+
+TWO_CALLS = [
+    (LABEL, 0, 100_000),
+    (MATMUL, 1000, 50_000),
+    (MM, 2000, 30_000),
+    (MATMUL, 60_000, 30_000),
+    (MM, 61_000, 9_000),
+]
+GEMMS = [("gemm", 5000, 2), ("gemm", 7000, 4), ("copy", 1000, 4), ("lost", 400, -1)]
+
+
+def summary(plan: ReplayPlan) -> list[tuple[str, int, float]]:
+    return [(op.name, op.count, op.recorded.device_us_total) for op in plan.ops]
+
+
+def test_owners_are_grouped_and_summed() -> None:
+    plan = build_plan(trace(TWO_CALLS, GEMMS))
+    assert summary(plan) == [("aten::mm", 2, 13.0)]
+    (op,) = plan.ops
+    assert (op.resolved_by, op.overload, op.reason) == ("jit", "", None)
+    assert (op.recorded.device_us_median, op.recorded.host_us_total) == (6.5, 39.0)
+    assert [(k.name, k.count, k.total_us) for k in op.recorded.kernels] == [("gemm", 2, 12.0), ("copy", 1, 1.0)]
+    assert (plan.device_us_total, plan.source) == (13.4, "t.json")
+
+
+@pytest.mark.parametrize(
+    ("select", "kernels", "expected"),
+    [
+        ("owner", [], [("aten::matmul", 2, 0.0)]),
+        ("top", GEMMS, [("aten::matmul", 2, 13.0)]),
+        ("leaf", GEMMS, [("aten::mm", 2, 13.0)]),
+        ("all", GEMMS, [("aten::mm", 2, 13.0), (LABEL.name, 1, 0.0), ("aten::matmul", 2, 0.0)]),
+    ],
+)
+def test_selections(select: str, kernels: list[tuple[str, int, int]], expected: list[tuple[str, int, float]]) -> None:
+    assert summary(build_plan(trace(TWO_CALLS, kernels), select=select)) == expected
+
+
+def test_an_unknown_selection_is_refused() -> None:
+    with pytest.raises(UsageError, match="no selection"):
+        build_plan(trace(TWO_CALLS), select="none")
+
+
+def test_reasons() -> None:
+    rows = [
+        (LABEL, 0, 10),
+        (BARE, 20, 10),
+        (TRITON, 40, 10),
+        (OpSignature(name="os::system", dims=(), types=()), 60, 10),
+    ]
+    reasons = {op.name: str(op.reason) for op in build_plan(trace(rows), select="all").ops}
+    assert reasons[LABEL.name] == "label, not an op"
+    assert reasons["aten::relu"] == "metadata missing: shapes"
+    assert reasons[TRITON.name] == "triton kernel"
+    assert reasons["os::system"].startswith("policy: namespace os")
+
+
+def test_filters() -> None:
+    rows = [(MM, 0, 60_000), (MATMUL, 70_000, 30_000), (LABEL, 200_000, 10_000)]
+
+    def names(**fields: object) -> list[str]:
+        return [op.name for op in build_plan(trace(rows), select="all", filters=OpFilter(**fields)).ops]  # type: ignore[arg-type]
+
+    assert names(include=("aten::*",)) == ["aten::mm", "aten::matmul"]
+    assert names(include=("aten::*",), exclude=("*matmul",)) == ["aten::mm"]
+    assert names(top=1) == ["aten::mm"]
+    assert names(min_share=0.2) == ["aten::mm", "aten::matmul"]
+    assert names(include=("nothing",)) == []
+
+
+def test_an_empty_trace_gives_an_empty_plan() -> None:
+    plan = build_plan(trace([]))
+    assert (plan.ops, plan.device_us_total) == ((), 0.0)
+    verify(plan)
+
+
+def test_ids_are_stable_and_differ() -> None:
+    assert signature_id(MM) == signature_id(MM)
+    assert signature_id(MM) != signature_id(MATMUL)
+    assert signature_id(MM) == "cd6e3a2a3608"
+
+
+@pytest.mark.parametrize("name", ["transformer_infer", "cnn_train", "moe_block"])
+@pytest.mark.parametrize("select", ["owner", "leaf"])
+def test_bundled_samples_resolve_in_full(name: str, select: str) -> None:
+    plan = build_plan(read_trace(sample_path(name)), select=select)
+    verify(plan)
+    unresolved = [(op.name, str(op.reason)) for op in plan.ops if op.reason is not None]
+    assert len(plan.ops) > 10
+    assert [u for u in unresolved if not u[1].startswith(("label", "policy"))] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "owners", "resolved"),
+    [
+        ("h100_bert_small", 16, 16),
+        ("h100_qwen1.5_0.5b", 35, 35),
+        ("h100_falconsai_vit", 13, 13),
+        ("mi300_normalization", 32, 32),
+        ("mi300_resnet_ddp_act_checkpoint", 107, 101),
+        ("mi300_vllm_piecewise_exec", 13, 13),
+        ("mi300_sglang_prefilldecode", 35, 35),
+    ],
+)
+def test_public_traces_resolve(shared_traces: Path, name: str, owners: int, resolved: int) -> None:
+    plan = build_plan(read_trace(shared_traces / f"{name}.json.gz"))
+    verify(plan)
+    assert parse_plan(dump_plan(plan)) == plan
+    assert len(plan.ops) == owners
+    assert sum(op.reason is None for op in plan.ops) >= resolved
+    kinds = {op.reason.kind for op in plan.ops if op.reason is not None}
+    assert kinds <= {"collective", "metadata missing"}

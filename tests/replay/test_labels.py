@@ -1,0 +1,39 @@
+"""Names that are no ops."""
+
+from __future__ import annotations
+
+import pytest
+
+from opreplay.replay.labels import not_an_op
+from opreplay.traces.model import OpSignature
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "kind"),
+    [
+        ("detach", ((),), "label, not an op"),
+        ("MmBackward0", None, "label, not an op"),
+        ("autograd::engine::evaluate_function: MmBackward0", None, "label, not an op"),
+        ("torch::autograd::AccumulateGrad", ((4,),), "label, not an op"),
+        ("torch::autograd::CppNode<SplitLookupFunction_Dense_Op>", ((4,),), "label, not an op"),
+        ("record_param_comms", None, "label, not an op"),
+        ("record_param_comms", ((4,),), "collective"),
+        ("TorchDynamo Cache Lookup", None, "label, not an op"),
+        ("Pregraph bytecode", None, "label, not an op"),
+        ("ProfilerStep#3", None, "label, not an op"),
+        ("Optimizer.step#SGD.step", None, "label, not an op"),
+        ("triton_poi_fused_add_0", ((4,),), "triton kernel"),
+        ("graph_0_cpp_fused_add_0", None, "triton kernel"),
+        ("c10d::allreduce_", (((4,),),), "collective"),
+        ("_c10d_functional::wait_tensor", ((4,),), "collective"),
+        ("nccl:all_reduce", None, "collective"),
+        ("HcclAllreduce", None, "collective"),
+        ("vllm::all_reduce", ((4,),), "collective"),
+        ("aten::mm", ((4, 4), (4, 4)), None),
+        ("vllm::moe_forward", ((4, 4),), None),
+        ("aten::_foreach_add_", None, None),
+    ],
+)
+def test_kinds(name: str, dims: tuple[tuple[int, ...], ...] | None, kind: str | None) -> None:
+    reason = not_an_op(OpSignature(name=name, dims=dims))
+    assert (reason.kind if reason else None) == kind

@@ -19,6 +19,7 @@ COMMANDS: dict[str, str] = {
     "run": "opreplay.cli.run",
     "inspect": "opreplay.cli.inspect",
     "plan": "opreplay.cli.plan",
+    "simulate": "opreplay.cli.simulate",
     "validate": "opreplay.cli.validate",
     "calibrate": "opreplay.cli.calibrate",
     "devices": "opreplay.cli.devices",

@@ -155,6 +155,14 @@ def one_soc_each_option(command: Command) -> Command:
     )(command)  # fmt: skip
 
 
+def custom_op_option(command: Command) -> Command:
+    """--custom-op-dir: users' estimators and properties of ops."""
+    return click.option(
+        "--custom-op-dir", metavar="FOLDER", envvar="OPREPLAY_CUSTOM_OP_DIR", show_envvar=True,
+        help="Run every .py file there first: they register estimates for your own ops.",
+    )(command)  # fmt: skip
+
+
 def format_option(*names: str) -> Callable[[Command], Command]:
     """--format, the first name being the default."""
     return click.option(

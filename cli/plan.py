@@ -9,6 +9,7 @@ import click
 
 from opreplay.cli.options import (
     ByteSize,
+    custom_op_option,
     device_option,
     force_option,
     format_option,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 @trace_argument
 @device_option
 @soc_option
+@custom_op_option
 @selection_options
 @click.option("--max-op-memory", type=ByteSize(), metavar="SIZE", help="Mark ops that need more as skipped, e.g. 1GB.")
 @click.option("--explain", metavar="OP", help="Explain one op in full: a name, a glob or an id.")
@@ -35,8 +37,9 @@ if TYPE_CHECKING:
 @force_option
 @limit_option
 def command(
-    trace: str, device: str, soc: tuple[str, ...], select: str, op_filter: tuple[str, ...], exclude: tuple[str, ...],
-    top: int | None, min_share: float | None, allow_import: tuple[tuple[str, str], ...], max_op_memory: int | None,
+    trace: str, device: str, soc: tuple[str, ...], custom_op_dir: str | None, select: str,
+    op_filter: tuple[str, ...], exclude: tuple[str, ...], top: int | None, min_share: float | None,
+    allow_import: tuple[tuple[str, str], ...], max_op_memory: int | None,
     explain: str | None, format_: str, output: str | None, force: bool, limit: tuple[tuple[str, str], ...],
 ) -> None:  # fmt: skip
     """Resolve each unique op of TRACE, count its bytes and predict its time, without running anything.
@@ -49,7 +52,7 @@ def command(
 
     if output not in (None, "-"):
         check_writable(Path(output), force=force)
-    devices = load_socs(soc)
+    devices = load_socs(soc, custom_op_dir)
     selection = Selection(
         select=select, include=op_filter, exclude=exclude, top=top, min_share=min_share,
         allow_imports=dict(allow_import),

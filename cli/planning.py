@@ -58,10 +58,15 @@ def parse_limits(pairs: Sequence[tuple[str, str]]) -> Limits:
     return Limits(**chosen)
 
 
-def load_socs(names: Sequence[str]) -> dict[str, DeviceProfile]:
-    """Simulated devices by name, in the order given. Raises UsageError for unknown ones and two of one name."""
-    from opreplay.replay.ascend import load_device
+def load_socs(names: Sequence[str], custom_op_dir: str | None = None) -> dict[str, DeviceProfile]:
+    """Simulated devices by name, in the order given, after the files of `custom_op_dir` have registered their ops.
 
+    Raises UsageError for unknown devices, two of one name, and custom-op files that fail.
+    """
+    from opreplay.replay.ascend import load_device
+    from opreplay.replay.ascend.custom import load_custom_ops
+
+    load_custom_ops(custom_op_dir)
     devices: dict[str, DeviceProfile] = {}
     for text in names:
         device = load_device(text)

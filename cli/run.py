@@ -8,6 +8,7 @@ from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.options import (
     ByteSize,
     Duration,
+    custom_op_option,
     device_option,
     force_option,
     limit_option,
@@ -21,6 +22,7 @@ from opreplay.cli.options import (
 @trace_argument
 @device_option
 @soc_option
+@custom_op_option
 @selection_options
 @click.option(
     "--output", "-o", multiple=True, metavar="FILE",
@@ -47,8 +49,9 @@ from opreplay.cli.options import (
 )
 @limit_option
 def command(
-    trace: str, device: str, soc: tuple[str, ...], select: str, op_filter: tuple[str, ...], exclude: tuple[str, ...],
-    top: int | None, min_share: float | None, allow_import: tuple[tuple[str, str], ...], output: tuple[str, ...],
+    trace: str, device: str, soc: tuple[str, ...], custom_op_dir: str | None, select: str,
+    op_filter: tuple[str, ...], exclude: tuple[str, ...], top: int | None, min_share: float | None,
+    allow_import: tuple[tuple[str, str], ...], output: tuple[str, ...],
     force: bool, dry_run: bool, max_op_memory: int | None, op_time: float, total_time: float | None,
     threads: int | None, seed: int, max_failed: int | None, limit: tuple[tuple[str, str], ...],
 ) -> int:  # fmt: skip
@@ -64,7 +67,7 @@ def command(
     from opreplay.cli.reporting import outcome_code, show_report, trace_facts
     from opreplay.replay.run import RunOptions, run_plan
 
-    devices = load_socs(soc)
+    devices = load_socs(soc, custom_op_dir)
     with Outputs(output, force=force) as outputs:
         selection = Selection(
             select=select, include=op_filter, exclude=exclude, top=top, min_share=min_share,

@@ -24,7 +24,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
 
     time_us: float
     bound: str
-    """"cube", "vector", "hbm", "l2", "launch", "link", or "none" for a view."""
+    """"cube", "vector", "hbm", "l2", "launch", "link", "custom" for a user's own estimate, or "none" for a view."""
     terms_us: dict[str, float]
     kernels: tuple[str, ...]
     """CANN kernel types the op was lowered to."""

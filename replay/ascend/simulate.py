@@ -6,6 +6,7 @@ import math
 
 import msgspec
 
+from opreplay.replay.ascend.custom import estimate, property_terms
 from opreplay.replay.ascend.kernel import Confidence, KernelCall, KernelPrediction, TensorSpec
 from opreplay.replay.ascend.lowering import lower
 from opreplay.replay.ascend.predict import BOUNDS, family_of, predict_kernel
@@ -74,11 +75,45 @@ def _combine(parts: list[tuple[KernelCall, KernelPrediction]], known: bool) -> S
 def simulate_op(op: ReplayOp, device: DeviceProfile) -> Simulated:
     """Time of one call of `op` on `device`, in microseconds, with what bounds it and an 80 % band.
 
-    Never raises for a well-formed op: one without a lowering is costed by its bytes and marked "uncalibrated"; views
-    cost nothing and have the bound "none".
+    A user's estimator goes first (bound "custom"), then the lowering to kernels, then a user's properties, then the
+    op's bytes, which are marked "uncalibrated"; views cost nothing and have the bound "none". Never raises for a
+    well-formed op but CustomOpError, when a user's function fails.
     """
+    return simulate_by_family(op, device)[0]
+
+
+def simulate_by_family(op: ReplayOp, device: DeviceProfile) -> tuple[Simulated, dict[str, float]]:
+    """What `simulate_op` gives, and microseconds of one call by kernel family; "custom" for a user's own estimate."""
+    own_us = estimate(op, device)
+    if own_us is not None:
+        return _by_user({"custom": own_us}, device), {"custom": own_us}
     lowering = lower(op)
-    return _combine([(call, predict_kernel(call, device)) for call in lowering.kernels], lowering.known)
+    if not lowering.known:
+        terms = property_terms(op, device)
+        if terms is not None:
+            return _by_user(terms, device), {"custom": sum(terms.values())}
+    parts = [(call, predict_kernel(call, device)) for call in lowering.kernels]
+    families: dict[str, float] = {}
+    for call, one in parts:
+        name = family_of(call, device).name
+        families[name] = families.get(name, 0.0) + one.time_us * call.count
+    return _combine(parts, lowering.known), families
+
+
+def _by_user(terms: dict[str, float], device: DeviceProfile) -> Simulated:
+    """A prediction from a user's registration: nothing was calibrated, so the band is that of an unknown kernel."""
+    time_us = sum(terms.values())
+    band = device.families["Unknown"].band
+    by_bound = {BOUNDS.get(name, name): us for name, us in terms.items()}
+    return Simulated(
+        time_us=time_us,
+        bound=max(by_bound, key=by_bound.__getitem__),
+        terms_us={name: us for name, us in terms.items() if us > 0},
+        kernels=(),
+        confidence="uncalibrated",
+        low_us=time_us / band,
+        high_us=time_us * band,
+    )
 
 
 def describe(spec: TensorSpec | None) -> str:
@@ -88,8 +123,13 @@ def describe(spec: TensorSpec | None) -> str:
 
 def explain_op(op: ReplayOp, device: DeviceProfile) -> Explanation:
     """The kernels that `op` becomes on `device`, each with its tensors, terms, bound, confidence and band."""
+    own = simulate_op(op, device)
     lowering = lower(op)
     parts = [(call, predict_kernel(call, device)) for call in lowering.kernels]
+    by_user = not own.kernels and bool(own.terms_us)
+    if by_user:
+        note = "time from a user's registration, not from these kernels"
+        lowering = msgspec.structs.replace(lowering, notes=(*lowering.notes, note))
     kernels = []
     for call, prediction in parts:
         family = family_of(call, device)
@@ -109,7 +149,7 @@ def explain_op(op: ReplayOp, device: DeviceProfile) -> Explanation:
         op=op.name,
         device=device.name,
         device_version=device.version,
-        simulated=_combine(parts, lowering.known),
+        simulated=own,
         kernels=tuple(kernels),
         notes=lowering.notes,
     )

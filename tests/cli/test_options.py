@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
+from opreplay.cli.main import opreplay
 from opreplay.cli.options import Assignments, ByteSize, Duration, Share
 
 
@@ -55,3 +58,11 @@ def test_assignments_fit_their_patterns() -> None:
     for text in ("myops", "=x", "a=", "a=b c", "A=b"):
         with pytest.raises(click.BadParameter, match="write it like ns=module"):
             kind.convert(text, None, None)
+
+
+def test_custom_op_files_run_before_the_trace_is_read(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("raise RuntimeError('read me')\n")
+    for command in ("run", "plan", "simulate"):
+        result = CliRunner().invoke(opreplay, [command, "nowhere.json", "--custom-op-dir", str(tmp_path)])
+        assert result.exit_code == 2
+        assert f"{tmp_path}/mine.py:1: RuntimeError: read me" in result.stderr

@@ -1,0 +1,77 @@
+"""`opreplay simulate`: a trace on simulated devices alone; nothing is executed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from opreplay.cli.options import (
+    custom_op_option,
+    force_option,
+    format_option,
+    limit_option,
+    selection_options,
+    soc_option,
+    trace_argument,
+)
+
+SUFFIXES = (".json", ".csv")
+
+
+@click.command("simulate", short_help="Predict a whole step on simulated NPUs, without running it.")
+@trace_argument
+@soc_option
+@custom_op_option
+@selection_options
+@click.option(
+    "--losers", type=click.IntRange(min=0), default=10, show_default=True, metavar="N",
+    help="List the N ops that would lose most against the recorded device.",
+)  # fmt: skip
+@format_option("table", "json")
+@click.option("--output", "-o", metavar="FILE", help="Also write all ops: .json or .csv.")
+@force_option
+@limit_option
+def command(
+    trace: str, soc: tuple[str, ...], custom_op_dir: str | None, select: str, op_filter: tuple[str, ...],
+    exclude: tuple[str, ...], top: int | None, min_share: float | None, allow_import: tuple[tuple[str, str], ...],
+    losers: int, format_: str, output: str | None, force: bool, limit: tuple[tuple[str, str], ...],
+) -> None:  # fmt: skip
+    """Predict the ops of TRACE on one or several simulated devices, side by side: the step's total with its band, where
+    its time goes, and which ops would lose most against the device that was recorded.
+    """
+    from opreplay.cli import console
+    from opreplay.cli.planning import Selection, load_socs, make_plan, open_trace
+    from opreplay.replay.ascend.step import simulate_step
+    from opreplay.replay.report import simulation as view
+
+    if output is not None:
+        check_output(Path(output), force=force)
+    devices = load_socs(soc, custom_op_dir)
+    selection = Selection(
+        select=select, include=op_filter, exclude=exclude, top=top, min_share=min_share,
+        allow_imports=dict(allow_import),
+    )  # fmt: skip
+    plan = make_plan(open_trace(trace, limit), selection, device="cpu")
+    steps = [simulate_step(plan.ops, device) for device in devices.values()]
+    if output is not None:
+        from opreplay.cli.outputs import write_file
+
+        as_csv = output.lower().endswith(".csv")
+        text = view.csv_text(plan, steps) if as_csv else console.json_text(view.facts(plan, steps, losers=losers))
+        write_file(Path(output), text, force=force)
+    if format_ == "json":
+        console.write(console.json_text(view.facts(plan, steps, losers=losers)))
+        return
+    console.show_line(view.head_line(plan, steps))
+    console.show(view.render(plan, steps, losers=losers))
+
+
+def check_output(path: Path, *, force: bool) -> None:
+    """Raises UsageError for a file of no known format or one that may not be written."""
+    from opreplay.cli.outputs import check_writable
+    from opreplay.traces.errors import UsageError
+
+    if path.suffix.lower() not in SUFFIXES:
+        raise UsageError(f"no output format for {path.name}", hint=f"Suffixes are {', '.join(SUFFIXES)}.")
+    check_writable(path, force=force)

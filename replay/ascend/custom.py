@@ -1,0 +1,182 @@
+"""Users' own operators: registered estimators and properties, their priority over built-ins, and the custom-op folder.
+
+For one op, in this order: a user's estimator; the built-in estimate, which is the lowering to kernels; a user's
+properties; the bytes of its tensors. Owns no cost formula but the one for properties; `op_invoke` owns what user code
+sees.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from opreplay.replay.ascend.cost.cube import mac_rate
+from opreplay.replay.ascend.cost.vector import memory_us, resident_share
+from opreplay.replay.ascend.device_facts import DeviceFacts
+from opreplay.replay.ascend.op_invoke import OpInvokeInfo, PerformanceModel, PerformanceProperties
+from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ascend.registrations import Registry, device_name, op_name, place_of
+from opreplay.replay.ir import ReplayOp
+from opreplay.traces.errors import UsageError
+
+Estimator = TypeVar("Estimator", bound=Callable[..., Any])
+
+ESTIMATORS: Registry[Callable[[OpInvokeInfo, DeviceFacts], PerformanceModel.Result]] = Registry("estimators")
+
+VECTOR_BYTES_PER_CYCLE = 128
+"""Width of a vector core's instructions (datasheet of the 910B)."""
+
+_loaded: set[Path] = set()
+
+
+class CustomOpError(UsageError):
+    """A user's custom-op file or function failed; the message names file and line."""
+
+
+def register_op_estimator(
+    op: Any, device_profile: Any = None, override: bool = False
+) -> Callable[[Estimator], Estimator]:
+    """Register a function (OpInvokeInfo, device) -> PerformanceModel.Result that estimates an op's time directly.
+
+    `op` is torch.ops.ns.name, an overload, or "ns::name"; `device_profile` a device, its name, or None for all devices.
+    It goes before every built-in. Raises ValueError for a second one for the same op and device, unless `override`.
+    """
+
+    name, on_device = op_name(op), device_name(device_profile)
+
+    def register(function: Estimator) -> Estimator:
+        ESTIMATORS.add(name, on_device, function, override=override)
+        return function
+
+    return register
+
+
+def clear_registrations() -> None:
+    """Forget all user registrations and which files were loaded; for tests and long-lived programs."""
+    ESTIMATORS.clear()
+    OpInvokeInfo.properties.clear()
+    _loaded.clear()
+
+
+def estimate(op: ReplayOp, device: DeviceProfile) -> float | None:
+    """Microseconds that a user's estimator gives for `op` on `device`; None when nobody registered one.
+
+    Raises CustomOpError when the function fails or returns something else than a time.
+    """
+    function = ESTIMATORS.find(op.name, device.name) if ESTIMATORS and "::" in op.name else None
+    if function is None or (op.reason is not None and not op.args):
+        return None
+    result = _called(op, function, OpInvokeInfo(op), DeviceFacts(device))
+    seconds = result.execution_time_s if isinstance(result, PerformanceModel.Result) else result
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+        raise CustomOpError(f"{place_of(function)}: the estimator of {op.name} returned {result!r}, no time in seconds")
+    return float(seconds) * 1e6
+
+
+def property_terms(op: ReplayOp, device: DeviceProfile) -> dict[str, float] | None:
+    """Terms in microseconds from a user's properties of `op`; None when nobody registered any.
+
+    Raises CustomOpError when the function fails or returns something else than PerformanceProperties.
+    """
+    function = OpInvokeInfo.properties.find(op.name, None) if OpInvokeInfo.properties and "::" in op.name else None
+    if function is None or (op.reason is not None and not op.args):
+        return None
+    made = _called(op, function, OpInvokeInfo(op))
+    if not isinstance(made, PerformanceProperties):
+        raise CustomOpError(f"{place_of(function)}: the properties of {op.name} are {made!r}, no PerformanceProperties")
+    return terms_of(made, device)
+
+
+def terms_of(made: PerformanceProperties, device: DeviceProfile) -> dict[str, float]:
+    """Launch, cube, vector, hbm and l2 time of an op of these properties; all but the launch overlap (`overlap_p`).
+
+    A dtype that the cube does not know runs at the float32 rate: nothing is computed for free.
+    """
+    rates, freq = device.rates, device.freq_hz
+    cube = vector = 0.0
+    for dtype, ops in made.compute_ops.items():
+        name = str(dtype).removeprefix("torch.")
+        cube += ops.mma_ops / 2 / (mac_rate(name, device, False) * rates.mac_efficiency * device.aic_cores * freq)
+        lanes = VECTOR_BYTES_PER_CYCLE / max(2, _itemsize(name))
+        vector += ops.gp_ops / (lanes * device.aiv_cores * freq)
+    read = made.memory_read_bytes + made.memory_readwrite_bytes
+    write = made.memory_write_bytes + made.memory_readwrite_bytes
+    hbm, cache = memory_us(read, write, device.aiv_cores, resident_share(read + write, device), device)
+    parts = {"cube": cube * 1e6, "vector": vector * 1e6, "hbm": hbm, "l2": cache}
+    p = rates.overlap_p
+    norm = sum(value**p for value in parts.values())
+    share = norm ** (1 / p) / norm if norm > 0 else 0.0
+    launch = rates.mix_launch_us if cube and vector else rates.cube_launch_us if cube else rates.launch_full_us
+    return {"launch": launch, **{name: value**p * share for name, value in parts.items()}}
+
+
+def _itemsize(name: str) -> int:
+    from opreplay.replay.ascend.cost.sizes import itemsize
+
+    return itemsize(name)
+
+
+def _called(op: ReplayOp, function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return function(*args)
+    except Exception as error:  # user code may raise anything
+        raise CustomOpError(
+            f"{_failed_at(error) or place_of(function)}: {function.__name__} failed for {op.name}: "
+            f"{type(error).__name__}: {error}",
+            hint="Its arguments are op_invoke_info.args; `opreplay plan TRACE --explain OP` shows what was recorded.",
+        ) from error
+
+
+def _failed_at(error: BaseException) -> str:
+    """ "file:line" of the innermost frame outside of installed packages; a syntax error names its own place."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__ and "importlib" not in f.filename
+    ]
+    own = [f for f in frames if "site-packages" not in f.filename]
+    chosen = (own or frames)[-1:]
+    return f"{chosen[0].filename}:{chosen[0].lineno}" if chosen else ""
+
+
+def load_custom_ops(folder: str | Path | None) -> list[Path]:
+    """Run every .py file of a folder, sorted by name, so that it registers its ops; files loaded before are left out.
+
+    A file that fails does not keep the ones after it from loading; afterwards CustomOpError names every failure with
+    file and line. Raises UsageError when `folder` is none. None loads nothing.
+    """
+    if folder is None:
+        return []
+    path = Path(folder)
+    if not path.is_dir():
+        raise UsageError(f"{path} is no folder", hint="--custom-op-dir wants a folder of .py files.")
+    failures: list[str] = []
+    loaded: list[Path] = []
+    for file in sorted(path.glob("*.py")):
+        whole = file.resolve()
+        if whole in _loaded:
+            continue
+        try:
+            _run_file(whole)
+        except Exception as error:  # user code may raise anything
+            failures.append(f"{_failed_at(error) or whole}: {type(error).__name__}: {error}")
+        else:
+            _loaded.add(whole)
+            loaded.append(file)
+    if failures:
+        raise CustomOpError(
+            f"{len(failures)} custom-op file{'s' if len(failures) > 1 else ''} failed: " + "; ".join(failures),
+            hint="The other files of the folder were loaded.",
+        )
+    return loaded
+
+
+def _run_file(path: Path) -> None:
+    spec = importlib.util.spec_from_file_location(f"opreplay_custom_ops_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} cannot be imported")
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))

@@ -133,7 +133,6 @@ def test_plans_are_saved_and_explained(tmp_path: Path) -> None:
     plan = json.loads(path.read_text())
     assert plan["schema_version"] >= 1
     assert plan["selection"] == "leaf"
-    assert opreplay("plan", SAMPLE, "--explain", "aten::no_such_op").returncode == 2
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:
@@ -157,7 +156,7 @@ def test_no_color_and_dumb_terminals_get_no_escapes() -> None:
 def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     with subprocess.Popen(
-        [SCRIPT, "run", SAMPLE, "--op-time", "2s", "--output", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [SCRIPT, "run", SAMPLE, "--op-time", "300ms", "--output", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, start_new_session=True,
     ) as process:  # fmt: skip
         deadline = monotonic() + 60

@@ -40,7 +40,7 @@ CONSTANTS: dict[str, Value] = {
     "exclusive": False, "reverse": False, "dim0": 0, "dim1": 1, "dim": 0, "requires_grad": False, "mean": 0.0,
     "std": 1.0, "from": 0.0, "to": 1.0, "scalar": 1, "end": 1, "affine": True, "causal": False,
     "is_grads_batched": False, "use_input_stats": True, "drop": 0.0, "atol": 1e-8, "rtol": 1e-5, "low": 0, "high": 2,
-    "interpolation": "linear", "epsilon": 1e-6,
+    "interpolation": "linear", "epsilon": 1e-6, "bounds_check_mode": 1, "pooling_mode": 0,
 }  # fmt: skip
 """Values of plain arguments by name: what most models use, or what makes the op do its work."""
 
@@ -79,15 +79,17 @@ def _typed(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Guess 
         return Guess(value=None, why="default generator")
     if arg.kind == "Tensor" and not arg.optional:
         return Guess(value=None, why="undefined tensor, as recorded")
-    if arg.has_default and not arg.out:
+    if arg.has_default and arg.default is not None and not arg.out:
         return Guess(value=arg.default, why=f"{arg.default!r} (schema default)")
     if arg.kind == "str":
         return _string(arg)
-    if arg.optional:
-        return None
+    if arg.optional and arg.kind not in ("Scalar", "float", "bool"):
+        return None  # A wrong size or index does harm; None lets the op find its own.
     if arg.name in CONSTANTS and _fits(arg.kind, CONSTANTS[arg.name]):
         value = CONSTANTS[arg.name]
         return Guess(value=value, why=f"{value!r} (a common value)")
+    if arg.optional:
+        return None
     if arg.kind == "bool":
         return Guess(value=False, why="False")
     if arg.kind == "opaque":

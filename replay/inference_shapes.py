@@ -30,12 +30,11 @@ def _own_shape(known: Known, context: Context) -> Guess | None:
 
 
 def _own_strides(known: Known, context: Context) -> Guess | None:
-    meta = first_tensor(known)
-    if meta is None:
+    meta, size = first_tensor(known), value(known, "size")
+    if meta is None and not isinstance(size, tuple):
         return None
-    size = value(known, "size")
-    shape = size if isinstance(size, tuple) else meta.shape
-    if meta.strides is not None and shape == meta.shape:
+    shape: Shape = size if isinstance(size, tuple) or meta is None else meta.shape
+    if meta is not None and meta.strides is not None and shape == meta.shape:
         return Guess(value=meta.strides, why="the strides of the first tensor")
     strides = [1] * len(shape)
     for dim in range(len(shape) - 2, -1, -1):
@@ -49,6 +48,14 @@ def _recorded_shape(signature: OpSignature) -> Shape | None:
         return None
     first: Any = signature.dims[0]
     return tuple(first) if all(isinstance(n, int) for n in first) else None
+
+
+def _rounding_mode(known: Known, context: Context) -> Guess | None:
+    """Integers divided in place have to be rounded: they cannot hold a quotient."""
+    own = tensor(known, "self")
+    if own is None or not own.dtype.startswith(("int", "uint")):
+        return None
+    return Guess(value="floor", why="'floor': integers cannot hold a quotient")
 
 
 def _factory_size(known: Known, context: Context) -> Guess | None:
@@ -240,6 +247,8 @@ def _dot_dims(side: str) -> Rule:
 
 BY_OP: dict[tuple[str, str], Rule] = {
     ("permute", "dims"): _reversed_dims,
+    ("div_", "rounding_mode"): _rounding_mode,
+    ("divide_", "rounding_mode"): _rounding_mode,
     ("transpose", "dim0"): _transposed(-2),
     ("transpose", "dim1"): _transposed(-1),
     ("narrow", "length"): _whole,

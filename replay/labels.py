@@ -14,6 +14,7 @@ _COLLECTIVE_WORDS = (
     "all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter", "all_to_all", "alltoall", "broadcast_",
     "send_recv", "ncclx", "moe_distribute_dispatch", "moe_distribute_combine",
 )  # fmt: skip
+_BOOKKEEPING = {"aten::record_stream": "tells the allocator about a stream, computes nothing"}
 _VENDORS_WITH_COLLECTIVES = frozenset(
     {"vllm", "sglang", "sgl_kernel", "aiter", "_C_custom_ar", "npu", "fbgemm", "symm_mem", "flashinfer", "_C_ascend"}
 )
@@ -26,6 +27,8 @@ def not_an_op(signature: OpSignature) -> Reason | None:
         return Reason("triton kernel")
     if _COLLECTIVE_LABEL.match(name):
         return Reason("collective")
+    if name in _BOOKKEEPING:
+        return Reason("label, not an op", _BOOKKEEPING[name])
     if name == "record_param_comms":
         return Reason("collective") if signature.dims else Reason("label, not an op")
     parts = split_name(name)

@@ -27,7 +27,7 @@ REFUSED_NAMESPACES: frozenset[str] = frozenset(
 )  # fmt: skip
 
 COLLECTIVE_NAMESPACES: frozenset[str] = frozenset(
-    {"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd"}
+    {"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"}
 )
 """Refused unless the user asked for collective mode."""
 

@@ -20,6 +20,8 @@ class Equivalent:
     """The op that does the work; "plain torch" for a composition of several."""
     module: str
     function: str
+    needs_accelerator: bool = False
+    """The CPU kernel only works beside an accelerator's driver."""
     one_dtype: tuple[str, ...] = ()
     """Arguments that the CPU kernel wants to be of one dtype: where they are not, it counts as missing."""
 
@@ -43,6 +45,8 @@ def equivalent_for(name: str, dtypes: Mapping[str, str], *, has_kernel: bool, de
     """
     found = EQUIVALENTS.get(name)
     if found is None or not has_kernel:
+        return found
+    if device.startswith("cpu") and found.needs_accelerator:
         return found
     mixed = {dtypes[argument] for argument in found.one_dtype if argument in dtypes}
     return found if device.startswith("cpu") and len(mixed) > 1 else None
@@ -108,6 +112,8 @@ EQUIVALENTS: dict[str, Equivalent] = {
         "cudnn_affine_grid_generator": "aten::affine_grid_generator",
         "_weight_int4pack_mm": "aten::_weight_int4pack_mm_for_cpu",
     }),
+    **{f"aten::{op}": Equivalent(via="aten::clone", module="pointwise", function="pin_memory", needs_accelerator=True)
+       for op in ("pin_memory", "_pin_memory")},
     "aten::native_batch_norm_backward": Equivalent(
         via="aten::native_batch_norm_backward", module="norm", function="native_batch_norm_backward",
         one_dtype=("weight", "running_mean", "running_var", "save_mean", "save_invstd"),

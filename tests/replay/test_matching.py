@@ -169,3 +169,27 @@ def test_every_schema_of_aten_matches_its_own_event() -> None:
                 assert len(kinds[0]) == len(kinds[1]), f"{spec.text} is taken for {best.spec.text}"
             checked += 1
     assert checked > 2500
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "types", "argument", "value"),
+    [
+        ("aten::clamp", ((4,), (), ()), ("float", "Scalar", "Scalar"), "max", 1),
+        ("aten::div_", ((4,), (), ()), ("long", "long", ""), "rounding_mode", "floor"),
+        ("aten::convolution", ((1, 4, 8, 8), (6, 4, 3, 3), (6,), (), (), (), (), (), ()),
+         ("float", "float", "float", "ScalarList", "ScalarList", "ScalarList", "Scalar", "ScalarList", "Scalar"),
+         "padding", (1, 1)),
+        ("aten::native_layer_norm", ((2, 8), (), (8,), (8,), ()), ("float", "ScalarList", "float", "float", "Scalar"),
+         "normalized_shape", (8,)),
+        ("aten::gather", ((4, 8), (), (4, 3), ()), ("float", "Scalar", "long", "Scalar"), "dim", 1),
+        ("aten::tensordot", ((2, 5), (5, 3), (), ()), ("float", "float", "ScalarList", "ScalarList"), "dims_other",
+         (0,)),
+        ("aten::split_with_sizes", ((9, 2), (), ()), ("float", "ScalarList", "Scalar"), "split_sizes", (5, 4)),
+    ],
+)  # fmt: skip
+def test_values_that_follow_from_shapes(
+    name: str, dims: tuple[Any, ...], types: tuple[str, ...], argument: str, value: object
+) -> None:
+    _, args, notes = match(OpSignature(name=name, dims=dims, types=types))
+    assert args[argument].value == value
+    assert argument in notes

@@ -34,6 +34,8 @@ _CODES = {
     "Layout": LAYOUT_CODES,
     "MemoryFormat": MEMORY_FORMAT_CODES,
 }
+MAX_RANK = 64
+"""torch's own limit on dimensions."""
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -73,11 +75,34 @@ def bind(match: Match, context: Context) -> tuple[tuple[ReplayArg, ...], tuple[A
     if any(not rec.strides_recorded and _has_shape(rec) for _, rec in pairs):
         notes.append(Assumption(argument="*", what="contiguous strides"))
     args = tuple(bound[arg.name] for arg, _ in pairs)
+    if not all(meta is None or _is_possible(meta) for arg in args for meta in arg.tensors):
+        raise Unbound(Reason("metadata missing", "a possible shape: a size or stride is negative or too large"))
     for arg in args:
         refused = refuse_value(arg.name, arg.value)
         if refused is not None:
             raise Unbound(refused)
     return args, tuple(notes)
+
+
+def unnamed_arguments(recorded: Sequence[RecordedArg], float_dtype: str) -> tuple[ReplayArg, ...]:
+    """The tensors of a call that is not resolved, as arg0, arg1, ...: for its report and for a simulated device.
+
+    `float_dtype` stands in for an element type that was not recorded. Tensors of impossible metadata are left out.
+    """
+    made = []
+    for i, rec in enumerate(recorded):
+        if rec.kind not in ("tensor", "tensors"):
+            continue
+        metas = (rec.tensor,) if rec.kind == "tensor" else rec.tensors or ()
+        typed = tuple(m if m is None or m.dtype else msgspec.structs.replace(m, dtype=float_dtype) for m in metas)
+        if all(m is None or _is_possible(m) for m in typed) and typed:
+            made.append(ReplayArg(name=f"arg{i}", type="Tensor" if rec.kind == "tensor" else "Tensor[]", tensors=typed))
+    return tuple(made)
+
+
+def _is_possible(meta: TensorMeta) -> bool:
+    numbers = (*meta.shape, *(meta.strides or ()), meta.storage_offset)
+    return len(meta.shape) <= MAX_RANK and all(0 <= n < 2**63 for n in numbers)
 
 
 def _alignment_notes(match: Match) -> list[Assumption]:

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from opreplay.replay import passes
-from opreplay.replay.binding import Unbound, bind
+from opreplay.replay.binding import Unbound, bind, unnamed_arguments
 from opreplay.replay.inference_base import Context
-from opreplay.replay.ir import Reason, Recorded, RecordedKernel, ReplayOp, ReplayPlan
+from opreplay.replay.ir import Assumption, Reason, Recorded, RecordedKernel, ReplayOp, ReplayPlan
 from opreplay.replay.labels import not_an_op
 from opreplay.replay.matching import best_match
 from opreplay.replay.policy import COLLECTIVE_NAMESPACES, Policy, refuse_name, split_name
@@ -31,6 +31,7 @@ from opreplay.replay.resolve import candidates, device_has_kernels, has_kernel, 
 from opreplay.replay.schema import OpSpec
 from opreplay.replay.select import OpFilter, keep_heaviest, keeps_name, parents_of, selected_rows
 from opreplay.traces.dtypes import torch_dtype_name
+from opreplay.traces.iterations import BatchIndex, DominantBatch
 from opreplay.traces.model import OpSignature, Trace
 
 Rows = npt.NDArray[np.int64]
@@ -59,7 +60,8 @@ def build_plan(
     )  # fmt: skip
     kept = [
         (group, ReplayOp(id=signature_id(group.signature), name=group.signature.name, count=group.count,
-                         recorded=group.recorded))
+                         recorded=group.recorded, batch=group.batch and group.batch.context,
+                         assumptions=_shared_batch(group.batch)))
         for group in groups if keeps_name(filters, group.signature.name)
     ]  # fmt: skip
     weight = passes.weight_of(shell)
@@ -88,6 +90,15 @@ class _Group:
     """One of them, for what surrounds it."""
     count: int
     recorded: Recorded
+    batch: DominantBatch | None = None
+
+
+def _shared_batch(batch: DominantBatch | None) -> tuple[Assumption, ...]:
+    """Says so when the calls of one op worked on several batches: all are replayed on the one with most time."""
+    if batch is None or not batch.others:
+        return ()
+    what = f"that of {100 * batch.share:.0f} % of the recorded time; {batch.others} others are not replayed"
+    return (Assumption(argument="batch", what=what),)
 
 
 def _group(trace: Trace, rows: Rows, select: str) -> list[_Group]:
@@ -98,6 +109,7 @@ def _group(trace: Trace, rows: Rows, select: str) -> list[_Group]:
     owned = owner >= 0
     device_ns = np.bincount(owner[owned], weights=trace.kernels.dur_ns[owned], minlength=len(trace.ops))
     kernels = _kernels_by_signature(trace, owner)
+    batches = BatchIndex(trace)
     signature = trace.ops.signature[rows].astype(np.int64)
     order = np.argsort(signature, kind="stable")
     bounds = np.flatnonzero(np.diff(signature[order])) + 1
@@ -112,7 +124,10 @@ def _group(trace: Trace, rows: Rows, select: str) -> list[_Group]:
             device_us_median=float(np.median(busy)) if len(busy) else None,
             kernels=kernels.get(index, ()),
         )  # fmt: skip
-        groups.append(_Group(signature=trace.signatures[index], row=int(part[0]), count=len(part), recorded=recorded))
+        groups.append(_Group(
+            signature=trace.signatures[index], row=int(part[0]), count=len(part), recorded=recorded,
+            batch=batches.dominant(part, on_device),
+        ))  # fmt: skip
     groups.sort(key=lambda group: group.row)
     return groups
 
@@ -159,7 +174,8 @@ class Resolver:
         try:
             return self._resolve(op, signature, partial(self._relatives.around, row))
         except Unbound as stopped:
-            return msgspec.structs.replace(op, reason=stopped.reason)
+            args = unnamed_arguments(recorded_args(signature), self._float_dtype)
+            return msgspec.structs.replace(op, reason=stopped.reason, args=args)
 
     def _resolve(self, op: ReplayOp, signature: OpSignature, relatives: Callable) -> ReplayOp:
         self._refuse(signature)
@@ -192,7 +208,7 @@ class Resolver:
         args, assumptions = bind(match, context)
         return msgspec.structs.replace(
             op, resolved_by=by, via=via, overload=match.spec.overload, schema=match.spec.text, args=args,
-            assumptions=assumptions,
+            assumptions=op.assumptions + assumptions,
         )  # fmt: skip
 
     def _refuse(self, signature: OpSignature) -> None:

@@ -168,3 +168,18 @@ def test_public_traces_resolve(shared_traces: Path, name: str, owners: int, reso
     assert sum(op.reason is None for op in plan.ops) >= resolved
     kinds = {op.reason.kind for op in plan.ops if op.reason is not None}
     assert kinds <= {"collective", "metadata missing"}
+
+
+def test_an_unresolved_op_keeps_its_tensors() -> None:
+    reduce = OpSignature(
+        name="c10d::allreduce_", dims=(((1024,), (8,)), (), ()), types=("TensorList", "", ""), concrete=("", "", "")
+    )
+    hostile = OpSignature(name="aten::relu", dims=((-4,),), types=("float",), strides=((2**70,),))
+    plan = build_plan(trace([(reduce, 0, 10), (hostile, 20, 10)]), select="all")
+    verify(plan)
+    by_name = {op.name: op for op in plan.ops}
+    (arg,) = by_name["c10d::allreduce_"].args
+    assert [m.shape for m in arg.tensors if m is not None] == [(1024,), (8,)]
+    assert str(by_name["c10d::allreduce_"].reason) == "collective"
+    assert by_name["aten::relu"].reason is not None
+    assert by_name["aten::relu"].args == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import glob
 import os
@@ -16,6 +17,7 @@ import numpy as np
 from opreplay.traces.annotations import AnnotationTable
 from opreplay.traces.collect import Collector
 from opreplay.traces.columns import smallest
+from opreplay.traces.dialects.ascend import owners_above_launches
 from opreplay.traces.dialects.kineto import ERAS, era_of, metadata_level, run_facts
 from opreplay.traces.errors import TraceError
 from opreplay.traces.head import ExecutionTraceFound
@@ -103,6 +105,8 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
     del ext
     level = metadata_level(signatures)
     ascend = bool(task_rows) or "task type" in scanned.features
+    if ascend:
+        kernels = dataclasses.replace(kernels, owner=owners_above_launches(kernels.owner, ops, signatures))
     facts = run_facts(scanned.keys, scanned.features, has_kernels=len(kernels) > 0, ascend=ascend)
     categories = dict(sorted(got.by_category.items(), key=lambda item: (-item[1], item[0])))
     era = None if ascend else era_of(scanned.features, scanned.keys, op_category=_op_category(categories), level=level)

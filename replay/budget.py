@@ -47,6 +47,24 @@ def extent(meta: TensorMeta) -> int:
     return meta.storage_offset + 1 + sum((d - 1) * s for d, s in zip(meta.shape, meta.strides, strict=True))
 
 
+def base_elements(op: ReplayOp) -> int:
+    """Elements that the storage under the first argument must have; 0 when its own metadata says enough.
+
+    `aten::as_strided` may look anywhere in a storage, of which the profiler records only the shape of one view.
+    """
+    if not op.name.startswith("aten::as_strided") or not op.args or not any(op.args[0].tensors):
+        return 0
+    base = op.args[0].tensors[0]
+    values = {arg.name: arg.value for arg in op.args}
+    size, strides, offset = values.get("size"), values.get("stride"), values.get("storage_offset")
+    if base is None or not isinstance(size, tuple) or not isinstance(strides, tuple) or len(size) != len(strides):
+        return 0
+    if not all(isinstance(n, int) and n >= 0 for n in (*size, *strides)):
+        return 0
+    offset = offset if isinstance(offset, int) else base.storage_offset
+    return extent(TensorMeta(shape=size, dtype=base.dtype, strides=strides, storage_offset=offset))  # type: ignore[arg-type]
+
+
 def tensor_bytes(meta: TensorMeta) -> int:
     """The larger of the logical size and the storage that is reached."""
     return max(math.prod(meta.shape), extent(meta)) * itemsize(meta.dtype)
@@ -62,13 +80,15 @@ def need_of(op: ReplayOp) -> Need:
 
     The estimate is the most of: the largest input, what a size argument asks for, all tensors broadcast together.
     """
-    inputs = sum(tensor_bytes(meta) for meta in tensors_of(op))
+    metas = list(tensors_of(op))
+    inputs = sum(tensor_bytes(meta) for meta in metas)
+    if metas:
+        inputs = max(inputs, base_elements(op) * itemsize(metas[0].dtype))
     if is_in_place(op):
         return Need(inputs=inputs, outputs=0, outputs_known=True)
     if op.outputs is not None:
         outputs = sum(tensor_bytes(meta) for meta in op.outputs if meta is not None)
         return Need(inputs=inputs, outputs=outputs, outputs_known=True)
-    metas = list(tensors_of(op))
     largest = max((math.prod(meta.shape) * itemsize(meta.dtype) for meta in metas), default=0)
     width = max((itemsize(meta.dtype) for meta in metas), default=4)
     made = max((_elements_asked_for(arg) for arg in op.args), default=0)

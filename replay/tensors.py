@@ -12,7 +12,7 @@ import torch
 
 from opreplay.replay import budget
 from opreplay.replay.executors.base import NotReplayable
-from opreplay.replay.ir import Reason, ReplayArg, Value
+from opreplay.replay.ir import Reason, ReplayArg, ReplayOp, Value
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
 from opreplay.traces.model import TensorMeta
 
@@ -32,11 +32,12 @@ NAMED_VALUES: dict[str, Any] = {
 NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
-def allocate(meta: TensorMeta, *, device: torch.device) -> torch.Tensor:
+def allocate(meta: TensorMeta, *, device: torch.device, base_elements: int = 0) -> torch.Tensor:
     """An uninitialised tensor of the given shape, dtype, strides and storage offset.
 
     Expanded (stride 0) and overlapping tensors share storage as recorded, so this may take far less memory than the
-    tensor looks; budgets are for the caller. Raises NotReplayable for metadata that no tensor can have.
+    tensor looks; budgets are for the caller. The storage has at least `base_elements`.
+    Raises NotReplayable for metadata that no tensor can have.
     """
     dtype = DTYPES.get(meta.dtype)
     if dtype is None:
@@ -44,17 +45,22 @@ def allocate(meta: TensorMeta, *, device: torch.device) -> torch.Tensor:
     if meta.dtype.startswith("q"):
         raise NotReplayable(Reason("failed", f"quantized tensors ({meta.dtype}) need scales that are not recorded"))
     _check(meta)
-    storage = torch.empty(budget.extent(meta), dtype=dtype, device=device)
+    storage = torch.empty(max(budget.extent(meta), base_elements), dtype=dtype, device=device)
     strides = meta.strides if meta.strides is not None else contiguous_strides(meta.shape)
     offset = meta.storage_offset if storage.numel() else 0
     # No view of `storage`: ops such as detach_ refuse views.
     return torch.empty(0, dtype=dtype, device=device).set_(storage.untyped_storage(), offset, meta.shape, strides)
 
 
-def argument(arg: ReplayArg, *, device: torch.device) -> Any:
-    """The value to call an op with: a tensor, a list of tensors, a scalar, or None. Raises NotReplayable."""
+def arguments(op: ReplayOp, *, device: torch.device) -> dict[str, Any]:
+    """What to call an op with, by name; tensors are uninitialised. Raises NotReplayable."""
+    first = budget.base_elements(op)
+    return {arg.name: _argument(arg, device, first if i == 0 else 0) for i, arg in enumerate(op.args)}
+
+
+def _argument(arg: ReplayArg, device: torch.device, base_elements: int) -> Any:
     if arg.type == "Tensor" and arg.tensors:
-        return None if arg.tensors[0] is None else allocate(arg.tensors[0], device=device)
+        return None if arg.tensors[0] is None else allocate(arg.tensors[0], device=device, base_elements=base_elements)
     if arg.type == "Tensor[]" and (arg.tensors or arg.value is None):
         made = [None if meta is None else allocate(meta, device=device) for meta in arg.tensors]
         return made if arg.tensors else None

@@ -61,7 +61,7 @@ def _flops(op: ReplayOp, function: Callable[..., Any]) -> int:
     """Floating-point operations of the products in one call, counted by torch on meta tensors; 0 when it cannot."""
     meta = torch.device("meta")
     try:
-        args = {arg.name: tensors.argument(arg, device=meta) for arg in op.args}
+        args = tensors.arguments(op, device=meta)
         positional = [args[arg.name] for arg in op.args if not arg.keyword_only]
         by_name = {arg.name: args[arg.name] for arg in op.args if arg.keyword_only}
         with FlopCounterMode(display=False) as counter:

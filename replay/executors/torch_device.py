@@ -107,7 +107,7 @@ class TorchExecutor:
         op, assumption = widened(op, function, self._device)
         if assumption is not None and (reason := budget.over_budget(op, self._memory_bytes)) is not None:
             raise NotReplayable(reason)
-        args = {arg.name: tensors.argument(arg, device=self._device) for arg in op.args}
+        args = tensors.arguments(op, device=self._device)
         op_seed = seed_of(op, seed)
         torch.manual_seed(op_seed)
         name, reports = self._initialize(op, args, op_seed)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from opreplay.replay import budget, tensors
 from opreplay.replay.executors.base import NotReplayable
-from opreplay.replay.ir import ReplayArg, Value
+from opreplay.replay.ir import Recorded, ReplayArg, ReplayOp, Value
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
 from opreplay.traces.model import TensorMeta
 
@@ -120,3 +120,15 @@ def test_tensors_are_no_views_so_that_detach_in_place_works(device: str) -> None
     assert (made.shape, made.stride(), made.storage_offset()) == ((4, 3), (1, 4), 5)
     assert not made._is_view()
     made.detach_()
+
+
+def test_a_view_beyond_the_recorded_shape_of_its_base_gets_a_storage_that_holds_it() -> None:
+    base = ReplayArg(name="self", type="Tensor", tensors=(TensorMeta(shape=(5, 33), dtype="float32"),))
+    ints = (("size", (5, 33)), ("stride", (512, 1)), ("storage_offset", 512))
+    args = (base, *(ReplayArg(name=n, type="int", value=v) for n, v in ints))
+    recorded = Recorded(host_us_total=1.0, host_us_median=1.0)
+    op = ReplayOp(id="0" * 12, name="aten::as_strided", count=1, recorded=recorded, args=args)
+    made = tensors.arguments(op, device=torch.device("cpu"))
+    view = torch.as_strided(made["self"], made["size"], made["stride"], made["storage_offset"])
+    assert view.shape == (5, 33)
+    assert budget.need_of(op).inputs == 4 * (512 + 4 * 512 + 33)

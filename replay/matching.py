@@ -5,6 +5,7 @@ Owns the costs. Does not own the values that the chosen overload is called with 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ SKIPPED_TO_OUT = 20.0
 DROPPED_ARGUMENT = 8.0
 """Cost of a recorded argument that the schema has no place for."""
 
+_COMPLEX = re.compile(r"[-+0-9.einfa]+j")
+_DEVICE = re.compile(r"[a-z]+(:\d{1,3})?")
 _CODES = len(SCALAR_TYPE_CODES)
 _IMPOSSIBLE = None
 
@@ -132,9 +135,16 @@ def _scalar_cost(arg: ArgSpec, rec: RecordedArg) -> float | None:
         return {"int": 0.0, "Scalar": 0.5, "float": 1.5, "complex": 3.0, "int[]": 6.0}.get(kind, _IMPOSSIBLE)
     if isinstance(value, float) or value in ("inf", "-inf", "nan"):
         return {"float": 0.0, "Scalar": 0.0, "complex": 2.0}.get(kind, _IMPOSSIBLE)
-    if isinstance(value, str):
-        return {"complex": 0.0, "Scalar": 1.0, "Device": 0.0, "str": 0.0, "Layout": 0.0, "ScalarType": 0.0}.get(kind)
-    return _IMPOSSIBLE
+    return _text_cost(kind, value) if isinstance(value, str) else _IMPOSSIBLE
+
+
+def _text_cost(kind: str, text: str) -> float | None:
+    """Texts that are no number: complex ones, and the devices and strings of an ExecutionTrace."""
+    if kind in ("complex", "Scalar"):
+        return {"complex": 0.0, "Scalar": 1.0}[kind] if text.endswith("j") and _COMPLEX.fullmatch(text) else None
+    if kind == "Device":
+        return 0.0 if _DEVICE.fullmatch(text) else _IMPOSSIBLE
+    return 0.0 if kind == "str" else _IMPOSSIBLE
 
 
 _UNREAD_SCALAR: dict[str, float] = {

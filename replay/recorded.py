@@ -73,6 +73,8 @@ def _argument(signature: OpSignature, i: int) -> RecordedArg:
     dtype = torch_dtype_name(spelled)
     if dtype is None:
         return ABSENT if not text else RecordedArg(kind="scalar", value=_plain(parse_literal(text)))
+    if not _are_integers(dims):
+        return RecordedArg(kind="unknown", value=MISSING)
     meta = _meta(dims, dtype, strides, storage[0][1] if storage else 0)
     return RecordedArg(kind="tensor", tensor=meta, strides_recorded=meta.strides is not None)
 
@@ -81,7 +83,7 @@ def _untyped(dims: Any) -> RecordedArg:
     """An argument without a type: a tensor when it has dimensions, else anything."""
     if dims and isinstance(dims[0], tuple):
         return _tensor_list(dims, None, (), ())
-    if dims:
+    if dims and _are_integers(dims):
         return RecordedArg(kind="tensor", tensor=TensorMeta(shape=tuple(dims), dtype=""), strides_recorded=False)
     return RecordedArg(kind="unknown", value=MISSING)
 
@@ -93,7 +95,7 @@ def _tensor_list(dims: Any, strides: Any, dtypes: tuple[str, ...], storage: Any)
     nested = isinstance(strides, tuple) and len(strides) == len(dims)
     metas: list[TensorMeta | None] = []
     for j, shape in enumerate(dims):
-        if not isinstance(shape, tuple):
+        if not _are_integers(shape):
             return RecordedArg(kind="tensors", tensors=None, list_dtypes_known=False, strides_recorded=False)
         spelled = dtypes[j] if j < len(dtypes) else None
         if spelled == "":
@@ -108,9 +110,13 @@ def _tensor_list(dims: Any, strides: Any, dtypes: tuple[str, ...], storage: Any)
 def _meta(dims: Any, dtype: str, strides: Any, offset: int) -> TensorMeta:
     """A tensor's metadata; strides that do not fit its rank count as not recorded (sparse and nested tensors)."""
     shape = tuple(dims)
-    if not isinstance(strides, tuple) or len(strides) != len(shape):
+    if not _are_integers(strides) or len(strides) != len(shape):
         strides = () if not shape else None
     return TensorMeta(shape=shape, dtype=dtype, strides=strides, storage_offset=max(offset, 0))
+
+
+def _are_integers(numbers: Any) -> bool:
+    return isinstance(numbers, tuple) and all(isinstance(n, int) for n in numbers)
 
 
 def _value_of(text: str | None) -> Any:

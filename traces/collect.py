@@ -82,13 +82,19 @@ class Collector:
         self.launches = Columns(track="index", start="time", corr="id")
         self.flows = Columns(track="index", start="time", id="id", end="index")
         self.notes = Columns(name="index", track="index", start="time", dur="span")
+        self.uncorrelated = False
+        """Some kernel has no correlation id: only flows can link it to its launch."""
+        self.tables: dict[str, Columns] = {
+            "ops": self.ops, "kernels": self.kernels, "launches": self.launches, "flows": self.flows,
+            "notes": self.notes,
+        }  # fmt: skip
         self._handlers: dict[type[Struct], tuple[str, Any]] = {}
         self._kernel_category: dict[type[Struct], int] = {}
 
     @property
-    def tables(self) -> dict[str, Columns]:
-        """All tables by name."""
-        return {name: getattr(self, name) for name in ("ops", "kernels", "launches", "flows", "notes")}
+    def wants_arrows(self) -> bool:
+        """Whether flows that were only counted are needed after all."""
+        return self.uncorrelated and any(self.by_category[tag] for tag in fields.ARROW_TAGS) and not len(self.flows)
 
     @staticmethod
     def group(events: list[Any]) -> dict[type[Struct], list[Any]]:
@@ -123,9 +129,11 @@ class Collector:
             # Rows are in file order, also where a table has events of several categories.
             handle(groups[classes[0]] if len(classes) == 1 else [e for e in events if type(e) in classes])
         for table in self.tables.values():
-            if len(table) > self.limits.rows:
-                raise too_large("rows", self.limits.rows, len(table), "rows kept in one table")
-            table.flush(every=FLUSH_ROWS)
+            rows = len(table)
+            if rows > self.limits.rows:
+                raise too_large("rows", self.limits.rows, rows, "rows kept in one table")
+            if rows - table.rows >= FLUSH_ROWS:
+                table.flush()
 
     def _handler(self, cls: type[Struct]) -> tuple[str, Any]:
         category = str(cls.__struct_config__.tag)
@@ -166,10 +174,19 @@ class Collector:
         table["track"] += self.tracks.of(events)
         table["start"] += [e.ts for e in events]
         table["dur"] += [e.dur for e in events]
-        table["device"] += [e.args.device if e.args.device is not None else e.pid for e in events]
-        table["stream"] += [e.args.stream if e.args.stream is not None else e.tid for e in events]
-        table["ext"] += [e.args.ext if e.args.ext is not None else e.args.ext_old for e in events]
-        table["corr"] += [e.args.corr for e in events]
+        args = [e.args for e in events]
+        device, stream, ext = [a.device for a in args], [a.stream for a in args], [a.ext for a in args]
+        corr = [a.corr for a in args]
+        if None in device or None in stream:
+            device = [e.pid if value is None else value for value, e in zip(device, events, strict=True)]
+            stream = [e.tid if value is None else value for value, e in zip(stream, events, strict=True)]
+        if None in ext:
+            ext = [a.ext_old if value is None else value for value, a in zip(ext, args, strict=True)]
+        self.uncorrelated |= None in corr
+        table["device"] += device
+        table["stream"] += stream
+        table["ext"] += ext
+        table["corr"] += corr
 
     def _add_launches(self, events: list[Any]) -> None:
         events = [e for e in events if e.args.corr is not None and e.ph == "X"]

@@ -16,8 +16,8 @@ Kind = Literal["index", "time", "span", "id"]
 FLUSH_ROWS = 1 << 12
 EXACT_LIMIT_US = float(2**43)
 """From here on, neighbouring float64 microseconds are more than a nanosecond apart (102 days; Unix time is beyond)."""
+_ROUNDS_ONCE_US = float(2**41)
 _MAX_US = 9_223_372_036_854_775
-_WORST = 2**63 - 1
 INVALID = -(2**63)
 """Stands for a time that could not be read, until the row is dropped."""
 
@@ -28,7 +28,9 @@ def to_ns(values: list[Any]) -> Array:
         array = np.fromiter(values, np.float64, len(values))
     except (ValueError, TypeError, OverflowError):
         array = np.full(1, np.inf)
-    largest = np.abs(array).max(initial=0)
+    largest = max(array.max(initial=0), -array.min(initial=0))
+    if largest < _ROUNDS_ONCE_US:
+        return np.rint(array * 1000.0).astype(np.int64)
     if largest < EXACT_LIMIT_US:
         # Times 1000 at once would round twice: wrong by 1 ns where a microsecond's float is just fine enough.
         whole = np.floor(array)
@@ -115,10 +117,10 @@ class Columns:
     def __len__(self) -> int:
         return self.rows + len(self.pending[self._first])
 
-    def flush(self, *, every: int = 1) -> None:
-        """Turn pending values into arrays when there are at least `every`."""
+    def flush(self) -> None:
+        """Turn pending values into arrays."""
         n = len(self.pending[self._first])
-        if n < every:
+        if not n:
             return
         arrays: dict[str, Array] = {}
         keep: Array | None = None
@@ -126,10 +128,10 @@ class Columns:
             values = self.pending[name]
             if kind in ("time", "span"):
                 array = to_ns(values)
-                if kind == "time" and any(type(v) is float for v in values[:: max(1, n // 64)]):
-                    self.inexact |= bool(np.abs(array).max() >= EXACT_LIMIT_US * 1000)
-                bad = array == INVALID
-                if bad.any():
+                if array.max() >= EXACT_LIMIT_US * 1000 and any(type(value) is float for value in values):
+                    self.inexact = True
+                if array.min() == INVALID:
+                    bad = array == INVALID
                     if kind == "time":
                         keep = ~bad if keep is None else keep & ~bad
                     else:

@@ -46,6 +46,13 @@ class EventDecoder:
     def _rebuild(self) -> None:
         self._fast, self._any = fields.make_decoders(self.tagged, exact=self.exact)
 
+    def skip_arrows(self) -> None:
+        """From now on only count the flows that are not needed where kernels have correlation ids."""
+        changed: dict[str, type[Struct]] = dict.fromkeys(fields.ARROW_TAGS, fields.Skipped)
+        self.bases.update(changed)
+        self.tagged.update(fields.make_tagged(changed))
+        self._rebuild()
+
     def use_exact_decimals(self) -> None:
         """From now on decode decimal numbers as Decimal: times in this file are too large for float64."""
         self.exact = True
@@ -80,11 +87,13 @@ class EventDecoder:
         return events
 
     def fast(self, text: memoryview) -> list[Any] | None:
-        """Events of a closed array that holds known categories only, else None; the events refer to `text`."""
+        """As `block`, but the events may refer to `text`, which must stay as it is while they are in use."""
         if self._generic_first:
             return None
         try:
             return self._fast.decode(text)
+        except msgspec.ValidationError:
+            return self._mixed_block(bytes(text))
         except NOT_JSON:
             return None
 

@@ -32,7 +32,9 @@ LAUNCH_TAGS = (
     "cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "Runtime", "Driver", "xpu_runtime", "musa_runtime",
     "privateuse1_runtime", "privateuse1_driver", "mtia_runtime",
 )  # fmt: skip
-FLOW_TAGS = ("ac2g", "async_cpu_to_gpu", "async", "async_gpu", "async_npu")
+ARROW_TAGS = ("ac2g", "async_cpu_to_gpu", "async", "async_gpu")
+"""Flows that only say again what kernels with a correlation id say: read when some kernel has none."""
+FLOW_TAGS = (*ARROW_TAGS, "async_npu")
 NOTE_TAGS = ("user_annotation",)
 SKIP_TAGS = (
     "python_function", "cpu_instant_event", "gpu_user_annotation", "overhead", "Trace", "fwdbwd", "enqueue", "dequeue",

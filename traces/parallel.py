@@ -54,6 +54,7 @@ class _Part(msgspec.Struct, kw_only=True):
 
     complete: bool
     failed: bool = False
+    uncorrelated: bool = False
     events: int = 0
     bytes_read: int = 0
     by_category: dict[str, int] = {}
@@ -88,7 +89,7 @@ def scan_parallel(
     workers = [_start(job) for job in jobs]
     try:
         with Source(path, limits, stop=cuts[0]) as source:
-            scanner = Scanner(source, block_bytes=block_bytes, progress=progress, last=False)
+            scanner = Scanner(source, block_bytes=block_bytes, progress=progress, last=False, arrows=False)
             try:
                 first = scanner.run()
             except ExecutionTraceFound:
@@ -109,7 +110,7 @@ def scan_parallel(
     for part in parts:
         assert part is not None
         _merge(first, part)
-    return first
+    return None if first.collector.wants_arrows else first
 
 
 def _guess_cuts(path: str, processes: int, min_part: int) -> list[int]:
@@ -198,6 +199,7 @@ def _merge(into: Scanned, part: _Part) -> None:
         to.zeroed += part.zeroed[table]
         to.inexact |= part.inexact[table]
     got.events += part.events
+    got.uncorrelated |= part.uncorrelated
     got.by_category.update(part.by_category)
     into.tally.losses.update(part.losses)
     into.tally.repairs.update(part.repairs)
@@ -211,6 +213,7 @@ def _pack(scanned: Scanned) -> _Part:
     got: Collector = scanned.collector
     return _Part(
         complete=scanned.complete,
+        uncorrelated=got.uncorrelated,
         events=got.events,
         bytes_read=scanned.bytes_read,
         by_category=dict(got.by_category),
@@ -239,7 +242,9 @@ def work(stdin: BinaryIO, stdout: BinaryIO) -> None:
     job = msgspec.json.decode(stdin.read(), type=_Job)
     try:
         with Source(job.path, Limits(**job.limits), start=job.start, stop=job.stop) as source:
-            scanner = Scanner(source, block_bytes=job.block, first=False, last=job.stop is None, layout=job.layout)
+            scanner = Scanner(
+                source, block_bytes=job.block, first=False, last=job.stop is None, layout=job.layout, arrows=False
+            )
             part = _pack(scanner.run())
     except Exception:  # the parent reads the file again in one process and meets the error there
         part = _Part(complete=False, failed=True)

@@ -55,18 +55,31 @@ def read_trace(
             scanned = scan_parallel(str(path), limits, processes, block_bytes=_block_bytes, progress=progress)
             if scanned is not None:
                 return _assemble(str(path), scanned)
-        with Source(path, limits) as source:
-            try:
-                scanned = scan(
-                    source, limits, block_bytes=_block_bytes, progress=progress, numbered=record_function_ids
-                )
-            except ExecutionTraceFound as found:
-                from opreplay.traces.dialects.execution_trace import read_nodes
 
-                return read_nodes(source, found.prefix)
-        if progress:
-            progress(source.progress_bytes, source.total)
-        return _assemble(str(path), scanned)
+        def once(arrows: bool) -> Scanned | Trace:
+            with Source(path, limits) as source:
+                try:
+                    scanned = scan(
+                        source,
+                        limits,
+                        block_bytes=_block_bytes,
+                        progress=progress,
+                        numbered=record_function_ids,
+                        arrows=arrows,
+                    )
+                except ExecutionTraceFound as found:
+                    from opreplay.traces.dialects.execution_trace import read_nodes
+
+                    return read_nodes(source, found.prefix)
+                if progress:
+                    progress(source.progress_bytes, source.total)
+                return scanned
+
+        # Flows are a tenth of many traces and hardly ever needed: a file where they are is read a second time.
+        got = once(arrows=not os.path.isfile(path))
+        if isinstance(got, Scanned) and got.collector.wants_arrows:
+            got = once(arrows=True)
+        return got if isinstance(got, Trace) else _assemble(str(path), got)
 
 
 @contextmanager

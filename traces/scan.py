@@ -75,10 +75,11 @@ class Scanner:
         last: bool = True,
         layout: str = "object",
         numbered: bool = False,
+        arrows: bool = True,
     ) -> None:
         """`first`: the source starts with the head; `last`: it ends with the tail, else just after an event.
 
-        `numbered`: also keep each op's record function id.
+        `numbered`: also keep each op's record function id. `arrows`: keep flows that correlation ids make superfluous.
         """
         self.source, self.limits, self.progress = source, source.limits, progress
         self.first, self.last, self.layout = first, last, layout
@@ -86,6 +87,8 @@ class Scanner:
         self.decoder = EventDecoder()
         if numbered:
             self.decoder.use_record_function_ids()
+        if not arrows:
+            self.decoder.skip_arrows()
         self.tally = Tally()
         self.out = Scanned(Collector(source.limits, numbered=numbered), self.tally)
         self._sniffed = 0
@@ -152,7 +155,7 @@ class Scanner:
         return self._salvage(first_cut[0], first_cut[1])
 
     def _take_in_place(self, cut: int) -> bool:
-        """As `_take` for the common case: known categories only, past the first megabyte, nothing to repair."""
+        """As `_take` for the common case: past the first megabyte, nothing to repair, no copy of the text."""
         if self._sniffed < SNIFF_BYTES:
             return False
         view, covered = self.buffer.bracket(cut)
@@ -275,9 +278,10 @@ def scan(
     block_bytes: int = BLOCK_BYTES,
     progress: Progress | None = None,
     numbered: bool = False,
+    arrows: bool = True,
 ) -> Scanned:
     """Read a whole trace. Raises Malformed when it holds nothing that looks like an event."""
-    out = Scanner(source, block_bytes=block_bytes, progress=progress, numbered=numbered).run()
+    out = Scanner(source, block_bytes=block_bytes, progress=progress, numbered=numbered, arrows=arrows).run()
     _refuse_what_is_no_trace(source, out)
     if not out.collector.events and out.tally.losses and "duplicate key traceEvents" not in out.tally.losses:
         raise Malformed(f"{source.path}: no event can be read ({', '.join(out.tally.losses)})", hint=HINT)

@@ -240,7 +240,15 @@ def big_events() -> list[dict[str, Any]]:
     for i in range(400):
         t = 1000.0 * i
         out += [op(f"aten::op{i % 7}", t, 500, 10 * i, tid=i % 3, **DIMS), op("aten::mm", t + 1, 9, 10 * i + 1, **DIMS)]
-        out += [kernel(f"k{i % 5}", t + 20, 4, cat=("kernel", "gpu_memset")[i % 2], **{"External id": 10 * i + 1})]
+        out += [
+            kernel(
+                f"k{i % 5}",
+                t + 20,
+                4,
+                cat=("kernel", "gpu_memset")[i % 2],
+                **{"External id": 10 * i + 1, "correlation": i},
+            )
+        ]
     return out
 
 

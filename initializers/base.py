@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from opreplay.traces.annotations import BatchContext
 from opreplay.traces.model import TensorMeta
 
 if TYPE_CHECKING:
@@ -14,6 +15,31 @@ if TYPE_CHECKING:
 
 class InitializerError(Exception):
     """An initializer cannot make valid values; the op is then not replayed, and the message says why."""
+
+
+OptionValue = int | float | str | bool | None
+"""What an option may hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One setting of an initializer, given as `--init-arg NAME.OPTION=VALUE`."""
+
+    name: str
+    type: type[int] | type[float] | type[str] | type[bool]
+    default: OptionValue
+    help: str
+    choices: tuple[str, ...] = ()
+    low: float | None = None
+    """Smallest number allowed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLengths:
+    """Sequences of a batch: sequence i has query[i] new tokens and sees kv[i] tokens in all."""
+
+    query: tuple[int, ...]
+    kv: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +57,14 @@ class InitContext:
     seed: int = 0
     outputs: tuple[TensorMeta | None, ...] | None = None
     """Metadata of the results, where known."""
+    batch: BatchContext | None = None
+    """The batch of the iteration that the op ran in, where the trace says so."""
+    run_seed: int = 0
+    """The run's own seed, the same for all ops: what several ops must agree on is drawn from it."""
+    options: Mapping[str, OptionValue] = field(default_factory=dict)
+    """The initializer's options, all of them, checked."""
+    keyword_only: frozenset[str] = frozenset()
+    """Names of the arguments that are passed by keyword."""
 
     def tensor(self, name: str) -> torch.Tensor | None:
         """The tensor argument `name`, or None when it is absent or no single tensor."""
@@ -62,10 +96,14 @@ class InitReport:
     """One line for people, e.g. "141 indices in [0, 30522)"."""
     assumed: Mapping[str, str] = field(default_factory=dict)
     """Argument → what was assumed about its contents."""
+    lengths: BatchLengths | None = None
+    """The batch's lengths, for ops that cannot get them through an argument; handed to them around each call."""
 
 
 class CustomInit:
     """Base of all initializers: subclass, name the ops, fill their tensors in place.
+
+    `options` are settings that the user may give; `context.options` then holds a value for each of them.
 
     `name` identifies the initializer in results; `op_patterns` are exact op names; among initializers that name the
     same op the highest `priority` wins (built-ins have 0), then the one registered first.
@@ -74,6 +112,7 @@ class CustomInit:
     name: ClassVar[str] = ""
     op_patterns: ClassVar[tuple[str, ...]] = ()
     priority: ClassVar[int] = 0
+    options: ClassVar[tuple[Option, ...]] = ()
 
     def applies_to(self, context: InitContext) -> bool:
         """Whether this call, of an op that is named, is one for this initializer."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from opreplay.initializers.base import CustomInit, InitContext
+from opreplay.initializers.base import CustomInit, InitContext, InitReport, OptionValue
+from opreplay.initializers.settings import defaults, parse_setting
 from opreplay.traces.errors import UsageError
 
 
@@ -14,6 +16,7 @@ class Registry:
     def __init__(self) -> None:
         self._by_op: dict[str, list[CustomInit]] = {}
         self._by_name: dict[str, CustomInit] = {}
+        self._settings: dict[str, dict[str, OptionValue]] = {}
 
     def register(self, initializer: CustomInit) -> CustomInit:
         """Add an initializer.
@@ -41,6 +44,23 @@ class Registry:
         """The first initializer that names the op and applies to this call, or None."""
         return next((rule for rule in self._by_op.get(context.op, ()) if rule.applies_to(context)), None)
 
+    def configure(self, settings: Sequence[str]) -> None:
+        """Take settings "NAME.OPTION=VALUE". Raises UsageError for unknown names, bad values and one given twice."""
+        for text in settings:
+            name, option, value = parse_setting(text, self)
+            given = self._settings.setdefault(name, {})
+            if option in given:
+                raise UsageError(f"{name}.{option} is given twice")
+            given[option] = value
+
+    def options_of(self, rule: CustomInit) -> Mapping[str, OptionValue]:
+        """A value for each option of an initializer."""
+        return {**defaults(rule), **self._settings.get(rule.name, {})}
+
+    def apply(self, rule: CustomInit, context: InitContext) -> InitReport:
+        """Let an initializer fill the tensors, with its options."""
+        return rule.initialize(replace(context, options=self.options_of(rule)))
+
     def __getitem__(self, name: str) -> CustomInit:
         try:
             return self._by_name[name]
@@ -66,10 +86,10 @@ class Registry:
 
 def built_in() -> Registry:
     """A fresh registry with all initializers that ship with opreplay."""
-    from opreplay.initializers import attention, domains, indices, masks
+    from opreplay.initializers import attention, domains, indices, masks, moe_routing, paged_attention
 
     registry = Registry()
-    for module in (domains, indices, masks, attention):
+    for module in (domains, indices, masks, attention, paged_attention, moe_routing):
         for kind in module.INITIALIZERS:
             registry.register(kind())
     return registry

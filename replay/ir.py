@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from opreplay.traces.annotations import BatchContext
 from opreplay.traces.model import TensorMeta
 
 SCHEMA_VERSION = 1
@@ -113,6 +114,8 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
     assumptions: tuple[Assumption, ...] = ()
     reason: Reason | None = None
     """Set when the op cannot be replayed; then `resolved_by` may be None."""
+    batch: BatchContext | None = None
+    """Prefill and decode split of the iteration that the calls ran in; of the one with most time where several."""
     origin: str | None = None
     """JSON text of the entry in another tool's file that this op came from; data only, written back unchanged."""
 

@@ -7,6 +7,7 @@ import importlib.util
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
 from hashlib import blake2b
 from time import perf_counter
@@ -22,6 +23,8 @@ from opreplay.replay import budget, tensors
 from opreplay.replay.clocks import EventClock, HostClock
 from opreplay.replay.executors.base import Clock, NotReplayable
 from opreplay.replay.ir import Assumption, Reason, ReplayOp
+from opreplay.replay.reference import canonical_name
+from opreplay.replay.reference.batch import BatchLayout, set_layout
 from opreplay.replay.widen import widened
 from opreplay.traces.errors import EnvironmentRefused, UsageError
 
@@ -110,7 +113,8 @@ class TorchExecutor:
         args = tensors.arguments(op, device=self._device)
         op_seed = seed_of(op, seed)
         torch.manual_seed(op_seed)
-        name, reports = self._initialize(op, args, op_seed)
+        name, reports = self._initialize(op, args, op_seed, seed)
+        function = _with_lengths(function, reports)
         positional = [args[arg.name] for arg in op.args if not arg.keyword_only]
         by_name = {arg.name: args[arg.name] for arg in op.args if arg.keyword_only}
         spare = self._memory_bytes - budget.need_of(op).total
@@ -141,18 +145,21 @@ class TorchExecutor:
         if self._device.type != "cpu":
             _backend(self._device.type).empty_cache()
 
-    def _initialize(self, op: ReplayOp, args: dict[str, Any], seed: int) -> tuple[str, list[InitReport]]:
+    def _initialize(self, op: ReplayOp, args: dict[str, Any], seed: int, run_seed: int) -> tuple[str, list[InitReport]]:
         """Plain values for all tensors, then the op's own rule; the name of the rule and what was assumed."""
         generator = torch.Generator(device=self._device)
         generator.manual_seed(seed)
         metas = {arg.name: arg.tensors for arg in op.args if arg.tensors}
-        context = InitContext(op=op.name, args=args, metas=metas, generator=generator, seed=seed, outputs=op.outputs)
+        context = InitContext(
+            op=canonical_name(op.name), args=args, metas=metas, generator=generator, seed=seed, outputs=op.outputs,
+            batch=op.batch, run_seed=run_seed, keyword_only=frozenset(arg.name for arg in op.args if arg.keyword_only),
+        )  # fmt: skip
         reports = [DenseInit().initialize(context)]
         rule = self._registry.find(context)
         if rule is None:
             return DenseInit.name, reports if context.tensors() else []
         try:
-            report = rule.initialize(context)
+            report = self._registry.apply(rule, context)
         except (InitializerError, RuntimeError, ValueError, TypeError, IndexError) as error:
             raise NotReplayable(Reason("failed", f"initializer {rule.name}: {_first_line(error)}")) from error
         assumed = {name: what for name, what in reports[0].assumed.items() if name not in report.assumed}
@@ -229,6 +236,17 @@ def _hold(duration_us: float) -> None:
     """Keep the CUDA device busy for about this long, at 2 GHz."""
     with suppress(AttributeError):
         torch.cuda._sleep(math.ceil(duration_us * 2000))
+
+
+def _with_lengths(function: Callable[..., Any], reports: list[InitReport]) -> Callable[..., Any]:
+    """The op, called where the batch's lengths can be found, for one that has no argument for them."""
+    found = next((report.lengths for report in reports if report.lengths is not None), None)
+    if found is None:
+        return function
+    layout = BatchLayout(query_lens=found.query, kv_lens=found.kv)
+    around = copy_context()
+    around.run(set_layout, layout)
+    return partial(around.run, function)
 
 
 def _written(op: ReplayOp, args: dict[str, Any]) -> tuple[torch.Tensor, ...]:

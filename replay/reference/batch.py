@@ -38,6 +38,11 @@ def batch_layout(layout: BatchLayout) -> Iterator[None]:
         _current.reset(token)
 
 
+def set_layout(layout: BatchLayout) -> None:
+    """Open a layout for the rest of the current `contextvars` context."""
+    _current.set(layout)
+
+
 def current_layout(tokens: int) -> BatchLayout:
     """The open layout, or one causal sequence of all `tokens` where none is; ValueError when it has more tokens."""
     layout = _current.get()

@@ -1,0 +1,61 @@
+"""Settings of initializers as text, `NAME.OPTION=VALUE`, checked against what the initializer declares.
+
+Owns the grammar and the checks; who reads the values are the initializers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from opreplay.initializers.base import CustomInit, Option, OptionValue
+from opreplay.traces.errors import UsageError
+
+FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+class Known(Protocol):
+    """Finds initializers by name; raises UsageError for an unknown one."""
+
+    def __getitem__(self, name: str) -> CustomInit: ...
+
+
+def defaults(rule: CustomInit) -> dict[str, OptionValue]:
+    """The value of each option where the user says nothing."""
+    return {option.name: option.default for option in rule.options}
+
+
+def parse_setting(text: str, known: Known) -> tuple[str, str, OptionValue]:
+    """(initializer, option, value) of "NAME.OPTION=VALUE".
+
+    Raises UsageError, naming what would be right, for another form, unknown names and values that are not allowed.
+    """
+    key, equals, value = text.partition("=")
+    name, dot, chosen = key.strip().partition(".")
+    if not equals or not dot:
+        raise UsageError(f"{text!r} is no setting", hint="Write NAME.OPTION=VALUE, e.g. moe_routing.distribution=zipf.")
+    rule = known[name]
+    option = next((option for option in rule.options if option.name == chosen), None)
+    if option is None:
+        names = ", ".join(option.name for option in rule.options) or "it has none"
+        raise UsageError(f"initializer {name!r} has no option {chosen!r}", hint=f"Its options: {names}.")
+    return name, chosen, _value(option, f"{name}.{chosen}", value)
+
+
+def _value(option: Option, shown: str, text: str) -> OptionValue:
+    if option.type is bool:
+        if text.lower() not in FLAGS:
+            raise UsageError(f"{shown} must be true or false, not {text!r}")
+        return FLAGS[text.lower()]
+    if option.type is str:
+        if option.choices and text not in option.choices:
+            raise UsageError(f"{shown} cannot be {text!r}", hint=f"Choose one of {', '.join(option.choices)}.")
+        return text
+    try:
+        number = int(text) if option.type is int else float(text)
+    except ValueError:
+        raise UsageError(f"{shown} must be a number, not {text!r}") from None
+    if not math.isfinite(number) or (option.low is not None and number < option.low):
+        raise UsageError(f"{shown} must be at least {option.low}, not {text}" if option.low is not None else
+                         f"{shown} must be finite, not {text}")  # fmt: skip
+    return number

@@ -5,6 +5,7 @@ from opreplay.replay.ascend.kernel import KernelCall, KernelPrediction, TensorSp
 from opreplay.replay.ascend.kernel_details import read_kernel_table
 from opreplay.replay.ascend.lowering import Lowering, lower
 from opreplay.replay.ascend.predict import predict_kernel
+from opreplay.replay.ascend.predictor import Predictor
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate import Explanation, explain_op, simulate_op
 
@@ -14,6 +15,7 @@ __all__ = [
     "KernelCall",
     "KernelPrediction",
     "Lowering",
+    "Predictor",
     "TensorSpec",
     "explain_op",
     "list_devices",

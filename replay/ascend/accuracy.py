@@ -7,7 +7,7 @@ from statistics import fmean, median
 
 import msgspec
 
-from opreplay.replay.ascend.kernel import KernelCall
+from opreplay.replay.ascend.kernel import KernelCall, KernelPrediction
 from opreplay.replay.ascend.kernel_details import KernelRow, KernelTable, call_key
 from opreplay.replay.ascend.predict import predict_kernel
 from opreplay.replay.ascend.profile import DeviceProfile
@@ -89,7 +89,13 @@ def grouped(measured: Iterable[Launch]) -> list[list[Launch]]:
 def compare_group(group: Sequence[Launch], device: DeviceProfile) -> Compared:
     """Predict the launches of one unique kernel and compare them with what was measured."""
     call = group[0].row.call
-    predictions = [predict_kernel(call, device, resident_of(one.touches, device)) for one in group]
+    made: dict[float | None, KernelPrediction] = {}
+    predictions = []
+    for one in group:
+        share = resident_of(one.touches, device)
+        if share not in made:
+            made[share] = predict_kernel(call, device, share)
+        predictions.append(made[share])
     pairs = [(p.time_us, one.duration_us, one.row.count) for p, one in zip(predictions, group, strict=True)]
     middle = median(p.time_us for p in predictions)
     band = predictions[0].high_us / predictions[0].time_us if predictions[0].time_us else 1.0

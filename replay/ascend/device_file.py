@@ -36,6 +36,12 @@ DATASHEET: dict[str, str] = {
 }  # fmt: skip
 """Datasheet entries that a device must have, and the unit each is given in."""
 
+NETWORK: dict[str, str] = {
+    "server_dies": "die", "peer_bytes_per_s": "byte/s", "pair_link_bytes_per_s": "byte/s", "pair_link_latency": "us",
+    "far_link_bytes_per_s": "byte/s", "far_link_latency": "us",
+}  # fmt: skip
+"""Datasheet entries that a device may have: dies of a server, and links beside `link`."""
+
 NUMBERS = (
     "cycles",
     "half_ratio",
@@ -172,12 +178,14 @@ def _check_names(where: str, section: str, given: Any, known: set[str], *, compl
 
 def _checked(file: DeviceFile, where: str) -> DeviceFile:
     model = load_model()
-    _check_names(where, "datasheet", file.datasheet, set(DATASHEET), complete=file.base is None)
+    given = {name: value for name, value in file.datasheet.items() if name not in NETWORK}
+    _check_names(where, "datasheet", given, set(DATASHEET), complete=file.base is None)
     _check_names(where, "rates", file.rates, set(Rates.__struct_fields__), complete=False)
     _check_names(where, "families", file.families, set(model.families), complete=False)
     for name, quantity in file.datasheet.items():
-        if quantity.unit != DATASHEET[name]:
-            raise FormatError(f"{where}: datasheet.{name} is in {quantity.unit!r}, expected {DATASHEET[name]!r}")
+        unit = DATASHEET.get(name) or NETWORK[name]
+        if quantity.unit != unit:
+            raise FormatError(f"{where}: datasheet.{name} is in {quantity.unit!r}, expected {unit!r}")
         if quantity.value <= 0:
             raise FormatError(f"{where}: datasheet.{name} must be above 0, is {quantity.value}")
     for name, quantity in file.rates.items():
@@ -231,11 +239,20 @@ def compile_device(file: DeviceFile) -> DeviceProfile:
         hbm_bytes=number["hbm_bytes"],
         hbm_bytes_per_s=number["hbm_bytes_per_s"],
         link=Link(bytes_per_s=number["link_bytes_per_s"], latency_us=number["link_latency"]),
+        server_dies=int(number.get("server_dies", 8)),
+        peer_bytes_per_s=number.get("peer_bytes_per_s"),
+        pair_link=_optional_link(number, "pair_link"),
+        far_link=_optional_link(number, "far_link"),
         rates=Rates(**{name: quantity.value for name, quantity in rates.items()}),
         families=families,
         types=type_table(model),
         datasheet=datasheet,
     )
+
+
+def _optional_link(number: dict[str, float], name: str) -> Link | None:
+    speed = number.get(f"{name}_bytes_per_s")
+    return None if speed is None else Link(bytes_per_s=speed, latency_us=number.get(f"{name}_latency", 0.0))
 
 
 @lru_cache(maxsize=32)

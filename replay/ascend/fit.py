@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-NOISE = 0.08
+NOISE = 0.12
 """Spread of the logarithm of one kernel's time that no prediction from shapes can explain."""
 
 RATE_WIDTHS: dict[str, float] = {
@@ -32,7 +32,7 @@ RATE_WIDTHS: dict[str, float] = {
     "l2_bytes_per_cycle": 0.4, "vector_overlap": 0.25, "resident_share": 0.15, "resident_reach": 0.5,
     "resident_sharpness": 0.3, "weight_resident_share": 0.4, "sequence_reach": 0.4, "sequence_sharpness": 0.4,
     "mac_efficiency": 0.05, "l1_fill_bytes_per_cycle": 0.25, "l1_fill_hbm_bytes_per_cycle": 0.25,
-    "l1_narrow_exponent": 0.4, "overlap_p": 0.4, "fixpipe_bytes_per_cycle": 0.5, "wave_us": 0.8,
+    "l1_narrow_exponent": 0.4, "overlap_p": 0.4, "fixpipe_bytes_per_cycle": 0.5, "wave_us": 0.8, "reread_reach": 0.3,
 }  # fmt: skip
 """Widths of the priors of shared rates, in log units."""
 
@@ -52,7 +52,7 @@ CUBE_FORMS = frozenset({"matmul", "collective", "aicpu", "free"})
 VECTOR_ONLY = frozenset({"half_ratio", "wide_ratio", "launch_factor", "row_cycles", "cycles"})
 """Constants that the cost of products does not look at."""
 
-SCALE_WIDTH = 0.12
+SCALE_WIDTH = 0.06
 """Width of a family's correction on one SoC."""
 
 LIMIT = math.log(5.0)

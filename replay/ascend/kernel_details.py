@@ -52,6 +52,9 @@ DTYPES: dict[str, str] = {
 }  # fmt: skip
 """CANN data type, without "DT_" → torch dtype name (int4 as the byte that holds two of them)."""
 
+_HOST_CORES = ("AI_CPU", "AICPU")
+"""Cores of kernels that run on the NPU's control processors."""
+
 _HINT = "Give kernel_details.csv or op_summary.csv of the Ascend profiler."
 _NOT_THERE = frozenset({"", "N/A", "NA", "NULL", "NONE", "UNDEFINED", "NAN"})
 
@@ -148,7 +151,9 @@ def _row(fields: Mapping[str, str | None], index: int) -> KernelRow:
     held_out = (fields.get("held_out") or "").strip().lower() in ("1", "1.0", "true", "yes")
     core = (fields.get("core") or "").strip().upper()
     return KernelRow(
-        call=KernelCall(type=kernel_type, inputs=inputs, outputs=outputs),
+        call=KernelCall(
+            type=kernel_type, inputs=inputs, outputs=outputs, attrs={"core": "AI_CPU"} if core in _HOST_CORES else {}
+        ),
         duration_us=duration if duration is not None and duration > 0 else None,
         count=max(1, int(count)) if count is not None else 1,
         held_out=held_out,

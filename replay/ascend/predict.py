@@ -47,8 +47,11 @@ FLOAT32_PRODUCTS = frozenset({"MatMul", "MatMulV2", "MatMulV3"})
 
 
 def variant(call: KernelCall) -> str:
-    """The kernel type; with the direction for TransData, whose cost depends on the two formats, and with the dtype for
-    float32 products, whose operands are loaded at another pace."""
+    """The kernel type; "AiCpu" for whatever runs on the control processors; with the direction for TransData, whose
+    cost depends on the two formats, and with the dtype for float32 products, whose operands are loaded at another pace.
+    """
+    if call.attrs and call.attrs.get("core") == "AI_CPU":
+        return "AiCpu"
     if call.type in FLOAT32_PRODUCTS and call.inputs and call.inputs[0] is not None:
         return "MatMul:float32" if call.inputs[0].dtype == "float32" else call.type
     if call.type != "TransData":
@@ -94,13 +97,19 @@ def predict_kernel(call: KernelCall, device: DeviceProfile, resident: float | No
     family = device.family(variant(call))
     terms = FORMS.get(family.form, vector_terms)(call, family, device, resident)
     scale = family.scale
-    terms = {name: us * scale for name, us in terms.items() if us > 0}
-    time_us = sum(terms.values())
-    bound: Bound = BOUNDS[max(terms, key=terms.__getitem__)] if terms else "none"
+    time_us = longest = 0.0
+    bound: Bound = "none"
+    scaled: dict[str, float] = {}
+    for name, term in terms.items():
+        if term > 0:
+            us = scaled[name] = term * scale
+            time_us += us
+            if us > longest:
+                longest, bound = us, BOUNDS[name]
     return KernelPrediction(
         time_us=time_us,
         bound=bound,
-        terms_us=terms,
+        terms_us=scaled,
         confidence=confidence_of(family),
         low_us=time_us / family.band,
         high_us=time_us * family.band,

@@ -82,6 +82,9 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     fixpipe_bytes_per_cycle: float
     wave_us: float
     """Start-up of one wave of tiles."""
+    reread_reach: float
+    """Bytes that the cores of one wave stream, as a multiple of the L2's size, at which half of what they share has to
+    be read again."""
 
 
 class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,6 +151,14 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     datasheet: dict[str, Quantity]
     """The numbers as the file gives them, for `devices --show`."""
     aliases: tuple[str, ...] = ()
+    server_dies: int = 8
+    """Dies that `link` connects with each other."""
+    peer_bytes_per_s: float | None = None
+    """Of a die's link to one peer, where the server is a full mesh; None for a switch."""
+    pair_link: Link | None = None
+    """Between the two dies of a package."""
+    far_link: Link | None = None
+    """Between servers; None where `link` goes on."""
 
     def family(self, kernel_type: str) -> FamilyCost:
         """The cost constants for a kernel type; those of "Unknown" where nobody registered it."""

@@ -10,6 +10,7 @@ from opreplay.replay.ascend.custom import estimate, property_terms
 from opreplay.replay.ascend.kernel import Confidence, KernelCall, KernelPrediction, TensorSpec
 from opreplay.replay.ascend.lowering import lower
 from opreplay.replay.ascend.predict import BOUNDS, family_of, predict_kernel
+from opreplay.replay.ascend.predictor import Predictor
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir import ReplayOp
 from opreplay.replay.results import Simulated
@@ -82,8 +83,13 @@ def simulate_op(op: ReplayOp, device: DeviceProfile) -> Simulated:
     return simulate_by_family(op, device)[0]
 
 
-def simulate_by_family(op: ReplayOp, device: DeviceProfile) -> tuple[Simulated, dict[str, float]]:
-    """What `simulate_op` gives, and microseconds of one call by kernel family; "custom" for a user's own estimate."""
+def simulate_by_family(
+    op: ReplayOp, device: DeviceProfile, predict: Predictor | None = None
+) -> tuple[Simulated, dict[str, float]]:
+    """What `simulate_op` gives, and microseconds of one call by kernel family; "custom" for a user's own estimate.
+
+    `predict` remembers kernels that several ops have in common.
+    """
     own_us = estimate(op, device)
     if own_us is not None:
         return _by_user({"custom": own_us}, device), {"custom": own_us}
@@ -92,7 +98,7 @@ def simulate_by_family(op: ReplayOp, device: DeviceProfile) -> tuple[Simulated, 
         terms = property_terms(op, device)
         if terms is not None:
             return _by_user(terms, device), {"custom": sum(terms.values())}
-    parts = [(call, predict_kernel(call, device)) for call in lowering.kernels]
+    parts = [(call, predict(call) if predict else predict_kernel(call, device)) for call in lowering.kernels]
     families: dict[str, float] = {}
     for call, one in parts:
         name = family_of(call, device).name

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from opreplay.replay.ascend.predict import BOUNDS
+from opreplay.replay.ascend.predictor import Predictor
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate import simulate_by_family
 from opreplay.replay.ir import ReplayOp
@@ -48,8 +49,9 @@ def simulate_step(ops: Iterable[ReplayOp], device: DeviceProfile) -> Step:
     Kernels of one family err alike and their errors add; errors of different families are independent.
     """
     made: list[OpStep] = []
+    predict = Predictor(device)
     for op in ops:
-        simulated, families = simulate_by_family(op, device)
+        simulated, families = simulate_by_family(op, device, predict)
         if op.reason is None or simulated.time_us > 0:
             made.append(OpStep(id=op.id, simulated=simulated, families_us=families, count=op.count))
     total = sum(one.simulated.time_us * one.count for one in made)

@@ -5,6 +5,7 @@ Owns what `opreplay validate` computes; `accuracy` owns the errors, `calibrate` 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -18,7 +19,7 @@ from opreplay.replay.ascend.accuracy import (
     grouped,
     selected,
 )
-from opreplay.replay.ascend.calibrate import Group, HeldOut, cross_validate, datasheet_only, leave_one_soc_out
+from opreplay.replay.ascend.calibrate import Group, HeldOut, bands, cross_validate, datasheet_only, leave_one_soc_out
 from opreplay.replay.ascend.kernel_details import KernelTable, read_kernel_table
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.traces.errors import Malformed, UsageError
@@ -138,16 +139,22 @@ def _cross(measured: Sequence[Measured], on_step: Callable[[str], None]) -> dict
     if len(groups) < 2:
         raise UsageError("cross-validation needs at least two unique measured kernels beside collectives")
     out = {
-        "folds": _held(cross_validate(groups, devices, on_fold=lambda i, n: on_step(f"fitted fold {i} of {n}"))),
+        "folds": held_figures(cross_validate(groups, devices, on_fold=lambda i, n: on_step(f"fitted fold {i} of {n}"))),
     }
     if len(devices) > 1:
         on_step("fitting without one SoC at a time")
-        out["unseen_soc"] = _held(leave_one_soc_out(groups, devices))
+        out["unseen_soc"] = held_figures(leave_one_soc_out(groups, devices))
     return out
 
 
-def _held(held: Sequence[HeldOut]) -> Figures:
-    return figures_of([one.compared for one in held])
+def held_figures(held: Sequence[HeldOut]) -> Figures:
+    """Errors of held-out kernels; whether they lie in their bands is told by bands made from the other kernels."""
+    made = figures_of([one.compared for one in held])
+    inside = bands(held)[2]
+    return Figures(
+        overall=msgspec.structs.replace(made.overall, in_band=inside),
+        families={name: msgspec.structs.replace(one, in_band=math.nan) for name, one in made.families.items()},
+    )
 
 
 def _sums(counts: Sequence[dict[str, int]]) -> dict[str, int]:

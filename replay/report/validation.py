@@ -12,9 +12,9 @@ from rich.text import Text
 from opreplay.replay.ascend.accuracy import Compared, Errors
 from opreplay.replay.ascend.calibrate import HeldOut
 from opreplay.replay.ascend.simulate import describe
-from opreplay.replay.ascend.validate import Figures, Validation, figures_of
+from opreplay.replay.ascend.validate import Figures, Validation, held_figures
 from opreplay.replay.report.columns import plain_table
-from opreplay.replay.report.text import middle, safe, time_text
+from opreplay.replay.report.text import DASH, middle, safe, time_text
 
 TITLES = {"folds": "kernels that no fit has seen (5 folds)", "unseen_soc": "SoCs that no fit has seen (one left out)"}
 WIDEST_SHAPES = 48
@@ -62,7 +62,7 @@ def cross_facts(across: Sequence[HeldOut], elsewhere: Sequence[HeldOut]) -> dict
 
 def _cross(across: Sequence[HeldOut], elsewhere: Sequence[HeldOut]) -> dict[str, Figures]:
     sets = {"folds": across, "unseen_soc": elsewhere}
-    return {name: figures_of([one.compared for one in held]) for name, held in sets.items() if held}
+    return {name: held_figures(held) for name, held in sets.items() if held}
 
 
 def render_cross(across: Sequence[HeldOut], elsewhere: Sequence[HeldOut]) -> RenderableType:
@@ -93,7 +93,11 @@ def _errors_table(first: str, rows: Sequence[tuple[str, Errors]]) -> RenderableT
     for name, e in rows:
         numbers = [f"{100 * value:.1f}" for value in (e.mape, e.median_ape, e.p90_ape, e.wape)]
         table.add_row(
-            Text(safe(middle(name, 30))), str(e.n), *numbers, f"{100 * e.total_error:+.1f}", f"{100 * e.in_band:.0f}"
+            Text(safe(middle(name, 30))),
+            str(e.n),
+            *numbers,
+            f"{100 * e.total_error:+.1f}",
+            DASH if math.isnan(e.in_band) else f"{100 * e.in_band:.0f}",
         )
     return table
 

@@ -10,11 +10,31 @@ from opreplay.replay.ascend.cost.vector import resident_share
 from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
 
-TILES: tuple[tuple[int, int], ...] = (
-    (16, 64), (16, 128), (16, 256), (16, 512), (32, 128), (32, 256), (32, 512), (64, 128), (64, 256), (64, 512),
-    (128, 64), (128, 128), (128, 256), (256, 64), (256, 128), (512, 64), (16, 16), (16, 32), (80, 256), (96, 256),
-)  # fmt: skip
-"""Base tiles (rows, columns) whose float32 accumulator fits the 128 KiB of L0C: bm * bn <= 32768."""
+ACCUMULATORS = 32768
+"""float32 accumulators that the 128 KiB of L0C hold: the largest base tile, rows times columns."""
+
+
+def base_tiles(gemm: Gemm, cores: int) -> tuple[tuple[int, int], ...]:
+    """Base tiles (rows, columns) to choose from: as large as L0C and the product allow, one side halved after the other
+    while cores lie idle."""
+    out: list[tuple[int, int]] = []
+    whole_m, whole_n = -(-gemm.m // 16) * 16, -(-gemm.n // 16) * 16
+    for most_rows in (128, 256):
+        rows = min(most_rows, whole_m)
+        cols = min(512, ACCUMULATORS // max(rows, 64) // 16 * 16, whole_n)
+        out.append(_shrunk(gemm, rows, cols, cores, columns_first=True))
+        if out[-1] != (rows, cols):
+            out.append(_shrunk(gemm, rows, cols, cores, columns_first=False))
+    return tuple(dict.fromkeys(out))
+
+
+def _shrunk(gemm: Gemm, rows: int, cols: int, cores: int, *, columns_first: bool) -> tuple[int, int]:
+    while gemm.batch * -(-gemm.m // rows) * -(-gemm.n // cols) < cores and max(rows, cols) >= 32:
+        if rows < 32 or (cols >= 32 and (cols >= rows if columns_first else rows <= 32)):
+            cols = max(16, cols // 32 * 16)
+        else:
+            rows = max(16, rows // 32 * 16)
+    return rows, cols
 
 
 class Gemm(NamedTuple):
@@ -66,6 +86,10 @@ def gemm_of(call: KernelCall) -> Gemm | None:
         return None
     m, n, k, try_a, try_b = fits
     out_size = itemsize(out.dtype) if out is not None else (4 if a.dtype == "float32" else 2)
+    if batch_a == 1 < batch_b and call.type.startswith("Grouped"):
+        # One list of rows, dealt out to the experts: each gets its even share, and only those with rows are read.
+        used = min(batch_b, max(1, m))
+        return Gemm(used, -(-m // used), n, k, a.dtype, out_size, not try_a, try_b, is_nz(a), is_nz(b))
     return Gemm(
         max(batch_a, batch_b), m, n, k, a.dtype, out_size, not try_a, try_b, is_nz(a), is_nz(b), batch_b < batch_a
     )
@@ -84,45 +108,59 @@ def _fill_bytes(run_bytes: int, fractal: bool, size: float, exponent: float) -> 
     return size * (512 / max(32, run_bytes)) ** exponent
 
 
+def _bytes_to_move(gemm: Gemm, device: DeviceProfile, resident: float | None) -> tuple[float, float, float]:
+    """(bytes of the operands, bytes of the result, share found in L2)."""
+    once = gemm.k * itemsize(gemm.dtype)
+    weight = (1 if gemm.shared_b else gemm.batch) * gemm.n * once
+    operands = gemm.batch * gemm.m * once + weight
+    result = gemm.batch * gemm.m * gemm.n * gemm.out_bytes_per_element
+    moved = operands + result
+    if resident is None:
+        near = (moved - weight) * resident_share(moved, device) + weight * device.rates.weight_resident_share
+        resident = near / moved if moved else 1.0
+    return float(operands), float(result), resident
+
+
 def gemm_terms(
     gemm: Gemm, family: FamilyCost, device: DeviceProfile, resident: float | None = None
 ) -> dict[str, float]:
     """Terms of a matrix product in microseconds, over the best base tile.
 
     Time = launch + (cube^p + l2^p + hbm^p)^(1/p) + fixpipe, with waves = ceil(tiles / cores); each term reported is
-    its share of the overlapped sum, so that the terms add up to the time.
+    its share of the overlapped sum, so that the terms add up to the time. `family.memory_factor` is on the loading of
+    operands: float32 rows are rearranged at half the pace.
     """
     rates, freq = device.rates, device.freq_hz
     item = itemsize(gemm.dtype)
     once = gemm.k * item
-    b_batch = 1 if gemm.shared_b else gemm.batch
-    weight = b_batch * gemm.n * once
-    moved = gemm.batch * gemm.m * once + weight + gemm.batch * gemm.m * gemm.n * gemm.out_bytes_per_element
-    if resident is None:
-        near = (moved - weight) * resident_share(moved, device) + weight * rates.weight_resident_share
-        resident = near / moved if moved else 1.0
-    far_bytes = moved * (1 - resident) * family.memory_factor
+    operands, result, resident = _bytes_to_move(gemm, device, resident)
+    far_bytes = (operands * family.memory_factor + result) * (1 - resident)
     # Bytes of one core and cycle: the two rates mix by time, as loads alternate between L2 and HBM.
     fill = 1 / (resident / rates.l1_fill_bytes_per_cycle + (1 - resident) / rates.l1_fill_hbm_bytes_per_cycle)
     k_padded = -(-gemm.k // 16) * 16
     macs = mac_rate(gemm.dtype, device, family.hf32) * rates.mac_efficiency * freq
+    weight = (1 if gemm.shared_b else gemm.batch) * gemm.n * once
     best: tuple[float, float, float, float, int] | None = None
     p = rates.overlap_p
-    for bm, bn in TILES:
-        if (bm > 16 and bm >= 2 * gemm.m) or (bn > 16 and bn >= 2 * gemm.n):
-            continue
-        tiles = gemm.batch * -(-gemm.m // bm) * -(-gemm.n // bn)
+    for bm, bn in base_tiles(gemm, device.aic_cores):
+        down, across = -(-gemm.m // bm), -(-gemm.n // bn)
+        tiles = gemm.batch * down * across
         waves = -(-tiles // device.aic_cores)
-        rows, cols = min(bm, -(-gemm.m // 16) * 16), min(bn, -(-gemm.n // 16) * 16)
+        cores = min(device.aic_cores, tiles)
+        # Tiles at the edges are smaller: the mean of all counts, but no less than one fractal.
+        rows, cols = max(16.0, gemm.m / down), max(16.0, gemm.n / across)
         mac = waves * rows * cols * k_padded / macs
         a_run = once if gemm.a_along_k else min(bm, gemm.m) * item
         b_run = once if gemm.b_along_k else min(bn, gemm.n) * item
         loaded = _fill_bytes(a_run, gemm.a_fractal, min(rows, gemm.m) * once, rates.l1_narrow_exponent)
         loaded += _fill_bytes(b_run, gemm.b_fractal, min(cols, gemm.n) * once, rates.l1_narrow_exponent)
-        load = waves * loaded / (fill * freq)
-        cores = min(device.aic_cores, tiles)
+        load = waves * loaded * family.memory_factor / (fill * freq)
+        # Over a long K the cores drift apart, and what they share has left L2 when the last of them wants it.
+        stream = cores * (rows + cols) * once
+        again = (gemm.batch * gemm.m * once * (across - 1) + weight * (down - 1)) * stream
+        again /= stream + rates.reread_reach * device.l2_bytes
         hbm = min(device.hbm_bytes_per_s * rates.hbm_cube_efficiency, cores * rates.core_hbm_bytes_per_cycle * freq)
-        far = far_bytes / hbm
+        far = (far_bytes + again) / hbm
         drain = rows * cols * 4 / (rates.fixpipe_bytes_per_cycle * freq)
         total = (mac**p + load**p + far**p) ** (1 / p) + drain + waves * rates.wave_us * 1e-6
         if best is None or total < best[0]:

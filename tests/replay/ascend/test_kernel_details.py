@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opreplay.replay.ascend import KernelCall, TensorSpec, load_device, read_kernel_table
+from opreplay.replay.ascend import KernelCall, TensorSpec, load_device, predict_kernel, read_kernel_table
 from opreplay.replay.ascend.accuracy import compare_table, errors_by_type, errors_of, launches, percentile
 from opreplay.replay.ascend.kernel_details import dtype_of, tensors_of
 from opreplay.replay.ascend.residency import resident_of, reuse_distances
@@ -136,3 +136,11 @@ def test_shipped_calibration_holds_on_what_it_was_fitted_to(shared_ascend: Path)
     assert errors.n > 300
     assert errors.median_ape < 0.12
     assert errors.wape < 0.20
+
+
+def test_what_runs_on_the_control_processors_takes_their_time(tmp_path: Path) -> None:
+    header = "Type,Accelerator Core,Duration(us),Input Shapes,Input Data Types"
+    rows = [f'Index,{core},90,"""8""",INT64' for core in ("AI_CPU", "AI_VECTOR_CORE")]
+    slow, quick = read_kernel_table(write(tmp_path, "\n".join((header, *rows)))).rows
+    device = load_device("910b3")
+    assert predict_kernel(slow.call, device).time_us > 5 * predict_kernel(quick.call, device).time_us

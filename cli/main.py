@@ -23,6 +23,7 @@ COMMANDS: dict[str, str] = {
     "validate": "opreplay.cli.validate",
     "calibrate": "opreplay.cli.calibrate",
     "devices": "opreplay.cli.devices",
+    "initializers": "opreplay.cli.initializers",
     "doctor": "opreplay.cli.doctor",
 }
 """Command → module that defines it as `command`, in the order that --help shows."""

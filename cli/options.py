@@ -163,6 +163,23 @@ def custom_op_option(command: Command) -> Command:
     )(command)  # fmt: skip
 
 
+def init_module_option(command: Command) -> Command:
+    """--init-module: users' initializers."""
+    return click.option(
+        "--init-module", multiple=True, metavar="FILE|MODULE",
+        help="Run this file or module first: it registers initializers of yours. Repeatable.",
+    )(command)  # fmt: skip
+
+
+def init_options(command: Command) -> Command:
+    """--init-module and --init-arg: what fills the arguments, and how."""
+    command = click.option(
+        "--init-arg", multiple=True, metavar="NAME.OPTION=VALUE",
+        help="Set an option of an initializer; `opreplay initializers` lists them. Repeatable.",
+    )(command)  # fmt: skip
+    return init_module_option(command)
+
+
 def format_option(*names: str) -> Callable[[Command], Command]:
     """--format, the first name being the default."""
     return click.option(

@@ -11,6 +11,7 @@ from opreplay.cli.options import (
     custom_op_option,
     device_option,
     force_option,
+    init_options,
     limit_option,
     selection_options,
     soc_option,
@@ -47,13 +48,15 @@ from opreplay.cli.options import (
 @click.option(
     "--max-failed", type=click.IntRange(min=0), metavar="N", help="Exit with 1 when more ops are skipped or failed."
 )
+@init_options
 @limit_option
 def command(
     trace: str, device: str, soc: tuple[str, ...], custom_op_dir: str | None, select: str,
     op_filter: tuple[str, ...], exclude: tuple[str, ...], top: int | None, min_share: float | None,
     allow_import: tuple[tuple[str, str], ...], output: tuple[str, ...],
     force: bool, dry_run: bool, max_op_memory: int | None, op_time: float, total_time: float | None,
-    threads: int | None, seed: int, max_failed: int | None, limit: tuple[tuple[str, str], ...],
+    threads: int | None, seed: int, max_failed: int | None,
+    init_module: tuple[str, ...], init_arg: tuple[str, ...], limit: tuple[tuple[str, str], ...],
 ) -> int:  # fmt: skip
     """Replay each unique op of TRACE on this machine, predict each on a simulated Ascend NPU, and print both beside
     what the trace recorded.
@@ -67,6 +70,10 @@ def command(
     from opreplay.cli.reporting import outcome_code, show_report, trace_facts
     from opreplay.replay.run import RunOptions, run_plan
 
+    if init_module or init_arg:
+        from opreplay.initializers.extensions import open_registry
+
+        open_registry(init_module, init_arg)
     devices = load_socs(soc, custom_op_dir)
     with Outputs(output, force=force) as outputs:
         selection = Selection(
@@ -83,6 +90,7 @@ def command(
         options = RunOptions(
             device=device, seed=seed, max_op_bytes=max_op_memory, op_time_s=op_time, total_time_s=total_time,
             threads=threads, allow_imports=selection.allow_imports,
+            init_modules=init_module, init_args=init_arg,
         )  # fmt: skip
         try:
             with RunProgress() as on_progress:

@@ -58,6 +58,10 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     executor: Literal["torch", "fake"] = "torch"
     allow_imports: dict[str, str] = {}
     """Namespace → module that may be imported because the user said so."""
+    init_modules: tuple[str, ...] = ()
+    """Files and modules with initializers of the user's."""
+    init_args: tuple[str, ...] = ()
+    """Settings of initializers, NAME.OPTION=VALUE."""
 
     def measure_options(self) -> MeasureOptions:
         """The part that the measuring loop needs."""
@@ -138,6 +142,7 @@ def make_runner(options: RunOptions) -> Runner:
         executor=options.executor, device=options.device, threads=options.threads,
         memory_bytes=options.max_op_bytes or environment.default_op_bytes(), seed=options.seed,
         measure=options.measure_options(), allow_imports=options.allow_imports,
+        init_modules=options.init_modules, init_args=options.init_args,
     )  # fmt: skip
     if options.isolation == "process":
         return ChildProcess(config, limit_s=options.hard_limit_s())

@@ -47,6 +47,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
     measure: MeasureOptions = MeasureOptions()
     allow_imports: dict[str, str] = {}
     """Namespace → module that the user allows to be imported."""
+    init_modules: tuple[str, ...] = ()
+    init_args: tuple[str, ...] = ()
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
@@ -78,6 +80,7 @@ def make_executor(config: WorkerConfig) -> Executor:
         from opreplay.replay.executors.fake import FakeExecutor
 
         return FakeExecutor()
+    from opreplay.initializers.extensions import open_registry
     from opreplay.replay.executors.torch_device import TorchExecutor
     from opreplay.replay.policy import Policy
     from opreplay.replay.resolve import find_overload
@@ -88,6 +91,7 @@ def make_executor(config: WorkerConfig) -> Executor:
         partial(find_overload, policy=policy),
         memory_bytes=config.memory_bytes,
         threads=config.threads,
+        registry=open_registry(config.init_modules, config.init_args),
     )
 
 

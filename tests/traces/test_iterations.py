@@ -52,7 +52,8 @@ def test_the_dominant_batch_has_most_weight(tmp_path: Path) -> None:
     index = BatchIndex(trace(tmp_path, notes, [(110, 1), (120, 1), (210, 1), (400, 1)]))
     rows = np.arange(4)
     even, heavy = index.dominant(rows, np.zeros(4)), index.dominant(rows, np.array([1.0, 1.0, 9.0, 1.0]))
-    assert even is not None and heavy is not None
+    assert even is not None
+    assert heavy is not None
     assert (even.context.decode_sequences, even.others) == (1, 2)
     assert (heavy.context.decode_sequences, heavy.share) == (2, pytest.approx(0.75))
     assert index.dominant(rows[3:], np.zeros(1)) is None

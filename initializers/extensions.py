@@ -1,0 +1,136 @@
+"""Users' initializers: registered by decorator, from a file or module, or by entry point; and TraceLens's classes.
+
+Owns how they are found and loaded; which one an op gets is decided in `registry`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+from opreplay.initializers.base import CustomInit, InitContext, InitReport
+from opreplay.initializers.registry import Registry, built_in
+from opreplay.traces.errors import UsageError
+
+ENTRY_POINTS = "opreplay.initializers"
+"""Entry point group; each names a class."""
+USERS_PRIORITY = 10
+"""Of classes written for TraceLens, which know no priorities: they come before the built-ins."""
+
+Kind = TypeVar("Kind", bound=type)
+
+_registered: dict[str, type[CustomInit]] = {}
+_loaded: set[Path] = set()
+
+
+def register_initializer(kind: Kind) -> Kind:
+    """Class decorator: make an initializer known, a `CustomInit` or one written for TraceLens.
+
+    Raises UsageError for a name that another class has.
+    """
+    adapted = kind if issubclass(kind, CustomInit) else adapt_tracelens(kind)
+    known = _registered.get(adapted.name)
+    if known is not None and known is not adapted:
+        raise UsageError(f"there is already an initializer named {adapted.name!r}", hint="Give yours another name.")
+    _registered[adapted.name] = adapted
+    return kind
+
+
+def open_registry(modules: Sequence[str] = (), settings: Sequence[str] = (), *, plugins: bool = True) -> Registry:
+    """The built-in initializers, the users' and, with `plugins`, those of installed packages, with their settings.
+
+    `modules` are files ending in .py, or names of modules; both are run. Raises UsageError for what cannot be loaded,
+    for duplicates and for wrong settings.
+    """
+    for name in modules:
+        _load(name)
+    registry = built_in()
+    for kind in _registered.values():
+        registry.register(kind())
+    for entry in entry_points(group=ENTRY_POINTS) if plugins else ():
+        try:
+            kind = entry.load()
+        except Exception as error:
+            raise UsageError(f"plugin {entry.name} = {entry.value} fails: {type(error).__name__}: {error}") from error
+        if kind not in _registered.values():
+            registry.register((kind if issubclass(kind, CustomInit) else adapt_tracelens(kind))())
+    registry.configure(settings)
+    return registry
+
+
+def clear_registrations() -> None:
+    """Forget what was registered and loaded; for tests and long-lived programs."""
+    _registered.clear()
+    _loaded.clear()
+
+
+def adapt_tracelens(kind: type) -> type[CustomInit]:
+    """A class with TraceLens's interface as an initializer.
+
+    It has `op_patterns` and `initialize(replayer, **kwargs)`, and may have `applies_to(replayer)`, `name` and
+    `priority`; the replayer has `args`, `kwargs`, `event` and `event_replay_IR`. Raises UsageError for another class.
+    """
+    patterns = getattr(kind, "op_patterns", None)
+    if not patterns or not callable(getattr(kind, "initialize", None)):
+        raise UsageError(f"{kind.__name__} is no initializer", hint="It needs op_patterns and initialize.")
+    original: Any = kind()
+
+    class Adapted(CustomInit):
+        __doc__ = kind.__doc__
+        name = getattr(kind, "name", None) or kind.__name__
+        op_patterns = tuple(patterns)
+        priority = getattr(kind, "priority", USERS_PRIORITY)
+
+        def applies_to(self, context: InitContext) -> bool:
+            asked = getattr(original, "applies_to", None)
+            return asked is None or bool(asked(replayer_of(context)))
+
+        def initialize(self, context: InitContext) -> InitReport:
+            said = original.initialize(replayer_of(context))
+            return InitReport(summary=str(said) if said is not None else "")
+
+    return Adapted
+
+
+def replayer_of(context: InitContext) -> SimpleNamespace:
+    """What TraceLens's initializers see of a call; tensors are the call's own, to be filled in place."""
+    by_place = {name: value for name, value in context.args.items() if name not in context.keyword_only}
+    by_name = {name: value for name, value in context.args.items() if name in context.keyword_only}
+    dims = [[list(m.shape) if m else [] for m in context.metas.get(name, ())] for name in context.args]
+    return SimpleNamespace(
+        args=list(by_place.values()),
+        kwargs=by_name,
+        event={"name": context.op, "args": {"Input Dims": [d[0] if len(d) == 1 else d for d in dims]}},
+        event_replay_IR={
+            "list_pos_args": [{"arg_name": name, "value": value} for name, value in by_place.items()],
+            "list_kwargs": [{"arg_name": name, "value": value} for name, value in by_name.items()],
+        },
+    )
+
+
+def _load(name: str) -> None:
+    """Run a file once, or import a module."""
+    try:
+        if not name.endswith(".py"):
+            importlib.import_module(name)
+            return
+        path = Path(name).resolve()
+        if path in _loaded:
+            return
+        spec = importlib.util.spec_from_file_location(f"opreplay_user_{path.stem}", path)
+        if spec is None or spec.loader is None:
+            raise UsageError(f"{name} is no Python file")
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+        _loaded.add(path)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"--init-module {name} fails: {type(error).__name__}: {error}",
+            hint="Give a .py file, or a module that Python can import.",
+        ) from error

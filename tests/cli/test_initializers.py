@@ -1,0 +1,59 @@
+"""`opreplay initializers`, and how initializers are given to `run`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from opreplay.cli.main import opreplay
+from opreplay.initializers.extensions import clear_registrations
+from opreplay.initializers.registry import built_in
+
+MODULE = '''
+from opreplay.initializers.base import CustomInit, InitReport
+from opreplay.initializers.extensions import register_initializer
+
+@register_initializer
+class Ours(CustomInit):
+    """Fills what ours needs."""
+    name = "ours"
+    op_patterns = ("mylib::op",)
+    def initialize(self, context):
+        return InitReport()
+'''
+
+
+@pytest.fixture
+def module(tmp_path: Path):
+    file = tmp_path / "ours.py"
+    file.write_text(MODULE)
+    yield file
+    clear_registrations()
+
+
+def test_all_are_listed_with_ops_and_options(module: Path) -> None:
+    args = ["initializers", "--init-module", str(module), "--format", "json"]
+    listed = {rule["name"]: rule for rule in json.loads(CliRunner().invoke(opreplay, args).stdout)}
+    assert set(listed) == {rule.name for rule in built_in()} | {"ours"}
+    assert listed["ours"]["ops"] == ["mylib::op"]
+    assert [o["name"] for o in listed["moe_routing"]["options"]] == ["distribution", "exponent", "histogram"]
+    table = CliRunner().invoke(opreplay, ["initializers"], env={"COLUMNS": "120"}).stdout
+    assert "paged_attention" in table
+    assert "uniform|zipf|histogram" in table
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--init-arg", "moe_routing.distribution=gauss"], "uniform, zipf, histogram"),
+        (["--init-arg", "nobody.x=1"], "unknown initializer"),
+        (["--init-module", "missing.py"], "missing.py fails"),
+    ],
+)
+def test_wrong_settings_stop_a_run_before_the_trace_is_read(args: list[str], said: str) -> None:
+    result = CliRunner().invoke(opreplay, ["run", "no_such_trace.json", *args])
+    assert result.exit_code == 2
+    assert said in result.stderr

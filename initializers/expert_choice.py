@@ -66,7 +66,7 @@ def choose_experts(tokens: int, topk: int, chance: torch.Tensor, generator: torc
     ids = torch.empty((topk, tokens), dtype=torch.int64)
     for slot in range(topk):
         ids[slot] = _draw(edges, tokens, generator)
-        again = _twice(ids, slot, torch.arange(tokens)) if slot else ids.new_empty(0)
+        again = _taken(ids, slot)
         for _ in range(REDRAWS):
             if not len(again):
                 break
@@ -80,6 +80,14 @@ def choose_experts(tokens: int, topk: int, chance: torch.Tensor, generator: torc
 def _twice(ids: torch.Tensor, slot: int, rows: torch.Tensor) -> torch.Tensor:
     """Those of `rows` whose expert in `slot` is already in an earlier one."""
     return rows[(ids[:slot, rows] == ids[slot, rows]).any(0)]
+
+
+def _taken(ids: torch.Tensor, slot: int) -> torch.Tensor:
+    """Tokens whose expert in `slot` is already in an earlier one; one comparison a slot, nothing is gathered."""
+    found = torch.zeros(ids.shape[1], dtype=torch.bool)
+    for earlier in range(slot):
+        found |= ids[earlier] == ids[slot]
+    return found.nonzero().flatten()
 
 
 def _draw(edges: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:

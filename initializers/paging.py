@@ -26,9 +26,6 @@ PACKED_CACHE = frozenset({
 """Ops with vLLM's packed key cache [blocks, heads, head / x, page, x]; the others have [blocks, page, ...]."""
 SLOT_CACHE = frozenset({"sglang::store_cache", "sglang_profiler::memory_pool__set_kv_buffer_impl"})
 """Ops whose cache is a plain list of slots [slots, ...]."""
-SHUFFLED = 1 << 17
-"""Pages up to which the whole pool is shuffled; of larger ones only the pages that are needed are computed."""
-ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,16 +72,8 @@ def shared_generator(context: InitContext, purpose: str) -> torch.Generator:
 
 def page_list(pool: Pool, count: int, generator: torch.Generator) -> torch.Tensor:
     """int64 [count]: pages in random order, none twice before all were used."""
-    places = torch.arange(count) % pool.blocks
-    if pool.blocks <= SHUFFLED:
-        return torch.randperm(pool.blocks, generator=generator)[places]
-    keys = torch.randint(1, 1 << 31, (ROUNDS,), generator=generator).tolist()
-    half = (pool.blocks - 1).bit_length() // 2 + 1
-    # A Feistel network permutes [0, 4^half); results outside the pool go through it again until they are inside.
-    made = _feistel(places, half, keys)
-    while (outside := made >= pool.blocks).any():
-        made[outside] = _feistel(made[outside], half, keys)
-    return made
+    order = torch.randperm(pool.blocks, generator=generator)
+    return order[:count] if count <= pool.blocks else order[torch.arange(count) % pool.blocks]
 
 
 def slots_of(batch: Batch, pool: Pool, generator: torch.Generator) -> torch.Tensor:
@@ -96,12 +85,3 @@ def slots_of(batch: Batch, pool: Pool, generator: torch.Generator) -> torch.Tens
     position = inside + torch.repeat_interleave(batch.kv - batch.query, batch.query)
     first = torch.repeat_interleave(counts.cumsum(0) - counts, batch.query)
     return pages[first + position // pool.page] * pool.page + position % pool.page
-
-
-def _feistel(values: torch.Tensor, half: int, keys: list[int]) -> torch.Tensor:
-    mask = (1 << half) - 1
-    left, right = values >> half, values & mask
-    for key in keys:
-        mixed = ((right + key) * 0x9E3779B1 & 0xFFFFFFFF) ** 2 >> 17
-        left, right = right, left ^ (mixed & mask)
-    return left << half | right

@@ -1,4 +1,4 @@
-"""Data types by torch's names ("bfloat16"): their sizes, and the C++ spellings that profilers record; no torch needed."""
+"""Data types by torch's names ("bfloat16"): sizes, and the C++ spellings that profilers record; no torch needed."""
 
 from __future__ import annotations
 

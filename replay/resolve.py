@@ -199,6 +199,18 @@ def find_overload(op: ReplayOp, policy: Policy) -> Callable[..., Any]:
     return _overload(spec)
 
 
+def known_overload(op: ReplayOp) -> Callable[..., Any] | None:
+    """The overload that an op of a plan names, to look at rather than to call; None when the dispatcher has none."""
+    parts = split_name(op.via or op.name)
+    if parts is None:
+        return None
+    namespace, name, overload = parts
+    specs = schema.specs_of(f"{namespace}::{name}")
+    wanted = overload or op.overload or ""
+    spec = next((spec for spec in specs if spec.overload == wanted), specs[0] if specs else None)
+    return None if spec is None else _overload(spec)
+
+
 def _overload(spec: OpSpec) -> Callable[..., Any]:
     """The torch.ops overload of a spec; the spec comes from the dispatcher's table, so its names are safe to follow."""
     import torch

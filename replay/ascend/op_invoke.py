@@ -94,11 +94,9 @@ class OpInvokeInfo:
     @cached_property
     def func(self) -> Any:
         """The torch op that was called, an overload where it is known; None when torch does not know it."""
-        import torch
+        from opreplay.replay.resolve import known_overload
 
-        namespace, _, rest = (self.op.via or self.op.name).partition("::")
-        packet = getattr(getattr(torch.ops, namespace, None), rest.split(".")[0], None)
-        return getattr(packet, self.op.overload or "default", packet) if packet is not None else None
+        return known_overload(self.op)
 
     @cached_property
     def args(self) -> tuple[Any, ...]:

@@ -156,10 +156,10 @@ def test_seeds() -> None:
 
 
 def test_a_large_batch_takes_no_loop_over_tokens() -> None:
-    started = time.perf_counter()
+    started = time.thread_time()
     ids = choose_experts(100_000, 8, probabilities(128, "zipf", 1.0, ""), torch.Generator())
     sort_by_expert(ids, 128, 32, 900_000, 900_000 // 32, 800_000)
-    assert time.perf_counter() - started < 3.0
+    assert time.thread_time() - started < 3.0
 
 
 @pytest.mark.parametrize(

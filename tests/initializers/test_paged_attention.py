@@ -196,7 +196,7 @@ def test_a_large_batch_takes_no_loop_over_tokens() -> None:
         "cu_seqlens_q": torch.zeros(257, dtype=torch.int32), "kv_indptr": torch.zeros(257, dtype=torch.int32),
         "kv_page_indices": torch.zeros(600_000, dtype=torch.int32),
     }  # fmt: skip
-    started = time.perf_counter()
+    started = time.thread_time()
     initialize("aiter::mha_batch_prefill", args, batch)
     assert int(args["kv_indptr"][-1]) == 600_000
-    assert time.perf_counter() - started < 2.0
+    assert time.thread_time() - started < 2.0

@@ -13,7 +13,7 @@ from opreplay.replay.executors.base import NotReplayable
 from opreplay.replay.ir import Reason, Recorded, ReplayArg, ReplayOp
 from opreplay.replay.policy import Policy
 from opreplay.replay.reference import implemented
-from opreplay.replay.resolve import candidates, find_overload, has_kernel
+from opreplay.replay.resolve import candidates, find_overload, has_kernel, known_overload
 from opreplay.replay.schema import specs_of
 from opreplay.traces.model import TensorMeta
 
@@ -113,3 +113,19 @@ def test_kernels_of_a_device() -> None:
     (relu,) = (s for s in specs_of("aten::relu") if not s.overload)
     assert not has_kernel(convolution, "cpu")
     assert has_kernel(relu, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("aten::mm", "aten::mm"),
+        ("os::system", None),
+        ("load_library::x", None),
+        ("aten::__class__", None),
+        ("mm", None),
+    ],
+)
+def test_an_op_to_look_at_comes_from_the_dispatchers_table_only(name: str, found: str | None) -> None:
+    recorded = Recorded(host_us_total=1.0, host_us_median=1.0)
+    overload = known_overload(ReplayOp(id="0" * 12, name=name, count=1, recorded=recorded))
+    assert (overload and overload.name().partition(".")[0]) == found  # type: ignore[attr-defined]

@@ -95,7 +95,46 @@ def smallest(array: Array, kinds: Iterable[Any]) -> Array:
     return array
 
 
-_TYPES: dict[str, tuple[Any, ...]] = {"index": (np.uint16, np.uint32), "span": (np.uint32,), "id": (np.int32,)}
+def distinct(array: Array) -> Array:
+    """Sorted distinct values; np.unique does it too, but its first call imports for 20 ms."""
+    array = np.sort(array)
+    return array[np.append(True, array[1:] != array[:-1])] if len(array) else array
+
+
+_TYPES: dict[str, tuple[Any, ...]] = {
+    "index": (np.uint16, np.uint32),
+    "time": (np.int64,),
+    "span": (np.uint32,),
+    "id": (np.int32,),
+}
+"""Kind → types to try for each part of a column; int64 where none holds it."""
+
+
+class _Growing:
+    """One column that grows in place: large arrays are remapped by the allocator, not copied and not held twice."""
+
+    def __init__(self, kind: Any) -> None:
+        self._array: Array = np.empty(0, kind)
+        self._rows = 0
+
+    def extend(self, values: Array) -> None:
+        """Append values; the type becomes the wider of both."""
+        if values.dtype != self._array.dtype:
+            wider = np.promote_types(values.dtype, self._array.dtype)
+            if wider != self._array.dtype:
+                self._array = self._array.astype(wider)
+        rows = self._rows + len(values)
+        if rows > len(self._array):
+            self._array.resize(rows + max(FLUSH_ROWS, rows // 8), refcheck=False)
+        self._array[self._rows : rows] = values
+        self._rows = rows
+
+    def take(self) -> Array:
+        """The column, which is empty afterwards."""
+        array, rows = self._array, self._rows
+        self._array, self._rows = np.empty(0, array.dtype), 0
+        array.resize(rows, refcheck=False)
+        return array
 
 
 class Columns:
@@ -104,7 +143,7 @@ class Columns:
     def __init__(self, **kinds: Kind) -> None:
         self.kinds = kinds
         self.pending: dict[str, list[Any]] = {name: [] for name in kinds}
-        self.chunks: dict[str, list[Array]] = {name: [] for name in kinds}
+        self._columns = {name: _Growing(_TYPES[kind][0]) for name, kind in kinds.items()}
         self.rows = 0
         self.dropped = 0
         """Rows without a readable time."""
@@ -145,7 +184,7 @@ class Columns:
             self.pending[name] = []
         for name, kind in self.kinds.items():
             array = arrays[name] if keep is None else arrays[name][keep]
-            self.chunks[name].append(array if kind == "time" else smallest(array, _TYPES[kind]))
+            self._columns[name].extend(smallest(array, _TYPES[kind]))
         kept = n if keep is None else int(keep.sum())
         self.rows += kept
         self.dropped += n - kept
@@ -154,13 +193,10 @@ class Columns:
         """Add rows that are arrays already (from another process)."""
         self.flush()
         for name, array in arrays.items():
-            self.chunks[name].append(array)
+            self._columns[name].extend(array)
         self.rows += len(arrays[self._first])
 
     def take(self, name: str) -> Array:
         """One whole column, which the table then no longer holds."""
         self.flush()
-        chunks, self.chunks[name] = self.chunks[name], []
-        if not chunks:
-            return np.empty(0, np.int64 if self.kinds[name] == "time" else _TYPES[self.kinds[name]][0])
-        return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
+        return self._columns[name].take()

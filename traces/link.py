@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from opreplay.traces.columns import distinct as distinct_values
 from opreplay.traces.model import LinkStats
 from opreplay.traces.parents import innermost_at
 
@@ -88,7 +89,7 @@ def _by_key(keys: Array, starts: Array, wanted: Array, when: Array) -> Array:
     Keys repeat in traces merged of several ranks or runs; the nearest in time before is then the likely one.
     """
     out = np.full(len(wanted), NONE, np.int64)
-    distinct = np.unique(wanted[wanted != NONE])
+    distinct = distinct_values(wanted[wanted != NONE])
     if not len(distinct) or not len(keys):
         return out
     rows, codes = _matching(keys, distinct)
@@ -129,7 +130,7 @@ def _matching(keys: Array, distinct: Array) -> tuple[Array, Array]:
 def _containing(data: LinkInput, tracks: Array, times: Array) -> Array:
     """Row of the innermost op on each track that holds each time, or -1."""
     out = np.full(len(tracks), NONE, np.int64)
-    for track in np.unique(tracks):
+    for track in distinct_values(tracks):
         rows = np.flatnonzero(data.op_track == track)
         if len(rows):
             asked = tracks == track

@@ -18,6 +18,7 @@ import numpy as np
 
 from opreplay.traces.blocks import SEPARATOR
 from opreplay.traces.collect import Collector
+from opreplay.traces.columns import smallest
 from opreplay.traces.decoding import NOT_JSON
 from opreplay.traces.fields import AnyEvent
 from opreplay.traces.head import ExecutionTraceFound
@@ -68,7 +69,7 @@ class _Part(msgspec.Struct, kw_only=True):
     dropped: dict[str, int] = {}
     zeroed: dict[str, int] = {}
     inexact: dict[str, bool] = {}
-    tables: dict[str, dict[str, list[tuple[str, bytes]]]] = {}
+    tables: dict[str, dict[str, tuple[str, bytes]]] = {}
 
 
 def scan_parallel(
@@ -184,17 +185,14 @@ def _merge(into: Scanned, part: _Part) -> None:
     }
     for table, columns in part.tables.items():
         to = got.tables[table]
-        for i in range(len(columns[next(iter(columns))])):
-            arrays = {}
-            for name, chunks in columns.items():
-                kind, data = chunks[i]
-                array = np.frombuffer(data, np.dtype(kind))
-                index = _TABLE_INDEXES[table].get(name)
-                if index is not None and len(array):
-                    array = maps[index][array]
-                    array = array.astype(np.uint16) if int(array.max()) < 1 << 16 else array
-                arrays[name] = array
-            to.append(arrays)
+        arrays = {}
+        for name, (kind, data) in columns.items():
+            array = np.frombuffer(data, np.dtype(kind))
+            index = _TABLE_INDEXES[table].get(name)
+            if index is not None and len(array):
+                array = smallest(maps[index][array], (np.uint16, np.uint32))
+            arrays[name] = array
+        to.append(arrays)
         to.dropped += part.dropped[table]
         to.zeroed += part.zeroed[table]
         to.inexact |= part.inexact[table]
@@ -228,7 +226,7 @@ def _pack(scanned: Scanned) -> _Part:
         zeroed={name: table.zeroed for name, table in got.tables.items()},
         inexact={name: table.inexact for name, table in got.tables.items()},
         tables={
-            name: {c: [(a.dtype.str, a.tobytes()) for a in table.chunks[c]] for c in table.kinds}
+            name: {c: (a.dtype.str, a.tobytes()) for c in table.kinds for a in (table.take(c),)}
             for name, table in got.tables.items()
         },
     )

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from opreplay.traces.annotations import AnnotationTable, is_iteration
+from opreplay.traces.columns import distinct
 from opreplay.traces.model import LinkStats, MetadataLevel, Trace
 
 TOP_OPS = 20
@@ -80,7 +81,7 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
 def summarize(trace: Trace) -> TraceSummary:
     """Count what is in a trace."""
     ops, kernels, info = trace.ops, trace.kernels, trace.info
-    calls = np.bincount(ops.signature, minlength=len(trace.signatures))
+    calls = _counts(ops.signature, len(trace.signatures))
     shaped = np.array([s.dims is not None for s in trace.signatures], bool)
     owned = kernels.owner >= 0
     owner_signature = ops.signature[kernels.owner[owned]]
@@ -93,7 +94,7 @@ def summarize(trace: Trace) -> TraceSummary:
         cpu_ops=len(ops),
         cpu_ops_with_shapes=int(calls[shaped].sum()),
         unique_ops=int(shaped.sum()),
-        owner_ops=len(np.unique(owner_signature)),
+        owner_ops=len(distinct(owner_signature)),
         kernels=int(categories[0]),
         gpu_memory_events=int(categories[1] + categories[2]),
         device_events=int(categories[3]),
@@ -111,7 +112,7 @@ def summarize(trace: Trace) -> TraceSummary:
         rank=info.rank,
         backend=info.backend,
         processes=len({pid for pid, _ in trace.tracks}),
-        threads=len(np.unique(ops.track)),
+        threads=int((_counts(ops.track, len(trace.tracks)) > 0).sum()),
         iterations=_iterations(trace),
         categories=info.events_by_category,
         links=info.links,
@@ -120,6 +121,14 @@ def summarize(trace: Trace) -> TraceSummary:
         top_ops=_top_ops(trace),
         annotations=_intervals(trace),
     )
+
+
+def _counts(column: np.ndarray, length: int) -> np.ndarray:
+    """How often each index occurs; in parts, because bincount widens its input."""
+    out = np.zeros(length, np.int64)
+    for begin in range(0, len(column), 1 << 20):
+        out += np.bincount(column[begin : begin + (1 << 20)], minlength=length)
+    return out
 
 
 def _us(dur_ns: np.ndarray) -> float:
@@ -148,7 +157,7 @@ def _top_ops(trace: Trace) -> tuple[TopOp, ...]:
     owner = kernels.owner[owned]
     signature = trace.ops.signature[owner]
     time = np.bincount(signature, weights=kernels.dur_ns[owned], minlength=len(trace.signatures))
-    calls = np.bincount(trace.ops.signature[np.unique(owner)], minlength=len(trace.signatures))
+    calls = np.bincount(trace.ops.signature[distinct(owner)], minlength=len(trace.signatures))
     names: dict[str, list[float]] = {}
     for i in np.flatnonzero(calls):
         entry = names.setdefault(trace.signatures[i].name, [0, 0.0, 0])

@@ -93,6 +93,14 @@ def trace_argument(command: Command) -> Command:
     return click.argument("trace", metavar="TRACE")(command)
 
 
+def execution_trace_option(command: Command) -> Command:
+    """--execution-trace: where the arguments of a trace without shapes come from."""
+    return click.option(
+        "--execution-trace", metavar="FILE",
+        help="Take shapes that TRACE lacks from this ExecutionTrace of the same run.",
+    )(command)  # fmt: skip
+
+
 def limit_option(command: Command) -> Command:
     """--limit, which raises the bounds that protect against hostile files."""
     kind = Assignments(_NAMESPACE, re.compile(r"\S+"), "events=2000000000 or decompressed_bytes=128GiB")

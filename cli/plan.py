@@ -11,6 +11,7 @@ from opreplay.cli.options import (
     ByteSize,
     custom_op_option,
     device_option,
+    execution_trace_option,
     force_option,
     format_option,
     limit_option,
@@ -23,9 +24,13 @@ if TYPE_CHECKING:
     from opreplay.replay.ascend import DeviceProfile
     from opreplay.replay.ir import ReplayPlan
 
+TRACELENS_NAMES = (".tracelens.json", "event_replay_ir.json")
+"""Ends of the names of files that are written as TraceLens's IR, which has no counts, times or reasons."""
+
 
 @click.command("plan", short_help="Say what would run and how, without running it.")
 @trace_argument
+@execution_trace_option
 @device_option
 @soc_option
 @custom_op_option
@@ -33,11 +38,13 @@ if TYPE_CHECKING:
 @click.option("--max-op-memory", type=ByteSize(), metavar="SIZE", help="Mark ops that need more as skipped, e.g. 1GB.")
 @click.option("--explain", metavar="OP", help="Explain one op in full: a name, a glob or an id.")
 @format_option("table", "json")
-@click.option("--output", "-o", metavar="FILE", help="Write the plan (replay IR) as JSON; - is stdout.")
+@click.option(
+    "--output", "-o", metavar="FILE", help="Write the plan as JSON; .tracelens.json for TraceLens; - is stdout."
+)
 @force_option
 @limit_option
 def command(
-    trace: str, device: str, soc: tuple[str, ...], custom_op_dir: str | None, select: str,
+    trace: str, execution_trace: str | None, device: str, soc: tuple[str, ...], custom_op_dir: str | None, select: str,
     op_filter: tuple[str, ...], exclude: tuple[str, ...], top: int | None, min_share: float | None,
     allow_import: tuple[tuple[str, str], ...], max_op_memory: int | None,
     explain: str | None, format_: str, output: str | None, force: bool, limit: tuple[tuple[str, str], ...],
@@ -47,8 +54,9 @@ def command(
     --explain shows one op: its arguments by name, what was assumed, how it was resolved, and the kernels it becomes on
     each simulated device.
     """
+    from opreplay.cli.inputs import open_input, plan_of
     from opreplay.cli.outputs import check_writable
-    from opreplay.cli.planning import Selection, load_socs, make_plan, open_trace
+    from opreplay.cli.planning import Selection, load_socs
 
     if output not in (None, "-"):
         check_writable(Path(output), force=force)
@@ -57,7 +65,7 @@ def command(
         select=select, include=op_filter, exclude=exclude, top=top, min_share=min_share,
         allow_imports=dict(allow_import),
     )  # fmt: skip
-    plan = make_plan(open_trace(trace, limit), selection, device=device)
+    plan = plan_of(open_input(trace, limit, execution_trace=execution_trace), selection, device=device)
     if output is not None:
         save(plan, output, force=force)
     if explain is not None:
@@ -67,10 +75,17 @@ def command(
 
 
 def save(plan: ReplayPlan, output: str, *, force: bool) -> None:
-    """Write the plan as JSON to a file or to stdout."""
+    """Write the plan as JSON to a file or to stdout; as TraceLens has it where the file's name says so."""
     from opreplay.cli import console
     from opreplay.cli.outputs import write_file
 
+    if output.lower().endswith(TRACELENS_NAMES):
+        from opreplay.replay.tracelens_ir import write_tracelens_ir
+
+        left_out = write_tracelens_ir(plan, output, force=force)
+        if left_out:
+            console.narrate(f"{output} leaves out {left_out} of {len(plan.ops)} ops, which cannot be called")
+        return
     text = console.json_text(plan)
     if output == "-":
         console.write(text)

@@ -34,14 +34,22 @@ def open_trace(text: str, limits: Sequence[tuple[str, str]]) -> Trace:
 
     Raises UsageError for a glob that matches several, TraceError for what cannot be read.
     """
-    from opreplay.traces import expand_paths, read_trace
+    from opreplay.traces import read_trace
+
+    path = the_one_path(text)
+    with ReadProgress() as progress:
+        return read_trace(path, limits=parse_limits(limits), progress=progress)
+
+
+def the_one_path(text: str) -> str:
+    """The one file that a path or glob means. Raises UsageError for none or several."""
+    from opreplay.traces import expand_paths
 
     paths = expand_paths([text])
     if len(paths) != 1:
         raise UsageError(f"{text} matches {len(paths)} files, e.g. {paths[0]}" if paths else f"{text} matches no file",
                          hint="Name one of them.")  # fmt: skip
-    with ReadProgress() as progress:
-        return read_trace(paths[0], limits=parse_limits(limits), progress=progress)
+    return paths[0]
 
 
 def parse_limits(pairs: Sequence[tuple[str, str]]) -> Limits:

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from opreplay.cli import console
 from opreplay.cli.exit_codes import ExitCode
+from opreplay.traces.model import Trace
 
 if TYPE_CHECKING:
     from opreplay.cli.outputs import Outputs
-    from opreplay.traces import Trace
+    from opreplay.replay.ir import ReplayPlan
 
 
 def show_report(outputs: Outputs) -> None:
@@ -38,8 +39,10 @@ def outcome_code(outputs: Outputs, max_failed: int | None) -> ExitCode:
     return ExitCode.INCOMPLETE
 
 
-def trace_facts(trace: Trace) -> dict[str, object]:
-    """What the header of the results says of the trace, beside the plan's totals; no path."""
+def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:
+    """What the header of the results says of the trace, beside the plan's totals; no path. A plan says no more."""
+    if not isinstance(trace, Trace):
+        return {}
     info = trace.info
     return {
         "dialect": info.dialect,

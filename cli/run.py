@@ -10,6 +10,7 @@ from opreplay.cli.options import (
     Duration,
     custom_op_option,
     device_option,
+    execution_trace_option,
     force_option,
     init_options,
     limit_option,
@@ -21,6 +22,7 @@ from opreplay.cli.options import (
 
 @click.command("run", short_help="Measure each op of a trace here, predict it on a simulated NPU.")
 @trace_argument
+@execution_trace_option
 @device_option
 @soc_option
 @custom_op_option
@@ -51,7 +53,7 @@ from opreplay.cli.options import (
 @init_options
 @limit_option
 def command(
-    trace: str, device: str, soc: tuple[str, ...], custom_op_dir: str | None, select: str,
+    trace: str, execution_trace: str | None, device: str, soc: tuple[str, ...], custom_op_dir: str | None, select: str,
     op_filter: tuple[str, ...], exclude: tuple[str, ...], top: int | None, min_share: float | None,
     allow_import: tuple[tuple[str, str], ...], output: tuple[str, ...],
     force: bool, dry_run: bool, max_op_memory: int | None, op_time: float, total_time: float | None,
@@ -61,11 +63,13 @@ def command(
     """Replay each unique op of TRACE on this machine, predict each on a simulated Ascend NPU, and print both beside
     what the trace recorded.
 
-    TRACE is a PyTorch profiler file (.json or .json.gz), a glob that matches one, or - for stdin. Times are for one
-    call. Results go to stdout, progress to stderr. Ctrl-C keeps what was measured.
+    TRACE is a PyTorch profiler file or ExecutionTrace (.json or .json.gz), a glob that matches one, - for stdin, a plan
+    of `opreplay plan`, or TraceLens's event_replay_ir.json. Times are for one call.
+    Results go to stdout, progress to stderr. Ctrl-C keeps what was measured.
     """
+    from opreplay.cli.inputs import open_input, plan_of
     from opreplay.cli.outputs import Outputs
-    from opreplay.cli.planning import Selection, load_socs, make_plan, open_trace, simulate_on
+    from opreplay.cli.planning import Selection, load_socs, simulate_on
     from opreplay.cli.progress import RunProgress
     from opreplay.cli.reporting import outcome_code, show_report, trace_facts
     from opreplay.replay.run import RunOptions, run_plan
@@ -80,8 +84,8 @@ def command(
             select=select, include=op_filter, exclude=exclude, top=top, min_share=min_share,
             allow_imports=dict(allow_import),
         )  # fmt: skip
-        read = open_trace(trace, limit)
-        plan = make_plan(read, selection, device=device)
+        read = open_input(trace, limit, execution_trace=execution_trace)
+        plan = plan_of(read, selection, device=device)
         if dry_run:
             from opreplay.cli.plan import show_plan
 

@@ -41,7 +41,8 @@ def command(
     its time goes, and which ops would lose most against the device that was recorded.
     """
     from opreplay.cli import console
-    from opreplay.cli.planning import Selection, load_socs, make_plan, open_trace
+    from opreplay.cli.inputs import open_input, plan_of
+    from opreplay.cli.planning import Selection, load_socs
     from opreplay.replay.ascend.step import simulate_step
     from opreplay.replay.report import simulation as view
 
@@ -52,7 +53,7 @@ def command(
         select=select, include=op_filter, exclude=exclude, top=top, min_share=min_share,
         allow_imports=dict(allow_import),
     )  # fmt: skip
-    plan = make_plan(open_trace(trace, limit), selection, device="cpu")
+    plan = plan_of(open_input(trace, limit), selection, device="cpu")
     steps = [simulate_step(plan.ops, device) for device in devices.values()]
     if output is not None:
         from opreplay.cli.outputs import write_file

@@ -9,7 +9,8 @@ import msgspec
 
 from opreplay.replay.ir import Reason, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.policy import Policy, refuse_arguments, refuse_name, refuse_value, split_name
-from opreplay.replay.schema import ArgSpec, OpSpec, specs_of
+from opreplay.replay.resolve import candidates
+from opreplay.replay.schema import ArgSpec, OpSpec
 
 _WIDENS = {
     "Scalar": ("int", "float", "bool", "complex"),
@@ -39,10 +40,10 @@ def _resolve(op: ReplayOp, policy: Policy) -> ReplayOp:
     if reason is not None:
         return _refused(op, reason)
     name = f"{parts[0]}::{parts[1]}"
-    specs = specs_of(name)
-    if not specs:
-        return _refused(op, Reason("library missing", parts[0]))
-    fits = [spec for spec in specs if (parts[2] is None or spec.overload == parts[2]) and _fits(spec, op.args)]
+    found = candidates(name, policy)
+    if found.reason is not None:
+        return _refused(op, found.reason)
+    fits = [spec for spec in found.specs if (parts[2] is None or spec.overload == parts[2]) and _fits(spec, op.args)]
     if not fits:
         return _refused(op, Reason("metadata missing", "no overload takes arguments of these names and types"))
     spec = min(fits, key=lambda spec: _cost(spec, op.args))
@@ -53,7 +54,9 @@ def _resolve(op: ReplayOp, policy: Policy) -> ReplayOp:
         return _refused(op, reason)
     given = {arg.name: arg for arg in op.args}
     args = tuple(_adopt(given[wanted.name], wanted) for wanted in spec.args if wanted.name in given)
-    return msgspec.structs.replace(op, args=args, resolved_by="jit", overload=spec.overload, schema=spec.text)
+    return msgspec.structs.replace(
+        op, args=args, resolved_by=found.resolved_by, via=found.via, overload=spec.overload, schema=spec.text
+    )
 
 
 def _refused(op: ReplayOp, reason: Reason) -> ReplayOp:

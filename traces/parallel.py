@@ -28,6 +28,8 @@ from opreplay.traces.source import Source
 
 MIN_PART_BYTES = 32 << 20
 """Smaller parts do not pay for the start of a process (0.2 s)."""
+HEAD_START_BYTES = 48 << 20
+"""What the first part is longer than the others: about what is read while a worker process starts."""
 _GUESS_BYTES = 1 << 20
 _TABLE_INDEXES = {
     "ops": {"signature": "signatures", "track": "tracks"},
@@ -125,8 +127,9 @@ def _guess_cuts(path: str, processes: int, min_part: int) -> list[int]:
         with open(path, "rb") as file:
             if file.read(2) == b"\x1f\x8b":
                 return []
+            ahead = min(HEAD_START_BYTES, size // 8)
             for i in range(1, parts):
-                at = size * i // parts
+                at = ahead + (size - ahead) * i // parts
                 file.seek(at)
                 if (found := _event_start(file.read(_GUESS_BYTES))) is not None:
                     cuts.append(at + found)

@@ -7,6 +7,7 @@ a shorter one is replayed as recorded. Owns the decision, not the allocation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -36,7 +37,7 @@ def widened(op: ReplayOp, function: Callable[..., Any], device: torch.device) ->
     halves = {m.dtype for arg in op.args for m in arg.tensors if m is not None and m.dtype in HALVES}
     if device.type != "cpu" or not halves or op.resolved_by == "reference" or all(map(_native, halves)):
         return op, None
-    largest = max(_numel(m) for arg in op.args for m in arg.tensors if m is not None)
+    largest = max(math.prod(m.shape) for arg in op.args for m in arg.tensors if m is not None)
     if largest < WORTH_COUNTING:
         return op, None
     seconds = _flops(op, function) / PLAIN_LOOP_FLOPS
@@ -70,13 +71,6 @@ def _flops(op: ReplayOp, function: Callable[..., Any]) -> int:
         # An op without a meta kernel is no product that torch could count either.
         return 0
     return counter.get_total_flops()
-
-
-def _numel(meta: TensorMeta) -> int:
-    size = 1
-    for extent in meta.shape:
-        size *= extent
-    return size
 
 
 def _wide(meta: TensorMeta) -> TensorMeta:

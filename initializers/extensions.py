@@ -5,15 +5,13 @@ Owns how they are found and loaded; which one an op gets is decided in `registry
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Sequence
 from importlib.metadata import entry_points
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from opreplay.initializers.base import CustomInit, InitContext, InitReport
+from opreplay.initializers.loading import current_source, forget_loaded, load_entry_point, load_user_code
 from opreplay.initializers.registry import Registry, built_in
 from opreplay.traces.errors import UsageError
 
@@ -25,7 +23,7 @@ USERS_PRIORITY = 10
 Kind = TypeVar("Kind", bound=type)
 
 _registered: dict[str, type[CustomInit]] = {}
-_loaded: set[Path] = set()
+_sources: dict[str, str] = {}
 
 
 def register_initializer(kind: Kind) -> Kind:
@@ -38,6 +36,7 @@ def register_initializer(kind: Kind) -> Kind:
     if known is not None and known is not adapted:
         raise UsageError(f"there is already an initializer named {adapted.name!r}", hint="Give yours another name.")
     _registered[adapted.name] = adapted
+    _sources[adapted.name] = current_source()
     return kind
 
 
@@ -48,15 +47,12 @@ def open_registry(modules: Sequence[str] = (), settings: Sequence[str] = (), *, 
     for duplicates and for wrong settings.
     """
     for name in modules:
-        _load(name)
+        load_user_code(name, flag="--init-module")
     registry = built_in()
     for kind in _registered.values():
         registry.register(kind())
     for entry in entry_points(group=ENTRY_POINTS) if plugins else ():
-        try:
-            kind = entry.load()
-        except Exception as error:
-            raise UsageError(f"plugin {entry.name} = {entry.value} fails: {type(error).__name__}: {error}") from error
+        kind = load_entry_point(entry)
         if kind not in _registered.values():
             registry.register((kind if issubclass(kind, CustomInit) else adapt_tracelens(kind))())
     registry.configure(settings)
@@ -66,7 +62,13 @@ def open_registry(modules: Sequence[str] = (), settings: Sequence[str] = (), *, 
 def clear_registrations() -> None:
     """Forget what was registered and loaded; for tests and long-lived programs."""
     _registered.clear()
-    _loaded.clear()
+    _sources.clear()
+    forget_loaded()
+
+
+def registered() -> dict[str, tuple[type[CustomInit], str]]:
+    """The initializers that `register_initializer` has seen, by name, each with what was being loaded then."""
+    return {name: (kind, _sources[name]) for name, kind in _registered.items()}
 
 
 def adapt_tracelens(kind: type) -> type[CustomInit]:
@@ -111,26 +113,3 @@ def replayer_of(context: InitContext) -> SimpleNamespace:
             "list_kwargs": [{"arg_name": name, "value": value} for name, value in by_name.items()],
         },
     )
-
-
-def _load(name: str) -> None:
-    """Run a file once, or import a module."""
-    try:
-        if not name.endswith(".py"):
-            importlib.import_module(name)
-            return
-        path = Path(name).resolve()
-        if path in _loaded:
-            return
-        spec = importlib.util.spec_from_file_location(f"opreplay_user_{path.stem}", path)
-        if spec is None or spec.loader is None:
-            raise UsageError(f"{name} is no Python file")
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
-        _loaded.add(path)
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"--init-module {name} fails: {type(error).__name__}: {error}",
-            hint="Give a .py file, or a module that Python can import.",
-        ) from error

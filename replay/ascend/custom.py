@@ -7,19 +7,18 @@ sees.
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from opreplay.initializers.loading import failed_at, forget_loaded, place_of, run_file
 from opreplay.replay.ascend.cost.cube import mac_rate
 from opreplay.replay.ascend.cost.vector import memory_us, resident_share
 from opreplay.replay.ascend.device_facts import DeviceFacts
 from opreplay.replay.ascend.op_invoke import OpInvokeInfo, PerformanceModel, PerformanceProperties
 from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.ascend.registrations import Registry, device_name, op_name, place_of
+from opreplay.replay.ascend.registrations import Registry, device_name, op_name
 from opreplay.replay.ir import ReplayOp
 from opreplay.traces.errors import UsageError
 
@@ -29,8 +28,6 @@ ESTIMATORS: Registry[Callable[[OpInvokeInfo, DeviceFacts], PerformanceModel.Resu
 
 VECTOR_BYTES_PER_CYCLE = 128
 """Width of a vector core's instructions (datasheet of the 910B)."""
-
-_loaded: set[Path] = set()
 
 
 class CustomOpError(UsageError):
@@ -59,7 +56,7 @@ def clear_registrations() -> None:
     """Forget all user registrations and which files were loaded; for tests and long-lived programs."""
     ESTIMATORS.clear()
     OpInvokeInfo.properties.clear()
-    _loaded.clear()
+    forget_loaded()
 
 
 def estimate(op: ReplayOp, device: DeviceProfile) -> float | None:
@@ -125,22 +122,10 @@ def _called(op: ReplayOp, function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
     except Exception as error:  # user code may raise anything
         raise CustomOpError(
-            f"{_failed_at(error) or place_of(function)}: {function.__name__} failed for {op.name}: "
+            f"{failed_at(error, (__file__,)) or place_of(function)}: {function.__name__} failed for {op.name}: "
             f"{type(error).__name__}: {error}",
             hint="Its arguments are op_invoke_info.args; `opreplay plan TRACE --explain OP` shows what was recorded.",
         ) from error
-
-
-def _failed_at(error: BaseException) -> str:
-    """ "file:line" of the innermost frame outside of installed packages; a syntax error names its own place."""
-    if isinstance(error, SyntaxError):
-        return f"{error.filename}:{error.lineno}"
-    frames = [
-        f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__ and "importlib" not in f.filename
-    ]
-    own = [f for f in frames if "site-packages" not in f.filename]
-    chosen = (own or frames)[-1:]
-    return f"{chosen[0].filename}:{chosen[0].lineno}" if chosen else ""
 
 
 def load_custom_ops(folder: str | Path | None) -> list[Path]:
@@ -157,26 +142,15 @@ def load_custom_ops(folder: str | Path | None) -> list[Path]:
     failures: list[str] = []
     loaded: list[Path] = []
     for file in sorted(path.glob("*.py")):
-        whole = file.resolve()
-        if whole in _loaded:
-            continue
         try:
-            _run_file(whole)
+            ran = run_file(file)
         except Exception as error:  # user code may raise anything
-            failures.append(f"{_failed_at(error) or whole}: {type(error).__name__}: {error}")
+            failures.append(f"{failed_at(error) or file.resolve()}: {type(error).__name__}: {error}")
         else:
-            _loaded.add(whole)
-            loaded.append(file)
+            loaded += [file] if ran else []
     if failures:
         raise CustomOpError(
             f"{len(failures)} custom-op file{'s' if len(failures) > 1 else ''} failed: " + "; ".join(failures),
             hint="The other files of the folder were loaded.",
         )
     return loaded
-
-
-def _run_file(path: Path) -> None:
-    spec = importlib.util.spec_from_file_location(f"opreplay_custom_ops_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} cannot be imported")
-    spec.loader.exec_module(importlib.util.module_from_spec(spec))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
+
+from opreplay.initializers.loading import place_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -34,12 +35,6 @@ def device_name(device: Any) -> str | None:
     if not isinstance(name, str):
         raise TypeError(f"{device!r} is no device: give a DeviceProfile, its name, or None for all devices")
     return canonical_name(name) or name
-
-
-def place_of(function: Callable[..., Any]) -> str:
-    """ "file:line" where a function is defined."""
-    code = inspect.unwrap(function).__code__ if hasattr(inspect.unwrap(function), "__code__") else None
-    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(function)
 
 
 class Registry(Generic[Function]):

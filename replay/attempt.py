@@ -52,8 +52,8 @@ def attempt(executor: Executor, op: ReplayOp, *, seed: int, options: MeasureOpti
 
 
 def unable(reason: Reason) -> Outcome:
-    """The outcome of an op that was not replayed: failed when it was tried and broke, else skipped."""
-    return Outcome(status="failed" if reason.kind == "failed" else "skipped", reason=reason)
+    """The outcome of an op that was not replayed."""
+    return Outcome(status=reason.status, reason=reason)
 
 
 def reason_for(error: Exception) -> Reason:

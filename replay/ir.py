@@ -9,23 +9,12 @@ from typing import Literal
 
 import msgspec
 
+from opreplay.replay.reasons import Reason
 from opreplay.traces.annotations import BatchContext
 from opreplay.traces.model import TensorMeta
 
-SCHEMA_VERSION = 1
-"""Changes of format: 1 first version."""
-
-ReasonKind = Literal[
-    "collective",
-    "triton kernel",
-    "label, not an op",
-    "metadata missing",
-    "policy",
-    "budget",
-    "library missing",
-    "failed",
-]
-"""The closed list of why an op is not replayed."""
+SCHEMA_VERSION = 2
+"""Changes of format: 1 first version; 2 `storage` of tensors that share memory, `type` of a recorded kernel."""
 
 Resolution = Literal["jit", "torch.ops", "import", "schemaless", "equivalent", "reference"]
 """How a name was resolved: JIT operator registry, `torch.ops`, after an allow-listed import, without a schema,
@@ -34,16 +23,6 @@ through a portable equivalent, through opreplay's reference implementation of a 
 PlainValue = None | bool | int | float | str
 Value = PlainValue | tuple[PlainValue | tuple[PlainValue, ...], ...]
 """Two levels are all that schemas have (a list of lists); msgspec decodes no recursive alias."""
-
-
-class Reason(msgspec.Struct, frozen=True):
-    """Why one op is not replayed: a kind from the closed list and a detail."""
-
-    kind: ReasonKind
-    detail: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.detail}" if self.detail else self.kind
 
 
 class Assumption(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +58,8 @@ class RecordedKernel(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     count: int
     total_us: float
+    type: str | None = None
+    """CANN operator type, from the kernel table of an Ascend profile."""
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +92,8 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
     args: tuple[ReplayArg, ...] = ()
     outputs: tuple[TensorMeta | None, ...] | None = None
     """From a run on meta tensors; None when not known."""
+    recorded_outputs: tuple[TensorMeta | None, ...] | None = None
+    """As the trace holds them (of one of the calls), None for a result that is no tensor; None when not recorded."""
     assumptions: tuple[Assumption, ...] = ()
     reason: Reason | None = None
     """Set when the op cannot be replayed; then `resolved_by` may be None."""

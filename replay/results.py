@@ -11,6 +11,7 @@ import msgspec
 
 from opreplay.replay.executors.base import Measurement
 from opreplay.replay.ir import Assumption, Resolution
+from opreplay.replay.reasons import ReasonTotal
 from opreplay.traces.errors import FormatError, UsageError
 
 SCHEMA_VERSION = 1
@@ -82,6 +83,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, tag="summary", tag_fiel
     failed: int
     reasons: dict[str, int]
     """Reason kind → number of ops."""
+    not_replayed: tuple[ReasonTotal, ...] = ()
+    """What each reason accounts for: unique ops, calls, share of recorded time."""
     covered_share: float
     """Share of recorded time that the replayed ops own."""
     recorded_us: float

@@ -7,7 +7,7 @@ a device would take (`simulate` is handed in).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -22,6 +22,7 @@ from opreplay.replay.describe import describe_inputs
 from opreplay.replay.ir import Reason, ReplayOp, ReplayPlan
 from opreplay.replay.isolation import ChildProcess, InProcess, Runner
 from opreplay.replay.measure import MeasureOptions
+from opreplay.replay.reasons import total_reasons
 from opreplay.replay.results import Header, OpResult, ResultSink, Simulated, Summary
 from opreplay.replay.worker import WorkerConfig, make_executor
 
@@ -118,7 +119,7 @@ def run_plan(
             if on_progress is not None:
                 on_progress(_progress(index, len(plan.ops), op.name, elapsed))
             outcome = _outcome(op, options, chosen, elapsed)
-            result = _result(plan, op, outcome, simulate(op) if simulate is not None else {})
+            result = result_of(plan, op, outcome, simulate(op) if simulate is not None else {})
             sink.write(result)
             results.append(result)
     except BaseException:
@@ -149,11 +150,11 @@ def make_runner(options: RunOptions) -> Runner:
     return InProcess(make_executor(config), seed=options.seed, options=config.measure)
 
 
-def summarize(plan: ReplayPlan, results: list[OpResult], *, wall_s: float, interrupted: bool) -> Summary:
+def summarize(plan: ReplayPlan, results: Sequence[OpResult], *, wall_s: float, interrupted: bool) -> Summary:
     """Counts, shares and totals of results so far; times in microseconds, all calls together."""
     replayed = [result for result in results if result.status == "replayed"]
     by_status = Counter(result.status for result in results)
-    reasons = Counter((result.reason or "").partition(":")[0] for result in results if result.status != "replayed")
+    not_replayed = total_reasons((r.reason, r.count, r.recorded_share) for r in results if r.status != "replayed")
     simulated: dict[str, float] = {}
     for result in results:
         for soc, time_us in result.simulated_us.items():
@@ -163,7 +164,8 @@ def summarize(plan: ReplayPlan, results: list[OpResult], *, wall_s: float, inter
         replayed=by_status["replayed"],
         skipped=by_status["skipped"],
         failed=by_status["failed"],
-        reasons=dict(reasons.most_common()),
+        reasons={total.kind: total.ops for total in sorted(not_replayed, key=lambda total: -total.ops)},
+        not_replayed=not_replayed,
         covered_share=sum(result.recorded_share for result in replayed),
         recorded_us=sum(_recorded_us(plan, op) for op in plan.ops),
         measured_us=sum((result.measured_us or 0.0) * result.count for result in replayed),
@@ -182,7 +184,8 @@ def _outcome(op: ReplayOp, options: RunOptions, runner: Runner, elapsed_s: float
     return runner.measure(op)
 
 
-def _result(plan: ReplayPlan, op: ReplayOp, outcome: Outcome, simulated: dict[str, Simulated]) -> OpResult:
+def result_of(plan: ReplayPlan, op: ReplayOp, outcome: Outcome, simulated: dict[str, Simulated]) -> OpResult:
+    """What a report says of one op: the outcome beside what was recorded and predicted; microseconds a call."""
     recorded = op.recorded
     total = plan.device_us_total or plan.host_us_total
     first = next(iter(simulated.values()), None)

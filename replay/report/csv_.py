@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 
+from opreplay.replay.reasons import split_reason
 from opreplay.replay.report.facts import socs_of
 from opreplay.replay.report.text import safe
 from opreplay.replay.results import Header, OpResult, Summary
@@ -23,7 +24,7 @@ def cell(text: str | None) -> str:
 def columns(socs: Sequence[str]) -> list[str]:
     """The header row; `simulated_us_SOC` and `confidence_SOC` for each SoC."""
     return [
-        "id", "name", "count", "status", "reason", "resolved_by", "via", "inputs",
+        "id", "name", "count", "status", "reason", "reason_kind", "resolved_by", "via", "inputs",
         "recorded_device_us", "recorded_host_us", "recorded_share",
         "measured_us", "measured_ci_low_us", "measured_ci_high_us",
         *(f"simulated_us_{soc}" for soc in socs), "bound", *(f"confidence_{soc}" for soc in socs),
@@ -40,7 +41,8 @@ def render(header: Header, results: Sequence[OpResult], summary: Summary) -> str
     for r in results:
         measured = r.measurement
         writer.writerow([
-            cell(r.id), cell(r.name), r.count, r.status, cell(r.reason), cell(r.resolved_by), cell(r.via),
+            cell(r.id), cell(r.name), r.count, r.status, cell(r.reason),
+            cell(split_reason(r.reason)[0] if r.status != "replayed" else None), cell(r.resolved_by), cell(r.via),
             cell(r.inputs), r.recorded_device_us, r.recorded_host_us, r.recorded_share, r.measured_us,
             measured.ci_low_us if measured else None, measured.ci_high_us if measured else None,
             *(r.simulated_us.get(soc) for soc in socs), cell(r.bound),

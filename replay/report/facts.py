@@ -7,11 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from opreplay.replay.report.text import plural, safe, share_text
+from opreplay.replay.reasons import ReasonTotal, split_reason, total_reasons
+from opreplay.replay.report.text import end, plural, safe, share_text
 from opreplay.replay.results import Header, OpResult, Summary
 
 LISTED = 4
 """Kinds that a note names before it says how many more there are."""
+DETAIL_CHARS = 60
+"""Of one detail of a reason where several share a line."""
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,11 +47,6 @@ def recorded_us(result: OpResult, *, device: bool) -> float | None:
     return result.recorded_device_us if device else result.recorded_host_us
 
 
-def reason_kind(reason: str | None) -> str:
-    """ "budget" of "budget: needs 3.2 GB, limit 1.0 GB"."""
-    return (reason or "no reason given").partition(": ")[0]
-
-
 def coverage_line(
     header: Header | None, results: Sequence[OpResult], summary: Summary, *, verb: str = "replayed"
 ) -> str:
@@ -62,7 +60,7 @@ def coverage_line(
     share = f" = {share_text(summary.covered_share)} of {clock} time" if timed else ", no times recorded"
     parts = [f"{verb} {summary.replayed:,} of {plural(summary.ops, 'op')}{share}"]
     for status in ("skipped", "failed"):
-        kinds = Counter(reason_kind(r.reason) for r in results if r.status == status)
+        kinds = Counter(split_reason(r.reason)[0] for r in results if r.status == status)
         if not kinds:
             continue
         text = f"{kinds.total():,} {status}"
@@ -72,6 +70,18 @@ def coverage_line(
     if summary.interrupted:
         parts.append(f"interrupted, {missing:,} not reached" if missing > 0 else "interrupted")
     return "; ".join(parts)
+
+
+def not_replayed(results: Iterable[OpResult]) -> tuple[ReasonTotal, ...]:
+    """What each reason accounts for, most time first."""
+    return total_reasons((r.reason, r.count, r.recorded_share) for r in results if r.status != "replayed")
+
+
+def detail_text(total: ReasonTotal, room: int = DETAIL_CHARS) -> str:
+    """The details of a reason with their numbers of ops, the heaviest first: "vllm (5), aiter (4) and 3 others"."""
+    named = [f"{end(safe(d.detail), room)} ({d.ops:,})" for d in total.details[:LISTED]]
+    rest = len(total.details) - len(named)
+    return ", ".join(named) + (f" and {plural(rest, 'other')}" if rest else "")
 
 
 def totals(results: Sequence[OpResult], *, device: bool) -> list[Totals]:

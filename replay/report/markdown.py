@@ -5,7 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from opreplay.replay.report.facts import coverage_line, has_device_time, notes, recorded_us, socs_of, totals
+from opreplay.replay.report.facts import (
+    coverage_line,
+    detail_text,
+    has_device_time,
+    not_replayed,
+    notes,
+    recorded_us,
+    socs_of,
+    totals,
+)
 from opreplay.replay.report.text import DASH, safe, share_text, time_text
 from opreplay.replay.results import Header, OpResult, Summary
 
@@ -33,6 +42,16 @@ def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def _reasons(results: Sequence[OpResult]) -> list[str]:
+    """Why ops are not replayed, one row a reason; nothing where all are."""
+    rows = [
+        _row([escaped(t.kind), f"{t.ops:,}", f"{t.calls:,}", share_text(t.share), escaped(detail_text(t))])
+        for t in not_replayed(results)
+    ]
+    head = [_row(["not replayed", "ops", "calls", "share", "why"]), _row(["---", "---:", "---:", "---:", "---"])]
+    return ["", *head, *rows] if rows else []
+
+
 def render(header: Header, results: Sequence[OpResult], summary: Summary) -> str:
     """The whole report; times are microseconds or milliseconds a call, with the unit in the cell."""
     socs, device = socs_of(results), has_device_time(header, results)
@@ -54,6 +73,7 @@ def render(header: Header, results: Sequence[OpResult], summary: Summary) -> str
             escaped(total.label), time_text(total.recorded_us), time_text(total.measured_us),
             *(time_text(total.simulated_us.get(soc)) for soc in socs),
         ]))  # fmt: skip
+    lines += _reasons(results)
     found = notes(header, results, summary)
     lines += ["", *(f"- {escaped(note)}" for note in found)] if found else []
     return "\n".join(lines) + "\n"

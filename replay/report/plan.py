@@ -7,9 +7,10 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
+from opreplay.replay.attempt import Outcome, unable
 from opreplay.replay.budget import need_of, over_budget, readable
-from opreplay.replay.describe import describe_inputs
-from opreplay.replay.ir import Reason, ReplayOp, ReplayPlan
+from opreplay.replay.ir import ReplayOp, ReplayPlan
+from opreplay.replay.reasons import Reason
 from opreplay.replay.report.columns import Column, ops_table
 from opreplay.replay.report.facts import assumption_notes, confidence_notes, socs_of, stand_in_notes
 from opreplay.replay.report.table import (
@@ -17,12 +18,14 @@ from opreplay.replay.report.table import (
     no_ops,
     notes_lines,
     op_cell,
+    reasons_table,
     recorded_columns,
     rest_line,
     simulated_columns,
 )  # fmt: skip
 from opreplay.replay.report.text import DASH
 from opreplay.replay.results import OpResult, Simulated, Summary
+from opreplay.replay.run import result_of, summarize
 
 SCHEMA_VERSION = 1
 """Of the JSON form. Changes of format: 1 first version."""
@@ -39,40 +42,14 @@ def planned_results(
     plan: ReplayPlan, simulate: Callable[[ReplayOp], dict[str, Simulated]], *, max_op_bytes: int | None
 ) -> list[OpResult]:
     """The results that a run would start from: "replayed" where it would try, nothing measured."""
-    total = plan.device_us_total or plan.host_us_total
-    made = []
-    for op in plan.ops:
-        recorded = op.recorded
-        reason = why_not(op, max_op_bytes)
-        simulated = simulate(op)
-        time_us = recorded.device_us_total if plan.device_us_total > 0 else recorded.host_us_total
-        on_device = recorded.device_us_total > 0 or bool(recorded.kernels)
-        made.append(OpResult(
-            id=op.id, name=op.name, count=op.count, status="replayed" if reason is None else "skipped",
-            reason=None if reason is None else str(reason), resolved_by=op.resolved_by, via=op.via,
-            inputs=describe_inputs(op), recorded_device_us=recorded.device_us_total / op.count if on_device else None,
-            recorded_host_us=recorded.host_us_total / op.count, recorded_share=time_us / total if total else 0.0,
-            simulated_us={soc: s.time_us for soc, s in simulated.items()}, simulated=simulated,
-            bound=next((s.bound for s in simulated.values()), None), assumptions=op.assumptions,
-        ))  # fmt: skip
-    return made
+    reasons = [why_not(op, max_op_bytes) for op in plan.ops]
+    outcomes = [Outcome(status="replayed") if reason is None else unable(reason) for reason in reasons]
+    return [result_of(plan, op, outcome, simulate(op)) for op, outcome in zip(plan.ops, outcomes, strict=True)]
 
 
 def planned_summary(plan: ReplayPlan, results: Sequence[OpResult]) -> Summary:
     """Counts and shares of what would run."""
-    able = [r for r in results if r.status == "replayed"]
-    kinds: dict[str, int] = {}
-    for result in results:
-        if result.status != "replayed":
-            kind = (result.reason or "").partition(": ")[0]
-            kinds[kind] = kinds.get(kind, 0) + 1
-    return Summary(
-        ops=len(results), replayed=len(able), skipped=len(results) - len(able), failed=0, reasons=kinds,
-        covered_share=sum(r.recorded_share for r in able),
-        recorded_us=plan.device_us_total or plan.host_us_total, measured_us=0.0,
-        simulated_us={s: sum(r.simulated_us.get(s, 0.0) * r.count for r in results) for s in socs_of(results)},
-        wall_s=0.0,
-    )  # fmt: skip
+    return summarize(plan, results, wall_s=0.0, interrupted=False)
 
 
 def render(plan: ReplayPlan, results: Sequence[OpResult], *, width: int) -> RenderableType:
@@ -88,7 +65,7 @@ def render(plan: ReplayPlan, results: Sequence[OpResult], *, width: int) -> Rend
     parts = ops_table(columns, [op_cell(r) for r in shown], width=width) if results else [no_ops()]
     found = [*stand_in_notes(results), *assumption_notes(results)]
     found += [note for soc in socs_of(results) for note in confidence_notes(soc, results)]
-    return Group(*parts, *rest_line(results[MAX_ROWS:]), *notes_lines(found))
+    return Group(*parts, *rest_line(results[MAX_ROWS:]), *reasons_table(results), *notes_lines(found))
 
 
 def memory_text(op: ReplayOp) -> str:
@@ -103,6 +80,7 @@ def facts(plan: ReplayPlan, results: Sequence[OpResult], summary: Summary) -> di
         "schema_version": SCHEMA_VERSION, "source": plan.source, "selection": plan.selection, "device": plan.device,
         "device_us_total": plan.device_us_total, "host_us_total": plan.host_us_total, "ops": summary.ops,
         "replayable": summary.replayed, "covered_share": summary.covered_share, "reasons": summary.reasons,
+        "not_replayed": summary.not_replayed,
         "unique_ops": [op_facts(op, result) for op, result in zip(plan.ops, results, strict=True)],
     }  # fmt: skip
 

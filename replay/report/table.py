@@ -9,8 +9,17 @@ from rich.table import Table
 from rich.text import Text
 
 from opreplay.replay.report.columns import Column, OpCell, ops_table, plain_table
-from opreplay.replay.report.facts import Totals, has_device_time, notes, recorded_us, socs_of, totals
-from opreplay.replay.report.text import DASH, plural, ratio_text, safe, share_text, time_text
+from opreplay.replay.report.facts import (
+    Totals,
+    detail_text,
+    has_device_time,
+    not_replayed,
+    notes,
+    recorded_us,
+    socs_of,
+    totals,
+)
+from opreplay.replay.report.text import DASH, end, plural, ratio_text, safe, share_text, time_text
 from opreplay.replay.results import Header, OpResult, Summary
 
 MAX_ROWS = 40
@@ -18,6 +27,8 @@ MAX_ROWS = 40
 RATIOS_FROM = 110
 """Terminal width from which ratios to the recorded time are shown."""
 RATIO = "÷ rec."
+KIND_CHARS = 20
+"""Longer than every kind of reason; only a damaged file has longer ones."""
 STYLES = {"skipped": "yellow", "failed": "red"}
 
 
@@ -31,6 +42,7 @@ def render(header: Header | None, results: Sequence[OpResult], summary: Summary,
         parts += [Text(), *ops_table(columns, [op_cell(r) for r in shown], width=width)]
         parts += rest_line(results[MAX_ROWS:])
         parts += [Text(), totals_table(results, device=device)]
+        parts += reasons_table(results)
     parts += notes_lines(notes(header, results, summary))
     return Group(*parts)
 
@@ -43,6 +55,22 @@ def notes_lines(found: Sequence[str]) -> list[RenderableType]:
     for note in found:
         grid.add_row(Text("·", style="dim"), Text(note, style="dim", overflow="fold"))
     return [Text(), grid]
+
+
+def reasons_table(results: Sequence[OpResult]) -> list[RenderableType]:
+    """Why ops are not replayed, one row a reason with unique ops, calls and share of the recorded time."""
+    found = not_replayed(results)
+    if not found:
+        return []
+    table = plain_table()
+    table.add_column(Text("not replayed"), no_wrap=True)
+    for title in ("ops", "calls", "share"):
+        table.add_column(Text(title), justify="right", no_wrap=True)
+    table.add_column(Text("why"), style="dim", overflow="fold")
+    for total in found:
+        cells = (end(safe(total.kind), KIND_CHARS), f"{total.ops:,}", f"{total.calls:,}", share_text(total.share))
+        table.add_row(*map(Text, (*cells, detail_text(total))))
+    return [Text(), table]
 
 
 def no_ops() -> Text:

@@ -82,5 +82,5 @@ def test_warnings_of_an_op_are_no_errors() -> None:
 
 
 def test_only_failed_is_failed() -> None:
-    assert unable(Reason("failed")).status == "failed"
+    assert unable(Reason("failed", "why")).status == "failed"
     assert unable(Reason("collective")).status == "skipped"

@@ -38,6 +38,23 @@ def test_reasons_from_a_trace_are_escaped(made: SimpleNamespace) -> None:
     assert "\x1b" not in line
 
 
+def test_every_reason_is_totalled_with_ops_calls_and_share(made: SimpleNamespace) -> None:
+    by_kind = {total.kind: total for total in facts.not_replayed(made.results)}
+    assert {kind: (t.ops, t.calls, t.share) for kind, t in by_kind.items()} == dict.fromkeys(
+        ("collective", "policy", "failed"), (1, 3, 0.1)
+    )
+    assert facts.detail_text(by_kind["policy"]) == "namespace os is not allowed (1)"
+
+
+def test_many_and_long_details_are_cut(made: SimpleNamespace) -> None:
+    results = [made.skipped(reason=f"policy: {i}" + "x" * 500, recorded_share=1 / (i + 1)) for i in range(9)]
+    (total,) = facts.not_replayed(results)
+    text = facts.detail_text(total)
+    assert text.startswith("0xxx")
+    assert text.endswith("… (1) and 5 others")
+    assert len(text) < 5 * facts.DETAIL_CHARS
+
+
 def test_totals_compare_only_ops_that_have_all_three_times(made: SimpleNamespace) -> None:
     replayed, everything = facts.totals(made.results, device=True)
     assert replayed.ops == 3

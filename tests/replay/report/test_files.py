@@ -30,7 +30,8 @@ def test_csv_has_one_row_an_op_and_exact_numbers(made: SimpleNamespace) -> None:
     assert float(rows[0]["simulated_us_910b3"]) == 9.87
     assert rows[1]["confidence_910b3"] == "uncalibrated"
     assert rows[3]["measured_us"] == ""
-    assert rows[3]["reason"] == "collective: c10d"
+    assert (rows[3]["reason"], rows[3]["reason_kind"]) == ("collective: c10d", "collective")
+    assert rows[0]["reason_kind"] == ""
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1"])
@@ -51,6 +52,7 @@ def test_markdown_starts_with_coverage_and_has_all_ops(made: SimpleNamespace) ->
     assert "| `aten::addmm` |" in page
     assert all(f"`{result.name}`" in page for result in made.results)
     assert "via aten::convolution" in page
+    assert "| policy | 1 | 3 | 10.0 % | namespace os is not allowed (1) |" in page
 
 
 @given(st.text(max_size=30))

@@ -79,6 +79,20 @@ def test_the_table_fits(width: int) -> None:
     assert "assumptions: 2 on 1 op" in text
 
 
+@pytest.mark.parametrize("width", [60, 160])
+def test_the_table_of_a_plan_totals_the_reasons(width: int) -> None:
+    lines = shown(view.render(PLAN, results(), width=width), width).splitlines()
+    (row,) = [line.split() for line in lines if line.startswith("collective")]
+    assert row == ["collective", "1", "1", "40.0", "%", "all_reduce", "(1)"]
+
+
+def test_an_op_that_was_refused_when_resolved_counts_as_failed() -> None:
+    broken = msgspec.structs.replace(LABEL, reason=Reason("failed", "no overload of aten::x takes (float32)"))
+    plan = msgspec.structs.replace(PLAN, ops=(broken,))
+    (result,) = view.planned_results(plan, lambda op: {}, max_op_bytes=None)
+    assert (result.status, view.planned_summary(plan, [result]).failed) == ("failed", 1)
+
+
 def test_wide_tables_tell_how_and_how_much() -> None:
     text = shown(view.render(PLAN, results(), width=160), 160)
     assert "equivalent" in text
@@ -89,6 +103,9 @@ def test_json_holds_the_same() -> None:
     facts = json.loads(msgspec.json.encode(view.facts(PLAN, results(), view.planned_summary(PLAN, results()))))
     assert facts["replayable"] == 2
     assert facts["reasons"] == {"collective": 1}
+    (total,) = facts["not_replayed"]
+    assert (total["kind"], total["ops"], total["calls"], total["share"]) == ("collective", 1, 1, 0.4)
+    assert [(d["detail"], d["ops"]) for d in total["details"]] == [("all_reduce", 1)]
     first = facts["unique_ops"][0]
     assert first["bytes"] == 2 * (512 + 256 * 512 + 512 * 512 + 256 * 512)
     assert first["recorded_device_us"] == 20.0

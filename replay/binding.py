@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from opreplay.replay import inference
+from opreplay.replay import aliasing, inference
 from opreplay.replay.inference import Context, Guess
 from opreplay.replay.ir import Assumption, Reason, ReplayArg, Value
 from opreplay.replay.matching import Match
@@ -81,7 +81,8 @@ def bind(match: Match, context: Context) -> tuple[tuple[ReplayArg, ...], tuple[A
         refused = refuse_value(arg.name, arg.value)
         if refused is not None:
             raise Unbound(refused)
-    return args, tuple(notes)
+    args, apart = aliasing.settle(args)
+    return args, (*notes, *apart)
 
 
 def unnamed_arguments(recorded: Sequence[RecordedArg], float_dtype: str) -> tuple[ReplayArg, ...]:
@@ -97,7 +98,7 @@ def unnamed_arguments(recorded: Sequence[RecordedArg], float_dtype: str) -> tupl
         typed = tuple(m if m is None or m.dtype else msgspec.structs.replace(m, dtype=float_dtype) for m in metas)
         if all(m is None or _is_possible(m) for m in typed) and typed:
             made.append(ReplayArg(name=f"arg{i}", type="Tensor" if rec.kind == "tensor" else "Tensor[]", tensors=typed))
-    return tuple(made)
+    return aliasing.settle(tuple(made))[0]
 
 
 def _is_possible(meta: TensorMeta) -> bool:
@@ -201,7 +202,9 @@ def _guessed(
 
 def _from_guess(arg: ArgSpec, guess: Guess) -> ReplayArg:
     if guess.tensors is not None:
-        return _make(arg, tensors=guess.tensors, value=None if guess.tensors else ())
+        # A tensor like another one is not the same memory.
+        made = tuple(m and msgspec.structs.replace(m, storage=None) for m in guess.tensors)
+        return _make(arg, tensors=made, value=None if made else ())
     if arg.kind in ("Tensor", "Tensor[]"):
         return _make(arg)
     return _make(arg, value=_encode(arg, guess.value))

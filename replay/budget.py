@@ -81,7 +81,7 @@ def need_of(op: ReplayOp) -> Need:
     The estimate is the most of: the largest input, what a size argument asks for, all tensors broadcast together.
     """
     metas = list(tensors_of(op))
-    inputs = sum(tensor_bytes(meta) for meta in metas)
+    inputs = _input_bytes(metas)
     if metas:
         inputs = max(inputs, base_elements(op) * itemsize(metas[0].dtype))
     if is_in_place(op):
@@ -94,6 +94,18 @@ def need_of(op: ReplayOp) -> Need:
     made = max((_elements_asked_for(arg) for arg in op.args), default=0)
     outputs = max(largest, width * max(made, _broadcast_elements(metas)))
     return Need(inputs=inputs, outputs=outputs, outputs_known=False)
+
+
+def _input_bytes(metas: list[TensorMeta]) -> int:
+    """All tensors together; memory that several share counts once, as the largest of them."""
+    shared: dict[int, int] = {}
+    own = 0
+    for meta in metas:
+        if meta.storage is None:
+            own += tensor_bytes(meta)
+        else:
+            shared[meta.storage] = max(shared.get(meta.storage, 0), tensor_bytes(meta))
+    return own + sum(shared.values())
 
 
 def is_in_place(op: ReplayOp) -> bool:

@@ -14,7 +14,7 @@ from opreplay.replay.ir import ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.policy import Policy
 from opreplay.replay.resolve import find_overload
 from opreplay.replay.schema import specs_of
-from opreplay.replay.tensors import DTYPES, MAX_RANK, scalar_value
+from opreplay.replay.tensors import DTYPES, MAX_RANK, allocate, scalar_value, shared_memories
 from opreplay.traces.model import TensorMeta
 
 MAX_RESULTS = 4096
@@ -42,7 +42,8 @@ def _with_outputs(op: ReplayOp, policy: Policy) -> ReplayOp:
 def meta_outputs(op: ReplayOp, policy: Policy) -> tuple[TensorMeta | None, ...]:
     """Results of one op, lists flattened, None for a result that is no tensor. Raises what the meta kernel raises."""
     is_factory = not any(arg.tensors for arg in op.args)
-    arguments = {arg.name: _argument(arg, is_factory) for arg in op.args}
+    memories = shared_memories(op, device=_META)
+    arguments = {arg.name: _argument(arg, is_factory, memories) for arg in op.args}
     positional = [arguments[arg.name] for arg in op.args if not arg.keyword_only]
     by_name = {arg.name: arguments[arg.name] for arg in op.args if arg.keyword_only}
     if is_factory and "device" not in by_name and _takes_device(op):
@@ -68,11 +69,11 @@ def _call(op: ReplayOp, policy: Policy, positional: list[Any], by_name: dict[str
     return call(*positional, **by_name)
 
 
-def _argument(arg: ReplayArg, is_factory: bool) -> Any:
+def _argument(arg: ReplayArg, is_factory: bool, memories: dict[int, torch.UntypedStorage]) -> Any:
     if arg.type == "Tensor" and arg.tensors:
-        return None if arg.tensors[0] is None else _empty(arg.tensors[0])
+        return None if arg.tensors[0] is None else _empty(arg.tensors[0], memories)
     if arg.type == "Tensor[]" and (arg.tensors or arg.value is None):
-        return [None if meta is None else _empty(meta) for meta in arg.tensors] if arg.tensors else None
+        return [None if meta is None else _empty(meta, memories) for meta in arg.tensors] if arg.tensors else None
     value = scalar_value(arg, device=_META)
     # A factory would allocate for real on the CPU; a pinned allocation needs a driver.
     if arg.type == "Device":
@@ -80,7 +81,9 @@ def _argument(arg: ReplayArg, is_factory: bool) -> Any:
     return False if arg.name == "pin_memory" and value else value
 
 
-def _empty(meta: TensorMeta) -> torch.Tensor:
+def _empty(meta: TensorMeta, memories: dict[int, torch.UntypedStorage]) -> torch.Tensor:
+    if meta.storage is not None:
+        return allocate(meta, device=_META, memory=memories[meta.storage])
     dtype = DTYPES.get(meta.dtype)
     if dtype is None or len(meta.shape) > MAX_RANK or any(n < 0 for n in meta.shape):
         raise ValueError(f"no tensor can be {meta}")

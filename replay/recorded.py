@@ -6,6 +6,7 @@ Owns the reading of spellings, texts and gaps. Does not know schemas (`schema`) 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,6 +26,9 @@ _ABSENT = {"", "None", "nullptr (uninitialized)", "Undefined", "undefined"}
 _SCALARS = {"Scalar", "Int", "Double", "Bool", "Long", "Number", "ComplexDouble"}
 _SCALAR_LISTS = {"ScalarList", "IntList", "DoubleList", "BoolList"}
 _TENSOR_LISTS = {"TensorList", "Tensor[]", "OptionalTensorList"}
+Memory = tuple[int, int | None]
+"""Offset in elements, and the number of a memory that others share, or None."""
+_OWN_MEMORY: Memory = (0, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +52,17 @@ def recorded_args(signature: OpSignature) -> tuple[RecordedArg, ...]:
     """The arguments of a recorded call, one for each entry of "Input Dims"; () when there are none."""
     if signature.dims is None:
         return ()
-    return tuple(_argument(signature, i) for i in range(len(signature.dims)))
+    shared = _shared_memories(signature)
+    return tuple(_argument(signature, i, shared) for i in range(len(signature.dims)))
 
 
-def _argument(signature: OpSignature, i: int) -> RecordedArg:
+def _shared_memories(signature: OpSignature) -> frozenset[int]:
+    """Numbers of the memories that more than one tensor of the call lies in."""
+    counts = Counter(number for places in signature.storage or () for number, _ in places if number >= 0)
+    return frozenset(number for number, count in counts.items() if count > 1)
+
+
+def _argument(signature: OpSignature, i: int, shared: frozenset[int]) -> RecordedArg:
     dims: Any = signature.dims[i] if signature.dims else ()
     types, strides_all, concrete = signature.types, signature.strides, signature.concrete
     text = concrete[i] if concrete is not None and i < len(concrete) else None
@@ -66,16 +77,17 @@ def _argument(signature: OpSignature, i: int) -> RecordedArg:
     if spelled in _SCALAR_LISTS:
         value = _value_of(text)
         return RecordedArg(kind="scalars", value=value if isinstance(value, tuple) else MISSING)
-    storage = signature.storage[i] if signature.storage is not None and i < len(signature.storage) else ()
+    places = signature.storage[i] if signature.storage is not None and i < len(signature.storage) else ()
+    memory = tuple((offset, number if number in shared else None) for number, offset in places)
     if spelled in _TENSOR_LISTS or (dims and isinstance(dims[0], tuple)):
         dtypes = signature.list_types[i] if signature.list_types is not None and i < len(signature.list_types) else ()
-        return _tensor_list(dims, strides, dtypes, storage)
+        return _tensor_list(dims, strides, dtypes, memory)
     dtype = torch_dtype_name(spelled)
     if dtype is None:
         return ABSENT if not text else RecordedArg(kind="scalar", value=_plain(parse_literal(text)))
     if not _are_integers(dims):
         return RecordedArg(kind="unknown", value=MISSING)
-    meta = _meta(dims, dtype, strides, storage[0][1] if storage else 0)
+    meta = _meta(dims, dtype, strides, memory[0] if memory else _OWN_MEMORY)
     return RecordedArg(kind="tensor", tensor=meta, strides_recorded=meta.strides is not None)
 
 
@@ -88,7 +100,7 @@ def _untyped(dims: Any) -> RecordedArg:
     return RecordedArg(kind="unknown", value=MISSING)
 
 
-def _tensor_list(dims: Any, strides: Any, dtypes: tuple[str, ...], storage: Any) -> RecordedArg:
+def _tensor_list(dims: Any, strides: Any, dtypes: tuple[str, ...], memory: tuple[Memory, ...]) -> RecordedArg:
     """A TensorList; dtype "" where the element types were not recorded, None for an absent element."""
     if not dims:
         return RecordedArg(kind="tensors", tensors=None, list_dtypes_known=False, strides_recorded=False)
@@ -101,18 +113,19 @@ def _tensor_list(dims: Any, strides: Any, dtypes: tuple[str, ...], storage: Any)
         if spelled == "":
             metas.append(None)
             continue
-        offset = storage[j][1] if j < len(storage) else 0
-        metas.append(_meta(shape, torch_dtype_name(spelled or "") or "", strides[j] if nested else None, offset))
+        place = memory[j] if j < len(memory) else _OWN_MEMORY
+        metas.append(_meta(shape, torch_dtype_name(spelled or "") or "", strides[j] if nested else None, place))
     known = all(meta is None or meta.dtype for meta in metas)
     return RecordedArg(kind="tensors", tensors=tuple(metas), list_dtypes_known=known, strides_recorded=nested)
 
 
-def _meta(dims: Any, dtype: str, strides: Any, offset: int) -> TensorMeta:
+def _meta(dims: Any, dtype: str, strides: Any, memory: Memory) -> TensorMeta:
     """A tensor's metadata; strides that do not fit its rank count as not recorded (sparse and nested tensors)."""
     shape = tuple(dims)
     if not _are_integers(strides) or len(strides) != len(shape):
         strides = () if not shape else None
-    return TensorMeta(shape=shape, dtype=dtype, strides=strides, storage_offset=max(offset, 0))
+    offset, number = memory
+    return TensorMeta(shape=shape, dtype=dtype, strides=strides, storage_offset=max(offset, 0), storage=number)
 
 
 def _are_integers(numbers: Any) -> bool:

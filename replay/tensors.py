@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from opreplay.replay import budget
+from opreplay.replay import aliasing, budget
 from opreplay.replay.executors.base import NotReplayable
 from opreplay.replay.ir import Reason, ReplayArg, ReplayOp, Value
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
@@ -32,12 +32,15 @@ NAMED_VALUES: dict[str, Any] = {
 NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
-def allocate(meta: TensorMeta, *, device: torch.device, base_elements: int = 0) -> torch.Tensor:
+def allocate(
+    meta: TensorMeta, *, device: torch.device, base_elements: int = 0, memory: torch.UntypedStorage | None = None
+) -> torch.Tensor:
     """An uninitialised tensor of the given shape, dtype, strides and storage offset.
 
     Expanded (stride 0) and overlapping tensors share storage as recorded, so this may take far less memory than the
-    tensor looks; budgets are for the caller. The storage has at least `base_elements`.
-    Raises NotReplayable for metadata that no tensor can have.
+    tensor looks; budgets are for the caller. The tensor lies in `memory` where that is given, else in a storage of its
+    own of at least `base_elements`.
+    Raises NotReplayable for metadata that no tensor can have and for one that reaches beyond `memory`.
     """
     dtype = DTYPES.get(meta.dtype)
     if dtype is None:
@@ -45,39 +48,56 @@ def allocate(meta: TensorMeta, *, device: torch.device, base_elements: int = 0) 
     if meta.dtype.startswith("q"):
         raise NotReplayable(Reason("failed", f"quantized tensors ({meta.dtype}) need scales that are not recorded"))
     _check(meta)
-    storage = torch.empty(max(budget.extent(meta), base_elements), dtype=dtype, device=device)
+    if memory is None:
+        elements = max(budget.extent(meta), base_elements)
+        memory = torch.empty(elements, dtype=dtype, device=device).untyped_storage()
+    elif aliasing.reach_bytes(meta) > memory.nbytes():
+        raise NotReplayable(Reason("failed", "arguments that share memory do not fit into one storage"))
     strides = meta.strides if meta.strides is not None else contiguous_strides(meta.shape)
-    offset = meta.storage_offset if storage.numel() else 0
-    # No view of `storage`: ops such as detach_ refuse views.
-    return torch.empty(0, dtype=dtype, device=device).set_(storage.untyped_storage(), offset, meta.shape, strides)
+    offset = meta.storage_offset if memory.nbytes() else 0
+    # No view of another tensor: ops such as detach_ refuse views.
+    return torch.empty(0, dtype=dtype, device=device).set_(memory, offset, meta.shape, strides)
 
 
 def arguments(op: ReplayOp, *, device: torch.device) -> dict[str, Any]:
-    """What to call an op with, by name; tensors are uninitialised. Raises NotReplayable."""
-    first = budget.base_elements(op)
-    return {arg.name: _argument(arg, device, first if i == 0 else 0) for i, arg in enumerate(op.args)}
+    """What to call an op with, by name; tensors are uninitialised. Arguments that share memory in the plan share it.
 
-
-def _argument(arg: ReplayArg, device: torch.device, base_elements: int) -> Any:
-    if arg.type == "Tensor" and arg.tensors:
-        return None if arg.tensors[0] is None else allocate(arg.tensors[0], device=device, base_elements=base_elements)
-    if arg.type == "Tensor[]" and (arg.tensors or arg.value is None):
-        made = [None if meta is None else allocate(meta, device=device) for meta in arg.tensors]
-        return made if arg.tensors else None
-    return scalar_value(arg, device=device)
-
-
-def alias(tensor: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
-    """A view of the given metadata into the storage of `tensor`, for arguments that are known to share memory.
-
-    Raises NotReplayable when the view would reach beyond that storage.
+    Raises NotReplayable.
     """
-    _check(meta)
-    available = tensor.untyped_storage().nbytes() // tensor.element_size()
-    if DTYPES.get(meta.dtype) is not tensor.dtype or budget.extent(meta) > available:
-        raise NotReplayable(Reason("failed", "arguments that share memory do not fit into one storage"))
-    strides = meta.strides if meta.strides is not None else contiguous_strides(meta.shape)
-    return tensor.as_strided(meta.shape, strides, meta.storage_offset)
+    first = budget.base_elements(op)
+    memories = shared_memories(op, device=device)
+    return {arg.name: _argument(arg, device, first if i == 0 else 0, memories) for i, arg in enumerate(op.args)}
+
+
+def shared_memories(op: ReplayOp, *, device: torch.device) -> dict[int, torch.UntypedStorage]:
+    """A storage for each memory that several arguments share, as large as the farthest of them reaches.
+
+    Raises NotReplayable for metadata that no tensor can have.
+    """
+    made: dict[int, torch.UntypedStorage] = {}
+    base = next((meta for arg in op.args[:1] for meta in arg.tensors), None)
+    for number, members in aliasing.groups(op.args).items():
+        for _, meta in members:
+            _check(meta)
+        reach = max(aliasing.reach_bytes(meta) for _, meta in members)
+        if base is not None and base.storage == number:
+            reach = max(reach, budget.base_elements(op) * budget.itemsize(base.dtype))
+        made[number] = torch.empty(reach, dtype=torch.uint8, device=device).untyped_storage()
+    return made
+
+
+def _argument(
+    arg: ReplayArg, device: torch.device, base_elements: int, memories: dict[int, torch.UntypedStorage]
+) -> Any:
+    def one(meta: TensorMeta) -> torch.Tensor:
+        memory = None if meta.storage is None else memories[meta.storage]
+        return allocate(meta, device=device, base_elements=base_elements, memory=memory)
+
+    if arg.type == "Tensor" and arg.tensors:
+        return None if arg.tensors[0] is None else one(arg.tensors[0])
+    if arg.type == "Tensor[]" and (arg.tensors or arg.value is None):
+        return [None if meta is None else one(meta) for meta in arg.tensors] if arg.tensors else None
+    return scalar_value(arg, device=device)
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

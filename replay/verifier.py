@@ -158,5 +158,5 @@ def _verify_tensor(where: str, meta: TensorMeta) -> None:
         raise FormatError(f"{where}: {len(meta.shape)} dimensions, limit {MAX_RANK}")
     if meta.strides is not None and len(meta.strides) != len(meta.shape):
         raise FormatError(f"{where}: strides {meta.strides} do not fit shape {meta.shape}")
-    if any(not 0 <= n < 2**63 for n in (*meta.shape, *(meta.strides or ()), meta.storage_offset)):
+    if any(not 0 <= n < 2**63 for n in (*meta.shape, *(meta.strides or ()), meta.storage_offset, meta.storage or 0)):
         raise FormatError(f"{where}: a size, stride or offset is negative or beyond 64 bits")

@@ -27,6 +27,8 @@ class TensorMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """In elements; None means contiguous (or not recorded: the plan then holds an assumption)."""
     storage_offset: int = 0
     """In elements."""
+    storage: int | None = None
+    """Number of a memory within one op: tensors of one number share it. None: memory of its own, or not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

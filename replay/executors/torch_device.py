@@ -13,16 +13,17 @@ from hashlib import blake2b
 from time import perf_counter
 from typing import Any
 
+import msgspec
 import torch
 
 from opreplay.initializers import fill
-from opreplay.initializers.base import InitContext, InitializerError, InitReport
+from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
 from opreplay.initializers.dense import DenseInit
 from opreplay.initializers.registry import Registry, built_in
-from opreplay.replay import budget, tensors
+from opreplay.replay import aliasing, budget, tensors
 from opreplay.replay.clocks import EventClock, HostClock
 from opreplay.replay.executors.base import Clock, NotReplayable
-from opreplay.replay.ir import Assumption, Reason, ReplayOp
+from opreplay.replay.ir import Assumption, Reason, ReplayArg, ReplayOp
 from opreplay.replay.reference import canonical_name
 from opreplay.replay.reference.batch import BatchLayout, set_layout
 from opreplay.replay.widen import widened
@@ -32,6 +33,9 @@ PROBE_CALLS = (1, 2, 4, 8, 16, 32, 64)
 """Calls in a row after which an op that writes to its arguments may still have finite values."""
 PROBE_S = 0.02
 """Wall time after which probing stops; so few calls of such an op make a sample that it need not go on."""
+
+_OVERLAP = "single memory location"
+"""In what torch says where arguments overlap that must not (ATen/MemoryOverlap.cpp)."""
 
 FindOverload = Callable[[ReplayOp], Callable[..., Any]]
 """What to call for an op; raises NotReplayable."""
@@ -110,22 +114,51 @@ class TorchExecutor:
         op, assumption = widened(op, function, self._device)
         if assumption is not None and (reason := budget.over_budget(op, self._memory_bytes)) is not None:
             raise NotReplayable(reason)
+        notes = () if assumption is None else (assumption,)
+        try:
+            return self._ready(op, function, seed, notes)
+        except RuntimeError as error:
+            own, apart = aliasing.apart(op.args, aliasing.REFUSED)
+            if not apart or _OVERLAP not in str(error):
+                raise
+            # A kernel that takes overlapping arguments was recorded; the one here asks for a copy first.
+            return self._ready(self._within_budget(op, own), function, seed, notes + apart)
+
+    def _ready(
+        self, op: ReplayOp, function: Callable[..., Any], seed: int, notes: tuple[Assumption, ...]
+    ) -> TorchPrepared:
+        """Allocate and fill the arguments; for an op that writes to them, also find how often it may be called."""
         args = tensors.arguments(op, device=self._device)
         op_seed = seed_of(op, seed)
+        rule = self._registry.find(self._context(op, args, op_seed, seed))
+        if rule is not None:
+            own, apart = aliasing.apart(op.args, aliasing.INDEXED, integers_only=True)
+            if apart:
+                op, notes = self._within_budget(op, own), notes + apart
+                args = tensors.arguments(op, device=self._device)
         torch.manual_seed(op_seed)
-        name, reports = self._initialize(op, args, op_seed, seed)
+        name, reports = self._initialize(self._context(op, args, op_seed, seed), rule)
         function = _with_lengths(function, reports)
         positional = [args[arg.name] for arg in op.args if not arg.keyword_only]
         by_name = {arg.name: args[arg.name] for arg in op.args if arg.keyword_only}
         spare = self._memory_bytes - budget.need_of(op).total
         prepared = TorchPrepared(partial(function, *positional, **by_name), _written(op, args), spare)
         prepared.initializer = name
-        prepared.assumptions = (() if assumption is None else (assumption,)) + tuple(
+        prepared.assumptions = notes + tuple(
             Assumption(argument=argument, what=what) for report in reports for argument, what in report.assumed.items()
         )
         if prepared.mutates:
+            if not prepared.resettable and aliasing.groups(op.args):
+                prepared.call()  # `prepare` must learn here whether the kernel takes arguments that overlap
             self._probe(prepared)
         return prepared
+
+    def _within_budget(self, op: ReplayOp, args: tuple[ReplayArg, ...]) -> ReplayOp:
+        """The op with arguments that need more memory, or NotReplayable."""
+        op = msgspec.structs.replace(op, args=args)
+        if (reason := budget.over_budget(op, self._memory_bytes)) is not None:
+            raise NotReplayable(reason)
+        return op
 
     def run(self, prepared: TorchPrepared) -> Any:
         return prepared.call()
@@ -145,17 +178,18 @@ class TorchExecutor:
         if self._device.type != "cpu":
             _backend(self._device.type).empty_cache()
 
-    def _initialize(self, op: ReplayOp, args: dict[str, Any], seed: int, run_seed: int) -> tuple[str, list[InitReport]]:
-        """Plain values for all tensors, then the op's own rule; the name of the rule and what was assumed."""
+    def _context(self, op: ReplayOp, args: dict[str, Any], seed: int, run_seed: int) -> InitContext:
         generator = torch.Generator(device=self._device)
         generator.manual_seed(seed)
         metas = {arg.name: arg.tensors for arg in op.args if arg.tensors}
-        context = InitContext(
+        return InitContext(
             op=canonical_name(op.name), args=args, metas=metas, generator=generator, seed=seed, outputs=op.outputs,
             batch=op.batch, run_seed=run_seed, keyword_only=frozenset(arg.name for arg in op.args if arg.keyword_only),
         )  # fmt: skip
+
+    def _initialize(self, context: InitContext, rule: CustomInit | None) -> tuple[str, list[InitReport]]:
+        """Plain values for all tensors, then the op's own rule; the name of the rule and what was assumed."""
         reports = [DenseInit().initialize(context)]
-        rule = self._registry.find(context)
         if rule is None:
             return DenseInit.name, reports if context.tensors() else []
         try:

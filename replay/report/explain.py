@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from opreplay.replay import aliasing
 from opreplay.replay.ascend import Explanation
 from opreplay.replay.budget import need_of, readable
 from opreplay.replay.ir import ReplayArg, ReplayOp
@@ -83,8 +84,12 @@ def _arguments(op: ReplayOp) -> Table:
     table.add_column("type", no_wrap=True, style="dim")
     table.add_column("value", overflow="fold")
     table.add_column("note", overflow="fold", style="yellow")
+    sharing = aliasing.sharing(op.args)
     for arg in op.args:
         notes = [a.what for a in op.assumptions if a.argument == arg.name]
+        if arg.name in sharing:
+            others = ", ".join(name for name in sharing[arg.name] if name != arg.name) or "itself"
+            notes.append(f"shares memory with {others}")
         if arg.mutated:
             notes.append("written to")
         cells = (arg.name, arg.type, argument_text(arg), "; ".join(notes))

@@ -128,7 +128,9 @@ def test_malformed_plans_are_named(fields: dict[str, Any], said: str) -> None:
 
 
 def test_versions(tmp_path: Path) -> None:
-    newer = dump_plan(plan_of()).replace(b'"schema_version":1', b'"schema_version":%d' % (SCHEMA_VERSION + 1))
+    newer = dump_plan(plan_of()).replace(
+        b'"schema_version":%d' % SCHEMA_VERSION, b'"schema_version":%d' % (SCHEMA_VERSION + 1)
+    )
     with pytest.raises(FormatError, match="reads up to"):
         parse_plan(newer)
     with pytest.raises(FormatError, match="no schema_version"):

@@ -68,15 +68,6 @@ def test_impossible_metadata_is_a_reason(meta: TensorMeta, reason: str) -> None:
         tensors.allocate(meta, device=CPU)
 
 
-def test_alias_shares_storage_and_stays_inside_it() -> None:
-    base = tensors.allocate(TensorMeta(shape=(4, 4), dtype="float32"), device=CPU)
-    view = tensors.alias(base, TensorMeta(shape=(4,), dtype="float32", strides=(4,), storage_offset=1))
-    base[:, 1] = torch.arange(4.0)
-    assert view.tolist() == [0, 1, 2, 3]
-    with pytest.raises(NotReplayable, match="share memory"):
-        tensors.alias(base, TensorMeta(shape=(17,), dtype="float32"))
-
-
 @pytest.mark.parametrize(
     ("kind", "value", "expected"),
     [

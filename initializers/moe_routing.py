@@ -97,7 +97,7 @@ def _number(context: InitContext, *names: str) -> int | None:
     return next((v for v in found if isinstance(v, int) and not isinstance(v, bool) and v > 0), None)
 
 
-def _experts(context: InitContext) -> int:
+def expert_count(context: InitContext) -> int:
     """How many experts there are: as an argument says, else as many as there are weights."""
     said = _number(context, "global_num_experts", "num_experts", "expert_num", "num_expert", "n_expert")
     if said is not None:
@@ -155,7 +155,7 @@ def _chosen(context: InitContext, generator: torch.Generator) -> InitReport:
         if context.op == "_moe_C::moe_sum":
             return InitReport(summary="no experts among its arguments")
         raise InitializerError(f"{context.op}: no chosen experts among its arguments")
-    experts = _experts(context)
+    experts = expert_count(context)
     tokens, topk = (ids.shape[0], math.prod(ids.shape[1:])) if ids.dim() > 1 else (ids.numel(), 1)
     _local(context, experts)
     made = expert_choice.choose_experts(tokens, topk, _chance(context, experts), generator)
@@ -184,7 +184,7 @@ def _sorted(context: InitContext, generator: torch.Generator) -> InitReport:
     tokens = hidden.shape[0] if hidden is not None else 0
     if weights is not None and weights.dim() == 2:
         tokens, topk = weights.shape
-    experts = _experts(context)
+    experts = expert_count(context)
     # One expert id stands for each block, so the two lengths tell the block where no argument does.
     block = _number(context, "block_m", "block_size_m", "moe_block_size", "BLOCK_SIZE_M")
     block = block or max(1, -(-order.numel() // owners.numel()))
@@ -216,7 +216,7 @@ def _sorted(context: InitContext, generator: torch.Generator) -> InitReport:
 def _groups(context: InitContext, generator: torch.Generator) -> InitReport:
     """Rows of each expert's group: counts, cumulative ends, or sorted expert numbers."""
     if (numbers := context.tensor("sorted_expert_for_source_row")) is not None:
-        experts = _experts(context)
+        experts = expert_count(context)
         made = torch.multinomial(_chance(context, experts), max(1, numbers.numel()), True, generator=generator)
         fill.assign(numbers, made[: numbers.numel()].sort().values.reshape(numbers.shape).to(numbers.device))
         return InitReport(summary=f"{numbers.numel()} rows of {experts} experts", assumed={"experts": _how(context)})

@@ -14,8 +14,9 @@ from statistics import median
 from time import perf_counter
 
 from opreplay.replay import schema
-from opreplay.replay.build import Resolver, signature_id
+from opreplay.replay.build import signature_id
 from opreplay.replay.ir import Recorded, ReplayOp
+from opreplay.replay.op_resolver import Resolver
 from opreplay.replay.policy import Policy
 from opreplay.replay.select import selected_rows
 from opreplay.traces import read_trace

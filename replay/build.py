@@ -1,15 +1,11 @@
 """From a trace to a plan: groups recorded calls into unique ops, sums what was measured, and resolves each once.
 
-Owns the grouping and the order of the steps. The steps themselves are `select`, `labels`, `resolve`, `matching`,
-`binding` and `passes`.
+Owns the grouping and the order of the steps. The steps themselves are `select`, `op_resolver` and `passes`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from hashlib import blake2b
 from pathlib import PurePath
 
@@ -18,27 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from opreplay.replay import passes
-from opreplay.replay.binding import Unbound, bind, unnamed_arguments
-from opreplay.replay.inference_base import Context
-from opreplay.replay.ir import Assumption, Reason, Recorded, RecordedKernel, ReplayOp, ReplayPlan
-from opreplay.replay.labels import not_an_op
-from opreplay.replay.matching import best_match
-from opreplay.replay.policy import COLLECTIVE_NAMESPACES, Policy, refuse_name, split_name
-from opreplay.replay.portable import equivalent_for
-from opreplay.replay.recorded import RecordedArg, recorded_args
-from opreplay.replay.relatives import RelativesIndex
-from opreplay.replay.resolve import candidates, device_has_kernels, has_kernel, refused
-from opreplay.replay.schema import OpSpec
+from opreplay.replay.ir import Assumption, Recorded, RecordedKernel, ReplayOp, ReplayPlan
+from opreplay.replay.op_resolver import Resolver
+from opreplay.replay.policy import Policy
 from opreplay.replay.select import OpFilter, keep_heaviest, keeps_name, parents_of, selected_rows
-from opreplay.traces.dtypes import torch_dtype_name
 from opreplay.traces.iterations import BatchIndex, DominantBatch
 from opreplay.traces.model import OpSignature, Trace
 
 Rows = npt.NDArray[np.int64]
 _NO_FILTER = OpFilter()
 _DEFAULT_POLICY = Policy()
-_SPELLED = 12
-"""Arguments shown when no overload fits."""
 
 
 def build_plan(
@@ -157,90 +142,3 @@ def _kernels_by_signature(trace: Trace, owner: Rows) -> dict[int, tuple[Recorded
         index, name = divmod(which, max(1, len(trace.kernel_names)))
         made.setdefault(index, []).append(RecordedKernel(name=trace.kernel_names[name], count=count, total_us=total))
     return {index: tuple(sorted(found, key=lambda k: -k.total_us)) for index, found in made.items()}
-
-
-class Resolver:
-    """Resolves the ops of one trace: name, overload, arguments."""
-
-    def __init__(self, trace: Trace, policy: Policy, device: str) -> None:
-        self._policy = policy
-        self._device = device
-        self._check_kernels = device_has_kernels(device)
-        self._float_dtype = _common_float(trace)
-        self._relatives = RelativesIndex(trace)
-
-    def resolve(self, op: ReplayOp, signature: OpSignature, row: int) -> ReplayOp:
-        """The op with its arguments, or with the reason why it cannot be replayed."""
-        try:
-            return self._resolve(op, signature, partial(self._relatives.around, row))
-        except Unbound as stopped:
-            args = unnamed_arguments(recorded_args(signature), self._float_dtype)
-            return msgspec.structs.replace(op, reason=stopped.reason, args=args)
-
-    def _resolve(self, op: ReplayOp, signature: OpSignature, relatives: Callable) -> ReplayOp:
-        self._refuse(signature)
-        found = candidates(signature.name, self._policy)
-        if found.reason is not None:
-            raise Unbound(found.reason)
-        recorded = recorded_args(signature)
-        overload = signature.overload
-        match = best_match(found.specs, recorded, overload)
-        if match is not None and refused(match.spec) is not None:
-            other = best_match([spec for spec in found.specs if refused(spec) is None], recorded, overload)
-            match = other if other is not None and other.cost <= match.cost else match
-        if match is None:
-            raise Unbound(Reason("failed", _no_fit(signature.name, found.specs, recorded)))
-        verdict = refused(match.spec)
-        if verdict is not None:
-            raise Unbound(verdict)
-        by, via = found.resolved_by, found.via
-        if self._check_kernels:
-            kernel = has_kernel(match.spec, self._device)
-            pairs = zip(match.spec.args, match.recorded, strict=False)
-            dtypes = {arg.name: rec.tensor.dtype for arg, rec in pairs if rec.tensor is not None}
-            equivalent = equivalent_for(signature.name, dtypes, has_kernel=kernel, device=self._device)
-            if equivalent is not None:
-                by, via = "equivalent", equivalent.via
-            elif not kernel:
-                raise Unbound(Reason("failed", f"{match.spec.full_name} has no kernel for {self._device}"))
-        kernels = tuple(kernel.name for kernel in op.recorded.kernels)
-        context = Context(device=self._device, float_dtype=self._float_dtype, kernels=kernels, relatives=relatives)
-        args, assumptions = bind(match, context)
-        return msgspec.structs.replace(
-            op, resolved_by=by, via=via, overload=match.spec.overload, schema=match.spec.text, args=args,
-            assumptions=op.assumptions + assumptions,
-        )  # fmt: skip
-
-    def _refuse(self, signature: OpSignature) -> None:
-        """Reasons that need no schema."""
-        reason = not_an_op(signature)
-        parts = split_name(signature.name)
-        if reason is not None and self._policy.collectives and parts and parts[0] in COLLECTIVE_NAMESPACES:
-            reason = None
-        if reason is None and parts is not None:
-            reason = refuse_name(signature.name, self._policy)
-        if reason is None and signature.dims is None:
-            reason = Reason("metadata missing", "shapes")
-        if reason is not None:
-            raise Unbound(reason)
-
-
-def _no_fit(name: str, specs: tuple[OpSpec, ...], recorded: tuple[RecordedArg, ...]) -> str:
-    shown = ", ".join(
-        "TensorList" if r.kind == "tensors" else r.tensor.dtype if r.tensor else r.kind for r in recorded[:_SPELLED]
-    )
-    more = ", ..." if len(recorded) > _SPELLED else ""
-    overloads = f"none of {len(specs)} overloads" if len(specs) > 1 else "no overload"
-    return f"{overloads} of {name} takes ({shown}{more})"
-
-
-def _common_float(trace: Trace) -> str:
-    """The floating dtype that most recorded tensor arguments have; float32 where there is none."""
-    counts = np.bincount(trace.ops.signature, minlength=len(trace.signatures)) if len(trace.ops) else np.zeros(0)
-    votes: Counter[str] = Counter()
-    for signature, count in zip(trace.signatures, counts.tolist(), strict=False):
-        for i, spelled in enumerate(signature.types or ()):
-            dtype = torch_dtype_name(spelled) if spelled not in ("", "Scalar", "ScalarList", "TensorList") else None
-            if dtype in ("float16", "bfloat16", "float32") and signature.dims and signature.dims[i]:
-                votes[dtype] += count
-    return votes.most_common(1)[0][0] if votes else "float32"

@@ -16,9 +16,9 @@ from opreplay.traces.model import TensorMeta
 SCHEMA_VERSION = 2
 """Changes of format: 1 first version; 2 `storage` of tensors that share memory, `type` of a recorded kernel."""
 
-Resolution = Literal["jit", "torch.ops", "import", "schemaless", "equivalent", "reference"]
+Resolution = Literal["jit", "torch.ops", "import", "schemaless", "equivalent", "reference", "executor"]
 """How a name was resolved: JIT operator registry, `torch.ops`, after an allow-listed import, without a schema,
-through a portable equivalent, through opreplay's reference implementation of a vendor op."""
+through a portable equivalent, through opreplay's reference implementation of a vendor op, by a user's executor."""
 
 PlainValue = None | bool | int | float | str
 Value = PlainValue | tuple[PlainValue | tuple[PlainValue, ...], ...]
@@ -101,6 +101,11 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
     """Prefill and decode split of the iteration that the calls ran in; of the one with most time where several."""
     origin: str | None = None
     """JSON text of the entry in another tool's file that this op came from; data only, written back unchanged."""
+
+    @property
+    def called(self) -> str:
+        """The op whose arguments these are, "namespace::op": an equivalent takes those of the recorded op."""
+        return self.via if self.via is not None and self.resolved_by != "equivalent" else self.name
 
 
 class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import torch
 
 from opreplay.replay.executors.base import NotReplayable
-from opreplay.replay.ir import ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.ir import Reason, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.policy import Policy
 from opreplay.replay.resolve import find_overload
 from opreplay.replay.schema import specs_of
+from opreplay.replay.sequences import lengthened, shortened
 from opreplay.replay.tensors import DTYPES, MAX_RANK, allocate, scalar_value, shared_memories
+from opreplay.replay.user_executors import EXECUTORS
 from opreplay.traces.model import TensorMeta
 
 MAX_RESULTS = 4096
@@ -39,8 +42,24 @@ def _with_outputs(op: ReplayOp, policy: Policy) -> ReplayOp:
     return op if results is None else msgspec.structs.replace(op, outputs=results)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetaCall:
+    """One call on meta tensors."""
+
+    arguments: dict[str, Any]
+    """By name; those that the op wrote to as it left them."""
+    results: tuple[TensorMeta | None, ...]
+    """Lists flattened, None for a result that is no tensor; at most `MAX_RESULTS`."""
+
+
 def meta_outputs(op: ReplayOp, policy: Policy) -> tuple[TensorMeta | None, ...]:
     """Results of one op, lists flattened, None for a result that is no tensor. Raises what the meta kernel raises."""
+    return call_on_meta(op, policy).results
+
+
+def call_on_meta(op: ReplayOp, policy: Policy) -> MetaCall:
+    """Call an op of a plan on meta tensors, a recurrent one on a short sequence. Raises what the meta kernel raises."""
+    whole, op = op, shortened(op)
     is_factory = not any(arg.tensors for arg in op.args)
     memories = shared_memories(op, device=_META)
     arguments = {arg.name: _argument(arg, is_factory, memories) for arg in op.args}
@@ -50,12 +69,12 @@ def meta_outputs(op: ReplayOp, policy: Policy) -> tuple[TensorMeta | None, ...]:
         by_name["device"] = _META
     with torch.no_grad():
         returned = _call(op, policy, positional, by_name)
-    return tuple(_meta_of(result) for result in _flatten(returned))[:MAX_RESULTS]
+    results = tuple(_meta_of(result) for result in _flatten(returned))[:MAX_RESULTS]
+    return MetaCall(arguments=arguments, results=results if op is whole else lengthened(whole, results))
 
 
 def _takes_device(op: ReplayOp) -> bool:
-    name = op.via if op.via is not None and op.resolved_by != "equivalent" else op.name
-    specs = specs_of(name.partition(".")[0])
+    specs = specs_of(op.called.partition(".")[0])
     return any(spec.overload == op.overload and any(arg.name == "device" for arg in spec.args) for spec in specs)
 
 
@@ -65,8 +84,23 @@ def _call(op: ReplayOp, policy: Policy, positional: list[Any], by_name: dict[str
         with suppress(NotReplayable, *_EXPECTED):
             own = msgspec.structs.replace(op, resolved_by="jit", via=None)
             return find_overload(own, policy)(*positional, **by_name)
+    if op.resolved_by == "executor":
+        return _call_fake(op, positional, by_name)
     call: Callable[..., Any] = find_overload(op, policy)
     return call(*positional, **by_name)
+
+
+def _call_fake(op: ReplayOp, positional: list[Any], by_name: dict[str, Any]) -> Any:
+    """A user's callable may do anything with a tensor's memory, so only its `fake` gets tensors without any."""
+    entry = EXECUTORS.find(op.called)
+    if entry is None or entry.fake is None:
+        raise NotReplayable(
+            Reason("metadata missing", f"shapes of the results: the executor of {op.called} has no fake")
+        )
+    try:
+        return entry.fake(*positional, **by_name)
+    except Exception as error:  # user code may raise anything
+        raise NotReplayable(Reason("failed", f"fake of {entry.shown}: {type(error).__name__}: {error}")) from error
 
 
 def _argument(arg: ReplayArg, is_factory: bool, memories: dict[int, torch.UntypedStorage]) -> Any:

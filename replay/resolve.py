@@ -20,6 +20,7 @@ from opreplay.replay.ir import Reason, ReplayOp, Resolution
 from opreplay.replay.policy import Policy, refuse_arguments, refuse_name, refuse_value, split_name
 from opreplay.replay.reference import canonical_name, is_reference, library_of, register_namespace
 from opreplay.replay.schema import OpSpec
+from opreplay.replay.user_executors import EXECUTORS
 
 RENAMED: dict[str, str] = {
     "aten::_cat": "aten::cat",
@@ -180,6 +181,11 @@ def find_overload(op: ReplayOp, policy: Policy) -> Callable[..., Any]:
         value_refused = refuse_value(arg.name, arg.value)
         if value_refused is not None:
             raise NotReplayable(value_refused)
+    if op.resolved_by == "executor":
+        executor = EXECUTORS.find(op.called)
+        if executor is None:
+            raise NotReplayable(Reason("library missing", f"no executor for {op.called} (--plugin)"))
+        return executor.function
     equivalent = op.resolved_by == "equivalent"
     name = op.name if equivalent and op.name in portable.EQUIVALENTS else op.via or op.name
     found = candidates(name, policy)

@@ -32,10 +32,10 @@ WORTH_COUNTING = 1 << 18
 def widened(op: ReplayOp, function: Callable[..., Any], device: torch.device) -> tuple[ReplayOp, Assumption | None]:
     """`op` with its 16-bit tensors in float32 when it is a product too slow otherwise, and what to report; else as is.
 
-    Vendor references widen block by block themselves and are left alone.
+    Vendor references widen block by block themselves, and users' executors are as they are: both are left alone.
     """
     halves = {m.dtype for arg in op.args for m in arg.tensors if m is not None and m.dtype in HALVES}
-    if device.type != "cpu" or not halves or op.resolved_by == "reference" or all(map(_native, halves)):
+    if device.type != "cpu" or not halves or op.resolved_by in ("reference", "executor") or all(map(_native, halves)):
         return op, None
     largest = max(math.prod(m.shape) for arg in op.args for m in arg.tensors if m is not None)
     if largest < WORTH_COUNTING:

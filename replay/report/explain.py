@@ -27,6 +27,7 @@ HOW: dict[str, str] = {
     "schemaless": "called without a schema",
     "equivalent": "replayed through a portable equivalent",
     "reference": "replayed by opreplay's reference implementation, the vendor library is not here",
+    "executor": "run by a user's executor",
 }
 """Text for each way of resolution."""
 KERNELS_SHOWN = 3

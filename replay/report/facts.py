@@ -135,6 +135,7 @@ def stand_in_notes(results: Sequence[OpResult]) -> list[str]:
     words = {
         "equivalent": "through a portable equivalent",
         "reference": "by opreplay's reference implementation of a vendor op",
+        "executor": "by users' executors",
     }
     for how, text in words.items():
         used = Counter(r.via or r.name for r in results if r.resolved_by == how and r.status == "replayed")

@@ -90,7 +90,7 @@ def lower(op: ReplayOp) -> Lowering:
     Where a rule meets arguments it cannot make sense of, the op is costed by its bytes, and a note says so.
     """
     view = OpView(op)
-    rule = find_rule(op.name)
+    rule = find_rule(op.called) or find_rule(op.name)
     if rule is not None:
         try:
             kernels = list(rule(view))

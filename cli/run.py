@@ -51,6 +51,14 @@ from opreplay.cli.options import (
     "--max-failed", type=click.IntRange(min=0), metavar="N", help="Exit with 1 when more ops are skipped or failed."
 )
 @init_options
+@click.option(
+    "--values", metavar="FILE",
+    help="Real values for arguments: a .safetensors file whose tensors are named OP.ARGUMENT.",
+)  # fmt: skip
+@click.option(
+    "--check-work", is_flag=True,
+    help="Report how much work the values of the arguments cause, and warn of ops that do none.",
+)  # fmt: skip
 @limit_option
 def command(
     trace: str, execution_trace: str | None, device: str, soc: tuple[str, ...], custom_op_dir: str | None, select: str,
@@ -58,7 +66,8 @@ def command(
     allow_import: tuple[tuple[str, str], ...], output: tuple[str, ...],
     force: bool, dry_run: bool, max_op_memory: int | None, op_time: float, total_time: float | None,
     threads: int | None, seed: int, max_failed: int | None,
-    init_module: tuple[str, ...], init_arg: tuple[str, ...], limit: tuple[tuple[str, str], ...],
+    init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None,
+    check_work: bool, limit: tuple[tuple[str, str], ...],
 ) -> int:  # fmt: skip
     """Replay each unique op of TRACE on this machine, predict each on a simulated Ascend NPU, and print both beside
     what the trace recorded.
@@ -73,6 +82,7 @@ def command(
     from opreplay.cli.progress import RunProgress
     from opreplay.cli.reporting import outcome_code, show_report, trace_facts
     from opreplay.replay.run import RunOptions, run_plan
+    from opreplay.replay.supplied_values import check_values_file
 
     if init_module or init_arg:
         from opreplay.initializers.extensions import open_registry
@@ -87,6 +97,8 @@ def command(
         read = open_input(trace, limit, execution_trace=execution_trace)
         plan = plan_of(read, selection, device=device)
         if dry_run:
+            if values is not None:
+                check_values_file(plan, values)
             from opreplay.cli.plan import show_plan
 
             show_plan(plan, devices, max_op_bytes=max_op_memory)
@@ -94,7 +106,7 @@ def command(
         options = RunOptions(
             device=device, seed=seed, max_op_bytes=max_op_memory, op_time_s=op_time, total_time_s=total_time,
             threads=threads, allow_imports=selection.allow_imports,
-            init_modules=init_module, init_args=init_arg,
+            init_modules=init_module, init_args=init_arg, values=values, check_work=check_work,
         )  # fmt: skip
         try:
             with RunProgress() as on_progress:

@@ -24,6 +24,7 @@ from opreplay.replay.isolation import ChildProcess, InProcess, Runner
 from opreplay.replay.measure import MeasureOptions
 from opreplay.replay.reasons import total_reasons
 from opreplay.replay.results import Header, OpResult, ResultSink, Simulated, Summary
+from opreplay.replay.supplied_values import check_values_file
 from opreplay.replay.worker import WorkerConfig, make_executor
 
 LIMIT_S = 60.0
@@ -63,6 +64,10 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Files and modules with initializers of the user's."""
     init_args: tuple[str, ...] = ()
     """Settings of initializers, NAME.OPTION=VALUE."""
+    values: str | None = None
+    """A .safetensors file with real values for arguments of chosen ops."""
+    check_work: bool = False
+    """Whether results say how much work the values of the arguments cause."""
 
     def measure_options(self) -> MeasureOptions:
         """The part that the measuring loop needs."""
@@ -103,9 +108,12 @@ def run_plan(
 
     The sink gets a header first and a summary last, also when the run is interrupted: then the summary says so and the
     exception passes on. `runner` replaces what the options would choose; `trace` is added to the header's facts.
-    Raises EnvironmentRefused when the device is missing, before anything is written.
+    Raises EnvironmentRefused when the device is missing, UsageError or FormatError for values that fit no op, before
+    anything is written.
     """
     started = monotonic()
+    if options.values is not None:
+        check_values_file(plan, options.values)
     options = msgspec.structs.replace(options, max_op_bytes=options.max_op_bytes or environment.default_op_bytes())
     chosen = make_runner(options) if runner is None else runner
     results: list[OpResult] = []
@@ -143,7 +151,7 @@ def make_runner(options: RunOptions) -> Runner:
         executor=options.executor, device=options.device, threads=options.threads,
         memory_bytes=options.max_op_bytes or environment.default_op_bytes(), seed=options.seed,
         measure=options.measure_options(), allow_imports=options.allow_imports,
-        init_modules=options.init_modules, init_args=options.init_args,
+        init_modules=options.init_modules, init_args=options.init_args, values=options.values, check_work=options.check_work,
     )  # fmt: skip
     if options.isolation == "process":
         return ChildProcess(config, limit_s=options.hard_limit_s())
@@ -209,6 +217,7 @@ def result_of(plan: ReplayPlan, op: ReplayOp, outcome: Outcome, simulated: dict[
         simulated=simulated,
         initializer=outcome.initializer,
         assumptions=op.assumptions + outcome.assumptions,
+        work=outcome.work,
     )
 
 

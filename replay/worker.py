@@ -49,6 +49,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
     """Namespace → module that the user allows to be imported."""
     init_modules: tuple[str, ...] = ()
     init_args: tuple[str, ...] = ()
+    check_work: bool = False
+    """Whether outcomes say how much work the values of the arguments cause."""
+    values: str | None = None
+    """Path of a .safetensors file with values for arguments."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
@@ -81,6 +85,7 @@ def make_executor(config: WorkerConfig) -> Executor:
 
         return FakeExecutor()
     from opreplay.initializers.extensions import open_registry
+    from opreplay.initializers.recorded_values import RecordedValues
     from opreplay.replay.executors.torch_device import TorchExecutor
     from opreplay.replay.policy import Policy
     from opreplay.replay.resolve import find_overload
@@ -92,6 +97,8 @@ def make_executor(config: WorkerConfig) -> Executor:
         memory_bytes=config.memory_bytes,
         threads=config.threads,
         registry=open_registry(config.init_modules, config.init_args),
+        values=None if config.values is None else RecordedValues(config.values),
+        check_work=config.check_work,
     )
 
 

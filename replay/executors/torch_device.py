@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from time import perf_counter
@@ -19,6 +20,7 @@ import torch
 from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
 from opreplay.initializers.dense import DenseInit
+from opreplay.initializers.recorded_values import RECORDED, RecordedValues
 from opreplay.initializers.registry import Registry, built_in
 from opreplay.replay import aliasing, budget, tensors
 from opreplay.replay.clocks import EventClock, HostClock
@@ -27,6 +29,8 @@ from opreplay.replay.ir import Assumption, Reason, ReplayArg, ReplayOp
 from opreplay.replay.reference import canonical_name
 from opreplay.replay.reference.batch import BatchLayout, set_layout
 from opreplay.replay.widen import widened
+from opreplay.replay.work.amounts import Work
+from opreplay.replay.work.registry import work_of
 from opreplay.traces.errors import EnvironmentRefused, UsageError
 
 PROBE_CALLS = (1, 2, 4, 8, 16, 32, 64)
@@ -50,6 +54,7 @@ class TorchPrepared:
         self.max_calls: int | None = None
         self.initializer: str | None = None
         self.assumptions: tuple[Assumption, ...] = ()
+        self.work: Work | None = None
         spans = [fill.span(t) for t in written]
         size = sum(t.numel() * t.element_size() for t in spans)
         self._saved = [(t, t.clone()) for t in spans] if size <= spare_bytes else []
@@ -73,13 +78,15 @@ class TorchExecutor:
 
     def __init__(
         self, device: str, find_overload: FindOverload, *, memory_bytes: int, threads: int | None = None,
-        registry: Registry | None = None,
+        registry: Registry | None = None, values: RecordedValues | None = None, check_work: bool = False,
     ) -> None:  # fmt: skip
         self._device = open_device(device)
         self.device = str(self._device)
         self._find = find_overload
         self._memory_bytes = memory_bytes
         self._registry = built_in() if registry is None else registry
+        self._values = values
+        self._check_work = check_work
         self._before = (torch.get_num_threads(), torch.is_grad_enabled())
         if threads is not None:
             torch.set_num_threads(threads)
@@ -138,12 +145,16 @@ class TorchExecutor:
                 args = tensors.arguments(op, device=self._device)
         torch.manual_seed(op_seed)
         name, reports = self._initialize(self._context(op, args, op_seed, seed), rule)
+        name, reports = self._supply(op, args, name, reports)
         function = _with_lengths(function, reports)
         positional = [args[arg.name] for arg in op.args if not arg.keyword_only]
         by_name = {arg.name: args[arg.name] for arg in op.args if arg.keyword_only}
         spare = self._memory_bytes - budget.need_of(op).total
         prepared = TorchPrepared(partial(function, *positional, **by_name), _written(op, args), spare)
         prepared.initializer = name
+        if self._check_work:
+            lengths = next((report.lengths for report in reports if report.lengths is not None), None)
+            prepared.work = work_of(self._context(op, args, op_seed, seed), lengths)
         prepared.assumptions = notes + tuple(
             Assumption(argument=argument, what=what) for report in reports for argument, what in report.assumed.items()
         )
@@ -183,7 +194,7 @@ class TorchExecutor:
         generator.manual_seed(seed)
         metas = {arg.name: arg.tensors for arg in op.args if arg.tensors}
         return InitContext(
-            op=canonical_name(op.name), args=args, metas=metas, generator=generator, seed=seed, outputs=op.outputs,
+            op=canonical_name(op.called), args=args, metas=metas, generator=generator, seed=seed, outputs=op.outputs,
             batch=op.batch, run_seed=run_seed, keyword_only=frozenset(arg.name for arg in op.args if arg.keyword_only),
         )  # fmt: skip
 
@@ -198,6 +209,24 @@ class TorchExecutor:
             raise NotReplayable(Reason("failed", f"initializer {rule.name}: {_first_line(error)}")) from error
         assumed = {name: what for name, what in reports[0].assumed.items() if name not in report.assumed}
         return rule.name, [InitReport(assumed=assumed), report]
+
+    def _supply(
+        self, op: ReplayOp, args: dict[str, Any], name: str, reports: list[InitReport]
+    ) -> tuple[str, list[InitReport]]:
+        """Values that the user has for this op, in place of what was made up; name and reports say so."""
+        if self._values is None:
+            return name, reports
+        try:
+            said = self._values.write(op.id, op.name, args)
+        except InitializerError as error:
+            raise NotReplayable(Reason("failed", str(error))) from error
+        if not said:
+            return name, reports
+        kept = [
+            replace(report, assumed={arg: what for arg, what in report.assumed.items() if arg not in said})
+            for report in reports
+        ]
+        return f"{name} + {RECORDED}", [*kept, InitReport(assumed=said)]
 
     def _probe(self, prepared: TorchPrepared) -> None:
         """Find how many calls in a row keep the written values finite, so that no sample holds more."""

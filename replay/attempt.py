@@ -10,6 +10,7 @@ import msgspec
 from opreplay.replay.executors.base import Executor, Measurement, NotReplayable
 from opreplay.replay.ir import Assumption, Reason, ReplayOp
 from opreplay.replay.measure import MeasureOptions, measure
+from opreplay.replay.work.amounts import Work
 from opreplay.traces.errors import OpReplayError, PolicyError
 
 DETAIL_CHARS = 300
@@ -26,6 +27,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
     measurement: Measurement | None = None
     initializer: str | None = None
     assumptions: tuple[Assumption, ...] = ()
+    work: Work | None = None
 
 
 def attempt(executor: Executor, op: ReplayOp, *, seed: int, options: MeasureOptions) -> Outcome:
@@ -48,6 +50,7 @@ def attempt(executor: Executor, op: ReplayOp, *, seed: int, options: MeasureOpti
         measurement=measurement,
         initializer=prepared.initializer,
         assumptions=prepared.assumptions,
+        work=prepared.work,
     )
 
 

@@ -12,6 +12,7 @@ import msgspec
 from opreplay.replay.executors.base import Measurement
 from opreplay.replay.ir import Assumption, Resolution
 from opreplay.replay.reasons import ReasonTotal
+from opreplay.replay.work.amounts import Work
 from opreplay.traces.errors import FormatError, UsageError
 
 SCHEMA_VERSION = 1
@@ -33,6 +34,24 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     low_us: float
     high_us: float
     """80 % band."""
+
+
+MetaStatus = Literal["ok", "differs", "no meta kernel", "data-dependent", "failed"]
+META_WRONG: frozenset[MetaStatus] = frozenset({"differs", "failed"})
+"""Verdicts that speak against an op; the others say that it fits, or that meta tensors cannot tell."""
+
+
+class MetaCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """What a call on meta tensors said of one op: it computes nothing, and finds out whether and with what sizes."""
+
+    status: MetaStatus
+    """"ok": accepted, and no result differs from a recorded one; "data-dependent": sizes depend on contents."""
+    detail: str = ""
+    results_compared: int = 0
+    """Results whose size and dtype the trace holds; 0 where it does not."""
+
+    def __str__(self) -> str:
+        return f"{self.status}: {self.detail}" if self.detail else self.status
 
 
 class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="record"):
@@ -60,6 +79,10 @@ class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="r
     simulated: dict[str, Simulated] = {}
     initializer: str | None = None
     assumptions: tuple[Assumption, ...] = ()
+    meta: MetaCheck | None = None
+    """Of a plan that was run on meta tensors."""
+    work: Work | None = None
+    """What the values of the arguments make the op do; None where that was not asked, or shapes alone decide."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header", tag_field="record"):

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from opreplay.replay.ir import Assumption, Reason, ReplayOp
+from opreplay.replay.work.amounts import Work
 
 
 class NotReplayable(Exception):
@@ -83,6 +84,11 @@ class Prepared(Protocol):
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
         """What was assumed while the arguments were made, beyond the assumptions of the plan."""
+        ...
+
+    @property
+    def work(self) -> Work | None:
+        """What the values of the arguments make the op do; None where that was not asked, or shapes alone decide."""
         ...
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from opreplay.replay.executors.base import NotReplayable
 from opreplay.replay.ir import Assumption, Reason, ReplayOp
+from opreplay.replay.work.amounts import Work
 
 JITTER = (0.0, 0.01, -0.01, 0.005, -0.005)
 """Relative deviations that successive batches show, so that spreads are not zero."""
@@ -49,6 +50,7 @@ class FakePrepared:
     max_calls: int | None = None
     initializer: str | None = "fake"
     assumptions: tuple[Assumption, ...] = ()
+    work: Work | None = None
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self.call = call

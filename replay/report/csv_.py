@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from opreplay.replay.reasons import split_reason
 from opreplay.replay.report.facts import socs_of
 from opreplay.replay.report.text import safe
+from opreplay.replay.report.work import work_cell
 from opreplay.replay.results import Header, OpResult, Summary
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
@@ -28,7 +29,7 @@ def columns(socs: Sequence[str]) -> list[str]:
         "recorded_device_us", "recorded_host_us", "recorded_share",
         "measured_us", "measured_ci_low_us", "measured_ci_high_us",
         *(f"simulated_us_{soc}" for soc in socs), "bound", *(f"confidence_{soc}" for soc in socs),
-        "initializer", "assumptions",
+        "initializer", "assumptions", "work",
     ]  # fmt: skip
 
 
@@ -48,5 +49,6 @@ def render(header: Header, results: Sequence[OpResult], summary: Summary) -> str
             *(r.simulated_us.get(soc) for soc in socs), cell(r.bound),
             *(r.simulated[soc].confidence if soc in r.simulated else None for soc in socs),
             cell(r.initializer), cell("; ".join(f"{a.argument}: {a.what}" for a in r.assumptions)),
+            cell(work_cell(r)),
         ])  # fmt: skip
     return out.getvalue()

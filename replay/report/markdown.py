@@ -16,6 +16,7 @@ from opreplay.replay.report.facts import (
     totals,
 )
 from opreplay.replay.report.text import DASH, safe, share_text, time_text
+from opreplay.replay.report.work import counted, work_cell, work_notes
 from opreplay.replay.results import Header, OpResult, Summary
 
 _SPECIAL = re.compile(r"([\\`*_\[\]|~])")
@@ -52,6 +53,12 @@ def _reasons(results: Sequence[OpResult]) -> list[str]:
     return ["", *head, *rows] if rows else []
 
 
+def _work(results: Sequence[OpResult]) -> list[str]:
+    """The work of each op for which it was counted; nothing where it was for none."""
+    rows = [_row([code(r.name), share_text(r.recorded_share), escaped(work_cell(r))]) for r in counted(results)]
+    return ["", _row(["op", "share", "work"]), _row(["---", "---:", "---"]), *rows] if rows else []
+
+
 def render(header: Header, results: Sequence[OpResult], summary: Summary) -> str:
     """The whole report; times are microseconds or milliseconds a call, with the unit in the cell."""
     socs, device = socs_of(results), has_device_time(header, results)
@@ -73,7 +80,7 @@ def render(header: Header, results: Sequence[OpResult], summary: Summary) -> str
             escaped(total.label), time_text(total.recorded_us), time_text(total.measured_us),
             *(time_text(total.simulated_us.get(soc)) for soc in socs),
         ]))  # fmt: skip
-    lines += _reasons(results)
-    found = notes(header, results, summary)
+    lines += _reasons(results) + _work(results)
+    found = [*work_notes(results), *notes(header, results, summary)]
     lines += ["", *(f"- {escaped(note)}" for note in found)] if found else []
     return "\n".join(lines) + "\n"

@@ -20,6 +20,7 @@ from opreplay.replay.report.facts import (
     totals,
 )
 from opreplay.replay.report.text import DASH, end, plural, ratio_text, safe, share_text, time_text
+from opreplay.replay.report.work import work_notes, work_table
 from opreplay.replay.results import Header, OpResult, Summary
 
 MAX_ROWS = 40
@@ -43,7 +44,8 @@ def render(header: Header | None, results: Sequence[OpResult], summary: Summary,
         parts += rest_line(results[MAX_ROWS:])
         parts += [Text(), totals_table(results, device=device)]
         parts += reasons_table(results)
-    parts += notes_lines(notes(header, results, summary))
+        parts += work_table(results)
+    parts += notes_lines([*work_notes(results), *notes(header, results, summary)])
     return Group(*parts)
 
 

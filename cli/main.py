@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "calibrate": "opreplay.cli.calibrate",
     "devices": "opreplay.cli.devices",
     "initializers": "opreplay.cli.initializers",
+    "plugins": "opreplay.cli.plugins",
     "doctor": "opreplay.cli.doctor",
 }
 """Command → module that defines it as `command`, in the order that --help shows."""

@@ -122,6 +122,10 @@ def selection_options(command: Command) -> Command:
             help="Take only ops whose name matches, e.g. 'aten::mm'. Repeatable.",
         ),
         click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out ops whose name matches. Repeatable."),
+        click.option(
+            "--phase", type=click.Choice(["prefill", "decode", "mixed"]),
+            help="Take only calls in iterations whose batch is all prefill, all decode, or both.",
+        ),
         click.option("--top", type=click.IntRange(min=1), metavar="N", help="Take the N ops with most recorded time."),
         click.option("--min-share", type=Share(), metavar="SHARE", help="Leave out ops below this share, e.g. 0.1%."),
         click.option(
@@ -168,6 +172,14 @@ def custom_op_option(command: Command) -> Command:
     return click.option(
         "--custom-op-dir", metavar="FOLDER", envvar="OPREPLAY_CUSTOM_OP_DIR", show_envvar=True,
         help="Run every .py file there first: they register estimates for your own ops.",
+    )(command)  # fmt: skip
+
+
+def plugin_option(command: Command) -> Command:
+    """--plugin: users' conversions, executors and whatever else they register."""
+    return click.option(
+        "--plugin", multiple=True, metavar="FILE|MODULE",
+        help="Run this file or module first: it registers how ops of yours are replayed. Repeatable.",
     )(command)  # fmt: skip
 
 

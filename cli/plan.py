@@ -15,6 +15,7 @@ from opreplay.cli.options import (
     force_option,
     format_option,
     limit_option,
+    plugin_option,
     selection_options,
     soc_option,
     trace_argument,
@@ -35,6 +36,7 @@ TRACELENS_NAMES = (".tracelens.json", "event_replay_ir.json")
 @soc_option
 @custom_op_option
 @selection_options
+@plugin_option
 @click.option("--max-op-memory", type=ByteSize(), metavar="SIZE", help="Mark ops that need more as skipped, e.g. 1GB.")
 @click.option("--explain", metavar="OP", help="Explain one op in full: a name, a glob or an id.")
 @format_option("table", "json")
@@ -45,8 +47,8 @@ TRACELENS_NAMES = (".tracelens.json", "event_replay_ir.json")
 @limit_option
 def command(
     trace: str, execution_trace: str | None, device: str, soc: tuple[str, ...], custom_op_dir: str | None, select: str,
-    op_filter: tuple[str, ...], exclude: tuple[str, ...], top: int | None, min_share: float | None,
-    allow_import: tuple[tuple[str, str], ...], max_op_memory: int | None,
+    op_filter: tuple[str, ...], exclude: tuple[str, ...], phase: Phase | None, top: int | None, min_share: float | None,
+    allow_import: tuple[tuple[str, str], ...], plugin: tuple[str, ...], max_op_memory: int | None,
     explain: str | None, format_: str, output: str | None, force: bool, limit: tuple[tuple[str, str], ...],
 ) -> None:  # fmt: skip
     """Resolve each unique op of TRACE, count its bytes and predict its time, without running anything.
@@ -56,13 +58,14 @@ def command(
     """
     from opreplay.cli.inputs import open_input, plan_of
     from opreplay.cli.outputs import check_writable
-    from opreplay.cli.planning import Selection, load_socs
+    from opreplay.cli.planning import Selection, load_socs, use_plugins
 
     if output not in (None, "-"):
         check_writable(Path(output), force=force)
+    use_plugins(plugin)
     devices = load_socs(soc, custom_op_dir)
     selection = Selection(
-        select=select, include=op_filter, exclude=exclude, top=top, min_share=min_share,
+        select=select, include=op_filter, exclude=exclude, phase=phase, top=top, min_share=min_share,
         allow_imports=dict(allow_import),
     )  # fmt: skip
     plan = plan_of(open_input(trace, limit, execution_trace=execution_trace), selection, device=device)

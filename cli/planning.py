@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from opreplay.cli.progress import ReadProgress
+from opreplay.traces.annotations import Phase
 from opreplay.traces.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     top: int | None
     min_share: float | None
     allow_imports: dict[str, str]
+    phase: Phase | None = None
 
 
 def open_trace(text: str, limits: Sequence[tuple[str, str]]) -> Trace:
@@ -84,6 +86,20 @@ def load_socs(names: Sequence[str], custom_op_dir: str | None = None) -> dict[st
     return devices
 
 
+def use_plugins(names: Sequence[str]) -> None:
+    """Load installed plugins and those of --plugin, and say on stderr what they registered. Raises UsageError."""
+    from collections import Counter
+
+    from opreplay.cli import console
+    from opreplay.replay.plugins import load_plugins, registrations
+
+    load_plugins(names)
+    by_source = Counter((one.source, one.kind) for one in registrations())
+    for source in dict.fromkeys(source for source, _ in by_source):
+        counts = ", ".join(f"{n} {kind}{'s' if n > 1 else ''}" for (of, kind), n in by_source.items() if of == source)
+        console.narrate(f"{source}: {counts}")
+
+
 def simulate_on(op: ReplayOp, devices: dict[str, DeviceProfile]) -> dict[str, Simulated]:
     """Predictions for one op on every device; none for a label or an op without arguments, which is not for free."""
     from opreplay.replay.ascend import simulate_op
@@ -100,7 +116,8 @@ def make_plan(trace: Trace, selection: Selection, *, device: str) -> ReplayPlan:
     from opreplay.replay.select import OpFilter
 
     filters = OpFilter(
-        include=selection.include, exclude=selection.exclude, top=selection.top, min_share=selection.min_share
+        include=selection.include, exclude=selection.exclude, top=selection.top, min_share=selection.min_share,
+        phase=selection.phase,
     )
     policy = Policy(allow_imports=selection.allow_imports)
     plan = build_plan(trace, select=selection.select, filters=filters, policy=policy, device=device)

@@ -14,6 +14,7 @@ from opreplay.cli.options import (
     force_option,
     init_options,
     limit_option,
+    plugin_option,
     selection_options,
     soc_option,
     trace_argument,
@@ -27,6 +28,7 @@ from opreplay.cli.options import (
 @soc_option
 @custom_op_option
 @selection_options
+@plugin_option
 @click.option(
     "--output", "-o", multiple=True, metavar="FILE",
     help="Also write results: .jsonl (op by op), .csv, .md; - is JSON Lines on stdout. Repeatable.",
@@ -62,8 +64,8 @@ from opreplay.cli.options import (
 @limit_option
 def command(
     trace: str, execution_trace: str | None, device: str, soc: tuple[str, ...], custom_op_dir: str | None, select: str,
-    op_filter: tuple[str, ...], exclude: tuple[str, ...], top: int | None, min_share: float | None,
-    allow_import: tuple[tuple[str, str], ...], output: tuple[str, ...],
+    op_filter: tuple[str, ...], exclude: tuple[str, ...], phase: Phase | None, top: int | None, min_share: float | None,
+    allow_import: tuple[tuple[str, str], ...], plugin: tuple[str, ...], output: tuple[str, ...],
     force: bool, dry_run: bool, max_op_memory: int | None, op_time: float, total_time: float | None,
     threads: int | None, seed: int, max_failed: int | None,
     init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None,
@@ -78,7 +80,7 @@ def command(
     """
     from opreplay.cli.inputs import open_input, plan_of
     from opreplay.cli.outputs import Outputs
-    from opreplay.cli.planning import Selection, load_socs, simulate_on
+    from opreplay.cli.planning import Selection, load_socs, simulate_on, use_plugins
     from opreplay.cli.progress import RunProgress
     from opreplay.cli.reporting import outcome_code, show_report, trace_facts
     from opreplay.replay.run import RunOptions, run_plan
@@ -88,10 +90,11 @@ def command(
         from opreplay.initializers.extensions import open_registry
 
         open_registry(init_module, init_arg)
+    use_plugins(plugin)
     devices = load_socs(soc, custom_op_dir)
     with Outputs(output, force=force) as outputs:
         selection = Selection(
-            select=select, include=op_filter, exclude=exclude, top=top, min_share=min_share,
+            select=select, include=op_filter, exclude=exclude, phase=phase, top=top, min_share=min_share,
             allow_imports=dict(allow_import),
         )  # fmt: skip
         read = open_input(trace, limit, execution_trace=execution_trace)
@@ -106,7 +109,7 @@ def command(
         options = RunOptions(
             device=device, seed=seed, max_op_bytes=max_op_memory, op_time_s=op_time, total_time_s=total_time,
             threads=threads, allow_imports=selection.allow_imports,
-            init_modules=init_module, init_args=init_arg, values=values, check_work=check_work,
+            plugins=plugin, init_modules=init_module, init_args=init_arg, values=values, check_work=check_work,
         )  # fmt: skip
         try:
             with RunProgress() as on_progress:

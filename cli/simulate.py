@@ -11,6 +11,7 @@ from opreplay.cli.options import (
     force_option,
     format_option,
     limit_option,
+    plugin_option,
     selection_options,
     soc_option,
     trace_argument,
@@ -24,6 +25,7 @@ SUFFIXES = (".json", ".csv")
 @soc_option
 @custom_op_option
 @selection_options
+@plugin_option
 @click.option(
     "--losers", type=click.IntRange(min=0), default=10, show_default=True, metavar="N",
     help="List the N ops that would lose most against the recorded device.",
@@ -34,23 +36,25 @@ SUFFIXES = (".json", ".csv")
 @limit_option
 def command(
     trace: str, soc: tuple[str, ...], custom_op_dir: str | None, select: str, op_filter: tuple[str, ...],
-    exclude: tuple[str, ...], top: int | None, min_share: float | None, allow_import: tuple[tuple[str, str], ...],
-    losers: int, format_: str, output: str | None, force: bool, limit: tuple[tuple[str, str], ...],
+    exclude: tuple[str, ...], phase: Phase | None, top: int | None, min_share: float | None, allow_import: tuple[tuple[str, str], ...],
+    plugin: tuple[str, ...], losers: int, format_: str, output: str | None, force: bool,
+    limit: tuple[tuple[str, str], ...],
 ) -> None:  # fmt: skip
     """Predict the ops of TRACE on one or several simulated devices, side by side: the step's total with its band, where
     its time goes, and which ops would lose most against the device that was recorded.
     """
     from opreplay.cli import console
     from opreplay.cli.inputs import open_input, plan_of
-    from opreplay.cli.planning import Selection, load_socs
+    from opreplay.cli.planning import Selection, load_socs, use_plugins
     from opreplay.replay.ascend.step import simulate_step
     from opreplay.replay.report import simulation as view
 
     if output is not None:
         check_output(Path(output), force=force)
+    use_plugins(plugin)
     devices = load_socs(soc, custom_op_dir)
     selection = Selection(
-        select=select, include=op_filter, exclude=exclude, top=top, min_share=min_share,
+        select=select, include=op_filter, exclude=exclude, phase=phase, top=top, min_share=min_share,
         allow_imports=dict(allow_import),
     )  # fmt: skip
     plan = plan_of(open_input(trace, limit), selection, device="cpu")

@@ -29,13 +29,26 @@ def current_source() -> str:
     return _source
 
 
+@contextmanager
+def loading(source: str) -> Iterator[None]:
+    """Say on whose behalf code runs; the outermost wins, since that is what the user named."""
+    global _source
+    before = _source
+    if before == PROGRAM:
+        _source = source
+    try:
+        yield
+    finally:
+        _source = before
+
+
 def load_user_code(name: str, *, flag: str) -> None:
     """Run a .py file, or import a module, unless that was done before.
 
     Raises UsageError that names the flag, the file and the line for whatever fails in it.
     """
     try:
-        with _loading(f"{flag} {name}"):
+        with loading(f"{flag} {name}"):
             if name.endswith(".py"):
                 run_file(name)
             else:
@@ -53,7 +66,7 @@ def load_user_code(name: str, *, flag: str) -> None:
 def load_entry_point(entry: EntryPoint) -> Any:
     """What an entry point names. Raises UsageError when it cannot be loaded."""
     try:
-        with _loading(f"entry point {entry.name} = {entry.value}"):
+        with loading(f"entry point {entry.name} = {entry.value}"):
             return entry.load()
     except UsageError:
         raise
@@ -101,16 +114,3 @@ def failed_at(error: BaseException, own_files: Sequence[str] = ()) -> str:
     own = [f for f in frames if "site-packages" not in f.filename]
     chosen = (own or frames)[-1:]
     return f"{chosen[0].filename}:{chosen[0].lineno}" if chosen else ""
-
-
-@contextmanager
-def _loading(source: str) -> Iterator[None]:
-    """Say on whose behalf code runs; the outermost wins, since that is what the user named."""
-    global _source
-    before = _source
-    if before == PROGRAM:
-        _source = source
-    try:
-        yield
-    finally:
-        _source = before

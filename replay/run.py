@@ -60,6 +60,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     executor: Literal["torch", "fake"] = "torch"
     allow_imports: dict[str, str] = {}
     """Namespace → module that may be imported because the user said so."""
+    plugins: tuple[str, ...] = ()
+    """Files and modules of the user's that register conversions, executors and initializers."""
     init_modules: tuple[str, ...] = ()
     """Files and modules with initializers of the user's."""
     init_args: tuple[str, ...] = ()
@@ -151,6 +153,7 @@ def make_runner(options: RunOptions) -> Runner:
         executor=options.executor, device=options.device, threads=options.threads,
         memory_bytes=options.max_op_bytes or environment.default_op_bytes(), seed=options.seed,
         measure=options.measure_options(), allow_imports=options.allow_imports,
+        plugins=options.plugins,
         init_modules=options.init_modules, init_args=options.init_args, values=options.values, check_work=options.check_work,
     )  # fmt: skip
     if options.isolation == "process":

@@ -47,6 +47,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
     measure: MeasureOptions = MeasureOptions()
     allow_imports: dict[str, str] = {}
     """Namespace → module that the user allows to be imported."""
+    plugins: tuple[str, ...] = ()
+    """Files and modules of the user's that register conversions, executors, ..."""
     init_modules: tuple[str, ...] = ()
     init_args: tuple[str, ...] = ()
     check_work: bool = False
@@ -87,9 +89,11 @@ def make_executor(config: WorkerConfig) -> Executor:
     from opreplay.initializers.extensions import open_registry
     from opreplay.initializers.recorded_values import RecordedValues
     from opreplay.replay.executors.torch_device import TorchExecutor
+    from opreplay.replay.plugins import load_plugins
     from opreplay.replay.policy import Policy
     from opreplay.replay.resolve import find_overload
 
+    load_plugins(config.plugins)
     policy = Policy(allow_imports=config.allow_imports) if config.allow_imports else Policy()
     return TorchExecutor(
         config.device,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from opreplay.initializers.loading import failed_at, forget_loaded, place_of, run_file
+from opreplay.initializers.loading import failed_at, forget_loaded, loading, place_of, run_file
 from opreplay.replay.ascend.cost.cube import mac_rate
 from opreplay.replay.ascend.cost.vector import memory_us, resident_share
 from opreplay.replay.ascend.device_facts import DeviceFacts
@@ -143,7 +143,8 @@ def load_custom_ops(folder: str | Path | None) -> list[Path]:
     loaded: list[Path] = []
     for file in sorted(path.glob("*.py")):
         try:
-            ran = run_file(file)
+            with loading(f"--custom-op-dir {folder}"):
+                ran = run_file(file)
         except Exception as error:  # user code may raise anything
             failures.append(f"{failed_at(error) or file.resolve()}: {type(error).__name__}: {error}")
         else:

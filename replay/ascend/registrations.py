@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
-from opreplay.initializers.loading import place_of
+from opreplay.initializers.loading import current_source, place_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -43,6 +43,7 @@ class Registry(Generic[Function]):
     def __init__(self, what: str) -> None:
         self._what = what
         self._functions: dict[Key, Function] = {}
+        self._sources: dict[Key, str] = {}
 
     def add(self, op: str, device: str | None, function: Function, *, override: bool) -> None:
         """Register; raises ValueError that names the earlier place for a duplicate, unless `override`."""
@@ -53,6 +54,7 @@ class Registry(Generic[Function]):
                 f"override=True replaces them"
             )
         self._functions[op, device] = function
+        self._sources[op, device] = current_source()
 
     def find(self, op: str, device: str | None) -> Function | None:
         """The function for an op on a device: one for that device, else one for all; None when there is none."""
@@ -60,9 +62,14 @@ class Registry(Generic[Function]):
         found = self._functions.get((plain, device))
         return found if found is not None else self._functions.get((plain, None))
 
+    def __iter__(self) -> Iterator[tuple[str, str | None, Function, str]]:
+        """(op, device, function, what loaded it) of each registration, in order."""
+        return iter([(*key, function, self._sources[key]) for key, function in self._functions.items()])
+
     def __bool__(self) -> bool:
         return bool(self._functions)
 
     def clear(self) -> None:
         """Forget all registrations."""
         self._functions.clear()
+        self._sources.clear()

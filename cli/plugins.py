@@ -1,0 +1,24 @@
+"""`opreplay plugins`: what users' code has registered, and where it is from."""
+
+from __future__ import annotations
+
+import click
+
+from opreplay.cli.options import format_option, plugin_option
+
+
+@click.command("plugins", short_help="List what users' plugins have registered, and where it is from.")
+@plugin_option
+@format_option("table", "json")
+def command(plugin: tuple[str, ...], format_: str) -> None:
+    """List the conversions, executors, initializers and estimators that installed packages and --plugin register."""
+    from opreplay.cli import console
+    from opreplay.replay.plugins import load_plugins, registrations
+    from opreplay.replay.report.plugins import facts, render
+
+    load_plugins(plugin)
+    found = facts(registrations())
+    if format_ == "json":
+        console.write(console.json_text(found))
+    else:
+        console.show(render(found))

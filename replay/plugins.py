@@ -1,0 +1,91 @@
+"""Plugins: loads what the user names and what is installed, and tells what is registered and where it is from.
+
+Owns no registry: those are `conversions`, `user_executors`, `opreplay.initializers.extensions` and `ascend.custom`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Literal
+
+from opreplay.initializers import extensions
+from opreplay.initializers.loading import load_entry_point, load_user_code, place_of
+from opreplay.replay.conversions import CONVERSIONS
+from opreplay.replay.user_executors import EXECUTORS
+
+ENTRY_POINTS = "opreplay.plugins"
+"""Entry point group; each names a module, which registers what it has when it is imported."""
+
+Kind = Literal["conversion", "executor", "initializer", "estimator", "properties"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """One thing that a user or a package has registered."""
+
+    kind: Kind
+    name: str
+    """Of the function, or of the initializer."""
+    ops: tuple[str, ...]
+    source: str
+    """What loaded it: "--plugin my_ops.py", "entry point mine = my_package.ops"."""
+    place: str
+    """ "file:line"; a module for a class."""
+    note: str = ""
+    """What decides against others: "override", "priority 5", the simulated device."""
+
+
+def load_plugins(names: Sequence[str] = (), *, installed: bool = True) -> None:
+    """Run the files and modules that the user names, and with `installed` those of packages, each once.
+
+    Raises UsageError for what cannot be loaded and for registrations that are refused.
+    """
+    for entry in entry_points(group=ENTRY_POINTS) if installed else ():
+        load_entry_point(entry)
+    for name in names:
+        load_user_code(name, flag="--plugin")
+
+
+def registrations() -> tuple[Registration, ...]:
+    """All that users' code has registered so far, by kind."""
+    return (*_functions(), *_initializers(), *_estimates())
+
+
+def clear_registrations() -> None:
+    """Forget conversions and executors; for tests and long-lived programs."""
+    CONVERSIONS.clear()
+    EXECUTORS.clear()
+
+
+def _functions() -> Iterator[Registration]:
+    tables: tuple[tuple[Kind, Iterator], ...] = (("conversion", iter(CONVERSIONS)), ("executor", iter(EXECUTORS)))
+    for kind, table in tables:
+        for entry in table:
+            yield Registration(
+                kind=kind, name=getattr(entry.function, "__name__", repr(entry.function)), ops=entry.ops,
+                source=entry.source, place=entry.place, note="override" if entry.override else "",
+            )  # fmt: skip
+
+
+def _initializers() -> Iterator[Registration]:
+    for name, (kind, source) in extensions.registered().items():
+        note = f"priority {kind.priority}" if kind.priority else ""
+        yield Registration(
+            kind="initializer", name=name, ops=tuple(kind.op_patterns), source=source, place=kind.__module__, note=note
+        )
+
+
+def _estimates() -> Iterator[Registration]:
+    from opreplay.replay.ascend.custom import ESTIMATORS
+    from opreplay.replay.ascend.op_invoke import OpInvokeInfo
+
+    tables: tuple[tuple[Kind, Iterator], ...] = (
+        ("estimator", iter(ESTIMATORS)), ("properties", iter(OpInvokeInfo.properties)),
+    )  # fmt: skip
+    for kind, table in tables:
+        for op, device, function, source in table:
+            yield Registration(
+                kind=kind, name=function.__name__, ops=(op,), source=source, place=place_of(function), note=device or ""
+            )

@@ -1,4 +1,7 @@
-"""One op from preparation to outcome: whatever it raises becomes a reason; owns no process and no time limit."""
+"""One op from preparation to outcome: whatever it raises becomes a reason; owns no process and no time limit.
+
+An op over its memory budget is tried again as `fitting` makes it, where that was asked for.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from typing import Literal
 
 import msgspec
 
-from opreplay.replay.executors.base import Executor, Measurement, NotReplayable
+from opreplay.replay.executors.base import Executor, Measurement, NotReplayable, Prepared
+from opreplay.replay.fitting import Fitted, fitted
 from opreplay.replay.ir import Assumption, Reason, ReplayOp
 from opreplay.replay.measure import MeasureOptions, measure
 from opreplay.replay.work.amounts import Work
@@ -30,13 +34,18 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
     work: Work | None = None
 
 
-def attempt(executor: Executor, op: ReplayOp, *, seed: int, options: MeasureOptions) -> Outcome:
-    """Prepare and measure one op. Raises nothing but what is meant to end the run (KeyboardInterrupt, SystemExit)."""
+def attempt(
+    executor: Executor, op: ReplayOp, *, seed: int, options: MeasureOptions, shrink_to: int | None = None
+) -> Outcome:
+    """Prepare and measure one op. Raises nothing but what is meant to end the run (KeyboardInterrupt, SystemExit).
+
+    With `shrink_to`, an op that needs more bytes than that is made smaller where it can be.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            prepared = executor.prepare(op, seed=seed)
-            measurement = measure(executor, prepared, options)
+            part, prepared = _prepare(executor, op, seed, shrink_to)
+            measurement = scaled(measure(executor, prepared, options), part.part)
         except NotReplayable as stopped:
             return unable(stopped.reason)
         except PolicyError as refused:
@@ -49,9 +58,37 @@ def attempt(executor: Executor, op: ReplayOp, *, seed: int, options: MeasureOpti
         status="replayed",
         measurement=measurement,
         initializer=prepared.initializer,
-        assumptions=prepared.assumptions,
+        assumptions=part.assumptions + prepared.assumptions,
         work=prepared.work,
     )
+
+
+def _prepare(executor: Executor, op: ReplayOp, seed: int, shrink_to: int | None) -> tuple[Fitted, Prepared]:
+    """The op made ready, whole or in part."""
+    whole = Fitted(op=op)
+    if op.reason is not None or shrink_to is None:
+        return whole, executor.prepare(op, seed=seed)
+    # Half the bytes at the second try: an executor may have to widen 16-bit numbers, which doubles them.
+    for limit in (shrink_to, shrink_to // 2):
+        part = fitted(op, limit)
+        try:
+            return part, executor.prepare(part.op, seed=seed)
+        except NotReplayable as stopped:
+            if stopped.reason.kind != "budget":
+                raise
+    return whole, executor.prepare(op, seed=seed)
+
+
+def scaled(measurement: Measurement, part: float) -> Measurement:
+    """Times of a whole op from those of the part (0..1] of it that ran, with a warning where that is not all."""
+    if part == 1.0:
+        return measurement
+    times = {
+        name: getattr(measurement, name) / part
+        for name in ("median_us", "iqr_us", "min_us", "max_us", "ci_low_us", "ci_high_us")
+    }
+    warning = f"part of the op: {100 * part:.3g} % ran, times are scaled up"
+    return msgspec.structs.replace(measurement, **times, part=part, warnings=(*measurement.warnings, warning))
 
 
 def unable(reason: Reason) -> Outcome:

@@ -54,14 +54,14 @@ class Runner(Protocol):
 class InProcess:
     """Runs ops in this process, for tests and debuggers: fast to start, and as fragile as the ops are."""
 
-    def __init__(self, executor: Executor, *, seed: int, options: MeasureOptions) -> None:
-        self._executor, self._seed, self._options = executor, seed, options
+    def __init__(self, executor: Executor, *, seed: int, options: MeasureOptions, shrink_to: int | None = None) -> None:
+        self._executor, self._seed, self._options, self._shrink_to = executor, seed, options, shrink_to
 
     def start(self) -> dict[str, object]:
         return self._executor.facts()
 
     def measure(self, op: ReplayOp) -> Outcome:
-        return attempt(self._executor, op, seed=self._seed, options=self._options)
+        return attempt(self._executor, op, seed=self._seed, options=self._options, shrink_to=self._shrink_to)
 
     def close(self) -> None:
         self._executor.close()

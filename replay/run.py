@@ -42,6 +42,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     max_op_bytes: int | None = None
     """Inputs and outputs of one op together; None for half of the memory that is free at the start."""
+    over_budget: Literal["shrink", "skip"] = "shrink"
+    """What to do with an op that needs more: run it on fewer rows or slices where that can be done, or skip it."""
     op_time_s: float = 0.2
     """Wall time for the samples of one op; a slow op takes a few times as long."""
     limit_s: float | None = None
@@ -151,14 +153,16 @@ def make_runner(options: RunOptions) -> Runner:
     """A child process for the ops, or this process where the options say so."""
     config = WorkerConfig(
         executor=options.executor, device=options.device, threads=options.threads,
-        memory_bytes=options.max_op_bytes or environment.default_op_bytes(), seed=options.seed,
+        memory_bytes=options.max_op_bytes or environment.default_op_bytes(), over_budget=options.over_budget,
+        seed=options.seed,
         measure=options.measure_options(), allow_imports=options.allow_imports,
         plugins=options.plugins,
         init_modules=options.init_modules, init_args=options.init_args, values=options.values, check_work=options.check_work,
     )  # fmt: skip
     if options.isolation == "process":
         return ChildProcess(config, limit_s=options.hard_limit_s())
-    return InProcess(make_executor(config), seed=options.seed, options=config.measure)
+    shrink_to = config.memory_bytes if config.over_budget == "shrink" else None
+    return InProcess(make_executor(config), seed=options.seed, options=config.measure, shrink_to=shrink_to)
 
 
 def summarize(plan: ReplayPlan, results: Sequence[OpResult], *, wall_s: float, interrupted: bool) -> Summary:

@@ -43,6 +43,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
     threads: int | None = None
     memory_bytes: int
     """For each op; see `opreplay.replay.executors.base.Limits`."""
+    over_budget: Literal["shrink", "skip"] = "shrink"
+    """What to do with an op that needs more than `memory_bytes`; see `opreplay.replay.fitting`."""
     seed: int = 0
     measure: MeasureOptions = MeasureOptions()
     allow_imports: dict[str, str] = {}
@@ -123,7 +125,8 @@ def serve(descriptor: int, parent: int) -> None:
             if config.device == "cpu":
                 limit_memory(config.memory_bytes)
             op = decoder.decode(frame).op
-            send(channel, attempt(executor, op, seed=config.seed, options=config.measure))
+            shrink_to = config.memory_bytes if config.over_budget == "shrink" else None
+            send(channel, attempt(executor, op, seed=config.seed, options=config.measure, shrink_to=shrink_to))
         executor.close()
 
 

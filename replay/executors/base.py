@@ -41,6 +41,8 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     ci_high_us: float
     """Order-statistic 95 % confidence interval of the median."""
     warnings: tuple[str, ...] = ()
+    part: float = 1.0
+    """Share of the op's work that ran; the times are what that part took, divided by it."""
 
 
 class Clock(Protocol):

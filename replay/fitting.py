@@ -1,0 +1,42 @@
+"""Makes an op that is larger than its memory budget small enough to run, and says what was changed; knows no torch.
+
+Two ways, tried in this order: a pool of which the call touches little (a KV cache, an embedding table) gets fewer rows
+(`fitting_pools`), which leaves the work as it is; an op whose slices are computed independently runs on some of them
+(`fitting_slices`), and its time is scaled up. The plan keeps the recorded op: predictions are made from that one.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from opreplay.replay.budget import need_of, readable
+from opreplay.replay.fitting_pools import with_smaller_pools
+from opreplay.replay.fitting_slices import sliced
+from opreplay.replay.ir import Assumption, ReplayOp
+
+FLAG = "--over-budget"
+
+
+class Fitted(msgspec.Struct, frozen=True, kw_only=True):
+    """An op as it can be run."""
+
+    op: ReplayOp
+    part: float = 1.0
+    """Share of the recorded op's work that is left."""
+    assumptions: tuple[Assumption, ...] = ()
+
+
+def fitted(op: ReplayOp, limit_bytes: int) -> Fitted:
+    """`op` so that it needs no more than `limit_bytes`, where that can be done; unchanged where it fits or cannot."""
+    need = need_of(op).total
+    if need <= limit_bytes:
+        return Fitted(op=op)
+    smaller, notes = with_smaller_pools(op, limit_bytes)
+    if notes:
+        return Fitted(op=smaller, assumptions=notes)
+    found = sliced(op, limit_bytes)
+    if found is None:
+        return Fitted(op=op)
+    part, share, what = found
+    said = f"{what}: all of it needs {readable(need)}, limit {readable(limit_bytes)}; times are scaled up"
+    return Fitted(op=part, part=share, assumptions=(Assumption(argument="size", what=said),))

@@ -17,6 +17,7 @@ from opreplay.replay import passes
 from opreplay.replay.ir import Assumption, Recorded, RecordedKernel, ReplayOp, ReplayPlan
 from opreplay.replay.op_resolver import Resolver
 from opreplay.replay.policy import Policy
+from opreplay.replay.recorded import recorded_results
 from opreplay.replay.select import OpFilter, keep_heaviest, keeps_name, parents_of, selected_rows
 from opreplay.traces.iterations import BatchIndex, DominantBatch
 from opreplay.traces.model import OpSignature, Trace
@@ -45,8 +46,8 @@ def build_plan(
     )  # fmt: skip
     kept = [
         (group, ReplayOp(id=signature_id(group.signature), name=group.signature.name, count=group.count,
-                         recorded=group.recorded, batch=group.batch and group.batch.context,
-                         assumptions=_shared_batch(group.batch)))
+                         recorded=group.recorded, recorded_outputs=recorded_results(group.signature),
+                         batch=group.batch and group.batch.context, assumptions=_shared_batch(group.batch)))
         for group in groups if keeps_name(filters, group.signature.name)
     ]  # fmt: skip
     weight = passes.weight_of(shell)

@@ -56,6 +56,17 @@ def recorded_args(signature: OpSignature) -> tuple[RecordedArg, ...]:
     return tuple(_argument(signature, i, shared) for i in range(len(signature.dims)))
 
 
+def recorded_results(signature: OpSignature) -> tuple[TensorMeta | None, ...] | None:
+    """The results of a recorded call, None for one that is no tensor of a known type; None when not recorded."""
+    if signature.results is None:
+        return None
+    made = []
+    for result in signature.results:
+        dtype = torch_dtype_name(result[0]) if result is not None else None
+        made.append(TensorMeta(shape=result[1], dtype=dtype) if result is not None and dtype is not None else None)
+    return tuple(made)
+
+
 def _shared_memories(signature: OpSignature) -> frozenset[int]:
     """Numbers of the memories that more than one tensor of the call lies in."""
     counts = Counter(number for places in signature.storage or () for number, _ in places if number >= 0)

@@ -73,7 +73,7 @@ def _verify_op(where: str, op: ReplayOp) -> None:
         raise FormatError(f"{where}: a positional argument after a keyword-only one")
     for arg in op.args:
         _verify_argument(f"{where}, argument {arg.name!r}", arg)
-    for meta in op.outputs or ():
+    for meta in (*(op.outputs or ()), *(op.recorded_outputs or ())):
         if meta is not None:
             _verify_tensor(f"{where}, outputs", meta)
 

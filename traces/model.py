@@ -58,6 +58,9 @@ class OpSignature:
     that lie apart count as two. -1 is an absent element. Offsets are in elements from the 512-byte boundary at or below
     the first byte that the op uses there, so alignment is kept and no memory is needed for what the op never touches.
     """
+    results: tuple[tuple[str, tuple[int, ...]] | None, ...] | None = field(default=None, compare=False)
+    """(type, dims) of each result of one such call, lists flattened, None for what is no tensor; only an ExecutionTrace
+    records them. They follow from the arguments, so they do not make two calls different ops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -254,6 +254,7 @@ def _complete(ours: OpSignature, other: OpSignature) -> OpSignature | None:
         strides=pick(ours.strides, other.strides),
         concrete=concrete if concrete is not None else ours.concrete,
         overload=other.overload,
+        results=other.results,
         list_types=None if keep_blank else other.list_types,
         storage=None if keep_blank else other.storage,
     )

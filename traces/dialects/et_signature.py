@@ -88,6 +88,27 @@ def signature_of(node: Node, name: str, op_schema: object) -> OpSignature:
     )
 
 
+def results_of(node: Node) -> tuple[tuple[str, tuple[int, ...]] | None, ...] | None:
+    """`OpSignature.results` of a node; None where none are recorded. Raises BrokenArguments like `signature_of`."""
+    recorded: list[Any] = [node.outputs, node.output_shapes, node.output_types]
+    if isinstance(node.outputs, dict):
+        recorded = [node.outputs.get(name) for name in ("values", "shapes", "types")]
+    if all(column is None for column in recorded):
+        return None
+    if not all(isinstance(column, list) for column in recorded) or len({len(column) for column in recorded}) > 1:
+        raise BrokenArguments("lists of results of different lengths")
+    results = _Arguments()
+    for value, shape, type_ in zip(*recorded, strict=True):
+        if not isinstance(type_, str):
+            raise BrokenArguments("the type of a result is no text")
+        _add(results, value, shape, type_, None)
+    return tuple(
+        None if tensor is None else (tensor.type, tensor.shape)
+        for tensors in results.tensors
+        for tensor in tensors or (None,)
+    )
+
+
 def overload_of(op_schema: object) -> str | None:
     """Overload name from the text before the first "(", the only part of a recorded schema that is looked at."""
     match = _OVERLOAD.match(op_schema) if isinstance(op_schema, str) else None

@@ -8,7 +8,7 @@ They are told apart node by node, not by the version text.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from opreplay.traces.dialects.et_nodes import BLOCK_BYTES, Node, NodeStream
-from opreplay.traces.dialects.et_signature import BrokenArguments, signature_of
+from opreplay.traces.dialects.et_signature import BrokenArguments, results_of, signature_of
 from opreplay.traces.errors import UnknownDialect
 from opreplay.traces.limits import Limits, too_large
 from opreplay.traces.model import (
@@ -124,6 +124,7 @@ class _Builder:
         except BrokenArguments:
             self.losses["broken arguments"] += 1
             signature = OpSignature(name=node.name)
+        signature = self._with_results(signature, node)
         self._devices(node)
         row = len(self.signature)
         if row >= self.limits.rows:
@@ -137,6 +138,15 @@ class _Builder:
         self.start_ns.append(_nanoseconds(node.ts))
         self.dur_ns.append(_nanoseconds(node.inclusive_dur if node.inclusive_dur is not None else node.dur))
         return row
+
+    def _with_results(self, signature: OpSignature, node: Node) -> OpSignature:
+        if signature in self.signatures:  # the first call speaks for all
+            return signature
+        try:
+            return replace(signature, results=results_of(node))
+        except BrokenArguments:
+            self.losses["broken results"] += 1
+            return signature
 
     def _add_kernel(self, node: Node, category: int, parent: int) -> None:
         duration = node.inclusive_dur if node.inclusive_dur is not None else node.dur

@@ -156,6 +156,43 @@ def test_flat_generation(read: Callable[..., Trace]) -> None:
     assert trace.signatures[1].dims == ((4, 8), (8, 4))
 
 
+def results(*recorded: list[Any]) -> dict[str, Any]:
+    return {key: [one[index] for one in recorded] for index, key in enumerate(("values", "shapes", "types"))}
+
+
+def test_results_of_both_generations(read: Callable[..., Trace]) -> None:
+    listed = [[A[0], B[0]], [A[1], B[1]], "GenericList[Tensor(float),Tensor(c10::Half)]"]
+    trace = read(
+        chakra(5, "aten::x", 1, A, outputs=results(A, [None, [], "None"], [3, [], "Int"], listed)),
+        {**flat(6, "aten::y", 1, A), "outputs": [B[0]], "output_shapes": [B[1]], "output_types": [B[2]]},
+        {key: value for key, value in flat(7, "aten::z", 1, A).items() if not key.startswith("output")},
+    )
+    by_name = {signature.name: signature.results for signature in trace.signatures}
+    assert by_name["aten::x"] == (("float", (4, 8)), None, None, ("float", (4, 8)), ("c10::Half", (8, 4)))
+    assert by_name["aten::y"] == (("float", (8, 4)),)
+    assert by_name["aten::z"] is None
+
+
+def test_results_do_not_make_calls_different_ops(read: Callable[..., Trace]) -> None:
+    trace = read(*(chakra(i, "aten::unique", 1, A, outputs=results([A[0], [i], "Tensor(long)"])) for i in (5, 6)))
+    (signature,) = trace.signatures
+    assert signature.results == (("long", (5,)),)
+    assert len(trace.ops) == 2
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [results(A) | {"types": []}, results([A[0], [-1], "Tensor(float)"]), results([A[0], A[1], 7]),
+     results(A) | {"shapes": 3}],
+)  # fmt: skip
+def test_broken_results_cost_nothing_else(read: Callable[..., Trace], broken: dict[str, Any]) -> None:
+    trace = read(chakra(5, "aten::x", 1, A, outputs=broken))
+    (signature,) = trace.signatures
+    assert signature.dims == ((4, 8),)
+    assert signature.results is None
+    assert trace.info.report.losses == {"broken results": 1}
+
+
 def test_linked_chakra_files_have_times_and_kernels(read: Callable[..., Trace]) -> None:
     nodes = [
         chakra(3, "aten::mm", 2, A, B, ts=10.5, inclusive_dur=7),

@@ -162,11 +162,12 @@ def results(*recorded: list[Any]) -> dict[str, Any]:
 
 def test_results_of_both_generations(read: Callable[..., Trace]) -> None:
     listed = [[A[0], B[0]], [A[1], B[1]], "GenericList[Tensor(float),Tensor(c10::Half)]"]
-    trace = read(
+    nodes = (
         chakra(5, "aten::x", 1, A, outputs=results(A, [None, [], "None"], [3, [], "Int"], listed)),
         {**flat(6, "aten::y", 1, A), "outputs": [B[0]], "output_shapes": [B[1]], "output_types": [B[2]]},
         {key: value for key, value in flat(7, "aten::z", 1, A).items() if not key.startswith("output")},
     )
+    trace = read(document(*nodes))
     by_name = {signature.name: signature.results for signature in trace.signatures}
     assert by_name["aten::x"] == (("float", (4, 8)), None, None, ("float", (4, 8)), ("c10::Half", (8, 4)))
     assert by_name["aten::y"] == (("float", (8, 4)),)
@@ -174,7 +175,8 @@ def test_results_of_both_generations(read: Callable[..., Trace]) -> None:
 
 
 def test_results_do_not_make_calls_different_ops(read: Callable[..., Trace]) -> None:
-    trace = read(*(chakra(i, "aten::unique", 1, A, outputs=results([A[0], [i], "Tensor(long)"])) for i in (5, 6)))
+    nodes = (chakra(i, "aten::unique", 1, A, outputs=results([A[0], [i], "Tensor(long)"])) for i in (5, 6))
+    trace = read(document(*nodes))
     (signature,) = trace.signatures
     assert signature.results == (("long", (5,)),)
     assert len(trace.ops) == 2
@@ -186,7 +188,7 @@ def test_results_do_not_make_calls_different_ops(read: Callable[..., Trace]) -> 
      results(A) | {"shapes": 3}],
 )  # fmt: skip
 def test_broken_results_cost_nothing_else(read: Callable[..., Trace], broken: dict[str, Any]) -> None:
-    trace = read(chakra(5, "aten::x", 1, A, outputs=broken))
+    trace = read(document(chakra(5, "aten::x", 1, A, outputs=broken)))
     (signature,) = trace.signatures
     assert signature.dims == ((4, 8),)
     assert signature.results is None

@@ -13,6 +13,8 @@ import sys
 
 import msgspec
 
+from opreplay.traces.compiled import compiled_scanner
+
 TORCH_AT_LEAST = (2, 4)
 PYTHON_AT_LEAST = (3, 10)
 
@@ -61,6 +63,14 @@ def check_torch() -> Check:
     return Check(name="torch", found=version, ok=ok, required=True, note=note)
 
 
+def check_reader() -> Check:
+    """Whether the compiled half of the trace reader was built."""
+    if compiled_scanner() is not None:
+        return Check(name="trace reader", found="compiled", ok=True)
+    note = "reads at a third of the speed; install a C compiler and Python's headers, then opreplay again"
+    return Check(name="trace reader", found="Python only", ok=False, note=note)
+
+
 def version_tuple(text: str) -> tuple[int, ...]:
     """(2, 13) of "2.13.0+cpu"; () for what is no version."""
     match = re.match(r"(\d+)\.(\d+)", text)
@@ -85,7 +95,7 @@ def check_devices() -> list[Check]:
 
 def check_libraries() -> list[Check]:
     """Optional and vendor libraries, found without importing any of them."""
-    checks = [_library(name, note) for name, note in OPTIONAL.items()]
+    checks = [check_reader(), *(_library(name, note) for name, note in OPTIONAL.items())]
     return checks + [_library(name, "stand-ins are used where there are any") for name in VENDOR]
 
 

@@ -128,12 +128,16 @@ class Collector:
         for handle, classes in wanted.items():
             # Rows are in file order, also where a table has events of several categories.
             handle(groups[classes[0]] if len(classes) == 1 else [e for e in events if type(e) in classes])
+        self.check_rows()
         for table in self.tables.values():
-            rows = len(table)
-            if rows > self.limits.rows:
-                raise too_large("rows", self.limits.rows, rows, "rows kept in one table")
-            if rows - table.rows >= FLUSH_ROWS:
+            if len(table) - table.rows >= FLUSH_ROWS:
                 table.flush()
+
+    def check_rows(self) -> None:
+        """Raise TooLarge when a table has more rows than the limit."""
+        rows = max(len(table) for table in self.tables.values())
+        if rows > self.limits.rows:
+            raise too_large("rows", self.limits.rows, rows, "rows kept in one table")
 
     def _handler(self, cls: type[Struct]) -> tuple[str, Any]:
         category = str(cls.__struct_config__.tag)

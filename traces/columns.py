@@ -196,6 +196,10 @@ class Columns:
             self._columns[name].extend(array)
         self.rows += len(arrays[self._first])
 
+    def append_rows(self, rows: Array) -> None:
+        """Add rows of integers, a column each in the order of `kinds`; times are nanoseconds, all readable."""
+        self.append({name: smallest(rows[:, i], _TYPES[kind]) for i, (name, kind) in enumerate(self.kinds.items())})
+
     def take(self, name: str) -> Array:
         """One whole column, which the table then no longer holds."""
         self.flush()

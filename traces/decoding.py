@@ -33,6 +33,7 @@ class EventDecoder:
     def __init__(self) -> None:
         self.bases: dict[str, type[Struct]] = dict(fields.KIND_BASES)
         self.exact = False
+        self.old_spelling = False
         self.losses: Counter[str] = Counter()
         self._generic_first = False
         self._streak = 0
@@ -67,6 +68,7 @@ class EventDecoder:
 
     def use_old_spelling(self) -> None:
         """From now on read "Input dims" rather than "Input Dims" (torch up to 1.8)."""
+        self.old_spelling = True
         changed: dict[str, type[Struct]] = dict.fromkeys(fields.OP_TAGS, fields.OldOp)
         self.bases.update(changed)
         self.tagged.update(fields.make_tagged(changed))

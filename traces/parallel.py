@@ -26,9 +26,9 @@ from opreplay.traces.limits import Limits
 from opreplay.traces.scan import Progress, Scanned, Scanner
 from opreplay.traces.source import Source
 
-MIN_PART_BYTES = 32 << 20
+MIN_PART_BYTES = 96 << 20
 """Smaller parts do not pay for the start of a process (0.2 s)."""
-HEAD_START_BYTES = 48 << 20
+HEAD_START_BYTES = 96 << 20
 """What the first part is longer than the others: about what is read while a worker process starts."""
 _GUESS_BYTES = 1 << 20
 _TABLE_INDEXES = {

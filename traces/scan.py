@@ -10,6 +10,7 @@ import msgspec
 
 from opreplay.traces.blocks import Buffer, last_separator
 from opreplay.traces.collect import Collector
+from opreplay.traces.compiled import CompiledBlocks
 from opreplay.traces.decoding import NO_CATEGORY, NOT_JSON, OTHER_CATEGORY, EventDecoder
 from opreplay.traces.errors import Malformed
 from opreplay.traces.head import HINT, Head, count_duplicates, read_head, read_tail
@@ -91,6 +92,7 @@ class Scanner:
             self.decoder.skip_arrows()
         self.tally = Tally()
         self.out = Scanned(Collector(source.limits, numbered=numbered), self.tally)
+        self.compiled = CompiledBlocks(self.decoder, self.out.collector)
         self._sniffed = 0
 
     def run(self) -> Scanned:
@@ -102,6 +104,7 @@ class Scanner:
         while not ended:
             ended = self._block()
             if JUNK_EVENTS < out.collector.events < 2 * JUNK_EVENTS:
+                self.compiled.flush()
                 _refuse_what_is_no_trace(
                     self.source, out
                 )  # junk that inflates a thousandfold need not be read to its end
@@ -114,6 +117,7 @@ class Scanner:
         out.bytes_read = self.source.bytes_out
         self.tally.losses.update(self.source.losses)
         self.tally.losses.update(self.decoder.losses)
+        self.compiled.flush()
         for table in out.collector.tables.values():
             table.flush()
         return out
@@ -158,6 +162,8 @@ class Scanner:
         """As `_take` for the common case: past the first megabyte, nothing to repair, no copy of the text."""
         if self._sniffed < SNIFF_BYTES:
             return False
+        if self.compiled.read(self.buffer.data, self.buffer.lo, cut):
+            return True
         view, covered = self.buffer.bracket(cut)
         events = self.decoder.fast(view)
         good = events is not None
@@ -165,6 +171,7 @@ class Scanner:
             groups = Collector.group(events)
             good = self.decoder.exact or not Collector.wants_exact(groups)
             if good:  # before the brackets go: raw fields refer to the buffer
+                self.compiled.flush()
                 self.out.collector.add(events, groups)
         self.buffer.unbracket(cut, covered)
         return good
@@ -185,6 +192,7 @@ class Scanner:
             self.decoder.use_exact_decimals()
             events = again()
             groups = Collector.group(events)
+        self.compiled.flush()
         self.out.collector.add(events, groups)
 
     def _sniff(self, text: bytes) -> None:

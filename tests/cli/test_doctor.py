@@ -31,7 +31,14 @@ def test_json_has_the_same_checks() -> None:
     assert code == 0
     assert [check["name"] for check in sections["required"]] == ["python", "torch"]
     assert sections["devices"][0]["name"] == "cpu"
-    assert {check["name"] for check in sections["libraries"]} == {*doctor.OPTIONAL, *doctor.VENDOR}
+    assert {check["name"] for check in sections["libraries"]} == {"trace reader", *doctor.OPTIONAL, *doctor.VENDOR}
+
+
+def test_says_whether_the_trace_reader_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "compiled_scanner", lambda: None)
+    assert "Python only" in run()[1]
+    monkeypatch.setattr(doctor, "compiled_scanner", lambda: object)
+    assert "compiled" in run()[1]
 
 
 def test_a_missing_torch_exits_with_4(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,13 @@ def test_the_report_starts_with_coverage_and_shows_every_op(trace: Path) -> None
     assert max(map(len, lines[1:])) <= 100
 
 
+def test_check_work_reaches_the_library(trace: Path) -> None:
+    assert run(trace, "--check-work").exit_code == 0
+    options = SEEN["options"]
+    assert isinstance(options, orchestrator.RunOptions)
+    assert options.check_work
+
+
 def test_values_of_options_reach_the_library(trace: Path) -> None:
     result = run(
         trace, "--device", "cpu", "--op-time", "20ms", "--seed", "5", "--threads", "2", "--max-op-memory", "2GB",

@@ -21,6 +21,7 @@ TORCH_AT_IMPORT = (
     "opreplay.replay.schema",
     "opreplay.replay.tensors",
     "opreplay.replay.widen",
+    "opreplay.replay.work",
 )
 """Modules and packages that may import torch when they are imported: they make, run or resolve ops."""
 

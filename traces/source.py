@@ -35,7 +35,7 @@ try:  # three times as fast as zlib, not on every processor
     from isal import isal_zlib as _gzip  # pyright: ignore[reportMissingImports]
 except ImportError:
     _gzip = zlib
-_GZIP_ERRORS: tuple[type[Exception], ...] = (zlib.error, _gzip.error)
+_GZIP_ERRORS: tuple[Any, ...] = (zlib.error, _gzip.error)
 
 
 def _inflater() -> Any:

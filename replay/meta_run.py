@@ -14,7 +14,7 @@ import torch
 from opreplay.replay.attempt import reason_for
 from opreplay.replay.executors.base import NotReplayable
 from opreplay.replay.ir import ReplayOp, ReplayPlan
-from opreplay.replay.outputs import MetaCall, call_on_meta
+from opreplay.replay.outputs import MetaCall, call_on_meta, is_torch_out
 from opreplay.replay.policy import Policy
 from opreplay.replay.resolve import known_overload
 from opreplay.replay.results import MetaCheck
@@ -78,15 +78,12 @@ def compare(found: Sequence[TensorMeta | None], recorded: Sequence[TensorMeta | 
 def _resized(op: ReplayOp, call: MetaCall) -> str | None:
     """Which `out=` argument came out with another size than recorded; an empty one is there to grow."""
     for arg in op.args:
-        # A positional one is changed on purpose, as by `resize_` and `squeeze_`.
-        if not (arg.mutated and arg.keyword_only):
+        meta = arg.tensors[0] if arg.tensors and is_torch_out(op, arg) else None
+        if meta is None or 0 in meta.shape:
             continue
-        value = call.arguments[arg.name]
-        for tensor, meta in zip(value if isinstance(value, list) else [value], arg.tensors, strict=False):
-            if not isinstance(tensor, torch.Tensor) or meta is None or 0 in meta.shape:
-                continue
-            if tuple(tensor.shape) != meta.shape:
-                return f"argument {arg.name} is resized to {list(tensor.shape)}, recorded was {_text(meta)}"
+        shape = tuple(call.arguments[arg.name].shape)
+        if shape != meta.shape:
+            return f"argument {arg.name} needs size {list(shape)}, recorded was {_text(meta)}"
     return None
 
 

@@ -63,6 +63,7 @@ def call_on_meta(op: ReplayOp, policy: Policy) -> MetaCall:
     is_factory = not any(arg.tensors for arg in op.args)
     memories = shared_memories(op, device=_META)
     arguments = {arg.name: _argument(arg, is_factory, memories) for arg in op.args}
+    arguments.update({arg.name: _to_grow(arguments[arg.name]) for arg in op.args if is_torch_out(op, arg)})
     positional = [arguments[arg.name] for arg in op.args if not arg.keyword_only]
     by_name = {arg.name: arguments[arg.name] for arg in op.args if arg.keyword_only}
     if is_factory and "device" not in by_name and _takes_device(op):
@@ -71,6 +72,16 @@ def call_on_meta(op: ReplayOp, policy: Policy) -> MetaCall:
         returned = _call(op, policy, positional, by_name)
     results = tuple(_meta_of(result) for result in _flatten(returned))[:MAX_RESULTS]
     return MetaCall(arguments=arguments, results=results if op is whole else lengthened(whole, results))
+
+
+def is_torch_out(op: ReplayOp, arg: ReplayArg) -> bool:
+    """Whether torch itself gives this argument the size of the result: `out=` of ATen, not a buffer of a vendor op."""
+    return arg.mutated and arg.keyword_only and arg.type == "Tensor" and op.called.startswith("aten::")
+
+
+def _to_grow(tensor: Any) -> Any:
+    """An empty tensor in place of an `out=`: its size afterwards tells that of the result, without torch's warning."""
+    return None if tensor is None else torch.empty(0, dtype=tensor.dtype, device=_META)
 
 
 def _takes_device(op: ReplayOp) -> bool:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import msgspec
 
-from opreplay.replay.ir import Reason, ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.ir import Assumption, Reason, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.policy import Policy, refuse_arguments, refuse_name, refuse_value, split_name
 from opreplay.replay.resolve import candidates
 from opreplay.replay.schema import ArgSpec, OpSpec
+from opreplay.replay.user_executors import EXECUTORS
+from opreplay.traces.errors import UsageError
 
 _WIDENS = {
     "Scalar": ("int", "float", "bool", "complex"),
@@ -42,7 +44,7 @@ def _resolve(op: ReplayOp, policy: Policy) -> ReplayOp:
     name = f"{parts[0]}::{parts[1]}"
     found = candidates(name, policy)
     if found.reason is not None:
-        return _refused(op, found.reason)
+        return _by_user(op, found.reason)
     fits = [spec for spec in found.specs if (parts[2] is None or spec.overload == parts[2]) and _fits(spec, op.args)]
     if not fits:
         return _refused(op, Reason("metadata missing", "no overload takes arguments of these names and types"))
@@ -57,6 +59,19 @@ def _resolve(op: ReplayOp, policy: Policy) -> ReplayOp:
     return msgspec.structs.replace(
         op, args=args, resolved_by=found.resolved_by, via=found.via, overload=spec.overload, schema=spec.text
     )
+
+
+def _by_user(op: ReplayOp, reason: Reason) -> ReplayOp:
+    """The op for a user's executor where there is one, with the arguments as the file has them; else refused."""
+    try:
+        entry = EXECUTORS.find(op.name)
+    except UsageError as error:
+        return _refused(op, Reason("failed", str(error)))
+    if entry is None:
+        return _refused(op, reason)
+    args = tuple(msgspec.structs.replace(arg, mutated=arg.mutated or arg.name in entry.mutates) for arg in op.args)
+    note = Assumption(argument="*", what=f"run by the user's executor {entry.shown}")
+    return msgspec.structs.replace(op, args=args, resolved_by="executor", assumptions=(*op.assumptions, note))
 
 
 def _refused(op: ReplayOp, reason: Reason) -> ReplayOp:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from opreplay.cli import planning
+from opreplay.cli.kernel_tables import with_kernel_table
 from opreplay.cli.planning import Selection, open_trace, parse_limits, the_one_path
 from opreplay.cli.progress import ReadProgress
 from opreplay.traces.errors import UsageError
@@ -78,15 +79,18 @@ def _skip(text: str, at: int) -> int:
 
 
 def open_input(
-    text: str, limits: Sequence[tuple[str, str]], *, execution_trace: str | None = None
-) -> Trace | ReplayPlan:
-    """The trace, plan or TraceLens file that the TRACE argument means; narrates what `execution_trace` gave it.
+    text: str, limits: Sequence[tuple[str, str]], *, execution_trace: str | None = None,
+    kernel_details: str | None = None,
+) -> Trace | ReplayPlan:  # fmt: skip
+    """The trace, plan or TraceLens file that the TRACE argument means; narrates what other files gave it.
 
-    Raises UsageError for a glob that matches several and for --execution-trace with a plan, TraceError for what cannot
-    be read.
+    Raises UsageError for a glob that matches several and for --execution-trace or --kernel-details with a plan,
+    TraceError for what cannot be read.
     """
     path = the_one_path(text)
     kind = kind_of_file(path)
+    if kind != "trace" and kernel_details is not None:
+        raise UsageError("--kernel-details completes a trace; a plan has its kernels", hint="Leave it out.")
     if kind != "trace" and execution_trace is not None:
         raise UsageError("--execution-trace completes a trace; a plan has its arguments", hint="Leave it out.")
     if kind == "plan":
@@ -98,8 +102,8 @@ def open_input(
 
         return read_tracelens_ir(path)
     if execution_trace is None:
-        return open_trace(text, limits)
-    return _completed(path, execution_trace, parse_limits(limits))
+        return open_trace(text, limits, kernel_details=kernel_details)
+    return with_kernel_table(_completed(path, execution_trace, parse_limits(limits)), kernel_details)
 
 
 def _completed(path: str, execution_trace: str, limits: Limits) -> Trace:
@@ -152,7 +156,7 @@ def restricted(plan: ReplayPlan, selection: Selection) -> ReplayPlan:
     from opreplay.replay.outputs import with_outputs
     from opreplay.replay.passes import weight_of
     from opreplay.replay.policy import Policy
-    from opreplay.replay.select import OpFilter, keep_heaviest, keeps_name
+    from opreplay.replay.select import OpFilter, keep_heaviest, keeps_name, no_such_phase
 
     if selection.select not in ("owner", plan.selection):
         raise UsageError(
@@ -162,6 +166,12 @@ def restricted(plan: ReplayPlan, selection: Selection) -> ReplayPlan:
         include=selection.include, exclude=selection.exclude, top=selection.top, min_share=selection.min_share
     )
     ops = [op for op in plan.ops if keeps_name(filters, op.name)]
+    if selection.phase is not None:
+        # A plan holds one batch an op, that of most of its time; calls of other phases were counted with it.
+        batches = [op.batch for op in ops if op.batch is not None]
+        ops = [op for op in ops if op.batch is not None and op.batch.phase == selection.phase]
+        if not ops:
+            raise no_such_phase(batches, selection.phase)
     kept = keep_heaviest(ops, filters, plan.device_us_total or plan.host_us_total, weight_of(plan))
     policy = Policy(allow_imports=selection.allow_imports)
     return with_outputs(resolve_named(msgspec.structs.replace(plan, ops=tuple(kept)), policy), policy=policy)

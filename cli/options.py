@@ -101,6 +101,14 @@ def execution_trace_option(command: Command) -> Command:
     )(command)  # fmt: skip
 
 
+def kernel_details_option(command: Command) -> Command:
+    """--kernel-details: what the NPU's profiler says of each kernel."""
+    return click.option(
+        "--kernel-details", metavar="FILE",
+        help="Kernel table of TRACE, of torch_npu.  [default: kernel_details.csv or op_summary*.csv beside it]",
+    )(command)  # fmt: skip
+
+
 def limit_option(command: Command) -> Command:
     """--limit, which raises the bounds that protect against hostile files."""
     kind = Assignments(_NAMESPACE, re.compile(r"\S+"), "events=2000000000 or decompressed_bytes=128GiB")

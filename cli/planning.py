@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from opreplay.cli.progress import ReadProgress
-from opreplay.traces.annotations import Phase
 from opreplay.traces.errors import UsageError
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend import DeviceProfile
     from opreplay.replay.ir import ReplayOp, ReplayPlan
-    from opreplay.replay.results import Simulated
+    from opreplay.replay.results import MetaCheck, Simulated
     from opreplay.traces import Limits, Trace
+    from opreplay.traces.annotations import Phase
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,16 +31,18 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     phase: Phase | None = None
 
 
-def open_trace(text: str, limits: Sequence[tuple[str, str]]) -> Trace:
-    """Read the one profile that the TRACE argument means, with progress on stderr.
+def open_trace(text: str, limits: Sequence[tuple[str, str]], *, kernel_details: str | None = None) -> Trace:
+    """Read the one profile that the TRACE argument means, with progress on stderr, and an NPU's kernel table with it.
 
     Raises UsageError for a glob that matches several, TraceError for what cannot be read.
     """
+    from opreplay.cli.kernel_tables import with_kernel_table
     from opreplay.traces import read_trace
 
     path = the_one_path(text)
     with ReadProgress() as progress:
-        return read_trace(path, limits=parse_limits(limits), progress=progress)
+        trace = read_trace(path, limits=parse_limits(limits), progress=progress)
+    return with_kernel_table(trace, kernel_details)
 
 
 def the_one_path(text: str) -> str:
@@ -118,10 +120,18 @@ def make_plan(trace: Trace, selection: Selection, *, device: str) -> ReplayPlan:
     filters = OpFilter(
         include=selection.include, exclude=selection.exclude, top=selection.top, min_share=selection.min_share,
         phase=selection.phase,
-    )
+    )  # fmt: skip
     policy = Policy(allow_imports=selection.allow_imports)
     plan = build_plan(trace, select=selection.select, filters=filters, policy=policy, device=device)
     return with_outputs(plan, policy=policy)
+
+
+def check_on_meta(plan: ReplayPlan, selection: Selection) -> dict[str, MetaCheck]:
+    """What calls on meta tensors say of the plan's ops, by id."""
+    from opreplay.replay.meta_run import check_plan
+    from opreplay.replay.policy import Policy
+
+    return check_plan(plan, policy=Policy(allow_imports=selection.allow_imports))
 
 
 def find_ops(plan: ReplayPlan, wanted: str) -> list[ReplayOp]:

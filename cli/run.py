@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from opreplay.cli.exit_codes import ExitCode
@@ -13,6 +15,7 @@ from opreplay.cli.options import (
     execution_trace_option,
     force_option,
     init_options,
+    kernel_details_option,
     limit_option,
     plugin_option,
     selection_options,
@@ -20,10 +23,14 @@ from opreplay.cli.options import (
     trace_argument,
 )
 
+if TYPE_CHECKING:
+    from opreplay.traces.annotations import Phase
+
 
 @click.command("run", short_help="Measure each op of a trace here, predict it on a simulated NPU.")
 @trace_argument
 @execution_trace_option
+@kernel_details_option
 @device_option
 @soc_option
 @custom_op_option
@@ -63,7 +70,8 @@ from opreplay.cli.options import (
 )  # fmt: skip
 @limit_option
 def command(
-    trace: str, execution_trace: str | None, device: str, soc: tuple[str, ...], custom_op_dir: str | None, select: str,
+    trace: str, execution_trace: str | None, kernel_details: str | None, device: str, soc: tuple[str, ...],
+    custom_op_dir: str | None, select: str,
     op_filter: tuple[str, ...], exclude: tuple[str, ...], phase: Phase | None, top: int | None, min_share: float | None,
     allow_import: tuple[tuple[str, str], ...], plugin: tuple[str, ...], output: tuple[str, ...],
     force: bool, dry_run: bool, max_op_memory: int | None, op_time: float, total_time: float | None,
@@ -97,12 +105,12 @@ def command(
             select=select, include=op_filter, exclude=exclude, phase=phase, top=top, min_share=min_share,
             allow_imports=dict(allow_import),
         )  # fmt: skip
-        read = open_input(trace, limit, execution_trace=execution_trace)
+        read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details)
         plan = plan_of(read, selection, device=device)
         if dry_run:
             if values is not None:
                 check_values_file(plan, values)
-            from opreplay.cli.plan import show_plan
+            from opreplay.cli.plan_views import show_plan
 
             show_plan(plan, devices, max_op_bytes=max_op_memory)
             return ExitCode.OK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,6 +11,7 @@ from opreplay.cli.options import (
     custom_op_option,
     force_option,
     format_option,
+    kernel_details_option,
     limit_option,
     plugin_option,
     selection_options,
@@ -17,11 +19,15 @@ from opreplay.cli.options import (
     trace_argument,
 )
 
+if TYPE_CHECKING:
+    from opreplay.traces.annotations import Phase
+
 SUFFIXES = (".json", ".csv")
 
 
 @click.command("simulate", short_help="Predict a whole step on simulated NPUs, without running it.")
 @trace_argument
+@kernel_details_option
 @soc_option
 @custom_op_option
 @selection_options
@@ -35,8 +41,9 @@ SUFFIXES = (".json", ".csv")
 @force_option
 @limit_option
 def command(
-    trace: str, soc: tuple[str, ...], custom_op_dir: str | None, select: str, op_filter: tuple[str, ...],
-    exclude: tuple[str, ...], phase: Phase | None, top: int | None, min_share: float | None, allow_import: tuple[tuple[str, str], ...],
+    trace: str, kernel_details: str | None, soc: tuple[str, ...], custom_op_dir: str | None, select: str,
+    op_filter: tuple[str, ...], exclude: tuple[str, ...], phase: Phase | None, top: int | None, min_share: float | None,
+    allow_import: tuple[tuple[str, str], ...],
     plugin: tuple[str, ...], losers: int, format_: str, output: str | None, force: bool,
     limit: tuple[tuple[str, str], ...],
 ) -> None:  # fmt: skip
@@ -57,7 +64,7 @@ def command(
         select=select, include=op_filter, exclude=exclude, phase=phase, top=top, min_share=min_share,
         allow_imports=dict(allow_import),
     )  # fmt: skip
-    plan = plan_of(open_input(trace, limit), selection, device="cpu")
+    plan = plan_of(open_input(trace, limit, kernel_details=kernel_details), selection, device="cpu")
     steps = [simulate_step(plan.ops, device) for device in devices.values()]
     if output is not None:
         from opreplay.cli.outputs import write_file

@@ -18,7 +18,7 @@ from opreplay.replay.ir import Assumption, Recorded, RecordedKernel, ReplayOp, R
 from opreplay.replay.op_resolver import Resolver
 from opreplay.replay.policy import Policy
 from opreplay.replay.recorded import recorded_results
-from opreplay.replay.select import OpFilter, keep_heaviest, keeps_name, parents_of, selected_rows
+from opreplay.replay.select import OpFilter, keep_heaviest, keeps_name, no_such_phase, parents_of, selected_rows
 from opreplay.traces.iterations import BatchIndex, DominantBatch
 from opreplay.traces.model import OpSignature, Trace
 
@@ -34,10 +34,16 @@ def build_plan(
     """The unique ops of a trace, each resolved for `device` or with the reason why not, heaviest first.
 
     `select`: "owner" (ops that own device time; the outermost ops where none does), "leaf", "top" or "all".
-    Imports torch, and a vendor library only where `policy` allows it. Raises UsageError for an unknown selection.
+    Imports torch, and a vendor library only where `policy` allows it. Raises UsageError for an unknown selection, and
+    for a phase that no iteration is in.
     """
     rows = selected_rows(trace, select)
-    groups = _group(trace, rows, select)
+    batches = BatchIndex(trace)
+    if filters.phase is not None:
+        rows = batches.in_phase(rows, filters.phase)
+        if not len(rows):
+            raise no_such_phase(batches.contexts, filters.phase)
+    groups = _group(trace, rows, select, batches)
     device_us = float(trace.kernels.dur_ns.sum(dtype=np.int64)) / 1e3 if len(trace.kernels) else 0.0
     host_us = sum(group.recorded.host_us_total for group in groups)
     shell = ReplayPlan(
@@ -87,7 +93,7 @@ def _shared_batch(batch: DominantBatch | None) -> tuple[Assumption, ...]:
     return (Assumption(argument="batch", what=what),)
 
 
-def _group(trace: Trace, rows: Rows, select: str) -> list[_Group]:
+def _group(trace: Trace, rows: Rows, select: str, batches: BatchIndex) -> list[_Group]:
     """One group a signature, in order of first appearance."""
     if not len(rows):
         return []
@@ -95,7 +101,6 @@ def _group(trace: Trace, rows: Rows, select: str) -> list[_Group]:
     owned = owner >= 0
     device_ns = np.bincount(owner[owned], weights=trace.kernels.dur_ns[owned], minlength=len(trace.ops))
     kernels = _kernels_by_signature(trace, owner)
-    batches = BatchIndex(trace)
     signature = trace.ops.signature[rows].astype(np.int64)
     order = np.argsort(signature, kind="stable")
     bounds = np.flatnonzero(np.diff(signature[order])) + 1
@@ -135,11 +140,23 @@ def _selected_owner(trace: Trace, rows: Rows, select: str) -> Rows:
 def _kernels_by_signature(trace: Trace, owner: Rows) -> dict[int, tuple[RecordedKernel, ...]]:
     owned = np.flatnonzero(owner >= 0)
     signature = trace.ops.signature[owner[owned]].astype(np.int64)
+    kinds = _kernel_types(trace)
     key = signature * max(1, len(trace.kernel_names)) + trace.kernels.name[owned]
     unique, inverse, counts = np.unique(key, return_inverse=True, return_counts=True)
     totals = np.bincount(inverse, weights=trace.kernels.dur_ns[owned], minlength=len(unique)) / 1e3
     made: dict[int, list[RecordedKernel]] = {}
     for which, count, total in zip(unique.tolist(), counts.tolist(), totals.tolist(), strict=True):
         index, name = divmod(which, max(1, len(trace.kernel_names)))
-        made.setdefault(index, []).append(RecordedKernel(name=trace.kernel_names[name], count=count, total_us=total))
+        made.setdefault(index, []).append(
+            RecordedKernel(name=trace.kernel_names[name], count=count, total_us=total, type=kinds.get(name))
+        )
     return {index: tuple(sorted(found, key=lambda k: -k.total_us)) for index, found in made.items()}
+
+
+def _kernel_types(trace: Trace) -> dict[int, str]:
+    """CANN type by index of a kernel's name, where a kernel table was joined; kernels of one name are of one type."""
+    if trace.details is None:
+        return {}
+    described = np.flatnonzero(trace.details.kind >= 0)
+    names, kinds = trace.kernels.name[described].tolist(), trace.details.kind[described].tolist()
+    return {name: trace.details.kinds[kind].type for name, kind in zip(names, kinds, strict=True)}

@@ -43,7 +43,8 @@ def _merged(a: ReplayOp, b: ReplayOp) -> ReplayOp:
     for kernel in b.recorded.kernels:
         known = kernels.get(kernel.name)
         kernels[kernel.name] = kernel if known is None else RecordedKernel(
-            name=kernel.name, count=known.count + kernel.count, total_us=known.total_us + kernel.total_us
+            name=kernel.name, count=known.count + kernel.count, total_us=known.total_us + kernel.total_us,
+            type=known.type or kernel.type,
         )  # fmt: skip
     heavier = a if a.count >= b.count else b
     recorded = Recorded(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from opreplay.replay.ir import ReplayOp
 from opreplay.replay.labels import not_an_op
+from opreplay.traces.annotations import PHASES, BatchContext, Phase
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import Trace
 from opreplay.traces.parents import innermost_parent
@@ -32,6 +33,8 @@ class OpFilter(msgspec.Struct, frozen=True, kw_only=True):
     """The n ops with most recorded time."""
     min_share: float | None = None
     """Least share of the recorded time, 0..1."""
+    phase: Phase | None = None
+    """Only calls in iterations of this phase; their counts and times are those of these calls."""
 
 
 def keeps_name(filters: OpFilter, name: str) -> bool:
@@ -39,6 +42,16 @@ def keeps_name(filters: OpFilter, name: str) -> bool:
     if filters.include and not any(fnmatchcase(name, pattern) for pattern in filters.include):
         return False
     return not any(fnmatchcase(name, pattern) for pattern in filters.exclude)
+
+
+def no_such_phase(contexts: Iterable[BatchContext], phase: Phase) -> UsageError:
+    """The error for a phase that none of the iterations' batches is in; it names those that there are."""
+    there = {context.phase for context in contexts}
+    known = [one for one in PHASES if one in there]
+    hint = "Inference servers mark iterations with their batch (execute_context_..., step[DECODE bs=8]); none is here."
+    if known:
+        hint = f"There are iterations of phase {', '.join(known)}."
+    return UsageError(f"no selected op ran in an iteration of phase {phase}", hint=hint)
 
 
 def keep_heaviest(

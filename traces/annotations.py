@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import numpy.typing as npt
 
 from opreplay.traces.model import Annotation
+
+Phase = Literal["prefill", "decode", "mixed"]
+PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +32,13 @@ class BatchContext:
     decode_qq: int | None = None
     decode_qk: int | None = None
     scheduled_tokens: int | None = None
+
+    @property
+    def phase(self) -> Phase | None:
+        """What the batch holds; None for an empty one."""
+        if self.prefill_sequences and self.decode_sequences:
+            return "mixed"
+        return "prefill" if self.prefill_sequences else "decode" if self.decode_sequences else None
 
 
 _SUMS = r"\(sq(\d+)sk(\d+)sqsq(\d+)sqsk(\d+)\)"
@@ -73,11 +83,6 @@ def step_number(name: str) -> int | None:
     """N of torch.profiler's "ProfilerStep#N"."""
     match = _STEP.match(name[:40])
     return int(match[1]) if match else None
-
-
-def is_iteration(name: str) -> bool:
-    """Whether an annotation marks one iteration of training or serving."""
-    return step_number(name) is not None or batch_context(name) is not None
 
 
 class AnnotationTable(Sequence[Annotation]):

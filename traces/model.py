@@ -10,6 +10,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from opreplay.traces.npu import DetailsJoin, KernelDetails
+
 Dims = tuple["int | Dims", ...]
 """A shape or strides; one level deeper for a TensorList entry."""
 
@@ -183,6 +185,8 @@ class TraceInfo:
     links: LinkStats = LinkStats()
     joined: ShapeJoin | None = None
     """Set when shapes were taken from an ExecutionTrace of the same run."""
+    kernel_details: DetailsJoin | None = None
+    """Set when a kernel table was joined, or lay beside the trace and could not be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,3 +202,5 @@ class Trace:
     kernels: KernelTable
     annotations: Sequence[Annotation]
     """In file order; a tuple, or a table that makes them from columns (`annotations.AnnotationTable`)."""
+    details: KernelDetails | None = None
+    """Of `kernels`, from the kernel table of an Ascend profile."""

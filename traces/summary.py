@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 import numpy as np
 
-from opreplay.traces.annotations import AnnotationTable, is_iteration
+from opreplay.traces.annotations import PHASES, AnnotationTable, Phase, step_number
 from opreplay.traces.columns import distinct
+from opreplay.traces.iterations import BatchIndex
 from opreplay.traces.model import LinkStats, MetadataLevel, Trace
+from opreplay.traces.npu import DetailsJoin
+from opreplay.traces.op_kernels import OpKernels, kernels_by_op
 
 TOP_OPS = 20
 TOP_ANNOTATIONS = 50
+TOP_BATCHES = 500
 
 
 class TopOp(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +36,28 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     count: int
     total_us: float
+
+
+class BatchSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """All iterations over one batch, as its annotation tells it; numbers are of one iteration, None where not told."""
+
+    phase: Phase | None
+    """None for an empty batch."""
+    iterations: int
+    prefill_sequences: int
+    prefill_tokens: int | None
+    """New tokens."""
+    prefill_context: int | None
+    """Tokens attended to, new ones included."""
+    decode_sequences: int
+    decode_tokens: int | None
+    decode_context: int | None
+    total_us: float
+    """From start to end on the host, all iterations together."""
+    ops: int
+    """Recorded calls in them, on all threads."""
+    device_us: float
+    """Device time that these calls own."""
 
 
 class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,18 +97,27 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     processes: int
     threads: int
     iterations: int
-    """Annotations that mark one iteration of training or serving."""
+    """Steps of torch.profiler, and iterations of an inference server; one that is marked twice counts once."""
+    phases: dict[str, int]
+    """Iterations over a batch by its phase: prefill, decode, mixed."""
+    batches: tuple[BatchSummary, ...]
+    """By batch, the longest in total first."""
     categories: dict[str, int]
     links: LinkStats
     losses: dict[str, int]
     repairs: dict[str, int]
     top_ops: tuple[TopOp, ...]
+    npu_ops: tuple[OpKernels, ...]
+    """Ops with the kernels they own; only for a trace with a kernel table."""
+    kernel_details: DetailsJoin | None
+    """How that table was joined, or why it was not."""
     annotations: tuple[Interval, ...]
 
 
 def summarize(trace: Trace) -> TraceSummary:
     """Count what is in a trace."""
     ops, kernels, info = trace.ops, trace.kernels, trace.info
+    index = BatchIndex(trace)
     calls = _counts(ops.signature, len(trace.signatures))
     shaped = np.array([s.dims is not None for s in trace.signatures], bool)
     owned = kernels.owner >= 0
@@ -113,12 +150,16 @@ def summarize(trace: Trace) -> TraceSummary:
         backend=info.backend,
         processes=len({pid for pid, _ in trace.tracks}),
         threads=int((_counts(ops.track, len(trace.tracks)) > 0).sum()),
-        iterations=_iterations(trace),
+        iterations=_iterations(trace, index),
+        phases=_phases(index),
+        batches=_batches(trace, index),
         categories=info.events_by_category,
         links=info.links,
         losses=info.report.losses,
         repairs=info.report.repairs,
         top_ops=_top_ops(trace),
+        npu_ops=kernels_by_op(trace),
+        kernel_details=info.kernel_details,
         annotations=_intervals(trace),
     )
 
@@ -188,8 +229,37 @@ def _note_totals(trace: Trace) -> dict[str, tuple[int, int]]:
     return out
 
 
-def _iterations(trace: Trace) -> int:
-    return sum(count for name, (count, _) in _note_totals(trace).items() if is_iteration(name))
+def _iterations(trace: Trace, index: BatchIndex) -> int:
+    steps = sum(count for name, (count, _) in _note_totals(trace).items() if step_number(name) is not None)
+    return steps + len(index.iterations)
+
+
+def _phases(index: BatchIndex) -> dict[str, int]:
+    counts = Counter(index.contexts[one.context].phase for one in index.iterations)
+    return {phase: counts[phase] for phase in PHASES if counts[phase]}
+
+
+def _batches(trace: Trace, index: BatchIndex) -> tuple[BatchSummary, ...]:
+    if not index.iterations:
+        return ()
+    size = len(index.contexts)
+    of = np.array([one.context for one in index.iterations])
+    span_us = np.array([one.end_ns - one.start_ns for one in index.iterations]) / 1000
+    count, total = np.bincount(of, minlength=size), np.bincount(of, weights=span_us, minlength=size)
+    calls = np.bincount(index.of_row[index.of_row >= 0], minlength=size)
+    owned = np.flatnonzero(trace.kernels.owner >= 0)
+    inside = index.of_row[trace.kernels.owner[owned]]
+    device = np.bincount(inside + 1, weights=trace.kernels.dur_ns[owned] / 1000, minlength=size + 1)[1:]
+    made = (
+        BatchSummary(
+            phase=batch.phase, iterations=int(count[i]), prefill_sequences=batch.prefill_sequences,
+            prefill_tokens=batch.prefill_tokens, prefill_context=batch.prefill_k,
+            decode_sequences=batch.decode_sequences, decode_tokens=batch.decode_tokens, decode_context=batch.decode_k,
+            total_us=float(total[i]), ops=int(calls[i]), device_us=float(device[i]),
+        )
+        for i, batch in enumerate(index.contexts)
+    )  # fmt: skip
+    return tuple(sorted(made, key=lambda one: -one.total_us)[:TOP_BATCHES])
 
 
 def _intervals(trace: Trace) -> tuple[Interval, ...]:

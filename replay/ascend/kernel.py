@@ -6,18 +6,10 @@ from typing import Literal
 
 import msgspec
 
+from opreplay.traces.npu import TensorSpec
+
 Bound = Literal["cube", "vector", "hbm", "l2", "launch", "link", "none"]
 Confidence = Literal["calibrated", "other SoC", "uncalibrated"]
-
-
-class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One tensor as a CANN kernel sees it."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    """torch dtype name."""
-    format: str = "ND"
-    """"ND", "NCHW", "FRACTAL_NZ", "NC1HWC0", "FRACTAL_Z", ..."""
 
 
 class KernelCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -16,6 +16,7 @@ from opreplay.replay.ascend import Explanation
 from opreplay.replay.budget import need_of, readable
 from opreplay.replay.ir import ReplayArg, ReplayOp
 from opreplay.replay.report.columns import plain_table
+from opreplay.replay.report.meta import STYLES
 from opreplay.replay.report.text import DASH, safe, share_text, time_text
 from opreplay.replay.results import OpResult
 from opreplay.traces.model import TensorMeta
@@ -46,7 +47,7 @@ def render(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanatio
 def facts(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanation]) -> dict[str, Any]:
     """The same as JSON-safe values."""
     return {
-        "op": msgspec.to_builtins(op), "replayable": result.status == "replayed", "reason": result.reason,
+        "op": msgspec.to_builtins(op), "replayable": result.status == "replayed", "reason": result.reason, "meta": result.meta,
         "bytes": need_of(op).total, "recorded_share": result.recorded_share,
         "simulated": {name: msgspec.to_builtins(one) for name, one in explanations.items()},
     }  # fmt: skip
@@ -64,13 +65,16 @@ def _overview(op: ReplayOp, result: OpResult) -> Table:
     times = f"{time_text(result.recorded_device_us)} on the device, {time_text(result.recorded_host_us)} on the host"
     add("recorded", f"{op.count:,} × {times}; {share}")
     for kernel in op.recorded.kernels[:KERNELS_SHOWN]:
-        add("", f"{kernel.count:,} × {time_text(kernel.total_us / max(kernel.count, 1))}  {kernel.name}", "dim")
+        name = f"{kernel.type} ({kernel.name})" if kernel.type else kernel.name
+        add("", f"{kernel.count:,} × {time_text(kernel.total_us / max(kernel.count, 1))}  {name}", "dim")
     if len(op.recorded.kernels) > KERNELS_SHOWN:
         add("", f"and {len(op.recorded.kernels) - KERNELS_SHOWN} more kernels", "dim")
     if result.status == "replayed":
         add("resolved", HOW.get(op.resolved_by or "", "not resolved") + (f": {op.via}" if op.via else ""))
     else:
         add("not replayed", result.reason or "", "yellow")
+    if result.meta is not None:
+        add("on meta tensors", str(result.meta), STYLES.get(result.meta.status, ""))
     if op.schema:
         add("schema", op.schema)
     need = need_of(op)

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from opreplay.replay.budget import readable
+from opreplay.replay.report import npu
 from opreplay.replay.report.columns import Column, OpCell, ops_table, plain_table
 from opreplay.replay.report.text import end, middle, plural, safe, share_text, time_text
 from opreplay.traces import TraceSummary
@@ -22,6 +23,9 @@ MEANING: dict[str, str] = {
 """What each metadata level means for a replay."""
 OPS_SHOWN = 12
 ANNOTATIONS_SHOWN = 8
+BATCHES_SHOWN = 12
+WIDTH_WITH_TIMES = 80
+"""Below it the table of batches leaves its times out."""
 CATEGORIES_SHOWN = 12
 
 
@@ -30,6 +34,10 @@ def render(summary: TraceSummary, *, width: int) -> RenderableType:
     parts: list[RenderableType] = [_facts(summary)]
     if summary.top_ops:
         parts += [Text(), Text("Ops by device time", style="bold"), *_top_ops(summary, width)]
+    if summary.npu_ops:
+        parts += [Text(), Text("NPU kernels by op", style="bold"), npu.kernels_table(summary.npu_ops, width=width)]
+    if summary.batches:
+        parts += [Text(), Text("Iterations by batch", style="bold"), _batches(summary, width)]
     if summary.annotations:
         parts += [Text(), Text("Annotations by time", style="bold"), _annotations(summary, width)]
     if summary.categories:
@@ -54,8 +62,10 @@ def _facts(summary: TraceSummary) -> Table:
     add("metadata", _metadata(summary), "yellow" if summary.metadata_level == "none" else "")
     add("device", _device_work(summary))
     add("links", _links(summary))
+    if summary.kernel_details is not None:
+        add("kernel table", npu.join_text(summary.kernel_details), "yellow" if summary.kernel_details.problem else "")
     add("span", _span(summary))
-    add("iterations", f"{summary.iterations:,}" if summary.iterations else "")
+    add("iterations", _iterations(summary))
     add("lost", _counts(summary.losses), "yellow")
     add("repaired", _counts(summary.repairs), "yellow")
     return grid
@@ -112,6 +122,13 @@ def _links(summary: TraceSummary) -> str:
     return text + (f"; {links.unowned:,} without" if links.unowned else "")
 
 
+def _iterations(summary: TraceSummary) -> str:
+    if not summary.iterations:
+        return ""
+    phases = ", ".join(f"{count:,} {phase}" for phase, count in summary.phases.items())
+    return f"{summary.iterations:,}" + (f": {phases}" if phases else "")
+
+
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{what} ({count:,})" for what, count in counts.items())
 
@@ -126,6 +143,29 @@ def _top_ops(summary: TraceSummary, width: int) -> list[RenderableType]:
         Column(title="unique", cells=tuple(f"{op.signatures:,}" for op in shown)),
     ]
     return ops_table(columns, [OpCell(name=op.name) for op in shown], width=width)
+
+
+def _batches(summary: TraceSummary, width: int) -> Table:
+    """For each batch, of one iteration: sequences, their new tokens and the tokens seen; then times of all together."""
+    table = plain_table()
+    titles = ["count", "phase", "prefill", "new", "seen", "decode", "new", "seen"]
+    times = ["host", "device"] if width >= WIDTH_WITH_TIMES else []
+    for title in titles + times:
+        table.add_column(title, justify="left" if title == "phase" else "right", no_wrap=True)
+    for one in summary.batches[:BATCHES_SHOWN]:
+        cells = [f"{one.iterations:,}", one.phase or "empty"]
+        cells += [_number(n) for n in (one.prefill_sequences, one.prefill_tokens, one.prefill_context)]
+        cells += [_number(n) for n in (one.decode_sequences, one.decode_tokens, one.decode_context)]
+        if times:
+            cells += [time_text(one.total_us), time_text(one.device_us) if one.device_us else "–"]
+        table.add_row(*cells)
+    if (more := len(summary.batches) - BATCHES_SHOWN) > 0:
+        table.add_row("", f"{more:,} more")
+    return table
+
+
+def _number(value: int | None) -> str:
+    return "–" if value is None else f"{value:,}"
 
 
 def _annotations(summary: TraceSummary, width: int) -> Table:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from opreplay.replay.ascend import KernelCall, TensorSpec, load_device, predict_kernel, read_kernel_table
 from opreplay.replay.ascend.accuracy import compare_table, errors_by_type, errors_of, launches, percentile
-from opreplay.replay.ascend.kernel_details import dtype_of, tensors_of
 from opreplay.replay.ascend.residency import resident_of, reuse_distances
+from opreplay.traces.dialects.kernel_table import dtype_of, tensors_of
 from opreplay.traces.errors import Malformed, TooLarge, TraceError
 
 DETAILS = (

@@ -1,0 +1,236 @@
+"""Reads the kernel tables of the Ascend profiler (kernel_details.csv, op_summary.csv, tables of means), row by row.
+
+Owns the column names and spellings of those files. A table is untrusted input: lines, rows and sizes are bounded,
+nothing in it is evaluated, and rows that make no sense are counted rather than guessed at.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from decimal import Decimal, InvalidOperation
+from functools import lru_cache
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+
+from opreplay.traces.errors import Malformed, TooLarge, TraceError
+from opreplay.traces.npu import TensorSpec
+
+MAX_ROWS = 5_000_000
+MAX_LINE = 1 << 20
+"""Characters of one line; a longer one is read in pieces, which are no rows."""
+MAX_RANK = 64
+MAX_TENSORS = 4096
+MAX_SIZE = 1 << 48
+"""Bound on one dimension; a larger one makes the row broken."""
+MAX_NAME = 4096
+MAX_SPELLING = 64
+"""Characters of a data type or format."""
+_CACHED_CHARS = 2048
+
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "type": ("Type", "OP Type", "Op Type"),
+    "name": ("Name", "Op Name", "OP Name"),
+    "duration": ("Duration(us)", "Task Duration(us)", "Duration", "Duration (us)"),
+    "start": ("Start Time(us)", "Task Start Time(us)", "Start Time (us)"),
+    "wait": ("Wait Time(us)", "Task Wait Time(us)", "Wait Time (us)"),
+    "core": ("Accelerator Core", "Task Type"),
+    "input_shapes": ("Input Shapes",),
+    "input_types": ("Input Data Types",),
+    "input_formats": ("Input Formats",),
+    "output_shapes": ("Output Shapes",),
+    "output_types": ("Output Data Types",),
+    "output_formats": ("Output Formats",),
+    "count": ("Count",),
+    "held_out": ("HeldOut", "Held Out"),
+}
+"""What is read → the column's names in kernel_details.csv and op_summary.csv, and of tables of means."""
+
+DTYPES: dict[str, str] = {
+    "FLOAT": "float32", "FLOAT32": "float32", "FLOAT16": "float16", "HALF": "float16", "BF16": "bfloat16",
+    "BFLOAT16": "bfloat16", "DOUBLE": "float64", "FLOAT64": "float64", "INT8": "int8", "UINT8": "uint8",
+    "INT16": "int16", "UINT16": "uint16", "INT32": "int32", "UINT32": "uint32", "INT64": "int64", "UINT64": "uint64",
+    "BOOL": "bool", "COMPLEX64": "complex64", "COMPLEX128": "complex128", "QINT8": "qint8", "QUINT8": "quint8",
+    "QINT32": "qint32", "FLOAT8_E4M3FN": "float8_e4m3fn", "FLOAT8_E5M2": "float8_e5m2", "HIFLOAT8": "float8_e5m2",
+    "INT4": "int8",
+}  # fmt: skip
+"""CANN data type, without "DT_" → torch dtype name (int4 as the byte that holds two of them)."""
+
+_HINT = "Give kernel_details.csv or op_summary.csv of the Ascend profiler."
+_NOT_THERE = frozenset({"", "N/A", "NA", "NULL", "NONE", "UNDEFINED", "NAN"})
+
+
+class TableRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of a kernel table, as it stands there."""
+
+    type: str
+    name: str
+    core: str
+    inputs: tuple[TensorSpec | None, ...]
+    outputs: tuple[TensorSpec | None, ...]
+    duration_us: float | None
+    """None where the table is blank."""
+    wait_us: float | None = None
+    start_ns: int | None = None
+    """On the clock of the trace; None where the table has no such column."""
+    count: int = 1
+    """Launches that the row stands for."""
+    held_out: bool = False
+    index: int = 0
+    """Place in the file."""
+
+    @property
+    def communication(self) -> bool:
+        """Whether it is a collective: of many tasks, measured as a whole."""
+        return self.core.upper() in ("COMMUNICATION", "HCCL") or self.type.lower().startswith("hcom_")
+
+
+class TableRows:
+    """The rows of an open table, once, in its order."""
+
+    def __init__(self, file: TextIO, path: str, max_rows: int) -> None:
+        self._path, self._max_rows = path, max_rows
+        self._reader = csv.DictReader(iter(lambda: file.readline(MAX_LINE), ""))
+        header = self._reader.fieldnames
+        if not header:
+            raise Malformed(f"{path} is empty: no kernel table", hint=_HINT)
+        self._names = _columns(header, path)
+        self.columns = frozenset(self._names)
+        """Keys of `COLUMNS` that the table has."""
+        self.dropped: Counter[str] = Counter()
+        """Reason → number of rows that were left out so far."""
+
+    def __iter__(self) -> Iterator[TableRow]:
+        for index, record in enumerate(self._reader):
+            if index >= self._max_rows:
+                raise TooLarge(f"{self._path}: more than {self._max_rows} rows (limit max_rows)")
+            try:
+                yield _row({field: record.get(name) for field, name in self._names.items()}, index)
+            except (ValueError, OverflowError):
+                self.dropped["broken row"] += 1
+
+
+@contextmanager
+def open_table(path: str | Path, *, max_rows: int = MAX_ROWS) -> Iterator[TableRows]:
+    """The rows of a table. Raises TraceError when it cannot be read, Malformed when it is none, TooLarge for too many
+    rows, here and while they are iterated."""
+    try:
+        with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
+            yield TableRows(file, str(path), max_rows)
+    except OSError as error:
+        raise TraceError(f"cannot read {path}: {error.strerror}", hint="Check the path and its rights.") from error
+    except csv.Error as error:
+        raise Malformed(f"{path}: not a CSV file: {error}", hint=_HINT) from error
+
+
+def dtype_of(text: str) -> str | None:
+    """torch dtype name of a CANN spelling ("DT_BF16", "FLOAT"); None for an absent tensor; unknown ones lower-case.
+
+    Raises ValueError for what is too long to be one.
+    """
+    name = text.strip().upper().removeprefix("DT_")
+    if name in _NOT_THERE:
+        return None
+    if len(name) > MAX_SPELLING:
+        raise ValueError("no data type")
+    return DTYPES.get(name, name.lower())
+
+
+def tensors_of(shapes: str | None, types: str | None, formats: str | None) -> tuple[TensorSpec | None, ...]:
+    """The tensors that three joined columns describe. Lists may be of different lengths: the last type or format holds
+    for what follows. Raises ValueError for sizes that are no sizes."""
+    if len(shapes or "") + len(types or "") + len(formats or "") > _CACHED_CHARS:
+        return _tensors_of.__wrapped__(shapes, types, formats)
+    return _tensors_of(shapes, types, formats)
+
+
+@lru_cache(maxsize=4096)
+def _tensors_of(shapes: str | None, types: str | None, formats: str | None) -> tuple[TensorSpec | None, ...]:
+    shape_parts, type_parts, format_parts = _split(shapes), _split(types), _split(formats)
+    if shape_parts is None or not any([*shape_parts, *(type_parts or [])]):
+        return ()
+    n = max(len(shape_parts), len(type_parts or []))
+    if n > MAX_TENSORS:
+        raise ValueError("too many tensors")
+    out: list[TensorSpec | None] = []
+    for i in range(n):
+        sizes = _shape(shape_parts[i]) if i < len(shape_parts) else ()
+        kind = dtype_of(type_parts[min(i, len(type_parts) - 1)]) if type_parts else "float32"
+        layout = format_parts[min(i, len(format_parts) - 1)] if format_parts else "ND"
+        layout = layout.split(":")[0].removeprefix("FORMAT_")[:MAX_SPELLING] or "ND"
+        out.append(None if kind is None else TensorSpec(shape=sizes, dtype=kind, format=layout))
+    return tuple(out)
+
+
+def _split(text: str | None) -> list[str] | None:
+    if text is None:
+        return None
+    bare = text.strip().strip('"')
+    return None if bare.upper() == "N/A" else [part.strip() for part in bare.split(";")]
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    if not text:
+        return ()
+    sizes = tuple(int(part) for part in text.split(",") if part.strip())
+    if len(sizes) > MAX_RANK or any(not 0 <= s <= MAX_SIZE for s in sizes):
+        raise ValueError("size out of range")
+    return sizes
+
+
+def _number(text: str | None) -> float | None:
+    if text is None or text.strip().upper() in _NOT_THERE:
+        return None
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def _nanoseconds(text: str | None) -> int | None:
+    """Microseconds as text, exactly, as whole nanoseconds. Raises ValueError for what is no time."""
+    bare = (text or "").strip()
+    if bare.upper() in _NOT_THERE:
+        return None
+    try:
+        value = Decimal(bare[:64])
+    except InvalidOperation:
+        raise ValueError("no time") from None
+    if not value.is_finite() or not 0 <= value < Decimal(2**63) / 1000:
+        raise ValueError("no time")
+    return int(value * 1000)
+
+
+def _row(fields: Mapping[str, str | None], index: int) -> TableRow:
+    kernel_type = (fields.get("type") or "").strip()
+    name = (fields.get("name") or "").strip()
+    if not kernel_type or len(kernel_type) > MAX_NAME or len(name) > MAX_NAME:
+        raise ValueError("no type")
+    duration, wait, count = (_number(fields.get(field)) for field in ("duration", "wait", "count"))
+    return TableRow(
+        type=kernel_type,
+        name=name,
+        core=(fields.get("core") or "").strip()[:MAX_NAME],
+        inputs=tensors_of(fields.get("input_shapes"), fields.get("input_types"), fields.get("input_formats")),
+        outputs=tensors_of(fields.get("output_shapes"), fields.get("output_types"), fields.get("output_formats")),
+        duration_us=duration if duration is not None and duration > 0 else None,
+        wait_us=wait if wait is not None and wait >= 0 else None,
+        start_ns=_nanoseconds(fields.get("start")),
+        count=max(1, int(count)) if count is not None else 1,
+        held_out=(fields.get("held_out") or "").strip().lower() in ("1", "1.0", "true", "yes"),
+        index=index,
+    )
+
+
+def _columns(header: Iterable[str], path: str) -> dict[str, str]:
+    present = {name.strip().lstrip("\ufeff"): name for name in header}
+    found = {
+        field: present[spelling] for field, names in COLUMNS.items() for spelling in names[::-1] if spelling in present
+    }
+    lacking = [COLUMNS[f][0] for f in ("type", "duration", "input_shapes") if f not in found]
+    if lacking:
+        raise Malformed(f"{path}: no kernel table, it has no column {', '.join(map(repr, lacking))}", hint=_HINT)
+    return found

@@ -185,3 +185,25 @@ def test_a_wrong_donor_or_a_plan_with_one_is_refused(trace: Path, donor: Path, t
     saved_plan = tmp_path / "a.json"
     opreplay_("plan", trace, "--output", saved_plan)
     assert opreplay_("plan", saved_plan, "--execution-trace", donor).exit_code == 2
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "simulate"])
+def test_phase_takes_calls_of_one_phase_from_a_trace_and_from_a_plan(tmp_path: Path, command: str) -> None:
+    notes = [
+        {"ph": "X", "cat": "user_annotation", "name": name, "ts": ts, "dur": 50, "pid": 1, "tid": 1}
+        for ts, name in ((0, "step[EXTEND bs=2 toks=9]"), (100, "step[DECODE bs=2]"))
+    ]
+    relu = {"Input Dims": [[8]], "Input type": ["float"], "Input Strides": [[1]], "Concrete Inputs": [""]}
+    events = [event("aten::mm", 10, **MM), event("aten::relu", 110, **relu)]
+    trace = saved(tmp_path / "t.json", {"traceEvents": notes + events})
+    plan = tmp_path / "plan.json"
+    assert CliRunner().invoke(opreplay, ["plan", str(trace), "-o", str(plan)]).exit_code == 0
+    fast = ["--op-time", "1ms", "-o", str(tmp_path / "r.jsonl"), "--force"] if command == "run" else []
+    for file in (trace, plan):
+        done = CliRunner().invoke(opreplay, [command, str(file), "--phase", "decode", *fast])
+        assert done.exit_code == 0, done.output
+        assert " 1 of 1 ops" in done.output
+        assert "aten::mm" not in done.output
+        refused = CliRunner().invoke(opreplay, [command, str(file), "--phase", "mixed", *fast])
+        assert refused.exit_code == 2
+        assert "There are iterations of phase prefill, decode." in refused.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,9 @@ from opreplay.replay.plan_file import dump_plan, parse_plan
 from opreplay.replay.select import OpFilter
 from opreplay.replay.verifier import verify
 from opreplay.traces import read_trace
+from opreplay.traces.annotations import Phase
 from opreplay.traces.errors import UsageError
-from opreplay.traces.model import KernelTable, OpSignature, OpTable, Trace, TraceInfo
+from opreplay.traces.model import Annotation, KernelTable, OpSignature, OpTable, Trace, TraceInfo
 from opreplay.traces.samples import sample_path
 
 LABEL = OpSignature(name="autograd::engine::evaluate_function: MmBackward0")
@@ -183,3 +185,26 @@ def test_an_unresolved_op_keeps_its_tensors() -> None:
     assert str(by_name["c10d::allreduce_"].reason) == "collective"
     assert by_name["aten::relu"].reason is not None
     assert by_name["aten::relu"].args == ()
+
+
+def test_phases_take_only_the_calls_of_their_iterations() -> None:
+    rows = [(MM, 0, 10_000), (MM, 100_000, 20_000), (MATMUL, 130_000, 30_000), (MM, 300_000, 40_000)]
+    notes = (
+        Annotation(name="execute_context_1(8)_generation_0(0)", start_ns=0, dur_ns=50_000, track=0),
+        Annotation(name="execute_context_0(0)_generation_8(8)", start_ns=90_000, dur_ns=100_000, track=0),
+    )
+    marked = replace(trace(rows), annotations=notes)
+
+    def calls(phase: Phase) -> dict[str, tuple[int, float]]:
+        plan = build_plan(marked, select="all", filters=OpFilter(phase=phase))
+        assert {op.batch and op.batch.phase for op in plan.ops} == {phase}
+        return {op.name: (op.count, op.recorded.host_us_total) for op in plan.ops}
+
+    assert calls("prefill") == {"aten::mm": (1, 10.0)}
+    assert calls("decode") == {"aten::mm": (1, 20.0), "aten::matmul": (1, 30.0)}
+    with pytest.raises(UsageError, match="phase mixed") as error:
+        calls("mixed")
+    assert error.value.hint == "There are iterations of phase prefill, decode."
+    with pytest.raises(UsageError, match="phase decode") as error:
+        build_plan(trace(rows), select="all", filters=OpFilter(phase="decode"))
+    assert "none is here" in error.value.hint

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from opreplay.traces import BatchContext, batch_context
-from opreplay.traces.annotations import AnnotationTable, is_iteration, step_number
+from opreplay.traces.annotations import AnnotationTable, step_number
 from opreplay.traces.model import Annotation
 
 
@@ -44,9 +44,26 @@ def test_batch_context(name: str, context: BatchContext | None) -> None:
 def test_steps() -> None:
     assert step_number("ProfilerStep#12") == 12
     assert step_number("ProfilerStep#x") is None
-    assert is_iteration("ProfilerStep#1")
-    assert is_iteration("step[DECODE bs=1]")
-    assert not is_iteration("## forward ##")
+    assert step_number("## forward ##") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "phase"),
+    [
+        ("execute_8_context_1(sq7sk7sqsq49sqsk49)_generation_1(sq1sk5sqsq1sqsk5)", "mixed"),
+        ("execute_context_2(512)_generation_0(0)", "prefill"),
+        ("execute_context_2(512_700)_generation_3(3)", "mixed"),
+        ("execute_new_0_cached_5", "decode"),
+        ("step[EXTEND bs=1 toks=4]", "prefill"),
+        ("step[PREFILL bs=1 toks=4]", "prefill"),
+        ("step[DECODE bs=1]", "decode"),
+        ("step[IDLE bs=0]", None),
+    ],
+)
+def test_phase(name: str, phase: str | None) -> None:
+    context = batch_context(name)
+    assert context is not None
+    assert context.phase == phase
 
 
 def test_table_is_a_sequence_of_annotations() -> None:

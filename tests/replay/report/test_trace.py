@@ -56,3 +56,17 @@ def test_a_trace_without_device_says_so_and_what_its_metadata_is_good_for(tmp_pa
     text = shown(tmp_path / "t.json", [event("cpu_op", "aten::mm", 1, 2)])
     assert "shares refer to host time" in text
     assert "record_shapes=True" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_iterations_by_batch(tmp_path: Path, width: int) -> None:
+    notes = [
+        event("user_annotation", f"execute_context_{n % 2 + 1}(512_900)_generation_37(37)", 100 * n, 50)
+        for n in range(1, 5)
+    ]
+    text = shown(tmp_path / "t.json", [*EVENTS[:3], *notes], width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "4: 4 mixed" in text
+    row = next(line.split() for line in text.splitlines() if " mixed " in line and "4: 4" not in line)
+    assert row[:8] == ["2", "mixed", "1", "512", "900", "37", "37", "–"]
+    assert ("host" in text) == (width >= 80)

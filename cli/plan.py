@@ -23,8 +23,6 @@ from opreplay.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from opreplay.replay.ascend import DeviceProfile
-    from opreplay.replay.ir import ReplayPlan
     from opreplay.traces.annotations import Phase
 
 
@@ -55,7 +53,8 @@ def command(
     custom_op_dir: str | None, select: str,
     op_filter: tuple[str, ...], exclude: tuple[str, ...], phase: Phase | None, top: int | None, min_share: float | None,
     allow_import: tuple[tuple[str, str], ...], plugin: tuple[str, ...], max_op_memory: int | None,
-    meta: bool, max_failed: int | None, explain: str | None, format_: str, output: str | None, force: bool, limit: tuple[tuple[str, str], ...],
+    meta: bool, max_failed: int | None, explain: str | None, format_: str, output: str | None, force: bool,
+    limit: tuple[tuple[str, str], ...],
 ) -> int:  # fmt: skip
     """Resolve each unique op of TRACE, count its bytes and predict its time, without running anything.
 
@@ -64,7 +63,7 @@ def command(
     """
     from opreplay.cli.inputs import open_input, plan_of
     from opreplay.cli.outputs import check_writable
-    from opreplay.cli.plan_views import plan_code, save, show_explanation, show_plan
+    from opreplay.cli.plan_views import narrate_checks, plan_code, save, show_explanation, show_plan
     from opreplay.cli.planning import Selection, check_on_meta, load_socs, use_plugins
 
     if output not in (None, "-"):
@@ -84,4 +83,6 @@ def command(
         show_explanation(plan, devices, explain, max_op_bytes=max_op_memory, format_=format_, checks=checks)
     elif output != "-":
         show_plan(plan, devices, max_op_bytes=max_op_memory, format_=format_, checks=checks)
+    elif checks is not None:
+        narrate_checks(plan, checks)
     return plan_code(plan, checks, max_op_bytes=max_op_memory, max_failed=max_failed)

@@ -33,9 +33,14 @@ def outcome_code(outputs: Outputs, max_failed: int | None) -> ExitCode:
     """1 when more ops were skipped or failed than allowed, and a line on stderr that says so."""
     summary = outputs.memory.summary
     missed = 0 if summary is None else summary.ops - summary.replayed
+    return code_for(missed, max_failed, "were not replayed")
+
+
+def code_for(missed: int, max_failed: int | None, what: str) -> ExitCode:
+    """1 for more ops than allowed, with a line on stderr that says `what` they are; any number is where None is."""
     if max_failed is None or missed <= max_failed:
         return ExitCode.OK
-    console.narrate(f"opreplay: {missed} ops were not replayed, --max-failed allows {max_failed}")
+    console.narrate(f"opreplay: {missed} ops {what}, --max-failed allows {max_failed}")
     return ExitCode.INCOMPLETE
 
 

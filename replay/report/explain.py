@@ -47,7 +47,8 @@ def render(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanatio
 def facts(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanation]) -> dict[str, Any]:
     """The same as JSON-safe values."""
     return {
-        "op": msgspec.to_builtins(op), "replayable": result.status == "replayed", "reason": result.reason, "meta": result.meta,
+        "op": msgspec.to_builtins(op), "replayable": result.status == "replayed", "reason": result.reason,
+        "meta": result.meta,
         "bytes": need_of(op).total, "recorded_share": result.recorded_share,
         "simulated": {name: msgspec.to_builtins(one) for name, one in explanations.items()},
     }  # fmt: skip

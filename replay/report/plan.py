@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from rich.console import Group, RenderableType
 
 from opreplay.replay.attempt import Outcome, unable
 from opreplay.replay.budget import need_of, over_budget, readable
 from opreplay.replay.ir import ReplayOp, ReplayPlan
 from opreplay.replay.reasons import Reason
+from opreplay.replay.report import meta
 from opreplay.replay.report.columns import Column, ops_table
 from opreplay.replay.report.facts import assumption_notes, confidence_notes, socs_of, stand_in_notes
 from opreplay.replay.report.table import (
@@ -24,7 +26,7 @@ from opreplay.replay.report.table import (
     simulated_columns,
 )  # fmt: skip
 from opreplay.replay.report.text import DASH
-from opreplay.replay.results import OpResult, Simulated, Summary
+from opreplay.replay.results import MetaCheck, OpResult, Simulated, Summary
 from opreplay.replay.run import result_of, summarize
 
 SCHEMA_VERSION = 1
@@ -39,12 +41,17 @@ def why_not(op: ReplayOp, max_op_bytes: int | None) -> Reason | None:
 
 
 def planned_results(
-    plan: ReplayPlan, simulate: Callable[[ReplayOp], dict[str, Simulated]], *, max_op_bytes: int | None
-) -> list[OpResult]:
-    """The results that a run would start from: "replayed" where it would try, nothing measured."""
+    plan: ReplayPlan, simulate: Callable[[ReplayOp], dict[str, Simulated]], *, max_op_bytes: int | None,
+    checks: Mapping[str, MetaCheck] | None = None,
+) -> list[OpResult]:  # fmt: skip
+    """The results that a run would start from: "replayed" where it would try, nothing measured.
+
+    `checks`: verdicts of a run on meta tensors, by id.
+    """
     reasons = [why_not(op, max_op_bytes) for op in plan.ops]
     outcomes = [Outcome(status="replayed") if reason is None else unable(reason) for reason in reasons]
-    return [result_of(plan, op, outcome, simulate(op)) for op, outcome in zip(plan.ops, outcomes, strict=True)]
+    results = [result_of(plan, op, outcome, simulate(op)) for op, outcome in zip(plan.ops, outcomes, strict=True)]
+    return [msgspec.structs.replace(result, meta=checks.get(result.id)) for result in results] if checks else results
 
 
 def planned_summary(plan: ReplayPlan, results: Sequence[OpResult]) -> Summary:
@@ -62,10 +69,13 @@ def render(plan: ReplayPlan, results: Sequence[OpResult], *, width: int) -> Rend
         Column(title="memory", cells=tuple(memory_text(op) for op in ops), gives_way=5),
         Column(title="runs by", cells=how, left=True, gives_way=4),
     ]
+    if any(r.meta is not None for r in results):
+        columns.append(meta.column(shown))
     parts = ops_table(columns, [op_cell(r) for r in shown], width=width) if results else [no_ops()]
     found = [*stand_in_notes(results), *assumption_notes(results)]
     found += [note for soc in socs_of(results) for note in confidence_notes(soc, results)]
-    return Group(*parts, *rest_line(results[MAX_ROWS:]), *reasons_table(results), *notes_lines(found))
+    tables = [*reasons_table(results), *meta.problems(results)]
+    return Group(*parts, *rest_line(results[MAX_ROWS:]), *tables, *notes_lines(found))
 
 
 def memory_text(op: ReplayOp) -> str:
@@ -80,7 +90,7 @@ def facts(plan: ReplayPlan, results: Sequence[OpResult], summary: Summary) -> di
         "schema_version": SCHEMA_VERSION, "source": plan.source, "selection": plan.selection, "device": plan.device,
         "device_us_total": plan.device_us_total, "host_us_total": plan.host_us_total, "ops": summary.ops,
         "replayable": summary.replayed, "covered_share": summary.covered_share, "reasons": summary.reasons,
-        "not_replayed": summary.not_replayed,
+        "not_replayed": summary.not_replayed, "meta": meta.facts(results),
         "unique_ops": [op_facts(op, result) for op, result in zip(plan.ops, results, strict=True)],
     }  # fmt: skip
 
@@ -94,5 +104,5 @@ def op_facts(op: ReplayOp, result: OpResult) -> dict[str, Any]:
         "inputs": result.inputs, "bytes": need.total, "bytes_estimated": not need.outputs_known,
         "recorded_device_us": result.recorded_device_us, "recorded_host_us": result.recorded_host_us,
         "recorded_share": result.recorded_share, "simulated_us": result.simulated_us, "bound": result.bound,
-        "assumptions": op.assumptions,
+        "assumptions": op.assumptions, "meta": result.meta,
     }  # fmt: skip

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from opreplay.replay.reasons import ReasonTotal
 from opreplay.replay.report.columns import Column, OpCell, ops_table, plain_table
 from opreplay.replay.report.facts import (
     Totals,
@@ -61,11 +62,15 @@ def notes_lines(found: Sequence[str]) -> list[RenderableType]:
 
 def reasons_table(results: Sequence[OpResult]) -> list[RenderableType]:
     """Why ops are not replayed, one row a reason with unique ops, calls and share of the recorded time."""
-    found = not_replayed(results)
+    return totals_by_kind("not replayed", not_replayed(results))
+
+
+def totals_by_kind(title: str, found: Sequence[ReasonTotal]) -> list[RenderableType]:
+    """One row a kind under the given title, and nothing where there is none."""
     if not found:
         return []
     table = plain_table()
-    table.add_column(Text("not replayed"), no_wrap=True)
+    table.add_column(Text(title), no_wrap=True)
     for title in ("ops", "calls", "share"):
         table.add_column(Text(title), justify="right", no_wrap=True)
     table.add_column(Text("why"), style="dim", overflow="fold")

@@ -1,0 +1,110 @@
+"""What `plan` writes, prints and returns once there is a plan; `run --dry-run` prints the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opreplay.cli import console
+
+if TYPE_CHECKING:
+    from opreplay.cli.exit_codes import ExitCode
+    from opreplay.replay.ascend import DeviceProfile
+    from opreplay.replay.ir import ReplayPlan
+    from opreplay.replay.results import MetaCheck
+
+TRACELENS_NAMES = (".tracelens.json", "event_replay_ir.json")
+"""Ends of the names of files that are written as TraceLens's IR, which has no counts, times or reasons."""
+
+
+def save(plan: ReplayPlan, output: str, *, force: bool) -> None:
+    """Write the plan as JSON to a file or to stdout; as TraceLens has it where the file's name says so."""
+    from opreplay.cli.outputs import write_file
+
+    if output.lower().endswith(TRACELENS_NAMES):
+        from opreplay.replay.tracelens_ir import write_tracelens_ir
+
+        left_out = write_tracelens_ir(plan, output, force=force)
+        if left_out:
+            console.narrate(f"{output} leaves out {left_out} of {len(plan.ops)} ops, which cannot be called")
+        return
+    text = console.json_text(plan)
+    if output == "-":
+        console.write(text)
+    else:
+        write_file(Path(output), text, force=force)
+
+
+def show_plan(
+    plan: ReplayPlan, devices: dict[str, DeviceProfile], *, max_op_bytes: int | None, format_: str = "table",
+    checks: Mapping[str, MetaCheck] | None = None,
+) -> None:  # fmt: skip
+    """Print the coverage that a run would have, what meta tensors said, then the ops."""
+    from opreplay.cli.planning import simulate_on
+    from opreplay.replay.report import meta
+    from opreplay.replay.report import plan as view
+    from opreplay.replay.report.facts import coverage_line
+
+    results = view.planned_results(
+        plan, lambda op: simulate_on(op, devices), max_op_bytes=max_op_bytes, checks=checks
+    )  # fmt: skip
+    summary = view.planned_summary(plan, results)
+    if format_ == "json":
+        console.write(console.json_text(view.facts(plan, results, summary)))
+        return
+    console.show_line(coverage_line(None, results, summary, verb="would replay"))
+    if checks is not None:
+        console.show_line(meta.line(results))
+    console.show_fitted(lambda width: view.render(plan, results, width=width))
+
+
+def narrate_checks(plan: ReplayPlan, checks: Mapping[str, MetaCheck]) -> None:
+    """Say on stderr what meta tensors said, where stdout takes the plan itself."""
+    from opreplay.replay.report import meta
+    from opreplay.replay.report.plan import planned_results
+
+    console.narrate(meta.line(planned_results(plan, lambda op: {}, max_op_bytes=None, checks=checks)))
+
+
+def show_explanation(
+    plan: ReplayPlan, devices: dict[str, DeviceProfile], wanted: str, *, max_op_bytes: int | None, format_: str,
+    checks: Mapping[str, MetaCheck] | None = None,
+) -> None:  # fmt: skip
+    """Print all that is known of the heaviest op that `wanted` matches. Raises UsageError when none does."""
+    import msgspec
+
+    from opreplay.cli.planning import find_ops, simulate_on
+    from opreplay.replay.ascend import explain_op
+    from opreplay.replay.report import explain as view
+    from opreplay.replay.report.plan import planned_results
+
+    found = find_ops(plan, wanted)
+    one = found[0]
+    alone = msgspec.structs.replace(plan, ops=(one,))
+    (result,) = planned_results(
+        alone, lambda op: simulate_on(op, devices), max_op_bytes=max_op_bytes, checks=checks
+    )  # fmt: skip
+    explanations = {name: explain_op(one, device) for name, device in devices.items()}
+    if format_ == "json":
+        console.write(console.json_text(view.facts(one, result, explanations)))
+        return
+    console.show(view.render(one, result, explanations))
+    if len(found) > 1:
+        others = ", ".join(op.id for op in found[1:6])
+        console.narrate(
+            f"{len(found) - 1} more match {wanted}; explain them by id: {others}{' ...' if len(found) > 6 else ''}"
+        )
+
+
+def plan_code(
+    plan: ReplayPlan, checks: Mapping[str, MetaCheck] | None, *, max_op_bytes: int | None, max_failed: int | None
+) -> ExitCode:
+    """1 when more ops than allowed would not be replayed, or are wrong on meta tensors."""
+    from opreplay.cli.reporting import code_for
+    from opreplay.replay.report.plan import why_not
+    from opreplay.replay.results import META_WRONG
+
+    wrong = {id_ for id_, check in (checks or {}).items() if check.status in META_WRONG}
+    missed = sum(op.id in wrong or why_not(op, max_op_bytes) is not None for op in plan.ops)
+    return code_for(missed, max_failed, "would not be replayed" + (" or are wrong on meta tensors" if wrong else ""))

@@ -12,17 +12,16 @@ import torch
 from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport, Option
 from opreplay.initializers.paging import Pool, find_pool, page_list, shared_generator, slots_of
+from opreplay.initializers.sequence_arguments import (
+    CUMULATIVE_NEW,
+    CUMULATIVE_SEEN,
+    LONGEST,
+    QUERY,
+    SEEN,
+    TABLES,
+)
 from opreplay.initializers.sequences import DISTRIBUTIONS, Batch, Room, make_batch
 
-QUERY = ("query", "q", "Q", "q_nope", "hidden_states")
-TABLES = ("block_tables", "block_table", "page_table")
-SEEN = (
-    "seq_lens", "seqused_k", "seqlen_k", "cache_seqlens", "context_lens", "context_lengths", "kv_lens",
-    "actual_seq_lengths_kv", "seqlens_k", "cache_lens",
-)  # fmt: skip
-CUMULATIVE_NEW = ("query_start_loc", "cu_seqlens_q", "cu_query_lens", "qo_indptr", "cu_seqlens_q_padded")
-CUMULATIVE_SEEN = ("cu_seqlens_k", "cu_seqlens_kv", "cu_seq_lens", "cu_seqlens_k_padded")
-LONGEST = ("max_seq_len", "max_seqlen_k", "max_context_len", "max_seqlen_kv")
 SCALES = (
     "k_scale", "v_scale", "kv_scale", "q_scale", "q_descale", "k_descale", "v_descale", "k_dequant_scales",
     "v_dequant_scales", "K_QScale", "V_QScale",

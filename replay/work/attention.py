@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from opreplay.initializers import paged_attention as names
+from opreplay.initializers import sequence_arguments as names
+from opreplay.initializers.paged_attention import ATTENTION_OPS, UNIFIED
 from opreplay.initializers.base import BatchLengths, InitContext
 from opreplay.initializers.paging import Pool, find_pool
 from opreplay.replay.work.amounts import Amount, Work, work
@@ -33,7 +34,7 @@ class Sequences:
     seen: torch.Tensor
 
 
-@counts(*names.ATTENTION_OPS, *DENSE_OPS)
+@counts(*ATTENTION_OPS, *DENSE_OPS)
 def count_attention(context: InitContext, lengths: BatchLengths | None) -> Work | None:
     """Context tokens that some query attends to, of those that the block tables, page lists or keys can hold."""
     pool = find_pool(context)
@@ -164,7 +165,7 @@ def _room(context: InitContext, pool: Pool | None, sequences: int) -> tuple[int 
         held = value[0] if isinstance(value, (list, tuple)) and value else value
         if isinstance(held, torch.Tensor) and held.dim() > 1:
             whole = held.shape[0] if held.dim() < 4 else held.shape[0] * held.shape[1]
-            return None, whole if context.op not in names.UNIFIED else None
+            return None, whole if context.op not in UNIFIED else None
     return None, None
 
 

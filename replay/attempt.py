@@ -6,6 +6,7 @@ An op over its memory budget is tried again as `fitting` makes it, where that wa
 from __future__ import annotations
 
 import warnings
+from time import perf_counter
 from typing import Literal
 
 import msgspec
@@ -13,7 +14,7 @@ import msgspec
 from opreplay.replay.executors.base import Executor, Measurement, NotReplayable, Prepared
 from opreplay.replay.fitting import Fitted, fitted
 from opreplay.replay.ir import Assumption, Reason, ReplayOp
-from opreplay.replay.measure import MeasureOptions, measure
+from opreplay.replay.measure import MeasureOptions, measure, scaled
 from opreplay.replay.work.amounts import Work
 from opreplay.traces.errors import OpReplayError, PolicyError
 
@@ -32,6 +33,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
     initializer: str | None = None
     assumptions: tuple[Assumption, ...] = ()
     work: Work | None = None
+    measure_s: float | None = None
+    """Wall time of the measuring loop; the rest of the op's time went into its arguments and into talking of it."""
+    attempts: int = 1
+    """2 for an op that went wrong among others and was tried again alone; this is what it came to there."""
+    suspect: bool = False
+    """It raised something that a process in a bad state could raise as well."""
+    poisoned: bool = False
+    """The device takes no more work from this process."""
 
 
 def attempt(
@@ -45,7 +54,10 @@ def attempt(
         warnings.simplefilter("ignore")
         try:
             part, prepared = _prepare(executor, op, seed, shrink_to)
-            measurement = scaled(measure(executor, prepared, options), part.part)
+            started = perf_counter()
+            measured = measure(executor, prepared, options)
+            measure_s = perf_counter() - started
+            measurement = scaled(measured, part.part)
         except NotReplayable as stopped:
             return unable(stopped.reason)
         except PolicyError as refused:
@@ -53,13 +65,14 @@ def attempt(
         except OpReplayError as error:
             return unable(Reason("failed", str(error)))
         except Exception as error:
-            return unable(reason_for(error))
+            return msgspec.structs.replace(unable(reason_for(error)), suspect=True)
     return Outcome(
         status="replayed",
         measurement=measurement,
         initializer=prepared.initializer,
         assumptions=part.assumptions + prepared.assumptions,
         work=prepared.work,
+        measure_s=measure_s,
     )
 
 
@@ -77,18 +90,6 @@ def _prepare(executor: Executor, op: ReplayOp, seed: int, shrink_to: int | None)
             if stopped.reason.kind != "budget":
                 raise
     return whole, executor.prepare(op, seed=seed)
-
-
-def scaled(measurement: Measurement, part: float) -> Measurement:
-    """Times of a whole op from those of the part (0..1] of it that ran, with a warning where that is not all."""
-    if part == 1.0:
-        return measurement
-    times = {
-        name: getattr(measurement, name) / part
-        for name in ("median_us", "iqr_us", "min_us", "max_us", "ci_low_us", "ci_high_us")
-    }
-    warning = f"part of the op: {100 * part:.3g} % ran, times are scaled up"
-    return msgspec.structs.replace(measurement, **times, part=part, warnings=(*measurement.warnings, warning))
 
 
 def unable(reason: Reason) -> Outcome:

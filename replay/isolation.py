@@ -1,42 +1,30 @@
 """Runs each op where it can do no harm: in one child process that is replaced when it dies, or in this process.
 
-A hang, a crash, an abort or a lack of memory costs the op that caused it and nothing else. Owns the child's life; what
-the child does is in `worker`.
+A hang, a crash, an abort, a lack of memory or a poisoned device costs the op that caused it and nothing else; an op
+that was not alone in its process when that happened is tried once more alone. The process itself is `child`, what it
+does is `worker`; how several are kept busy is `schedule`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
+from multiprocessing.connection import wait
 from time import monotonic
 from typing import Protocol
 
 import msgspec
 
 from opreplay.replay.attempt import Outcome, attempt, unable
+from opreplay.replay.child import GRACE_S, START_S, Child, start_deadline
 from opreplay.replay.executors.base import Executor
 from opreplay.replay.ir import Reason, ReplayOp
 from opreplay.replay.measure import MeasureOptions
-from opreplay.replay.worker import Ready, Refused, Reply, Task, WorkerConfig, receive, send
-from opreplay.traces.errors import EnvironmentRefused, UsageError
+from opreplay.replay.worker import Ready, WorkerConfig
+from opreplay.traces.errors import EnvironmentRefused
 
-START_S = 180.0
-"""Time for a child to load torch and open its device; cold file caches are slow."""
-GRACE_S = 5.0
-"""Time for a child to end by itself once its socket is closed."""
-NOISE_BYTES = 2000
-"""How much of what a dying child wrote to stderr is looked at for a reason."""
-BOOTSTRAP = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from opreplay.replay.worker import serve; serve(int(sys.argv[2]), int(sys.argv[3]))"
-)
-"""Gives the child the parent's module path, so that the folder it runs in cannot slip a module in."""
+STARTS = 3
+"""Children in a row that may die before they are ready, once one was; the first one has one try."""
+RAISES_RETRIED = 2
+"""Ops that raise alone as they did among others, after which that is believed at once: each retry is a new process."""
 
 
 class Runner(Protocol):
@@ -68,152 +56,159 @@ class InProcess:
 
 
 class ChildProcess:
-    """Runs ops in a child, one at a time, with a time limit for each."""
+    """Runs ops in a child, one at a time, with a time limit for each.
+
+    `measure` waits for the outcome. Who has several of these calls `begin`, waits until one is readable or late, and
+    then `step`s that one.
+    """
 
     def __init__(self, config: WorkerConfig, *, limit_s: float) -> None:
         self._config, self._limit_s = config, limit_s
-        self._child: _Child | None = None
+        self._child: Child | None = None
+        self._op: ReplayOp | None = None
+        self._alone = False
+        """Whether the op in flight is the first of its child."""
+        self._tries = 0
+        self._failed_starts = 0
+        self._was_ready = False
+        self._raises = 0
+        self.deadline = float("inf")
+        """On the monotonic clock: when to `step` without anything to read."""
 
     @property
     def pid(self) -> int | None:
         """Process id of the child, while there is one."""
         return None if self._child is None else self._child.process.pid
 
+    def fileno(self) -> int:
+        """Descriptor of the child's channel, for `select`."""
+        if self._child is None:
+            raise ValueError("no op was begun")
+        return self._child.fileno()
+
+    def open(self) -> None:
+        """Start a child without waiting for it."""
+        self._child = Child(self._config)
+        self.deadline = start_deadline()
+
     def start(self) -> dict[str, object]:
         """Start the first child now, so that a missing device is known before anything is measured."""
-        self._child = _Child(self._config)
+        if self._child is None:
+            self.open()
+        while self._child is None or self._child.facts is None:
+            self._wait()
+            self.step()
         return self._child.facts
 
     def measure(self, op: ReplayOp) -> Outcome:
-        """The op's outcome; a crash after other ops ran in the same child is tried once more in a fresh one."""
-        fresh = self._child is None or self._child.tasks == 0
-        outcome, crashed = self._try(op)
-        if crashed and not fresh:
-            outcome, _ = self._try(op)
-        return outcome
+        """The op's outcome, after a second try in a fresh child where that could make a difference."""
+        self.begin(op)
+        while True:
+            self._wait()
+            outcome = self.step()
+            if outcome is not None:
+                return outcome
+
+    def begin(self, op: ReplayOp) -> None:
+        """Hand an op out and return at once."""
+        self._op, self._tries = op, 0
+        self._hand_out()
+
+    def step(self) -> Outcome | None:
+        """Take what the child says or ends with; None while the op's last word is not spoken.
+
+        Raises UsageError or EnvironmentRefused when no child can be had, and whatever ends the run (Ctrl-C): then no
+        child is left.
+        """
+        child = self._child
+        if child is None:
+            raise ValueError("no op was begun")
+        try:
+            late = monotonic() >= self.deadline and not _readable(child)
+            reply = None if late else child.receive()
+            if child.facts is None:
+                self._replace_unready(child, late=late)
+                return None
+            if isinstance(reply, Ready):
+                self._was_ready, self._failed_starts, self.deadline = True, 0, float("inf")
+                if self._op is not None:
+                    self._give(child, self._op)
+                return None
+            return self._judge(child, reply, late=late)
+        except BaseException:
+            self.kill()
+            raise
 
     def close(self) -> None:
-        """End the child; it has `GRACE_S` to do so by itself."""
-        if self._child is not None:
-            self._child.end(grace_s=GRACE_S)
-            self._child = None
+        """End the child; it has `GRACE_S` to do so by itself, unless it is at work."""
+        self._drop(grace_s=GRACE_S if self._op is None else 0.0)
 
-    def _try(self, op: ReplayOp) -> tuple[Outcome, bool]:
-        """The outcome, and whether the child died of a signal or left."""
-        child = self._child if self._child is not None else _Child(self._config)
-        self._child = child
+    def kill(self) -> None:
+        """End the child at once."""
+        self._drop(grace_s=0.0)
+
+    def _hand_out(self) -> None:
+        self._tries += 1
+        if self._child is None:
+            self.open()
+        elif self._child.facts is not None and self._op is not None:
+            self._give(self._child, self._op)
+
+    def _give(self, child: Child, op: ReplayOp) -> None:
+        self._alone = child.tasks == 0
+        self.deadline = monotonic() + self._limit_s
+        child.give(op)
+
+    def _replace_unready(self, child: Child, *, late: bool) -> None:
+        """Another try for a child that was not ready in time or died before that. Raises EnvironmentRefused."""
+        self._failed_starts += 1
+        why = f"was not ready after {START_S:g} s" if late else f"did not start: {child.cause_of_death().detail}"
+        self.kill()
+        if not self._was_ready or self._failed_starts >= STARTS:
+            raise EnvironmentRefused(f"the worker process {why}", hint="Run `opreplay doctor`.")
+        self.open()
+
+    def _judge(self, child: Child, reply: Outcome | None, *, late: bool) -> Outcome | None:
+        """The outcome of the op in flight, or None when it is tried again."""
+        if late:
+            outcome = unable(Reason("budget", f"time: no result after {self._limit_s:g} s (--op-time)"))
+        elif reply is None:
+            outcome = unable(child.cause_of_death())
+        else:
+            outcome = reply
+        if self._again(outcome, alive=reply is not None):
+            self.kill()
+            self._hand_out()
+            return None
+        if reply is None or outcome.poisoned:
+            self.kill()
+        tries, self._op, self.deadline = self._tries, None, float("inf")
+        return outcome if tries == 1 else msgspec.structs.replace(outcome, attempts=tries)
+
+    def _again(self, outcome: Outcome, *, alive: bool) -> bool:
+        """Whether the op is tried alone: it went wrong, and was not alone."""
+        raised = alive and outcome.suspect and not outcome.poisoned
+        if raised and self._tries > 1:
+            self._raises += 1
+        if self._tries > 1 or self._alone:
+            return False
+        return not alive or outcome.poisoned or (raised and self._raises < RAISES_RETRIED)
+
+    def _wait(self) -> None:
+        """Until the child says something or its time is up."""
+        limited = self.deadline < float("inf")
         try:
-            reply = child.ask(op, self._limit_s)
-        except TimeoutError:
-            self._drop()
-            detail = f"time: no result after {self._limit_s:g} s (--op-time)"
-            return unable(Reason("budget", detail)), False
+            wait([self.fileno()], max(0.0, self.deadline - monotonic()) if limited else None)
         except BaseException:
             # Ctrl-C and everything else that ends the run: leave no child behind.
-            self._drop()
+            self.kill()
             raise
-        if reply is not None:
-            return reply, False
-        why = child.cause_of_death()
-        self._drop()
-        return unable(why), True
 
-    def _drop(self) -> None:
+    def _drop(self, *, grace_s: float) -> None:
         if self._child is not None:
-            self._child.end(grace_s=0.0)
+            self._child.end(grace_s=grace_s)
             self._child = None
 
 
-class _Child:
-    """One child process and the socket to it."""
-
-    def __init__(self, config: WorkerConfig) -> None:
-        self.tasks = 0
-        self._noise = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
-        mine, theirs = socket.socketpair()
-        self._channel = mine
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", BOOTSTRAP, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=self._noise,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
-        try:
-            self.facts = self._shake_hands(config)
-        except BaseException:
-            self.end(grace_s=0.0)
-            raise
-
-    def ask(self, op: ReplayOp, limit_s: float) -> Outcome | None:
-        """The outcome, or None when the child died of it. Raises TimeoutError when it takes too long."""
-        self._channel.settimeout(limit_s)
-        try:
-            send(self._channel, Task(op=op))
-            frame = self._receive_until(monotonic() + limit_s)
-        except ConnectionError:
-            return None
-        self.tasks += 1
-        return None if frame is None else msgspec.msgpack.decode(frame, type=Outcome)
-
-    def cause_of_death(self) -> Reason:
-        """The signal or exit status of a child whose socket closed by itself."""
-        try:
-            code = self.process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            return Reason("failed", "closed its channel and lived on")
-        last = self._last_words()
-        if code < 0:
-            name = signal.Signals(-code).name
-            if -code == signal.SIGKILL:
-                return Reason("budget", "memory: SIGKILL, most likely since memory ran out (--max-op-memory)")
-            return Reason("failed", f"{name}: {last}" if last else name)
-        return Reason("failed", f"the process ended with status {code}" + (f": {last}" if last else ""))
-
-    def end(self, *, grace_s: float) -> None:
-        """Close the socket, wait, kill, reap; never raises and leaves nothing behind."""
-        self._channel.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            if grace_s:
-                self.process.wait(grace_s)
-        # The child leads a session of its own: this takes what it may have started along.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self._noise.close()
-
-    def _shake_hands(self, config: WorkerConfig) -> dict[str, object]:
-        self._channel.settimeout(START_S)
-        try:
-            send(self._channel, config)
-            frame = self._receive_until(monotonic() + START_S)
-        except TimeoutError:
-            raise EnvironmentRefused(f"the worker process was not ready after {START_S:g} s") from None
-        except ConnectionError:
-            frame = None
-        if frame is None:
-            why = self.cause_of_death()
-            raise EnvironmentRefused(f"the worker process did not start: {why.detail}", hint="Run `opreplay doctor`.")
-        reply = msgspec.msgpack.decode(frame, type=Reply)
-        if isinstance(reply, Refused):
-            kind = UsageError if reply.exit_code == UsageError.exit_code else EnvironmentRefused
-            raise kind(reply.message, hint=reply.hint)
-        if not isinstance(reply, Ready):
-            raise EnvironmentRefused("the worker process answered out of turn")
-        return reply.facts
-
-    def _receive_until(self, deadline: float) -> bytes | None:
-        """One frame; the socket's timeout holds for each read, so a child that trickles bytes is cut off as well."""
-        self._channel.settimeout(max(0.01, deadline - monotonic()))
-        return receive(self._channel)
-
-    def _last_words(self) -> str:
-        """The last line on stderr that is not a part of a Python traceback's frames."""
-        self._noise.flush()
-        size = self._noise.seek(0, os.SEEK_END)
-        self._noise.seek(max(0, size - NOISE_BYTES))
-        lines = self._noise.read().decode("utf-8", errors="replace").splitlines()
-        words = [line.strip() for line in lines if line.strip() and not line.startswith((" ", "\t"))]
-        return words[-1][:200] if words else ""
+def _readable(child: Child) -> bool:
+    return bool(wait([child.fileno()], 0))

@@ -57,6 +57,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
     """Whether outcomes say how much work the values of the arguments cause."""
     values: str | None = None
     """Path of a .safetensors file with values for arguments."""
+    cpus: tuple[int, ...] = ()
+    """Processors that this worker keeps to; all that it is given where empty."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
@@ -113,6 +115,9 @@ def serve(descriptor: int, parent: int) -> None:
     _die_with(parent)
     with socket.socket(fileno=descriptor) as channel:
         config = msgspec.msgpack.decode(receive(channel) or b"", type=WorkerConfig)
+        if config.cpus:
+            # Before torch is loaded, which makes as many threads as it sees processors.
+            os.sched_setaffinity(0, config.cpus)
         try:
             executor = make_executor(config)
         except OpReplayError as error:
@@ -126,8 +131,18 @@ def serve(descriptor: int, parent: int) -> None:
                 limit_memory(config.memory_bytes)
             op = decoder.decode(frame).op
             shrink_to = config.memory_bytes if config.over_budget == "shrink" else None
-            send(channel, attempt(executor, op, seed=config.seed, options=config.measure, shrink_to=shrink_to))
+            outcome = attempt(executor, op, seed=config.seed, options=config.measure, shrink_to=shrink_to)
+            send(channel, _checked(executor, outcome) if outcome.suspect else outcome)
         executor.close()
+
+
+def _checked(executor: Executor, outcome: Outcome) -> Outcome:
+    """The outcome of an op that raised, marked when the device is lost with it, as a CUDA context is."""
+    try:
+        executor.synchronize()
+    except Exception:
+        return msgspec.structs.replace(outcome, poisoned=True)
+    return outcome
 
 
 def send(channel: socket.socket, message: msgspec.Struct) -> None:

@@ -6,6 +6,8 @@ Owns no rule for a single op: see `domains`, `indices`, `masks` and `attention`.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -29,6 +31,15 @@ INTEGERS_BELOW = 100
 """Bound of integers where no shape gives one."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Values:
+    """A kind of random numbers: N(0, 1), uniform in [low, high), integers in [low, high), or fair coins."""
+
+    kind: Literal["normal", "uniform", "integers", "coins"]
+    low: float = 0.0
+    high: float = 0.0
+
+
 class DenseInit(CustomInit):
     """The values that every op starts from; never registered, since it holds for all ops."""
 
@@ -39,7 +50,7 @@ class DenseInit(CustomInit):
         high = safe_bound(context)
         assumed: dict[str, str] = {}
         for name, tensor in context.tensors():
-            _fill(name, tensor, context.generator, high)
+            _fill(tensor, values_for(name, tensor.dtype, high), context.generator)
             if fill.is_integer(tensor.dtype) and tensor.numel():
                 assumed[name] = f"integers in [0, {high})"
         return InitReport(summary="plain values", assumed=assumed)
@@ -57,16 +68,29 @@ def safe_bound(context: InitContext) -> int:
     return max(2, min(dims, default=INTEGERS_BELOW))
 
 
-def _fill(name: str, tensor: torch.Tensor, generator: torch.Generator, high: int) -> None:
+def values_for(name: str, dtype: torch.dtype, high: int) -> Values:
+    """What a tensor argument of this name and dtype starts from; integers stay below `high`."""
     if name in STEPS:
-        fill.integers(tensor, generator, 1, 11)
-    elif not tensor.dtype.is_floating_point:
-        fill.plain(tensor, generator, high=high)
-    elif name in POSITIVE:
-        fill.uniform(tensor, generator, 0.5, 1.5)
-    elif name in ZERO:
-        fill.uniform(tensor, generator, 0.0, 0.0)
-    elif name in SMALL:
-        fill.uniform(tensor, generator, 1e-3, math.nextafter(1e-3, 1.0))
+        return Values(kind="integers", low=1, high=11)
+    if dtype is torch.bool:
+        return Values(kind="coins")
+    if fill.is_integer(dtype):
+        return Values(kind="integers", low=0, high=high)
+    if dtype.is_floating_point and name in POSITIVE:
+        return Values(kind="uniform", low=0.5, high=1.5)
+    if dtype.is_floating_point and name in ZERO:
+        return Values(kind="uniform", low=0.0, high=0.0)
+    if dtype.is_floating_point and name in SMALL:
+        return Values(kind="uniform", low=1e-3, high=math.nextafter(1e-3, 1.0))
+    return Values(kind="normal")
+
+
+def _fill(tensor: torch.Tensor, values: Values, generator: torch.Generator) -> None:
+    if values.kind == "integers":
+        fill.integers(tensor, generator, int(values.low), int(values.high))
+    elif values.kind == "coins":
+        fill.coins(tensor, generator)
+    elif values.kind == "uniform":
+        fill.uniform(tensor, generator, values.low, values.high)
     else:
-        fill.plain(tensor, generator)
+        fill.normal(tensor, generator)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import repeat
 from time import get_clock_info, perf_counter, perf_counter_ns
@@ -11,8 +11,10 @@ from typing import Any
 QUEUE_CALLS = 200
 """Most calls in one batch on a device with a queue: well below the 1,024 launches that CUDA queues before it blocks."""
 HOLD_US_PER_CALL = 10.0
-"""How long the device is held back per call of a batch, so that the host has queued the batch before it starts."""
-MAX_HOLD_US = 5000.0
+"""How long the device is held back per call of a batch, so that the host has queued the batch before it starts; where
+the host was found to take longer for a launch, `HOLD_MARGIN` times that."""
+HOLD_MARGIN = 1.25
+MAX_HOLD_US = 20000.0
 
 
 class HostClock:
@@ -28,14 +30,25 @@ class HostClock:
 
     def time_calls(self, call: Callable[[], Any], calls: int) -> float:
         """Microseconds that `calls` calls take, never below zero."""
-        started = perf_counter_ns()
-        for _ in repeat(None, calls):
-            call()
-        ended = perf_counter_ns()
-        return max(0.0, (ended - started) * 1e-3 - self.loop_us - calls * self.call_us)
+        return self._timed(repeat(call, calls), calls)
+
+    def time_each(self, calls: Sequence[Callable[[], Any]]) -> float:
+        """Microseconds that these calls take, one after the other, never below zero."""
+        return self._timed(calls, len(calls))
+
+    def launch_us(self, call: Callable[[], Any], calls: int) -> float | None:
+        """None: what a call costs on the host is a part of its time."""
+        return None
 
     def now_s(self) -> float:
         return perf_counter()
+
+    def _timed(self, calls: Iterable[Callable[[], Any]], count: int) -> float:
+        started = perf_counter_ns()
+        for call in calls:
+            call()
+        ended = perf_counter_ns()
+        return max(0.0, (ended - started) * 1e-3 - self.loop_us - count * self.call_us)
 
     def _calibrate(self, calls: int = 1000, rounds: int = 15) -> None:
         """Take the minimum over `rounds`, since all that disturbs adds time."""
@@ -66,20 +79,42 @@ class EventClock:
         self._start, self._end = new_event(), new_event()
         self._synchronize = synchronize
         self._hold = hold
+        self._hold_us_per_call = HOLD_US_PER_CALL
         self.pair_us = 0.0
         self.pair_us = min(self.time_calls(partial(id, None), 0) for _ in range(15))
 
     def time_calls(self, call: Callable[[], Any], calls: int) -> float:
         """Microseconds of device time that `calls` calls take, never below zero."""
+        return self._timed(repeat(call, calls), calls)
+
+    def time_each(self, calls: Sequence[Callable[[], Any]]) -> float:
+        """Microseconds of device time that these calls take, one after the other, never below zero."""
+        return self._timed(calls, len(calls))
+
+    def launch_us(self, call: Callable[[], Any], calls: int) -> float:
+        """Microseconds that the host needs to queue one of `calls` calls, the device's work not waited for.
+
+        Batches that follow are held back for as long as their launches take.
+        """
         self._synchronize()
-        if self._hold is not None and calls > 1:
-            self._hold(min(MAX_HOLD_US, calls * HOLD_US_PER_CALL))
-        self._start.record()
+        started = perf_counter_ns()
         for _ in repeat(None, calls):
+            call()
+        taken_us = (perf_counter_ns() - started) * 1e-3 / max(calls, 1)
+        self._synchronize()
+        self._hold_us_per_call = max(HOLD_US_PER_CALL, HOLD_MARGIN * taken_us)
+        return taken_us
+
+    def now_s(self) -> float:
+        return perf_counter()
+
+    def _timed(self, calls: Iterable[Callable[[], Any]], count: int) -> float:
+        self._synchronize()
+        if self._hold is not None and count > 1:
+            self._hold(min(MAX_HOLD_US, count * self._hold_us_per_call))
+        self._start.record()
+        for call in calls:
             call()
         self._end.record()
         self._synchronize()
         return max(0.0, self._start.elapsed_time(self._end) * 1e3 - self.pair_us)
-
-    def now_s(self) -> float:
-        return perf_counter()

@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
+CPUS = Path("/sys/devices/system/cpu")
 RESERVE = 0.9
 """Share of the free memory that one op may take at most, limits or not."""
 
@@ -69,6 +70,23 @@ def default_op_bytes() -> int:
     """Half of the free memory; 1 GB where the system does not say how much is free."""
     free = free_memory_bytes()
     return 10**9 if free is None else free // 2
+
+
+def last_cache_bytes() -> int:
+    """Size of the processor's largest data cache; 0 where the system does not say."""
+    sizes = [0]
+    for path in (CPUS / "cpu0" / "cache").glob("index*/size"):
+        text = _read(path) or ""
+        unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
+        number = text.rstrip("KMG")
+        sizes.append(int(number) * unit if number.isdigit() else 0)
+    return max(sizes)
+
+
+def throttle_events() -> int:
+    """How often the processor has been slowed down by heat since it started; 0 where the system does not count it."""
+    text = _read(CPUS / "cpu0" / "thermal_throttle" / "core_throttle_count")
+    return int(text) if text is not None and text.isdigit() else 0
 
 
 def process_bytes(field: str = "VmData") -> int | None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import gc
 import math
 from bisect import insort
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
-from opreplay.replay import stats
-from opreplay.replay.executors.base import Executor, Measurement, Prepared
+from opreplay.replay import environment, stats
+from opreplay.replay.executors.base import CacheState, Executor, Measurement, Prepared
+from opreplay.replay.gauge import UNSTABLE
+from opreplay.replay.warnings import MeasureWarning
 
 SAMPLE_US = 500.0
 """Length aimed at for one sample: a thousand times the resolution of common clocks, and 400 fit into the budget."""
@@ -21,6 +25,10 @@ CHECK_EVERY = 4
 ONCE_S, ONCE_PER_OP_TIME = 1.0, 10.0
 """A first call longer than both this and this many times `op_time_s` is the only one: what is set up in a first call is
 small against it, and a second one would double the time of the run."""
+COPIES = 32
+"""Most sets of arguments that a cold sample goes through."""
+COLD_FOOTPRINT = 2.0
+"""Arguments, or copies of them, that fill the last cache this many times have left it when their turn comes again."""
 
 
 class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +45,18 @@ class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
     warmup_s: float = 0.01
     """Go on warming up until this much time has passed, at most `max_warmup_calls` calls."""
     max_warmup_calls: int = 50
+    cache: CacheState = "cold"
+    """Cold: each call finds its arguments outside the caches, by turns of copies or by a flush before each sample."""
+
+
+class _Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What one sample is made of."""
+
+    calls: Sequence[Callable[[], Any]]
+    """One to be repeated, or as many as a sample has."""
+    count: int
+    evict: bool = False
+    cache: CacheState
 
 
 def measure(executor: Executor, prepared: Prepared, options: MeasureOptions) -> Measurement:
@@ -51,19 +71,53 @@ def measure(executor: Executor, prepared: Prepared, options: MeasureOptions) -> 
         return summarize([call_us], calls=1, resolution_us=clock.resolution_us, options=options)
     limit = clock.max_calls if prepared.max_calls is None else min(clock.max_calls, prepared.max_calls)
     calls = calls_per_sample(call_us, limit)
+    host_us = clock.launch_us(prepared.call, calls)
+    executor.reset(prepared)
+    plan = _plan(executor, prepared, calls, options)
+    throttled = environment.throttle_events()
+    before_us = None if executor.gauge is None else executor.gauge.read(clock)
     collecting = gc.isenabled()
     gc.disable()
     try:
-        ordered = _collect(executor, prepared, calls, options, budget_s)
+        ordered = _collect(executor, prepared, plan, options, budget_s)
     finally:
         if collecting:
             gc.enable()
-    return summarize(ordered, calls=calls, resolution_us=clock.resolution_us, options=options)
+    found = summarize(ordered, calls=plan.count, resolution_us=clock.resolution_us, options=options)
+    warnings = [*found.warnings, *_cache_warnings(executor, plan), *_host_warnings(host_us, found.median_us)]
+    gauge_us = None
+    if executor.gauge is not None and before_us is not None:
+        gauge_us = (before_us, executor.gauge.read(clock))
+        warnings += gauge_warnings(gauge_us, executor.gauge.best_us)
+    if (events := environment.throttle_events() - throttled) > 0:
+        warnings.append(MeasureWarning(kind="throttled", data={"events": events}))
+    return msgspec.structs.replace(
+        found, warnings=tuple(warnings), cache=plan.cache, host_us=host_us, gauge_us=gauge_us
+    )
 
 
 def calls_per_sample(call_us: float, limit: int) -> int:
     """How many calls make a sample of about `SAMPLE_US`, from the estimated time of one."""
     return max(1, min(limit, math.ceil(SAMPLE_US / max(call_us, 1e-3))))
+
+
+def _plan(executor: Executor, prepared: Prepared, calls: int, options: MeasureOptions) -> _Plan:
+    """How the arguments are kept out of the caches, or that they are not.
+
+    Arguments that fill the last cache twice push themselves out of it. Smaller ones take turns with copies; where the
+    copies do not fill the cache twice either, it is flushed before each sample, in which each copy is used once.
+    """
+    size, cache = prepared.argument_bytes, executor.cache_bytes
+    warm = _Plan(calls=(prepared.call,), count=calls, cache="warm")
+    if options.cache == "warm" or not size or not cache:
+        return warm
+    if size >= COLD_FOOTPRINT * cache:
+        return msgspec.structs.replace(warm, cache="cold")
+    turns = math.ceil(COLD_FOOTPRINT * cache / size)
+    copies = prepared.copies(turns if turns <= COPIES else min(COPIES, calls))
+    if len(copies) >= turns:
+        return _Plan(calls=copies, count=calls, cache="cold")
+    return _Plan(calls=copies, count=min(calls, len(copies)), evict=True, cache="cold")
 
 
 def _warm_up(executor: Executor, prepared: Prepared, options: MeasureOptions) -> tuple[float, float]:
@@ -86,14 +140,22 @@ def _warm_up(executor: Executor, prepared: Prepared, options: MeasureOptions) ->
 
 
 def _collect(
-    executor: Executor, prepared: Prepared, calls: int, options: MeasureOptions, budget_s: float
+    executor: Executor, prepared: Prepared, plan: _Plan, options: MeasureOptions, budget_s: float
 ) -> list[float]:
     """Samples in microseconds a call, ascending."""
-    clock, call = executor.clock, prepared.call
+    clock = executor.clock
     ordered: list[float] = []
+    turn = 0
     started = clock.now_s()
     while len(ordered) < options.max_samples:
-        insort(ordered, clock.time_calls(call, calls) / calls)
+        if plan.evict:
+            executor.evict()
+        if len(plan.calls) == 1:
+            took_us = clock.time_calls(plan.calls[0], plan.count)
+        else:
+            took_us = clock.time_each([plan.calls[(turn + i) % len(plan.calls)] for i in range(plan.count)])
+            turn += plan.count
+        insort(ordered, took_us / plan.count)
         executor.reset(prepared)
         spent_s = clock.now_s() - started
         count = len(ordered)
@@ -109,17 +171,60 @@ def _collect(
 
 def summarize(ordered: list[float], *, calls: int, resolution_us: float, options: MeasureOptions) -> Measurement:
     """The measurement that ascending samples (us a call) amount to, with its warnings."""
-    median = stats.quantile(ordered, 0.5)
-    low, high = stats.median_interval(ordered)
-    iqr = stats.quantile(ordered, 0.75) - stats.quantile(ordered, 0.25)
-    warnings = []
+    deciles = tuple(stats.quantile(ordered, step / 10) for step in range(11))
+    median, (low, high) = deciles[5], stats.median_interval(ordered)
+    upper = stats.quantile(ordered, 0.75)
+    iqr = upper - stats.quantile(ordered, 0.25)
+    warnings: list[MeasureWarning] = []
     if len(ordered) < options.min_samples:
-        warnings.append(f"few samples: {len(ordered)} of {options.min_samples}")
+        data = {"samples": float(len(ordered)), "wanted": float(options.min_samples)}
+        warnings.append(MeasureWarning(kind="few samples", data=data))
     if median > 0 and iqr > NOISY_IQR * median:
-        warnings.append(f"noisy: quartiles {100 * iqr / median:.0f} % of the median apart")
+        warnings.append(MeasureWarning(kind="noisy", data={"iqr_share": iqr / median}))
     if median * calls * RESOLUTION_SHARE < resolution_us:
-        warnings.append(f"timer resolution: {resolution_us:.3g} us for samples of {median * calls:.3g} us")
+        data = {"resolution_us": resolution_us, "sample_us": median * calls}
+        warnings.append(MeasureWarning(kind="timer resolution", data=data))
     return Measurement(
         median_us=median, iqr_us=iqr, min_us=ordered[0], max_us=ordered[-1], samples=len(ordered),
-        calls_per_sample=calls, ci_low_us=low, ci_high_us=high, warnings=tuple(warnings),
+        calls_per_sample=calls, ci_low_us=low, ci_high_us=high, warnings=tuple(warnings), deciles_us=deciles,
+        outliers=sum(sample > upper + stats.FAR_OUT * iqr for sample in ordered),
     )  # fmt: skip
+
+
+def scaled(measurement: Measurement, part: float) -> Measurement:
+    """Times of a whole op from those of the part (0..1] of it that ran, with a warning where that is not all."""
+    if part == 1.0:
+        return measurement
+    times = {
+        name: getattr(measurement, name) / part
+        for name in ("median_us", "iqr_us", "min_us", "max_us", "ci_low_us", "ci_high_us")
+    }
+    deciles = tuple(value / part for value in measurement.deciles_us)
+    warning = MeasureWarning(kind="part of the op", data={"share": part})
+    return msgspec.structs.replace(
+        measurement, **times, deciles_us=deciles, part=part, warnings=(*measurement.warnings, warning)
+    )
+
+
+def gauge_warnings(gauge_us: tuple[float, float], best_us: float | None) -> list[MeasureWarning]:
+    """What readings before and after an op, and the best of the run, say of the machine's speed meanwhile."""
+    before, after = gauge_us
+    if max(gauge_us) > UNSTABLE * min(gauge_us):
+        return [MeasureWarning(kind="unstable clock", data={"before_us": before, "after_us": after})]
+    if best_us and min(gauge_us) > UNSTABLE * best_us:
+        return [MeasureWarning(kind="other load", data={"times": min(gauge_us) / best_us})]
+    return []
+
+
+def _cache_warnings(executor: Executor, plan: _Plan) -> list[MeasureWarning]:
+    if not plan.evict or executor.evicted_bytes >= executor.cache_bytes:
+        return []
+    data = {"flushed_bytes": float(executor.evicted_bytes), "cache_bytes": float(executor.cache_bytes)}
+    return [MeasureWarning(kind="cache partly warm", data=data)]
+
+
+def _host_warnings(host_us: float | None, device_us: float) -> list[MeasureWarning]:
+    """Where the host is slower than the device, the device's time is one that a model does not see either."""
+    if host_us is None or host_us <= device_us:
+        return []
+    return [MeasureWarning(kind="launch-bound", data={"host_us": host_us, "device_us": device_us})]

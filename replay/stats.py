@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 CONFIDENCE = 0.95
+FAR_OUT = 3.0
+"""Distances of the quartiles beyond which a value is far out (Tukey, Exploratory Data Analysis, 1977, §2D)."""
 EXACT_UP_TO = 1000
 """Above this many samples the normal approximation of the binomial is exact to well below one rank."""
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
 from opreplay.replay.ir import Assumption, Reason, ReplayOp
+from opreplay.replay.warnings import MeasureWarning
 from opreplay.replay.work.amounts import Work
+
+if TYPE_CHECKING:
+    from opreplay.replay.gauge import Gauge
+
+CacheState = Literal["cold", "warm"]
+"""Whether an op finds its arguments in the device's caches, as in a loop, or not, as most of them in a model."""
 
 
 class NotReplayable(Exception):
@@ -40,9 +47,18 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     ci_low_us: float
     ci_high_us: float
     """Order-statistic 95 % confidence interval of the median."""
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[MeasureWarning, ...] = ()
     part: float = 1.0
     """Share of the op's work that ran; the times are what that part took, divided by it."""
+    deciles_us: tuple[float, ...] = ()
+    """Quantiles 0, 0.1, ..., 1 of the samples; what comparisons judge beside the median."""
+    outliers: int = 0
+    """Samples more than three times the distance of the quartiles above the upper one; they count like all others."""
+    cache: CacheState = "warm"
+    host_us: float | None = None
+    """What the host needs to launch a call; None where that is a part of the call's time."""
+    gauge_us: tuple[float, float] | None = None
+    """Time of a fixed piece of work on the same device, right before and right after."""
 
 
 class Clock(Protocol):
@@ -62,6 +78,14 @@ class Clock(Protocol):
         """Microseconds that `calls` calls in a row take together, the clock's own overhead subtracted."""
         ...
 
+    def time_each(self, calls: Sequence[Callable[[], Any]]) -> float:
+        """The same for different calls, one after the other."""
+        ...
+
+    def launch_us(self, call: Callable[[], Any], calls: int) -> float | None:
+        """Microseconds of the host per call to queue a batch of `calls`; None where the host does the work itself."""
+        ...
+
     def now_s(self) -> float:
         """Wall time in seconds, for budgets."""
         ...
@@ -78,6 +102,15 @@ class Prepared(Protocol):
     @property
     def max_calls(self) -> int | None:
         """Most calls in a row before `Executor.reset`, for an op that writes to its arguments; None for others."""
+        ...
+
+    @property
+    def argument_bytes(self) -> int:
+        """Memory behind the tensor arguments; 0 where there are none."""
+        ...
+
+    def copies(self, count: int) -> Sequence[Callable[[], Any]]:
+        """`call` and up to `count` - 1 more like it, each with memory of its own; fewer where memory is short."""
         ...
 
     @property
@@ -104,6 +137,25 @@ class Executor(Protocol):
 
     @property
     def clock(self) -> Clock: ...
+
+    @property
+    def cache_bytes(self) -> int:
+        """Size of the device's last cache; 0 where it has none or its size is not known."""
+        ...
+
+    @property
+    def evicted_bytes(self) -> int:
+        """How much of it `evict` fills, at most all."""
+        ...
+
+    @property
+    def gauge(self) -> Gauge | None:
+        """The fixed piece of work that tells how fast the device is now."""
+        ...
+
+    def evict(self) -> None:
+        """Push the arguments of ops out of the device's caches."""
+        ...
 
     def facts(self) -> dict[str, object]:
         """Versions and device for the result's header; no host names, paths or secrets."""

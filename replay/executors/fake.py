@@ -11,10 +11,11 @@ import ctypes
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from opreplay.replay.executors.base import NotReplayable
+from opreplay.replay.gauge import Gauge
 from opreplay.replay.ir import Assumption, Reason, ReplayOp
 from opreplay.replay.work.amounts import Work
 
@@ -33,8 +34,15 @@ class FakeClock:
         self._batches = 0
 
     def time_calls(self, call: Callable[[], Any], calls: int) -> float:
+        return self.time_each([call] * calls)
+
+    def launch_us(self, call: Callable[[], Any], calls: int) -> float | None:
+        """None: there is no queue."""
+        return None
+
+    def time_each(self, calls: Sequence[Callable[[], Any]]) -> float:
         before = self.elapsed_us
-        for _ in range(calls):
+        for call in calls:
             call()
         took = (self.elapsed_us - before) * (1.0 + JITTER[self._batches % len(JITTER)])
         self._batches += 1
@@ -47,6 +55,7 @@ class FakeClock:
 class FakePrepared:
     """One call of a fake op."""
 
+    argument_bytes = 0
     max_calls: int | None = None
     initializer: str | None = "fake"
     assumptions: tuple[Assumption, ...] = ()
@@ -55,11 +64,16 @@ class FakePrepared:
     def __init__(self, call: Callable[[], Any]) -> None:
         self.call = call
 
+    def copies(self, count: int) -> Sequence[Callable[[], Any]]:
+        return [self.call] * count
+
 
 class FakeExecutor:
     """See the module's docstring for what the op names do."""
 
     device = "fake"
+    cache_bytes = evicted_bytes = 0
+    gauge: Gauge | None = None
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -81,6 +95,9 @@ class FakeExecutor:
 
     def reset(self, prepared: FakePrepared) -> None:
         self.resets += 1
+
+    def evict(self) -> None:
+        """There are no caches."""
 
     def synchronize(self) -> None:
         """Nothing runs behind the host's back."""

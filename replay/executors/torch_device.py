@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import replace
@@ -25,6 +25,8 @@ from opreplay.initializers.registry import Registry, built_in
 from opreplay.replay import aliasing, budget, tensors
 from opreplay.replay.clocks import EventClock, HostClock
 from opreplay.replay.executors.base import Clock, NotReplayable
+from opreplay.replay.executors.torch_cache import Caches, argument_bytes, copies, gauge_work
+from opreplay.replay.gauge import Gauge
 from opreplay.replay.ir import Assumption, Reason, ReplayArg, ReplayOp
 from opreplay.replay.reference import canonical_name
 from opreplay.replay.reference.batch import BatchLayout, set_layout
@@ -48,8 +50,10 @@ FindOverload = Callable[[ReplayOp], Callable[..., Any]]
 class TorchPrepared:
     """One op with its arguments."""
 
-    def __init__(self, call: Callable[[], Any], written: tuple[torch.Tensor, ...], spare_bytes: int) -> None:
+    def __init__(self, call: partial[Any], written: tuple[torch.Tensor, ...], spare_bytes: int) -> None:
         self.call = call
+        self.argument_bytes = argument_bytes(call)
+        self._spare_bytes = spare_bytes
         self.mutates = bool(written)
         self.max_calls: int | None = None
         self.initializer: str | None = None
@@ -58,6 +62,11 @@ class TorchPrepared:
         spans = [fill.span(t) for t in written]
         size = sum(t.numel() * t.element_size() for t in spans)
         self._saved = [(t, t.clone()) for t in spans] if size <= spare_bytes else []
+
+    def copies(self, count: int) -> Sequence[Callable[[], Any]]:
+        """One for an op that writes to its arguments: only those that were saved can be reset."""
+        room = self._spare_bytes // max(self.argument_bytes, 1)
+        return [self.call] if self.mutates else copies(self.call, max(1, min(count, 1 + room)))
 
     def reset(self) -> None:
         """Write the first values back into everything that the op writes to."""
@@ -92,6 +101,9 @@ class TorchExecutor:
             torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
         self.clock: Clock = self._clock()
+        self._caches = Caches(self._device)
+        self.cache_bytes, self.evicted_bytes = self._caches.cache_bytes, self._caches.evicted_bytes
+        self.gauge: Gauge | None = Gauge(gauge_work(self._device))
 
     def facts(self) -> dict[str, object]:
         """torch's version, threads, and the device's name."""
@@ -101,6 +113,7 @@ class TorchExecutor:
             "threads": torch.get_num_threads(),
             "mkldnn": torch.backends.mkldnn.is_available(),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "cache_bytes": self.cache_bytes,
         }
         if self._device.type != "cpu":
             backend = _backend(self._device.type)
@@ -176,6 +189,9 @@ class TorchExecutor:
 
     def reset(self, prepared: TorchPrepared) -> None:
         prepared.reset()
+
+    def evict(self) -> None:
+        self._caches.evict()
 
     def synchronize(self) -> None:
         if self._device.type != "cpu":

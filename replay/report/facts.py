@@ -109,10 +109,14 @@ def notes(header: Header | None, results: Sequence[OpResult], summary: Summary) 
     """What a reader must know to trust the numbers: losses, stand-ins, assumptions, confidence, noise."""
     found = [*_trace_notes(header), *stand_in_notes(results), *assumption_notes(results)]
     found += [note for soc in socs_of(results) for note in confidence_notes(soc, results)]
-    warnings = Counter(w.partition(":")[0] for r in results if r.measurement for w in r.measurement.warnings)
+    warnings = Counter(w.kind for r in results if r.measurement for w in r.measurement.warnings)
     if warnings:
         noisy = sum(bool(r.measurement and r.measurement.warnings) for r in results)
         found.append(f"measuring: warnings on {plural(noisy, 'op')}: {_listed(warnings)}")
+    if outliers := [r.measurement for r in results if r.measurement and r.measurement.outliers]:
+        samples = sum(r.measurement.samples for r in results if r.measurement)
+        far = sum(measured.outliers for measured in outliers)
+        found.append(f"measuring: {far:,} of {samples:,} samples far out, on {plural(len(outliers), 'op')}; all count")
     if summary.interrupted:
         found.append("interrupted: the results are partial")
     return found

@@ -9,9 +9,10 @@ import pytest
 from opreplay.replay.executors.base import Measurement
 from opreplay.replay.ir import Assumption
 from opreplay.replay.results import Header, OpResult, Simulated, Summary
+from opreplay.replay.warnings import MeasureWarning
 
 
-def measurement(us: float, *, warnings: tuple[str, ...] = ()) -> Measurement:
+def measurement(us: float, *, warnings: tuple[MeasureWarning, ...] = ()) -> Measurement:
     return Measurement(
         median_us=us, iqr_us=us / 50, min_us=us * 0.98, max_us=us * 1.1, samples=20, calls_per_sample=3,
         ci_low_us=us * 0.99, ci_high_us=us * 1.01, warnings=warnings,
@@ -52,7 +53,7 @@ RESULTS = [
         via="aten::convolution",
         recorded_share=0.05,
         simulated={"910b3": simulated(9.87, confidence="uncalibrated")},
-        measurement=measurement(5123.0, warnings=("noisy: 12 %",)),
+        measurement=measurement(5123.0, warnings=(MeasureWarning(kind="noisy", data={"iqr_share": 0.12}),)),
         assumptions=(Assumption(argument="self", what="contiguous strides"),),
     ),
     replayed("_C::a_very_long_operator_name_that_never_fits_anywhere_forward", 0.0123, recorded_share=0.00001),

@@ -1,0 +1,40 @@
+"""What can be wrong with a measurement, as values: a kind from a closed list with its numbers, and the wording."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import msgspec
+
+WarningKind = Literal[
+    "few samples", "noisy", "timer resolution", "unstable clock", "other load", "throttled", "launch-bound",
+    "cache partly warm", "part of the op",
+]  # fmt: skip
+KINDS: tuple[WarningKind, ...] = get_args(WarningKind)
+
+_TEXTS: dict[WarningKind, str] = {
+    "few samples": "{samples:.0f} of {wanted:.0f}",
+    "noisy": "quartiles {iqr_share:.0%} of the median apart",
+    "timer resolution": "{resolution_us:.3g} us for samples of {sample_us:.3g} us",
+    "unstable clock": "a fixed piece of work took {before_us:.3g} us before the op and {after_us:.3g} us after it",
+    "other load": "a fixed piece of work took {times:.2f} times its best time of this run",
+    "throttled": "the processor was slowed down {events:.0f} times by heat or power",
+    "launch-bound": "the host takes {host_us:.3g} us to launch a call, the device {device_us:.3g} us to run it",
+    "cache partly warm": "{flushed_bytes:.3g} of {cache_bytes:.3g} bytes of cache were flushed",
+    "part of the op": "{share:.3g} of it ran, times are scaled up",
+}
+
+
+class MeasureWarning(msgspec.Struct, frozen=True, kw_only=True):
+    """One reason to trust a measurement less."""
+
+    kind: WarningKind
+    data: dict[str, float] = {}
+    """The numbers behind it; units are in the names."""
+
+    def __str__(self) -> str:
+        """ "few samples: 3 of 8"; the kind alone where a file lacks the numbers."""
+        try:
+            return f"{self.kind}: {_TEXTS[self.kind].format(**self.data)}"
+        except KeyError:
+            return self.kind

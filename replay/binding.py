@@ -179,10 +179,7 @@ def _complete_dtypes(
         if made is None or (rec.list_dtypes_known and (rec.tensor is None or rec.tensor.dtype)):
             continue
         dtype, why = inference.list_dtype(siblings, context)
-        tensors = tuple(
-            meta if meta is None or meta.dtype else msgspec.structs.replace(meta, dtype=dtype) for meta in made.tensors
-        )
-        bound[arg.name] = msgspec.structs.replace(made, tensors=tensors)
+        bound[arg.name] = _with_dtype(made, dtype)
         notes.append(Assumption(argument=arg.name, what=f"{dtype}: {why}"))
 
 
@@ -197,7 +194,18 @@ def _guessed(
     if guess is None:
         what = "shapes of tensor list" if arg.kind == "Tensor[]" else "value of"
         raise Unbound(Reason("metadata missing", f"{what} {arg.name}"))
-    return _from_guess(arg, guess), guess.why
+    made = _from_guess(arg, guess)
+    if all(meta is None or meta.dtype for meta in made.tensors):
+        return made, guess.why
+    siblings = [m.dtype for a in bound.values() for m in a.tensors if m is not None and m.dtype]
+    dtype, why = inference.list_dtype(siblings, context)
+    return _with_dtype(made, dtype), f"{guess.why}; {dtype}: {why}"
+
+
+def _with_dtype(arg: ReplayArg, dtype: str) -> ReplayArg:
+    """The argument with `dtype` for tensors whose element type is open."""
+    tensors = tuple(m if m is None or m.dtype else msgspec.structs.replace(m, dtype=dtype) for m in arg.tensors)
+    return msgspec.structs.replace(arg, tensors=tensors)
 
 
 def _from_guess(arg: ArgSpec, guess: Guess) -> ReplayArg:

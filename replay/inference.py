@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from opreplay.replay import inference_lists as lists
 from opreplay.replay import inference_shapes as shapes
 from opreplay.replay.inference_base import Context, Guess, Known, Relatives, first_tensor
 from opreplay.replay.ir import Value
@@ -41,6 +42,9 @@ CONSTANTS: dict[str, Value] = {
     "std": 1.0, "from": 0.0, "to": 1.0, "scalar": 1, "end": 1, "affine": True, "causal": False,
     "is_grads_batched": False, "use_input_stats": True, "drop": 0.0, "atol": 1e-8, "rtol": 1e-5, "low": 0, "high": 2,
     "interpolation": "linear", "epsilon": 1e-6, "bounds_check_mode": 1, "pooling_mode": 0,
+    "total_hash_size_bits": 32, "output_dtype": 0, "learning_rate": 0.01, "stochastic_rounding": False,
+    "weight_decay": 0.0, "weight_decay_mode": 0, "beta1": 0.9, "beta2": 0.999, "iter": 1, "gradient_clipping": False,
+    "max_gradient": 1.0, "counter_halflife": -1, "lr": 0.01,
 }  # fmt: skip
 """Values of plain arguments by name: what most models use, or what makes the op do its work."""
 
@@ -58,6 +62,8 @@ def guess(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Guess |
     `known` holds the arguments that are settled, by name; lists of index tensors count as one argument.
     """
     op = spec.name.partition("::")[2]
+    if arg.kind == "Tensor[]" and op.startswith(("_foreach_", "_fused_")):
+        return lists.OPTIMIZER_LISTS.get(arg.name, lists.each)(known, context)
     for rule in (shapes.BY_OP.get((op, arg.name)), shapes.BY_ARGUMENT.get((arg.kind, arg.name))):
         found = rule(known, context) if rule is not None else None
         if found is not None:

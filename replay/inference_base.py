@@ -20,8 +20,12 @@ class Relatives:
 
     parent: OpSignature | None = None
     children: tuple[OpSignature, ...] = ()
+    inner: tuple[OpSignature, ...] = ()
+    """What the children call in turn, outer levels first; a few."""
     following: tuple[OpSignature, ...] = ()
-    """The next calls under the same parent, in order; a few."""
+    """The next calls under the same parent, then those after the parent, in order; a few."""
+    gradients: tuple[OpSignature, ...] = ()
+    """Labels of autograd for the gradients of one backward pass: their first tensor is as large as a parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

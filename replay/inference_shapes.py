@@ -10,6 +10,8 @@ import math
 from typing import Any
 
 from opreplay.replay.inference_base import Context, Guess, Known, Rule, Shape, first_tensor, tensor, value
+from opreplay.replay.inference_lists import LIST_RULES, size_inside
+from opreplay.replay.inference_tables import TABLE_RULES
 from opreplay.replay.inference_windows import WINDOW_RULES
 from opreplay.traces.model import OpSignature, TensorMeta
 
@@ -64,15 +66,22 @@ def _factory_size(known: Known, context: Context) -> Guess | None:
         return own
     around = context.relatives()
     writers = ("aten::zero_", "aten::fill_", "aten::copy_", "aten::normal_", "aten::uniform_", "aten::random_")
-    for call in (*around.children, *around.following):
+    for call in (*around.children, *around.following[:3]):
         shape = _recorded_shape(call) if call.name in writers else None
         if shape is not None:
             return Guess(value=shape, why=f"what {call.name} writes to")
+    if (inside := size_inside(around, writers)) is not None:
+        return Guess(value=inside[0], why=f"what {inside[1]} writes to")
     if around.parent is not None and around.parent.name.startswith("aten::"):
         shape = _recorded_shape(around.parent)
         if shape is not None:
             return Guess(value=shape, why=f"the first tensor of the calling {around.parent.name}")
     return None
+
+
+def _empty_size(known: Known, context: Context) -> Guess | None:
+    """Allocating without writing takes the same time for all sizes but the largest."""
+    return _factory_size(known, context) or Guess(value=(1,), why="[1]: nothing in the trace tells it")
 
 
 def _range_end(known: Known, context: Context) -> Guess | None:
@@ -182,17 +191,6 @@ def _joined_dim(known: Known, context: Context) -> Guess | None:
     return Guess(value=0, why="dimension 0")
 
 
-def _joined_tensors(known: Known, context: Context) -> Guess | None:
-    """cat without recorded parts: as two halves of the output where that was recorded."""
-    out = tensor(known, "out")
-    if out is None or not out.shape or out.shape[0] < 1:
-        return None
-    first = out.shape[0] - out.shape[0] // 2
-    parts = (first, out.shape[0] - first)
-    tensors = tuple(TensorMeta(shape=(n, *out.shape[1:]), dtype=out.dtype) for n in parts)
-    return Guess(tensors=tensors, why="two halves of the output")
-
-
 def _index_tensors(known: Known, context: Context) -> Guess | None:
     """Index tensors of index and index_put: those that turn self's shape into that of the values, if recorded."""
     own = _shape(known, "self")
@@ -251,6 +249,7 @@ BY_OP: dict[tuple[str, str], Rule] = {
     ("divide_", "rounding_mode"): _rounding_mode,
     ("transpose", "dim0"): _transposed(-2),
     ("transpose", "dim1"): _transposed(-1),
+    ("empty", "size"): _empty_size,
     ("narrow", "length"): _whole,
     ("slice", "end"): _whole,
     ("slice_backward", "end"): _whole,
@@ -265,7 +264,6 @@ BY_OP: dict[tuple[str, str], Rule] = {
     ("index_add_", "dim"): _where_source_differs,
     ("index_copy_", "dim"): _where_source_differs,
     ("cat", "dim"): _joined_dim,
-    ("cat", "tensors"): _joined_tensors,
     ("concat", "dim"): _joined_dim,
     ("index", "indices"): _index_tensors,
     ("index_put", "indices"): _index_tensors,
@@ -284,6 +282,8 @@ BY_OP: dict[tuple[str, str], Rule] = {
         "cumsum", "topk", "max", "min", "argmax", "sort", "argsort", "glu",
     )},
     **WINDOW_RULES,
+    **LIST_RULES,
+    **TABLE_RULES,
 }  # fmt: skip
 
 BY_ARGUMENT: dict[tuple[str, str], Rule] = {

@@ -14,6 +14,7 @@ from opreplay.replay.ascend.predictor import Predictor
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir import ReplayOp
 from opreplay.replay.results import Simulated
+from opreplay.replay.work.contents import Contents
 
 _RANK: dict[Confidence, int] = {"calibrated": 0, "other SoC": 1, "uncalibrated": 2}
 
@@ -73,18 +74,19 @@ def _combine(parts: list[tuple[KernelCall, KernelPrediction]], known: bool) -> S
     )
 
 
-def simulate_op(op: ReplayOp, device: DeviceProfile) -> Simulated:
+def simulate_op(op: ReplayOp, device: DeviceProfile, contents: Contents | None = None) -> Simulated:
     """Time of one call of `op` on `device`, in microseconds, with what bounds it and an 80 % band.
 
     A user's estimator goes first (bound "custom"), then the lowering to kernels, then a user's properties, then the
-    op's bytes, which are marked "uncalibrated"; views cost nothing and have the bound "none". Never raises for a
+    op's bytes, which are marked "uncalibrated"; views cost nothing and have the bound "none". `contents` are what the
+    values of its arguments amount to; without them they follow from the batch that the op ran in. Never raises for a
     well-formed op but CustomOpError, when a user's function fails.
     """
-    return simulate_by_family(op, device)[0]
+    return simulate_by_family(op, device, contents=contents)[0]
 
 
 def simulate_by_family(
-    op: ReplayOp, device: DeviceProfile, predict: Predictor | None = None
+    op: ReplayOp, device: DeviceProfile, predict: Predictor | None = None, contents: Contents | None = None
 ) -> tuple[Simulated, dict[str, float]]:
     """What `simulate_op` gives, and microseconds of one call by kernel family; "custom" for a user's own estimate.
 
@@ -93,7 +95,7 @@ def simulate_by_family(
     own_us = estimate(op, device)
     if own_us is not None:
         return _by_user({"custom": own_us}, device), {"custom": own_us}
-    lowering = lower(op)
+    lowering = lower(op, contents)
     if not lowering.known:
         terms = property_terms(op, device)
         if terms is not None:
@@ -127,10 +129,10 @@ def describe(spec: TensorSpec | None) -> str:
     return "-" if spec is None else f"{spec.dtype}[{','.join(map(str, spec.shape))}] {spec.format}"
 
 
-def explain_op(op: ReplayOp, device: DeviceProfile) -> Explanation:
+def explain_op(op: ReplayOp, device: DeviceProfile, contents: Contents | None = None) -> Explanation:
     """The kernels that `op` becomes on `device`, each with its tensors, terms, bound, confidence and band."""
-    own = simulate_op(op, device)
-    lowering = lower(op)
+    own = simulate_op(op, device, contents)
+    lowering = lower(op, contents)
     parts = [(call, predict_kernel(call, device)) for call in lowering.kernels]
     by_user = not own.kernels and bool(own.terms_us)
     if by_user:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from opreplay.initializers import sequence_arguments as names
-from opreplay.initializers.paged_attention import ATTENTION_OPS, UNIFIED
 from opreplay.initializers.base import BatchLengths, InitContext
+from opreplay.initializers.paged_attention import ATTENTION_OPS, UNIFIED
 from opreplay.initializers.paging import Pool, find_pool
 from opreplay.replay.work.amounts import Amount, Work, work
 from opreplay.replay.work.registry import counts

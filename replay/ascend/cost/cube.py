@@ -10,6 +10,8 @@ from opreplay.replay.ascend.cost.vector import resident_share
 from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
 
+JOB_COLUMNS = 256
+"""Columns of the weights that a core keeps while an expert's rows pass: those of the usual base tile."""
 ACCUMULATORS = 32768
 """float32 accumulators that the 128 KiB of L0C hold: the largest base tile, rows times columns."""
 
@@ -122,13 +124,13 @@ def _bytes_to_move(gemm: Gemm, device: DeviceProfile, resident: float | None) ->
 
 
 def gemm_terms(
-    gemm: Gemm, family: FamilyCost, device: DeviceProfile, resident: float | None = None
+    gemm: Gemm, family: FamilyCost, device: DeviceProfile, resident: float | None = None, *, skew: float = 1.0
 ) -> dict[str, float]:
     """Terms of a matrix product in microseconds, over the best base tile.
 
     Time = launch + (cube^p + l2^p + hbm^p)^(1/p) + fixpipe, with waves = ceil(tiles / cores); each term reported is
     its share of the overlapped sum, so that the terms add up to the time. `family.memory_factor` is on the loading of
-    operands: float32 rows are rearranged at half the pace.
+    operands: float32 rows are rearranged at half the pace. `skew` stretches what the busiest core computes and loads.
     """
     rates, freq = device.rates, device.freq_hz
     item = itemsize(gemm.dtype)
@@ -149,12 +151,12 @@ def gemm_terms(
         cores = min(device.aic_cores, tiles)
         # Tiles at the edges are smaller: the mean of all counts, but no less than one fractal.
         rows, cols = max(16.0, gemm.m / down), max(16.0, gemm.n / across)
-        mac = waves * rows * cols * k_padded / macs
+        mac = skew * waves * rows * cols * k_padded / macs
         a_run = once if gemm.a_along_k else min(bm, gemm.m) * item
         b_run = once if gemm.b_along_k else min(bn, gemm.n) * item
         loaded = _fill_bytes(a_run, gemm.a_fractal, min(rows, gemm.m) * once, rates.l1_narrow_exponent)
         loaded += _fill_bytes(b_run, gemm.b_fractal, min(cols, gemm.n) * once, rates.l1_narrow_exponent)
-        load = waves * loaded * family.memory_factor / (fill * freq)
+        load = skew * waves * loaded * family.memory_factor / (fill * freq)
         # Over a long K the cores drift apart, and what they share has left L2 when the last of them wants it.
         stream = cores * (rows + cols) * once
         again = (gemm.batch * gemm.m * once * (across - 1) + weight * (down - 1)) * stream
@@ -192,7 +194,23 @@ def matmul_terms(
     gemm = gemm_of(call)
     if gemm is None:
         return _by_bytes(call, family, device, resident)
-    return gemm_terms(gemm, family, device, resident)
+    return gemm_terms(gemm, family, device, resident, skew=_skew(call, gemm, device))
+
+
+def _skew(call: KernelCall, gemm: Gemm, device: DeviceProfile) -> float:
+    """How much longer a grouped product takes since one expert has more rows than its even share; 1 for others.
+
+    A core keeps a column of the weights and lets all rows of its expert pass, so an expert is as many jobs as its
+    weights have columns of tiles, each as long as it has rows. Jobs on m cores end after work/m + (1 - 1/m) * longest
+    (R. L. Graham, Bounds on multiprocessing timing anomalies, 1969).
+    """
+    busiest, rows = call.attrs.get("busiest"), call.attrs.get("rows")
+    if not isinstance(busiest, int) or not isinstance(rows, int) or rows <= 0:
+        return 1.0
+    cores = device.aic_cores
+    jobs = ceil(gemm.n / JOB_COLUMNS)
+    longer = max(0.0, busiest - rows / max(1, gemm.batch))
+    return 1.0 + (1 - 1 / cores) * longer * cores / (rows * jobs)
 
 
 def _by_bytes(call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None) -> dict[str, float]:
@@ -220,7 +238,7 @@ def conv_terms(
     images, pixels, unfolded, channels, dtype = sizes
     rates, freq = device.rates, device.freq_hz
     item = itemsize(dtype)
-    tasks = images if images >= device.aic_cores else images * ceil(pixels / 128)
+    tasks = max(1, images if images >= device.aic_cores else images * ceil(pixels / 128))
     share = ceil(tasks / device.aic_cores) / tasks
     macs = mac_rate(dtype, device, family.hf32) * rates.mac_efficiency * freq
     work = images * pixels * unfolded * channels * share

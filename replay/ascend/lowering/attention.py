@@ -1,4 +1,7 @@
-"""Lowering of attention: torch's fused variants, flash-attention, vLLM, SGLang, aiter and torch_npu names."""
+"""Lowering of dense and packed attention: torch's fused variants, flash-attention, aiter and torch_npu's training ops.
+
+Attention over a paged cache is in `paged`.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,6 @@ from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.lowering.registry import lowers
 from opreplay.replay.ascend.lowering.view import OpView, is_contiguous, kernel, spec, strided_copy
 from opreplay.traces.model import TensorMeta
-
-ASSUMED_CONTEXT = 1024
-"""Tokens of context taken for paged attention when the trace does not say."""
 
 
 def _three(op: OpView, at: int = 0) -> tuple[TensorMeta, TensorMeta, TensorMeta]:
@@ -146,44 +146,3 @@ def _npu(op: OpView, kind: str) -> KernelCall:
     inputs = [spec(t.shape, t.dtype) for t in (q, k, v)]
     outputs = op.outputs(spec(q.shape, q.dtype))
     return kernel(kind, inputs, outputs, pairs=float(pairs), rows=rows, head_dim=dim)
-
-
-@lowers(
-    "vllm::unified_attention", "vllm::unified_attention_with_output", "vllm::unified_mla_attention",
-    "vllm::unified_mla_attention_with_output", "_C::paged_attention_v1", "_C::paged_attention_v2",
-    "_rocm_C::paged_attention", "_vllm_fa2_C::varlen_fwd", "_vllm_fa3_C::fwd", "aiter::mha_batch_prefill",
-    "aiter::paged_attention_rocm", "aiter::paged_attention_v1", "aiter::pa_fwd_asm", "aiter::unified_attention",
-    "sgl_kernel::fwd", "npu::npu_fused_infer_attention_score", "npu::npu_incre_flash_attention",
-    "npu::npu_prompt_flash_attention", "npu::_npu_paged_attention", "npu::npu_fused_infer_attention_score_v2",
-    "npu::_npu_flash_attention", "vllm::unified_ascend_attention_with_output", "sgl_kernel::flash_mla_with_kvcache",
-    "sglang::unified_attention_with_output", "aiter::mla_decode_fwd", "sgl_kernel::cutlass_mla_decode",
-)  # fmt: skip
-def paged(op: OpView) -> Iterable[KernelCall]:
-    """Attention over a paged cache: lengths are contents and are not recorded, so a context is assumed."""
-    q = op.meta("query", "q", "Q")
-    if q is None:
-        q = next(t for t in op.tensors if len(t.shape) >= 3)
-    k = op.meta("key", "k", "key_cache", "K", "kcache")
-    k = k if k is not None and len(k.shape) >= 2 else q
-    heads = q.shape[-2] if len(q.shape) >= 3 else op.integer("num_heads", "num_kv_heads", default=32)
-    dim = q.shape[-1] if len(q.shape) >= 3 else max(1, prod(q.shape[-1:]) // heads)
-    tokens = prod(q.shape) // max(1, heads * dim)
-    context = op.number("max_seq_len", "max_seqlen_k", "max_model_len", "max_k")
-    lengths = op.meta("seq_lens", "context_lens", "seqused_k", "actual_seq_lengths_kv", "cache_seqlens")
-    sequences = lengths.shape[0] if lengths is not None and lengths.shape else min(tokens, 256)
-    if context is None:
-        prompt = tokens > 1024
-        context = float(max(ASSUMED_CONTEXT, tokens)) if prompt else float(ASSUMED_CONTEXT)
-        sequences = max(1, tokens // int(context)) if prompt else sequences
-        op.note(f"context lengths are not recorded: {context:.0f} tokens assumed for {sequences} sequences")
-    new = tokens / max(1, sequences)
-    pairs = tokens * heads * (context - new / 2 if context > new else context / 2)
-    kv_heads = k.shape[-2] if len(k.shape) >= 3 else heads
-    cache = sequences * context * 2 * min(kv_heads, heads) * dim * 2
-    inputs = [spec((tokens, heads, dim), q.dtype)] * 1
-    out = spec((tokens, heads, dim), q.dtype)
-    call = kernel(
-        "FusedInferAttentionScore", inputs, [out], pairs=float(pairs), rows=tokens * heads, head_dim=dim,
-        moved_bytes=float(cache + 4 * prod(out.shape)),
-    )  # fmt: skip
-    return [call]

@@ -55,13 +55,21 @@ def _moved(kind: str, rows: int, width: int, dtype: str) -> KernelCall:
     return kernel(kind, [out], [out], indices=max(1, rows), moved_bytes=rows * width * itemsize(dtype))
 
 
-def grouped(rows: int, weight: TensorMeta, k: int, n: int) -> KernelCall:
-    """GroupedMatmul: every expert gets its even share of the rows."""
+def grouped(op: OpView, rows: int, weight: TensorMeta, k: int, n: int) -> KernelCall:
+    """GroupedMatmul: rows spread evenly over the experts, and how many the busiest expert has where that is known."""
+    loads = op.contents.expert_rows if op.contents is not None else None
+    if loads is not None:
+        rows = sum(loads)
+    else:
+        op.note(f"routing is contents: {rows} rows taken as spread evenly over the experts")
     experts = max(1, weight.shape[0]) if len(weight.shape) == 3 else 1
     share = -(-rows // experts)
     used = min(experts, max(1, rows))
     a, b = spec((used, share, k), weight.dtype), spec((used, k, n), weight.dtype)
-    return kernel("GroupedMatmul", [a, b], [spec((used, share, n), weight.dtype)], transpose_a=False, transpose_b=False)
+    return kernel(
+        "GroupedMatmul", [a, b], [spec((used, share, n), weight.dtype)], transpose_a=False, transpose_b=False,
+        rows=rows, busiest=max(loads, default=share) if loads is not None else share,
+    )  # fmt: skip
 
 
 @lowers(
@@ -84,12 +92,11 @@ def fused_experts(op: OpView) -> Iterable[KernelCall]:
     inner = w1.shape[1]
     gate: TensorSpec = spec((rows, inner), hidden.dtype)
     half = spec((rows, inner // 2), hidden.dtype)
-    op.note(f"routing is contents: {rows} rows taken as spread evenly over {w1.shape[0]} experts")
     return [
         _moved("MoeInitRouting", rows, width, hidden.dtype),
-        grouped(rows, w1, width, inner),
+        grouped(op, rows, w1, width, inner),
         kernel("SwiGlu", [gate], [half]),
-        grouped(rows, w2, inner // 2, width),
+        grouped(op, rows, w2, inner // 2, width),
         _moved("MoeFinalizeRouting", rows, width, hidden.dtype),
     ]
 
@@ -98,8 +105,6 @@ def fused_experts(op: OpView) -> Iterable[KernelCall]:
     "aten::_grouped_mm",
     "npu::npu_grouped_matmul",
     "aten::_scaled_grouped_mm",
-    "aiter::ck_moe_stage1",
-    "aiter::ck_moe_stage2",
 )
 def grouped_product(op: OpView) -> Iterable[KernelCall]:
     """GroupedMatmul of rows (T, K) with weights (E, K, N)."""
@@ -107,4 +112,21 @@ def grouped_product(op: OpView) -> Iterable[KernelCall]:
     rows = next(t for t in op.tensors if len(t.shape) == 2)
     k = rows.shape[1]
     n = weight.shape[2] if weight.shape[1] == k else weight.shape[1]
-    return [grouped(rows.shape[0], weight, k, n)]
+    return [grouped(op, rows.shape[0], weight, k, n)]
+
+
+@lowers("aiter::ck_moe_stage1", "aiter::ck_moe_stage2")
+def stages(op: OpView) -> Iterable[KernelCall]:
+    """GroupedMatmul of every token's slots: stage 1 (T, H) with w1 (E, 2I, H), SwiGlu; stage 2 (T, k, I) with w2."""
+    first = op.op.name.endswith("stage1")
+    hidden = op.meta("hidden_states" if first else "inter_states", at=0)
+    weight = op.meta("w1" if first else "w2", at=1 if first else 2)
+    if hidden is None or weight is None or len(weight.shape) != 3:
+        raise ValueError("a stage needs rows and the experts' weights")
+    top_k = op.integer("topk", default=ASSUMED_TOP_K)
+    rows = hidden.shape[0] * (top_k if len(hidden.shape) == 2 else hidden.shape[1])
+    product = grouped(op, rows, weight, weight.shape[2], weight.shape[1])
+    if not first:
+        return [product, _moved("MoeFinalizeRouting", rows, weight.shape[1], hidden.dtype)]
+    gate, half = ((rows, weight.shape[1] // part) for part in (1, 2))
+    return [product, kernel("SwiGlu", [spec(gate, hidden.dtype)], [spec(half, hidden.dtype)])]

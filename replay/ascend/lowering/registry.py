@@ -10,11 +10,13 @@ import msgspec
 from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.lowering.view import OpView, kernel, spec
 from opreplay.replay.ir import ReplayOp
+from opreplay.replay.reference.registry import canonical_name
+from opreplay.replay.work.contents import Contents
 
 Rule = Callable[[OpView], Iterable[KernelCall]]
 
 FAMILIES = (
-    "views", "matmul", "convolution", "attention", "norms", "elementwise", "reductions", "pooling", "indexing",
+    "views", "matmul", "convolution", "attention", "paged", "norms", "elementwise", "reductions", "pooling", "indexing",
     "movement", "optimizers", "random_fill", "moe", "collectives",
 )  # fmt: skip
 """Modules of this package that register rules."""
@@ -84,13 +86,14 @@ def _by_bytes(op: ReplayOp, view: OpView) -> list[KernelCall]:
     return [kernel("Unknown", inputs, view.outputs(*fallback))]
 
 
-def lower(op: ReplayOp) -> Lowering:
-    """The kernels of one call of `op`. Never raises for a well-formed op.
+def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
+    """The kernels of one call of `op`, with arguments of these contents. Never raises for a well-formed op.
 
-    Where a rule meets arguments it cannot make sense of, the op is costed by its bytes, and a note says so.
+    Without contents lengths follow from the batch of the op's iteration, and routing is taken as even. Where a rule
+    meets arguments it cannot make sense of, the op is costed by its bytes, and a note says so.
     """
-    view = OpView(op)
-    rule = find_rule(op.called) or find_rule(op.name)
+    view = OpView(op, contents)
+    rule = find_rule(op.called) or find_rule(canonical_name(op.name))
     if rule is not None:
         try:
             kernels = list(rule(view))

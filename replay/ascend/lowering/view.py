@@ -9,6 +9,7 @@ from opreplay.replay.ascend.cost.sizes import itemsize
 from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
 from opreplay.replay.ascend.kernel_shapes import broadcast
 from opreplay.replay.ir import ReplayArg, ReplayOp
+from opreplay.replay.work.contents import Contents
 from opreplay.traces.model import TensorMeta
 
 _RANK = {"bool": 0, "uint8": 1, "int8": 1, "int16": 2, "int32": 3, "int64": 4}
@@ -82,8 +83,10 @@ def promote(dtypes: Iterable[str]) -> str:
 class OpView:
     """Read access to one op while it is lowered; collects kernels that make operands contiguous, and notes."""
 
-    def __init__(self, op: ReplayOp) -> None:
+    def __init__(self, op: ReplayOp, contents: Contents | None = None) -> None:
         self.op = op
+        self.contents = contents
+        """What the arguments' values amount to, where known."""
         self.args: dict[str, ReplayArg] = {arg.name: arg for arg in op.args}
         self.prologue: list[KernelCall] = []
         self.notes: list[str] = []

@@ -20,6 +20,7 @@ COMMANDS: dict[str, str] = {
     "inspect": "opreplay.cli.inspect",
     "plan": "opreplay.cli.plan",
     "simulate": "opreplay.cli.simulate",
+    "export": "opreplay.cli.export",
     "validate": "opreplay.cli.validate",
     "calibrate": "opreplay.cli.calibrate",
     "devices": "opreplay.cli.devices",

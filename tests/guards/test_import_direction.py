@@ -14,6 +14,7 @@ LAYERS = {"traces": 0, "initializers": 1, "replay": 2, "cli": 3}
 TORCH_AT_IMPORT = (
     "opreplay.initializers",
     "opreplay.replay.executors.torch_device",
+    "opreplay.replay.export",
     "opreplay.replay.outputs",
     "opreplay.replay.portable",
     "opreplay.replay.reference",

@@ -1,0 +1,84 @@
+"""`opreplay export`: chosen ops as a bundle that replays them with nothing but torch installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from opreplay.cli.options import (
+    ByteSize,
+    device_option,
+    execution_trace_option,
+    force_option,
+    init_options,
+    limit_option,
+    plugin_option,
+    selection_options,
+    trace_argument,
+)
+
+if TYPE_CHECKING:
+    from opreplay.traces.annotations import Phase
+
+
+@click.command("export", short_help="Write ops with a script that replays them with torch alone.")
+@trace_argument
+@execution_trace_option
+@click.option(
+    "--output",
+    "-o",
+    required=True,
+    metavar="DIR|FILE.zip",
+    help="Where to: a folder that is new or empty, or an archive.",
+)
+@device_option
+@selection_options
+@plugin_option
+@click.option("--keep-names", is_flag=True, help="Keep names of the trace, its device and kernels, and of private ops.")
+@click.option(
+    "--max-op-memory", type=ByteSize(), metavar="SIZE",
+    help="Leave out ops whose inputs must be made here and need more.  [default: half of the free memory]",
+)  # fmt: skip
+@init_options
+@force_option
+@limit_option
+def command(
+    trace: str, execution_trace: str | None, output: str, device: str, select: str, op_filter: tuple[str, ...],
+    exclude: tuple[str, ...], phase: Phase | None, top: int | None, min_share: float | None,
+    allow_import: tuple[tuple[str, str], ...], plugin: tuple[str, ...],
+    keep_names: bool, max_op_memory: int | None, init_module: tuple[str, ...], init_arg: tuple[str, ...],
+    force: bool, limit: tuple[tuple[str, str], ...],
+) -> None:  # fmt: skip
+    """Write the ops of TRACE as a bundle: ops.json, a script replay.py that needs nothing but torch, and a README.
+
+    The bundle names neither the model nor its files, machine or kernels, unless --keep-names is given. Ops that a
+    script cannot replay with torch alone are left out and listed.
+    """
+    from opreplay.cli import console
+    from opreplay.cli.inputs import open_input, plan_of
+    from opreplay.cli.planning import Selection, use_plugins
+    from opreplay.initializers.extensions import open_registry
+    from opreplay.replay.environment import default_op_bytes
+    from opreplay.replay.export import check_target, make_bundle, write_bundle
+    from opreplay.replay.export.files import left_out_lines
+    from opreplay.replay.policy import Policy
+
+    check_target(Path(output), force=force)
+    use_plugins(plugin)
+    registry = open_registry(init_module, init_arg)
+    selection = Selection(
+        select=select, include=op_filter, exclude=exclude, phase=phase, top=top, min_share=min_share,
+        allow_imports=dict(allow_import),
+    )  # fmt: skip
+    plan = plan_of(open_input(trace, limit, execution_trace=execution_trace), selection, device=device)
+    bundle = make_bundle(
+        plan, registry, policy=Policy(allow_imports=selection.allow_imports),
+        memory_bytes=max_op_memory or default_op_bytes(), keep_names=keep_names,
+    )  # fmt: skip
+    write_bundle(bundle, Path(output), force=force)
+    left = len(bundle.left_out)
+    console.show_line(f"exported {len(bundle.plan.ops)} of {len(plan.ops)} ops to {output}; {left} left out")
+    for line in left_out_lines(bundle, private=False):
+        console.show_line(line)

@@ -1,0 +1,6 @@
+"""Standalone bundles: chosen ops of a plan with one script that replays them wherever torch is installed."""
+
+from opreplay.replay.export.bundle import Bundle, LeftOut, make_bundle
+from opreplay.replay.export.files import check_target, write_bundle
+
+__all__ = ["Bundle", "LeftOut", "check_target", "make_bundle", "write_bundle"]

@@ -1,0 +1,137 @@
+"""Which ops of a plan can be replayed by a script with torch alone, and the plan that such a bundle holds.
+
+Owns the choice and what is taken out of the plan so that it names nothing of the model; not the files (`files`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from opreplay.initializers.registry import Registry
+from opreplay.replay import budget
+from opreplay.replay.executors.base import NotReplayable
+from opreplay.replay.export.instead import called_instead
+from opreplay.replay.export.values import Spec, describe
+from opreplay.replay.ir import Assumption, Reason, ReplayOp, ReplayPlan
+from opreplay.replay.plan_file import dump_plan
+from opreplay.replay.policy import LIBRARY_MODULES, TORCH_NAMESPACES, Policy, split_name
+from opreplay.replay.reference.catalog import LIBRARIES
+from opreplay.replay.resolve import find_overload
+
+BUNDLE_VERSION = 1
+"""Of the part of ops.json that the script reads beside the plan. Changes: 1 first version."""
+SOURCE = "bundle"
+"""Stands in the plan for the name of the trace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """One op that the bundle does not hold."""
+
+    name: str
+    count: int
+    reason: str
+
+    @property
+    def is_public(self) -> bool:
+        """Whether the name is that of a published library's op, and so tells nothing of the model."""
+        parts = split_name(self.name)
+        return parts is not None and parts[0] in (TORCH_NAMESPACES | LIBRARIES.keys() | LIBRARY_MODULES.keys())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """What goes into the files."""
+
+    plan: ReplayPlan
+    inputs: dict[str, dict[str, list[Spec | None] | int]]
+    """By op id and argument: what each tensor holds; under "*" the least elements of the first one's memory."""
+    instead: dict[str, dict[str, Any]]
+    """By op id: the op that does the same on devices without a kernel for the recorded one, and its inputs."""
+    left_out: tuple[LeftOut, ...]
+    keeps_names: bool
+
+    def to_json(self) -> bytes:
+        """A plan that opreplay reads, with what the script needs beside it under the key "bundle"."""
+        plan = msgspec.json.decode(dump_plan(self.plan))
+        left_out = [
+            {"name": one.name if self.keeps_names or one.is_public else None, "count": one.count, "why": self.why(one)}
+            for one in self.left_out
+        ]
+        extra = {"version": BUNDLE_VERSION, "inputs": self.inputs, "instead": self.instead, "left_out": left_out}
+        return msgspec.json.format(msgspec.json.encode({**plan, "bundle": extra}), indent=1) + b"\n"
+
+    def why(self, one: LeftOut) -> str:
+        """The reason as the bundle may tell it: in full, or its kind alone where the detail may hold names."""
+        return one.reason if self.keeps_names or one.is_public else one.reason.partition(":")[0]
+
+
+def make_bundle(
+    plan: ReplayPlan, registry: Registry, *, policy: Policy, seed: int = 0, memory_bytes: int, keep_names: bool = False
+) -> Bundle:
+    """The ops of a plan that a script can replay with torch alone, and the others with the reason why not.
+
+    Without `keep_names` nothing that names the model, its files, machine or kernels is kept.
+    """
+    ops: list[ReplayOp] = []
+    inputs: dict[str, dict[str, list[Spec | None] | int]] = {}
+    instead: dict[str, dict[str, Any]] = {}
+    left_out: list[LeftOut] = []
+    for op in plan.ops:
+        try:
+            made, specs, other = _prepared(op, registry, policy, seed, memory_bytes)
+        except NotReplayable as stopped:
+            left_out.append(LeftOut(name=op.name, count=op.count, reason=str(stopped.reason)))
+            continue
+        ops.append(made if keep_names else _without_names(made))
+        inputs[op.id] = specs
+        if other is not None:
+            instead[op.id] = other
+    source, device = (plan.source, plan.device) if keep_names else (SOURCE, None)
+    return Bundle(
+        plan=msgspec.structs.replace(plan, source=source, device=device, ops=tuple(ops)), inputs=inputs,
+        instead=instead, left_out=tuple(left_out), keeps_names=keep_names,
+    )  # fmt: skip
+
+
+def _prepared(
+    op: ReplayOp, registry: Registry, policy: Policy, seed: int, memory_bytes: int
+) -> tuple[ReplayOp, dict[str, list[Spec | None] | int], dict[str, Any] | None]:
+    """The op for the bundle, its inputs, and what is called where it has no kernel. Raises NotReplayable."""
+    find_overload(op, policy)
+    if op.resolved_by == "executor":
+        raise NotReplayable(Reason("library missing", "it runs through an executor of a plugin"))
+    if op.resolved_by == "reference":
+        raise NotReplayable(Reason("library missing", "opreplay's reference implementation, which is not in a bundle"))
+    if not op.called.startswith("aten::"):
+        raise NotReplayable(Reason("library missing", "a bundle calls ops of ATen alone"))
+    made, specs, notes = describe(op, registry, seed=seed, memory_bytes=memory_bytes)
+    made = msgspec.structs.replace(made, assumptions=made.assumptions + notes)
+    inputs: dict[str, list[Spec | None] | int] = {**specs}
+    if least := budget.base_elements(op):
+        inputs["*"] = least
+    other = None
+    if op.resolved_by == "equivalent" and (call := called_instead(op)) is not None:
+        call, theirs, _ = describe(call, registry, seed=seed, memory_bytes=memory_bytes)
+        shown = {"name": call.name, "overload": call.overload, "args": msgspec.to_builtins(call.args)}
+        other = {"op": shown, "inputs": theirs}
+    return made, inputs, other
+
+
+def _without_names(op: ReplayOp) -> ReplayOp:
+    """The op without kernels, texts of other tools and notes that may name something of the model.
+
+    A converted op gets the name of what is called: its own may be that of a private library.
+    """
+    name, via = (op.name, op.via) if op.resolved_by == "equivalent" else (op.called, None)
+    recorded = msgspec.structs.replace(op.recorded, kernels=())
+    kept = tuple(note for note in op.assumptions if not _names_something(op, note))
+    return msgspec.structs.replace(op, name=name, via=via, recorded=recorded, assumptions=kept, origin=None, batch=None)
+
+
+def _names_something(op: ReplayOp, note: Assumption) -> bool:
+    private = op.name != op.called and op.name in note.what
+    return private or ".py:" in note.what or any(kernel.name in note.what for kernel in op.recorded.kernels)

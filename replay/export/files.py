@@ -1,0 +1,111 @@
+"""The three files of a bundle, in a folder or a zip archive; owns their text and where they may be written."""
+
+from __future__ import annotations
+
+import zipfile
+from collections import Counter
+from pathlib import Path
+
+from opreplay.replay.export.bundle import Bundle
+from opreplay.replay.ir import ReplayOp
+from opreplay.traces.errors import UsageError
+
+NAMES = ("ops.json", "replay.py", "README.md")
+SCRIPT = Path(__file__).with_name("script.py")
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+"""Time of the entries of an archive: the same bundle gives the same bytes."""
+SHOWN = 200
+"""Ops listed in the README; ops.json has all."""
+
+
+def check_target(path: Path, *, force: bool) -> None:
+    """Raises UsageError where the bundle may not be written: an existing archive or a folder that is not empty."""
+    hint = "Name another one, or overwrite the bundle's files with --force."
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"cannot write {path}", hint="Name a file or folder in a folder that exists.")
+    if path.suffix.lower() == ".zip":
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder", hint="Name a file.")
+        if path.exists() and not force:
+            raise UsageError(f"{path} exists", hint=hint)
+    elif path.exists() and not path.is_dir():
+        raise UsageError(f"{path} is a file", hint="Name a folder, or a file that ends in .zip.")
+    elif path.is_dir() and any(path.iterdir()) and not force:
+        raise UsageError(f"{path} is not empty", hint=hint)
+
+
+def write_bundle(bundle: Bundle, path: Path, *, force: bool = False) -> None:
+    """Write ops.json, replay.py and README.md into a folder, or into one of the archive's name in a .zip file.
+
+    Raises UsageError as `check_target` does, and for what cannot be written.
+    """
+    check_target(path, force=force)
+    texts = (bundle.to_json(), SCRIPT.read_bytes(), readme(bundle).encode())
+    try:
+        if path.suffix.lower() == ".zip":
+            with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+                for name, text in zip(NAMES, texts, strict=True):
+                    entry = zipfile.ZipInfo(f"{path.stem}/{name}", _EPOCH)
+                    entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
+                    archive.writestr(entry, text)
+            return
+        path.mkdir(exist_ok=True)
+        for name, text in zip(NAMES, texts, strict=True):
+            (path / name).write_bytes(text)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}", hint="Check the folder and its rights.") from None
+
+
+def readme(bundle: Bundle) -> str:
+    """What the bundle is, how to run it, what it holds and what it leaves out."""
+    ops = bundle.plan.ops
+    parts = [
+        "# Ops to replay\n",
+        f"`replay.py` replays the {len(ops)} ops of `ops.json`, one by one, with random inputs of the recorded\n"
+        "shapes, strides and types, and prints the median time of each. It needs Python 3.10 or newer and PyTorch,\n"
+        "nothing else.\n",
+        "```console\n$ python replay.py --device cuda\n$ python replay.py --op aten::mm --iterations 50 --json\n```\n",
+        "Times are of one call, host and device together, in microseconds. The exit code is 1 when an op failed.\n"
+        "`ops.json` is also a plan: `opreplay run ops.json` measures and predicts the same ops.\n",
+        "## Ops\n",
+        "| id | calls | recorded µs a call | op | tensors | assumed |\n|---|---:|---:|---|---|---|",
+        *(_row(op) for op in ops[:SHOWN]),
+    ]
+    if len(ops) > SHOWN:
+        parts.append(f"\nand {len(ops) - SHOWN} more in `ops.json`.")
+    if bundle.instead:
+        named = Counter(op.name for op in ops if op.id in bundle.instead)
+        parts.append("\nWhere the device has no kernel for these, the script calls another op and says so: "
+                     + ", ".join(f"`{name}`" for name in sorted(named)) + ".")  # fmt: skip
+    elsewhere = sorted({op.name for op in ops if op.resolved_by == "equivalent" and op.id not in bundle.instead})
+    if elsewhere:
+        shown = ", ".join(f"`{name}`" for name in elsewhere)
+        parts.append(f"\nThese run only where torch has a kernel for them: {shown}.")
+    if bundle.left_out:
+        parts += ["\n## Left out\n", *left_out_lines(bundle, private=not bundle.keeps_names)]
+    return "\n".join(parts) + "\n"
+
+
+def left_out_lines(bundle: Bundle, *, private: bool) -> list[str]:
+    """One line a kind of op that is not in the bundle; with `private`, without names that may tell of the model."""
+    groups: Counter[tuple[str, str]] = Counter()
+    for one in bundle.left_out:
+        named = not private or one.is_public
+        groups[one.name if named else "ops of other names", bundle.why(one) if private else one.reason] += 1
+    return [f"* {count} × {_cell(name)}: {_cell(why)}" for (name, why), count in groups.most_common()]
+
+
+def _row(op: ReplayOp) -> str:
+    recorded = op.recorded
+    time_us = (recorded.device_us_total or recorded.host_us_total) / op.count
+    tensors = " ".join(
+        f"{meta.dtype}[{','.join(map(str, meta.shape))}]" for arg in op.args for meta in arg.tensors if meta is not None
+    )
+    notes = "; ".join(f"{note.argument}: {note.what}" for note in op.assumptions)
+    return f"| {op.id} | {op.count} | {time_us:.1f} | {_cell(op.name)} | {_cell(tensors[:80])} | {_cell(notes[:160])} |"
+
+
+def _cell(text: str) -> str:
+    """Text without what Markdown or a terminal would take for more than text."""
+    plain = "".join(c if c.isprintable() else "?" for c in text)
+    return plain.replace("|", "\\|").replace("<", "&lt;").replace("`", "'")

@@ -1,0 +1,107 @@
+"""What an op that is replayed through an equivalent really calls, as an op of its own that needs torch alone.
+
+The equivalent is called on meta tensors under a watch for the op that it is declared to go through. Owns the watching;
+which op has an equivalent is `opreplay.replay.portable`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+from torch.overrides import TorchFunctionMode
+
+from opreplay.replay import tensors
+from opreplay.replay.ir import ReplayArg, ReplayOp
+from opreplay.replay.portable import EQUIVALENTS
+from opreplay.replay.schema import ArgSpec, plain_float, specs_of
+from opreplay.traces.model import TensorMeta
+
+_DTYPE_NAMES = {dtype: name for name, dtype in tensors.DTYPES.items()}
+
+
+def called_instead(op: ReplayOp) -> ReplayOp | None:
+    """The call that the op's equivalent makes, with the same id, or None where it is not one call of one op.
+
+    Tensors that the equivalent derives, such as transposed views, are described by their own shape and strides.
+    """
+    equivalent = EQUIVALENTS.get(op.name)
+    if equivalent is None or not equivalent.via.startswith("aten::") or " " in equivalent.via:
+        return None
+    watch = _Watch(equivalent.via.removeprefix("aten::"))
+    try:
+        args = tensors.arguments(op, device=torch.device("meta"))
+        positional = [args[arg.name] for arg in op.args if not arg.keyword_only]
+        by_name = {arg.name: args[arg.name] for arg in op.args if arg.keyword_only}
+        with torch.no_grad(), watch:
+            equivalent.load()(*positional, **by_name)
+        return _as_op(op, equivalent.via, watch.calls)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, AssertionError, KeyError):
+        # Not every equivalent works without values; it is then left to devices that have the op itself.
+        return None
+
+
+class _Watch(TorchFunctionMode):
+    """Notes the calls of one op, by torch.ops or by torch's own functions of the same name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+        self.calls: list[tuple[str | None, tuple[Any, ...], dict[str, Any]]] = []
+
+    def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        schema = getattr(func, "_schema", None)
+        name = schema.name.removeprefix("aten::") if schema is not None else getattr(func, "__name__", "")
+        if name == self._name:
+            self.calls.append((None if schema is None else schema.overload_name, tuple(args), dict(kwargs or {})))
+        return func(*args, **(kwargs or {}))
+
+
+def _as_op(op: ReplayOp, via: str, calls: list[tuple[str | None, tuple[Any, ...], dict[str, Any]]]) -> ReplayOp | None:
+    if len(calls) != 1:
+        return None
+    overload, args, kwargs = calls[0]
+    spec = next((spec for spec in specs_of(via) if spec.overload == (overload or "")), None)
+    if spec is None or len(args) > len(spec.args):
+        return None
+    given = {arg.name: value for arg, value in zip(spec.args, args, strict=False)} | kwargs
+    known = {arg.name for arg in spec.args}
+    if not known >= set(given) or any(arg.name not in given and not arg.has_default for arg in spec.args):
+        return None
+    # What was left out before a given argument has a place in the call all the same.
+    made = tuple(_argument(arg, given[arg.name]) if arg.name in given else _default(arg) for arg in spec.args)
+    return msgspec.structs.replace(
+        op, name=via, via=None, resolved_by="jit", overload=spec.overload, schema=spec.text, args=made
+    )
+
+
+def _default(arg: ArgSpec) -> ReplayArg:
+    return ReplayArg(name=arg.name, type=arg.kind, value=arg.default, keyword_only=arg.keyword_only)
+
+
+def _argument(arg: ArgSpec, value: Any) -> ReplayArg:
+    made = ReplayArg(name=arg.name, type=arg.kind, keyword_only=arg.keyword_only, mutated=arg.mutated)
+    if isinstance(value, torch.Tensor):
+        return msgspec.structs.replace(made, tensors=(_meta(value),))
+    if isinstance(value, list | tuple) and any(isinstance(item, torch.Tensor) for item in value):
+        return msgspec.structs.replace(made, tensors=tuple(_meta(item) for item in value))
+    return msgspec.structs.replace(made, value=_plain(value))
+
+
+def _meta(tensor: torch.Tensor) -> TensorMeta:
+    return TensorMeta(
+        shape=tuple(tensor.shape), dtype=_DTYPE_NAMES[tensor.dtype], strides=tuple(tensor.stride()),
+        storage_offset=int(tensor.storage_offset()),
+    )  # fmt: skip
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(_plain(item) for item in value)
+    if isinstance(value, float):
+        return plain_float(value)
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    raise TypeError(f"{value!r} has no form in a plan")

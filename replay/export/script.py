@@ -1,0 +1,350 @@
+"""Replays the ops of ops.json beside this file, one by one, and prints how long each takes. Needs torch and no more.
+
+The ops are data: each names an ATen operator, looked up in torch's own table, and describes its arguments: shapes,
+strides, types, plain values, and what kind of numbers the tensors hold. The numbers themselves are drawn from a seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import math
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+NAME = re.compile(r"aten::([A-Za-z_][A-Za-z0-9_]*)")
+OVERLOAD = re.compile(r"[A-Za-z0-9_]*")
+TEXT = re.compile(r"[A-Za-z0-9_ .,>-]{0,200}")
+REFUSED = re.compile(r"from_file|save|load|unsafe(?!_view|_chunk|_split)|unchecked|reinterpret")
+BLOCK = 1_000_003
+"""Random elements before they repeat, so that large tensors are filled quickly."""
+SAMPLE_S = 100e-6
+"""A sample holds as many calls as take about this long together."""
+PARTS = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
+
+
+# ---- what is called
+
+
+def operator(op: dict[str, Any]) -> Callable[..., Any]:
+    """The overload that an op names. Raises ValueError for anything but a computation of ATen's."""
+    match, overload = NAME.fullmatch(op.get("via") or op["name"]), op.get("overload") or ""
+    if match is None or not OVERLOAD.fullmatch(overload) or REFUSED.search(match[1]):
+        raise ValueError(f"{op['name']!r} is no operator that this script calls")
+    known = [s.overload_name for s in torch._C._jit_get_schemas_for_operator(f"aten::{match[1]}")]
+    if overload not in known:
+        raise ValueError(f"torch {torch.__version__} has no aten::{match[1]}.{overload or 'default'}")
+    return getattr(getattr(torch.ops.aten, match[1]), overload or "default")
+
+
+def plain(arg: dict[str, Any], value: Any, device: torch.device) -> Any:
+    """A number, list, string, dtype, device, layout or memory format."""
+    kind = arg["type"].removesuffix("[]")
+    if isinstance(value, list):
+        return [plain(arg, item, device) for item in value]
+    if kind == "float" and type(value) is int:
+        return float(value)
+    if not isinstance(value, str):
+        return value
+    if kind == "Device":
+        return torch.device("cpu") if value.startswith("cpu") else device
+    if kind in ("ScalarType", "Layout", "MemoryFormat"):
+        found = getattr(torch, value.removeprefix("torch."), None)
+        if not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
+            raise ValueError(f"torch has no {value}")
+        return found
+    if kind == "str":
+        if not TEXT.fullmatch(value):
+            raise ValueError(f"a text of argument {arg['name']} is no option of a computation")
+        return value
+    return float(value) if value in ("inf", "-inf", "nan") else complex(value)
+
+
+# ---- tensors
+
+
+def allocate(meta: dict[str, Any], device: torch.device, memories: dict[int, torch.Tensor], least: int) -> torch.Tensor:
+    """A tensor as recorded: shape, strides, storage offset, and the memory that it shares with others."""
+    dtype = getattr(torch, meta["dtype"], None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"torch {torch.__version__} has no dtype {meta['dtype']}")
+    shape, offset, number = meta["shape"], meta.get("storage_offset", 0), meta.get("storage")
+    strides = meta.get("strides")
+    if strides is None:
+        strides = [math.prod(max(1, n) for n in shape[i + 1 :]) for i in range(len(shape))]
+    reach = 0 if 0 in shape else offset + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    storage = memories[number] if number is not None else torch.empty(max(reach, least), dtype=dtype, device=device)
+    return torch.empty(0, dtype=dtype, device=device).set_(
+        storage.untyped_storage(), offset if reach else 0, shape, strides
+    )
+
+
+def shared(op: dict[str, Any], device: torch.device) -> dict[int, torch.Tensor]:
+    """A memory for each number that several tensors of the op have."""
+    reach: dict[int, int] = {}
+    for meta in (
+        meta for arg in op["args"] for meta in arg.get("tensors", ()) if meta and meta.get("storage") is not None
+    ):
+        tensor = allocate({**meta, "storage": None}, torch.device("meta"), {}, 0)
+        size = tensor.untyped_storage().nbytes()
+        reach[meta["storage"]] = max(reach.get(meta["storage"], 0), size)
+    return {number: torch.empty(size, dtype=torch.uint8, device=device) for number, size in reach.items()}
+
+
+def span(tensor: torch.Tensor) -> torch.Tensor:
+    """All elements between the first and the last one, each once, gaps included."""
+    if not tensor.numel():
+        return tensor.new_empty(0)
+    reach = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((reach,), (1,))
+
+
+def repeat(tensor: torch.Tensor, draw: Callable[[int], torch.Tensor]) -> None:
+    """Fill with one block of numbers, copied on."""
+    flat = span(tensor)
+    if tensor.dtype in PARTS:
+        flat = torch.view_as_real(flat).reshape(-1) if tensor.dtype != torch.complex32 else flat.view(torch.float16)
+    done = min(BLOCK, flat.numel())
+    if done:
+        flat[:done].copy_(draw(done))
+    while done < flat.numel():
+        step = min(done, flat.numel() - done)
+        flat[done : done + step].copy_(flat[:step])
+        done += step
+
+
+def fill(tensor: torch.Tensor, spec: dict[str, Any], generator: torch.Generator) -> None:
+    """Numbers of the kind that `spec` says."""
+    kind, low, high, device = spec["fill"], spec.get("low", 0), spec.get("high", 1), tensor.device
+
+    def draw(count: int) -> torch.Tensor:
+        if kind == "integers":
+            return torch.randint(low, max(high, low + 1), (count,), generator=generator, device=device)
+        if kind == "coins":
+            return torch.rand(count, generator=generator, device=device) < spec.get("density", 0.5)
+        if kind == "signs":
+            return torch.randint(0, 2, (count,), generator=generator, device=device) * 2 - 1
+        made = torch.empty(count, device=device)
+        made = made.uniform_(low, high, generator=generator) if kind == "uniform" else made.normal_(generator=generator)
+        return made.round().clamp(-1, 1).exp2() if "e8m0" in str(tensor.dtype) else made
+
+    if "float4" in str(tensor.dtype):  # two numbers a byte
+        tensor = tensor.view(torch.uint8)
+        kind, low, high = "integers", 0, 256
+    if kind in ("normal", "uniform", "integers", "coins", "signs"):
+        repeat(tensor, draw)
+    else:
+        assign(tensor, ARRANGED[kind](tensor, spec, generator))
+
+
+def assign(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Write values, also where elements share memory."""
+    values = values.to(tensor.dtype).to(tensor.device).expand(tensor.shape)
+    places = torch.arange(span(tensor).numel(), device=tensor.device).as_strided(tensor.shape, tensor.stride())
+    span(tensor)[places.reshape(-1)] = values.reshape(-1)
+
+
+def listed(tensor: torch.Tensor, spec: dict[str, Any], _: torch.Generator) -> torch.Tensor:
+    numbers = [float(v) if isinstance(v, str) else v for v in spec["values"]]
+    return torch.tensor(numbers).reshape(tensor.shape)
+
+
+def ramp(tensor: torch.Tensor, spec: dict[str, Any], _: torch.Generator) -> torch.Tensor:
+    """Ascending along the last dimension, from `low` to `high`."""
+    count = tensor.shape[-1]
+    steps = torch.arange(count, dtype=torch.float64) * (spec["high"] - spec["low"]) / max(1, count - 1) + spec["low"]
+    return steps if tensor.dtype.is_floating_point else steps.floor()
+
+
+def softmax(tensor: torch.Tensor, spec: dict[str, Any], generator: torch.Generator) -> torch.Tensor:
+    scores = torch.empty(tensor.shape, device=tensor.device).normal_(generator=generator)
+    return scores.log_softmax(spec["dim"]) if spec.get("log") else scores.softmax(spec["dim"])
+
+
+def positive_definite(tensor: torch.Tensor, _: dict[str, Any], generator: torch.Generator) -> torch.Tensor:
+    size = tensor.shape[-1]
+    half = torch.empty(tensor.shape, device=tensor.device).normal_(generator=generator) / (2 * size)
+    return half + half.mT + 2 * torch.eye(size, device=tensor.device)
+
+
+def chosen(tensor: torch.Tensor, spec: dict[str, Any], generator: torch.Generator) -> torch.Tensor:
+    """Exactly `count` elements are true."""
+    order = torch.randperm(tensor.numel(), generator=generator, device=tensor.device)
+    return (order < spec["count"]).reshape(tensor.shape)
+
+
+def causal(tensor: torch.Tensor, spec: dict[str, Any], _: torch.Generator) -> torch.Tensor:
+    """What a query sees of the keys before it: 0 or true there, `low` or false elsewhere."""
+    seen = torch.ones(tensor.shape[-2:], dtype=torch.bool, device=tensor.device).tril(
+        tensor.shape[-1] - tensor.shape[-2]
+    )
+    return seen if tensor.dtype is torch.bool else torch.where(seen, 0.0, float(spec["low"]))
+
+
+ARRANGED: dict[str, Callable[..., torch.Tensor]] = {
+    "values": listed, "ramp": ramp, "softmax": softmax, "positive definite": positive_definite, "chosen": chosen,
+    "causal": causal,
+}  # fmt: skip
+
+
+# ---- one op
+
+
+class Call:
+    """An op with its arguments, ready to be called again and again."""
+
+    def __init__(self, op: dict[str, Any], inputs: dict[str, Any], device: torch.device, seed: int) -> None:
+        self.function = operator(op)
+        generator = torch.Generator(device).manual_seed(seed)
+        torch.manual_seed(seed)
+        memories, least = shared(op, device), inputs.get("*", 0)
+        self.positional: list[Any] = []
+        self.by_name: dict[str, Any] = {}
+        written: list[torch.Tensor] = []
+        for arg in op["args"]:
+            value: Any = plain(arg, arg.get("value"), device)
+            if arg.get("tensors"):
+                made = [
+                    m and allocate(m, device, memories, least if i == 0 else 0) for i, m in enumerate(arg["tensors"])
+                ]
+                least = 0
+                for tensor, spec in zip(made, inputs.get(arg["name"], ()), strict=False):
+                    if tensor is not None and spec is not None:
+                        fill(tensor, spec, generator)
+                value = made if arg["type"] == "Tensor[]" else made[0]
+                written += [t for t in made if t is not None and arg.get("mutated")]
+            if arg.get("keyword_only"):
+                self.by_name[arg["name"]] = value
+            else:
+                self.positional.append(value)
+        self.saved = [(span(t), span(t).clone()) for t in written]
+
+    def __call__(self) -> Any:
+        return self.function(*self.positional, **self.by_name)
+
+    def reset(self) -> None:
+        """Give what the op writes to its first values again."""
+        for tensor, saved in self.saved:
+            tensor.copy_(saved)
+
+
+def shapes(result: Any) -> list[list[int]]:
+    if isinstance(result, torch.Tensor):
+        return [list(result.shape)]
+    return [shape for item in result for shape in shapes(item)] if isinstance(result, (list, tuple)) else []
+
+
+def measure(call: Call, iterations: int, synchronize: Callable[[], None]) -> list[float]:
+    """Microseconds a call, one number a sample; an op that writes to its arguments is reset between samples."""
+    for _ in range(3):
+        call()
+        call.reset()
+    synchronize()
+    start = time.perf_counter()
+    call()
+    synchronize()
+    calls = 1 if call.saved else max(1, min(1000, round(SAMPLE_S / max(time.perf_counter() - start, 1e-7))))
+    samples = []
+    for _ in range(iterations):
+        call.reset()
+        synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        synchronize()
+        samples.append((time.perf_counter() - start) / calls * 1e6)
+    return samples
+
+
+def replay(
+    op: dict[str, Any], bundle: dict[str, Any], options: argparse.Namespace, device: torch.device
+) -> dict[str, Any]:
+    """What became of one op: its times and the shapes of its results, or why it did not run."""
+    seed = (int(op["id"], 16) + options.seed) % 2**63
+    tries = [(op, bundle["inputs"].get(op["id"], {}))]
+    if op["id"] in bundle["instead"]:
+        other = bundle["instead"][op["id"]]
+        tries.append((other["op"], other["inputs"]))
+    result: dict[str, Any] = {"id": op["id"], "name": op["name"], "count": op["count"], "status": "failed"}
+    for one, inputs in tries:
+        try:
+            call = Call(one, inputs, device, seed)
+            outputs = shapes(call())
+            call.reset()
+            samples = measure(call, options.iterations, getattr(torch, device.type).synchronize)
+        except NotImplementedError as error:  # no kernel for this device: perhaps another op does the same
+            result["reason"] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+        except Exception as error:
+            result["reason"] = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
+            return result
+        else:
+            result.pop("reason", None)
+            via = None if one is op else one["name"]
+            times = {"median_us": statistics.median(samples), "min_us": min(samples), "samples": len(samples)}
+            return {**result, "status": "replayed", "via": via, "outputs": outputs, **times}
+    return result
+
+
+def recorded_us(op: dict[str, Any]) -> float:
+    """Recorded time of one call, on the device where it had any."""
+    recorded = op["recorded"]
+    return (recorded.get("device_us_total") or recorded["host_us_total"]) / op["count"]
+
+
+def described(op: dict[str, Any]) -> str:
+    metas = [meta for arg in op["args"] for meta in arg.get("tensors", ()) if meta]
+    return " ".join(f"{meta['dtype']}[{','.join(map(str, meta['shape']))}]" for meta in metas)[:60]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description="Replay the ops of ops.json with random inputs of the recorded shapes."
+    )
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, npu, ... (default: cpu)")
+    parser.add_argument("--iterations", type=int, default=20, help="samples an op (default: 20)")
+    parser.add_argument("--op", help="only ops whose name contains this, or of this id")
+    parser.add_argument("--seed", type=int, default=0, help="of the inputs' values (default: 0)")
+    parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
+    options = parser.parse_args()
+    if options.iterations < 1:
+        parser.error("--iterations must be at least 1")
+    device = torch.device(options.device)
+    if device.type == "npu":
+        importlib.import_module("torch_npu")
+    torch.set_grad_enabled(False)
+    plan = json.loads((Path(__file__).resolve().parent / "ops.json").read_text(encoding="utf-8"))
+    ops = [op for op in plan["ops"] if not options.op or options.op in op["name"] or op["id"].startswith(options.op)]
+    if not ops:
+        parser.error(f"no op matches {options.op!r}")
+    results = []
+    for op in ops:
+        result = replay(op, plan["bundle"], options, device)
+        results.append(result)
+        if not options.json:
+            time_us = f"{result['median_us']:12.1f}" if result["status"] == "replayed" else f"{'failed':>12}"
+            via = f"  via {result['via']}" if result.get("via") else ""
+            said = via or (f"  {result['reason']}" if "reason" in result else "")
+            if not results[1:]:
+                print(f"{'id':12}  {'count':>6}  {'recorded us':>12}  {'median us':>12}  op")
+            print(
+                f"{op['id']}  {op['count']:6}  {recorded_us(op):12.1f}  {time_us}  {op['name']}  {described(op)}{said}"
+            )
+    failed = sum(result["status"] == "failed" for result in results)
+    if options.json:
+        facts = {"torch": torch.__version__, "device": str(device), "seed": options.seed, "results": results}
+        print(json.dumps(facts, indent=1))
+    else:
+        print(f"replayed {len(results) - failed} of {len(results)} ops on {device}, torch {torch.__version__}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

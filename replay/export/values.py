@@ -1,0 +1,182 @@
+"""What the tensors of an op must hold, in a form that a bundle's script can make without opreplay.
+
+Plain values are described by their kind. What an initializer put in is kept value by value where it is small, else
+described by the kind of numbers it is; anything else stops the op's export. Owns the descriptions, not the drawing of
+the numbers (`script`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from opreplay.initializers import fill
+from opreplay.initializers.base import InitContext, InitializerError
+from opreplay.initializers.dense import DenseInit, safe_bound, values_for
+from opreplay.initializers.registry import Registry
+from opreplay.replay import aliasing, budget, tensors
+from opreplay.replay.executors.base import NotReplayable
+from opreplay.replay.executors.torch_device import seed_of
+from opreplay.replay.ir import Assumption, Reason, ReplayOp
+
+Spec = dict[str, Any]
+"""{"fill": kind, ...} as `script.fill` takes it."""
+KEPT_VALUES = 8192
+"""Elements of a tensor up to which its values are written out."""
+UNIFORM_INTEGERS = frozenset({"index", "index_list", "few_ties", "unpool_indices", "pool_indices", "domain", "repeats"})
+"""Initializers whose integers are drawn uniformly from a range, so that others of the same range do as well."""
+
+
+def describe(
+    op: ReplayOp, registry: Registry, *, seed: int, memory_bytes: int
+) -> tuple[ReplayOp, dict[str, list[Spec | None]], tuple[Assumption, ...]]:
+    """The op, a description for each tensor of each argument, and what was assumed or approximated.
+
+    Nothing is allocated unless an initializer has a say; then it fills the arguments on the CPU, and those of them that
+    it must choose for one argument alone no longer share memory. Raises NotReplayable.
+    """
+    look = _context(op, torch.device("meta"), seed)
+    rule = registry.find(look)
+    high = safe_bound(look)
+    specs = {name: [_plain(name, t, high) for t in _listed(look.args[name])] for name in look.metas}
+    if rule is None:
+        return op, specs, ()
+    args, apart = aliasing.apart(op.args, aliasing.INDEXED, integers_only=True)
+    op = msgspec.structs.replace(op, args=args)
+    if (reason := budget.over_budget(op, memory_bytes)) is not None:
+        raise NotReplayable(reason)
+    context = _context(op, torch.device("cpu"), seed)
+    DenseInit().initialize(context)
+    before = {name: [None if t is None else t.clone() for t in _listed(context.args[name])] for name in context.metas}
+    try:
+        report = registry.apply(rule, context)
+    except (InitializerError, RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise NotReplayable(Reason("failed", f"initializer {rule.name}: {error}")) from error
+    notes = [*apart, *(Assumption(argument=argument, what=what) for argument, what in report.assumed.items())]
+    for name in context.metas:
+        for i, (tensor, old) in enumerate(zip(_listed(context.args[name]), before[name], strict=True)):
+            if tensor is not None and old is not None and not _same(tensor, old):
+                specs[name][i], about = _arranged(op, rule.name, name, tensor)
+                notes += [Assumption(argument=name, what=about)] if about else []
+    return op, specs, tuple(notes)
+
+
+def _context(op: ReplayOp, device: torch.device, seed: int) -> InitContext:
+    op_seed = seed_of(op, seed)
+    return InitContext(
+        op=op.called, args=tensors.arguments(op, device=device),
+        metas={arg.name: arg.tensors for arg in op.args if arg.tensors},
+        generator=torch.Generator().manual_seed(op_seed), seed=op_seed, outputs=op.outputs, batch=op.batch,
+        run_seed=seed, keyword_only=frozenset(arg.name for arg in op.args if arg.keyword_only),
+    )  # fmt: skip
+
+
+def _listed(value: Any) -> Sequence[torch.Tensor | None]:
+    return value if isinstance(value, list) else [value]
+
+
+def _plain(name: str, tensor: torch.Tensor | None, high: int) -> Spec | None:
+    if tensor is None:
+        return None
+    values = values_for(name, tensor.dtype, high)
+    if values.kind == "integers":
+        top = int(values.high)
+        if fill.is_integer(tensor.dtype):
+            top = min(top, torch.iinfo(tensor.dtype).max)
+        return {"fill": "integers", "low": int(values.low), "high": top}
+    return (
+        {"fill": "uniform", "low": values.low, "high": values.high}
+        if values.kind == "uniform"
+        else {"fill": values.kind}
+    )
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether all bytes are the same; a nan is one."""
+    return (
+        bool((one.contiguous().view(torch.uint8) == other.contiguous().view(torch.uint8)).all())
+        if one.numel()
+        else True
+    )
+
+
+def _arranged(op: ReplayOp, rule: str, name: str, tensor: torch.Tensor) -> tuple[Spec, str | None]:
+    """What an initializer put into one tensor, and a note where the description only approximates it."""
+    if tensor.numel() == 0:
+        return {"fill": "normal"}, None
+    if rule == "saved_softmax":
+        dim = next((arg.value for arg in op.args if arg.name == "dim"), -1)
+        return {"fill": "softmax", "dim": dim, "log": "log_softmax" in op.called}, None
+    if rule == "well_conditioned":
+        return {"fill": "positive definite"}, None
+    low, high = _bounds(tensor)
+    if tensor.dtype is torch.bool:
+        return _boolean(tensor)
+    if low == high and fill.is_integer(tensor.dtype):
+        return {"fill": "integers", "low": int(low), "high": int(high) + 1}, None
+    if tensor.dim() > 1 and (found := _causal(tensor)) is not None:
+        return found, None
+    if rule in UNIFORM_INTEGERS and fill.is_integer(tensor.dtype):
+        return {"fill": "integers", "low": int(low), "high": int(high) + 1}, None
+    if bool((tensor.abs() == 1).all()):
+        return {"fill": "signs"}, None
+    if tensor.numel() <= KEPT_VALUES:
+        return {"fill": "values", "values": _json_values(tensor)}, None
+    if _ascends(tensor):
+        return {"fill": "ramp", "low": low, "high": high}, f"ascending from {low:g} to {high:g} in even steps"
+    if fill.is_integer(tensor.dtype):
+        what = f"{name} holds {tensor.numel()} integers of initializer {rule}, limit {KEPT_VALUES}"
+        raise NotReplayable(Reason("budget", f"values: {what}"))
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise NotReplayable(Reason("budget", f"values: {name} holds {tensor.numel()} numbers that are not all finite"))
+    exact = rule in ("domain", "attention_backward")
+    return {"fill": "uniform", "low": low, "high": high}, None if exact else f"uniform in [{low:g}, {high:g}]"
+
+
+def _boolean(tensor: torch.Tensor) -> tuple[Spec, str | None]:
+    causal = _causal(tensor) if tensor.dim() > 1 else None
+    return causal or {"fill": "chosen", "count": int(tensor.sum())}, None
+
+
+def _causal(tensor: torch.Tensor) -> Spec | None:
+    """The description of a causal mask, or None for anything else."""
+    rows, columns = tensor.shape[-2:]
+    if rows < 2 or columns < 2:
+        return None
+    seen = torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows)
+    if tensor.dtype is torch.bool:
+        return {"fill": "causal"} if bool((tensor == seen).all()) else None
+    if not tensor.dtype.is_floating_point or tensor.dtype.itemsize == 1:
+        return None
+    low = tensor.min().item()
+    wanted = torch.where(seen, 0.0, low).to(tensor.dtype)
+    return {"fill": "causal", "low": _number(low)} if low < 0 and bool((tensor == wanted).all()) else None
+
+
+def _bounds(tensor: torch.Tensor) -> tuple[float, float]:
+    wide = tensor.to(torch.float64) if tensor.dtype.is_floating_point else tensor
+    if wide.is_complex():
+        wide = torch.view_as_real(wide.to(torch.complex128))
+    wide = wide.to(torch.uint8) if wide.dtype is torch.bool else wide
+    return wide.min().item(), wide.max().item()
+
+
+def _ascends(tensor: torch.Tensor) -> bool:
+    first = tensor.reshape(-1, tensor.shape[-1])
+    wide = first.to(torch.float64)
+    return bool((wide.diff(dim=-1) >= 0).all()) and bool((wide == wide[:1]).all())
+
+
+def _json_values(tensor: torch.Tensor) -> list[Any]:
+    if tensor.is_complex():
+        raise NotReplayable(Reason("failed", "complex values of an initializer cannot be written out"))
+    wide = tensor.to(torch.float64) if tensor.dtype.is_floating_point else tensor
+    return [_number(value) for value in wide.reshape(-1).tolist()]
+
+
+def _number(value: float) -> float | str:
+    return value if math.isfinite(value) else {math.inf: "inf", -math.inf: "-inf"}.get(value, "nan")

@@ -8,7 +8,8 @@ from pathlib import Path
 from types import TracebackType
 
 from opreplay.replay.report import csv_, markdown
-from opreplay.replay.results import Header, JsonLinesSink, MemorySink, OpResult, Record, Summary
+from opreplay.replay.result_lines import JsonLinesSink
+from opreplay.replay.results import Header, MemorySink, OpResult, Record, Summary
 from opreplay.traces.errors import UsageError
 
 Render = Callable[[Header, Sequence[OpResult], Summary], str]

@@ -1,11 +1,12 @@
-"""The result of a run: an append-only JSON Lines file with a versioned schema, and its values."""
+"""The result of a run: an append-only JSON Lines file with a versioned schema, and its values.
+
+Owns the records and how a file of them is read; how one is written so that no crash damages it is `result_lines`.
+"""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Literal, Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -13,10 +14,10 @@ from opreplay.replay.executors.base import Measurement
 from opreplay.replay.ir import Assumption, Resolution
 from opreplay.replay.reasons import ReasonTotal
 from opreplay.replay.work.amounts import Work
-from opreplay.traces.errors import FormatError, UsageError
+from opreplay.traces.errors import FormatError
 
-SCHEMA_VERSION = 1
-"""Changes of format: 1 first version."""
+SCHEMA_VERSION = 2
+"""Changes of format: 1 first version; 2 records "resumed", "trace" and "job", ops after an interrupted summary."""
 
 Status = Literal["replayed", "skipped", "failed"]
 
@@ -54,6 +55,14 @@ class MetaCheck(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.status}: {self.detail}" if self.detail else self.status
 
 
+class NpuKernel(msgspec.Struct, frozen=True, kw_only=True):
+    """All launches of one CANN type that the recorded calls of one op own."""
+
+    type: str
+    count: int
+    total_us: float
+
+
 class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="record"):
     """One op of a run. Times are microseconds a call; multiply by `count` for a total."""
 
@@ -77,12 +86,18 @@ class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="r
     bound: str | None = None
     """On the first SoC asked for."""
     simulated: dict[str, Simulated] = {}
+    npu_kernels: tuple[NpuKernel, ...] = ()
+    """What the NPU that was recorded ran, all calls, heaviest type first; only where a kernel table says it."""
     initializer: str | None = None
     assumptions: tuple[Assumption, ...] = ()
     meta: MetaCheck | None = None
     """Of a plan that was run on meta tensors."""
     work: Work | None = None
     """What the values of the arguments make the op do; None where that was not asked, or shapes alone decide."""
+    measure_s: float | None = None
+    """Wall time of the measuring loop."""
+    attempts: int = 1
+    """2 where the op went wrong among others and was tried again alone in a fresh process."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header", tag_field="record"):
@@ -95,10 +110,63 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header", tag_field=
     trace: dict[str, object]
     environment: dict[str, object]
     options: dict[str, object]
+    identity: dict[str, str] = {}
+    """What must be the same for the run to be continued: digests of plan and options, versions, device, seed."""
+
+
+class Resumed(msgspec.Struct, frozen=True, kw_only=True, tag="resumed", tag_field="record"):
+    """From here on lines are of a later process that continued the run."""
+
+    started_at: str
+    """UTC, ISO 8601."""
+    kept: int
+    """Ops whose results were there already."""
+    environment: dict[str, object]
+
+
+class TraceResult(msgspec.Struct, frozen=True, kw_only=True, tag="trace", tag_field="record"):
+    """What a run of several traces says of one of them, all calls together; times in microseconds."""
+
+    source: str
+    """Name of the file, with as much of its folder as tells it from the others."""
+    job: str
+    """Name of the job that the trace is a rank of; its own `source` where it stands alone."""
+    rank: int | None = None
+    world_size: int | None = None
+    ops: int
+    shared: int
+    """Of `ops`, those that other traces have as well."""
+    replayed: int
+    covered_share: float
+    recorded_us: float
+    measured_us: float
+    simulated_us: dict[str, float] = {}
+
+
+class JobResult(msgspec.Struct, frozen=True, kw_only=True, tag="job", tag_field="record"):
+    """The ranks of one job together."""
+
+    job: str
+    ranks: tuple[int, ...]
+    world_size: int | None
+    """As recorded; None where no rank says."""
+    rank_from: str
+    """"metadata", "file name", or "" for a trace that stands alone."""
+    ops: int
+    """Unique ops of all ranks."""
+    rank_ops: int
+    """Ops of the ranks added up: what would be run without merging them."""
+    replayed: int
+    covered_share: float
+    recorded_us: float
+    measured_us: float
+    slowest_rank_us: float
+    """Most recorded time of one rank."""
+    simulated_us: dict[str, float] = {}
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True, tag="summary", tag_field="record"):
-    """Last line of a result file; a file without one was interrupted."""
+    """Last line of a result file; a file without one was cut short. After an interrupted one a run may be continued."""
 
     ops: int
     replayed: int
@@ -119,7 +187,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, tag="summary", tag_fiel
     interrupted: bool = False
 
 
-Record = Header | OpResult | Summary
+Record = Header | OpResult | Resumed | TraceResult | JobResult | Summary
 
 
 class ResultSink(Protocol):
@@ -135,56 +203,20 @@ class MemorySink:
         self.header: Header | None = None
         self.results: list[OpResult] = []
         self.summary: Summary | None = None
+        self.traces: list[TraceResult] = []
+        self.jobs: list[JobResult] = []
 
     def write(self, record: Record) -> None:
         if isinstance(record, OpResult):
             self.results.append(record)
         elif isinstance(record, Header):
             self.header = record
-        else:
+        elif isinstance(record, Summary):
             self.summary = record
-
-
-class JsonLinesSink:
-    """Writes each record as one line and flushes it, so that a crash loses the op in flight and nothing else."""
-
-    def __init__(self, stream: BinaryIO, *, close: bool = False) -> None:
-        self._stream = stream
-        self._close = close
-        self._encoder = msgspec.json.Encoder()
-
-    @classmethod
-    def open(cls, path: str | Path, *, force: bool = False) -> JsonLinesSink:
-        """Open a new result file, before anything is measured. Raises UsageError when it exists and `force` is off."""
-        try:
-            stream = Path(path).open("wb" if force else "xb")  # noqa: SIM115 - the sink closes it
-        except FileExistsError:
-            raise UsageError(f"{path} exists", hint="Name another file, or overwrite it with --force.") from None
-        except OSError as error:
-            raise UsageError(
-                f"cannot write {path}: {error.strerror}", hint="Check the folder and its rights."
-            ) from None
-        return cls(stream, close=True)
-
-    def write(self, record: Record) -> None:
-        self._stream.write(self._encoder.encode(record) + b"\n")
-        self._stream.flush()
-
-    def close(self) -> None:
-        """Force the lines to the disk and close the file, unless the stream was the caller's."""
-        if not self._close or self._stream.closed:
-            return
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
-        self._stream.close()
-
-    def __enter__(self) -> JsonLinesSink:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        elif isinstance(record, TraceResult):
+            self.traces.append(record)
+        elif isinstance(record, JobResult):
+            self.jobs.append(record)
 
 
 class _Line(msgspec.Struct):
@@ -194,34 +226,62 @@ class _Line(msgspec.Struct):
     schema_version: int | None = None
 
 
+class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a result file holds."""
+
+    header: Header
+    results: tuple[OpResult, ...]
+    """One an op: where a continued run did one again, what came of it then."""
+    summary: Summary | None
+    """None where the file was cut short or is being continued."""
+    traces: tuple[TraceResult, ...] = ()
+    jobs: tuple[JobResult, ...] = ()
+    complete_bytes: int
+    """Length of the lines that are whole; what comes after is one that was cut short."""
+
+
 def read_results(path: str | Path) -> tuple[Header, list[OpResult], Summary | None]:
+    """The header, ops and summary of a result file; see `read_result_file`."""
+    file = read_result_file(path)
+    return file.header, list(file.results), file.summary
+
+
+def read_result_file(path: str | Path) -> ResultFile:
     """Read a result file; a last line cut short by a crash is left out, and then there is no summary.
 
     Raises FormatError for anything else that is not a result file of this version or an older one.
     """
     try:
-        lines = Path(path).read_bytes().split(b"\n")
+        data = Path(path).read_bytes()
     except OSError as error:
         raise FormatError(f"cannot read {path}: {error.strerror}") from None
+    lines = data.split(b"\n")
     complete = lines[:-1]
     if not complete:
         raise FormatError(f"{path} is no opreplay result: it has no complete line")
     header = _read_header(complete[0], path)
-    results: list[OpResult] = []
-    summary: Summary | None = None
-    decoder = msgspec.json.Decoder(OpResult | Summary)
+    sink = MemorySink()
+    again: dict[str, OpResult] | None = None
+    decoder = msgspec.json.Decoder(OpResult | Resumed | TraceResult | JobResult | Summary)
     for number, line in enumerate(complete[1:], start=2):
         try:
             record = decoder.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise FormatError(f"{path}, line {number}: {error}", hint="The file was changed or is damaged.") from None
-        if summary is not None:
+        if sink.summary is not None and not isinstance(record, Resumed):
             raise FormatError(f"{path}, line {number}: there is a line after the summary")
-        if isinstance(record, Summary):
-            summary = record
+        if isinstance(record, Resumed):
+            again = {**(again or {}), **{result.id: result for result in sink.results}}
+            sink = MemorySink()
         else:
-            results.append(record)
-    return header, results, summary
+            sink.write(record)
+    found = (
+        sink.results if again is None else list({**again, **{result.id: result for result in sink.results}}.values())
+    )
+    return ResultFile(
+        header=header, results=tuple(found), summary=sink.summary, traces=tuple(sink.traces), jobs=tuple(sink.jobs),
+        complete_bytes=len(data) - len(lines[-1]),
+    )  # fmt: skip
 
 
 def _read_header(line: bytes, path: str | Path) -> Header:

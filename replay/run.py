@@ -22,10 +22,24 @@ from opreplay.replay.describe import describe_inputs
 from opreplay.replay.ir import Reason, ReplayOp, ReplayPlan
 from opreplay.replay.isolation import ChildProcess, InProcess, Runner
 from opreplay.replay.measure import MeasureOptions
+from opreplay.replay.npu_kernels import npu_kernels
 from opreplay.replay.reasons import total_reasons
-from opreplay.replay.results import Header, OpResult, ResultSink, Simulated, Summary
+from opreplay.replay.results import (
+    Header,
+    JobResult,
+    OpResult,
+    ResultFile,
+    ResultSink,
+    Resumed,
+    Simulated,
+    Summary,
+    TraceResult,
+)
+from opreplay.replay.resume import identity_of, kept_results, refuse_another
+from opreplay.replay.schedule import Engine, Lanes, OneByOne, lane_devices, split_cpus
 from opreplay.replay.supplied_values import check_values_file
 from opreplay.replay.worker import WorkerConfig, make_executor
+from opreplay.traces.errors import EnvironmentRefused
 
 LIMIT_S = 60.0
 """Wall time of one op, set-up included, before its process is killed; more when `op_time_s` asks for more."""
@@ -33,6 +47,8 @@ LIMIT_PER_OP_TIME = 30.0
 
 Simulate = Callable[[ReplayOp], dict[str, Simulated]]
 """Predictions for one op by SoC, in the order asked for."""
+Close = Callable[[Sequence[OpResult]], Sequence[TraceResult | JobResult]]
+"""Records that follow from all results together."""
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +88,10 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A .safetensors file with real values for arguments of chosen ops."""
     check_work: bool = False
     """Whether results say how much work the values of the arguments cause."""
+    lanes: int = 1
+    """Ops that are measured at the same time, each in a process of its own; on the CPU with its share of processors."""
+    shared_device: bool = False
+    """Whether several lanes may use one accelerator."""
 
     def measure_options(self) -> MeasureOptions:
         """The part that the measuring loop needs."""
@@ -106,37 +126,45 @@ def run_plan(
     simulate: Simulate | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     runner: Runner | None = None,
+    engine: Engine | None = None,
     trace: dict[str, object] | None = None,
+    earlier: ResultFile | None = None,
+    devices: tuple[str, ...] = (),
+    close: Close | None = None,
 ) -> Summary:
     """Measure and predict every op of the plan; each result goes to the sink as soon as it is there.
 
     The sink gets a header first and a summary last, also when the run is interrupted: then the summary says so and the
-    exception passes on. `runner` replaces what the options would choose; `trace` is added to the header's facts.
-    Raises EnvironmentRefused when the device is missing, UsageError or FormatError for values that fit no op, before
-    anything is written.
+    exception passes on. `runner` or `engine` replace what the options would choose; `trace` is added to the header's
+    facts; `devices` names the simulated devices with their versions. With `earlier` the run goes on where that one
+    ended, without a new header. What `close` makes of all results is written before the summary.
+    Raises EnvironmentRefused when the device is missing, UsageError or FormatError for values that fit no op and for an
+    `earlier` of another run, before anything is written.
     """
     started = monotonic()
     if options.values is not None:
         check_values_file(plan, options.values)
-    options = msgspec.structs.replace(options, max_op_bytes=options.max_op_bytes or environment.default_op_bytes())
-    chosen = make_runner(options) if runner is None else runner
+    options = msgspec.structs.replace(options, max_op_bytes=options.max_op_bytes or _default_op_bytes(options, earlier))
+    chosen = engine if engine is not None else OneByOne(runner) if runner is not None else make_engine(options)
     results: list[OpResult] = []
     begun = False
     try:
         facts = chosen.start()
-        sink.write(_header(plan, options, facts, trace or {}))
+        header = _header(plan, options, facts, trace or {}, devices)
+        results += _begin(sink, header, earlier)
         begun = True
-        for index, op in enumerate(plan.ops):
-            elapsed = monotonic() - started
-            if on_progress is not None:
-                on_progress(_progress(index, len(plan.ops), op.name, elapsed))
-            outcome = _outcome(op, options, chosen, elapsed)
+        watch = _Watch(plan, options, started, len(results), on_progress)
+        done = {result.id for result in results}
+        for op, outcome in chosen.outcomes([op for op in plan.ops if op.id not in done], watch.decide):
             result = result_of(plan, op, outcome, simulate(op) if simulate is not None else {})
             sink.write(result)
             results.append(result)
+            watch.done = len(results)
+        for record in close(results) if close is not None else ():
+            sink.write(record)
     except BaseException:
         # A full disk may be what ended the run: the error that matters is the one on its way.
-        with suppress(OSError):
+        with suppress(OSError, EnvironmentRefused):
             if begun:
                 sink.write(summarize(plan, results, wall_s=monotonic() - started, interrupted=True))
         raise
@@ -149,16 +177,73 @@ def run_plan(
     return summary
 
 
-def make_runner(options: RunOptions) -> Runner:
-    """A child process for the ops, or this process where the options say so."""
-    config = WorkerConfig(
+class _Watch:
+    """Says where the run stands before each op, and which op is not to run."""
+
+    def __init__(
+        self, plan: ReplayPlan, options: RunOptions, started: float, kept: int, tell: Callable[[Progress], None] | None
+    ) -> None:
+        self._total, self._options, self._started, self._kept, self._tell = len(plan.ops), options, started, kept, tell
+        self.done = kept
+
+    def decide(self, op: ReplayOp) -> Outcome | None:
+        """The op's outcome where the plan, or the run's time budget, says that it is not to be run."""
+        elapsed_s = monotonic() - self._started
+        if self._tell is not None:
+            self._tell(_progress(self.done, self._total, op.name, elapsed_s, kept=self._kept))
+        if op.reason is not None:
+            return unable(op.reason)
+        limit_s = self._options.total_time_s
+        if limit_s is not None and elapsed_s >= limit_s:
+            return unable(Reason("budget", f"time: the run's {limit_s:g} s are spent (--total-time)"))
+        return None
+
+
+def _begin(sink: ResultSink, header: Header, earlier: ResultFile | None) -> list[OpResult]:
+    """Write the first line of this process; the results that are there already."""
+    if earlier is None:
+        sink.write(header)
+        return []
+    refuse_another(earlier, header.identity)
+    kept = kept_results(earlier)
+    sink.write(Resumed(started_at=header.started_at, kept=len(kept), environment=header.environment))
+    return kept
+
+
+def _default_op_bytes(options: RunOptions, earlier: ResultFile | None) -> int:
+    """What the run that is continued had, for as much may not be free any more; else a lane's part of half of what is
+    free."""
+    before = None if earlier is None else earlier.header.options.get("max_op_bytes")
+    return before if isinstance(before, int) else environment.default_op_bytes() // options.lanes
+
+
+def make_engine(options: RunOptions) -> Engine:
+    """One runner, or as many lanes as the options ask for."""
+    if options.lanes == 1:
+        return OneByOne(make_runner(options))
+    base, limit_s = worker_config(options), options.hard_limit_s()
+    cpus = split_cpus(options.lanes) if options.threads is None else [()] * options.lanes
+    devices = lane_devices(options.device, options.lanes, shared=options.shared_device)
+    configs = [
+        msgspec.structs.replace(base, device=device, cpus=own) for device, own in zip(devices, cpus, strict=True)
+    ]
+    return Lanes([ChildProcess(config, limit_s=limit_s) for config in configs])
+
+
+def worker_config(options: RunOptions) -> WorkerConfig:
+    """What a process that runs ops must know of the options."""
+    return WorkerConfig(
         executor=options.executor, device=options.device, threads=options.threads,
         memory_bytes=options.max_op_bytes or environment.default_op_bytes(), over_budget=options.over_budget,
-        seed=options.seed,
-        measure=options.measure_options(), allow_imports=options.allow_imports,
-        plugins=options.plugins,
-        init_modules=options.init_modules, init_args=options.init_args, values=options.values, check_work=options.check_work,
+        seed=options.seed, measure=options.measure_options(), allow_imports=options.allow_imports,
+        plugins=options.plugins, init_modules=options.init_modules, init_args=options.init_args,
+        values=options.values, check_work=options.check_work,
     )  # fmt: skip
+
+
+def make_runner(options: RunOptions) -> Runner:
+    """A child process for the ops, or this process where the options say so."""
+    config = worker_config(options)
     if options.isolation == "process":
         return ChildProcess(config, limit_s=options.hard_limit_s())
     shrink_to = config.memory_bytes if config.over_budget == "shrink" else None
@@ -190,15 +275,6 @@ def summarize(plan: ReplayPlan, results: Sequence[OpResult], *, wall_s: float, i
     )
 
 
-def _outcome(op: ReplayOp, options: RunOptions, runner: Runner, elapsed_s: float) -> Outcome:
-    """Run the op unless the plan, or the run's time budget, says that it is not to be run."""
-    if op.reason is not None:
-        return unable(op.reason)
-    if options.total_time_s is not None and elapsed_s >= options.total_time_s:
-        return unable(Reason("budget", f"time: the run's {options.total_time_s:g} s are spent (--total-time)"))
-    return runner.measure(op)
-
-
 def result_of(plan: ReplayPlan, op: ReplayOp, outcome: Outcome, simulated: dict[str, Simulated]) -> OpResult:
     """What a report says of one op: the outcome beside what was recorded and predicted; microseconds a call."""
     recorded = op.recorded
@@ -222,9 +298,12 @@ def result_of(plan: ReplayPlan, op: ReplayOp, outcome: Outcome, simulated: dict[
         simulated_us={soc: prediction.time_us for soc, prediction in simulated.items()},
         bound=None if first is None else first.bound,
         simulated=simulated,
+        npu_kernels=npu_kernels(recorded),
         initializer=outcome.initializer,
         assumptions=op.assumptions + outcome.assumptions,
         work=outcome.work,
+        measure_s=outcome.measure_s,
+        attempts=outcome.attempts,
     )
 
 
@@ -233,7 +312,9 @@ def _recorded_us(plan: ReplayPlan, op: ReplayOp) -> float:
     return op.recorded.device_us_total if plan.device_us_total > 0 else op.recorded.host_us_total
 
 
-def _header(plan: ReplayPlan, options: RunOptions, facts: dict[str, object], trace: dict[str, object]) -> Header:
+def _header(
+    plan: ReplayPlan, options: RunOptions, facts: dict[str, object], trace: dict[str, object], devices: tuple[str, ...]
+) -> Header:
     about: dict[str, object] = {
         "source": plan.source,
         "selection": plan.selection,
@@ -248,9 +329,11 @@ def _header(plan: ReplayPlan, options: RunOptions, facts: dict[str, object], tra
         trace={**about, **trace},
         environment={**environment.host_facts(), **facts},
         options=msgspec.to_builtins(options),
+        identity=identity_of(plan, msgspec.to_builtins(options), facts, devices=devices),
     )
 
 
-def _progress(done: int, total: int, current: str | None, elapsed_s: float) -> Progress:
-    remaining = elapsed_s / done * (total - done) if done else None
+def _progress(done: int, total: int, current: str | None, elapsed_s: float, *, kept: int = 0) -> Progress:
+    """`kept` of the ops that are done were done by the run that this one continues, in no time of its own."""
+    remaining = elapsed_s / (done - kept) * (total - done) if done > kept else None
     return Progress(done=done, total=total, current=current, elapsed_s=elapsed_s, remaining_s=remaining)

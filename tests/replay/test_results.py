@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from opreplay.replay.result_lines import JsonLinesSink
 from opreplay.replay.results import (
     SCHEMA_VERSION,
     Header,
-    JsonLinesSink,
     OpResult,
     Record,
     Summary,

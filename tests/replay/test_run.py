@@ -9,7 +9,8 @@ from opreplay.replay.executors.fake import FakeExecutor
 from opreplay.replay.ir import Assumption, Reason, Recorded, RecordedKernel, ReplayOp, ReplayPlan
 from opreplay.replay.isolation import InProcess
 from opreplay.replay.measure import MeasureOptions
-from opreplay.replay.results import JsonLinesSink, MemorySink, Record, Simulated, read_results
+from opreplay.replay.result_lines import JsonLinesSink
+from opreplay.replay.results import MemorySink, Record, Simulated, read_results
 from opreplay.replay.run import Progress, RunOptions, run_plan
 
 OPTIONS = RunOptions(executor="fake", isolation="none", max_op_bytes=10**6)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from opreplay.cli import console
 from opreplay.cli.exit_codes import ExitCode
 from opreplay.traces.model import Trace
@@ -49,6 +51,7 @@ def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:
     if not isinstance(trace, Trace):
         return {}
     info = trace.info
+    joined = info.kernel_details
     return {
         "dialect": info.dialect,
         "events": info.events,
@@ -59,4 +62,5 @@ def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:
         "rank": info.rank,
         "losses": info.report.losses,
         "repairs": info.report.repairs,
+        **({} if joined is None else {"kernel_details": msgspec.to_builtins(joined)}),
     }

@@ -29,7 +29,7 @@ def columns(socs: Sequence[str]) -> list[str]:
         "recorded_device_us", "recorded_host_us", "recorded_share",
         "measured_us", "measured_ci_low_us", "measured_ci_high_us",
         *(f"simulated_us_{soc}" for soc in socs), "bound", *(f"confidence_{soc}" for soc in socs),
-        "initializer", "assumptions", "work",
+        "initializer", "assumptions", "work", "npu_kernels",
     ]  # fmt: skip
 
 
@@ -49,6 +49,6 @@ def render(header: Header, results: Sequence[OpResult], summary: Summary) -> str
             *(r.simulated_us.get(soc) for soc in socs), cell(r.bound),
             *(r.simulated[soc].confidence if soc in r.simulated else None for soc in socs),
             cell(r.initializer), cell("; ".join(f"{a.argument}: {a.what}" for a in r.assumptions)),
-            cell(work_cell(r)),
+            cell(work_cell(r)), cell("; ".join(f"{k.type} x{k.count} {k.total_us:g} us" for k in r.npu_kernels)),
         ])  # fmt: skip
     return out.getvalue()

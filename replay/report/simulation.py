@@ -7,12 +7,15 @@ import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from opreplay.replay.ascend.agreement import compare_all
 from opreplay.replay.ascend.step import OpStep, Step, losing
 from opreplay.replay.describe import describe_inputs
 from opreplay.replay.ir import ReplayOp, ReplayPlan
+from opreplay.replay.report import npu
 from opreplay.replay.report.columns import plain_table
 from opreplay.replay.report.csv_ import cell
 from opreplay.replay.report.text import DASH, middle, ratio_text, safe, share_text, time_text
@@ -87,8 +90,22 @@ def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int) -> dict[str, 
             }
             for step in steps
         },
+        "lowering": _lowering_facts(plan),
         "unique_ops": [_op_facts(op, steps) for op in plan.ops],
     }  # fmt: skip
+
+
+def _lowering_facts(plan: ReplayPlan) -> dict[str, Any] | None:
+    """How far the lowering is what was recorded; None where no kernel types are."""
+    compared = compare_all(plan.ops)
+    if not compared:
+        return None
+    verdicts = ("same", "close", "differs")
+    return {
+        "ops": {v: sum(one.verdict == v for one in compared) for v in verdicts},
+        "recorded_us": {v: sum(one.recorded_us for one in compared if one.verdict == v) for v in verdicts},
+        "compared": [msgspec.to_builtins(one) for one in compared],
+    }
 
 
 def csv_text(plan: ReplayPlan, steps: Sequence[Step]) -> str:
@@ -167,6 +184,7 @@ def render(plan: ReplayPlan, steps: Sequence[Step], *, losers: int) -> Renderabl
         lost = losing(step, plan.ops, losers)
         if lost:
             parts += [Text(), _losing_table(step, lost)]
+    parts += npu.agreement_lines(compare_all(plan.ops))
     if plan.device_us_total <= 0:
         parts += [Text(), Text("the trace recorded no device time: nothing to compare with", style="dim")]
     return Group(*parts)

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from opreplay.replay.reasons import ReasonTotal
+from opreplay.replay.report import npu
 from opreplay.replay.report.columns import Column, OpCell, ops_table, plain_table
 from opreplay.replay.report.facts import (
     Totals,
@@ -45,6 +46,7 @@ def render(header: Header | None, results: Sequence[OpResult], summary: Summary,
         parts += rest_line(results[MAX_ROWS:])
         parts += [Text(), totals_table(results, device=device)]
         parts += reasons_table(results)
+        parts += npu.results_table(results)
         parts += work_table(results)
     parts += notes_lines([*work_notes(results), *notes(header, results, summary)])
     return Group(*parts)

@@ -105,3 +105,31 @@ def test_plans_keep_the_types_and_take_no_table(trace: Path, tmp_path: Path) -> 
     assert "a plan has its kernels" in refused.stderr
     explained = invoke("plan", plan, "--explain", "aten::mm")
     assert "MatMulV2" in explained.stdout
+
+
+def test_run_shows_recorded_beside_simulated_kernels(trace: Path, tmp_path: Path) -> None:
+    named = table(tmp_path / "k.csv")
+    lines, sheet = tmp_path / "r.jsonl", tmp_path / "r.csv"
+    got = invoke("run", trace, "--kernel-details", named, "--op-time", "5ms", "-o", lines, "-o", sheet)
+    assert got.exit_code == 0, got.output
+    assert "NPU kernels of" in got.stdout
+    header, op, _ = map(json.loads, lines.read_text().splitlines())
+    assert header["trace"]["kernel_details"]["by_start"] == 2
+    assert op["npu_kernels"] == [
+        {"type": "MatMulV2", "count": 1, "total_us": 12.5}, {"type": "MemSet", "count": 1, "total_us": 1.25}
+    ]  # fmt: skip
+    assert "MatMulV2 x1 12.5 us; MemSet x1 1.25 us" in sheet.read_text()
+    assert "NPU kernels of" not in invoke("run", trace, "--op-time", "5ms").stdout
+
+
+def test_simulate_compares_its_lowering(trace: Path, tmp_path: Path) -> None:
+    assert json.loads(invoke("simulate", trace, "--format", "json").stdout)["lowering"] is None
+    named = table(tmp_path / "k.csv")
+    got = invoke("simulate", trace, "--kernel-details", named)
+    said = " ".join(got.stdout.split())
+    assert "lowering against 1 op with recorded kernel types: 1 (100.0 % of the time) the same but for" in said
+    lowering = json.loads(invoke("simulate", trace, "--kernel-details", named, "--format", "json").stdout)["lowering"]
+    assert lowering["ops"] == {"same": 0, "close": 1, "differs": 0}
+    assert lowering["compared"][0]["recorded"] == {"MatMulV2": 1.0, "MemSet": 1.0}
+    named.write_text(named.read_text().replace("MatMulV2", "Relu"))
+    assert "lowered to other kernels" in invoke("simulate", trace, "--kernel-details", named).stdout

@@ -15,6 +15,7 @@ TORCH_AT_IMPORT = (
     "opreplay.initializers",
     "opreplay.replay.executors.torch_device",
     "opreplay.replay.export",
+    "opreplay.replay.meta_run",
     "opreplay.replay.outputs",
     "opreplay.replay.portable",
     "opreplay.replay.reference",

@@ -135,6 +135,33 @@ def test_plans_are_saved_and_explained(tmp_path: Path) -> None:
     assert plan["selection"] == "leaf"
 
 
+@pytest.mark.parametrize("name", ["cnn_train", "moe_block"])
+def test_every_op_of_a_sample_fits_on_meta_tensors(name: str) -> None:
+    done = opreplay("plan", sample_path(name), "--meta", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["meta"]["counts"]["ok"] >= 0.9 * facts["replayable"]
+    assert facts["meta"]["counts"]["differs"] == facts["meta"]["counts"]["failed"] == 0
+    assert facts["meta"]["not_called"] == facts["ops"] - facts["replayable"]
+    assert all(op["meta"] is None for op in facts["unique_ops"] if not op["replayable"])
+    for total in facts["not_replayed"]:
+        assert total["ops"] == facts["reasons"][total["kind"]]
+
+
+def test_plan_counts_what_would_not_be_replayed_or_does_not_fit(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    assert opreplay("plan", SAMPLE, "--top", 4, "--output", path, "--max-failed", 0, "--explain", "*").returncode == 0
+    plan = json.loads(path.read_text())
+    sizes = next(arg["tensors"][0] for arg in plan["ops"][0]["args"] if arg.get("tensors"))
+    sizes["shape"] = [3 * n + 1 for n in sizes["shape"]]
+    sizes.pop("strides", None)
+    path.write_text(json.dumps(plan))
+    done = opreplay("plan", path, "--meta", "--max-failed", 0)
+    assert done.returncode == 1, done.stderr
+    assert "on meta tensors: 3 ok, 1 failed" in done.stdout.splitlines()[1]
+    assert "--max-failed allows 0" in done.stderr
+
+
 def test_a_reader_that_leaves_is_no_error() -> None:
     with subprocess.Popen(
         [SCRIPT, "inspect", SAMPLE, "--format", "json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE

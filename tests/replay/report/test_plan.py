@@ -12,8 +12,9 @@ from rich.console import Console
 
 from opreplay.replay.ascend import explain_op, load_device, simulate_op
 from opreplay.replay.ir import Assumption, Reason, Recorded, RecordedKernel, ReplayArg, ReplayOp, ReplayPlan
-from opreplay.replay.report import explain
+from opreplay.replay.report import explain, meta
 from opreplay.replay.report import plan as view
+from opreplay.replay.results import MetaCheck
 from opreplay.traces.model import TensorMeta
 
 DEVICE = load_device("910b3")
@@ -91,6 +92,49 @@ def test_an_op_that_was_refused_when_resolved_counts_as_failed() -> None:
     plan = msgspec.structs.replace(PLAN, ops=(broken,))
     (result,) = view.planned_results(plan, lambda op: {}, max_op_bytes=None)
     assert (result.status, view.planned_summary(plan, [result]).failed) == ("failed", 1)
+
+
+CHECKS = {
+    MM.id: MetaCheck(status="differs", detail="result 0 is float16[1], recorded was float16[2]", results_compared=1),
+    VIEW.id: MetaCheck(status="ok", results_compared=1),
+}
+
+
+def checked() -> list:
+    return view.planned_results(PLAN, lambda op: {}, max_op_bytes=None, checks=CHECKS)
+
+
+def test_meta_tensors_have_a_line_a_column_and_a_table_of_problems() -> None:
+    assert meta.line(checked()) == "on meta tensors: 1 ok (1 with the recorded sizes), 1 differs; 1 op not called"
+    lines = shown(view.render(PLAN, checked(), width=200), 200).splitlines()
+    assert "meta" in lines[0].split()
+    (row,) = [line.split() for line in lines if line.startswith("differs")]
+    assert row[:5] == ["differs", "1", "3", "60.0", "%"]
+    assert "aten::addmm: result 0 is float16[1]" in " ".join(row)
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_the_table_fits_with_meta_too(width: int) -> None:
+    text = shown(view.render(PLAN, checked(), width=width), width)
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_without_meta_nothing_of_it_is_shown() -> None:
+    assert "meta" not in shown(view.render(PLAN, results(), width=200), 200)
+    assert meta.facts(results()) is None
+
+
+def test_json_has_counts_and_verdicts() -> None:
+    summary = view.planned_summary(PLAN, checked())
+    facts = json.loads(msgspec.json.encode(view.facts(PLAN, checked(), summary)))
+    assert facts["meta"]["counts"] == {"ok": 1, "differs": 1, "no meta kernel": 0, "data-dependent": 0, "failed": 0}
+    assert (facts["meta"]["compared"], facts["meta"]["not_called"]) == (2, 1)
+    assert [op["meta"] and op["meta"]["status"] for op in facts["unique_ops"]] == ["differs", None, "ok"]
+
+
+def test_an_explanation_has_the_verdict() -> None:
+    text = shown(explain.render(MM, checked()[0], {}), 120)
+    assert "differs: result 0 is float16[1], recorded was float16[2]" in text
 
 
 def test_wide_tables_tell_how_and_how_much() -> None:

@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from opreplay.replay import environment
+from opreplay.replay import allocator, environment
 from opreplay.replay.attempt import Outcome, attempt
 from opreplay.replay.executors.base import Executor
 from opreplay.replay.ir import ReplayOp
@@ -124,9 +124,12 @@ def serve(descriptor: int, parent: int) -> None:
             send(channel, Refused(message=str(error), hint=error.hint, exit_code=error.exit_code))
             return
         _limit_files()
+        keeps = config.device == "cpu" and allocator.keep_freed_memory()
         send(channel, Ready(facts=executor.facts()))
         decoder = msgspec.msgpack.Decoder(Task)
         while (frame := receive(channel)) is not None:
+            if keeps:
+                allocator.give_back()
             if config.device == "cpu":
                 limit_memory(config.memory_bytes)
             op = decoder.decode(frame).op

@@ -28,6 +28,11 @@ PACKED_CACHE = frozenset({
 SLOT_CACHE = frozenset({"sglang::store_cache", "sglang_profiler::memory_pool__set_kv_buffer_impl"})
 """Ops whose cache is a plain list of slots [slots, ...]."""
 
+HEADS_FIRST_CACHE = frozenset({
+    "npu::npu_fused_infer_attention_score", "npu::npu_fused_infer_attention_score_v2", "npu::npu_incre_flash_attention",
+})  # fmt: skip
+"""Ops with caches [blocks, page, heads x size] or [blocks, heads, page, size]."""
+
 
 def page_size(op: str, name: str, shape: tuple[int, ...], block_size: object, layout: object) -> int:
     """Tokens in a page of the cache `name` of `op`; `block_size` and `layout` are arguments of the call, if any."""
@@ -35,6 +40,8 @@ def page_size(op: str, name: str, shape: tuple[int, ...], block_size: object, la
         page = block_size
     elif len(shape) == 5:
         page = shape[3]
+    elif op in HEADS_FIRST_CACHE and len(shape) in (3, 4):
+        page = shape[len(shape) - 2]
     elif op in SLOT_CACHE or len(shape) == 2:
         page = 1
     elif len(shape) == 3:

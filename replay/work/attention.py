@@ -28,15 +28,41 @@ DENSE_OPS = (
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """int64 [sequences] each, on the CPU."""
+    """The sequences of a call: int64 [sequences] each, on the CPU."""
 
     query: torch.Tensor
+    """New tokens."""
     seen: torch.Tensor
+    """Context tokens; 0 where there is no query."""
+    pairs: torch.Tensor
+    """Of a query token and a context token that it sees."""
+    most: int | None
+    """Context tokens that the arguments can hold, all sequences together; None where no shape tells."""
+    warnings: tuple[str, ...]
 
 
 @counts(*ATTENTION_OPS, *DENSE_OPS)
 def count_attention(context: InitContext, lengths: BatchLengths | None) -> Work | None:
     """Context tokens that some query attends to, of those that the block tables, page lists or keys can hold."""
+    found = sequences_of(context, lengths)
+    if found is None:
+        return None
+    amounts = [
+        Amount(what="context tokens", done=int(found.seen.sum()), most=found.most),
+        Amount(what="query tokens", done=int(found.query[found.seen > 0].sum()), most=_query_rows(context)),
+        Amount(what="query-context pairs", done=int(found.pairs.sum())),
+    ]
+    warnings = [*found.warnings]
+    pool = find_pool(context)
+    if pool is not None:
+        pages, warning = _pages(context, pool, found.seen)
+        amounts += [] if pages is None else [pages]
+        warnings += [] if warning is None else [warning]
+    return work(*amounts, warnings=tuple(warnings))
+
+
+def sequences_of(context: InitContext, lengths: BatchLengths | None) -> Sequences | None:
+    """What the arguments say of the sequences; None where the call has no argument that says it."""
     pool = find_pool(context)
     seen = _seen(context, pool, lengths)
     if seen is None:
@@ -58,17 +84,7 @@ def count_attention(context: InitContext, lengths: BatchLengths | None) -> Work 
         # The last query sees all of the context, each one before it a token less.
         inside = torch.minimum(query, seen)
         pairs = inside * seen - inside * (inside - 1) // 2
-    rows = _query_rows(context)
-    amounts = [
-        Amount(what="context tokens", done=int(seen.sum()), most=most),
-        Amount(what="query tokens", done=int(query[seen > 0].sum()), most=rows),
-        Amount(what="query-context pairs", done=int(pairs.sum())),
-    ]
-    if pool is not None:
-        pages, warning = _pages(context, pool, seen)
-        amounts += [] if pages is None else [pages]
-        warnings += [] if warning is None else [warning]
-    return work(*amounts, warnings=tuple(warnings))
+    return Sequences(query, seen, pairs, most, tuple(warnings))
 
 
 def _find(context: InitContext, wanted: tuple[str, ...]) -> torch.Tensor | None:

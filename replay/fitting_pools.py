@@ -42,6 +42,9 @@ TABLES: dict[str, tuple[str, str]] = {
     "aten::_index_put_impl_": ("self", "indices"),
 }
 """Op → the argument that is a table, and the one that says which of its rows are meant."""
+BATCHED_TABLES = "_embedding_codegen_"
+"""In the names of fbgemm's lookups: `WEIGHTS` hold all tables one after the other, in one dimension."""
+WEIGHTS = ("dev_weights", "uvm_weights", "host_weights", "weights")
 MAX_DIM_OF_STACK = 2
 """A cache [2, blocks, ...] holds keys and values behind each other."""
 
@@ -75,6 +78,10 @@ def _pools(op: ReplayOp) -> dict[str, int]:
     table = TABLES.get(op.name)
     if table is not None:
         return _table(op, *table)
+    if BATCHED_TABLES in op.name:
+        sizes = [meta.shape[0] for name in WEIGHTS if (meta := tensors.get(name)) is not None and len(meta.shape) == 1]
+        # A full optimizer state is as large as the weights.
+        return {name: 0 for name, meta in tensors.items() if meta and sizes and meta.shape == (max(sizes),)}
     short = op.name.partition("::")[2].lower()
     named = any(tensors.get(name) is not None for name in PLACES)
     if not named or not any(word in short for word in PLACED_OPS):
@@ -125,7 +132,9 @@ def _rows_needed(op: ReplayOp) -> int:
         last = padding + 1 if isinstance(padding, int) else 1
         return max(1, last, *(math.prod(meta.shape) for meta in wanted))
     counts = [1]
-    for name in PLACES:
+    if BATCHED_TABLES in op.name and isinstance(total := args["total_D"].value if "total_D" in args else None, int):
+        counts.append(total)
+    for name in PLACES if BATCHED_TABLES not in op.name else ():
         meta = args[name].tensors[0] if name in args and args[name].tensors else None
         if meta is not None and meta.shape:
             counts.append(meta.shape[0])

@@ -39,12 +39,13 @@ def _total_width(known: Known, context: Context) -> Guess | None:
     starts, offsets = tensor(known, "D_offsets"), tensor(known, "offsets")
     if starts is None or len(starts.shape) != 1 or starts.shape[0] < 2:
         return None
-    tables = starts.shape[0] - 1
+    tables, weights = starts.shape[0] - 1, _elements(known, _WEIGHTS)
     if offsets is not None and len(offsets.shape) == 1 and offsets.shape[0] > tables:
         read = _next_wide(context, (offsets.shape[0] - 1) // tables)
-        if read is not None:
+        # Each table has at least one row.
+        if read is not None and tables <= read[0] <= weights:
             return Guess(value=read[0], why=f"{read[0]}: as wide as what {read[1]} reads next")
-    weights, rows = _elements(known, _WEIGHTS), _elements(known, _ROWS)
+    rows = _elements(known, _ROWS)
     if rows and not weights % rows and weights // rows <= 4096 and weights != rows:
         width = weights // rows
         return Guess(value=width * tables, why=f"rows of {width}: weights and optimizer state")

@@ -1,0 +1,94 @@
+"""Table-batched embedding lookups of fbgemm: where tables begin, how wide they are, and indices within each.
+
+Plain lookups in one table are in `indices`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from opreplay.initializers import fill
+from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
+
+WIDTH_STEP = 4
+"""fbgemm's rows have a multiple of four elements."""
+WEIGHTS = ("dev_weights", "uvm_weights", "host_weights", "weights")
+_OPTIMIZERS = (
+    "", "adagrad_", "rowwise_adagrad_", "sgd_", "approx_sgd_", "approx_rowwise_adagrad_", "adam_", "lamb_",
+    "lars_sgd_", "partial_rowwise_adam_", "partial_rowwise_lamb_", "rowwise_adagrad_with_counter_",
+    "rowwise_weighted_adagrad_",
+)  # fmt: skip
+LOOKUPS = (
+    *(f"fbgemm::split_embedding_codegen_lookup_{name}function" for name in _OPTIMIZERS),
+    "fbgemm::dense_embedding_codegen_lookup_function",
+    "fbgemm::split_embedding_codegen_forward_cpu",
+    "fbgemm::split_embedding_codegen_forward_unweighted_cuda",
+    "fbgemm::split_embedding_codegen_forward_weighted_cuda",
+)
+
+
+class TableBatchedInit(CustomInit):
+    """Tables of nearly equal width and size fill the weights; all bags have as many indices, each in range."""
+
+    name = "embedding_tables"
+    op_patterns = LOOKUPS
+
+    def initialize(self, context: InitContext) -> InitReport:
+        starts, indices = context.need("D_offsets"), context.need("indices")
+        tables = starts.numel() - 1
+        weights = max((t for name in WEIGHTS if (t := context.tensor(name)) is not None), key=torch.numel, default=None)
+        if tables < 1 or weights is None:
+            raise InitializerError(f"{context.op}: no tables or no weights among its arguments")
+        total = context.args.get("total_D")
+        edges = _width_edges(tables, total if isinstance(total, int) else WIDTH_STEP * tables)
+        widths = edges.diff()
+        share = weights.numel() // tables
+        rows = (share // widths.clamp(min=1)).clamp(min=1)
+        if share < int(widths.max()):
+            raise InitializerError(f"{context.op}: {weights.numel()} weights are too few for {tables} tables")
+        _assign(starts, edges)
+        _assign(context.tensor("weights_offsets"), torch.arange(tables) * share)
+        _assign(context.tensor("weights_placements"), torch.zeros(tables, dtype=torch.int64))
+        _assign(context.tensor("hash_size_cumsum"), torch.cat((rows.new_zeros(1), rows.cumsum(0))))
+        _fill_indices(context, indices, rows, tables)
+        assumed = {
+            "D_offsets": f"{tables} tables of {int(widths.min())} to {int(widths.max())} columns",
+            "hash_size_cumsum": f"{int(rows.min())} to {int(rows.max())} rows a table",
+            "indices": "uniform over the rows of their table",
+            "offsets": "bags of equal size",
+        }
+        return InitReport(summary=f"{indices.numel()} indices into {tables} tables", assumed=assumed)
+
+
+def _width_edges(tables: int, total: int) -> torch.Tensor:
+    """int64 [tables + 1]: where each table's columns begin; widths are multiples of four where the total allows it."""
+    step = WIDTH_STEP if total % WIDTH_STEP == 0 and total >= WIDTH_STEP * tables else 1
+    return torch.arange(tables + 1) * (total // step) // tables * step
+
+
+def _fill_indices(context: InitContext, indices: torch.Tensor, rows: torch.Tensor, tables: int) -> None:
+    """Bags of equal size, and indices below the number of rows of the table that their bag belongs to."""
+    count, offsets = indices.numel(), context.tensor("offsets")
+    bags = max(1, offsets.numel() - 1) if offsets is not None else tables
+    edges = torch.arange(bags + 1) * count // bags
+    if offsets is not None and offsets.numel() == bags + 1:
+        _assign(offsets, edges)
+    first = edges[:: max(1, bags // tables)][: tables + 1]
+    counts = torch.cat((first, first.new_full((tables + 1 - len(first),), count))).diff()
+    counts[-1] += count - int(counts.sum())
+    bound = torch.repeat_interleave(rows, counts).to(indices.device)
+    drawn = torch.rand(count, generator=context.generator, device=indices.device, dtype=torch.float64)
+    fill.assign(indices, (drawn * bound).to(torch.int64).clamp(max=bound - 1))
+
+
+def _assign(target: torch.Tensor | None, values: torch.Tensor) -> None:
+    """Write as many of `values` as there is room for; the rest of a longer target repeats the last one."""
+    if target is None or not target.numel():
+        return
+    missing = target.numel() - len(values)
+    if missing > 0:
+        values = torch.cat((values, values[-1:].expand(missing)))
+    fill.assign(target, values[: target.numel()].reshape(target.shape).to(target.device))
+
+
+INITIALIZERS = (TableBatchedInit,)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,8 +11,9 @@ from opreplay.cli import console
 if TYPE_CHECKING:
     from opreplay.cli.exit_codes import ExitCode
     from opreplay.replay.ascend import DeviceProfile
-    from opreplay.replay.ir import ReplayPlan
+    from opreplay.replay.ir import ReplayOp, ReplayPlan
     from opreplay.replay.results import MetaCheck
+    from opreplay.replay.work.contents import Contents
 
 TRACELENS_NAMES = (".tracelens.json", "event_replay_ir.json")
 """Ends of the names of files that are written as TraceLens's IR, which has no counts, times or reasons."""
@@ -38,16 +39,17 @@ def save(plan: ReplayPlan, output: str, *, force: bool) -> None:
 
 def show_plan(
     plan: ReplayPlan, devices: dict[str, DeviceProfile], *, max_op_bytes: int | None, format_: str = "table",
-    checks: Mapping[str, MetaCheck] | None = None,
+    checks: Mapping[str, MetaCheck] | None = None, contents: Callable[[ReplayOp], Contents | None] | None = None,
 ) -> None:  # fmt: skip
     """Print the coverage that a run would have, what meta tensors said, then the ops."""
-    from opreplay.cli.planning import simulate_on
+    from opreplay.cli.planning import expected_contents, simulate_on
     from opreplay.replay.report import meta
     from opreplay.replay.report import plan as view
     from opreplay.replay.report.facts import coverage_line
 
+    held = expected_contents() if contents is None else contents
     results = view.planned_results(
-        plan, lambda op: simulate_on(op, devices), max_op_bytes=max_op_bytes, checks=checks
+        plan, lambda op: simulate_on(op, devices, held(op)), max_op_bytes=max_op_bytes, checks=checks
     )  # fmt: skip
     summary = view.planned_summary(plan, results)
     if format_ == "json":
@@ -74,7 +76,7 @@ def show_explanation(
     """Print all that is known of the heaviest op that `wanted` matches. Raises UsageError when none does."""
     import msgspec
 
-    from opreplay.cli.planning import find_ops, simulate_on
+    from opreplay.cli.planning import expected_contents, find_ops, simulate_on
     from opreplay.replay.ascend import explain_op
     from opreplay.replay.report import explain as view
     from opreplay.replay.report.plan import planned_results
@@ -82,10 +84,11 @@ def show_explanation(
     found = find_ops(plan, wanted)
     one = found[0]
     alone = msgspec.structs.replace(plan, ops=(one,))
+    held = expected_contents()(one)
     (result,) = planned_results(
-        alone, lambda op: simulate_on(op, devices), max_op_bytes=max_op_bytes, checks=checks
+        alone, lambda op: simulate_on(op, devices, held), max_op_bytes=max_op_bytes, checks=checks
     )  # fmt: skip
-    explanations = {name: explain_op(one, device) for name, device in devices.items()}
+    explanations = {name: explain_op(one, device, held) for name, device in devices.items()}
     if format_ == "json":
         console.write(console.json_text(view.facts(one, result, explanations)))
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from opreplay.replay.ascend import DeviceProfile
     from opreplay.replay.ir import ReplayOp, ReplayPlan
     from opreplay.replay.results import MetaCheck, Simulated
+    from opreplay.replay.work.contents import Contents
     from opreplay.traces import Limits, Trace
     from opreplay.traces.annotations import Phase
 
@@ -102,11 +103,26 @@ def use_plugins(names: Sequence[str]) -> None:
         console.narrate(f"{source}: {counts}")
 
 
-def simulate_on(op: ReplayOp, devices: dict[str, DeviceProfile]) -> dict[str, Simulated]:
+def expected_contents(
+    init_modules: Sequence[str] = (), init_args: Sequence[str] = (), *, seed: int = 0
+) -> Callable[[ReplayOp], Contents | None]:
+    """What the arguments of an op will hold in a run with these initializers, settings and seed.
+
+    Raises UsageError for modules and settings that cannot be used.
+    """
+    from opreplay.initializers.extensions import open_registry
+    from opreplay.replay.work.expected import ExpectedContents
+
+    return ExpectedContents(open_registry(init_modules, init_args), seed)
+
+
+def simulate_on(
+    op: ReplayOp, devices: dict[str, DeviceProfile], contents: Contents | None = None
+) -> dict[str, Simulated]:
     """Predictions for one op on every device; none for a label or an op without arguments, which is not for free."""
     from opreplay.replay.ascend import simulate_op
 
-    made = {name: simulate_op(op, device) for name, device in devices.items()}
+    made = {name: simulate_op(op, device, contents) for name, device in devices.items()}
     return {} if op.reason is not None and not any(one.kernels for one in made.values()) else made
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -13,6 +13,7 @@ from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate import simulate_by_family
 from opreplay.replay.ir import ReplayOp
 from opreplay.replay.results import Simulated
+from opreplay.replay.work.contents import Contents
 
 
 class OpStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,15 +44,19 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     ops: tuple[OpStep, ...]
 
 
-def simulate_step(ops: Iterable[ReplayOp], device: DeviceProfile) -> Step:
+def simulate_step(
+    ops: Iterable[ReplayOp], device: DeviceProfile, contents: Callable[[ReplayOp], Contents | None] | None = None
+) -> Step:
     """Simulate every op that can be; labels and ops without arguments are left out, as they are not for free.
+
+    `contents` says what the values of an op's arguments amount to, where that matters to its time.
 
     Kernels of one family err alike and their errors add; errors of different families are independent.
     """
     made: list[OpStep] = []
     predict = Predictor(device)
     for op in ops:
-        simulated, families = simulate_by_family(op, device, predict)
+        simulated, families = simulate_by_family(op, device, predict, contents(op) if contents is not None else None)
         if op.reason is None or simulated.time_us > 0:
             made.append(OpStep(id=op.id, simulated=simulated, families_us=families, count=op.count))
     total = sum(one.simulated.time_us * one.count for one in made)

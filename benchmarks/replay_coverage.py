@@ -38,10 +38,12 @@ FULL_METADATA = (
 QUICK = {"op_time_s": 0.0, "min_samples": 1, "max_samples": 1, "warmup_calls": 1, "warmup_s": 0.0}
 """One call to warm up and one sample."""
 APART = ("collective", "triton kernel")
+HEAD = f"{'trace':32} {'replayed':>9} {'of':>5} {'apart':>6} {'of all':>7} {'of the rest':>12} {'no op':>7} {'wall':>8}"
 
 
 def on_meta(plan: ReplayPlan, options: RunOptions) -> tuple[Summary, list[OpResult]]:
     """What `opreplay plan --meta` says."""
+    plan = with_outputs(plan)
     results = planned_results(plan, lambda op: {}, max_op_bytes=options.max_op_bytes, checks=check_plan(plan))
     return planned_summary(plan, results), results
 
@@ -70,9 +72,7 @@ def measure(args: argparse.Namespace) -> None:
     able = total = 0
     reasons: Counter[str] = Counter()
     verdicts: Counter[str] = Counter()
-    print(
-        f"{'trace':36} {'replayed':>9} {'of':>5} {'apart':>6} {'of all time':>12} {'of the rest':>12} {'no op':>7} {'wall':>8}"
-    )
+    print(HEAD)
     for path in files(args.traces):
         started = perf_counter()
         plan = build_plan(read_trace(path), select=args.select)
@@ -85,14 +85,14 @@ def measure(args: argparse.Namespace) -> None:
         reasons.update(summary.reasons)
         verdicts.update(result.meta.status for result in results if result.meta is not None)
         print(
-            f"{path.name.partition('.json')[0]:36} {summary.replayed:9} {ops:5} {summary.ops - ops:6} "
-            f"{summary.covered_share:12.1%} {summary.covered_share / rest if rest > 1e-9 else 1:12.1%} "
+            f"{path.name.partition('.json')[0]:32} {summary.replayed:9} {ops:5} {summary.ops - ops:6} "
+            f"{summary.covered_share:7.1%} {summary.covered_share / rest if rest > 1e-9 else 1:12.1%} "
             f"{max(0.0, 1 - owned):7.1%} {perf_counter() - started:7.1f}s"
         )
         for result in results if args.verbose else ():
             if (why := problem(result)) is not None:
                 print(f"    {result.recorded_share:6.1%} {result.name} [{result.inputs[:80]}]: {why}")
-    print(f"{'all':36} {able:9} {total:5} = {able / max(1, total):.1%}")
+    print(f"{'all':32} {able:9} {total:5} = {able / max(1, total):.1%}")
     print("not replayed: " + (", ".join(f"{count} {kind}" for kind, count in reasons.most_common()) or "none"))
     if args.meta:
         print("on meta tensors: " + ", ".join(f"{count} {kind}" for kind, count in verdicts.most_common()))

@@ -9,7 +9,7 @@ from types import TracebackType
 
 from opreplay.replay.report import csv_, markdown
 from opreplay.replay.result_lines import JsonLinesSink
-from opreplay.replay.results import Header, MemorySink, OpResult, Record, Summary
+from opreplay.replay.results import Header, MemorySink, OpResult, Record, ResultFile, Summary
 from opreplay.traces.errors import UsageError
 
 Render = Callable[[Header, Sequence[OpResult], Summary], str]
@@ -26,13 +26,20 @@ class Outputs:
     Nothing is created before the first record arrives, so a run that cannot start leaves no files.
     """
 
-    def __init__(self, names: Sequence[str], *, force: bool) -> None:
-        """Check names. Raises UsageError for a suffix without a format, a file named twice or one that exists."""
+    def __init__(self, names: Sequence[str], *, force: bool, resume: bool = False) -> None:
+        """Check names, and with `resume` open the .jsonl that holds a part of the run.
+
+        Raises UsageError for a suffix without a format, a file named twice, one that exists (other than the one to
+        continue), and for `resume` without one .jsonl; FormatError when that is no result file.
+        """
         self.memory = MemorySink()
+        self.earlier: ResultFile | None = None
+        """The part of the run that is there already."""
         self.to_stdout = "-" in names
         self._paths = [Path(name) for name in names if name != "-"]
         self._force = force
         self._lines: list[JsonLinesSink] = []
+        self._opened = False
         if len(set(names)) < len(names):
             raise UsageError("the same --output is given twice")
         for path in self._paths:
@@ -41,24 +48,44 @@ class Outputs:
                     f"no output format for {path.name}",
                     hint=f"Suffixes are {', '.join((*LINES, *PAGES))}; - is stdout.",
                 )
-            check_writable(path, force=force)
+        lines = [path for path in self._paths if path.suffix.lower() in LINES]
+        if resume and len(lines) != 1:
+            raise UsageError("--resume needs one --output FILE.jsonl, the file to go on with")
+        # A run that was killed leaves its pages empty, and maybe a file of lines without a whole one.
+        self._replaced = {path for path in self._paths if force or (resume and not has_a_line(path))}
+        for path in self._paths:
+            if not resume or path not in lines:
+                check_writable(path, force=path in self._replaced)
+        if resume and has_a_line(lines[0]):
+            self._continue(lines[0])
+
+    def _continue(self, path: Path) -> None:
+        """Take up the results that a file holds."""
+        sink, self.earlier = JsonLinesSink.reopen(path)
+        self._lines.append(sink)
+        self._paths.remove(path)
+        self.memory.take(self.earlier)
 
     def write(self, record: Record) -> None:
         """Pass one record on to the files, opening them for the first one."""
-        if self.memory.header is None:
+        if not self._opened:
             self._open()
         self.memory.write(record)
         for sink in self._lines:
             sink.write(record)
 
     def _open(self) -> None:
+        self._opened = True
         for path in self._paths:
             if path.suffix.lower() in LINES:
-                self._lines.append(JsonLinesSink.open(path, force=self._force))
+                self._lines.append(JsonLinesSink.open(path, force=path in self._replaced))
             else:
-                write_file(path, "", force=self._force)
+                write_file(path, "", force=path in self._replaced)
         if self.to_stdout:
-            self._lines.append(JsonLinesSink(sys.stdout.buffer))
+            sink = JsonLinesSink(sys.stdout.buffer)
+            for record in self.memory.records():
+                sink.write(record)
+            self._lines.append(sink)
 
     def __enter__(self) -> Outputs:
         return self
@@ -75,6 +102,17 @@ class Outputs:
             render = PAGES.get(path.suffix.lower())
             if render is not None:
                 write_file(path, render(header, self.memory.results, summary), force=True)
+
+
+def has_a_line(path: Path) -> bool:
+    """Whether the file is there and has a whole line. Raises UsageError when it cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            return any(b"\n" in block for block in iter(lambda: stream.read(1 << 20), b""))
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint="Check the file and its rights.") from None
 
 
 def check_writable(path: Path, *, force: bool) -> None:

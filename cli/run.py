@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from opreplay.cli.exit_codes import ExitCode
+from opreplay.cli.measuring import device_versions, holding, measuring_options
 from opreplay.cli.options import (
-    ByteSize,
-    Duration,
     custom_op_option,
     device_option,
     execution_trace_option,
@@ -42,20 +41,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @force_option
 @click.option("--dry-run", is_flag=True, help="Say what would run, then stop.")
-@click.option(
-    "--max-op-memory",
-    type=ByteSize(),
-    metavar="SIZE",
-    help="Skip ops that need more, e.g. 1GB.  [default: half of the free memory]",
-)
-@click.option(
-    "--op-time", type=Duration(), default="0.2s", show_default=True, metavar="TIME", help="Time to measure each op."
-)
-@click.option("--total-time", type=Duration(), metavar="TIME", help="Skip what has not run after this time, e.g. 5min.")
-@click.option(
-    "--threads", type=click.IntRange(min=1), metavar="N", help="Threads an op may use.  [default: torch's choice]"
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the inputs' values.")
+@measuring_options
 @click.option(
     "--max-failed", type=click.IntRange(min=0), metavar="N", help="Exit with 1 when more ops are skipped or failed."
 )
@@ -75,7 +61,7 @@ def command(
     op_filter: tuple[str, ...], exclude: tuple[str, ...], phase: Phase | None, top: int | None, min_share: float | None,
     allow_import: tuple[tuple[str, str], ...], plugin: tuple[str, ...], output: tuple[str, ...],
     force: bool, dry_run: bool, max_op_memory: int | None, op_time: float, total_time: float | None,
-    threads: int | None, seed: int, max_failed: int | None,
+    threads: int | None, seed: int, resume: bool, shared_device: bool, max_failed: int | None,
     init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None,
     check_work: bool, limit: tuple[tuple[str, str], ...],
 ) -> int:  # fmt: skip
@@ -84,23 +70,20 @@ def command(
 
     TRACE is a PyTorch profiler file or ExecutionTrace (.json or .json.gz), a glob that matches one, - for stdin, a plan
     of `opreplay plan`, or TraceLens's event_replay_ir.json. Times are for one call.
-    Results go to stdout, progress to stderr. Ctrl-C keeps what was measured.
+    Results go to stdout, progress to stderr. Ctrl-C keeps what was measured; --resume goes on from there.
     """
     from opreplay.cli.inputs import open_input, plan_of
     from opreplay.cli.outputs import Outputs
-    from opreplay.cli.planning import Selection, load_socs, simulate_on, use_plugins
+    from opreplay.cli.planning import Selection, expected_contents, load_socs, simulate_on, use_plugins
     from opreplay.cli.progress import RunProgress
     from opreplay.cli.reporting import outcome_code, show_report, trace_facts
     from opreplay.replay.run import RunOptions, run_plan
     from opreplay.replay.supplied_values import check_values_file
 
-    if init_module or init_arg:
-        from opreplay.initializers.extensions import open_registry
-
-        open_registry(init_module, init_arg)
     use_plugins(plugin)
+    contents = expected_contents(init_module, init_arg, seed=seed)
     devices = load_socs(soc, custom_op_dir)
-    with Outputs(output, force=force) as outputs:
+    with Outputs(output, force=force, resume=resume) as outputs:
         selection = Selection(
             select=select, include=op_filter, exclude=exclude, phase=phase, top=top, min_share=min_share,
             allow_imports=dict(allow_import),
@@ -112,18 +95,20 @@ def command(
                 check_values_file(plan, values)
             from opreplay.cli.plan_views import show_plan
 
-            show_plan(plan, devices, max_op_bytes=max_op_memory)
+            show_plan(plan, devices, max_op_bytes=max_op_memory, contents=contents)
             return ExitCode.OK
         options = RunOptions(
             device=device, seed=seed, max_op_bytes=max_op_memory, op_time_s=op_time, total_time_s=total_time,
             threads=threads, allow_imports=selection.allow_imports,
             plugins=plugin, init_modules=init_module, init_args=init_arg, values=values, check_work=check_work,
+            shared_device=shared_device,
         )  # fmt: skip
         try:
-            with RunProgress() as on_progress:
+            with holding([device], shared=shared_device) as beside, RunProgress() as on_progress:
                 run_plan(
-                    plan, options, sink=outputs, simulate=lambda op: simulate_on(op, devices),
-                    on_progress=on_progress, trace=trace_facts(read),
+                    plan, options, sink=outputs, simulate=lambda op: simulate_on(op, devices, contents(op)),
+                    on_progress=on_progress, trace=trace_facts(read), earlier=outputs.earlier,
+                    devices=device_versions(devices), beside=beside,
                 )  # fmt: skip
         finally:
             show_report(outputs)

@@ -206,6 +206,15 @@ class MemorySink:
         self.traces: list[TraceResult] = []
         self.jobs: list[JobResult] = []
 
+    def take(self, file: ResultFile) -> None:
+        """Keep what an earlier part of the run came to."""
+        self.header, self.results, self.summary = file.header, list(file.results), file.summary
+        self.traces, self.jobs = list(file.traces), list(file.jobs)
+
+    def records(self) -> list[Record]:
+        """All that is kept but the summary, in the order of a file."""
+        return [*([] if self.header is None else [self.header]), *self.results, *self.traces, *self.jobs]
+
     def write(self, record: Record) -> None:
         if isinstance(record, OpResult):
             self.results.append(record)

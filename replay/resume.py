@@ -14,7 +14,7 @@ import msgspec
 
 from opreplay.replay import environment
 from opreplay.replay.ir import ReplayPlan
-from opreplay.replay.results import OpResult, ResultFile
+from opreplay.replay.results import OpResult, ResultFile, Summary
 from opreplay.traces.errors import UsageError
 
 FREE = frozenset({"total_time_s", "limit_s", "shared_device"})
@@ -74,6 +74,15 @@ def refuse_another(earlier: ResultFile, now: Mapping[str, str]) -> None:
     raise UsageError(
         f"not a continuation: {', '.join(told)} differ", hint="Give what the first run was given, or name another file."
     )
+
+
+def whole_summary(earlier: ResultFile, now: Mapping[str, str]) -> Summary | None:
+    """The summary of a run that has nothing left to do, None where it goes on; raises as `refuse_another`."""
+    refuse_another(earlier, now)
+    summary = earlier.summary
+    if summary is None or summary.interrupted or len(kept_results(earlier)) < summary.ops:
+        return None
+    return summary
 
 
 def kept_results(earlier: ResultFile) -> list[OpResult]:

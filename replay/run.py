@@ -19,6 +19,7 @@ import msgspec
 from opreplay.replay import environment
 from opreplay.replay.attempt import Outcome, unable
 from opreplay.replay.describe import describe_inputs
+from opreplay.replay.executors.base import CacheState
 from opreplay.replay.ir import Reason, ReplayOp, ReplayPlan
 from opreplay.replay.isolation import ChildProcess, InProcess, Runner
 from opreplay.replay.measure import MeasureOptions
@@ -35,7 +36,7 @@ from opreplay.replay.results import (
     Summary,
     TraceResult,
 )
-from opreplay.replay.resume import identity_of, kept_results, refuse_another
+from opreplay.replay.resume import identity_of, kept_results, whole_summary
 from opreplay.replay.schedule import Engine, Lanes, OneByOne, lane_devices, split_cpus
 from opreplay.replay.supplied_values import check_values_file
 from opreplay.replay.worker import WorkerConfig, make_executor
@@ -70,6 +71,10 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_samples: int = 400
     warmup_calls: int = 2
     warmup_s: float = 0.01
+    cache: CacheState = "cold"
+    """Whether ops find their arguments in the caches of the device, or not, as most of them in a model."""
+    check_kernels: bool = False
+    """Whether a profile of each replayed call is compared with the kernels and child ops that were recorded."""
     total_time_s: float | None = None
     """Wall time for the whole run; ops that come too late are skipped with that reason."""
     threads: int | None = None
@@ -97,7 +102,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         """The part that the measuring loop needs."""
         return MeasureOptions(
             op_time_s=self.op_time_s, target_ci=self.target_ci, min_samples=self.min_samples,
-            max_samples=self.max_samples, warmup_calls=self.warmup_calls, warmup_s=self.warmup_s,
+            max_samples=self.max_samples, warmup_calls=self.warmup_calls, warmup_s=self.warmup_s, cache=self.cache,
         )  # fmt: skip
 
     def hard_limit_s(self) -> float:
@@ -131,13 +136,15 @@ def run_plan(
     earlier: ResultFile | None = None,
     devices: tuple[str, ...] = (),
     close: Close | None = None,
+    beside: bool = False,
 ) -> Summary:
     """Measure and predict every op of the plan; each result goes to the sink as soon as it is there.
 
     The sink gets a header first and a summary last, also when the run is interrupted: then the summary says so and the
     exception passes on. `runner` or `engine` replace what the options would choose; `trace` is added to the header's
     facts; `devices` names the simulated devices with their versions. With `earlier` the run goes on where that one
-    ended, without a new header. What `close` makes of all results is written before the summary.
+    ended, without a new header. What `close` makes of all results is written before the summary. `beside` says that
+    another job measures on the same device.
     Raises EnvironmentRefused when the device is missing, UsageError or FormatError for values that fit no op and for an
     `earlier` of another run, before anything is written.
     """
@@ -149,8 +156,10 @@ def run_plan(
     results: list[OpResult] = []
     begun = False
     try:
-        facts = chosen.start()
+        facts = chosen.start() | ({"beside_another_job": True} if beside else {})
         header = _header(plan, options, facts, trace or {}, devices)
+        if earlier is not None and (whole := whole_summary(earlier, header.identity)) is not None:
+            return whole
         results += _begin(sink, header, earlier)
         begun = True
         watch = _Watch(plan, options, started, len(results), on_progress)
@@ -204,7 +213,6 @@ def _begin(sink: ResultSink, header: Header, earlier: ResultFile | None) -> list
     if earlier is None:
         sink.write(header)
         return []
-    refuse_another(earlier, header.identity)
     kept = kept_results(earlier)
     sink.write(Resumed(started_at=header.started_at, kept=len(kept), environment=header.environment))
     return kept

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
+os.environ.setdefault("OPREPLAY_SHARED_DEVICE", "1")  # tests that run at the same time need not wait for each other
 
 
 @pytest.fixture(scope="session")

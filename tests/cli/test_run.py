@@ -134,3 +134,62 @@ def test_two_devices_of_one_name_are_refused(trace: Path) -> None:
     result = run(trace, "--soc", "910b3", "--soc", "Ascend910B3")
     assert result.exit_code == 2
     assert "two simulated devices are called 910b3" in result.stderr
+
+
+def test_an_interrupted_run_is_resumed(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = InProcess.measure
+    path, page = tmp_path / "r.jsonl", tmp_path / "r.csv"
+
+    def interrupted(self: InProcess, op: ReplayOp) -> object:
+        if op.name == "fake::5us":
+            raise KeyboardInterrupt
+        return measured(self, op)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(InProcess, "measure", interrupted)
+        assert run(trace, "-o", path).exit_code == 130
+    with path.open("ab") as stream:
+        stream.write(b'{"record": "op", "na')
+    page.write_text("")
+    result = run(trace, "--resume", "-o", path, "-o", page, "-o", "-")
+    assert result.exit_code == 0, result.stderr
+    assert [json.loads(line)["record"] for line in result.stdout.splitlines()] == [
+        "header", "op", "resumed", "op", "op", "op", "summary"
+    ]  # fmt: skip
+    assert len(page.read_text().splitlines()) == 5
+    _, results, summary = read_results(path)
+    assert [r.name for r in results] == [op.name for op in PLAN.ops]
+    assert summary is not None
+    assert not summary.interrupted
+    assert run(trace, "--resume", "-o", path).stdout.startswith("replayed 2 of 4 ops")
+    other = run(trace, "--resume", "-o", path, "--seed", "9")
+    assert other.exit_code == 2
+    assert "seed (0 before, 9 now)" in other.stderr
+
+
+def test_resume_begins_where_there_is_nothing_and_needs_one_file(trace: Path, tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text('{"record": "hea')
+    assert run(trace, "--resume", "-o", path).exit_code == 0
+    assert len(read_results(path)[1]) == 4
+    for arguments in ([], ["-o", tmp_path / "r.csv"], ["-o", path, "-o", tmp_path / "s.jsonl"]):
+        result = run(trace, "--resume", *arguments)
+        assert result.exit_code == 2
+        assert "--resume needs one --output FILE.jsonl" in result.stderr
+    (tmp_path / "full.csv").write_text("mine\n")
+    assert run(trace, "--resume", "-o", path, "-o", tmp_path / "full.csv").exit_code == 2
+
+
+def test_a_device_in_use_is_refused_unless_it_is_shared(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from opreplay.replay import device_lock
+
+    monkeypatch.delenv("OPREPLAY_SHARED_DEVICE")
+    monkeypatch.setattr(device_lock, "WAIT_S", 0.0)
+    with device_lock.held(["cuda:0"]), device_lock.held(["cpu"]):
+        refused = run(trace, "--device", "cuda")
+        assert refused.exit_code == 4
+        assert "cuda-0 is in use by another opreplay" in refused.stderr
+        assert run(trace, "--device", "cuda", "--shared-device").exit_code == 0
+        beside = run(trace)
+        assert beside.exit_code == 0
+        assert "going on beside another job on cpu" in beside.stderr

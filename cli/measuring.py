@@ -1,0 +1,72 @@
+"""Options that all commands have which measure, and the device that such a command holds while it does."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from opreplay.cli.options import ByteSize, Command, Duration
+
+if TYPE_CHECKING:
+    from opreplay.replay.ascend import DeviceProfile
+
+
+def measuring_options(command: Command) -> Command:
+    """How long, with how much memory and on what seed ops are measured."""
+    options = [
+        click.option(
+            "--max-op-memory", type=ByteSize(), metavar="SIZE",
+            help="Skip ops that need more, e.g. 1GB.  [default: half of the free memory]",
+        ),
+        click.option(
+            "--op-time", type=Duration(), default="0.2s", show_default=True, metavar="TIME",
+            help="Time to measure each op.",
+        ),
+        click.option(
+            "--total-time", type=Duration(), metavar="TIME", help="Skip what has not run after this time, e.g. 5min."
+        ),
+        click.option(
+            "--threads", type=click.IntRange(min=1), metavar="N",
+            help="Threads an op may use.  [default: torch's choice]",
+        ),
+        click.option("--seed", type=int, default=0, show_default=True, help="Of the inputs' values."),
+        click.option(
+            "--resume", is_flag=True,
+            help="Go on with the .jsonl of --output where an interrupted run of the same ops and options ended.",
+        ),
+        click.option(
+            "--shared-device", is_flag=True, envvar="OPREPLAY_SHARED_DEVICE", show_envvar=True,
+            help="Measure although another opreplay measures on the same device.",
+        ),
+    ]  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@contextlib.contextmanager
+def holding(devices: Sequence[str], *, shared: bool) -> Iterator[bool]:
+    """Hold the devices while ops are measured; whether another job measures on one of them all the same.
+
+    Raises EnvironmentRefused for an accelerator in use, unless `shared`.
+    """
+    from opreplay.cli import console
+    from opreplay.replay.device_lock import held
+
+    if shared:
+        yield False
+        return
+    with held(devices, on_wait=lambda text: console.narrate(f"opreplay: {text}")) as beside:
+        if beside:
+            console.narrate(
+                f"opreplay: warning: going on beside another job on {', '.join(beside)}: times may be too long"
+            )
+        yield bool(beside)
+
+
+def device_versions(devices: Mapping[str, DeviceProfile]) -> tuple[str, ...]:
+    """Names of simulated devices with their versions, for the identity of a run."""
+    return tuple(f"{name} {device.version}" for name, device in devices.items())

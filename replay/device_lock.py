@@ -1,0 +1,109 @@
+"""One job a physical device: whoever measures holds a lock, so that two jobs do not measure each other.
+
+Owns the lock files of this user on this machine; locks end with their process, however it ends. Which jobs may share
+is the caller's word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from time import monotonic, sleep
+
+from opreplay.traces.errors import EnvironmentRefused
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+WAIT_S = 30.0
+"""How long a job waits for the one before it."""
+POLL_S = 0.1
+VISIBLE = {
+    "cuda": ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+    "npu": ("ASCEND_RT_VISIBLE_DEVICES",),
+}
+"""Variables that renumber the devices of a kind: "cuda:0" of two processes may be two devices."""
+
+
+def physical_device(device: str, environ: Mapping[str, str]) -> str:
+    """A name of the physical device that "cuda:1" means here, fit for a file: "cuda-3" where another renumbered it."""
+    kind, _, index = device.partition(":")
+    number = int(index) if index.isdecimal() else 0
+    for variable in VISIBLE.get(kind, ()):
+        visible = [entry.strip() for entry in environ.get(variable, "").split(",") if entry.strip()]
+        if number < len(visible):
+            return re.sub(r"[^A-Za-z0-9_-]", "_", f"{kind}-{visible[number]}")
+    return kind if kind == "cpu" else re.sub(r"[^A-Za-z0-9_-]", "_", f"{kind}-{number}")
+
+
+@contextlib.contextmanager
+def held(
+    devices: Sequence[str],
+    *,
+    wait_s: float | None = None,
+    on_wait: Callable[[str], None] | None = None,
+    folder: Path | None = None,
+) -> Iterator[tuple[str, ...]]:
+    """Hold the locks of devices ("cpu", "cuda:1") for a while; gives those that another job measures on all the same.
+
+    Waits up to `wait_s`, by default `WAIT_S`; `on_wait` is told of the first wait. A CPU is shared with much else, so that the job then goes
+    on beside the other, and the caller must report it. Raises EnvironmentRefused for an accelerator that is not free.
+    """
+    names = sorted({physical_device(device, os.environ) for device in devices})
+    beside, wait_s = [], WAIT_S if wait_s is None else wait_s
+    with contextlib.ExitStack() as stack:
+        for name in names if fcntl is not None else ():
+            descriptor = os.open((folder or lock_folder()) / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+            stack.callback(os.close, descriptor)
+            if _locked(descriptor, name, wait_s, on_wait):
+                os.truncate(descriptor, 0)
+                os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+            elif name == "cpu":
+                beside.append(name)
+            else:
+                raise EnvironmentRefused(
+                    f"{name} is in use by another opreplay{_holder(descriptor)}",
+                    hint="Wait for it, or measure beside it with --shared-device.",
+                )
+        yield tuple(beside)
+
+
+def lock_folder() -> Path:
+    """A folder for locks that belongs to this user alone. Raises EnvironmentRefused when somebody else made it."""
+    path = Path(tempfile.gettempdir()) / f"opreplay-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise EnvironmentRefused(f"{path} is not a folder of this user", hint="Remove it, or set TMPDIR.")
+    return path
+
+
+def _locked(descriptor: int, name: str, wait_s: float, on_wait: Callable[[str], None] | None) -> bool:
+    """Take the lock, waiting for it up to `wait_s`."""
+    assert fcntl is not None
+    deadline, told = monotonic() + wait_s, False
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if monotonic() >= deadline:
+                return False
+        if not told and on_wait is not None:
+            on_wait(f"waiting up to {wait_s:g} s for another opreplay{_holder(descriptor)} on {name}")
+        told = True
+        sleep(POLL_S)
+
+
+def _holder(descriptor: int) -> str:
+    """ " (process 123)", as the holder wrote it; nothing before it did."""
+    text = os.pread(descriptor, 20, 0)
+    return f" (process {text.decode()})" if text.isdigit() else ""

@@ -49,6 +49,7 @@ def build_plan(
     shell = ReplayPlan(
         source=PurePath(trace.info.path).name, selection=select,
         device=next(iter(trace.info.device_names), None), device_us_total=device_us, host_us_total=host_us, ops=(),
+        unowned_device_us=float(trace.kernels.dur_ns[trace.kernels.owner < 0].sum(dtype=np.int64)) / 1e3,
     )  # fmt: skip
     kept = [
         (group, ReplayOp(id=signature_id(group.signature), name=group.signature.name, count=group.count,

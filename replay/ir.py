@@ -120,6 +120,8 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the recorded device, where known."""
     device_us_total: float
     """All recorded device time, owned or not."""
+    unowned_device_us: float = 0.0
+    """The part of it in kernels that no recorded op launched, such as those of a captured graph."""
     host_us_total: float
     """Host time of the selected ops."""
     ops: tuple[ReplayOp, ...]

@@ -329,6 +329,7 @@ def _header(
         "device": plan.device,
         "ops": len(plan.ops),
         "device_us_total": plan.device_us_total,
+        "unowned_device_us": plan.unowned_device_us,
         "host_us_total": plan.host_us_total,
     }
     return Header(

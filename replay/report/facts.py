@@ -125,12 +125,22 @@ def notes(header: Header | None, results: Sequence[OpResult], summary: Summary) 
 def _trace_notes(header: Header | None) -> list[str]:
     if header is None:
         return []
-    found = []
+    found = unowned_notes(header.trace.get("unowned_device_us"), header.trace.get("device_us_total"))
     for field, verb in (("losses", "lost"), ("repairs", "repaired")):
         counts = header.trace.get(field)
         if isinstance(counts, Mapping) and counts:
             found.append(f"reading: {verb} {_listed(Counter({str(k): int(v) for k, v in counts.items()}))}")
     return found
+
+
+def unowned_notes(unowned_us: object, total_us: object) -> list[str]:
+    """What share of the device time no op can answer for, however many are replayed; microseconds of a whole trace."""
+    if not isinstance(unowned_us, int | float) or not isinstance(total_us, int | float):
+        return []
+    if unowned_us <= 0 or total_us <= 0:
+        return []
+    share = share_text(unowned_us / total_us)
+    return [f"no op: {share} of device time is in kernels that no recorded op launched, as those of a captured graph"]
 
 
 def stand_in_notes(results: Sequence[OpResult]) -> list[str]:

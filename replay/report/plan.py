@@ -14,7 +14,7 @@ from opreplay.replay.ir import ReplayOp, ReplayPlan
 from opreplay.replay.reasons import Reason
 from opreplay.replay.report import meta
 from opreplay.replay.report.columns import Column, ops_table
-from opreplay.replay.report.facts import assumption_notes, confidence_notes, socs_of, stand_in_notes
+from opreplay.replay.report.facts import assumption_notes, confidence_notes, socs_of, stand_in_notes, unowned_notes
 from opreplay.replay.report.table import (
     MAX_ROWS,
     no_ops,
@@ -72,7 +72,8 @@ def render(plan: ReplayPlan, results: Sequence[OpResult], *, width: int) -> Rend
     if any(r.meta is not None for r in results):
         columns.append(meta.column(shown))
     parts = ops_table(columns, [op_cell(r) for r in shown], width=width) if results else [no_ops()]
-    found = [*stand_in_notes(results), *assumption_notes(results)]
+    found = unowned_notes(plan.unowned_device_us, plan.device_us_total)
+    found += [*stand_in_notes(results), *assumption_notes(results)]
     found += [note for soc in socs_of(results) for note in confidence_notes(soc, results)]
     tables = [*reasons_table(results), *meta.problems(results)]
     return Group(*parts, *rest_line(results[MAX_ROWS:]), *tables, *notes_lines(found))
@@ -88,7 +89,8 @@ def facts(plan: ReplayPlan, results: Sequence[OpResult], summary: Summary) -> di
     """The same as JSON-safe values; times in microseconds a call."""
     return {
         "schema_version": SCHEMA_VERSION, "source": plan.source, "selection": plan.selection, "device": plan.device,
-        "device_us_total": plan.device_us_total, "host_us_total": plan.host_us_total, "ops": summary.ops,
+        "device_us_total": plan.device_us_total, "host_us_total": plan.host_us_total,
+        "unowned_device_us": plan.unowned_device_us, "ops": summary.ops,
         "replayable": summary.replayed, "covered_share": summary.covered_share, "reasons": summary.reasons,
         "not_replayed": summary.not_replayed, "meta": meta.facts(results),
         "unique_ops": [op_facts(op, result) for op, result in zip(plan.ops, results, strict=True)],

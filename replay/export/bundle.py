@@ -5,6 +5,7 @@ Owns the choice and what is taken out of the plan so that it names nothing of th
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from opreplay.replay.export.values import Spec, describe
 from opreplay.replay.ir import Assumption, Reason, ReplayOp, ReplayPlan
 from opreplay.replay.plan_file import dump_plan
 from opreplay.replay.policy import LIBRARY_MODULES, TORCH_NAMESPACES, Policy, split_name
+from opreplay.replay.portable import EQUIVALENTS
 from opreplay.replay.reference.catalog import LIBRARIES
 from opreplay.replay.resolve import find_overload
 
@@ -82,7 +84,9 @@ def make_bundle(
     left_out: list[LeftOut] = []
     for op in plan.ops:
         try:
-            made, specs, other = _prepared(op, registry, policy, seed, memory_bytes)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                made, specs, other = _prepared(op, registry, policy, seed, memory_bytes)
         except NotReplayable as stopped:
             left_out.append(LeftOut(name=op.name, count=op.count, reason=str(stopped.reason)))
             continue
@@ -102,6 +106,8 @@ def _prepared(
 ) -> tuple[ReplayOp, dict[str, list[Spec | None] | int], dict[str, Any] | None]:
     """The op for the bundle, its inputs, and what is called where it has no kernel. Raises NotReplayable."""
     find_overload(op, policy)
+    if op.resolved_by == "equivalent" and op.name not in EQUIVALENTS and op.via is not None:
+        op = msgspec.structs.replace(op, name=op.via, via=None, resolved_by="jit")  # renamed in torch
     if op.resolved_by == "executor":
         raise NotReplayable(Reason("library missing", "it runs through an executor of a plugin"))
     if op.resolved_by == "reference":

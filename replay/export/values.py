@@ -97,11 +97,8 @@ def _plain(name: str, tensor: torch.Tensor | None, high: int) -> Spec | None:
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether all bytes are the same; a nan is one."""
-    return (
-        bool((one.contiguous().view(torch.uint8) == other.contiguous().view(torch.uint8)).all())
-        if one.numel()
-        else True
-    )
+    first, second = (t.reshape(-1).view(torch.uint8) for t in (one, other))
+    return torch.equal(first, second)
 
 
 def _arranged(op: ReplayOp, rule: str, name: str, tensor: torch.Tensor) -> tuple[Spec, str | None]:

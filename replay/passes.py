@@ -34,11 +34,12 @@ def merge_same_ids(plan: ReplayPlan) -> ReplayPlan:
     merged: dict[str, ReplayOp] = {}
     for op in plan.ops:
         first = merged.get(op.id)
-        merged[op.id] = op if first is None else _merged(first, op)
+        merged[op.id] = op if first is None else added(first, op)
     return plan if len(merged) == len(plan.ops) else msgspec.structs.replace(plan, ops=tuple(merged.values()))
 
 
-def _merged(a: ReplayOp, b: ReplayOp) -> ReplayOp:
+def added(a: ReplayOp, b: ReplayOp) -> ReplayOp:
+    """One op for two that are called the same way: counts, times and kernels added."""
     kernels: dict[str, RecordedKernel] = {k.name: k for k in a.recorded.kernels}
     for kernel in b.recorded.kernels:
         known = kernels.get(kernel.name)

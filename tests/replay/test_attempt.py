@@ -3,13 +3,17 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import msgspec
 import pytest
 
 from opreplay.replay.attempt import attempt, reason_for, unable
+from opreplay.replay.budget import over_budget
+from opreplay.replay.executors.base import NotReplayable
 from opreplay.replay.executors.fake import FakeExecutor, FakePrepared
-from opreplay.replay.ir import Reason, Recorded, ReplayOp
+from opreplay.replay.ir import Reason, Recorded, ReplayArg, ReplayOp
 from opreplay.replay.measure import MeasureOptions
 from opreplay.traces.errors import Malformed, PolicyError
+from opreplay.traces.model import TensorMeta
 
 
 def fake_op(name: str) -> ReplayOp:
@@ -84,3 +88,31 @@ def test_warnings_of_an_op_are_no_errors() -> None:
 def test_only_failed_is_failed() -> None:
     assert unable(Reason("failed", "why")).status == "failed"
     assert unable(Reason("collective")).status == "skipped"
+
+
+def test_an_op_over_its_budget_runs_in_part_and_its_times_are_scaled_up() -> None:
+    limit = 4_000_000
+    shape = (2_000, 1_000)
+    big = msgspec.structs.replace(
+        fake_op("aten::neg"),
+        args=(ReplayArg(name="self", type="Tensor", tensors=(TensorMeta(shape=shape, dtype="float32"),)),),
+        outputs=(TensorMeta(shape=shape, dtype="float32"),),
+    )
+
+    class Strict(FakeExecutor):
+        """Refuses what the real one refuses; every call takes 10 us."""
+
+        def prepare(self, op: ReplayOp, *, seed: int) -> FakePrepared:
+            if (reason := over_budget(op, limit)) is not None:
+                raise NotReplayable(reason)
+            return super().prepare(msgspec.structs.replace(op, name="fake::10us"), seed=seed)
+
+    whole = attempt(Strict(), big, seed=0, options=MeasureOptions())
+    assert str(whole.reason) == "budget: needs 16.0 MB, limit 4.0 MB (--max-op-memory)"
+    part = attempt(Strict(), big, seed=0, options=MeasureOptions(), shrink_to=limit)
+    assert part.measurement is not None
+    assert part.measurement.part == pytest.approx(0.25)
+    assert part.measurement.median_us == pytest.approx(40, rel=0.05)
+    assert part.measurement.deciles_us[5] == pytest.approx(part.measurement.median_us)
+    assert any(warning.kind == "part of the op" for warning in part.measurement.warnings)
+    assert [note.argument for note in part.assumptions] == ["size"]

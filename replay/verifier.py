@@ -40,7 +40,7 @@ def verify(plan: ReplayPlan) -> None:
             f"the plan has schema {plan.schema_version}; this opreplay reads up to {SCHEMA_VERSION}",
             hint="Update opreplay.",
         )
-    _times("the plan", plan.device_us_total, plan.host_us_total)
+    _times("the plan", plan.device_us_total, plan.host_us_total, plan.unowned_device_us)
     seen: set[str] = set()
     for op in plan.ops:
         where = f"op {op.id!r} ({op.name[:80]})"

@@ -75,6 +75,19 @@ def test_notes_tell_what_the_numbers_rest_on(made: SimpleNamespace) -> None:
     assert "warnings on 1 op: noisy (1)" in notes
 
 
+def test_time_that_no_op_answers_for_is_said(made: SimpleNamespace) -> None:
+    header = msgspec.structs.replace(made.header, trace={"device_us_total": 50.0, "unowned_device_us": 20.0})
+    (note,) = [n for n in facts.notes(header, made.results, made.summary) if n.startswith("no op")]
+    assert note.startswith("no op: 40.0 % of device time")
+
+
+@pytest.mark.parametrize("trace", [{}, {"device_us_total": 5.0}, {"device_us_total": 0.0, "unowned_device_us": 0.0},
+                                   {"device_us_total": "x", "unowned_device_us": 3}])  # fmt: skip
+def test_where_every_kernel_has_an_op_nothing_is_said_of_it(made: SimpleNamespace, trace: dict) -> None:
+    header = msgspec.structs.replace(made.header, trace=trace)
+    assert not [n for n in facts.notes(header, made.results, made.summary) if n.startswith("no op")]
+
+
 def test_long_lists_of_assumptions_are_summed_up(made: SimpleNamespace) -> None:
     assumed = tuple(Assumption(argument="a", what=f"kind {i}") for i in range(9))
     (note,) = facts.assumption_notes([made.replayed(assumptions=assumed)])

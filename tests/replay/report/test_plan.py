@@ -94,6 +94,13 @@ def test_an_op_that_was_refused_when_resolved_counts_as_failed() -> None:
     assert (result.status, view.planned_summary(plan, [result]).failed) == ("failed", 1)
 
 
+def test_time_that_no_op_answers_for_is_a_note_and_a_number() -> None:
+    plan = msgspec.structs.replace(PLAN, unowned_device_us=25.0)
+    made = view.planned_results(plan, lambda op: {}, max_op_bytes=None)
+    assert "no op: 25.0 % of device time" in shown(view.render(plan, made, width=200), 200)
+    assert view.facts(plan, made, view.planned_summary(plan, made))["unowned_device_us"] == 25.0
+
+
 CHECKS = {
     MM.id: MetaCheck(status="differs", detail="result 0 is float16[1], recorded was float16[2]", results_compared=1),
     VIEW.id: MetaCheck(status="ok", results_compared=1),

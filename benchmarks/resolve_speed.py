@@ -3,7 +3,7 @@
     python benchmarks/resolve_speed.py [TRACE ...] [--select all]
 
 Resolves every unique op of each trace (default: all of ../shared/traces that can be read) and prints the median and the
-90th percentile per op, first with cold schema caches, then with warm ones. Bar of issue 2: median at most 150 µs.
+90th percentile per op, first with cold schema caches, then with warm ones. Bar: median at most 150 µs.
 """
 
 from __future__ import annotations

@@ -141,13 +141,13 @@ def plan_of(read: Trace | ReplayPlan, selection: Selection, *, device: str) -> R
     from opreplay.replay.ir import ReplayPlan
 
     return (
-        restricted(read, selection)
+        restricted(read, selection, device=device)
         if isinstance(read, ReplayPlan)
         else planning.make_plan(read, selection, device=device)
     )
 
 
-def restricted(plan: ReplayPlan, selection: Selection) -> ReplayPlan:
+def restricted(plan: ReplayPlan, selection: Selection, *, device: str) -> ReplayPlan:
     """A plan with overloads and outputs filled in where it has none, and the filters applied; its order is kept.
 
     Raises UsageError for another --select than the plan was made with: what it left out is not there.
@@ -174,4 +174,5 @@ def restricted(plan: ReplayPlan, selection: Selection) -> ReplayPlan:
             raise no_such_phase(batches, selection.phase)
     kept = keep_heaviest(ops, filters, plan.device_us_total or plan.host_us_total, weight_of(plan))
     policy = Policy(allow_imports=selection.allow_imports)
-    return with_outputs(resolve_named(msgspec.structs.replace(plan, ops=tuple(kept)), policy), policy=policy)
+    resolved = resolve_named(msgspec.structs.replace(plan, ops=tuple(kept)), policy, device=device)
+    return with_outputs(resolved, policy=policy)

@@ -45,7 +45,7 @@ def build_plan(
             raise no_such_phase(batches.contexts, filters.phase)
     groups = _group(trace, rows, select, batches)
     device_us = float(trace.kernels.dur_ns.sum(dtype=np.int64)) / 1e3 if len(trace.kernels) else 0.0
-    host_us = sum(group.recorded.host_us_total for group in groups)
+    host_us = float(sum(group.recorded.host_us_total for group in groups))
     shell = ReplayPlan(
         source=PurePath(trace.info.path).name, selection=select,
         device=next(iter(trace.info.device_names), None), device_us_total=device_us, host_us_total=host_us, ops=(),

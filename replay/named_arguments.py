@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from opreplay.replay.device_kernels import way_on
 from opreplay.replay.ir import Assumption, Reason, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.policy import Policy, refuse_arguments, refuse_name, refuse_value, split_name
 from opreplay.replay.resolve import candidates
@@ -28,13 +29,15 @@ _WIDENS = {
 """Type of a schema's argument → other types that a file may declare for it."""
 
 
-def resolve_named(plan: ReplayPlan, policy: Policy) -> ReplayPlan:
-    """The plan with an overload, or a reason, for each op that has neither; ops that have one are left as they are."""
-    ops = tuple(op if op.reason is not None or op.resolved_by is not None else _resolve(op, policy) for op in plan.ops)
+def resolve_named(plan: ReplayPlan, policy: Policy, *, device: str = "cpu") -> ReplayPlan:
+    """The plan with an overload for `device`, or a reason, for each op that has neither; others stay as they are."""
+    ops = tuple(
+        op if op.reason is not None or op.resolved_by is not None else _resolve(op, policy, device) for op in plan.ops
+    )
     return msgspec.structs.replace(plan, ops=ops)
 
 
-def _resolve(op: ReplayOp, policy: Policy) -> ReplayOp:
+def _resolve(op: ReplayOp, policy: Policy, device: str) -> ReplayOp:
     parts = split_name(op.name)
     if parts is None:
         return _refused(op, Reason("label, not an op"))
@@ -56,8 +59,12 @@ def _resolve(op: ReplayOp, policy: Policy) -> ReplayOp:
         return _refused(op, reason)
     given = {arg.name: arg for arg in op.args}
     args = tuple(_adopt(given[wanted.name], wanted) for wanted in spec.args if wanted.name in given)
+    dtypes = {arg.name: arg.tensors[0].dtype for arg in args if arg.type == "Tensor" and arg.tensors and arg.tensors[0]}
+    way = way_on(device, name, spec, found, dtypes)
+    if way.reason is not None:
+        return _by_user(op, way.reason)
     return msgspec.structs.replace(
-        op, args=args, resolved_by=found.resolved_by, via=found.via, overload=spec.overload, schema=spec.text
+        op, args=args, resolved_by=way.resolved_by, via=way.via, overload=spec.overload, schema=spec.text
     )
 
 

@@ -14,15 +14,16 @@ import numpy as np
 
 from opreplay.replay.binding import Unbound, bind, unnamed_arguments
 from opreplay.replay.conversions import CONVERSIONS, ConversionFailed, RecordedCall, convert
+from opreplay.replay.device_kernels import way_on
 from opreplay.replay.inference_base import Context
 from opreplay.replay.ir import Assumption, Reason, ReplayOp
 from opreplay.replay.labels import not_an_op
 from opreplay.replay.matching import best_match
 from opreplay.replay.policy import COLLECTIVE_NAMESPACES, Policy, refuse_name, split_name
-from opreplay.replay.portable import EQUIVALENTS, equivalent_for
+from opreplay.replay.portable import EQUIVALENTS
 from opreplay.replay.recorded import RecordedArg, recorded_args
 from opreplay.replay.relatives import RelativesIndex
-from opreplay.replay.resolve import candidates, device_has_kernels, has_kernel, refused
+from opreplay.replay.resolve import candidates, refused
 from opreplay.replay.schema import OpSpec
 from opreplay.replay.user_executors import EXECUTORS, UserExecutor, bind_executor
 from opreplay.replay.user_ops import UserFunction
@@ -41,7 +42,6 @@ class Resolver:
     def __init__(self, trace: Trace, policy: Policy, device: str) -> None:
         self._policy = policy
         self._device = device
-        self._check_kernels = device_has_kernels(device)
         self._float_dtype = _common_float(trace)
         self._relatives = RelativesIndex(trace)
 
@@ -145,20 +145,15 @@ class Resolver:
         verdict = refused(match.spec)
         if verdict is not None:
             raise Unbound(verdict)
-        by, via = found.resolved_by, found.via
-        if self._check_kernels:
-            kernel = has_kernel(match.spec, self._device)
-            pairs = zip(match.spec.args, match.recorded, strict=False)
-            dtypes = {arg.name: rec.tensor.dtype for arg, rec in pairs if rec.tensor is not None}
-            equivalent = equivalent_for(name, dtypes, has_kernel=kernel, device=self._device)
-            if equivalent is not None:
-                by, via = "equivalent", equivalent.via
-            elif not kernel:
-                raise Unbound(Reason("failed", f"{match.spec.full_name} has no kernel for {self._device}"))
+        pairs = zip(match.spec.args, match.recorded, strict=False)
+        dtypes = {arg.name: rec.tensor.dtype for arg, rec in pairs if rec.tensor is not None}
+        way = way_on(self._device, name, match.spec, found, dtypes)
+        if way.reason is not None:
+            raise Unbound(way.reason)
         args, assumptions = bind(match, context)
         return msgspec.structs.replace(
-            op, resolved_by=by, via=via, overload=match.spec.overload, schema=match.spec.text, args=args,
-            assumptions=op.assumptions + assumptions,
+            op, resolved_by=way.resolved_by, via=way.via, overload=match.spec.overload, schema=match.spec.text,
+            args=args, assumptions=op.assumptions + assumptions,
         )  # fmt: skip
 
     def _refuse(self, signature: OpSignature) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from opreplay.replay.ir import Reason, Recorded, ReplayArg, ReplayOp, ReplayPlan
-from opreplay.replay.tracelens_values import Refused, Unknown, read_argument, write_argument
+from opreplay.replay.tracelens_values import Refused, Unknown, is_unicode, read_argument, write_argument
 from opreplay.traces.errors import FormatError, UsageError
 
 MAX_FILE_BYTES = 256 << 20
@@ -44,8 +44,10 @@ def write_tracelens_ir(plan: ReplayPlan, path: str | Path, *, force: bool = Fals
     """
     entries = [entry for entry in map(_write_entry, plan.ops) if entry is not None]
     text = json.dumps(entries, indent=2, ensure_ascii=False)
+    if not is_unicode(text):
+        text = json.dumps(entries, indent=2)
     try:
-        with Path(path).open("w" if force else "x", encoding="utf-8", errors="surrogatepass") as file:
+        with Path(path).open("w" if force else "x", encoding="utf-8") as file:
             file.write(text + "\n")
     except FileExistsError:
         raise UsageError(f"{path} exists", hint="Name another file, or overwrite it with --force.") from None
@@ -92,11 +94,11 @@ def _read_entry(index: int, entry: Any, seen: Counter[str]) -> ReplayOp:
         args, reason = _arguments(raw_args)
     except Refused as error:
         raise FormatError(f"entry {index}: {error}", hint=_HINT) from None
-    origin = json.dumps(entry, ensure_ascii=False)
+    origin = json.dumps(entry)  # ASCII: what is no Unicode text could not be saved with a plan
     seen[origin] += 1
     identity = f"{origin}\0{seen[origin]}" if seen[origin] > 1 else origin
     return ReplayOp(
-        id=hashlib.blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest(),
+        id=hashlib.blake2b(identity.encode(), digest_size=6).hexdigest(),
         name=name,
         count=1,
         recorded=_NOT_RECORDED,
@@ -111,7 +113,7 @@ def _parts(entry: Any) -> tuple[str, list[tuple[Any, bool]]]:
     if not isinstance(entry, dict):
         raise Refused("is no object")
     name, ir = entry.get("op_name"), entry.get("replay_ir")
-    if not isinstance(name, str) or not 0 < len(name) <= 1000:
+    if not isinstance(name, str) or not 0 < len(name) <= 1000 or not is_unicode(name):
         raise Refused("op_name is missing, no text or too long")
     if not isinstance(ir, dict):
         raise Refused("replay_ir is missing or no object")

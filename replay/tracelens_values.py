@@ -50,6 +50,15 @@ class Unknown(ValueError):
     """An argument in good order whose type or dtype the IR does not know."""
 
 
+def is_unicode(text: str) -> bool:
+    """False for text with half a surrogate pair, which JSON's escapes can spell and no file can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def kind_of(declared: str) -> str:
     """IR type name of a declared type, "SymInt[2]?" or "Optional[List[int]]" → "int[]". Raises Unknown."""
     match = _DECLARED.fullmatch(declared)
@@ -142,6 +151,8 @@ def _scalar(kind: str, value: Any) -> PlainValue:
         if not 0 <= value < len(codes):
             raise Unknown(f"{kind} with code {value}")
         return codes[value]
+    if isinstance(value, str) and not is_unicode(value):
+        raise Refused("a text is no Unicode")
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):

@@ -12,6 +12,7 @@ from opreplay.replay.ir import ReplayOp
 from opreplay.replay.named_arguments import resolve_named
 from opreplay.replay.policy import Policy
 from opreplay.replay.tracelens_ir import read_tracelens_ir, write_tracelens_ir
+from opreplay.replay.tracelens_values import contiguous_strides
 
 TENSOR = {"shape": [4, 8], "dtype": "float", "strides": [8, 1], "init": "normal"}
 
@@ -81,3 +82,15 @@ def test_each_refusal_has_a_reason(resolved: Any, entry: dict[str, Any], reason:
     op = resolved(entry)
     assert str(op.reason).startswith(reason)
     assert op.resolved_by is None
+
+
+def test_a_call_without_a_kernel_here_is_replayed_through_its_equivalent(resolved: Any) -> None:
+    shapes = ([1, 3, 8, 8], [4, 3, 2, 2])
+    image, weight = ({**TENSOR, "shape": s, "strides": list(contiguous_strides(tuple(s)))} for s in shapes)
+    pairs = (("padding", [0, 0]), ("stride", [2, 2]), ("dilation", [1, 1]))
+    ints = {name: ("SymInt[]", value) for name, value in pairs}
+    flags = dict.fromkeys(("benchmark", "deterministic", "allow_tf32"), ("bool", False))
+    entry = call("aten::cudnn_convolution", self=("Tensor", image), weight=("Tensor", weight), **ints,
+                 groups=("SymInt", 1), **flags)  # fmt: skip
+    op = resolved(entry)
+    assert (op.reason, op.resolved_by, op.via) == (None, "equivalent", "aten::convolution")

@@ -86,10 +86,19 @@ class Registry:
 
 def built_in() -> Registry:
     """A fresh registry with all initializers that ship with opreplay."""
-    from opreplay.initializers import attention, domains, embedding_tables, indices, masks, moe_routing, paged_attention
+    from opreplay.initializers import (
+        attention,
+        domains,
+        embedding_tables,
+        indices,
+        masks,
+        moe_routing,
+        paged_attention,
+        positions,
+    )
 
     registry = Registry()
-    for module in (domains, indices, embedding_tables, masks, attention, paged_attention, moe_routing):
+    for module in (domains, indices, embedding_tables, masks, attention, paged_attention, moe_routing, positions):
         for kind in module.INITIALIZERS:
             registry.register(kind())
     return registry

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from opreplay.initializers import attention, indices, masks, moe_routing, paged_attention
+from opreplay.initializers import (
+    attention,
+    embedding_tables,
+    indices,
+    masks,
+    moe_routing,
+    paged_attention,
+    positions,
+)
 from opreplay.initializers.base import InitContext
 from opreplay.replay.work.amounts import Amount, amount_text, work, work_text
 from opreplay.replay.work.registry import counted_ops, counts, work_of
@@ -15,7 +23,7 @@ UNCOUNTED = {"sorted", "few_ties", "ctc", "attention_backward"}
 
 def test_every_data_dependent_op_has_a_counter() -> None:
     known = set(counted_ops())
-    modules = (attention, indices, masks, moe_routing, paged_attention)
+    modules = (attention, embedding_tables, indices, masks, moe_routing, paged_attention, positions)
     rules = [rule for module in modules for rule in module.INITIALIZERS if rule.name not in UNCOUNTED]
     assert rules
     missing = {op for rule in rules for op in rule.op_patterns} - known

@@ -12,6 +12,7 @@ import torch
 
 from opreplay.replay.executors.base import NotReplayable
 from opreplay.replay.ir import Reason, ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.passes import flood, refuse_floods
 from opreplay.replay.policy import Policy
 from opreplay.replay.resolve import find_overload
 from opreplay.replay.schema import specs_of
@@ -23,13 +24,15 @@ from opreplay.traces.model import TensorMeta
 MAX_RESULTS = 4096
 _META = torch.device("meta")
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_EXPECTED = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, AssertionError, KeyError, ArithmeticError)
-"""What a meta kernel raises for ops without one, outputs that depend on contents, or arguments that do not fit."""
 
 
 def with_outputs(plan: ReplayPlan, *, policy: Policy | None = None) -> ReplayPlan:
-    """The plan with `outputs` filled in where a run on meta tensors tells them; None stays where it does not."""
+    """The plan with `outputs` filled in where a run on meta tensors tells them; None stays where it does not.
+
+    Floods of results are stopped first: a plan may come from a file that no pass has seen.
+    """
     chosen = Policy() if policy is None else policy
+    plan = refuse_floods(plan)
     return msgspec.structs.replace(plan, ops=tuple(_with_outputs(op, chosen) for op in plan.ops))
 
 
@@ -37,7 +40,7 @@ def _with_outputs(op: ReplayOp, policy: Policy) -> ReplayOp:
     if op.reason is not None or op.resolved_by is None or op.outputs is not None:
         return op
     results = None
-    with suppress(NotReplayable, *_EXPECTED):
+    with suppress(Exception):  # decompositions in Python raise anything for arguments that do not fit
         results = meta_outputs(op, policy)
     return op if results is None else msgspec.structs.replace(op, outputs=results)
 
@@ -59,6 +62,8 @@ def meta_outputs(op: ReplayOp, policy: Policy) -> tuple[TensorMeta | None, ...]:
 
 def call_on_meta(op: ReplayOp, policy: Policy) -> MetaCall:
     """Call an op of a plan on meta tensors, a recurrent one on a short sequence. Raises what the meta kernel raises."""
+    if (reason := flood(op)) is not None:
+        raise NotReplayable(reason)
     whole, op = op, shortened(op)
     is_factory = not any(arg.tensors for arg in op.args)
     memories = shared_memories(op, device=_META)
@@ -92,7 +97,7 @@ def _takes_device(op: ReplayOp) -> bool:
 def _call(op: ReplayOp, policy: Policy, positional: list[Any], by_name: dict[str, Any]) -> Any:
     """The recorded op's own meta kernel where it has one, though an equivalent will be replayed."""
     if op.resolved_by == "equivalent" and op.name.startswith("aten::"):
-        with suppress(NotReplayable, *_EXPECTED):
+        with suppress(Exception):
             own = msgspec.structs.replace(op, resolved_by="jit", via=None)
             return find_overload(own, policy)(*positional, **by_name)
     if op.resolved_by == "executor":

@@ -71,12 +71,14 @@ def refuse_floods(plan: ReplayPlan) -> ReplayPlan:
 
 
 def _without_flood(op: ReplayOp) -> ReplayOp:
-    if op.reason is not None or op.name not in _SPLITTERS:
-        return op
-    pieces = _pieces(op)
-    if pieces <= MAX_PIECES:
-        return op
-    return msgspec.structs.replace(op, reason=Reason("budget", f"would return {pieces} tensors, limit {MAX_PIECES}"))
+    reason = flood(op) if op.reason is None else None
+    return op if reason is None else msgspec.structs.replace(op, reason=reason)
+
+
+def flood(op: ReplayOp) -> Reason | None:
+    """Why an op would return more tensors than anyone needs, or None."""
+    pieces = _pieces(op) if op.called in _SPLITTERS else 0
+    return Reason("budget", f"would return {pieces} tensors, limit {MAX_PIECES}") if pieces > MAX_PIECES else None
 
 
 def _pieces(op: ReplayOp) -> int:

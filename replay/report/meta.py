@@ -9,8 +9,8 @@ from typing import Any, get_args
 from rich.console import RenderableType
 
 from opreplay.replay.reasons import total_reasons
-from opreplay.replay.report.columns import Column
-from opreplay.replay.report.table import totals_by_kind
+from opreplay.replay.report import table
+from opreplay.replay.report.columns import Column, OpCell
 from opreplay.replay.report.text import DASH, plural
 from opreplay.replay.results import META_WRONG, MetaCheck, MetaStatus, OpResult
 
@@ -45,11 +45,18 @@ def column(results: Sequence[OpResult]) -> Column:
     )  # fmt: skip
 
 
+def op_cell(result: OpResult) -> OpCell:
+    """The op with its arguments; what speaks against it on meta tensors in their place, as a reason would be."""
+    if result.status != "replayed" or result.meta is None or result.meta.status not in META_WRONG:
+        return table.op_cell(result)
+    return OpCell(name=result.name, detail=result.meta.detail, style=STYLES[result.meta.status])
+
+
 def problems(results: Sequence[OpResult]) -> list[RenderableType]:
     """One row a verdict other than ok, with unique ops, calls and share, and the ops that it is about."""
     wrong = [(r, r.meta) for r in results if r.meta is not None and r.meta.status != "ok"]
     found = total_reasons((f"{check.status}: {_about(r, check)}", r.count, r.recorded_share) for r, check in wrong)
-    return totals_by_kind("on meta tensors", found)
+    return table.totals_by_kind("on meta tensors", found)
 
 
 def _about(result: OpResult, check: MetaCheck) -> str:

@@ -19,7 +19,6 @@ from opreplay.replay.report.table import (
     MAX_ROWS,
     no_ops,
     notes_lines,
-    op_cell,
     reasons_table,
     recorded_columns,
     rest_line,
@@ -71,7 +70,7 @@ def render(plan: ReplayPlan, results: Sequence[OpResult], *, width: int) -> Rend
     ]
     if any(r.meta is not None for r in results):
         columns.append(meta.column(shown))
-    parts = ops_table(columns, [op_cell(r) for r in shown], width=width) if results else [no_ops()]
+    parts = ops_table(columns, [meta.op_cell(r) for r in shown], width=width) if results else [no_ops()]
     found = unowned_notes(plan.unowned_device_us, plan.device_us_total)
     found += [*stand_in_notes(results), *assumption_notes(results)]
     found += [note for soc in socs_of(results) for note in confidence_notes(soc, results)]

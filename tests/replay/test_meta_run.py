@@ -57,6 +57,12 @@ def test_nothing_is_allocated() -> None:
     assert check("aten::mm", tensor("self", 2**38, 8), tensor("mat2", 8, 2**38)).status == "failed"  # 2**76 elements
 
 
+def test_floods_of_results_are_not_made() -> None:
+    split = ReplayArg(name="split_size", type="int", value=1)
+    found = check("aten::split", tensor("self", 2**40), split, overload="Tensor")
+    assert str(found) == f"failed: budget: would return {2**40} tensors, limit 65536"
+
+
 def test_a_call_that_does_not_fit_failed() -> None:
     found = check("aten::mm", tensor("self", 2, 3), tensor("mat2", 9, 4))
     assert found.status == "failed"

@@ -80,6 +80,7 @@ def test_floods_are_stopped() -> None:
     split = ReplayArg(name="split_size", type="int", value=1)
     made = refuse_floods(plan("aten::split", tensor("self", 2**40), split, overload="Tensor"))
     assert str(made.ops[0].reason) == f"budget: would return {2**40} tensors, limit {MAX_PIECES}"
+    assert with_outputs(plan("aten::split", tensor("self", 2**40), split, overload="Tensor")).ops[0].reason is not None
     few = refuse_floods(plan("aten::split", tensor("self", 64), split, overload="Tensor"))
     assert few.ops[0].reason is None
 

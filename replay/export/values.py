@@ -113,8 +113,10 @@ def _arranged(op: ReplayOp, rule: str, name: str, tensor: torch.Tensor) -> tuple
     low, high = _bounds(tensor)
     if tensor.dtype is torch.bool:
         return _boolean(tensor)
-    if low == high and fill.is_integer(tensor.dtype):
-        return {"fill": "integers", "low": int(low), "high": int(high) + 1}, None
+    if low == high and math.isfinite(low):
+        if fill.is_integer(tensor.dtype):
+            return {"fill": "integers", "low": int(low), "high": int(low) + 1}, None
+        return {"fill": "uniform", "low": low, "high": low}, None
     if tensor.dim() > 1 and (found := _causal(tensor)) is not None:
         return found, None
     if rule in UNIFORM_INTEGERS and fill.is_integer(tensor.dtype):

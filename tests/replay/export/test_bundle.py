@@ -27,6 +27,7 @@ from opreplay.replay.plan_file import parse_plan
 from opreplay.replay.plugins import clear_registrations
 from opreplay.replay.policy import Policy
 from opreplay.replay.resolve import find_overload
+from opreplay.replay.select import OpFilter
 from opreplay.traces import read_trace
 from opreplay.traces.errors import UsageError
 from opreplay.traces.samples import sample_path
@@ -61,7 +62,9 @@ def run_alone(folder: Path, *args: str) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def moe() -> ReplayPlan:
-    return with_outputs(build_plan(read_trace(sample_path("moe_block"))))
+    return with_outputs(
+        build_plan(read_trace(sample_path("moe_block")), filters=OpFilter(exclude=("aten::linear",), top=30))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +101,6 @@ def test_the_script_prints_a_table_and_takes_a_part_of_the_ops(folder: Path) -> 
     assert all("aten::topk" in line for line in lines[1:-1])
     assert re.match(r"replayed (\d+) of \1 ops on cpu", lines[-1])
     assert run_alone(folder, "--op", "no_such_op")[0] == 2
-    assert run_alone(folder, "--iterations", "0")[0] == 2
 
 
 def test_ops_json_is_a_plan_of_the_same_calls(moe: ReplayPlan, folder: Path) -> None:
@@ -197,22 +199,25 @@ def test_a_device_only_op_has_the_call_that_stands_in_for_it(tmp_path: Path) -> 
 
 
 def test_an_op_that_fails_is_reported_and_the_others_run(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, event("aten::relu", X), event("aten::mm", X, ([64, 2], "float", [2, 1], "")))
-    write_bundle(bundle_of(plan), tmp_path / "b")
+    names = ("aten::relu", "aten::abs", "aten::neg", "aten::exp", "aten::sign")
+    write_bundle(bundle_of(plan_of(tmp_path, *(event(name, X) for name in names))), tmp_path / "b")
+    bad = {
+        "aten::relu": ("aten::from_file", "no operator that this script calls"),
+        "aten::abs": ("os::system", "no operator that this script calls"),
+        "aten::neg": ("aten::no_such_op", "has no aten::no_such_op"),
+        "aten::exp": ("aten::mm.__class__", "no operator that this script calls"),
+    }
     file = tmp_path / "b" / "ops.json"
-    for bad, reason in (
-        ("aten::from_file", "no operator that this script calls"),
-        ("os::system", "no operator that this script calls"),
-        ("aten::no_such_op", "has no aten::no_such_op"),
-        ("aten::mm.__class__", "no operator that this script calls"),
-    ):
-        file.write_text(file.read_text().replace('"aten::relu"', json.dumps(bad)))
-        code, text = run_alone(tmp_path / "b", "--iterations", "1", "--json")
-        file.write_text(file.read_text().replace(json.dumps(bad), '"aten::relu"'))
-        assert code == 1
-        found = {result["name"]: result for result in json.loads(text)["results"]}
-        assert reason in found[bad]["reason"]
-        assert found["aten::mm"]["status"] == "replayed"
+    text = file.read_text()
+    for name, (other, _) in bad.items():
+        text = text.replace(json.dumps(name), json.dumps(other))
+    file.write_text(text)
+    code, text = run_alone(tmp_path / "b", "--iterations", "1", "--json")
+    assert code == 1
+    found = {result["name"]: result for result in json.loads(text)["results"]}
+    for other, reason in bad.values():
+        assert reason in found[other]["reason"]
+    assert found["aten::sign"]["status"] == "replayed"
 
 
 def test_folders_and_archives_are_overwritten_only_by_force(tmp_path: Path) -> None:

@@ -19,7 +19,11 @@ def measuring_options(command: Command) -> Command:
     options = [
         click.option(
             "--max-op-memory", type=ByteSize(), metavar="SIZE",
-            help="Skip ops that need more, e.g. 1GB.  [default: half of the free memory]",
+            help="What an op may need, e.g. 1GB.  [default: half of the free memory]",
+        ),
+        click.option(
+            "--over-budget", type=click.Choice(("shrink", "skip")), default="shrink", show_default=True,
+            help="An op that needs more runs on fewer rows of a pool or on some of its slices, or not at all.",
         ),
         click.option(
             "--op-time", type=Duration(), default="0.2s", show_default=True, metavar="TIME",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from opreplay.cli import console
 
@@ -40,6 +40,7 @@ def save(plan: ReplayPlan, output: str, *, force: bool) -> None:
 def show_plan(
     plan: ReplayPlan, devices: dict[str, DeviceProfile], *, max_op_bytes: int | None, format_: str = "table",
     checks: Mapping[str, MetaCheck] | None = None, contents: Callable[[ReplayOp], Contents | None] | None = None,
+    over_budget: Literal["shrink", "skip"] = "shrink",
 ) -> None:  # fmt: skip
     """Print the coverage that a run would have, what meta tensors said, then the ops."""
     from opreplay.cli.planning import expected_contents, simulate_on
@@ -49,7 +50,8 @@ def show_plan(
 
     held = expected_contents() if contents is None else contents
     results = view.planned_results(
-        plan, lambda op: simulate_on(op, devices, held(op)), max_op_bytes=max_op_bytes, checks=checks
+        plan, lambda op: simulate_on(op, devices, held(op)), max_op_bytes=max_op_bytes, checks=checks,
+        over=over_budget,
     )  # fmt: skip
     summary = view.planned_summary(plan, results)
     if format_ == "json":

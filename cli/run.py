@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -60,7 +60,8 @@ def command(
     custom_op_dir: str | None, select: str,
     op_filter: tuple[str, ...], exclude: tuple[str, ...], phase: Phase | None, top: int | None, min_share: float | None,
     allow_import: tuple[tuple[str, str], ...], plugin: tuple[str, ...], output: tuple[str, ...],
-    force: bool, dry_run: bool, max_op_memory: int | None, op_time: float, total_time: float | None,
+    force: bool, dry_run: bool, max_op_memory: int | None, over_budget: Literal["shrink", "skip"], op_time: float,
+    total_time: float | None,
     threads: int | None, seed: int, resume: bool, shared_device: bool, max_failed: int | None,
     init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None,
     check_work: bool, limit: tuple[tuple[str, str], ...],
@@ -95,11 +96,11 @@ def command(
                 check_values_file(plan, values)
             from opreplay.cli.plan_views import show_plan
 
-            show_plan(plan, devices, max_op_bytes=max_op_memory, contents=contents)
+            show_plan(plan, devices, max_op_bytes=max_op_memory, over_budget=over_budget, contents=contents)
             return ExitCode.OK
         options = RunOptions(
-            device=device, seed=seed, max_op_bytes=max_op_memory, op_time_s=op_time, total_time_s=total_time,
-            threads=threads, allow_imports=selection.allow_imports,
+            device=device, seed=seed, max_op_bytes=max_op_memory, over_budget=over_budget, op_time_s=op_time,
+            total_time_s=total_time, threads=threads, allow_imports=selection.allow_imports,
             plugins=plugin, init_modules=init_module, init_args=init_arg, values=values, check_work=check_work,
             shared_device=shared_device,
         )  # fmt: skip

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from rich.console import Group, RenderableType
 
 from opreplay.replay.attempt import Outcome, unable
 from opreplay.replay.budget import need_of, over_budget, readable
+from opreplay.replay.fitting import fitted
 from opreplay.replay.ir import ReplayOp, ReplayPlan
 from opreplay.replay.reasons import Reason
 from opreplay.replay.report import meta
@@ -32,23 +33,35 @@ SCHEMA_VERSION = 1
 """Of the JSON form. Changes of format: 1 first version."""
 
 
-def why_not(op: ReplayOp, max_op_bytes: int | None) -> Reason | None:
-    """Why the op would not run: what the plan says, else that it is over the budget."""
+OverBudget = Literal["shrink", "skip"]
+"""What a run does with an op over its budget; see `opreplay.replay.fitting`."""
+
+
+def why_not(op: ReplayOp, max_op_bytes: int | None, over: OverBudget = "shrink") -> Reason | None:
+    """Why the op would not run: what the plan says, else that it is over the budget and cannot be made smaller."""
     if op.reason is not None or max_op_bytes is None:
         return op.reason
-    return over_budget(op, max_op_bytes)
+    return over_budget(op if over == "skip" else fitted(op, max_op_bytes).op, max_op_bytes)
+
+
+def _outcome(op: ReplayOp, max_op_bytes: int | None, over: OverBudget) -> Outcome:
+    reason = why_not(op, max_op_bytes, over)
+    if reason is not None:
+        return unable(reason)
+    if max_op_bytes is None or over == "skip":
+        return Outcome(status="replayed")
+    return Outcome(status="replayed", assumptions=fitted(op, max_op_bytes).assumptions)
 
 
 def planned_results(
     plan: ReplayPlan, simulate: Callable[[ReplayOp], dict[str, Simulated]], *, max_op_bytes: int | None,
-    checks: Mapping[str, MetaCheck] | None = None,
+    checks: Mapping[str, MetaCheck] | None = None, over: OverBudget = "shrink",
 ) -> list[OpResult]:  # fmt: skip
     """The results that a run would start from: "replayed" where it would try, nothing measured.
 
     `checks`: verdicts of a run on meta tensors, by id.
     """
-    reasons = [why_not(op, max_op_bytes) for op in plan.ops]
-    outcomes = [Outcome(status="replayed") if reason is None else unable(reason) for reason in reasons]
+    outcomes = [_outcome(op, max_op_bytes, over) for op in plan.ops]
     results = [result_of(plan, op, outcome, simulate(op)) for op, outcome in zip(plan.ops, outcomes, strict=True)]
     return [msgspec.structs.replace(result, meta=checks.get(result.id)) for result in results] if checks else results
 

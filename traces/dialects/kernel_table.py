@@ -95,22 +95,23 @@ class TableRows:
 
     def __init__(self, file: TextIO, path: str, max_rows: int) -> None:
         self._path, self._max_rows = path, max_rows
-        self._reader = csv.DictReader(iter(lambda: file.readline(MAX_LINE), ""))
-        header = self._reader.fieldnames
-        if not header:
+        self._reader = csv.reader(iter(lambda: file.readline(MAX_LINE), ""))
+        header = next((line for line in self._reader if line), None)
+        if header is None:
             raise Malformed(f"{path} is empty: no kernel table", hint=_HINT)
-        self._names = _columns(header, path)
-        self.columns = frozenset(self._names)
+        self._places = _columns(header, path)
+        self.columns = frozenset(self._places)
         """Keys of `COLUMNS` that the table has."""
         self.dropped: Counter[str] = Counter()
         """Reason → number of rows that were left out so far."""
 
     def __iter__(self) -> Iterator[TableRow]:
-        for index, record in enumerate(self._reader):
+        places = self._places
+        for index, line in enumerate(line for line in self._reader if line):
             if index >= self._max_rows:
                 raise TooLarge(f"{self._path}: more than {self._max_rows} rows (limit max_rows)")
             try:
-                yield _row({field: record.get(name) for field, name in self._names.items()}, index)
+                yield _row({field: line[at] for field, at in places.items() if at < len(line)}, index)
             except (ValueError, OverflowError):
                 self.dropped["broken row"] += 1
 
@@ -204,7 +205,7 @@ def _nanoseconds(text: str | None) -> int | None:
     return int(value * 1000)
 
 
-def _row(fields: Mapping[str, str | None], index: int) -> TableRow:
+def _row(fields: Mapping[str, str], index: int) -> TableRow:
     kernel_type = (fields.get("type") or "").strip()
     name = (fields.get("name") or "").strip()
     if not kernel_type or len(kernel_type) > MAX_NAME or len(name) > MAX_NAME:
@@ -225,8 +226,9 @@ def _row(fields: Mapping[str, str | None], index: int) -> TableRow:
     )
 
 
-def _columns(header: Iterable[str], path: str) -> dict[str, str]:
-    present = {name.strip().lstrip("\ufeff"): name for name in header}
+def _columns(header: Iterable[str], path: str) -> dict[str, int]:
+    """Field of `COLUMNS` → place of its column."""
+    present = {name.strip().lstrip("\ufeff"): at for at, name in enumerate(header)}
     found = {
         field: present[spelling] for field, names in COLUMNS.items() for spelling in names[::-1] if spelling in present
     }

@@ -40,6 +40,18 @@ def show_line(text: str) -> None:
     make_console().print(Text(text, style="bold"), soft_wrap=True)
 
 
+def plain_text(line: str, render: Callable[[int], RenderableType], width: int = 160) -> str:
+    """What `show_line` and `show_fitted` would print on a terminal that wide without colours, for files."""
+    import io
+
+    from rich.console import Console
+
+    out = io.StringIO()
+    console = Console(file=out, markup=False, emoji=False, highlight=False, width=width, no_color=True)
+    console.print(render(width))
+    return f"{line}\n{out.getvalue()}"
+
+
 def narrate(text: str) -> None:
     """A line to stderr."""
     import click

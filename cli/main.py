@@ -17,9 +17,12 @@ from opreplay.cli.exit_codes import ExitCode
 
 COMMANDS: dict[str, str] = {
     "run": "opreplay.cli.run",
+    "batch": "opreplay.cli.batch",
     "inspect": "opreplay.cli.inspect",
     "plan": "opreplay.cli.plan",
     "simulate": "opreplay.cli.simulate",
+    "compare": "opreplay.cli.compare",
+    "report": "opreplay.cli.report",
     "export": "opreplay.cli.export",
     "validate": "opreplay.cli.validate",
     "calibrate": "opreplay.cli.calibrate",

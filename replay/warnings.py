@@ -38,3 +38,8 @@ class MeasureWarning(msgspec.Struct, frozen=True, kw_only=True):
             return f"{self.kind}: {_TEXTS[self.kind].format(**self.data)}"
         except KeyError:
             return self.kind
+
+
+def kind_of(warning: MeasureWarning | str) -> str:
+    """The kind of a warning; of one from an older file the text before the colon."""
+    return warning.kind if isinstance(warning, MeasureWarning) else warning.partition(":")[0]

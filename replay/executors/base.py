@@ -47,7 +47,8 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     ci_low_us: float
     ci_high_us: float
     """Order-statistic 95 % confidence interval of the median."""
-    warnings: tuple[MeasureWarning, ...] = ()
+    warnings: tuple[MeasureWarning | str, ...] = ()
+    """Text in files of schema 1."""
     part: float = 1.0
     """Share of the op's work that ran; the times are what that part took, divided by it."""
     deciles_us: tuple[float, ...] = ()

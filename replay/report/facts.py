@@ -10,6 +10,7 @@ import msgspec
 from opreplay.replay.reasons import ReasonTotal, split_reason, total_reasons
 from opreplay.replay.report.text import end, plural, safe, share_text
 from opreplay.replay.results import Header, OpResult, Summary
+from opreplay.replay.warnings import kind_of
 
 LISTED = 4
 """Kinds that a note names before it says how many more there are."""
@@ -109,7 +110,7 @@ def notes(header: Header | None, results: Sequence[OpResult], summary: Summary) 
     """What a reader must know to trust the numbers: losses, stand-ins, assumptions, confidence, noise."""
     found = [*_trace_notes(header), *stand_in_notes(results), *assumption_notes(results)]
     found += [note for soc in socs_of(results) for note in confidence_notes(soc, results)]
-    warnings = Counter(w.kind for r in results if r.measurement for w in r.measurement.warnings)
+    warnings = Counter(kind_of(w) for r in results if r.measurement for w in r.measurement.warnings)
     if warnings:
         noisy = sum(bool(r.measurement and r.measurement.warnings) for r in results)
         found.append(f"measuring: warnings on {plural(noisy, 'op')}: {_listed(warnings)}")

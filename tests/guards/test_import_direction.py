@@ -13,6 +13,7 @@ LAYERS = {"traces": 0, "initializers": 1, "replay": 2, "cli": 3}
 
 TORCH_AT_IMPORT = (
     "opreplay.initializers",
+    "opreplay.replay.executors.torch_cache",
     "opreplay.replay.executors.torch_device",
     "opreplay.replay.export",
     "opreplay.replay.meta_run",

@@ -1,0 +1,53 @@
+"""`opreplay compare`: two result files side by side, with an exit code for builds."""
+
+from __future__ import annotations
+
+import click
+
+from opreplay.cli.exit_codes import ExitCode
+from opreplay.cli.options import Share, format_option
+
+
+@click.command("compare", short_help="Say which ops became slower or faster between two runs.")
+@click.argument("before", metavar="BEFORE")
+@click.argument("after", metavar="AFTER")
+@click.option(
+    "--threshold", type=Share(), default="5%", show_default=True, metavar="SHARE",
+    help="Smaller changes are noise; raised where the two runs scatter more.",
+)  # fmt: skip
+@click.option(
+    "--fail-if", multiple=True, metavar="CONDITION",
+    help="Exit with 5 when 'slower>5%' (any op), 'total>3%' (all ops together) or 'lost>0'. Repeatable.",
+)  # fmt: skip
+@click.option("--all", "everything", is_flag=True, help="List ops that stayed the same or are unclear as well.")
+@click.option("--force", is_flag=True, help="Compare runs of different machines or ways to measure.")
+@format_option("table", "markdown", "json")
+def command(
+    before: str, after: str, threshold: float, fail_if: tuple[str, ...], everything: bool, force: bool, format_: str
+) -> int:
+    """Compare the results AFTER with those BEFORE, op by op; both are .jsonl files of `opreplay run --output`.
+
+    A ratio above 1 means that AFTER is slower. An op is called slower or faster only where the intervals of the
+    medians, the fast samples and the speed of the machine agree on it; `unclear` ones have too few samples.
+    """
+    from opreplay.cli import console
+    from opreplay.replay.compare import compare
+    from opreplay.replay.regressions import parse_condition
+    from opreplay.replay.report import comparison as view
+    from opreplay.replay.report import comparison_markdown, comparison_table
+    from opreplay.replay.results import read_result_file
+
+    conditions = [parse_condition(text) for text in fail_if]
+    threshold = min([threshold, *(one.limit for one in conditions if one.what == "slower")])
+    found = compare(read_result_file(before), read_result_file(after), threshold=threshold, force=force)
+    violations = [line for condition in conditions for line in condition.violations(found)]
+    if format_ == "json":
+        console.write(console.json_text({**view.facts(found), "violations": violations}))
+    elif format_ == "markdown":
+        console.write(comparison_markdown.render(found, everything=everything))
+    else:
+        console.show_line(view.first_line(found))
+        console.show_fitted(lambda width: comparison_table.render(found, width=width, everything=everything))
+    for line in violations:
+        console.narrate(f"opreplay: {line}")
+    return ExitCode.REGRESSION if violations else ExitCode.OK

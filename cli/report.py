@@ -1,0 +1,57 @@
+"""`opreplay report`: a saved run in any form, without running anything again."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from opreplay.cli.options import force_option, format_option
+
+
+@click.command("report", short_help="Print a saved run again, in any format.")
+@click.argument("result", metavar="RESULT")
+@format_option("table", "csv", "markdown", "json", "parquet")
+@click.option(
+    "--output", "-o", metavar="FILE", help="Write it there in place of stdout; for --format parquet as a rule."
+)
+@force_option
+def command(result: str, format_: str, output: str | None, force: bool) -> None:
+    """Show the results in RESULT, a .jsonl file of `opreplay run --output`; nothing is measured.
+
+    A file that was cut short is shown as far as it goes, and called interrupted.
+    """
+    from opreplay.cli import console
+    from opreplay.cli.outputs import check_writable, write_file
+    from opreplay.replay.cut_short import summary_of
+    from opreplay.replay.report import csv_, json_, markdown, parquet, table
+    from opreplay.replay.report.facts import coverage_line
+    from opreplay.replay.results import read_result_file
+    from opreplay.traces.errors import UsageError
+
+    if output is not None:
+        check_writable(Path(output), force=force)
+    file = read_result_file(result)
+    run = (file.header, file.results, summary_of(file))
+    if format_ == "parquet":
+        if output is None and sys.stdout.isatty():
+            raise UsageError("Parquet is binary: it does not go to a terminal", hint="Name a file with --output.")
+        body = parquet.render(*run)
+        if output is None:
+            sys.stdout.buffer.write(body)
+        else:
+            Path(output).write_bytes(body)
+        return
+    if format_ != "table":
+        text = {"csv": csv_.render, "markdown": markdown.render, "json": json_.render}[format_](*run)
+    elif output is None:
+        console.show_line(coverage_line(*run))
+        console.show_fitted(lambda width: table.render(*run, width=width))
+        return
+    else:
+        text = console.plain_text(coverage_line(*run), lambda width: table.render(*run, width=width))
+    if output is None:
+        console.write(text)
+    else:
+        write_file(Path(output), text, force=force)

@@ -1,0 +1,185 @@
+"""Verdicts of comparisons: what changed is found, what did not is left alone, and machines are not mixed.
+
+Runs are made of samples like those of real ops: log-normal, with a slow tail and a shift from run to run.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opreplay.replay.compare import compare, judge
+from opreplay.replay.executors.base import Measurement
+from opreplay.replay.measure import MeasureOptions, summarize
+from opreplay.replay.regressions import parse_condition
+from opreplay.replay.results import Header, OpResult, ResultFile
+from opreplay.traces.errors import EnvironmentRefused, UsageError
+
+ENVIRONMENT: dict[str, object] = {"cpu": "made up", "cpus": 8, "device": "cpu", "torch": "2.13.0", "load_1min": 0.5}
+
+
+def samples(us: float, draw: random.Random, *, count: int = 60, run_to_run: float = 0.008) -> list[float]:
+    """`count` samples around `us`: 1.5 % of scatter, one in ten disturbed, and what a whole run shifts."""
+    shifted = us * draw.lognormvariate(0.0, run_to_run)
+    made = [shifted * draw.lognormvariate(0.0, 0.015) for _ in range(count)]
+    return sorted(one * draw.uniform(1.1, 3.0) if draw.random() < 0.1 else one for one in made)
+
+
+def measurement(us: float, draw: random.Random, *, count: int = 60, **changes: object) -> Measurement:
+    found = summarize(samples(us, draw, count=count), calls=1, resolution_us=1e-3, options=MeasureOptions())
+    values = {name: getattr(found, name) for name in found.__struct_fields__}
+    return Measurement(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def result(index: int, found: Measurement | None, **changes: object) -> OpResult:
+    values: dict[str, object] = {
+        "id": f"{index:012x}", "name": f"aten::op{index}", "count": 2, "resolved_by": "jit", "inputs": "f32[4]",
+        "status": "failed" if found is None else "replayed", "measurement": found,
+        "measured_us": None if found is None else found.median_us,
+    }  # fmt: skip
+    return OpResult(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def run(
+    seed: int, *, ops: int = 50, slower: Callable[[int], float] = lambda index: 1.0,
+    environment: Mapping[str, object] | None = None, options: Mapping[str, object] | None = None, count: int = 60,
+    **changes: object,
+) -> ResultFile:  # fmt: skip
+    """A run of ops of 100 us to 20 ms; `slower` says how many times as long an op takes in it."""
+    draw = random.Random(seed)
+    results = tuple(
+        result(i, measurement(100.0 * 1.11**i * slower(i), draw, count=count, **changes)) for i in range(ops)
+    )
+    header = Header(
+        opreplay_version="0", started_at="2026-01-01T00:00:00+00:00", trace={"source": "t.json", "ops": ops},
+        environment={**ENVIRONMENT, **(environment or {})}, options={"cache": "cold", **(options or {})},
+    )  # fmt: skip
+    return ResultFile(header=header, results=results, summary=None, complete_bytes=0)
+
+
+def test_runs_of_the_same_show_at_most_one_false_regression_in_a_hundred_ops() -> None:
+    wrong = sum(len(compare(run(2 * i), run(2 * i + 1)).of("slower", "faster")) for i in range(10))
+    assert wrong <= 5, "10 repetitions of 50 ops"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_ten_percent_in_five_of_fifty_ops_are_all_found(seed: int) -> None:
+    slow = set(random.Random(seed).sample(range(50), 5))
+    found = compare(run(100 + seed), run(200 + seed, slower=lambda i: 1.1 if i in slow else 1.0))
+    assert {int(op.id, 16) for op in found.of("slower")} == slow
+    assert all(op.sure and op.ratio and 1.05 < op.sure <= op.ratio for op in found.of("slower"))
+
+
+def test_ten_percent_less_is_faster() -> None:
+    found = compare(run(1), run(2, slower=lambda i: 1 / 1.15 if i >= 47 else 1.0))
+    assert {int(op.id, 16) for op in found.of("faster")} == {47, 48, 49}
+    assert found.total_ratio is not None
+    assert found.total_ratio < 1.0
+
+
+def test_a_change_of_all_ops_is_seen_where_the_machine_did_not_change() -> None:
+    gauge = {"gauge_us": (100.0, 101.0)}
+    found = compare(run(1, **gauge), run(2, slower=lambda i: 1.2, **gauge))
+    assert len(found.of("slower")) == 50
+
+
+def test_a_slower_machine_makes_no_slower_ops() -> None:
+    before, after = run(1, gauge_us=(100.0, 101.0)), run(2, slower=lambda i: 1.1, gauge_us=(110.0, 112.0))
+    found = compare(before, after)
+    assert found.machine == pytest.approx(1.1)
+    assert len(found.of("slower")) <= 1
+
+
+def test_load_that_leaves_the_fast_samples_alone_is_no_regression() -> None:
+    draw = random.Random(0)
+    a = measurement(100.0, draw)
+    deciles = tuple(d if i < 4 else 1.3 * d for i, d in enumerate(a.deciles_us))
+    times = {"median_us": 1.3 * a.median_us, "ci_low_us": 1.2 * a.median_us, "ci_high_us": 1.4 * a.median_us}
+    b = msgspec.structs.replace(a, deciles_us=deciles, **times)
+    assert judge(result(0, a), result(0, b), 0.05).verdict == "same"
+
+
+def test_ops_that_scatter_raise_the_threshold() -> None:
+    draw = random.Random(5)
+    shifts = [draw.lognormvariate(0, 0.05) for _ in range(50)]
+    found = compare(run(1), run(2, slower=lambda i: shifts[i]))
+    assert found.applied > 0.1
+    assert len(found.of("slower", "faster")) <= 2
+
+
+def test_few_samples_and_other_parts_are_unclear() -> None:
+    draw = random.Random(0)
+    few, many = measurement(100.0, draw, count=4), measurement(200.0, draw)
+    assert judge(result(0, few), result(0, many), 0.05).note == "4 samples are too few for an interval"
+    part = msgspec.structs.replace(many, part=0.5)
+    assert judge(result(0, many), result(0, part), 0.05).verdict == "unclear"
+    cold = msgspec.structs.replace(many, cache="cold")
+    assert judge(result(0, many), result(0, cold), 0.05).note == "warm caches before, cold after"
+    other = judge(result(0, many), result(0, many, via="aten::other", resolved_by="equivalent"), 0.05)
+    assert other.verdict == "unclear"
+
+
+def test_ops_of_one_run_alone() -> None:
+    draw = random.Random(0)
+    found = measurement(100.0, draw)
+    before, after = run(1, ops=3), run(2, ops=3)
+    gone = result(1, None, reason="failed: RuntimeError")
+    after = msgspec.structs.replace(after, results=(after.results[0], gone, result(9, found)))
+    verdicts = {op.name: op.verdict for op in compare(before, after).ops}
+    assert verdicts == {"aten::op0": "same", "aten::op1": "lost", "aten::op2": "only before", "aten::op9": "only after"}
+    assert compare(before, after).of("lost")[0].note == "failed: RuntimeError"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"environment": {"cpu": "another"}}, {"environment": {"device": "cuda:0"}}, {"options": {"cache": "warm"}}],
+)
+def test_two_machines_are_not_mixed_without_force(changed: dict[str, dict[str, object]]) -> None:
+    before, after = run(1, ops=3), run(2, ops=3, **changed)  # type: ignore[arg-type]
+    with pytest.raises(EnvironmentRefused, match="cannot be compared") as caught:
+        compare(before, after)
+    assert "--force" in caught.value.hint
+    assert [d.blocking for d in compare(before, after, force=True).differences] == [True]
+
+
+def test_a_new_torch_is_noted_only() -> None:
+    found = compare(run(1, ops=3), run(2, ops=3, environment={"torch": "2.14.0"}))
+    assert [str(d) for d in found.differences] == ["torch: 2.13.0 → 2.14.0"]
+
+
+@given(st.integers(0, 10**6), st.floats(0.3, 3.0))
+def test_a_run_against_itself_is_the_same_and_order_only_inverts(seed: int, factor: float) -> None:
+    first, second = run(seed, ops=4), run(seed + 1, ops=4, slower=lambda i: factor)
+    assert {op.verdict for op in compare(first, first).ops} == {"same"}
+    there, back = compare(first, second), compare(second, first)
+    inverse = {"slower": "faster", "faster": "slower"}
+    back_by_id = {op.id: op for op in back.ops}
+    for op in there.ops:
+        assert back_by_id[op.id].verdict == inverse.get(op.verdict, op.verdict)
+
+
+def found(before: ResultFile, after: ResultFile, condition: str) -> list[str]:
+    return parse_condition(condition).violations(compare(before, after))
+
+
+def test_conditions() -> None:
+    before, after = run(1, ops=5), run(2, ops=5, slower=lambda i: 1.3 if i == 2 else 1.0)
+    assert [line.split()[1] for line in found(before, after, "slower>5%")] == ["aten::op2"]
+    assert found(before, after, "slower>40%") == []
+    assert found(before, before, "slower>5%") == []
+    assert found(before, after, "total>1%")
+    assert not found(before, after, " total > 20% ")
+    gone = msgspec.structs.replace(after, results=(result(0, None), *after.results[1:]))
+    assert found(before, gone, "lost>0") == ["lost>0: 1 ops are no longer replayed"]
+    assert not found(before, gone, "lost>1")
+
+
+@pytest.mark.parametrize("text", ["", "slower", "slower>", "slower<5%", "slower>5", "lost>5%", "eval>1%", "slower>-1%"])
+def test_other_conditions_are_usage_errors(text: str) -> None:
+    with pytest.raises(UsageError, match="no condition"):
+        parse_condition(text)

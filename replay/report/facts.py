@@ -141,7 +141,8 @@ def unowned_notes(unowned_us: object, total_us: object) -> list[str]:
     if unowned_us <= 0 or total_us <= 0:
         return []
     share = share_text(unowned_us / total_us)
-    return [f"no op: {share} of device time is in kernels that no recorded op launched, as those of a captured graph"]
+    why = "as with captured graphs, communication streams and launches before the recording"
+    return [f"no op: {share} of device time is in kernels whose op is not recorded, {why}"]
 
 
 def stand_in_notes(results: Sequence[OpResult]) -> list[str]:

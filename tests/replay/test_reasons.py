@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from opreplay.replay.reasons import DETAILED, KINDS, MEANINGS, Reason, split_reason, total_reasons
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_list_is_what_is_documented() -> None:
@@ -71,3 +76,39 @@ def test_the_heaviest_reason_and_detail_come_first() -> None:
     assert (first.kind, first.ops, first.calls, first.share) == ("policy", 2, 3, pytest.approx(0.3))
     assert [d.detail for d in first.details] == ["b", "a"]
     assert (second.kind, second.details) == ("collective", ())
+
+
+def test_every_reason_that_the_code_gives_is_on_the_list_and_says_enough() -> None:
+    given_kinds = set()
+    for folder in ("initializers", "replay", "cli"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Reason":
+                    where = f"{path}:{node.lineno}"
+                    kind = node.args[0] if node.args else None
+                    assert isinstance(kind, ast.Constant), f"{where}: the kind is no literal"
+                    assert kind.value in KINDS, where
+                    assert len(node.args) == 2 or kind.value not in DETAILED, f"{where}: a detail is missing"
+                    given_kinds.add(kind.value)
+    assert given_kinds == set(KINDS)
+
+
+@pytest.mark.parametrize(
+    "name", ["mi300_torch_compile_triton", "npu_alexnet_trace_view", "nvidia_nccl_parser", "param_dlrm_worker0_kineto"]
+)
+@pytest.mark.parametrize("select", ["owner", "leaf"])
+def test_no_op_of_a_public_trace_stays_unexplained(shared_traces: Path, name: str, select: str) -> None:
+    from opreplay.replay.build import build_plan
+    from opreplay.replay.results import MemorySink
+    from opreplay.replay.run import RunOptions, run_plan
+    from opreplay.traces import read_trace
+
+    plan = build_plan(read_trace(shared_traces / f"{name}.json.gz"), select=select)
+    sink = MemorySink()
+    summary = run_plan(plan, RunOptions(executor="fake", isolation="none", max_op_bytes=10**9), sink=sink)
+    missed = [result for result in sink.results if result.status != "replayed"]
+    assert all(split_reason(result.reason)[0] in KINDS for result in missed)
+    assert sum(total.ops for total in summary.not_replayed) == len(missed) == summary.ops - summary.replayed
+    assert sum(total.calls for total in summary.not_replayed) == sum(result.count for result in missed)
+    shares = summary.covered_share + sum(total.share for total in summary.not_replayed)
+    assert shares == pytest.approx(sum(result.recorded_share for result in sink.results))

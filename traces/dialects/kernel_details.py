@@ -152,7 +152,7 @@ class _Rows:
         self.kind.append(self.kinds.setdefault(kind, len(self.kinds)))
         self.start_ns.append(-1 if row.start_ns is None else row.start_ns)
         self.dur_ns.append(-1 if row.duration_us is None else round(row.duration_us * 1000))
-        self.wait_ns.append(-1 if row.wait_us is None else round(row.wait_us * 1000))
+        self.wait_ns.append(-1 if row.wait_ns is None else row.wait_ns)
 
     def paired(self, tasks: dict[str, list[int]], start_ns: np.ndarray) -> tuple[list[Pair], list[Pair]]:
         """((row, task) that start together, (row, task) of names that are left equally often, in order).

@@ -28,6 +28,8 @@ MAX_RANK = 64
 MAX_TENSORS = 4096
 MAX_SIZE = 1 << 48
 """Bound on one dimension; a larger one makes the row broken."""
+MAX_DURATION_US = 1e12
+"""Eleven days."""
 MAX_NAME = 4096
 MAX_SPELLING = 64
 """Characters of a data type or format."""
@@ -62,6 +64,7 @@ DTYPES: dict[str, str] = {
 """CANN data type, without "DT_" → torch dtype name (int4 as the byte that holds two of them)."""
 
 _HINT = "Give kernel_details.csv or op_summary.csv of the Ascend profiler."
+_LATEST_US = Decimal(2**63) / 1000
 _NOT_THERE = frozenset({"", "N/A", "NA", "NULL", "NONE", "UNDEFINED", "NAN"})
 
 
@@ -75,7 +78,7 @@ class TableRow(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[TensorSpec | None, ...]
     duration_us: float | None
     """None where the table is blank."""
-    wait_us: float | None = None
+    wait_ns: int | None = None
     start_ns: int | None = None
     """On the clock of the trace; None where the table has no such column."""
     count: int = 1
@@ -192,17 +195,12 @@ def _number(text: str | None) -> float | None:
 
 
 def _nanoseconds(text: str | None) -> int | None:
-    """Microseconds as text, exactly, as whole nanoseconds. Raises ValueError for what is no time."""
-    bare = (text or "").strip()
-    if bare.upper() in _NOT_THERE:
-        return None
+    """Microseconds as text, exactly, as whole nanoseconds; None for what is no time: a row is of use without one."""
     try:
-        value = Decimal(bare[:64])
+        value = Decimal((text or "").strip()[:64])
     except InvalidOperation:
-        raise ValueError("no time") from None
-    if not value.is_finite() or not 0 <= value < Decimal(2**63) / 1000:
-        raise ValueError("no time")
-    return int(value * 1000)
+        return None
+    return int(value * 1000) if value.is_finite() and 0 <= value < _LATEST_US else None
 
 
 def _row(fields: Mapping[str, str], index: int) -> TableRow:
@@ -210,7 +208,10 @@ def _row(fields: Mapping[str, str], index: int) -> TableRow:
     name = (fields.get("name") or "").strip()
     if not kernel_type or len(kernel_type) > MAX_NAME or len(name) > MAX_NAME:
         raise ValueError("no type")
-    duration, wait, count = (_number(fields.get(field)) for field in ("duration", "wait", "count"))
+    duration, count = _number(fields.get("duration")), _number(fields.get("count"))
+    if duration is not None and duration > MAX_DURATION_US:
+        raise ValueError("no duration")
+    wait_ns = _nanoseconds(fields.get("wait"))
     return TableRow(
         type=kernel_type,
         name=name,
@@ -218,7 +219,7 @@ def _row(fields: Mapping[str, str], index: int) -> TableRow:
         inputs=tensors_of(fields.get("input_shapes"), fields.get("input_types"), fields.get("input_formats")),
         outputs=tensors_of(fields.get("output_shapes"), fields.get("output_types"), fields.get("output_formats")),
         duration_us=duration if duration is not None and duration > 0 else None,
-        wait_us=wait if wait is not None and wait >= 0 else None,
+        wait_ns=wait_ns,
         start_ns=_nanoseconds(fields.get("start")),
         count=max(1, int(count)) if count is not None else 1,
         held_out=(fields.get("held_out") or "").strip().lower() in ("1", "1.0", "true", "yes"),

@@ -189,7 +189,7 @@ def test_other_traces_have_no_kernel_table(tmp_path: Path) -> None:
 
 
 CELLS = st.sampled_from(
-    ["mm_a", "mm_b", "", "N/A", "-1", "1e400", "nan", "5", f"{T0}.000", '"1,2;3"', '"-4"', "ü" * 70]
+    ["mm_a", "mm_b", "", "N/A", "-1", "1e400", "1e300", "nan", "5", f"{T0}.000", '"1,2;3"', '"-4"', "ü" * 70]
 )
 
 

@@ -12,8 +12,8 @@ import torch
 from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitReport
 
-EXACT_MACS = 2e10
-"""Multiply-adds up to which the saved output and logsumexp are computed (about a second on two cores)."""
+EXACT_SCORES = 4e6
+"""Pairs of query and key up to which the saved output and logsumexp are computed: some 30 ms on two cores."""
 HEADS_LAST = frozenset({"aten::_flash_attention_backward", "aten::_efficient_attention_backward"})
 """Ops whose tensors are [batch, sequence, heads, head size]; the others have heads before sequence."""
 
@@ -53,12 +53,14 @@ class AttentionBackwardInit(CustomInit):
             output = None if output is None else output.transpose(1, 2)
         keys = max(1, key.shape[-2])
         biased = any(context.tensor(name) is not None for name in ("attn_bias", "bias", "attn_mask"))
-        macs = 2.0 * query.numel() * keys
-        if query.dim() != 4 or macs > EXACT_MACS or lengths or biased or query.numel() == 0:
+        pairs = math.prod(query.shape[:-1]) * keys
+        if query.dim() != 4 or pairs > EXACT_SCORES or lengths or biased or query.numel() == 0:
             fill.uniform(saved, context.generator, math.log(keys) + 0.5, math.log(keys) + 0.6)
+            if output is not None and output.dtype.is_floating_point:
+                fill.normal(output, context.generator, std=keys**-0.5)
             return InitReport(
                 summary=f"logsumexp about log({keys}) {lengths}".rstrip(),
-                assumed={"logsumexp": "about that of N(0, 1) scores", "out": "not consistent with the inputs"},
+                assumed={"logsumexp": "about that of N(0, 1) scores", "out": "of the size of an average of values"},
             )
         scale = context.args.get("scale")
         scale = scale if isinstance(scale, float) else query.shape[-1] ** -0.5

@@ -49,10 +49,11 @@ class DenseInit(CustomInit):
         """Fill every tensor; integers stay below every dimension that they could possibly index."""
         high = safe_bound(context)
         assumed: dict[str, str] = {}
-        for name, tensor in context.tensors():
-            _fill(tensor, values_for(name, tensor.dtype, high), context.generator)
-            if fill.is_integer(tensor.dtype) and tensor.numel():
-                assumed[name] = f"integers in [0, {high})"
+        with fill.one_thread():
+            for name, tensor in context.tensors():
+                _fill(tensor, values_for(name, tensor.dtype, high), context.generator)
+                if fill.is_integer(tensor.dtype) and tensor.numel():
+                    assumed[name] = f"integers in [0, {high})"
         return InitReport(summary="plain values", assumed=assumed)
 
 

@@ -16,6 +16,8 @@ from opreplay.initializers.base import InitializerError
 
 DISTRIBUTIONS = ("uniform", "zipf", "histogram")
 HISTOGRAM_BYTES = 1 << 20
+DISTINCT_ROWS = 8_191
+"""Tokens drawn before their experts repeat; a prime, so that blocks of common sizes differ."""
 REDRAWS = 8
 """Draws after which the rows that still have an expert twice are drawn exactly, from perturbed logarithms."""
 
@@ -63,9 +65,9 @@ def choose_experts(tokens: int, topk: int, chance: torch.Tensor, generator: torc
         raise InitializerError(f"top {topk} of {possible} experts that can be chosen")
     edges = chance.cumsum(0)
     edges[-1] = 1.0
-    ids = torch.empty((topk, tokens), dtype=torch.int64)
+    ids = torch.empty((topk, min(tokens, DISTINCT_ROWS)), dtype=torch.int64)
     for slot in range(topk):
-        ids[slot] = _draw(edges, tokens, generator)
+        ids[slot] = _draw(edges, ids.shape[1], generator)
         again = _taken(ids, slot)
         for _ in range(REDRAWS):
             if not len(again):
@@ -74,7 +76,16 @@ def choose_experts(tokens: int, topk: int, chance: torch.Tensor, generator: torc
             again = _twice(ids, slot, again)
         if len(again):
             ids[slot, again] = _exact(ids[:slot, again], chance, generator)
-    return ids.t().contiguous()
+    return _rows(ids.t(), tokens)
+
+
+def _rows(distinct: torch.Tensor, count: int) -> torch.Tensor:
+    """`count` rows, the distinct ones again and again."""
+    made = torch.empty((count, distinct.shape[1]), dtype=distinct.dtype)
+    for begin in range(0, count, max(1, len(distinct))):
+        part = made[begin : begin + len(distinct)]
+        part.copy_(distinct[: len(part)])
+    return made
 
 
 def _twice(ids: torch.Tensor, slot: int, rows: torch.Tensor) -> torch.Tensor:
@@ -104,8 +115,9 @@ def _exact(taken: torch.Tensor, chance: torch.Tensor, generator: torch.Generator
 
 def routing_weights(tokens: int, topk: int, generator: torch.Generator) -> torch.Tensor:
     """float32 [tokens, topk], falling along each row and adding up to one."""
-    drawn = torch.rand((tokens, topk), generator=generator).add_(0.05).sort(dim=-1, descending=True).values
-    return drawn / drawn.sum(-1, keepdim=True)
+    shape = (min(tokens, DISTINCT_ROWS), topk)
+    drawn = torch.rand(shape, generator=generator).add_(0.05).sort(dim=-1, descending=True).values
+    return _rows(drawn / drawn.sum(-1, keepdim=True), tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,18 +138,19 @@ def sort_by_expert(ids: torch.Tensor, experts: int, block: int, length: int, blo
     """Lay ids [tokens, topk] out for a kernel that works on blocks of one expert."""
     flat = ids.reshape(-1)
     counts = torch.bincount(flat, minlength=experts)
-    # numpy sorts 16-bit keys by radix, ten times as fast as 64-bit ones.
-    keys = flat.numpy().astype(np.int16 if experts < 1 << 15 else np.int32)
-    order = torch.from_numpy(np.argsort(keys, kind="stable"))
+    # numpy sorts 8- and 16-bit keys by radix, many times as fast as 64-bit ones.
+    kind = np.uint8 if experts <= 1 << 8 else np.int16 if experts < 1 << 15 else np.int32
+    order = torch.from_numpy(np.argsort(flat.numpy().astype(kind), kind="stable"))
     padded = (counts + block - 1) // block * block
-    shift = (padded.cumsum(0) - padded) - (counts.cumsum(0) - counts)
-    place = torch.arange(len(flat)) + torch.repeat_interleave(shift, counts)
     room = min(length, blocks * block)
-    kept = place < room
     positions = torch.full((length,), filler, dtype=torch.int64)
-    positions[place[kept]] = order[kept]
+    begin, kept = 0, 0
+    for tokens, size in zip(order.split(counts.tolist()), padded.tolist(), strict=True):
+        part = positions[begin : min(begin + len(tokens), room)]
+        part.copy_(tokens[: len(part)])
+        begin, kept = begin + size, kept + len(part)
     owners = torch.full((blocks,), -1, dtype=torch.int64)
     used = torch.repeat_interleave(torch.arange(experts), padded // block)[:blocks]
     owners[: len(used)] = used
     valid = min(int(padded.sum()), room)
-    return Sorted(positions=positions, owners=owners, valid=valid, dropped=int((~kept).sum()))
+    return Sorted(positions=positions, owners=owners, valid=valid, dropped=len(flat) - kept)

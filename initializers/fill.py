@@ -8,7 +8,8 @@ The same generator state gives the same bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -102,6 +103,24 @@ def assign(tensor: torch.Tensor, values: torch.Tensor) -> None:
     flat = span(tensor)
     places = torch.arange(flat.numel(), device=tensor.device).as_strided(tensor.shape, tensor.stride())
     flat[places.reshape(-1)] = values.reshape(-1).to(tensor.dtype)
+
+
+def assign_rows(tensor: torch.Tensor, rows: torch.Tensor) -> None:
+    """Copy rows [n, ...] to the first dimension of a tensor [m, ...], again and again where m is larger."""
+    for begin in range(0, tensor.shape[0], max(1, rows.shape[0])):
+        part = tensor[begin : begin + rows.shape[0]]
+        assign(part, rows[: part.shape[0]])
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch works on one thread: drawing and copying indices is too short for more, which wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:

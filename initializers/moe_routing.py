@@ -13,6 +13,8 @@ import torch
 from opreplay.initializers import expert_choice, fill
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport, Option
 
+DISTINCT_SCORES = 1 << 18
+"""Router scores drawn before their rows repeat."""
 TOKEN_BITS = 24
 """aiter packs slot << 24 | token; padding is topk << 24 | tokens."""
 SCORES = ("gating_output", "router_logits", "scores", "logits", "input", "x")
@@ -123,11 +125,14 @@ def _scores(context: InitContext, generator: torch.Generator) -> InitReport:
         raise InitializerError(f"{context.op}: no router scores among its arguments")
     experts = scores.shape[-1]
     rows = max(1, scores.numel() // experts)
-    distinct = min(rows, max(1, fill.BLOCK // experts))
+    distinct = min(rows, max(1, DISTINCT_SCORES // experts))
     noise = torch.rand((distinct, experts), generator=generator, dtype=torch.float32).clamp_(1e-7, 1 - 1e-7)
     block = _chance(context, experts).float().clamp(min=1e-30).log() - (-noise.log()).log()
-    made = block.repeat(-(-rows // distinct), 1)[:rows]
-    fill.assign(scores, made.reshape(scores.shape).to(scores.device))
+    if scores.is_contiguous():
+        fill.assign_rows(scores.view(rows, experts), block.to(scores.dtype).to(scores.device))
+    else:
+        made = block.repeat(-(-rows // distinct), 1)[:rows]
+        fill.assign(scores, made.reshape(scores.shape).to(scores.device))
     bias = _find(context, ("bias", "correction_bias", "e_score_correction_bias"))
     if bias is not None and bias.dtype.is_floating_point:
         fill.uniform(bias, context.generator, 0.0, math.nextafter(0.0, 1.0))
@@ -168,7 +173,7 @@ def _chosen(context: InitContext, generator: torch.Generator) -> InitReport:
         fill.assign(rows, torch.arange(made.numel()).reshape(topk, tokens).t().reshape(rows.shape).to(rows.device))
     if (valid := context.tensor("num_local_tokens")) is not None:
         fill.assign(valid, torch.tensor(tokens, device=valid.device))
-    used = len(torch.unique(made))
+    used = int((torch.bincount(made.flatten(), minlength=experts) > 0).sum())
     return InitReport(summary=f"{tokens} tokens to {topk} of {used} experts", assumed={"topk_ids": _how(context)})
 
 
@@ -193,8 +198,7 @@ def _sorted(context: InitContext, generator: torch.Generator) -> InitReport:
     made = expert_choice.sort_by_expert(ids, experts, block, order.numel(), owners.numel(), filler)
     positions = made.positions
     if context.op in STAGES:
-        packed = (positions % topk) << TOKEN_BITS | positions // topk
-        fill.assign(order, torch.where(positions < filler, packed, topk << TOKEN_BITS | tokens).to(order.device))
+        fill.assign(order, _packed(positions, topk, tokens).to(order.device))
     else:
         fill.assign(order, positions.to(order.device))
     fill.assign(owners, made.owners.to(owners.device))
@@ -204,13 +208,22 @@ def _sorted(context: InitContext, generator: torch.Generator) -> InitReport:
     share = expert_choice.routing_weights(tokens, topk, generator)
     if (given := context.tensor("sorted_weights")) is not None and given.numel() == len(positions):
         flat = torch.cat((share.flatten(), share.new_zeros(1)))
-        fill.assign(given, flat[positions].reshape(given.shape).to(given.device))
+        fill.assign(given, flat.index_select(0, positions).reshape(given.shape).to(given.device))
     if weights is not None:
         fill.assign(weights, share.reshape(weights.shape).to(weights.device))
     assumed = {"sorted_token_ids": _how(context)}
     if made.dropped:
         assumed["capacity"] = f"{made.dropped} of {filler} routed slots find no place and are dropped"
     return InitReport(summary=f"{tokens} tokens to {topk} of {experts} experts, blocks of {block}", assumed=assumed)
+
+
+def _packed(positions: torch.Tensor, topk: int, tokens: int) -> torch.Tensor:
+    """slot << 24 | token for token · topk + slot; the filler tokens · topk becomes topk << 24 | tokens."""
+    # Dividing each position would take several times as long as looking it up.
+    slots = torch.arange(topk, dtype=torch.int32) << TOKEN_BITS
+    table = torch.arange(tokens, dtype=torch.int32).unsqueeze(1) | slots
+    filler = torch.tensor([topk << TOKEN_BITS | tokens], dtype=torch.int32)
+    return torch.cat((table.flatten(), filler)).index_select(0, positions)
 
 
 def _groups(context: InitContext, generator: torch.Generator) -> InitReport:

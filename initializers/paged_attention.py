@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport, Option
-from opreplay.initializers.paging import Pool, find_pool, page_list, shared_generator, slots_of
+from opreplay.initializers.paging import Pool, consecutive, find_pool, page_list, shared_generator, slots_of
 from opreplay.initializers.sequence_arguments import (
     CUMULATIVE_NEW,
     CUMULATIVE_SEEN,
@@ -236,10 +237,12 @@ def _write_pages(context: InitContext, pool: Pool, batch: Batch) -> dict[str, st
         table = context.tensor(name)
         if table is None or table.dim() != 2 or table.shape[0] != len(counts):
             continue
-        used = torch.arange(table.shape[1]) < counts.unsqueeze(1)
-        values = torch.zeros(table.shape, dtype=torch.int64)
-        values[used] = pages
-        fill.assign(table, values.to(table.device))
+        width = table.shape[1]
+        named = counts.clamp(max=width).numpy()
+        values = torch.zeros(table.numel(), dtype=table.dtype)
+        into = consecutive(np.arange(len(named)) * width, named)
+        values.numpy()[into] = pages.numpy()[consecutive((counts.cumsum(0) - counts).numpy(), named)]
+        fill.assign(table, values.view(table.shape).to(table.device))
         assumed[name] = said
     listed, edges = context.tensor("kv_page_indices"), context.tensor("kv_indptr")
     if listed is not None and edges is not None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from hashlib import blake2b
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from opreplay.initializers.base import InitContext
@@ -55,9 +57,15 @@ def page_list(pool: Pool, count: int, generator: torch.Generator) -> torch.Tenso
 def slots_of(batch: Batch, pool: Pool, generator: torch.Generator) -> torch.Tensor:
     """int64 [new tokens]: the slot of each new token, the last ones of its sequence, in the batch's order."""
     counts = (batch.kv + pool.page - 1) // pool.page
-    pages = page_list(pool, int(counts.sum()), generator)
-    ends = batch.query.cumsum(0)
-    inside = torch.arange(int(batch.query.sum())) - torch.repeat_interleave(ends - batch.query, batch.query)
-    position = inside + torch.repeat_interleave(batch.kv - batch.query, batch.query)
-    first = torch.repeat_interleave(counts.cumsum(0) - counts, batch.query)
-    return pages[first + position // pool.page] * pool.page + position % pool.page
+    pages = page_list(pool, int(counts.sum()), generator).numpy()
+    query, kv, first = batch.query.numpy(), batch.kv.numpy(), (counts.cumsum(0) - counts).numpy()
+    # Place of a token if the pages of all sequences followed each other; numpy repeats and divides faster than torch.
+    place = consecutive(first * pool.page + kv - query, query)
+    moved = (pages - np.arange(len(pages))) * pool.page
+    return torch.from_numpy(moved[place // pool.page] + place)
+
+
+def consecutive(starts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """int64 [sum of counts]: counts[i] numbers from starts[i] on, for each i."""
+    before = counts.cumsum() - counts
+    return np.arange(int(counts.sum())) + np.repeat(starts - before, counts)

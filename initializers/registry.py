@@ -58,8 +58,11 @@ class Registry:
         return {**defaults(rule), **self._settings.get(rule.name, {})}
 
     def apply(self, rule: CustomInit, context: InitContext) -> InitReport:
-        """Let an initializer fill the tensors, with its options."""
-        return rule.initialize(replace(context, options=self.options_of(rule)))
+        """Let an initializer fill the tensors, with its options; on one thread."""
+        from opreplay.initializers.fill import one_thread
+
+        with one_thread():
+            return rule.initialize(replace(context, options=self.options_of(rule)))
 
     def __getitem__(self, name: str) -> CustomInit:
         try:

@@ -1,4 +1,4 @@
-"""Small device-only ops: fused dropout, grid sampling, int4 weights, and products with another output dtype."""
+"""Small device-only ops: fused dropout, grid sampling, int4 weights, an NPU's pooling, products of another dtype."""
 
 from __future__ import annotations
 
@@ -38,6 +38,24 @@ def weight_int4pack_mm(x: Tensor, weight: Tensor, group: int, scales_and_zeros: 
     n = scales_and_zeros.shape[1]
     packed = weight.contiguous().view(torch.uint8).reshape(n, -1)
     return torch.ops.aten._weight_int4pack_mm_for_cpu.default(x, packed, group, scales_and_zeros)
+
+
+def max_pool2d_backward(
+    grad_output: Tensor, x: Tensor, kernel_size: list[int], stride: list[int], padding: list[int],
+    dilation: list[int], ceil_mode: bool, indices: Tensor,
+) -> Tensor:  # fmt: skip
+    """For an NPU's `indices`, a bit mask of its own layout: every gradient goes to the corner of its window instead."""
+    del indices
+    height, width = x.shape[-2:]
+    steps, pads = stride or kernel_size, padding
+    rows, columns = (
+        (torch.arange(grad_output.shape[axis], device=x.device) * steps[axis] - pads[axis]).clamp_(0, size - 1)
+        for axis, size in ((-2, height), (-1, width))
+    )
+    corners = (rows[:, None] * width + columns).expand(grad_output.shape).contiguous()
+    return torch.ops.aten.max_pool2d_with_indices_backward.default(
+        grad_output, x, kernel_size, stride, padding, dilation, ceil_mode, corners
+    )
 
 
 def mm_to_dtype(x: Tensor, mat2: Tensor, out_dtype: torch.dtype) -> Tensor:

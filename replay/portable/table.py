@@ -24,6 +24,8 @@ class Equivalent:
     """The CPU kernel only works beside an accelerator's driver."""
     one_dtype: tuple[str, ...] = ()
     """Arguments that the CPU kernel wants to be of one dtype: where they are not, it counts as missing."""
+    wants: tuple[tuple[str, str], ...] = ()
+    """(argument, dtype) without which the kernel counts as missing: the argument then has a device's own form."""
 
     def load(self) -> Callable[..., Any]:
         """The function; it takes the original schema's arguments, keyword-only ones by name."""
@@ -48,6 +50,8 @@ def equivalent_for(name: str, dtypes: Mapping[str, str], *, has_kernel: bool, de
         return found
     if device.startswith("cpu") and found.needs_accelerator:
         return found
+    if any(dtypes.get(argument, dtype) != dtype for argument, dtype in found.wants):
+        return found if not device.startswith("npu") else None
     mixed = {dtypes[argument] for argument in found.one_dtype if argument in dtypes}
     return found if device.startswith("cpu") and len(mixed) > 1 else None
 
@@ -117,6 +121,10 @@ EQUIVALENTS: dict[str, Equivalent] = {
     "aten::native_batch_norm_backward": Equivalent(
         via="aten::native_batch_norm_backward", module="norm", function="native_batch_norm_backward",
         one_dtype=("weight", "running_mean", "running_var", "save_mean", "save_invstd"),
+    ),
+    "aten::max_pool2d_with_indices_backward": Equivalent(
+        via="aten::max_pool2d_with_indices_backward", module="pointwise", function="max_pool2d_backward",
+        wants=(("indices", "int64"),),
     ),
     **{f"aten::{op}": Equivalent(via=f"aten::{op}", module="pointwise", function=f"{op}_to_dtype")
        for op in ("mm", "bmm", "addmm", "baddbmm")},

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from opreplay.replay.portable import EQUIVALENTS
+from opreplay.replay.portable import EQUIVALENTS, equivalent_for
 from opreplay.replay.resolve import has_kernel
 from opreplay.replay.schema import specs_of
 
@@ -16,7 +16,8 @@ from opreplay.replay.schema import specs_of
 @pytest.mark.parametrize("name", sorted(EQUIVALENTS))
 def test_each_takes_the_arguments_of_the_original(name: str) -> None:
     function = EQUIVALENTS[name].load()
-    always = bool(EQUIVALENTS[name].one_dtype or EQUIVALENTS[name].needs_accelerator)
+    entry = EQUIVALENTS[name]
+    always = bool(entry.one_dtype or entry.needs_accelerator or entry.wants)
     specs = [s for s in specs_of(name) if (always or not has_kernel(s, "cpu")) and not s.overload.endswith("out")]
     if not specs:
         pytest.skip(f"this torch has a CPU kernel for {name}, or no such op")
@@ -155,3 +156,22 @@ def test_fused_lstm_cell() -> None:
         gates = x @ cell.weight_ih.T, hx @ cell.weight_hh.T
         made = run("aten::_thnn_fused_lstm_cell", *gates, cx, cell.bias_ih, cell.bias_hh)
         torch.testing.assert_close(made[:2], cell(x, (hx, cx)))  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("size", "stride", "padding"), [((13, 13), [2, 2], [0, 0]), ((9, 7), [], [1, 1])])
+def test_pooling_with_an_npus_mask_spreads_all_gradients(
+    size: tuple[int, int], stride: list[int], padding: list[int]
+) -> None:
+    name = "aten::max_pool2d_with_indices_backward"
+    x = torch.randn(2, 4, *size)
+    out, indices = torch.ops.aten.max_pool2d_with_indices.default(x, [3, 3], stride, padding, [1, 1], False)
+    grad = torch.rand_like(out)
+    made = run(name, grad, x, [3, 3], stride, padding, [1, 1], False, torch.zeros(2, 4, 9, 8, dtype=torch.int8))
+    expected = torch.ops.aten.max_pool2d_with_indices_backward.default(
+        grad, x, [3, 3], stride, padding, [1, 1], False, indices
+    )
+    assert isinstance(made, torch.Tensor)
+    assert made.shape == expected.shape
+    torch.testing.assert_close(made.sum(), expected.sum())
+    for dtype, device, used in (("int8", "cpu", True), ("int64", "cpu", False), ("int8", "npu:0", False)):
+        assert (equivalent_for(name, {"indices": dtype}, has_kernel=True, device=device) is not None) == used

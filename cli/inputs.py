@@ -176,3 +176,11 @@ def restricted(plan: ReplayPlan, selection: Selection, *, device: str) -> Replay
     policy = Policy(allow_imports=selection.allow_imports)
     resolved = resolve_named(msgspec.structs.replace(plan, ops=tuple(kept)), policy, device=device)
     return with_outputs(resolved, policy=policy)
+
+
+def with_recorded_children(plan: ReplayPlan, read: Trace | ReplayPlan) -> ReplayPlan:
+    """The plan with the ops recorded below each op; a plan that was read has what its file has."""
+    from opreplay.replay.child_ops import with_child_ops
+    from opreplay.replay.ir import ReplayPlan
+
+    return plan if isinstance(read, ReplayPlan) else with_child_ops(plan, read)

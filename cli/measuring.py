@@ -30,6 +30,10 @@ def measuring_options(command: Command) -> Command:
             help="Time to measure each op.",
         ),
         click.option(
+            "--cache", type=click.Choice(["cold", "warm"]), default="cold", show_default=True,
+            help="Measure with arguments outside the caches, as most are in a model, or inside, as in a loop.",
+        ),
+        click.option(
             "--total-time", type=Duration(), metavar="TIME", help="Skip what has not run after this time, e.g. 5min."
         ),
         click.option(

@@ -23,6 +23,7 @@ from opreplay.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from opreplay.replay.executors.base import CacheState
     from opreplay.traces.annotations import Phase
 
 
@@ -54,6 +55,10 @@ if TYPE_CHECKING:
     "--check-work", is_flag=True,
     help="Report how much work the values of the arguments cause, and warn of ops that do none.",
 )  # fmt: skip
+@click.option(
+    "--check-kernels", is_flag=True,
+    help="Profile a call of each op, and compare its kernels or child ops with those recorded.",
+)  # fmt: skip
 @limit_option
 def command(
     trace: str, execution_trace: str | None, kernel_details: str | None, device: str, soc: tuple[str, ...],
@@ -61,10 +66,10 @@ def command(
     op_filter: tuple[str, ...], exclude: tuple[str, ...], phase: Phase | None, top: int | None, min_share: float | None,
     allow_import: tuple[tuple[str, str], ...], plugin: tuple[str, ...], output: tuple[str, ...],
     force: bool, dry_run: bool, max_op_memory: int | None, over_budget: Literal["shrink", "skip"], op_time: float,
-    total_time: float | None,
+    cache: CacheState, total_time: float | None,
     threads: int | None, seed: int, resume: bool, shared_device: bool, max_failed: int | None,
     init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None,
-    check_work: bool, limit: tuple[tuple[str, str], ...],
+    check_work: bool, check_kernels: bool, limit: tuple[tuple[str, str], ...],
 ) -> int:  # fmt: skip
     """Replay each unique op of TRACE on this machine, predict each on a simulated Ascend NPU, and print both beside
     what the trace recorded.
@@ -73,7 +78,7 @@ def command(
     of `opreplay plan`, or TraceLens's event_replay_ir.json. Times are for one call.
     Results go to stdout, progress to stderr. Ctrl-C keeps what was measured; --resume goes on from there.
     """
-    from opreplay.cli.inputs import open_input, plan_of
+    from opreplay.cli.inputs import open_input, plan_of, with_recorded_children
     from opreplay.cli.outputs import Outputs
     from opreplay.cli.planning import Selection, expected_contents, load_socs, simulate_on, use_plugins
     from opreplay.cli.progress import RunProgress
@@ -102,8 +107,10 @@ def command(
             device=device, seed=seed, max_op_bytes=max_op_memory, over_budget=over_budget, op_time_s=op_time,
             total_time_s=total_time, threads=threads, allow_imports=selection.allow_imports,
             plugins=plugin, init_modules=init_module, init_args=init_arg, values=values, check_work=check_work,
-            shared_device=shared_device,
+            shared_device=shared_device, cache=cache, check_kernels=check_kernels,
         )  # fmt: skip
+        if check_kernels:
+            plan = with_recorded_children(plan, read)
         try:
             with holding([device], shared=shared_device) as beside, RunProgress() as on_progress:
                 run_plan(

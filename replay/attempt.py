@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from opreplay.replay.executors.base import Executor, Measurement, NotReplayable, Prepared
+from opreplay.replay.fidelity import Fidelity, compared
 from opreplay.replay.fitting import Fitted, fitted
 from opreplay.replay.ir import Assumption, Reason, ReplayOp
 from opreplay.replay.measure import MeasureOptions, measure, scaled
@@ -33,6 +34,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
     initializer: str | None = None
     assumptions: tuple[Assumption, ...] = ()
     work: Work | None = None
+    fidelity: Fidelity | None = None
     measure_s: float | None = None
     """Wall time of the measuring loop; the rest of the op's time went into its arguments and into talking of it."""
     attempts: int = 1
@@ -58,6 +60,7 @@ def attempt(
             measured = measure(executor, prepared, options)
             measure_s = perf_counter() - started
             measurement = scaled(measured, part.part)
+            fidelity = _fidelity(executor, prepared, op, measurement) if options.check_kernels else None
         except NotReplayable as stopped:
             return unable(stopped.reason)
         except PolicyError as refused:
@@ -73,7 +76,18 @@ def attempt(
         assumptions=part.assumptions + prepared.assumptions,
         work=prepared.work,
         measure_s=measure_s,
+        fidelity=fidelity,
     )
+
+
+def _fidelity(executor: Executor, prepared: Prepared, op: ReplayOp, measurement: Measurement) -> Fidelity:
+    """How one profiled call compares; a profiler that does not work costs the comparison and not the op."""
+    try:
+        profile = executor.profile(prepared, op)
+    except RuntimeError as error:
+        why = reason_for(error).detail
+        return Fidelity(kernels="not recorded", children="not recorded", note=f"no profile: {why}")
+    return compared(op, profile, measurement.median_us)
 
 
 def _prepare(executor: Executor, op: ReplayOp, seed: int, shrink_to: int | None) -> tuple[Fitted, Prepared]:

@@ -71,6 +71,8 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     device_us_median: float | None = None
     """Median over calls that own device time; None when none does."""
     kernels: tuple[RecordedKernel, ...] = ()
+    children: tuple[str, ...] | None = None
+    """Names of the ops right below one of the calls, in order; None where nobody asked, or they are too many."""
 
 
 class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):

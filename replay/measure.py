@@ -47,6 +47,8 @@ class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_warmup_calls: int = 50
     cache: CacheState = "cold"
     """Cold: each call finds its arguments outside the caches, by turns of copies or by a flush before each sample."""
+    check_kernels: bool = False
+    """Whether one more call is profiled and held against what was recorded."""
 
 
 class _Plan(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from opreplay.replay.executors.base import Measurement
+from opreplay.replay.fidelity import Fidelity
 from opreplay.replay.ir import Assumption, Resolution
 from opreplay.replay.reasons import ReasonTotal
 from opreplay.replay.work.amounts import Work
@@ -94,6 +95,8 @@ class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="r
     """Of a plan that was run on meta tensors."""
     work: Work | None = None
     """What the values of the arguments make the op do; None where that was not asked, or shapes alone decide."""
+    fidelity: Fidelity | None = None
+    """How kernels, child ops and times compare with those recorded; None where that was not asked."""
     measure_s: float | None = None
     """Wall time of the measuring loop."""
     attempts: int = 1

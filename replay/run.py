@@ -103,6 +103,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         return MeasureOptions(
             op_time_s=self.op_time_s, target_ci=self.target_ci, min_samples=self.min_samples,
             max_samples=self.max_samples, warmup_calls=self.warmup_calls, warmup_s=self.warmup_s, cache=self.cache,
+            check_kernels=self.check_kernels,
         )  # fmt: skip
 
     def hard_limit_s(self) -> float:
@@ -310,6 +311,7 @@ def result_of(plan: ReplayPlan, op: ReplayOp, outcome: Outcome, simulated: dict[
         initializer=outcome.initializer,
         assumptions=op.assumptions + outcome.assumptions,
         work=outcome.work,
+        fidelity=outcome.fidelity,
         measure_s=outcome.measure_s,
         attempts=outcome.attempts,
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
-from opreplay.replay.ir import Assumption, Reason, ReplayOp
+from opreplay.replay.ir import Assumption, Reason, RecordedKernel, ReplayOp
 from opreplay.replay.warnings import MeasureWarning
 from opreplay.replay.work.amounts import Work
 
@@ -60,6 +60,16 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """What the host needs to launch a call; None where that is a part of the call's time."""
     gauge_us: tuple[float, float] | None = None
     """Time of a fixed piece of work on the same device, right before and right after."""
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """What one call launched."""
+
+    kernels: tuple[RecordedKernel, ...] = ()
+    children: tuple[str, ...] = ()
+    """Names of the ops right below the op, in order."""
+    has_device: bool = False
+    """Whether the executor's device runs kernels at all."""
 
 
 class Clock(Protocol):
@@ -172,6 +182,10 @@ class Executor(Protocol):
 
     def reset(self, prepared: Any) -> None:
         """Give arguments that the op writes to their first values again."""
+        ...
+
+    def profile(self, prepared: Any, op: ReplayOp) -> Profile:
+        """Call the op once under a profiler. Raises RuntimeError where that cannot be had."""
         ...
 
     def synchronize(self) -> None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from opreplay.replay.executors.base import NotReplayable
+from opreplay.replay.executors.base import NotReplayable, Profile
 from opreplay.replay.gauge import Gauge
 from opreplay.replay.ir import Assumption, Reason, ReplayOp
 from opreplay.replay.work.amounts import Work
@@ -95,6 +95,10 @@ class FakeExecutor:
 
     def reset(self, prepared: FakePrepared) -> None:
         self.resets += 1
+
+    def profile(self, prepared: FakePrepared, op: ReplayOp) -> Profile:
+        prepared.call()
+        return Profile(children=("fake::child",))
 
     def evict(self) -> None:
         """There are no caches."""

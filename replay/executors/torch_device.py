@@ -24,8 +24,9 @@ from opreplay.initializers.recorded_values import RECORDED, RecordedValues
 from opreplay.initializers.registry import Registry, built_in
 from opreplay.replay import aliasing, budget, tensors
 from opreplay.replay.clocks import EventClock, HostClock
-from opreplay.replay.executors.base import Clock, NotReplayable
+from opreplay.replay.executors.base import Clock, NotReplayable, Profile
 from opreplay.replay.executors.torch_cache import Caches, argument_bytes, copies, gauge_work
+from opreplay.replay.executors.torch_profile import profile_call
 from opreplay.replay.gauge import Gauge
 from opreplay.replay.ir import Assumption, Reason, ReplayArg, ReplayOp
 from opreplay.replay.reference import canonical_name
@@ -189,6 +190,11 @@ class TorchExecutor:
 
     def reset(self, prepared: TorchPrepared) -> None:
         prepared.reset()
+
+    def profile(self, prepared: TorchPrepared, op: ReplayOp) -> Profile:
+        found = profile_call(prepared.call, self._device, self.synchronize, op.called)
+        prepared.reset()
+        return found
 
     def evict(self) -> None:
         self._caches.evict()

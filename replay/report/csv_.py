@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from opreplay.replay.reasons import split_reason
 from opreplay.replay.report.facts import socs_of
+from opreplay.replay.report.fidelity import fidelity_cell
 from opreplay.replay.report.text import safe
 from opreplay.replay.report.work import work_cell
 from opreplay.replay.results import Header, OpResult, Summary
@@ -29,7 +30,7 @@ def columns(socs: Sequence[str]) -> list[str]:
         "recorded_device_us", "recorded_host_us", "recorded_share",
         "measured_us", "measured_ci_low_us", "measured_ci_high_us",
         *(f"simulated_us_{soc}" for soc in socs), "bound", *(f"confidence_{soc}" for soc in socs),
-        "initializer", "assumptions", "work", "npu_kernels",
+        "initializer", "assumptions", "work", "fidelity", "npu_kernels",
     ]  # fmt: skip
 
 
@@ -49,6 +50,7 @@ def render(header: Header, results: Sequence[OpResult], summary: Summary) -> str
             *(r.simulated_us.get(soc) for soc in socs), cell(r.bound),
             *(r.simulated[soc].confidence if soc in r.simulated else None for soc in socs),
             cell(r.initializer), cell("; ".join(f"{a.argument}: {a.what}" for a in r.assumptions)),
-            cell(work_cell(r)), cell("; ".join(f"{k.type} x{k.count} {k.total_us:g} us" for k in r.npu_kernels)),
+            cell(work_cell(r)), cell(fidelity_cell(r)),
+            cell("; ".join(f"{k.type} x{k.count} {k.total_us:g} us" for k in r.npu_kernels)),
         ])  # fmt: skip
     return out.getvalue()

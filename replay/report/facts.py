@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from opreplay.replay.reasons import ReasonTotal, split_reason, total_reasons
+from opreplay.replay.report.fidelity import fidelity_notes
 from opreplay.replay.report.text import end, plural, safe, share_text
 from opreplay.replay.results import Header, OpResult, Summary
 from opreplay.replay.warnings import kind_of
@@ -118,6 +119,7 @@ def notes(header: Header | None, results: Sequence[OpResult], summary: Summary) 
         samples = sum(r.measurement.samples for r in results if r.measurement)
         far = sum(measured.outliers for measured in outliers)
         found.append(f"measuring: {far:,} of {samples:,} samples far out, on {plural(len(outliers), 'op')}; all count")
+    found += fidelity_notes(results)
     if summary.interrupted:
         found.append("interrupted: the results are partial")
     return found

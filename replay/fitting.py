@@ -1,8 +1,9 @@
 """Makes an op that is larger than its memory budget small enough to run, and says what was changed; knows no torch.
 
-Two ways, tried in this order: a pool of which the call touches little (a KV cache, an embedding table) gets fewer rows
-(`fitting_pools`), which leaves the work as it is; an op whose slices are computed independently runs on some of them
-(`fitting_slices`), and its time is scaled up. The plan keeps the recorded op: predictions are made from that one.
+Three ways, tried in this order: a pool of which the call touches little (a KV cache, an embedding table) gets fewer
+rows (`fitting_pools`), which leaves the work as it is; so does a smaller tensor under a view (`fitting_views`); an op
+whose slices are computed independently runs on some of them (`fitting_slices`), and its time is scaled up. The plan
+keeps the recorded op: predictions are made from that one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import msgspec
 from opreplay.replay.budget import need_of, readable
 from opreplay.replay.fitting_pools import with_smaller_pools
 from opreplay.replay.fitting_slices import sliced
+from opreplay.replay.fitting_views import with_smaller_view
 from opreplay.replay.ir import Assumption, ReplayOp
 
 FLAG = "--over-budget"
@@ -32,6 +34,9 @@ def fitted(op: ReplayOp, limit_bytes: int) -> Fitted:
     if need <= limit_bytes:
         return Fitted(op=op)
     smaller, notes = with_smaller_pools(op, limit_bytes)
+    if notes:
+        return Fitted(op=smaller, assumptions=notes)
+    smaller, notes = with_smaller_view(op, limit_bytes)
     if notes:
         return Fitted(op=smaller, assumptions=notes)
     found = sliced(op, limit_bytes)

@@ -16,6 +16,7 @@ from opreplay.replay.inference_windows import WINDOW_RULES
 from opreplay.traces.model import OpSignature, TensorMeta
 
 MAX_INDEX_ELEMENTS = 1 << 26
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def _shape(known: Known, *names: str) -> Shape | None:
@@ -243,8 +244,30 @@ def _dot_dims(side: str) -> Rule:
     return rule
 
 
+def _equation(known: Known, context: Context) -> Guess | None:
+    """A product over the last dimension that all operands have in common; equal leading dimensions are a batch."""
+    listed = known.get("tensors")
+    metas = [meta for meta in listed.tensors if meta is not None] if listed is not None else []
+    if not metas or any(not meta.shape for meta in metas) or sum(len(meta.shape) for meta in metas) > len(LETTERS):
+        return None
+    summed = metas[0].shape[-1]
+    batch = 0
+    while all(len(m.shape) > batch + 1 for m in metas) and len({m.shape[batch] for m in metas}) == 1:
+        batch += 1
+    if any(meta.shape[-1] != summed for meta in metas) or any(len(meta.shape) < 2 for meta in metas):
+        return None
+    # With two dimensions on each side, equal rows are no batch: they are what a product of matrices has.
+    batch = min(batch, *(len(meta.shape) - 2 for meta in metas))
+    letters = iter(LETTERS)
+    shared, last = "".join(next(letters) for _ in range(batch)), next(letters)
+    own = ["".join(next(letters) for _ in meta.shape[batch:-1]) for meta in metas]
+    equation = ",".join(shared + rest + last for rest in own) + "->" + shared + "".join(own)
+    return Guess(value=equation, why=f"{equation!r}: strings are not recorded")
+
+
 BY_OP: dict[tuple[str, str], Rule] = {
     ("permute", "dims"): _reversed_dims,
+    ("einsum", "equation"): _equation,
     ("div_", "rounding_mode"): _rounding_mode,
     ("divide_", "rounding_mode"): _rounding_mode,
     ("transpose", "dim0"): _transposed(-2),

@@ -53,7 +53,9 @@ def recorded_args(signature: OpSignature) -> tuple[RecordedArg, ...]:
     if signature.dims is None:
         return ()
     shared = _shared_memories(signature)
-    return tuple(_argument(signature, i, shared) for i in range(len(signature.dims)))
+    # A profile of torch_npu writes the dimensions of a single 0-dim tensor as nothing at all.
+    count = len(signature.dims) or len(signature.types or ())
+    return tuple(_argument(signature, i, shared) for i in range(count))
 
 
 def recorded_results(signature: OpSignature) -> tuple[TensorMeta | None, ...] | None:
@@ -74,7 +76,7 @@ def _shared_memories(signature: OpSignature) -> frozenset[int]:
 
 
 def _argument(signature: OpSignature, i: int, shared: frozenset[int]) -> RecordedArg:
-    dims: Any = signature.dims[i] if signature.dims else ()
+    dims: Any = signature.dims[i] if signature.dims else ()  # nothing at all: a 0-dim tensor, or no tensor
     types, strides_all, concrete = signature.types, signature.strides, signature.concrete
     text = concrete[i] if concrete is not None and i < len(concrete) else None
     strides: Any = strides_all[i] if strides_all is not None and i < len(strides_all) else None

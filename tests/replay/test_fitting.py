@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -98,6 +99,31 @@ def test_a_mask_needs_the_whole_table() -> None:
     mask = meta(4_000_000, dtype="bool")
     call = op("aten::index", self=meta(4_000_000, 64), indices=[mask])
     assert fitted(call, 100 * MB).op == call
+
+
+@pytest.mark.parametrize(
+    ("call", "size"),
+    [
+        (op("aten::as_strided", self=meta(2, 100_000, 32, 8), size=(100_000, 32, 8), stride=(256, 8, 1),
+            storage_offset=25_600_000), (390, 32, 8)),
+        (op("aten::view", self=meta(100_000, 256), size=(100_000, 32, 8)), (390, 32, 8)),
+        (op("aten::transpose", self=meta(100_000, 256), dim0=0, dim1=1), None),
+        (op("aten::select", self=meta(2, 100_000, 256), dim=0, index=1), None),
+    ],
+    ids=lambda value: value.name if isinstance(value, ReplayOp) else "",
+)  # fmt: skip
+def test_a_view_of_a_smaller_tensor_takes_the_same_time(call: ReplayOp, size: tuple[int, ...] | None) -> None:
+    """vLLM takes key and value cache out of one tensor of 15 GB."""
+    made = fitted(call, MB)
+    assert need_of(made.op).total <= MB
+    assert made.part == 1.0
+    values = {arg.name: arg.value for arg in made.op.args}
+    if size is not None:
+        found: Any = values["size"]
+        assert found[1:] == size[1:]
+        assert found[0] < 100_000
+    assert values.get("storage_offset", 0) == 0
+    assert values.get("index", 1) == 1
 
 
 def test_arguments_called_key_are_no_cache_elsewhere() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from opreplay.replay.build import build_plan
 from opreplay.replay.ir import ReplayArg, ReplayOp
@@ -154,3 +156,34 @@ def test_an_allocation_of_unknown_size_is_small_and_says_so() -> None:
     assert op.reason is None
     assert argument(op, "size").value == (1,)
     assert "nothing in the trace tells it" in note(op, "size")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "equation"),
+    [
+        (((1, 3600, 768), (1, 2, 768)), "acb,adb->acd"),
+        (((16, 64), (32, 64)), "ba,ca->bc"),
+        (((16, 64), (16, 64)), "ba,ca->bc"),
+        (((2, 12, 50, 64), (2, 12, 70, 64)), "abdc,abec->abde"),
+        (((3, 4), (4, 5)), None),
+    ],
+)
+def test_an_equation_follows_from_the_shapes(shapes: tuple[tuple[int, ...], ...], equation: str | None) -> None:
+    strides = tuple(tuple(math.prod(shape[d + 1 :]) for d in range(len(shape))) for shape in shapes)
+    signature = OpSignature(
+        name="aten::einsum", dims=((), shapes, ()), types=("", "TensorList", ""), strides=((), strides, ()),
+        concrete=("", "", ""),
+    )  # fmt: skip
+    op = planned("aten::einsum", (signature, 0, 10))
+    if equation is None:
+        assert str(op.reason) == "metadata missing: value of equation"
+        return
+    assert argument(op, "equation").value == equation
+    out = torch.einsum(equation, *(torch.zeros(shape) for shape in shapes))
+    assert out.dim() == len(shapes[0])
+
+
+def test_a_single_scalar_tensor_of_an_npu_profile() -> None:
+    """torch_npu writes the dimensions of a lone 0-dim tensor as an empty text."""
+    op = planned("aten::item", (OpSignature(name="aten::item", dims=(), types=("double",)), 0, 10))
+    assert (shapes(op, "self"), op.reason) == ([()], None)

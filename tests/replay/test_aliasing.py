@@ -229,3 +229,13 @@ def test_from_a_real_trace_to_tensors(tmp_path: Path, executor: TorchExecutor) -
     for name in ("aten::scaled_dot_product_attention", "aten::mul_", "aten::addcmul"):
         executor.run(executor.prepare(by_name[name], seed=0))
     assert parse_plan(dump_plan(plan)) == plan
+
+
+def test_copies_for_cold_caches_share_memory_as_the_arguments_do(executor: TorchExecutor) -> None:
+    made = op("aten::add", arg("self", meta(64)), arg("other", meta(64, at=16)), overload="Tensor")
+    first, second = executor.prepare(made, seed=0).copies(2)
+    for call in (first, second):
+        left, right = call.args  # type: ignore[attr-defined]
+        assert right.data_ptr() - left.data_ptr() == 64
+        assert right.untyped_storage().data_ptr() == left.untyped_storage().data_ptr()
+    assert first.args[0].data_ptr() != second.args[0].data_ptr()  # type: ignore[attr-defined]

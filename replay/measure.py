@@ -38,6 +38,8 @@ class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Wall time to spend on the samples of one op."""
     target_ci: float = 0.02
     """Stop when the 95 % interval of the median is within ± this share of it."""
+    min_share: float = 0.25
+    """Go on for this share of `op_time_s` even so: for some milliseconds a machine may be fast or slow for all samples."""
     min_samples: int = 8
     max_samples: int = 400
     warmup_calls: int = 2
@@ -164,7 +166,8 @@ def _collect(
         if count >= options.min_samples:
             if spent_s >= budget_s:
                 break
-            if count % CHECK_EVERY == 0 and stats.is_narrow(ordered, options.target_ci):
+            enough = spent_s >= options.min_share * options.op_time_s
+            if enough and count % CHECK_EVERY == 0 and stats.is_narrow(ordered, options.target_ci):
                 break
         elif spent_s + spent_s / count > max(budget_s, 0.0) + 2.0 * options.op_time_s:
             break

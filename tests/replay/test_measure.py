@@ -1,13 +1,26 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Literal
 
 import pytest
 
 from opreplay.replay.executors.base import Measurement
-from opreplay.replay.executors.fake import FakeExecutor
+from opreplay.replay.executors.fake import FakeExecutor, FakePrepared
+from opreplay.replay.gauge import Gauge
 from opreplay.replay.ir import Recorded, ReplayOp
-from opreplay.replay.measure import SAMPLE_US, MeasureOptions, calls_per_sample, measure, summarize
+from opreplay.replay.measure import (
+    SAMPLE_US,
+    MeasureOptions,
+    calls_per_sample,
+    gauge_warnings,
+    measure,
+    scaled,
+    summarize,
+)
+from opreplay.replay.warnings import KINDS, MeasureWarning, kind_of
+
+FAST = MeasureOptions()
 
 
 def fake_op(name: str) -> ReplayOp:
@@ -36,7 +49,14 @@ def test_short_ops_are_batched_until_a_sample_is_long_enough() -> None:
 
 
 def test_stops_as_soon_as_the_interval_is_narrow() -> None:
-    assert timed("fake::20us").samples == 8
+    assert timed("fake::20us", MeasureOptions(min_share=0.0)).samples == 8
+
+
+def test_goes_on_for_a_share_of_its_time_even_so() -> None:
+    executor = FakeExecutor()
+    found = timed("fake::20us", MeasureOptions(op_time_s=0.2, min_share=0.25, warmup_s=0.0), executor)
+    assert 0.05 <= executor.clock.now_s() < 0.06
+    assert found.samples == 100
 
 
 def test_goes_on_to_the_limit_when_it_never_is() -> None:
@@ -86,3 +106,128 @@ def test_warnings_name_noise_and_the_clock() -> None:
 def test_what_the_op_raises_passes_through() -> None:
     with pytest.raises(RuntimeError, match="the fake op raised"):
         partial(timed, "fake::raise")()
+
+
+class Memory(FakePrepared):
+    """An op with arguments of so many bytes, whose copies tell which of them was called."""
+
+    def __init__(self, executor: FakeExecutor, size: int, room: int = 10**9, us: float = 20.0) -> None:
+        self.called: list[int] = []
+        self.argument_bytes, self._room, self._us, self._executor = size, room, us, executor
+        super().__init__(partial(self._run, 0))
+
+    def _run(self, which: int) -> None:
+        self.called.append(which)
+        self._executor.clock.elapsed_us += self._us
+
+    def copies(self, count: int) -> list[partial[None]]:
+        return [partial(self._run, which) for which in range(min(count, 1 + self._room // self.argument_bytes))]
+
+
+class Cached(FakeExecutor):
+    """A device with a cache of 1000 bytes that counts how often it is flushed."""
+
+    cache_bytes = evicted_bytes = 1000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flushes: list[int] = []
+        self.op: Memory | None = None
+
+    def evict(self) -> None:
+        self.flushes.append(len(self.op.called) if self.op else 0)
+
+
+def cold(size: int, *, room: int = 10**9, us: float = 20.0, cache: Literal["cold", "warm"] = "cold"):
+    executor = Cached()
+    executor.op = Memory(executor, size, room, us)
+    options = MeasureOptions(cache=cache, warmup_s=0.0, min_share=0.0)
+    found = measure(executor, executor.op, options)
+    return found, executor, executor.op.called[2:]
+
+
+def test_small_arguments_take_turns_after_a_flush() -> None:
+    found, executor, called = cold(10)
+    assert (found.cache, found.calls_per_sample) == ("cold", 25)
+    assert len(executor.flushes) == found.samples == 8
+    assert called[:25] == list(range(25)), "each copy once in a sample"
+
+
+def test_copies_that_fill_the_cache_need_no_flush() -> None:
+    found, executor, called = cold(300)
+    assert found.cache == "cold"
+    assert executor.flushes == []
+    assert called[:14] == [*range(7), *range(7)]
+    assert found.calls_per_sample == 25
+
+
+def test_arguments_larger_than_the_cache_push_themselves_out() -> None:
+    found, executor, called = cold(2000)
+    assert found.cache == "cold"
+    assert executor.flushes == []
+    assert set(called) == {0}
+
+
+def test_without_memory_for_copies_each_call_has_its_flush() -> None:
+    found, executor, _ = cold(300, room=0)
+    assert found.calls_per_sample == 1
+    assert len(executor.flushes) == found.samples
+
+
+def test_slow_ops_take_turns_from_sample_to_sample() -> None:
+    found, _, called = cold(800, us=5000.0)
+    assert found.calls_per_sample == 1
+    assert called[:6] == [0, 1, 2, 0, 1, 2]
+
+
+def test_warm_is_one_set_of_arguments() -> None:
+    found, executor, called = cold(10, cache="warm")
+    assert found.cache == "warm"
+    assert executor.flushes == []
+    assert set(called) == {0}
+
+
+def test_a_cache_that_is_flushed_in_part_is_a_warning() -> None:
+    executor = Cached()
+    executor.evicted_bytes = 400
+    found = measure(executor, Memory(executor, 10), MeasureOptions(warmup_s=0.0))
+    assert [str(w) for w in found.warnings] == ["cache partly warm: 400 of 1e+03 bytes of cache were flushed"]
+
+
+def test_the_gauge_tells_a_slower_machine() -> None:
+    executor = FakeExecutor()
+    speed = [100.0]
+
+    def work() -> None:
+        executor.clock.elapsed_us += speed[0]
+
+    executor.gauge = Gauge(work)
+    first = timed("fake::20us", executor=executor)
+    assert first.gauge_us == pytest.approx((100.0, 100.0), rel=0.05)
+    assert first.warnings == ()
+    speed[0] = 150.0
+    (warning,) = timed("fake::20us", executor=executor).warnings
+    assert isinstance(warning, MeasureWarning)
+    assert warning.kind == "other load"
+    assert warning.data["times"] == pytest.approx(1.5, rel=0.05)
+    assert [w.kind for w in gauge_warnings((100.0, 130.0), 100.0)] == ["unstable clock"]
+
+
+def test_outliers_are_counted_and_not_dropped() -> None:
+    found = summarize([1.0, 1.0, 1.01, 1.01, 1.02, 1.02, 1.03, 9.0], calls=1, resolution_us=1e-3, options=FAST)
+    assert (found.outliers, found.max_us, found.samples) == (1, 9.0, 8)
+    assert found.deciles_us[0] == 1.0
+    assert found.deciles_us[-1] == 9.0
+    assert len(found.deciles_us) == 11
+
+
+def test_a_part_is_scaled_in_all_its_times() -> None:
+    found = scaled(summarize([1.0, 2.0], calls=1, resolution_us=1e-3, options=FAST), 0.5)
+    assert (found.min_us, found.max_us, found.deciles_us[-1], found.part) == (2.0, 4.0, 4.0, 0.5)
+    assert str(found.warnings[-1]) == "part of the op: 0.5 of it ran, times are scaled up"
+
+
+def test_every_warning_has_a_text_even_without_its_numbers() -> None:
+    for kind in KINDS:
+        assert str(MeasureWarning(kind=kind)) == kind
+    assert kind_of("noisy: 12 %") == "noisy"

@@ -61,6 +61,17 @@ def best_match(specs: Sequence[OpSpec], recorded: Sequence[RecordedArg], overloa
     return best
 
 
+def stack_rival(match: Match, specs: Sequence[OpSpec], recorded: Sequence[RecordedArg]) -> Match | None:
+    """Another reading of a call that was matched as one with `out=`: the end of an interpreter's stack; or None.
+
+    TorchScript records what lies on its stack, so that a tensor below the arguments looks like one argument more.
+    """
+    if match.skipped or not any(arg.out for arg in match.spec.args):
+        return None
+    rival = best_match([spec for spec in specs if not any(arg.out for arg in spec.args)], recorded)
+    return rival if rival is not None and rival.skipped else None
+
+
 def match_overload(spec: OpSpec, recorded: Sequence[RecordedArg]) -> Match | None:
     """How one overload fits, aligned at the front or, where more was recorded than it takes, at the end."""
     given, wanted = len(recorded), len(spec.args)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -18,12 +19,14 @@ from opreplay.replay.device_kernels import way_on
 from opreplay.replay.inference_base import Context
 from opreplay.replay.ir import Assumption, Reason, ReplayOp
 from opreplay.replay.labels import not_an_op
-from opreplay.replay.matching import best_match
+from opreplay.replay.matching import Match, best_match, stack_rival
+from opreplay.replay.meta_run import check_op
 from opreplay.replay.policy import COLLECTIVE_NAMESPACES, Policy, refuse_name, split_name
 from opreplay.replay.portable import EQUIVALENTS
 from opreplay.replay.recorded import RecordedArg, recorded_args
 from opreplay.replay.relatives import RelativesIndex
-from opreplay.replay.resolve import candidates, refused
+from opreplay.replay.resolve import Candidates, candidates, refused
+from opreplay.replay.results import META_WRONG
 from opreplay.replay.schema import OpSpec
 from opreplay.replay.user_executors import EXECUTORS, UserExecutor, bind_executor
 from opreplay.replay.user_ops import UserFunction
@@ -145,6 +148,21 @@ class Resolver:
         verdict = refused(match.spec)
         if verdict is not None:
             raise Unbound(verdict)
+        made = self._bound(op, name, match, found, context)
+        rival = stack_rival(match, found.specs, recorded) if overload is None else None
+        if rival is None or refused(rival.spec) is not None or not self._is_wrong(made):
+            return made
+        with suppress(Unbound):
+            other = self._bound(op, name, rival, found, context)
+            return made if self._is_wrong(other) else other
+        return made
+
+    def _is_wrong(self, op: ReplayOp) -> bool:
+        """Whether meta tensors speak against the call as it was understood."""
+        return check_op(op, self._policy).status in META_WRONG
+
+    def _bound(self, op: ReplayOp, name: str, match: Match, found: Candidates, context: Context) -> ReplayOp:
+        """`op` as a call of the matched overload, in the way that the device has for it."""
         pairs = zip(match.spec.args, match.recorded, strict=False)
         dtypes = {arg.name: rec.tensor.dtype for arg, rec in pairs if rec.tensor is not None}
         way = way_on(self._device, name, match.spec, found, dtypes)

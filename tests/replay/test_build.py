@@ -187,6 +187,26 @@ def test_an_unresolved_op_keeps_its_tensors() -> None:
     assert by_name["aten::relu"].args == ()
 
 
+@pytest.mark.parametrize(
+    ("dims", "types", "overload", "first"),
+    [
+        (((9, 72), (9, 24), (5, 24), (5,)), ("float",) * 4, "", (9, 24)),  # input, weight, bias above something else
+        (((9, 24), (5, 24), (5,), (9, 5)), ("float",) * 4, "out", (9, 24)),
+        (((9, 1), (9, 1), (9, 1)), ("float", "bool", "bool"), "Tensor", (9, 1)),
+    ],
+)
+def test_the_end_of_an_interpreters_stack_is_told_from_a_call_with_out(
+    dims: tuple[tuple[int, ...], ...], types: tuple[str, ...], overload: str, first: tuple[int, ...]
+) -> None:
+    name = "aten::linear" if len(dims) == 4 else "aten::mul"
+    (op,) = build_plan(trace([(OpSignature(name=name, dims=dims, types=types), 0, 10)])).ops
+    assert op.overload == overload
+    meta = op.args[0].tensors[0]
+    assert meta is not None
+    assert meta.shape == first
+    assert any("the last" in assumed.what for assumed in op.assumptions) is (overload != "out")
+
+
 def test_phases_take_only_the_calls_of_their_iterations() -> None:
     rows = [(MM, 0, 10_000), (MM, 100_000, 20_000), (MATMUL, 130_000, 30_000), (MM, 300_000, 40_000)]
     notes = (

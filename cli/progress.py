@@ -86,6 +86,17 @@ class ReadProgress(_Bar):
         self._tell(done, total, "reading", f"{done / 1e6:,.0f}{of}")
 
 
+class FilesProgress(_Bar):
+    """Traces read of a batch; the plain form waits `EVERY_S` before its first line."""
+
+    bar_after_s = 0.3
+
+    def __enter__(self) -> Callable[[int, int], None]:
+        super().__enter__()
+        self._next_line = monotonic() + EVERY_S
+        return lambda done, total: self._tell(done, total, "reading", f"{done:,} of {total:,} traces")
+
+
 class RunProgress(_Bar):
     """Ops done, the op that is next, and the time left."""
 

@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from opreplay.replay.ir import ReplayPlan
 
 
-def show_report(outputs: Outputs) -> None:
-    """Coverage first, then the tables; only the coverage, on stderr, where stdout takes the results themselves."""
+def show_report(outputs: Outputs, *, coverage: bool = True) -> None:
+    """Coverage first, unless it was shown already, then the tables.
+
+    Where stdout takes the results themselves it is only the coverage, on stderr.
+    """
     from opreplay.replay.report import table
     from opreplay.replay.report.facts import coverage_line
 
@@ -27,7 +30,8 @@ def show_report(outputs: Outputs) -> None:
     if outputs.to_stdout:
         console.narrate(line)
         return
-    console.show_line(line)
+    if coverage:
+        console.show_line(line)
     console.show_fitted(lambda width: table.render(header, results, summary, width=width))
 
 

@@ -112,7 +112,7 @@ def make_executor(config: WorkerConfig) -> Executor:
 
 def serve(descriptor: int, parent: int) -> None:
     """Work on tasks from the socket until it closes."""
-    _die_with(parent)
+    die_with(parent)
     with socket.socket(fileno=descriptor) as channel:
         config = msgspec.msgpack.decode(receive(channel) or b"", type=WorkerConfig)
         if config.cpus:
@@ -192,7 +192,7 @@ def _exactly(channel: socket.socket, count: int) -> bytes | None:
     return bytes(parts)
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Be killed when the parent ends, however it does; Ctrl-C is the parent's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform != "linux":

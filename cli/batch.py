@@ -1,0 +1,117 @@
+"""`opreplay batch`: many traces in one run; parses flags, merges the traces' plans, runs them, prints the sums."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from opreplay.cli.exit_codes import ExitCode
+from opreplay.cli.measuring import device_versions, holding, measuring_options
+from opreplay.cli.options import (
+    custom_op_option,
+    device_option,
+    force_option,
+    init_options,
+    limit_option,
+    plugin_option,
+    selection_options,
+    soc_option,
+)
+
+if TYPE_CHECKING:
+    from opreplay.replay.executors.base import CacheState
+    from opreplay.traces.annotations import Phase
+
+
+@click.command("batch", short_help="Run many traces or ranks at once; ops that they share run once.")
+@click.argument("traces", metavar="TRACE...", nargs=-1, required=True)
+@device_option
+@soc_option
+@custom_op_option
+@selection_options
+@plugin_option
+@click.option(
+    "--output", "-o", multiple=True, metavar="FILE",
+    help="Also write results: .jsonl (op by op, then traces and jobs), .csv, .md; - is JSON Lines on stdout. "
+    "Repeatable.",
+)  # fmt: skip
+@force_option
+@click.option("--dry-run", is_flag=True, help="Say what would run, then stop.")
+@click.option(
+    "--lanes", type=click.IntRange(min=1), metavar="N",
+    help="Traces read and ops measured at the same time.  [default: reads with all processors, measures one op; "
+    "with Ray as many as fit]",
+)  # fmt: skip
+@click.option(
+    "--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True,
+    help="Run on this machine, or on a Ray cluster, where a lane asks for CPUs, a GPU or an NPU.",
+)  # fmt: skip
+@click.option("--address", metavar="ADDRESS", help="Ray cluster to use, e.g. auto.  [default: one on this machine]")
+@measuring_options
+@click.option(
+    "--max-failed", type=click.IntRange(min=0), metavar="N", help="Exit with 1 when more ops are skipped or failed."
+)
+@init_options
+@limit_option
+def command(
+    traces: tuple[str, ...], device: str, soc: tuple[str, ...], custom_op_dir: str | None, select: str,
+    op_filter: tuple[str, ...], exclude: tuple[str, ...], phase: Phase | None, top: int | None, min_share: float | None,
+    allow_import: tuple[tuple[str, str], ...], plugin: tuple[str, ...], output: tuple[str, ...], force: bool,
+    dry_run: bool, lanes: int | None, engine: str, address: str | None, max_op_memory: int | None,
+    over_budget: Literal["shrink", "skip"], op_time: float, cache: CacheState,
+    total_time: float | None, threads: int | None, seed: int, resume: bool, shared_device: bool,
+    max_failed: int | None, init_module: tuple[str, ...], init_arg: tuple[str, ...],
+    limit: tuple[tuple[str, str], ...],
+) -> int:  # fmt: skip
+    """Replay the unique ops of many traces, each once, and report every trace, every job and all together.
+
+    TRACE is a profiler file, an ExecutionTrace or a plan; a glob; or a folder with such files. Filters hold for each
+    trace by itself. Files that are ranks of one job, by their metadata or names, are merged. A file that is refused
+    costs only itself; the exit code is then 3.
+    """
+    from opreplay.cli.batch_files import read_batch, reader
+    from opreplay.cli.batch_report import engine_of, show_batch
+    from opreplay.cli.outputs import Outputs
+    from opreplay.cli.planning import Selection, load_socs, simulate_on, use_plugins
+    from opreplay.cli.progress import RunProgress
+    from opreplay.cli.reporting import outcome_code
+    from opreplay.initializers.extensions import open_registry
+    from opreplay.replay.run import RunOptions, run_plan
+    from opreplay.replay.schedule import lane_devices
+    from opreplay.traces.errors import UsageError
+
+    if address is not None and engine != "ray":
+        raise UsageError("--address is that of a Ray cluster", hint="Add --engine ray.")
+    open_registry(init_module, init_arg)
+    use_plugins(plugin)
+    devices = load_socs(soc, custom_op_dir)
+    with Outputs(output, force=force, resume=resume) as outputs:
+        selection = Selection(
+            select=select, include=op_filter, exclude=exclude, phase=phase, top=top, min_share=min_share,
+            allow_imports=dict(allow_import),
+        )  # fmt: skip
+        read = reader(selection, device=device, limits=limit, plugins=plugin)
+        batch, refused = read_batch(traces, read, lanes=lanes, engine=engine, address=address)
+        plan = batch.plan()
+        if dry_run:
+            from opreplay.cli.plan_views import show_plan
+
+            show_plan(plan, devices, max_op_bytes=max_op_memory)
+            return ExitCode.REFUSED if refused else ExitCode.OK
+        options = RunOptions(
+            device=device, seed=seed, max_op_bytes=max_op_memory, over_budget=over_budget, op_time_s=op_time,
+            total_time_s=total_time, threads=threads, allow_imports=selection.allow_imports, plugins=plugin,
+            init_modules=init_module, init_args=init_arg, lanes=lanes or 1, shared_device=shared_device, cache=cache,
+        )  # fmt: skip
+        held = [] if engine == "ray" else lane_devices(device, lanes or 1, shared=shared_device)
+        try:
+            with holding(held, shared=shared_device) as beside, RunProgress() as on_progress:
+                run_plan(
+                    plan, options, sink=outputs, simulate=lambda op: simulate_on(op, devices), on_progress=on_progress,
+                    engine=engine_of(options, engine=engine, lanes=lanes, address=address), trace=batch.facts(),
+                    earlier=outputs.earlier, devices=device_versions(devices), close=batch.close, beside=beside,
+                )  # fmt: skip
+        finally:
+            show_batch(outputs)
+    return ExitCode.REFUSED if refused else outcome_code(outputs, max_failed)

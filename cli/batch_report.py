@@ -1,0 +1,39 @@
+"""What `batch` runs its ops with, and what it prints when it is done or interrupted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from opreplay.cli.outputs import Outputs
+    from opreplay.replay.run import RunOptions
+    from opreplay.replay.schedule import Engine
+
+
+def engine_of(options: RunOptions, *, engine: str, lanes: int | None, address: str | None) -> Engine | None:
+    """Lanes of a Ray cluster, or None for what the options say."""
+    if engine != "ray":
+        return None
+    from opreplay.replay.run import worker_config
+    from opreplay.replay.schedule_ray import RayLanes
+
+    return RayLanes(worker_config(options), limit_s=options.hard_limit_s(), lanes=lanes, address=address)
+
+
+def show_batch(outputs: Outputs) -> None:
+    """Coverage of all traces, how much they share, then traces, jobs and ops; only the former where stdout is taken."""
+    from opreplay.cli import console
+    from opreplay.cli.reporting import show_report
+    from opreplay.replay.report import batch as view
+    from opreplay.replay.report.facts import coverage_line
+
+    memory = outputs.memory
+    if memory.summary is None:
+        return
+    if outputs.to_stdout or not memory.traces:
+        show_report(outputs)
+        return
+    console.show_line(coverage_line(memory.header, memory.results, memory.summary))
+    console.show_line(view.sharing_line(memory.traces, len(memory.results)))
+    console.show_fitted(lambda width: view.render(memory.traces, memory.jobs, width=width))
+    show_report(outputs, coverage=False)

@@ -1,0 +1,119 @@
+"""The files of a batch: found in folders, and read several at a time; a file that cannot be read costs itself only.
+
+Owns the finding and the processes that read; how one file becomes a plan is handed in.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from pathlib import Path
+
+import msgspec
+
+from opreplay.replay.batch import TracePlan
+from opreplay.replay.worker import die_with
+from opreplay.traces import expand_paths
+from opreplay.traces.errors import OpReplayError, UsageError
+
+SUFFIXES = (".json", ".json.gz")
+"""What is taken from a folder; the reader tells by content what a file is."""
+POOL_FROM_BYTES = 100_000_000
+"""Size of all files from which processes are started to read them: each loads torch first, which takes seconds."""
+GZIP_RATIO = 10
+"""How much larger a compressed trace is to read."""
+AHEAD = 2
+"""Files handed out a process, so that finished plans do not pile up."""
+
+ReadOne = Callable[[str], bytes]
+"""Path → a TracePlan or Unreadable as msgpack; can be sent to another process."""
+
+
+class Unreadable(msgspec.Struct, frozen=True, kw_only=True, tag="unreadable"):
+    """A file of a batch that was refused."""
+
+    path: str
+    message: str
+    hint: str = ""
+    exit_code: int = 3
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of a batch."""
+
+    path: str
+    named: bool
+    """Whether the user named it, itself or by a glob; others lay in a folder and may be no traces at all."""
+
+
+def find_files(patterns: Sequence[str]) -> list[Found]:
+    """Files that paths, globs and folders mean, without repeats; a folder with all that lies below it.
+
+    Raises TraceError for a glob that matches nothing, UsageError for a folder without a .json or .json.gz and for "-".
+    """
+    found: dict[str, Found] = {}
+    for pattern in patterns:
+        if pattern == "-":
+            raise UsageError("a batch reads files; - is one stream", hint="Give stdin to `opreplay run -`.")
+        for path in expand_paths([pattern]):
+            if not os.path.isdir(path):
+                found[path] = Found(path=path, named=True)
+                continue
+            inside = sorted(
+                str(file) for file in Path(path).rglob("*") if file.name.endswith(SUFFIXES) and file.is_file()
+            )
+            if not inside:
+                raise UsageError(f"there is no {' or '.join(SUFFIXES)} file in {path}")
+            for file in inside:
+                found.setdefault(file, Found(path=file, named=False))
+    return list(found.values())
+
+
+def read_plans(paths: Sequence[str], read: ReadOne, *, processes: int) -> Iterator[TracePlan | Unreadable]:
+    """The plan of each file, in order, read by `processes` processes, by this one where there is little to read."""
+    if processes < 2 or len(paths) < 2 or sum(map(_bytes_to_read, paths)) < POOL_FROM_BYTES:
+        for path in paths:
+            yield decoded(read(path))
+        return
+    waiting = deque(paths)
+    flying: deque[tuple[str, Future[bytes]]] = deque()
+    pool = ProcessPoolExecutor(
+        min(processes, len(paths)), mp_context=get_context("spawn"), initializer=die_with, initargs=(os.getpid(),)
+    )
+    try:
+        while waiting or flying:
+            while waiting and len(flying) < AHEAD * processes:
+                path = waiting.popleft()
+                flying.append((path, pool.submit(read, path)))
+            path, future = flying.popleft()
+            try:
+                yield decoded(future.result())
+            except BrokenProcessPool:
+                raise OpReplayError(
+                    f"a process that read traces died, at {path} or one of the next {len(flying)} files",
+                    hint="Most likely memory ran out: read fewer at a time with --lanes.",
+                ) from None
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _bytes_to_read(path: str) -> int:
+    try:
+        size = os.path.getsize(path)
+    except OSError:
+        return 0
+    return size * GZIP_RATIO if path.endswith(".gz") else size
+
+
+def decoded(data: bytes) -> TracePlan | Unreadable:
+    """What a `ReadOne` returned."""
+    return msgspec.msgpack.decode(data, type=TracePlan | Unreadable)
+
+
+def encoded(one: TracePlan | Unreadable) -> bytes:
+    """What a `ReadOne` returns."""
+    return msgspec.msgpack.encode(one)

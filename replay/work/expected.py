@@ -7,11 +7,11 @@ shape. Nothing is executed, so the simulated device sees the same batch as a rep
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from opreplay.initializers.base import InitContext, InitializerError
+from opreplay.initializers.base import BatchLengths, InitContext, InitializerError
 from opreplay.initializers.moe_routing import ROUTERS, MoeRoutingInit
 from opreplay.initializers.paged_attention import PagedAttentionInit
 from opreplay.initializers.registry import Registry
@@ -29,6 +29,8 @@ OPS = frozenset((*PagedAttentionInit.op_patterns, *MoeRoutingInit.op_patterns))
 """Ops whose time depends on lengths or routing."""
 MAX_ELEMENTS = 1 << 24
 """Largest tensor of whole numbers, number of blocks or number among the arguments; a trace may say anything."""
+SMALL = 1 << 16
+"""Tensors of so many elements are made in full whatever they are for."""
 MAX_SCORES = 1 << 26
 """Largest tensor of router scores."""
 
@@ -50,22 +52,47 @@ class ExpectedContents:
         return self._made[op.id]
 
     def _make(self, op: ReplayOp, name: str) -> Contents | None:
-        if not all(_sane(arg, name) for arg in op.args):
-            return None
         try:
-            args = {arg.name: _stand_in(arg, name) for arg in op.args}
-            seed = seed_of(op, self._seed)
-            context = InitContext(
-                op=name, args=args, metas={arg.name: arg.tensors for arg in op.args if arg.tensors},
-                generator=torch.Generator().manual_seed(seed), seed=seed, outputs=op.outputs, batch=op.batch,
-                run_seed=self._seed, keyword_only=frozenset(arg.name for arg in op.args if arg.keyword_only),
-            )  # fmt: skip
-            rule = self._registry.find(context)
-            lengths = None if rule is None else self._registry.apply(rule, context).lengths
-            return contents_of(context, lengths)
+            filled = fill_stand_ins(op, self._registry, self._seed)
+            return None if filled is None else contents_of(filled.context, filled.lengths)
         except (InitializerError, NotReplayable, RuntimeError, ValueError, TypeError, IndexError, KeyError):
             # What keeps the op from being replayed is said there; the simulation goes on from the shapes.
             return None
+
+
+class Filled(NamedTuple):
+    """A call whose stand-ins are filled."""
+
+    context: InitContext
+    initializer: str | None
+    """None where no initializer names the op."""
+    lengths: BatchLengths | None
+
+
+def fill_stand_ins(op: ReplayOp, registry: Registry, seed: int) -> Filled | None:
+    """Let the op's initializer fill stand-ins for its arguments; None where they would take too much memory.
+
+    Raises InitializerError and whatever arguments that fit no call make it raise.
+    """
+    if not all(_sane(arg, canonical_name(op.called)) for arg in op.args):
+        return None
+    context = stand_ins(op, seed)
+    rule = registry.find(context)
+    if rule is None:
+        return Filled(context, None, None)
+    return Filled(context, rule.name, registry.apply(rule, context).lengths)
+
+
+def stand_ins(op: ReplayOp, seed: int, *, whole: bool = True) -> InitContext:
+    """The call with stand-ins for its tensors; without `whole` all of them are one element, spread over its shape."""
+    name = canonical_name(op.called)
+    op_seed = seed_of(op, seed)
+    return InitContext(
+        op=name, args={arg.name: _stand_in(arg, name, whole) for arg in op.args},
+        metas={arg.name: arg.tensors for arg in op.args if arg.tensors},
+        generator=torch.Generator().manual_seed(op_seed), seed=op_seed, outputs=op.outputs, batch=op.batch,
+        run_seed=seed, keyword_only=frozenset(arg.name for arg in op.args if arg.keyword_only),
+    )  # fmt: skip
 
 
 def contents_of(context: InitContext, lengths: Any = None) -> Contents | None:
@@ -92,23 +119,26 @@ def _small(meta: TensorMeta, op: str) -> bool:
     count = math.prod(meta.shape)
     if _whole(meta):
         return count <= MAX_ELEMENTS
-    return (count <= MAX_SCORES if op in ROUTERS else True) and all(size <= MAX_ELEMENTS for size in meta.shape)
+    if op in ROUTERS:
+        return count <= MAX_SCORES
+    return op not in OPS or all(size <= MAX_ELEMENTS for size in meta.shape)
 
 
 def _whole(meta: TensorMeta) -> bool:
     return meta.dtype in ("int32", "int64", "int16", "uint32", "bool")
 
 
-def _stand_in(arg: ReplayArg, op: str) -> Any:
+def _stand_in(arg: ReplayArg, op: str, whole: bool) -> Any:
     if not arg.tensors:
         return tensors.scalar_value(arg, device=torch.device("cpu"))
-    made = [None if meta is None else _tensor(meta, op) for meta in arg.tensors]
+    made = [None if meta is None else _tensor(meta, op, whole) for meta in arg.tensors]
     return made if arg.type.endswith("[]") else made[0]
 
 
-def _tensor(meta: TensorMeta, op: str) -> torch.Tensor:
+def _tensor(meta: TensorMeta, op: str, whole: bool) -> torch.Tensor:
     """Zeros: whole where values matter, else one element that fills the shape."""
     dtype = tensors.DTYPES.get(meta.dtype, torch.float32)
-    if _whole(meta) or (op in ROUTERS and len(meta.shape) >= 1):
+    matters = _whole(meta) or math.prod(meta.shape) <= SMALL or (op in ROUTERS and len(meta.shape) >= 1)
+    if whole and matters:
         return torch.zeros(meta.shape, dtype=dtype)
     return torch.zeros((), dtype=dtype).expand(meta.shape)

@@ -9,6 +9,8 @@ from opreplay.initializers.base import BatchLengths, InitContext
 from opreplay.replay.work.amounts import Amount, Work, work
 from opreplay.replay.work.registry import counts
 
+SAME_WORK = frozenset({"aten::where", "aten::masked_fill", "aten::masked_fill_", "aten::count_nonzero"})
+"""Ops that go over all elements whatever the mask lets through."""
 MASKED_SCORE = -1e4
 """Added to a score, this or less hides it in every floating type."""
 
@@ -21,7 +23,8 @@ def count_selected(context: InitContext, lengths: BatchLengths | None) -> Work |
     mask = next((t for name in wanted if (t := context.tensor(name)) is not None), None)
     if mask is None:
         return None
-    return work(Amount(what="elements selected", done=int((mask != 0).sum()), most=mask.numel()))
+    selected = Amount(what="elements selected", done=int((mask != 0).sum()), most=mask.numel())
+    return Work(amounts=(selected,)) if context.op in SAME_WORK else work(selected)
 
 
 @counts(*(op for op in names.AttentionMaskInit.op_patterns if op != "aten::_efficient_attention_forward"))

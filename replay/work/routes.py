@@ -79,7 +79,7 @@ def group_sizes(context: InitContext) -> torch.Tensor | None:
 
 
 def _by_scores(context: InitContext) -> Routes | None:
-    """A token is routed where no tie stands between the last expert that it gets and the next one."""
+    """A token is routed where its scores tell experts apart at all: on equal ones every token goes the same way."""
     scores = find(context, names.SCORES)
     if scores is None or not scores.dim():
         return None
@@ -88,10 +88,10 @@ def _by_scores(context: InitContext) -> Routes | None:
     weights = find(context, names.CHOSEN_WEIGHTS)
     said = number(context, TOP_K) or (weights.shape[-1] if weights is not None and weights.dim() == 2 else None)
     topk = min(said or 1, experts)
-    best = rows.topk(min(topk + 1, experts), dim=-1)
-    decided = best.values[:, topk - 1] > best.values[:, topk] if topk < experts else torch.ones(len(rows)).bool()
+    decided = rows.amax(-1) > rows.amin(-1)
     token = torch.arange(len(rows))[decided].repeat_interleave(topk)
-    return Routes(best.indices[decided, :topk].reshape(-1), token, experts, len(rows), len(rows) * topk)
+    best = rows[decided].topk(topk, dim=-1).indices
+    return Routes(best.reshape(-1), token, experts, len(rows), len(rows) * topk)
 
 
 def _chosen(context: InitContext) -> Routes | None:

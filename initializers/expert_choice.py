@@ -5,17 +5,15 @@ Owns the sampling and the layouts, on the CPU so that every device gets the same
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from opreplay.initializers.base import InitializerError
+from opreplay.initializers.distributions import read_histogram
 
 DISTRIBUTIONS = ("uniform", "zipf", "histogram")
-HISTOGRAM_BYTES = 1 << 20
 DISTINCT_ROWS = 8_191
 """Tokens drawn before their experts repeat; a prime, so that blocks of common sizes differ."""
 REDRAWS = 8
@@ -36,23 +34,6 @@ def probabilities(experts: int, distribution: str, exponent: float, histogram: s
     else:
         weight = torch.ones(experts, dtype=torch.float64)
     return weight / weight.sum()
-
-
-def read_histogram(path: str) -> list[float]:
-    """Counts from a JSON list. Raises InitializerError for anything else."""
-    if not path:
-        raise InitializerError("distribution=histogram needs a file: histogram=FILE")
-    try:
-        file = Path(path)
-        if file.stat().st_size > HISTOGRAM_BYTES:
-            raise InitializerError(f"{path} is larger than {HISTOGRAM_BYTES} bytes")
-        counts = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise InitializerError(f"cannot read the histogram {path}: {error}") from None
-    good = isinstance(counts, list) and all(isinstance(c, (int, float)) and 0 <= c < 1e15 for c in counts)
-    if not good or not sum(counts):
-        raise InitializerError(f"{path} must be a list of counts, not all of them zero")
-    return [float(c) for c in counts]
 
 
 def choose_experts(tokens: int, topk: int, chance: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

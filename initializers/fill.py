@@ -72,6 +72,14 @@ def integers(tensor: torch.Tensor, generator: torch.Generator, low: int, high: i
         _set_two_apart(tensor, low, high - 1)
 
 
+def drawn(tensor: torch.Tensor, draw: Draw, bound: int) -> None:
+    """Integers in [0, bound) that `draw` makes; never all equal where two values and elements exist."""
+    _repeat(span(tensor), draw)
+    if bound > 1 and tensor.numel() > 1:
+        first = int(span(tensor)[0])
+        _set_two_apart(tensor, first, (first + 1) % bound)
+
+
 def coins(tensor: torch.Tensor, generator: torch.Generator, density: float = 0.5) -> None:
     """True, or one, with probability `density`."""
 

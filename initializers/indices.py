@@ -9,6 +9,7 @@ import torch
 
 from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
+from opreplay.initializers.distributions import INDEX_OPTIONS, draw_indices
 from opreplay.initializers.masks import choose
 
 Bound = Callable[[InitContext], int]
@@ -92,10 +93,11 @@ RANGES: dict[str, tuple[str, Bound]] = {
 
 
 class IndexInit(CustomInit):
-    """Uniform indices, in range."""
+    """Indices in range, all alike or some more popular."""
 
     name = "index"
     op_patterns = tuple(RANGES)
+    options = INDEX_OPTIONS
 
     def applies_to(self, context: InitContext) -> bool:
         tensor = context.tensor(RANGES[context.op][0])
@@ -113,11 +115,12 @@ class IndexListInit(CustomInit):
     op_patterns = (
         "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_",
     )  # fmt: skip
+    options = INDEX_OPTIONS
 
     def initialize(self, context: InitContext) -> InitReport:
         shape = context.need("self").shape
         dim = 0
-        parts = []
+        parts, how = [], "uniform"
         for tensor in context.args.get("indices") or ():
             if tensor is None:
                 dim += 1
@@ -127,9 +130,11 @@ class IndexListInit(CustomInit):
             else:
                 if dim >= len(shape):
                     raise InitializerError(f"{context.op}: more indices than the {len(shape)} dimensions")
-                parts.append(_draw(context, "indices", tensor, shape[dim]).summary)
+                report = _draw(context, "indices", tensor, shape[dim])
+                parts.append(report.summary)
+                how = report.assumed["indices"]
                 dim += 1
-        return InitReport(summary="; ".join(parts) or "no index tensor", assumed={"indices": "uniform"})
+        return InitReport(summary="; ".join(parts) or "no index tensor", assumed={"indices": how})
 
 
 class BagInit(CustomInit):
@@ -141,6 +146,7 @@ class BagInit(CustomInit):
         "aten::_embedding_bag_backward", "aten::_embedding_bag_dense_backward",
         "aten::_embedding_bag_per_sample_weights_backward",
     )  # fmt: skip
+    options = INDEX_OPTIONS
 
     def initialize(self, context: InitContext) -> InitReport:
         indices = context.need("indices")
@@ -161,7 +167,8 @@ class BagInit(CustomInit):
         largest = context.tensor("maximum_indices")
         if largest is not None and largest.numel():
             fill.integers(largest, context.generator, 0, max(1, rows))
-        return InitReport(summary=f"{report.summary}, bags of equal size", assumed={"offsets": "bags of equal size"})
+        assumed = {**report.assumed, "offsets": "bags of equal size"}
+        return InitReport(summary=f"{report.summary}, bags of equal size", assumed=assumed)
 
 
 class SortedInit(CustomInit):
@@ -245,12 +252,11 @@ class PackInit(CustomInit):
 
 
 def _draw(context: InitContext, name: str, tensor: torch.Tensor, bound: int) -> InitReport:
-    """Uniform integers in [0, bound); an empty range is an error unless there is nothing to draw."""
+    """Integers in [0, bound); an empty range is an error unless there is nothing to draw."""
     if bound < 1 and tensor.numel():
         raise InitializerError(f"{context.op}: {name} has {tensor.numel()} elements but nothing to index")
-    fill.integers(tensor, context.generator, 0, max(1, bound))
-    summary = f"{tensor.numel()} {name} in [0, {bound})"
-    return InitReport(summary=summary, assumed={name: f"uniform in [0, {bound})"})
+    how = draw_indices(context, tensor, bound)
+    return InitReport(summary=f"{tensor.numel()} {name} in [0, {bound})", assumed={name: how})
 
 
 def _mask_index(context: InitContext, mask: torch.Tensor) -> str:

@@ -5,13 +5,12 @@ How a batch is split into sequences is in `sequences`; dense attention is in `at
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 import torch
 
 from opreplay.initializers import fill
-from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport, Option
+from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
+from opreplay.initializers.distributions import LENGTH_OPTIONS, length_distribution
 from opreplay.initializers.paging import Pool, consecutive, find_pool, page_list, shared_generator, slots_of
 from opreplay.initializers.sequence_arguments import (
     CUMULATIVE_NEW,
@@ -21,16 +20,11 @@ from opreplay.initializers.sequence_arguments import (
     SEEN,
     TABLES,
 )
-from opreplay.initializers.sequences import DISTRIBUTIONS, Batch, Room, make_batch
+from opreplay.initializers.sequences import Batch, Room, make_batch
 
 SCALES = (
     "k_scale", "v_scale", "kv_scale", "q_scale", "q_descale", "k_descale", "v_descale", "k_dequant_scales",
     "v_dequant_scales", "K_QScale", "V_QScale",
-)  # fmt: skip
-
-LENGTHS = Option(
-    name="distribution", type=str, default="max", choices=DISTRIBUTIONS,
-    help="Context lengths: as long as possible, uniform or log-normal; totals that the trace tells stay exact.",
 )  # fmt: skip
 
 ATTENTION_OPS = (
@@ -56,14 +50,15 @@ class PagedAttentionInit(CustomInit):
 
     name = "paged_attention"
     op_patterns = ATTENTION_OPS
-    options: ClassVar[tuple[Option, ...]] = (LENGTHS,)
+    options = LENGTH_OPTIONS
 
     def initialize(self, context: InitContext) -> InitReport:
         pool = find_pool(context)
         room = _room(context, pool)
         batch = make_batch(
-            context.batch, room, distribution=_distribution(context), generator=shared_generator(context, "lengths")
-        )
+            context.batch, room, distribution=length_distribution(context),
+            generator=shared_generator(context, "lengths"),
+        )  # fmt: skip
         batch = _fitted(context, pool, batch)
         assumed = {"sequences": batch.assumed}
         assumed.update(dict.fromkeys(_write_lengths(context, batch), "lengths of the sequences"))
@@ -91,7 +86,7 @@ class CacheSlotsInit(CustomInit):
         "sglang_profiler::memory_pool__set_kv_buffer_impl", "npu::_npu_reshape_and_cache",
         "npu::npu_scatter_pa_kv_cache",
     )  # fmt: skip
-    options: ClassVar[tuple[Option, ...]] = (LENGTHS,)
+    options = LENGTH_OPTIONS
 
     def initialize(self, context: InitContext) -> InitReport:
         found = ((name, context.tensor(name)) for name in ("slot_mapping", "slot_indices", "indices"))
@@ -106,7 +101,7 @@ class CacheSlotsInit(CustomInit):
             total = context.batch.prefill_sequences + context.batch.decode_sequences
             batch = make_batch(
                 context.batch, Room(sequences=total, tokens=count, longest=tokens),
-                distribution=_distribution(context), generator=shared_generator(context, "lengths"),
+                distribution=length_distribution(context), generator=shared_generator(context, "lengths"),
             )  # fmt: skip
             if int(batch.kv.sum()) <= tokens:
                 made = slots_of(batch, pool, shared_generator(context, pool.key))
@@ -121,10 +116,6 @@ class CacheSlotsInit(CustomInit):
         values[: len(made)] = made[:count]
         fill.assign(slots, values.reshape(slots.shape).to(slots.device))
         return InitReport(summary=f"{len(made)} of {tokens} slots written", assumed={name: assumed})
-
-
-def _distribution(context: InitContext) -> str:
-    return str(context.options.get("distribution", LENGTHS.default))
 
 
 def _first(context: InitContext, names: tuple[str, ...]) -> torch.Tensor | None:

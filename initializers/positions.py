@@ -9,7 +9,7 @@ import torch
 
 from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
-from opreplay.initializers.paged_attention import LENGTHS
+from opreplay.initializers.distributions import LENGTH_OPTIONS, LengthDistribution, length_distribution
 from opreplay.initializers.paging import shared_generator
 from opreplay.initializers.sequences import Batch, Room, make_batch
 
@@ -36,7 +36,7 @@ class PositionsInit(CustomInit):
         "vllm::rocm_aiter_rotary_emb_with_key_forward_triton", "vllm::rocm_aiter_rotary_emb_without_key_forward_hip",
         "vllm::npu_rotary_embedding", "npu::npu_mrope",
     )  # fmt: skip
-    options = (LENGTHS,)
+    options = LENGTH_OPTIONS
 
     def initialize(self, context: InitContext) -> InitReport:
         positions = next((t for name in POSITIONS if (t := context.tensor(name)) is not None), None)
@@ -76,7 +76,7 @@ class NewTokensInit(CustomInit):
         tokens = None if known is None else (known.prefill_tokens or 0) + (known.decode_tokens or 0)
         batch = make_batch(
             known, Room(sequences=count, tokens=tokens or 128 * count, longest=1 << 20),
-            distribution="max", generator=shared_generator(context, "lengths"),
+            distribution=LengthDistribution(), generator=shared_generator(context, "lengths"),
         )  # fmt: skip
         seen = batch.kv if known is not None else batch.query
         fill.assign(new, batch.query.reshape(new.shape).to(new.device))
@@ -108,7 +108,7 @@ def _batch(context: InitContext, count: int, rows: int) -> Batch | None:
     total = known.prefill_sequences + known.decode_sequences
     return make_batch(
         known, Room(sequences=total, tokens=count, longest=rows),
-        distribution=str(context.options.get("distribution", LENGTHS.default)),
+        distribution=length_distribution(context),
         generator=shared_generator(context, "lengths"),
     )  # fmt: skip
 

@@ -11,11 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from opreplay.initializers.base import BatchLengths
+from opreplay.initializers.distributions import LengthDistribution
 from opreplay.traces.annotations import BatchContext
-
-DISTRIBUTIONS = ("max", "uniform", "lognormal")
-SIGMA = 1.0
-"""Of the logarithm of log-normal lengths: the spread of prompt lengths in public serving traces is about that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +42,9 @@ class Batch:
         return BatchLengths(query=tuple(self.query.tolist()), kv=tuple(self.kv.tolist()))
 
 
-def make_batch(context: BatchContext | None, room: Room, *, distribution: str, generator: torch.Generator) -> Batch:
+def make_batch(
+    context: BatchContext | None, room: Room, *, distribution: LengthDistribution, generator: torch.Generator
+) -> Batch:
     """Lengths as the batch context says, cut to the room there is; drawn by `distribution` where it says nothing."""
     parts = None if context is None else _phases(context, room)
     if parts is None:
@@ -112,7 +111,7 @@ def _phases(context: BatchContext, room: Room) -> list[_Phase] | None:
 
 
 def _phase(
-    phase: _Phase, room: Room, distribution: str, generator: torch.Generator
+    phase: _Phase, room: Room, distribution: LengthDistribution, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor, str]:
     """New and seen tokens of each sequence, and what had to be assumed."""
     count = phase.sequences
@@ -121,8 +120,8 @@ def _phase(
     if phase.seen is None:
         if phase.new is not None and phase.new > count:
             return query, query.clone(), "prefill sees no cached tokens"
-        kv = _lengths(count, room.longest, distribution, generator)
-        return query, torch.maximum(kv, query), f"context lengths {distribution}, up to {room.longest}"
+        kv = distribution.draw(count, room.longest, generator)
+        return query, torch.maximum(kv, query), f"context lengths {distribution.kind}, up to {room.longest}"
     cached = max(0, phase.seen - int(query.sum()))
     old = _cached(query, cached, phase, distribution, generator)
     kv = query + old
@@ -158,12 +157,12 @@ def _split(total: int, count: int, squares: int | None, longest: int) -> torch.T
 
 
 def _cached(
-    query: torch.Tensor, total: int, phase: _Phase, distribution: str, generator: torch.Generator
+    query: torch.Tensor, total: int, phase: _Phase, distribution: LengthDistribution, generator: torch.Generator
 ) -> torch.Tensor:
     """Cached tokens of each sequence, adding up to `total`; Σ new · seen about as told where the new ones differ."""
     count = len(query)
-    if distribution != "max":
-        weight = _lengths(count, 1 << 20, distribution, generator).double()
+    if distribution.kind != "max":
+        weight = distribution.draw(count, 1 << 20, generator).double()
         return _round_to(weight / weight.sum() * total, total)
     if phase.new_seen is not None and count > 1 and int(query[0]) > int(query[-1]) + 1:
         low = float(query[1:].double().mean())
@@ -195,22 +194,12 @@ def _cut(query: torch.Tensor, over: int) -> torch.Tensor:
     return query - taken
 
 
-def _drawn(room: Room, distribution: str, generator: torch.Generator) -> Batch:
+def _drawn(room: Room, distribution: LengthDistribution, generator: torch.Generator) -> Batch:
     """Nothing is known: queries of even length, keys by the distribution."""
     tokens = room.sequences if room.tokens is None else room.tokens
     query = _split(tokens, room.sequences, None, room.longest).clamp(max=room.longest)
     if not room.cached:
         return Batch(query=query, kv=query.clone(), assumed="sequences of even length")
-    kv = torch.maximum(_lengths(room.sequences, room.longest, distribution, generator), query)
-    return Batch(query=query, kv=kv, assumed=f"{distribution} lengths, up to {room.longest}; new tokens split evenly")
-
-
-def _lengths(count: int, longest: int, distribution: str, generator: torch.Generator) -> torch.Tensor:
-    """int64 [count] in [1, longest]."""
-    longest = max(1, longest)
-    if distribution == "uniform":
-        return torch.randint(1, longest + 1, (count,), generator=generator)
-    if distribution == "lognormal":
-        draw = torch.randn(count, generator=generator).mul(SIGMA).exp().mul(longest / 8)
-        return draw.round().to(torch.int64).clamp(1, longest)
-    return torch.full((count,), longest, dtype=torch.int64)
+    kv = torch.maximum(distribution.draw(room.sequences, room.longest, generator), query)
+    how = f"{distribution.kind} lengths, up to {room.longest}; new tokens split evenly"
+    return Batch(query=query, kv=kv, assumed=how)

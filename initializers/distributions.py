@@ -1,0 +1,140 @@
+"""How lengths and indices are distributed: options that several initializers share, histogram files, Zipf's law.
+
+Owns the draws, no rule and no argument names. Lengths are drawn on the CPU, so that every device gets the same batch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opreplay.initializers import fill
+from opreplay.initializers.base import InitContext, InitializerError, Option
+
+HISTOGRAM_BYTES = 1 << 20
+SIGMA = 1.0
+"""Of the logarithm of log-normal lengths: the spread of prompt lengths in public serving traces is about that."""
+_MULTIPLIER = 2_654_435_761
+"""A prime (Knuth's hash multiplier): popular indices lie all over the table, as ids do, not at its start."""
+
+LENGTH_OPTIONS = (
+    Option(
+        name="distribution", type=str, default="max", choices=("max", "uniform", "lognormal", "histogram"),
+        help="Context lengths: as long as possible, uniform, log-normal or measured; totals of the trace stay exact.",
+    ),
+    Option(name="histogram", type=str, default="", help="JSON file with a list of [length, count]."),
+)  # fmt: skip
+INDEX_OPTIONS = (
+    Option(
+        name="distribution", type=str, default="uniform", choices=("uniform", "zipf", "histogram"),
+        help="How popular the indices are.",
+    ),
+    Option(name="exponent", type=float, default=1.0, low=0.0, help="Of Zipf's law: 0 is uniform."),
+    Option(name="histogram", type=str, default="", help="JSON file with one count an index, spread over the range."),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthDistribution:
+    """Lengths of contexts where the trace does not tell each."""
+
+    kind: str = "max"
+    lengths: tuple[int, ...] = ()
+    """Measured ones, for "histogram"."""
+    counts: tuple[float, ...] = ()
+
+    def draw(self, count: int, longest: int, generator: torch.Generator) -> torch.Tensor:
+        """int64 [count] in [1, longest]."""
+        longest = max(1, longest)
+        if self.kind == "uniform":
+            return torch.randint(1, longest + 1, (count,), generator=generator)
+        if self.kind == "lognormal":
+            drawn = torch.randn(count, generator=generator).mul(SIGMA).exp().mul(longest / 8)
+            return drawn.round().to(torch.int64).clamp(1, longest)
+        if self.kind == "histogram" and count:
+            weights = torch.tensor(self.counts, dtype=torch.float64)
+            chosen = torch.multinomial(weights, count, replacement=True, generator=generator)
+            return torch.tensor(self.lengths, dtype=torch.int64)[chosen].clamp(1, longest)
+        return torch.full((count,), longest, dtype=torch.int64)
+
+
+def length_distribution(context: InitContext) -> LengthDistribution:
+    """What the options of a rule with `LENGTH_OPTIONS` say. Raises InitializerError for a file that does not fit."""
+    kind = str(context.options.get("distribution", "max"))
+    if kind != "histogram":
+        return LengthDistribution(kind=kind)
+    path = str(context.options.get("histogram") or "")
+    pairs = _read(path)
+    if not pairs or not all(_counts(pair) and len(pair) == 2 and isinstance(pair[0], int) for pair in pairs):
+        raise InitializerError(f"{path} must be a list of [length, count]")
+    if not any(count for _, count in pairs):
+        raise InitializerError(f"{path}: all counts are zero")
+    return LengthDistribution(
+        kind=kind, lengths=tuple(length for length, _ in pairs), counts=tuple(float(count) for _, count in pairs)
+    )
+
+
+def draw_indices(context: InitContext, tensor: torch.Tensor, bound: int) -> str:
+    """Fill a tensor with indices in [0, bound) as a rule's `INDEX_OPTIONS` say, never all equal; how, in words."""
+    kind = str(context.options.get("distribution", "uniform"))
+    if kind == "zipf" and bound > 1:
+        given = context.options.get("exponent")
+        exponent = 1.0 if given is None else float(given)
+        fill.drawn(tensor, lambda count: _zipf(count, bound, exponent, context.generator), bound)
+        return f"Zipf, exponent {exponent:g}, in [0, {bound})"
+    if kind == "histogram" and bound > 1:
+        counts = read_histogram(str(context.options.get("histogram") or ""))
+        fill.drawn(tensor, lambda count: _spread(count, bound, counts, context.generator), bound)
+        return f"as in a histogram of {len(counts)}, in [0, {bound})"
+    fill.integers(tensor, context.generator, 0, max(1, bound))
+    return f"uniform in [0, {bound})"
+
+
+def read_histogram(path: str) -> list[float]:
+    """Counts from a JSON list. Raises InitializerError for anything else."""
+    counts = _read(path)
+    if not _counts(counts) or not sum(counts):
+        raise InitializerError(f"{path} must be a list of counts, not all of them zero")
+    return [float(c) for c in counts]
+
+
+def _counts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(c, (int, float)) and 0 <= c < 1e15 for c in values)
+
+
+def _read(path: str) -> Any:
+    if not path:
+        raise InitializerError("distribution=histogram needs a file: histogram=FILE")
+    try:
+        file = Path(path)
+        if file.stat().st_size > HISTOGRAM_BYTES:
+            raise InitializerError(f"{path} is larger than {HISTOGRAM_BYTES} bytes")
+        return json.loads(file.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InitializerError(f"cannot read the histogram {path}: {error}") from None
+
+
+def _zipf(count: int, bound: int, exponent: float, generator: torch.Generator) -> torch.Tensor:
+    """int64 [count]: rank r has a chance of about r^-exponent, by the inverse of the continuous law; scattered."""
+    u = torch.rand(count, generator=generator, device=generator.device, dtype=torch.float64)
+    if abs(exponent - 1.0) < 1e-6:
+        ranks = (u * math.log(bound + 1)).exp()
+    else:
+        power = 1.0 - exponent
+        ranks = (u * ((bound + 1.0) ** power - 1.0) + 1.0) ** (1.0 / power)
+    place = ranks.to(torch.int64).sub(1).clamp(0, bound - 1)
+    # Below 2^31 the product fits 64 bits; larger tables keep their order of popularity.
+    return place * _MULTIPLIER % bound if bound < 1 << 31 and math.gcd(_MULTIPLIER, bound) == 1 else place
+
+
+def _spread(count: int, bound: int, counts: list[float], generator: torch.Generator) -> torch.Tensor:
+    """int64 [count]: a bin by its count, then an index of that bin; bins are even parts of the range."""
+    edges = torch.tensor(counts, dtype=torch.float64, device=generator.device).cumsum(0)
+    u = torch.rand(2, count, generator=generator, device=generator.device, dtype=torch.float64)
+    bins = torch.searchsorted(edges, u[0] * edges[-1], right=True).clamp(max=len(counts) - 1)
+    return ((bins + u[1]) * (bound / len(counts))).to(torch.int64).clamp(0, bound - 1)

@@ -319,6 +319,8 @@ def main() -> int:
     device = torch.device(options.device)
     if device.type == "npu":
         importlib.import_module("torch_npu")
+    if device.index is not None and device.type != "cpu":
+        getattr(torch, device.type).set_device(device)
     torch.set_grad_enabled(False)
     plan = json.loads((Path(__file__).resolve().parent / "ops.json").read_text(encoding="utf-8"))
     ops = [op for op in plan["ops"] if not options.op or options.op in op["name"] or op["id"].startswith(options.op)]

@@ -20,8 +20,11 @@ _VENDORS_WITH_COLLECTIVES = frozenset(
 )
 
 
-def not_an_op(signature: OpSignature) -> Reason | None:
-    """Why a recorded name is no op that could be called, or None when it looks like one."""
+def not_an_op(signature: OpSignature, *, on_device: bool = False) -> Reason | None:
+    """Why a recorded name is no op that could be called, or None when it looks like one.
+
+    `on_device`: calls of it own device time, so that even without arguments it is more than a label.
+    """
     name = signature.name
     if _GENERATED.match(name):
         return Reason("triton kernel")
@@ -30,7 +33,7 @@ def not_an_op(signature: OpSignature) -> Reason | None:
     if name in _BOOKKEEPING:
         return Reason("label, not an op", _BOOKKEEPING[name])
     if name == "record_param_comms":
-        return Reason("collective") if signature.dims else Reason("label, not an op")
+        return Reason("collective") if signature.dims or on_device else Reason("label, not an op")
     parts = split_name(name)
     if parts is None:
         return Reason("label, not an op")

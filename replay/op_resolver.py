@@ -73,7 +73,7 @@ class Resolver:
         if executor is not None and executor.override:
             return self._executed(op, executor, recorded, context)
         try:
-            self._refuse(signature)
+            self._refuse(signature, on_device=bool(op.recorded.kernels))
             made = self._resolve(op, signature.name, recorded, signature.overload, context)
         except Unbound:
             converted = None if conversion is None else self._convert(op, conversion, recorded, context)
@@ -174,9 +174,9 @@ class Resolver:
             args=args, assumptions=op.assumptions + assumptions,
         )  # fmt: skip
 
-    def _refuse(self, signature: OpSignature) -> None:
+    def _refuse(self, signature: OpSignature, *, on_device: bool) -> None:
         """Reasons that need no schema."""
-        reason = not_an_op(signature)
+        reason = not_an_op(signature, on_device=on_device)
         parts = split_name(signature.name)
         if reason is not None and self._policy.collectives and parts and parts[0] in COLLECTIVE_NAMESPACES:
             reason = None

@@ -38,3 +38,9 @@ from opreplay.traces.model import OpSignature
 def test_kinds(name: str, dims: tuple[tuple[int, ...], ...] | None, kind: str | None) -> None:
     reason = not_an_op(OpSignature(name=name, dims=dims))
     assert (reason.kind if reason else None) == kind
+
+
+def test_a_communication_that_owns_device_time_is_one_without_arguments_too() -> None:
+    bare = OpSignature(name="record_param_comms")
+    assert str(not_an_op(bare, on_device=True)) == "collective"
+    assert str(not_an_op(OpSignature(name="ProfilerStep#3"), on_device=True)) == "label, not an op"

@@ -96,6 +96,9 @@ def _argument(signature: OpSignature, i: int, shared: frozenset[int]) -> Recorde
         dtypes = signature.list_types[i] if signature.list_types is not None and i < len(signature.list_types) else ()
         return _tensor_list(dims, strides, dtypes, memory)
     dtype = torch_dtype_name(spelled)
+    if dtype is None and dims and _are_integers(dims):
+        # A spelling that is not known here, of something with dimensions: a tensor, its type to be inferred.
+        dtype = ""
     if dtype is None:
         return ABSENT if not text else RecordedArg(kind="scalar", value=_plain(parse_literal(text)))
     if not _are_integers(dims):

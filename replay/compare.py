@@ -1,7 +1,7 @@
 """Two runs side by side: which ops became slower or faster, and which differences are noise; reads files, runs nothing.
 
 An op counts as slower when three things hold at once. The order-statistic 95 % intervals of the two medians do not
-overlap. Each of the deciles from the first to the median grew by more than the threshold: other load makes slow samples
+overlap. Each of the deciles from the least to the median grew by more than the threshold: other load makes slow samples
 slower and leaves the fast ones, a slower op shifts all of them. And so much is left when the speed of the machine, as
 the gauge around the measurements tells it, is taken out. The threshold is the user's or, where more is needed, three
 times the spread that the ops of these two runs show among themselves.
@@ -27,8 +27,8 @@ Verdict = Literal["slower", "faster", "same", "unclear", "lost", "gained", "only
 """Lost and gained: replayed in one run only, though in the plan of both."""
 
 DEFAULT_THRESHOLD = 0.05
-JUDGED_DECILES = range(1, 6)
-"""From the fastest tenth to the median."""
+JUDGED_DECILES = range(6)
+"""From the fastest sample to the median."""
 SPREADS = 3.0
 """The threshold is at least so many standard deviations of the logarithms of the ratios."""
 MIN_OPS_FOR_SPREAD = 20
@@ -151,10 +151,29 @@ def judge(before: OpResult, after: OpResult, threshold: float, machine: float | 
 
 
 def spread_of(pairs: Sequence[tuple[OpResult, OpResult]]) -> float | None:
-    """Standard deviation of the logarithms of the ratios from their median, as the median deviation tells it."""
-    logs = [math.log(ratio) for a, b in pairs if (ratio := _ratio(a, b)) is not None]
-    if len(logs) < MIN_OPS_FOR_SPREAD:
-        return None
+    """Standard deviation of the logarithms of the ratios from their median, as the median deviation tells it.
+
+    That of the decile which scatters least, often the fastest samples': a change counts only where all deciles show it.
+    """
+    measured = [
+        (a.measurement, b.measurement)
+        for a, b in pairs
+        if a.measurement and b.measurement and not _doubt(a.measurement, b.measurement, a, b)
+    ]
+    spreads = [
+        _deviation(ratios) for at in JUDGED_DECILES if len(ratios := _ratios(measured, at)) >= MIN_OPS_FOR_SPREAD
+    ]
+    return min(spreads, default=None)
+
+
+def _ratios(measured: Sequence[tuple[Measurement, Measurement]], decile: int) -> list[float]:
+    """Ratios of one decile over the ops that have it."""
+    known = [(a.deciles_us[decile], b.deciles_us[decile]) for a, b in measured if a.deciles_us and b.deciles_us]
+    return [b / a for a, b in known if a > 0 and b > 0]
+
+
+def _deviation(ratios: Sequence[float]) -> float:
+    logs = [math.log(ratio) for ratio in ratios]
     middle = statistics.median(logs)
     return NORMAL_MAD * statistics.median(abs(value - middle) for value in logs)
 
@@ -164,13 +183,6 @@ def machine_of(pairs: Sequence[tuple[OpResult, OpResult]]) -> float | None:
     found = [_gauge_ratio(a.measurement, b.measurement) for a, b in pairs if a.measurement and b.measurement]
     known = [ratio for ratio in found if ratio is not None]
     return statistics.median(known) if known else None
-
-
-def _ratio(before: OpResult, after: OpResult) -> float | None:
-    a, b = before.measurement, after.measurement
-    if a is None or b is None or a.median_us <= 0 or b.median_us <= 0 or _doubt(a, b, before, after):
-        return None
-    return b.median_us / a.median_us
 
 
 def _doubt(a: Measurement, b: Measurement, before: OpResult, after: OpResult) -> str:

@@ -1,0 +1,116 @@
+"""How often `compare` is wrong about runs of the same, and whether it finds a slowdown that was put in.
+
+    python benchmarks/compare_power.py [--repetitions N] [--slowdown SHARE]
+
+50 real ops of 100 us and more are measured in two runs, N times. In a third run 5 of them spin for a share of their
+time after the call: these are to be found, and the others are to be left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+from collections.abc import Callable, Mapping
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from opreplay.replay.compare import Comparison, compare
+from opreplay.replay.executors.torch_device import TorchExecutor, TorchPrepared
+from opreplay.replay.measure import MeasureOptions, measure
+from opreplay.replay.policy import Policy
+from opreplay.replay.resolve import find_overload
+from opreplay.replay.results import Header, OpResult, ResultFile
+
+OPS, SLOWED = 50, 5
+FALSE_SHARE = 0.01
+HEADER = Header(opreplay_version="0", started_at="", trace={}, environment={}, options={})
+
+
+def calls() -> list[partial[Any]]:
+    """50 calls of some 0.1 to 10 ms on one core."""
+    ops = torch.ops.aten
+    made: list[partial[Any]] = []
+    for step in range(10):
+        size, count, rows = 160 + 32 * step, (1 << 18) * (step + 1), 128 * (step + 1)
+        matrix, values, table = torch.randn(size, size), torch.randn(count), torch.randn(rows, 1024)
+        made += [
+            partial(ops.mm.default, matrix, matrix),
+            partial(ops.gelu.default, values),
+            partial(ops.exp.default, values),
+            partial(ops._softmax.default, table, -1, False),
+            partial(ops.sum.dim_IntList, torch.randn(8 * rows, 1024), [-1]),
+        ]
+    return made[:OPS]
+
+
+def slowed(call: partial[Any], extra_us: float) -> partial[Any]:
+    """The call, and then a wait for so many microseconds in the same thread."""
+
+    def and_wait(function: Callable[..., Any], *args: Any) -> Any:
+        result = function(*args)
+        until = perf_counter() + extra_us * 1e-6
+        while perf_counter() < until:
+            pass
+        return result
+
+    return partial(and_wait, call.func, *call.args)
+
+
+def run(executor: TorchExecutor, made: list[partial[Any]], extra_us: Mapping[int, float]) -> ResultFile:
+    """One run over all ops as `opreplay run` measures them."""
+    results = []
+    for index, call in enumerate(made):
+        called = slowed(call, extra_us[index]) if index in extra_us else call
+        found = measure(executor, TorchPrepared(called, (), 10**9), MeasureOptions())
+        results.append(
+            OpResult(
+                id=f"{index:012x}", name=str(call.func), count=1, status="replayed", resolved_by="jit",
+                measured_us=found.median_us, measurement=found,
+            )
+        )  # fmt: skip
+    return ResultFile(header=HEADER, results=tuple(results), summary=None, complete_bytes=0)
+
+
+def shown(found: Comparison) -> str:
+    """What a comparison came to, on one line."""
+    spread = 0.0 if found.spread is None else found.spread
+    wrong = ", ".join(f"{op.name} {op.ratio:.2f}" for op in found.of("slower", "faster") if op.ratio)
+    counts = f"{len(found.of('slower'))} slower, {len(found.of('faster'))} faster, {len(found.of('unclear'))} unclear"
+    return f"{counts}; spread {spread:.1%}, threshold {found.applied:.1%}, machine {found.machine or 1:.2f}; {wrong}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=10)
+    parser.add_argument("--slowdown", type=float, default=0.10)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    executor = TorchExecutor("cpu", partial(find_overload, policy=Policy()), memory_bytes=10**9, threads=1)
+    made = calls()
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    before = run(executor, made, {})
+    false = 0
+    for repetition in range(args.repetitions):
+        after = run(executor, made, {})
+        found = compare(before, after)
+        false += len(found.of("slower"))
+        print(f"the same, {repetition + 1}: {shown(found)}", flush=True)
+        before = after
+    chosen = set(random.Random(0).sample(range(OPS), SLOWED))
+    extra = {i: args.slowdown * (before.results[i].measured_us or 0.0) for i in chosen}
+    found = compare(before, run(executor, made, extra))
+    executor.close()
+    hit = {int(op.id, 16) for op in found.of("slower")}
+    share = false / (OPS * args.repetitions) if args.repetitions else 0.0
+    print(f"slowed by {args.slowdown:.0%}: {shown(found)}")
+    print(f"false regressions: {share:.2%} of ops (bar {FALSE_SHARE:.0%}); load {load:.1f} at the start")
+    print(f"found {len(hit & chosen)} of {SLOWED} slowed ops, {len(hit - chosen)} others")
+    return 0 if share <= FALSE_SHARE and hit >= chosen else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

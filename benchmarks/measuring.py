@@ -1,0 +1,115 @@
+"""Our median against torch.utils.benchmark on the same call and tensors, and what is left of an empty op.
+
+    python benchmarks/measuring.py [--rounds N]
+
+blocked_autorange times blocks of milliseconds, which a busy machine interrupts; samples here are half of one long. The
+medians can be held against each other on a quiet machine only, the fastest samples on any: both are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.benchmark import Timer
+
+from opreplay.replay.clocks import HostClock
+from opreplay.replay.executors.base import Measurement
+from opreplay.replay.executors.torch_device import TorchExecutor, TorchPrepared
+from opreplay.replay.measure import MeasureOptions, measure
+from opreplay.replay.policy import Policy
+from opreplay.replay.resolve import find_overload
+
+WITHIN = 0.03
+SHARE = 0.90
+EMPTY_US = 0.3
+LEAST_US, MOST_US = 20.0, 50_000.0
+
+
+def calls() -> dict[str, partial[Any]]:
+    """40 calls of the kinds that models are made of, each expected to take 20 us to 50 ms on one core."""
+    ops = torch.ops.aten
+    made: dict[str, partial[Any]] = {}
+    for size in (96, 128, 192, 256, 384, 512, 768):
+        made[f"mm {size}"] = partial(ops.mm.default, torch.randn(size, size), torch.randn(size, size))
+    for count in (1 << 17, 1 << 18, 1 << 19, 1 << 20, 1 << 21):
+        values = torch.randn(count)
+        made[f"add {count}"] = partial(ops.add.Tensor, values, values)
+        made[f"gelu {count}"] = partial(ops.gelu.default, values)
+        made[f"exp {count}"] = partial(ops.exp.default, values)
+    for rows in (64, 128, 512, 2048):
+        values = torch.randn(rows, 1024)
+        made[f"softmax {rows}"] = partial(ops._softmax.default, values, -1, False)
+        made[f"sum {rows}"] = partial(ops.sum.dim_IntList, torch.randn(4 * rows, 1024), [-1])
+        made[f"layer_norm {rows}"] = partial(
+            ops.native_layer_norm.default, values, [1024], torch.ones(1024), torch.zeros(1024), 1e-5
+        )
+    for channels in (8, 16, 32):
+        image, weight = torch.randn(1, channels, 56, 56), torch.randn(channels, channels, 3, 3)
+        made[f"conv {channels}"] = partial(
+            ops.convolution.default, image, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1
+        )
+    for rows in (1 << 12, 1 << 14, 1 << 16):
+        made[f"embedding {rows}"] = partial(
+            ops.embedding.default, torch.randn(1 << 14, 64), torch.randint(0, 1 << 14, (rows,))
+        )
+    return made
+
+
+def ours(executor: TorchExecutor, call: partial[Any]) -> Measurement:
+    """The measurement of `opreplay run --cache warm`."""
+    return measure(executor, TorchPrepared(call, (), 0), MeasureOptions(cache="warm"))
+
+
+def theirs_us(call: Callable[[], Any]) -> tuple[float, float]:
+    """Microseconds of a call by blocked_autorange: median and fastest block."""
+    found = Timer("call()", globals={"call": call}).blocked_autorange(min_run_time=0.2)
+    return found.median * 1e6, min(found.times) * 1e6
+
+
+def left_of_empty_us() -> float:
+    """What remains of an empty call once the clock has subtracted its overhead."""
+    clock = HostClock()
+    return statistics.median(clock.time_calls(partial(id, None), 1000) / 1000 for _ in range(51))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="times that each pair is measured; the median ratio counts"
+    )
+    rounds = parser.parse_args().rounds
+    torch.manual_seed(0)
+    executor = TorchExecutor("cpu", partial(find_overload, policy=Policy()), memory_bytes=10**9, threads=1)
+    ratios, fastest = [], []
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    for name, call in calls().items():
+        found = []
+        for turn in range(rounds):
+            # Who comes first takes turns, so that neither finds warmer caches.
+            mine = ours(executor, call) if turn % 2 == 0 else None
+            median_us, best_us = theirs_us(call)
+            mine = mine or ours(executor, call)
+            found.append((mine.median_us / median_us, mine.min_us / best_us, mine.median_us))
+        ratio, best, us = (statistics.median(column) for column in zip(*found, strict=True))
+        if LEAST_US <= us <= MOST_US:
+            ratios.append(ratio)
+            fastest.append(best)
+        print(f"{name:20} {us:10.1f} us  {ratio:.3f} of blocked_autorange  {best:.3f} of its fastest")
+    executor.close()
+    within = sum(abs(ratio - 1.0) <= WITHIN for ratio in ratios)
+    near = sum(abs(ratio - 1.0) <= WITHIN for ratio in fastest)
+    empty = left_of_empty_us()
+    print(f"{within} of {len(ratios)} medians within {WITHIN:.0%}: {within / len(ratios):.0%} (bar {SHARE:.0%})")
+    print(f"{near} of {len(ratios)} fastest within {WITHIN:.0%}; load {load:.1f} at the start")
+    print(f"median ratio {statistics.median(ratios):.4f}; left of an empty op {empty:.3f} us (bar {EMPTY_US})")
+    return 0 if within >= SHARE * len(ratios) and empty <= EMPTY_US else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

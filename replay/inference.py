@@ -22,6 +22,9 @@ __all__ = ["Context", "Guess", "Known", "Relatives", "guess", "list_dtype"]
 STRINGS: dict[str, str] = {
     "kv_cache_dtype": "auto", "kvcache_dtype": "auto", "activation": "silu", "layer_name": "", "quant_method": "",
     "input_layout": "BSND", "layout": "BSND", "scoring_func": "softmax", "mode": "", "rotary_mode": "half",
+    "mfma_type": "f16", "kv_cache_layout": "NHD", "attn_type": "decoder", "scale_fmt": "ue8m0", "fp8_format": "e4m3",
+    "scaling_mode": "floor", "q_input_layout": "TND", "kv_input_layout": "TND", "backend": "auto", "kernelName": "",
+    "norm_type": "rms", "prefix": "",
     "reduce": "sum", "padding": "valid", "indexing": "ij", "side": "left", "ord": "fro", "p": "fro",
 }  # fmt: skip
 """Values of string arguments without a schema default, by name; strings are never recorded."""

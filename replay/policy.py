@@ -101,6 +101,13 @@ VENDOR_STRING_ARGUMENTS: frozenset[str] = frozenset(
         "all2all_backend", "backend", "act_method", "norm_type", "approximate", "quant_type", "quant_dtype", "dtype",
         "softcap_mode", "encoded_layer_name", "kv_layer_name", "q_dtype_str", "comm_alg", "group_ep", "group_tp",
         "act_type", "kernelName", "kernel_name", "kernelId", "bias_type", "moe_activation", "global_layer_name",
+        "mfma_type", "ocp_mx_scheme", "shared_expert_scoring_func", "score_func", "kv_cache_layout", "dst_type",
+        "softmax_layout", "input_softmax_layout", "layout_query", "layout_key", "layout_kv", "layout_q",
+        "q_input_layout", "kv_input_layout", "attn_type", "gate_mode", "scaling_mode", "scale_calculation_mode",
+        "scale_fmt", "fp8_format", "format_mode", "conv_mode", "activation_mode", "activation_str", "reduction",
+        "hadamard", "scale_dtype", "index_cache_dtype", "output_dtype", "in_dtype", "out_dtype", "compute_type",
+        "weight_type", "scale_type", "kernel_type", "fused_op_type", "post_sample", "mapping_type", "logprobs_mode",
+        "swizzle_axis", "schedule", "maybe_schedule", "config",
     }
 )  # fmt: skip
 """Names of string arguments that vendor ops may have; their values come from a table here, never from a trace."""

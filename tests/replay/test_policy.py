@@ -105,3 +105,16 @@ def test_imports_come_from_the_table_or_the_user_only() -> None:
 def test_malformed_allow_import(text: str) -> None:
     with pytest.raises(ValueError, match="NAMESPACE=MODULE"):
         parse_allow_import(text)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    ["mfma_type", "ocp_mx_scheme", "shared_expert_scoring_func", "kv_cache_layout", "dst_type", "softmax_layout"],
+)
+def test_vendor_ops_may_be_told_a_mode_by_name(argument: str) -> None:
+    assert refuse_arguments("vendor::op", [(argument, "Optional[str]")]) is None
+
+
+@pytest.mark.parametrize("argument", ["hcom", "handles", "group", "msg", "device", "path"])
+def test_texts_that_reach_beyond_the_computation_stay_refused(argument: str) -> None:
+    assert refuse_arguments("npu::op", [(argument, "str")]) is not None

@@ -12,8 +12,10 @@ from opreplay.replay.ir import Assumption, Reason, ReplayArg, ReplayOp, ReplayPl
 from opreplay.replay.policy import Policy, refuse_arguments, refuse_name, refuse_value, split_name
 from opreplay.replay.resolve import candidates
 from opreplay.replay.schema import ArgSpec, OpSpec
+from opreplay.replay.tracelens_values import named
 from opreplay.replay.user_executors import EXECUTORS
-from opreplay.traces.errors import UsageError
+from opreplay.replay.verifier import verify_argument
+from opreplay.traces.errors import FormatError, UsageError
 
 _WIDENS = {
     "Scalar": ("int", "float", "bool", "complex"),
@@ -59,6 +61,11 @@ def _resolve(op: ReplayOp, policy: Policy, device: str) -> ReplayOp:
         return _refused(op, reason)
     given = {arg.name: arg for arg in op.args}
     args = tuple(_adopt(given[wanted.name], wanted) for wanted in spec.args if wanted.name in given)
+    try:
+        for arg in args:
+            verify_argument(f"argument {arg.name}", arg)
+    except FormatError as error:
+        return _refused(op, Reason("metadata missing", str(error)))
     dtypes = {arg.name: arg.tensors[0].dtype for arg in args if arg.type == "Tensor" and arg.tensors and arg.tensors[0]}
     way = way_on(device, name, spec, found, dtypes)
     if way.reason is not None:
@@ -108,7 +115,7 @@ def _cost(spec: OpSpec, args: tuple[ReplayArg, ...]) -> int:
 
 def _adopt(arg: ReplayArg, wanted: ArgSpec) -> ReplayArg:
     """The argument as the schema has it: type, whether it is written to, a number where a list of them is wanted."""
-    value = arg.value
+    value = named(wanted.kind, arg.value)
     if wanted.kind == "int[]" and isinstance(value, int):
         value = (value,)
     return msgspec.structs.replace(

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from opreplay.replay.ir import Reason, Recorded, ReplayArg, ReplayOp, ReplayPlan
-from opreplay.replay.tracelens_values import Refused, Unknown, is_unicode, read_argument, write_argument
+from opreplay.replay.tracelens_values import Refused, Unknown, code_of, is_unicode, read_argument, write_argument
+from opreplay.replay.verifier import verify_argument
 from opreplay.traces.errors import FormatError, UsageError
 
 MAX_FILE_BYTES = 256 << 20
@@ -131,9 +132,13 @@ def _arguments(entries: list[tuple[Any, bool]]) -> tuple[tuple[ReplayArg, ...], 
     unknown: Unknown | None = None
     for entry, keyword_only in entries:
         try:
-            args.append(read_argument(entry, keyword_only=keyword_only))
+            argument = read_argument(entry, keyword_only=keyword_only)
+            args.append(argument)
+            verify_argument(f"argument {argument.name}", argument)
         except Unknown as error:
             unknown = unknown or error
+        except FormatError as error:  # a value of another type than declared
+            unknown = unknown or Unknown(str(error))
     if len({argument.name for argument in args}) < len(args):
         raise Refused("an argument name occurs twice")
     if unknown is not None:
@@ -172,11 +177,11 @@ def _says(entry: Any, op: ReplayOp) -> bool:
 
 
 def _essence(args: tuple[ReplayArg, ...]) -> dict[str, tuple[Any, ...]]:
-    """What is passed under each name; types, order and a number for a list of one follow from the overload."""
+    """What is passed under each name; types, order, and codes or lists for single values follow from the overload."""
     return {
         argument.name: (
             argument.tensors,
-            argument.value if isinstance(argument.value, tuple) else (argument.value,),
+            tuple(map(code_of, argument.value if isinstance(argument.value, tuple) else (argument.value,))),
         )
         for argument in args
     }

@@ -38,6 +38,7 @@ _CODES: dict[str, tuple[str, ...]] = {
     "MemoryFormat": _MEMORY_FORMATS,
 }
 """Values of enumerations by the integer that is recorded (c10/core/{ScalarType,Layout,MemoryFormat}.h)."""
+_CODE_OF = {name: code for names in _CODES.values() for code, name in enumerate(names)}
 _SPELLINGS = {name: spelling for spelling, name in reversed(CPP_SPELLINGS.items())}
 _SPELLINGS |= {"int64": "long int", "int16": "short int", "uint8": "unsigned char", "int8": "signed char"}
 
@@ -48,6 +49,17 @@ class Refused(ValueError):
 
 class Unknown(ValueError):
     """An argument in good order whose type or dtype the IR does not know."""
+
+
+def named(kind: str, value: Value) -> Value:
+    """A value for an argument of type `kind`: the code of an enumeration by name, all else as it is."""
+    codes = _CODES.get(kind)
+    return codes[value] if codes is not None and type(value) is int and 0 <= value < len(codes) else value
+
+
+def code_of(value: Value) -> Value:
+    """The code of "torch.float16" and the like; all else as it is."""
+    return _CODE_OF.get(value, value) if isinstance(value, str) else value
 
 
 def is_unicode(text: str) -> bool:
@@ -180,10 +192,12 @@ def write_argument(argument: ReplayArg) -> dict[str, Any]:
 def _write_tensor(tensor: TensorMeta | None) -> dict[str, Any] | None:
     if tensor is None:
         return None
+    strides = contiguous_strides(tensor.shape) if tensor.strides is None else tensor.strides
     return {
         "shape": list(tensor.shape),
         "dtype": _SPELLINGS.get(tensor.dtype, tensor.dtype),
-        "strides": list(contiguous_strides(tensor.shape) if tensor.strides is None else tensor.strides),
+        # An empty tensor may have sizes whose product is no stride.
+        "strides": None if max(strides, default=0) >= 2**63 else list(strides),
         "init": "normal",
     }
 

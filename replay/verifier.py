@@ -72,7 +72,7 @@ def _verify_op(where: str, op: ReplayOp) -> None:
     if keyword_only != sorted(keyword_only):
         raise FormatError(f"{where}: a positional argument after a keyword-only one")
     for arg in op.args:
-        _verify_argument(f"{where}, argument {arg.name!r}", arg)
+        verify_argument(f"{where}, argument {arg.name!r}", arg)
     for meta in (*(op.outputs or ()), *(op.recorded_outputs or ())):
         if meta is not None:
             _verify_tensor(f"{where}, outputs", meta)
@@ -89,7 +89,8 @@ def _times(where: str, *values: float) -> None:
         raise FormatError(f"{where}: a time is negative or not finite")
 
 
-def _verify_argument(where: str, arg: ReplayArg) -> None:
+def verify_argument(where: str, arg: ReplayArg) -> None:
+    """Raise FormatError, which begins with `where`, unless type, tensors and value of one argument fit each other."""
     if not arg.name.isidentifier():
         raise FormatError(f"{where}: not a name")
     if arg.type in ("Tensor", "Tensor[]"):

@@ -112,6 +112,10 @@ CASES: tuple[Case, ...] = (
         "dev_weights": torch.empty(64 * n), "D_offsets": ints(65), "total_D": 64 * 16, "hash_size_cumsum": longs(65),
         "weights_offsets": longs(64), "weights_placements": ints(64), "indices": longs(n),
         "offsets": longs(n // 8 + 1)}),
+    ("fbgemm::permute_2D_sparse_data", lambda n: {
+        "permute": ints(64), "lengths": ints(64, n // 640), "values": torch.empty(n)}),
+    ("fbgemm::bounds_check_indices", lambda n: {
+        "rows_per_table": longs(8), "indices": longs(n), "offsets": longs(n // 8 + 1), "warning": longs(1)}),
     ("aten::searchsorted", lambda n: {"sorted_sequence": torch.randn(n), "self": torch.randn(n)}),
     ("aten::topk", lambda n: {"self": longs(n, 16)}),
     ("aten::repeat_interleave", lambda n: {"self": torch.empty(n // 2), "repeats": longs(n // 2), "output_size": n}),

@@ -55,6 +55,13 @@ def _classes(context: InitContext) -> int:
     return shape[1] if len(shape) > 1 else shape[0]
 
 
+def _along_sizes(context: InitContext) -> int:
+    sizes, dim = context.args.get("sizes"), context.args.get("dim")
+    if not isinstance(sizes, (list, tuple)) or not isinstance(dim, int):
+        raise InitializerError(f"{context.op}: sizes or dim is not known")
+    return sizes[dim]
+
+
 def _along_recorded_size(context: InitContext) -> int:
     sizes, dim = context.args.get("self_sizes"), context.args.get("dim")
     if not isinstance(sizes, (list, tuple)) or not isinstance(dim, int):
@@ -79,6 +86,9 @@ RANGES: dict[str, tuple[str, Bound]] = {
     "aten::take": ("index", _elements("self")),
     "aten::put": ("index", _elements("self")),
     "aten::put_": ("index", _elements("self")),
+    "fb::fast_gather": ("indices", _size("input", 0)),
+    "fbgemm::index_select_dim0": ("indices", _size("input", 0)),
+    "aten::value_selecting_reduction_backward": ("indices", _along_sizes),
     "aten::take_along_dim": ("indices", _along("self")),
     **{f"aten::{base}": ("target", _classes) for base in (
         "nll_loss", "nll_loss_forward", "nll_loss_backward", "nll_loss_nd", "nll_loss2d", "nll_loss2d_forward",

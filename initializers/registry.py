@@ -94,6 +94,7 @@ def built_in() -> Registry:
         domains,
         embedding_tables,
         indices,
+        jagged,
         masks,
         moe_routing,
         paged_attention,
@@ -101,7 +102,17 @@ def built_in() -> Registry:
     )
 
     registry = Registry()
-    for module in (domains, indices, embedding_tables, masks, attention, paged_attention, moe_routing, positions):
+    for module in (
+        domains,
+        indices,
+        embedding_tables,
+        jagged,
+        masks,
+        attention,
+        paged_attention,
+        moe_routing,
+        positions,
+    ):
         for kind in module.INITIALIZERS:
             registry.register(kind())
     return registry

@@ -1,0 +1,180 @@
+"""Rules for jagged and sparse-feature ops of fbgemm: lengths and offsets that add up to the values, permutes, buckets.
+
+Lookups in embedding tables are in `embedding_tables`; attention over packed sequences is in `paged_attention`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from opreplay.initializers import fill
+from opreplay.initializers.base import CustomInit, InitContext, InitReport
+
+CUMSUMS = (
+    "fb::asynchronous_complete_cumsum", "fbgemm::asynchronous_complete_cumsum", "fbgemm::asynchronous_inclusive_cumsum",
+    "fbgemm::asynchronous_exclusive_cumsum", "fbgemm::asynchronous_batched_complete_cumsum",
+)  # fmt: skip
+PERMUTES = (
+    "fbgemm::permute_2D_sparse_data", "fbgemm::permute_1D_sparse_data", "fbgemm::permute_sparse_data",
+    "fbgemm::permute_sparse_features", "fbgemm::permute_pooled_embs", "fbgemm::permute_pooled_embs_auto_grad",
+    "fbgemm::expand_into_jagged_permute", "fbgemm::invert_permute",
+)  # fmt: skip
+JAGGED = (
+    "fb::offsets_range", "fb::lengths_range_w_truncation_size", "fb::to_dense_representation",
+    "fb::sparse_label_to_dense", "fb::sparse_label_to_bool", "fbgemm::offsets_range", "fbgemm::lengths_range",
+    "fbgemm::bounds_check_indices", "fbgemm::block_bucketize_sparse_features", "fbgemm::bucketize_sparse_features",
+    "fbgemm::recat_embedding_grad_output_mixed_D_batch", "fbgemm::segment_sum_csr", "fbgemm::pack_segments",
+    "fbgemm::jagged_to_padded_dense", "fbgemm::jagged_to_padded_dense_forward",
+    "fbgemm::jagged_to_padded_dense_backward", "fbgemm::jagged_1d_to_dense", "fbgemm::jagged_2d_to_dense",
+    "fbgemm::dense_to_jagged", "fbgemm::dense_to_jagged_forward", "fbgemm::jagged_dense_elementwise_add",
+    "fbgemm::jagged_dense_elementwise_add_jagged_output", "fbgemm::jagged_dense_elementwise_mul",
+    "fbgemm::jagged_dense_elementwise_mul_forward", "fbgemm::jagged_dense_elementwise_mul_backward",
+    "fbgemm::jagged_dense_dense_elementwise_add_jagged_output",
+    "fbgemm::jagged_dense_dense_elementwise_add_jagged_output_forward", "fbgemm::batched_dense_vec_jagged_2d_mul",
+    "fbgemm::batched_dense_vec_jagged_2d_mul_forward", "fbgemm::batched_dense_vec_jagged_2d_mul_backward",
+    "fbgemm::jagged_dense_bmm", "fbgemm::jagged_dense_bmm_forward", "fbgemm::jagged_jagged_bmm",
+    "fbgemm::jagged_jagged_bmm_forward", "fbgemm::jagged_softmax", "fbgemm::jagged_softmax_forward",
+    "fbgemm::jagged_softmax_backward", "fbgemm::jagged_index_select", "fbgemm::jagged_slice",
+)  # fmt: skip
+VALUES = ("values", "x_values", "a_values", "indices", "ids", "t_in", "grad_output")
+"""Arguments whose rows the lengths or offsets divide, the surest first."""
+LENGTHS = ("lengths", "x_lengths")
+OFFSETS = ("offsets", "x_offsets", "a_offsets", "csr_seg", "input_offset", "output_offset")
+TABLE_ROWS = 100_000
+"""Rows of a table where the number itself is an argument."""
+
+
+class JaggedInit(CustomInit):
+    """Rows of varying length that together hold exactly the values there are; permutes that name each row once."""
+
+    name = "jagged"
+    op_patterns = (*CUMSUMS, *PERMUTES, *JAGGED)
+
+    def initialize(self, context: InitContext) -> InitReport:
+        generator = torch.Generator().manual_seed(context.seed)
+        assumed = _short_sums(context) if context.op in CUMSUMS else {}
+        total = _total(context)
+        for name in LENGTHS:
+            if (lengths := context.tensor(name)) is not None and lengths.numel():
+                made = _lengths(lengths.numel(), _held(context, lengths.numel(), total), generator)
+                fill.assign(lengths, made.view(lengths.shape).to(lengths.device))
+                assumed[name] = f"of varying length, {int(made.sum())} in all"
+        for name in OFFSETS:
+            if context.args.get(name) is not None:
+                assumed.update(_offsets(context, name, total, generator))
+        assumed.update(_permutes(context, generator))
+        assumed.update(_bounded(context))
+        return InitReport(summary=", ".join(f"{k}: {v}" for k, v in assumed.items()) or "plain values", assumed=assumed)
+
+
+def _total(context: InitContext) -> int:
+    """Rows of the values."""
+    for name in ("range_size", "output_size", "total_L"):
+        if isinstance(size := context.args.get(name), int) and size > 0:
+            return size
+    found = next((t for name in VALUES if (t := context.tensor(name)) is not None and t.dim()), None)
+    if found is not None:
+        return found.shape[0]
+    dense = context.tensor("dense")
+    return 0 if dense is None else int(torch.Size(dense.shape[:2]).numel()) // 2
+
+
+def _held(context: InitContext, count: int, total: int) -> int:
+    """What the lengths add up to: all values, or half of what a truncation or a padding lets pass."""
+    most = next((n for name in ("truncation_size", "max_length") if isinstance(n := context.args.get(name), int)), None)
+    values = any(context.tensor(name) is not None for name in VALUES)
+    if most is None:
+        return total if values else count
+    return min(total, most * count) if values else most * count // 2
+
+
+def _lengths(count: int, total: int, generator: torch.Generator) -> torch.Tensor:
+    """int64 [count], adding up to `total`; each between about half and one and a half times the mean."""
+    edges = (torch.rand(count, generator=generator, dtype=torch.float64) + 0.5).cumsum(0)
+    edges = (edges / edges[-1] * total).round().to(torch.int64)
+    return edges.diff(prepend=edges.new_zeros(1))
+
+
+def _offsets(context: InitContext, name: str, total: int, generator: torch.Generator) -> dict[str, str]:
+    """Ascending from 0 to the number of values; of several levels each divides the rows of the next one."""
+    given = context.args[name]
+    levels = [t for t in (given if isinstance(given, (list, tuple)) else [given]) if t is not None and t.numel()]
+    for level, inner in zip(levels, [*levels[1:], None], strict=True):
+        end = total if inner is None else inner.numel() - 1
+        lengths = _lengths(max(1, level.numel() - 1), end, generator)
+        edges = torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))[: level.numel()]
+        fill.assign(level, edges.view(level.shape).to(level.device))
+    return {name: f"{levels[-1].numel() - 1} rows over {total} values"} if levels else {}
+
+
+def _permutes(context: InitContext, generator: torch.Generator) -> dict[str, str]:
+    """Random orders, their inverses, and where the blocks begin that they move."""
+    assumed: dict[str, str] = {}
+    rows = next((t.shape[0] for name in LENGTHS if (t := context.tensor(name)) is not None and t.dim()), None)
+    for name in ("permute", "permute_list"):
+        if (order := context.tensor(name)) is None or not order.numel():
+            continue
+        count = order.numel() if rows is None else rows
+        made = torch.randperm(count, generator=generator).repeat(-(-order.numel() // max(1, count)))[: order.numel()]
+        fill.assign(order, made.to(order.device))
+        assumed[name] = f"random order of {count}"
+        _blocks(context, made)
+    return assumed
+
+
+def _blocks(context: InitContext, order: torch.Tensor) -> None:
+    """Columns of pooled embeddings in even blocks, before and after the permutation."""
+    pooled, before = context.tensor("pooled_embs"), context.tensor("offset_dim_list")
+    if pooled is None or before is None or before.numel() < 2:
+        return
+    edges = torch.arange(before.numel()) * pooled.shape[-1] // (before.numel() - 1)
+    fill.assign(before, edges.to(before.device))
+    if (inverse := context.tensor("inv_permute_list")) is not None and inverse.numel() == len(order):
+        fill.assign(inverse, order.argsort().to(inverse.device))
+    if (after := context.tensor("inv_offset_dim_list")) is not None and after.numel() == before.numel():
+        widths = edges.diff()[order]
+        fill.assign(after, torch.cat((widths.new_zeros(1), widths.cumsum(0))).to(after.device))
+
+
+def _bounded(context: InitContext) -> dict[str, str]:
+    """Indices, ids and keys below what they index; the sizes of tables, blocks and ranks."""
+    assumed: dict[str, str] = {}
+    bound = TABLE_ROWS
+    if (tables := context.tensor("rows_per_table")) is not None:
+        fill.assign(tables, torch.tensor(TABLE_ROWS, device=tables.device))
+        assumed["rows_per_table"] = f"{TABLE_ROWS} each"
+    if (blocks := context.tensor("block_sizes")) is not None:
+        ranks = context.args.get("my_size")
+        fill.assign(blocks, torch.tensor(max(1, TABLE_ROWS // (ranks if isinstance(ranks, int) else 1))))
+        assumed["block_sizes"] = f"even parts of {TABLE_ROWS} rows"
+    if context.op == "fbgemm::jagged_index_select":
+        bound = context.need("lengths").numel()
+    elif isinstance(size := context.args.get("size"), int):
+        bound = max(1, size)
+    for name in ("indices", "ids", "keys"):
+        if (indices := context.tensor(name)) is not None and fill.is_integer(indices.dtype):
+            fill.integers(indices, context.generator, 0, bound)
+            assumed[name] = f"uniform in [0, {bound})"
+    widths, starts = context.tensor("dim_sum_per_rank"), context.tensor("cumsum_dim_sum_per_rank")
+    if widths is not None and widths.numel():
+        edges = torch.arange(widths.numel() + 1) * context.need("grad_output").shape[-1] // widths.numel()
+        fill.assign(widths, edges.diff().to(widths.device))
+        assumed["dim_sum_per_rank"] = "even"
+        if starts is not None and starts.numel() == widths.numel():
+            fill.assign(starts, edges[:-1].to(starts.device))
+    if (warning := context.tensor("warning")) is not None:
+        fill.assign(warning, torch.zeros_like(warning))
+    return assumed
+
+
+def _short_sums(context: InitContext) -> dict[str, str]:
+    """Lengths whose sum its type can hold."""
+    lengths = context.need("t_in")
+    if not fill.is_integer(lengths.dtype) or not lengths.numel():
+        return {}
+    high = max(2, min(100, torch.iinfo(lengths.dtype).max // lengths.shape[-1]))
+    fill.integers(lengths, context.generator, 0, high)
+    return {"t_in": f"lengths in [0, {high})"}
+
+
+INITIALIZERS = (JaggedInit,)

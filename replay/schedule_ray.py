@@ -186,14 +186,14 @@ def map_files(paths: Sequence[str], read: Callable[[str], bytes], *, address: st
     where the workers can read them. Raises EnvironmentRefused when a worker is lost more than Ray retries."""
     ray = import_ray()
     own = connect(ray, address, lanes=None)
-    remote = ray.remote(num_cpus=1, max_retries=1)(read)
+    remote, reader = ray.remote(num_cpus=1, max_retries=1)(_read), ray.put(read)
     flying: deque[Any] = deque()
     waiting = deque(paths)
     ahead = 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
     try:
         while waiting or flying:
             while waiting and len(flying) < ahead:
-                flying.append(remote.remote(waiting.popleft()))
+                flying.append(remote.remote(reader, waiting.popleft()))
             try:
                 yield ray.get(flying.popleft())
             except ray.exceptions.RayError as error:
@@ -201,6 +201,10 @@ def map_files(paths: Sequence[str], read: Callable[[str], bytes], *, address: st
     finally:
         if own:
             ray.shutdown()
+
+
+def _read(read: Callable[[str], bytes], path: str) -> bytes:
+    return read(path)
 
 
 def import_ray() -> Any:

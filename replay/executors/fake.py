@@ -1,8 +1,9 @@
 """A deterministic executor on a virtual clock, for tests of everything above executors; touches no device and no torch.
 
-An op's name says what it does: "fake::10us" takes ten microseconds a call, "fake::raise" raises, "fake::hang" never
-returns, "fake::abort" and "fake::segfault" end the process, "fake::allocate" asks for memory without end,
-"fake::exit" leaves silently, "fake::budget" is refused while it is prepared; every other name takes one microsecond.
+An op's name says what it does: "fake::10us" takes ten microseconds a call, "fake::sleep3ms" three real milliseconds as
+well, "fake::raise" raises, "fake::hang" never returns, "fake::abort" and "fake::segfault" end the process,
+"fake::allocate" asks for memory without end, "fake::exit" leaves silently, "fake::budget" is refused while it is
+prepared; every other name takes one microsecond.
 """
 
 from __future__ import annotations
@@ -121,10 +122,13 @@ class FakeExecutor:
         if name in faults:
             return faults[name]
         match = re.fullmatch(r"fake::(\d+)us", name)
-        duration_us = float(match[1]) if match else 1.0
+        slept = re.fullmatch(r"fake::sleep(\d+)ms", name)
+        duration_us = float(match[1]) if match else 1000.0 * float(slept[1]) if slept else 1.0
 
         def advance() -> None:
             self.clock.elapsed_us += duration_us
+            if slept is not None:
+                time.sleep(duration_us * 1e-6)
 
         return advance
 

@@ -1,0 +1,143 @@
+"""What isolation, lanes, Ray and merging cost or save, on plans of small ops that are all different.
+
+    python benchmarks/batch.py                     # all parts; --parts isolation,lanes,ray,ranks
+
+isolation: wall time of a run of unique ops over the sum of their measuring loops (the bar is 3).
+lanes, ray: ops a second with one and two lanes, and with two Ray workers.
+ranks: ops and wall time of 20 ranks of one job over those of one rank, reading and merging included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+from opreplay.replay.ir import Recorded, ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.result_lines import JsonLinesSink
+from opreplay.replay.results import read_result_file
+from opreplay.replay.run import RunOptions, run_plan, worker_config
+from opreplay.replay.schedule import Engine
+from opreplay.traces.model import TensorMeta
+
+RANKS = 20
+SCRIPT = Path(sys.executable).parent / "opreplay"
+
+
+def plan_of(ops: int) -> ReplayPlan:
+    """`ops` different additions of 4 to 4 * `ops` floats."""
+    return ReplayPlan(
+        source="batch", device_us_total=0.0, host_us_total=float(ops), ops=tuple(_add(index) for index in range(ops))
+    )
+
+
+def _add(index: int) -> ReplayOp:
+    meta = TensorMeta(shape=(4, 1 + index), dtype="float32")
+    args = (
+        *(ReplayArg(name=name, type="Tensor", tensors=(meta,)) for name in ("self", "other")),
+        ReplayArg(name="alpha", type="Scalar", value=1, keyword_only=True),
+    )
+    return ReplayOp(
+        id=f"{index:012x}", name="aten::add", count=1, overload="Tensor", resolved_by="jit", args=args,
+        recorded=Recorded(host_us_total=1.0, host_us_median=1.0),
+    )  # fmt: skip
+
+
+def run(plan: ReplayPlan, options: RunOptions, engine: Engine | None = None) -> tuple[float, float, float]:
+    """Wall time in s, the part of it before the first op, and the sum of the measuring loops."""
+    first: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "r.jsonl"
+        started = perf_counter()
+        with JsonLinesSink.open(path) as sink:
+            run_plan(plan, options, sink=sink, engine=engine, on_progress=lambda now: first.append(perf_counter()))
+        wall = perf_counter() - started
+        results = read_result_file(path).results
+    failed = [result for result in results if result.status != "replayed"]
+    if failed:
+        raise SystemExit(f"{len(failed)} ops were not replayed, e.g. {failed[0].reason}")
+    return wall, first[0] - started, sum(result.measure_s or 0.0 for result in results)
+
+
+def isolation(ops: int) -> None:
+    """A run through the console's path: child process, result file on the disk."""
+    wall, start, loops = run(plan_of(ops), RunOptions(max_op_bytes=10**8))
+    each_ms = 1e3 * (wall - start - loops) / ops
+    print(f"isolation: {ops:,} ops in {wall:.1f} s = {wall / loops:.2f} x {loops:.1f} s of measuring loops; "
+          f"start {start:.1f} s, {each_ms:.2f} ms an op beside its loop")  # fmt: skip
+
+
+def lanes(ops: int) -> None:
+    """One and two lanes on the same ops."""
+    for count in (1, 2):
+        wall, start, _ = run(plan_of(ops), RunOptions(max_op_bytes=10**8, lanes=count))
+        print(f"lanes: {count}: {ops / (wall - start):.1f} ops/s, start {start:.1f} s")
+
+
+def ray(ops: int) -> None:
+    """Two Ray workers on this machine; starting the cluster counts as start."""
+    from opreplay.replay.schedule_ray import RayLanes
+
+    for count in (1, 2):
+        options = RunOptions(max_op_bytes=10**8, lanes=count)
+        engine = RayLanes(worker_config(options), limit_s=options.hard_limit_s(), lanes=count)
+        wall, start, _ = run(plan_of(ops), options, engine)
+        print(f"ray: {count} workers: {ops / (wall - start):.1f} ops/s, start {start:.1f} s")
+
+
+def ranks(ops: int) -> None:
+    """The console command on one rank, and on 20 ranks of the same job that share all ops but one."""
+    with tempfile.TemporaryDirectory() as folder:
+        for rank in range(RANKS):
+            _write_rank(Path(folder) / f"rank{rank}.json.gz", rank, ops)
+        walls = []
+        for name, pattern in (("one", "rank0.json.gz"), ("all", "")):
+            output = Path(folder) / f"{name}.jsonl"
+            started = perf_counter()
+            subprocess.run([SCRIPT, "batch", Path(folder) / pattern, "-o", output, "--shared-device"],
+                           check=True, capture_output=True)  # fmt: skip
+            walls.append(perf_counter() - started)
+            file = read_result_file(output)
+            ops_of_traces = sum(trace.ops for trace in file.traces)
+            print(
+                f"ranks: {len(file.traces)} traces, {ops_of_traces} ops, {len(file.results)} unique, {walls[-1]:.1f} s"
+            )
+        print(f"ranks: 20 ranks take {walls[1] / walls[0]:.2f} x one")
+
+
+def _write_rank(path: Path, rank: int, ops: int) -> None:
+    """A trace of CPU ops: those of every rank, and one of its own."""
+    sizes = [*range(1, ops), 10_000 + rank]
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": "aten::relu", "ts": 10 * i, "dur": 5, "pid": 1, "tid": 1,
+         "args": {"Input Dims": [[4, size]], "Input type": ["float"], "Input Strides": [[size, 1]],
+                  "Concrete Inputs": [""]}}
+        for i, size in enumerate(sizes)
+    ]  # fmt: skip
+    content = {"distributedInfo": {"rank": rank, "world_size": RANKS}, "traceEvents": events}
+    path.write_bytes(gzip.compress(json.dumps(content).encode()))
+
+
+PARTS: dict[str, tuple[Callable[[int], None], int]] = {
+    "isolation": (isolation, 1000), "lanes": (lanes, 120), "ray": (ray, 120), "ranks": (ranks, 60)
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure what isolation, lanes, Ray and merging cost or save.")
+    parser.add_argument("--parts", default=",".join(PARTS), help="of isolation, lanes, ray, ranks")
+    parser.add_argument("--ops", type=int, help="unique ops; by default as many as each part has in the documentation")
+    args = parser.parse_args()
+    for name in args.parts.split(","):
+        measure, ops = PARTS[name]
+        measure(args.ops or ops)
+
+
+if __name__ == "__main__":
+    main()

@@ -203,7 +203,7 @@ def test_an_op_without_recorded_arguments_is_not_estimated() -> None:
     register_op_estimator("your_op::Operator")(lambda info, device: PerformanceModel.Result(info.args[0].numel()))
     bare = ReplayOp(
         id="1" * 12, name="your_op::Operator", count=1, recorded=Recorded(host_us_total=1, host_us_median=1),
-        reason=Reason("metadata missing"),
+        reason=Reason("metadata missing", "shapes"),
     )  # fmt: skip
     assert simulate_op(bare, DEVICE).time_us == 0
 

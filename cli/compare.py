@@ -48,6 +48,8 @@ def command(
     else:
         console.show_line(view.first_line(found))
         console.show_fitted(lambda width: comparison_table.render(found, width=width, everything=everything))
+    if conditions and found.applied > threshold:
+        console.narrate(f"opreplay: warning: changes below {found.applied:.0%} do not show: the runs scatter so far")
     for line in violations:
         console.narrate(f"opreplay: {line}")
     return ExitCode.REGRESSION if violations else ExitCode.OK

@@ -168,7 +168,7 @@ def spread_of(pairs: Sequence[tuple[OpResult, OpResult]]) -> float | None:
 
 def _ratios(measured: Sequence[tuple[Measurement, Measurement]], decile: int) -> list[float]:
     """Ratios of one decile over the ops that have it."""
-    known = [(a.deciles_us[decile], b.deciles_us[decile]) for a, b in measured if a.deciles_us and b.deciles_us]
+    known = [(a.deciles_us[decile], b.deciles_us[decile]) for a, b in measured if _has_deciles(a) and _has_deciles(b)]
     return [b / a for a, b in known if a > 0 and b > 0]
 
 
@@ -202,9 +202,14 @@ def _doubt(a: Measurement, b: Measurement, before: OpResult, after: OpResult) ->
 def _sure_growth(a: Measurement, b: Measurement, speed: float) -> float:
     """How many times as long `b` took at least, by deciles and with a machine slower by `speed` taken out."""
     growth = b.median_us / a.median_us
-    if len(a.deciles_us) == len(b.deciles_us) == 11:
+    if _has_deciles(a) and _has_deciles(b):
         growth = min([growth, *(b.deciles_us[i] / _some(a.deciles_us[i]) for i in JUDGED_DECILES)])
     return growth / max(1.0, speed)
+
+
+def _has_deciles(one: Measurement) -> bool:
+    """Whether there are deciles and they are those of the median: other tools may write or scale the median alone."""
+    return len(one.deciles_us) == 11 and math.isclose(one.deciles_us[5], one.median_us, rel_tol=1e-3)
 
 
 def _gauge_ratio(a: Measurement, b: Measurement) -> float | None:

@@ -35,7 +35,7 @@ OPTIONS_MUST_AGREE: dict[str, str] = {
 }
 """Option of the run → what a difference means."""
 
-OPTIONS_NOTED: tuple[str, ...] = ("seed", "op_time_s", "max_op_bytes", "isolation")
+OPTIONS_NOTED: tuple[str, ...] = ("seed", "op_time_s", "isolation")
 
 OVERLOADED = 1.0
 """Load for each processor at the start of a run above which a note says so."""

@@ -104,6 +104,14 @@ def test_load_that_leaves_the_fast_samples_alone_is_no_regression() -> None:
     assert judge(result(0, a), result(0, b), 0.05).verdict == "same"
 
 
+def test_medians_without_deciles_of_their_own_are_judged_by_their_intervals() -> None:
+    a = measurement(100.0, random.Random(0))
+    times = {name: 1.1 * getattr(a, name) for name in ("median_us", "ci_low_us", "ci_high_us")}
+    for deciles in ((), a.deciles_us):
+        b = msgspec.structs.replace(a, deciles_us=deciles, **times)
+        assert judge(result(0, a), result(0, b), 0.05).verdict == "slower"
+
+
 def test_ops_that_scatter_raise_the_threshold() -> None:
     draw = random.Random(5)
     shifts = [draw.lognormvariate(0, 0.05) for _ in range(50)]

@@ -17,7 +17,7 @@ from opreplay.replay.build import signature_id
 from opreplay.replay.ir import ReplayOp, ReplayPlan
 from opreplay.replay.reference.registry import canonical_name
 from opreplay.replay.work.amounts import Work
-from opreplay.replay.work.expected import ExpectedContents, fill_stand_ins, stand_ins
+from opreplay.replay.work.expected import MAX_ELEMENTS, ExpectedContents, fill_stand_ins, stand_ins
 from opreplay.replay.work.registry import counted_ops, work_of
 from opreplay.traces.annotations import BatchContext
 from opreplay.traces.iterations import BatchIndex
@@ -53,15 +53,22 @@ class IterationAudit(NamedTuple):
         return self.name is None or all(said is None or said == held for said, held in pairs)
 
 
-def audit_ops(plan: ReplayPlan, registry: Registry, *, seed: int = 0) -> list[OpAudit]:
-    """Every op of the plan whose work its values decide and that can be called."""
+def audit_ops(plan: ReplayPlan, registry: Registry, *, seed: int = 0, most: int = MAX_ELEMENTS) -> list[OpAudit]:
+    """Every op of the plan whose work its values decide and that can be called.
+
+    Of an op with a tensor of more than `most` whole numbers only the initializer is told.
+    """
     known = set(counted_ops())
-    return [_audit(op, registry, seed) for op in plan.ops if op.reason is None and canonical_name(op.called) in known]
+    found = [
+        _audit(op, registry, seed, most) for op in plan.ops if op.reason is None and canonical_name(op.called) in known
+    ]
+    # A call without mask, lengths or indices is no data-dependent one, whatever its name.
+    return [one for one in found if one.initializer is not None or one.work is not None or one.problem is not None]
 
 
-def _audit(op: ReplayOp, registry: Registry, seed: int) -> OpAudit:
+def _audit(op: ReplayOp, registry: Registry, seed: int, most: int) -> OpAudit:
     try:
-        filled = fill_stand_ins(op, registry, seed)
+        filled = fill_stand_ins(op, registry, seed, most=most)
     except InitializerError as error:
         return OpAudit(op, None, None, str(error))
     if filled is None:

@@ -69,12 +69,12 @@ class Filled(NamedTuple):
     lengths: BatchLengths | None
 
 
-def fill_stand_ins(op: ReplayOp, registry: Registry, seed: int) -> Filled | None:
-    """Let the op's initializer fill stand-ins for its arguments; None where they would take too much memory.
+def fill_stand_ins(op: ReplayOp, registry: Registry, seed: int, *, most: int = MAX_ELEMENTS) -> Filled | None:
+    """Let the op's initializer fill stand-ins for its arguments; None where one has more than `most` whole numbers.
 
     Raises InitializerError and whatever arguments that fit no call make it raise.
     """
-    if not all(_sane(arg, canonical_name(op.called)) for arg in op.args):
+    if not all(_sane(arg, canonical_name(op.called), most) for arg in op.args):
         return None
     context = stand_ins(op, seed)
     rule = registry.find(context)
@@ -109,16 +109,16 @@ def contents_of(context: InitContext, lengths: Any = None) -> Contents | None:
     )  # fmt: skip
 
 
-def _sane(arg: ReplayArg, op: str) -> bool:
+def _sane(arg: ReplayArg, op: str, most: int) -> bool:
     if isinstance(arg.value, int) and abs(arg.value) > MAX_ELEMENTS:
         return False
-    return all(meta is None or _small(meta, op) for meta in arg.tensors)
+    return all(meta is None or _small(meta, op, most) for meta in arg.tensors)
 
 
-def _small(meta: TensorMeta, op: str) -> bool:
+def _small(meta: TensorMeta, op: str, most: int) -> bool:
     count = math.prod(meta.shape)
     if _whole(meta):
-        return count <= MAX_ELEMENTS
+        return count <= most
     if op in ROUTERS:
         return count <= MAX_SCORES
     return op not in OPS or all(size <= MAX_ELEMENTS for size in meta.shape)

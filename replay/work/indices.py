@@ -11,7 +11,7 @@ from opreplay.initializers.base import BatchLengths, InitContext, InitializerErr
 from opreplay.replay.work.amounts import Amount, Work, work
 from opreplay.replay.work.registry import counts
 
-MARKED = 1 << 24
+MARKED = 1 << 26
 """Rows up to which those touched are marked one by one; sorting the indices takes longer."""
 
 
@@ -34,12 +34,13 @@ def _rows(index: torch.Tensor, rows: int) -> Work:
     inside = values[(values >= 0) & (values < rows)]
     wrong = len(values) - len(inside)
     return work(
-        Amount(what="distinct rows", done=_distinct(inside, rows), most=min(rows, len(values))),
+        Amount(what="distinct rows", done=distinct_of(inside, rows), most=min(rows, len(values))),
         warnings=(f"{wrong:,} indices are not in [0, {rows})",) if wrong else (), same=True,
     )  # fmt: skip
 
 
-def _distinct(values: torch.Tensor, rows: int) -> int:
+def distinct_of(values: torch.Tensor, rows: int) -> int:
+    """How many different numbers there are among `values`, all of them in [0, rows)."""
     if rows > MARKED:
         return int(torch.unique(values).numel())
     marks = torch.zeros(max(1, rows), dtype=torch.bool, device=values.device)
@@ -71,7 +72,7 @@ def count_index_list(context: InitContext, lengths: BatchLengths | None) -> Work
     if places is None:
         return None
     limit = min(most, masked if masked is not None else places.numel())
-    return work(Amount(what="distinct places", done=_distinct(places.reshape(-1), most), most=limit), same=True)
+    return work(Amount(what="distinct places", done=distinct_of(places.reshape(-1), most), most=limit), same=True)
 
 
 @counts(*names.BagInit.op_patterns)

@@ -7,6 +7,7 @@ import torch
 from opreplay.initializers.base import BatchLengths, InitContext
 from opreplay.initializers.embedding_tables import LOOKUPS
 from opreplay.replay.work.amounts import Amount, Work, work
+from opreplay.replay.work.indices import distinct_of
 from opreplay.replay.work.registry import counts
 
 
@@ -32,7 +33,9 @@ def count_lookups(context: InitContext, lengths: BatchLengths | None) -> Work | 
         most = int(torch.minimum(per_table, rows.clamp(min=0)).sum())
         if wrong := int(((values[:used] < 0) | (values[:used] >= rows[table])).sum()):
             warnings.append(f"{wrong:,} indices are not in their table")
-    distinct = int(torch.unique(torch.stack((table, values[:used])), dim=1).shape[1]) if used else 0
+    held = values[:used].clamp(min=0)
+    width = int(held.max()) + 1 if used else 1
+    distinct = distinct_of(table * width + held, tables * width)
     return work(
         Amount(what="distinct rows", done=distinct, most=max(most, distinct) or len(values)),
         Amount(what="bags", done=int((sizes > 0).sum()), most=len(sizes)),

@@ -106,7 +106,9 @@ def compare(
     spread = spread_of(pairs)
     applied = max(threshold, 0.0 if spread is None else math.expm1(SPREADS * spread))
     machine = machine_of(pairs)
-    ops = [judge(a, b, applied, machine) for a, b in pairs]
+    ops = [judge(a, b, applied, machine) for a, b in pairs if a.measurement or b.measurement]
+    neither = len(pairs) - len(ops)
+    notes = (f"not compared: {neither} ops that neither run replayed",) if neither else ()
     ops += [_alone(result, "only before") for id_, result in first.items() if id_ not in second]
     ops += [_alone(result, "only after") for id_, result in second.items() if id_ not in first]
     both = [op for op in ops if op.before_us is not None and op.after_us is not None]
@@ -118,20 +120,20 @@ def compare(
         before_us=sum((op.before_us or 0.0) * op.count for op in both),
         after_us=sum((op.after_us or 0.0) * op.count for op in both),
         differences=differ,
-        notes=load_notes(before.header, after.header),
+        notes=(*notes, *load_notes(before.header, after.header)),
         ops=tuple(sorted(ops, key=lambda op: -abs(((op.after_us or 0.0) - (op.before_us or 0.0)) * op.count))),
     )
 
 
 def judge(before: OpResult, after: OpResult, threshold: float, machine: float | None = None) -> OpComparison:
-    """The verdict on one op that both runs have; `machine` is how many times as long the gauge took in the second."""
+    """The verdict on one op that one run replayed at least; `machine` is how many times as long the gauge took in the second."""
     a, b = before.measurement, after.measurement
     made = OpComparison(
         id=after.id, name=after.name, inputs=after.inputs, count=after.count, verdict="same",
         before_us=before.measured_us, after_us=after.measured_us,
     )  # fmt: skip
     if a is None or b is None:
-        verdict: Verdict = "same" if a is b else "lost" if b is None else "gained"
+        verdict: Verdict = "lost" if b is None else "gained"
         return msgspec.structs.replace(made, verdict=verdict, note=(after if b is None else before).reason or "")
     if a.median_us <= 0 or b.median_us <= 0:
         return msgspec.structs.replace(made, verdict="unclear", note="too short for the clock")
@@ -160,10 +162,9 @@ def spread_of(pairs: Sequence[tuple[OpResult, OpResult]]) -> float | None:
         for a, b in pairs
         if a.measurement and b.measurement and not _doubt(a.measurement, b.measurement, a, b)
     ]
-    spreads = [
-        _deviation(ratios) for at in JUDGED_DECILES if len(ratios := _ratios(measured, at)) >= MIN_OPS_FOR_SPREAD
-    ]
-    return min(spreads, default=None)
+    medians = [b.median_us / a.median_us for a, b in measured if a.median_us > 0 and b.median_us > 0]
+    columns = [medians, *(_ratios(measured, at) for at in JUDGED_DECILES)]
+    return min((_deviation(ratios) for ratios in columns if len(ratios) >= MIN_OPS_FOR_SPREAD), default=None)
 
 
 def _ratios(measured: Sequence[tuple[Measurement, Measurement]], decile: int) -> list[float]:

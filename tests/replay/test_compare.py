@@ -143,6 +143,14 @@ def test_ops_of_one_run_alone() -> None:
     assert compare(before, after).of("lost")[0].note == "failed: RuntimeError"
 
 
+def test_ops_that_neither_run_replayed_are_not_compared() -> None:
+    file = run(1, ops=3)
+    file = msgspec.structs.replace(file, results=(*file.results, result(7, None)))
+    found = compare(file, file)
+    assert len(found.ops) == 3
+    assert found.notes == ("not compared: 1 ops that neither run replayed",)
+
+
 @pytest.mark.parametrize(
     "changed",
     [{"environment": {"cpu": "another"}}, {"environment": {"device": "cuda:0"}}, {"options": {"cache": "warm"}}],

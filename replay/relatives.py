@@ -17,6 +17,8 @@ MAX_CHILDREN = 4096
 """A list of all parameters of a model has one child for each."""
 MAX_INNER = 64
 INNER_DEPTH = 3
+MAX_DEPTH = 16
+"""Of parents that are looked at; a damaged trace may name an op as its own ancestor."""
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 Rows = npt.NDArray[np.int64]
@@ -41,6 +43,13 @@ class RelativesIndex:
     def _by_group(self) -> Rows:
         """Rows ordered by group, then by start."""
         return np.lexsort((self._trace.ops.start_ns, self._groups))
+
+    @cached_property
+    def _places(self) -> Rows:
+        """Where each row stands in `_by_group`."""
+        places = np.empty(len(self._by_group), dtype=np.int64)
+        places[self._by_group] = np.arange(len(self._by_group))
+        return places
 
     @cached_property
     def _sorted_groups(self) -> Rows:
@@ -85,13 +94,13 @@ class RelativesIndex:
     def _following(self, row: int) -> list[int]:
         """The next calls: of the same parent; after the last of these, those that follow the parent."""
         found: list[int] = []
-        while row >= 0 and len(found) < FOLLOWING:
-            siblings = self._rows_in(int(self._groups[row]))
-            at = int(np.searchsorted(self._trace.ops.start_ns[siblings], self._trace.ops.start_ns[row], side="left"))
-            while at < len(siblings) and siblings[at] != row:
-                at += 1
-            found += [int(r) for r in siblings[at + 1 : at + 1 + FOLLOWING - len(found)]]
+        for _ in range(MAX_DEPTH):
+            place = int(self._places[row])
+            later = self._by_group[place + 1 : place + 1 + FOLLOWING - len(found)]
+            found += later[self._groups[later] == self._groups[row]].tolist()
             row = int(self._parents[row])
+            if row < 0 or len(found) >= FOLLOWING:
+                break
         return found
 
     def _rows_in(self, group: int) -> Rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 from opreplay.replay.build import build_plan
 from opreplay.replay.ir import ReplayArg, ReplayOp
+from opreplay.replay.relatives import RelativesIndex
 from opreplay.traces.model import KernelTable, OpSignature, OpTable, Trace, TraceInfo
 
 
@@ -187,3 +189,12 @@ def test_a_single_scalar_tensor_of_an_npu_profile() -> None:
     """torch_npu writes the dimensions of a lone 0-dim tensor as an empty text."""
     op = planned("aten::item", (OpSignature(name="aten::item", dims=(), types=("double",)), 0, 10))
     assert (shapes(op, "self"), op.reason) == ([()], None)
+
+
+def test_ops_that_are_their_own_ancestors_do_no_harm() -> None:
+    """A damaged ExecutionTrace may say so."""
+    made = trace((CAT, 0, 100), (CAT, 10, 50))
+    looped = replace(made, ops=replace(made.ops, parent=np.array([1, 0], dtype=np.int64)))
+    around = RelativesIndex(looped).around(0)
+    assert around.parent is not None
+    assert len(around.inner) <= 64

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from opreplay.replay.ascend import explain_op, load_device, simulate_op
+from opreplay.replay.budget import need_of
 from opreplay.replay.ir import Assumption, Reason, Recorded, RecordedKernel, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.report import explain, meta
 from opreplay.replay.report import plan as view
@@ -99,6 +100,17 @@ def test_time_that_no_op_answers_for_is_a_note_and_a_number() -> None:
     made = view.planned_results(plan, lambda op: {}, max_op_bytes=None)
     assert "no op: 25.0 % of device time" in shown(view.render(plan, made, width=200), 200)
     assert view.facts(plan, made, view.planned_summary(plan, made))["unowned_device_us"] == 25.0
+
+
+def test_an_op_over_the_budget_would_run_in_part_unless_it_is_to_be_skipped() -> None:
+    big = msgspec.structs.replace(VIEW, name="aten::neg", args=(tensor("self", 1000, 1000),))
+    plan = msgspec.structs.replace(PLAN, ops=(big,))
+    limit = need_of(big).total // 2
+    (smaller,) = view.planned_results(plan, lambda op: {}, max_op_bytes=limit)
+    assert smaller.status == "replayed"
+    assert "500 of 1000 slices" in smaller.assumptions[0].what
+    (skipped,) = view.planned_results(plan, lambda op: {}, max_op_bytes=limit, over="skip")
+    assert (skipped.reason or "").startswith("budget: needs about")
 
 
 CHECKS = {

@@ -116,6 +116,8 @@ CASES: tuple[Case, ...] = (
         "permute": ints(64), "lengths": ints(64, n // 640), "values": torch.empty(n)}),
     ("fbgemm::bounds_check_indices", lambda n: {
         "rows_per_table": longs(8), "indices": longs(n), "offsets": longs(n // 8 + 1), "warning": longs(1)}),
+    ("_C::gptq_gemm", lambda n: {
+        "b_q_weight": ints(n // 64, 1024), "b_gptq_scales": torch.empty(n // 1024, 128), "b_g_idx": ints(n)}),
     ("aten::searchsorted", lambda n: {"sorted_sequence": torch.randn(n), "self": torch.randn(n)}),
     ("aten::topk", lambda n: {"self": longs(n, 16)}),
     ("aten::repeat_interleave", lambda n: {"self": torch.empty(n // 2), "repeats": longs(n // 2), "output_size": n}),

@@ -99,20 +99,14 @@ def built_in() -> Registry:
         moe_routing,
         paged_attention,
         positions,
+        quantized,
     )
 
     registry = Registry()
-    for module in (
-        domains,
-        indices,
-        embedding_tables,
-        jagged,
-        masks,
-        attention,
-        paged_attention,
-        moe_routing,
-        positions,
-    ):
+    modules = (
+        domains, indices, embedding_tables, jagged, masks, quantized, attention, paged_attention, moe_routing, positions
+    )  # fmt: skip
+    for module in modules:
         for kind in module.INITIALIZERS:
             registry.register(kind())
     return registry

@@ -1,0 +1,162 @@
+"""Rules for quantised operands: all codes of packed weights, symmetric int8, scales and zero points that fit.
+
+Scales of fp8 operands, which themselves are N(0, 1), are plain values; see `dense`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from opreplay.initializers import fill
+from opreplay.initializers.base import CustomInit, InitContext, InitReport
+
+PACKED = (
+    "aten::_weight_int4pack_mm", "aten::_weight_int4pack_mm_for_cpu", "aten::_dyn_quant_matmul_4bit",
+    "_C::awq_gemm", "_C::awq_dequantize", "_C::awq_marlin_repack", "_C::gptq_gemm", "_C::gptq_shuffle",
+    "_C::gptq_marlin_gemm", "_C::gptq_marlin_repack", "_C::marlin_gemm", "_C::marlin_qqq_gemm", "_C::fp8_marlin_gemm",
+    "_C::allspark_w8a16_gemm", "_C::permute_cols", "sgl_kernel::awq_dequantize", "sgl_kernel::awq_marlin_repack",
+    "sgl_kernel::gptq_gemm", "sgl_kernel::gptq_shuffle", "sgl_kernel::gptq_marlin_gemm",
+    "sgl_kernel::gptq_marlin_repack", "npu::npu_weight_quant_batchmatmul",
+)  # fmt: skip
+"""Ops whose integer operand holds several codes an element, or one; any bit pattern is a weight."""
+INT8 = (
+    "aten::_int_mm", "aten::_weight_int8pack_mm", "_C::cutlass_scaled_mm", "_C::cutlass_scaled_mm_azp",
+    "sgl_kernel::int8_scaled_mm", "sgl_kernel::fp8_scaled_mm", "sgl_kernel::fp8_blockwise_scaled_mm",
+    "aiter::gemm_a8w8", "aiter::gemm_a8w8_ck", "aiter::gemm_a8w8_asm", "aiter::gemm_a8w8_bpreshuffle",
+    "aiter::gemm_a8w8_blockscale", "aiter::gemm_a8w8_blockscale_ck", "aiter::batched_gemm_a8w8",
+    "vllm::rocm_aiter_gemm_a8w8", "vllm::rocm_aiter_gemm_w8a8", "vllm::rocm_aiter_gemm_a8w8_blockscale",
+    "vllm::rocm_aiter_gemm_w8a8_blockscale", "npu::npu_quant_matmul",
+)  # fmt: skip
+"""Matrix products of 8-bit operands with scales."""
+FAKE = (
+    "aten::fake_quantize_per_tensor_affine", "aten::fake_quantize_per_channel_affine",
+    "aten::fake_quantize_per_channel_affine_cachemask", "aten::_fake_quantize_learnable_per_channel_affine",
+    "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+    "aten::_fake_quantize_learnable_per_tensor_affine", "aten::quantize_per_channel", "aten::quantize_per_tensor",
+)  # fmt: skip
+"""Ops that quantise with a given scale and zero point."""
+ROWWISE = {
+    "fbgemm::FP8RowwiseQuantizedToFloat": (8, 1.0), "fbgemm::Fused8BitRowwiseQuantizedToFloat": (8, 1 / 255),
+    "fbgemm::Fused8BitRowwiseQuantizedToHalf": (8, 1 / 255),
+    "fbgemm::Fused8BitRowwiseQuantizedToBfloat16": (8, 1 / 255),
+    "fbgemm::Fused8BitRowwiseQuantizedToFloatOrHalf": (8, 1 / 255),
+}  # fmt: skip
+"""Bytes at the end of each row that hold its scale (first four) and bias, and the scale."""
+CODES = ("fbgemm::HFP8QuantizedToFloat",)
+"""Ops on 8-bit floats kept as bytes."""
+ZEROS = (
+    "zero_point",
+    "zero_points",
+    "b_zeros",
+    "b_zeros_or_none",
+    "b_gptq_qzeros",
+    "b_qzeros",
+    "_zeros",
+    "azp",
+    "azp_adj",
+)
+ORDERS = ("perm", "perm_or_none", "g_idx", "g_idx_or_none", "b_g_idx", "q_perm")
+COUNTERS = ("workspace", "c_tmp")
+"""Arguments that a kernel wants to be zero."""
+SCALE_SIZE = 1 / 64
+"""Of int8 operands, about 73 in the mean square: products of thousands of them stay within fp16."""
+
+
+class QuantizedInit(CustomInit):
+    """Codes of the full range; scales small enough for their products; orders that are orders."""
+
+    name = "quantized"
+    op_patterns = (*PACKED, *INT8, *FAKE, *ROWWISE, *CODES)
+
+    def initialize(self, context: InitContext) -> InitReport:
+        assumed: dict[str, str] = {}
+        if context.op in FAKE:
+            return _fake(context)
+        integers = [name for name, tensor in context.tensors() if _holds_codes(name, tensor)]
+        for name, tensor in context.tensors():
+            if not tensor.numel():
+                continue
+            if name in COUNTERS:
+                fill.assign(tensor, torch.zeros_like(tensor))
+            elif name in ORDERS and fill.is_integer(tensor.dtype):
+                assumed[name] = _order(context, name, tensor)
+            elif fill.is_integer(tensor.dtype) and name in ZEROS and context.op in INT8:
+                fill.integers(tensor, context.generator, -8, 9)
+                assumed[name] = "in [-8, 8]"
+            elif fill.is_integer(tensor.dtype) and (name in ZEROS or name in integers):
+                assumed[name] = _codes(context, tensor)
+            elif integers and tensor.dtype.is_floating_point and "scal" in name.lower():
+                fill.uniform(tensor, context.generator, 0.5 * SCALE_SIZE, 1.5 * SCALE_SIZE)
+                assumed[name] = f"about 1/{1 / SCALE_SIZE:.0f}"
+        if context.op in CODES or "FP8" in context.op:
+            assumed["input"] = _finite_codes(context)
+        if context.op in ROWWISE:
+            assumed["input"] = f"{assumed.get('input', 'all codes')}, {_row_scales(context)}"
+        return InitReport(summary=", ".join(f"{k}: {v}" for k, v in assumed.items()) or "plain values", assumed=assumed)
+
+
+def _holds_codes(name: str, tensor: torch.Tensor) -> bool:
+    return fill.is_integer(tensor.dtype) and tensor.numel() > 0 and name not in (*ZEROS, *ORDERS, *COUNTERS)
+
+
+def _codes(context: InitContext, tensor: torch.Tensor) -> str:
+    """All values of the type with equal chance, but not the lowest of a signed byte, whose negative is none."""
+    info = torch.iinfo(tensor.dtype)
+    low = -info.max if tensor.dtype is torch.int8 else info.min
+    fill.integers(tensor, context.generator, low, info.max + 1)
+    return "all codes" if tensor.dtype is not torch.int8 else "symmetric int8"
+
+
+def _order(context: InitContext, name: str, tensor: torch.Tensor) -> str:
+    """A random order of the columns; for group numbers, columns in the order of their groups."""
+    count = tensor.numel()
+    if "g_idx" in name:
+        scales = next((t for n, t in context.tensors() if "scales" in n and t.dim() > 1), None)
+        groups = max(1, scales.shape[0] if scales is not None else count // 128)
+        fill.assign(tensor, (torch.arange(count) * groups // count).view(tensor.shape).to(tensor.device))
+        return f"{groups} groups in order"
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(context.seed))
+    fill.assign(tensor, order.view(tensor.shape).to(tensor.device))
+    return f"random order of {count}"
+
+
+def _finite_codes(context: InitContext) -> str:
+    """Bytes whose exponent is not all ones, which would stand for infinity and for what is no number."""
+    codes, bits = context.need("input"), context.args.get("ebits")
+    bits = bits if isinstance(bits, int) and 0 < bits < 8 else 5 if context.args.get("forward") is False else 4
+    exponent = (1 << bits) - 1 << 7 - bits
+    fill.assign(codes, torch.where(codes & exponent == exponent, codes ^ 0x40, codes))
+    return f"all finite codes of {bits} exponent bits"
+
+
+def _row_scales(context: InitContext) -> str:
+    """Write scale and bias to the end of each row; the other bytes stay codes."""
+    rows = context.need("input")
+    tail, scale = ROWWISE[context.op]
+    if rows.dtype is torch.uint8 and rows.shape[-1] > tail:
+        bytes_ = torch.tensor([scale, 0.0], dtype=torch.float32).view(torch.uint8)
+        fill.assign(rows[..., -tail:], bytes_.to(rows.device))
+    return f"scale {scale:.3g} in each row"
+
+
+def _fake(context: InitContext) -> InitReport:
+    """Scales that map N(0, 1) to some codes either way; zero points inside the range; nothing switched off."""
+    low, high = context.args.get("quant_min"), context.args.get("quant_max")
+    low, high = (low, high) if isinstance(low, int) and isinstance(high, int) else (0, 127)
+    for name in ("scale", "scales"):
+        if (scale := context.tensor(name)) is not None:
+            size = 8.0 / max(1, high - low)
+            fill.uniform(scale, context.generator, 0.5 * size, 1.5 * size)
+    for name in ZEROS:
+        if (zero := context.tensor(name)) is not None and zero.numel():
+            middle = math.floor((low + high) / 2)
+            fill.assign(zero, torch.full_like(zero, middle))
+    if (enabled := context.tensor("fake_quant_enabled")) is not None:
+        fill.assign(enabled, torch.ones_like(enabled))
+    what = f"the middle of [{low}, {high}]"
+    return InitReport(summary=f"zero points in {what}", assumed={"scale": "8 standard deviations", "zero_point": what})
+
+
+INITIALIZERS = (QuantizedInit,)

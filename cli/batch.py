@@ -59,7 +59,7 @@ def command(
     op_filter: tuple[str, ...], exclude: tuple[str, ...], phase: Phase | None, top: int | None, min_share: float | None,
     allow_import: tuple[tuple[str, str], ...], plugin: tuple[str, ...], output: tuple[str, ...], force: bool,
     dry_run: bool, lanes: int | None, engine: str, address: str | None, max_op_memory: int | None,
-    over_budget: Literal["shrink", "skip"], op_time: float, cache: CacheState,
+    over_budget: Literal["shrink", "skip"], op_time: float, cache: CacheState, cuda_graph: bool,
     total_time: float | None, threads: int | None, seed: int, resume: bool, shared_device: bool,
     max_failed: int | None, init_module: tuple[str, ...], init_arg: tuple[str, ...],
     limit: tuple[tuple[str, str], ...],
@@ -103,6 +103,7 @@ def command(
             device=device, seed=seed, max_op_bytes=max_op_memory, over_budget=over_budget, op_time_s=op_time,
             total_time_s=total_time, threads=threads, allow_imports=selection.allow_imports, plugins=plugin,
             init_modules=init_module, init_args=init_arg, lanes=lanes or 1, shared_device=shared_device, cache=cache,
+            cuda_graph=cuda_graph,
         )  # fmt: skip
         held = [] if engine == "ray" else lane_devices(device, lanes or 1, shared=shared_device)
         try:

@@ -34,6 +34,10 @@ def measuring_options(command: Command) -> Command:
             help="Measure with arguments outside the caches, as most are in a model, or inside, as in a loop.",
         ),
         click.option(
+            "--cuda-graph", is_flag=True,
+            help="Capture ops that CUDA runs faster than the host launches them, and time the graph.",
+        ),
+        click.option(
             "--total-time", type=Duration(), metavar="TIME", help="Skip what has not run after this time, e.g. 5min."
         ),
         click.option(

@@ -66,7 +66,7 @@ def command(
     op_filter: tuple[str, ...], exclude: tuple[str, ...], phase: Phase | None, top: int | None, min_share: float | None,
     allow_import: tuple[tuple[str, str], ...], plugin: tuple[str, ...], output: tuple[str, ...],
     force: bool, dry_run: bool, max_op_memory: int | None, over_budget: Literal["shrink", "skip"], op_time: float,
-    cache: CacheState, total_time: float | None,
+    cache: CacheState, cuda_graph: bool, total_time: float | None,
     threads: int | None, seed: int, resume: bool, shared_device: bool, max_failed: int | None,
     init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None,
     check_work: bool, check_kernels: bool, limit: tuple[tuple[str, str], ...],
@@ -107,7 +107,7 @@ def command(
             device=device, seed=seed, max_op_bytes=max_op_memory, over_budget=over_budget, op_time_s=op_time,
             total_time_s=total_time, threads=threads, allow_imports=selection.allow_imports,
             plugins=plugin, init_modules=init_module, init_args=init_arg, values=values, check_work=check_work,
-            shared_device=shared_device, cache=cache, check_kernels=check_kernels,
+            shared_device=shared_device, cache=cache, cuda_graph=cuda_graph, check_kernels=check_kernels,
         )  # fmt: skip
         if check_kernels:
             plan = with_recorded_children(plan, read)

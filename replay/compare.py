@@ -126,7 +126,7 @@ def compare(
 
 
 def judge(before: OpResult, after: OpResult, threshold: float, machine: float | None = None) -> OpComparison:
-    """The verdict on one op that one run replayed at least; `machine` is how many times as long the gauge took in the second."""
+    """The verdict on an op that a run replayed; `machine` is how many times as long the gauge took in the second."""
     a, b = before.measurement, after.measurement
     made = OpComparison(
         id=after.id, name=after.name, inputs=after.inputs, count=after.count, verdict="same",

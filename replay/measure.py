@@ -39,7 +39,7 @@ class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
     target_ci: float = 0.02
     """Stop when the 95 % interval of the median is within ± this share of it."""
     min_share: float = 0.25
-    """Go on for this share of `op_time_s` even so: for some milliseconds a machine may be fast or slow for all samples."""
+    """Go on for this share of `op_time_s` even so: a machine may be fast or slow for some milliseconds."""
     min_samples: int = 8
     max_samples: int = 400
     warmup_calls: int = 2
@@ -49,6 +49,8 @@ class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_warmup_calls: int = 50
     cache: CacheState = "cold"
     """Cold: each call finds its arguments outside the caches, by turns of copies or by a flush before each sample."""
+    cuda_graph: bool = False
+    """Whether ops that the device runs faster than the host launches them are captured in a graph."""
     check_kernels: bool = False
     """Whether one more call is profiled and held against what was recorded."""
 
@@ -61,6 +63,8 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     evict: bool = False
     cache: CacheState
+    graph: Callable[[], Any] | None = None
+    """Launches the whole sample at once."""
 
 
 def measure(executor: Executor, prepared: Prepared, options: MeasureOptions) -> Measurement:
@@ -78,6 +82,9 @@ def measure(executor: Executor, prepared: Prepared, options: MeasureOptions) -> 
     host_us = clock.launch_us(prepared.call, calls)
     executor.reset(prepared)
     plan = _plan(executor, prepared, calls, options)
+    failed: list[MeasureWarning] = []
+    if options.cuda_graph and host_us is not None and host_us > call_us and not prepared.max_calls:
+        plan, failed = _captured(executor, plan)
     throttled = environment.throttle_events()
     before_us = None if executor.gauge is None else executor.gauge.read(clock)
     collecting = gc.isenabled()
@@ -88,7 +95,8 @@ def measure(executor: Executor, prepared: Prepared, options: MeasureOptions) -> 
         if collecting:
             gc.enable()
     found = summarize(ordered, calls=plan.count, resolution_us=clock.resolution_us, options=options)
-    warnings = [*found.warnings, *_cache_warnings(executor, plan), *_host_warnings(host_us, found.median_us)]
+    host = [] if plan.graph is not None else _host_warnings(host_us, found.median_us)
+    warnings = [*found.warnings, *failed, *host, *_cache_warnings(executor, plan)]
     gauge_us = None
     if executor.gauge is not None and before_us is not None:
         gauge_us = (before_us, executor.gauge.read(clock))
@@ -96,8 +104,9 @@ def measure(executor: Executor, prepared: Prepared, options: MeasureOptions) -> 
     if (events := environment.throttle_events() - throttled) > 0:
         warnings.append(MeasureWarning(kind="throttled", data={"events": events}))
     return msgspec.structs.replace(
-        found, warnings=tuple(warnings), cache=plan.cache, host_us=host_us, gauge_us=gauge_us
-    )
+        found, warnings=tuple(warnings), cache=plan.cache, host_us=host_us, gauge_us=gauge_us,
+        graph=plan.graph is not None,
+    )  # fmt: skip
 
 
 def calls_per_sample(call_us: float, limit: int) -> int:
@@ -122,6 +131,16 @@ def _plan(executor: Executor, prepared: Prepared, calls: int, options: MeasureOp
     if len(copies) >= turns:
         return _Plan(calls=copies, count=calls, cache="cold")
     return _Plan(calls=copies, count=min(calls, len(copies)), evict=True, cache="cold")
+
+
+def _captured(executor: Executor, plan: _Plan) -> tuple[_Plan, list[MeasureWarning]]:
+    """The plan with its sample as a graph, or as it was with a warning where that cannot be had."""
+    calls = [plan.calls[i % len(plan.calls)] for i in range(plan.count)]
+    try:
+        graph = executor.capture(calls)
+    except RuntimeError:
+        return plan, [MeasureWarning(kind="not captured")]
+    return (plan, []) if graph is None else (msgspec.structs.replace(plan, graph=graph), [])
 
 
 def _warm_up(executor: Executor, prepared: Prepared, options: MeasureOptions) -> tuple[float, float]:
@@ -154,7 +173,9 @@ def _collect(
     while len(ordered) < options.max_samples:
         if plan.evict:
             executor.evict()
-        if len(plan.calls) == 1:
+        if plan.graph is not None:
+            took_us = clock.time_calls(plan.graph, 1)
+        elif len(plan.calls) == 1:
             took_us = clock.time_calls(plan.calls[0], plan.count)
         else:
             took_us = clock.time_each([plan.calls[(turn + i) % len(plan.calls)] for i in range(plan.count)])

@@ -73,6 +73,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     warmup_s: float = 0.01
     cache: CacheState = "cold"
     """Whether ops find their arguments in the caches of the device, or not, as most of them in a model."""
+    cuda_graph: bool = False
+    """Whether ops that CUDA runs faster than the host launches them are captured in a graph."""
     check_kernels: bool = False
     """Whether a profile of each replayed call is compared with the kernels and child ops that were recorded."""
     total_time_s: float | None = None
@@ -103,7 +105,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         return MeasureOptions(
             op_time_s=self.op_time_s, target_ci=self.target_ci, min_samples=self.min_samples,
             max_samples=self.max_samples, warmup_calls=self.warmup_calls, warmup_s=self.warmup_s, cache=self.cache,
-            check_kernels=self.check_kernels,
+            check_kernels=self.check_kernels, cuda_graph=self.cuda_graph,
         )  # fmt: skip
 
     def hard_limit_s(self) -> float:

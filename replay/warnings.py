@@ -8,7 +8,7 @@ import msgspec
 
 WarningKind = Literal[
     "few samples", "noisy", "timer resolution", "unstable clock", "other load", "throttled", "launch-bound",
-    "cache partly warm", "part of the op",
+    "cache partly warm", "part of the op", "not captured",
 ]  # fmt: skip
 KINDS: tuple[WarningKind, ...] = get_args(WarningKind)
 
@@ -21,6 +21,7 @@ _TEXTS: dict[WarningKind, str] = {
     "throttled": "the processor was slowed down {events:.0f} times by heat or power",
     "launch-bound": "the host takes {host_us:.3g} us to launch a call, the device {device_us:.3g} us to run it",
     "cache partly warm": "{flushed_bytes:.3g} of {cache_bytes:.3g} bytes of cache were flushed",
+    "not captured": "a CUDA graph cannot hold the op; its calls were launched one by one",
     "part of the op": "{share:.3g} of it ran, times are scaled up",
 }
 

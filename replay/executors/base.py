@@ -58,6 +58,8 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheState = "warm"
     host_us: float | None = None
     """What the host needs to launch a call; None where that is a part of the call's time."""
+    graph: bool = False
+    """Whether the calls of a sample were launched together, as a captured graph."""
     gauge_us: tuple[float, float] | None = None
     """Time of a fixed piece of work on the same device, right before and right after."""
 
@@ -162,6 +164,13 @@ class Executor(Protocol):
     @property
     def gauge(self) -> Gauge | None:
         """The fixed piece of work that tells how fast the device is now."""
+        ...
+
+    def capture(self, calls: Sequence[Callable[[], Any]]) -> Callable[[], Any] | None:
+        """Something that launches all these calls at once; None where the device has no such thing.
+
+        Raises RuntimeError for calls that cannot be captured.
+        """
         ...
 
     def evict(self) -> None:

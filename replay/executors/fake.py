@@ -101,6 +101,10 @@ class FakeExecutor:
         prepared.call()
         return Profile(children=("fake::child",))
 
+    def capture(self, calls: Sequence[Callable[[], Any]]) -> Callable[[], Any] | None:
+        """None: there are no graphs."""
+        return None
+
     def evict(self) -> None:
         """There are no caches."""
 

@@ -26,6 +26,7 @@ from opreplay.replay import aliasing, budget, tensors
 from opreplay.replay.clocks import EventClock, HostClock
 from opreplay.replay.executors.base import Clock, NotReplayable, Profile
 from opreplay.replay.executors.torch_cache import Caches, argument_bytes, copies, gauge_work
+from opreplay.replay.executors.torch_graph import captured
 from opreplay.replay.executors.torch_profile import profile_call
 from opreplay.replay.gauge import Gauge
 from opreplay.replay.ir import Assumption, Reason, ReplayArg, ReplayOp
@@ -195,6 +196,9 @@ class TorchExecutor:
         found = profile_call(prepared.call, self._device, self.synchronize, op.called)
         prepared.reset()
         return found
+
+    def capture(self, calls: Sequence[Callable[[], Any]]) -> Callable[[], Any] | None:
+        return captured(calls, self._device)
 
     def evict(self) -> None:
         self._caches.evict()

@@ -73,6 +73,17 @@ def test_check_work_reaches_the_library(trace: Path) -> None:
     assert options.check_work
 
 
+def test_how_to_measure_reaches_the_library(trace: Path) -> None:
+    assert run(trace, "--cache", "warm", "--cuda-graph", "--check-kernels").exit_code == 0
+    options = SEEN["options"]
+    assert isinstance(options, orchestrator.RunOptions)
+    assert (options.cache, options.cuda_graph, options.check_kernels) == ("warm", True, True)
+    measured = options.measure_options()
+    assert (measured.cache, measured.cuda_graph, measured.check_kernels) == ("warm", True, True)
+    assert run(trace).exit_code == 0
+    assert SEEN["options"].cache == "cold"  # type: ignore[attr-defined]
+
+
 def test_values_of_options_reach_the_library(trace: Path) -> None:
     result = run(
         trace, "--device", "cpu", "--op-time", "20ms", "--seed", "5", "--threads", "2", "--max-op-memory", "2GB",

@@ -15,6 +15,8 @@ TORCH_AT_IMPORT = (
     "opreplay.initializers",
     "opreplay.replay.executors.torch_cache",
     "opreplay.replay.executors.torch_device",
+    "opreplay.replay.executors.torch_graph",
+    "opreplay.replay.executors.torch_profile",
     "opreplay.replay.export",
     "opreplay.replay.meta_run",
     "opreplay.replay.outputs",

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 from opreplay.replay.executors.base import Measurement
-from opreplay.replay.executors.fake import FakeExecutor, FakePrepared
+from opreplay.replay.executors.fake import FakeClock, FakeExecutor, FakePrepared
 from opreplay.replay.gauge import Gauge
 from opreplay.replay.ir import Recorded, ReplayOp
 from opreplay.replay.measure import (
@@ -98,7 +99,7 @@ def test_calls_per_sample_stay_within_the_clock() -> None:
 def test_warnings_name_noise_and_the_clock() -> None:
     options = MeasureOptions()
     noisy = summarize([1.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 3.0], calls=1, resolution_us=1e-3, options=options)
-    assert [warning.kind for warning in noisy.warnings] == ["noisy"]
+    assert [kind_of(warning) for warning in noisy.warnings] == ["noisy"]
     coarse = summarize([1.0] * 8, calls=2, resolution_us=0.5, options=options)
     assert [str(warning) for warning in coarse.warnings] == ["timer resolution: 0.5 us for samples of 2 us"]
 
@@ -229,5 +230,59 @@ def test_a_part_is_scaled_in_all_its_times() -> None:
 
 def test_every_warning_has_a_text_even_without_its_numbers() -> None:
     for kind in KINDS:
-        assert str(MeasureWarning(kind=kind)) == kind
+        assert str(MeasureWarning(kind=kind)).startswith(kind)
     assert kind_of("noisy: 12 %") == "noisy"
+
+
+class Queue(FakeClock):
+    """The clock of a device that the host needs 50 us to launch a call on."""
+
+    def launch_us(self, call: Callable[[], Any], calls: int) -> float | None:
+        return 50.0
+
+
+class Capturing(FakeExecutor):
+    """A device with graphs; `refuses` to capture where told so."""
+
+    refuses = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Queue()
+        self.captured: list[int] = []
+
+    def capture(self, calls: Sequence[Callable[[], Any]]) -> Callable[[], Any] | None:
+        if self.refuses:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        self.captured.append(len(calls))
+
+        def replay() -> None:
+            for call in calls:
+                call()
+
+        return replay
+
+
+def test_ops_that_the_host_launches_too_slowly_are_captured_where_asked() -> None:
+    executor = Capturing()
+    found = timed("fake::20us", MeasureOptions(cuda_graph=True), executor)
+    assert found.graph
+    assert executor.captured[0] in (25, 26)
+    assert found.median_us == pytest.approx(20.0, rel=0.01)
+    assert found.host_us == 50.0
+    assert found.warnings == ()
+    plain = timed("fake::20us", executor=Capturing())
+    assert not plain.graph
+    assert [kind_of(w) for w in plain.warnings] == ["launch-bound"]
+    slow = timed("fake::100us", MeasureOptions(cuda_graph=True), Capturing())
+    assert not slow.graph, "the device is the slower one"
+
+
+def test_what_cannot_be_captured_is_launched_and_said() -> None:
+    executor = Capturing()
+    executor.refuses = True
+    found = timed("fake::20us", MeasureOptions(cuda_graph=True), executor)
+    assert not found.graph
+    assert [kind_of(w) for w in found.warnings] == ["not captured", "launch-bound"]
+    nothing = timed("fake::20us", MeasureOptions(cuda_graph=True))
+    assert (nothing.graph, nothing.warnings) == (False, ())

@@ -144,6 +144,26 @@ def test_selection_and_custom_ops_are_passed_on(trace: Path, tmp_path: Path) -> 
     )
 
 
+def test_routing_follows_the_initializers_settings(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import msgspec
+
+    layer = op("vllm::outplace_fused_experts", 1, 9.0)
+    shapes = {"hidden_states": (8192, 512), "w1": (64, 1024, 512), "w2": (64, 512, 512)}
+    metas = {name: TensorMeta(shape=shape, dtype="bfloat16") for name, shape in shapes.items()}
+    metas["topk_ids"] = TensorMeta(shape=(8192, 4), dtype="int32")
+    args = tuple(ReplayArg(name=name, type="Tensor", tensors=(meta,)) for name, meta in metas.items())
+    plan = msgspec.structs.replace(PLAN, ops=(msgspec.structs.replace(layer, args=args),))
+    monkeypatch.setattr(planning, "make_plan", lambda *args, **kwargs: plan)
+    module = tmp_path / "mine.py"
+    module.write_text("LOADED = True\n")
+    even = facts(trace)["socs"]["910b3"]["total_us"]
+    skewed = facts(trace, "--init-arg", "moe_routing.distribution=zipf", "--init-module", module)
+    assert skewed["socs"]["910b3"]["total_us"] > 1.02 * even
+    assert invoke(trace, "--init-arg", "moe_routing.colour=red").exit_code == 2
+
+
 def test_a_trace_without_device_time_is_said_to_be_one(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import msgspec
 

@@ -33,6 +33,7 @@ ATTENTION_OPS = (
     "vllm::unified_mla_attention", "vllm::unified_mla_attention_with_output", "sglang::unified_attention_with_output",
     "_vllm_fa2_C::varlen_fwd", "_vllm_fa2_C::fwd_kvcache", "_vllm_fa3_C::fwd",
     "flash_attn::_flash_attn_varlen_forward", "flash_attn::_flash_attn_varlen_backward",
+    "xformers_flash::flash_fwd", "xformers_flash3::flash_fwd",
     "aiter::mha_batch_prefill", "aiter::mha_varlen_fwd", "aiter::fmha_v3_varlen_fwd", "aiter::paged_attention_ragged",
     "aiter::pa_fwd_asm", "aiter::paged_attention_v1", "aiter::paged_attention_rocm",
     "sglang_profiler::mha__mha_batch_prefill", "sglang_profiler::attention_paged_attention_ragged",

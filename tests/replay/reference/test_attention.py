@@ -353,3 +353,25 @@ def test_merging_partial_attentions(op: Op) -> None:
     close(out, whole[0])
     assert whole[1] is not None
     close(lse, whole[1])
+
+
+def test_xformers_packed_and_dense(op: Op) -> None:
+    lengths = torch.tensor([0, 5, 7, 16], dtype=torch.int32)
+    q, k, v = torch.randn(8, 4, 8), torch.randn(16, 2, 8), torch.randn(16, 2, 8)
+    sequences = [(k[lengths[i] : lengths[i + 1]], v[lengths[i] : lengths[i + 1]]) for i in range(3)]
+    wanted, wanted_lse = wanted_packed(q, sequences, causal=True)
+    two = op("xformers_flash::flash_fwd")(q, k, v, CU_Q, lengths, None, 5, 9, 0.0, 0.4, True, -1, -1, False, None)
+    three = op("xformers_flash3::flash_fwd")(q, k, v, CU_Q, lengths, None, None, 5, 9, 0.0, 0.4, True)
+    for found in (two, three):
+        close(found[0], wanted)
+        close(found[1], wanted_lse)
+    q, k, v = torch.randn(2, 5, 4, 8), torch.randn(2, 7, 4, 8), torch.randn(2, 7, 4, 8)
+    out, lse, _ = op("xformers_flash::flash_fwd")(q, k, v, None, None, None, 5, 7, 0.0, 0.4, False, -1, -1, False, None)
+    dense, dense_lse = op("xformers_flash3::flash_fwd")(q, k, v, None, None, None, None, 5, 7, 0.0, 0.4, False)
+    for i in range(2):
+        expected, expected_lse = naive(q[i], k[i], v[i], 0.4, causal=False)
+        for found, found_lse in ((out, lse), (dense, dense_lse)):
+            close(found[i], expected)
+            close(found_lse[i], expected_lse)
+    with pytest.raises(ValueError, match="dropout"):
+        op("xformers_flash::flash_fwd")(q, k, v, None, None, None, 5, 7, 0.1, 0.4, False, -1, -1, False, None)

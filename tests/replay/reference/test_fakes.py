@@ -63,6 +63,10 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         (x(2, 4, 2, 8), x(2, 5, 2, 8), x(2, 5, 2, 8), *ATTEND, 0.0, None, False), {}),
     "flash_attn::_flash_attn_varlen_forward": (
         (x(4, 2, 8), x(4, 2, 8), x(4, 2, 8), n(0, 4), n(0, 4), 4, 4, 0.0, 0.4, True), {}),
+    "xformers_flash::flash_fwd": (
+        (x(2, 4, 2, 8), x(2, 5, 2, 8), x(2, 5, 2, 8), None, None, None, 4, 5, 0.0, 0.4, True, -1, -1, False, None), {}),
+    "xformers_flash3::flash_fwd": (
+        (x(4, 2, 8), x(4, 2, 8), x(4, 2, 8), n(0, 4), n(0, 4), None, None, 4, 4, 0.0, 0.4, True), {}),
     "flash_attn::_flash_attn_backward": (
         (*(x(2, 4, 2, 8) for _ in range(5)), x(2, 2, 4), *(x(2, 4, 2, 8) for _ in range(3)), *ATTEND, 0.0, None, False),
         {}),

@@ -98,7 +98,7 @@ class JsonLinesSink:
             self._stream.write(line)
             self._stream.flush()
             return
-        start = self._stream.tell()
+        start = os.fstat(self._stream.fileno()).st_size
         try:
             write_whole(self._stream.write, line)
             _to_disk(self._stream.fileno())

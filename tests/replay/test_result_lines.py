@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -87,8 +88,8 @@ def test_what_is_no_result_file_is_left_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_line_without_room_is_taken_out_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def half(write: object, data: bytes) -> None:
-        write(data[: len(data) // 2])  # type: ignore[operator]
+    def half(write: Callable[[bytes], int], data: bytes) -> None:
+        write(data[: len(data) // 2])
         raise OSError(28, "No space left on device")
 
     sink, earlier = JsonLinesSink.reopen(path)
@@ -97,6 +98,8 @@ def test_a_line_without_room_is_taken_out_again(path: Path, monkeypatch: pytest.
             patch.setattr("opreplay.replay.result_lines.write_whole", half)
             with pytest.raises(EnvironmentRefused, match="No space left on device") as refused:
                 sink.write(op("b"))
+            with pytest.raises(EnvironmentRefused):
+                sink.write(summary(interrupted=True))
         assert "--resume" in refused.value.hint
         assert path.stat().st_size == earlier.complete_bytes
         sink.write(RESUMED)

@@ -1,9 +1,10 @@
 """Our median against torch.utils.benchmark on the same call and tensors, and what is left of an empty op.
 
-    python benchmarks/measuring.py [--rounds N]
+    python benchmarks/measuring.py [--rounds N] [--cpu-time]
 
 blocked_autorange times blocks of milliseconds, which a busy machine interrupts; samples here are half of one long. The
-medians can be held against each other on a quiet machine only, the fastest samples on any: both are printed.
+medians can be held against each other on a quiet machine only. On others, --cpu-time has both read the processor time
+of the thread, which leaves interruptions out, and tests all but the counter itself.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -66,9 +68,9 @@ def ours(executor: TorchExecutor, call: partial[Any]) -> Measurement:
     return measure(executor, TorchPrepared(call, (), 0), MeasureOptions(cache="warm"))
 
 
-def theirs_us(call: Callable[[], Any]) -> tuple[float, float]:
+def theirs_us(call: Callable[[], Any], timer: Callable[[], float]) -> tuple[float, float]:
     """Microseconds of a call by blocked_autorange: median and fastest block."""
-    found = Timer("call()", globals={"call": call}).blocked_autorange(min_run_time=0.2)
+    found = Timer("call()", globals={"call": call}, timer=timer).blocked_autorange(min_run_time=0.2)
     return found.median * 1e6, min(found.times) * 1e6
 
 
@@ -83,9 +85,13 @@ def main() -> int:
     parser.add_argument(
         "--rounds", type=int, default=1, help="times that each pair is measured; the median ratio counts"
     )
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--cpu-time", action="store_true", help="read the processor time of the thread")
+    args = parser.parse_args()
+    rounds, cpu_time = args.rounds, args.cpu_time
     torch.manual_seed(0)
     executor = TorchExecutor("cpu", partial(find_overload, policy=Policy()), memory_bytes=10**9, threads=1)
+    if cpu_time:
+        executor.clock = HostClock(time.thread_time_ns)
     ratios, fastest = [], []
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     for name, call in calls().items():
@@ -93,7 +99,7 @@ def main() -> int:
         for turn in range(rounds):
             # Who comes first takes turns, so that neither finds warmer caches.
             mine = ours(executor, call) if turn % 2 == 0 else None
-            median_us, best_us = theirs_us(call)
+            median_us, best_us = theirs_us(call, time.thread_time if cpu_time else time.perf_counter)
             mine = mine or ours(executor, call)
             found.append((mine.median_us / median_us, mine.min_us / best_us, mine.median_us))
         ratio, best, us = (statistics.median(column) for column in zip(*found, strict=True))

@@ -24,10 +24,10 @@ def command(result: str, format_: str, output: str | None, force: bool) -> None:
     """
     from opreplay.cli import console
     from opreplay.cli.outputs import check_writable, write_file
-    from opreplay.replay.cut_short import summary_of
     from opreplay.replay.report import csv_, json_, markdown, parquet, table
     from opreplay.replay.report.facts import coverage_line
     from opreplay.replay.results import read_result_file
+    from opreplay.replay.summaries import summary_of
     from opreplay.traces.errors import UsageError
 
     if output is not None:

@@ -6,7 +6,6 @@ a device would take (`simulate` is handed in).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from opreplay.replay.ir import Reason, ReplayOp, ReplayPlan
 from opreplay.replay.isolation import ChildProcess, InProcess, Runner
 from opreplay.replay.measure import MeasureOptions
 from opreplay.replay.npu_kernels import npu_kernels
-from opreplay.replay.reasons import total_reasons
 from opreplay.replay.results import (
     Header,
     JobResult,
@@ -38,6 +36,7 @@ from opreplay.replay.results import (
 )
 from opreplay.replay.resume import identity_of, kept_results, whole_summary
 from opreplay.replay.schedule import Engine, Lanes, OneByOne, lane_devices, split_cpus
+from opreplay.replay.summaries import summarized
 from opreplay.replay.supplied_values import check_values_file
 from opreplay.replay.worker import WorkerConfig, make_executor
 from opreplay.traces.errors import EnvironmentRefused
@@ -263,27 +262,8 @@ def make_runner(options: RunOptions) -> Runner:
 
 def summarize(plan: ReplayPlan, results: Sequence[OpResult], *, wall_s: float, interrupted: bool) -> Summary:
     """Counts, shares and totals of results so far; times in microseconds, all calls together."""
-    replayed = [result for result in results if result.status == "replayed"]
-    by_status = Counter(result.status for result in results)
-    not_replayed = total_reasons((r.reason, r.count, r.recorded_share) for r in results if r.status != "replayed")
-    simulated: dict[str, float] = {}
-    for result in results:
-        for soc, time_us in result.simulated_us.items():
-            simulated[soc] = simulated.get(soc, 0.0) + time_us * result.count
-    return Summary(
-        ops=len(plan.ops),
-        replayed=by_status["replayed"],
-        skipped=by_status["skipped"],
-        failed=by_status["failed"],
-        reasons={total.kind: total.ops for total in sorted(not_replayed, key=lambda total: -total.ops)},
-        not_replayed=not_replayed,
-        covered_share=sum(result.recorded_share for result in replayed),
-        recorded_us=sum(_recorded_us(plan, op) for op in plan.ops),
-        measured_us=sum((result.measured_us or 0.0) * result.count for result in replayed),
-        simulated_us=simulated,
-        wall_s=round(wall_s, 3),
-        interrupted=interrupted,
-    )
+    recorded_us = sum(_recorded_us(plan, op) for op in plan.ops)
+    return summarized(results, ops=len(plan.ops), recorded_us=recorded_us, wall_s=wall_s, interrupted=interrupted)
 
 
 def result_of(plan: ReplayPlan, op: ReplayOp, outcome: Outcome, simulated: dict[str, Simulated]) -> OpResult:

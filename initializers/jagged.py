@@ -164,6 +164,7 @@ def _bounded(context: InitContext) -> dict[str, str]:
             fill.assign(starts, edges[:-1].to(starts.device))
     if (warning := context.tensor("warning")) is not None:
         fill.assign(warning, torch.zeros_like(warning))
+        assumed["warning"] = "zero"
     return assumed
 
 

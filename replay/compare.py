@@ -1,10 +1,10 @@
 """Two runs side by side: which ops became slower or faster, and which differences are noise; reads files, runs nothing.
 
-An op counts as slower when three things hold at once. The order-statistic 95 % intervals of the two medians do not
-overlap. Each of the deciles from the least to the median grew by more than the threshold: other load makes slow samples
-slower and leaves the fast ones, a slower op shifts all of them. And so much is left when the speed of the machine, as
-the gauge around the measurements tells it, is taken out. The threshold is the user's or, where more is needed, three
-times the spread that the ops of these two runs show among themselves.
+An op counts as slower when three things hold at once. The order-statistic 95 % intervals do not overlap: those of the
+medians, or of a faster decile where it is known better. Each of the deciles from the fastest sample to the median grew
+by more than the threshold: other load makes slow samples slower and leaves the fast ones, a slower op shifts all of
+them. And so much is left when the speed of the machine, as the gauge around the measurements tells it, is taken out.
+The threshold is the user's or, where more is needed, three times the spread of the ratios in these two runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from opreplay.replay.compatibility import Difference, differences, load_notes
 from opreplay.replay.executors.base import Measurement
 from opreplay.replay.gauge import UNSTABLE
 from opreplay.replay.results import OpResult, ResultFile
-from opreplay.replay.stats import median_ranks
+from opreplay.replay.stats import decile_interval, median_ranks
 from opreplay.traces.errors import EnvironmentRefused
 
 Verdict = Literal["slower", "faster", "same", "unclear", "lost", "gained", "only before", "only after"]
@@ -52,7 +52,7 @@ class OpComparison(msgspec.Struct, frozen=True, kw_only=True):
     """Of the medians, after to before."""
     low: float | None = None
     high: float | None = None
-    """Ratio between the ends of the two intervals: at least 95 % sure together."""
+    """Ratio between the ends of the two 95 % intervals, of the median or a faster decile, whichever is narrower."""
     sure: float | None = None
     """The change of which all deciles and the gauge are witness: the ratio among them that is closest to 1."""
     note: str = ""
@@ -137,8 +137,8 @@ def judge(before: OpResult, after: OpResult, threshold: float, machine: float | 
         return msgspec.structs.replace(made, verdict=verdict, note=(after if b is None else before).reason or "")
     if a.median_us <= 0 or b.median_us <= 0:
         return msgspec.structs.replace(made, verdict="unclear", note="too short for the clock")
-    ratio, low, high = b.median_us / a.median_us, b.ci_low_us / _some(a.ci_high_us), b.ci_high_us / _some(a.ci_low_us)
-    made = msgspec.structs.replace(made, ratio=ratio, low=low, high=high)
+    low, high = _interval(a, b)
+    made = msgspec.structs.replace(made, ratio=b.median_us / a.median_us, low=low, high=high)
     if doubt := _doubt(a, b, before, after):
         return msgspec.structs.replace(made, verdict="unclear", note=doubt)
     own = _gauge_ratio(a, b)
@@ -150,6 +150,17 @@ def judge(before: OpResult, after: OpResult, threshold: float, machine: float | 
     if high < 1.0 and faster < 1.0 / (1.0 + threshold):
         return msgspec.structs.replace(made, verdict="faster", sure=faster)
     return made
+
+
+def _interval(a: Measurement, b: Measurement) -> tuple[float, float]:
+    """Ratio between the ends of the two intervals, of the median or of the faster decile where that is the narrower."""
+    found = [(b.ci_low_us / _some(a.ci_high_us), b.ci_high_us / _some(a.ci_low_us))]
+    if _has_deciles(a) and _has_deciles(b):
+        for at in range(1, 5):
+            before, after = decile_interval(a.deciles_us, a.samples, at), decile_interval(b.deciles_us, b.samples, at)
+            if before is not None and after is not None:
+                found.append((after[0] / _some(before[1]), after[1] / _some(before[0])))
+    return min(found, key=lambda ends: ends[1] / _some(ends[0]))
 
 
 def spread_of(pairs: Sequence[tuple[OpResult, OpResult]]) -> float | None:

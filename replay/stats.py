@@ -56,3 +56,17 @@ def is_narrow(ordered: Sequence[float], relative: float) -> bool:
         return False
     low, high = median_interval(ordered)
     return high - low <= 2.0 * relative * quantile(ordered, 0.5)
+
+
+def decile_interval(deciles: Sequence[float], n: int, decile: int) -> tuple[float, float] | None:
+    """95 % interval of the quantile `decile` / 10 of `n` samples of which only the eleven deciles are kept.
+
+    The ranks between which it lies are those of the normal approximation of the binomial; what stood there is
+    interpolated between the deciles. None where the lower rank would be below the least sample.
+    """
+    q = decile / 10
+    middle, wide = q * (n - 1), 1.959964 * math.sqrt(n * q * (1.0 - q))
+    low, high = math.floor(middle - wide), math.ceil(middle + wide)
+    if low < 0 or high > n - 1:
+        return None
+    return quantile(deciles, low / (n - 1)), quantile(deciles, high / (n - 1))

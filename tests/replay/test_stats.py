@@ -55,3 +55,22 @@ def test_narrow_needs_samples_and_agreement() -> None:
 def test_interval_holds_the_sample_median(values: list[float]) -> None:
     low, high = stats.median_interval(sorted(values))
     assert low <= statistics.median(values) <= high
+
+
+def test_deciles_tell_the_interval_of_a_quantile_nearly_as_often_as_they_say() -> None:
+    draw = random.Random(1)
+    for decile in (1, 3, 5):
+        true = statistics.NormalDist().inv_cdf(decile / 10)
+        hits = 0
+        for _ in range(500):
+            ordered = sorted(draw.gauss(0, 1) for _ in range(60))
+            found = stats.decile_interval([stats.quantile(ordered, i / 10) for i in range(11)], 60, decile)
+            assert found is not None
+            hits += found[0] <= true <= found[1]
+        assert hits >= 460
+
+
+def test_too_few_samples_have_no_interval_of_a_low_decile() -> None:
+    assert stats.decile_interval([float(i) for i in range(11)], 8, 1) is None
+    assert stats.decile_interval([float(i) for i in range(11)], 8, 5) is not None
+    assert stats.decile_interval([2.0] * 11, 100, 2) == (2.0, 2.0)

@@ -14,7 +14,7 @@ from opreplay.replay.work.amounts import Work
 Counter = Callable[[InitContext, "BatchLengths | None"], "Work | None"]
 """(call, lengths handed around it) -> its work; None where this call has no argument that its work depends on."""
 
-FAMILIES = ("attention", "cache", "moe", "indices", "tables", "positions", "masks")
+FAMILIES = ("attention", "cache", "moe", "indices", "tables", "jagged", "positions", "masks")
 """Modules of this package that register counters."""
 
 _counters: dict[str, Counter] = {}

@@ -8,6 +8,7 @@ from opreplay.initializers import (
     attention,
     embedding_tables,
     indices,
+    jagged,
     masks,
     moe_routing,
     paged_attention,
@@ -23,7 +24,7 @@ UNCOUNTED = {"sorted", "few_ties", "ctc", "attention_backward"}
 
 def test_every_data_dependent_op_has_a_counter() -> None:
     known = set(counted_ops())
-    modules = (attention, embedding_tables, indices, masks, moe_routing, paged_attention, positions)
+    modules = (attention, embedding_tables, indices, jagged, masks, moe_routing, paged_attention, positions)
     rules = [rule for module in modules for rule in module.INITIALIZERS if rule.name not in UNCOUNTED]
     assert rules
     missing = {op for rule in rules for op in rule.op_patterns} - known

@@ -27,7 +27,7 @@ class TracePlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
 
 
 class _Uses:
-    """How often one trace calls each op of the merged plan, in 20 bytes an op: there may be thousands of traces."""
+    """How often one trace calls each op of the merged plan, in 24 bytes an op: there may be thousands of traces."""
 
     def __init__(self, total_us: float) -> None:
         self.op = array("l")

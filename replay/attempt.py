@@ -5,6 +5,7 @@ An op over its memory budget is tried again as `fitting` makes it, where that wa
 
 from __future__ import annotations
 
+import math
 import warnings
 from time import perf_counter
 from typing import Literal
@@ -14,6 +15,7 @@ import msgspec
 from opreplay.replay.executors.base import Executor, Measurement, NotReplayable, Prepared
 from opreplay.replay.fidelity import Fidelity, compared
 from opreplay.replay.fitting import Fitted, fitted
+from opreplay.replay.fitting_time import bearable_flops
 from opreplay.replay.ir import Assumption, Reason, ReplayOp
 from opreplay.replay.measure import MeasureOptions, measure, scaled
 from opreplay.replay.work.amounts import Work
@@ -95,9 +97,11 @@ def _prepare(executor: Executor, op: ReplayOp, seed: int, shrink_to: int | None)
     whole = Fitted(op=op)
     if op.reason is not None or shrink_to is None:
         return whole, executor.prepare(op, seed=seed)
+    threads = executor.facts().get("threads")
+    max_flops = bearable_flops(threads) if executor.device == "cpu" and isinstance(threads, int) else math.inf
     # Half the bytes at the second try: an executor may have to widen 16-bit numbers, which doubles them.
     for limit in (shrink_to, shrink_to // 2):
-        part = fitted(op, limit)
+        part = fitted(op, limit, max_flops)
         try:
             return part, executor.prepare(part.op, seed=seed)
         except NotReplayable as stopped:

@@ -8,15 +8,16 @@ keeps the recorded op: predictions are made from that one.
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from opreplay.replay.budget import need_of, readable
 from opreplay.replay.fitting_pools import with_smaller_pools
 from opreplay.replay.fitting_slices import sliced
+from opreplay.replay.fitting_time import product_flops
 from opreplay.replay.fitting_views import with_smaller_view
 from opreplay.replay.ir import Assumption, ReplayOp
-
-FLAG = "--over-budget"
 
 
 class Fitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,20 +29,30 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     assumptions: tuple[Assumption, ...] = ()
 
 
-def fitted(op: ReplayOp, limit_bytes: int) -> Fitted:
-    """`op` so that it needs no more than `limit_bytes`, where that can be done; unchanged where it fits or cannot."""
-    need = need_of(op).total
-    if need <= limit_bytes:
+def fitted(op: ReplayOp, limit_bytes: int, max_flops: float = math.inf) -> Fitted:
+    """`op` so that it needs no more than `limit_bytes`, where that can be done; unchanged where it fits or cannot.
+
+    A product of more than `max_flops` floating-point operations runs on some of its slices as well.
+    """
+    need, flops = need_of(op).total, product_flops(op)
+    if need <= limit_bytes and flops <= max_flops:
         return Fitted(op=op)
+    if need <= limit_bytes:
+        return _in_part(op, limit_bytes, max_flops, f"all of it is {flops:.2g} floating-point operations")
     smaller, notes = with_smaller_pools(op, limit_bytes)
     if notes:
         return Fitted(op=smaller, assumptions=notes)
     smaller, notes = with_smaller_view(op, limit_bytes)
     if notes:
         return Fitted(op=smaller, assumptions=notes)
-    found = sliced(op, limit_bytes)
+    return _in_part(op, limit_bytes, max_flops, f"all of it needs {readable(need)}, limit {readable(limit_bytes)}")
+
+
+def _in_part(op: ReplayOp, limit_bytes: int, max_flops: float, why: str) -> Fitted:
+    """`op` on some of its slices, or as it is where it has none."""
+    found = sliced(op, lambda smaller: need_of(smaller).total <= limit_bytes and product_flops(smaller) <= max_flops)
     if found is None:
         return Fitted(op=op)
     part, share, what = found
-    said = f"{what}: all of it needs {readable(need)}, limit {readable(limit_bytes)}; times are scaled up"
+    said = f"{what}: {why}; times are scaled up"
     return Fitted(op=part, part=share, assumptions=(Assumption(argument="size", what=said),))

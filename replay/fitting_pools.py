@@ -34,6 +34,7 @@ TABLES: dict[str, tuple[str, str]] = {
     "aten::_embedding_bag": ("weight", "indices"),
     "aten::_embedding_bag_forward_only": ("weight", "indices"),
     "aten::index_select": ("self", "index"),
+    "aten::gather": ("self", "index"),
     "aten::index_copy_": ("self", "index"),
     "aten::index_add_": ("self", "index"),
     "aten::index_fill_": ("self", "index"),
@@ -127,6 +128,10 @@ def _rows_needed(op: ReplayOp) -> int:
     args = {arg.name: arg for arg in op.args}
     table = TABLES.get(op.name)
     if table is not None:
+        if op.name == "aten::gather":
+            # One index for each column: no more rows than the index has.
+            index, dim = args[table[1]].tensors[0], args["dim"].value
+            return index.shape[dim] if index is not None and index.shape and isinstance(dim, int) else 1
         wanted = (meta for meta in args[table[1]].tensors if meta is not None)
         padding = args["padding_idx"].value if "padding_idx" in args else -1
         last = padding + 1 if isinstance(padding, int) else 1

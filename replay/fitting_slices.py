@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from opreplay.replay.budget import need_of
 from opreplay.replay.fitting_pools import dense_strides
 from opreplay.replay.ir import ReplayArg, ReplayOp
 from opreplay.traces.model import TensorMeta
@@ -33,9 +32,10 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Rule = Callable[[ReplayOp], Iterator[Cut]]
+Fits = Callable[[ReplayOp], bool]
 
 
-def sliced(op: ReplayOp, limit_bytes: int) -> tuple[ReplayOp, float, str] | None:
+def sliced(op: ReplayOp, fits: Fits) -> tuple[ReplayOp, float, str] | None:
     """(the op on as many slices as fit, their share of the work, what was cut), or None where that cannot be done.
 
     Of several dimensions the one is cut that leaves the largest share.
@@ -45,18 +45,18 @@ def sliced(op: ReplayOp, limit_bytes: int) -> tuple[ReplayOp, float, str] | None
     for cut in rule(op) if rule is not None else ():
         if cut.size < 2:
             continue
-        kept = _most_that_fit(op, cut, limit_bytes)
+        kept = _most_that_fit(op, cut, fits)
         share = kept / cut.size
         if kept and share >= MIN_PART and (best is None or share > best[1]):
             best = (_apply(op, cut, kept), share, f"{kept} of {cut.size} {cut.what}")
     return best
 
 
-def _most_that_fit(op: ReplayOp, cut: Cut, limit_bytes: int) -> int:
+def _most_that_fit(op: ReplayOp, cut: Cut, fits: Fits) -> int:
     low, high = 0, cut.size
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if need_of(_apply(op, cut, middle)).total <= limit_bytes else (low, middle)
+        low, high = (middle, high) if fits(_apply(op, cut, middle)) else (low, middle)
     return low
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from opreplay.replay.budget import need_of
 from opreplay.replay.fitting import fitted
 from opreplay.replay.fitting_pools import dense_strides
+from opreplay.replay.fitting_time import product_flops
 from opreplay.replay.ir import Recorded, ReplayArg, ReplayOp, Value
 from opreplay.traces.model import TensorMeta
 
@@ -206,6 +207,37 @@ def test_tensors_of_a_pointwise_op_still_broadcast(other: tuple[int, ...]) -> No
 def test_out_of_a_product_keeps_it_whole_where_it_would_have_to_be_cut_as_well() -> None:
     call = op("aten::mm", self=meta(50_000, 64), mat2=meta(64, 4), out_=meta(50_000, 4))
     assert fitted(call, 8 * MB).part == 1.0
+
+
+@pytest.mark.parametrize(
+    ("call", "flops"),
+    [
+        (op("aten::mm", self=meta(300, 20), mat2=meta(20, 40)), 2 * 300 * 20 * 40),
+        (op("aten::addmm", self=meta(40), mat1=meta(300, 20), mat2=meta(20, 40)), 2 * 300 * 20 * 40),
+        (op("aten::linear", input=meta(3, 100, 20), weight=meta(40, 20)), 2 * 300 * 20 * 40),
+        (op("aten::bmm", self=meta(6, 50, 20), mat2=meta(6, 20, 40)), 2 * 6 * 50 * 20 * 40),
+        (op("aten::scaled_dot_product_attention", query=meta(2, 4, 50, 16), key=meta(2, 4, 70, 16),
+            value=meta(2, 4, 70, 16)), 4 * 8 * 50 * 70 * 16),
+        (op("aten::convolution", out=(meta(2, 8, 10, 10),), input=meta(2, 4, 12, 12), weight=meta(8, 4, 3, 3)),
+         2 * 2 * 8 * 100 * 4 * 9),
+    ],
+    ids=lambda value: value.name if isinstance(value, ReplayOp) else "",
+)  # fmt: skip
+def test_a_product_too_slow_for_this_machine_runs_in_part(call: ReplayOp, flops: int) -> None:
+    """Prefill of 15,360 tokens is minutes of work for two cores, and fits into a gigabyte."""
+    assert product_flops(call) == flops
+    assert fitted(call, 1000 * MB, flops).part == 1.0
+    made = fitted(call, 1000 * MB, flops / 2)
+    assert made.part == pytest.approx(0.5)
+    assert product_flops(made.op) == pytest.approx(flops / 2)
+    assert "floating-point operations; times are scaled up" in made.assumptions[0].what
+
+
+def test_gather_needs_no_more_rows_than_its_index_has() -> None:
+    """SGLang gathers 15,360 rows of logits from 151,936."""
+    call = op("aten::gather", out=(meta(360, 256),), self=meta(151_936, 256), dim=0,
+              index=meta(360, 256, dtype="int64", strides=(1, 0)))  # fmt: skip
+    assert 360 <= shapes(fitted(call, 10 * MB).op)["self"][0] < 151_936
 
 
 @given(st.permutations(range(4)), st.lists(st.integers(1, 5), min_size=4, max_size=4), st.integers(0, 3))

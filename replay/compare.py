@@ -149,7 +149,11 @@ def judge(before: OpResult, after: OpResult, threshold: float, machine: float | 
         return msgspec.structs.replace(made, verdict="slower", sure=slower)
     if high < 1.0 and faster < 1.0 / (1.0 + threshold):
         return msgspec.structs.replace(made, verdict="faster", sure=faster)
-    return made
+    if 1.0 / (1.0 + threshold) <= b.median_us / a.median_us <= 1.0 + threshold:
+        return made
+    overlap = low <= 1.0 <= high
+    why = "the intervals of the two runs overlap" if overlap else "fast samples or the gauge do not show the change"
+    return msgspec.structs.replace(made, verdict="unclear", note=why)
 
 
 def _interval(a: Measurement, b: Measurement) -> tuple[float, float]:

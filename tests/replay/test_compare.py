@@ -101,7 +101,9 @@ def test_load_that_leaves_the_fast_samples_alone_is_no_regression() -> None:
     deciles = tuple(d if i < 4 else 1.3 * d for i, d in enumerate(a.deciles_us))
     times = {"median_us": 1.3 * a.median_us, "ci_low_us": 1.2 * a.median_us, "ci_high_us": 1.4 * a.median_us}
     b = msgspec.structs.replace(a, deciles_us=deciles, **times)
-    assert judge(result(0, a), result(0, b), 0.05).verdict == "same"
+    assert judge(result(0, a), result(0, b), 0.05).verdict == "unclear"
+    slow_machine = judge(result(0, a), result(0, measurement(120.0, draw)), 0.05, 1.2)
+    assert (slow_machine.verdict, slow_machine.note) == ("unclear", "fast samples or the gauge do not show the change")
 
 
 def test_medians_without_deciles_of_their_own_are_judged_by_their_intervals() -> None:
@@ -110,6 +112,14 @@ def test_medians_without_deciles_of_their_own_are_judged_by_their_intervals() ->
     for deciles in ((), a.deciles_us):
         b = msgspec.structs.replace(a, deciles_us=deciles, **times)
         assert judge(result(0, a), result(0, b), 0.05).verdict == "slower"
+
+
+def test_changes_within_the_noise_of_the_samples_are_unclear() -> None:
+    draw = random.Random(0)
+    wide = [summarize(sorted(draw.uniform(us, 5 * us) for _ in range(12)), calls=1, resolution_us=1e-3,
+                      options=MeasureOptions()) for us in (100.0, 120.0)]  # fmt: skip
+    found = judge(result(0, wide[0]), result(0, wide[1]), 0.05)
+    assert (found.verdict, found.note) == ("unclear", "the intervals of the two runs overlap")
 
 
 def test_ops_that_scatter_raise_the_threshold() -> None:

@@ -42,6 +42,11 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
         """As Ray wants it."""
         return {"num_cpus": self.cpus, "num_gpus": self.gpus, "resources": {"NPU": self.npus} if self.npus else None}
 
+    def text(self) -> str:
+        """ "1 CPU, 1 GPU"."""
+        wanted = {"CPU": self.cpus, "GPU": self.gpus, "NPU": self.npus}
+        return ", ".join(f"{count} {name}" for name, count in wanted.items() if count)
+
     def lanes_in(self, resources: dict[str, float]) -> int:
         """How many lanes such resources hold."""
         wanted = {"CPU": self.cpus, "GPU": self.gpus, "NPU": self.npus}
@@ -96,54 +101,85 @@ class RayLanes:
         self._ray = import_ray()
         self._own = False
         self._actors: list[Any] = []
+        self._starting: dict[Any, Any] = {}
+        self._idle: list[Any] = []
         self._failed_starts = 0
 
     def start(self) -> dict[str, object]:
         """Connect, start the actors and wait for the first. Raises EnvironmentRefused or UsageError."""
         self._own = connect(self._ray, self._address, lanes=self._wanted)
         lanes = self._wanted or max(1, self._share.lanes_in(self._ray.available_resources()))
-        self._actors = [self._new_actor() for _ in range(lanes)]
-        first = self._ray.wait([actor.start.remote() for actor in self._actors], timeout=START_S)[0]
-        if not first:
-            raise EnvironmentRefused(
-                f"no Ray worker was ready after {START_S:g} s", hint=f"A lane needs {self._share}; see `ray status`."
-            )
-        try:
-            reply = _reply(self._ray.get(first[0]))
-        except self._ray.exceptions.RayError as error:
-            raise EnvironmentRefused(f"the Ray worker did not start: {_line(error)}") from None
-        assert isinstance(reply, Ready)
-        return {**reply.facts, "engine": "ray", "lanes": lanes}
+        for _ in range(lanes):
+            self._add_actor()
+        while True:
+            first = self._ray.wait(list(self._starting), timeout=START_S)[0]
+            if not first:
+                raise EnvironmentRefused(
+                    f"no Ray worker was ready after {START_S:g} s",
+                    hint=f"A lane needs {self._share.text()}; `ray status` shows what is free.",
+                )
+            if (facts := self._joined(first[0])) is not None:
+                return {**facts, "engine": "ray", "lanes": lanes}
 
     def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[tuple[ReplayOp, Outcome]]:
         waiting, again = iter(ops), deque[tuple[ReplayOp, int]]()
-        idle, busy = list(self._actors), dict[Any, tuple[Any, ReplayOp, int, float]]()
+        busy = dict[Any, tuple[Any, ReplayOp, int, float]]()
         more = True
         while more or again or busy:
-            while idle and (more or again):
+            while self._idle and (more or again):
                 op, tries = again.popleft() if again else (next(waiting, None), 0)
                 if op is None:
                     more = False
                 elif not tries and (outcome := decide(op)) is not None:
                     yield op, outcome
                 else:
-                    actor = idle.pop(0)
+                    actor = self._idle.pop(0)
                     sent = actor.measure.remote(msgspec.msgpack.encode(op))
                     busy[sent] = (actor, op, tries + 1, self._deadline())
-            for ref in self._answered(busy):
+            for ref in self._answered(busy) if busy or more or again else ():
+                if ref in self._starting:
+                    self._joined(ref)
+                    continue
                 actor, op, tries, _ = busy.pop(ref)
-                try:
-                    outcome = _reply(self._ray.get(ref, timeout=0))
-                except (self._ray.exceptions.RayError, TimeoutError) as error:
-                    idle.append(self._replaced(actor))
-                    if tries < TRIES:
-                        again.append((op, tries))
-                        continue
-                    outcome = unable(Reason("failed", f"{tries} Ray workers were lost with it: {_line(error)}"))
+                outcome = self._outcome(ref, actor, tries)
+                if outcome is None:
+                    again.append((op, tries))
                 else:
-                    idle.append(actor)
-                assert isinstance(outcome, Outcome)
-                yield op, outcome if tries == 1 else msgspec.structs.replace(outcome, attempts=tries)
+                    yield op, outcome
+
+    def _outcome(self, ref: Any, actor: Any, tries: int) -> Outcome | None:
+        """What became of an op in its worker; None when the worker is lost and the op has a try left."""
+        try:
+            outcome = _reply(self._ray.get(ref, timeout=0))
+        except (self._ray.exceptions.RayError, TimeoutError) as error:
+            self._remove(actor)
+            self._add_actor()
+            if tries < TRIES:
+                return None
+            return unable(Reason("failed", f"{tries} Ray workers were lost with it: {_line(error)}"))
+        assert isinstance(outcome, Outcome)
+        self._idle.append(actor)
+        return outcome if tries == 1 else msgspec.structs.replace(outcome, attempts=tries)
+
+    def _joined(self, ref: Any) -> dict[str, object] | None:
+        """Let a worker that has started take ops; its facts, or None when it died before that and another is tried.
+
+        Raises EnvironmentRefused or UsageError when workers cannot be started at all.
+        """
+        actor = self._starting.pop(ref)
+        try:
+            reply = _reply(self._ray.get(ref))
+        except self._ray.exceptions.RayError as error:
+            self._failed_starts += 1
+            self._remove(actor)
+            if self._failed_starts >= STARTS:
+                raise EnvironmentRefused(f"{STARTS} Ray workers did not start: {_line(error)}") from None
+            self._add_actor()
+            return None
+        assert isinstance(reply, Ready)
+        self._failed_starts = 0
+        self._idle.append(actor)
+        return reply.facts
 
     def close(self) -> None:
         """End the workers, and the cluster where this run started it."""
@@ -154,31 +190,36 @@ class RayLanes:
         if self._own:
             self._ray.shutdown()
 
-    def _answered(self, busy: dict[Any, Any]) -> list[Any]:
-        """References that are there, or late."""
-        if not busy:
-            return []
+    def _answered(self, busy: dict[Any, tuple[Any, ReplayOp, int, float]]) -> list[Any]:
+        """References that are there, or late; of workers that start as well, which may be never on a full cluster.
+
+        Raises EnvironmentRefused when all workers are lost and no new one starts.
+        """
+        started = monotonic()
         while True:
-            ready, _ = self._ray.wait(list(busy), num_returns=1, timeout=POLL_S)
+            ready, _ = self._ray.wait([*busy, *self._starting], num_returns=1, timeout=POLL_S)
             now = monotonic()
             late = [ref for ref, (_, _, _, deadline) in busy.items() if now >= deadline and ref not in ready]
             if ready or late:
                 return [*ready, *late]
+            if not busy and now - started > START_S:
+                raise EnvironmentRefused(f"all Ray workers are lost, and no other was ready after {START_S:g} s")
 
     def _deadline(self) -> float:
         """A worker answers by itself within its own limits; later it is lost, or cut off from here."""
         return monotonic() + 2 * self._limit_s + STARTS * START_S
 
-    def _replaced(self, lost: Any) -> Any:
+    def _remove(self, lost: Any) -> None:
         with contextlib.suppress(Exception):
             self._ray.kill(lost)
-        actor = self._new_actor()
-        self._actors[self._actors.index(lost)] = actor
-        return actor
+        self._actors.remove(lost)
 
-    def _new_actor(self) -> Any:
+    def _add_actor(self) -> None:
+        """Ask for one more worker; it takes ops once it has said that it is ready."""
         made = self._ray.remote(max_restarts=0, **self._share.options())(LaneActor)
-        return made.remote(msgspec.msgpack.encode(self._config), self._limit_s)
+        actor = made.remote(msgspec.msgpack.encode(self._config), self._limit_s)
+        self._actors.append(actor)
+        self._starting[actor.start.remote()] = actor
 
 
 def map_files(paths: Sequence[str], read: Callable[[str], bytes], *, address: str | None) -> Iterator[bytes]:

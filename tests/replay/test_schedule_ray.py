@@ -120,6 +120,16 @@ def test_a_worker_killed_in_the_middle_costs_a_second_try(cluster: Any) -> None:
     assert {found[f"fake::{i}us"].status for i in range(1, 8)} == {"replayed"}
 
 
+def test_lanes_that_find_no_room_hold_up_nothing(cluster: Any) -> None:
+    engine = lanes(lanes=3)
+    assert engine.start()["lanes"] == 3
+    ops = [fake_op(i, f"{i}us") for i in range(1, 10)]
+    started = monotonic()
+    assert {out.status for _, out in engine.outcomes(ops, lambda op: None)} == {"replayed"}
+    assert monotonic() - started < 30
+    engine.close()
+
+
 def test_a_device_that_no_worker_has_is_refused(cluster: Any) -> None:
     engine = RayLanes(WorkerConfig(executor="torch", device="cpu", memory_bytes=10**6, values="/no/such/file"),
                       limit_s=LIMIT_S, lanes=1)  # fmt: skip

@@ -65,7 +65,7 @@ def run(executor: TorchExecutor, made: list[partial[Any]], extra_us: Mapping[int
     results = []
     for index, call in enumerate(made):
         called = slowed(call, extra_us[index]) if index in extra_us else call
-        found = measure(executor, TorchPrepared(called, (), 10**9), MeasureOptions())
+        found = measure(executor, TorchPrepared(called, (), 10**9), MeasureOptions(cache="cold"))
         results.append(
             OpResult(
                 id=f"{index:012x}", name=str(call.func), count=1, status="replayed", resolved_by="jit",

@@ -47,8 +47,9 @@ class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
     warmup_s: float = 0.01
     """Go on warming up until this much time has passed, at most `max_warmup_calls` calls."""
     max_warmup_calls: int = 50
-    cache: CacheState = "cold"
-    """Cold: each call finds its arguments outside the caches, by turns of copies or by a flush before each sample."""
+    cache: CacheState = "warm"
+    """Warm: one set of arguments again and again. Cold, which runs ask for unless told otherwise: each call finds its
+    arguments outside the caches, by turns of copies or by a flush before each sample."""
     cuda_graph: bool = False
     """Whether ops that the device runs faster than the host launches them are captured in a graph."""
     check_kernels: bool = False

@@ -191,7 +191,7 @@ def test_warm_is_one_set_of_arguments() -> None:
 def test_a_cache_that_is_flushed_in_part_is_a_warning() -> None:
     executor = Cached()
     executor.evicted_bytes = 400
-    found = measure(executor, Memory(executor, 10), MeasureOptions(warmup_s=0.0))
+    found = measure(executor, Memory(executor, 10), MeasureOptions(warmup_s=0.0, cache="cold"))
     assert [str(w) for w in found.warnings] == ["cache partly warm: 400 of 1e+03 bytes of cache were flushed"]
 
 

@@ -4,7 +4,7 @@ An op counts as slower when three things hold at once. The order-statistic 95 % 
 medians, or of a faster decile where it is known better. Each of the deciles from the fastest sample to the median grew
 by more than the threshold: other load makes slow samples slower and leaves the fast ones, a slower op shifts all of
 them. And so much is left when the speed of the machine, as the gauge around the measurements tells it, is taken out.
-The threshold is the user's or, where more is needed, three times the spread of the ratios in these two runs.
+The threshold is the user's or, where more is needed, 2.4 times the spread of the ratios in these two runs.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ Verdict = Literal["slower", "faster", "same", "unclear", "lost", "gained", "only
 DEFAULT_THRESHOLD = 0.05
 JUDGED_DECILES = range(6)
 """From the fastest sample to the median."""
-SPREADS = 3.0
-"""The threshold is at least so many standard deviations of the logarithms of the ratios."""
+SPREADS = 2.4
+"""The threshold is at least so many standard deviations of the logarithms of the ratios: 0.8 % of normal values are
+above. More would hide a slowdown of 10 % among ops that scatter by 2 %, fewer would call ops slower that are not."""
 MIN_OPS_FOR_SPREAD = 20
 """Fewer ops say too little of how far ratios scatter when nothing changed."""
 NORMAL_MAD = 1.4826

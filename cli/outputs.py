@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from opreplay.replay.report import csv_, markdown
+from opreplay.replay.report import batch_markdown, csv_, markdown
 from opreplay.replay.result_lines import JsonLinesSink
 from opreplay.replay.results import Header, MemorySink, OpResult, Record, ResultFile, Summary
 from opreplay.traces.errors import UsageError
@@ -101,7 +101,10 @@ class Outputs:
         for path in self._paths:
             render = PAGES.get(path.suffix.lower())
             if render is not None:
-                write_file(path, render(header, self.memory.results, summary), force=True)
+                text = render(header, self.memory.results, summary)
+                if render is markdown.render:
+                    text += batch_markdown.render(self.memory.traces, self.memory.jobs)
+                write_file(path, text, force=True)
 
 
 def has_a_line(path: Path) -> bool:

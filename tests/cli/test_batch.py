@@ -71,7 +71,10 @@ def test_a_folder_of_ranks_is_reported_by_trace_and_by_job(ranks: Path, tmp_path
     ]  # fmt: skip
     assert [(job.ranks, job.world_size) for job in file.jobs] == [((0, 1), 2)]
     assert str(tmp_path) not in path.read_text()
-    assert (tmp_path / "r.md").read_text().startswith("replayed 3 of 3 ops")
+    page = (tmp_path / "r.md").read_text()
+    assert page.startswith("replayed 3 of 3 ops")
+    assert "| rank0.json | 0 | 2 | 2 |" in page
+    assert "| rank\\*.json | 2 of 2 | 4 | 3 |" in page
 
 
 def test_filters_and_options_are_those_of_run(ranks: Path) -> None:

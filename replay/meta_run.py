@@ -9,11 +9,13 @@ import re
 import warnings
 from collections.abc import Sequence
 
+import msgspec
 import torch
 
+from opreplay.replay import forked
 from opreplay.replay.attempt import reason_for
 from opreplay.replay.executors.base import NotReplayable
-from opreplay.replay.ir import ReplayOp, ReplayPlan
+from opreplay.replay.ir import Reason, ReplayOp, ReplayPlan
 from opreplay.replay.outputs import MetaCall, call_on_meta, is_torch_out
 from opreplay.replay.policy import Policy
 from opreplay.replay.resolve import known_overload
@@ -27,17 +29,36 @@ _NEEDS_CONTENTS = (
     "on cpu, but it's on meta", "CPU int64 tensor, but got",
 )  # fmt: skip
 """What composite ops say that read contents somewhere inside, and so carry no tag of their own."""
+_CHECK = msgspec.msgpack.Decoder(MetaCheck)
 _NO_KERNEL = re.compile(r"no fake impl or Meta kernel|Could not run '[^']{1,200}' with arguments from the '\w{1,60}'")
 
 
 def check_plan(plan: ReplayPlan, *, policy: Policy | None = None) -> dict[str, MetaCheck]:
     """The verdict on each op of the plan that is resolved, by id; ops with a reason are left out."""
     chosen = Policy() if policy is None else policy
-    return {op.id: check_op(op, chosen) for op in plan.ops if op.reason is None and op.resolved_by is not None}
+    ops = [op for op in plan.ops if op.reason is None and op.resolved_by is not None]
+    return {op.id: check for op, check in zip(ops, check_ops(ops, chosen), strict=True)}
+
+
+def check_ops(ops: Sequence[ReplayOp], policy: Policy) -> list[MetaCheck]:
+    """The verdict on each op, called where one that hangs or crashes does so alone."""
+    answers = forked.each(_encoded_check, ops, policy)
+    return [
+        MetaCheck(status="failed", detail=str(answer)) if isinstance(answer, Reason) else _CHECK.decode(answer)
+        for answer in answers
+    ]
+
+
+@forked.function
+def _encoded_check(op: ReplayOp, policy: Policy) -> bytes:
+    return msgspec.msgpack.encode(check_op(op, policy))
 
 
 def check_op(op: ReplayOp, policy: Policy) -> MetaCheck:
-    """Call one op on meta tensors and compare what comes back with what the trace holds. Raises nothing."""
+    """Call one op on meta tensors and compare what comes back with what the trace holds.
+
+    Raises nothing, and may not return: `check_ops` is for ops of unknown origin.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

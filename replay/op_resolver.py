@@ -20,7 +20,7 @@ from opreplay.replay.inference_base import Context
 from opreplay.replay.ir import Assumption, Reason, ReplayOp
 from opreplay.replay.labels import not_an_op
 from opreplay.replay.matching import Match, best_match, stack_rival
-from opreplay.replay.meta_run import check_op
+from opreplay.replay.meta_run import check_ops
 from opreplay.replay.policy import COLLECTIVE_NAMESPACES, Policy, refuse_name, split_name
 from opreplay.replay.portable import EQUIVALENTS
 from opreplay.replay.recorded import RecordedArg, recorded_args
@@ -159,7 +159,7 @@ class Resolver:
 
     def _is_wrong(self, op: ReplayOp) -> bool:
         """Whether meta tensors speak against the call as it was understood."""
-        return check_op(op, self._policy).status in META_WRONG
+        return check_ops([op], self._policy)[0].status in META_WRONG
 
     def _bound(self, op: ReplayOp, name: str, match: Match, found: Candidates, context: Context) -> ReplayOp:
         """`op` as a call of the matched overload, in the way that the device has for it."""

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
+from opreplay.replay import forked
 from opreplay.replay.executors.base import NotReplayable
 from opreplay.replay.ir import Reason, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.passes import flood, refuse_floods
@@ -24,6 +25,9 @@ from opreplay.traces.model import TensorMeta
 MAX_RESULTS = 4096
 _META = torch.device("meta")
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+Results = tuple[TensorMeta | None, ...]
+"""Of one call, lists flattened, None for a result that is no tensor; at most `MAX_RESULTS`."""
+_RESULTS = msgspec.msgpack.Decoder(Results | None)
 
 
 def with_outputs(plan: ReplayPlan, *, policy: Policy | None = None) -> ReplayPlan:
@@ -33,16 +37,23 @@ def with_outputs(plan: ReplayPlan, *, policy: Policy | None = None) -> ReplayPla
     """
     chosen = Policy() if policy is None else policy
     plan = refuse_floods(plan)
-    return msgspec.structs.replace(plan, ops=tuple(_with_outputs(op, chosen) for op in plan.ops))
+    unknown = [op for op in plan.ops if op.reason is None and op.resolved_by is not None and op.outputs is None]
+    found: dict[int, Results | None] = {}
+    for op, answer in zip(unknown, forked.each(_encoded_outputs, unknown, chosen), strict=True):
+        found[id(op)] = None if isinstance(answer, Reason) else _RESULTS.decode(answer)
+    return msgspec.structs.replace(plan, ops=tuple(_with_outputs(op, found.get(id(op))) for op in plan.ops))
 
 
-def _with_outputs(op: ReplayOp, policy: Policy) -> ReplayOp:
-    if op.reason is not None or op.resolved_by is None or op.outputs is not None:
-        return op
+def _with_outputs(op: ReplayOp, results: Results | None) -> ReplayOp:
+    return op if results is None else msgspec.structs.replace(op, outputs=results)
+
+
+@forked.function
+def _encoded_outputs(op: ReplayOp, policy: Policy) -> bytes:
     results = None
     with suppress(Exception):  # decompositions in Python raise anything for arguments that do not fit
         results = meta_outputs(op, policy)
-    return op if results is None else msgspec.structs.replace(op, outputs=results)
+    return msgspec.msgpack.encode(results)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +62,19 @@ class MetaCall:
 
     arguments: dict[str, Any]
     """By name; those that the op wrote to as it left them."""
-    results: tuple[TensorMeta | None, ...]
-    """Lists flattened, None for a result that is no tensor; at most `MAX_RESULTS`."""
+    results: Results
 
 
-def meta_outputs(op: ReplayOp, policy: Policy) -> tuple[TensorMeta | None, ...]:
-    """Results of one op, lists flattened, None for a result that is no tensor. Raises what the meta kernel raises."""
+def meta_outputs(op: ReplayOp, policy: Policy) -> Results:
+    """Results of one op. Raises what the meta kernel raises, and may not return; see `forked`."""
     return call_on_meta(op, policy).results
 
 
 def call_on_meta(op: ReplayOp, policy: Policy) -> MetaCall:
-    """Call an op of a plan on meta tensors, a recurrent one on a short sequence. Raises what the meta kernel raises."""
+    """Call an op of a plan on meta tensors, a recurrent one on a short sequence. Raises what the meta kernel raises.
+
+    It may hang or crash, as torch does for some arguments: for ops of unknown origin it belongs into `forked`.
+    """
     if (reason := flood(op)) is not None:
         raise NotReplayable(reason)
     whole, op = op, shortened(op)

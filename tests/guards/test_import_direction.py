@@ -18,6 +18,7 @@ TORCH_AT_IMPORT = (
     "opreplay.replay.executors.torch_graph",
     "opreplay.replay.executors.torch_profile",
     "opreplay.replay.export",
+    "opreplay.replay.forked",
     "opreplay.replay.meta_run",
     "opreplay.replay.outputs",
     "opreplay.replay.portable",

@@ -118,6 +118,12 @@ class CustomInit:
         """Whether this call, of an op that is named, is one for this initializer."""
         return True
 
-    def initialize(self, context: InitContext) -> InitReport:
-        """Fill tensors of `context.args` in place. Raise InitializerError when no valid values can be made."""
+    def check_options(self, options: Mapping[str, OptionValue]) -> None:
+        """Look at the options together, before anything runs. Raise InitializerError for what cannot work."""
+
+    def initialize(self, context: InitContext) -> InitReport | str | None:
+        """Fill tensors of `context.args` in place; a line of text stands for a report that has nothing but a summary.
+
+        Raise InitializerError when no valid values can be made.
+        """
         raise NotImplementedError

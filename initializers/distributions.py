@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from opreplay.initializers import fill
-from opreplay.initializers.base import InitContext, InitializerError, Option
+from opreplay.initializers.base import CustomInit, InitContext, InitializerError, Option, OptionValue
 
 HISTOGRAM_BYTES = 1 << 20
 SIGMA = 1.0
@@ -37,6 +38,24 @@ INDEX_OPTIONS = (
     Option(name="exponent", type=float, default=1.0, low=0.0, help="Of Zipf's law: 0 is uniform."),
     Option(name="histogram", type=str, default="", help="JSON file with one count an index, spread over the range."),
 )  # fmt: skip
+
+
+class LengthRule(CustomInit):
+    """Base of rules that draw lengths: their options, and a check of the histogram's file."""
+
+    options = LENGTH_OPTIONS
+
+    def check_options(self, options: Mapping[str, OptionValue]) -> None:
+        check_histogram(options, read_lengths)
+
+
+class IndexRule(CustomInit):
+    """Base of rules that draw indices: their options, and a check of the histogram's file."""
+
+    options = INDEX_OPTIONS
+
+    def check_options(self, options: Mapping[str, OptionValue]) -> None:
+        check_histogram(options, read_histogram)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,15 +87,30 @@ def length_distribution(context: InitContext) -> LengthDistribution:
     kind = str(context.options.get("distribution", "max"))
     if kind != "histogram":
         return LengthDistribution(kind=kind)
-    path = str(context.options.get("histogram") or "")
+    pairs = read_lengths(str(context.options.get("histogram") or ""))
+    return LengthDistribution(
+        kind=kind, lengths=tuple(length for length, _ in pairs), counts=tuple(count for _, count in pairs)
+    )
+
+
+def check_histogram(options: Mapping[str, OptionValue], read: Callable[[str], object]) -> None:
+    """Read the file that `distribution=histogram` needs. Raises InitializerError for none, an unsound or unused one."""
+    path = str(options.get("histogram") or "")
+    if options.get("distribution") == "histogram":
+        read(path)
+    elif path:
+        raise InitializerError("histogram=FILE is read with distribution=histogram alone")
+
+
+def read_lengths(path: str) -> list[tuple[int, float]]:
+    """(length, count) pairs from a JSON list of such lists. Raises InitializerError for anything else."""
     pairs = _read(path)
-    if not pairs or not all(_counts(pair) and len(pair) == 2 and isinstance(pair[0], int) for pair in pairs):
+    sound = isinstance(pairs, list) and all(_counts(pair) and len(pair) == 2 for pair in pairs)
+    if not sound or not pairs or not all(isinstance(length, int) and length > 0 for length, _ in pairs):
         raise InitializerError(f"{path} must be a list of [length, count]")
     if not any(count for _, count in pairs):
         raise InitializerError(f"{path}: all counts are zero")
-    return LengthDistribution(
-        kind=kind, lengths=tuple(length for length, _ in pairs), counts=tuple(float(count) for _, count in pairs)
-    )
+    return [(length, float(count)) for length, count in pairs]
 
 
 def draw_indices(context: InitContext, tensor: torch.Tensor, bound: int) -> str:
@@ -104,7 +138,7 @@ def read_histogram(path: str) -> list[float]:
 
 
 def _counts(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(c, (int, float)) and 0 <= c < 1e15 for c in values)
+    return isinstance(values, list) and all(type(c) in (int, float) and 0 <= c < 1e15 for c in values)
 
 
 def _read(path: str) -> Any:
@@ -112,6 +146,8 @@ def _read(path: str) -> Any:
         raise InitializerError("distribution=histogram needs a file: histogram=FILE")
     try:
         file = Path(path)
+        if file.exists() and not file.is_file():
+            raise InitializerError(f"{path} is no regular file")
         if file.stat().st_size > HISTOGRAM_BYTES:
             raise InitializerError(f"{path} is larger than {HISTOGRAM_BYTES} bytes")
         return json.loads(file.read_text())

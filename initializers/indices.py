@@ -9,7 +9,7 @@ import torch
 
 from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
-from opreplay.initializers.distributions import INDEX_OPTIONS, draw_indices
+from opreplay.initializers.distributions import IndexRule, draw_indices
 from opreplay.initializers.masks import choose
 
 Bound = Callable[[InitContext], int]
@@ -102,12 +102,11 @@ RANGES: dict[str, tuple[str, Bound]] = {
 """Op → its index argument and how many values that may have."""
 
 
-class IndexInit(CustomInit):
+class IndexInit(IndexRule):
     """Indices in range, all alike or some more popular."""
 
     name = "index"
     op_patterns = tuple(RANGES)
-    options = INDEX_OPTIONS
 
     def applies_to(self, context: InitContext) -> bool:
         tensor = context.tensor(RANGES[context.op][0])
@@ -118,14 +117,13 @@ class IndexInit(CustomInit):
         return _draw(context, argument, context.need(argument), bound(context))
 
 
-class IndexListInit(CustomInit):
+class IndexListInit(IndexRule):
     """The list of index tensors of `x[i, :, j]`: the n-th indexes the n-th dimension, a mask as many as it has."""
 
     name = "index_list"
     op_patterns = (
         "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_",
     )  # fmt: skip
-    options = INDEX_OPTIONS
 
     def initialize(self, context: InitContext) -> InitReport:
         shape = context.need("self").shape
@@ -147,7 +145,7 @@ class IndexListInit(CustomInit):
         return InitReport(summary="; ".join(parts) or "no index tensor", assumed={"indices": how})
 
 
-class BagInit(CustomInit):
+class BagInit(IndexRule):
     """Embedding bags: indices in range; offsets from 0, ascending; what a backward pass has saved fits both."""
 
     name = "embedding_bag"
@@ -156,7 +154,6 @@ class BagInit(CustomInit):
         "aten::_embedding_bag_backward", "aten::_embedding_bag_dense_backward",
         "aten::_embedding_bag_per_sample_weights_backward",
     )  # fmt: skip
-    options = INDEX_OPTIONS
 
     def initialize(self, context: InitContext) -> InitReport:
         indices = context.need("indices")

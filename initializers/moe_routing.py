@@ -6,12 +6,14 @@ How experts are drawn and sorted is in `expert_choice`.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 
 from opreplay.initializers import expert_choice, fill
-from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport, Option
+from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport, Option, OptionValue
+from opreplay.initializers.distributions import check_histogram, read_histogram
 
 DISTINCT_SCORES = 1 << 18
 """Router scores drawn before their rows repeat."""
@@ -64,6 +66,9 @@ class MoeRoutingInit(CustomInit):
         Option(name="exponent", type=float, default=1.0, low=0.0, help="Of Zipf's law: 0 is uniform."),
         Option(name="histogram", type=str, default="", help="JSON file with one count an expert."),
     )  # fmt: skip
+
+    def check_options(self, options: Mapping[str, OptionValue]) -> None:
+        check_histogram(options, read_histogram)
 
     def initialize(self, context: InitContext) -> InitReport:
         generator = torch.Generator().manual_seed(context.seed)

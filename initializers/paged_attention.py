@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from opreplay.initializers import fill
-from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
-from opreplay.initializers.distributions import LENGTH_OPTIONS, length_distribution
+from opreplay.initializers.base import InitContext, InitializerError, InitReport
+from opreplay.initializers.distributions import LengthRule, length_distribution
 from opreplay.initializers.paging import Pool, consecutive, find_pool, page_list, shared_generator, slots_of
 from opreplay.initializers.sequence_arguments import (
     CUMULATIVE_NEW,
@@ -46,12 +46,11 @@ UNIFIED = frozenset(op for op in ATTENTION_OPS if "::unified_" in op)
 """Ops whose lengths come from a layer's context and from no argument."""
 
 
-class PagedAttentionInit(CustomInit):
+class PagedAttentionInit(LengthRule):
     """Sequences as long as the iteration's batch says, on blocks of the cache in random order, none of them shared."""
 
     name = "paged_attention"
     op_patterns = ATTENTION_OPS
-    options = LENGTH_OPTIONS
 
     def initialize(self, context: InitContext) -> InitReport:
         pool = find_pool(context)
@@ -76,7 +75,7 @@ class PagedAttentionInit(CustomInit):
         )  # fmt: skip
 
 
-class CacheSlotsInit(CustomInit):
+class CacheSlotsInit(LengthRule):
     """New tokens go to the cache slots that the block tables of the same batch name, each to its own."""
 
     name = "cache_slots"
@@ -87,7 +86,6 @@ class CacheSlotsInit(CustomInit):
         "sglang_profiler::memory_pool__set_kv_buffer_impl", "npu::_npu_reshape_and_cache",
         "npu::npu_scatter_pa_kv_cache",
     )  # fmt: skip
-    options = LENGTH_OPTIONS
 
     def initialize(self, context: InitContext) -> InitReport:
         found = ((name, context.tensor(name)) for name in ("slot_mapping", "slot_indices", "indices"))

@@ -9,7 +9,7 @@ import torch
 
 from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
-from opreplay.initializers.distributions import LENGTH_OPTIONS, LengthDistribution, length_distribution
+from opreplay.initializers.distributions import LengthDistribution, LengthRule, length_distribution
 from opreplay.initializers.paging import shared_generator
 from opreplay.initializers.sequences import Batch, Room, make_batch
 
@@ -19,7 +19,7 @@ OFFSETS = ("offsets", "cos_sin_cache_offsets")
 """Added to the positions; zero keeps them in the table."""
 
 
-class PositionsInit(CustomInit):
+class PositionsInit(LengthRule):
     """Each new token has the place in its sequence that the iteration's batch gives it."""
 
     name = "positions"
@@ -36,7 +36,6 @@ class PositionsInit(CustomInit):
         "vllm::rocm_aiter_rotary_emb_with_key_forward_triton", "vllm::rocm_aiter_rotary_emb_without_key_forward_hip",
         "vllm::npu_rotary_embedding", "npu::npu_mrope",
     )  # fmt: skip
-    options = LENGTH_OPTIONS
 
     def initialize(self, context: InitContext) -> InitReport:
         positions = next((t for name in POSITIONS if (t := context.tensor(name)) is not None), None)

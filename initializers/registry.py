@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from opreplay.initializers.base import CustomInit, InitContext, InitReport, OptionValue
-from opreplay.initializers.settings import defaults, parse_setting
+from opreplay.initializers.applying import applies, apply
+from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport, OptionValue
+from opreplay.initializers.settings import check_declared, defaults, parse_setting
 from opreplay.traces.errors import UsageError
 
 
@@ -21,12 +22,16 @@ class Registry:
     def register(self, initializer: CustomInit) -> CustomInit:
         """Add an initializer.
 
-        Raises UsageError for one without a name or ops, for a name that is taken, and for an op that another
-        initializer of the same class or without a condition of its own already has at the same priority.
+        Raises UsageError for one without a name or ops, for options that are not sound, for a name that is taken, and
+        for an op that another initializer of the same class or without a condition of its own already has at the same
+        priority.
         """
         kind = type(initializer)
         if not kind.name or not kind.op_patterns:
             raise UsageError(f"initializer {kind.__name__} needs a name and op_patterns")
+        if isinstance(kind.op_patterns, str):
+            raise UsageError(f"op_patterns of initializer {kind.name!r} is one text", hint="Make it a tuple of names.")
+        check_declared(kind)
         if kind.name in self._by_name:
             raise UsageError(f"there is already an initializer named {kind.name!r}", hint="Give yours another name.")
         if len(set(kind.op_patterns)) != len(kind.op_patterns):
@@ -41,28 +46,39 @@ class Registry:
         return initializer
 
     def find(self, context: InitContext) -> CustomInit | None:
-        """The first initializer that names the op and applies to this call, or None."""
-        return next((rule for rule in self._by_op.get(context.op, ()) if rule.applies_to(context)), None)
+        """The first initializer that names the op and applies to this call, or None.
+
+        Raises InitializerError when one cannot say whether it does.
+        """
+        return next((rule for rule in self._by_op.get(context.op, ()) if applies(rule, context)), None)
 
     def configure(self, settings: Sequence[str]) -> None:
-        """Take settings "NAME.OPTION=VALUE". Raises UsageError for unknown names, bad values and one given twice."""
+        """Take settings "NAME.OPTION=VALUE".
+
+        Raises UsageError for unknown names, bad values, one given twice, and options that do not fit together.
+        """
         for text in settings:
             name, option, value = parse_setting(text, self)
             given = self._settings.setdefault(name, {})
             if option in given:
                 raise UsageError(f"{name}.{option} is given twice")
             given[option] = value
+        for name in self._settings:
+            try:
+                self[name].check_options(self.options_of(self[name]))
+            except InitializerError as error:
+                raise UsageError(f"initializer {name!r}: {error}") from error
 
     def options_of(self, rule: CustomInit) -> Mapping[str, OptionValue]:
         """A value for each option of an initializer."""
         return {**defaults(rule), **self._settings.get(rule.name, {})}
 
     def apply(self, rule: CustomInit, context: InitContext) -> InitReport:
-        """Let an initializer fill the tensors, with its options; on one thread."""
+        """Let an initializer fill the tensors, with its options; on one thread. Raises InitializerError if it fails."""
         from opreplay.initializers.fill import one_thread
 
         with one_thread():
-            return rule.initialize(replace(context, options=self.options_of(rule)))
+            return apply(rule, replace(context, options=self.options_of(rule)))
 
     def __getitem__(self, name: str) -> CustomInit:
         try:

@@ -25,6 +25,22 @@ def defaults(rule: CustomInit) -> dict[str, OptionValue]:
     return {option.name: option.default for option in rule.options}
 
 
+def check_declared(kind: type[CustomInit]) -> None:
+    """Raises UsageError for two options of one name, and for a default that the option itself would not take."""
+    names = [option.name for option in kind.options]
+    if len(set(names)) != len(names):
+        raise UsageError(f"initializer {kind.name!r} has two options of one name")
+    for option in kind.options:
+        value, shown = option.default, f"the default of {kind.name}.{option.name}"
+        allowed: tuple[type, ...] = (int, float) if option.type is float else (option.type,)
+        if value is None:
+            continue
+        if not isinstance(value, allowed) or (isinstance(value, bool) and option.type is not bool):
+            raise UsageError(f"{shown} is {value!r}, which is no {option.type.__name__}")
+        if option.choices and value not in option.choices:
+            raise UsageError(f"{shown} is {value!r}, which is none of its choices")
+
+
 def parse_setting(text: str, known: Known) -> tuple[str, str, OptionValue]:
     """(initializer, option, value) of "NAME.OPTION=VALUE".
 

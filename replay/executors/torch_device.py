@@ -152,7 +152,10 @@ class TorchExecutor:
         """Allocate and fill the arguments; for an op that writes to them, also find how often it may be called."""
         args = tensors.arguments(op, device=self._device)
         op_seed = seed_of(op, seed)
-        rule = self._registry.find(self._context(op, args, op_seed, seed))
+        try:
+            rule = self._registry.find(self._context(op, args, op_seed, seed))
+        except InitializerError as error:
+            raise NotReplayable(Reason("failed", f"initializer {error}")) from error
         if rule is not None:
             own, apart = aliasing.apart(op.args, aliasing.INDEXED, integers_only=True)
             if apart:
@@ -231,7 +234,7 @@ class TorchExecutor:
             return DenseInit.name, reports if context.tensors() else []
         try:
             report = self._registry.apply(rule, context)
-        except (InitializerError, RuntimeError, ValueError, TypeError, IndexError) as error:
+        except InitializerError as error:
             raise NotReplayable(Reason("failed", f"initializer {rule.name}: {_first_line(error)}")) from error
         assumed = {name: what for name, what in reports[0].assumed.items() if name not in report.assumed}
         return rule.name, [InitReport(assumed=assumed), report]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from opreplay.initializers.base import CustomInit, InitContext, InitReport
+from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
 from opreplay.initializers.dense import DenseInit
 from opreplay.initializers.registry import Registry, built_in
 
@@ -97,6 +97,6 @@ def test_an_initializer_works_on_one_thread_and_leaves_the_others_as_they_were()
 
     before, registry = torch.get_num_threads(), Registry()
     rule = registry.register(Fails())
-    with pytest.raises(ValueError, match="as planned"):
+    with pytest.raises(InitializerError, match="as planned"):
         registry.apply(rule, InitContext(op="my::op", args={}, generator=torch.Generator()))
     assert (seen, torch.get_num_threads()) == ([1], before)

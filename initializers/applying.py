@@ -1,0 +1,85 @@
+"""Lets an initializer fill a call and checks what it did; whatever goes wrong in it becomes an InitializerError.
+
+Owns the checks of results; which initializer a call gets is decided in `registry`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from opreplay.initializers.base import BatchLengths, CustomInit, InitContext, InitializerError, InitReport
+from opreplay.initializers.loading import failed_at
+
+TEXT_LENGTH = 400
+"""Characters kept of what an initializer says of itself or of one argument."""
+
+
+def applies(rule: CustomInit, context: InitContext) -> bool:
+    """Whether the initializer takes this call. Raises InitializerError when it cannot even say that."""
+    try:
+        return bool(rule.applies_to(context))
+    except InitializerError:
+        raise
+    except (Exception, SystemExit) as error:  # user code may raise anything
+        raise InitializerError(f"{rule.name}: applies_to: {_said(error)}") from error
+
+
+def apply(rule: CustomInit, context: InitContext) -> InitReport:
+    """Let the initializer fill the tensors; its report, a line of text or nothing being taken for one.
+
+    Raises InitializerError for whatever it raises, for a result of another type, and for tensors that it resized or
+    replaced instead of filling them.
+    """
+    before = list(_tensors(context.args))
+    try:
+        result: Any = rule.initialize(context)
+    except InitializerError:
+        raise
+    except (Exception, SystemExit) as error:  # user code may raise anything
+        raise InitializerError(_said(error)) from error
+    after = list(_tensors(context.args))
+    for name, tensor, shape, dtype in before:
+        if not any(tensor is other and name == at for at, other, _, _ in after):
+            raise InitializerError(f"{name} was replaced by another value: fill the tensor in place")
+        if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+            raise InitializerError(f"{name} was {dtype}{list(shape)} and is now {tensor.dtype}{list(tensor.shape)}")
+    return _report(result)
+
+
+def _tensors(args: Mapping[str, Any]) -> Iterator[tuple[str, Any, tuple[int, ...], Any]]:
+    for name, value in args.items():
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if hasattr(item, "data_ptr"):
+                yield name, item, tuple(item.shape), item.dtype
+
+
+def _report(result: Any) -> InitReport:
+    if result is None or isinstance(result, str):
+        return InitReport(summary=_short(result or ""))
+    if not isinstance(result, InitReport):
+        raise InitializerError(f"initialize returned {type(result).__name__}, not an InitReport or a line of text")
+    assumed = result.assumed if isinstance(result.assumed, Mapping) else {None: None}
+    if not all(isinstance(text, str) for text in (result.summary, *assumed, *assumed.values())):
+        raise InitializerError("the report's summary must be text, and what it assumed text by argument")
+    if result.lengths is not None and not isinstance(result.lengths, BatchLengths):
+        raise InitializerError("the report's lengths must be BatchLengths")
+    return replace(
+        result, summary=_short(result.summary),
+        assumed={_short(name): _short(what) for name, what in result.assumed.items()},
+    )  # fmt: skip
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= TEXT_LENGTH else text[: TEXT_LENGTH - 3] + "..."
+
+
+def _said(error: BaseException) -> str:
+    """ "ValueError: what it says (file.py:12)", the place for files that are not opreplay's."""
+    first = (str(error).splitlines() or [""])[0]
+    place = failed_at(error)
+    own = Path(__file__).resolve().parents[1]
+    shown = f" ({place})" if place and own not in Path(place.rpartition(":")[0]).resolve().parents else ""
+    return _short(f"{type(error).__name__}{': ' if first else ''}{first}{shown}")

@@ -50,6 +50,8 @@ class RecordedValues:
         self._file = SafetensorsFile(path)
         self.path = self._file.path
         self.places = tuple(_place(self.path, key) for key in self._file.tensors)
+        if len({(place.op, place.shown) for place in self.places}) != len(self.places):
+            raise FormatError(f"{self.path} has two tensors for one place", hint="0 and 00 are the same element.")
 
     def stored(self, place: Place) -> StoredTensor:
         """Shape and type of what is stored for a place."""

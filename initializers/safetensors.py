@@ -67,6 +67,9 @@ class SafetensorsFile:
 
 
 def _read_header(path: Path) -> dict[str, StoredTensor]:
+    if path.exists() and not path.is_file():
+        # To open a pipe would wait for whoever writes to it.
+        raise FormatError(f"{path} is no regular file", hint="Its tensors are read in any order, which needs one.")
     try:
         with path.open("rb") as file:
             total = os.fstat(file.fileno()).st_size
@@ -93,6 +96,8 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
         for name, entry in header.items() if name != "__metadata__"
     }  # fmt: skip
     _check_layout(path, found, start, total)
+    if not found:
+        raise FormatError(f"{path} holds no tensors")
     return found
 
 

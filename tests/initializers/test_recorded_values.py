@@ -85,3 +85,9 @@ def test_what_does_not_fit_stops_the_op(tmp_path: Path) -> None:
 def test_names_of_another_form_are_refused(tmp_path: Path, key: str) -> None:
     with pytest.raises(FormatError, match="names no argument"):
         RecordedValues(save(tmp_path / "v.safetensors", {key: torch.ones(1)}))
+
+
+def test_two_tensors_for_one_element_are_refused(tmp_path: Path) -> None:
+    ids = torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(FormatError, match="two tensors for one place"):
+        RecordedValues(save(tmp_path / "v.safetensors", {"aten::index.indices.1": ids, "aten::index.indices.01": ids}))

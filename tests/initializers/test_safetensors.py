@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,16 @@ def test_lengths_are_checked_before_anything_is_read(tmp_path: Path, monkeypatch
         SafetensorsFile(tmp_path / "short")
     with pytest.raises(FormatError, match="No such file"):
         SafetensorsFile(tmp_path / "missing")
+
+
+def test_pipes_folders_and_files_without_tensors_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, said in (
+        (tmp_path / "pipe", "no regular file"), (tmp_path, "no regular file"),
+        (write(tmp_path / "none.safetensors", {"__metadata__": {}}), "holds no tensors"),
+    ):  # fmt: skip
+        with pytest.raises(FormatError, match=said):
+            SafetensorsFile(path)
 
 
 def test_a_file_that_shrinks_is_noticed(tmp_path: Path) -> None:

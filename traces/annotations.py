@@ -41,14 +41,14 @@ class BatchContext:
         return "prefill" if self.prefill_sequences else "decode" if self.decode_sequences else None
 
 
-_SUMS = r"\(sq(\d+)sk(\d+)sqsq(\d+)sqsk(\d+)\)"
-_N = r"(\d{1,18})"
+_N = r"([0-9]{1,18})"
+_SUMS = rf"\(sq{_N}sk{_N}sqsq{_N}sqsk{_N}\)"
 _FULL = re.compile(rf"execute_{_N}_context_{_N}{_SUMS}_generation_{_N}{_SUMS}\Z")
 _PAIR = re.compile(rf"execute_context_{_N}\({_N}_{_N}\)_generation_{_N}\({_N}\)\Z")
 _PLAIN = re.compile(rf"execute_context_{_N}\({_N}\)_generation_{_N}\({_N}\)\Z")
 _NEW = re.compile(rf"execute_new_{_N}_cached_{_N}\Z")
 _SGLANG = re.compile(rf"step\[(DECODE|EXTEND|PREFILL|IDLE) bs={_N}(?: toks={_N})?\]\Z")
-_STEP = re.compile(r"ProfilerStep#(\d+)\Z")
+_STEP = re.compile(r"ProfilerStep#([0-9]+)\Z")
 
 
 def batch_context(name: str) -> BatchContext | None:

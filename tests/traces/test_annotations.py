@@ -77,3 +77,9 @@ def test_table_is_a_sequence_of_annotations() -> None:
     assert list(table) == [table[i] for i in range(3)]
     assert table == tuple(table)
     assert table != tuple(table)[:2]
+
+
+def test_numbers_that_no_batch_has_are_no_batch() -> None:
+    digits = "9" * 19
+    assert batch_context(f"execute_1_context_1(sq{digits}sk1sqsq1sqsk1)_generation_0(sq0sk0sqsq0sqsk0)") is None
+    assert batch_context("execute_context_\u0661(1)_generation_0(0)") is None

@@ -17,7 +17,12 @@ def make_console(*, stderr: bool = False) -> Console:
     """
     from rich.console import Console
 
-    return Console(
+    class PipeConsole(Console):
+        def on_broken_pipe(self) -> None:
+            """The reader has left, which is no failure; rich itself would end the command with exit code 1."""
+            raise BrokenPipeError
+
+    return PipeConsole(
         file=sys.stderr if stderr else sys.stdout, markup=False, emoji=False, highlight=False, soft_wrap=False
     )
 

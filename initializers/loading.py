@@ -55,7 +55,7 @@ def load_user_code(name: str, *, flag: str) -> None:
                 importlib.import_module(name)
     except UsageError:
         raise
-    except Exception as error:  # user code may raise anything
+    except (Exception, SystemExit) as error:  # user code may raise anything
         place = failed_at(error)
         raise UsageError(
             f"{flag} {name} fails: {f'{place}: ' if place else ''}{type(error).__name__}: {error}",
@@ -70,7 +70,7 @@ def load_entry_point(entry: EntryPoint) -> Any:
             return entry.load()
     except UsageError:
         raise
-    except Exception as error:  # user code may raise anything
+    except (Exception, SystemExit) as error:  # user code may raise anything
         raise UsageError(f"plugin {entry.name} = {entry.value} fails: {type(error).__name__}: {error}") from error
 
 

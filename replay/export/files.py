@@ -59,9 +59,10 @@ def write_bundle(bundle: Bundle, path: Path, *, force: bool = False) -> None:
 def readme(bundle: Bundle) -> str:
     """What the bundle is, how to run it, what it holds and what it leaves out."""
     ops = bundle.plan.ops
+    held = f"{len(ops)} op{'s' if len(ops) != 1 else ''}"
     parts = [
         "# Ops to replay\n",
-        f"`replay.py` replays the {len(ops)} ops of `ops.json`, one by one, with random inputs of the recorded\n"
+        f"`replay.py` replays the {held} of `ops.json`, one by one, with random inputs of the recorded\n"
         "shapes, strides and types, and prints the median time of each. It needs Python 3.10 or newer and PyTorch,\n"
         "nothing else.\n",
         "```console\n$ python replay.py --device cuda\n$ python replay.py --op aten::mm --iterations 50 --json\n```\n",

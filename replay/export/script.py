@@ -304,6 +304,18 @@ def described(op: dict[str, Any]) -> str:
     return " ".join(f"{meta['dtype']}[{','.join(map(str, meta['shape']))}]" for meta in metas)[:60]
 
 
+def opened(name: str) -> torch.device:
+    """The device, known to work. Raises what torch raises for one that it does not know or that is not there."""
+    if name.partition(":")[0] == "npu":
+        importlib.import_module("torch_npu")  # torch knows no npu before
+    device = torch.device(name)
+    if device.index is not None and device.type != "cpu":
+        getattr(torch, device.type).set_device(device)
+    getattr(torch, device.type).synchronize()
+    torch.empty(1, device=device).fill_(0)
+    return device
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description="Replay the ops of ops.json with random inputs of the recorded shapes."
@@ -316,11 +328,11 @@ def main() -> int:
     options = parser.parse_args()
     if options.iterations < 1:
         parser.error("--iterations must be at least 1")
-    device = torch.device(options.device)
-    if device.type == "npu":
-        importlib.import_module("torch_npu")
-    if device.index is not None and device.type != "cpu":
-        getattr(torch, device.type).set_device(device)
+    try:
+        device = opened(options.device)
+    except (RuntimeError, ImportError, AssertionError, AttributeError, NotImplementedError) as error:
+        line = (str(error).strip().splitlines() or [""])[0][:200]
+        parser.error(f"no device {options.device!r} here: {line}")
     torch.set_grad_enabled(False)
     plan = json.loads((Path(__file__).resolve().parent / "ops.json").read_text(encoding="utf-8"))
     ops = [op for op in plan["ops"] if not options.op or options.op in op["name"] or op["id"].startswith(options.op)]

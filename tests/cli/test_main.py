@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
+from collections.abc import Callable
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from opreplay.cli import main
+from opreplay.cli import console, main
 from opreplay.cli.exit_codes import ExitCode
 from opreplay.traces.errors import EnvironmentRefused, Malformed, UsageError
 
@@ -77,6 +79,17 @@ def test_an_interrupt_exits_with_130() -> None:
 
 def test_a_closed_pipe_is_no_error() -> None:
     assert invoke_raising(BrokenPipeError()) == (0, "", "")
+
+
+@pytest.mark.parametrize("show", [lambda: console.show_line("x"), lambda: console.show_fitted(lambda width: "x")])
+def test_a_table_for_a_closed_pipe_is_no_error(show: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    with pytest.raises(BrokenPipeError):  # which the group turns into exit code 0
+        show()
 
 
 def test_bugs_are_not_hidden() -> None:

@@ -96,6 +96,10 @@ def test_a_plugin_that_fails_is_a_usage_error_with_file_and_line(tmp_path: Path)
     assert result.exit_code == 2
     assert f"--plugin {broken} fails: {broken}:2: ZeroDivisionError" in result.stderr
     assert invoke("plugins", "--plugin", "no.such.module").exit_code == 2
+    broken.write_text("import sys\nsys.exit(3)\n")
+    result = invoke("plugins", "--plugin", broken)
+    assert result.exit_code == 2
+    assert f"--plugin {broken} fails: {broken}:2: SystemExit: 3" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["plan", "simulate", "run"])

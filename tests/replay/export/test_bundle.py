@@ -103,6 +103,13 @@ def test_the_script_prints_a_table_and_takes_a_part_of_the_ops(folder: Path) -> 
     assert run_alone(folder, "--op", "no_such_op")[0] == 2
 
 
+@pytest.mark.parametrize("device", ["nosuch", "npu", "cuda:99", "meta"])
+def test_the_script_says_when_a_device_is_missing(folder: Path, device: str) -> None:
+    code, text = run_alone(folder, "--device", device)
+    assert code == 2
+    assert f"error: no device '{device}' here: " in text
+
+
 def test_ops_json_is_a_plan_of_the_same_calls(moe: ReplayPlan, folder: Path) -> None:
     plan = parse_plan((folder / "ops.json").read_bytes())
     assert plan.source == "bundle"

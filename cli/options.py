@@ -208,6 +208,14 @@ def init_options(command: Command) -> Command:
     return init_module_option(command)
 
 
+def values_option(command: Command) -> Command:
+    """--values: real tensors for arguments of chosen ops."""
+    return click.option(
+        "--values", metavar="FILE",
+        help="Real values for arguments: a .safetensors file whose tensors are named OP.ARGUMENT.",
+    )(command)  # fmt: skip
+
+
 def format_option(*names: str) -> Callable[[Command], Command]:
     """--format, the first name being the default."""
     return click.option(

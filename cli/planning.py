@@ -104,16 +104,18 @@ def use_plugins(names: Sequence[str]) -> None:
 
 
 def expected_contents(
-    init_modules: Sequence[str] = (), init_args: Sequence[str] = (), *, seed: int = 0
+    init_modules: Sequence[str] = (), init_args: Sequence[str] = (), *, seed: int = 0, values: str | None = None
 ) -> Callable[[ReplayOp], Contents | None]:
-    """What the arguments of an op will hold in a run with these initializers, settings and seed.
+    """What the arguments of an op will hold in a run with these initializers, settings, seed and file of values.
 
-    Raises UsageError for modules and settings that cannot be used.
+    Raises UsageError for modules and settings that cannot be used, FormatError for an unsound file.
     """
     from opreplay.initializers.extensions import open_registry
+    from opreplay.initializers.recorded_values import RecordedValues
     from opreplay.replay.work.expected import ExpectedContents
 
-    return ExpectedContents(open_registry(init_modules, init_args), seed)
+    supplied = None if values is None else RecordedValues(values)
+    return ExpectedContents(open_registry(init_modules, init_args), seed, supplied)
 
 
 def simulate_on(

@@ -20,6 +20,7 @@ from opreplay.cli.options import (
     selection_options,
     soc_option,
     trace_argument,
+    values_option,
 )
 
 if TYPE_CHECKING:
@@ -47,10 +48,7 @@ if TYPE_CHECKING:
     "--max-failed", type=click.IntRange(min=0), metavar="N", help="Exit with 1 when more ops are skipped or failed."
 )
 @init_options
-@click.option(
-    "--values", metavar="FILE",
-    help="Real values for arguments: a .safetensors file whose tensors are named OP.ARGUMENT.",
-)  # fmt: skip
+@values_option
 @click.option(
     "--check-work", is_flag=True,
     help="Report how much work the values of the arguments cause, and warn of ops that do none.",
@@ -87,7 +85,7 @@ def command(
     from opreplay.replay.supplied_values import check_values_file
 
     use_plugins(plugin)
-    contents = expected_contents(init_module, init_arg, seed=seed)
+    contents = expected_contents(init_module, init_arg, seed=seed, values=values)
     devices = load_socs(soc, custom_op_dir)
     with Outputs(output, force=force, resume=resume) as outputs:
         selection = Selection(

@@ -18,6 +18,7 @@ from opreplay.cli.options import (
     selection_options,
     soc_option,
     trace_argument,
+    values_option,
 )
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ SUFFIXES = (".json", ".csv")
 @selection_options
 @plugin_option
 @init_options
+@values_option
 @click.option(
     "--losers", type=click.IntRange(min=0), default=10, show_default=True, metavar="N",
     help="List the N ops that would lose most against the recorded device.",
@@ -46,8 +48,8 @@ def command(
     trace: str, kernel_details: str | None, soc: tuple[str, ...], custom_op_dir: str | None, select: str,
     op_filter: tuple[str, ...], exclude: tuple[str, ...], phase: Phase | None, top: int | None, min_share: float | None,
     allow_import: tuple[tuple[str, str], ...],
-    plugin: tuple[str, ...], init_module: tuple[str, ...], init_arg: tuple[str, ...], losers: int, format_: str,
-    output: str | None, force: bool, limit: tuple[tuple[str, str], ...],
+    plugin: tuple[str, ...], init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None,
+    losers: int, format_: str, output: str | None, force: bool, limit: tuple[tuple[str, str], ...],
 ) -> None:  # fmt: skip
     """Predict the ops of TRACE on one or several simulated devices, side by side: the step's total with its band, where
     its time goes, and which ops would lose most against the device that was recorded.
@@ -57,17 +59,20 @@ def command(
     from opreplay.cli.planning import Selection, expected_contents, load_socs, use_plugins
     from opreplay.replay.ascend.step import simulate_step
     from opreplay.replay.report import simulation as view
+    from opreplay.replay.supplied_values import check_values_file
 
     if output is not None:
         check_output(Path(output), force=force)
     use_plugins(plugin)
     devices = load_socs(soc, custom_op_dir)
-    contents = expected_contents(init_module, init_arg)
+    contents = expected_contents(init_module, init_arg, values=values)
     selection = Selection(
         select=select, include=op_filter, exclude=exclude, phase=phase, top=top, min_share=min_share,
         allow_imports=dict(allow_import),
     )  # fmt: skip
     plan = plan_of(open_input(trace, limit, kernel_details=kernel_details), selection, device="cpu")
+    if values is not None:
+        check_values_file(plan, values)
     steps = [simulate_step(plan.ops, device, contents) for device in devices.values()]
     if output is not None:
         from opreplay.cli.outputs import write_file

@@ -6,7 +6,7 @@ Owns the names (`OP.ARGUMENT`), not the file format (`safetensors`) and not the 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,9 +63,12 @@ class RecordedValues:
         chosen.update({place.shown: place for place in self.places if place.op == op_id})
         return tuple(chosen.values())
 
-    def write(self, op_id: str, name: str, args: Mapping[str, Any]) -> dict[str, str]:
+    def write(
+        self, op_id: str, name: str, args: Mapping[str, Any], *, only: Callable[[torch.Tensor], bool] | None = None
+    ) -> dict[str, str]:
         """Put the values of one op into its tensors, in place; argument → what a report says of it.
 
+        `only` chooses the tensors that are filled.
         Raises InitializerError where an argument is missing or has another shape.
         """
         said: dict[str, str] = {}
@@ -75,6 +78,8 @@ class RecordedValues:
             if target is None or tuple(target.shape) != stored.shape:
                 held = "no tensor" if target is None else f"shape {list(target.shape)}"
                 raise InitializerError(f"{self.path.name}: {place.key} is {list(stored.shape)}, the argument {held}")
+            if only is not None and not only(target):
+                continue
             fill.assign(target, self._tensor(place.key, stored).to(target.device))
             said[place.shown] = f"{RECORDED} of {self.path.name}"
         return said

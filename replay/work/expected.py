@@ -14,6 +14,7 @@ import torch
 from opreplay.initializers.base import BatchLengths, InitContext, InitializerError
 from opreplay.initializers.moe_routing import ROUTERS, MoeRoutingInit
 from opreplay.initializers.paged_attention import PagedAttentionInit
+from opreplay.initializers.recorded_values import RecordedValues
 from opreplay.initializers.registry import Registry
 from opreplay.replay import tensors
 from opreplay.replay.executors.base import NotReplayable
@@ -36,10 +37,10 @@ MAX_SCORES = 1 << 26
 
 
 class ExpectedContents:
-    """Contents by op, made once for each. Uses the run's registry and seed, so that they are those of the run."""
+    """Contents by op, made once for each; with the run's registry, seed and values they are those of the run."""
 
-    def __init__(self, registry: Registry, seed: int = 0) -> None:
-        self._registry, self._seed = registry, seed
+    def __init__(self, registry: Registry, seed: int = 0, values: RecordedValues | None = None) -> None:
+        self._registry, self._seed, self._values = registry, seed, values
         self._made: dict[str, Contents | None] = {}
 
     def __call__(self, op: ReplayOp) -> Contents | None:
@@ -53,7 +54,7 @@ class ExpectedContents:
 
     def _make(self, op: ReplayOp, name: str) -> Contents | None:
         try:
-            filled = fill_stand_ins(op, self._registry, self._seed)
+            filled = fill_stand_ins(op, self._registry, self._seed, values=self._values)
             return None if filled is None else contents_of(filled.context, filled.lengths)
         except (InitializerError, NotReplayable, RuntimeError, ValueError, TypeError, IndexError, KeyError):
             # What keeps the op from being replayed is said there; the simulation goes on from the shapes.
@@ -69,18 +70,22 @@ class Filled(NamedTuple):
     lengths: BatchLengths | None
 
 
-def fill_stand_ins(op: ReplayOp, registry: Registry, seed: int, *, most: int = MAX_ELEMENTS) -> Filled | None:
+def fill_stand_ins(
+    op: ReplayOp, registry: Registry, seed: int, *, most: int = MAX_ELEMENTS, values: RecordedValues | None = None
+) -> Filled | None:
     """Let the op's initializer fill stand-ins for its arguments; None where one has more than `most` whole numbers.
 
+    Recorded values then replace what it made, except in stand-ins of one element.
     Raises InitializerError and whatever arguments that fit no call make it raise.
     """
     if not all(_sane(arg, canonical_name(op.called), most) for arg in op.args):
         return None
     context = stand_ins(op, seed)
     rule = registry.find(context)
-    if rule is None:
-        return Filled(context, None, None)
-    return Filled(context, rule.name, registry.apply(rule, context).lengths)
+    lengths = None if rule is None else registry.apply(rule, context).lengths
+    if values is not None:
+        values.write(op.id, op.name, context.args, only=_in_full)
+    return Filled(context, None if rule is None else rule.name, lengths)
 
 
 def stand_ins(op: ReplayOp, seed: int, *, whole: bool = True) -> InitContext:
@@ -122,6 +127,10 @@ def _small(meta: TensorMeta, op: str, most: int) -> bool:
     if op in ROUTERS:
         return count <= MAX_SCORES
     return op not in OPS or all(size <= MAX_ELEMENTS for size in meta.shape)
+
+
+def _in_full(tensor: torch.Tensor) -> bool:
+    return tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
 
 
 def _whole(meta: TensorMeta) -> bool:

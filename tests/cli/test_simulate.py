@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 from opreplay.cli import planning
@@ -144,6 +145,13 @@ def test_selection_and_custom_ops_are_passed_on(trace: Path, tmp_path: Path) -> 
     )
 
 
+def save_ids(path: Path, name: str, ids: torch.Tensor) -> None:
+    """A .safetensors file with one int32 tensor."""
+    data = ids.numpy().tobytes()
+    header = json.dumps({name: {"dtype": "I32", "shape": list(ids.shape), "data_offsets": [0, len(data)]}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data)
+
+
 def test_routing_follows_the_initializers_settings(
     trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +170,11 @@ def test_routing_follows_the_initializers_settings(
     skewed = facts(trace, "--init-arg", "moe_routing.distribution=zipf", "--init-module", module)
     assert skewed["socs"]["910b3"]["total_us"] > 1.02 * even
     assert invoke(trace, "--init-arg", "moe_routing.colour=red").exit_code == 2
+    one_group = tmp_path / "routes.safetensors"
+    save_ids(one_group, f"{layer.name}.topk_ids", torch.arange(4, dtype=torch.int32).repeat(8192, 1))
+    assert facts(trace, "--values", one_group)["socs"]["910b3"]["total_us"] > skewed["socs"]["910b3"]["total_us"]
+    save_ids(one_group, f"{layer.name}.topk_ids", torch.zeros(4, 4, dtype=torch.int32))
+    assert "int32[4, 4]" in invoke(trace, "--values", one_group).stderr
 
 
 def test_a_trace_without_device_time_is_said_to_be_one(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,21 @@ def test_the_batch_is_attended_to_in_full(tmp_path: Path) -> None:
     assert "without work" not in text
 
 
+def test_supplied_lengths_are_those_counted_and_simulated(tmp_path: Path) -> None:
+    name = "_C::paged_attention_v1"
+    _, told = run(tmp_path)
+    header = {f"{name}.seq_lens": {"dtype": "I32", "shape": [4], "data_offsets": [0, 16]}}
+    text = json.dumps(header).encode()
+    values = tmp_path / "v.safetensors"
+    lengths = b"".join(n.to_bytes(4, "little") for n in (512, 512, 512, 500))
+    values.write_bytes(len(text).to_bytes(8, "little") + text + lengths)
+    _, given = run(tmp_path, "--check-work", "--values", str(values))
+    found = given[name].work
+    assert found is not None
+    assert found.amounts[0].done == 2036
+    assert given[name].simulated["910b3"].time_us > told[name].simulated["910b3"].time_us
+
+
 def test_without_the_flag_nothing_is_counted(tmp_path: Path) -> None:
     _, results = run(tmp_path)
     assert all(result.work is None for result in results.values())

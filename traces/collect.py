@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from operator import attrgetter
 from typing import Any
 
 from msgspec import Struct
@@ -108,10 +109,11 @@ class Collector:
     def wants_exact(groups: dict[type[Struct], list[Any]]) -> bool:
         """Whether some time is a float that is too large to be exact to the nanosecond."""
         for cls, events in groups.items():
-            if "ts" in cls.__struct_fields__:
-                for event in (events[0], events[len(events) // 2], events[-1]):
-                    if type(event.ts) is float and abs(event.ts) >= EXACT_LIMIT_US:
-                        return True
+            for name in ("ts", "dur"):
+                if name in cls.__struct_fields__ and any(
+                    type(time) is float and abs(time) >= EXACT_LIMIT_US for time in map(attrgetter(name), events)
+                ):
+                    return True
         return False
 
     def add(self, events: list[Any], groups: dict[type[Struct], list[Any]]) -> None:

@@ -167,7 +167,9 @@ class Columns:
             values = self.pending[name]
             if kind in ("time", "span"):
                 array = to_ns(values)
-                if array.max() >= EXACT_LIMIT_US * 1000 and any(type(value) is float for value in values):
+                if array.max() >= EXACT_LIMIT_US * 1000 and any(
+                    type(value) is float and abs(value) >= EXACT_LIMIT_US for value in values
+                ):
                     self.inexact = True
                 if array.min() == INVALID:
                     bad = array == INVALID

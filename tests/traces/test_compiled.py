@@ -105,6 +105,8 @@ def changed(changes: list[tuple[int, bool, str, str, Any]]) -> list[dict[str, An
 
 
 @given(changes=CHANGES, indent=st.sampled_from([None, 0, 2]), ascii_only=st.booleans())
+@example(changes=[(0, False, "ts", "", 2**43)], indent=None, ascii_only=True)  # an exact time that looked inexact
+@example(changes=[(2, False, "ts", "", 2.0**43 + 0.5)], indent=None, ascii_only=True)
 @settings(max_examples=250, deadline=None)
 def test_odd_values_read_the_same(
     tmp_path_factory: pytest.TempPathFactory, changes: Any, indent: int | None, ascii_only: bool

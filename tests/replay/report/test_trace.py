@@ -68,5 +68,5 @@ def test_iterations_by_batch(tmp_path: Path, width: int) -> None:
     assert max(map(len, text.splitlines())) <= width
     assert "4: 4 mixed" in text
     row = next(line.split() for line in text.splitlines() if " mixed " in line and "4: 4" not in line)
-    assert row[:8] == ["2", "mixed", "1", "512", "900", "37", "37", "–"]
+    assert row[:8] == ["2", "mixed", "2", "512", "900", "37", "37", "–"]
     assert ("host" in text) == (width >= 80)

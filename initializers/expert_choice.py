@@ -16,6 +16,8 @@ from opreplay.initializers.distributions import read_histogram
 DISTRIBUTIONS = ("uniform", "zipf", "histogram")
 DISTINCT_ROWS = 8_191
 """Tokens drawn before their experts repeat; a prime, so that blocks of common sizes differ."""
+MAX_TOP_K = 512
+"""The draws of a slot are compared with those of all earlier ones, so time grows with the square."""
 REDRAWS = 8
 """Draws after which the rows that still have an expert twice are drawn exactly, from perturbed logarithms."""
 
@@ -39,8 +41,10 @@ def probabilities(experts: int, distribution: str, exponent: float, histogram: s
 def choose_experts(tokens: int, topk: int, chance: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """int64 [tokens, topk]: experts drawn one after the other without replacement, with `chance` float64 [experts].
 
-    Raises InitializerError when fewer than topk experts have a chance.
+    Raises InitializerError when fewer than topk experts have a chance, and for more than `MAX_TOP_K`.
     """
+    if topk > MAX_TOP_K:
+        raise InitializerError(f"{topk} experts for each token, limit {MAX_TOP_K}")
     possible = int((chance > 0).sum())
     if topk > possible:
         raise InitializerError(f"top {topk} of {possible} experts that can be chosen")

@@ -98,7 +98,7 @@ def _lengths(count: int, total: int, generator: torch.Generator) -> torch.Tensor
 def _offsets(context: InitContext, name: str, total: int, generator: torch.Generator) -> dict[str, str]:
     """Ascending from 0 to the number of values; of several levels each divides the rows of the next one."""
     given = context.args[name]
-    levels = [t for t in (given if isinstance(given, (list, tuple)) else [given]) if t is not None and t.numel()]
+    levels = [t for t in (given if isinstance(given, (list, tuple)) else [given]) if hasattr(t, "numel") and t.numel()]
     for level, inner in zip(levels, [*levels[1:], None], strict=True):
         end = total if inner is None else inner.numel() - 1
         lengths = _lengths(max(1, level.numel() - 1), end, generator)

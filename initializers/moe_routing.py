@@ -15,6 +15,8 @@ from opreplay.initializers import expert_choice, fill
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport, Option, OptionValue
 from opreplay.initializers.distributions import check_histogram, read_histogram
 
+MAX_EXPERTS = 1 << 16
+"""A trace may name any number of experts; models have some hundreds."""
 DISTINCT_SCORES = 1 << 18
 """Router scores drawn before their rows repeat."""
 TOKEN_BITS = 24
@@ -84,6 +86,8 @@ class MoeRoutingInit(CustomInit):
 
 
 def _chance(context: InitContext, experts: int) -> torch.Tensor:
+    if experts > MAX_EXPERTS:
+        raise InitializerError(f"{context.op} with {experts} experts, limit {MAX_EXPERTS}")
     given = context.options
     return expert_choice.probabilities(
         experts, str(given.get("distribution", "uniform")), float(given.get("exponent") or 0.0),

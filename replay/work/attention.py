@@ -98,8 +98,9 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 def _listed(context: InitContext, wanted: tuple[str, ...]) -> torch.Tensor | None:
     """Lengths given as a list of numbers."""
     found = (context.args.get(name) for name in wanted)
-    value = next((v for v in found if isinstance(v, (list, tuple)) and v), None)
-    return None if value is None else torch.tensor([int(v) for v in value], dtype=torch.int64)
+    lists = (v for v in found if isinstance(v, (list, tuple)) and v)
+    value = next((v for v in lists if all(isinstance(one, int) for one in v)), None)
+    return None if value is None else torch.tensor(value, dtype=torch.int64)
 
 
 def _layout(context: InitContext) -> str:

@@ -176,3 +176,11 @@ def test_settings_of_unknown_initializers_and_repeated_ones() -> None:
         built_in().configure(["nobody.a=1"])
     with pytest.raises(UsageError, match="twice"):
         built_in().configure(["moe_routing.exponent=1", "moe_routing.exponent=2"])
+
+
+def test_numbers_of_experts_that_no_model_has_are_refused_at_once() -> None:
+    args = {**experts(tokens=30, topk=2, count=4), "global_num_experts": 1 << 24}
+    with pytest.raises(InitializerError, match="16777216 experts, limit"):
+        initialize("vllm::outplace_fused_experts", args)
+    with pytest.raises(InitializerError, match="600 experts for each token, limit"):
+        choose_experts(10, 600, probabilities(4096, "uniform", 0.0, ""), torch.Generator())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from opreplay.replay.ir import ReplayOp, ReplayPlan
     from opreplay.replay.results import MetaCheck, Simulated
     from opreplay.replay.work.contents import Contents
+    from opreplay.replay.work.expected import ExpectedContents
     from opreplay.traces import Limits, Trace
     from opreplay.traces.annotations import Phase
 
@@ -105,7 +106,7 @@ def use_plugins(names: Sequence[str]) -> None:
 
 def expected_contents(
     init_modules: Sequence[str] = (), init_args: Sequence[str] = (), *, seed: int = 0, values: str | None = None
-) -> Callable[[ReplayOp], Contents | None]:
+) -> ExpectedContents:
     """What the arguments of an op will hold in a run with these initializers, settings, seed and file of values.
 
     Raises UsageError for modules and settings that cannot be used, FormatError for an unsound file.

@@ -42,6 +42,8 @@ class ExpectedContents:
     def __init__(self, registry: Registry, seed: int = 0, values: RecordedValues | None = None) -> None:
         self._registry, self._seed, self._values = registry, seed, values
         self._made: dict[str, Contents | None] = {}
+        self.problems: dict[str, str] = {}
+        """Op id → why its arguments could not be made; its cost then follows from the shapes."""
 
     def __call__(self, op: ReplayOp) -> Contents | None:
         """None for an op whose time its shapes alone decide, and where its arguments cannot be made."""
@@ -56,8 +58,10 @@ class ExpectedContents:
         try:
             filled = fill_stand_ins(op, self._registry, self._seed, values=self._values)
             return None if filled is None else contents_of(filled.context, filled.lengths)
-        except (InitializerError, NotReplayable, RuntimeError, ValueError, TypeError, IndexError, KeyError):
-            # What keeps the op from being replayed is said there; the simulation goes on from the shapes.
+        except (InitializerError, NotReplayable, RuntimeError, ValueError, TypeError, LookupError, ArithmeticError,
+                AttributeError) as error:  # fmt: skip
+            # A trace may name any arguments; one op of it that makes no sense does not stop the others.
+            self.problems[op.id] = f"{op.name}: {(str(error).splitlines() or [type(error).__name__])[0]}"
             return None
 
 

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from opreplay.cli import planning
 from opreplay.cli.main import opreplay
+from opreplay.initializers.extensions import clear_registrations as clear_initializers
 from opreplay.replay.ascend import load_device, simulate_op
 from opreplay.replay.ascend.custom import clear_registrations
 from opreplay.replay.ascend.step import losing, simulate_step
@@ -170,6 +171,21 @@ def test_routing_follows_the_initializers_settings(
     skewed = facts(trace, "--init-arg", "moe_routing.distribution=zipf", "--init-module", module)
     assert skewed["socs"]["910b3"]["total_us"] > 1.02 * even
     assert invoke(trace, "--init-arg", "moe_routing.colour=red").exit_code == 2
+    file = tmp_path / "fails.py"
+    file.write_text(
+        "from opreplay.initializers.base import CustomInit\n"
+        "from opreplay.initializers.extensions import register_initializer\n\n\n"
+        "@register_initializer\nclass Fails(CustomInit):\n"
+        f"    name, op_patterns, priority = 'fails', ({layer.name!r},), 9\n\n"
+        "    def initialize(self, context):\n        return 1 / 0\n"
+    )
+    try:
+        said = invoke(trace, "--init-module", file)
+    finally:
+        clear_initializers()
+    assert said.exit_code == 0
+    assert "contents of 1 op cannot be made" in said.stderr
+    assert "ZeroDivisionError: division by zero" in said.stderr
     one_group = tmp_path / "routes.safetensors"
     save_ids(one_group, f"{layer.name}.topk_ids", torch.arange(4, dtype=torch.int32).repeat(8192, 1))
     assert facts(trace, "--values", one_group)["socs"]["910b3"]["total_us"] > skewed["socs"]["910b3"]["total_us"]

@@ -76,7 +76,9 @@ def command(
     steps = [simulate_step(plan.ops, device, contents) for device in devices.values()]
     if contents.problems:
         count, first = len(contents.problems), next(iter(contents.problems.values()))
-        console.narrate(f"contents of {count} op{'s' if count > 1 else ''} cannot be made, so their shapes alone decide: {first}")
+        console.narrate(
+            f"contents of {count} op{'s' if count > 1 else ''} cannot be made, so their shapes alone decide: {first}"
+        )
     if output is not None:
         from opreplay.cli.outputs import write_file
 

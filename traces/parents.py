@@ -29,6 +29,15 @@ def innermost_parent(ops: OpTable) -> Rows:
     return out
 
 
+def without_cycles(parents: Rows) -> tuple[Rows, int]:
+    """Parents as a file gives them, with those of rows that never lead to a root taken off; and how many that were."""
+    above = parents.copy()
+    for _ in range(len(parents).bit_length()):  # each step looks twice as far up
+        above[above >= 0] = above[above[above >= 0]]
+    endless = above >= 0
+    return np.where(endless, -1, parents), int(np.count_nonzero(endless))
+
+
 def nest(rows: Rows, start: Rows, dur: Rows) -> tuple[Rows, Rows]:
     """(rows by start, outer before inner; position in that order of each one's parent, or -1) of one track."""
     order = np.lexsort((-dur, start))

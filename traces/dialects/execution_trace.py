@@ -31,6 +31,7 @@ from opreplay.traces.model import (
     Trace,
     TraceInfo,
 )
+from opreplay.traces.parents import without_cycles
 from opreplay.traces.source import Source
 
 _USER_SCOPE = 7
@@ -184,12 +185,17 @@ class _Builder:
     def trace(self, stream: NodeStream) -> Trace:
         """The finished value."""
         rows = {node: self._owner(parent) for node, (_, parent) in self.ids.items()}
+        parents, endless = without_cycles(
+            np.fromiter((rows[node] for node in self.node_id), np.int64, len(self.node_id))
+        )
+        if endless:
+            self.losses["parent inside its own child"] += endless
         ops = OpTable(
             signature=np.array(self.signature, dtype=np.uint32),
             start_ns=np.array(self.start_ns, dtype=np.int64),
             dur_ns=np.array(self.dur_ns, dtype=np.int64),
             track=np.array(self.track, dtype=np.uint32),
-            parent=np.fromiter((rows[node] for node in self.node_id), np.int64, len(self.node_id)),
+            parent=parents,
             record_function_id=np.array(self.rf_id, dtype=np.int64),
         )
         kernels = self._kernel_table()

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from opreplay.replay.select import selected_rows
 from opreplay.traces import read_trace
 from opreplay.traces.dialects.execution_trace import read_execution_trace
 from opreplay.traces.errors import Malformed, TooLarge, TraceError, UnknownDialect
@@ -93,6 +94,16 @@ def test_ops_parents_annotations_and_tracks(read: Callable[..., Trace]) -> None:
     assert trace.tracks == (("77", "1"),)
     assert (trace.info.dialect, trace.info.metadata_level, trace.info.events) == ("execution_trace", "full", 5)
     assert not trace.info.report.losses
+
+
+@pytest.mark.parametrize("parents", [{2: 2}, {2: 3, 3: 2}, {2: 3, 3: 4, 4: 2}])
+def test_ops_inside_each_other_have_no_parent(read: Callable[..., Trace], parents: dict[int, int]) -> None:
+    ids = [*parents, 8, 9]
+    trace = read(document(*(chakra(id_, "aten::t", {**parents, 8: 2, 9: 0}[id_], B) for id_ in ids)))
+    assert trace.ops.parent is not None
+    assert trace.ops.parent.tolist() == [-1] * len(ids)
+    assert trace.info.report.losses["parent inside its own child"] == len(parents) + 1
+    assert selected_rows(trace, "owner").tolist() == list(range(len(ids)))
 
 
 def test_arguments_in_kinetos_words(read: Callable[..., Trace]) -> None:

@@ -40,7 +40,10 @@ def describe(
     it must choose for one argument alone no longer share memory. Raises NotReplayable.
     """
     look = _context(op, torch.device("meta"), seed)
-    rule = registry.find(look)
+    try:
+        rule = registry.find(look)
+    except InitializerError as error:
+        raise NotReplayable(Reason("failed", f"initializer {error}")) from error
     high = safe_bound(look)
     specs = {name: [_plain(name, t, high) for t in _listed(look.args[name])] for name in look.metas}
     if rule is None:
@@ -54,7 +57,7 @@ def describe(
     before = {name: [None if t is None else t.clone() for t in _listed(context.args[name])] for name in context.metas}
     try:
         report = registry.apply(rule, context)
-    except (InitializerError, RuntimeError, ValueError, TypeError, IndexError) as error:
+    except InitializerError as error:
         raise NotReplayable(Reason("failed", f"initializer {rule.name}: {error}")) from error
     notes = [*apart, *(Assumption(argument=argument, what=what) for argument, what in report.assumed.items())]
     for name in context.metas:

@@ -144,6 +144,18 @@ def test_many_computed_integers_stop_the_export() -> None:
         describe(op, registry, seed=0, memory_bytes=1 << 30)
 
 
+@pytest.mark.parametrize("where", ["applies_to", "initialize"])
+def test_an_initializer_that_fails_leaves_its_op_out(where: str) -> None:
+    def fails(self: CustomInit, context: InitContext) -> InitReport:
+        raise KeyError("x")
+
+    kind = type("Fails", (CustomInit,), {"name": "fails", "op_patterns": ("aten::clone",), where: fails})
+    registry = Registry()
+    registry.register(kind())
+    with pytest.raises(NotReplayable, match="initializer fails: .*KeyError"):
+        filled(op_of("aten::clone", tensor("self", (4,))), registry)
+
+
 def test_nothing_is_allocated_for_an_op_without_an_initializer() -> None:
     op = op_of("aten::relu", tensor("self", (1 << 20, 1 << 20)))
     _, specs, _ = describe(op, built_in(), seed=0, memory_bytes=1)

@@ -152,7 +152,7 @@ def test_an_initializer_that_fails_leaves_its_op_out(where: str) -> None:
     kind = type("Fails", (CustomInit,), {"name": "fails", "op_patterns": ("aten::clone",), where: fails})
     registry = Registry()
     registry.register(kind())
-    with pytest.raises(NotReplayable, match="initializer fails: .*KeyError"):
+    with pytest.raises(NotReplayable, match=r"initializer fails: .*KeyError"):
         filled(op_of("aten::clone", tensor("self", (4,))), registry)
 
 

@@ -54,7 +54,8 @@ def held(
     """Hold the locks of devices ("cpu", "cuda:1") for a while; gives those that another job measures on all the same.
 
     Waits up to `wait_s`, by default `WAIT_S`; `on_wait` is told of the first wait. A CPU is shared with much else, so
-    that the job then goes on beside the other, and the caller must report it. Raises EnvironmentRefused for an accelerator that is not free.
+    that the job then goes on beside the other, and the caller must report it. Raises EnvironmentRefused for an
+    accelerator that is not free.
     """
     names = sorted({physical_device(device, os.environ) for device in devices})
     beside, wait_s = [], WAIT_S if wait_s is None else wait_s

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from opreplay.traces import fields
-from opreplay.traces.collect import Collector
+from opreplay.traces.collect import Collector, Tracks
 from opreplay.traces.decoding import NO_CATEGORY, EventDecoder
 from opreplay.traces.limits import too_large
 
@@ -105,14 +106,16 @@ class CompiledBlocks:
                 signatures=got.signatures.__getitem__,
                 kernel_names=got.kernel_names.__getitem__,
                 note_names=got.note_names.__getitem__,
-                tracks=self._track,
+                # No bound method of this object: the scanner would keep it, and all its tables, alive for ever.
+                tracks=partial(_track, got.tracks),
                 seed=secrets.randbits(64),
             )
         return self._scanner
 
-    def _track(self, ids: bytes) -> int:
-        pid, tid = ids.split(b"\0")
-        return self._collector.tracks[msgspec.json.decode(pid), msgspec.json.decode(tid)]
+
+def _track(tracks: Tracks, ids: bytes) -> int:
+    pid, tid = ids.split(b"\0")
+    return tracks[msgspec.json.decode(pid), msgspec.json.decode(tid)]
 
 
 def _kind(base: type[Any]) -> int:

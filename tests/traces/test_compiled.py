@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -201,6 +203,22 @@ class _Refusing:
 
     def take(self) -> tuple[list[int], list[bytes], bool]:
         return [0] * (len(compiled.fields.KIND_BASES) + 1), [b""] * 6, False
+
+
+def test_nothing_outlives_a_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Any]] = []
+    flush = compiled.CompiledBlocks.flush
+
+    def watched(self: compiled.CompiledBlocks) -> None:
+        made.append(weakref.ref(self))
+        flush(self)
+
+    monkeypatch.setattr(compiled.CompiledBlocks, "flush", watched)
+    monkeypatch.setattr(scan, "SNIFF_BYTES", 0)
+    read_trace(write(tmp_path, {"traceEvents": small_events() * 20}), _block_bytes=1 << 10)
+    gc.collect()
+    assert made
+    assert [ref() for ref in made] == [None] * len(made)
 
 
 def test_misuse_is_refused() -> None:

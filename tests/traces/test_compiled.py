@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import weakref
@@ -102,7 +103,7 @@ def changed(changes: list[tuple[int, bool, str, str, Any]]) -> list[dict[str, An
         if isinstance(target, dict):
             target.pop(name, None)
             if value is not ...:
-                target[name] = value
+                target[name] = copy.deepcopy(value)
     return events
 
 

@@ -124,9 +124,7 @@ class Collector:
             self.by_category[category] += len(members)
             if handle is not None:
                 wanted.setdefault(handle, []).append(cls)
-        self.events += len(events)
-        if self.events > self.limits.events:
-            raise too_large("events", self.limits.events, self.events, "events in the trace")
+        self.count_events(len(events))
         for handle, classes in wanted.items():
             # Rows are in file order, also where a table has events of several categories.
             handle(groups[classes[0]] if len(classes) == 1 else [e for e in events if type(e) in classes])
@@ -134,6 +132,12 @@ class Collector:
         for table in self.tables.values():
             if len(table) - table.rows >= FLUSH_ROWS:
                 table.flush()
+
+    def count_events(self, more: int) -> None:
+        """Add to the number of events. Raises TooLarge when it exceeds the limit."""
+        self.events += more
+        if self.events > self.limits.events:
+            raise too_large("events", self.limits.events, self.events, "events in the trace")
 
     def check_rows(self) -> None:
         """Raise TooLarge when a table has more rows than the limit."""

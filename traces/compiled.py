@@ -17,7 +17,6 @@ import numpy as np
 from opreplay.traces import fields
 from opreplay.traces.collect import Collector, Tracks
 from opreplay.traces.decoding import NO_CATEGORY, EventDecoder
-from opreplay.traces.limits import too_large
 
 if TYPE_CHECKING:
     from opreplay.traces._events import EventScanner
@@ -66,10 +65,7 @@ class CompiledBlocks:
                 self._make = self._scanner = None
             return False
         self._refused = 0
-        got = self._collector
-        got.events += events
-        if got.events > got.limits.events:
-            raise too_large("events", got.limits.events, got.events, "events in the trace")
+        self._collector.count_events(events)
         if scanner.pending_rows >= FLUSH_ROWS:
             self.flush()
         return True

@@ -87,6 +87,7 @@ static Text read_arguments(Text p, Text end, Span *arguments)
 {
     Text key;
     size_t size;
+    int last = 0;
     p = skip_space(p + 1, end);
     if (p < end && *p == '}')
         return p + 1;
@@ -95,14 +96,8 @@ static Text read_arguments(Text p, Text end, Span *arguments)
             return NULL;
         if (!(p = read_member(p, end, argument_field(key, size), arguments, 2)))
             return NULL;
-        p = skip_space(p, end);
-        if (p >= end)
-            return NULL;
-        if (*p == '}')
-            return p + 1;
-        if (*p != ',')
-            return NULL;
-        p = skip_space(p + 1, end);
+        if (!(p = skip_separator(p, end, '}', &last)) || last)
+            return p;
     }
 }
 
@@ -110,6 +105,7 @@ static Text read_event(Text p, Text end, Span *fields, Span *arguments)
 {
     Text key;
     size_t size;
+    int last = 0;
     if (p >= end || *p != '{')
         return NULL;
     memset(fields, 0, EVENT_FIELDS * sizeof(Span));
@@ -127,14 +123,8 @@ static Text read_event(Text p, Text end, Span *fields, Span *arguments)
         } else if (!(p = read_member(p, end, field, fields, 1))) {
             return NULL;
         }
-        p = skip_space(p, end);
-        if (p >= end)
-            return NULL;
-        if (*p == '}')
-            return p + 1;
-        if (*p != ',')
-            return NULL;
-        p = skip_space(p + 1, end);
+        if (!(p = skip_separator(p, end, '}', &last)) || last)
+            return p;
     }
 }
 

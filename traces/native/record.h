@@ -87,7 +87,6 @@ static Text read_arguments(Text p, Text end, Span *arguments)
 {
     Text key;
     size_t size;
-    int last = 0;
     p = skip_space(p + 1, end);
     if (p < end && *p == '}')
         return p + 1;
@@ -96,8 +95,14 @@ static Text read_arguments(Text p, Text end, Span *arguments)
             return NULL;
         if (!(p = read_member(p, end, argument_field(key, size), arguments, 2)))
             return NULL;
-        if (!(p = skip_separator(p, end, '}', &last)) || last)
-            return p;
+        p = skip_space(p, end);
+        if (p >= end)
+            return NULL;
+        if (*p == '}')
+            return p + 1;
+        if (*p != ',')
+            return NULL;
+        p = skip_space(p + 1, end);
     }
 }
 
@@ -105,7 +110,6 @@ static Text read_event(Text p, Text end, Span *fields, Span *arguments)
 {
     Text key;
     size_t size;
-    int last = 0;
     if (p >= end || *p != '{')
         return NULL;
     memset(fields, 0, EVENT_FIELDS * sizeof(Span));
@@ -123,8 +127,14 @@ static Text read_event(Text p, Text end, Span *fields, Span *arguments)
         } else if (!(p = read_member(p, end, field, fields, 1))) {
             return NULL;
         }
-        if (!(p = skip_separator(p, end, '}', &last)) || last)
-            return p;
+        p = skip_space(p, end);
+        if (p >= end)
+            return NULL;
+        if (*p == '}')
+            return p + 1;
+        if (*p != ',')
+            return NULL;
+        p = skip_space(p + 1, end);
     }
 }
 

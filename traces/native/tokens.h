@@ -172,23 +172,9 @@ static inline Text read_key(Text p, Text end, Text *key, size_t *size)
     return skip_space(p + 1, end);
 }
 
-/* After an item of an object or array: the next one, past the comma, or `last` is set and the container is past. */
-static inline Text skip_separator(Text p, Text end, unsigned char close, int *last)
-{
-    p = skip_space(p, end);
-    if (p >= end)
-        return NULL;
-    if (*p == close) {
-        *last = 1;
-        return p + 1;
-    }
-    return *p == ',' ? skip_space(p + 1, end) : NULL;
-}
-
 static Text skip_container(Text p, Text end, int depth)
 {
     int object = *p == '{';
-    int last = 0;
     unsigned char close = object ? '}' : ']';
     p = skip_space(p + 1, end);
     if (p < end && *p == close)
@@ -202,8 +188,14 @@ static Text skip_container(Text p, Text end, int depth)
         }
         if (!(p = skip_value(p, end, depth)))
             return NULL;
-        if (!(p = skip_separator(p, end, close, &last)) || last)
-            return p;
+        p = skip_space(p, end);
+        if (p >= end)
+            return NULL;
+        if (*p == close)
+            return p + 1;
+        if (*p != ',')
+            return NULL;
+        p = skip_space(p + 1, end);
     }
 }
 

@@ -13,7 +13,8 @@ import torch
 from opreplay.replay.build import build_plan
 from opreplay.replay.ir import ReplayArg, ReplayOp
 from opreplay.replay.relatives import RelativesIndex
-from opreplay.traces.model import KernelTable, OpSignature, OpTable, Trace, TraceInfo
+from opreplay.traces.model import OpSignature
+from tests.replay.test_build import trace
 
 
 def call(name: str, *args: tuple[object, str] | tuple[object, str, str]) -> OpSignature:
@@ -34,31 +35,8 @@ def f(*shape: int) -> tuple[object, str]:
     return (shape, "float")
 
 
-def trace(*rows: tuple[OpSignature, int, int]) -> Trace:
-    """rows: (signature, start, duration)."""
-    signatures = list(dict.fromkeys(row[0] for row in rows))
-    none = np.zeros(0, dtype=np.int64)
-    return Trace(
-        info=TraceInfo(path="t.json", dialect="kineto", bytes_read=0, events=len(rows)),
-        signatures=tuple(signatures),
-        ops=OpTable(
-            signature=np.array([signatures.index(row[0]) for row in rows], dtype=np.uint32),
-            start_ns=np.array([row[1] for row in rows], dtype=np.int64),
-            dur_ns=np.array([row[2] for row in rows], dtype=np.int64),
-            track=np.zeros(len(rows), dtype=np.int64),
-        ),
-        tracks=(("1", "1"),),
-        kernel_names=(),
-        kernels=KernelTable(
-            name=none.astype(np.uint32), category=none.astype(np.uint8), start_ns=none, dur_ns=none,
-            device=none.astype(np.int32), stream=none.astype(np.int32), owner=none,
-        ),
-        annotations=(),
-    )  # fmt: skip
-
-
 def planned(name: str, *rows: tuple[OpSignature, int, int]) -> ReplayOp:
-    return next(op for op in build_plan(trace(*rows), select="all").ops if op.name == name)
+    return next(op for op in build_plan(trace(list(rows)), select="all").ops if op.name == name)
 
 
 def argument(op: ReplayOp, name: str) -> ReplayArg:
@@ -100,7 +78,7 @@ def test_parts_of_cat_from_what_reads_the_result() -> None:
 
 
 def test_a_call_on_another_thread_is_no_reader() -> None:
-    made = trace((CAT, 0, 100), (call("aten::neg", f(8)), 120, 50))
+    made = trace([(CAT, 0, 100), (call("aten::neg", f(8)), 120, 50)])
     made.ops.track[1] = 1
     op = next(op for op in build_plan(made, select="all").ops if op.name == "aten::cat")
     assert str(op.reason) == "metadata missing: shapes of tensor list tensors"
@@ -193,7 +171,7 @@ def test_a_single_scalar_tensor_of_an_npu_profile() -> None:
 
 def test_ops_that_are_their_own_ancestors_do_no_harm() -> None:
     """A damaged ExecutionTrace may say so."""
-    made = trace((CAT, 0, 100), (CAT, 10, 50))
+    made = trace([(CAT, 0, 100), (CAT, 10, 50)])
     looped = replace(made, ops=replace(made.ops, parent=np.array([1, 0], dtype=np.int64)))
     around = RelativesIndex(looped).around(0)
     assert around.parent is not None

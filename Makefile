@@ -14,11 +14,12 @@ SAMPLE := traces/samples/transformer_infer.json.gz
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format docs bench clean
+.PHONY: help demo test fuzz lint format docs bench clean
 
 help:
 	@echo "make demo    run opreplay on a bundled trace, beside a simulated Ascend 910B3"
 	@echo "make test    all tests"
+	@echo "make fuzz    the property tests again, with new examples each time (HYPOTHESIS_PROFILE=fuzz)"
 	@echo "make lint    ruff and pyright;  make format rewrites"
 	@echo "make docs    the documentation, in docs/_build/html"
 	@echo "make bench   the measurements that the documentation quotes (minutes)"
@@ -29,6 +30,9 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_FLAGS)
+
+fuzz: $(VENV)/.installed-test
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n $(JOBS) -m hypothesis $(PYTEST_FLAGS)
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check

@@ -131,7 +131,10 @@ def gemm_terms(
     Time = launch + (cube^p + l2^p + hbm^p)^(1/p) + fixpipe, with waves = ceil(tiles / cores); each term reported is
     its share of the overlapped sum, so that the terms add up to the time. `family.memory_factor` is on the loading of
     operands: float32 rows are rearranged at half the pace. `skew` stretches what the busiest core computes and loads.
+    A product without elements costs its launch.
     """
+    if not gemm.batch * gemm.m * gemm.n:
+        return _split((0.0, 0.0, 0.0, 0.0, 0), family, device)
     rates, freq = device.rates, device.freq_hz
     item = itemsize(gemm.dtype)
     once = gemm.k * item

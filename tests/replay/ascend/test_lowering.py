@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from opreplay.replay.ascend import explain_op, load_device, lower, simulate_op
@@ -191,7 +191,11 @@ arguments = st.builds(
 )
 
 
+EMPTY = ReplayArg(name="self", type="Tensor", tensors=(meta(0, dtype="float32"), meta(0, 0, dtype="float32")))
+
+
 @settings(max_examples=600, deadline=None)
+@example(name="_C::cutlass_scaled_mm", args=(EMPTY,), outputs=None)  # a product without columns
 @given(
     name=st.sampled_from(known_ops()) | st.text(max_size=12),
     args=st.lists(arguments, max_size=6).map(tuple),

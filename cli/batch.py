@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,8 +20,8 @@ from opreplay.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from opreplay.replay.executors.base import CacheState
-    from opreplay.traces.annotations import Phase
+    from opreplay.cli.planning import Selection
+    from opreplay.replay.run import RunOptions
 
 
 @click.command("batch", short_help="Run many traces or ranks at once; ops that they share run once.")
@@ -55,14 +55,10 @@ if TYPE_CHECKING:
 @init_options
 @limit_option
 def command(
-    traces: tuple[str, ...], device: str, soc: tuple[str, ...], custom_op_dir: str | None, select: str,
-    op_filter: tuple[str, ...], exclude: tuple[str, ...], phase: Phase | None, top: int | None, min_share: float | None,
-    allow_import: tuple[tuple[str, str], ...], plugin: tuple[str, ...], output: tuple[str, ...], force: bool,
-    dry_run: bool, lanes: int | None, engine: str, address: str | None, max_op_memory: int | None,
-    over_budget: Literal["shrink", "skip"], op_time: float, cache: CacheState, cuda_graph: bool,
-    total_time: float | None, threads: int | None, seed: int, resume: bool, shared_device: bool,
-    max_failed: int | None, init_module: tuple[str, ...], init_arg: tuple[str, ...],
-    limit: tuple[tuple[str, str], ...],
+    traces: tuple[str, ...], device: str, soc: tuple[str, ...], custom_op_dir: str | None, selection: Selection,
+    plugin: tuple[str, ...], output: tuple[str, ...], force: bool, dry_run: bool, lanes: int | None, engine: str,
+    address: str | None, measuring: RunOptions, resume: bool, max_failed: int | None, init_module: tuple[str, ...],
+    init_arg: tuple[str, ...], limit: tuple[tuple[str, str], ...],
 ) -> int:  # fmt: skip
     """Replay the unique ops of many traces, each once, and report every trace, every job and all together.
 
@@ -70,14 +66,16 @@ def command(
     trace by itself. Files that are ranks of one job, by their metadata or names, are merged. A file that is refused
     costs only itself; the exit code is then 3.
     """
+    import msgspec
+
     from opreplay.cli.batch_files import read_batch, reader
     from opreplay.cli.batch_report import engine_of, show_batch
     from opreplay.cli.outputs import Outputs
-    from opreplay.cli.planning import Selection, load_socs, simulate_on, use_plugins
+    from opreplay.cli.planning import load_socs, simulate_on, use_plugins
     from opreplay.cli.progress import RunProgress
     from opreplay.cli.reporting import outcome_code
     from opreplay.initializers.extensions import open_registry
-    from opreplay.replay.run import RunOptions, run_plan
+    from opreplay.replay.run import run_plan
     from opreplay.replay.schedule import lane_devices
     from opreplay.traces.errors import UsageError
 
@@ -87,27 +85,21 @@ def command(
     use_plugins(plugin)
     devices = load_socs(soc, custom_op_dir)
     with Outputs(output, force=force, resume=resume) as outputs:
-        selection = Selection(
-            select=select, include=op_filter, exclude=exclude, phase=phase, top=top, min_share=min_share,
-            allow_imports=dict(allow_import),
-        )  # fmt: skip
         read = reader(selection, device=device, limits=limit, plugins=plugin)
         batch, refused = read_batch(traces, read, lanes=lanes, engine=engine, address=address)
         plan = batch.plan()
         if dry_run:
             from opreplay.cli.plan_views import show_plan
 
-            show_plan(plan, devices, max_op_bytes=max_op_memory)
+            show_plan(plan, devices, max_op_bytes=measuring.max_op_bytes)
             return ExitCode.REFUSED if refused else ExitCode.OK
-        options = RunOptions(
-            device=device, seed=seed, max_op_bytes=max_op_memory, over_budget=over_budget, op_time_s=op_time,
-            total_time_s=total_time, threads=threads, allow_imports=selection.allow_imports, plugins=plugin,
-            init_modules=init_module, init_args=init_arg, lanes=lanes or 1, shared_device=shared_device, cache=cache,
-            cuda_graph=cuda_graph,
+        options = msgspec.structs.replace(
+            measuring, device=device, allow_imports=selection.allow_imports, plugins=plugin, init_modules=init_module,
+            init_args=init_arg, lanes=lanes or 1,
         )  # fmt: skip
-        held = [] if engine == "ray" else lane_devices(device, lanes or 1, shared=shared_device)
+        held = [] if engine == "ray" else lane_devices(device, lanes or 1, shared=options.shared_device)
         try:
-            with holding(held, shared=shared_device) as beside, RunProgress() as on_progress:
+            with holding(held, shared=options.shared_device) as beside, RunProgress() as on_progress:
                 run_plan(
                     plan, options, sink=outputs, simulate=lambda op: simulate_on(op, devices), on_progress=on_progress,
                     engine=engine_of(options, engine=engine, lanes=lanes, address=address), trace=batch.facts(),

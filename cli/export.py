@@ -20,7 +20,7 @@ from opreplay.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from opreplay.traces.annotations import Phase
+    from opreplay.cli.planning import Selection
 
 
 @click.command("export", short_help="Write ops with a script that replays them with torch alone.")
@@ -45,9 +45,7 @@ if TYPE_CHECKING:
 @force_option
 @limit_option
 def command(
-    trace: str, execution_trace: str | None, output: str, device: str, select: str, op_filter: tuple[str, ...],
-    exclude: tuple[str, ...], phase: Phase | None, top: int | None, min_share: float | None,
-    allow_import: tuple[tuple[str, str], ...], plugin: tuple[str, ...],
+    trace: str, execution_trace: str | None, output: str, device: str, selection: Selection, plugin: tuple[str, ...],
     keep_names: bool, max_op_memory: int | None, init_module: tuple[str, ...], init_arg: tuple[str, ...],
     force: bool, limit: tuple[tuple[str, str], ...],
 ) -> None:  # fmt: skip
@@ -58,7 +56,7 @@ def command(
     """
     from opreplay.cli import console
     from opreplay.cli.inputs import open_input, plan_of
-    from opreplay.cli.planning import Selection, use_plugins
+    from opreplay.cli.planning import use_plugins
     from opreplay.initializers.extensions import open_registry
     from opreplay.replay.environment import default_op_bytes
     from opreplay.replay.export import check_target, make_bundle, write_bundle
@@ -68,10 +66,6 @@ def command(
     check_target(Path(output), force=force)
     use_plugins(plugin)
     registry = open_registry(init_module, init_arg)
-    selection = Selection(
-        select=select, include=op_filter, exclude=exclude, phase=phase, top=top, min_share=min_share,
-        allow_imports=dict(allow_import),
-    )  # fmt: skip
     plan = plan_of(open_input(trace, limit, execution_trace=execution_trace), selection, device=device)
     bundle = make_bundle(
         plan, registry, policy=Policy(allow_imports=selection.allow_imports),

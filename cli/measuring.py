@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from opreplay.cli.options import ByteSize, Command, Duration
+from opreplay.cli.options import ByteSize, Duration
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend import DeviceProfile
+    from opreplay.replay.executors.base import CacheState
 
 
-def measuring_options(command: Command) -> Command:
-    """How long, with how much memory and on what seed ops are measured."""
+def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """How long, with how much memory and on what seed ops are measured: the command gets `measuring`, RunOptions that
+    it completes, and `resume`."""
+
+    @wraps(command)
+    def taking_measuring(
+        *, max_op_memory: int | None, over_budget: Literal["shrink", "skip"], op_time: float, cache: CacheState,
+        cuda_graph: bool, total_time: float | None, threads: int | None, seed: int, shared_device: bool, **others: Any,
+    ) -> Any:  # fmt: skip
+        from opreplay.replay.run import RunOptions
+
+        measuring = RunOptions(
+            max_op_bytes=max_op_memory, over_budget=over_budget, op_time_s=op_time, cache=cache, cuda_graph=cuda_graph,
+            total_time_s=total_time, threads=threads, seed=seed, shared_device=shared_device,
+        )  # fmt: skip
+        return command(measuring=measuring, **others)
+
     options = [
         click.option(
             "--max-op-memory", type=ByteSize(), metavar="SIZE",
@@ -54,9 +71,10 @@ def measuring_options(command: Command) -> Command:
             help="Measure although another opreplay measures on the same device.",
         ),
     ]  # fmt: skip
+    taking: Callable[..., Any] = taking_measuring
     for option in reversed(options):
-        command = option(command)
-    return command
+        taking = option(taking)
+    return taking
 
 
 @contextlib.contextmanager

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from opreplay.traces.annotations import Phase
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -118,8 +122,22 @@ def limit_option(command: Command) -> Command:
     )(command)  # fmt: skip
 
 
-def selection_options(command: Command) -> Command:
-    """Which ops of the trace to take."""
+def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Which ops of the trace to take: the command gets a `selection`, a `planning.Selection`."""
+
+    @wraps(command)
+    def taking_selection(
+        *, select: str, op_filter: tuple[str, ...], exclude: tuple[str, ...], phase: Phase | None, top: int | None,
+        min_share: float | None, allow_import: tuple[tuple[str, str], ...], **others: Any,
+    ) -> Any:  # fmt: skip
+        from opreplay.cli.planning import Selection
+
+        selection = Selection(
+            select=select, include=op_filter, exclude=exclude, phase=phase, top=top, min_share=min_share,
+            allow_imports=dict(allow_import),
+        )  # fmt: skip
+        return command(selection=selection, **others)
+
     options = [
         click.option(
             "--select", type=click.Choice(["owner", "leaf", "top", "all"]), default="owner", show_default=True,
@@ -141,9 +159,10 @@ def selection_options(command: Command) -> Command:
             metavar="NS=MODULE", help="Import MODULE to find the ops of namespace NS. Repeatable.",
         ),
     ]  # fmt: skip
+    taking: Callable[..., Any] = taking_selection
     for option in reversed(options):
-        command = option(command)
-    return command
+        taking = option(taking)
+    return taking
 
 
 def device_option(command: Command) -> Command:

@@ -23,7 +23,7 @@ from opreplay.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from opreplay.traces.annotations import Phase
+    from opreplay.cli.planning import Selection
 
 
 @click.command("plan", short_help="Say what would run and how, without running it.")
@@ -50,9 +50,7 @@ if TYPE_CHECKING:
 @limit_option
 def command(
     trace: str, execution_trace: str | None, kernel_details: str | None, device: str, soc: tuple[str, ...],
-    custom_op_dir: str | None, select: str,
-    op_filter: tuple[str, ...], exclude: tuple[str, ...], phase: Phase | None, top: int | None, min_share: float | None,
-    allow_import: tuple[tuple[str, str], ...], plugin: tuple[str, ...], max_op_memory: int | None,
+    custom_op_dir: str | None, selection: Selection, plugin: tuple[str, ...], max_op_memory: int | None,
     meta: bool, max_failed: int | None, explain: str | None, format_: str, output: str | None, force: bool,
     limit: tuple[tuple[str, str], ...],
 ) -> int:  # fmt: skip
@@ -64,16 +62,12 @@ def command(
     from opreplay.cli.inputs import open_input, plan_of
     from opreplay.cli.outputs import check_writable
     from opreplay.cli.plan_views import narrate_checks, plan_code, save, show_explanation, show_plan
-    from opreplay.cli.planning import Selection, check_on_meta, load_socs, use_plugins
+    from opreplay.cli.planning import check_on_meta, load_socs, use_plugins
 
     if output not in (None, "-"):
         check_writable(Path(output), force=force)
     use_plugins(plugin)
     devices = load_socs(soc, custom_op_dir)
-    selection = Selection(
-        select=select, include=op_filter, exclude=exclude, phase=phase, top=top, min_share=min_share,
-        allow_imports=dict(allow_import),
-    )  # fmt: skip
     read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details)
     plan = plan_of(read, selection, device=device)
     checks = check_on_meta(plan, selection) if meta else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
@@ -24,8 +24,8 @@ from opreplay.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from opreplay.replay.executors.base import CacheState
-    from opreplay.traces.annotations import Phase
+    from opreplay.cli.planning import Selection
+    from opreplay.replay.run import RunOptions
 
 
 @click.command("run", short_help="Measure each op of a trace here, predict it on a simulated NPU.")
@@ -60,12 +60,8 @@ if TYPE_CHECKING:
 @limit_option
 def command(
     trace: str, execution_trace: str | None, kernel_details: str | None, device: str, soc: tuple[str, ...],
-    custom_op_dir: str | None, select: str,
-    op_filter: tuple[str, ...], exclude: tuple[str, ...], phase: Phase | None, top: int | None, min_share: float | None,
-    allow_import: tuple[tuple[str, str], ...], plugin: tuple[str, ...], output: tuple[str, ...],
-    force: bool, dry_run: bool, max_op_memory: int | None, over_budget: Literal["shrink", "skip"], op_time: float,
-    cache: CacheState, cuda_graph: bool, total_time: float | None,
-    threads: int | None, seed: int, resume: bool, shared_device: bool, max_failed: int | None,
+    custom_op_dir: str | None, selection: Selection, plugin: tuple[str, ...], output: tuple[str, ...],
+    force: bool, dry_run: bool, measuring: RunOptions, resume: bool, max_failed: int | None,
     init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None,
     check_work: bool, check_kernels: bool, limit: tuple[tuple[str, str], ...],
 ) -> int:  # fmt: skip
@@ -76,22 +72,20 @@ def command(
     of `opreplay plan`, or TraceLens's event_replay_ir.json. Times are for one call.
     Results go to stdout, progress to stderr. Ctrl-C keeps what was measured; --resume goes on from there.
     """
+    import msgspec
+
     from opreplay.cli.inputs import open_input, plan_of, with_recorded_children
     from opreplay.cli.outputs import Outputs
-    from opreplay.cli.planning import Selection, expected_contents, load_socs, simulate_on, use_plugins
+    from opreplay.cli.planning import expected_contents, load_socs, simulate_on, use_plugins
     from opreplay.cli.progress import RunProgress
     from opreplay.cli.reporting import outcome_code, show_report, trace_facts
-    from opreplay.replay.run import RunOptions, run_plan
+    from opreplay.replay.run import run_plan
     from opreplay.replay.supplied_values import check_values_file
 
     use_plugins(plugin)
-    contents = expected_contents(init_module, init_arg, seed=seed, values=values)
+    contents = expected_contents(init_module, init_arg, seed=measuring.seed, values=values)
     devices = load_socs(soc, custom_op_dir)
     with Outputs(output, force=force, resume=resume) as outputs:
-        selection = Selection(
-            select=select, include=op_filter, exclude=exclude, phase=phase, top=top, min_share=min_share,
-            allow_imports=dict(allow_import),
-        )  # fmt: skip
         read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details)
         plan = plan_of(read, selection, device=device)
         if dry_run:
@@ -99,18 +93,18 @@ def command(
                 check_values_file(plan, values)
             from opreplay.cli.plan_views import show_plan
 
-            show_plan(plan, devices, max_op_bytes=max_op_memory, over_budget=over_budget, contents=contents)
+            show_plan(
+                plan, devices, max_op_bytes=measuring.max_op_bytes, over_budget=measuring.over_budget, contents=contents
+            )
             return ExitCode.OK
-        options = RunOptions(
-            device=device, seed=seed, max_op_bytes=max_op_memory, over_budget=over_budget, op_time_s=op_time,
-            total_time_s=total_time, threads=threads, allow_imports=selection.allow_imports,
-            plugins=plugin, init_modules=init_module, init_args=init_arg, values=values, check_work=check_work,
-            shared_device=shared_device, cache=cache, cuda_graph=cuda_graph, check_kernels=check_kernels,
+        options = msgspec.structs.replace(
+            measuring, device=device, allow_imports=selection.allow_imports, plugins=plugin, init_modules=init_module,
+            init_args=init_arg, values=values, check_work=check_work, check_kernels=check_kernels,
         )  # fmt: skip
         if check_kernels:
             plan = with_recorded_children(plan, read)
         try:
-            with holding([device], shared=shared_device) as beside, RunProgress() as on_progress:
+            with holding([device], shared=options.shared_device) as beside, RunProgress() as on_progress:
                 run_plan(
                     plan, options, sink=outputs, simulate=lambda op: simulate_on(op, devices, contents(op)),
                     on_progress=on_progress, trace=trace_facts(read), earlier=outputs.earlier,

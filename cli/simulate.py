@@ -22,7 +22,7 @@ from opreplay.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from opreplay.traces.annotations import Phase
+    from opreplay.cli.planning import Selection
 
 SUFFIXES = (".json", ".csv")
 
@@ -45,9 +45,7 @@ SUFFIXES = (".json", ".csv")
 @force_option
 @limit_option
 def command(
-    trace: str, kernel_details: str | None, soc: tuple[str, ...], custom_op_dir: str | None, select: str,
-    op_filter: tuple[str, ...], exclude: tuple[str, ...], phase: Phase | None, top: int | None, min_share: float | None,
-    allow_import: tuple[tuple[str, str], ...],
+    trace: str, kernel_details: str | None, soc: tuple[str, ...], custom_op_dir: str | None, selection: Selection,
     plugin: tuple[str, ...], init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None,
     losers: int, format_: str, output: str | None, force: bool, limit: tuple[tuple[str, str], ...],
 ) -> None:  # fmt: skip
@@ -56,7 +54,7 @@ def command(
     """
     from opreplay.cli import console
     from opreplay.cli.inputs import open_input, plan_of
-    from opreplay.cli.planning import Selection, expected_contents, load_socs, use_plugins
+    from opreplay.cli.planning import expected_contents, load_socs, use_plugins
     from opreplay.replay.ascend.step import simulate_step
     from opreplay.replay.report import simulation as view
     from opreplay.replay.supplied_values import check_values_file
@@ -66,10 +64,6 @@ def command(
     use_plugins(plugin)
     devices = load_socs(soc, custom_op_dir)
     contents = expected_contents(init_module, init_arg, values=values)
-    selection = Selection(
-        select=select, include=op_filter, exclude=exclude, phase=phase, top=top, min_share=min_share,
-        allow_imports=dict(allow_import),
-    )  # fmt: skip
     plan = plan_of(open_input(trace, limit, kernel_details=kernel_details), selection, device="cpu")
     if values is not None:
         check_values_file(plan, values)

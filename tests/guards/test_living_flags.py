@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -39,14 +40,23 @@ def described(name: str, parameter: click.Parameter) -> str:
 
 
 def names_read(name: str) -> set[str]:
-    """Names that the body of a command reads."""
-    callback = inspect.unwrap(command_named(name).callback or (lambda: None))
-    tree = ast.parse(textwrap.dedent(inspect.getsource(callback)))
-    function = tree.body[0]
-    assert isinstance(function, ast.FunctionDef)
+    """Names that the body of a command reads, or those of what makes values of its options for it."""
+    found: set[str] = set()
+    callback = command_named(name).callback
+    while callback is not None:
+        found |= names_in(callback)
+        callback = getattr(callback, "__wrapped__", None)
+    return found
+
+
+def names_in(function: Callable[..., Any]) -> set[str]:
+    """Names that the body of a function reads, not that of one which it wraps."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function.__code__)))
+    definition = tree.body[0]
+    assert isinstance(definition, ast.FunctionDef)
     return {
         node.id
-        for statement in function.body
+        for statement in definition.body
         for node in ast.walk(statement)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
     }

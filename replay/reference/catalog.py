@@ -24,19 +24,19 @@ LIBRARIES: dict[str, str] = {
 """Library that registers the ops of a namespace."""
 
 MODULES: dict[str, tuple[str, ...]] = {
-    "_C": ("vllm_activation", "vllm_norm", "vllm_quant", "vllm_rope", "vllm_attention", "vllm_gemm"),
+    "_C": ("vllm_linear", "vllm_activation", "vllm_norm", "vllm_quant", "vllm_rope", "vllm_attention", "vllm_gemm"),
     "_C_cache_ops": ("vllm_cache",),
-    "_moe_C": ("vllm_moe",),
+    "_moe_C": ("vllm_moe", "vllm_linear"),
     "_rocm_C": ("vllm_attention", "vllm_gemm"),
     "_vllm_fa2_C": ("flash_attention",),
     "_vllm_fa3_C": ("flash_attention",),
-    "vllm": ("vllm_layers", "vllm_experts", "vllm_aiter"),
+    "vllm": ("vllm_layers", "vllm_experts", "vllm_aiter", "vllm_linear"),
     "flash_attn": ("flash_attention", "flash_attention_backward"),
     "xformers_flash": ("xformers",),
     "xformers_flash3": ("xformers",),
     "aiter": ("aiter_norm", "aiter_gemm", "aiter_attention", "aiter_moe", "aiter_pointwise"),
     "sgl_kernel": ("sgl_kernel", "sgl_moe"),
-    "sglang": ("sglang",),
+    "sglang": ("sglang", "vllm_linear"),
     "sglang_profiler": ("sglang",),
     "fbgemm": ("fbgemm_sparse", "fbgemm_quant", "fbgemm_tables"),
     "fb": ("fb",),

@@ -1,6 +1,6 @@
 """How often `compare` is wrong about runs of the same, and whether it finds a slowdown that was put in.
 
-    python benchmarks/compare_power.py [--repetitions N] [--slowdown SHARE]
+    python benchmarks/compare_power.py [--repetitions N] [--slowdown SHARE] [--op-time SECONDS]
 
 50 real ops of 100 us and more are measured in two runs, N times. In a third run 5 of them spin for a share of their
 time after the call: these are to be found, and the others are to be left alone.
@@ -60,12 +60,14 @@ def slowed(call: partial[Any], extra_us: float) -> partial[Any]:
     return partial(and_wait, call.func, *call.args)
 
 
-def run(executor: TorchExecutor, made: list[partial[Any]], extra_us: Mapping[int, float]) -> ResultFile:
+def run(
+    executor: TorchExecutor, made: list[partial[Any]], extra_us: Mapping[int, float], options: MeasureOptions
+) -> ResultFile:
     """One run over all ops as `opreplay run` measures them."""
     results = []
     for index, call in enumerate(made):
         called = slowed(call, extra_us[index]) if index in extra_us else call
-        found = measure(executor, TorchPrepared(called, (), 10**9), MeasureOptions(cache="cold"))
+        found = measure(executor, TorchPrepared(called, (), 10**9), options)
         results.append(
             OpResult(
                 id=f"{index:012x}", name=str(call.func), count=1, status="replayed", resolved_by="jit",
@@ -78,7 +80,7 @@ def run(executor: TorchExecutor, made: list[partial[Any]], extra_us: Mapping[int
 def shown(found: Comparison) -> str:
     """What a comparison came to, on one line."""
     spread = 0.0 if found.spread is None else found.spread
-    wrong = ", ".join(f"{op.name} {op.ratio:.2f}" for op in found.of("slower", "faster") if op.ratio)
+    wrong = ", ".join(f"{op.name} {op.growth:.2f}" for op in found.of("slower", "faster") if op.growth)
     counts = f"{len(found.of('slower'))} slower, {len(found.of('faster'))} faster, {len(found.of('unclear'))} unclear"
     return f"{counts}; spread {spread:.1%}, threshold {found.applied:.1%}, machine {found.machine or 1:.2f}; {wrong}"
 
@@ -87,22 +89,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--slowdown", type=float, default=0.10)
+    parser.add_argument("--op-time", type=float, default=MeasureOptions().op_time_s, help="seconds an op, as of run")
     args = parser.parse_args()
     torch.manual_seed(0)
     executor = TorchExecutor("cpu", partial(find_overload, policy=Policy()), memory_bytes=10**9, threads=1)
-    made = calls()
+    made, options = calls(), MeasureOptions(cache="cold", op_time_s=args.op_time)
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    before = run(executor, made, {})
+    before = run(executor, made, {}, options)
     false = 0
     for repetition in range(args.repetitions):
-        after = run(executor, made, {})
+        after = run(executor, made, {}, options)
         found = compare(before, after)
         false += len(found.of("slower"))
         print(f"the same, {repetition + 1}: {shown(found)}", flush=True)
         before = after
     chosen = set(random.Random(0).sample(range(OPS), SLOWED))
     extra = {i: args.slowdown * (before.results[i].measured_us or 0.0) for i in chosen}
-    found = compare(before, run(executor, made, extra))
+    found = compare(before, run(executor, made, extra, options))
     executor.close()
     hit = {int(op.id, 16) for op in found.of("slower")}
     share = false / (OPS * args.repetitions) if args.repetitions else 0.0

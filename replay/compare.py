@@ -1,10 +1,9 @@
 """Two runs side by side: which ops became slower or faster, and which differences are noise; reads files, runs nothing.
 
-An op counts as slower when three things hold at once. The order-statistic 95 % intervals do not overlap: those of the
-medians, or of a faster decile where it is known better. Each of the deciles from the fastest sample to the median grew
-by more than the threshold: other load makes slow samples slower and leaves the fast ones, a slower op shifts all of
-them. And so much is left when the speed of the machine, as the gauge around the measurements tells it, is taken out.
-The threshold is the user's or, where more is needed, 2.4 times the spread of the ratios in these two runs.
+What is compared is an op's growth: how many times as long it took in the second run, both times in units of the gauge
+that was read beside every sample. What makes the whole machine faster or slower meanwhile is not in it. An op counts as
+slower when the growth is above 1 by more than its 95 % interval, and by more than the threshold: the user's or, where
+more is needed, 2.4 times the spread of the growth of all ops in these two runs.
 """
 
 from __future__ import annotations
@@ -18,24 +17,23 @@ import msgspec
 
 from opreplay.replay.compatibility import Difference, differences, load_notes
 from opreplay.replay.executors.base import Measurement
-from opreplay.replay.gauge import UNSTABLE
 from opreplay.replay.results import OpResult, ResultFile
-from opreplay.replay.stats import decile_interval, median_ranks
+from opreplay.replay.stats import median_ranks, quantile
 from opreplay.traces.errors import EnvironmentRefused
 
 Verdict = Literal["slower", "faster", "same", "unclear", "lost", "gained", "only before", "only after"]
 """Lost and gained: replayed in one run only, though in the plan of both."""
 
 DEFAULT_THRESHOLD = 0.05
-JUDGED_DECILES = range(6)
-"""From the fastest sample to the median."""
 SPREADS = 2.4
 """The threshold is at least so many standard deviations of the logarithms of the ratios: 0.8 % of normal values are
 above. More would hide a slowdown of 10 % among ops that scatter by 2 %, fewer would call ops slower that are not."""
 MIN_OPS_FOR_SPREAD = 20
 """Fewer ops say too little of how far ratios scatter when nothing changed."""
-NORMAL_MAD = 1.4826
-"""Standard deviation of normal values divided by their median absolute deviation."""
+NEAREST, NORMAL_NEAREST = 0.8, 1.2816
+"""So many of normal values are within so many standard deviations; what changed for real is among the others."""
+ERRORS = 2.14
+"""Half a 95 % interval in standard errors: Student's t for the 14 degrees of freedom of two times eight batches."""
 
 
 class OpComparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,11 +49,11 @@ class OpComparison(msgspec.Struct, frozen=True, kw_only=True):
     after_us: float | None = None
     ratio: float | None = None
     """Of the medians, after to before."""
+    growth: float | None = None
+    """The ratio with the speed of the machine taken out, where both runs have a gauge: what is judged."""
     low: float | None = None
     high: float | None = None
-    """Ratio between the ends of the two 95 % intervals, of the median or a faster decile, whichever is narrower."""
-    sure: float | None = None
-    """The change of which all deciles and the gauge are witness: the ratio among them that is closest to 1."""
+    """95 % interval of the growth."""
     note: str = ""
     """Why the verdict is unclear, or what became of an op that was lost."""
 
@@ -66,9 +64,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     threshold: float
     """Asked for."""
     applied: float
-    """What ops were judged by: the threshold, or three times their spread."""
+    """What ops were judged by: the threshold, or 2.4 times their spread."""
     spread: float | None
-    """Standard deviation of the logarithms of the ratios, outliers aside; None below 20 ops."""
+    """Standard deviation of the logarithms of the growths, outliers aside; None below 20 ops."""
     machine: float | None
     """How many times as long the gauge took in the second run; None where a run has none."""
     before_us: float
@@ -76,6 +74,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Sums over the calls of all ops that were replayed in both runs."""
     differences: tuple[Difference, ...]
     notes: tuple[str, ...]
+    total_growth: float | None
+    """Growth of all ops together, weighted by the time of their calls in the first run."""
     ops: tuple[OpComparison, ...]
 
     def of(self, *verdicts: Verdict) -> list[OpComparison]:
@@ -104,10 +104,10 @@ def compare(
     first = {result.id: result for result in before.results}
     second = {result.id: result for result in after.results}
     pairs = [(first[id_], second[id_]) for id_ in first if id_ in second]
-    spread = spread_of(pairs)
+    compared = [compare_op(a, b) for a, b in pairs if a.measurement or b.measurement]
+    spread = spread_of(compared)
     applied = max(threshold, 0.0 if spread is None else math.expm1(SPREADS * spread))
-    machine = machine_of(pairs)
-    ops = [judge(a, b, applied, machine) for a, b in pairs if a.measurement or b.measurement]
+    ops = [judged(op, applied) for op in compared]
     neither = len(pairs) - len(ops)
     notes = (f"not compared: {neither} ops that neither run replayed",) if neither else ()
     ops += [_alone(result, "only before") for id_, result in first.items() if id_ not in second]
@@ -117,17 +117,18 @@ def compare(
         threshold=threshold,
         applied=applied,
         spread=spread,
-        machine=machine,
+        machine=machine_of(pairs),
         before_us=sum((op.before_us or 0.0) * op.count for op in both),
         after_us=sum((op.after_us or 0.0) * op.count for op in both),
         differences=differ,
         notes=(*notes, *load_notes(before.header, after.header)),
+        total_growth=_total_growth(both),
         ops=tuple(sorted(ops, key=lambda op: -abs(((op.after_us or 0.0) - (op.before_us or 0.0)) * op.count))),
     )
 
 
-def judge(before: OpResult, after: OpResult, threshold: float, machine: float | None = None) -> OpComparison:
-    """The verdict on an op that a run replayed; `machine` is how many times as long the gauge took in the second."""
+def compare_op(before: OpResult, after: OpResult) -> OpComparison:
+    """Growth of an op that one run or both replayed; not judged yet: "same", or why it cannot be judged."""
     a, b = before.measurement, after.measurement
     made = OpComparison(
         id=after.id, name=after.name, inputs=after.inputs, count=after.count, verdict="same",
@@ -138,61 +139,54 @@ def judge(before: OpResult, after: OpResult, threshold: float, machine: float | 
         return msgspec.structs.replace(made, verdict=verdict, note=(after if b is None else before).reason or "")
     if a.median_us <= 0 or b.median_us <= 0:
         return msgspec.structs.replace(made, verdict="unclear", note="too short for the clock")
-    low, high = _interval(a, b)
-    made = msgspec.structs.replace(made, ratio=b.median_us / a.median_us, low=low, high=high)
-    if doubt := _doubt(a, b, before, after):
-        return msgspec.structs.replace(made, verdict="unclear", note=doubt)
-    own = _gauge_ratio(a, b)
-    # One reading of the gauge is as noisy as the op itself: it counts where it is far off, else that of all ops does.
-    speed = own if own is not None and not 1.0 / UNSTABLE < own < UNSTABLE else machine or 1.0
-    slower, faster = _sure_growth(a, b, speed), 1.0 / _sure_growth(b, a, 1.0 / speed)
-    if low > 1.0 and slower > 1.0 + threshold:
-        return msgspec.structs.replace(made, verdict="slower", sure=slower)
-    if high < 1.0 and faster < 1.0 / (1.0 + threshold):
-        return msgspec.structs.replace(made, verdict="faster", sure=faster)
-    if 1.0 / (1.0 + threshold) <= b.median_us / a.median_us <= 1.0 + threshold:
-        return made
-    overlap = low <= 1.0 <= high
-    why = "the intervals of the two runs overlap" if overlap else "fast samples or the gauge do not show the change"
-    return msgspec.structs.replace(made, verdict="unclear", note=why)
+    ratio = b.median_us / a.median_us
+    growth, low, high = _growth(a, b)
+    doubt = _doubt(a, b, before, after)
+    return msgspec.structs.replace(
+        made, verdict="unclear" if doubt else "same", ratio=ratio, growth=growth, low=low, high=high, note=doubt
+    )
 
 
-def _interval(a: Measurement, b: Measurement) -> tuple[float, float]:
-    """Ratio between the ends of the two intervals, of the median or of the faster decile where that is the narrower."""
-    found = [(b.ci_low_us / _some(a.ci_high_us), b.ci_high_us / _some(a.ci_low_us))]
-    if _has_deciles(a) and _has_deciles(b):
-        for at in range(1, 5):
-            before, after = decile_interval(a.deciles_us, a.samples, at), decile_interval(b.deciles_us, b.samples, at)
-            if before is not None and after is not None:
-                found.append((after[0] / _some(before[1]), after[1] / _some(before[0])))
-    return min(found, key=lambda ends: ends[1] / _some(ends[0]))
+def judged(op: OpComparison, threshold: float) -> OpComparison:
+    """The op with its verdict: slower or faster beyond the threshold (a share) and its own interval."""
+    if op.verdict != "same" or op.growth is None or op.low is None or op.high is None:
+        return op
+    if 1.0 / (1.0 + threshold) <= op.growth <= 1.0 + threshold:
+        return op
+    if op.low <= 1.0 <= op.high:
+        return msgspec.structs.replace(op, verdict="unclear", note="the change is within the errors of the two runs")
+    return msgspec.structs.replace(op, verdict="slower" if op.growth > 1.0 else "faster")
 
 
-def spread_of(pairs: Sequence[tuple[OpResult, OpResult]]) -> float | None:
-    """Standard deviation of the logarithms of the ratios from their median, as the median deviation tells it.
+def _growth(a: Measurement, b: Measurement) -> tuple[float, float, float]:
+    """What all of three agree on, and its 95 % interval: the ratio of the times, and those in units of either gauge.
 
-    That of the decile which scatters least, often the fastest samples': a change counts only where all deciles show it.
+    Of changes in one direction the least counts, else there is none. Another program on the same core or memory bus slows
+    an op by less than the gauge, or by more: between the plain ratio and those by gauge lies what is the op's own.
     """
-    measured = [
-        (a.measurement, b.measurement)
-        for a, b in pairs
-        if a.measurement and b.measurement and not _doubt(a.measurement, b.measurement, a, b)
-    ]
-    medians = [b.median_us / a.median_us for a, b in measured if a.median_us > 0 and b.median_us > 0]
-    columns = [medians, *(_ratios(measured, at) for at in JUDGED_DECILES)]
-    return min((_deviation(ratios) for ratios in columns if len(ratios) >= MIN_OPS_FOR_SPREAD), default=None)
+    ratio = b.median_us / a.median_us
+    witnesses = [ratio, *(after / _some(before) for before, after in zip(a.relative, b.relative, strict=False))]
+    logs = [math.log(_some(witness)) for witness in witnesses]
+    least = min(range(len(logs)), key=lambda i: abs(logs[i]))
+    growth = witnesses[least] if min(logs) > 0 or max(logs) < 0 else 1.0
+    errors = [math.hypot(*pair) for pair in zip(a.relative_error, b.relative_error, strict=False)]
+    if errors:
+        factor = math.exp(ERRORS * max(errors))
+        return growth, growth / factor, growth * factor
+    low = b.ci_low_us / b.median_us * a.median_us / _some(a.ci_high_us)
+    return growth, growth * low, growth * b.ci_high_us / b.median_us * a.median_us / _some(a.ci_low_us)
 
 
-def _ratios(measured: Sequence[tuple[Measurement, Measurement]], decile: int) -> list[float]:
-    """Ratios of one decile over the ops that have it."""
-    known = [(a.deciles_us[decile], b.deciles_us[decile]) for a, b in measured if _has_deciles(a) and _has_deciles(b)]
-    return [b / a for a, b in known if a > 0 and b > 0]
+def spread_of(ops: Sequence[OpComparison]) -> float | None:
+    """Standard deviation of the logarithms of the growths if they were normal, as the nearest four fifths tell it."""
+    logs = sorted(abs(math.log(op.growth)) for op in ops if op.verdict == "same" and op.growth)
+    return quantile(logs, NEAREST) / NORMAL_NEAREST if len(logs) >= MIN_OPS_FOR_SPREAD else None
 
 
-def _deviation(ratios: Sequence[float]) -> float:
-    logs = [math.log(ratio) for ratio in ratios]
-    middle = statistics.median(logs)
-    return NORMAL_MAD * statistics.median(abs(value - middle) for value in logs)
+def _total_growth(both: Sequence[OpComparison]) -> float | None:
+    weights = [((op.before_us or 0.0) * op.count, op.growth) for op in both if op.growth is not None]
+    total = sum(weight for weight, _ in weights)
+    return sum(weight * growth for weight, growth in weights) / total if total > 0 else None
 
 
 def machine_of(pairs: Sequence[tuple[OpResult, OpResult]]) -> float | None:
@@ -214,19 +208,6 @@ def _doubt(a: Measurement, b: Measurement, before: OpResult, after: OpResult) ->
     if (before.via, before.resolved_by) != (after.via, after.resolved_by):
         return f"ran as {before.via or before.resolved_by} before, {after.via or after.resolved_by} after"
     return ""
-
-
-def _sure_growth(a: Measurement, b: Measurement, speed: float) -> float:
-    """How many times as long `b` took at least, by deciles and with a machine slower by `speed` taken out."""
-    growth = b.median_us / a.median_us
-    if _has_deciles(a) and _has_deciles(b):
-        growth = min([growth, *(b.deciles_us[i] / _some(a.deciles_us[i]) for i in JUDGED_DECILES)])
-    return growth / max(1.0, speed)
-
-
-def _has_deciles(one: Measurement) -> bool:
-    """Whether there are deciles and they are those of the median: other tools may write or scale the median alone."""
-    return len(one.deciles_us) == 11 and math.isclose(one.deciles_us[5], one.median_us, rel_tol=1e-3)
 
 
 def _gauge_ratio(a: Measurement, b: Measurement) -> float | None:

@@ -1,4 +1,4 @@
-"""A fixed piece of work that is timed around every op: tells a slower machine from a slower op; owns no clock."""
+"""Fixed pieces of work that are timed beside every sample: tell a slower machine from a slower op; own no clock."""
 
 from __future__ import annotations
 
@@ -7,22 +7,26 @@ from typing import Any
 
 from opreplay.replay.executors.base import Clock
 
-READINGS = 3
-"""The least of so many is taken: what disturbs only ever adds time."""
 UNSTABLE = 1.15
 """Readings further apart than this ratio are worth a warning; on a quiet machine they agree within 3 %."""
 
 
 class Gauge:
-    """The same work whatever the op, on the device that runs the ops."""
+    """The same work whatever the op, on the device that runs the ops.
 
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self._work = work
+    `compute` stays in the nearest cache; `memory`, where there is one, goes through memory outside the caches. What
+    slows the machine may slow one of them alone: a neighbour on the same core, or on the same memory bus.
+    """
+
+    def __init__(self, compute: Callable[[], Any], memory: Callable[[], Any] | None = None) -> None:
+        self._compute, self._memory = compute, memory
         self.best_us: float | None = None
-        """The least reading so far: the machine at its fastest in this run."""
+        """The least reading of `compute` so far: the machine at its fastest in this run."""
 
-    def read(self, clock: Clock) -> float:
-        """Microseconds that the work takes now."""
-        reading = min(clock.time_calls(self._work, 1) for _ in range(READINGS))
-        self.best_us = reading if self.best_us is None else min(self.best_us, reading)
-        return reading
+    def read(self, clock: Clock, *, memory: bool = False) -> tuple[float, ...]:
+        """Microseconds that the work takes now: `compute`, and then `memory` where that is asked for and there."""
+        compute_us = clock.time_calls(self._compute, 1)
+        self.best_us = compute_us if self.best_us is None else min(self.best_us, compute_us)
+        if not memory or self._memory is None:
+            return (compute_us,)
+        return compute_us, clock.time_calls(self._memory, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import statistics
 from bisect import insort
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -63,6 +64,8 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     """One to be repeated, or as many as a sample has."""
     count: int
     evict: bool = False
+    rewarm: bool = False
+    """Whether a call that is not timed follows what is done between samples, so that these find warm caches."""
     cache: CacheState
     graph: Callable[[], Any] | None = None
     """Launches the whole sample at once."""
@@ -87,27 +90,25 @@ def measure(executor: Executor, prepared: Prepared, options: MeasureOptions) -> 
     if options.cuda_graph and host_us is not None and host_us > call_us and not prepared.max_calls:
         plan, failed = _captured(executor, plan)
     throttled = environment.throttle_events()
-    before_us = None if executor.gauge is None else executor.gauge.read(clock)
     collecting = gc.isenabled()
     gc.disable()
     try:
-        ordered = _collect(executor, prepared, plan, options, budget_s)
+        samples = _collect(executor, prepared, plan, options, budget_s)
     finally:
         if collecting:
             gc.enable()
-    found = summarize(ordered, calls=plan.count, resolution_us=clock.resolution_us, options=options)
+    found = summarize(samples.ordered, calls=plan.count, resolution_us=clock.resolution_us, options=options)
     host = [] if plan.graph is not None else _host_warnings(host_us, found.median_us)
     warnings = [*found.warnings, *failed, *host, *_cache_warnings(executor, plan)]
-    gauge_us = None
-    if executor.gauge is not None and before_us is not None:
-        gauge_us = (before_us, executor.gauge.read(clock))
-        warnings += gauge_warnings(gauge_us, executor.gauge.best_us)
+    if samples.gauge_us and executor.gauge is not None:
+        found = against_gauge(found, samples.in_order, samples.gauge_us)
+        assert found.gauge_us is not None
+        warnings += gauge_warnings(found.gauge_us, executor.gauge.best_us)
     if (events := environment.throttle_events() - throttled) > 0:
         warnings.append(MeasureWarning(kind="throttled", data={"events": events}))
     return msgspec.structs.replace(
-        found, warnings=tuple(warnings), cache=plan.cache, host_us=host_us, gauge_us=gauge_us,
-        graph=plan.graph is not None,
-    )  # fmt: skip
+        found, warnings=tuple(warnings), cache=plan.cache, host_us=host_us, graph=plan.graph is not None
+    )
 
 
 def calls_per_sample(call_us: float, limit: int) -> int:
@@ -122,11 +123,11 @@ def _plan(executor: Executor, prepared: Prepared, calls: int, options: MeasureOp
     copies do not fill the cache twice either, it is flushed before each sample, in which each copy is used once.
     """
     size, cache = prepared.argument_bytes, executor.cache_bytes
-    warm = _Plan(calls=(prepared.call,), count=calls, cache="warm")
+    warm = _Plan(calls=(prepared.call,), count=calls, cache="warm", rewarm=calls > 1 and not prepared.max_calls)
     if options.cache == "warm" or not size or not cache:
         return warm
     if size >= COLD_FOOTPRINT * cache:
-        return msgspec.structs.replace(warm, cache="cold")
+        return msgspec.structs.replace(warm, cache="cold", rewarm=False)
     turns = math.ceil(COLD_FOOTPRINT * cache / size)
     copies = prepared.copies(turns if turns <= COPIES else min(COPIES, calls))
     if len(copies) >= turns:
@@ -163,17 +164,30 @@ def _warm_up(executor: Executor, prepared: Prepared, options: MeasureOptions) ->
     return best_us, options.op_time_s - max(0.0, overrun_s)
 
 
-def _collect(
-    executor: Executor, prepared: Prepared, plan: _Plan, options: MeasureOptions, budget_s: float
-) -> list[float]:
-    """Samples in microseconds a call, ascending."""
+class _Samples:
+    """What was timed, in microseconds a call, and the gauge beside it."""
+
+    def __init__(self) -> None:
+        self.in_order: list[float] = []
+        self.ordered: list[float] = []
+        self.gauge_us: list[tuple[float, ...]] = []
+        """For each sample the means of the readings right before and right after it; none without a gauge."""
+
+    def add(self, took_us: float) -> None:
+        self.in_order.append(took_us)
+        insort(self.ordered, took_us)
+
+
+def _collect(executor: Executor, prepared: Prepared, plan: _Plan, options: MeasureOptions, budget_s: float) -> _Samples:
     clock = executor.clock
-    ordered: list[float] = []
+    samples = _Samples()
     turn = 0
     started = clock.now_s()
-    while len(ordered) < options.max_samples:
+    before_us = _read(executor, prepared, plan)
+    while len(samples.ordered) < options.max_samples:
         if plan.evict:
             executor.evict()
+            before_us = _read(executor, prepared, plan)
         if plan.graph is not None:
             took_us = clock.time_calls(plan.graph, 1)
         elif len(plan.calls) == 1:
@@ -181,19 +195,53 @@ def _collect(
         else:
             took_us = clock.time_each([plan.calls[(turn + i) % len(plan.calls)] for i in range(plan.count)])
             turn += plan.count
-        insort(ordered, took_us / plan.count)
+        samples.add(took_us / plan.count)
         executor.reset(prepared)
-        spent_s = clock.now_s() - started
-        count = len(ordered)
-        if count >= options.min_samples:
-            if spent_s >= budget_s:
-                break
-            enough = spent_s >= options.min_share * options.op_time_s
-            if enough and count % CHECK_EVERY == 0 and stats.is_narrow(ordered, options.target_ci):
-                break
-        elif spent_s + spent_s / count > max(budget_s, 0.0) + 2.0 * options.op_time_s:
+        after_us = _read(executor, prepared, plan)
+        if after_us:
+            samples.gauge_us.append(tuple((a + b) / 2 for a, b in zip(before_us, after_us, strict=True)))
+        before_us = after_us
+        if _enough(samples.ordered, clock.now_s() - started, options, budget_s):
             break
-    return ordered
+    return samples
+
+
+def _read(executor: Executor, prepared: Prepared, plan: _Plan) -> tuple[float, ...]:
+    """Readings of the gauges; of memory where caches are meant to be cold, as it goes through them."""
+    if executor.gauge is None:
+        return ()
+    reading = executor.gauge.read(executor.clock, memory=plan.cache == "cold")
+    if plan.rewarm:
+        prepared.call()
+    return reading
+
+
+def _enough(ordered: list[float], spent_s: float, options: MeasureOptions, budget_s: float) -> bool:
+    """Whether the median is known well enough, or the time is spent."""
+    count = len(ordered)
+    if count < options.min_samples:
+        return spent_s + spent_s / count > max(budget_s, 0.0) + 2.0 * options.op_time_s
+    if spent_s >= budget_s:
+        return True
+    settled = spent_s >= options.min_share * options.op_time_s
+    return settled and count % CHECK_EVERY == 0 and stats.is_narrow(ordered, options.target_ci)
+
+
+def against_gauge(found: Measurement, in_order: Sequence[float], gauge_us: Sequence[tuple[float, ...]]) -> Measurement:
+    """The measurement with its time in units of the gauges; samples (us a call) and readings in the order of time."""
+    columns = [
+        [sample / max(reading, 1e-6) for sample, reading in zip(in_order, readings, strict=True)]
+        for readings in zip(*gauge_us, strict=True)
+    ]
+    compute_us = [reading[0] for reading in gauge_us]
+    half = (len(compute_us) + 1) // 2
+    errors = [stats.log_error(column) for column in columns]
+    return msgspec.structs.replace(
+        found,
+        gauge_us=(statistics.median(compute_us[:half]), statistics.median(compute_us[-half:])),
+        relative=tuple(statistics.median(column) for column in columns),
+        relative_error=tuple(error for error in errors if error is not None),
+    )
 
 
 def summarize(ordered: list[float], *, calls: int, resolution_us: float, options: MeasureOptions) -> Measurement:
@@ -227,14 +275,20 @@ def scaled(measurement: Measurement, part: float) -> Measurement:
         for name in ("median_us", "iqr_us", "min_us", "max_us", "ci_low_us", "ci_high_us")
     }
     deciles = tuple(value / part for value in measurement.deciles_us)
+    relative = tuple(value / part for value in measurement.relative)
     warning = MeasureWarning(kind="part of the op", data={"share": part})
     return msgspec.structs.replace(
-        measurement, **times, deciles_us=deciles, part=part, warnings=(*measurement.warnings, warning)
+        measurement,
+        **times,
+        deciles_us=deciles,
+        relative=relative,
+        part=part,
+        warnings=(*measurement.warnings, warning),
     )
 
 
 def gauge_warnings(gauge_us: tuple[float, float], best_us: float | None) -> list[MeasureWarning]:
-    """What readings before and after an op, and the best of the run, say of the machine's speed meanwhile."""
+    """What readings in the first and second half of the samples, and the best of the run, say of the machine."""
     before, after = gauge_us
     if max(gauge_us) > UNSTABLE * min(gauge_us):
         return [MeasureWarning(kind="unstable clock", data={"before_us": before, "after_us": after})]

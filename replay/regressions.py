@@ -30,10 +30,10 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
             lost = found.of("lost")
             return [f"{self}: {len(lost)} ops are no longer replayed"] if len(lost) > self.limit else []
         if self.what == "total":
-            ratio = found.total_ratio
+            ratio = found.total_growth
             return [f"{self}: {ratio:.3f}×"] if ratio is not None and ratio > 1.0 + self.limit else []
-        slow = [op for op in found.of("slower") if (op.sure or 1.0) > 1.0 + self.limit]
-        return [f"{self}: {op.name} {op.ratio or 0.0:.3f}×" for op in slow]
+        slow = [op for op in found.of("slower") if (op.growth or 1.0) > 1.0 + self.limit]
+        return [f"{self}: {op.name} {op.growth or 0.0:.3f}×" for op in slow]
 
 
 def parse_condition(text: str) -> Condition:

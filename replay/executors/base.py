@@ -61,7 +61,13 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     graph: bool = False
     """Whether the calls of a sample were launched together, as a captured graph."""
     gauge_us: tuple[float, float] | None = None
-    """Time of a fixed piece of work on the same device, right before and right after."""
+    """Time of a fixed piece of work on the same device, read beside the samples: medians of their first and second
+    half."""
+    relative: tuple[float, ...] = ()
+    """Median of the samples over the gauge readings around each, for each gauge (compute, memory): the op's time
+    free of what makes the whole machine faster or slower meanwhile. Empty where the device has no gauge."""
+    relative_error: tuple[float, ...] = ()
+    """Standard error of the logarithm of each `relative`, from batch means; empty with fewer than 16 samples."""
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ import torch
 
 from opreplay.initializers import fill
 from opreplay.replay import environment
+from opreplay.replay.gauge import Gauge
 
 MAX_EVICTED_BYTES = 64 << 20
 """Most of a cache that is flushed: writing more would take longer than the op, and leave fewer samples."""
@@ -18,7 +19,9 @@ GAUGE_NUMBERS = 1 << 14
 """Below the size from which torch splits work among threads (at::internal::GRAIN_SIZE, 32,768): waiting for a second
 thread on a busy machine can take a hundred times as long as the work."""
 GAUGE_STEPS = 64
-GAUGE_DEVICE_ROWS = 1024
+GAUGE_PIECES = 16
+"""Pieces of 64 KiB of a reading of the memory gauge: 1 MiB read and written."""
+GAUGE_DEVICE_ROWS, GAUGE_DEVICE_NUMBERS = 1024, 1 << 22
 
 
 class Caches:
@@ -27,17 +30,34 @@ class Caches:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._buffer: torch.Tensor | None = None
+        self._pieces: list[torch.Tensor] = []
+        self._turn = 0
         self.cache_bytes = _cache_bytes(device)
         self.evicted_bytes = min(self.cache_bytes, MAX_EVICTED_BYTES)
 
     def evict(self) -> None:
         """Read and write as many bytes as are to be flushed, on all threads or cores that run ops."""
+        self._whole().add_(1.0)
+
+    def gauge(self) -> Gauge:
+        """The device's gauges; that of memory goes through the buffer, and needs a cache of known size."""
+        return Gauge(_arithmetic(self._device), self._stream if self.evicted_bytes else None)
+
+    def _stream(self) -> None:
+        pieces = self._pieces
+        if not pieces:
+            pieces += self._whole().split(GAUGE_NUMBERS if self._device.type == "cpu" else GAUGE_DEVICE_NUMBERS)
+        for _ in range(GAUGE_PIECES if self._device.type == "cpu" else 1):
+            pieces[self._turn % len(pieces)].add_(1.0)
+            self._turn += 1
+
+    def _whole(self) -> torch.Tensor:
         if self._buffer is None:
             self._buffer = torch.zeros(self.evicted_bytes // 4, dtype=torch.float32, device=self._device)
-        self._buffer.add_(1.0)
+        return self._buffer
 
 
-def gauge_work(device: torch.device) -> Callable[[], Any]:
+def _arithmetic(device: torch.device) -> Callable[[], Any]:
     """Some 0.1 ms of the same arithmetic in every run: on one core of a host, on all of an accelerator."""
     if device.type != "cpu":
         left = torch.ones(GAUGE_DEVICE_ROWS, GAUGE_DEVICE_ROWS, device=device)

@@ -25,7 +25,7 @@ from opreplay.initializers.registry import Registry, built_in
 from opreplay.replay import aliasing, budget, tensors
 from opreplay.replay.clocks import EventClock, HostClock
 from opreplay.replay.executors.base import Clock, NotReplayable, Profile
-from opreplay.replay.executors.torch_cache import Caches, argument_bytes, copies, gauge_work
+from opreplay.replay.executors.torch_cache import Caches, argument_bytes, copies
 from opreplay.replay.executors.torch_graph import captured
 from opreplay.replay.executors.torch_profile import profile_call
 from opreplay.replay.gauge import Gauge
@@ -105,7 +105,7 @@ class TorchExecutor:
         self.clock: Clock = self._clock()
         self._caches = Caches(self._device)
         self.cache_bytes, self.evicted_bytes = self._caches.cache_bytes, self._caches.evicted_bytes
-        self.gauge: Gauge | None = Gauge(gauge_work(self._device))
+        self.gauge: Gauge | None = self._caches.gauge()
 
     def facts(self) -> dict[str, object]:
         """torch's version, threads, and the device's name."""

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opreplay.replay.compare import compare, judge
+from opreplay.replay.compare import OpComparison, compare, compare_op, judged
 from opreplay.replay.executors.base import Measurement
 from opreplay.replay.measure import MeasureOptions, summarize
 from opreplay.replay.regressions import parse_condition
@@ -62,6 +62,10 @@ def run(
     return ResultFile(header=header, results=results, summary=None, complete_bytes=0)
 
 
+def judge(before: OpResult, after: OpResult, threshold: float) -> OpComparison:
+    return judged(compare_op(before, after), threshold)
+
+
 def test_runs_of_the_same_show_at_most_one_false_regression_in_a_hundred_ops() -> None:
     wrong = sum(len(compare(run(2 * i), run(2 * i + 1)).of("slower", "faster")) for i in range(10))
     assert wrong <= 5, "10 repetitions of 50 ops"
@@ -72,7 +76,7 @@ def test_ten_percent_in_five_of_fifty_ops_are_all_found(seed: int) -> None:
     slow = set(random.Random(seed).sample(range(50), 5))
     found = compare(run(100 + seed), run(200 + seed, slower=lambda i: 1.1 if i in slow else 1.0))
     assert {int(op.id, 16) for op in found.of("slower")} == slow
-    assert all(op.sure and op.ratio and 1.05 < op.sure <= op.ratio for op in found.of("slower"))
+    assert all(op.growth and op.growth == op.ratio and op.growth > 1.05 for op in found.of("slower"))
 
 
 def test_ten_percent_less_is_faster() -> None:
@@ -82,31 +86,47 @@ def test_ten_percent_less_is_faster() -> None:
     assert found.total_ratio < 1.0
 
 
+def in_gauges(us: float, *gauges_us: float, error: float = 0.005) -> OpResult:
+    """An op of `us` while the gauges took so long."""
+    found = msgspec.structs.replace(
+        measurement(us, random.Random(0)), median_us=us, gauge_us=(gauges_us[0], gauges_us[0]),
+        relative=tuple(us / gauge for gauge in gauges_us), relative_error=(error,) * len(gauges_us),
+    )  # fmt: skip
+    return result(0, found)
+
+
 def test_a_change_of_all_ops_is_seen_where_the_machine_did_not_change() -> None:
-    gauge = {"gauge_us": (100.0, 101.0)}
-    found = compare(run(1, **gauge), run(2, slower=lambda i: 1.2, **gauge))
-    assert len(found.of("slower")) == 50
+    found = judge(in_gauges(100.0, 50.0, 80.0), in_gauges(120.0, 50.1, 79.9), 0.05)
+    assert found.verdict == "slower"
+    assert found.growth == pytest.approx(1.2, rel=0.01)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.growth is not None
+    assert 1.17 < found.low < found.growth < found.high < 1.23
 
 
 def test_a_slower_machine_makes_no_slower_ops() -> None:
-    before, after = run(1, gauge_us=(100.0, 101.0)), run(2, slower=lambda i: 1.1, gauge_us=(110.0, 112.0))
-    found = compare(before, after)
-    assert found.machine == pytest.approx(1.1)
-    assert len(found.of("slower")) <= 1
+    found = judge(in_gauges(100.0, 50.0, 80.0), in_gauges(150.0, 74.0, 81.0), 0.05)
+    assert (found.verdict, found.ratio) == ("same", 1.5)
+    assert found.growth == pytest.approx(1.5 * 50 / 74)
+    before, after = (msgspec.structs.replace(run(1, ops=1), results=(one,)) for one in (
+        in_gauges(100.0, 50.0), in_gauges(150.0, 74.0)))  # fmt: skip
+    assert compare(before, after).machine == pytest.approx(74 / 50)
+    assert not found_in(before, after, "total>5%"), "the total is free of the machine's speed as well"
 
 
-def test_load_that_leaves_the_fast_samples_alone_is_no_regression() -> None:
-    draw = random.Random(0)
-    a = measurement(100.0, draw)
-    deciles = tuple(d if i < 4 else 1.3 * d for i, d in enumerate(a.deciles_us))
-    times = {"median_us": 1.3 * a.median_us, "ci_low_us": 1.2 * a.median_us, "ci_high_us": 1.4 * a.median_us}
-    b = msgspec.structs.replace(a, deciles_us=deciles, **times)
-    assert judge(result(0, a), result(0, b), 0.05).verdict == "unclear"
-    slow_machine = judge(result(0, a), result(0, measurement(120.0, draw)), 0.05, 1.2)
-    assert (slow_machine.verdict, slow_machine.note) == ("unclear", "fast samples or the gauge do not show the change")
+def test_witnesses_that_contradict_each_other_show_no_change() -> None:
+    assert judge(in_gauges(100.0, 50.0, 80.0), in_gauges(120.0, 50.0, 120.0), 0.05).growth == 1.0
+    assert judge(in_gauges(100.0, 50.0, 80.0), in_gauges(100.0, 40.0, 64.0), 0.05).growth == 1.0
 
 
-def test_medians_without_deciles_of_their_own_are_judged_by_their_intervals() -> None:
+def test_a_change_within_the_errors_is_unclear() -> None:
+    found = judge(in_gauges(100.0, 50.0, error=0.05), in_gauges(112.0, 50.0, error=0.05), 0.05)
+    assert (found.verdict, found.note) == ("unclear", "the change is within the errors of the two runs")
+    assert judge(in_gauges(100.0, 50.0, error=0.05), in_gauges(150.0, 50.0, error=0.05), 0.05).verdict == "slower"
+
+
+def test_medians_without_a_gauge_are_judged_by_their_intervals() -> None:
     a = measurement(100.0, random.Random(0))
     times = {name: 1.1 * getattr(a, name) for name in ("median_us", "ci_low_us", "ci_high_us")}
     for deciles in ((), a.deciles_us):
@@ -119,7 +139,7 @@ def test_changes_within_the_noise_of_the_samples_are_unclear() -> None:
     wide = [summarize(sorted(draw.uniform(us, 5 * us) for _ in range(12)), calls=1, resolution_us=1e-3,
                       options=MeasureOptions()) for us in (100.0, 120.0)]  # fmt: skip
     found = judge(result(0, wide[0]), result(0, wide[1]), 0.05)
-    assert (found.verdict, found.note) == ("unclear", "the intervals of the two runs overlap")
+    assert (found.verdict, found.note) == ("unclear", "the change is within the errors of the two runs")
 
 
 def test_ops_that_scatter_raise_the_threshold() -> None:
@@ -189,20 +209,20 @@ def test_a_run_against_itself_is_the_same_and_order_only_inverts(seed: int, fact
         assert back_by_id[op.id].verdict == inverse.get(op.verdict, op.verdict)
 
 
-def found(before: ResultFile, after: ResultFile, condition: str) -> list[str]:
+def found_in(before: ResultFile, after: ResultFile, condition: str) -> list[str]:
     return parse_condition(condition).violations(compare(before, after))
 
 
 def test_conditions() -> None:
     before, after = run(1, ops=5), run(2, ops=5, slower=lambda i: 1.3 if i == 2 else 1.0)
-    assert [line.split()[1] for line in found(before, after, "slower>5%")] == ["aten::op2"]
-    assert found(before, after, "slower>40%") == []
-    assert found(before, before, "slower>5%") == []
-    assert found(before, after, "total>1%")
-    assert not found(before, after, " total > 20% ")
+    assert [line.split()[1] for line in found_in(before, after, "slower>5%")] == ["aten::op2"]
+    assert found_in(before, after, "slower>40%") == []
+    assert found_in(before, before, "slower>5%") == []
+    assert found_in(before, after, "total>1%")
+    assert not found_in(before, after, " total > 20% ")
     gone = msgspec.structs.replace(after, results=(result(0, None), *after.results[1:]))
-    assert found(before, gone, "lost>0") == ["lost>0: 1 ops are no longer replayed"]
-    assert not found(before, gone, "lost>1")
+    assert found_in(before, gone, "lost>0") == ["lost>0: 1 ops are no longer replayed"]
+    assert not found_in(before, gone, "lost>1")
 
 
 @pytest.mark.parametrize("text", ["", "slower", "slower>", "slower<5%", "slower>5", "lost>5%", "eval>1%", "slower>-1%"])

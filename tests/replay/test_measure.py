@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
+import msgspec
 import pytest
 
 from opreplay.replay.executors.base import Measurement
@@ -205,6 +206,8 @@ def test_the_gauge_tells_a_slower_machine() -> None:
     executor.gauge = Gauge(work)
     first = timed("fake::20us", executor=executor)
     assert first.gauge_us == pytest.approx((100.0, 100.0), rel=0.05)
+    assert first.relative == pytest.approx((0.2,), rel=0.05)
+    assert first.relative_error == pytest.approx((0.0,), abs=0.01)
     assert first.warnings == ()
     speed[0] = 150.0
     (warning,) = timed("fake::20us", executor=executor).warnings
@@ -212,6 +215,40 @@ def test_the_gauge_tells_a_slower_machine() -> None:
     assert warning.kind == "other load"
     assert warning.data["times"] == pytest.approx(1.5, rel=0.05)
     assert [w.kind for w in gauge_warnings((100.0, 130.0), 100.0)] == ["unstable clock"]
+
+
+def test_memory_is_gauged_where_caches_are_to_be_cold() -> None:
+    executor = FakeExecutor()
+    turn = {"compute": 0, "memory": 0}
+
+    def work(name: str, us: float) -> None:
+        turn[name] += 1
+        executor.clock.elapsed_us += us
+
+    executor.gauge = Gauge(lambda: work("compute", 100.0), lambda: work("memory", 50.0))
+    executor.cache_bytes, prepared = 1, executor.prepare(fake_op("fake::20us"), seed=0)
+    assert measure(executor, prepared, MeasureOptions(cache="warm")).relative == pytest.approx((0.2,), rel=0.05)
+    assert turn["memory"] == 0
+    prepared.argument_bytes = 10
+    found = measure(executor, prepared, MeasureOptions(cache="cold"))
+    assert found.cache == "cold"
+    assert found.relative == pytest.approx((0.2, 0.4), rel=0.05)
+
+
+def test_a_machine_that_changes_its_speed_meanwhile_leaves_the_relative_time() -> None:
+    executor = FakeExecutor()
+    calls = [0]
+
+    def at_speed(us: float) -> None:
+        calls[0] += 1
+        executor.clock.elapsed_us += us * (1.0 if calls[0] // 40 % 2 else 1.5)
+
+    executor.gauge = Gauge(lambda: at_speed(100.0))
+    found = measure(executor, FakePrepared(lambda: at_speed(1000.0)), MeasureOptions())
+    assert found.iqr_us > 0.3 * found.min_us
+    assert found.relative == pytest.approx((10.0,), rel=0.02)
+    assert found.relative_error
+    assert found.relative_error[0] < 0.02
 
 
 def test_outliers_are_counted_and_not_dropped() -> None:
@@ -225,6 +262,7 @@ def test_outliers_are_counted_and_not_dropped() -> None:
 def test_a_part_is_scaled_in_all_its_times() -> None:
     found = scaled(summarize([1.0, 2.0], calls=1, resolution_us=1e-3, options=FAST), 0.5)
     assert (found.min_us, found.max_us, found.deciles_us[-1], found.part) == (2.0, 4.0, 4.0, 0.5)
+    assert scaled(msgspec.structs.replace(found, relative=(3.0,)), 0.5).relative == (6.0,)
     assert str(found.warnings[-1]) == "part of the op: 0.5 of it ran, times are scaled up"
 
 

@@ -9,10 +9,9 @@ import torch
 
 from opreplay.replay import environment
 from opreplay.replay.clocks import HostClock
-from opreplay.replay.executors.torch_cache import Caches, argument_bytes, copies, gauge_work
+from opreplay.replay.executors.torch_cache import Caches, argument_bytes, copies
 from opreplay.replay.executors.torch_device import TorchPrepared
 from opreplay.replay.executors.torch_profile import profile_call
-from opreplay.replay.gauge import Gauge
 
 CPU = torch.device("cpu")
 
@@ -68,10 +67,13 @@ def test_the_host_knows_its_last_cache() -> None:
 
 
 def test_the_gauge_repeats_itself() -> None:
-    gauge, clock = Gauge(gauge_work(CPU)), HostClock()
-    readings = [gauge.read(clock) for _ in range(5)]
-    assert min(readings) > 1.0
-    assert gauge.best_us == min(readings)
+    caches, clock = Caches(CPU), HostClock()
+    gauge = caches.gauge()
+    readings = [gauge.read(clock, memory=True) for _ in range(5)]
+    assert min(min(reading) for reading in readings) > 1.0
+    assert gauge.best_us == min(reading[0] for reading in readings)
+    assert {len(reading) for reading in readings} == {2 if caches.evicted_bytes else 1}
+    assert len(gauge.read(clock)) == 1
 
 
 @pytest.mark.parametrize("name", ["aten::linear", "aten::a_stand_in"])

@@ -161,8 +161,8 @@ def judged(op: OpComparison, threshold: float) -> OpComparison:
 def _growth(a: Measurement, b: Measurement) -> tuple[float, float, float]:
     """What all of three agree on, and its 95 % interval: the ratio of the times, and those in units of either gauge.
 
-    Of changes in one direction the least counts, else there is none. Another program on the same core or memory bus slows
-    an op by less than the gauge, or by more: between the plain ratio and those by gauge lies what is the op's own.
+    Of changes in one direction the least counts, else there is none. Another program on the same core or memory bus
+    slows an op by less than the gauge, or by more: between the plain ratio and those by gauge lies what is its own.
     """
     ratio = b.median_us / a.median_us
     witnesses = [ratio, *(after / _some(before) for before, after in zip(a.relative, b.relative, strict=False))]

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from opreplay.replay import passes
+from opreplay.replay.collective_ranks import ranks_of
 from opreplay.replay.ir import Assumption, Recorded, RecordedKernel, ReplayOp, ReplayPlan
 from opreplay.replay.op_resolver import Resolver
 from opreplay.replay.policy import Policy
@@ -54,7 +55,8 @@ def build_plan(
     kept = [
         (group, ReplayOp(id=signature_id(group.signature), name=group.signature.name, count=group.count,
                          recorded=group.recorded, recorded_outputs=recorded_results(group.signature),
-                         batch=group.batch and group.batch.context, assumptions=_shared_batch(group.batch)))
+                         batch=group.batch and group.batch.context, assumptions=_shared_batch(group.batch),
+                         ranks=ranks_of(group.signature, trace.info.world_size)))
         for group in groups if keeps_name(filters, group.signature.name)
     ]  # fmt: skip
     weight = passes.weight_of(shell)

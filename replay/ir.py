@@ -101,6 +101,8 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
     """Set when the op cannot be replayed; then `resolved_by` may be None."""
     batch: BatchContext | None = None
     """Prefill and decode split of the iteration that the calls ran in; of the one with most time where several."""
+    ranks: int | None = None
+    """Processes that take part in a collective, where the trace tells; None for any other op."""
     origin: str | None = None
     """JSON text of the entry in another tool's file that this op came from; data only, written back unchanged."""
 

@@ -47,3 +47,9 @@ def not_an_op(signature: OpSignature, *, on_device: bool = False) -> Reason | No
     if namespace in _VENDORS_WITH_COLLECTIVES and any(word in op for word in _COLLECTIVE_WORDS):
         return Reason("collective")
     return None
+
+
+def is_collective(signature: OpSignature) -> bool:
+    """Whether a recorded name stands for communication between processes."""
+    reason = not_an_op(signature, on_device=True)
+    return reason is not None and reason.kind == "collective"

@@ -20,7 +20,11 @@ FORWARD = (
     "aten::cudnn_convolution_add_relu", "aten::miopen_convolution_relu", "aten::miopen_depthwise_convolution",
     "aten::_conv_depthwise2d", "aten::conv_depthwise3d", "aten::convolution_overrideable", "npu::npu_conv2d",
     "npu::npu_convolution", "aten::conv_transpose1d", "aten::conv_transpose2d", "aten::conv_transpose3d",
-    "aten::cudnn_convolution_transpose", "aten::miopen_convolution_transpose",
+    "aten::cudnn_convolution_transpose", "aten::miopen_convolution_transpose", "aten::_convolution_mode",
+    "aten::_nnpack_spatial_convolution", "aten::slow_conv3d", "aten::slow_conv_dilated2d", "aten::slow_conv_dilated3d",
+    "aten::slow_conv_transpose2d", "aten::slow_conv_transpose3d", "aten::miopen_convolution_add_relu",
+    "aten::_mps_convolution", "aten::_mps_convolution_transpose", "npu::npu_conv3d", "npu::npu_conv_transpose2d",
+    "npu::npu_conv_transpose3d",
 )  # fmt: skip
 
 
@@ -111,7 +115,7 @@ def forward(op: OpView) -> Iterable[KernelCall]:
     bias = op.meta("bias")
     extra = [spec(bias.shape, bias.dtype)] if bias is not None else []
     x, w, y = sizes.blocked(sizes.source), sizes.fractal(), sizes.blocked(sizes.result)
-    kind = "Conv2D" if not sizes.transposed else "Conv2DTranspose"
+    kind = "Conv3D" if len(sizes.kernel) == 3 else "Conv2DTranspose" if sizes.transposed else "Conv2D"
     kernels = [
         trans_data(sizes.plain(sizes.source), x),
         trans_data(sizes.weight(), w),
@@ -127,7 +131,9 @@ def forward(op: OpView) -> Iterable[KernelCall]:
 @lowers(
     "aten::convolution_backward", "aten::cudnn_convolution_backward", "aten::miopen_convolution_backward",
     "aten::mkldnn_convolution_backward", "aten::convolution_backward_overrideable",
-    "aten::miopen_depthwise_convolution_backward", "aten::slow_conv2d_backward", "npu::npu_conv2d_backward",
+    "aten::miopen_depthwise_convolution_backward", "aten::slow_conv2d_backward", "aten::_slow_conv2d_backward",
+    "npu::npu_conv2d_backward", "npu::npu_conv3d_backward",
+    "aten::mps_convolution_backward",
     "npu::npu_convolution_backward",
 )  # fmt: skip
 def backward(op: OpView) -> Iterable[KernelCall]:
@@ -144,17 +150,30 @@ def backward(op: OpView) -> Iterable[KernelCall]:
     wanted = tuple(bool(v) for v in mask) if isinstance(mask, tuple | list) and len(mask) == 3 else (True, True, True)
     x, w, dy = sizes.blocked(sizes.source), sizes.fractal(), sizes.blocked(sizes.result)
     shape = spec((4,), "int32", "NCHW")
+    rank = "3D" if len(sizes.kernel) == 3 else "2D"
     kernels = [trans_data(sizes.plain(sizes.result), dy)]
     if wanted[0]:
         kernels.append(trans_data(sizes.weight(), w))
-        kernels.append(kernel("Conv2DBackpropInput", [shape, w, dy], [x]))
+        kernels.append(kernel(f"Conv{rank}BackpropInput", [shape, w, dy], [x]))
         kernels.append(trans_data(x, sizes.plain(sizes.source)))
     if wanted[1]:
         kernels.append(trans_data(sizes.plain(sizes.source), x))
-        kernels.append(kernel("Conv2DBackpropFilter", [x, shape, dy], [w]))
+        kernels.append(kernel(f"Conv{rank}BackpropFilter", [x, shape, dy], [w]))
         kernels.append(trans_data(w, sizes.weight()))
     if wanted[2] and mask is not None:
         n, c, *extent = sizes.result
         gradient = spec((n, c, prod(extent)), sizes.dtype)
         kernels.append(kernel("ReduceSum", [gradient], [spec((c,), sizes.dtype)]))
     return kernels
+
+
+@lowers("aten::conv_tbc")
+def time_batch_channels(op: OpView) -> Iterable[KernelCall]:
+    """A convolution of (T, B, C) with (K, C, O): a product over the time steps for each place of the window."""
+    source, weight = op.meta("self", at=0), op.meta("weight", at=1)
+    if source is None or weight is None or len(source.shape) != 3 or len(weight.shape) != 3:
+        raise ValueError("needs a sequence and a weight")
+    rows, (window, ins, outs) = prod(source.shape[:2]), weight.shape
+    a, b = spec((rows, ins), source.dtype), spec((ins, outs), weight.dtype)
+    out = spec((rows, outs), source.dtype)
+    return [kernel("MatMulV3", [a, b], [out], max(1, window), transpose_a=False, transpose_b=False)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
-from opreplay.replay.ascend.kernel_shapes import broadcast
 from opreplay.replay.ascend.lowering.registry import Rule, lowers
 from opreplay.replay.ascend.lowering.view import OpView, is_contiguous, kernel, promote, spec, strided_copy
 
@@ -28,7 +27,7 @@ ARITHMETIC: dict[str, str] = {
     "log_sigmoid_forward": "LogSigmoid", "log_sigmoid": "LogSigmoid", "prelu": "PRelu", "_prelu_kernel": "PRelu",
     "tril": "Tril", "triu": "Triu", "where": "Select", "masked_fill": "MaskedFill", "_fused_dropout": "DropOutDoMask",
     "sinc": "Sin", "lgamma": "Lgamma", "digamma": "Digamma", "heaviside": "Select",
-    "special_expit": "Sigmoid", "huber_loss": "Sub", "ldexp": "Mul", "positive": "Identity",
+    "special_expit": "Sigmoid", "ldexp": "Mul", "positive": "Identity",
 }  # fmt: skip
 """aten op → CANN type, for ops whose output has the broadcast shape of their inputs and their common dtype."""
 
@@ -46,14 +45,14 @@ GRADIENTS: dict[str, str] = {
     "leaky_relu_backward": "LeakyReluGrad", "elu_backward": "EluGradV2", "hardtanh_backward": "HardtanhGrad",
     "softplus_backward": "SoftplusV2Grad", "mish_backward": "MishGrad", "logit_backward": "SigmoidGrad",
     "hardsigmoid_backward": "SigmoidGrad", "log_sigmoid_backward": "SigmoidGrad", "native_dropout_backward":
-    "DropOutDoMask", "_prelu_kernel_backward": "LeakyReluGrad", "mse_loss_backward": "Sub",
-    "smooth_l1_loss_backward": "Sub", "binary_cross_entropy_backward": "SigmoidGrad", "masked_scale": "MaskedScale",
-    "huber_loss_backward": "Sub",
+    "DropOutDoMask", "_prelu_kernel_backward": "LeakyReluGrad", "masked_scale": "MaskedScale",
 }  # fmt: skip
 """aten op → CANN type, for gradients that take two or three tensors of one shape."""
 
 
-def _simple(kind: str, boolean: bool) -> Rule:
+def one_kernel(kind: str, *, boolean: bool) -> Rule:
+    """A rule for one kernel that reads all tensors once and writes what they broadcast to."""
+
     def rule(op: OpView) -> Iterable[KernelCall]:
         inputs = [op.packed(t) for t in op.tensors]
         out = op.broadcast_output()
@@ -70,7 +69,7 @@ def _simple(kind: str, boolean: bool) -> Rule:
 
 for _table, _boolean in ((ARITHMETIC, False), (COMPARISONS, True), (GRADIENTS, False)):
     for _name, _kind in _table.items():
-        lowers(f"aten::{_name}")(_simple(_kind, _boolean))
+        lowers(f"aten::{_name}")(one_kernel(_kind, boolean=_boolean))
 
 
 def cast_or_copy(op: OpView, source_name: tuple[str, ...], target_dtype: str | None) -> list[KernelCall]:
@@ -87,6 +86,13 @@ def cast_or_copy(op: OpView, source_name: tuple[str, ...], target_dtype: str | N
     return [kernel("TensorMove", [source], [source])]
 
 
+CASTS = {
+    "Byte": "uint8", "Char": "int8", "Short": "int16", "Int": "int32", "Long": "int64", "Half": "float16",
+    "Float": "float32", "Double": "float64",
+}  # fmt: skip
+"""What follows aten::_cast_ → dtype."""
+
+
 def _wanted_dtype(op: OpView) -> str | None:
     value = op.value("dtype")
     return value.removeprefix("torch.") if isinstance(value, str) else None
@@ -95,12 +101,15 @@ def _wanted_dtype(op: OpView) -> str | None:
 @lowers(
     "aten::_to_copy", "aten::to", "aten::type_as", "npu::npu_dtype_cast", "aten::npu_dtype_cast",
     "npu::_npu_dtype_cast",
+    *(f"aten::_cast_{name}" for name in CASTS), "aten::chalf", "aten::_to_cpu", "aten::to_mkldnn",
+    "aten::to_mkldnn_backward",
     "aten::_autocast_to_reduced_precision", "aten::_autocast_to_full_precision", "npu::npu_dtype_cast_backward",
 )  # fmt: skip
 def cast(op: OpView) -> Iterable[KernelCall]:
     """Cast to the dtype asked for; TensorMove where only device or memory format change."""
     other = op.meta("other")
-    wanted = other.dtype if other is not None else _wanted_dtype(op)
+    named = CASTS.get(op.op.name.removeprefix("aten::_cast_"))
+    wanted = other.dtype if other is not None else named or _wanted_dtype(op)
     source = op.meta("self", at=0)
     if op.op.name in ("aten::to", "aten::type_as") and source is not None and wanted in (None, source.dtype):
         return []
@@ -163,11 +172,12 @@ def geglu(op: OpView) -> Iterable[KernelCall]:
     return _halves(op, "GeGluV2")
 
 
-@lowers("npu::npu_swiglu_backward")
+@lowers("npu::npu_swiglu_backward", "aten::glu_backward", "npu::npu_geglu_grad")
 def swiglu_backward(op: OpView) -> Iterable[KernelCall]:
-    """SwiGluGrad."""
+    """SwiGluGrad or GeGluGradV2."""
     inputs = [op.packed(t) for t in op.tensors]
-    return [kernel("SwiGluGrad", inputs, [max(inputs, key=lambda s: len(s.shape) and s.shape[-1])])]
+    kind = "SwiGluGrad" if "swiglu" in op.op.name else "GeGluGradV2"
+    return [kernel(kind, inputs, [max(inputs, key=lambda s: len(s.shape) and s.shape[-1])])]
 
 
 @lowers("_C::gelu_new", "_C::gelu_fast", "_C::gelu_quick", "npu::fast_gelu", "npu::npu_fast_gelu", "npu::npu_silu")
@@ -207,7 +217,9 @@ def _rope_of(op: OpView, kind: str, source: TensorSpec) -> KernelCall:
 @lowers(
     "_C::static_scaled_fp8_quant", "_C::scaled_fp8_quant", "_C::static_scaled_int8_quant", "npu::npu_quantize",
     "aiter::static_per_tensor_quant", "sgl_kernel::sgl_per_tensor_quant_fp8", "npu::npu_ascend_quant_v2",
-    "aten::quantize_per_tensor", "aten::dequantize", "npu::npu_anti_quant", "npu::npu_quantize_per_channel",
+    "aten::quantize_per_tensor", "aten::dequantize", "aten::quantize_per_channel", "aten::int_repr",
+    "aten::_make_per_tensor_quantized_tensor", "aten::_make_per_channel_quantized_tensor",
+    "npu::npu_anti_quant", "npu::npu_quantize_per_channel",
 )  # fmt: skip
 def quantize(op: OpView) -> Iterable[KernelCall]:
     """AscendQuantV2: a given scale."""
@@ -216,6 +228,8 @@ def quantize(op: OpView) -> Iterable[KernelCall]:
 
 
 @lowers(
+    "aten::quantize_per_tensor_dynamic", "aten::choose_qparams_optimized", "aten::_choose_qparams_per_tensor",
+    "aten::fused_moving_avg_obs_fake_quant", "aten::_fused_moving_avg_obs_fq_helper",
     "_C::dynamic_scaled_fp8_quant", "_C::dynamic_per_token_scaled_fp8_quant", "_C::dynamic_scaled_int8_quant",
     "npu::npu_dynamic_quant", "aiter::dynamic_per_token_scaled_quant", "sgl_kernel::sgl_per_token_quant_fp8",
     "aiter::dynamic_per_tensor_quant", "sgl_kernel::sgl_per_token_group_quant_fp8",
@@ -232,12 +246,3 @@ def _wide_float(op: OpView) -> TensorSpec:
     floats = [t for t in op.tensors if t.dtype in ("float16", "bfloat16", "float32") and t.shape]
     meta = max(floats or op.tensors, key=lambda t: (len(t.shape) > 0, t.shape))
     return spec(meta.shape, meta.dtype)
-
-
-@lowers("aten::mse_loss", "aten::l1_loss", "aten::smooth_l1_loss", "aten::binary_cross_entropy",
-        "aten::binary_cross_entropy_with_logits", "aten::kl_div")  # fmt: skip
-def pointwise_loss(op: OpView) -> Iterable[KernelCall]:
-    """An elementwise difference and its mean."""
-    inputs = [op.packed(t) for t in op.tensors]
-    full = spec(broadcast([s.shape for s in inputs]), promote([s.dtype for s in inputs]))
-    return [kernel("Sub", inputs, [full]), kernel("ReduceMean", [full], [spec((), full.dtype)])]

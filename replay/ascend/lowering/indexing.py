@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from math import prod
 
 from opreplay.replay.ascend.cost.sizes import itemsize
-from opreplay.replay.ascend.kernel import KernelCall
+from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
 from opreplay.replay.ascend.kernel_shapes import broadcast
 from opreplay.replay.ascend.lowering.registry import lowers
 from opreplay.replay.ascend.lowering.view import OpView, elements, kernel, spec
@@ -78,7 +78,8 @@ def index(op: OpView) -> Iterable[KernelCall]:
     return [*kernels, kernel("Index", inputs, [out], indices=rows, moved_bytes=moved)]
 
 
-@lowers("aten::index_put", "aten::_index_put_impl_", "aten::_unsafe_index_put")
+@lowers("aten::index_put", "aten::_index_put_impl_", "aten::_unsafe_index_put", "aten::_index_put_impl",
+        "aten::_unsafe_masked_index_put_accumulate")  # fmt: skip
 def index_put(op: OpView) -> Iterable[KernelCall]:
     """IndexPutV2: values written where indices say."""
     table = _table(op, "self")
@@ -89,15 +90,20 @@ def index_put(op: OpView) -> Iterable[KernelCall]:
     if values is not None and not index:
         rows = max(1, elements(values) // max(1, table.shape[-1] if table.shape else 1))
     out = spec(table.shape, table.dtype)
-    return [
-        kernel("IndexPutV2", [out, *(spec(t.shape, t.dtype) for t in index)], [out], indices=rows, moved_bytes=moved)
-    ]
+    write = [out, *(spec(t.shape, t.dtype) for t in index)]
+    return [*_copied(op, out), kernel("IndexPutV2", write, [out], indices=rows, moved_bytes=moved)]
+
+
+def _copied(op: OpView, table: TensorSpec) -> list[KernelCall]:
+    """The copy that an op makes of what it writes to, unless it works in place."""
+    in_place = op.op.name.split(".")[0].endswith(("_", "_impl")) or any(arg.mutated for arg in op.op.args)
+    return [] if in_place else [kernel("TensorMove", [table], [table])]
 
 
 @lowers(
     "aten::scatter", "aten::scatter_add", "aten::scatter_reduce", "aten::index_add", "aten::index_copy",
     "aten::index_fill",
-    "aten::put", "aten::masked_scatter", "aten::_scatter_via_index_put",
+    "aten::put", "aten::masked_scatter", "aten::_scatter_via_index_put", "aten::index_reduce",
 )  # fmt: skip
 def scatter(op: OpView) -> Iterable[KernelCall]:
     """ScatterElements, or ScatterUpdate for whole rows."""
@@ -109,10 +115,27 @@ def scatter(op: OpView) -> Iterable[KernelCall]:
     moved = (elements(source) if source is not None and source.shape else n) * itemsize(table.dtype)
     out = spec(table.shape, table.dtype)
     kind = "InplaceIndexAdd" if "add" in op.op.name else "ScatterUpdate" if rows else "ScatterElements"
-    return [kernel(kind, [out], [out], indices=n if rows else n // 64 + 1, moved_bytes=moved)]
+    write = kernel(kind, [out], [out], indices=n if rows else n // 64 + 1, moved_bytes=moved)
+    return [*_copied(op, out), write]
 
 
-@lowers("aten::embedding_dense_backward", "aten::embedding_backward")
+@lowers("aten::gather_backward", "aten::index_select_backward", "aten::masked_select_backward",
+        "aten::masked_scatter_backward")  # fmt: skip
+def gather_backward(op: OpView) -> Iterable[KernelCall]:
+    """A cleared tensor, and the gradient added where indices say."""
+    grad = _table(op, "grad", "grad_output")
+    base = op.meta("self")
+    sizes = base.shape if base is not None else op.integers("self_sizes", "sizes") or grad.shape
+    out = op.output(spec(sizes, grad.dtype))
+    n = elements(grad)
+    moved = n * itemsize(grad.dtype)
+    rows = n // max(1, grad.shape[-1]) if "index_select" in op.op.name and grad.shape else n // 64 + 1
+    add = kernel("InplaceIndexAdd", [out], [out], indices=max(1, rows), moved_bytes=moved)
+    return [kernel("ZerosLike", [out], [out]), add]
+
+
+@lowers("aten::embedding_dense_backward", "aten::embedding_backward", "aten::_embedding_bag_backward",
+        "aten::_embedding_bag_dense_backward", "npu::npu_embedding_dense_backward")  # fmt: skip
 def embedding_backward(op: OpView) -> Iterable[KernelCall]:
     """Sort of the indices, a cleared table, and EmbeddingDenseGradV2."""
     grad = _table(op, "grad_output", "grad")
@@ -132,35 +155,56 @@ def embedding_backward(op: OpView) -> Iterable[KernelCall]:
     ]
 
 
-@lowers(
-    "aten::_embedding_bag", "aten::embedding_bag", "aten::_embedding_bag_forward_only",
-    "fbgemm::dense_embedding_codegen_lookup_function", "fbgemm::split_embedding_codegen_lookup_adagrad_function",
-    "fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function",
-    "fbgemm::split_embedding_codegen_lookup_sgd_function",
-)  # fmt: skip
+@lowers("aten::_embedding_bag", "aten::embedding_bag", "aten::_embedding_bag_forward_only")
 def embedding_bag(op: OpView) -> Iterable[KernelCall]:
-    """EmbeddingBag: rows gathered and summed; the width is the table's, or 128 where tables are packed flat."""
-    index = max((t for t in op.tensors if t.dtype in _INTEGERS), key=elements)
-    tables = [t for t in op.tensors if t.dtype not in _INTEGERS and len(t.shape) == 2]
-    width = tables[0].shape[1] if tables else 128
-    if not tables:
-        op.note("width of the embedding not recorded: 128 assumed")
+    """EmbeddingBag: rows gathered and summed."""
+    table = _table(op, "weight")
+    index = _indices(op, "indices")[0]
+    width = table.shape[-1] if table.shape else 1
+    offsets = op.meta("offsets")
+    bags = offsets.shape[0] if offsets is not None and offsets.shape else index.shape[0] if index.shape else 1
     n = elements(index)
-    out = op.output(spec((n, width), "float32"))
-    return [kernel("EmbeddingBag", [spec((n,), index.dtype)], [out], indices=n, moved_bytes=n * width * 4)]
+    out = op.output(spec((bags, width), table.dtype))
+    moved = n * width * itemsize(table.dtype)
+    return [kernel("EmbeddingBag", [spec((n,), index.dtype)], [out], indices=n, moved_bytes=moved)]
 
 
-@lowers("aten::topk", "aten::sort", "aten::argsort", "aten::msort", "aten::unique_consecutive")
+@lowers("aten::_embedding_bag_per_sample_weights_backward")
+def bag_weights_backward(op: OpView) -> Iterable[KernelCall]:
+    """For each index the product of a row with its bag's gradient."""
+    grad, index = _table(op, "grad"), _indices(op, "indices")[0]
+    rows = spec((max(1, elements(index)), grad.shape[-1] if grad.shape else 1), grad.dtype)
+    moved = elements(rows) * itemsize(rows.dtype)
+    gathered = kernel("GatherV2", [rows], [rows], indices=rows.shape[0], moved_bytes=moved)
+    added = kernel("ReduceSum", [rows], [spec(rows.shape[:1], "float32")])
+    return [gathered, kernel("Mul", [rows, rows], [rows]), added]
+
+
+@lowers("aten::topk", "aten::sort", "aten::argsort", "aten::msort", "npu::npu_sort_v2", "npu::npu_sort")
 def sort(op: OpView) -> Iterable[KernelCall]:
-    """Sort or TopKV2 along the innermost dimension."""
-    source = op.dense("self", at=0)
-    if source is None:
+    """Sort or TopKV2 along one dimension, turned innermost where it is not."""
+    meta = op.meta("self", "input", at=0)
+    if meta is None:
         raise ValueError("needs a tensor")
+    source = op.packed(meta)
+    rank = max(1, len(source.shape))
+    dim = (0 if "msort" in op.op.name else op.integer("dim", default=-1)) % rank
     outs = op.outputs(source, spec(source.shape, "int64"))
-    return [kernel("TopKV2" if "topk" in op.op.name else "Sort", [source], outs)]
+    kind = "TopKV2" if "topk" in op.op.name else "Sort"
+    if dim == rank - 1:
+        return [kernel(kind, [source], outs)]
+    turned = _innermost(source, dim)
+    made = [_innermost(out, dim) if len(out.shape) == rank else out for out in outs]
+    back = [kernel("Transpose", [last], [out]) for last, out in zip(made, outs, strict=True)]
+    return [kernel("Transpose", [source], [turned]), kernel(kind, [turned], made), *back]
 
 
-@lowers("aten::nonzero", "aten::argwhere", "aten::masked_select")
+def _innermost(tensor: TensorSpec, dim: int) -> TensorSpec:
+    shape = tensor.shape
+    return spec((*shape[:dim], *shape[dim + 1 :], shape[dim]), tensor.dtype)
+
+
+@lowers("aten::nonzero", "aten::argwhere", "aten::masked_select", "aten::nonzero_static", "aten::nonzero_numpy")
 def nonzero(op: OpView) -> Iterable[KernelCall]:
     """NonZero; how many there are is contents: half is taken."""
     source = _table(op, "self")
@@ -169,14 +213,6 @@ def nonzero(op: OpView) -> Iterable[KernelCall]:
     out = spec((n // 2, max(1, len(source.shape))), "int64")
     read = spec(source.shape, source.dtype)
     return [kernel("NonZero", [read], [out], indices=n // 64 + 1, moved_bytes=n * itemsize(source.dtype))]
-
-
-@lowers("aten::bucketize", "aten::searchsorted", "aten::isin", "aten::bincount", "aten::histc", "aten::unique",
-        "aten::_unique2", "aten::_unique", "aten::unique_dim", "aten::linalg_inv_ex", "aten::linalg_qr",
-        "aten::linalg_cholesky_ex", "aten::linalg_eigh", "aten::_linalg_svd", "aten::linalg_lu_factor_ex")  # fmt: skip
-def on_ai_cpu(op: OpView) -> Iterable[KernelCall]:
-    """Operators that run on the AI CPU."""
-    return [kernel("AiCpu", [spec(t.shape, t.dtype) for t in op.tensors], op.outputs())]
 
 
 @lowers("aten::one_hot")

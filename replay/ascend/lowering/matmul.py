@@ -66,7 +66,7 @@ def _both(op: OpView, first: tuple[str, ...], second: tuple[str, ...], at: int =
     return a, b
 
 
-@lowers("aten::mm", "aten::bmm", "aten::matmul", "aten::mv", "aten::dot", "aten::vdot", "aten::inner", "aten::ger")
+@lowers("aten::mm", "aten::bmm", "aten::matmul", "aten::mv", "aten::dot", "aten::vdot", "aten::inner")
 def plain(op: OpView) -> Iterable[KernelCall]:
     """A @ B."""
     a, b = _both(op, ("self", "input"), ("mat2", "other", "vec", "tensor"))
@@ -88,7 +88,9 @@ def with_addend(op: OpView) -> Iterable[KernelCall]:
 
 
 @lowers(
-    "aten::linear", "aten::_linear", "npu::npu_linear", "vllm::rocm_unquantized_gemm", "vllm::unquantized_gemm",
+    "aten::linear", "aten::_linear", "aten::mkldnn_linear", "aten::fbgemm_linear_fp16_weight",
+    "aten::fbgemm_linear_fp16_weight_fp32_activation", "npu::npu_linear",
+    "vllm::rocm_unquantized_gemm", "vllm::unquantized_gemm",
     "vllm::default_unquantized_gemm", "aiter::gemm_a16w16", "aiter::gemm_a16w16_", "_rocm_C::LLMM1",
     "_rocm_C::wvSplitK", "_rocm_C::wvSpltK", "aiter::tuned_gemm", "vllm::rocm_unquantized_gemm_impl",
 )  # fmt: skip
@@ -118,7 +120,8 @@ def layer_backward(op: OpView) -> Iterable[KernelCall]:
 
 
 @lowers(
-    "aten::_scaled_mm", "aten::_int_mm", "_C::cutlass_scaled_mm", "aiter::gemm_a8w8", "aiter::gemm_a8w8_CK",
+    "aten::_scaled_mm", "aten::_scaled_mm_v2", "aten::_int_mm", "_C::cutlass_scaled_mm",
+    "aiter::gemm_a8w8", "aiter::gemm_a8w8_CK",
     "aiter::gemm_a8w8_blockscale", "aiter::gemm_a8w8_bpreshuffle", "npu::npu_quant_matmul", "sgl_kernel::fp8_scaled_mm",
     "sgl_kernel::int8_scaled_mm", "aiter::gemm_a8w8_blockscale_ck", "vllm::rocm_per_tensor_float_w8a8_scaled_mm_impl",
 )  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from opreplay.replay.ascend.cost.sizes import itemsize
 from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
+from opreplay.replay.ascend.lowering.matmul import product
 from opreplay.replay.ascend.lowering.registry import lowers
 from opreplay.replay.ascend.lowering.view import OpView, elements, kernel, spec
 from opreplay.traces.model import TensorMeta
@@ -105,14 +106,51 @@ def fused_experts(op: OpView) -> Iterable[KernelCall]:
     "aten::_grouped_mm",
     "npu::npu_grouped_matmul",
     "aten::_scaled_grouped_mm",
+    "aten::_scaled_grouped_mm_v2",
 )
 def grouped_product(op: OpView) -> Iterable[KernelCall]:
     """GroupedMatmul of rows (T, K) with weights (E, K, N)."""
-    weight = next(t for t in op.tensors if len(t.shape) == 3)
-    rows = next(t for t in op.tensors if len(t.shape) == 2)
+    weights = [t for t in op.tensors if len(t.shape) == 3]
+    flat = [t for t in op.tensors if len(t.shape) == 2]
+    if len(weights) > 1 and not flat:
+        return [product(op, weights[0], weights[1])]
+    if not weights and len(flat) > 1:
+        return _gradients_of_weights(op, flat[0], flat[1])
+    weight, rows = weights[0], flat[0]
     k = rows.shape[1]
     n = weight.shape[2] if weight.shape[1] == k else weight.shape[1]
     return [grouped(op, rows.shape[0], weight, k, n)]
+
+
+def _gradients_of_weights(op: OpView, a: TensorMeta, b: TensorMeta) -> list[KernelCall]:
+    """(M, T) with (T, N), the T tokens dealt out over as many groups as offsets tell: a product a group."""
+    offsets = next((t for t in op.tensors if len(t.shape) == 1 and t.dtype in ("int32", "int64")), None)
+    groups = max(1, offsets.shape[0] if offsets is not None else 1)
+    op.note(f"routing is contents: {a.shape[1]} rows taken as spread evenly over {groups} groups")
+    share = -(-a.shape[1] // groups)
+    left, right = spec((groups, a.shape[0], share), a.dtype), spec((groups, share, b.shape[1]), b.dtype)
+    out = spec((groups, a.shape[0], b.shape[1]), a.dtype)
+    return [kernel("GroupedMatmul", [left, right], [out], transpose_a=False, transpose_b=False)]
+
+
+@lowers("npu::npu_moe_distribute_dispatch", "npu::npu_moe_distribute_dispatch_v2", "npu::npu_moe_distribute_combine",
+        "npu::npu_moe_distribute_combine_v2")  # fmt: skip
+def distributed(op: OpView) -> Iterable[KernelCall]:
+    """Tokens sent to their experts' ranks, or back: each as often as it has experts."""
+    dispatch = "dispatch" in op.op.name
+    hidden = op.meta("x", "expand_x", at=0)
+    if hidden is None or len(hidden.shape) < 2:
+        raise ValueError("needs tokens")
+    chosen = op.meta("expert_ids")
+    top_k = chosen.shape[-1] if chosen is not None and len(chosen.shape) == 2 else ASSUMED_TOP_K
+    tokens = chosen.shape[0] if chosen is not None and chosen.shape else hidden.shape[0]
+    world = op.integer("ep_world_size", "group_size", default=0) or op.op.ranks or 0
+    if world <= 0:
+        op.note("number of ranks not recorded: one server of 8 assumed")
+    dtype = "int8" if dispatch and op.integer("quant_mode", default=0) else hidden.dtype
+    sent = spec((tokens * top_k, hidden.shape[-1]), dtype)
+    kind = "MoeDistributeDispatch" if dispatch else "MoeDistributeCombine"
+    return [kernel(kind, [sent], [sent], **({"world_size": world} if world > 0 else {}))]
 
 
 @lowers("aiter::ck_moe_stage1", "aiter::ck_moe_stage2")

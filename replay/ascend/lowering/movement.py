@@ -12,7 +12,8 @@ from opreplay.replay.ascend.lowering.view import OpView, elements, kernel, promo
 
 
 @lowers("aten::cat", "aten::_cat", "aten::concat", "aten::concatenate", "aten::hstack", "aten::vstack",
-        "aten::flatten_dense_tensors", "aten::block_diag", "aten::column_stack")  # fmt: skip
+        "aten::flatten_dense_tensors", "aten::block_diag", "aten::column_stack", "aten::row_stack",
+        "aten::_chunk_cat")  # fmt: skip
 def cat(op: OpView) -> Iterable[KernelCall]:
     """ConcatD."""
     metas = op.metas("tensors")
@@ -44,7 +45,7 @@ def stack(op: OpView) -> Iterable[KernelCall]:
 @lowers("aten::constant_pad_nd", "aten::pad", "aten::reflection_pad2d", "aten::replication_pad2d",
         "aten::_pad_circular",
         "aten::reflection_pad1d", "aten::replication_pad1d", "aten::reflection_pad3d",
-        "aten::replication_pad3d")  # fmt: skip
+        "aten::replication_pad3d", "aten::_pad_enum", "aten::zero_pad2d")  # fmt: skip
 def pad(op: OpView) -> Iterable[KernelCall]:
     """PadV3."""
     source = op.dense("self", at=0)
@@ -55,6 +56,15 @@ def pad(op: OpView) -> Iterable[KernelCall]:
     for i in range(min(len(widths) // 2, len(shape))):
         shape[-1 - i] += widths[2 * i] + widths[2 * i + 1]
     return [kernel("PadV3", [source], [op.output(spec(shape, source.dtype))])]
+
+
+@lowers(*(f"aten::{kind}_pad{n}d_backward" for kind in ("reflection", "replication") for n in (1, 2, 3)))
+def pad_backward(op: OpView) -> Iterable[KernelCall]:
+    """The gradient without its border, to which what lay in the border is added."""
+    grad, base = op.dense("grad_output", at=0), op.meta("self", at=1)
+    if grad is None or base is None:
+        return []
+    return [kernel("PadV3Grad", [grad], [spec(base.shape, base.dtype)])]
 
 
 @lowers("aten::repeat", "aten::tile", "aten::expand_copy", "aten::repeat_interleave")
@@ -84,7 +94,8 @@ def rearranged(op: OpView) -> Iterable[KernelCall]:
 
 
 @lowers("aten::slice_backward", "aten::select_backward", "aten::slice_scatter", "aten::select_scatter",
-        "aten::diagonal_backward", "aten::unfold_backward", "aten::as_strided_scatter")  # fmt: skip
+        "aten::diagonal_backward", "aten::unfold_backward", "aten::as_strided_scatter", "aten::diagonal_scatter",
+        "aten::diag_embed", "aten::diagflat", "aten::trace_backward", "aten::_nested_select_backward")  # fmt: skip
 def into_zeros(op: OpView) -> Iterable[KernelCall]:
     """A cleared tensor and a copy into part of it."""
     grad = op.meta("grad_output", "src", "grad", at=0)
@@ -100,13 +111,23 @@ def into_zeros(op: OpView) -> Iterable[KernelCall]:
 
 @lowers("aten::slice_copy", "aten::select_copy", "aten::view_copy", "aten::permute_copy", "aten::transpose_copy",
         "aten::as_strided_copy", "aten::split_copy", "aten::split_with_sizes_copy", "aten::unbind_copy",
-        "aten::_copy_strided")  # fmt: skip
+        "aten::_copy_strided", "aten::alias_copy", "aten::detach_copy", "aten::diagonal_copy", "aten::narrow_copy",
+        "aten::squeeze_copy", "aten::unsqueeze_copy", "aten::t_copy", "aten::unfold_copy", "aten::_reshape_copy",
+        "aten::_reshape_alias_copy", "aten::view_as_real_copy", "aten::view_as_complex_copy", "aten::_conj_copy",
+        "aten::diag", "aten::values_copy", "aten::indices_copy", "aten::crow_indices_copy", "aten::col_indices_copy",
+        "aten::ccol_indices_copy", "aten::row_indices_copy", "aten::_values_copy", "aten::_indices_copy",
+        "aten::_foreach_clone", "aten::_fw_primal_copy", "aten::_make_dual_copy", "aten::_nested_get_values_copy",
+        "aten::_nested_view_from_buffer_copy", "aten::_nested_view_from_jagged_copy",
+        "aten::_sparse_broadcast_to_copy")  # fmt: skip
 def copied_view(op: OpView) -> Iterable[KernelCall]:
     """A view that is copied out."""
     source = op.dense("self", at=0)
     if source is None:
         return []
-    return [kernel("Slice", [source], op.outputs(source))]
+    outs = op.outputs(source)
+    if sum(elements(out) for out in outs) >= elements(source):
+        return [kernel("TensorMove", [source], [source])]
+    return [kernel("Slice", [source], outs)]
 
 
 @lowers(

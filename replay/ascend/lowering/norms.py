@@ -109,7 +109,7 @@ BATCH_NORM = (
     "aten::batch_norm", "aten::_batch_norm_impl_index", "aten::_batch_norm_with_update", "aten::instance_norm",
     "aten::_native_batch_norm_legit_functional", "aten::_batch_norm_no_update",
     "aten::_native_batch_norm_legit_no_training",
-    "aten::native_batch_norm_out",
+    "aten::native_batch_norm_out", "aten::_batch_norm_with_update_functional", "aten::quantized_batch_norm",
 )  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def batch_norm(op: OpView) -> Iterable[KernelCall]:
         channels *= prod(x.shape[:1])
     cols = max(1, prod(x.shape) // max(1, channels))
     source, stats = spec(x.shape, x.dtype), spec((channels,), "float32")
-    quiet = op.op.name.endswith("no_training")
+    quiet = op.op.name.endswith(("no_training", "no_update")) or "quantized" in op.op.name
     if quiet or not op.flag("training", "train", "use_input_stats", default=True):
         return [kernel("BNInfer", [source, stats, stats, stats, stats], [source], cols=cols)]
     return [
@@ -147,6 +147,47 @@ def batch_norm_backward(op: OpView) -> Iterable[KernelCall]:
         kernel("BNTrainingUpdateGrad", [source, source, stats, stats], [stats, stats], cols=cols),
         kernel("BNTrainingReduceGrad", [source, source, stats, stats, stats, stats, stats], [source], cols=cols),
     ]
+
+
+SYNCHRONISED = {
+    "aten::batch_norm_stats": "BNTrainingReduce", "aten::batch_norm_elemt": "BNInfer",
+    "aten::batch_norm_update_stats": "BNTrainingReduce", "aten::batch_norm_backward_reduce": "BNTrainingUpdateGrad",
+    "aten::batch_norm_backward_elemt": "BNTrainingReduceGrad",
+}  # fmt: skip
+"""Parts of a batch norm over several devices → CANN type."""
+
+
+@lowers(*SYNCHRONISED)
+def synchronised_batch_norm(op: OpView) -> Iterable[KernelCall]:
+    """One pass over the images, which are the largest tensors."""
+    images = max(op.tensors, key=lambda t: prod(t.shape))
+    channels = images.shape[1] if len(images.shape) > 1 else 1
+    source, stats = spec(images.shape, images.dtype), spec((channels,), "float32")
+    reads = [source] * max(1, sum(t.shape == images.shape for t in op.tensors))
+    kind = SYNCHRONISED[op.op.name.split(".")[0]]
+    out = source if kind in ("BNInfer", "BNTrainingReduceGrad") else stats
+    return [kernel(kind, [*reads, stats, stats], [out], cols=max(1, prod(images.shape) // max(1, channels)))]
+
+
+@lowers("aten::batch_norm_gather_stats", "aten::batch_norm_gather_stats_with_counts")
+def gathered_statistics(op: OpView) -> Iterable[KernelCall]:
+    """Statistics of all devices put together: (devices, channels)."""
+    counts = op.meta("mean", at=1)
+    if counts is None:
+        raise ValueError("needs statistics")
+    source = spec(counts.shape, counts.dtype)
+    return [kernel("ReduceMean", [source], [spec(counts.shape[-1:], counts.dtype)], 2)]
+
+
+@lowers("aten::_weight_norm", "aten::_weight_norm_interface", "aten::_weight_norm_interface_backward", "aten::renorm",
+        "aten::_weight_norm_differentiable_backward", "aten::norm_except_dim")  # fmt: skip
+def weight_norm(op: OpView) -> Iterable[KernelCall]:
+    """A norm of each row, and the weights scaled by it."""
+    weight = max(op.tensors, key=lambda t: prod(t.shape))
+    source = op.packed(weight)
+    norms = spec(weight.shape[:1], "float32")
+    scaled = kernel("Mul", [source, norms], [source])
+    return [kernel("LpNormV2", [source], [norms])] + ([] if "except" in op.op.name else [scaled])
 
 
 @lowers("aten::native_group_norm", "aten::group_norm", "aiter::_groupnorm_run")
@@ -185,19 +226,21 @@ def _along(op: OpView, x: TensorMeta, kind: str, inputs: int) -> list[KernelCall
     return [*[turn] * inputs, kernel(kind, [moved] * inputs, [spec(moved.shape, out.dtype)], cols=max(1, cols)), back]
 
 
-@lowers("aten::_softmax", "aten::softmax", "aten::_safe_softmax", "npu::npu_scaled_masked_softmax", "aten::logsumexp")
+@lowers("aten::_softmax", "aten::softmax", "aten::_safe_softmax", "npu::npu_scaled_masked_softmax", "aten::logsumexp",
+        "aten::special_softmax", "aten::special_logsumexp", "aten::_masked_softmax",
+        "aten::_nested_tensor_softmax_with_shape")  # fmt: skip
 def softmax(op: OpView) -> Iterable[KernelCall]:
     """SoftmaxV2 along one dimension, turned innermost where it is not."""
     return _along(op, _input(op, "self", "input", "x"), "SoftmaxV2", 1)
 
 
-@lowers("aten::_log_softmax", "aten::log_softmax")
+@lowers("aten::_log_softmax", "aten::log_softmax", "aten::special_log_softmax")
 def log_softmax(op: OpView) -> Iterable[KernelCall]:
     """LogSoftmaxV2."""
     return _along(op, _input(op, "self", "input"), "LogSoftmaxV2", 1)
 
 
-@lowers("aten::_softmax_backward_data")
+@lowers("aten::_softmax_backward_data", "aten::_masked_softmax_backward")
 def softmax_backward(op: OpView) -> Iterable[KernelCall]:
     """SoftmaxGrad."""
     return _along(op, _input(op, "grad_output", "output"), "SoftmaxGrad", 2)
@@ -207,27 +250,3 @@ def softmax_backward(op: OpView) -> Iterable[KernelCall]:
 def log_softmax_backward(op: OpView) -> Iterable[KernelCall]:
     """LogSoftmaxGrad."""
     return _along(op, _input(op, "grad_output", "output"), "LogSoftmaxGrad", 2)
-
-
-@lowers(
-    "aten::nll_loss_forward", "aten::nll_loss", "aten::nll_loss_nd", "aten::nll_loss2d_forward",
-    "aten::nll_loss_backward",
-    "aten::nll_loss2d_backward",
-)  # fmt: skip
-def nll_loss(op: OpView) -> Iterable[KernelCall]:
-    """NLLLoss touches one entry a row; its gradient writes them all."""
-    backward = "backward" in op.op.name
-    x = _input(op, "self", at=1 if backward else 0)
-    if backward:
-        full = spec(x.shape, x.dtype)
-        return [kernel("NLLLossGrad", [full], [full])]
-    rows = spec((prod(x.shape[:-1]) if len(x.shape) > 1 else 1, 1), x.dtype)
-    return [kernel("NLLLoss", [rows, spec(rows.shape[:1], "int64")], [spec((), x.dtype)])]
-
-
-@lowers("aten::cross_entropy_loss")
-def cross_entropy(op: OpView) -> Iterable[KernelCall]:
-    """LogSoftmaxV2 and NLLLoss."""
-    x = _input(op, "self", "input")
-    source = spec(x.shape, x.dtype)
-    return [kernel("LogSoftmaxV2", [source], [source]), *nll_loss(op)]

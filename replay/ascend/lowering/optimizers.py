@@ -17,6 +17,13 @@ FOREACH: dict[str, tuple[str, ...]] = {
     "reciprocal": ("ForeachReciprocal",) * 2, "sign": ("ForeachSign",) * 2, "abs": ("ForeachAbs",) * 2,
     "exp": ("ForeachExp",) * 2, "pow": ("ForeachPowScalar",) * 2, "clamp_min": ("ForeachClampMin",) * 2,
     "clamp_max": ("ForeachClampMin",) * 2, "rsqrt": ("ForeachSqrt",) * 2, "log": ("ForeachExp",) * 2,
+    "minimum": ("ForeachMaximumList",) * 2, "sigmoid": ("ForeachExp",) * 2, "tanh": ("ForeachExp",) * 2,
+    "round": ("ForeachAbs",) * 2, "ceil": ("ForeachAbs",) * 2, "floor": ("ForeachAbs",) * 2,
+    "trunc": ("ForeachAbs",) * 2, "frac": ("ForeachAbs",) * 2,
+    **dict.fromkeys(
+        ("acos", "asin", "atan", "cos", "cosh", "erf", "erfc", "expm1", "lgamma", "log10", "log1p", "log2", "sin",
+         "sinh", "tan"), ("ForeachExp",) * 2,
+    ),
 }  # fmt: skip
 """What follows aten::_foreach_ → CANN type with a second list, and with scalars."""
 
@@ -37,7 +44,7 @@ for _name, _kinds in FOREACH.items():
     lowers(f"aten::_foreach_{_name}")(_foreach(_name, _kinds))
 
 
-@lowers("aten::_foreach_norm", "aten::_foreach_max")
+@lowers("aten::_foreach_norm", "aten::_foreach_max", "aten::_foreach_powsum")
 def foreach_norm(op: OpView) -> Iterable[KernelCall]:
     """One norm a tensor."""
     return [kernel("LpNormV2", [spec(t.shape, t.dtype)], [spec((), "float32")]) for t in op.metas("self")]

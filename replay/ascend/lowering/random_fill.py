@@ -18,7 +18,8 @@ def _made(op: OpView) -> TensorSpec:
     return op.output(spec(op.integers("size") or (1,), kind))
 
 
-@lowers("aten::zeros", "aten::zeros_like", "aten::new_zeros", "aten::zero", "aten::_efficientzerotensor")
+@lowers("aten::zeros", "aten::zeros_like", "aten::new_zeros", "aten::zero", "aten::_efficientzerotensor",
+        "aten::_new_zeros_with_same_feature_meta", "aten::_no_grad_zero")  # fmt: skip
 def zeros(op: OpView) -> Iterable[KernelCall]:
     """ZerosLike."""
     out = _made(op)
@@ -32,14 +33,16 @@ def ones(op: OpView) -> Iterable[KernelCall]:
     return [kernel("OnesLike", [out], [out])]
 
 
-@lowers("aten::full", "aten::full_like", "aten::new_full", "aten::fill", "aten::scalar_tensor", "aten::fill_diagonal")
+@lowers("aten::full", "aten::full_like", "aten::new_full", "aten::fill", "aten::scalar_tensor", "aten::fill_diagonal",
+        "aten::_no_grad_fill", "aten::_fill_mem_eff_dropout_mask", "aten::_cudnn_init_dropout_state")  # fmt: skip
 def full(op: OpView) -> Iterable[KernelCall]:
     """Fill."""
     out = _made(op)
     return [kernel("Fill", [], [out])]
 
 
-@lowers("aten::arange", "aten::range", "aten::linspace", "aten::eye", "aten::logspace")
+@lowers("aten::arange", "aten::range", "aten::linspace", "aten::eye", "aten::logspace", "aten::tril_indices",
+        "aten::triu_indices", "aten::_dim_arange")  # fmt: skip
 def ranged(op: OpView) -> Iterable[KernelCall]:
     """Range."""
     end, start = op.number("end", "n", "steps"), op.number("start")
@@ -53,7 +56,12 @@ RANDOM: dict[str, str] = {
     "normal_functional": "StatelessRandomNormalV2", "bernoulli": "StatelessBernoulli", "randint": "RandomUniform",
     "random": "RandomUniform", "exponential": "StatelessRandomUniformV2", "log_normal": "StatelessRandomNormalV2",
     "randint_like": "RandomUniform", "randperm": "StatelessRandperm", "multinomial": "Multinomial",
-    "geometric": "StatelessRandomUniformV2", "cauchy": "StatelessRandomUniformV2",
+    "geometric": "StatelessRandomUniformV2", "cauchy": "StatelessRandomUniformV2", "poisson": "Multinomial",
+    "binomial": "Multinomial", "_standard_gamma": "Multinomial", "_sample_dirichlet": "Multinomial",
+    "_philox_normal": "StatelessRandomNormalV2", "_philox_uniform": "StatelessRandomUniformV2",
+    "_no_grad_normal": "StatelessRandomNormalV2", "_no_grad_uniform": "StatelessRandomUniformV2",
+    "_sobol_engine_draw": "RandomUniform", "_sobol_engine_scramble": "RandomUniform",
+    "_sobol_engine_ff": "RandomUniform", "_sobol_engine_initialize_state": "RandomUniform",
 }  # fmt: skip
 """aten op → CANN type."""
 
@@ -66,7 +74,8 @@ def random(op: OpView) -> Iterable[KernelCall]:
     return [kernel(kind, [], [out])]
 
 
-@lowers("aten::native_dropout", "aten::dropout", "npu::_npu_dropout", "aten::feature_dropout", "aten::alpha_dropout")
+@lowers("aten::native_dropout", "aten::dropout", "npu::_npu_dropout", "aten::feature_dropout", "aten::alpha_dropout",
+        "aten::feature_alpha_dropout", "npu::npu_dropout_with_add_softmax")  # fmt: skip
 def dropout(op: OpView) -> Iterable[KernelCall]:
     """DropOutGenMask (a bit an element) and DropOutDoMask; nothing when not training."""
     meta = op.meta("input", "self", at=0)

@@ -15,13 +15,19 @@ REDUCTIONS: dict[str, str] = {
     "var_mean": "ReduceStdV2", "std_mean": "ReduceStdV2", "norm": "LpNormV2", "linalg_vector_norm": "LpNormV2",
     "count_nonzero": "ReduceSum", "trace": "ReduceSum", "linalg_norm": "LpNormV2", "frobenius_norm": "LpNormV2",
     "cumsum": "Cumsum", "cumprod": "Cumprod", "logcumsumexp": "Cumsum", "cummax": "Cumsum", "diff": "Sub",
-    "median": "Sort", "nanmedian": "Sort", "kthvalue": "Sort", "mode": "Sort",
+    "median": "Sort", "nanmedian": "Sort", "kthvalue": "Sort", "mode": "Sort", "quantile": "Sort",
+    "nanquantile": "Sort", "nanmean": "ReduceMean", "cummin": "Cumsum", "_cummax_helper": "Cumsum",
+    "_cummin_helper": "Cumsum", "cummaxmin_backward": "Cumsum", "_logcumsumexp": "Cumsum",
+    "cumulative_trapezoid": "Cumsum", "trapezoid": "ReduceSum", "trapz": "ReduceSum", "native_norm": "LpNormV2",
+    "_is_all_true": "ReduceAll", "_is_any_true": "ReduceAny", "linalg__powsum": "LpNormV2",
+    "_grad_sum_to_size": "ReduceSum", "sum_to_size": "ReduceSum", "hash_tensor": "ReduceSum",
+    "_nested_sum_backward": "ReduceSum", "equal": "ReduceAll", "allclose": "ReduceAll",
 }  # fmt: skip
 """aten op → CANN type."""
 
 EXTREMA: dict[str, str] = {
     "argmax": "ArgMaxV2", "argmin": "ArgMinV2", "max": "ArgMaxWithValue", "min": "ArgMinWithValue",
-    "aminmax": "ReduceMax", "value_selecting_reduction_backward": "ScatterElements",
+    "aminmax": "ReduceMax", "_aminmax": "ReduceMax", "value_selecting_reduction_backward": "ScatterElements",
 }  # fmt: skip
 
 

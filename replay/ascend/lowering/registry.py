@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -17,11 +18,13 @@ Rule = Callable[[OpView], Iterable[KernelCall]]
 
 FAMILIES = (
     "views", "matmul", "convolution", "attention", "paged", "norms", "elementwise", "reductions", "pooling", "indexing",
-    "movement", "optimizers", "random_fill", "moe", "collectives",
+    "movement", "optimizers", "random_fill", "moe", "collectives", "recurrent", "losses", "host_math", "spectral",
+    "special_functions", "more_products", "resampling", "vendor_tables",
 )  # fmt: skip
 """Modules of this package that register rules."""
 
 _rules: dict[str, Rule] = {}
+_patterns: dict[str, tuple[re.Pattern[str], Rule]] = {}
 _loaded = False
 
 
@@ -52,6 +55,22 @@ def lowers(*names: str, override: bool = False) -> Callable[[Rule], Rule]:
     return register
 
 
+def lowers_like(*patterns: str) -> Callable[[Rule], Rule]:
+    """Register a rule for all ops whose name starts with what a regular expression matches; exact names go first.
+
+    Raises ValueError for a pattern that has a rule already.
+    """
+
+    def register(rule: Rule) -> Rule:
+        for pattern in patterns:
+            if pattern in _patterns:
+                raise ValueError(f"{pattern} has a lowering rule already: {_patterns[pattern][1].__name__}")
+            _patterns[pattern] = re.compile(pattern), rule
+        return rule
+
+    return register
+
+
 def _load() -> None:
     global _loaded
     if not _loaded:
@@ -67,13 +86,16 @@ def known_ops() -> list[str]:
 
 
 def find_rule(name: str) -> Rule | None:
-    """The rule for a recorded name: the exact one, else that of the name without overload or in-place underscore."""
+    """The rule for a recorded name: the exact one, that of the name without overload or in-place underscore, that of a
+    pattern."""
     _load()
     rule = _rules.get(name)
     if rule is None:
         namespace, _, rest = name.partition("::")
         rest = rest.split(".")[0]
         rule = _rules.get(f"{namespace}::{rest}") or _rules.get(f"{namespace}::{rest.rstrip('_')}")
+    if rule is None:
+        rule = next((found for pattern, found in _patterns.values() if pattern.match(name)), None)
     return rule
 
 
@@ -93,6 +115,9 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
     meets arguments it cannot make sense of, the op is costed by its bytes, and a note says so.
     """
     view = OpView(op, contents)
+    if op.reason is not None and not op.args:
+        # Without this a rule would make an op on scalars of what is not known.
+        return Lowering(kernels=(), notes=("no arguments recorded",), known=False)
     rule = find_rule(op.called) or find_rule(canonical_name(op.name))
     if rule is not None:
         try:
@@ -103,8 +128,6 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
             view.note(f"arguments do not fit what {op.name} takes: costed by bytes")
         else:
             return Lowering(kernels=(*view.prologue, *kernels), notes=tuple(view.notes))
-    elif op.reason is not None and not view.tensors:
-        view.note("no arguments recorded")
     else:
         view.note(f"no lowering for {op.name}: costed by bytes")
     return Lowering(kernels=tuple(_by_bytes(op, view)), notes=tuple(view.notes), known=False)

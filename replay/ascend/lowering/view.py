@@ -80,6 +80,11 @@ def promote(dtypes: Iterable[str]) -> str:
     return best
 
 
+def _is_result(arg: ReplayArg) -> bool:
+    """Whether an argument is the `out` of an out variant: written, and not read."""
+    return arg.keyword_only and arg.mutated
+
+
 class OpView:
     """Read access to one op while it is lowered; collects kernels that make operands contiguous, and notes."""
 
@@ -90,11 +95,11 @@ class OpView:
         self.args: dict[str, ReplayArg] = {arg.name: arg for arg in op.args}
         self.prologue: list[KernelCall] = []
         self.notes: list[str] = []
-        self._tensors: list[TensorMeta] = [t for a in op.args for t in a.tensors if t is not None]
+        self._tensors: list[TensorMeta] = [t for a in op.args if not _is_result(a) for t in a.tensors if t is not None]
 
     @property
     def tensors(self) -> list[TensorMeta]:
-        """All tensors among the arguments, lists flattened, in order."""
+        """All tensors among the arguments but those of out variants, lists flattened, in order."""
         return self._tensors
 
     def meta(self, *names: str, at: int | None = None) -> TensorMeta | None:

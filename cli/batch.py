@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 import click
 
 from opreplay.cli.exit_codes import ExitCode
-from opreplay.cli.measuring import device_versions, holding, measuring_options
+from opreplay.cli.measuring import checking_options, device_versions, holding, measuring_options
 from opreplay.cli.options import (
     custom_op_option,
     device_option,
+    execution_traces_option,
     force_option,
     init_options,
     limit_option,
     plugin_option,
     selection_options,
     soc_option,
+    values_option,
 )
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 @click.command("batch", short_help="Run many traces or ranks at once; ops that they share run once.")
 @click.argument("traces", metavar="TRACE...", nargs=-1, required=True)
+@execution_traces_option
 @device_option
 @soc_option
 @custom_op_option
@@ -53,12 +56,15 @@ if TYPE_CHECKING:
     "--max-failed", type=click.IntRange(min=0), metavar="N", help="Exit with 1 when more ops are skipped or failed."
 )
 @init_options
+@values_option
+@checking_options
 @limit_option
 def command(
-    traces: tuple[str, ...], device: str, soc: tuple[str, ...], custom_op_dir: str | None, selection: Selection,
-    plugin: tuple[str, ...], output: tuple[str, ...], force: bool, dry_run: bool, lanes: int | None, engine: str,
-    address: str | None, measuring: RunOptions, resume: bool, max_failed: int | None, init_module: tuple[str, ...],
-    init_arg: tuple[str, ...], limit: tuple[tuple[str, str], ...],
+    traces: tuple[str, ...], execution_trace: tuple[str, ...], device: str, soc: tuple[str, ...],
+    custom_op_dir: str | None, selection: Selection, plugin: tuple[str, ...], output: tuple[str, ...], force: bool,
+    dry_run: bool, lanes: int | None, engine: str, address: str | None, measuring: RunOptions, resume: bool,
+    max_failed: int | None, init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None,
+    check_work: bool, check_kernels: bool, limit: tuple[tuple[str, str], ...],
 ) -> int:  # fmt: skip
     """Replay the unique ops of many traces, each once, and report every trace, every job and all together.
 
@@ -68,43 +74,46 @@ def command(
     """
     import msgspec
 
-    from opreplay.cli.batch_files import read_batch, reader
+    from opreplay.cli.batch_input import find_and_pair, read_batch, stored_plans
     from opreplay.cli.batch_report import engine_of, show_batch
     from opreplay.cli.outputs import Outputs
-    from opreplay.cli.planning import load_socs, simulate_on, use_plugins
+    from opreplay.cli.planning import expected_contents, load_socs, simulate_on, use_plugins
     from opreplay.cli.progress import RunProgress
     from opreplay.cli.reporting import outcome_code
-    from opreplay.initializers.extensions import open_registry
     from opreplay.replay.run import run_plan
     from opreplay.replay.schedule import lane_devices
     from opreplay.traces.errors import UsageError
 
     if address is not None and engine != "ray":
         raise UsageError("--address is that of a Ray cluster", hint="Add --engine ray.")
-    open_registry(init_module, init_arg)
     use_plugins(plugin)
+    contents = expected_contents(init_module, init_arg, seed=measuring.seed, values=values)
     devices = load_socs(soc, custom_op_dir)
     with Outputs(output, force=force, resume=resume) as outputs:
-        read = reader(selection, device=device, limits=limit, plugins=plugin)
-        batch, refused = read_batch(traces, read, lanes=lanes, engine=engine, address=address)
-        plan = batch.plan()
+        files, how = find_and_pair(
+            traces, execution_trace, selection, device=device, limits=limit, plugins=plugin, children=check_kernels
+        )
         if dry_run:
-            from opreplay.cli.plan_views import show_plan
+            from opreplay.cli.plan_views import show_dry_run
 
-            show_plan(plan, devices, max_op_bytes=measuring.max_op_bytes)
+            batch, refused = read_batch(files, how, None, lanes=lanes, engine=engine, address=address)
+            show_dry_run(batch.plan(), devices, measuring, contents=contents, values=values)
             return ExitCode.REFUSED if refused else ExitCode.OK
         options = msgspec.structs.replace(
             measuring, device=device, allow_imports=selection.allow_imports, plugins=plugin, init_modules=init_module,
-            init_args=init_arg, lanes=lanes or 1,
+            init_args=init_arg, lanes=lanes or 1, values=values, check_work=check_work, check_kernels=check_kernels,
         )  # fmt: skip
-        held = [] if engine == "ray" else lane_devices(device, lanes or 1, shared=options.shared_device)
-        try:
-            with holding(held, shared=options.shared_device) as beside, RunProgress() as on_progress:
-                run_plan(
-                    plan, options, sink=outputs, simulate=lambda op: simulate_on(op, devices), on_progress=on_progress,
-                    engine=engine_of(options, engine=engine, lanes=lanes, address=address), trace=batch.facts(),
-                    earlier=outputs.earlier, devices=device_versions(devices), close=batch.close, beside=beside,
-                )  # fmt: skip
-        finally:
-            show_batch(outputs)
+        with stored_plans(outputs, how, force=force) as store:
+            batch, refused = read_batch(files, how, store, lanes=lanes, engine=engine, address=address)
+            held = [] if engine == "ray" else lane_devices(device, lanes or 1, shared=options.shared_device)
+            try:
+                with holding(held, shared=options.shared_device) as beside, RunProgress() as on_progress:
+                    run_plan(
+                        batch.plan(), options, sink=outputs, simulate=lambda op: simulate_on(op, devices, contents(op)),
+                        on_progress=on_progress, trace=batch.facts(), earlier=outputs.earlier,
+                        engine=engine_of(options, engine=engine, lanes=lanes, address=address),
+                        devices=device_versions(devices), close=batch.close, beside=beside,
+                    )  # fmt: skip
+            finally:
+                show_batch(outputs)
     return ExitCode.REFUSED if refused else outcome_code(outputs, max_failed)

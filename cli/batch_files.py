@@ -3,84 +3,121 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from opreplay.cli.planning import Selection
 
 if TYPE_CHECKING:
-    from opreplay.replay.batch import Batch
-    from opreplay.replay.batch_reading import ReadOne, Unreadable
-
-
-def reader(selection: Selection, *, device: str, limits: Sequence[tuple[str, str]], plugins: Sequence[str]) -> ReadOne:
-    """What reads one file with these options; can be sent to another process."""
-    return partial(_read, selection=selection, device=device, limits=tuple(limits), plugins=tuple(plugins))
-
-
-def _read(
-    path: str, *, selection: Selection, device: str, limits: Sequence[tuple[str, str]], plugins: Sequence[str]
-) -> bytes:
-    """A TracePlan, or Unreadable for a file that is refused, as msgpack."""
-    from opreplay.cli.inputs import kind_of_file, plan_of
-    from opreplay.cli.planning import parse_limits
     from opreplay.replay.batch import TracePlan
-    from opreplay.replay.batch_reading import Unreadable, encoded
-    from opreplay.replay.plan_file import load_plan
-    from opreplay.replay.plugins import load_plugins
-    from opreplay.replay.tracelens_ir import read_tracelens_ir
-    from opreplay.traces import read_trace
-    from opreplay.traces.errors import OpReplayError
+    from opreplay.replay.batch_reading import ReadOne
+    from opreplay.traces import Trace
+
+
+class HowToRead(msgspec.Struct, frozen=True, kw_only=True):
+    """All that decides what plan a file gives, beside the file."""
+
+    selection: Selection
+    device: str
+    limits: tuple[tuple[str, str], ...] = ()
+    plugins: tuple[str, ...] = ()
+    execution_traces: Mapping[str, str] = {}
+    """Trace → its ExecutionTrace."""
+    children: bool = False
+    """Whether plans have the ops recorded below each op."""
+
+    def reader(self) -> ReadOne:
+        """What reads one file; can be sent to another process."""
+        return partial(_read, how=self)
+
+    def settings(self) -> str:
+        """A text that is the same where plans of the same files are: options, users' code, versions of packages."""
+        from importlib.metadata import distributions
+
+        from opreplay.replay.resume import digest, file_digest
+
+        installed = sorted(f"{one.metadata['Name']} {one.version}" for one in distributions())
+        code = [file_digest(plugin) if os.path.isfile(plugin) else plugin for plugin in self.plugins]
+        # The pairs of ExecutionTraces are not among them: they are among the files of each plan.
+        mine = msgspec.structs.replace(self, execution_traces={})
+        return digest(msgspec.json.encode([mine, code, installed], order="deterministic"))
+
+    def files(self, path: str, tables: dict[str, str | None] | None = None) -> list[str]:
+        """The file and all that is read with it. `tables` keeps what was found out of folders, for many files."""
+        folder = os.path.dirname(path)
+        known = {} if tables is None else tables
+        if folder not in known:
+            known[folder] = _table_beside(path)
+        return [path, *(file for file in (self.execution_traces.get(path), known[folder]) if file is not None)]
+
+
+def _table_beside(path: str) -> str | None:
+    from opreplay.traces.dialects.kernel_details import table_beside
+    from opreplay.traces.errors import UsageError
 
     try:
-        load_plugins(plugins)
-        kind = kind_of_file(path)
-        if kind != "trace":
-            read = load_plan(path) if kind == "plan" else read_tracelens_ir(path)
-            return encoded(TracePlan(path=path, plan=plan_of(read, selection, device=device)))
-        trace = read_trace(path, limits=parse_limits(limits))
-        plan = plan_of(trace, selection, device=device)
-        return encoded(TracePlan(path=path, plan=plan, rank=trace.info.rank, world_size=trace.info.world_size))
+        return table_beside(path)
+    except UsageError:  # several, of which none is used
+        return None
+
+
+def _read(path: str, *, how: HowToRead) -> bytes:
+    """A TracePlan, or Unreadable for a file that is refused, as msgpack."""
+    from opreplay.replay.batch_reading import Unreadable, encoded
+    from opreplay.replay.plugins import load_plugins
+    from opreplay.traces.errors import OpReplayError
+    from opreplay.traces.stamps import stamps_of
+
+    before = stamps_of(how.files(path))
+    try:
+        load_plugins(how.plugins)
+        made = _planned(path, how)
     except OpReplayError as error:
         return encoded(Unreadable(path=path, message=str(error), hint=error.hint, exit_code=error.exit_code))
+    unchanged = before is not None and before == stamps_of(how.files(path))
+    return encoded(msgspec.structs.replace(made, sources=before if before is not None and unchanged else ()))
 
 
-def read_batch(
-    patterns: Sequence[str], read: ReadOne, *, lanes: int | None, engine: str, address: str | None
-) -> tuple[Batch, list[Unreadable]]:
-    """All files that can be read, merged, and those that the user named and that were refused.
+def _planned(path: str, how: HowToRead) -> TracePlan:
+    from opreplay.cli.inputs import kind_of_file, plan_of, with_recorded_children
+    from opreplay.replay.batch import TracePlan
+    from opreplay.replay.plan_file import load_plan
+    from opreplay.replay.tracelens_ir import read_tracelens_ir
 
-    Files of a folder that are no traces are told of and left out. Raises the error of the first file when none can be
-    read.
-    """
-    from opreplay.cli import console
-    from opreplay.cli.progress import FilesProgress
-    from opreplay.replay.batch import Batch
-    from opreplay.replay.batch_reading import Unreadable, decoded, find_files, read_plans
-    from opreplay.traces.errors import TraceError
+    kind = kind_of_file(path)
+    if kind != "trace":
+        read = load_plan(path) if kind == "plan" else read_tracelens_ir(path)
+        plan = plan_of(read, how.selection, device=how.device)
+        return TracePlan(path=path, plan=msgspec.structs.replace(plan, sequence=None))
+    trace, notes = _trace(path, how)
+    plan = plan_of(trace, how.selection, device=how.device)
+    if how.children:
+        plan = with_recorded_children(plan, trace)
+    info = trace.info
+    return TracePlan(
+        path=path, plan=msgspec.structs.replace(plan, sequence=None), rank=info.rank, world_size=info.world_size,
+        notes=tuple(notes),
+    )  # fmt: skip
 
-    files = find_files(patterns)
-    paths = [file.path for file in files]
-    if engine == "ray":
-        from opreplay.replay.schedule_ray import map_files
 
-        plans = (decoded(data) for data in map_files(paths, read, address=address))
-    else:
-        plans = read_plans(paths, read, processes=lanes or os.cpu_count() or 1)
-    batch, refused, first = Batch(), [], None
-    with FilesProgress() as progress:
-        for index, (file, one) in enumerate(zip(files, plans, strict=True), start=1):
-            progress(index, len(files))
-            if not isinstance(one, Unreadable):
-                batch.add(one)
-                continue
-            first = first or one
-            console.narrate(f"{'refused' if file.named else 'left out'}: {one.path}: {one.message}")
-            if file.named:
-                refused.append(one)
-    if not len(batch) and first is not None:
-        error = TraceError("none of the files could be read", hint=first.hint)
-        error.exit_code = first.exit_code
-        raise error
-    return batch, refused
+def _trace(path: str, how: HowToRead) -> tuple[Trace, list[str]]:
+    """The trace, completed by its ExecutionTrace and the kernel table beside it, and what they gave it."""
+    from opreplay.cli.inputs import join_notes
+    from opreplay.cli.planning import parse_limits
+    from opreplay.replay.report.npu import join_text
+    from opreplay.traces import read_trace
+    from opreplay.traces.dialects.kernel_details import with_table_beside
+    from opreplay.traces.shape_donor import join_shapes
+
+    limits, donor = parse_limits(how.limits), how.execution_traces.get(path)
+    trace = read_trace(path, limits=limits, record_function_ids=donor is not None)
+    notes: list[str] = []
+    if donor is not None:
+        trace = join_shapes(trace, read_trace(donor, limits=limits, record_function_ids=True))
+        notes += join_notes(trace)
+    trace = with_table_beside(trace)
+    table = trace.info.kernel_details
+    return trace, notes if table is None else [*notes, join_text(table)]

@@ -119,21 +119,29 @@ def _completed(path: str, execution_trace: str, limits: Limits) -> Trace:
             the_one_path(execution_trace), limits=limits, progress=progress, record_function_ids=True
         )  # fmt: skip
     joined = join_shapes(trace, donor)
-    found = joined.info.joined
-    if found is not None:
-        given = found.by_record_function_id + found.by_sequence + found.by_context
-        console.narrate(
-            f"--execution-trace gave {given} of {len(joined.ops)} calls their arguments: "
-            f"{found.by_record_function_id} by id, {found.by_sequence} by sequence, {found.by_context} by context; "
-            f"{found.already_recorded} had them ({found.disagreeing} disagree and are kept), "
-            f"{found.no_arguments} have none, {found.unmatched} not found"
-        )
-        if not found.same_process:
-            console.narrate(
-                "opreplay: warning: the process ids of trace and ExecutionTrace differ: if they are of two runs, "
-                "the arguments are those of another model"
-            )
+    for line in join_notes(joined):
+        console.narrate(line)
     return joined
+
+
+def join_notes(joined: Trace) -> list[str]:
+    """What an ExecutionTrace gave a trace, and a warning where it looks like that of another run."""
+    found = joined.info.joined
+    if found is None:
+        return []
+    given = found.by_record_function_id + found.by_sequence + found.by_context
+    notes = [
+        f"--execution-trace gave {given} of {len(joined.ops)} calls their arguments: "
+        f"{found.by_record_function_id} by id, {found.by_sequence} by sequence, {found.by_context} by context; "
+        f"{found.already_recorded} had them ({found.disagreeing} disagree and are kept), "
+        f"{found.no_arguments} have none, {found.unmatched} not found"
+    ]
+    if not found.same_process:
+        notes.append(
+            "opreplay: warning: the process ids of trace and ExecutionTrace differ: if they are of two runs, "
+            "the arguments are those of another model"
+        )
+    return notes
 
 
 def plan_of(read: Trace | ReplayPlan, selection: Selection, *, device: str) -> ReplayPlan:

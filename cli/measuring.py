@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from opreplay.cli.options import ByteSize, Duration
+from opreplay.cli.options import ByteSize, Command, Duration
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend import DeviceProfile
@@ -75,6 +75,18 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(options):
         taking = option(taking)
     return taking
+
+
+def checking_options(command: Command) -> Command:
+    """--check-work and --check-kernels: whether what was replayed is what was recorded."""
+    command = click.option(
+        "--check-kernels", is_flag=True,
+        help="Profile a call of each op, and compare its kernels or child ops with those recorded.",
+    )(command)  # fmt: skip
+    return click.option(
+        "--check-work", is_flag=True,
+        help="Report how much work the values of the arguments cause, and warn of ops that do none.",
+    )(command)  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -105,6 +105,14 @@ def execution_trace_option(command: Command) -> Command:
     )(command)  # fmt: skip
 
 
+def execution_traces_option(command: Command) -> Command:
+    """--execution-trace of many traces: which one belongs to which is told by names and ranks."""
+    return click.option(
+        "--execution-trace", multiple=True, metavar="FILE|GLOB|FOLDER",
+        help="Take shapes that a trace lacks from the ExecutionTrace of its name or rank among these. Repeatable.",
+    )(command)  # fmt: skip
+
+
 def kernel_details_option(command: Command) -> Command:
     """--kernel-details: what the NPU's profiler says of each kernel."""
     return click.option(

@@ -37,6 +37,8 @@ class Outputs:
         """The part of the run that is there already."""
         self.to_stdout = "-" in names
         self._paths = [Path(name) for name in names if name != "-"]
+        self.results: Path | None = None
+        """The only .jsonl, which --resume could go on with."""
         self._force = force
         self._lines: list[JsonLinesSink] = []
         self._opened = False
@@ -49,6 +51,7 @@ class Outputs:
                     hint=f"Suffixes are {', '.join((*LINES, *PAGES))}; - is stdout.",
                 )
         lines = [path for path in self._paths if path.suffix.lower() in LINES]
+        self.results = lines[0] if len(lines) == 1 else None
         if resume and len(lines) != 1:
             raise UsageError("--resume needs one --output FILE.jsonl, the file to go on with")
         # A run that was killed leaves its pages empty, and maybe a file of lines without a whole one.

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from opreplay.replay.ascend import DeviceProfile
     from opreplay.replay.ir import ReplayOp, ReplayPlan
     from opreplay.replay.results import MetaCheck
+    from opreplay.replay.run import RunOptions
     from opreplay.replay.work.contents import Contents
 
 TRACELENS_NAMES = (".tracelens.json", "event_replay_ir.json")
@@ -61,6 +62,20 @@ def show_plan(
     if checks is not None:
         console.show_line(meta.line(results))
     console.show_fitted(lambda width: view.render(plan, results, width=width))
+
+
+def show_dry_run(
+    plan: ReplayPlan, devices: dict[str, DeviceProfile], measuring: RunOptions, *,
+    contents: Callable[[ReplayOp], Contents | None], values: str | None,
+) -> None:  # fmt: skip
+    """What a run of the plan would do. Raises UsageError or FormatError for values that fit no op."""
+    from opreplay.replay.supplied_values import check_values_file
+
+    if values is not None:
+        check_values_file(plan, values)
+    show_plan(
+        plan, devices, max_op_bytes=measuring.max_op_bytes, over_budget=measuring.over_budget, contents=contents
+    )  # fmt: skip
 
 
 def narrate_checks(plan: ReplayPlan, checks: Mapping[str, MetaCheck]) -> None:

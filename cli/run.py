@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from opreplay.cli.exit_codes import ExitCode
-from opreplay.cli.measuring import device_versions, holding, measuring_options
+from opreplay.cli.measuring import checking_options, device_versions, holding, measuring_options
 from opreplay.cli.options import (
     custom_op_option,
     device_option,
@@ -49,14 +49,7 @@ if TYPE_CHECKING:
 )
 @init_options
 @values_option
-@click.option(
-    "--check-work", is_flag=True,
-    help="Report how much work the values of the arguments cause, and warn of ops that do none.",
-)  # fmt: skip
-@click.option(
-    "--check-kernels", is_flag=True,
-    help="Profile a call of each op, and compare its kernels or child ops with those recorded.",
-)  # fmt: skip
+@checking_options
 @limit_option
 def command(
     trace: str, execution_trace: str | None, kernel_details: str | None, device: str, soc: tuple[str, ...],
@@ -80,7 +73,6 @@ def command(
     from opreplay.cli.progress import RunProgress
     from opreplay.cli.reporting import outcome_code, show_report, trace_facts
     from opreplay.replay.run import run_plan
-    from opreplay.replay.supplied_values import check_values_file
 
     use_plugins(plugin)
     contents = expected_contents(init_module, init_arg, seed=measuring.seed, values=values)
@@ -89,13 +81,9 @@ def command(
         read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details)
         plan = plan_of(read, selection, device=device)
         if dry_run:
-            if values is not None:
-                check_values_file(plan, values)
-            from opreplay.cli.plan_views import show_plan
+            from opreplay.cli.plan_views import show_dry_run
 
-            show_plan(
-                plan, devices, max_op_bytes=measuring.max_op_bytes, over_budget=measuring.over_budget, contents=contents
-            )
+            show_dry_run(plan, devices, measuring, contents=contents, values=values)
             return ExitCode.OK
         options = msgspec.structs.replace(
             measuring, device=device, allow_imports=selection.allow_imports, plugins=plugin, init_modules=init_module,

@@ -15,6 +15,7 @@ from opreplay.replay.ir import ReplayOp, ReplayPlan
 from opreplay.replay.ranks import Member, labels, recognised
 from opreplay.replay.results import JobResult, OpResult, TraceResult
 from opreplay.replay.resume import digest
+from opreplay.traces.stamps import Stamp
 
 
 class TracePlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
@@ -24,6 +25,10 @@ class TracePlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     plan: ReplayPlan
     rank: int | None = None
     world_size: int | None = None
+    sources: tuple[Stamp, ...] = ()
+    """All files that the plan was made of, as they were; empty where they changed meanwhile or are no files."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of how the trace was read."""
 
 
 class _Uses:

@@ -54,6 +54,7 @@ def added(a: ReplayOp, b: ReplayOp) -> ReplayOp:
         device_us_total=a.recorded.device_us_total + b.recorded.device_us_total,
         device_us_median=heavier.recorded.device_us_median,
         kernels=tuple(kernels.values()),
+        children=b.recorded.children if a.recorded.children is None else a.recorded.children,
     )
     return msgspec.structs.replace(a, count=a.count + b.count, recorded=recorded)
 

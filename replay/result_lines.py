@@ -80,15 +80,11 @@ class JsonLinesSink:
     @classmethod
     def _owned(cls, stream: BinaryIO, path: str | Path) -> JsonLinesSink:
         """A sink that nobody else has; two runs that write one file would spoil it."""
-        if fcntl is not None:
-            try:
-                fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                stream.close()
-                raise UsageError(f"another run is writing {path}", hint="Wait for it, or name another file.") from None
-            except OSError:
-                # A file system without locks: the file is written all the same.
-                return cls(stream, close=True)
+        try:
+            lock_file(stream, path)
+        except UsageError:
+            stream.close()
+            raise
         return cls(stream, close=True)
 
     def write(self, record: Record) -> None:
@@ -122,6 +118,21 @@ class JsonLinesSink:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def lock_file(stream: BinaryIO, path: str | Path) -> None:
+    """Have the file for this process alone until it is closed, where the file system has locks.
+
+    Raises UsageError when another run has it.
+    """
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(f"another run is writing {path}", hint="Wait for it, or name another file.") from None
+    except OSError:
+        return  # a file system without locks: the file is written all the same
 
 
 def write_whole(write: Callable[[memoryview], int | None], data: bytes) -> None:

@@ -200,7 +200,7 @@ class ResultSink(Protocol):
 
 
 class MemorySink:
-    """Keeps the records of a run in memory."""
+    """Keeps the records of a run in memory: one result an op, also where a continued run did it again."""
 
     def __init__(self) -> None:
         self.header: Header | None = None
@@ -208,6 +208,8 @@ class MemorySink:
         self.summary: Summary | None = None
         self.traces: list[TraceResult] = []
         self.jobs: list[JobResult] = []
+        self._places: dict[str, int] | None = None
+        """Op id → index of its result, from when the run is continued."""
 
     def take(self, file: ResultFile) -> None:
         """Keep what an earlier part of the run came to."""
@@ -220,7 +222,14 @@ class MemorySink:
 
     def write(self, record: Record) -> None:
         if isinstance(record, OpResult):
-            self.results.append(record)
+            place = None if self._places is None else self._places.get(record.id)
+            if place is None:
+                self.results.append(record)
+            else:
+                self.results[place] = record
+        elif isinstance(record, Resumed):
+            self._places = {result.id: index for index, result in enumerate(self.results)}
+            self.summary, self.traces, self.jobs = None, [], []
         elif isinstance(record, Header):
             self.header = record
         elif isinstance(record, Summary):
@@ -273,7 +282,6 @@ def read_result_file(path: str | Path) -> ResultFile:
         raise FormatError(f"{path} is no opreplay result: it has no complete line")
     header = _read_header(complete[0], path)
     sink = MemorySink()
-    again: dict[str, OpResult] | None = None
     decoder = msgspec.json.Decoder(OpResult | Resumed | TraceResult | JobResult | Summary)
     for number, line in enumerate(complete[1:], start=2):
         try:
@@ -282,17 +290,10 @@ def read_result_file(path: str | Path) -> ResultFile:
             raise FormatError(f"{path}, line {number}: {error}", hint="The file was changed or is damaged.") from None
         if sink.summary is not None and not isinstance(record, Resumed):
             raise FormatError(f"{path}, line {number}: there is a line after the summary")
-        if isinstance(record, Resumed):
-            again = {**(again or {}), **{result.id: result for result in sink.results}}
-            sink = MemorySink()
-        else:
-            sink.write(record)
-    found = (
-        sink.results if again is None else list({**again, **{result.id: result for result in sink.results}}.values())
-    )
+        sink.write(record)
     return ResultFile(
-        header=header, results=tuple(found), summary=sink.summary, traces=tuple(sink.traces), jobs=tuple(sink.jobs),
-        complete_bytes=len(data) - len(lines[-1]),
+        header=header, results=tuple(sink.results), summary=sink.summary, traces=tuple(sink.traces),
+        jobs=tuple(sink.jobs), complete_bytes=len(data) - len(lines[-1]),
     )  # fmt: skip
 
 

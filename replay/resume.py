@@ -87,7 +87,12 @@ def whole_summary(earlier: ResultFile, now: Mapping[str, str]) -> Summary | None
 
 def kept_results(earlier: ResultFile) -> list[OpResult]:
     """Results that need not be made again: all but those of ops that there was no time for."""
-    return [result for result in earlier.results if not (result.reason or "").startswith(OUT_OF_TIME)]
+    return [result for result in earlier.results if not is_out_of_time(result)]
+
+
+def is_out_of_time(result: OpResult) -> bool:
+    """Whether the run had no time for the op."""
+    return (result.reason or "").startswith(OUT_OF_TIME)
 
 
 def digest(data: bytes) -> str:

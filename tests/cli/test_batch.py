@@ -166,3 +166,112 @@ def test_stdout_can_take_the_records(ranks: Path) -> None:
     result = batch(ranks, "-o", "-")
     records = [json.loads(line)["record"] for line in result.stdout.splitlines()]
     assert records == ["header", "op", "op", "op", "trace", "trace", "job", "summary"]
+
+
+def bare_rank(path: Path, rank: int) -> Path:
+    """A trace whose op has no arguments but an id."""
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 5, "pid": 1, "tid": 1,
+             "args": {"Record function id": 5}}  # fmt: skip
+    content = {"distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": [event]}
+    path.write_text(json.dumps(content))
+    return path
+
+
+def execution_trace(path: Path, rows: int) -> Path:
+    """The arguments of that op."""
+    node = {
+        "id": 5, "name": "aten::mm", "ctrl_deps": 1,
+        "inputs": {"values": [[3, 3, 0, 32, 4, "cpu"], [4, 4, 0, 8, 4, "cpu"]], "shapes": [[rows, 4], [4, 2]],
+                   "types": ["Tensor(float)"] * 2},
+        "outputs": {"values": [], "shapes": [], "types": []},
+        "attrs": [{"name": "rf_id", "type": "uint64", "value": 5}, {"name": "tid", "type": "uint64", "value": 1}],
+    }  # fmt: skip
+    path.write_text(json.dumps({"schema": "1.1.0-chakra.0.0.4", "pid": 77, "nodes": [node]}))
+    return path
+
+
+def test_each_trace_gets_the_execution_trace_of_its_rank(ranks: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    for rank in range(2):
+        bare_rank(folder / f"node{7 - rank}.json", rank)
+        execution_trace(folder / f"et_rank{rank}.json", 8 + rank)
+    execution_trace(folder / "et_rank5.json", 3)
+    result = batch(folder, "--execution-trace", folder / "et_*.json", "-o", tmp_path / "r.jsonl")
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr.count("--execution-trace gave 1 of 1 calls their arguments") == 2
+    assert "1 of 3 ExecutionTraces have no trace: " in result.stderr
+    file = read_result_file(tmp_path / "r.jsonl")
+    assert sorted(op.inputs[:8] for op in file.results) == ["f32[8,4]", "f32[9,4]"]
+    assert [(trace.rank, trace.source) for trace in file.traces] == [(1, "node6.json"), (0, "node7.json")]
+    none = batch(ranks, "--execution-trace", folder / "et_rank5.json", "--dry-run")
+    assert none.exit_code == 2
+    assert "no trace has an ExecutionTrace" in none.stderr
+
+
+def test_values_and_checks_are_those_of_run(ranks: Path, tmp_path: Path) -> None:
+    entry = {"aten::relu.self": {"dtype": "F32", "shape": [8, 4], "data_offsets": [0, 128]}}
+    text = json.dumps(entry).encode()
+    values = tmp_path / "v.safetensors"
+    values.write_bytes(len(text).to_bytes(8, "little") + text + bytes(128))
+    refused = batch(ranks, "--values", values, "--dry-run")
+    assert refused.exit_code == 2
+    assert "aten::relu.self is float32[8, 4]" in refused.stderr
+    assert batch(ranks, "--values", values).exit_code == 2
+    first = batch(ranks / "rank0.json", "--values", values, "--op-filter", "aten::relu", "--top", "1", "--check-work",
+                  "--check-kernels")  # fmt: skip
+    assert first.exit_code == 0, first.stderr
+    options = SEEN["options"]
+    assert isinstance(options, orchestrator.RunOptions)
+    assert (options.values, options.check_work, options.check_kernels) == (str(values), True, True)
+
+
+def test_traces_that_are_as_they_were_are_read_once(
+    ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, measured = tmp_path / "r.jsonl", InProcess.measure
+    plans = tmp_path / "r.jsonl.plans"
+
+    def interrupted(self: InProcess, op: ReplayOp) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(InProcess, "measure", interrupted)
+    assert batch(ranks, "-o", path).exit_code == 130
+    assert plans.exists()
+    write_rank(ranks / "rank0.json", 0)
+    monkeypatch.setattr(InProcess, "measure", measured)
+    again = batch(ranks, "-o", path, "--resume")
+    assert again.exit_code == 0, again.stderr
+    assert f"plans of 1 of 2 traces are those in {plans}" in again.stderr
+    assert not plans.exists()
+    file = read_result_file(path)
+    assert [op.count for op in file.results] == [4, 1, 1]
+    assert [trace.rank for trace in file.traces] == [0, 1]
+
+
+def test_a_batch_interrupted_while_reading_goes_on_there(
+    ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from opreplay.cli import batch_files
+
+    planned, read = batch_files._planned, []
+
+    def counting(path: str, how: batch_files.HowToRead) -> object:
+        read.append(path)
+        if len(read) == 2:
+            raise KeyboardInterrupt
+        return planned(path, how)
+
+    monkeypatch.setattr(batch_files, "_planned", counting)
+    assert batch(ranks, "-o", tmp_path / "r.jsonl").exit_code == 130
+    assert not (tmp_path / "r.jsonl").exists()
+    assert batch(ranks, "-o", tmp_path / "r.jsonl", "--resume").exit_code == 0
+    assert [Path(path).name for path in read] == ["rank0.json", "rank1.json.gz", "rank1.json.gz"]
+    assert batch(ranks, "-o", tmp_path / "s.jsonl", "--top", "1", "--total-time", "1us").exit_code == 0
+    assert (tmp_path / "s.jsonl.plans").exists()
+    other = batch(ranks, "-o", tmp_path / "s.jsonl", "--top", "1", "--resume")
+    assert other.exit_code == 0, other.stderr
+    assert "plans of 2 of 2 traces" in other.stderr
+    assert other.stdout.startswith("replayed 1 of 1 op ")
+    assert other.stdout.count("aten::relu") == 1
+    assert not (tmp_path / "s.jsonl.plans").exists()

@@ -1,0 +1,149 @@
+"""The files of a batch on their way to one merged plan: found, paired, read or taken from before, and told of."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from opreplay.cli.batch_files import HowToRead
+    from opreplay.cli.outputs import Outputs
+    from opreplay.cli.planning import Selection
+    from opreplay.replay.batch import Batch, TracePlan
+    from opreplay.replay.batch_plans import PlanStore
+    from opreplay.replay.batch_reading import Found, Unreadable
+
+NAMED = 3
+"""Files that one line names."""
+
+
+def find_and_pair(
+    patterns: Sequence[str], donors: Sequence[str], selection: Selection, *, device: str,
+    limits: Sequence[tuple[str, str]], plugins: Sequence[str], children: bool,
+) -> tuple[list[Found], HowToRead]:  # fmt: skip
+    """The files to read and how; ExecutionTraces that are paired with a trace are no traces of their own.
+
+    Raises UsageError where no trace has one, or as `find_files` and `pair` do.
+    """
+    from opreplay.cli import console
+    from opreplay.cli.batch_files import HowToRead
+    from opreplay.replay.batch_reading import find_files
+    from opreplay.replay.pairing import pair
+    from opreplay.traces.errors import UsageError
+    from opreplay.traces.peek import rank_at_start
+
+    files, pairs = find_files(patterns), {}
+    if donors:
+        given = {os.path.realpath(found.path): found.path for found in find_files(donors)}
+        files = [file for file in files if os.path.realpath(file.path) not in given]
+        pairs = pair([file.path for file in files], list(given.values()), rank_at_start)
+        if not pairs:
+            raise UsageError(
+                "no trace has an ExecutionTrace among those of --execution-trace",
+                hint="They are paired by name or by rank: name them like their traces, e.g. et_rank3.json.",
+            )
+        if without := [file.path for file in files if file.path not in pairs]:
+            console.narrate(f"{len(without)} of {len(files)} traces have no ExecutionTrace: {_some(without)}")
+        if unused := [path for path in given.values() if path not in pairs.values()]:
+            console.narrate(f"{len(unused)} of {len(given)} ExecutionTraces have no trace: {_some(unused)}")
+    return files, HowToRead(
+        selection=selection, device=device, limits=tuple(limits), plugins=tuple(plugins), execution_traces=pairs,
+        children=children,
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def stored_plans(outputs: Outputs, how: HowToRead, *, force: bool) -> Iterator[PlanStore | None]:
+    """The plans beside the .jsonl of results, gone once there is nothing to continue; None without such a file.
+
+    Raises UsageError as `PlanStore` does.
+    """
+    if outputs.results is None:
+        yield None
+        return
+    from opreplay.replay.batch_plans import SUFFIX, PlanStore
+    from opreplay.replay.resume import is_out_of_time
+
+    store = PlanStore(outputs.results.with_name(outputs.results.name + SUFFIX), how.settings(), force=force)
+    try:
+        yield store
+    except BaseException:
+        store.close()
+        raise
+    store.close(remove=not any(map(is_out_of_time, outputs.memory.results)))
+
+
+def read_batch(
+    files: Sequence[Found], how: HowToRead, store: PlanStore | None, *, lanes: int | None, engine: str,
+    address: str | None,
+) -> tuple[Batch, list[Unreadable]]:  # fmt: skip
+    """All files that can be read, merged, and those that the user named and that were refused.
+
+    Files whose plan is in the store and that are as they were are not read again; others are put there. Files of a
+    folder that are no traces are told of and left out. Raises the error of the first file when none can be read.
+    """
+    from opreplay.cli import console
+    from opreplay.cli.progress import FilesProgress
+    from opreplay.replay.batch import Batch
+    from opreplay.replay.batch_reading import Unreadable
+    from opreplay.traces.errors import TraceError
+
+    batch, refused, first = Batch(), [], None
+    with FilesProgress() as progress:
+        plans = _plans([file.path for file in files], how, store, lanes=lanes, engine=engine, address=address)
+        for index, (file, one) in enumerate(zip(files, plans, strict=True), start=1):
+            progress(index, len(files))
+            if not isinstance(one, Unreadable):
+                batch.add(one)
+                for note in one.notes:
+                    console.narrate(f"{one.path}: {note}")
+                continue
+            first = first or one
+            console.narrate(f"{'refused' if file.named else 'left out'}: {one.path}: {one.message}")
+            if file.named:
+                refused.append(one)
+    if store is not None and store.problem is not None:
+        console.narrate(f"opreplay: plans are not kept in {store.path}: {store.problem}; --resume reads traces again")
+    if not len(batch) and first is not None:
+        error = TraceError("none of the files could be read", hint=first.hint)
+        error.exit_code = first.exit_code
+        raise error
+    return batch, refused
+
+
+def _plans(
+    paths: Sequence[str], how: HowToRead, store: PlanStore | None, *, lanes: int | None, engine: str,
+    address: str | None,
+) -> Iterator[TracePlan | Unreadable]:  # fmt: skip
+    """The plan of each file, in order: from the store, or read here, by processes or on a cluster."""
+    from opreplay.cli import console
+    from opreplay.replay.batch import TracePlan
+    from opreplay.replay.batch_reading import decoded, read_plans
+
+    tables: dict[str, str | None] = {}
+    kept = set() if store is None else {path for path in paths if store.holds(path, how.files(path, tables))}
+    to_read = [path for path in paths if path not in kept]
+    if kept and store is not None:
+        console.narrate(f"plans of {len(kept)} of {len(paths)} traces are those in {store.path}")
+    if not to_read:
+        made: Iterator[TracePlan | Unreadable] = iter(())
+    elif engine == "ray":
+        from opreplay.replay.schedule_ray import map_files
+
+        made = (decoded(data) for data in map_files(to_read, how.reader(), address=address))
+    else:
+        made = read_plans(to_read, how.reader(), processes=lanes or os.cpu_count() or 1)
+    for path in paths:
+        if store is not None and path in kept:
+            yield store.load(path)
+            continue
+        one = next(made)
+        if store is not None and isinstance(one, TracePlan):
+            store.add(one)
+        yield one
+
+
+def _some(paths: Sequence[str]) -> str:
+    return ", ".join(paths[:NAMED]) + (" ..." if len(paths) > NAMED else "")

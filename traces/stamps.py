@@ -1,0 +1,48 @@
+"""What tells, without reading all of it, that a file is the one that was read before: size, time and both ends.
+
+Owns the comparison of files on the disk; what was made of them is the caller's.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import msgspec
+
+END_BYTES = 64 << 10
+"""Of the beginning and of the end that are looked at: the footer of a gzip holds a checksum of the whole."""
+
+
+class Stamp(msgspec.Struct, frozen=True, kw_only=True):
+    """One file as it was at one moment; equal stamps mean that it is read as before."""
+
+    path: str
+    size_bytes: int
+    mtime_ns: int
+    ends: str
+    """Digest of its first and last `END_BYTES`: some tools set times back, and some file systems have coarse ones."""
+
+
+def stamp_of(path: str) -> Stamp | None:
+    """The file's stamp; None for what is no regular file or cannot be read."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return None  # opening a pipe would wait for its writer
+        with open(path, "rb", buffering=0) as file:
+            found = os.fstat(file.fileno())
+            hasher = blake2b(file.read(END_BYTES) or b"", digest_size=16)
+            file.seek(max(0, found.st_size - END_BYTES))
+            hasher.update(file.read(END_BYTES) or b"")
+    except (OSError, ValueError):
+        return None
+    return Stamp(path=path, size_bytes=found.st_size, mtime_ns=found.st_mtime_ns, ends=hasher.hexdigest())
+
+
+def stamps_of(paths: Sequence[str]) -> tuple[Stamp, ...] | None:
+    """The stamps of all files, or None where one has none."""
+    found = [stamp_of(path) for path in paths]
+    known = tuple(stamp for stamp in found if stamp is not None)
+    return known if len(known) == len(found) else None

@@ -20,6 +20,7 @@ from opreplay.replay.op_resolver import Resolver
 from opreplay.replay.policy import Policy
 from opreplay.replay.recorded import recorded_results
 from opreplay.replay.select import OpFilter, keep_heaviest, keeps_name, no_such_phase, parents_of, selected_rows
+from opreplay.replay.sequence.order import recorded_sequence
 from opreplay.traces.iterations import BatchIndex, DominantBatch
 from opreplay.traces.model import OpSignature, Trace
 
@@ -30,11 +31,12 @@ _DEFAULT_POLICY = Policy()
 
 def build_plan(
     trace: Trace, *, select: str = "owner", filters: OpFilter = _NO_FILTER, policy: Policy = _DEFAULT_POLICY,
-    device: str = "cpu",
+    device: str = "cpu", in_order: bool = False,
 ) -> ReplayPlan:  # fmt: skip
     """The unique ops of a trace, each resolved for `device` or with the reason why not, heaviest first.
 
-    `select`: "owner" (ops that own device time; the outermost ops where none does), "leaf", "top" or "all".
+    `select`: "owner" (ops that own device time; the outermost ops where none does), "leaf", "top" or "all". With
+    `in_order` the plan holds the calls of one recorded step in their order.
     Imports torch, and a vendor library only where `policy` allows it. Raises UsageError for an unknown selection, and
     for a phase that no iteration is in.
     """
@@ -65,7 +67,14 @@ def build_plan(
     ids = {op.id for op in chosen}
     resolver = Resolver(trace, policy, device)
     ops = tuple(resolver.resolve(op, group.signature, group.row) for group, op in kept if op.id in ids)
-    return passes.run(msgspec.structs.replace(shell, ops=ops))
+    plan = passes.run(msgspec.structs.replace(shell, ops=ops))
+    if not in_order:
+        return plan
+    sequence = recorded_sequence(
+        trace, rows, _selected_owner(trace, rows, select), [signature_id(one) for one in trace.signatures], ids,
+        select=select, phase=filters.phase,
+    )  # fmt: skip
+    return msgspec.structs.replace(plan, sequence=sequence)
 
 
 def signature_id(signature: OpSignature) -> str:

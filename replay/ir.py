@@ -13,8 +13,11 @@ from opreplay.replay.reasons import Reason
 from opreplay.traces.annotations import BatchContext
 from opreplay.traces.model import TensorMeta
 
-SCHEMA_VERSION = 2
-"""Changes of format: 1 first version; 2 `storage` of tensors that share memory, `type` of a recorded kernel."""
+SCHEMA_VERSION = 3
+"""Changes of format: 1 first version; 2 `storage` of tensors that share memory, `type` of a recorded kernel; 3 the
+recorded `sequence`."""
+MAX_CALLS = 100_000
+"""Calls that a sequence holds at most."""
 
 Resolution = Literal["jit", "torch.ops", "import", "schemaless", "equivalent", "reference", "executor"]
 """How a name was resolved: JIT operator registry, `torch.ops`, after an allow-listed import, without a schema,
@@ -112,6 +115,34 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
         return self.via if self.via is not None and self.resolved_by != "equivalent" else self.name
 
 
+class RecordedSequence(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of one recorded step in the order they ran, none inside another; times in microseconds."""
+
+    step: str
+    """The annotation that marks the step, "" where it is the whole trace."""
+    steps: int
+    """Recorded steps that it was chosen from, as the one of median duration."""
+    dur_us: float
+    """Wall time of the step; 0 where the file holds no times."""
+    ids: tuple[str, ...]
+    """Ops of the plan that the step calls."""
+    calls: tuple[int, ...]
+    """Index into `ids` of each call."""
+    host_us: tuple[float, ...]
+    """Recorded time of each call."""
+    device_us: tuple[float, ...] = ()
+    """Recorded device time of each call; empty where the trace has no device."""
+    nested: int = 0
+    """Selected calls that were recorded inside another one, which runs them."""
+    cut: int = 0
+    """Calls after those that are listed: there is a limit."""
+    device_us_total: float = 0.0
+    """All recorded device time of the step."""
+    unowned_device_us: float = 0.0
+    host_us_total: float = 0.0
+    """Of all selected calls of the step, those of ops that the plan leaves out included."""
+
+
 class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The ops of one trace, those with most recorded time first, and the totals that shares refer to."""
 
@@ -129,3 +160,5 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     host_us_total: float
     """Host time of the selected ops."""
     ops: tuple[ReplayOp, ...]
+    sequence: RecordedSequence | None = None
+    """The calls of one step in order; None where nobody asked, or the file does not say."""

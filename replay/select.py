@@ -88,10 +88,10 @@ def selected_rows(trace: Trace, select: str) -> Rows:
         has_child = np.zeros(count, dtype=bool)
         has_child[parents[parents >= 0]] = True
         return np.flatnonzero(~has_child)
-    return _outermost(trace, parents)
+    return outermost(trace, parents)
 
 
-def _outermost(trace: Trace, parents: Rows) -> Rows:
+def outermost(trace: Trace, parents: Rows) -> Rows:
     """Ops with nothing but labels around them; labels themselves only where they hold no op."""
     is_label = np.array([_is_label(trace, i) for i in range(len(trace.signatures))], dtype=bool)
     label_row = is_label[trace.ops.signature] if len(trace.ops) else np.zeros(0, dtype=bool)

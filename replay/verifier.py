@@ -8,7 +8,16 @@ from __future__ import annotations
 import math
 import re
 
-from opreplay.replay.ir import SCHEMA_VERSION, RecordedKernel, ReplayArg, ReplayOp, ReplayPlan, Value
+from opreplay.replay.ir import (
+    MAX_CALLS,
+    SCHEMA_VERSION,
+    RecordedKernel,
+    RecordedSequence,
+    ReplayArg,
+    ReplayOp,
+    ReplayPlan,
+    Value,
+)
 from opreplay.replay.policy import split_name
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
 from opreplay.traces.errors import FormatError
@@ -50,6 +59,22 @@ def verify(plan: ReplayPlan) -> None:
             raise FormatError(f"{where}: the id occurs twice")
         seen.add(op.id)
         _verify_op(where, op)
+    if plan.sequence is not None:
+        _verify_sequence(plan.sequence)
+
+
+def _verify_sequence(sequence: RecordedSequence) -> None:
+    calls = len(sequence.calls)
+    if calls > MAX_CALLS:
+        raise FormatError(f"the sequence has {calls} calls, limit {MAX_CALLS}")
+    if len(sequence.host_us) != calls or len(sequence.device_us) not in (0, calls):
+        raise FormatError("the sequence has not one recorded time a call")
+    if any(not 0 <= index < len(sequence.ids) for index in sequence.calls):
+        raise FormatError("a call of the sequence is of no op that it names")
+    if len(set(sequence.ids)) != len(sequence.ids):
+        raise FormatError("the sequence names an op twice")
+    totals = (sequence.dur_us, sequence.device_us_total, sequence.unowned_device_us, sequence.host_us_total)
+    _times("the sequence", *totals, *sequence.host_us, *sequence.device_us)
 
 
 def _verify_op(where: str, op: ReplayOp) -> None:

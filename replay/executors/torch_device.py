@@ -25,6 +25,7 @@ from opreplay.initializers.registry import Registry, built_in
 from opreplay.replay import aliasing, budget, tensors
 from opreplay.replay.clocks import EventClock, HostClock
 from opreplay.replay.executors.base import Clock, NotReplayable, Profile
+from opreplay.replay.executors.filled import Filled
 from opreplay.replay.executors.torch_cache import Caches, argument_bytes, copies
 from opreplay.replay.executors.torch_graph import captured
 from opreplay.replay.executors.torch_profile import profile_call
@@ -64,6 +65,7 @@ class TorchPrepared:
         spans = [fill.span(t) for t in written]
         size = sum(t.numel() * t.element_size() for t in spans)
         self._saved = [(t, t.clone()) for t in spans] if size <= spare_bytes else []
+        self._forms = [(t, t.untyped_storage(), t.storage_offset(), t.shape, t.stride()) for t in written]
 
     def copies(self, count: int) -> Sequence[Callable[[], Any]]:
         """One for an op that writes to its arguments: only those that were saved can be reset."""
@@ -71,9 +73,21 @@ class TorchPrepared:
         return [self.call] if self.mutates else copies(self.call, max(1, min(count, 1 + room)))
 
     def reset(self) -> None:
-        """Write the first values back into everything that the op writes to."""
+        """Write the first values back into everything that the op writes to, and give it its first shape back."""
         for tensor, saved in self._saved:
             tensor.copy_(saved)
+        for tensor, storage, *form in self._forms:
+            if self._is_reshaped(tensor, *form):
+                tensor.set_(storage, *form)
+
+    @property
+    def reshaped(self) -> bool:
+        """Whether something that the op writes to no longer has its first shape: squeeze_, t_, resize_ and others."""
+        return any(self._is_reshaped(tensor, *form) for tensor, _, *form in self._forms)
+
+    @staticmethod
+    def _is_reshaped(tensor: torch.Tensor, offset: int, shape: torch.Size, strides: tuple[int, ...]) -> bool:
+        return tensor.shape != shape or tensor.stride() != strides or tensor.storage_offset() != offset
 
     @property
     def resettable(self) -> bool:
@@ -128,15 +142,7 @@ class TorchExecutor:
 
         The same seed and op give the same bytes in every argument, whatever ran before.
         """
-        if op.reason is not None:
-            raise NotReplayable(op.reason)
-        if (reason := budget.over_budget(op, self._memory_bytes)) is not None:
-            raise NotReplayable(reason)
-        function = self._find(op)
-        op, assumption = widened(op, function, self._device)
-        if assumption is not None and (reason := budget.over_budget(op, self._memory_bytes)) is not None:
-            raise NotReplayable(reason)
-        notes = () if assumption is None else (assumption,)
+        op, function, notes = self.found(op)
         try:
             return self._ready(op, function, seed, notes)
         except RuntimeError as error:
@@ -146,10 +152,20 @@ class TorchExecutor:
             # A kernel that takes overlapping arguments was recorded; the one here asks for a copy first.
             return self._ready(self._within_budget(op, own), function, seed, notes + apart)
 
-    def _ready(
-        self, op: ReplayOp, function: Callable[..., Any], seed: int, notes: tuple[Assumption, ...]
-    ) -> TorchPrepared:
-        """Allocate and fill the arguments; for an op that writes to them, also find how often it may be called."""
+    def found(self, op: ReplayOp) -> tuple[ReplayOp, Callable[..., Any], tuple[Assumption, ...]]:
+        """The op as this device runs it, what to call, and what was changed. Raises NotReplayable."""
+        if op.reason is not None:
+            raise NotReplayable(op.reason)
+        if (reason := budget.over_budget(op, self._memory_bytes)) is not None:
+            raise NotReplayable(reason)
+        function = self._find(op)
+        op, assumption = widened(op, function, self._device)
+        if assumption is not None and (reason := budget.over_budget(op, self._memory_bytes)) is not None:
+            raise NotReplayable(reason)
+        return op, function, () if assumption is None else (assumption,)
+
+    def fill(self, op: ReplayOp, function: Callable[..., Any], seed: int, notes: tuple[Assumption, ...] = ()) -> Filled:
+        """Allocate and fill the arguments of an op that `found` gave. Raises NotReplayable."""
         args = tensors.arguments(op, device=self._device)
         op_seed = seed_of(op, seed)
         try:
@@ -164,18 +180,29 @@ class TorchExecutor:
         torch.manual_seed(op_seed)
         name, reports = self._initialize(self._context(op, args, op_seed, seed), rule)
         name, reports = self._supply(op, args, name, reports)
-        function = _with_lengths(function, reports)
+        assumed = tuple(
+            Assumption(argument=argument, what=what) for report in reports for argument, what in report.assumed.items()
+        )
+        return Filled(
+            op=op, function=_with_lengths(function, reports), args=args, initializer=name, ruled=rule is not None,
+            assumptions=notes + assumed,
+            lengths=next((report.lengths for report in reports if report.lengths is not None), None),
+        )  # fmt: skip
+
+    def _ready(
+        self, op: ReplayOp, function: Callable[..., Any], seed: int, notes: tuple[Assumption, ...]
+    ) -> TorchPrepared:
+        """Allocate and fill the arguments; for an op that writes to them, also find how often it may be called."""
+        filled = self.fill(op, function, seed, notes)
+        op, args = filled.op, filled.args
         positional = [args[arg.name] for arg in op.args if not arg.keyword_only]
         by_name = {arg.name: args[arg.name] for arg in op.args if arg.keyword_only}
         spare = self._memory_bytes - budget.need_of(op).total
-        prepared = TorchPrepared(partial(function, *positional, **by_name), _written(op, args), spare)
-        prepared.initializer = name
+        prepared = TorchPrepared(partial(filled.function, *positional, **by_name), _written(op, args), spare)
+        prepared.initializer = filled.initializer
         if self._check_work:
-            lengths = next((report.lengths for report in reports if report.lengths is not None), None)
-            prepared.work = work_of(self._context(op, args, op_seed, seed), lengths)
-        prepared.assumptions = notes + tuple(
-            Assumption(argument=argument, what=what) for report in reports for argument, what in report.assumed.items()
-        )
+            prepared.work = work_of(self._context(op, args, seed_of(op, seed), seed), filled.lengths)
+        prepared.assumptions = filled.assumptions
         if prepared.mutates:
             if not prepared.resettable and aliasing.groups(op.args):
                 prepared.call()  # `prepare` must learn here whether the kernel takes arguments that overlap
@@ -265,6 +292,10 @@ class TorchExecutor:
             return
         prepared.call()
         prepared.finite()
+        if prepared.reshaped:
+            prepared.max_calls = 1  # the next call would be another one: on another shape
+            prepared.reset()
+            return
         prepared.reset()
         # From here on nothing is called for the first time, so that the time limit counts only the op itself.
         verified, done, started = 1, 0, perf_counter()

@@ -1,0 +1,1 @@
+"""Replays the ops of one recorded step in their order, with tensors that live as long as the step suggests."""

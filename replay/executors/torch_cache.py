@@ -22,7 +22,7 @@ GAUGE_STEPS = 64
 GAUGE_PIECES = 16
 """Pieces of 64 KiB of a reading of the memory gauge: 1 MiB read and written."""
 GAUGE_DEVICE_ROWS, GAUGE_DEVICE_STEPS = 1024, 4
-"""On an accelerator a reading is so many products, or passes over the buffer: an event is exact to half a microsecond."""
+"""On an accelerator a reading is so many products, or passes over the buffer: events resolve half a microsecond."""
 
 
 class Caches:

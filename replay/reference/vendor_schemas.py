@@ -1,12 +1,13 @@
 """The vendors' operator schemas, all versions of them, as data; no torch, no implementations.
 
-Owns the text files of `schemas/`, one a namespace: a date, a tab and a schema on each line. The date is the first day on
-which the library was seen with that schema ("" where no date is public). Who implements an op is in the other modules
-of `opreplay.replay.reference`; what is implemented is `registry.implemented`.
+Owns the text files of `schemas/`, one a namespace: a date, a tab and a schema on each line. The date is the first day
+on which the library was seen with that schema ("" where no date is public). Who implements an op is in the other
+modules of `opreplay.replay.reference`; what is implemented is `registry.implemented`.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache
@@ -53,19 +54,28 @@ def with_writes(schema: str, names: Iterable[str]) -> str:
 def stands_for(
     *names: str, writes: tuple[str, ...] | None = None, fake: Callable[..., Any] | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare a function as the stand-in for all versions of these ops; see `registry.reference`.
+    """Declare a function as the stand-in for the known versions of these ops; see `registry.reference`.
 
-    `writes` names the arguments that the function writes to, where the vendor's marks do not tell (those of them that
-    a version has); None keeps the vendor's marks.
+    A version that lacks an argument which the function wants is not one that it stands for. `writes` names the
+    arguments that the function writes to, where the vendor's marks do not tell (those of them that a version has);
+    None keeps the vendor's marks. Raises ValueError for an op that no version of fits.
     """
 
     def declare(run: Callable[..., Any]) -> Callable[..., Any]:
+        parameters = inspect.signature(run).parameters.values()
+        wanted = {parameter.name for parameter in parameters if parameter.default is parameter.empty}
         for name in names:
-            for since, schema in versions_of(name):
-                text = schema
-                if writes is not None:
-                    text = with_writes(schema, [w for w in writes if re.search(rf"\b{w}\b", schema)])
+            fitting = [(since, schema) for since, schema in versions_of(name) if wanted <= _words(schema)]
+            if not fitting:
+                raise ValueError(f"no version of {name} has all of {', '.join(sorted(wanted))}")
+            for since, schema in fitting:
+                text = schema if writes is None else with_writes(schema, [w for w in writes if w in _words(schema)])
                 reference(text, since=since, fake=fake)(run)
         return run
 
     return declare
+
+
+def _words(schema: str) -> set[str]:
+    """The names in a schema's arguments, their types among them."""
+    return set(re.findall(r"\w+", schema.partition("(")[2].rpartition(" -> ")[0]))

@@ -1,6 +1,6 @@
 """vLLM's and SGLang's linear layers: router and projection GEMMs for few tokens, and 8-bit GEMMs with scales.
 
-Kernels that only differ in how they are tuned are one function here. Weights are [N, K] unless a function says otherwise.
+Kernels that only differ in how they are tuned are one function here. Weights are [N, K] unless a function says so.
 """
 
 from __future__ import annotations

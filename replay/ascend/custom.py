@@ -7,16 +7,18 @@ sees.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
 
 from opreplay.initializers.loading import failed_at, forget_loaded, loading, place_of, run_file
+from opreplay.replay.ascend import device_facts, op_invoke
 from opreplay.replay.ascend.cost.cube import mac_rate
+from opreplay.replay.ascend.cost.sizes import itemsize
 from opreplay.replay.ascend.cost.vector import memory_us, resident_share
 from opreplay.replay.ascend.device_facts import DeviceFacts
-from opreplay.replay.ascend.op_invoke import OpInvokeInfo, PerformanceModel, PerformanceProperties
+from opreplay.replay.ascend.op_invoke import ComputeOps, OpInvokeInfo, PerformanceModel, PerformanceProperties
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.registrations import Registry, device_name, op_name
 from opreplay.replay.ir import ReplayOp
@@ -25,6 +27,14 @@ from opreplay.traces.errors import UsageError
 Estimator = TypeVar("Estimator", bound=Callable[..., Any])
 
 ESTIMATORS: Registry[Callable[[OpInvokeInfo, DeviceFacts], PerformanceModel.Result]] = Registry("estimators")
+
+MAX_SECONDS = 1e9
+"""Thirty years: no op takes longer, and sums of such times stay finite."""
+MAX_AMOUNT = 1e30
+"""More bytes or operations than that are no property of an op."""
+SHOWN = 200
+"""Characters of a user's wrong value that a message repeats."""
+_OWN_FILES = (__file__, op_invoke.__file__, device_facts.__file__)
 
 VECTOR_BYTES_PER_CYCLE = 128
 """Width of a vector core's instructions (datasheet of the 910B)."""
@@ -69,9 +79,27 @@ def estimate(op: ReplayOp, device: DeviceProfile) -> float | None:
         return None
     result = _called(op, function, OpInvokeInfo(op), DeviceFacts(device))
     seconds = result.execution_time_s if isinstance(result, PerformanceModel.Result) else result
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
-        raise CustomOpError(f"{place_of(function)}: the estimator of {op.name} returned {result!r}, no time in seconds")
+    if not _is_amount(seconds, MAX_SECONDS):
+        raise CustomOpError(
+            f"{place_of(function)}: the estimator of {op.name} returned {_shown(result)}, no time in seconds"
+        )
     return float(seconds) * 1e6
+
+
+def _is_amount(value: Any, most: float) -> bool:
+    """Whether a user's value is a number from 0 to `most`; numpy's are numbers too, booleans are not."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    number: Any = value
+    return bool(0 <= number <= most)
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception as error:  # a user's class may fail to print itself
+        text = f"a {type(value).__name__} whose repr fails with {type(error).__name__}"
+    return text if len(text) <= SHOWN else text[:SHOWN] + "…"
 
 
 def property_terms(op: ReplayOp, device: DeviceProfile) -> dict[str, float] | None:
@@ -83,9 +111,27 @@ def property_terms(op: ReplayOp, device: DeviceProfile) -> dict[str, float] | No
     if function is None or (op.reason is not None and not op.args):
         return None
     made = _called(op, function, OpInvokeInfo(op))
-    if not isinstance(made, PerformanceProperties):
-        raise CustomOpError(f"{place_of(function)}: the properties of {op.name} are {made!r}, no PerformanceProperties")
+    wrong = _wrong_in(made)
+    if wrong is not None or not isinstance(made, PerformanceProperties):
+        raise CustomOpError(f"{place_of(function)}: the properties of {op.name} are {wrong}")
     return terms_of(made, device)
+
+
+def _wrong_in(made: object) -> str | None:
+    """What keeps a user's value from being properties, in words; None when nothing does."""
+    if not isinstance(made, PerformanceProperties):
+        return f"{_shown(made)}, no PerformanceProperties"
+    for name in ("memory_read_bytes", "memory_write_bytes", "memory_readwrite_bytes"):
+        if not _is_amount(getattr(made, name), MAX_AMOUNT):
+            return f"wrong: {name} is {_shown(getattr(made, name))}, no number of bytes"
+    if not isinstance(made.compute_ops, dict):
+        return f"wrong: compute_ops is {_shown(made.compute_ops)}, no dict of dtype to ComputeOps"
+    for dtype, ops in made.compute_ops.items():
+        if not isinstance(ops, ComputeOps):
+            return f"wrong: compute_ops[{_shown(dtype)}] is {_shown(ops)}, no ComputeOps"
+        if not (_is_amount(ops.mma_ops, MAX_AMOUNT) and _is_amount(ops.gp_ops, MAX_AMOUNT)):
+            return f"wrong: compute_ops[{_shown(dtype)}] is {_shown(ops)}, no numbers of operations"
+    return None
 
 
 def terms_of(made: PerformanceProperties, device: DeviceProfile) -> dict[str, float]:
@@ -98,7 +144,7 @@ def terms_of(made: PerformanceProperties, device: DeviceProfile) -> dict[str, fl
     for dtype, ops in made.compute_ops.items():
         name = str(dtype).removeprefix("torch.")
         cube += ops.mma_ops / 2 / (mac_rate(name, device, False) * rates.mac_efficiency * device.aic_cores * freq)
-        lanes = VECTOR_BYTES_PER_CYCLE / max(2, _itemsize(name))
+        lanes = VECTOR_BYTES_PER_CYCLE / max(2, itemsize(name))
         vector += ops.gp_ops / (lanes * device.aiv_cores * freq)
     read = made.memory_read_bytes + made.memory_readwrite_bytes
     write = made.memory_write_bytes + made.memory_readwrite_bytes
@@ -111,21 +157,24 @@ def terms_of(made: PerformanceProperties, device: DeviceProfile) -> dict[str, fl
     return {"launch": launch, **{name: value**p * share for name, value in parts.items()}}
 
 
-def _itemsize(name: str) -> int:
-    from opreplay.replay.ascend.cost.sizes import itemsize
-
-    return itemsize(name)
-
-
 def _called(op: ReplayOp, function: Callable[..., Any], *args: Any) -> Any:
     try:
         return function(*args)
-    except Exception as error:  # user code may raise anything
+    except (Exception, SystemExit) as error:  # user code may raise anything
+        name = getattr(function, "__name__", type(function).__name__)
         raise CustomOpError(
-            f"{failed_at(error, (__file__,)) or place_of(function)}: {function.__name__} failed for {op.name}: "
-            f"{type(error).__name__}: {error}",
+            f"{failed_at(error, _OWN_FILES) or place_of(function)}: {name} failed for {op.name}: "
+            f"{type(error).__name__}: {_text(error)}",
             hint="Its arguments are op_invoke_info.args; `opreplay plan TRACE --explain OP` shows what was recorded.",
         ) from error
+
+
+def _text(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception as failing:  # a user's exception may fail to print itself
+        text = f"its text fails with {type(failing).__name__}"
+    return text if len(text) <= SHOWN else text[:SHOWN] + "…"
 
 
 def load_custom_ops(folder: str | Path | None) -> list[Path]:
@@ -145,8 +194,8 @@ def load_custom_ops(folder: str | Path | None) -> list[Path]:
         try:
             with loading(f"--custom-op-dir {folder}"):
                 ran = run_file(file)
-        except Exception as error:  # user code may raise anything
-            failures.append(f"{failed_at(error) or file.resolve()}: {type(error).__name__}: {error}")
+        except (Exception, SystemExit) as error:  # user code may raise anything
+            failures.append(f"{failed_at(error) or file.resolve()}: {type(error).__name__}: {_text(error)}")
         else:
             loaded += [file] if ran else []
     if failures:

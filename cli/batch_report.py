@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from opreplay.cli.outputs import Outputs
+    from opreplay.replay.results import MemorySink, ResultFile
     from opreplay.replay.run import RunOptions
     from opreplay.replay.schedule import Engine
 
@@ -22,9 +25,10 @@ def engine_of(options: RunOptions, *, engine: str, lanes: int | None, address: s
 
 def show_batch(outputs: Outputs) -> None:
     """Coverage of all traces, how much they share, then traces, jobs and ops; only the former where stdout is taken."""
+    from rich.console import Group
+
     from opreplay.cli import console
     from opreplay.cli.reporting import show_report
-    from opreplay.replay.report import batch as view
     from opreplay.replay.report.facts import coverage_line
 
     memory = outputs.memory
@@ -34,6 +38,17 @@ def show_batch(outputs: Outputs) -> None:
         show_report(outputs)
         return
     console.show_line(coverage_line(memory.header, memory.results, memory.summary))
-    console.show_line(view.sharing_line(memory.traces, len(memory.results)))
-    console.show_fitted(lambda width: view.render(memory.traces, memory.jobs, width=width))
+    console.show_fitted(lambda width: Group(*batch_tables(memory, width=width)))
     show_report(outputs, coverage=False)
+
+
+def batch_tables(run: MemorySink | ResultFile, *, width: int) -> list[RenderableType]:
+    """How much the traces share, then one row a trace and a job; nothing for a run of one trace."""
+    from rich.text import Text
+
+    from opreplay.replay.report import batch as view
+
+    if not run.traces:
+        return []
+    shared = Text(view.sharing_line(run.traces, len(run.results)))
+    return [shared, view.render(run.traces, run.jobs, width=width)]

@@ -131,9 +131,14 @@ def check_writable(path: Path, *, force: bool) -> None:
 
 def write_file(path: Path, text: str, *, force: bool) -> None:
     """Write a whole text file, UTF-8. Raises UsageError when it exists without `force`, or cannot be written."""
+    write_bytes(path, text.encode(errors="backslashreplace"), force=force)
+
+
+def write_bytes(path: Path, data: bytes, *, force: bool) -> None:
+    """Write a whole file. Raises UsageError when it exists without `force`, or cannot be written."""
     try:
-        with path.open("w" if force else "x", encoding="utf-8", newline="\n", errors="backslashreplace") as stream:
-            stream.write(text)
+        with path.open("wb" if force else "xb") as stream:
+            stream.write(data)
     except FileExistsError:
         raise UsageError(f"{path} exists", hint="Name another file, or overwrite it with --force.") from None
     except OSError as error:

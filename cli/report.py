@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from opreplay.cli.options import force_option, format_option
+
+if TYPE_CHECKING:
+    from rich.console import Group
 
 
 @click.command("report", short_help="Print a saved run again, in any format.")
@@ -18,13 +22,14 @@ from opreplay.cli.options import force_option, format_option
 )
 @force_option
 def command(result: str, format_: str, output: str | None, force: bool) -> None:
-    """Show the results in RESULT, a .jsonl file of `opreplay run --output`; nothing is measured.
+    """Show the results in RESULT, a .jsonl file of `opreplay run` or `batch --output`; nothing is measured.
 
     A file that was cut short is shown as far as it goes, and called interrupted.
     """
     from opreplay.cli import console
-    from opreplay.cli.outputs import check_writable, write_file
-    from opreplay.replay.report import csv_, json_, markdown, parquet, table
+    from opreplay.cli.batch_report import batch_tables
+    from opreplay.cli.outputs import check_writable, write_bytes, write_file
+    from opreplay.replay.report import batch_markdown, csv_, json_, markdown, parquet, table
     from opreplay.replay.report.facts import coverage_line
     from opreplay.replay.results import read_result_file
     from opreplay.replay.summaries import summary_of
@@ -32,25 +37,36 @@ def command(result: str, format_: str, output: str | None, force: bool) -> None:
 
     if output is not None:
         check_writable(Path(output), force=force)
+    if format_ == "parquet" and output is None and sys.stdout.isatty():
+        raise UsageError("Parquet is binary: it does not go to a terminal", hint="Name a file with --output.")
     file = read_result_file(result)
     run = (file.header, file.results, summary_of(file))
     if format_ == "parquet":
-        if output is None and sys.stdout.isatty():
-            raise UsageError("Parquet is binary: it does not go to a terminal", hint="Name a file with --output.")
         body = parquet.render(*run)
         if output is None:
             sys.stdout.buffer.write(body)
         else:
-            Path(output).write_bytes(body)
+            write_bytes(Path(output), body, force=force)
         return
-    if format_ != "table":
-        text = {"csv": csv_.render, "markdown": markdown.render, "json": json_.render}[format_](*run)
-    elif output is None:
-        console.show_line(coverage_line(*run))
-        console.show_fitted(lambda width: table.render(*run, width=width))
-        return
+    if format_ == "table":
+        line = coverage_line(*run)
+
+        def show(width: int) -> Group:
+            from rich.console import Group
+
+            return Group(*batch_tables(file, width=width), table.render(*run, width=width))
+
+        if output is None:
+            console.show_line(line)
+            console.show_fitted(show)
+            return
+        text = console.plain_text(line, show)
+    elif format_ == "csv":
+        text = csv_.render(*run)
+    elif format_ == "markdown":
+        text = markdown.render(*run) + batch_markdown.render(file.traces, file.jobs)
     else:
-        text = console.plain_text(coverage_line(*run), lambda width: table.render(*run, width=width))
+        text = json_.render(*run, file.traces, file.jobs)
     if output is None:
         console.write(text)
     else:

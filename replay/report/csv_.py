@@ -34,23 +34,26 @@ def columns(socs: Sequence[str]) -> list[str]:
     ]  # fmt: skip
 
 
+def values(result: OpResult, socs: Sequence[str]) -> list[str | int | float | None]:
+    """What stands in the columns, text as it is; None or "" for what is missing."""
+    r, measured = result, result.measurement
+    return [
+        r.id, r.name, r.count, r.status, r.reason, split_reason(r.reason)[0] if r.status != "replayed" else None,
+        r.resolved_by, r.via, r.inputs, r.recorded_device_us, r.recorded_host_us, r.recorded_share, r.measured_us,
+        measured.ci_low_us if measured else None, measured.ci_high_us if measured else None,
+        *(r.simulated_us.get(soc) for soc in socs), r.bound,
+        *(r.simulated[soc].confidence if soc in r.simulated else None for soc in socs),
+        r.initializer, "; ".join(f"{a.argument}: {a.what}" for a in r.assumptions), work_cell(r), fidelity_cell(r),
+        "; ".join(f"{k.type} x{k.count} {k.total_us:g} us" for k in r.npu_kernels),
+    ]  # fmt: skip
+
+
 def render(header: Header, results: Sequence[OpResult], summary: Summary) -> str:
     """The ops of a run, times in microseconds a call; missing values are empty cells."""
     socs = socs_of(results)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([cell(name) for name in columns(socs)])
-    for r in results:
-        measured = r.measurement
-        writer.writerow([
-            cell(r.id), cell(r.name), r.count, r.status, cell(r.reason),
-            cell(split_reason(r.reason)[0] if r.status != "replayed" else None), cell(r.resolved_by), cell(r.via),
-            cell(r.inputs), r.recorded_device_us, r.recorded_host_us, r.recorded_share, r.measured_us,
-            measured.ci_low_us if measured else None, measured.ci_high_us if measured else None,
-            *(r.simulated_us.get(soc) for soc in socs), cell(r.bound),
-            *(r.simulated[soc].confidence if soc in r.simulated else None for soc in socs),
-            cell(r.initializer), cell("; ".join(f"{a.argument}: {a.what}" for a in r.assumptions)),
-            cell(work_cell(r)), cell(fidelity_cell(r)),
-            cell("; ".join(f"{k.type} x{k.count} {k.total_us:g} us" for k in r.npu_kernels)),
-        ])  # fmt: skip
+    for result in results:
+        writer.writerow([cell(v) if isinstance(v, str) else v for v in values(result, socs)])
     return out.getvalue()

@@ -6,10 +6,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from opreplay.replay.results import Header, OpResult, Summary
+from opreplay.replay.results import Header, JobResult, OpResult, Summary, TraceResult
 
 
-def render(header: Header, results: Sequence[OpResult], summary: Summary) -> str:
-    """`{"header": ..., "ops": [...], "summary": ...}`, indented."""
-    whole = {"header": header, "ops": results, "summary": summary}
+def render(
+    header: Header, results: Sequence[OpResult], summary: Summary, traces: Sequence[TraceResult] = (),
+    jobs: Sequence[JobResult] = (),
+) -> str:  # fmt: skip
+    """`{"header": ..., "ops": [...], "summary": ...}`, indented; a batch has `traces` and `jobs` too."""
+    whole: dict[str, object] = {"header": header, "ops": results, "summary": summary}
+    if traces:
+        whole |= {"traces": traces, "jobs": jobs}
     return msgspec.json.format(msgspec.json.encode(whole), indent=2).decode() + "\n"

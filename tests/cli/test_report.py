@@ -6,6 +6,7 @@ import csv
 import importlib.util
 import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from click.testing import CliRunner, Result
 from opreplay.cli.main import opreplay
 from opreplay.replay.measure import MeasureOptions, summarize
 from opreplay.replay.result_lines import JsonLinesSink
-from opreplay.replay.results import Header, OpResult, Summary
+from opreplay.replay.results import Header, JobResult, OpResult, Summary, TraceResult
 
 MEASURED = summarize([1.0 + 0.01 * i for i in range(9)], calls=1, resolution_us=1e-3, options=MeasureOptions())
 HEADER = Header(
@@ -86,20 +87,73 @@ def test_output_goes_to_a_file_that_is_not_overwritten(saved: Path, tmp_path: Pa
     assert out.read_text() == text
 
 
-def test_parquet(saved: Path, tmp_path: Path) -> None:
-    from opreplay.replay.report import parquet
+def test_parquet_keeps_types_and_nulls(saved: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="needs the extra parquet")
+    from pyarrow import parquet
 
-    rows = parquet.rows(HEADER, OPS, SUMMARY)
-    assert rows[0]["measured_us"] == 1.04
-    assert rows[0]["count"] == 3
-    assert rows[1]["measured_us"] is None
-    assert rows[1]["reason"] == "collective: c10d"
     result = run(saved, "--format", "parquet", "--output", tmp_path / "r.parquet")
-    if importlib.util.find_spec("pyarrow") is None:
-        assert result.exit_code == 4
-        assert "opreplay[parquet]" in result.stderr
-        assert not (tmp_path / "r.parquet").exists()
-        return
-    import pandas
+    assert result.exit_code == 0, result.stderr
+    table = parquet.read_table(tmp_path / "r.parquet")
+    assert table.column_names == next(csv.reader(io.StringIO(run(saved, "--format", "csv").stdout)))
+    types = {name: str(table.schema.field(name).type) for name in table.column_names}
+    assert types["count"] == "int64"
+    floats = {name for name, kind in types.items() if kind == "double"}
+    assert floats == {"recorded_device_us", "recorded_host_us", "recorded_share", "measured_us", "measured_ci_low_us",
+                      "measured_ci_high_us", "simulated_us_910b3"}  # fmt: skip
+    assert set(types.values()) == {"int64", "double", "string"}
+    first, second = table.to_pylist()
+    assert (first["name"], first["count"], first["measured_us"], first["reason"]) == ("aten::mm", 3, 1.04, None)
+    assert (second["measured_us"], second["simulated_us_910b3"], second["fidelity"]) == (None, None, None)
+    assert (second["reason"], second["reason_kind"]) == ("collective: c10d", "collective")
+    about = json.loads(table.schema.metadata[b"opreplay"])
+    assert about["summary"]["replayed"] == 1
+    assert about["header"]["trace"]["ops"] == 3
+    assert run(saved, "--format", "parquet", "-o", tmp_path / "r.parquet").exit_code == 2
 
-    assert list(pandas.read_parquet(tmp_path / "r.parquet")["name"]) == ["aten::mm", "nccl:all_reduce"]
+
+def test_parquet_of_runs_with_and_without_ops_can_be_read_as_one() -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="needs the extra parquet")
+    from pyarrow import parquet
+
+    from opreplay.replay.report import parquet as view
+
+    odd = OpResult(id="c" * 12, name="=evil\x1b\ud800", count=2**40, status="failed", reason="-x", recorded_share=0.0)
+    tables = [parquet.read_table(io.BytesIO(view.render(HEADER, ops, SUMMARY))) for ops in ((), (odd,), OPS)]
+    assert [len(table) for table in tables] == [0, 1, 2]
+    assert tables[0].schema.equals(tables[1].schema)
+    both = pyarrow.concat_tables(tables, promote_options="default")
+    assert both["name"].to_pylist()[0] == "=evil\\x1b\\ud800"
+    assert both["count"].to_pylist()[0] == 2**40
+
+
+def test_parquet_on_a_pipe_and_without_its_extra(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("pyarrow") is not None:
+        assert run(saved, "--format", "parquet").stdout_bytes.startswith(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    result = run(saved, "--format", "parquet", "--output", tmp_path / "r.parquet")
+    assert result.exit_code == 4
+    assert "opreplay[parquet]" in result.stderr
+    assert not (tmp_path / "r.parquet").exists()
+
+
+def test_a_batch_is_shown_with_its_traces_and_jobs(saved: Path, tmp_path: Path) -> None:
+    path = tmp_path / "batch.jsonl"
+    traces = [
+        TraceResult(source=f"rank{rank}.json", job="rank*.json", rank=rank, world_size=2, ops=2, shared=2, replayed=1,
+                    covered_share=0.6, recorded_us=100.0, measured_us=3.1, simulated_us={"910b3": 6.0})
+        for rank in range(2)
+    ]  # fmt: skip
+    job = JobResult(job="rank*.json", ranks=(0, 1), world_size=2, rank_from="metadata", ops=2, rank_ops=4, replayed=1,
+                    covered_share=0.6, recorded_us=200.0, measured_us=6.2, slowest_rank_us=100.0,
+                    simulated_us={"910b3": 12.0})  # fmt: skip
+    with JsonLinesSink.open(path) as sink:
+        for record in (HEADER, *OPS, *traces, job, SUMMARY):
+            sink.write(record)
+    text = run(path).stdout
+    assert "2 traces with 4 ops are 2 unique ops" in text
+    assert "rank1" in text
+    assert "2 of 2" in text
+    assert "| rank1.json | 1 | 2 | 1 |" in run(path, "--format", "markdown").stdout
+    whole = json.loads(run(path, "--format", "json").stdout)
+    assert [trace["rank"] for trace in whole["traces"]] == [0, 1]
+    assert whole["jobs"][0]["world_size"] == 2

@@ -12,6 +12,13 @@ from opreplay.cli.options import Share, format_option
 @click.argument("before", metavar="BEFORE")
 @click.argument("after", metavar="AFTER")
 @click.option(
+    "--also-before",
+    multiple=True,
+    metavar="FILE",
+    help="Another run like BEFORE; all of them count together. Repeatable.",
+)
+@click.option("--also-after", multiple=True, metavar="FILE", help="Another run like AFTER. Repeatable.")
+@click.option(
     "--threshold", type=Share(), default="5%", show_default=True, metavar="SHARE",
     help="Smaller changes are noise; raised where the two runs scatter more.",
 )  # fmt: skip
@@ -23,15 +30,17 @@ from opreplay.cli.options import Share, format_option
 @click.option("--force", is_flag=True, help="Compare runs of different machines or ways to measure.")
 @format_option("table", "markdown", "json")
 def command(
-    before: str, after: str, threshold: float, fail_if: tuple[str, ...], everything: bool, force: bool, format_: str
-) -> int:
+    before: str, after: str, also_before: tuple[str, ...], also_after: tuple[str, ...], threshold: float,
+    fail_if: tuple[str, ...], everything: bool, force: bool, format_: str,
+) -> int:  # fmt: skip
     """Compare the results AFTER with those BEFORE, op by op; both are .jsonl files of `opreplay run --output`.
 
-    A ratio above 1 means that AFTER is slower. An op is called slower or faster only where the intervals of the
-    medians, the fast samples and the speed of the machine agree on it; `unclear` ones have too few samples.
+    A ratio above 1 means that AFTER is slower. An op is called slower or faster where that is more than its error and
+    more than the ops scatter, the speed of the machine taken out. Runs in turns tell smaller changes.
     """
     from opreplay.cli import console
     from opreplay.replay.compare import compare
+    from opreplay.replay.pooling import pool
     from opreplay.replay.regressions import parse_condition
     from opreplay.replay.report import comparison as view
     from opreplay.replay.report import comparison_markdown, comparison_table
@@ -39,7 +48,11 @@ def command(
 
     conditions = [parse_condition(text) for text in fail_if]
     threshold = min([threshold, *(one.limit for one in conditions if one.what == "slower")])
-    found = compare(read_result_file(before), read_result_file(after), threshold=threshold, force=force)
+    sides = [
+        [read_result_file(path) for path in (one, *more)] for one, more in ((before, also_before), (after, also_after))
+    ]
+    first, second = (pool(runs, force=force) for runs in sides)
+    found = compare(first, second, threshold=threshold, force=force)
     violations = [line for condition in conditions for line in condition.violations(found)]
     if format_ == "json":
         console.write(console.json_text({**view.facts(found), "violations": violations}))

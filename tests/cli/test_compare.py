@@ -72,6 +72,20 @@ def test_a_condition_that_is_broken_gives_code_5(before: Path, after: Path) -> N
     assert run(before, before, "--fail-if", "slower>5%", "--fail-if", "lost>0").exit_code == 0
 
 
+def test_further_runs_of_a_side_count_with_the_first(before: Path, after: Path, tmp_path: Path) -> None:
+    more = [write(tmp_path / f"{i}.jsonl") for i in range(2)]
+    found = json.loads(run(before, after, "--also-after", more[0], "--also-after", more[1], "--format", "json").stdout)
+    assert found["counts"]["slower"] == 0, "two of three runs were not slower"
+    found = json.loads(run(before, after, "--also-before", more[0], "--format", "json").stdout)
+    assert found["counts"]["slower"] == 1
+    other = write(tmp_path / "other.jsonl", cpu="another")
+    refused = run(before, after, "--also-before", other)
+    assert refused.exit_code == 4
+    assert "runs of one side differ" in refused.stderr
+    assert run(before, after, "--also-before", other, "--force").exit_code == 0
+    assert run(before, after, "--also-after", tmp_path / "none.jsonl").exit_code == 3
+
+
 def test_a_strict_condition_lowers_the_threshold(before: Path, tmp_path: Path) -> None:
     small = write(tmp_path / "c.jsonl", slower=1.03)
     assert run(before, small, "--fail-if", "slower>5%").exit_code == 0

@@ -83,10 +83,7 @@ def test_pooled_runs_show_what_single_ones_do_not() -> None:
         return run(*(measured(us, error=0.04) for us in times))
 
     before, after = [noisy(1.0) for _ in range(24)], [noisy(1.08) for _ in range(24)]
-    one = compare(before[0], after[0])
-    assert one.applied > 0.1
-    slowed = {"aten::op0", "aten::op1"}
-    assert not {op.name for op in one.of("slower")} & slowed
+    assert compare(before[0], after[0]).applied > 0.1, "a change of 8 % cannot show"
     found = compare(pool(before), pool(after))
     assert found.applied == 0.05
     assert [op.name for op in sorted(found.of("slower", "faster"), key=lambda op: op.name)] == [

@@ -125,6 +125,14 @@ CASES: tuple[Case, ...] = (
         "log_probs": torch.randn(50, n // 500, 10), "targets": longs(n // 500, 20), "input_lengths": longs(n // 500),
         "target_lengths": longs(n // 500)}),
     ("aten::_pack_padded_sequence", lambda n: {"input": torch.empty(100, n // 100, 1), "lengths": longs(n // 100)}),
+    ("aten::_pad_packed_sequence", lambda n: {"data": torch.empty(n, 4), "batch_sizes": longs(100)}),
+    ("aten::segment_reduce", lambda n: {"data": torch.empty(n, 4), "lengths": longs(n // 10), "axis": 0}),
+    ("aten::sparse_compressed_tensor", lambda n: {
+        "compressed_indices": longs(n // 10 + 1), "plain_indices": longs(n), "values": torch.empty(n)}),
+    ("aten::linalg_lu_solve", lambda n: {
+        "LU": torch.empty(n // 100, 10, 10), "pivots": torch.zeros(n // 100, 10, dtype=torch.int32),
+        "B": torch.empty(n // 100, 10, 1)}),
+    ("aten::_linalg_check_errors", lambda n: {"info": torch.zeros(n, dtype=torch.int32)}),
     ("aten::native_dropout_backward", lambda n: {"mask": flags(n, 16), "scale": 1.25}),
     ("aten::masked_fill_", lambda n: {"mask": flags(n, 16)}),
     ("aten::masked_scatter_", lambda n: {"self": torch.empty(n, 16), "mask": flags(n, 1),

@@ -114,6 +114,8 @@ class IndexInit(IndexRule):
 
     def initialize(self, context: InitContext) -> InitReport:
         argument, bound = RANGES[context.op]
+        if (flags := context.tensor("is_target")) is not None:
+            fill.coins(flags, context.generator)
         return _draw(context, argument, context.need(argument), bound(context))
 
 

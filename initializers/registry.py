@@ -109,6 +109,7 @@ def built_in() -> Registry:
         attention,
         domains,
         embedding_tables,
+        factorizations,
         indices,
         jagged,
         masks,
@@ -116,11 +117,13 @@ def built_in() -> Registry:
         paged_attention,
         positions,
         quantized,
+        segments,
     )
 
     registry = Registry()
     modules = (
-        domains, indices, embedding_tables, jagged, masks, quantized, attention, paged_attention, moe_routing, positions
+        domains, indices, embedding_tables, jagged, masks, quantized, attention, paged_attention, moe_routing,
+        positions, factorizations, segments,
     )  # fmt: skip
     for module in modules:
         for kind in module.INITIALIZERS:

@@ -34,6 +34,8 @@ _CODES = {
     "Layout": LAYOUT_CODES,
     "MemoryFormat": MEMORY_FORMAT_CODES,
 }
+UNSAFE = "unsafe"
+"""The flag of `_index_put_impl_` and `segment_reduce`; the policy refuses True in a plan."""
 MAX_RANK = 64
 """torch's own limit on dimensions."""
 _INT64 = range(-(2**63), 2**63)
@@ -62,7 +64,7 @@ def bind(match: Match, context: Context) -> tuple[tuple[ReplayArg, ...], tuple[A
         if made is None:
             open_.append((arg, rec))
         else:
-            bound[arg.name] = made
+            bound[arg.name] = _checking_bounds(made, notes)
     _complete_dtypes(bound, pairs, context, notes)
     for arg, rec in open_:
         made, note = _guessed(arg, rec, match, bound, context)
@@ -164,6 +166,14 @@ def _encode(arg: ArgSpec, value: Value) -> Value:
     return value
 
 
+def _checking_bounds(arg: ReplayArg, notes: list[Assumption]) -> ReplayArg:
+    """A flag that lets an op skip its checks of bounds is never set: the same work is done with them."""
+    if arg.name != UNSAFE or arg.value is not True:
+        return arg
+    notes.append(Assumption(argument=UNSAFE, what="False: recorded was True, which leaves out checks of bounds"))
+    return msgspec.structs.replace(arg, value=False)
+
+
 def _check_int(arg: ArgSpec, value: object) -> None:
     if isinstance(value, int) and value not in _INT64:
         raise Unbound(Reason("metadata missing", f"argument {arg.name} is no 64-bit integer"))
@@ -187,6 +197,8 @@ def _guessed(
     arg: ArgSpec, rec: RecordedArg, match: Match, bound: dict[str, ReplayArg], context: Context
 ) -> tuple[ReplayArg, str | None]:
     """An argument whose value the trace does not hold, and the note on it."""
+    if rec.kind == "absent" and arg.kind == "Tensor" and not arg.optional and arg == match.spec.args[0]:
+        raise Unbound(Reason("metadata missing", f"shape of {arg.name} (nested and undefined tensors have none)"))
     guess = inference.guess(match.spec, arg, bound, context)
     if guess is None and arg.optional:
         note = "None: the recorded value is not known" if rec.value is MISSING else None

@@ -24,7 +24,7 @@ STRINGS: dict[str, str] = {
     "input_layout": "BSND", "layout": "BSND", "scoring_func": "softmax", "mode": "", "rotary_mode": "half",
     "mfma_type": "f16", "kv_cache_layout": "NHD", "attn_type": "decoder", "scale_fmt": "ue8m0", "fp8_format": "e4m3",
     "scaling_mode": "floor", "q_input_layout": "TND", "kv_input_layout": "TND", "backend": "auto", "kernelName": "",
-    "norm_type": "rms", "prefix": "",
+    "norm_type": "rms", "prefix": "", "api_name": "", "assert_msg": "",
     "reduce": "sum", "padding": "valid", "indexing": "ij", "side": "left", "ord": "fro", "p": "fro",
 }  # fmt: skip
 """Values of string arguments without a schema default, by name; strings are never recorded."""
@@ -67,7 +67,8 @@ def guess(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Guess |
     op = spec.name.partition("::")[2]
     if arg.kind == "Tensor[]" and op.startswith(("_foreach_", "_fused_")):
         return lists.OPTIMIZER_LISTS.get(arg.name, lists.each)(known, context)
-    for rule in (shapes.BY_OP.get((op, arg.name)), shapes.BY_ARGUMENT.get((arg.kind, arg.name))):
+    by_op = shapes.TEXTS if arg.kind == "str" else shapes.BY_OP
+    for rule in (by_op.get((op, arg.name)), shapes.BY_ARGUMENT.get((arg.kind, arg.name))):
         found = rule(known, context) if rule is not None else None
         if found is not None:
             return found

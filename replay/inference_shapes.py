@@ -13,6 +13,7 @@ from opreplay.replay.inference_base import Context, Guess, Known, Rule, Shape, f
 from opreplay.replay.inference_lists import LIST_RULES, size_inside
 from opreplay.replay.inference_tables import TABLE_RULES
 from opreplay.replay.inference_windows import WINDOW_RULES
+from opreplay.replay.recorded import recorded_args
 from opreplay.traces.model import OpSignature, TensorMeta
 
 MAX_INDEX_ELEMENTS = 1 << 26
@@ -59,6 +60,26 @@ def _rounding_mode(known: Known, context: Context) -> Guess | None:
     if own is None or not own.dtype.startswith(("int", "uint")):
         return None
     return Guess(value="floor", why="'floor': integers cannot hold a quotient")
+
+
+def _reduction(name: str) -> Rule:
+    """How an op combines, of which most that others know are not allowed."""
+    return lambda known, context: Guess(value=name, why=f"{name!r} (strings are not recorded)")
+
+
+def _named_padding(known: Known, context: Context) -> Guess | None:
+    """ "same" where a convolution inside is padded, or what goes into it is; else "valid"."""
+    around = context.relatives()
+    for call in (*around.children, *around.inner):
+        if call.name == "aten::constant_pad_nd":
+            return Guess(value="same", why=f"'same': padded by {call.name} inside")
+        if call.name != "aten::convolution":
+            continue
+        padding = recorded_args(call)[4:5]
+        if padding and isinstance(padding[0].value, tuple):
+            text = "same" if any(padding[0].value) else "valid"
+            return Guess(value=text, why=f"{text!r}: padding {list(padding[0].value)} of {call.name} inside")
+    return None
 
 
 def _factory_size(known: Known, context: Context) -> Guess | None:
@@ -267,9 +288,6 @@ def _equation(known: Known, context: Context) -> Guess | None:
 
 BY_OP: dict[tuple[str, str], Rule] = {
     ("permute", "dims"): _reversed_dims,
-    ("einsum", "equation"): _equation,
-    ("div_", "rounding_mode"): _rounding_mode,
-    ("divide_", "rounding_mode"): _rounding_mode,
     ("transpose", "dim0"): _transposed(-2),
     ("transpose", "dim1"): _transposed(-1),
     ("empty", "size"): _empty_size,
@@ -308,6 +326,16 @@ BY_OP: dict[tuple[str, str], Rule] = {
     **LIST_RULES,
     **TABLE_RULES,
 }  # fmt: skip
+
+TEXTS: dict[tuple[str, str], Rule] = {
+    ("einsum", "equation"): _equation,
+    ("div_", "rounding_mode"): _rounding_mode,
+    ("divide_", "rounding_mode"): _rounding_mode,
+    **{(op, "padding"): _named_padding for op in ("conv1d", "conv2d", "conv3d", "_convolution_mode")},
+    **{(op, "reduce"): _reduction("mean") for op in ("index_reduce", "index_reduce_")},
+    **{(op, "reduce"): _reduction("add") for op in ("scatter", "scatter_")},
+}  # fmt: skip
+"""As `BY_OP`, for texts: of two overloads one may name what the other one counts."""
 
 BY_ARGUMENT: dict[tuple[str, str], Rule] = {
     ("int[]", "size"): _factory_size,

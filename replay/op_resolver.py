@@ -13,6 +13,7 @@ from functools import partial
 import msgspec
 import numpy as np
 
+from opreplay.replay import autocast, schema
 from opreplay.replay.binding import Unbound, bind, unnamed_arguments
 from opreplay.replay.conversions import CONVERSIONS, ConversionFailed, RecordedCall, convert
 from opreplay.replay.device_kernels import way_on
@@ -47,6 +48,7 @@ class Resolver:
         self._device = device
         self._float_dtype = _common_float(trace)
         self._relatives = RelativesIndex(trace)
+        self._has_shapes = any(signature.dims is not None for signature in trace.signatures)
 
     def resolve(self, op: ReplayOp, signature: OpSignature, row: int) -> ReplayOp:
         """The op with its arguments, or with the reason why it cannot be replayed."""
@@ -169,9 +171,10 @@ class Resolver:
         if way.reason is not None:
             raise Unbound(way.reason)
         args, assumptions = bind(match, context)
+        args, cast = autocast.settle(name, args, context)
         return msgspec.structs.replace(
             op, resolved_by=way.resolved_by, via=way.via, overload=match.spec.overload, schema=match.spec.text,
-            args=args, assumptions=op.assumptions + assumptions,
+            args=args, assumptions=op.assumptions + assumptions + cast,
         )  # fmt: skip
 
     def _refuse(self, signature: OpSignature, *, on_device: bool) -> None:
@@ -182,10 +185,14 @@ class Resolver:
             reason = None
         if reason is None and parts is not None:
             reason = refuse_name(signature.name, self._policy)
-        if reason is None and signature.dims is None:
+        if reason is None and signature.dims is None and not self._takes_nothing(signature.name):
             reason = Reason("metadata missing", "shapes")
         if reason is not None:
             raise Unbound(reason)
+
+    def _takes_nothing(self, name: str) -> bool:
+        """Whether an op without shapes has none because it takes no arguments."""
+        return self._has_shapes and any(not spec.args for spec in schema.specs_of(name))
 
 
 def _no_fit(name: str, specs: tuple[OpSpec, ...], recorded: Recordeds) -> str:

@@ -88,10 +88,12 @@ STRING_ARGUMENTS: frozenset[tuple[str, str]] = frozenset(
         "ord": ("linalg_norm", "linalg_matrix_norm"),
         "p": ("linalg_cond",),
         "activation": ("_mixed_dtypes_linear", "_sparse_semi_structured_linear"),
+        "api_name": ("_linalg_check_errors",),
+        "assert_msg": ("_assert_async", "_functional_assert_async"),
     }.items()
     for op in ops
 )  # fmt: skip
-"""(op, argument) pairs that may take a string: each chooses between modes of the computation."""
+"""(op, argument) pairs that may take a string: it chooses between modes of the computation, or names it in an error."""
 
 VENDOR_STRING_ARGUMENTS: frozenset[str] = frozenset(
     {

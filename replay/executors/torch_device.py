@@ -29,10 +29,12 @@ from opreplay.replay.executors.filled import Filled
 from opreplay.replay.executors.torch_cache import Caches, argument_bytes, copies
 from opreplay.replay.executors.torch_graph import captured
 from opreplay.replay.executors.torch_profile import profile_call
+from opreplay.replay.executors.torch_sequence import TorchTools, free_bytes_of, timer_on
 from opreplay.replay.gauge import Gauge
 from opreplay.replay.ir import Assumption, Reason, ReplayArg, ReplayOp
 from opreplay.replay.reference import canonical_name
 from opreplay.replay.reference.batch import BatchLayout, set_layout
+from opreplay.replay.sequence.parts import SequenceParts
 from opreplay.replay.widen import widened
 from opreplay.replay.work.amounts import Work
 from opreplay.replay.work.registry import work_of
@@ -62,10 +64,11 @@ class TorchPrepared:
         self.initializer: str | None = None
         self.assumptions: tuple[Assumption, ...] = ()
         self.work: Work | None = None
-        spans = [fill.span(t) for t in written]
+        self._only_reshapes = torch.Tag.inplace_view in getattr(call.func, "tags", ())
+        spans = [] if self._only_reshapes else [fill.span(t) for t in written]
         size = sum(t.numel() * t.element_size() for t in spans)
         self._saved = [(t, t.clone()) for t in spans] if size <= spare_bytes else []
-        self._forms = [(t, t.untyped_storage(), t.storage_offset(), t.shape, t.stride()) for t in written]
+        self._forms = [(t, t.untyped_storage(), _form(t)) for t in written]
 
     def copies(self, count: int) -> Sequence[Callable[[], Any]]:
         """One for an op that writes to its arguments: only those that were saved can be reset."""
@@ -76,22 +79,18 @@ class TorchPrepared:
         """Write the first values back into everything that the op writes to, and give it its first shape back."""
         for tensor, saved in self._saved:
             tensor.copy_(saved)
-        for tensor, storage, *form in self._forms:
-            if self._is_reshaped(tensor, *form):
+        for tensor, storage, form in self._forms:
+            if _form(tensor) != form:
                 tensor.set_(storage, *form)
 
     @property
     def reshaped(self) -> bool:
         """Whether something that the op writes to no longer has its first shape: squeeze_, t_, resize_ and others."""
-        return any(self._is_reshaped(tensor, *form) for tensor, _, *form in self._forms)
-
-    @staticmethod
-    def _is_reshaped(tensor: torch.Tensor, offset: int, shape: torch.Size, strides: tuple[int, ...]) -> bool:
-        return tensor.shape != shape or tensor.stride() != strides or tensor.storage_offset() != offset
+        return any(_form(tensor) != form for tensor, _, form in self._forms)
 
     @property
     def resettable(self) -> bool:
-        return bool(self._saved) or not self.mutates
+        return bool(self._saved) or self._only_reshapes or not self.mutates
 
     def finite(self) -> bool:
         """Whether all floats that the op writes to are still finite."""
@@ -221,6 +220,12 @@ class TorchExecutor:
 
     def reset(self, prepared: TorchPrepared) -> None:
         prepared.reset()
+
+    def for_sequences(self) -> SequenceParts:
+        return SequenceParts(
+            found=self.found, fill=self.fill, tools=TorchTools(self._device), synchronize=self.synchronize,
+            timer=timer_on(self._device, self.synchronize, _hold), free_bytes=partial(free_bytes_of, self._device),
+        )  # fmt: skip
 
     def profile(self, prepared: TorchPrepared, op: ReplayOp) -> Profile:
         found = profile_call(prepared.call, self._device, self.synchronize, op.called)
@@ -380,6 +385,11 @@ def _written(op: ReplayOp, args: dict[str, Any]) -> tuple[torch.Tensor, ...]:
             value = args[arg.name]
             found += [t for t in (value if isinstance(value, list) else [value]) if isinstance(t, torch.Tensor)]
     return tuple(found)
+
+
+def _form(tensor: torch.Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
+    """Where a tensor lies in its storage: offset, shape, strides."""
+    return int(tensor.storage_offset()), tensor.shape, tensor.stride()
 
 
 def _first_line(error: BaseException) -> str:

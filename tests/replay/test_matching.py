@@ -101,9 +101,10 @@ def test_index_tensors_follow_from_the_values() -> None:
     assert "indices" in notes
 
 
-def test_unsafe_index_put_is_refused() -> None:
-    with pytest.raises(Unbound, match=r"policy: unsafe"):
-        match(call("aten::_index_put_impl_", t(4, 4), NONE, t(2, 4), s("True"), s("True")))
+def test_unsafe_index_put_is_replayed_with_its_checks() -> None:
+    _, args, notes = match(call("aten::_index_put_impl_", t(4, 4), NONE, t(2, 4), s("True"), s("True")))
+    assert (args["accumulate"].value, args["unsafe"].value) == (True, False)
+    assert "unsafe" in notes
 
 
 def test_fewer_arguments_than_the_schema_has_now() -> None:

@@ -250,3 +250,17 @@ def test_cuda_op_is_measured_with_events() -> None:
     made.close()
     assert outcome.measurement is not None
     assert 50 < outcome.measurement.median_us < 100_000
+
+
+@pytest.mark.parametrize("memory_bytes", [10**9, 6000])
+def test_an_op_that_changes_a_shape_in_place_gets_the_first_shape_back(memory_bytes: int) -> None:
+    """A second squeeze_ of the same tensor has no dimension 1 left; where memory is short there is no copy either."""
+    made = TorchExecutor("cpu", find, memory_bytes=memory_bytes)
+    prepared = made.prepare(
+        op("squeeze_", t("self", 1000, 1, mutated=True), v("dim", "int", 1), overload="dim"), seed=0
+    )
+    for _ in range(3):
+        assert made.run(prepared).shape == (1000,)
+        made.reset(prepared)
+    assert prepared.max_calls == 1
+    made.close()

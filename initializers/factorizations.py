@@ -1,0 +1,58 @@
+"""Rules for what linear algebra hands from one op to the next: pivots of a factorisation, error codes, triangles.
+
+Owns no matrices that are only to be well conditioned (`domains`).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from opreplay.initializers import fill
+from opreplay.initializers.base import CustomInit, InitContext, InitReport
+
+_PIVOTS = ("pivots", "LU_pivots")
+_FACTORS = ("LU", "LU_data", "LD", "self")
+
+
+class PivotsInit(CustomInit):
+    """Pivots of LAPACK: row i is swapped with one not above it, counted from 1. No factor has zeros on its diagonal."""
+
+    name = "pivots"
+    op_patterns = (
+        "aten::linalg_lu_solve", "aten::lu_solve", "aten::lu_unpack", "aten::linalg_ldl_solve",
+    )  # fmt: skip
+
+    def initialize(self, context: InitContext) -> InitReport:
+        pivots = next((t for name in _PIVOTS if (t := context.tensor(name)) is not None), None)
+        factors = next((t for name in _FACTORS if (t := context.tensor(name)) is not None and t.dim() >= 2), None)
+        if factors is not None and factors.numel() and factors.is_floating_point():
+            size = min(factors.shape[-2:])
+            torch.diagonal(factors, dim1=-2, dim2=-1).add_(2 * size)
+        if pivots is None or not pivots.numel():
+            return InitReport(summary="no pivots")
+        count = pivots.shape[-1]
+        first = torch.arange(count, device=pivots.device)
+        if context.op == "aten::linalg_ldl_solve":
+            fill.assign(pivots, first + 1)  # a swap of LDL is written in pairs; without swaps every block is 1 by 1
+            return InitReport(summary="no swaps", assumed={"pivots": "no swaps"})
+        rows = max(count, factors.shape[-2] if factors is not None else count)
+        drawn = torch.rand(pivots.shape, generator=context.generator, device=pivots.device)
+        fill.assign(pivots, first + 1 + (drawn * (rows - first)).long())
+        return InitReport(summary=f"pivots up to {rows}", assumed={"pivots": "uniform among the rows below"})
+
+
+class NoErrorInit(CustomInit):
+    """Error codes say that all went well, and asserted conditions hold: an error would end the run."""
+
+    name = "no_error"
+    op_patterns = ("aten::_linalg_check_errors", "aten::_assert_async", "aten::_functional_assert_async")
+
+    def initialize(self, context: InitContext) -> InitReport:
+        holds = 0 if context.op == "aten::_linalg_check_errors" else 1
+        for name, tensor in context.tensors():
+            if name in ("info", "self"):
+                tensor.fill_(holds)
+        return InitReport(summary="no error")
+
+
+INITIALIZERS = (PivotsInit, NoErrorInit)

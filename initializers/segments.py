@@ -1,0 +1,133 @@
+"""Rules for rows that belong to sequences or segments of several lengths, packed one after another.
+
+Owns the lengths of packed sequences of recurrent networks, of segment reductions, and the row pointers of compressed
+matrices. Does not own jagged tensors of recommendation models (`jagged`) nor batches of tokens (`sequences`).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from opreplay.initializers import fill
+from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
+
+
+class BatchSizesInit(CustomInit):
+    """Sequences still running at each step of a packed batch: descending, adding up to the rows of the data."""
+
+    name = "batch_sizes"
+    op_patterns = (
+        "aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu", "aten::quantized_lstm", "aten::quantized_gru",
+        "aten::_pad_packed_sequence", "aten::_pack_padded_sequence_backward",
+    )  # fmt: skip
+
+    def applies_to(self, context: InitContext) -> bool:
+        return context.tensor("batch_sizes") is not None
+
+    def initialize(self, context: InitContext) -> InitReport:
+        sizes = context.need("batch_sizes")
+        rows = next((t for name in ("data", "input", "grad") if (t := context.tensor(name)) is not None), None)
+        if rows is None or not rows.dim() or not sizes.numel():
+            raise InitializerError(f"{context.op}: no data to be packed in steps")
+        fill.assign(sizes, packed_sizes(sizes.numel(), rows.shape[0], _sequences(context)).to(sizes.device))
+        return InitReport(
+            summary=f"{int(sizes[0])} sequences of up to {sizes.numel()} steps",
+            assumed={"batch_sizes": "one sequence of full length, the others of equal length"},
+        )
+
+
+def packed_sizes(steps: int, rows: int, sequences: int | None) -> torch.Tensor:
+    """int64 [steps], descending, sum `rows`, the first one `sequences` (as few as possible where that is None).
+
+    Raises InitializerError where there is no such packing.
+    """
+    count = -(-rows // steps) if sequences is None else sequences
+    others = rows - steps
+    if others < count - 1 or others > (count - 1) * steps:
+        raise InitializerError(f"{rows} rows cannot be {count} sequences of which the longest has {steps} steps")
+    lengths = torch.full((count,), steps, dtype=torch.int64)
+    if count > 1:
+        size, rest = divmod(others, count - 1)
+        lengths[1:] = size
+        lengths[1 : 1 + rest] += 1
+    return (lengths[None, :] > torch.arange(steps)[:, None]).sum(1)
+
+
+def _sequences(context: InitContext) -> int | None:
+    """Sequences of the batch, from the state that each has."""
+    states = context.args.get("hx")
+    if isinstance(states, (list, tuple)):
+        states = states[0] if states else None
+    if isinstance(states, torch.Tensor) and states.dim() >= 2:
+        return states.shape[-2]
+    size = context.args.get("input_size")
+    if isinstance(size, (list, tuple)) and len(size) > 1:
+        return size[0 if context.args.get("batch_first") else 1]
+    return None
+
+
+class SegmentsInit(CustomInit):
+    """Segments of equal size that together are the reduced dimension."""
+
+    name = "segments"
+    op_patterns = ("aten::segment_reduce", "aten::_segment_reduce_backward")
+
+    def initialize(self, context: InitContext) -> InitReport:
+        data, axis = context.need("data"), context.args.get("axis")
+        axis = axis if isinstance(axis, int) else 0
+        lengths, offsets = context.tensor("lengths"), context.tensor("offsets")
+        total = data.shape[axis]
+        if lengths is not None and lengths.numel():
+            fill.assign(lengths, even_cuts(lengths.shape[-1], total).diff().to(lengths.device))
+        if offsets is not None and offsets.numel():
+            cuts = even_cuts(max(1, offsets.shape[-1] - 1), total)[: offsets.shape[-1]]
+            fill.assign(offsets, cuts.to(offsets.device))
+        return InitReport(summary="segments of equal size", assumed={"lengths": "equal"})
+
+
+class CompressedInit(CustomInit):
+    """Pointers of compressed sparse matrices ascend from 0 to the number of elements; indices of rows ascend."""
+
+    name = "compressed"
+    op_patterns = (
+        "aten::_convert_indices_from_csr_to_coo", "aten::_convert_indices_from_coo_to_csr",
+        "aten::sparse_compressed_tensor", "aten::sparse_csr_tensor", "aten::sparse_bsr_tensor",
+        "aten::sparse_csc_tensor", "aten::sparse_bsc_tensor", "aten::_validate_sparse_compressed_tensor_args",
+        "aten::_validate_sparse_csr_tensor_args", "aten::_validate_sparse_bsr_tensor_args",
+    )  # fmt: skip
+
+    def initialize(self, context: InitContext) -> InitReport:
+        if context.op == "aten::_convert_indices_from_coo_to_csr":
+            rows, size = context.need("self"), context.args.get("size")
+            if not isinstance(size, int) or (size < 1 and rows.numel()):
+                raise InitializerError(f"{context.op}: {rows.numel()} elements in {size} rows")
+            if rows.numel():
+                fill.assign(rows, (torch.arange(rows.numel()) * size // rows.numel()).to(rows.device))
+            return InitReport(summary="rows of equal size", assumed={"self": "rows of equal size"})
+        pointers = self._first(context, "crow_indices", "compressed_indices", "ccol_indices")
+        plain = self._first(context, "col_indices", "plain_indices", "row_indices")
+        if pointers.shape[-1] < 2 or not plain.numel():
+            pointers.zero_()
+            return InitReport(summary="no elements")
+        rows, count = pointers.shape[-1] - 1, plain.shape[-1]
+        cuts = even_cuts(rows, count)
+        fill.assign(pointers, cuts.to(pointers.device))
+        places = torch.arange(count)
+        starts = cuts[:-1].repeat_interleave(cuts.diff())
+        fill.assign(plain, (places - starts).to(plain.device))  # ascending and distinct within each row
+        return InitReport(summary="rows of equal size", assumed={"col_indices": "the first columns of each row"})
+
+    @staticmethod
+    def _first(context: InitContext, *names: str) -> torch.Tensor:
+        found = next((t for name in names if (t := context.tensor(name)) is not None), None)
+        if found is None:
+            raise InitializerError(f"{context.op}: no {names[0]}")
+        return found
+
+
+def even_cuts(parts: int, total: int) -> torch.Tensor:
+    """int64 [parts + 1]: ascending from 0 to `total` in even steps."""
+    return torch.arange(parts + 1) * total // parts
+
+
+INITIALIZERS = (BatchSizesInit, SegmentsInit, CompressedInit)

@@ -51,6 +51,8 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 FUNCTIONS: dict[str, Function] = {}
 _lock = Lock()
+_lost: dict[bytes, Reason] = {}
+"""Calls that never returned: the same call is not made again, by whichever function. Its size is what they cost."""
 
 
 def function(made: Function) -> Function:
@@ -65,20 +67,35 @@ def each(wanted: Function, ops: Sequence[ReplayOp], policy: Policy) -> list[byte
     """What a function returns for each op, or the reason why it never returned."""
     if not hasattr(os, "fork"):
         return [wanted(op, policy) for op in ops]
-    found: list[bytes | Reason] = []
-    lost = 0
     with _lock:
-        while len(found) < len(ops):
-            if lost >= MOST_LOST:
-                why = Reason("budget", f"time: not called on meta tensors, after {lost} ops that hung or crashed there")
-                return found + [why] * (len(ops) - len(found))
-            some = tuple(ops[len(found) : len(found) + TOGETHER])
-            task = _Task(function=wanted.__qualname__, policy=policy, cpu_s=CPU_S, ops=some)
-            reason = _Copy.current().work(task, found)
-            if reason is not None:
-                found.append(reason)
-                lost += 1
+        known = [_lost.get(_call_of(op)) for op in ops]
+        answers = iter(_asked(wanted, [op for op, why in zip(ops, known, strict=True) if why is None], policy, known))
+        return [next(answers) if why is None else why for why in known]
+
+
+def _asked(
+    wanted: Function, ops: Sequence[ReplayOp], policy: Policy, known: Sequence[Reason | None]
+) -> list[bytes | Reason]:
+    """What the child says of each op; `known` are the reasons of ops that were lost before."""
+    found: list[bytes | Reason] = []
+    lost = sum(why is not None for why in known)
+    while len(found) < len(ops):
+        if lost >= MOST_LOST:
+            why = Reason("budget", f"time: not called on meta tensors, after {lost} ops that hung or crashed there")
+            return found + [why] * (len(ops) - len(found))
+        some = tuple(ops[len(found) : len(found) + TOGETHER])
+        task = _Task(function=wanted.__qualname__, policy=policy, cpu_s=CPU_S, ops=some)
+        reason = _Copy.current().work(task, found)
+        if reason is not None:
+            _lost[_call_of(ops[len(found)])] = reason
+            found.append(reason)
+            lost += 1
     return found
+
+
+def _call_of(op: ReplayOp) -> bytes:
+    """The same for ops whose calls on meta tensors are the same."""
+    return msgspec.msgpack.encode((op.called, op.overload, op.resolved_by, op.via, op.args))
 
 
 class _Copy:

@@ -42,7 +42,8 @@ def plan(*ops: ReplayOp) -> ReplayPlan:
 
 
 @pytest.fixture(autouse=True)
-def own_child() -> Any:
+def own_child(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(forked, "_lost", {})
     yield
     if forked._Copy.running is not None:
         forked._Copy.running.end()
@@ -51,6 +52,18 @@ def own_child() -> Any:
 @pytest.fixture
 def functions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forked, "FUNCTIONS", dict(forked.FUNCTIONS))
+
+
+def test_an_op_that_hangs_costs_its_time_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked, "CPU_S", 1.0)
+    whole = plan(endless(), MM)
+    before = time.monotonic()
+    with_outputs(whole)
+    first = time.monotonic() - before
+    checks = check_plan(whole)
+    assert time.monotonic() - before - first < min(first, 1.0)
+    assert str(checks["0" * 12]) == "failed: budget: time: no result on meta tensors after 1 s"
+    assert checks["1" * 12].status == "ok"
 
 
 def test_an_op_that_loops_for_ever_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:

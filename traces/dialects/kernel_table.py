@@ -6,13 +6,17 @@ nothing in it is evaluated, and rows that make no sense are counted rather than 
 
 from __future__ import annotations
 
+import codecs
 import csv
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
+from io import BufferedReader, TextIOWrapper
+from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
@@ -36,35 +40,48 @@ MAX_SPELLING = 64
 _CACHED_CHARS = 2048
 
 COLUMNS: dict[str, tuple[str, ...]] = {
-    "type": ("Type", "OP Type", "Op Type"),
-    "name": ("Name", "Op Name", "OP Name"),
-    "duration": ("Duration(us)", "Task Duration(us)", "Duration", "Duration (us)"),
-    "start": ("Start Time(us)", "Task Start Time(us)", "Start Time (us)"),
-    "wait": ("Wait Time(us)", "Task Wait Time(us)", "Wait Time (us)"),
-    "core": ("Accelerator Core", "Task Type"),
-    "input_shapes": ("Input Shapes",),
-    "input_types": ("Input Data Types",),
-    "input_formats": ("Input Formats",),
-    "output_shapes": ("Output Shapes",),
-    "output_types": ("Output Data Types",),
-    "output_formats": ("Output Formats",),
-    "count": ("Count",),
+    "type": ("Type", "OP Type", "Kernel Type"),
+    "name": ("Name", "Op Name", "Kernel Name"),
+    "duration": ("Duration(us)", "Task Duration(us)", "Task Duration", "Mean(us)", "Avg(us)", "Avg Duration(us)"),
+    "start": ("Start Time(us)", "Task Start Time(us)", "Task Start Time"),
+    "wait": ("Wait Time(us)", "Task Wait Time(us)", "Task Wait Time"),
+    "core": ("Accelerator Core", "Task Type", "Core Type"),
+    "input_shapes": ("Input Shapes", "Input Shape"),
+    "input_types": ("Input Data Types", "Input Data Type", "Input Dtypes"),
+    "input_formats": ("Input Formats", "Input Format"),
+    "output_shapes": ("Output Shapes", "Output Shape"),
+    "output_types": ("Output Data Types", "Output Data Type", "Output Dtypes"),
+    "output_formats": ("Output Formats", "Output Format"),
+    "count": ("Count", "Counts"),
     "held_out": ("HeldOut", "Held Out"),
 }
-"""What is read → the column's names in kernel_details.csv and op_summary.csv, and of tables of means."""
+"""What is read → the column's names in kernel_details.csv and op_summary.csv, and of tables of means; the first one
+that is there counts. Case, spaces and underscores make no difference, and a time's unit is read from its name."""
+
+UNITS: dict[str, int] = {"ns": 1, "us": 1000, "ms": 1_000_000, "s": 1_000_000_000}
+"""What stands in brackets behind a column's name → nanoseconds."""
+TIMES: tuple[str, ...] = ("duration", "start", "wait")
+_GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d*)?\Z")
+_UNIT = re.compile(r"\((\w+)\)\Z")
 
 DTYPES: dict[str, str] = {
     "FLOAT": "float32", "FLOAT32": "float32", "FLOAT16": "float16", "HALF": "float16", "BF16": "bfloat16",
     "BFLOAT16": "bfloat16", "DOUBLE": "float64", "FLOAT64": "float64", "INT8": "int8", "UINT8": "uint8",
     "INT16": "int16", "UINT16": "uint16", "INT32": "int32", "UINT32": "uint32", "INT64": "int64", "UINT64": "uint64",
+    "FP64": "float64", "FP32": "float32", "FP16": "float16", "FP8_E4M3FN": "float8_e4m3fn", "FP8_E5M2": "float8_e5m2",
+    "LONG": "int64", "INT": "int32", "SHORT": "int16", "CHAR": "int8", "BYTE": "uint8", "UINT1": "uint8",
     "BOOL": "bool", "COMPLEX64": "complex64", "COMPLEX128": "complex128", "QINT8": "qint8", "QUINT8": "quint8",
     "QINT32": "qint32", "FLOAT8_E4M3FN": "float8_e4m3fn", "FLOAT8_E5M2": "float8_e5m2", "HIFLOAT8": "float8_e5m2",
-    "INT4": "int8",
+    "INT4": "int8", "FLOAT4_E2M1": "int8",
 }  # fmt: skip
-"""CANN data type, without "DT_" → torch dtype name (int4 as the byte that holds two of them)."""
+"""Data type as CANN, its tools and torch spell it, without "DT_" or "torch." → torch dtype name (types of four bits as
+the byte that holds two of them)."""
+
+FORMATS: dict[str, str] = {"NZ": "FRACTAL_NZ", "FZ": "FRACTAL_Z", "5HD": "NC1HWC0"}
+"""Short names of formats."""
 
 _HINT = "Give kernel_details.csv or op_summary.csv of the Ascend profiler."
-_LATEST_US = Decimal(2**63) / 1000
+_LATEST_NS = Decimal(2**63)
 _NOT_THERE = frozenset({"", "N/A", "NA", "NULL", "NONE", "UNDEFINED", "NAN"})
 
 
@@ -98,11 +115,12 @@ class TableRows:
 
     def __init__(self, file: TextIO, path: str, max_rows: int) -> None:
         self._path, self._max_rows = path, max_rows
-        self._reader = csv.reader(iter(lambda: file.readline(MAX_LINE), ""))
+        first = next((line for line in _lines(file) if line.strip()), "")
+        self._reader = csv.reader(chain((first,), _lines(file)), delimiter=_delimiter(first))
         header = next((line for line in self._reader if line), None)
         if header is None:
             raise Malformed(f"{path} is empty: no kernel table", hint=_HINT)
-        self._places = _columns(header, path)
+        self._places, self._units = _columns(header, path)
         self.columns = frozenset(self._places)
         """Keys of `COLUMNS` that the table has."""
         self.dropped: Counter[str] = Counter()
@@ -114,7 +132,7 @@ class TableRows:
             if index >= self._max_rows:
                 raise TooLarge(f"{self._path}: more than {self._max_rows} rows (limit max_rows)")
             try:
-                yield _row({field: line[at] for field, at in places.items() if at < len(line)}, index)
+                yield _row({field: line[at] for field, at in places.items() if at < len(line)}, index, self._units)
             except (ValueError, OverflowError):
                 self.dropped["broken row"] += 1
 
@@ -124,7 +142,7 @@ def open_table(path: str | Path, *, max_rows: int = MAX_ROWS) -> Iterator[TableR
     """The rows of a table. Raises TraceError when it cannot be read, Malformed when it is none, TooLarge for too many
     rows, here and while they are iterated."""
     try:
-        with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
+        with open(path, "rb") as binary, _as_text(binary) as file:
             yield TableRows(file, str(path), max_rows)
     except OSError as error:
         raise TraceError(f"cannot read {path}: {error.strerror}", hint="Check the path and its rights.") from error
@@ -132,12 +150,27 @@ def open_table(path: str | Path, *, max_rows: int = MAX_ROWS) -> Iterator[TableR
         raise Malformed(f"{path}: not a CSV file: {error}", hint=_HINT) from error
 
 
+def _as_text(binary: BufferedReader) -> TextIO:
+    """UTF-8, with or without its mark, unless the file starts with the mark of UTF-16."""
+    wide = binary.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    return TextIOWrapper(binary, encoding="utf-16" if wide else "utf-8-sig", errors="replace", newline="")
+
+
+def _lines(file: TextIO) -> Iterator[str]:
+    return iter(lambda: file.readline(MAX_LINE), "")
+
+
+def _delimiter(header: str) -> str:
+    """What stands between the columns: a comma unless the header has none, but tabs or semicolons."""
+    return "," if "," in header else max(",\t;", key=header.count)
+
+
 def dtype_of(text: str) -> str | None:
     """torch dtype name of a CANN spelling ("DT_BF16", "FLOAT"); None for an absent tensor; unknown ones lower-case.
 
     Raises ValueError for what is too long to be one.
     """
-    name = text.strip().upper().removeprefix("DT_")
+    name = text.strip().strip("'\"").upper().removeprefix("TORCH.").removeprefix("DT_")
     if name in _NOT_THERE:
         return None
     if len(name) > MAX_SPELLING:
@@ -166,7 +199,8 @@ def _tensors_of(shapes: str | None, types: str | None, formats: str | None) -> t
         sizes = _shape(shape_parts[i]) if i < len(shape_parts) else ()
         kind = dtype_of(type_parts[min(i, len(type_parts) - 1)]) if type_parts else "float32"
         layout = format_parts[min(i, len(format_parts) - 1)] if format_parts else "ND"
-        layout = layout.split(":")[0].removeprefix("FORMAT_")[:MAX_SPELLING] or "ND"
+        layout = layout.strip("'\"").upper().split(":")[0].removeprefix("FORMAT_")[:MAX_SPELLING]
+        layout = "ND" if layout in _NOT_THERE else FORMATS.get(layout, layout)
         out.append(None if kind is None else TensorSpec(shape=sizes, dtype=kind, format=layout))
     return tuple(out)
 
@@ -181,7 +215,8 @@ def _split(text: str | None) -> list[str] | None:
 def _shape(text: str) -> tuple[int, ...]:
     if not text:
         return ()
-    sizes = tuple(int(part) for part in text.split(",") if part.strip())
+    # Some tools write a shape as a list or a tuple.
+    sizes = tuple(int(part) for part in text.strip("[]()'\" ").split(",") if part.strip())
     if len(sizes) > MAX_RANK or any(not 0 <= s <= MAX_SIZE for s in sizes):
         raise ValueError("size out of range")
     return sizes
@@ -190,28 +225,34 @@ def _shape(text: str) -> tuple[int, ...]:
 def _number(text: str | None) -> float | None:
     if text is None or text.strip().upper() in _NOT_THERE:
         return None
-    value = float(text)
+    # Spreadsheets group digits by commas.
+    value = float(text.replace(",", "")) if _GROUPED.match(text.strip()) else float(text)
     return value if math.isfinite(value) else None
 
 
-def _nanoseconds(text: str | None) -> int | None:
-    """Microseconds as text, exactly, as whole nanoseconds; None for what is no time: a row is of use without one."""
+def _nanoseconds(text: str | None, unit: int) -> int | None:
+    """A time as text, exactly, as whole nanoseconds; None for what is no time: a row is of use without one.
+
+    `unit` is nanoseconds.
+    """
     try:
         value = Decimal((text or "").strip()[:64])
     except InvalidOperation:
         return None
-    return int(value * 1000) if value.is_finite() and 0 <= value < _LATEST_US else None
+    return int(value * unit) if value.is_finite() and 0 <= value * unit < _LATEST_NS else None
 
 
-def _row(fields: Mapping[str, str], index: int) -> TableRow:
+def _row(fields: Mapping[str, str], index: int, units: Mapping[str, int]) -> TableRow:
     kernel_type = (fields.get("type") or "").strip()
     name = (fields.get("name") or "").strip()
     if not kernel_type or len(kernel_type) > MAX_NAME or len(name) > MAX_NAME:
         raise ValueError("no type")
     duration, count = _number(fields.get("duration")), _number(fields.get("count"))
-    if duration is not None and duration > MAX_DURATION_US:
-        raise ValueError("no duration")
-    wait_ns = _nanoseconds(fields.get("wait"))
+    if duration is not None:
+        duration *= units["duration"] / UNITS["us"]
+        if duration > MAX_DURATION_US:
+            raise ValueError("no duration")
+    wait_ns = _nanoseconds(fields.get("wait"), units["wait"])
     return TableRow(
         type=kernel_type,
         name=name,
@@ -220,20 +261,37 @@ def _row(fields: Mapping[str, str], index: int) -> TableRow:
         outputs=tensors_of(fields.get("output_shapes"), fields.get("output_types"), fields.get("output_formats")),
         duration_us=duration if duration is not None and duration > 0 else None,
         wait_ns=wait_ns,
-        start_ns=_nanoseconds(fields.get("start")),
+        start_ns=_nanoseconds(fields.get("start"), units["start"]),
         count=max(1, int(count)) if count is not None else 1,
         held_out=(fields.get("held_out") or "").strip().lower() in ("1", "1.0", "true", "yes"),
         index=index,
     )
 
 
-def _columns(header: Iterable[str], path: str) -> dict[str, int]:
-    """Field of `COLUMNS` → place of its column."""
-    present = {name.strip().lstrip("\ufeff"): at for at, name in enumerate(header)}
-    found = {
-        field: present[spelling] for field, names in COLUMNS.items() for spelling in names[::-1] if spelling in present
-    }
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_]+", "", name.strip("\ufeff\"' \t")).lower()
+
+
+def _columns(header: Iterable[str], path: str) -> tuple[dict[str, int], dict[str, int]]:
+    """(field of `COLUMNS` → place of its column, time → its unit in nanoseconds). The first of equal names counts."""
+    present: dict[str, int] = {}
+    units: dict[str, int] = {}
+    for at, name in enumerate(header):
+        plain = _plain(name)
+        unit = _UNIT.search(plain)
+        if unit is not None and unit[1] in UNITS:
+            plain = plain[: unit.start()]
+            units.setdefault(plain, UNITS[unit[1]])
+        present.setdefault(plain, at)
+    found: dict[str, int] = {}
+    scales: dict[str, int] = dict.fromkeys(TIMES, UNITS["us"])
+    for field, names in COLUMNS.items():
+        plain = next((one for name in names if (one := _UNIT.sub("", _plain(name))) in present), None)
+        if plain is not None:
+            found[field] = present[plain]
+            if field in scales:
+                scales[field] = units.get(plain, UNITS["us"])
     lacking = [COLUMNS[f][0] for f in ("type", "duration", "input_shapes") if f not in found]
     if lacking:
         raise Malformed(f"{path}: no kernel table, it has no column {', '.join(map(repr, lacking))}", hint=_HINT)
-    return found
+    return found, scales

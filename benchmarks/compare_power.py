@@ -1,6 +1,6 @@
 """How often `compare` is wrong about runs of the same, and whether it finds a slowdown that was put in.
 
-    python benchmarks/compare_power.py [--repetitions N] [--slowdown SHARE] [--op-time SECONDS]
+    python benchmarks/compare_power.py [--repetitions N] [--slowdown SHARE] [--runs N] [--op-time SECONDS]
 
 50 real ops of 100 us and more are measured in two runs, N times. In a third run 5 of them spin for a share of their
 time after the call: these are to be found, and the others are to be left alone.
@@ -22,6 +22,7 @@ from opreplay.replay.compare import Comparison, compare
 from opreplay.replay.executors.torch_device import TorchExecutor, TorchPrepared
 from opreplay.replay.measure import MeasureOptions, measure
 from opreplay.replay.policy import Policy
+from opreplay.replay.pooling import pool
 from opreplay.replay.resolve import find_overload
 from opreplay.replay.results import Header, OpResult, ResultFile
 
@@ -89,6 +90,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--slowdown", type=float, default=0.10)
+    parser.add_argument("--runs", type=int, default=1, help="runs of each side, in turns, for the slowed ops")
     parser.add_argument("--op-time", type=float, default=MeasureOptions().op_time_s, help="seconds an op, as of run")
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -105,7 +107,11 @@ def main() -> int:
         before = after
     chosen = set(random.Random(0).sample(range(OPS), SLOWED))
     extra = {i: args.slowdown * (before.results[i].measured_us or 0.0) for i in chosen}
-    found = compare(before, run(executor, made, extra, options))
+    sides: tuple[list[ResultFile], list[ResultFile]] = ([before], [run(executor, made, extra, options)])
+    for _ in range(args.runs - 1):
+        sides[0].append(run(executor, made, {}, options))
+        sides[1].append(run(executor, made, extra, options))
+    found = compare(pool(sides[0]), pool(sides[1]))
     executor.close()
     hit = {int(op.id, 16) for op in found.of("slower")}
     share = false / (OPS * args.repetitions) if args.repetitions else 0.0

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import click
 
 from opreplay.cli.exit_codes import ExitCode
+from opreplay.cli.signals import Interrupts
 
 COMMANDS: dict[str, str] = {
     "run": "opreplay.cli.run",
@@ -117,5 +118,6 @@ def main() -> NoReturn:
         # A terminal that is not UTF-8 gets escapes instead of a traceback.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    Interrupts().install()
     opreplay()
     raise AssertionError("unreachable: click exits")

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import msgspec
@@ -81,6 +81,7 @@ def read_plans(paths: Sequence[str], read: ReadOne, *, processes: int) -> Iterat
         return
     waiting = deque(paths)
     flying: deque[tuple[str, Future[bytes]]] = deque()
+    before = set(active_children())
     pool = ProcessPoolExecutor(
         min(processes, len(paths)), mp_context=get_context("spawn"), initializer=die_with, initargs=(os.getpid(),)
     )
@@ -97,6 +98,11 @@ def read_plans(paths: Sequence[str], read: ReadOne, *, processes: int) -> Iterat
                     f"a process that read traces died, at {path} or one of the next {len(flying)} files",
                     hint="Most likely memory ran out: read fewer at a time with --lanes.",
                 ) from None
+    except BaseException:
+        # Ctrl-C, or nobody wants the rest: a trace may take minutes to read.
+        for process in set(active_children()) - before:
+            process.kill()
+        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

@@ -11,6 +11,7 @@ import signal
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
@@ -21,6 +22,7 @@ from opreplay.replay.attempt import Outcome, attempt
 from opreplay.replay.executors.base import Executor
 from opreplay.replay.ir import ReplayOp
 from opreplay.replay.measure import MeasureOptions
+from opreplay.replay.sequence.messages import PassDone, SequenceOutcome, SequenceTask
 from opreplay.traces.errors import OpReplayError
 
 FRAME = struct.Struct("<I")
@@ -57,6 +59,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
     """Whether outcomes say how much work the values of the arguments cause."""
     values: str | None = None
     """Path of a .safetensors file with values for arguments."""
+    keep_freed: bool = True
+    """Whether freed memory is kept for the next call; in a sequence the C library does what it does in a model."""
     cpus: tuple[int, ...] = ()
     """Processors that this worker keeps to; all that it is given where empty."""
 
@@ -81,7 +85,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, tag="task"):
     op: ReplayOp
 
 
-Reply = Ready | Refused | Outcome
+Reply = Ready | Refused | Outcome | PassDone | SequenceOutcome
 
 
 def make_executor(config: WorkerConfig) -> Executor:
@@ -113,6 +117,9 @@ def make_executor(config: WorkerConfig) -> Executor:
 def serve(descriptor: int, parent: int) -> None:
     """Work on tasks from the socket until it closes."""
     die_with(parent)
+    # A scheduler that ends a job tells all its processes. An op in flight must not be taken for one that failed: the
+    # parent decides. A handler, since what is ignored would be ignored by programs that an op starts.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
     with socket.socket(fileno=descriptor) as channel:
         config = msgspec.msgpack.decode(receive(channel) or b"", type=WorkerConfig)
         if config.cpus:
@@ -124,19 +131,36 @@ def serve(descriptor: int, parent: int) -> None:
             send(channel, Refused(message=str(error), hint=error.hint, exit_code=error.exit_code))
             return
         _limit_files()
-        keeps = config.device == "cpu" and allocator.keep_freed_memory()
+        keeps = config.device == "cpu" and config.keep_freed and allocator.keep_freed_memory()
         send(channel, Ready(facts=executor.facts()))
-        decoder = msgspec.msgpack.Decoder(Task)
+        decoder = msgspec.msgpack.Decoder(Task | SequenceTask)
         while (frame := receive(channel)) is not None:
+            task = decoder.decode(frame)
+            if isinstance(task, SequenceTask):
+                send(channel, run_sequence(executor, config, task, partial(send, channel)))
+                continue
             if keeps:
                 allocator.give_back()
             if config.device == "cpu":
                 limit_memory(config.memory_bytes)
-            op = decoder.decode(frame).op
+            op = task.op
             shrink_to = config.memory_bytes if config.over_budget == "shrink" else None
             outcome = attempt(executor, op, seed=config.seed, options=config.measure, shrink_to=shrink_to)
             send(channel, _checked(executor, outcome) if outcome.suspect else outcome)
         executor.close()
+
+
+def run_sequence(
+    executor: Executor, config: WorkerConfig, task: SequenceTask, tell: Callable[[PassDone], None]
+) -> SequenceOutcome:
+    """What becomes of a sequence here, with as much memory as it may have."""
+    from opreplay.replay.sequence.serving import serve_sequence
+
+    if config.device == "cpu":
+        limit_memory(task.budget_bytes or config.memory_bytes)
+    return serve_sequence(
+        executor, task, seed=config.seed, options=config.measure, op_bytes=config.memory_bytes, tell=tell
+    )
 
 
 def _checked(executor: Executor, outcome: Outcome) -> Outcome:

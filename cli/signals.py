@@ -1,0 +1,52 @@
+"""What ends a command early: Ctrl-C, SIGTERM of a scheduler, SIGHUP of a terminal that was closed.
+
+The first of them ends the command in order: processes are ended, what was measured is kept, and the results say that
+they are not complete. Owns the handlers; what is done in order is done by those who catch KeyboardInterrupt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from types import FrameType
+
+from opreplay.cli.exit_codes import ExitCode
+
+PATIENCE = 3
+"""The interrupt that ends the process without any order; its children die with it."""
+
+
+class Interrupts:
+    """Turns the first signal into KeyboardInterrupt, and lets no second one disturb what follows from it."""
+
+    def __init__(self) -> None:
+        self._received = 0
+        # Asked now: a terminal that is gone is none any more.
+        self._terminals = [descriptor for descriptor in (0, 1, 2) if os.isatty(descriptor)]
+
+    def install(self) -> None:
+        """Take over the signals that would end the process; not those that it was told to ignore, as by nohup."""
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == getattr(signal, "SIGHUP", None):
+            self._leave_terminal()
+        self._received += 1
+        if self._received == 1:
+            raise KeyboardInterrupt
+        if self._received >= PATIENCE:
+            os._exit(ExitCode.INTERRUPTED)
+        with contextlib.suppress(OSError):
+            # Past Python's buffers, which may be in use right now.
+            os.write(2, b"opreplay: ending; once more ends it at once\n")
+
+    def _leave_terminal(self) -> None:
+        """Point its streams at nothing: writing to a terminal that is gone fails, in the midst of ending in order."""
+        null = os.open(os.devnull, os.O_RDWR)
+        for descriptor in self._terminals:
+            os.dup2(null, descriptor)
+        os.close(null)

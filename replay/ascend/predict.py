@@ -9,16 +9,23 @@ from opreplay.replay.ascend.cost.collective import collective_terms
 from opreplay.replay.ascend.cost.cube import conv_terms, matmul_terms
 from opreplay.replay.ascend.cost.vector import vector_terms
 from opreplay.replay.ascend.kernel import Bound, Confidence, KernelCall, KernelPrediction
+from opreplay.replay.ascend.nearby import correction
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
 
 Terms = Callable[..., dict[str, float]]
 """(call, family, device, resident) -> microseconds by term."""
 
 
+AICPU_OPERATIONS_PER_US = 4000.0
+"""Operations of one control processor in a microsecond: two a cycle at 2 GHz, assumed, as no measurement is public."""
+
+
 def _aicpu_terms(
     call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None = None
 ) -> dict[str, float]:
-    return {"launch": device.rates.aicpu_us + family.fixed_us}
+    operations = call.attrs.get("operations")
+    counted = operations if isinstance(operations, int | float) else 0.0
+    return {"launch": device.rates.aicpu_us + family.fixed_us + counted / AICPU_OPERATIONS_PER_US}
 
 
 def _free_terms(
@@ -84,7 +91,8 @@ def predict_time_us(
     """The time alone, in microseconds; see `predict_kernel`."""
     family = family or device.family(variant(call))
     terms = FORMS.get(family.form, vector_terms)(call, family, device, resident)
-    return sum(terms.values()) * family.scale
+    scale = family.scale * correction(call, family) if family.nearby else family.scale
+    return sum(terms.values()) * scale
 
 
 def predict_kernel(call: KernelCall, device: DeviceProfile, resident: float | None = None) -> KernelPrediction:
@@ -96,7 +104,7 @@ def predict_kernel(call: KernelCall, device: DeviceProfile, resident: float | No
     """
     family = device.family(variant(call))
     terms = FORMS.get(family.form, vector_terms)(call, family, device, resident)
-    scale = family.scale
+    scale = family.scale * correction(call, family) if family.nearby else family.scale
     time_us = longest = 0.0
     bound: Bound = "none"
     scaled: dict[str, float] = {}

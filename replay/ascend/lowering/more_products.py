@@ -54,26 +54,57 @@ def sparse_sum(op: OpView) -> Iterable[KernelCall]:
     raise ValueError("no two operands fit each other")
 
 
-@lowers("aten::tensordot", "aten::einsum", "aten::bilinear", "aten::_trilinear")
+def _gemm(batch: int, m: int, n: int, k: int, dtype: str) -> KernelCall:
+    many = (batch,) if batch > 1 else ()
+    return kernel(
+        "BatchMatMulV3" if many else "MatMulV3", [spec((*many, m, k), dtype), spec((*many, k, n), dtype)],
+        [spec((*many, m, n), dtype)], transpose_a=False, transpose_b=False,
+    )  # fmt: skip
+
+
+@lowers("aten::einsum")
+def einsum(op: OpView) -> Iterable[KernelCall]:
+    """Products of two operands at a time, from left to right; sizes from the equation, where it is known."""
+    equation = op.value("equation")
+    metas = op.metas("tensors" if "tensors" in op.args else "operands")
+    if not isinstance(equation, str) or "." in equation:
+        return contraction(op)
+    terms, _, result = equation.replace(" ", "").partition("->")
+    letters = terms.split(",")
+    if len(letters) != len(metas) or any(len(t.shape) != len(names) for t, names in zip(metas, letters, strict=True)):
+        raise ValueError("the equation does not fit the operands")
+    sizes: dict[str, int] = {}
+    for meta, names in zip(metas, letters, strict=True):
+        sizes.update(zip(names, meta.shape, strict=True))
+    left, kernels = set(letters[0]), []
+    for place, names in enumerate(letters[1:], start=1):
+        right, later = set(names), set(result).union(*letters[place + 1 :])
+        kept = (left | right) & later
+        parts = left & right & kept, (left - right) & kept, (right - left) & kept, (left | right) - kept
+        kernels.append(_gemm(*(prod(sizes[name] for name in part) for part in parts), metas[0].dtype))
+        left = kept
+    if not kernels:
+        source = op.packed(metas[0])
+        kernels.append(kernel("ReduceSum", [source], [spec([sizes[name] for name in result], source.dtype)]))
+    return kernels
+
+
+@lowers("aten::tensordot", "aten::bilinear", "aten::_trilinear")
 def contraction(op: OpView) -> Iterable[KernelCall]:
-    """One product of the first two operands: what both have and the result lacks is summed over."""
+    """One product of the first two operands: leading sizes that all have are a batch, inner ones are summed over."""
     a, b = _pair(op)
     sizes = op.outputs()
     if not sizes:
         raise ValueError("the result is not known")
-    made = max(1, prod(sizes[0].shape))
-    inner = max(1, round((prod(a.shape) * prod(b.shape) / made) ** 0.5))
-    rows, cols = max(1, prod(a.shape) // inner), max(1, prod(b.shape) // inner)
-    batch = max(1, round(rows * cols / made)) if rows * cols > made else 1
+    batch = 1
+    for one, other, made in zip(a.shape, b.shape, sizes[0].shape, strict=False):
+        if not one == other == made:
+            break
+        batch *= one
+    left, right, made = (max(1, prod(t.shape) // max(1, batch)) for t in (a, b, sizes[0]))
+    inner = max(1, round((left * right / made) ** 0.5))
     op.note("the equation is not recorded: one product with the sizes of operands and result")
-    left, right = (rows // batch or 1, inner), (inner, cols // batch or 1)
-    many = (batch,) if batch > 1 else ()
-    out = spec((*many, left[0], right[1]), sizes[0].dtype)
-    call = kernel(
-        "BatchMatMulV3" if many else "MatMulV3", [spec((*many, *left), a.dtype), spec((*many, *right), b.dtype)], [out],
-        transpose_a=False, transpose_b=False,
-    )  # fmt: skip
-    return [call]
+    return [_gemm(max(1, batch), max(1, left // inner), max(1, right // inner), inner, sizes[0].dtype)]
 
 
 @lowers("aten::chain_matmul", "aten::linalg_multi_dot")

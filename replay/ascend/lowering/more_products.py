@@ -81,7 +81,8 @@ def einsum(op: OpView) -> Iterable[KernelCall]:
         right, later = set(names), set(result).union(*letters[place + 1 :])
         kept = (left | right) & later
         parts = left & right & kept, (left - right) & kept, (right - left) & kept, (left | right) - kept
-        kernels.append(_gemm(*(prod(sizes[name] for name in part) for part in parts), metas[0].dtype))
+        batch, m, n, k = (prod(sizes[name] for name in part) for part in parts)
+        kernels.append(_gemm(batch, m, n, k, metas[0].dtype))
         left = kept
     if not kernels:
         source = op.packed(metas[0])

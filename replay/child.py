@@ -19,6 +19,7 @@ import msgspec
 
 from opreplay.replay.attempt import Outcome
 from opreplay.replay.ir import Reason, ReplayOp
+from opreplay.replay.sequence.messages import PassDone, SequenceOutcome
 from opreplay.replay.worker import Ready, Refused, Reply, Task, WorkerConfig, receive, send
 from opreplay.traces.errors import EnvironmentRefused, UsageError
 
@@ -73,7 +74,7 @@ class Child:
         with contextlib.suppress(OSError):
             send(self._channel, message)
 
-    def receive(self) -> Outcome | Ready | None:
+    def receive(self) -> Outcome | Ready | PassDone | SequenceOutcome | None:
         """What the child says next, or None when it is gone.
 
         Raises UsageError or EnvironmentRefused when it says that it cannot work at all.

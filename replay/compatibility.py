@@ -28,6 +28,7 @@ NOTED: tuple[str, ...] = (
 """Facts that may differ, since finding out what a new version costs is what comparisons are for."""
 
 OPTIONS_MUST_AGREE: dict[str, str] = {
+    "mode": "single ops and a sequence of them",
     "cache": "cold and warm caches",
     "executor": "another executor",
     "lanes": "another number of ops at a time",
@@ -36,6 +37,9 @@ OPTIONS_MUST_AGREE: dict[str, str] = {
 """Option of the run → what a difference means."""
 
 OPTIONS_NOTED: tuple[str, ...] = ("seed", "op_time_s", "isolation")
+
+WERE_ALWAYS: dict[str, object] = {"mode": "unique"}
+"""Options that older files lack, with what runs did then."""
 
 OVERLOADED = 1.0
 """Load for each processor at the start of a run above which a note says so."""
@@ -60,7 +64,7 @@ def differences(before: Header, after: Header) -> tuple[Difference, ...]:
     """What differs, what forbids the comparison first. A fact that one run lacks is not held against it."""
     found = [
         *_between(before.environment, after.environment, MUST_AGREE, blocking=True),
-        *_between(before.options, after.options, OPTIONS_MUST_AGREE, blocking=True),
+        *_between(WERE_ALWAYS | before.options, WERE_ALWAYS | after.options, OPTIONS_MUST_AGREE, blocking=True),
         *_between(before.environment, after.environment, dict.fromkeys(NOTED, ""), blocking=False),
         *_between(before.options, after.options, dict.fromkeys(OPTIONS_NOTED, ""), blocking=False),
         *_between(before.trace, after.trace, {"source": ""}, blocking=False),

@@ -88,7 +88,7 @@ def call_on_meta(op: ReplayOp, policy: Policy) -> MetaCall:
         by_name["device"] = _META
     with torch.no_grad():
         returned = _call(op, policy, positional, by_name)
-    results = tuple(_meta_of(result) for result in _flatten(returned))[:MAX_RESULTS]
+    results = tuple(_meta_of(result) for result in flattened(returned))[:MAX_RESULTS]
     return MetaCall(arguments=arguments, results=results if op is whole else lengthened(whole, results))
 
 
@@ -155,10 +155,11 @@ def _empty(meta: TensorMeta, memories: dict[int, torch.UntypedStorage]) -> torch
     return torch.empty_strided(meta.shape, meta.strides, dtype=dtype, device=_META)
 
 
-def _flatten(returned: Any) -> Iterable[Any]:
+def flattened(returned: Any) -> Iterable[Any]:
+    """The results of a call one by one, those of lists and tuples in their place, without those that are None."""
     if isinstance(returned, list | tuple):
         for item in returned:
-            yield from _flatten(item)
+            yield from flattened(item)
     elif returned is not None or isinstance(returned, torch.Tensor):
         yield returned
 

@@ -14,11 +14,13 @@ from opreplay.replay.executors.base import Measurement
 from opreplay.replay.fidelity import Fidelity
 from opreplay.replay.ir import Assumption, Resolution
 from opreplay.replay.reasons import ReasonTotal
+from opreplay.replay.sequence.messages import Tensors
 from opreplay.replay.work.amounts import Work
 from opreplay.traces.errors import FormatError
 
-SCHEMA_VERSION = 2
-"""Changes of format: 1 first version; 2 records "resumed", "trace" and "job", ops after an interrupted summary."""
+SCHEMA_VERSION = 3
+"""Changes of format: 1 first version; 2 records "resumed", "trace" and "job", ops after an interrupted summary; 3
+record "sequence", measurements in a sequence."""
 
 Status = Literal["replayed", "skipped", "failed"]
 
@@ -168,6 +170,39 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True, tag="job", tag_field=
     simulated_us: dict[str, float] = {}
 
 
+class SequenceResult(msgspec.Struct, frozen=True, kw_only=True, tag="sequence", tag_field="record"):
+    """A recorded step beside its replay in recorded order; times in microseconds."""
+
+    step: str
+    """The annotation that marks it, "" for the whole trace."""
+    steps: int
+    """Recorded steps that it was chosen from."""
+    calls: int
+    """Of the step, those inside others left out."""
+    calls_replayed: int
+    calls_nested: int
+    calls_cut: int
+    """Calls beyond the limit of a sequence."""
+    recorded_step_us: float
+    """Wall time of the step."""
+    recorded_us: float
+    """Of the replayed calls, in the time that shares refer to: the device's where the trace has one."""
+    recorded_host_us: float
+    left_out_share: float
+    """Of the recorded time of the step: what is not in the sequence."""
+    passes: int
+    sum_us: float | None
+    """Of all calls of one pass, the median of the passes; None where no pass was over."""
+    sum_low_us: float | None
+    sum_high_us: float | None
+    """95 % interval of that median."""
+    wall_us: float | None
+    """Of one pass, with what happens between the calls, such as tensors that are freed."""
+    tensors: Tensors
+    restarts: int = 0
+    """Processes that ended before the sequence was over."""
+
+
 class Summary(msgspec.Struct, frozen=True, kw_only=True, tag="summary", tag_field="record"):
     """Last line of a result file; a file without one was cut short. After an interrupted one a run may be continued."""
 
@@ -190,7 +225,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, tag="summary", tag_fiel
     interrupted: bool = False
 
 
-Record = Header | OpResult | Resumed | TraceResult | JobResult | Summary
+Record = Header | OpResult | Resumed | TraceResult | JobResult | SequenceResult | Summary
 
 
 class ResultSink(Protocol):
@@ -208,17 +243,21 @@ class MemorySink:
         self.summary: Summary | None = None
         self.traces: list[TraceResult] = []
         self.jobs: list[JobResult] = []
+        self.sequence: SequenceResult | None = None
+        self._earlier: dict[str, int] = {}
         self._places: dict[str, int] | None = None
         """Op id → index of its result, from when the run is continued."""
 
     def take(self, file: ResultFile) -> None:
-        """Keep what an earlier part of the run came to."""
+        """Keep what an earlier part of the run came to; what comes of an op again takes the place of that."""
         self.header, self.results, self.summary = file.header, list(file.results), file.summary
-        self.traces, self.jobs = list(file.traces), list(file.jobs)
+        self._earlier = {result.id: at for at, result in enumerate(self.results)}
+        self.traces, self.jobs, self.sequence = list(file.traces), list(file.jobs), file.sequence
 
     def records(self) -> list[Record]:
         """All that is kept but the summary, in the order of a file."""
-        return [*([] if self.header is None else [self.header]), *self.results, *self.traces, *self.jobs]
+        head, sequence = ([] if one is None else [one] for one in (self.header, self.sequence))
+        return [*head, *self.results, *self.traces, *self.jobs, *sequence]
 
     def write(self, record: Record) -> None:
         if isinstance(record, OpResult):
@@ -238,6 +277,8 @@ class MemorySink:
             self.traces.append(record)
         elif isinstance(record, JobResult):
             self.jobs.append(record)
+        elif isinstance(record, SequenceResult):
+            self.sequence = record
 
 
 class _Line(msgspec.Struct):
@@ -257,6 +298,7 @@ class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
     """None where the file was cut short or is being continued."""
     traces: tuple[TraceResult, ...] = ()
     jobs: tuple[JobResult, ...] = ()
+    sequence: SequenceResult | None = None
     complete_bytes: int
     """Length of the lines that are whole; what comes after is one that was cut short."""
 
@@ -282,7 +324,7 @@ def read_result_file(path: str | Path) -> ResultFile:
         raise FormatError(f"{path} is no opreplay result: it has no complete line")
     header = _read_header(complete[0], path)
     sink = MemorySink()
-    decoder = msgspec.json.Decoder(OpResult | Resumed | TraceResult | JobResult | Summary)
+    decoder = msgspec.json.Decoder(OpResult | Resumed | TraceResult | JobResult | SequenceResult | Summary)
     for number, line in enumerate(complete[1:], start=2):
         try:
             record = decoder.decode(line)

@@ -30,12 +30,16 @@ from opreplay.replay.results import (
     ResultFile,
     ResultSink,
     Resumed,
+    SequenceResult,
     Simulated,
     Summary,
     TraceResult,
 )
 from opreplay.replay.resume import identity_of, kept_results, whole_summary
 from opreplay.replay.schedule import Engine, Lanes, OneByOne, lane_devices, split_cpus
+from opreplay.replay.sequence.engine import SequenceEngine
+from opreplay.replay.sequence.messages import PassDone
+from opreplay.replay.sequence.step import step_plan
 from opreplay.replay.summaries import summarized
 from opreplay.replay.supplied_values import check_values_file
 from opreplay.replay.worker import WorkerConfig, make_executor
@@ -47,7 +51,7 @@ LIMIT_PER_OP_TIME = 30.0
 
 Simulate = Callable[[ReplayOp], dict[str, Simulated]]
 """Predictions for one op by SoC, in the order asked for."""
-Close = Callable[[Sequence[OpResult]], Sequence[TraceResult | JobResult]]
+Close = Callable[[Sequence[OpResult]], Sequence[TraceResult | JobResult | SequenceResult]]
 """Records that follow from all results together."""
 
 
@@ -56,6 +60,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str = "cpu"
     seed: int = 0
+    mode: Literal["unique", "sequence"] = "unique"
+    """Each unique op by itself, or all calls of one recorded step in their order."""
     max_op_bytes: int | None = None
     """Inputs and outputs of one op together; None for half of the memory that is free at the start."""
     over_budget: Literal["shrink", "skip"] = "shrink"
@@ -98,6 +104,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Ops that are measured at the same time, each in a process of its own; on the CPU with its share of processors."""
     shared_device: bool = False
     """Whether several lanes may use one accelerator."""
+    max_live_bytes: int | None = None
+    """All tensors of a sequence together; None for half of the memory of the device that is free at the start."""
 
     def measure_options(self) -> MeasureOptions:
         """The part that the measuring loop needs."""
@@ -147,14 +155,20 @@ def run_plan(
     facts; `devices` names the simulated devices with their versions. With `earlier` the run goes on where that one
     ended, without a new header. What `close` makes of all results is written before the summary. `beside` says that
     another job measures on the same device.
-    Raises EnvironmentRefused when the device is missing, UsageError or FormatError for values that fit no op and for an
-    `earlier` of another run, before anything is written.
+    In the mode "sequence" the results are those of one recorded step, and one record more sums it up.
+    Raises EnvironmentRefused when the device is missing, UsageError or FormatError for values that fit no op, for an
+    `earlier` of another run and for a plan without the order of its calls, before anything is written.
     """
     started = monotonic()
     if options.values is not None:
         check_values_file(plan, options.values)
     options = msgspec.structs.replace(options, max_op_bytes=options.max_op_bytes or _default_op_bytes(options, earlier))
-    chosen = engine if engine is not None else OneByOne(runner) if runner is not None else make_engine(options)
+    if options.mode == "sequence":
+        plan = step_plan(plan)
+        chosen = sequence = sequence_engine(plan, options, on_progress)
+        close = sequence.records
+    else:
+        chosen = engine if engine is not None else OneByOne(runner) if runner is not None else make_engine(options)
     results: list[OpResult] = []
     begun = False
     try:
@@ -162,7 +176,7 @@ def run_plan(
         header = _header(plan, options, facts, trace or {}, devices)
         if earlier is not None and (whole := whole_summary(earlier, header.identity)) is not None:
             return whole
-        results += _begin(sink, header, earlier)
+        results += _begin(sink, header, earlier, again=options.mode == "sequence")
         begun = True
         watch = _Watch(plan, options, started, len(results), on_progress)
         done = {result.id for result in results}
@@ -210,12 +224,12 @@ class _Watch:
         return None
 
 
-def _begin(sink: ResultSink, header: Header, earlier: ResultFile | None) -> list[OpResult]:
-    """Write the first line of this process; the results that are there already."""
+def _begin(sink: ResultSink, header: Header, earlier: ResultFile | None, *, again: bool) -> list[OpResult]:
+    """Write the first line of this process; the results that are there already, none where all are made `again`."""
     if earlier is None:
         sink.write(header)
         return []
-    kept = kept_results(earlier)
+    kept = [] if again else kept_results(earlier)
     sink.write(Resumed(started_at=header.started_at, kept=len(kept), environment=header.environment))
     return kept
 
@@ -225,6 +239,26 @@ def _default_op_bytes(options: RunOptions, earlier: ResultFile | None) -> int:
     free."""
     before = None if earlier is None else earlier.header.options.get("max_op_bytes")
     return before if isinstance(before, int) else environment.default_op_bytes() // options.lanes
+
+
+def sequence_engine(
+    plan: ReplayPlan, options: RunOptions, on_progress: Callable[[Progress], None] | None
+) -> SequenceEngine:
+    """What replays the sequence of a plan: in a child process, or in this one where the options say so."""
+    config = msgspec.structs.replace(worker_config(options), keep_freed=False)
+    total = len(plan.ops)
+
+    def tell(done: PassDone) -> None:
+        if on_progress is not None:
+            left_s = max(0.0, done.time_s - done.spent_s)
+            on_progress(Progress(done=0, total=total, current=f"pass {done.passes}", elapsed_s=done.spent_s,
+                                 remaining_s=left_s))  # fmt: skip
+
+    return SequenceEngine(
+        plan, config, budget_bytes=options.max_live_bytes, op_time_s=options.op_time_s, limit_s=options.hard_limit_s(),
+        total_time_s=options.total_time_s, tell=tell,
+        executor=make_executor(config) if options.isolation == "none" else None,
+    )  # fmt: skip
 
 
 def make_engine(options: RunOptions) -> Engine:

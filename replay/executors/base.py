@@ -13,9 +13,12 @@ from opreplay.replay.work.amounts import Work
 
 if TYPE_CHECKING:
     from opreplay.replay.gauge import Gauge
+    from opreplay.replay.sequence.parts import SequenceParts
 
 CacheState = Literal["cold", "warm"]
 """Whether an op finds its arguments in the device's caches, as in a loop, or not, as most of them in a model."""
+MeasuredCache = Literal["cold", "warm", "sequence"]
+"""The same of a measurement; in a sequence an op finds what the ops before it left."""
 
 
 class NotReplayable(Exception):
@@ -55,7 +58,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """Quantiles 0, 0.1, ..., 1 of the samples; what comparisons judge beside the median."""
     outliers: int = 0
     """Samples more than three times the distance of the quartiles above the upper one; they count like all others."""
-    cache: CacheState = "warm"
+    cache: MeasuredCache = "warm"
     host_us: float | None = None
     """What the host needs to launch a call; None where that is a part of the call's time."""
     graph: bool = False
@@ -201,6 +204,10 @@ class Executor(Protocol):
 
     def profile(self, prepared: Any, op: ReplayOp) -> Profile:
         """Call the op once under a profiler. Raises RuntimeError where that cannot be had."""
+        ...
+
+    def for_sequences(self) -> SequenceParts:
+        """What a sequence of ops needs of this executor."""
         ...
 
     def synchronize(self) -> None:

@@ -15,10 +15,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from opreplay.replay.executors.base import NotReplayable, Profile
+from opreplay.replay.executors.filled import Filled
 from opreplay.replay.gauge import Gauge
 from opreplay.replay.ir import Assumption, Reason, ReplayOp
+from opreplay.replay.sequence.parts import Found, SequenceParts
+from opreplay.replay.sequence.timers import HostTimer
 from opreplay.replay.work.amounts import Work
+from opreplay.traces.model import TensorMeta
 
 JITTER = (0.0, 0.01, -0.01, 0.005, -0.005)
 """Relative deviations that successive batches show, so that spreads are not zero."""
@@ -108,6 +114,17 @@ class FakeExecutor:
     def evict(self) -> None:
         """There are no caches."""
 
+    def for_sequences(self) -> SequenceParts:
+        def found(op: ReplayOp) -> Found:
+            if op.name == "fake::budget":
+                raise NotReplayable(Reason("budget", "needs 3.2 GB, limit 1.0 GB (--max-op-memory)"))
+            return op, self._behaviour(op.name), ()
+
+        return SequenceParts(
+            found=found, fill=_filled, tools=NoTensors(), synchronize=self.synchronize, free_bytes=lambda: None,
+            timer=HostTimer(lambda: int(self.clock.elapsed_us * 1e3)),
+        )  # fmt: skip
+
     def synchronize(self) -> None:
         """Nothing runs behind the host's back."""
 
@@ -135,6 +152,34 @@ class FakeExecutor:
                 time.sleep(duration_us * 1e-6)
 
         return advance
+
+
+def _filled(op: ReplayOp, function: Callable[..., Any], seed: int) -> Filled:
+    """A call without arguments."""
+    op = msgspec.structs.replace(op, args=())
+    return Filled(op=op, function=function, args={}, initializer="fake", ruled=False, assumptions=(), lengths=None)
+
+
+class NoTensors:
+    """What the passes of a sequence do with tensors where there are none."""
+
+    def flat(self, returned: Any) -> list[Any]:
+        return []
+
+    def fits(self, result: Any, meta: TensorMeta) -> bool:
+        return False
+
+    def seen_as(self, result: Any, meta: TensorMeta) -> Any:
+        return result
+
+    def is_finite(self, tensor: Any) -> bool:
+        return True
+
+    def refill(self, tensor: Any) -> None:
+        """There is nothing to fill."""
+
+    def copy_into(self, tensor: Any, values: Any) -> None:
+        """There is nothing to fill."""
 
 
 def _raise() -> None:

@@ -48,7 +48,7 @@ def plan_memory(ops: Sequence[ReplayOp], linked: Linked, budget_bytes: float = m
     whole = _Sweep(ops, sizes, linked, math.inf).result()
     if whole.peak_bytes <= budget_bytes:
         return whole
-    largest = max((sizes.whole(index) for index in linked.calls), default=0)
+    largest = max((sizes.whole[index] for index in linked.calls), default=0)
     if largest > budget_bytes:
         raise ValueError(f"an op needs {largest} bytes, budget {budget_bytes:.0f}")
     results_bytes = whole.peak_bytes - whole.outside_bytes
@@ -59,18 +59,21 @@ def plan_memory(ops: Sequence[ReplayOp], linked: Linked, budget_bytes: float = m
     return msgspec.structs.replace(made, recycled=recycled)
 
 
+def need_bytes(op: ReplayOp) -> int:
+    """An op with all its arguments and results: a budget below that has no room for it."""
+    inputs = sum(0 if meta is None else budget.tensor_bytes(meta) for _, _, meta in tensors_of(op))
+    outputs = sum(0 if meta is None else budget.tensor_bytes(meta) for meta in results_of(op))
+    # `need_of` knows what an op takes whose results nobody knows.
+    return max(budget.need_of(op).total, inputs + outputs)
+
+
 class _Sizes:
     """Bytes of arguments and results."""
 
     def __init__(self, ops: Sequence[ReplayOp]) -> None:
         self.inputs = [[0 if m is None else budget.tensor_bytes(m) for _, _, m in tensors_of(op)] for op in ops]
         self.outputs = [[0 if m is None else budget.tensor_bytes(m) for m in results_of(op)] for op in ops]
-        # `need_of` knows what an op takes whose results nobody knows, or lie in its arguments.
-        self._need = [budget.need_of(op).total for op in ops]
-
-    def whole(self, index: int) -> int:
-        """An op with all its arguments and results."""
-        return max(self._need[index], sum(self.inputs[index]) + sum(self.outputs[index]))
+        self.whole = [need_bytes(op) for op in ops]
 
     def outside(self, linked: Linked) -> list[int]:
         return [self.inputs[one.op][one.argument] for one in linked.outside]

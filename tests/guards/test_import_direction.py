@@ -17,6 +17,7 @@ TORCH_AT_IMPORT = (
     "opreplay.replay.executors.torch_device",
     "opreplay.replay.executors.torch_graph",
     "opreplay.replay.executors.torch_profile",
+    "opreplay.replay.executors.torch_sequence",
     "opreplay.replay.export",
     "opreplay.replay.forked",
     "opreplay.replay.meta_run",

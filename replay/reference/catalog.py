@@ -74,9 +74,22 @@ MODULES: dict[str, tuple[str, ...]] = {
     "sglang_profiler": ("sglang",),
     "fbgemm": ("fbgemm_sparse", "fbgemm_quant", "fbgemm_tables"),
     "fb": ("fb",),
-    "npu": ("npu_basic", "npu_attention", "npu_training_attention", "npu_moe", "lora", "sampling"),
+    "npu": (
+        "npu_basic",
+        "npu_attention",
+        "npu_training_attention",
+        "npu_moe",
+        "lora",
+        "sampling",
+        "npu_pointwise",
+        "npu_movement",
+        "npu_norm_quant",
+        "npu_attention_training",
+        "npu_gemm",
+        "npu_moe_routing",
+    ),
     "_punica_C": ("lora",),
-    "_C_ascend": ("lora", "sampling"),
+    "_C_ascend": ("lora", "sampling", "npu_norm_quant", "npu_gemm", "npu_moe_routing"),
 }
 """Modules of this package that implement a namespace; imported (with torch) by `register_namespace` only."""
 

@@ -250,7 +250,7 @@ _ACTIVATIONS = {
 }
 
 
-def _ends(group_list: Tensor | list[int] | None, kind: int, groups: int, rows: int) -> list[int]:
+def group_ends(group_list: Tensor | list[int] | None, kind: int, groups: int, rows: int) -> list[int]:
     """Where each group ends, from cumulative ends (0), counts (1) or (index, count) pairs (2)."""
     if group_list is None:
         if groups > 1:
@@ -354,7 +354,7 @@ def npu_grouped_matmul(
             for a, w, b, s, t in zip(x, weights, biases, scales, token_scales, strict=True)
         ]
     rows = x[0]
-    ends = _ends(group_list, group_list_type or 0, len(weights), rows.shape[0])
+    ends = group_ends(group_list, group_list_type or 0, len(weights), rows.shape[0])
     outs, start = [], 0
     token_scale = per_token_scale[0] if per_token_scale else None
     for stop, w, b, s in zip(ends, weights, biases, scales, strict=False):

@@ -28,22 +28,23 @@ def _statistics_shape(query: Tensor, layout: str, heads: int) -> tuple[int, ...]
     return (query.shape[0], heads, query.shape[2] if layout == "BNSD" else query.shape[1], 8)
 
 
-def _fusion_layout(query: Tensor, input_layout: str) -> str:
+def fusion_layout(query: Tensor, input_layout: str) -> str:
     """The layout; where it was not recorded, 4 dims are taken as BNSD and 3 as BSH."""
     return input_layout or ("BNSD" if query.dim() == 4 else "BSH")
 
 
-def _fake_fusion(query: Tensor, head_num: int, input_layout: str) -> _Fusion:
-    shape = _statistics_shape(query, _fusion_layout(query, input_layout), head_num)
+def fake_fusion(query: Tensor, head_num: int, input_layout: str) -> _Fusion:
+    """Output shapes of the forward pass."""
+    shape = _statistics_shape(query, fusion_layout(query, input_layout), head_num)
     top, total = query.new_empty(shape, dtype=torch.float32), query.new_empty(shape, dtype=torch.float32)
     return torch.empty_like(query), top, total, query.new_empty((0,)), 0, 0, 0
 
 
 @reference(
-    f'{_FUSION}, str softmax_layout="", Tensor? sink=None) {_FUSION_RETURNS}', since="2025-12-29", fake=_fake_fusion
+    f'{_FUSION}, str softmax_layout="", Tensor? sink=None) {_FUSION_RETURNS}', since="2025-12-29", fake=fake_fusion
 )
-@reference(f'{_FUSION}, str softmax_layout="") {_FUSION_RETURNS}', since="2025-08-25", fake=_fake_fusion)
-@reference(f"{_FUSION}) {_FUSION_RETURNS}", since="2023-12-27", fake=_fake_fusion)
+@reference(f'{_FUSION}, str softmax_layout="") {_FUSION_RETURNS}', since="2025-08-25", fake=fake_fusion)
+@reference(f"{_FUSION}) {_FUSION_RETURNS}", since="2023-12-27", fake=fake_fusion)
 def npu_fusion_attention(
     query: Tensor,
     key: Tensor,
@@ -67,9 +68,9 @@ def npu_fusion_attention(
     dropout.
     """
     refuse(pse=pse, sink=sink, dropout=keep_prob < 1)
-    layout = _fusion_layout(query, input_layout)
+    layout = fusion_layout(query, input_layout)
     queries = to_sequences(query, layout, head_num, actual_seq_qlen)
-    kv_heads = _kv_heads(query, key, layout, head_num)
+    kv_heads = kv_heads_of(query, key, layout, head_num)
     keys = to_sequences(key, layout, kv_heads, actual_seq_kvlen)
     values = to_sequences(value, layout, kv_heads, actual_seq_kvlen)
     outs, sums = attend_sequences(
@@ -96,7 +97,8 @@ def npu_fusion_attention(
     return result, top, torch.ones_like(top), query.new_empty((0,)), 0, 0, 0
 
 
-def _kv_heads(query: Tensor, key: Tensor, layout: str, heads: int) -> int:
+def kv_heads_of(query: Tensor, key: Tensor, layout: str, heads: int) -> int:
+    """How many heads the keys have, which no argument says."""
     if layout == "BNSD":
         return key.shape[1]
     if layout in ("TND", "BSND"):

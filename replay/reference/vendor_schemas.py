@@ -52,20 +52,28 @@ def with_writes(schema: str, names: Iterable[str]) -> str:
 
 
 def stands_for(
-    *names: str, writes: tuple[str, ...] | None = None, fake: Callable[..., Any] | None = None
+    *names: str,
+    writes: tuple[str, ...] | None = None,
+    lacking: tuple[str, ...] = (),
+    fake: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a function as the stand-in for the known versions of these ops; see `registry.reference`.
 
-    A version that lacks an argument which the function wants is not one that it stands for. `writes` names the
-    arguments that the function writes to, where the vendor's marks do not tell (those of them that a version has);
-    None keeps the vendor's marks. Raises ValueError for an op that no version of fits.
+    A version that lacks an argument which the function wants is not one that it stands for, nor is one that has an
+    argument of `lacking`. `writes` names the arguments that the function writes to, where the vendor's marks do not
+    tell (those of them that a version has); None keeps the vendor's marks. Raises ValueError for an op that no version
+    of fits.
     """
 
     def declare(run: Callable[..., Any]) -> Callable[..., Any]:
         parameters = inspect.signature(run).parameters.values()
         wanted = {parameter.name for parameter in parameters if parameter.default is parameter.empty}
         for name in names:
-            fitting = [(since, schema) for since, schema in versions_of(name) if wanted <= _words(schema)]
+            fitting = [
+                (since, schema)
+                for since, schema in versions_of(name)
+                if wanted <= _words(schema) and not _words(schema) & set(lacking)
+            ]
             if not fitting:
                 raise ValueError(f"no version of {name} has all of {', '.join(sorted(wanted))}")
             for since, schema in fitting:

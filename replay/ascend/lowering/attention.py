@@ -13,6 +13,9 @@ from opreplay.replay.ascend.lowering.registry import lowers
 from opreplay.replay.ascend.lowering.view import OpView, is_contiguous, kernel, spec, strided_copy
 from opreplay.traces.model import TensorMeta
 
+FROM_FIRST_KEY = 1
+"""xformers' and torch's number for a causal mask that starts at the first key; 2 is one that ends at the last."""
+
 
 def _three(op: OpView, at: int = 0) -> tuple[TensorMeta, TensorMeta, TensorMeta]:
     q = op.meta("query", "q", "Q", at=at)
@@ -37,11 +40,38 @@ def _call(
     return KernelCall(type=kind, inputs=tuple(inputs), outputs=outputs, attrs=attrs)
 
 
+def visible(queries: float, keys: float, *, causal: bool, from_end: bool, window: float | None = None) -> float:
+    """Query and key positions of one head and sequence that meet.
+
+    A causal mask starts at the first key, or (`from_end`) ends at the last one; `window` is how many keys a query sees
+    at most.
+    """
+    both = queries * keys
+    if causal:
+        both = max(0.0, queries * (keys - (queries - 1) / 2)) if from_end else queries * (queries + 1) / 2
+        if from_end and queries > keys:
+            both = keys * (keys + 1) / 2
+        elif not from_end and queries > keys:
+            both = keys * (keys + 1) / 2 + (queries - keys) * keys
+    return both if window is None else min(both, queries * window)
+
+
+def _window(op: OpView) -> float | None:
+    """Keys that a query sees at most; None without a sliding window."""
+    left = op.integer("window_size_left", "window_left", default=-1)
+    right = op.integer("window_size_right", "window_right", default=-1)
+    if left < 0:
+        return None
+    causal = op.flag("is_causal", "causal")
+    return left + 1.0 if causal or right < 0 else left + right + 1.0
+
+
 def _heads_second(op: OpView, kind: str, at: int = 0) -> list[KernelCall]:
-    """Query (B, H, S, D)."""
+    """Query (B, H, S, D); torch's causal mask starts at the first key."""
     q, k, v = _three(op, at)
     rows = prod(q.shape[:-1])
-    pairs = rows * k.shape[-2] * (0.5 if op.flag("is_causal", "causal") and q.shape[-2] > 1 else 1.0)
+    queries, causal = max(1, q.shape[-2]), op.flag("is_causal", "causal")
+    pairs = rows / queries * visible(queries, k.shape[-2], causal=causal and queries > 1, from_end=False)
     return [*_fix_ups(op, (q, k, v)), _call(op, kind, (q, k, v), rows, pairs)]
 
 
@@ -53,20 +83,24 @@ def _fix_ups(op: OpView, tensors: Iterable[TensorMeta]) -> list[KernelCall]:
 def _heads_third(op: OpView, kind: str, at: int = 0) -> list[KernelCall]:
     """Query (B, S, H, D), or packed (T, H, D) with cumulative lengths."""
     q, k, v = _three(op, at)
-    causal = op.flag("is_causal", "causal") or op.integer("custom_mask_type", default=0) > 0
-    half = 0.5 if causal else 1.0
-    if len(q.shape) == 4 and op.number("max_seqlen_q", "max_q") is None:
-        rows = prod(q.shape[:-1])
-        pairs = rows * k.shape[1] * (half if q.shape[1] > 1 else 1.0)
+    mask = op.integer("custom_mask_type", default=0)
+    causal = op.flag("is_causal", "causal") or mask > 0
+    window, from_end = _window(op), mask != FROM_FIRST_KEY
+    cumulative = op.meta("cu_seqlens_q", "cum_seq_q", "cu_seqlens_k", "cum_seq_k", "seqstart_q")
+    if len(q.shape) == 4 and (cumulative is None or q.shape[0] > 1):
+        rows, queries = prod(q.shape[:-1]), max(1, q.shape[1])
+        met = visible(queries, k.shape[1], causal=causal and queries > 1, from_end=from_end, window=window)
+        pairs = rows / queries * met
     else:
-        cumulative = op.meta("cu_seqlens_q", "cum_seq_q", "cu_seqlens_k", "cum_seq_k", "seqstart_q")
         heads, tokens = q.shape[-2], prod(q.shape[:-2])
         sequences = max(1, cumulative.shape[0] - 1) if cumulative is not None and cumulative.shape else 1
         longest = op.number("max_seqlen_k", "max_k", "max_seqlen_kv") or tokens / sequences
-        average = min(longest, prod(k.shape[:-2]) / sequences) if len(k.shape) == 3 else longest
+        average = min(longest, prod(k.shape[:-2]) / sequences)
         if sequences > 1:
             op.note(f"{sequences} packed sequences taken as equally long")
-        rows, pairs = tokens * heads, tokens * heads * average * (half if tokens > sequences else 1.0)
+        each = tokens / sequences
+        met = visible(each, average, causal=causal and tokens > sequences, from_end=from_end, window=window)
+        rows, pairs = tokens * heads, sequences * heads * met
     return [*_fix_ups(op, (q, k, v)), _call(op, kind, (q, k, v), rows, pairs)]
 
 

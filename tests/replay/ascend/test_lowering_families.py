@@ -253,3 +253,31 @@ def test_an_op_without_recorded_arguments_is_no_tiny_op() -> None:
 def test_a_pattern_is_registered_once() -> None:
     with pytest.raises(ValueError, match="has a lowering rule already"):
         lowers_like(r"triton_")(lambda view: ())
+
+
+def pairs(name: str, **args: Any) -> float:
+    call = next(k for k in lower(op(name, **args)).kernels if "Attention" in k.type)
+    return float(call.attrs["pairs"])  # type: ignore[arg-type]
+
+
+def test_causal_masks_by_where_they_start_and_sliding_windows() -> None:
+    for queries, keys in ((64, 64), (16, 64), (64, 16), (1, 64)):
+        first = sum(min(i + 1, keys) for i in range(queries)) if queries > 1 else keys
+        last = sum(max(0, keys - queries + i + 1) for i in range(queries)) if queries > 1 else keys
+        heads_second = {"query": meta(2, 4, queries, 32), "key": meta(2, 4, keys, 32), "value": meta(2, 4, keys, 32)}
+        heads_third = {"query": meta(2, queries, 4, 32), "key": meta(2, keys, 2, 32), "value": meta(2, keys, 2, 32)}
+        assert pairs("aten::scaled_dot_product_attention", is_causal=True, **heads_second) == 8 * first
+        assert pairs("aten::scaled_dot_product_attention", is_causal=False, **heads_second) == 8 * queries * keys
+        for more in ({}, {"max_q": queries, "max_k": keys}):
+            assert pairs("aten::_flash_attention_forward", is_causal=True, **more, **heads_third) == 8 * last
+        assert pairs("aten::_efficient_attention_forward", custom_mask_type=1, **heads_third) == 8 * first
+        assert pairs("aten::_efficient_attention_forward", custom_mask_type=2, **heads_third) == 8 * last
+    same = {"query": meta(1, 64, 4, 32), "key": meta(1, 64, 4, 32), "value": meta(1, 64, 4, 32)}
+    narrow = pairs("aten::_flash_attention_forward", is_causal=True, window_size_left=7, **same)
+    assert narrow == 4 * 64 * 8
+    packed = {"query": meta(128, 4, 32), "key": meta(128, 4, 32), "value": meta(128, 4, 32)}
+    lengths = meta(5, dtype="int32")
+    found = pairs("flash_attn::_flash_attn_varlen_forward", causal=True, cu_seqlens_q=lengths, **packed)
+    assert found == 4 * 4 * 32 * 33 / 2
+    one_batch = {name: meta(1, *one.shape) for name, one in packed.items()}
+    assert pairs("aten::_efficient_attention_forward", custom_mask_type=2, cu_seqlens_q=lengths, **one_batch) == found

@@ -144,14 +144,19 @@ def join_notes(joined: Trace) -> list[str]:
     return notes
 
 
-def plan_of(read: Trace | ReplayPlan, selection: Selection, *, device: str) -> ReplayPlan:
-    """The plan of a trace, or what the filters leave of a given plan. Raises UsageError as `restricted` does."""
+def plan_of(
+    read: Trace | ReplayPlan, selection: Selection, *, device: str, in_order: bool = False
+) -> ReplayPlan:  # fmt: skip
+    """The plan of a trace, or what the filters leave of a given plan. Raises UsageError as `restricted` does.
+
+    With `in_order` that of a trace says in which order the ops of one step ran.
+    """
     from opreplay.replay.ir import ReplayPlan
 
     return (
         restricted(read, selection, device=device)
         if isinstance(read, ReplayPlan)
-        else planning.make_plan(read, selection, device=device)
+        else planning.make_plan(read, selection, device=device, in_order=in_order)
     )
 
 

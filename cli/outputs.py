@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from opreplay.replay.report import batch_markdown, csv_, markdown
+from opreplay.replay.report import batch_markdown, csv_, markdown, sequence
 from opreplay.replay.result_lines import JsonLinesSink
 from opreplay.replay.results import Header, MemorySink, OpResult, Record, ResultFile, Summary
 from opreplay.traces.errors import UsageError
@@ -107,6 +107,7 @@ class Outputs:
                 text = render(header, self.memory.results, summary)
                 if render is markdown.render:
                     text += batch_markdown.render(self.memory.traces, self.memory.jobs)
+                    text += sequence.markdown(self.memory.sequence)
                 write_file(path, text, force=True)
 
 

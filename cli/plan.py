@@ -69,7 +69,7 @@ def command(
     use_plugins(plugin)
     devices = load_socs(soc, custom_op_dir)
     read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details)
-    plan = plan_of(read, selection, device=device)
+    plan = plan_of(read, selection, device=device, in_order=output is not None)
     checks = check_on_meta(plan, selection) if meta else None
     if output is not None:
         save(plan, output, force=force)

@@ -129,8 +129,8 @@ def simulate_on(
     return {} if op.reason is not None and not any(one.kernels for one in made.values()) else made
 
 
-def make_plan(trace: Trace, selection: Selection, *, device: str) -> ReplayPlan:
-    """The plan for the selected ops with their outputs filled in."""
+def make_plan(trace: Trace, selection: Selection, *, device: str, in_order: bool = False) -> ReplayPlan:
+    """The plan for the selected ops with their outputs filled in, and `in_order` with the calls of one step."""
     from opreplay.replay.build import build_plan
     from opreplay.replay.outputs import with_outputs
     from opreplay.replay.policy import Policy
@@ -141,7 +141,9 @@ def make_plan(trace: Trace, selection: Selection, *, device: str) -> ReplayPlan:
         phase=selection.phase,
     )  # fmt: skip
     policy = Policy(allow_imports=selection.allow_imports)
-    plan = build_plan(trace, select=selection.select, filters=filters, policy=policy, device=device)
+    plan = build_plan(
+        trace, select=selection.select, filters=filters, policy=policy, device=device, in_order=in_order
+    )  # fmt: skip
     return with_outputs(plan, policy=policy)
 
 

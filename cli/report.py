@@ -29,7 +29,7 @@ def command(result: str, format_: str, output: str | None, force: bool) -> None:
     from opreplay.cli import console
     from opreplay.cli.batch_report import batch_tables
     from opreplay.cli.outputs import check_writable, write_bytes, write_file
-    from opreplay.replay.report import batch_markdown, csv_, json_, markdown, parquet, table
+    from opreplay.replay.report import batch_markdown, csv_, json_, markdown, parquet, sequence, table
     from opreplay.replay.report.facts import coverage_line
     from opreplay.replay.results import read_result_file
     from opreplay.replay.summaries import summary_of
@@ -54,7 +54,9 @@ def command(result: str, format_: str, output: str | None, force: bool) -> None:
         def show(width: int) -> Group:
             from rich.console import Group
 
-            return Group(*batch_tables(file, width=width), table.render(*run, width=width))
+            return Group(
+                *batch_tables(file, width=width), *sequence.tables(file.sequence), table.render(*run, width=width)
+            )
 
         if output is None:
             console.show_line(line)
@@ -65,8 +67,9 @@ def command(result: str, format_: str, output: str | None, force: bool) -> None:
         text = csv_.render(*run)
     elif format_ == "markdown":
         text = markdown.render(*run) + batch_markdown.render(file.traces, file.jobs)
+        text += sequence.markdown(file.sequence)
     else:
-        text = json_.render(*run, file.traces, file.jobs)
+        text = json_.render(*run, file.traces, file.jobs, file.sequence)
     if output is None:
         console.write(text)
     else:

@@ -20,7 +20,9 @@ def show_report(outputs: Outputs, *, coverage: bool = True) -> None:
 
     Where stdout takes the results themselves it is only the coverage, on stderr.
     """
-    from opreplay.replay.report import table
+    from rich.console import Group
+
+    from opreplay.replay.report import sequence, table
     from opreplay.replay.report.facts import coverage_line
 
     header, results, summary = outputs.memory.header, outputs.memory.results, outputs.memory.summary
@@ -32,7 +34,11 @@ def show_report(outputs: Outputs, *, coverage: bool = True) -> None:
         return
     if coverage:
         console.show_line(line)
-    console.show_fitted(lambda width: table.render(header, results, summary, width=width))
+    console.show_fitted(
+        lambda width: Group(
+            *sequence.tables(outputs.memory.sequence), table.render(header, results, summary, width=width)
+        )
+    )
 
 
 def outcome_code(outputs: Outputs, max_failed: int | None) -> ExitCode:

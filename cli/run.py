@@ -22,6 +22,7 @@ from opreplay.cli.options import (
     trace_argument,
     values_option,
 )
+from opreplay.cli.sequence_options import sequence_options
 
 if TYPE_CHECKING:
     from opreplay.cli.planning import Selection
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 @force_option
 @click.option("--dry-run", is_flag=True, help="Say what would run, then stop.")
 @measuring_options
+@sequence_options
 @click.option(
     "--max-failed", type=click.IntRange(min=0), metavar="N", help="Exit with 1 when more ops are skipped or failed."
 )
@@ -79,7 +81,7 @@ def command(
     devices = load_socs(soc, custom_op_dir)
     with Outputs(output, force=force, resume=resume) as outputs:
         read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details)
-        plan = plan_of(read, selection, device=device)
+        plan = plan_of(read, selection, device=device, in_order=measuring.mode == "sequence")
         if dry_run:
             from opreplay.cli.plan_views import show_dry_run
 

@@ -244,14 +244,12 @@ class MemorySink:
         self.traces: list[TraceResult] = []
         self.jobs: list[JobResult] = []
         self.sequence: SequenceResult | None = None
-        self._earlier: dict[str, int] = {}
         self._places: dict[str, int] | None = None
         """Op id → index of its result, from when the run is continued."""
 
     def take(self, file: ResultFile) -> None:
-        """Keep what an earlier part of the run came to; what comes of an op again takes the place of that."""
+        """Keep what an earlier part of the run came to."""
         self.header, self.results, self.summary = file.header, list(file.results), file.summary
-        self._earlier = {result.id: at for at, result in enumerate(self.results)}
         self.traces, self.jobs, self.sequence = list(file.traces), list(file.jobs), file.sequence
 
     def records(self) -> list[Record]:
@@ -268,7 +266,7 @@ class MemorySink:
                 self.results[place] = record
         elif isinstance(record, Resumed):
             self._places = {result.id: index for index, result in enumerate(self.results)}
-            self.summary, self.traces, self.jobs = None, [], []
+            self.summary, self.traces, self.jobs, self.sequence = None, [], [], None
         elif isinstance(record, Header):
             self.header = record
         elif isinstance(record, Summary):

@@ -6,15 +6,18 @@ from collections.abc import Sequence
 
 import msgspec
 
-from opreplay.replay.results import Header, JobResult, OpResult, Summary, TraceResult
+from opreplay.replay.results import Header, JobResult, OpResult, SequenceResult, Summary, TraceResult
 
 
 def render(
     header: Header, results: Sequence[OpResult], summary: Summary, traces: Sequence[TraceResult] = (),
-    jobs: Sequence[JobResult] = (),
+    jobs: Sequence[JobResult] = (), sequence: SequenceResult | None = None,
 ) -> str:  # fmt: skip
-    """`{"header": ..., "ops": [...], "summary": ...}`, indented; a batch has `traces` and `jobs` too."""
+    """`{"header": ..., "ops": [...], "summary": ...}`, indented; a batch has `traces` and `jobs` too, a sequence
+    `sequence`."""
     whole: dict[str, object] = {"header": header, "ops": results, "summary": summary}
     if traces:
         whole |= {"traces": traces, "jobs": jobs}
+    if sequence is not None:
+        whole["sequence"] = sequence
     return msgspec.json.format(msgspec.json.encode(whole), indent=2).decode() + "\n"

@@ -42,7 +42,6 @@ SAMPLES = 4_000_000
 """Times of calls that are kept; a sequence of many calls has fewer passes."""
 DEFAULT_BUDGET = 1 << 30
 """Where a device does not say what is free."""
-RESOLUTION_US = 0.1
 
 Tell = Callable[[PassDone], None]
 
@@ -67,7 +66,7 @@ def serve_sequence(
         run = _Run(parts, task, seed, min(op_bytes, limit), limit, beat)
         run.make_ready()
         program = run.settled()
-        return run.measured(program, options, tell)
+        return run.measured(program, options, executor.clock.resolution_us, tell)
 
 
 class Heartbeat:
@@ -142,7 +141,7 @@ class _Run:
             del program  # its tensors are gone before others are made
         return self._linked()
 
-    def measured(self, program: Program, options: MeasureOptions, tell: Tell) -> SequenceOutcome:
+    def measured(self, program: Program, options: MeasureOptions, resolution_us: float, tell: Tell) -> SequenceOutcome:
         """The passes that count, and what they come to."""
         assert self._plan is not None
         calls = [self._numbers[index] for index in self._plan.linked.calls]
@@ -182,7 +181,7 @@ class _Run:
             self._beat(-1)
             if collecting:
                 gc.enable()
-        return self._outcome(samples, sums, walls, refilled, options)
+        return self._outcome(samples, sums, walls, refilled, options, resolution_us)
 
     def _warm_up(self, program: Program) -> None:
         """One pass that does not count: in the first one everything was looked at, which is no way to fill a cache."""
@@ -252,7 +251,7 @@ class _Run:
 
     def _outcome(
         self, samples: dict[int, array[float]], sums: list[float], walls: list[float], refilled: int,
-        options: MeasureOptions,
+        options: MeasureOptions, resolution_us: float,
     ) -> SequenceOutcome:  # fmt: skip
         assert self._plan is not None
         times = {}
@@ -260,7 +259,7 @@ class _Run:
             op, (initializer, said) = self._task.ops[index], self._said[index]
             if op.id in self.reasons:
                 continue
-            found = summarize(sorted(taken), calls=1, resolution_us=RESOLUTION_US, options=options)
+            found = summarize(sorted(taken), calls=1, resolution_us=resolution_us, options=options)
             found = msgspec.structs.replace(found, cache="sequence")
             times[op.id] = OpTimes(measurement=found, initializer=initializer, assumptions=said)
         shared = self._plan

@@ -22,6 +22,8 @@ LIBRARIES: dict[str, str] = {
     "npu": "torch_npu",
     "_punica_C": "vllm",
     "_C_ascend": "vllm_ascend",
+    "flash_attn_3": "flash_attn_3",
+    "xformers": "xformers",
 }
 """Library that registers the ops of a namespace."""
 
@@ -44,12 +46,12 @@ MODULES: dict[str, tuple[str, ...]] = {
     "_C_cache_ops": ("vllm_cache",),
     "_moe_C": ("vllm_moe", "vllm_linear", "packed_experts", "moe_bookkeeping"),
     "_rocm_C": ("vllm_attention", "vllm_gemm"),
-    "_vllm_fa2_C": ("flash_attention",),
+    "_vllm_fa2_C": ("flash_attention", "attention_forms"),
     "_vllm_fa3_C": ("flash_attention",),
-    "vllm": ("vllm_layers", "vllm_experts", "vllm_aiter", "vllm_linear", "packed_experts", "lora"),
+    "vllm": ("vllm_layers", "vllm_experts", "vllm_aiter", "vllm_linear", "packed_experts", "lora", "attention_forms"),
     "flash_attn": ("flash_attention", "flash_attention_backward"),
-    "xformers_flash": ("xformers",),
-    "xformers_flash3": ("xformers",),
+    "xformers_flash": ("xformers", "attention_gradients"),
+    "xformers_flash3": ("xformers", "attention_gradients"),
     "aiter": (
         "aiter_norm",
         "aiter_gemm",
@@ -59,6 +61,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "moe_bookkeeping",
         "row_topk",
         "sampling",
+        "attention_gradients",
     ),
     "sgl_kernel": (
         "sgl_kernel",
@@ -70,7 +73,15 @@ MODULES: dict[str, tuple[str, ...]] = {
         "sampling",
         "state_space",
     ),
-    "sglang": ("sglang", "vllm_linear", "marlin", "packed_experts", "moe_bookkeeping", "state_space"),
+    "sglang": (
+        "sglang",
+        "vllm_linear",
+        "marlin",
+        "packed_experts",
+        "moe_bookkeeping",
+        "state_space",
+        "attention_forms",
+    ),
     "sglang_profiler": ("sglang",),
     "fbgemm": ("fbgemm_sparse", "fbgemm_quant", "fbgemm_tables"),
     "fb": ("fb",),
@@ -90,6 +101,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "_punica_C": ("lora",),
     "_C_ascend": ("lora", "sampling", "npu_norm_quant", "npu_gemm", "npu_moe_routing"),
+    "flash_attn_3": ("attention_forms", "attention_gradients"),
+    "xformers": ("attention_forms",),
 }
 """Modules of this package that implement a namespace; imported (with torch) by `register_namespace` only."""
 

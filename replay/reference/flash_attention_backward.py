@@ -9,7 +9,7 @@ from opreplay.replay.reference.attention import SCORE_BYTES, ends
 from opreplay.replay.reference.registry import reference
 
 
-def _gradients(
+def sequence_gradients(
     dout: Tensor,
     q: Tensor,
     k: Tensor,
@@ -96,7 +96,8 @@ def flash_attn_backward(
     _refuse(dropout_p, softcap, alibi_slopes)
     bounds = (window_size_left, 0 if causal else window_size_right)
     parts = [
-        _gradients(dout[i], q[i], k[i], v[i], out[i], softmax_lse[i], softmax_scale, bounds) for i in range(q.shape[0])
+        sequence_gradients(dout[i], q[i], k[i], v[i], out[i], softmax_lse[i], softmax_scale, bounds)
+        for i in range(q.shape[0])
     ]
     columns = [torch.stack(column) for column in zip(*parts, strict=True)]
     _store((columns[0], columns[1], columns[2]), (dq, dk, dv))
@@ -143,7 +144,9 @@ def flash_attn_varlen_backward(
     delta = torch.zeros(softmax_lse.shape, dtype=torch.float32, device=q.device)
     for i in range(len(q_ends) - 1):
         rows, keys = slice(q_ends[i], q_ends[i + 1]), slice(k_ends[i], k_ends[i + 1])
-        part = _gradients(dout[rows], q[rows], k[keys], v[keys], out[rows], softmax_lse[:, rows], softmax_scale, bounds)
+        part = sequence_gradients(
+            dout[rows], q[rows], k[keys], v[keys], out[rows], softmax_lse[:, rows], softmax_scale, bounds
+        )
         found[0][rows], found[1][keys], found[2][keys], delta[:, rows] = part
     _store(found, (dq, dk, dv))
     return delta

@@ -31,7 +31,7 @@ def _fake_three(query: Tensor, value: Tensor, cu_seqlens_q: Tensor | None) -> tu
     return *_fake_two(query, value, cu_seqlens_q), query.new_empty((2,), dtype=torch.int64)
 
 
-def _forward(
+def forward(
     query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
     seqused_k: Tensor | None, block_table: Tensor | None, rules: Rules,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -61,7 +61,7 @@ def flash_fwd(
     if p > 0:
         raise ValueError("dropout is not implemented by the reference of flash-attention")
     rules = Rules(scale=softmax_scale, causal=is_causal, window=(window_left, window_right))
-    out, lse = _forward(query, key, value, cu_seqlens_q, cu_seqlens_k, seqused_k, block_tables, rules)
+    out, lse = forward(query, key, value, cu_seqlens_q, cu_seqlens_k, seqused_k, block_tables, rules)
     return out, lse, torch.zeros(2, dtype=torch.int64, device=query.device)
 
 
@@ -82,4 +82,4 @@ def flash3_fwd(
     if p > 0 or leftpad_k is not None:
         raise ValueError("dropout and leftpad_k are not implemented by the reference of flash-attention")
     rules = Rules(scale=softmax_scale, causal=is_causal, window=(window_left, window_right))
-    return _forward(query, key, value, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, rules)
+    return forward(query, key, value, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, rules)

@@ -71,12 +71,15 @@ def call() -> Callable[..., Any]:
     """`call("ns::op", name=value, ..)` runs the newest version and gives its result.
 
     On the way: the schema tells the truth about writes and aliases, meta tensors give the same shapes and dtypes, and
-    where there is a GPU it gives the same values. `overload` picks an older version.
+    where there is a GPU it gives the same values. `overload` picks an older version; optional arguments may be absent.
     """
     torch.manual_seed(0)
 
     def run(name: str, overload: str = "default", **kwargs: Any) -> Any:
         target = getattr(_op(name), overload)
+        for argument in target._schema.arguments:
+            if not argument.has_default_value() and str(argument.type).startswith("Optional"):
+                kwargs.setdefault(argument.name, None)
         there = {key: _moved(_cloned(value)) for key, value in kwargs.items()} if torch.cuda.is_available() else None
         promised = _tensors(target(**{key: _meta(value) for key, value in kwargs.items()}))
         before = {key: _bytes(value) for key, value in kwargs.items()}

@@ -1,9 +1,12 @@
 """Breaks runs at random moments and continues them: what is lost, repeated or left behind?
 
-    python benchmarks/faults.py --runs 200
+    python benchmarks/faults.py --runs 200                    # all kinds in turn
+    python benchmarks/faults.py --runs 20 --kinds "power loss,kill a Ray worker"
 
 Each run has a plan of fake ops that take some real time, and one fault: an op that raises, hangs, crashes, aborts or
-eats memory; or SIGKILL of the worker, SIGKILL or Ctrl-C of the run itself, or a full disk, at a random moment.
+eats memory; or, at a random moment, SIGKILL of the worker, SIGKILL, SIGTERM or Ctrl-C of the run itself, a full disk, a
+power loss (what was not forced to the disk may be gone, cut or zeros), the same with the two lanes of a batch, and
+SIGKILL of a worker or of the run on a Ray cluster, which this command starts.
 Afterwards no process may be left, every op whose result was reported must be in the file, and continuing must complete
 the file with each op exactly once. Prints one line a kind; exits with 1 when anything was wrong.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import os
 import random
 import re
@@ -21,15 +25,21 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic, sleep
 
+import msgspec
+
+from opreplay.cli.signals import Interrupts
 from opreplay.replay.attempt import Outcome
+from opreplay.replay.batch import Batch, TracePlan
 from opreplay.replay.ir import Recorded, ReplayOp, ReplayPlan
 from opreplay.replay.isolation import ChildProcess
 from opreplay.replay.result_lines import JsonLinesSink
 from opreplay.replay.results import OpResult, Record, read_result_file
-from opreplay.replay.run import RunOptions, make_runner, run_plan
+from opreplay.replay.run import RunOptions, run_plan, worker_config
+from opreplay.replay.schedule import Engine, Lanes, OneByOne
 from opreplay.traces.errors import OpReplayError
 
 OPS = 12
@@ -38,10 +48,30 @@ IN_OP = {
     "exit": "failed: the process ended", "allocate": "budget: ", "hang": "budget: time",
 }  # fmt: skip
 """Fake op → start of the reason that its result must have."""
-OUTSIDE = ("kill the worker", "kill the run", "Ctrl-C", "full disk")
+SURVIVED = ("kill the worker", "kill a lane", "kill a Ray worker")
+"""What a run must live through without being continued."""
+SIGNALS = {
+    "kill the worker": signal.SIGKILL, "kill the run": signal.SIGKILL, "Ctrl-C": signal.SIGINT,
+    "SIGTERM": signal.SIGTERM, "power loss": signal.SIGKILL, "kill a lane": signal.SIGKILL,
+    "kill a batch": signal.SIGKILL, "Ctrl-C of a batch": signal.SIGINT, "kill a Ray worker": signal.SIGKILL,
+    "kill a run on Ray": signal.SIGKILL,
+}  # fmt: skip
+KINDS = (*IN_OP, "full disk", *SIGNALS)
 OPTIONS = RunOptions(executor="fake", max_op_bytes=10**6, limit_s=2.0)
 MOMENTS_S = (0.0, 1.2)
-"""When a fault comes after the first result; a run takes about a second of measuring."""
+"""When a fault comes after the first results; a run takes about a second of measuring."""
+ENDED_S = 20.0
+"""Time for the processes of a run that has ended to end as well; Ray takes some to notice."""
+
+
+def is_on_ray(fault: str) -> bool:
+    """Whether the run is on the cluster."""
+    return "Ray" in fault
+
+
+def is_batch(fault: str) -> bool:
+    """Whether the run is that of two traces in two lanes."""
+    return fault in ("kill a lane", "kill a batch", "Ctrl-C of a batch")
 
 
 def plan_with(fault: str, position: int) -> ReplayPlan:
@@ -57,12 +87,12 @@ def plan_with(fault: str, position: int) -> ReplayPlan:
 
 
 class Telling(JsonLinesSink):
-    """Says on stdout which results are written, after they are."""
+    """Says on stdout which results are written, and how long the file is then, after they are."""
 
     def write(self, record: Record) -> None:
         super().write(record)
         if isinstance(record, OpResult):
-            os.write(1, f"op {record.id}\n".encode())
+            os.write(1, f"op {record.id} {os.fstat(self._stream.fileno()).st_size}\n".encode())
 
 
 class Named(ChildProcess):
@@ -78,22 +108,35 @@ class Named(ChildProcess):
         return outcome
 
 
-def work(path: Path, fault: str, position: int, file_bytes: int) -> int:
+def engine_for(fault: str, address: str) -> Engine:
+    """One process, two lanes, or two workers on the cluster at `address`."""
+    config, limit_s = worker_config(OPTIONS), OPTIONS.hard_limit_s()
+    if is_on_ray(fault):
+        from opreplay.replay.schedule_ray import RayLanes
+
+        return RayLanes(config, limit_s=limit_s, lanes=2, address=address)
+    if is_batch(fault):
+        return Lanes([Named(config, limit_s=limit_s) for _ in range(2)])
+    return OneByOne(Named(config, limit_s=limit_s))
+
+
+def work(path: Path, fault: str, position: int, file_bytes: int, address: str) -> int:
     """One process of a run: begins or continues the file."""
+    Interrupts().install()
     if file_bytes:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, resource.RLIM_INFINITY))
-    earlier = None
+    plan, earlier, close, options = plan_with(fault, position), None, None, OPTIONS
+    if is_batch(fault):
+        batch = Batch.of(TracePlan(path=f"rank{rank}.json", plan=plan, rank=rank, world_size=2) for rank in range(2))
+        plan, close, options = batch.plan(), batch.close, msgspec.structs.replace(OPTIONS, lanes=2)
     with contextlib.ExitStack() as stack:
         if path.exists() and b"\n" in path.read_bytes():
             sink, earlier = Telling.reopen(path)
         else:
             sink = Telling.open(path, force=True)
         stack.enter_context(sink)
-        runner = make_runner(OPTIONS)
-        assert isinstance(runner, ChildProcess)
-        runner.__class__ = Named
         try:
-            run_plan(plan_with(fault, position), OPTIONS, sink=sink, runner=runner, earlier=earlier)
+            run_plan(plan, options, sink=sink, engine=engine_for(fault, address), earlier=earlier, close=close)
         except OpReplayError:
             return 4
         except KeyboardInterrupt:
@@ -101,58 +144,90 @@ def work(path: Path, fault: str, position: int, file_bytes: int) -> int:
     return 0
 
 
-def started(path: Path, fault: str, position: int, file_bytes: int = 0) -> subprocess.Popen[str]:
+def started(path: Path, fault: str, position: int, file_bytes: int, address: str) -> subprocess.Popen[str]:
     """`work` in a process of its own."""
-    arguments = ["--work", str(path), fault, str(position), str(file_bytes)]
+    arguments = ["--work", str(path), fault, str(position), str(file_bytes), address]
     return subprocess.Popen([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True)
 
 
-def one(fault: str, rng: random.Random, path: Path) -> list[str]:
+def one(fault: str, rng: random.Random, path: Path, address: str) -> list[str]:
     """Break one run and continue it; what was wrong."""
     position = rng.randrange(OPS)
     file_bytes = rng.randrange(200, 9000) if fault == "full disk" else 0
-    process = started(path, fault, position, file_bytes)
+    process = started(path, fault, position, file_bytes, address)
     assert process.stdout is not None
-    told = ""
-    if fault in ("kill the worker", "kill the run", "Ctrl-C"):
-        told = _until_an_op(process)
-        sleep(rng.uniform(*MOMENTS_S))
+    told, actors, workers = "", set[int](), set[int]()
+    if fault in SIGNALS:
+        told = _until_ops(process, 4 if is_batch(fault) else 1)
+        sleep(rng.uniform(*MOMENTS_S) / (2 if is_batch(fault) else 4 if is_on_ray(fault) else 1))
+        if is_on_ray(fault):
+            actors, workers = _ray_workers()
+            if not actors and process.poll() is None:
+                return ["found no worker to kill"]
         children = re.findall(r"child (\d+)", told)
-        victim = int(children[-1]) if fault == "kill the worker" and children else process.pid
+        victims = sorted(actors) or [int(pid) for pid in children[-1:]]
+        victim = rng.choice(victims) if fault in SURVIVED and victims else process.pid
         with contextlib.suppress(ProcessLookupError):
-            os.kill(victim, signal.SIGINT if fault == "Ctrl-C" else signal.SIGKILL)
+            os.kill(victim, SIGNALS[fault])
     told += process.stdout.read()
-    process.wait(60)
-    wrong = _left_behind(told)
+    process.wait(120)
+    wrong = _left_behind({int(pid) for pid in re.findall(r"child (\d+)", told)} | workers)
+    if fault == "power loss":
+        _lose_power(path, told, rng)
     reported = re.findall(r"op (\w+)", told)
     kept = _results(path)
     lost = set(reported) - set(kept)
     wrong += [f"lost {len(lost)} results that were reported"] if lost else []
     if len(kept) - len(reported) > 1:
         wrong.append("more results than were reported")
-    if fault not in OUTSIDE and len(kept) < OPS:
-        wrong.append(f"a fault of one op cost {OPS - len(kept)}")
-    again = started(path, fault, position)
-    repeated = set(re.findall(r"op (\w+)", again.communicate(timeout=120)[0])) & set(kept)
+    if (fault in IN_OP or fault in SURVIVED) and len(kept) < OPS:
+        wrong.append(f"a fault of one op or worker cost {OPS - len(kept)}")
+    again = started(path, fault, position, 0, address)
+    repeated = set(re.findall(r"op (\w+)", again.communicate(timeout=240)[0])) & set(kept)
     wrong += [f"repeated {len(repeated)} ops"] if repeated else []
     return wrong + _whole(path, fault, position)
 
 
-def _until_an_op(process: subprocess.Popen[str]) -> str:
-    """What the process says up to its first result."""
+def _until_ops(process: subprocess.Popen[str], count: int) -> str:
+    """What the process says up to its first results."""
     assert process.stdout is not None
     told = ""
     for line in process.stdout:
         told += line
-        if line.startswith("op "):
+        count -= line.startswith("op ")
+        if not count:
             break
     return told
 
 
-def _left_behind(told: str) -> list[str]:
+def _lose_power(path: Path, told: str, rng: random.Random) -> None:
+    """Of what was written after the last line that was reported, any part may be on the disk, or zeros in its place."""
+    safe = max((int(size) for size in re.findall(r"op \w+ (\d+)", told)), default=0)
+    size = path.stat().st_size
+    os.truncate(path, rng.randint(min(safe, size), size))
+    with path.open("ab") as file:
+        file.write(bytes(rng.choice((0, 1, 100, 4096))))
+
+
+def _ray_workers() -> tuple[set[int], set[int]]:
+    """Actors of this command's cluster, and all processes below them, in which they run ops."""
+    parents, titles = dict[int, int](), dict[int, bytes]()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            titles[int(folder.name)] = (folder / "cmdline").read_bytes()
+
+    def is_below(pid: int, tops: set[int]) -> bool:
+        return pid in tops or (pid in parents and is_below(parents[pid], tops))
+
+    named = {pid for pid, title in titles.items() if title.startswith(b"ray::LaneActor")}
+    actors = {pid for pid in named if is_below(pid, {os.getpid()})}
+    return actors, {pid for pid in parents if is_below(pid, actors)}
+
+
+def _left_behind(waiting: set[int]) -> list[str]:
     """Children of a run that has ended must end as well, within moments."""
-    waiting = {int(pid) for pid in re.findall(r"child (\d+)", told)}
-    deadline = monotonic() + 5
+    deadline = monotonic() + ENDED_S
     while waiting and monotonic() < deadline:
         waiting = {pid for pid in waiting if _is_alive(pid)}
         sleep(0.02)
@@ -182,6 +257,8 @@ def _whole(path: Path, fault: str, position: int) -> list[str]:
         wrong.append("not completed")
     if sorted(result.id for result in file.results) != [f"{i:012x}" for i in range(OPS)]:
         wrong.append("not each op once")
+    if is_batch(fault) and [trace.replayed for trace in file.traces] != [OPS, OPS]:
+        wrong.append("not each trace once")
     if not path.read_bytes().endswith(b"\n"):
         wrong.append("a partial line")
     for index, result in enumerate(sorted(file.results, key=lambda result: result.id)):
@@ -191,29 +268,53 @@ def _whole(path: Path, fault: str, position: int) -> list[str]:
     return wrong
 
 
+@contextlib.contextmanager
+def cluster(wanted: bool) -> Iterator[str]:
+    """The address of a cluster of this machine for all runs on Ray; an empty one where there are none."""
+    if not wanted:
+        yield ""
+        return
+    from opreplay.replay.schedule_ray import LOCAL_IP, import_ray
+
+    ray = import_ray()
+    started = ray.init(
+        num_cpus=4, include_dashboard=False, _node_ip_address=LOCAL_IP, log_to_driver=False, logging_level="ERROR"
+    )
+    try:
+        yield started.address_info["address"]
+    finally:
+        ray.shutdown()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Break runs at random moments and continue them.")
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--work", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--kinds", default=",".join(KINDS), help="faults to take in turn, by default all")
+    parser.add_argument("--work", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
-        path, fault, position, file_bytes = args.work
-        return work(Path(path), fault, int(position), int(file_bytes))
+        path, fault, position, file_bytes, address = args.work
+        return work(Path(path), fault, int(position), int(file_bytes), address)
+    kinds = [kind.strip() for kind in args.kinds.split(",")]
+    if unknown := set(kinds) - set(KINDS):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; the kinds are {', '.join(KINDS)}")
+    if importlib.util.find_spec("ray") is None:
+        kinds = [kind for kind in kinds if not is_on_ray(kind)]
+        print("Ray is not installed: its faults are left out")
     rng = random.Random(args.seed)
-    kinds = [*IN_OP, *OUTSIDE]
     runs, bad = Counter[str](), Counter[str]()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, cluster(any(map(is_on_ray, kinds[: args.runs]))) as address:
         for index in range(args.runs):
             fault = kinds[index % len(kinds)]
-            wrong = one(fault, rng, Path(folder) / f"{index}.jsonl")
+            wrong = one(fault, rng, Path(folder) / f"{index}.jsonl", address)
             runs[fault] += 1
             bad[fault] += bool(wrong)
             for what in wrong:
                 print(f"run {index}, {fault}: {what}", flush=True)
     for fault, count in runs.items():
-        print(f"{fault:16} {count:4} runs, {bad[fault]} wrong")
-    print(f"{'all':16} {runs.total():4} runs, {bad.total()} wrong")
+        print(f"{fault:18} {count:4} runs, {bad[fault]} wrong")
+    print(f"{'all':18} {runs.total():4} runs, {bad.total()} wrong")
     return 1 if bad.total() else 0
 
 

@@ -51,6 +51,7 @@ class JsonLinesSink:
             ) from None
         sink = cls._owned(stream, path)
         stream.truncate(0)
+        _name_to_disk(Path(path))
         return sink
 
     @classmethod
@@ -140,6 +141,16 @@ def write_whole(write: Callable[[memoryview], int | None], data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[write(rest) or 0 :]
+
+
+def _name_to_disk(path: Path) -> None:
+    """The entry of a new file in its folder, without which a power failure takes the file as a whole."""
+    with contextlib.suppress(OSError):  # some file systems have no such thing, and some folders may not be opened
+        descriptor = os.open(path.absolute().parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _to_disk(descriptor: int) -> None:

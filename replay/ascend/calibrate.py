@@ -15,7 +15,8 @@ import msgspec
 
 from opreplay.replay.ascend.accuracy import Compared, Launch, compare_group, percentile
 from opreplay.replay.ascend.device_file import SCHEMA_VERSION, DeviceFile, compile_device
-from opreplay.replay.ascend.fit import Sample, fit, moved
+from opreplay.replay.ascend.fit import Sample, fit
+from opreplay.replay.ascend.nearby import Place, learned, place_of
 from opreplay.replay.ascend.predict import family_of
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
 from opreplay.replay.ascend.residency import resident_of
@@ -75,9 +76,30 @@ def training_samples(group: Group, device: DeviceProfile) -> list[Sample]:
 def fitted_to(
     groups: Sequence[Group], devices: dict[str, DeviceProfile], *, prior_width: float = 1.0
 ) -> dict[str, DeviceProfile]:
-    """The devices with constants fitted to the groups; see `fit` for `prior_width`."""
+    """The devices with constants fitted to the groups, and what those leave over; see `fit` for `prior_width`."""
     samples = [s for g in groups for s in training_samples(g, devices[g.soc])]
-    return fit(samples, devices, prior_width=prior_width)[0]
+    return with_nearby(fit(samples, devices, prior_width=prior_width)[0], groups)
+
+
+def with_nearby(devices: dict[str, DeviceProfile], groups: Sequence[Group]) -> dict[str, DeviceProfile]:
+    """The devices with the groups as neighbours of other kernels, each on its own SoC; those that it had are kept."""
+    found: dict[tuple[str, str], list[tuple[float, Place, float]]] = defaultdict(list)
+    for group in groups:
+        device, call = devices[group.soc], group.launches[0].row.call
+        family = family_of(call, device)
+        place, one = place_of(call, family.form), compare_group(group.launches, device)
+        if place is not None and one.predicted_us > 0:
+            found[group.soc, family.name].append((one.total_us, place, math.log(one.measured_us / one.predicted_us)))
+    out = dict(devices)
+    for (soc, name), known in found.items():
+        family = out[soc].families[name]
+        known.sort(key=lambda item: -item[0])
+        nearby = dict(family.nearby)
+        for kind, new in learned([(place, residual) for _, place, residual in known], family.form).items():
+            nearby[kind] = nearby.get(kind, ()) + new
+        families = {**out[soc].families, name: msgspec.structs.replace(family, nearby=nearby)}
+        out[soc] = msgspec.structs.replace(out[soc], families=families)
+    return out
 
 
 def _held_out(groups: Sequence[Group], devices: dict[str, DeviceProfile]) -> list[HeldOut]:
@@ -179,9 +201,7 @@ def calibrate(
     """
     across = cross_validate(groups, devices, folds=folds, on_fold=on_fold)
     elsewhere = leave_one_soc_out(groups, devices) if len({g.soc for g in groups}) > 1 else []
-    samples = [s for g in groups for s in training_samples(g, devices[g.soc])]
-    fitted, parameters, theta = fit(samples, devices)
-    fitted = moved(devices, parameters, theta)
+    fitted = fitted_to(groups, devices)
     counts: dict[tuple[str, str], int] = defaultdict(int)
     for group in groups:
         counts[group.soc, family_of(group.launches[0].row.call, devices[group.soc]).name] += 1

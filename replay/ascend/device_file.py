@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Form, Link, Rates
+from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Form, Link, Neighbour, Rates
 from opreplay.replay.ascend.quantity import Quantity, Trust
 from opreplay.traces.errors import FormatError, UsageError
 
@@ -23,10 +23,16 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
-SCHEMA_VERSION = 1
-"""Changes of format: 1 first version."""
+SCHEMA_VERSION = 2
+"""Changes of format: 1 first version; 2 families may have `nearby`."""
 
 MAX_FILE_BYTES = 4 << 20
+
+RETIRED = frozenset({"reread_reach"})
+"""Rates that files of version 1 may give and that no cost depends on any more."""
+
+MAX_PULL = 10.0
+"""Largest pull of a neighbour that a file may give; close neighbours that disagree pull more than they say together."""
 
 DATASHEET: dict[str, str] = {
     "aic_cores": "core", "aiv_cores": "core", "frequency": "Hz", "macs_float16": "MAC/cycle/core",
@@ -75,6 +81,7 @@ class FamilyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     scale: float | None = None
     band: float | None = None
     hf32: bool | None = None
+    nearby: dict[str, tuple[Neighbour, ...]] | None = None
     samples: int | None = None
     samples_elsewhere: int | None = None
 
@@ -120,9 +127,9 @@ def _decode(text: bytes, kind: type[Any], where: str) -> Any:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FormatError(f"{where}: not TOML: {error}") from error
     version = raw.get("schema_version")
-    if version != SCHEMA_VERSION:
+    if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
         raise FormatError(
-            f"{where}: schema_version is {version!r}, this opreplay reads {SCHEMA_VERSION}",
+            f"{where}: schema_version is {version!r}, this opreplay reads 1 to {SCHEMA_VERSION}",
             hint="a newer opreplay may read it" if isinstance(version, int) and version > SCHEMA_VERSION else "",
         )
     for section, entry_kind in (("datasheet", Quantity), ("rates", Quantity), ("families", FamilyEntry)):
@@ -180,6 +187,8 @@ def _checked(file: DeviceFile, where: str) -> DeviceFile:
     model = load_model()
     given = {name: value for name, value in file.datasheet.items() if name not in NETWORK}
     _check_names(where, "datasheet", given, set(DATASHEET), complete=file.base is None)
+    if file.schema_version == 1:
+        file = msgspec.structs.replace(file, rates={k: v for k, v in file.rates.items() if k not in RETIRED})
     _check_names(where, "rates", file.rates, set(Rates.__struct_fields__), complete=False)
     _check_names(where, "families", file.families, set(model.families), complete=False)
     for name, quantity in file.datasheet.items():
@@ -198,6 +207,11 @@ def _checked(file: DeviceFile, where: str) -> DeviceFile:
             value = getattr(entry, number)
             if value is not None and not 0 <= value < 1e9:
                 raise FormatError(f"{where}: families.{name}.{number} must be 0 or more, is {value}")
+        for kind, neighbours in (entry.nearby or {}).items():
+            if any(min(one.sizes) < 1 or not abs(one.pull) <= MAX_PULL for one in neighbours):
+                raise FormatError(
+                    f"{where}: families.{name}.nearby.{kind}: sizes must be 1 or more, pulls within {MAX_PULL:g}"
+                )
         if entry.types or entry.form:
             raise FormatError(f"{where}: families.{name}: form and types belong to the shared model")
     return file
@@ -219,7 +233,7 @@ def compile_device(file: DeviceFile) -> DeviceProfile:
         values: dict[str, Any] = {"name": name, "form": entry.form or "elementwise"}
         for layer in (entry, base.families.get(name) if base else None, file.families.get(name)):
             if layer is not None:
-                for field in (*NUMBERS, "hf32", "samples", "samples_elsewhere"):
+                for field in (*NUMBERS, "hf32", "nearby", "samples", "samples_elsewhere"):
                     value = getattr(layer, field)
                     if value is not None:
                         values[field] = value

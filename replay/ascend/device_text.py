@@ -37,7 +37,17 @@ def _family(family: FamilyCost, default: FamilyCost, source: str) -> str:
         lines.append('source = "fitted to other SoCs"\nconfidence = "fitted"')
     else:
         lines.append('source = "shared model; the band from all families"\nconfidence = "assumed"')
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_nearby(family)]) + "\n"
+
+
+def _nearby(family: FamilyCost) -> list[str]:
+    if not family.nearby:
+        return []
+    lines = [f"[families.{family.name}.nearby]"]
+    for kind, neighbours in family.nearby.items():
+        entries = ", ".join(f"{{ sizes = {list(one.sizes)}, pull = {one.pull:.4f} }}" for one in neighbours)
+        lines.append(f"{json.dumps(kind)} = [{entries}]")
+    return lines
 
 
 def device_text(file: DeviceFile, device: DeviceProfile, *, header: str, source: str, model: DeviceProfile) -> str:

@@ -32,7 +32,7 @@ RATE_WIDTHS: dict[str, float] = {
     "l2_bytes_per_cycle": 0.4, "vector_overlap": 0.25, "resident_share": 0.15, "resident_reach": 0.5,
     "resident_sharpness": 0.3, "weight_resident_share": 0.4, "sequence_reach": 0.4, "sequence_sharpness": 0.4,
     "mac_efficiency": 0.05, "l1_fill_bytes_per_cycle": 0.25, "l1_fill_hbm_bytes_per_cycle": 0.25,
-    "l1_narrow_exponent": 0.4, "overlap_p": 0.4, "fixpipe_bytes_per_cycle": 0.5, "wave_us": 0.8, "reread_reach": 0.3,
+    "l1_narrow_exponent": 0.4, "overlap_p": 0.4, "fixpipe_bytes_per_cycle": 0.5, "wave_us": 0.8, "split_depth": 0.2,
 }  # fmt: skip
 """Widths of the priors of shared rates, in log units."""
 

@@ -9,6 +9,7 @@ from opreplay.replay.ascend.cost.collective import collective_terms
 from opreplay.replay.ascend.cost.cube import conv_terms, matmul_terms
 from opreplay.replay.ascend.cost.vector import vector_terms
 from opreplay.replay.ascend.kernel import Bound, Confidence, KernelCall, KernelPrediction
+from opreplay.replay.ascend.nearby import correction
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
 
 Terms = Callable[..., dict[str, float]]
@@ -90,7 +91,8 @@ def predict_time_us(
     """The time alone, in microseconds; see `predict_kernel`."""
     family = family or device.family(variant(call))
     terms = FORMS.get(family.form, vector_terms)(call, family, device, resident)
-    return sum(terms.values()) * family.scale
+    scale = family.scale * correction(call, family) if family.nearby else family.scale
+    return sum(terms.values()) * scale
 
 
 def predict_kernel(call: KernelCall, device: DeviceProfile, resident: float | None = None) -> KernelPrediction:
@@ -102,7 +104,7 @@ def predict_kernel(call: KernelCall, device: DeviceProfile, resident: float | No
     """
     family = device.family(variant(call))
     terms = FORMS.get(family.form, vector_terms)(call, family, device, resident)
-    scale = family.scale
+    scale = family.scale * correction(call, family) if family.nearby else family.scale
     time_us = longest = 0.0
     bound: Bound = "none"
     scaled: dict[str, float] = {}

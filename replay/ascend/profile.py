@@ -82,9 +82,17 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     fixpipe_bytes_per_cycle: float
     wave_us: float
     """Start-up of one wave of tiles."""
-    reread_reach: float
-    """Bytes that the cores of one wave stream, as a multiple of the L2's size, at which half of what they share has to
-    be read again."""
+    split_depth: float
+    """Depth K of a product at which half of what its pipes could overlap is lost: a long K is split, and each piece is
+    added to the result in memory before the next one starts."""
+
+
+class Neighbour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A measured kernel that says something of others of nearly its sizes (see `nearby`)."""
+
+    sizes: tuple[int, int, int]
+    pull: float
+    """What it adds to the logarithm of the time of a kernel of its own sizes; others' pulls add to that."""
 
 
 class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +120,8 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     """Least rows that one core takes, however few there are."""
     hf32: bool = False
     """float32 inputs run at the HF32 rate."""
+    nearby: dict[str, tuple[Neighbour, ...]] = {}
+    """Kernels measured on this SoC, by kind."""
     samples: int = 0
     """Unique kernels of this family measured on this SoC."""
     samples_elsewhere: int = 0

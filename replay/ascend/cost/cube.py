@@ -12,6 +12,8 @@ from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
 
 JOB_COLUMNS = 256
 """Columns of the weights that a core keeps while an expert's rows pass: those of the usual base tile."""
+SPLIT_SHARPNESS = 4.0
+"""How abruptly overlapping is lost around the depth `split_depth`: 6 % at half of it, 94 % at its double."""
 ACCUMULATORS = 32768
 """float32 accumulators that the 128 KiB of L0C hold: the largest base tile, rows times columns."""
 
@@ -129,12 +131,13 @@ def gemm_terms(
     """Terms of a matrix product in microseconds, over the best base tile.
 
     Time = launch + (cube^p + l2^p + hbm^p)^(1/p) + fixpipe, with waves = ceil(tiles / cores); each term reported is
-    its share of the overlapped sum, so that the terms add up to the time. `family.memory_factor` is on the loading of
-    operands: float32 rows are rearranged at half the pace. `skew` stretches what the busiest core computes and loads.
-    A product without elements costs its launch.
+    its share of the overlapped sum, so that the terms add up to the time. Over a very long K, which CANN splits, the
+    pipes of a core wait for each other, and L1 to L0 takes about as long as computing. `family.memory_factor` is on
+    the loading of operands: float32 rows are rearranged at half the pace. `skew` stretches what the busiest core
+    computes and loads. A product without elements costs its launch.
     """
     if not gemm.batch * gemm.m * gemm.n:
-        return _split((0.0, 0.0, 0.0, 0.0, 0), family, device)
+        return _split((0.0, 0.0, 0.0, 0.0, 0.0), family, device)
     rates, freq = device.rates, device.freq_hz
     item = itemsize(gemm.dtype)
     once = gemm.k * item
@@ -144,8 +147,8 @@ def gemm_terms(
     fill = 1 / (resident / rates.l1_fill_bytes_per_cycle + (1 - resident) / rates.l1_fill_hbm_bytes_per_cycle)
     k_padded = -(-gemm.k // 16) * 16
     macs = mac_rate(gemm.dtype, device, family.hf32) * rates.mac_efficiency * freq
-    weight = (1 if gemm.shared_b else gemm.batch) * gemm.n * once
-    best: tuple[float, float, float, float, int] | None = None
+    serial = 1 / (1 + (rates.split_depth / max(1, gemm.k)) ** SPLIT_SHARPNESS)
+    best: tuple[float, float, float, float, float] | None = None
     p = rates.overlap_p
     for bm, bn in base_tiles(gemm, device.aic_cores):
         down, across = -(-gemm.m // bm), -(-gemm.n // bn)
@@ -160,26 +163,25 @@ def gemm_terms(
         loaded = _fill_bytes(a_run, gemm.a_fractal, min(rows, gemm.m) * once, rates.l1_narrow_exponent)
         loaded += _fill_bytes(b_run, gemm.b_fractal, min(cols, gemm.n) * once, rates.l1_narrow_exponent)
         load = skew * waves * loaded * family.memory_factor / (fill * freq)
-        # Over a long K the cores drift apart, and what they share has left L2 when the last of them wants it.
-        stream = cores * (rows + cols) * once
-        again = (gemm.batch * gemm.m * once * (across - 1) + weight * (down - 1)) * stream
-        again /= stream + rates.reread_reach * device.l2_bytes
         hbm = min(device.hbm_bytes_per_s * rates.hbm_cube_efficiency, cores * rates.core_hbm_bytes_per_cycle * freq)
-        far = (far_bytes + again) / hbm
+        far = far_bytes / hbm
+        overlapped = (mac**p + load**p + far**p) ** (1 / p)
+        overlapped += serial * max(0.0, 2 * mac + load - overlapped)
         drain = rows * cols * 4 / (rates.fixpipe_bytes_per_cycle * freq)
-        total = (mac**p + load**p + far**p) ** (1 / p) + drain + waves * rates.wave_us * 1e-6
+        total = overlapped + drain + waves * rates.wave_us * 1e-6
         if best is None or total < best[0]:
-            best = (total, mac, load, far, waves)
+            best = (total, overlapped, mac, load, far)
     assert best is not None
     return _split(best, family, device)
 
 
-def _split(best: tuple[float, float, float, float, int], family: FamilyCost, device: DeviceProfile) -> dict[str, float]:
-    total, mac, load, far, _ = best
+def _split(
+    best: tuple[float, float, float, float, float], family: FamilyCost, device: DeviceProfile
+) -> dict[str, float]:
+    total, overlapped, mac, load, far = best
     p = device.rates.overlap_p
     powers = mac**p, load**p, far**p
     norm = sum(powers)
-    overlapped = norm ** (1 / p)
     share = overlapped * 1e6 / norm if norm > 0 else 0.0
     return {
         "launch": device.rates.cube_launch_us + family.fixed_us,
@@ -254,8 +256,9 @@ def conv_terms(
     far = moved * (1 - resident) / (device.hbm_bytes_per_s * rates.hbm_cube_efficiency)
     near = moved * resident * share / (rates.l1_fill_bytes_per_cycle * freq)
     p = rates.overlap_p
-    total = (mac**p + (unfold + near) ** p + far**p) ** (1 / p)
-    return _split((total * family.cycles, mac * family.cycles, (unfold + near) * family.cycles, far, 1), family, device)
+    load = unfold + near
+    total = (mac**p + load**p + far**p) ** (1 / p) * family.cycles
+    return _split((total, total, mac, load, far), family, device)
 
 
 def _conv_sizes(call: KernelCall) -> tuple[int, int, int, int, str] | None:

@@ -251,8 +251,10 @@ def sequence_engine(
     def tell(done: PassDone) -> None:
         if on_progress is not None:
             left_s = max(0.0, done.time_s - done.spent_s)
-            on_progress(Progress(done=0, total=total, current=f"pass {done.passes}", elapsed_s=done.spent_s,
-                                 remaining_s=left_s))  # fmt: skip
+            current = f"pass {done.passes}" if done.passes else "first pass"
+            on_progress(
+                Progress(done=0, total=total, current=current, elapsed_s=done.spent_s, remaining_s=left_s)
+            )  # fmt: skip
 
     return SequenceEngine(
         plan, config, budget_bytes=options.max_live_bytes, op_time_s=options.op_time_s, limit_s=options.hard_limit_s(),

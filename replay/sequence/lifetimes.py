@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -191,11 +191,12 @@ class _Sweep:
     def _still_there(self, source: Source) -> Source:
         return Source("own") if source.value is not None and source.value not in self._memory_of else source
 
-    def _total(self, index: int, sources: Iterable[Source]) -> int:
+    def _total(self, index: int, sources: Sequence[Source]) -> int:
         """All that is there while the call runs."""
         # An initializer makes all arguments of a call, though only some of them are asked for.
         made = sum(self._sizes.inputs[index]) if any(source.kind == "own" for source in sources) else 0
-        results = 0 if self._in_place[index] and not made else sum(self._sizes.outputs[index])
+        shared = bool(sources) and self._in_place[index] and sources[0].kind != "absent" and not made
+        results = 0 if shared else sum(self._sizes.outputs[index])
         return self._outside_bytes + self._live + made + results
 
     def _evict(self, memory: int) -> list[Value]:

@@ -65,7 +65,7 @@ def serve_sequence(
     with Heartbeat(task.heartbeat) as beat:
         run = _Run(parts, task, seed, min(op_bytes, limit), limit, beat)
         run.make_ready()
-        program = run.settled()
+        program = run.settled(tell)
         return run.measured(program, options, executor.clock.resolution_us, tell)
 
 
@@ -111,6 +111,7 @@ class _Run:
         self._own: set[str] = set(task.own)
         self._unknown: set[tuple[str, int]] = set()
         self._plan: MemoryPlan | None = None
+        self._pass_s = 0.0
 
     def make_ready(self) -> None:
         """Find and fill each op once, to learn how it is called."""
@@ -126,12 +127,14 @@ class _Run:
                 self._check_device(error)
                 self.reasons[op.id] = reason_for(error)
 
-    def settled(self) -> Program:
+    def settled(self, tell: Tell) -> Program:
         """The program whose first pass found nothing that changes it."""
         for number in range(ROUNDS):
-            program = self._linked()
+            tell(PassDone(passes=0, spent_s=0.0, time_s=self._task.time_s))
+            program, started = self._linked(), perf_counter()
             found = program.first_pass(self._parts.timer, self._beat)
             self._parts.timer.end()
+            self._pass_s = perf_counter() - started
             if not found:
                 return program
             for index, error in found.raised.items():
@@ -184,7 +187,12 @@ class _Run:
         return self._outcome(samples, sums, walls, refilled, options, resolution_us)
 
     def _warm_up(self, program: Program) -> None:
-        """One pass that does not count: in the first one everything was looked at, which is no way to fill a cache."""
+        """One pass that does not count: in the first one everything was looked at, which is no way to fill a cache.
+
+        None where a pass is longer than all of them may take.
+        """
+        if self._pass_s > self._task.time_s:
+            return
         program.run_pass(self._parts.timer, self._beat)
         self._parts.timer.end()
 

@@ -50,12 +50,14 @@ def command(
     losers: int, format_: str, output: str | None, force: bool, limit: tuple[tuple[str, str], ...],
 ) -> None:  # fmt: skip
     """Predict the ops of TRACE on one or several simulated devices, side by side: the step's total with its band, where
-    its time goes, and which ops would lose most against the device that was recorded.
+    its time goes, and which ops would lose most against the device that was recorded. What lies in the L2 cache follows
+    from the order of the calls in one recorded step.
     """
     from opreplay.cli import console
     from opreplay.cli.inputs import open_input, plan_of
     from opreplay.cli.planning import expected_contents, load_socs, use_plugins
     from opreplay.replay.ascend.step import simulate_step
+    from opreplay.replay.ascend.step_residency import resident_shares
     from opreplay.replay.report import simulation as view
     from opreplay.replay.supplied_values import check_values_file
 
@@ -64,10 +66,13 @@ def command(
     use_plugins(plugin)
     devices = load_socs(soc, custom_op_dir)
     contents = expected_contents(init_module, init_arg, values=values)
-    plan = plan_of(open_input(trace, limit, kernel_details=kernel_details), selection, device="cpu")
+    read = open_input(trace, limit, kernel_details=kernel_details)
+    plan = plan_of(read, selection, device="cpu", in_order=True)
     if values is not None:
         check_values_file(plan, values)
-    steps = [simulate_step(plan.ops, device, contents) for device in devices.values()]
+    chosen = list(devices.values())
+    shares = resident_shares(plan.ops, plan.sequence, chosen, contents) if plan.sequence else [None] * len(chosen)
+    steps = [simulate_step(plan.ops, one, contents, known) for one, known in zip(chosen, shares, strict=True)]
     if contents.problems:
         count, first = len(contents.problems), next(iter(contents.problems.values()))
         console.narrate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -86,11 +87,13 @@ def simulate_op(op: ReplayOp, device: DeviceProfile, contents: Contents | None =
 
 
 def simulate_by_family(
-    op: ReplayOp, device: DeviceProfile, predict: Predictor | None = None, contents: Contents | None = None
-) -> tuple[Simulated, dict[str, float]]:
+    op: ReplayOp, device: DeviceProfile, predict: Predictor | None = None, contents: Contents | None = None,
+    resident: Sequence[float | None] = (),
+) -> tuple[Simulated, dict[str, float]]:  # fmt: skip
     """What `simulate_op` gives, and microseconds of one call by kernel family; "custom" for a user's own estimate.
 
-    `predict` remembers kernels that several ops have in common.
+    `predict` remembers kernels that several ops have in common; `resident` says what of each kernel's data is in L2,
+    where that is known.
     """
     own_us = estimate(op, device)
     if own_us is not None:
@@ -100,7 +103,9 @@ def simulate_by_family(
         terms = property_terms(op, device)
         if terms is not None:
             return _by_user(terms, device), {"custom": sum(terms.values())}
-    parts = [(call, predict(call) if predict else predict_kernel(call, device)) for call in lowering.kernels]
+    predict = predict or Predictor(device)
+    shares = resident if len(resident) == len(lowering.kernels) else [None] * len(lowering.kernels)
+    parts = [(call, predict(call, share)) for call, share in zip(lowering.kernels, shares, strict=True)]
     families: dict[str, float] = {}
     for call, one in parts:
         name = family_of(call, device).name

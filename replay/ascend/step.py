@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -45,18 +45,22 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def simulate_step(
-    ops: Iterable[ReplayOp], device: DeviceProfile, contents: Callable[[ReplayOp], Contents | None] | None = None
-) -> Step:
+    ops: Iterable[ReplayOp], device: DeviceProfile, contents: Callable[[ReplayOp], Contents | None] | None = None,
+    resident: Mapping[str, Sequence[float | None]] | None = None,
+) -> Step:  # fmt: skip
     """Simulate every op that can be; labels and ops without arguments are left out, as they are not for free.
 
-    `contents` says what the values of an op's arguments amount to, where that matters to its time.
+    `contents` says what the values of an op's arguments amount to, where that matters to its time; `resident` what of
+    the data of each op's kernels is in L2, by op id (see `step_residency`).
 
     Kernels of one family err alike and their errors add; errors of different families are independent.
     """
     made: list[OpStep] = []
     predict = Predictor(device)
     for op in ops:
-        simulated, families = simulate_by_family(op, device, predict, contents(op) if contents is not None else None)
+        shares = resident.get(op.id, ()) if resident is not None else ()
+        amounts = contents(op) if contents is not None else None
+        simulated, families = simulate_by_family(op, device, predict, amounts, shares)
         if op.reason is None or simulated.time_us > 0:
             made.append(OpStep(id=op.id, simulated=simulated, families_us=families, count=op.count))
     total = sum(one.simulated.time_us * one.count for one in made)

@@ -90,6 +90,9 @@ def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int) -> dict[str, 
             }
             for step in steps
         },
+        "cache_from": None if plan.sequence is None else {
+            "step": plan.sequence.step, "steps": plan.sequence.steps, "calls": len(plan.sequence.calls),
+        },
         "lowering": _lowering_facts(plan),
         "unique_ops": [_op_facts(op, steps) for op in plan.ops],
     }  # fmt: skip
@@ -165,19 +168,29 @@ def _losing_table(step: Step, lost: Sequence[tuple[ReplayOp, OpStep, float]]) ->
     table.add_column(f"loses most on {safe(step.device)}", no_wrap=True)
     for title in ("lost", "recorded", "simulated", "bound"):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("inputs", overflow="fold")
+    table.add_column("inputs")
     for op, one, us in lost:
         table.add_row(
             Text(safe(middle(op.name, 32))), time_text(us), time_text(op.recorded.device_us_total),
             time_text(one.simulated.time_us * one.count), one.simulated.bound,
-            Text(safe(middle(describe_inputs(op), INPUTS_WIDTH))),
+            Text(safe(middle(describe_inputs(op), INPUTS_WIDTH)), no_wrap=True, overflow="ellipsis"),
         )  # fmt: skip
     return table
 
 
+def _cache_line(plan: ReplayPlan) -> list[RenderableType]:
+    """Where the state of the cache is from; nothing to say of a plan without an order of calls."""
+    if plan.sequence is None:
+        return []
+    step, calls = plan.sequence.step, len(plan.sequence.calls)
+    steps = f", of median duration among {plan.sequence.steps:,}" if plan.sequence.steps > 1 else ""
+    where = f"{safe(step)}{steps}" if step else "the whole trace"
+    return [Text(f"L2 cache: what lies in it follows from the order of {calls:,} calls of {where}", style="dim")]
+
+
 def render(plan: ReplayPlan, steps: Sequence[Step], *, losers: int) -> RenderableType:
     """Totals with bands, time by bound and by kernel family, and the ops that lose most on each device."""
-    parts: list[RenderableType] = [_totals_table(plan, steps), Text()]
+    parts: list[RenderableType] = [_totals_table(plan, steps), *_cache_line(plan), Text()]
     parts += [_shares_table("time by bound", steps, [s.by_bound for s in steps], MOST_OPS), Text()]
     parts += [_shares_table("time by kernel family", steps, [s.by_family for s in steps], MOST_FAMILIES)]
     for step in steps:

@@ -50,7 +50,8 @@ PLAN = ReplayPlan(
 def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A readable trace; its plan is made up."""
 
-    def make_plan(trace: object, selection: planning.Selection, *, device: str) -> ReplayPlan:
+    def make_plan(trace: object, selection: planning.Selection, *, device: str, in_order: bool) -> ReplayPlan:
+        assert in_order
         SELECTION.append(selection)
         return PLAN
 
@@ -209,3 +210,5 @@ def test_a_bundled_sample_end_to_end() -> None:
     found = facts(sample, "--soc", "910b3", "--soc", "910c")
     assert found["simulated_ops"] > 5
     assert 0 < found["socs"]["910c"]["total_us"] < 1.3 * found["socs"]["910b3"]["total_us"]
+    assert found["cache_from"]["calls"] > 10
+    assert "L2 cache: what lies in it follows from the order of" in invoke(sample).stdout

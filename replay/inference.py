@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from opreplay.replay import inference_lists as lists
 from opreplay.replay import inference_shapes as shapes
@@ -70,9 +71,16 @@ def guess(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Guess |
     by_op = shapes.TEXTS if arg.kind == "str" else shapes.BY_OP
     for rule in (by_op.get((op, arg.name)), shapes.BY_ARGUMENT.get((arg.kind, arg.name))):
         found = rule(known, context) if rule is not None else None
-        if found is not None:
-            return found
+        if found is not None and (fitted := _of_kind(arg, found)) is not None:
+            return fitted
     return _typed(spec, arg, known, context)
+
+
+def _of_kind(arg: ArgSpec, found: Guess) -> Guess | None:
+    """The guess where it is of the argument's type: of two overloads one may take a list for what is a number."""
+    if arg.kind in ("int", "float", "bool") and isinstance(found.value, tuple):
+        return replace(found, value=found.value[0]) if len(found.value) == 1 else None
+    return None if arg.kind in ("int", "int[]", "bool") and isinstance(found.value, str) else found
 
 
 def _typed(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Guess | None:

@@ -10,14 +10,16 @@ import math
 from typing import Any
 
 from opreplay.replay.inference_base import Context, Guess, Known, Rule, Shape, first_tensor, tensor, value
+from opreplay.replay.inference_einsum import equation
 from opreplay.replay.inference_lists import LIST_RULES, size_inside
+from opreplay.replay.inference_networks import NETWORK_RULES, PER_TENSOR
+from opreplay.replay.inference_results import RESULT_RULES
 from opreplay.replay.inference_tables import TABLE_RULES
 from opreplay.replay.inference_windows import WINDOW_RULES
 from opreplay.replay.recorded import recorded_args
 from opreplay.traces.model import OpSignature, TensorMeta
 
 MAX_INDEX_ELEMENTS = 1 << 26
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def _shape(known: Known, *names: str) -> Shape | None:
@@ -65,6 +67,11 @@ def _rounding_mode(known: Known, context: Context) -> Guess | None:
 def _reduction(name: str) -> Rule:
     """How an op combines, of which most that others know are not allowed."""
     return lambda known, context: Guess(value=name, why=f"{name!r} (strings are not recorded)")
+
+
+def _side(known: Known, context: Context) -> Guess | None:
+    """The side of a search that the flag `right` already says."""
+    return Guess(value=None, why="None: `right` says it")
 
 
 def _named_padding(known: Known, context: Context) -> Guess | None:
@@ -153,6 +160,12 @@ def _all_true(length: int) -> Rule:
         return Guess(value=(True,) * length, why="all gradients wanted")
 
     return rule
+
+
+def _gradients_of_norm(known: Known, context: Context) -> Guess | None:
+    """Of a normalisation without weights only the input has a gradient."""
+    weighted = tensor(known, "weight") is not None
+    return Guess(value=(True, weighted, weighted), why="gradients of the input and of weights that there are")
 
 
 def _halves(known: Known, context: Context) -> Guess | None:
@@ -265,27 +278,6 @@ def _dot_dims(side: str) -> Rule:
     return rule
 
 
-def _equation(known: Known, context: Context) -> Guess | None:
-    """A product over the last dimension that all operands have in common; equal leading dimensions are a batch."""
-    listed = known.get("tensors")
-    metas = [meta for meta in listed.tensors if meta is not None] if listed is not None else []
-    if not metas or any(not meta.shape for meta in metas) or sum(len(meta.shape) for meta in metas) > len(LETTERS):
-        return None
-    summed = metas[0].shape[-1]
-    batch = 0
-    while all(len(m.shape) > batch + 1 for m in metas) and len({m.shape[batch] for m in metas}) == 1:
-        batch += 1
-    if any(meta.shape[-1] != summed for meta in metas) or any(len(meta.shape) < 2 for meta in metas):
-        return None
-    # With two dimensions on each side, equal rows are no batch: they are what a product of matrices has.
-    batch = min(batch, *(len(meta.shape) - 2 for meta in metas))
-    letters = iter(LETTERS)
-    shared, last = "".join(next(letters) for _ in range(batch)), next(letters)
-    own = ["".join(next(letters) for _ in meta.shape[batch:-1]) for meta in metas]
-    equation = ",".join(shared + rest + last for rest in own) + "->" + shared + "".join(own)
-    return Guess(value=equation, why=f"{equation!r}: strings are not recorded")
-
-
 BY_OP: dict[tuple[str, str], Rule] = {
     ("permute", "dims"): _reversed_dims,
     ("transpose", "dim0"): _transposed(-2),
@@ -313,24 +305,27 @@ BY_OP: dict[tuple[str, str], Rule] = {
     ("_unsafe_index", "indices"): _index_tensors,
     ("tensordot", "dims_self"): _dot_dims("self"),
     ("tensordot", "dims_other"): _dot_dims("other"),
-    ("native_layer_norm_backward", "output_mask"): _all_true(3),
-    ("native_group_norm_backward", "output_mask"): _all_true(3),
-    ("native_batch_norm_backward", "output_mask"): _all_true(3),
+    **{(op, "output_mask"): _gradients_of_norm
+       for op in ("native_layer_norm_backward", "native_group_norm_backward", "native_batch_norm_backward")},
     ("convolution_backward", "output_mask"): _all_true(3),
     ("linear_backward", "output_mask"): _all_true(3),
     **{(op, "dim"): _last_dim for op in (
         "softmax", "_softmax", "log_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data",
-        "cumsum", "topk", "max", "min", "argmax", "sort", "argsort", "glu",
+        "cumsum", "topk", "sort", "argsort", "glu",
     )},
+    ("unsafe_split", "split_size"): _half,
     **WINDOW_RULES,
     **LIST_RULES,
     **TABLE_RULES,
+    **NETWORK_RULES,
+    **RESULT_RULES,
 }  # fmt: skip
 
 TEXTS: dict[tuple[str, str], Rule] = {
-    ("einsum", "equation"): _equation,
+    ("einsum", "equation"): equation,
     ("div_", "rounding_mode"): _rounding_mode,
     ("divide_", "rounding_mode"): _rounding_mode,
+    ("searchsorted", "side"): _side,
     **{(op, "padding"): _named_padding for op in ("conv1d", "conv2d", "conv3d", "_convolution_mode")},
     **{(op, "reduce"): _reduction("mean") for op in ("index_reduce", "index_reduce_")},
     **{(op, "reduce"): _reduction("add") for op in ("scatter", "scatter_")},
@@ -347,4 +342,5 @@ BY_ARGUMENT: dict[tuple[str, str], Rule] = {
     ("int[]", "split_sizes"): _halves,
     ("int[]", "normalized_shape"): _normalized_shape,
     ("Scalar", "end"): _range_end,
+    **PER_TENSOR,
 }

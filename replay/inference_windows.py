@@ -64,7 +64,8 @@ def _pool_kernel(known: Known, context: Context) -> Guess | None:
         return None
     ratios = {max(1, round(size / out)) for size, out in zip(sizes, outs, strict=False) if out} if outs else {2}
     kernel = 3 if ratios == {2} else max(ratios)
-    return Guess(value=(kernel,) * len(sizes), why=f"a window of {kernel}")
+    # A vector that is pooled as an image has one row, which no larger window fits.
+    return Guess(value=tuple(max(1, min(kernel, size)) for size in sizes), why=f"a window of {kernel}")
 
 
 def _pool(which: str) -> Rule:
@@ -89,7 +90,7 @@ def _pool_window(size: int, out: int | None, kernel: int) -> tuple[int, int]:
             for padding in range(kernel // 2 + 1):
                 if (size + 2 * padding - kernel) // stride + 1 == out:
                     return stride, padding
-    return 2, 0
+    return (2, 0) if kernel > 1 else (1, 0)
 
 
 def _bias_sizes(known: Known, context: Context) -> Guess | None:
@@ -101,12 +102,10 @@ _CONVOLUTIONS = (
     "conv1d", "conv2d", "conv3d", "convolution", "_convolution", "convolution_backward", "convolution_overrideable",
     "cudnn_convolution", "miopen_convolution", "mkldnn_convolution", "thnn_conv2d", "_slow_conv2d_forward",
 )  # fmt: skip
-_POOLS = (
-    "max_pool2d",
-    "max_pool2d_with_indices",
-    "max_pool2d_with_indices_backward",
-    "avg_pool2d",
-    "avg_pool2d_backward",
+_POOLS = tuple(
+    f"{kind}{suffix}"
+    for kind in ("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d")
+    for suffix in ("", "_with_indices", "_with_indices_backward", "_backward")
 )
 
 WINDOW_RULES: dict[tuple[str, str], Rule] = {
@@ -120,7 +119,5 @@ WINDOW_RULES: dict[tuple[str, str], Rule] = {
     **{(op, "stride"): _pool("stride") for op in _POOLS},
     **{(op, "padding"): _pool("padding") for op in _POOLS},
     **{(op, "dilation"): _same_rank(1, "no dilation") for op in _POOLS},
-    ("adaptive_avg_pool2d", "output_size"): lambda known, context: Guess(value=(1, 1), why="one value a channel"),
-    ("_adaptive_avg_pool2d", "output_size"): lambda known, context: Guess(value=(1, 1), why="one value a channel"),
 }
 """(op without namespace, argument) → rule."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from opreplay.replay.ir import Reason
 from opreplay.replay.policy import COLLECTIVE_NAMESPACES, split_name
@@ -18,6 +19,17 @@ _BOOKKEEPING = {"aten::record_stream": "tells the allocator about a stream, comp
 _VENDORS_WITH_COLLECTIVES = frozenset(
     {"vllm", "sglang", "sgl_kernel", "aiter", "_C_custom_ar", "npu", "fbgemm", "symm_mem", "flashinfer", "_C_ascend"}
 )
+
+
+def work_of_label(kernels: Sequence[str]) -> Reason | None:
+    """What a label stands for that owns device time: generated code or communication, told by all of its kernels.
+
+    A compiled function or autograd's label for one is the innermost name around the kernels that inductor launches.
+    """
+    for prefix, reason in (("triton_", Reason("triton kernel")), ("nccl", Reason("collective"))):
+        if kernels and all(kernel.startswith(prefix) for kernel in kernels):
+            return reason
+    return None
 
 
 def not_an_op(signature: OpSignature, *, on_device: bool = False) -> Reason | None:

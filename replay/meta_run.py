@@ -26,10 +26,12 @@ _SPEAKS_OF_META = re.compile(r"\bmeta\b", re.IGNORECASE)
 _NEEDS_CONTENTS = (
     "Tensor.item() cannot be called on meta tensors", "Cannot copy out of meta tensor",
     "cannot repeat_interleave a meta tensor", "torch.nonzero() raises unimplemented",
-    "on cpu, but it's on meta", "CPU int64 tensor, but got",
+    "on cpu, but it's on meta", "CPU int64 tensor, but got", "its data is not allocated yet",
 )  # fmt: skip
 """What composite ops say that read contents somewhere inside, and so carry no tag of their own."""
 _CHECK = msgspec.msgpack.Decoder(MetaCheck)
+_NEEDS_MEMORY = ("expects CPU tensor input", "need to be on the same device")
+"""What kernels say that take meta tensors for those of their own device, or make a part of the result there."""
 _NO_KERNEL = re.compile(r"no fake impl or Meta kernel|Could not run '[^']{1,200}' with arguments from the '\w{1,60}'")
 
 
@@ -111,9 +113,12 @@ def _resized(op: ReplayOp, call: MetaCall) -> str | None:
 def _verdict(op: ReplayOp, error: Exception) -> MetaCheck:
     """What an error on meta tensors says of the call: that it does not fit, or only that meta tensors cannot tell."""
     text = str(error)
-    if not isinstance(error, NotImplementedError) and not _SPEAKS_OF_META.search(text):
+    if any(sign in text for sign in _NEEDS_MEMORY):
+        return MetaCheck(status="no meta kernel", detail=reason_for(error).detail)
+    contents = any(sign in text for sign in _NEEDS_CONTENTS)
+    if not contents and not isinstance(error, NotImplementedError) and not _SPEAKS_OF_META.search(text):
         return MetaCheck(status="failed", detail=reason_for(error).detail)
-    if any(sign in text for sign in _NEEDS_CONTENTS) or _depends_on_contents(op):
+    if contents or _depends_on_contents(op):
         return MetaCheck(status="data-dependent", detail="sizes or values depend on the contents of tensors")
     if _NO_KERNEL.search(text):
         return MetaCheck(status="no meta kernel")

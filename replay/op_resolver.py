@@ -19,7 +19,7 @@ from opreplay.replay.conversions import CONVERSIONS, ConversionFailed, RecordedC
 from opreplay.replay.device_kernels import way_on
 from opreplay.replay.inference_base import Context
 from opreplay.replay.ir import Assumption, Reason, ReplayOp
-from opreplay.replay.labels import not_an_op
+from opreplay.replay.labels import not_an_op, work_of_label
 from opreplay.replay.matching import Match, best_match, stack_rival
 from opreplay.replay.meta_run import check_ops
 from opreplay.replay.policy import COLLECTIVE_NAMESPACES, Policy, refuse_name, split_name
@@ -75,7 +75,7 @@ class Resolver:
         if executor is not None and executor.override:
             return self._executed(op, executor, recorded, context)
         try:
-            self._refuse(signature, on_device=bool(op.recorded.kernels))
+            self._refuse(signature, context.kernels)
             made = self._resolve(op, signature.name, recorded, signature.overload, context)
         except Unbound:
             converted = None if conversion is None else self._convert(op, conversion, recorded, context)
@@ -177,9 +177,11 @@ class Resolver:
             args=args, assumptions=op.assumptions + assumptions + cast,
         )  # fmt: skip
 
-    def _refuse(self, signature: OpSignature, *, on_device: bool) -> None:
+    def _refuse(self, signature: OpSignature, kernels: tuple[str, ...]) -> None:
         """Reasons that need no schema."""
-        reason = not_an_op(signature, on_device=on_device)
+        reason = not_an_op(signature, on_device=bool(kernels))
+        if reason is not None and reason.kind == "label, not an op":
+            reason = work_of_label(kernels) or reason
         parts = split_name(signature.name)
         if reason is not None and self._policy.collectives and parts and parts[0] in COLLECTIVE_NAMESPACES:
             reason = None

@@ -115,6 +115,9 @@ VENDOR_STRING_ARGUMENTS: frozenset[str] = frozenset(
 """Names of string arguments that vendor ops may have; their values come from a table here, never from a trace."""
 
 LIBRARY_MODULES: dict[str, tuple[str, ...]] = {
+    "fsdp": ("torch.distributed.fsdp",),
+    "quantized_decomposed": ("torch.ao.quantization.fx._decomposed",),
+    "torch_attn": ("torch.nn.attention.varlen",),
     "torchvision": ("torchvision",),
     "torchaudio": ("torchaudio",),
     "torchao": ("torchao",),

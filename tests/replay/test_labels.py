@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opreplay.replay.labels import not_an_op
+from opreplay.replay.labels import not_an_op, work_of_label
 from opreplay.traces.model import OpSignature
 
 
@@ -44,3 +44,18 @@ def test_a_communication_that_owns_device_time_is_one_without_arguments_too() ->
     bare = OpSignature(name="record_param_comms")
     assert str(not_an_op(bare, on_device=True)) == "collective"
     assert str(not_an_op(OpSignature(name="ProfilerStep#3"), on_device=True)) == "label, not an op"
+
+
+@pytest.mark.parametrize(
+    ("kernels", "kind"),
+    [
+        (("triton_poi_fused_add_0", "triton_red_fused_mean_1"), "triton kernel"),
+        (("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",), "collective"),
+        (("triton_poi_fused_add_0", "ampere_sgemm_128x64_tn"), None),
+        ((), None),
+    ],
+)
+def test_a_label_stands_for_what_all_of_its_kernels_are(kernels: tuple[str, ...], kind: str | None) -> None:
+    """inductor launches its kernels inside of CompiledFunction, which has no op around them."""
+    reason = work_of_label(kernels)
+    assert (reason.kind if reason else None) == kind

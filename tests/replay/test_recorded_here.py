@@ -178,3 +178,24 @@ def test_a_nested_tensor_has_no_shape_that_could_be_missing_elsewhere(tmp_path: 
 
     op = named(recorded(step, tmp_path), "aten::relu")
     assert str(op.reason) == "metadata missing: shape of self (nested and undefined tensors have none)"
+
+
+def test_copies_of_fully_sharded_training_are_replayed(tmp_path: Path, executor: TorchExecutor) -> None:
+    """Their namespace is torch's own, registered by a module that nothing else imports."""
+    import torch.distributed.fsdp
+
+    def step() -> None:
+        parts, gathered = [torch.randn(6), torch.randn(4)], torch.empty(20)
+        torch.ops.fsdp.all_gather_copy_in(parts, gathered, [6, 4], 10, 0)
+        torch.ops.fsdp.split_with_sizes_copy(
+            gathered.view(2, 10), [6, 4], 1, out=[torch.empty(2, 6), torch.empty(2, 4)]
+        )
+        torch.ops.fsdp.chunk_cat([torch.randn(4, 3), torch.randn(2, 2)], 0, 2, out=torch.empty(2, 8))
+
+    plan = recorded(step, tmp_path)
+    assert {op.name for op in plan.ops} >= {
+        "fsdp::all_gather_copy_in",
+        "fsdp::split_with_sizes_copy",
+        "fsdp::chunk_cat",
+    }
+    assert left_out(plan, executor) == []

@@ -95,7 +95,7 @@ def with_nearby(devices: dict[str, DeviceProfile], groups: Sequence[Group]) -> d
         family = out[soc].families[name]
         known.sort(key=lambda item: -item[0])
         nearby = dict(family.nearby)
-        for kind, new in learned([(place, residual) for _, place, residual in known], family.form).items():
+        for kind, new in learned([(place, residual) for _, place, residual in known]).items():
             nearby[kind] = nearby.get(kind, ()) + new
         families = {**out[soc].families, name: msgspec.structs.replace(family, nearby=nearby)}
         out[soc] = msgspec.structs.replace(out[soc], families=families)

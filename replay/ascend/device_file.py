@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from opreplay.replay.ascend.nearby import spot
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Form, Link, Neighbour, Rates
 from opreplay.replay.ascend.quantity import Quantity, Trust
 from opreplay.traces.errors import FormatError, UsageError
@@ -63,6 +64,14 @@ NUMBERS = (
 """Numbers of a family, all in the units that the model file declares."""
 
 
+class NeighbourEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A measured kernel as files spell it."""
+
+    sizes: tuple[int, int, int]
+    """(rows, columns, depth) of a product, (rows, row length, 1) of others."""
+    pull: float
+
+
 class FamilyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A family as files spell it: only what is given replaces what the shared model says."""
 
@@ -81,7 +90,7 @@ class FamilyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     scale: float | None = None
     band: float | None = None
     hf32: bool | None = None
-    nearby: dict[str, tuple[Neighbour, ...]] | None = None
+    nearby: dict[str, tuple[NeighbourEntry, ...]] | None = None
     samples: int | None = None
     samples_elsewhere: int | None = None
 
@@ -237,6 +246,11 @@ def compile_device(file: DeviceFile) -> DeviceProfile:
                     value = getattr(layer, field)
                     if value is not None:
                         values[field] = value
+        if "nearby" in values:
+            values["nearby"] = {
+                kind: tuple(_neighbour(one, values["form"]) for one in entries)
+                for kind, entries in values["nearby"].items()
+            }
         families[name] = FamilyCost(**values)
     number = {name: quantity.value for name, quantity in datasheet.items()}
     return DeviceProfile(
@@ -262,6 +276,11 @@ def compile_device(file: DeviceFile) -> DeviceProfile:
         types=type_table(model),
         datasheet=datasheet,
     )
+
+
+def _neighbour(entry: NeighbourEntry, form: Form) -> Neighbour:
+    rows, columns, depth = entry.sizes
+    return Neighbour(*spot(rows, columns, depth, form), pull=entry.pull)
 
 
 def _optional_link(number: dict[str, float], name: str) -> Link | None:

@@ -6,6 +6,7 @@ import json
 import math
 
 from opreplay.replay.ascend.device_file import NUMBERS, SCHEMA_VERSION, DeviceFile, load_model
+from opreplay.replay.ascend.nearby import sizes_at
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Rates
 from opreplay.replay.ascend.quantity import Quantity
 
@@ -45,7 +46,9 @@ def _nearby(family: FamilyCost) -> list[str]:
         return []
     lines = [f"[families.{family.name}.nearby]"]
     for kind, neighbours in family.nearby.items():
-        entries = ", ".join(f"{{ sizes = {list(one.sizes)}, pull = {one.pull:.4f} }}" for one in neighbours)
+        entries = ", ".join(
+            f"{{ sizes = {list(sizes_at(one[:3], family.form))}, pull = {one.pull:.4f} }}" for one in neighbours
+        )
         lines.append(f"{json.dumps(kind)} = [{entries}]")
     return lines
 

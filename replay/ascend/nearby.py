@@ -7,17 +7,19 @@ over at some sizes (a tiling that suits them badly, a format, a habit of the lib
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import exp, log2, prod
 from typing import NamedTuple
 
-from opreplay.replay.ascend.cost.cube import gemm_of
-from opreplay.replay.ascend.cost.sizes import HALF, itemsize
-from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
+from opreplay.replay.ascend.cost.cube import Gemm, gemm_of
+from opreplay.replay.ascend.cost.sizes import HALF
+from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.profile import FamilyCost, Neighbour
 
-REACH = {"product": (2.0, 0.3, 0.3), "other": (2.0, 0.75, 1.0)}
-"""Octaves over which likeness falls to exp(-1/2), by size: rows, columns and depth of a product, rows and row length
-of others. Weights that a table names with one number of rows serve other numbers of rows, hardly other weights."""
+PRODUCT_REACH = (2.0, 0.3, 0.3)
+OTHER_REACH = (2.0, 0.75, 1.0)
+"""Octaves over which likeness falls to exp(-1/2): in rows, columns and depth of a product, rows and row length of
+others. Weights that a table names with one number of rows serve other numbers of rows, hardly other weights."""
 
 SPREAD = 0.2
 """Spread of what constants leave over, in log units: 1.5 to 2 times that of a single kernel's noise."""
@@ -31,10 +33,17 @@ MOST = 0.35
 MAX_NEIGHBOURS = 64
 """Neighbours that one family keeps: the search goes through all of a kind."""
 
+FARTHEST = 5.0
+"""Multiple of the reach in columns beyond which a neighbour is left out: a hundred-thousandth of its pull."""
+
 FORMS = frozenset(
     {"elementwise", "optimizer", "foreach", "rowwise", "reduce", "copy", "transdata", "pool", "fill", "matmul", "conv"}
 )
 """Forms whose cost follows from shapes; lookups, sorts, transpositions and attention depend on what a table lacks."""
+
+
+Spot = tuple[float, float, float]
+"""Sizes as octaves over reach: those of (rows, columns, depth) of a product, (rows, row length, 1) of others."""
 
 
 class Place(NamedTuple):
@@ -42,79 +51,103 @@ class Place(NamedTuple):
 
     kind: str
     """Types, formats and transposition: kernels of different kinds say nothing of each other."""
-    sizes: tuple[int, int, int]
-    """(rows, columns, depth) of a product, (rows, row length, 1) of the largest tensor of others."""
+    spot: Spot
 
 
-def place_of(call: KernelCall, form: str) -> Place | None:
-    """Kind and sizes of a call; None where there is nothing to compare it by."""
+def place_of(call: KernelCall, form: str, gemm: Gemm | None = None) -> Place | None:
+    """Kind and sizes of a call; None where there is nothing to compare it by. `gemm` is `gemm_of(call)` if known."""
     if form == "matmul":
-        gemm = gemm_of(call)
+        gemm = gemm or gemm_of(call)
         if gemm is None or not gemm.batch * gemm.m * gemm.n * gemm.k:
             return None
-        kind = f"{_dtype(gemm.dtype)} {'NT'[not gemm.a_along_k]}{'NT'[gemm.b_along_k]}"
-        if gemm.a_fractal or gemm.b_fractal:
-            kind += f" fractal {'a' * gemm.a_fractal}{'b' * gemm.b_fractal}"
-        return Place(f"{kind} batched" if gemm.batch > 1 else kind, (gemm.batch * gemm.m, gemm.n, gemm.k))
+        kind = _product_kind(gemm.dtype, gemm.a_along_k, gemm.b_along_k, gemm.a_fractal, gemm.b_fractal, gemm.batch > 1)
+        return Place(kind, spot(gemm.batch * gemm.m, gemm.n, gemm.k, form))
     if form not in FORMS:
         return None
-    biggest, most, named = None, -1, []
-    for spec in call.inputs:
+    numel, shape = 0, ()
+    named: tuple[str, ...] = ()
+    for spec in call.inputs or call.outputs:
         if spec is not None:
-            if len(named) < 2:
-                named.append(f"{_dtype(spec.dtype)} {spec.format}")
-            size = prod(spec.shape) * itemsize(spec.dtype)
-            if size > most:
-                biggest, most = spec, size
-    for spec in call.outputs:
-        if spec is not None and prod(spec.shape) * itemsize(spec.dtype) > most:
-            biggest, most = spec, prod(spec.shape) * itemsize(spec.dtype)
-    return _of_tensor(biggest, ", ".join(named)) if biggest is not None and most > 0 else None
+            if len(named) < 4:
+                named += spec.dtype, spec.format
+            n = prod(spec.shape)
+            if n > numel:
+                numel, shape = n, spec.shape
+    if not numel:
+        return None
+    length = shape[-1] if shape else 1
+    return Place(_kind(named), spot(numel / length, length, 1, form))
 
 
-def _of_tensor(spec: TensorSpec, kind: str) -> Place:
-    length = spec.shape[-1] if spec.shape else 1
-    return Place(kind, (prod(spec.shape) // length, length, 1))
+@lru_cache(maxsize=4096)
+def _kind(named: tuple[str, ...]) -> str:
+    return ", ".join(f"{_dtype(named[i])} {named[i + 1]}" for i in range(0, len(named), 2))
+
+
+@lru_cache(maxsize=256)
+def _product_kind(dtype: str, a_along_k: bool, b_along_k: bool, a_nz: bool, b_nz: bool, batched: bool) -> str:
+    kind = f"{_dtype(dtype)} {'NT'[not a_along_k]}{'NT'[b_along_k]}"
+    if a_nz or b_nz:
+        kind += f" fractal {'a' * a_nz}{'b' * b_nz}"
+    return f"{kind} batched" if batched else kind
 
 
 def _dtype(name: str) -> str:
     return "half" if name in HALF else name
 
 
-def likeness(a: tuple[int, int, int], b: tuple[int, int, int], form: str) -> float:
-    """1 for the same sizes, less the more octaves lie between them, 0 where they have nothing to do with each other."""
-    reach = REACH["product" if form == "matmul" else "other"]
-    far = sum((log2(x / y) / r) ** 2 for x, y, r in zip(a, b, reach, strict=True))
-    return exp(-0.5 * far) if far < 30 else 0.0
+def spot(rows: float, columns: float, depth: float, form: str) -> Spot:
+    """Where sizes lie for a form."""
+    r, c, d = PRODUCT_REACH if form == "matmul" else OTHER_REACH
+    return log2(rows) / r, log2(columns) / c, log2(depth) / d
 
 
-def correction(call: KernelCall, family: FamilyCost) -> float:
+def sizes_at(spot: Spot, form: str) -> tuple[int, ...]:
+    """What `spot` was made from."""
+    reach = PRODUCT_REACH if form == "matmul" else OTHER_REACH
+    return tuple(round(2 ** (x * r)) for x, r in zip(spot, reach, strict=True))
+
+
+def likeness(a: Spot, b: Spot) -> float:
+    """1 for the same sizes, less the more octaves lie between them."""
+    return exp(-0.5 * sum((x - y) ** 2 for x, y in zip(a, b, strict=True)))
+
+
+def correction(call: KernelCall, family: FamilyCost, gemm: Gemm | None = None) -> float:
     """Factor on the predicted time from the family's measured neighbours of the call; 1 where there are none."""
-    place = place_of(call, family.form)
+    place = place_of(call, family.form, gemm)
     if place is None:
         return 1.0
+    neighbours = family.nearby.get(place.kind)
+    if neighbours is None:
+        return 1.0
+    # The sum of pull * likeness, written out: it is taken for every kernel that is predicted.
+    rows, columns, depth = place.spot
     total = 0.0
-    for neighbour in family.nearby.get(place.kind, ()):
-        total += neighbour.pull * likeness(place.sizes, neighbour.sizes, family.form)
+    for x, y, z, pull in neighbours:
+        across = y - columns
+        if -FARTHEST < across < FARTHEST:
+            x -= rows
+            z -= depth
+            total += pull * exp(-0.5 * (across * across + x * x + z * z))
     return exp(min(MOST, max(-MOST, total))) if total else 1.0
 
 
-def learned(measured: Sequence[tuple[Place, float]], form: str) -> dict[str, tuple[Neighbour, ...]]:
+def learned(measured: Sequence[tuple[Place, float]]) -> dict[str, tuple[Neighbour, ...]]:
     """Neighbours of one family on one SoC from (place, log of measured over predicted), in order of importance.
 
     A Gaussian process with mean 0: far from all kernels nothing is left, and beside one alone four fifths of its error.
     """
     import numpy as np
 
-    kinds: dict[str, list[tuple[tuple[int, int, int], float]]] = {}
+    kinds: dict[str, list[tuple[Spot, float]]] = {}
     for place, residual in measured[:MAX_NEIGHBOURS]:
-        kinds.setdefault(place.kind, []).append((place.sizes, min(MOST, max(-MOST, residual))))
+        kinds.setdefault(place.kind, []).append((place.spot, min(MOST, max(-MOST, residual))))
     out: dict[str, tuple[Neighbour, ...]] = {}
     for kind, known in kinds.items():
-        alike = np.array([[SPREAD**2 * likeness(a, b, form) for b, _ in known] for a, _ in known])
+        alike = np.array([[SPREAD**2 * likeness(a, b) for b, _ in known] for a, _ in known])
         weights = np.linalg.solve(alike + NOISE**2 * np.eye(len(known)), np.array([r for _, r in known]))
         out[kind] = tuple(
-            Neighbour(sizes=sizes, pull=float(SPREAD**2 * weight))
-            for (sizes, _), weight in zip(known, weights, strict=True)
+            Neighbour(*at, pull=float(SPREAD**2 * weight)) for (at, _), weight in zip(known, weights, strict=True)
         )
     return out

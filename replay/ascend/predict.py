@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from opreplay.replay.ascend.cost.attention import attention_terms
 from opreplay.replay.ascend.cost.collective import collective_terms
-from opreplay.replay.ascend.cost.cube import conv_terms, matmul_terms
+from opreplay.replay.ascend.cost.cube import conv_terms, gemm_of, matmul_terms
 from opreplay.replay.ascend.cost.vector import vector_terms
 from opreplay.replay.ascend.kernel import Bound, Confidence, KernelCall, KernelPrediction
 from opreplay.replay.ascend.nearby import correction
@@ -35,14 +35,13 @@ def _free_terms(
 
 
 FORMS: dict[str, Terms] = {
-    "matmul": matmul_terms,
     "conv": conv_terms,
     "attention": attention_terms,
     "collective": collective_terms,
     "aicpu": _aicpu_terms,
     "free": _free_terms,
 }
-"""Form → cost terms; every form that is not here is a vector kernel's."""
+"""Form → cost terms; every form that is not here, but for "matmul", is a vector kernel's."""
 
 BOUNDS: dict[str, Bound] = {
     "launch": "launch", "cube": "cube", "fixpipe": "cube", "vector": "vector", "hbm": "hbm", "l2": "l2", "link": "link",
@@ -89,10 +88,20 @@ def predict_time_us(
     call: KernelCall, device: DeviceProfile, resident: float | None = None, family: FamilyCost | None = None
 ) -> float:
     """The time alone, in microseconds; see `predict_kernel`."""
-    family = family or device.family(variant(call))
-    terms = FORMS.get(family.form, vector_terms)(call, family, device, resident)
-    scale = family.scale * correction(call, family) if family.nearby else family.scale
+    terms, scale = _terms(call, family or device.family(variant(call)), device, resident)
     return sum(terms.values()) * scale
+
+
+def _terms(
+    call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None
+) -> tuple[dict[str, float], float]:
+    """Terms, and the factor on all of them."""
+    if family.form == "matmul":
+        gemm = gemm_of(call)
+        terms = matmul_terms(call, family, device, resident, gemm)
+        return terms, family.scale * correction(call, family, gemm) if family.nearby else family.scale
+    terms = FORMS.get(family.form, vector_terms)(call, family, device, resident)
+    return terms, family.scale * correction(call, family) if family.nearby else family.scale
 
 
 def predict_kernel(call: KernelCall, device: DeviceProfile, resident: float | None = None) -> KernelPrediction:
@@ -103,8 +112,7 @@ def predict_kernel(call: KernelCall, device: DeviceProfile, resident: float | No
     registered is costed by its bytes and marked uncalibrated.
     """
     family = device.family(variant(call))
-    terms = FORMS.get(family.form, vector_terms)(call, family, device, resident)
-    scale = family.scale * correction(call, family) if family.nearby else family.scale
+    terms, scale = _terms(call, family, device, resident)
     time_us = longest = 0.0
     bound: Bound = "none"
     scaled: dict[str, float] = {}

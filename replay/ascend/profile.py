@@ -5,7 +5,7 @@ Owns the compiled form only; `device_file` reads and checks the files it is made
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -87,10 +87,13 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     added to the result in memory before the next one starts."""
 
 
-class Neighbour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Neighbour(NamedTuple):
     """A measured kernel that says something of others of nearly its sizes (see `nearby`)."""
 
-    sizes: tuple[int, int, int]
+    rows: float
+    """Octaves above 1 over the octaves that likeness reaches, as are the two others."""
+    columns: float
+    depth: float
     pull: float
     """What it adds to the logarithm of the time of a kernel of its own sizes; others' pulls add to that."""
 

@@ -193,10 +193,14 @@ def _split(
 
 
 def matmul_terms(
-    call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None = None
+    call: KernelCall,
+    family: FamilyCost,
+    device: DeviceProfile,
+    resident: float | None = None,
+    gemm: Gemm | None = None,
 ) -> dict[str, float]:
-    """Terms of a (batched, quantised, grouped) matrix product."""
-    gemm = gemm_of(call)
+    """Terms of a (batched, quantised, grouped) matrix product; `gemm` is `gemm_of(call)` where the caller knows it."""
+    gemm = gemm or gemm_of(call)
     if gemm is None:
         return _by_bytes(call, family, device, resident)
     return gemm_terms(gemm, family, device, resident, skew=_skew(call, gemm, device))

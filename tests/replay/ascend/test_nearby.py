@@ -15,7 +15,7 @@ from opreplay.replay.ascend.calibrate import Group, datasheet_only, with_nearby
 from opreplay.replay.ascend.device_file import compile_device, load_file, read_device_file
 from opreplay.replay.ascend.device_text import device_text
 from opreplay.replay.ascend.kernel_details import KernelRow
-from opreplay.replay.ascend.nearby import MAX_NEIGHBOURS, MOST, Place, correction, learned, likeness, place_of
+from opreplay.replay.ascend.nearby import MAX_NEIGHBOURS, MOST, Place, correction, learned, likeness, place_of, spot
 from opreplay.replay.ascend.predict import predict_kernel, predict_time_us
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.traces.errors import FormatError
@@ -104,8 +104,8 @@ def test_new_neighbours_join_those_that_a_device_had() -> None:
 
 
 def test_only_so_many_are_kept_the_weightiest_first() -> None:
-    known = [(Place("half ND", (1 << 20, i + 1, 1)), 0.1) for i in range(MAX_NEIGHBOURS + 10)]
-    assert [one.sizes for one in learned(known, "rowwise")["half ND"]] == [p.sizes for p, _ in known[:MAX_NEIGHBOURS]]
+    known = [(Place("half ND", spot(1 << 20, i + 1, 1, "rowwise")), 0.1) for i in range(MAX_NEIGHBOURS + 10)]
+    assert [one[:3] for one in learned(known)["half ND"]] == [p.spot for p, _ in known[:MAX_NEIGHBOURS]]
 
 
 @given(
@@ -115,8 +115,8 @@ def test_only_so_many_are_kept_the_weightiest_first() -> None:
 def test_a_correction_is_bounded_whatever_was_measured(
     rows: int, cols: int, places: list[tuple[int, int, float]]
 ) -> None:
-    known = [(Place("half ND", (r, c, 1)), residual) for r, c, residual in places]
-    family = msgspec.structs.replace(DEVICE.families["RmsNorm"], nearby=learned(known, "rowwise"))
+    known = [(Place("half ND", spot(r, c, 1, "rowwise")), residual) for r, c, residual in places]
+    family = msgspec.structs.replace(DEVICE.families["RmsNorm"], nearby=learned(known))
     assert abs(math.log(correction(norm(rows, cols), family))) <= MOST + 1e-9
 
 
@@ -125,7 +125,7 @@ def test_places_without_sizes_have_no_neighbours() -> None:
     assert place_of(norm(0), "rowwise") is None
     assert place_of(KernelCall(type="MemSet", inputs=(), outputs=()), "fill") is None
     assert place_of(norm(4), "gather") is None
-    assert likeness((1, 1, 1), (1 << 30, 1, 1), "rowwise") == 0.0
+    assert likeness((0.0, 0.0, 0.0), spot(1 << 30, 1, 1, "rowwise")) < 1e-9
 
 
 def test_files_keep_neighbours() -> None:

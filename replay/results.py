@@ -333,7 +333,7 @@ def read_result_file(path: str | Path) -> ResultFile:
         sink.write(record)
     return ResultFile(
         header=header, results=tuple(sink.results), summary=sink.summary, traces=tuple(sink.traces),
-        jobs=tuple(sink.jobs), complete_bytes=len(data) - len(lines[-1]),
+        jobs=tuple(sink.jobs), sequence=sink.sequence, complete_bytes=len(data) - len(lines[-1]),
     )  # fmt: skip
 
 

@@ -154,10 +154,10 @@ class FakeExecutor:
         return advance
 
 
-def _filled(op: ReplayOp, function: Callable[..., Any], seed: int) -> Filled:
+def _filled(op: ReplayOp, function: Callable[..., Any], seed: int, notes: tuple[Assumption, ...]) -> Filled:
     """A call without arguments."""
     op = msgspec.structs.replace(op, args=())
-    return Filled(op=op, function=function, args={}, initializer="fake", ruled=False, assumptions=(), lengths=None)
+    return Filled(op=op, function=function, args={}, initializer="fake", ruled=False, assumptions=notes, lengths=None)
 
 
 class NoTensors:

@@ -49,8 +49,8 @@ class SequenceParts:
 
     found: Callable[[ReplayOp], Found]
     """Raises NotReplayable."""
-    fill: Callable[[ReplayOp, Callable[..., Any], int], Filled]
-    """Makes all arguments of an op that `found` gave, from a seed. Raises NotReplayable."""
+    fill: Callable[[ReplayOp, Callable[..., Any], int, tuple[Assumption, ...]], Filled]
+    """Makes all arguments of what `found` gave, from a seed. Raises NotReplayable."""
     tools: Tools
     timer: Timer
     free_bytes: Callable[[], int | None]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 from opreplay.replay.executors.filled import Filled
@@ -49,6 +50,8 @@ class Program:
         self._kept = self._kept_results()
         self._refill: dict[int, list[int]] = defaultdict(list)
         """Results that are not finite by place of their call."""
+        self.aside_s = 0.0
+        """Wall time that went into making and filling tensors anew during passes: a model does no such thing."""
         self.refilled = 0
         self.raised: dict[int, Exception] = {}
         """By index of the op, in any pass but the first one."""
@@ -108,9 +111,16 @@ class Program:
                 tensor, meta = alive[source.value], self._metas[index][argument]
                 tensors.append(tensor if source.kind == "result" or meta is None else self._tools.seen_as(tensor, meta))
             else:
-                made = Form(self._fill(index)).tensors if made is None else made
+                made = self._anew(index) if made is None else made
                 tensors.append(made[argument])
         return tensors
+
+    def _anew(self, index: int) -> list[Any]:
+        """All tensor arguments of an op, made for one call."""
+        started = perf_counter()
+        made = Form(self._fill(index)).tensors
+        self.aside_s += perf_counter() - started
+        return made
 
     def _take(self, place: int, index: int, returned: Any, alive: dict[Value, Any], found: Findings | None) -> None:
         """Keep the results that a later call uses."""
@@ -128,10 +138,12 @@ class Program:
             refill = [output for output, result in enumerate(results) if not self._tools.is_finite(result)]
             if refill:
                 self._refill[place] = refill
+        started = perf_counter()
         for output in refill or ():
             if output < len(results):
                 self._tools.refill(results[output])
                 self.refilled += 1
+        self.aside_s += perf_counter() - started
 
     def _made(self, fill: Fill) -> list[Any]:
         """The tensors from outside: the first of each argument is what the initializer made, the others are copies."""

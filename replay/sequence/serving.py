@@ -63,7 +63,7 @@ def serve_sequence(
         free = parts.free_bytes()
         limit = DEFAULT_BUDGET if free is None else free // 2
     with Heartbeat(task.heartbeat) as beat:
-        run = _Run(parts, task, seed, min(op_bytes, limit), limit, beat)
+        run = _Run(parts, task, seed, op_bytes, limit, beat)
         run.make_ready()
         program = run.settled(tell)
         return run.measured(program, options, executor.clock.resolution_us, tell)
@@ -159,10 +159,10 @@ class _Run:
         try:
             started = perf_counter()
             while calls and len(sums) < most:
-                before, begun = program.refilled, perf_counter()
+                before, aside_s, begun = program.refilled, program.aside_s, perf_counter()
                 program.run_pass(self._parts.timer, self._beat)
                 times = self._parts.timer.end()
-                wall_us = (perf_counter() - begun) * 1e6
+                wall_us = (perf_counter() - begun - (program.aside_s - aside_s)) * 1e6
                 if program.raised:
                     # What it made in earlier passes was of another program.
                     program = self._without(program)
@@ -205,18 +205,18 @@ class _Run:
 
     def _make_ready(self, index: int, op: ReplayOp) -> None:
         # A pool that is larger than it need be leaves the work as it is; slices of an op have other results.
-        part = fitted(op, self._op_bytes)
-        if part.part != 1.0:
-            reason = budget.over_budget(op, self._op_bytes)
-            raise NotReplayable(reason or Reason("budget", "time: it would take minutes"))
-        found, function, notes = self._parts.found(part.op)
+        part = fitted(op, min(self._op_bytes, self._limit))
+        whole = part.op if part.part == 1.0 else op
+        if (reason := budget.over_budget(whole, self._op_bytes)) is not None:
+            raise NotReplayable(reason)
+        found, function, notes = self._parts.found(whole)
         if (need := need_bytes(found)) > self._limit:
             needs, limit = budget.readable(need), budget.readable(self._limit)
             raise NotReplayable(Reason("budget", f"needs {needs}, all tensors may take {limit} (--max-live-memory)"))
-        filled = self._parts.fill(found, function, self._seed)
+        filled = self._parts.fill(found, function, self._seed, notes)
         self._ops[index], self._functions[index] = filled.op, function
         self._forms[index] = Form(filled).without_tensors()
-        self._said[index] = (filled.initializer, (*part.assumptions, *notes, *filled.assumptions))
+        self._said[index] = (filled.initializer, (*part.assumptions, *filled.assumptions))
         if filled.ruled:
             self._ruled.add(op.id)
 
@@ -235,7 +235,7 @@ class _Run:
     def _fill(self, at: int) -> Filled:
         index = self._numbers[at]
         self._beat(index)
-        return self._parts.fill(self._ops[index], self._functions[index], self._seed)
+        return self._parts.fill(self._ops[index], self._functions[index], self._seed, ())
 
     def _raised(self, at: int, error: Exception, *, last: bool) -> None:
         """An op that raised gets arguments of its own; one that had them is left out."""

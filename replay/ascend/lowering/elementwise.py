@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 
 from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
 from opreplay.replay.ascend.lowering.registry import Rule, lowers
 from opreplay.replay.ascend.lowering.view import OpView, is_contiguous, kernel, promote, spec, strided_copy
+
+ROW = 4096
+"""Elements of a row that a long vector is cut into."""
 
 ARITHMETIC: dict[str, str] = {
     "add": "Add", "sub": "Sub", "rsub": "Sub", "subtract": "Sub", "mul": "Mul", "multiply": "Mul", "div": "RealDiv",
@@ -244,5 +248,11 @@ def dynamic_quantize(op: OpView) -> Iterable[KernelCall]:
 
 def _wide_float(op: OpView) -> TensorSpec:
     floats = [t for t in op.tensors if t.dtype in ("float16", "bfloat16", "float32") and t.shape]
-    meta = max(floats or op.tensors, key=lambda t: (len(t.shape) > 0, t.shape))
-    return spec(meta.shape, meta.dtype)
+    meta = max(floats or op.tensors, key=lambda t: (len(t.shape) > 0, prod(t.shape)))
+    return in_rows(spec(meta.shape, meta.dtype))
+
+
+def in_rows(tensor: TensorSpec) -> TensorSpec:
+    """A long vector in rows: kernels that work by rows and keep no value of a whole row deal it out to all cores."""
+    n = prod(tensor.shape)
+    return spec((-(-n // ROW), ROW), tensor.dtype) if len(tensor.shape) == 1 and n > ROW else tensor

@@ -7,6 +7,7 @@ from math import prod
 
 from opreplay.replay.ascend.cost.sizes import itemsize
 from opreplay.replay.ascend.kernel import KernelCall
+from opreplay.replay.ascend.lowering.elementwise import in_rows
 from opreplay.replay.ascend.lowering.registry import lowers, lowers_like
 from opreplay.replay.ascend.lowering.view import OpView, elements, kernel, spec
 from opreplay.traces.model import TensorMeta
@@ -46,7 +47,8 @@ def permuted(op: OpView) -> Iterable[KernelCall]:
 
 
 @lowers("fbgemm::asynchronous_complete_cumsum", "fbgemm::asynchronous_inclusive_cumsum",
-        "fbgemm::asynchronous_exclusive_cumsum", "fbgemm::segment_sum_csr")  # fmt: skip
+        "fbgemm::asynchronous_exclusive_cumsum", "fbgemm::segment_sum_csr",
+        "fb::asynchronous_complete_cumsum")  # fmt: skip
 def scanned(op: OpView) -> Iterable[KernelCall]:
     """Cumsum."""
     source = op.dense(at=0)
@@ -67,10 +69,10 @@ def checked(op: OpView) -> Iterable[KernelCall]:
 def converted(op: OpView) -> Iterable[KernelCall]:
     """Rows changed to or from few bits: read once, written once."""
     source = max(op.tensors, key=elements)
-    plain = spec(source.shape, source.dtype)
+    plain = in_rows(spec(source.shape, source.dtype))
     if source.dtype in ("uint8", "int8"):
-        return [kernel("AscendAntiQuantV2", [plain], [op.output(spec(source.shape, "float32"))])]
-    return [kernel("AscendQuantV2", [plain], [op.output(spec(source.shape, "int8"))])]
+        return [kernel("AscendAntiQuantV2", [plain], [in_rows(op.output(spec(source.shape, "float32")))])]
+    return [kernel("AscendQuantV2", [plain], [in_rows(op.output(spec(source.shape, "int8")))])]
 
 
 @lowers_like(r"triton_", r"triton::")

@@ -281,3 +281,13 @@ def test_causal_masks_by_where_they_start_and_sliding_windows() -> None:
     assert found == 4 * 4 * 32 * 33 / 2
     one_batch = {name: meta(1, *one.shape) for name, one in packed.items()}
     assert pairs("aten::_efficient_attention_forward", custom_mask_type=2, cu_seqlens_q=lengths, **one_batch) == found
+
+
+@pytest.mark.parametrize("name", ["fbgemm::FloatToHFP8Quantized", "_C::static_scaled_int8_quant", "npu::npu_quantize"])
+def test_a_long_vector_is_quantised_by_all_cores(name: str) -> None:
+    n = 1 << 24
+    flat, rows = (
+        simulate_op(op(name, input=meta(*shape, dtype="float32")), DEVICE).time_us
+        for shape in ((n,), (4096, n // 4096))
+    )
+    assert flat == pytest.approx(rows, rel=0.1)

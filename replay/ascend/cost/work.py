@@ -181,8 +181,10 @@ def _pool(call: KernelCall, device: DeviceProfile) -> Work:
     if main is None:
         return Work(1, 0, 0, 0, 0)
     images = prod(main.shape[:2]) if len(main.shape) >= 4 else 1
-    blocks = max(1, min(device.aiv_cores, images))
     n = max(_numel(first(call.inputs)), _numel(first(call.outputs)))
+    # Images are dealt out whole; where they are too few, their rows are.
+    least = images if images >= device.aiv_cores else blocks_for(n * itemsize(main.dtype), device)
+    blocks = max(1, min(device.aiv_cores, max(images, least)))
     # The mask of positions is packed bits, whatever shape it is recorded with.
     read = sum(tensor_bytes(s) for s in call.inputs if s is not None and s.dtype != "uint16")
     write = sum(tensor_bytes(s) for s in call.outputs if s is not None and s.dtype != "uint16")

@@ -291,3 +291,13 @@ def test_a_long_vector_is_quantised_by_all_cores(name: str) -> None:
         for shape in ((n,), (4096, n // 4096))
     )
     assert flat == pytest.approx(rows, rel=0.1)
+
+
+def test_one_large_image_is_dealt_out_to_all_cores() -> None:
+    one, many = (
+        simulate_op(
+            op("aten::max_pool2d", self=meta(n, 16, 4096 // n, 4096), kernel_size=(2, 2), stride=(2, 2)), DEVICE
+        ).time_us
+        for n in (1, 64)
+    )
+    assert one < 3 * many

@@ -96,7 +96,7 @@ def per_group_quant(
     return quantized, groups.t().contiguous().view(groups.shape) if transpose_scale else groups
 
 
-def _apply(x: Tensor, cos: Tensor, sin: Tensor, style: int, front: bool, nope_first: bool) -> Tensor:
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, style: int, front: bool, nope_first: bool) -> Tensor:
     """x [S, B, H, D] rotated by cos, sin that broadcast to [S, B, 1, R]; R pairs (front) or elements."""
     neox = style == 0
     if front:
@@ -117,7 +117,7 @@ def rope_fwd(
     output: Tensor, input: Tensor, freqs: Tensor, rotate_style: int, reuse_freqs_front_part: bool, nope_first: bool
 ) -> None:
     """input [S, B, H, D], angles freqs [S, 1, 1, R]; style 0 is neox, 1 GPT-J."""
-    output.copy_(_apply(input, freqs.cos(), freqs.sin(), rotate_style, reuse_freqs_front_part, nope_first))
+    output.copy_(apply_rope(input, freqs.cos(), freqs.sin(), rotate_style, reuse_freqs_front_part, nope_first))
 
 
 @reference(
@@ -134,7 +134,7 @@ def rope_cached_fwd(
     nope_first: bool,
 ) -> None:
     """As rope_fwd_impl, with cosines and sines [S, 1, 1, R]."""
-    output.copy_(_apply(input, cos, sin, rotate_style, reuse_freqs_front_part, nope_first))
+    output.copy_(apply_rope(input, cos, sin, rotate_style, reuse_freqs_front_part, nope_first))
 
 
 _ONE = "Tensor! output, Tensor input, Tensor cos, Tensor sin, Tensor positions, "
@@ -162,7 +162,7 @@ def rope_positions(
     """As rope_cached_fwd_impl, rows of the cache chosen by positions [S, B] (+ offsets)."""
     moved = positions if offsets is None else positions + offsets
     angles = _at(cos, moved), _at(sin, moved)
-    output.copy_(_apply(input, *angles, rotate_style, reuse_freqs_front_part, nope_first))
+    output.copy_(apply_rope(input, *angles, rotate_style, reuse_freqs_front_part, nope_first))
 
 
 @reference(f"aiter::rope_cached_positions_2c_fwd_impl({_TWO}{_STYLE}) -> ()", since="2025-10-29")

@@ -24,6 +24,7 @@ LIBRARIES: dict[str, str] = {
     "_C_ascend": "vllm_ascend",
     "flash_attn_3": "flash_attn_3",
     "xformers": "xformers",
+    "torchao": "torchao",
 }
 """Library that registers the ops of a namespace."""
 
@@ -42,13 +43,25 @@ MODULES: dict[str, tuple[str, ...]] = {
         "row_topk",
         "sampling",
         "state_space",
+        "serving_quant",
     ),
-    "_C_cache_ops": ("vllm_cache",),
+    "_C_cache_ops": ("vllm_cache", "serving_rope"),
     "_moe_C": ("vllm_moe", "vllm_linear", "packed_experts", "moe_bookkeeping"),
     "_rocm_C": ("vllm_attention", "vllm_gemm"),
     "_vllm_fa2_C": ("flash_attention", "attention_forms"),
     "_vllm_fa3_C": ("flash_attention",),
-    "vllm": ("vllm_layers", "vllm_experts", "vllm_aiter", "vllm_linear", "packed_experts", "lora", "attention_forms"),
+    "vllm": (
+        "vllm_layers",
+        "vllm_experts",
+        "vllm_aiter",
+        "vllm_linear",
+        "packed_experts",
+        "lora",
+        "attention_forms",
+        "aiter_fmoe",
+        "serving_rope",
+        "serving_quant",
+    ),
     "flash_attn": ("flash_attention", "flash_attention_backward"),
     "xformers_flash": ("xformers", "attention_gradients"),
     "xformers_flash3": ("xformers", "attention_gradients"),
@@ -62,6 +75,9 @@ MODULES: dict[str, tuple[str, ...]] = {
         "row_topk",
         "sampling",
         "attention_gradients",
+        "aiter_linear",
+        "aiter_elementwise",
+        "aiter_fmoe",
     ),
     "sgl_kernel": (
         "sgl_kernel",
@@ -72,6 +88,8 @@ MODULES: dict[str, tuple[str, ...]] = {
         "row_topk",
         "sampling",
         "state_space",
+        "serving_rope",
+        "serving_quant",
     ),
     "sglang": (
         "sglang",
@@ -81,9 +99,11 @@ MODULES: dict[str, tuple[str, ...]] = {
         "moe_bookkeeping",
         "state_space",
         "attention_forms",
+        "serving_rope",
+        "serving_quant",
     ),
     "sglang_profiler": ("sglang",),
-    "fbgemm": ("fbgemm_sparse", "fbgemm_quant", "fbgemm_tables"),
+    "fbgemm": ("fbgemm_sparse", "fbgemm_quant", "fbgemm_tables", "fbgemm_jagged", "fbgemm_gradients"),
     "fb": ("fb",),
     "npu": (
         "npu_basic",
@@ -98,11 +118,13 @@ MODULES: dict[str, tuple[str, ...]] = {
         "npu_attention_training",
         "npu_gemm",
         "npu_moe_routing",
+        "serving_rope",
     ),
     "_punica_C": ("lora",),
-    "_C_ascend": ("lora", "sampling", "npu_norm_quant", "npu_gemm", "npu_moe_routing"),
+    "_C_ascend": ("lora", "sampling", "npu_norm_quant", "npu_gemm", "npu_moe_routing", "serving_rope"),
     "flash_attn_3": ("attention_forms", "attention_gradients"),
     "xformers": ("attention_forms",),
+    "torchao": ("serving_quant",),
 }
 """Modules of this package that implement a namespace; imported (with torch) by `register_namespace` only."""
 

@@ -1,0 +1,309 @@
+"""aiter's products by back-end, elementwise ops, norms with quantisation, experts and RoPE against plain formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Call = Callable[..., Any]
+FP8 = torch.float8_e4m3fn
+A, W, BIAS = torch.randn(5, 256), torch.randn(8, 256), torch.randn(8)
+QA, QW = A.to(FP8), W.to(FP8)
+ROW, COLUMN = torch.rand(5, 1) + 0.5, torch.rand(8, 1) + 0.5
+PLAIN = A.double() @ W.double().t()
+SCALED = (QA.double() * ROW.double()) @ (QW.double() * COLUMN.double()).t()
+
+
+def test_16_bit_products(call: Call, close: Call) -> None:
+    out = torch.empty(5, 8)
+    given = {"A": A, "B": W, "out": out, "bias": BIAS}
+    close(call("aiter::gemm_a16w16_asm", **given, semaphore=torch.zeros(1)), PLAIN + BIAS, 10)
+    close(out, PLAIN + BIAS, 10)
+    found = call("aiter::gemm_a16w16_", x=A, w=W, bias=BIAS, dtype=torch.float32, activation="silu")
+    close(found, F.silu(PLAIN + BIAS), 10)
+    close(call("aiter::gemm_a16w16_atomic_", x=A, w=W, dtype=torch.float32, y=out), PLAIN, 10)
+    close(call("aiter::hipb_mm", mat1=A, mat2=W.t(), solution_index=0, bias=BIAS), PLAIN + BIAS, 10)
+    close(call("aiter::rocb_mm", arg0=A, arg1=W.t(), arg2=0), PLAIN, 10)
+    for name, more in (("LLMM1", {"rows_per_block": 4}), ("wvSpltK", {"N_in": 5, "CuCount": 1}),
+                       ("wv_splitk_small_fp16_bf16", {"N_in": 5, "CuCount": 1})):  # fmt: skip
+        call(f"aiter::{name}", in_a=W, in_b=A, out_c=out.zero_(), **more)
+        close(out, PLAIN, 10)
+    x, weight = torch.randn(3, 4, 16), torch.randn(3, 6, 16)
+    found = call("aiter::batched_gemm_bf16", XQ=x, WQ=weight, out=torch.empty(3, 4, 6), bias=torch.ones(3, 1, 6))
+    close(found, x.double() @ weight.double().mT + 1)
+
+
+OUT_NAMES = {
+    "aiter::gemm_a8w8_asm": "Out", "aiter::gemm_a8w8_bpreshuffle_ck": "Out",
+    "aiter::gemm_a8w8_blockscale_bpreshuffle_ck": "Out", "aiter::gemm_a8w8_blockscale_bpreshuffle_cktile": "Out",
+    "aiter::gemm_a8w8_blockscale_cktile": "Out", "aiter::gemm_a8w8_bpreshuffle_cktile": "out",
+    "aiter::flatmm_a8w8_blockscale_asm": "out", "aiter::gfx950_a8w8_blockscale_asm": "out",
+    "aiter::mi350_a8w8_blockscale_asm": "out", "aiter::_flatmm_a8w8_blockscale_asm": "out",
+    "aiter::_gfx950_a8w8_blockscale_asm": "out", "aiter::_gemm_a8w8_asm": "Out",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OUT_NAMES)
+def test_8_bit_products(call: Call, close: Call, name: str) -> None:
+    out = torch.empty(5, 8)
+    more = {"kernelName": ""} if name == "aiter::gemm_a8w8_asm" else {}
+    found = call(name, XQ=QA, WQ=QW, x_scale=ROW, w_scale=COLUMN, **{OUT_NAMES[name]: out}, **more)
+    close(out, SCALED, 10)
+    assert found is None or torch.equal(found, out)
+
+
+def test_other_8_bit_products(call: Call, close: Call) -> None:
+    given = {"XQ": QA, "WQ": QW, "x_scale": ROW, "w_scale": COLUMN, "dtype": torch.float32}
+    close(call("aiter::gemm_a8w8_blockscale_bpreshuffle", **given), SCALED, 10)
+    out = torch.empty(5, 8)
+    given = {"A": QA, "B": QW, "out": out, "A_scale": ROW, "B_scale": COLUMN, "bias": BIAS}
+    close(call("aiter::gemm_a8w8_blockscale_bpreshuffle_asm", **given), SCALED + BIAS, 10)
+    call("aiter::_gemm_a8w8_blockscale_bpreshuffle_asm", **given)
+    close(out, SCALED + BIAS, 10)
+    found = call("aiter::hipb_mm", mat1=QA, mat2=QW.t(), solution_index=0, out_dtype=torch.float32, scaleA=ROW,
+                 scaleB=COLUMN.t())  # fmt: skip
+    close(found, SCALED, 10)
+    half = torch.tensor(0.5)
+    call("aiter::wvSplitKQ", in_a=QW, in_b=QA, out_c=out, scale_a=half, scale_b=half, CuCount=1)
+    close(out, QA.double() @ QW.double().t() / 4, 10)
+    x, weight = torch.randn(2, 4, 16).to(FP8), torch.randn(2, 6, 16).to(FP8)
+    found = call("aiter::batched_gemm_a8w8", XQ=x, WQ=weight, x_scale=torch.full((2, 4, 1), 2.0),
+                 w_scale=torch.full((2, 1, 6), 0.5), out=torch.empty(2, 4, 6))  # fmt: skip
+    close(found, x.double() @ weight.double().mT)
+    y = torch.zeros(2, 4, 6)
+    call("aiter::deepgemm_ck", XQ=x, WQ=weight, Y=y, group_layout=torch.tensor([3, 1]))
+    wanted = x.double() @ weight.double().mT
+    close(y[0, :3], wanted[0, :3])
+    assert not y[1, 1:].any()
+
+
+def test_arithmetic(call: Call, close: Call) -> None:
+    x, y = torch.rand(4, 6) + 1, torch.rand(1, 6) + 1
+    for name, function in (("add", torch.add), ("sub", torch.sub), ("mul", torch.mul), ("div", torch.div)):
+        wanted = function(x.double(), y.double())
+        close(call(f"aiter::{name}", input=x, other=y), wanted)
+        target = x.clone()
+        close(call(f"aiter::{name}_", input=target, other=y), wanted)
+        close(target, wanted)
+    close(call("aiter::sigmoid", input=x), torch.sigmoid(x.double()))
+    close(call("aiter::tanh", input=x), torch.tanh(x.double()))
+    out = torch.empty(4, 6)
+    call("aiter::gelu_fast", out=out, input=x)
+    close(out, F.gelu(x.double(), approximate="tanh"))
+    wide, out = torch.randn(4, 12) * 6, torch.empty(4, 6)
+    call("aiter::swiglu_and_mul", out=out, input=wide)
+    gate, up = wide.double().chunk(2, -1)
+    gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+    close(out, gate * torch.sigmoid(1.702 * gate) * (up + 1))
+
+
+X, RES = torch.randn(4, 256), torch.randn(4, 256)
+GAMMA, BETA, SMOOTH = torch.rand(256), torch.randn(256), torch.rand(256)
+
+
+def rms(x: Tensor, gamma: Tensor = GAMMA) -> Tensor:
+    return x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * gamma
+
+
+def near(data: Tensor, scale: Tensor, wanted: Tensor, tolerance: float = 0.01) -> None:
+    """Quantised data times its scale (a row's, or a group's) is what was wanted."""
+    times = data.numel() // scale.numel()
+    wide = scale.double().reshape(data.shape[0], -1).repeat_interleave(times, 1)
+    assert (data.double() * wide - wanted).abs().max() < tolerance * wanted.abs().max()
+
+
+def test_norms(call: Call, close: Call) -> None:
+    total = X.double() + RES.double()
+    x, residual = X.clone(), RES.clone()
+    call("aiter::fused_add_rms_norm_cu", input=x, residual_in=residual, weight=GAMMA, epsilon=1e-6)
+    close(x, rms(total))
+    close(residual, total)
+    close(call("aiter::_fused_rmsnorm", x=X, weight=GAMMA, epsilon=1e-6), rms(X.double()))
+    close(call("aiter::_fused_rmsnorm_add", x=X, weight=GAMMA, epsilon=1e-6, res1=RES)[0], rms(total))
+    q, k = torch.empty(4, 256), torch.empty(4, 128)
+    call("aiter::_fused_qk_rmsnorm_kernel", q=X, q_weight=GAMMA, q_eps=1e-6, k=RES[:, :128], k_weight=GAMMA[:128],
+         k_eps=1e-6, q_out=q, k_out=k)  # fmt: skip
+    close(k, rms(RES[:, :128].double(), GAMMA[:128]))
+    close(call("aiter::layer_norm", input=X, weight=GAMMA, bias=BETA),
+          F.layer_norm(X.double(), (256,), GAMMA.double(), BETA.double()))  # fmt: skip
+    out, kept = torch.empty(4, 256), torch.empty(4, 256)
+    call("aiter::layernorm2d_with_add_asm", out=out, input=X, residual_in=RES, residual_out=kept, weight=GAMMA,
+         bias=BETA, epsilon=1e-5)  # fmt: skip
+    close(out, F.layer_norm(total, (256,), GAMMA.double(), BETA.double()))
+    close(kept, total)
+
+
+def test_norms_with_quantisation(call: Call) -> None:
+    total = X.double() + RES.double()
+    data, scale, kept = torch.empty(4, 256, dtype=torch.int8), torch.empty(4, 1), torch.empty(4, 256)
+    ln = F.layer_norm(X.double(), (256,), GAMMA.double(), BETA.double())
+    common = {"out": data, "input": X, "xscale": SMOOTH, "yscale": scale, "weight": GAMMA}
+    call("aiter::layernorm2d_fwd_with_smoothquant", **common, bias=BETA, epsilon=1e-5)
+    near(data, scale, ln * SMOOTH)
+    added = {"residual_in": RES, "residual_out": kept}
+    for name in ("layernorm2d_fwd_with_add_smoothquant", "layernorm2d_with_add_smoothquant_asm"):
+        call(f"aiter::{name}", **common, **added, bias=BETA, epsilon=1e-5)
+        near(data, scale, F.layer_norm(total, (256,), GAMMA.double(), BETA.double()) * SMOOTH)
+    call("aiter::rmsnorm2d_fwd_with_smoothquant", **common, epsilon=1e-6)
+    near(data, scale, rms(X.double()) * SMOOTH)
+    call("aiter::rmsnorm2d_fwd_with_add_smoothquant", **common, **added, epsilon=1e-6)
+    near(data, scale, rms(total) * SMOOTH)
+    call("aiter::smoothquant_fwd", out=data, input=X, x_scale=SMOOTH, y_scale=scale)
+    near(data, scale, X.double() * SMOOTH)
+    call("aiter::smooth_per_token_scaled_quant", out=data, input=X, scales=scale, smooth_scale=SMOOTH)
+    near(data, scale, X.double() * SMOOTH)
+    ids, table = torch.tensor([[0, 1], [2, 0], [1, 2], [0, 2]]), torch.rand(3, 256)
+    wide, sizes = torch.empty(2, 4, 256, dtype=torch.int8), torch.empty(2, 4, 1)
+    call("aiter::moe_smoothquant_fwd", out=wide, input=X, x_scale=table, topk_ids=ids, y_scale=sizes)
+    near(wide[1], sizes[1], X.double() * table[ids[:, 1]])
+    fp8, groups = torch.empty(4, 256).to(FP8), torch.empty(4, 2)
+    call("aiter::add_rmsnorm_quant", out=fp8, input=X, **added, scale=groups, weight=GAMMA, epsilon=1e-6,
+         group_size=128)  # fmt: skip
+    near(fp8, groups, rms(total), 0.07)
+    call("aiter::add_rmsnorm_quant", out=fp8, input=X, **added, scale=scale, weight=GAMMA, epsilon=1e-6)
+    near(fp8, scale, rms(total), 0.07)
+    call("aiter::dynamic_per_group_scaled_quant", out=fp8, input=X, scales=groups, group_size=128)
+    near(fp8, groups, X.double(), 0.07)
+    half, one = torch.empty(4, 128).to(FP8), torch.empty(4, 1)
+    call("aiter::silu_and_mul_quant", out=half, input=X, scale=one, group_size=128)
+    gate, up = X.double().chunk(2, -1)
+    near(half, one, F.silu(gate) * up, 0.07)
+
+
+def test_caches(call: Call) -> None:
+    k, v = torch.randn(4, 2, 3), torch.randn(4, 2, 3)
+    wanted = k.clone()
+    wanted[3] = k[0]
+    call("aiter::copy_blocks", key_caches=k, value_caches=v, block_mapping=torch.tensor([[0, 3]]))
+    assert torch.equal(k, wanted)
+    target = torch.zeros(4, 2, 3)
+    call("aiter::swap_blocks", src=k, dst=target, block_mapping=torch.tensor([[1, 2]]))
+    assert torch.equal(target[2], k[1])
+    cache, latent, rope = torch.zeros(2, 4, 6), torch.randn(2, 4), torch.randn(2, 2)
+    call("aiter::concat_and_cache_mla", kv_c=latent, k_pe=rope, kv_cache=cache, slot_mapping=torch.tensor([5, -1]),
+         kv_cache_dtype="auto", scale=torch.ones(1))  # fmt: skip
+    assert torch.equal(cache[1, 1], torch.cat((latent[0], rope[0])))
+
+
+TOKENS, HIDDEN, INNER, EXPERTS, TOPK = 4, 16, 8, 3, 2
+IDS = torch.tensor([[0, 1], [2, 0], [1, 2], [0, 2]], dtype=torch.int32)
+ROUTE = torch.rand(TOKENS, TOPK)
+
+
+def sorted_lists(call: Call) -> dict[str, Tensor]:
+    length = TOKENS * TOPK + EXPERTS * 32 - TOPK
+    found = {
+        "sorted_token_ids": torch.empty(length, dtype=torch.int32), "sorted_weights": torch.empty(length),
+        "sorted_expert_ids": torch.empty(-(-length // 32), dtype=torch.int32),
+        "num_valid_ids": torch.empty(2, dtype=torch.int32),
+    }  # fmt: skip
+    call("aiter::moe_sorting_fwd", topk_ids=IDS, topk_weights=ROUTE, **found, moe_buf=torch.zeros(TOKENS, HIDDEN),
+         num_experts=EXPERTS, unit_size=32)  # fmt: skip
+    return found
+
+
+def experts(
+    x: Tensor, first: Tensor, second: Tensor, act: Callable[[Tensor], Tensor], *, inside: bool = False
+) -> Tensor:
+    out = torch.zeros(TOKENS, HIDDEN, dtype=torch.float64)
+    for t in range(TOKENS):
+        for s in range(TOPK):
+            weight, e = ROUTE[t, s].double(), int(IDS[t, s])
+            row = x[t].double() * (weight if inside else 1)
+            result = act(first[e].double() @ row) @ second[e].double().t()
+            out[t] += result if inside else result * weight
+    return out
+
+
+def swiglu(x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def test_experts_over_sorted_lists(call: Call, close: Call) -> None:
+    x = torch.randn(TOKENS, HIDDEN)
+    w1, w2 = torch.randn(EXPERTS, 2 * INNER, HIDDEN), torch.randn(EXPERTS, HIDDEN, INNER)
+    lists = sorted_lists(call)
+    out = torch.zeros(TOKENS, HIDDEN)
+    call("aiter::fmoe", out=out, input=x, gate=w1, down=w2, **lists, topk=TOPK)
+    close(out, experts(x, w1, w2, swiglu), 100)
+    q1, q2 = w1.to(FP8), w2.to(FP8)
+    s1, s2 = torch.rand(EXPERTS, 2 * INNER, 1) + 0.5, torch.rand(EXPERTS, HIDDEN, 1) + 0.5
+    qx, sx = x.to(FP8), torch.rand(TOKENS, 1) + 0.5
+    common = {"input": qx, "gate": q1, "down": q2, **lists, "topk": TOPK, "fc1_scale": s1, "fc2_scale": s2}
+    wide = (qx.double() * sx, q1.double() * s1, q2.double() * s2)
+    for name, inside in (("aiter::fmoe_g1u1", False), ("aiter::fmoe_fp8_blockscale_g1u1", False),
+                         ("aiter::fmoe_g1u1_tkw1", True)):  # fmt: skip
+        call(name, out=out.zero_(), input_scale=sx, **common)
+        close(out, experts(*wide, swiglu, inside=inside), 200)
+    spare = {"fc1_smooth_scale": torch.ones(1), "fc2_smooth_scale": torch.ones(1)}
+    call("aiter::fmoe_g1u1_a16", out=out.zero_(), **common | {"input": x}, **spare)
+    close(out, experts(x, *wide[1:], swiglu), 200)
+    plain = common | {"gate": q1[:, :INNER], "fc1_scale": s1[:, :INNER]}
+    call(
+        "aiter::fmoe_int8_g1u0", out=out.zero_(), input_scale=sx, **plain, fc2_smooth_scale=torch.ones(1), activation=1
+    )
+    close(out, experts(wide[0], wide[1][:, :INNER], wide[2], F.gelu), 200)
+    call("aiter::fmoe_int8_g1u0_a16", out=out.zero_(), **plain | {"input": x}, **spare, activation=0)
+    close(out, experts(x, wide[1][:, :INNER], wide[2], F.silu), 200)
+    stage = torch.zeros(TOKENS, TOPK, INNER)
+    given = {name: lists[name] for name in ("sorted_token_ids", "sorted_expert_ids", "num_valid_ids")}
+    call("aiter::moe_stage1_g1u1", input=x, w1=w1, w2=w2, out=stage, inter_dim=INNER, kernelName=None, block_m=32,
+         **given)  # fmt: skip
+    close(stage[1, 0], swiglu(x[1].double() @ w1[2].double().t()), 100)
+    total = torch.empty(TOKENS, INNER)
+    call("aiter::_moe_sum", input=stage, output=total)
+    close(total, stage.double().sum(1))
+
+
+def test_routers(call: Call, close: Call) -> None:
+    logits, bias = torch.randn(TOKENS, 8), torch.rand(8)
+    weights, ids = torch.empty(TOKENS, 2), torch.empty(TOKENS, 2, dtype=torch.int32)
+    given = {"topk_weights": weights, "topk_indices": ids, "gating_output": logits, "correction_bias": bias,
+             "need_renorm": True, "routed_scaling_factor": 2.0}  # fmt: skip
+    scores = F.softplus(logits.double()).sqrt()
+    chosen = (scores + bias).topk(2).indices
+    picked = scores.gather(1, chosen)
+    for name in ("aiter::topk_softplus", "aiter::topk_gating_fwd"):
+        call(name, **given)
+        assert ids.tolist() == chosen.tolist()
+        close(weights, 2 * picked / picked.sum(1, keepdim=True))
+    call("aiter::moe_fused_gate", input=logits, bias=bias, topk_weights=weights, topk_ids=ids, num_expert_group=2,
+         topk_group=1, topk=2, n_share_experts_fusion=0)  # fmt: skip
+    assert (ids // 4).unique(dim=1).shape[1] == 1
+
+
+@pytest.mark.parametrize("style", [0, 1])
+def test_rope_and_its_gradient(call: Call, close: Call, style: int) -> None:
+    x, y, freqs = torch.randn(3, 2, 4, 8), torch.randn(3, 2, 2, 8), torch.randn(3, 1, 1, 4)
+    flags = {"rotate_style": style, "reuse_freqs_front_part": True, "nope_first": False}
+    one, two, back = torch.empty_like(x), torch.empty_like(y), torch.empty_like(x)
+    call("aiter::rope_2c_fwd_impl", output_x=one, output_y=two, input_x=x, input_y=y, freqs=freqs, **flags)
+    half = (slice(0, 4), slice(4, 8)) if style == 0 else (slice(0, 8, 2), slice(1, 8, 2))
+    complex_x = torch.complex(x[..., half[0]].double(), x[..., half[1]].double())
+    turned = complex_x * torch.polar(torch.ones_like(freqs).double(), freqs.double())
+    close(one[..., half[0]], turned.real)
+    close(one[..., half[1]], turned.imag)
+    call("aiter::rope_bwd_impl", input_grads=back, output_grads=one, freqs=freqs, **flags)
+    close(back, x.double())
+    again = torch.empty_like(x)
+    call("aiter::rope_cached_2c_fwd_impl", output_x=again, output_y=two, input_x=x, input_y=y, cos=freqs.cos(),
+         sin=freqs.sin(), **flags)  # fmt: skip
+    close(again, one.double())
+    call("aiter::rope_cached_bwd_impl", input_grads=back, output_grads=one, cos=freqs.cos(), sin=freqs.sin(), **flags)
+    close(back, x.double())
+
+
+def test_latent_attention(call: Call, close: Call) -> None:
+    q, pages = torch.randn(2, 3, 12), torch.randn(9, 1, 1, 12)
+    out = torch.empty(2, 3, 8)
+    call("vllm::rocm_aiter_mla_decode_fwd", q=q, kv_buffer=pages, o=out, qo_indptr=torch.tensor([0, 1, 2]),
+         max_seqlen_qo=1, kv_indptr=torch.tensor([0, 4, 9]), kv_indices=torch.arange(9), sm_scale=0.3)  # fmt: skip
+    for i, part in enumerate((slice(0, 4), slice(4, 9))):
+        keys = pages[part, 0, 0].double()
+        close(out[i], (q[i].double() @ keys.t() * 0.3).softmax(-1) @ keys[:, :8])

@@ -1,0 +1,285 @@
+"""RoPE, norms, quantisation and routers under the names of serving frameworks against plain formulas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Call = Callable[..., Any]
+FP8 = torch.float8_e4m3fn
+T, H, D = 5, 3, 8
+POSITIONS = torch.tensor([4, 0, 7, 1, 2])
+ANGLES = torch.randn(10, D // 2)
+TABLE = torch.cat((ANGLES.cos(), ANGLES.sin()), -1)
+
+
+def rope(x: Tensor, *, neox: bool = True, positions: Tensor = POSITIONS, angles: Tensor = ANGLES) -> Tensor:
+    """[T, H, D] as complex numbers turned by the angle of each position."""
+    x = x.double().reshape(positions.numel(), -1, 2 * angles.shape[-1])
+    pairs = x.unflatten(-1, (2, -1)).transpose(-1, -2) if neox else x.unflatten(-1, (-1, 2))
+    turn = torch.polar(torch.ones(positions.numel(), angles.shape[-1]).double(), angles[positions].double())
+    turned = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * turn.unsqueeze(1))
+    return (turned.transpose(-1, -2) if neox else turned).flatten(-2)
+
+
+def rms(x: Tensor, weight: Tensor) -> Tensor:
+    x = x.double()
+    return x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
+
+
+def test_parts_are_put_side_by_side(call: Call) -> None:
+    nope, pe, out = torch.randn(T, H, 6), torch.randn(T, H, 2), torch.empty(T, H, 8)
+    call("_C_cache_ops::concat_mla_q", ql_nope=nope, q_pe=pe, q_out=out)
+    assert torch.equal(out, torch.cat((nope, pe), -1))
+    call("sgl_kernel::concat_mla_absorb_q", a=nope, b=pe, out=out.zero_())
+    assert torch.equal(out, torch.cat((nope, pe), -1))
+    one = torch.randn(T, 1, 2)
+    for name, last in (("sgl_kernel::concat_mla_k", "k_rope"), ("vllm::flashinfer_concat_mla_k", "k_pe")):
+        call(name, k=out.zero_(), k_nope=nope, **{last: one})
+        assert torch.equal(out, torch.cat((nope, one.expand(-1, H, -1)), -1))
+
+
+def test_latent_rows_go_into_the_cache(call: Call, close: Call) -> None:
+    latent, q, k = torch.randn(T, 6), torch.randn(T, H, D), torch.randn(T, D)
+    cache, slots = torch.zeros(3, 4, 6 + D), torch.tensor([0, 5, -1, 11, 3])
+    turned = k.clone()
+    given = {"kv_c": latent, "kv_cache": cache, "kv_cache_dtype": "auto"}
+    call("_C_cache_ops::concat_and_cache_mla_rope_fused", positions=POSITIONS, q_pe=q, k_pe=turned,
+         cos_sin_cache=TABLE, is_neox=True, slot_mapping=slots, kv_cache_scale=torch.ones(1), **given)  # fmt: skip
+    close(turned, rope(k)[:, 0])
+    assert torch.equal(cache.flatten(0, 1)[5], torch.cat((latent[1], turned[1])))
+    call("_C_cache_ops::cp_fused_concat_and_cache_mla", k_pe=k, cp_local_token_select_indices=torch.tensor([3, 1]),
+         slot_mapping=torch.tensor([7, 8]), scale=torch.ones(1), **given)  # fmt: skip
+    assert torch.equal(cache.flatten(0, 1)[7], torch.cat((latent[3], k[3])))
+
+
+@pytest.mark.parametrize("neox", [True, False])
+def test_rotary_embeddings(call: Call, close: Call, neox: bool) -> None:
+    q, k = torch.randn(T, H * D), torch.randn(T, D)
+    wanted = [rope(x, neox=neox) for x in (q, k)]
+    common = {"positions": POSITIONS, "head_size": D, "cos_sin_cache": TABLE}
+    one, two = q.clone(), k.clone()
+    call("sglang::rotary_embedding_with_key", query=one, key=two, is_neox=neox, **common)
+    close(one, wanted[0].reshape(T, -1))
+    close(two, wanted[1].reshape(T, -1))
+    one = q.clone()
+    call("sglang::rotary_embedding_without_key", query=one, is_neox=neox, **common)
+    close(one, wanted[0].reshape(T, -1))
+    found = call("vllm::npu_rotary_embedding", query=q, key=k, rotary_dim=D, is_neox_style=neox, **common)
+    close(found[0], wanted[0].reshape(T, -1))
+    one, two = q.clone(), k.clone()
+    found = call("_C_ascend::rotary_embedding", query=one, key=two, is_neox=neox, **common)
+    close(found[1], wanted[1].reshape(T, -1))
+    close(one, wanted[0].reshape(T, -1))
+    heads = q.reshape(T, H, D)
+    found = call("vllm::rope_forward_triton", q=heads, k=k.unsqueeze(1), cos=ANGLES.cos()[POSITIONS],
+                 sin=ANGLES.sin()[POSITIONS], is_neox_style=neox)  # fmt: skip
+    close(found[0], wanted[0])
+    for name in ("with_key_forward_hip", "without_key_forward_hip", "with_key_forward_triton"):
+        one, two = heads.clone(), k.clone().unsqueeze(1)
+        more = {} if name.startswith("without") else {"key": two}
+        call(f"vllm::rocm_aiter_rotary_emb_{name}", positions=POSITIONS, sin=ANGLES.sin().reshape(10, 1, 1, -1),
+             cos=ANGLES.cos().reshape(10, 1, 1, -1), query=one, rotate_style=0 if neox else 1, **more)  # fmt: skip
+        close(one, wanted[0])
+
+
+def test_rope_and_store(call: Call, close: Call) -> None:
+    q, k, v = torch.randn(T, H, D), torch.randn(T, 1, D), torch.randn(T, 1, D)
+    slots = torch.tensor([3, 1, 0, 6, 5])
+    caches = torch.zeros(2, 8, 1, D)
+    one, two = q.clone(), k.clone()
+    call("sglang::apply_rope_inplace_with_kvcache", q=one, k=two, v=v, k_cache=caches[0], v_cache=caches[1],
+         cos_sin_cache=TABLE, positions=POSITIONS, out_loc=slots, is_neox=True)  # fmt: skip
+    close(one, rope(q))
+    close(caches[0][slots], rope(k))
+    assert torch.equal(caches[1][slots], v)
+    outs = {"q_rope": torch.empty_like(q), "k_rope": torch.empty_like(k)}
+    common = {"q": q, "k": k, "cos_sin_cache": TABLE, "pos_ids": POSITIONS, "interleave": True, **outs}
+    call("sglang::apply_rope_pos_ids_cos_sin_cache_without_kv_cache", **common)
+    close(outs["q_rope"], rope(q, neox=False))
+    caches.zero_()
+    call("sglang::apply_rope_pos_ids_cos_sin_cache_with_kv_cache", **common, v=v, k_buffer=caches[0],
+         v_buffer=caches[1], kv_cache_loc=slots)  # fmt: skip
+    close(caches[0][slots], rope(k, neox=False))
+    call("sgl_kernel::store_kv_cache", k_cache=caches[0].zero_(), v_cache=caches[1].zero_(), out_loc=slots, k=k, v=v)
+    assert torch.equal(caches[0][slots], k)
+    pages = torch.zeros(2, 2, 4, 1, D)
+    found = call("npu::npu_scatter_pa_kv_cache_functional", key=k, value=v, key_cache=pages[0], value_cache=pages[1],
+                 slot_mapping=slots)  # fmt: skip
+    assert torch.equal(found[0].flatten(0, 1)[slots], k)
+
+
+def test_norm_then_rope(call: Call, close: Call) -> None:
+    qw, kw = torch.rand(D), torch.rand(D)
+    qkv = torch.randn(T, (H + 2) * D)
+    q, k, v = qkv.split((H * D, D, D), -1)
+    base = 10000.0 ** (-torch.arange(0, D, 2).float() / D)
+    angles = torch.arange(10).float().unsqueeze(1) * base
+    for name in ("sgl_kernel::fused_qk_norm_rope", "sglang::fused_qk_norm_rope_out"):
+        packed = qkv.clone()
+        call(name, qkv=packed, num_heads_q=H, num_heads_k=1, num_heads_v=1, head_dim=D, eps=1e-6, q_weight=qw,
+             k_weight=kw, base=10000.0, is_neox=True, position_ids=POSITIONS, factor=1.0, low=0.0, high=0.0,
+             attention_factor=1.0, rotary_dim=D)  # fmt: skip
+        close(packed[:, : H * D], rope(rms(q.reshape(T, H, D), qw), angles=angles).reshape(T, -1))
+        assert torch.equal(packed[:, -D:], v)
+    one, two = q.reshape(T, H, D).clone(), k.reshape(T, 1, D).clone()
+    call("sglang::fused_inplace_qknorm_rope", q=one, k=two, q_weight=qw, k_weight=kw, cos_sin_cache=TABLE,
+         positions=POSITIONS, is_neox=True)  # fmt: skip
+    wanted = rope(rms(q.reshape(T, H, D), qw)), rope(rms(k.reshape(T, 1, D), kw))
+    close(one, wanted[0])
+    close(two, wanted[1])
+    common = {"input": qkv, "q_weight": qw, "k_weight": kw, "q_hidden_size": H * D, "kv_hidden_size": D,
+              "head_dim": D, "eps": 1e-6}  # fmt: skip
+    for name in ("qkv_rmsnorm_rope", "qkv_rmsnorm_rope_simt"):
+        found = call(f"vllm::{name}", cos_sin_cache=TABLE, positions=POSITIONS, **common)
+        close(found[0], wanted[0].reshape(T, -1))
+        assert torch.equal(found[2], v)
+    full = [t[POSITIONS].repeat(1, 2) for t in (ANGLES.cos(), ANGLES.sin())]
+    found = call("vllm::qkv_rmsnorm_rope", "since_20260117", cos=full[0], sin=full[1], **common)
+    close(found[1], wanted[1].reshape(T, -1))
+    a, b = call("vllm::fused_mla_dual_rms_norm", x1=q, x1_weight=torch.ones(H * D), x2=k, x2_weight=kw,
+                x1_epsilon=1e-6, x2_epsilon=1e-6)  # fmt: skip
+    close(a, rms(q, torch.ones(H * D)))
+    close(b, rms(k, kw))
+    data, scale, normed = call("vllm::fused_mla_dual_rms_norm_per_token_quant", q=q, q_weight=torch.ones(H * D), kv=k,
+                               kv_weight=kw, q_epsilon=1e-6, kv_epsilon=1e-6)  # fmt: skip
+    assert (data.double() * scale.double() - rms(q, torch.ones(H * D))).abs().max() < 0.2
+    close(normed, rms(k, kw))
+
+
+def test_timesteps(call: Call, close: Call) -> None:
+    steps, out = torch.tensor([0.0, 3.0, 500.0]), torch.empty(3, 8)
+    call("sgl_kernel::timestep_embedding", input=steps, output=out, dim=8, flip_sin_to_cos=False,
+         downscale_freq_shift=1.0, scale=1.0, max_period=10000)  # fmt: skip
+    for column in range(4):
+        angle = steps.double() * math.exp(-math.log(10000) * column / 3)
+        close(out[:, column], angle.sin(), 10)
+        close(out[:, 4 + column], angle.cos(), 10)
+
+
+X = torch.randn(4, 256)
+
+
+def gate(x: Tensor) -> Tensor:
+    first, second = x.double().chunk(2, -1)
+    return F.silu(first) * second
+
+
+def near(data: Tensor, scale: Tensor, wanted: Tensor) -> None:
+    wide = scale.double().repeat_interleave(data.shape[-1] // scale.shape[-1], -1)
+    assert (data.double() * wide - wanted).abs().max() < 0.07 * wanted.abs().max()
+
+
+def test_activations(call: Call, close: Call) -> None:
+    out = torch.empty(4, 128)
+    for name in ("sglang::_run_activation_inplace", "sglang::_run_activation_with_rounding_inplace"):
+        call(name, op_name="silu", input=X, out=out)
+        close(out, gate(X))
+    call("sglang::_run_unary_activation_inplace", op_name="relu2", input=X[:, :128], out=out)
+    close(out, F.relu(X[:, :128].double()) ** 2)
+    call("sglang::_run_activation_filtered_inplace", op_name="", input=X, out=out.zero_(),
+         expert_ids=torch.tensor([1, -1]), expert_step=2)  # fmt: skip
+    close(out[:2], gate(X)[:2])
+    assert not out[2:].any()
+
+
+def test_quantisation_by_groups(call: Call) -> None:
+    data, scale = torch.empty(4, 256).to(FP8), torch.empty(4, 2)
+    limits = {"eps": 1e-10, "group_size": 128}
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("sgl_kernel::sgl_per_token_group_quant_8bit_v2", {"fp8_min": -448.0, "fp8_max": 448.0, "scale_ue8m0": False,
+                                                          "fuse_silu_and_mul": False} | limits),
+        ("sglang::per_token_group_quant_8bit_v2", {"min_8bit": -448.0, "max_8bit": 448.0} | limits),
+        ("sglang::per_token_group_quant_8bit", {"fp8_min": -448.0, "fp8_max": 448.0} | limits),
+        ("sglang::per_token_group_quant", {"group_size": 128}),
+    ]  # fmt: skip
+    for name, given in calls:
+        call(name, input=X, output_q=data, output_s=scale, **given)
+        near(data, scale, X.double())
+    half, one = torch.empty(4, 128).to(FP8), torch.empty(4, 1)
+    call("sglang::per_token_group_quant", input=X, output_q=half, output_s=one, group_size=128, fuse_silu_and_mul=True)
+    near(half, one, gate(X))
+    call("_C::silu_and_mul_per_block_quant", out=half, input=X, scales=one, group_size=128)
+    near(half, one, gate(X))
+    batch, rows = torch.randn(2, 3, 256), torch.tensor([2, 0])
+    wide, sizes = torch.zeros(2, 3, 256).to(FP8), torch.zeros(2, 3, 2)
+    call("sglang::per_token_group_quant", input=batch, output_q=wide, output_s=sizes, group_size=128, masked_m=rows)
+    near(wide[0, :2], sizes[0, :2], batch[0, :2].double())
+    assert not wide[1].float().any()
+    near(*call("vllm::triton_per_token_group_quant_fp8", x=X, group_size=128), X.double())
+
+
+def test_quantisation_by_rows_and_whole(call: Call, close: Call) -> None:
+    data, row, one = torch.empty(4, 256).to(FP8), torch.empty(4, 1), torch.empty(1)
+    call("sglang::per_token_quant_fp8", input=X, output_q=data, output_s=row)
+    near(data, row, X.double())
+    call("sglang::per_tensor_quant_fp8", input=X, output_q=data, output_s=one)
+    near(data, one.expand(4, 1), X.double())
+    call("sglang::per_tensor_quant_fp8", input=X, output_q=data, output_s=one.fill_(0.1), is_static=True)
+    near(data, one.expand(4, 1), X.double())
+    call("sglang::per_tensor_absmax_fp8", input=X, output_s=one)
+    close(one, (X.abs().max() / 448).double().reshape(1))
+    found = call("vllm::quantize", in_tensor=X, input_scale=torch.tensor(0.05),
+                 input_scale_reciprocal=torch.tensor(20.0), input_offset=torch.tensor(1.0))  # fmt: skip
+    assert (found.double() - (X.double() / 0.05 + 1)).abs().max() <= 0.51
+    close(call("vllm::muls_add", x=X, y=X, scale=3.0), X.double() * 4)
+    gamma, beta = torch.rand(256), torch.randn(256)
+    close(call("sglang::layernorm", input=X, gamma=gamma, beta=beta),
+          F.layer_norm(X.double(), (256,), gamma.double(), beta.double(), 1e-6))  # fmt: skip
+
+
+def test_hadamard(call: Call, close: Call) -> None:
+    matrix = torch.ones(1, 1, dtype=torch.float64)
+    while matrix.shape[0] < 16:
+        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
+    x = torch.randn(3, 16)
+    for name in ("sgl_kernel::fast_hadamard_transform", "sglang::hadamard_transform", "torchao::hadamard_transform"):
+        close(call(name, x=x, scale=0.5), x.double() @ matrix / 2)
+    target = x.clone()
+    close(call("_C::hadacore_transform", x=target, inplace=True), x.double() @ matrix / 4)
+    close(target, x.double() @ matrix / 4)
+
+
+LOGITS, SHIFT = torch.randn(5, 8), torch.rand(8)
+
+
+def test_routers(call: Call, close: Call) -> None:
+    weights, ids = torch.empty(5, 2), torch.empty(5, 2, dtype=torch.int32)
+    outs = {"topk_weights": weights, "topk_ids": ids}
+    best = LOGITS.double().softmax(-1).topk(2)
+    call("sglang::moe_topk_softmax_out", gating_output=LOGITS, workspace=torch.empty(0), renormalize=False,
+         moe_softcapping=0.0, **outs)  # fmt: skip
+    close(weights, best.values)
+    share = LOGITS.double().sigmoid()
+    chosen = (share + SHIFT).topk(2).indices
+    picked = share.gather(1, chosen)
+    call("sglang::moe_topk_sigmoid_out", gating_output=LOGITS, workspace=torch.empty(0), renormalize=True,
+         correction_bias=SHIFT, routed_scaling_factor=2.0, num_fused_shared_experts=0, **outs)  # fmt: skip
+    assert ids.tolist() == chosen.tolist()
+    close(weights, 2 * picked / picked.sum(1, keepdim=True))
+    call("sglang::fused_topk_deepseek", gating_output=LOGITS, correction_bias=SHIFT, num_expert_group=1, topk_group=1,
+         topk=2, scaling_factor=1.0, renormalize=True, **outs)  # fmt: skip
+    assert ids.sort(1).values.tolist() == chosen.sort(1).values.tolist()
+    found = call("sgl_kernel::kimi_k2_moe_fused_gate", input=LOGITS, bias=SHIFT, topk=2, renormalize=True,
+                 routed_scaling_factor=1.0, apply_routed_scaling_factor_on_output=False)  # fmt: skip
+    assert found[1].sort(1).values.tolist() == chosen.sort(1).values.tolist()
+    found = call("vllm::rocm_aiter_fused_topk", x=torch.randn(5, 4), router_logits=LOGITS, top_k=2, gate_up=False)
+    close(found[0], best.values)
+
+
+@pytest.mark.parametrize(
+    "name", ["vllm::rocm_aiter_ck_moe", "vllm::rocm_aiter_ck_moe_2stages", "vllm::rocm_aiter_asm_moe",
+             "vllm::rocm_aiter_asm_moe_tkw1", "sglang::rocm_aiter_asm_moe_tkw1"])  # fmt: skip
+def test_older_entries_of_aiters_experts(call: Call, close: Call, name: str) -> None:
+    x, w1, w2 = torch.randn(4, 16), torch.randn(3, 12, 16), torch.randn(3, 16, 6)
+    ids, route = torch.tensor([[0, 1], [2, 0], [1, 2], [0, 2]]), torch.rand(4, 2)
+    wanted = torch.stack([
+        sum(route[t, s].double() * (gate(x[t].double() @ w1[ids[t, s]].double().t()) @ w2[ids[t, s]].double().t())
+            for s in range(2)) for t in range(4)])  # fmt: skip
+    close(call(name, hidden_states=x, w1=w1, w2=w2, topk_weights=route, topk_ids=ids), wanted, 100)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from opreplay.replay.ascend.cost.attention import attention_terms
 from opreplay.replay.ascend.cost.collective import collective_terms
 from opreplay.replay.ascend.cost.cube import conv_terms, gemm_of, matmul_terms
+from opreplay.replay.ascend.cost.sizes import total_bytes
 from opreplay.replay.ascend.cost.vector import vector_terms
 from opreplay.replay.ascend.kernel import Bound, Confidence, KernelCall, KernelPrediction
 from opreplay.replay.ascend.nearby import correction
@@ -28,6 +29,19 @@ def _aicpu_terms(
     return {"launch": device.rates.aicpu_us + family.fixed_us + counted / AICPU_OPERATIONS_PER_US}
 
 
+HOST_BYTES_PER_US = 64e3
+"""PCIe 5.0 of 16 lanes, one direction, as in the product profiles; what a host reaches depends on its memory."""
+HOST_COPY = FamilyCost(name="HostCopy", form="host", band=3.0)
+"""Copies between host and device: no kernel, and of no SoC; the band is assumed."""
+
+
+def _host_terms(
+    call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None = None
+) -> dict[str, float]:
+    size = max(total_bytes(call.inputs), total_bytes(call.outputs))
+    return {"launch": device.rates.launch_one_us, "link": size / HOST_BYTES_PER_US}
+
+
 def _free_terms(
     call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None = None
 ) -> dict[str, float]:
@@ -40,6 +54,7 @@ FORMS: dict[str, Terms] = {
     "collective": collective_terms,
     "aicpu": _aicpu_terms,
     "free": _free_terms,
+    "host": _host_terms,
 }
 """Form → cost terms; every form that is not here, but for "matmul", is a vector kernel's."""
 
@@ -52,12 +67,17 @@ BOUNDS: dict[str, Bound] = {
 FLOAT32_PRODUCTS = frozenset({"MatMul", "MatMulV2", "MatMulV3"})
 
 
+PLACES: dict[object, str] = {"AI_CPU": "AiCpu", "HOST": "HostCopy"}
+"""Where a call runs, if not on the AI cores → what it is costed as."""
+
+
 def variant(call: KernelCall) -> str:
-    """The kernel type; "AiCpu" for whatever runs on the control processors; with the direction for TransData, whose
-    cost depends on the two formats, and with the dtype for float32 products, whose operands are loaded at another pace.
+    """The kernel type; "AiCpu" for what runs on the control processors, "HostCopy" for copies over the bus; with the
+    direction for TransData, whose cost depends on the two formats, and with the dtype for float32 products, whose
+    operands are loaded at another pace.
     """
-    if call.attrs and call.attrs.get("core") == "AI_CPU":
-        return "AiCpu"
+    if call.attrs and (core := call.attrs.get("core")) in PLACES:
+        return PLACES[core]
     if call.type in FLOAT32_PRODUCTS and call.inputs and call.inputs[0] is not None:
         return "MatMul:float32" if call.inputs[0].dtype == "float32" else call.type
     if call.type != "TransData":
@@ -74,7 +94,8 @@ def variant(call: KernelCall) -> str:
 
 def family_of(call: KernelCall, device: DeviceProfile) -> FamilyCost:
     """The cost constants that apply to a call."""
-    return device.family(variant(call))
+    kind = variant(call)
+    return HOST_COPY if kind == "HostCopy" else device.family(kind)
 
 
 def confidence_of(family: FamilyCost) -> Confidence:
@@ -88,7 +109,7 @@ def predict_time_us(
     call: KernelCall, device: DeviceProfile, resident: float | None = None, family: FamilyCost | None = None
 ) -> float:
     """The time alone, in microseconds; see `predict_kernel`."""
-    terms, scale = _terms(call, family or device.family(variant(call)), device, resident)
+    terms, scale = _terms(call, family or family_of(call, device), device, resident)
     return sum(terms.values()) * scale
 
 
@@ -111,7 +132,7 @@ def predict_kernel(call: KernelCall, device: DeviceProfile, resident: float | No
     takes the expected share for the working set. Never raises for a well-formed call: a kernel type that is not
     registered is costed by its bytes and marked uncalibrated.
     """
-    family = device.family(variant(call))
+    family = family_of(call, device)
     terms, scale = _terms(call, family, device, resident)
     time_us = longest = 0.0
     bound: Bound = "none"

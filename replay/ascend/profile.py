@@ -30,6 +30,7 @@ Form = Literal[
     "collective",
     "aicpu",
     "free",
+    "host",
 ]
 """How the work of a kernel type is counted (see `cost`)."""
 

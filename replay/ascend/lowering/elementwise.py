@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from math import prod
 
@@ -76,12 +77,27 @@ for _table, _boolean in ((ARITHMETIC, False), (COMPARISONS, True), (GRADIENTS, F
         lowers(f"aten::{_name}")(one_kernel(_kind, boolean=_boolean))
 
 
+def over_the_bus(op: OpView) -> bool:
+    """Whether the recorded device spent most of an op's time on copies from or to the host."""
+    kernels = op.op.recorded.kernels
+    copied = sum(k.total_us for k in kernels if _HOST_COPY.search(k.name))
+    return copied > 0.5 * sum(k.total_us for k in kernels)
+
+
+def host_copy(op: OpView, source: TensorSpec, target: TensorSpec) -> list[KernelCall]:
+    """A copy between host and device, which the bus decides."""
+    op.note("copied between host and device: at the pace of the bus; a host's pageable memory is slower")
+    return [KernelCall(type="MemcpyAsync", inputs=(source,), outputs=(target,), attrs={"core": "HOST"})]
+
+
 def cast_or_copy(op: OpView, source_name: tuple[str, ...], target_dtype: str | None) -> list[KernelCall]:
     """A change of dtype, of layout, or a plain copy."""
     meta = op.meta(*source_name, at=0)
     if meta is None:
         return []
     out = op.output(spec(meta.shape, target_dtype or meta.dtype))
+    if over_the_bus(op):
+        return host_copy(op, spec(meta.shape, meta.dtype), out)
     if out.dtype != meta.dtype:
         return [kernel("Cast", [op.packed(meta)], [spec(meta.shape, out.dtype)])]
     if not is_contiguous(meta):
@@ -89,6 +105,9 @@ def cast_or_copy(op: OpView, source_name: tuple[str, ...], target_dtype: str | N
     source = spec(meta.shape, meta.dtype)
     return [kernel("TensorMove", [source], [source])]
 
+
+_HOST_COPY = re.compile(r"Memcpy (HtoD|DtoH)|Copy(HostToDevice|DeviceToHost)|memcpy_?(h2d|d2h)", re.IGNORECASE)
+"""Names of copies from and to the host in traces of NVIDIA's and AMD's devices."""
 
 CASTS = {
     "Byte": "uint8", "Char": "int8", "Short": "int16", "Int": "int32", "Long": "int64", "Half": "float16",
@@ -130,6 +149,8 @@ def copy(op: OpView) -> Iterable[KernelCall]:
     if target is None or source is None:
         return []
     out = spec(target.shape, target.dtype)
+    if over_the_bus(op):
+        return host_copy(op, spec(source.shape, source.dtype), out)
     if target.dtype != source.dtype:
         return [kernel("Cast", [op.packed(source)], [out])]
     if not is_contiguous(source) and (target.strides != source.strides):

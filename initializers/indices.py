@@ -234,15 +234,24 @@ class CtcInit(CustomInit):
     """CTC targets avoid the blank; lengths are as long as the shapes allow."""
 
     name = "ctc"
-    op_patterns = ("aten::_ctc_loss", "aten::ctc_loss", "aten::_ctc_loss_backward", "aten::_cudnn_ctc_loss")
+    op_patterns = (
+        "aten::_ctc_loss",
+        "aten::ctc_loss",
+        "aten::_ctc_loss_backward",
+        "aten::_cudnn_ctc_loss",
+        "aten::miopen_ctc_loss",
+    )
 
     def initialize(self, context: InitContext) -> InitReport:
         scores, targets = context.need("log_probs"), context.need("targets")
         fill.assign(scores, scores.float().log_softmax(-1))
         fill.integers(targets, context.generator, 1, scores.shape[-1])
-        for name, most in (("input_lengths", scores.shape[0]), ("target_lengths", targets.shape[-1])):
-            if (lengths := context.tensor(name)) is not None:
-                fill.integers(lengths, context.generator, most, most + 1)
+        if (lengths := context.tensor("input_lengths")) is not None:
+            lengths.fill_(scores.shape[0])
+        if (lengths := context.tensor("target_lengths")) is not None and targets.dim() > 1:
+            lengths.fill_(targets.shape[-1])
+        elif lengths is not None and lengths.numel():  # targets one after another
+            fill.assign(lengths, _cut_points(lengths.numel() + 1, targets.numel(), True).diff().to(lengths.device))
         return InitReport(summary="full lengths", assumed={"input_lengths": "full", "target_lengths": "full"})
 
 

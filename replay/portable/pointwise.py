@@ -29,6 +29,15 @@ def cudnn_grid_sampler(x: Tensor, grid: Tensor) -> Tensor:
     return torch.grid_sampler(x, grid, 0, 0, True)
 
 
+def cudnn_grid_sampler_backward(x: Tensor, grid: Tensor, grad_output: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of the image and of the grid."""
+    return torch.ops.aten.grid_sampler_2d_backward.default(grad_output, x, grid, 0, 0, True, [True, True])
+
+
+def cudnn_affine_grid_generator_backward(grad: Tensor, n: int, c: int, h: int, w: int) -> Tensor:
+    return torch.ops.aten.affine_grid_generator_backward.default(grad, [n, c, h, w], True)
+
+
 def cudnn_affine_grid_generator(theta: Tensor, n: int, c: int, h: int, w: int) -> Tensor:
     return torch.affine_grid_generator(theta, [n, c, h, w], True)
 

@@ -18,7 +18,7 @@ def cudnn_rnn(
 ) -> Any:  # fmt: skip
     """x [T, B, C] ([B, T, C] if batch_first; packed [ΣT, C] with batch_sizes) → output and last states."""
     del weight_buf, hidden_size, proj_size, dropout_state
-    return _run(
+    return run_network(
         x, weight, weight_stride0, hx, cx, mode, num_layers, batch_first, dropout, train, bidirectional, batch_sizes
     )
 
@@ -30,15 +30,16 @@ def miopen_rnn(
 ) -> Any:  # fmt: skip
     """As cudnn_rnn."""
     del hidden_size, dropout_state
-    return _run(
+    return run_network(
         x, weight, weight_stride0, hx, cx, mode, num_layers, batch_first, dropout, train, bidirectional, batch_sizes
     )
 
 
-def _run(
+def run_network(
     x: Tensor, weight: Sequence[Tensor], stride: int, hx: Tensor, cx: Tensor | None, mode: int, layers: int,
     batch_first: bool, dropout: float, train: bool, bidirectional: bool, batch_sizes: Sequence[int],
 ) -> Any:  # fmt: skip
+    """The forward of either library: output and last states; the mode counts as cuDNN's does."""
     ops = torch.ops.aten
     op = {0: ops.rnn_relu, 1: ops.rnn_tanh, _LSTM: ops.lstm, _GRU: ops.gru}[mode]
     state: Any = [hx, cx] if mode == _LSTM else hx

@@ -109,7 +109,19 @@ EQUIVALENTS: dict[str, Equivalent] = {
         "_thnn_fused_lstm_cell": "plain torch",
         "_thnn_fused_gru_cell": "plain torch",
     }),
+    **_entries("recurrent_backward", {
+        "_cudnn_rnn_backward": "forward and backward of aten::lstm, gru or rnn",
+        "miopen_rnn_backward": "forward and backward of aten::lstm, gru or rnn",
+        "_thnn_fused_lstm_cell_backward_impl": "plain torch",
+        "_thnn_fused_gru_cell_backward": "plain torch",
+    }),
+    **_entries("losses", {
+        "_cudnn_ctc_loss": "aten::_ctc_loss",
+        "miopen_ctc_loss": "aten::_ctc_loss",
+    }),
     **_entries("pointwise", {
+        "cudnn_grid_sampler_backward": "aten::grid_sampler_2d_backward",
+        "cudnn_affine_grid_generator_backward": "aten::affine_grid_generator_backward",
         "_fused_dropout": "aten::native_dropout",
         "_masked_scale": "aten::mul",
         "cudnn_grid_sampler": "aten::grid_sampler",

@@ -94,3 +94,12 @@ def test_targets_are_classes() -> None:
     target = initialized("aten::nll_loss_forward", self=torch.empty(50, 6), target=ints(50)).need("target")
     assert target.min() >= 0
     assert target.max() < 6
+
+
+def test_targets_of_ctc_that_lie_one_after_another_are_all_used() -> None:
+    found = initialized(
+        "aten::_cudnn_ctc_loss", log_probs=torch.randn(9, 3, 5), targets=ints(7), input_lengths=ints(3),
+        target_lengths=ints(3),
+    )  # fmt: skip
+    assert int(found.need("target_lengths").sum()) == 7
+    assert found.need("input_lengths").tolist() == [9, 9, 9]

@@ -175,3 +175,80 @@ def test_pooling_with_an_npus_mask_spreads_all_gradients(
     torch.testing.assert_close(made.sum(), expected.sum())
     for dtype, device, used in (("int8", "cpu", True), ("int64", "cpu", False), ("int8", "npu:0", False)):
         assert (equivalent_for(name, {"indices": dtype}, has_kernel=True, device=device) is not None) == used
+
+
+@pytest.mark.parametrize("module", ["_cudnn_rnn_backward", "miopen_rnn_backward"])
+@pytest.mark.parametrize("mode", [1, 2, 3])
+def test_backwards_of_recurrent_networks(mode: int, module: str) -> None:
+    kind = {1: torch.nn.RNN, 2: torch.nn.LSTM, 3: torch.nn.GRU}[mode]
+    network = kind(5, 7, 2)
+    x, hx, grad = torch.randn(4, 3, 5, requires_grad=True), torch.randn(2, 3, 7), torch.randn(4, 3, 7)
+    cx = torch.randn(2, 3, 7)
+    with torch.enable_grad():
+        out = network(x, (hx, cx) if mode == 2 else hx)[0]
+        expected = torch.autograd.grad(out, [x, *network.parameters()], grad)
+    weights = [p.detach() for p in network.parameters()]
+    proj = [0] if module.startswith("_cudnn") else []
+    made = run(
+        f"aten::{module}", x.detach(), weights, 4, torch.empty(0), hx, cx if mode == 2 else None, out.detach(), grad,
+        None, None, mode, 7, *proj, 2, False, 0.0, True, False, [], None, torch.empty(0), [True, False, False, True],
+    )  # fmt: skip
+    assert isinstance(made, tuple)
+    torch.testing.assert_close(made[0], expected[0])
+    assert made[1] is None
+    torch.testing.assert_close(made[3], list(expected[1:]))
+
+
+def test_backward_of_a_recurrent_network_without_wanted_gradients_is_nothing() -> None:
+    x, hx = torch.randn(4, 3, 5), torch.randn(1, 3, 7)
+    weights = [p.detach() for p in torch.nn.GRU(5, 7).parameters()]
+    made = run(
+        "aten::_cudnn_rnn_backward", x, weights, 4, hx, hx, None, x, None, None, None, 3, 7, 0, 1, False, 0.0, True,
+        False, [], None, hx, [False] * 4,
+    )  # fmt: skip
+    assert made == (None, None, None, [])
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_backwards_of_fused_cells(kind: str) -> None:
+    count = 4 if kind == "lstm" else 3
+    left, right = torch.randn(3, 6 * count, requires_grad=True), torch.randn(3, 6 * count, requires_grad=True)
+    state, grad = torch.randn(3, 6, requires_grad=True), torch.randn(3, 6)
+    with torch.enable_grad():
+        made = run(f"aten::_thnn_fused_{kind}_cell", left, right, state)
+        assert isinstance(made, tuple)
+        expected = torch.autograd.grad(made[0], [left, right, state], grad)
+    done = [t.detach() for t in made]
+    if kind == "lstm":
+        found = run("aten::_thnn_fused_lstm_cell_backward_impl", grad, None, state.detach(), done[1], done[2], True)
+        assert isinstance(found, tuple)
+        torch.testing.assert_close(found[:2], (expected[0], expected[2]))
+        torch.testing.assert_close(found[2], expected[0].sum(0))
+    else:
+        found = run("aten::_thnn_fused_gru_cell_backward", grad, done[1], True)
+        assert isinstance(found, tuple)
+        torch.testing.assert_close(found[:3], expected)
+        torch.testing.assert_close(found[4], expected[1].sum(0))
+
+
+@pytest.mark.parametrize("name", ["_cudnn_ctc_loss", "miopen_ctc_loss"])
+def test_ctc_loss(name: str) -> None:
+    scores, targets = torch.randn(9, 2, 5).log_softmax(-1), torch.randint(1, 5, (6,))
+    found = run(f"aten::{name}", scores, targets, [9, 9], [4, 2], 0, True, False)
+    assert isinstance(found, tuple)
+    lengths = torch.tensor([9, 9]), torch.tensor([4, 2])
+    torch.testing.assert_close(found[0], F.ctc_loss(scores, targets, *lengths, reduction="none"))
+
+
+def test_backwards_of_grids() -> None:
+    x, grid = torch.randn(1, 2, 5, 5, requires_grad=True), (torch.rand(1, 3, 3, 2) * 2 - 1).requires_grad_()
+    grad = torch.randn(1, 2, 3, 3)
+    with torch.enable_grad():
+        expected = torch.autograd.grad(F.grid_sample(x, grid, align_corners=True), [x, grid], grad)
+    torch.testing.assert_close(run("aten::cudnn_grid_sampler_backward", x.detach(), grid.detach(), grad), expected)
+    theta = torch.randn(1, 2, 3, requires_grad=True)
+    with torch.enable_grad():
+        made = F.affine_grid(theta, [1, 2, 4, 4], align_corners=True)
+        (wanted,) = torch.autograd.grad(made, [theta], torch.ones_like(made))
+    found = run("aten::cudnn_affine_grid_generator_backward", torch.ones_like(made), 1, 2, 4, 4)
+    torch.testing.assert_close(found, wanted)

@@ -1,0 +1,21 @@
+"""Losses of cuDNN and MIOpen through aten's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def cudnn_ctc_loss(
+    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int, deterministic: bool,
+    zero_infinity: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """log_probs [T, B, C], targets [ΣS] or [B, S], lengths as lists or tensors → loss [B] and what a backward needs."""
+    del deterministic
+    return torch.ops.aten._ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)
+
+
+miopen_ctc_loss = cudnn_ctc_loss
+"""Its arguments and results are the same."""

@@ -67,6 +67,7 @@ def readme(bundle: Bundle) -> str:
         "nothing else.\n",
         "```console\n$ python replay.py --device cuda\n$ python replay.py --op aten::mm --iterations 50 --json\n```\n",
         "Times are of one call, host and device together, in microseconds. The exit code is 1 when an op failed.\n"
+        "An op that takes longer than `--time-limit` seconds (60) is given up.\n"
         "`ops.json` is also a plan: `opreplay run ops.json` measures and predicts the same ops.\n",
         "## Ops\n",
         "| id | calls | recorded µs a call | op | tensors | assumed |\n|---|---:|---:|---|---|---|",

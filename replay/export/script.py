@@ -2,6 +2,7 @@
 
 The ops are data: each names an ATen operator, looked up in torch's own table, and describes its arguments: shapes,
 strides, types, plain values, and what kind of numbers the tensors hold. The numbers themselves are drawn from a seed.
+Ops run in a child process: one that crashes or never ends costs itself.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import argparse
 import importlib
 import json
 import math
+import multiprocessing
+import os
 import re
+import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +32,12 @@ BLOCK = 1_000_003
 """Random elements before they repeat, so that large tensors are filled quickly."""
 SAMPLE_S = 100e-6
 """A sample holds as many calls as take about this long together."""
-PARTS = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
+NO_DEVICE = (RuntimeError, ImportError, AssertionError, AttributeError, NotImplementedError, EOFError)
+FORK: Any = multiprocessing.get_context("fork") if sys.platform == "linux" else None
+Json = dict[str, Any]
 
 
-# ---- what is called
-
-
-def operator(op: dict[str, Any]) -> Callable[..., Any]:
+def operator(op: Json) -> Callable[..., Any]:
     """The overload that an op names. Raises ValueError for anything but a computation of ATen's."""
     # An equivalent has the arguments of the recorded op, which is therefore the one to call.
     name = op["name"] if op.get("resolved_by") == "equivalent" else op.get("via") or op["name"]
@@ -47,7 +50,7 @@ def operator(op: dict[str, Any]) -> Callable[..., Any]:
     return getattr(getattr(torch.ops.aten, match[1]), overload or "default")
 
 
-def plain(arg: dict[str, Any], value: Any, device: torch.device) -> Any:
+def plain(arg: Json, value: Any, device: torch.device) -> Any:
     """A number, list, string, dtype, device, layout or memory format."""
     kind = arg["type"].removesuffix("[]")
     if isinstance(value, list):
@@ -70,10 +73,7 @@ def plain(arg: dict[str, Any], value: Any, device: torch.device) -> Any:
     return float(value) if value in ("inf", "-inf", "nan") else complex(value)
 
 
-# ---- tensors
-
-
-def allocate(meta: dict[str, Any], device: torch.device, memories: dict[int, torch.Tensor], least: int) -> torch.Tensor:
+def allocate(meta: Json, device: torch.device, memories: dict[int, torch.Tensor], least: int) -> torch.Tensor:
     """A tensor as recorded: shape, strides, storage offset, and the memory that it shares with others."""
     dtype = getattr(torch, meta["dtype"], None)
     if not isinstance(dtype, torch.dtype):
@@ -89,12 +89,11 @@ def allocate(meta: dict[str, Any], device: torch.device, memories: dict[int, tor
     )
 
 
-def shared(op: dict[str, Any], device: torch.device) -> dict[int, torch.Tensor]:
+def shared(op: Json, device: torch.device) -> dict[int, torch.Tensor]:
     """A memory for each number that several tensors of the op have."""
     reach: dict[int, int] = {}
-    for meta in (
-        meta for arg in op["args"] for meta in arg.get("tensors", ()) if meta and meta.get("storage") is not None
-    ):
+    metas = (m for arg in op["args"] for m in arg.get("tensors", ()) if m and m.get("storage") is not None)
+    for meta in metas:
         tensor = allocate({**meta, "storage": None}, torch.device("meta"), {}, 0)
         size = tensor.untyped_storage().nbytes()
         reach[meta["storage"]] = max(reach.get(meta["storage"], 0), size)
@@ -112,7 +111,7 @@ def span(tensor: torch.Tensor) -> torch.Tensor:
 def repeat(tensor: torch.Tensor, draw: Callable[[int], torch.Tensor]) -> None:
     """Fill with one block of numbers, copied on."""
     flat = span(tensor)
-    if tensor.dtype in PARTS:
+    if tensor.is_complex():
         flat = torch.view_as_real(flat).reshape(-1) if tensor.dtype != torch.complex32 else flat.view(torch.float16)
     done = min(BLOCK, flat.numel())
     if done:
@@ -123,7 +122,7 @@ def repeat(tensor: torch.Tensor, draw: Callable[[int], torch.Tensor]) -> None:
         done += step
 
 
-def fill(tensor: torch.Tensor, spec: dict[str, Any], generator: torch.Generator) -> None:
+def fill(tensor: torch.Tensor, spec: Json, generator: torch.Generator) -> None:
     """Numbers of the kind that `spec` says."""
     kind, low, high, device = spec["fill"], spec.get("low", 0), spec.get("high", 1), tensor.device
 
@@ -154,40 +153,39 @@ def assign(tensor: torch.Tensor, values: torch.Tensor) -> None:
     span(tensor)[places.reshape(-1)] = values.reshape(-1)
 
 
-def listed(tensor: torch.Tensor, spec: dict[str, Any], _: torch.Generator) -> torch.Tensor:
+def listed(tensor: torch.Tensor, spec: Json, _: torch.Generator) -> torch.Tensor:
     numbers = [float(v) if isinstance(v, str) else v for v in spec["values"]]
     return torch.tensor(numbers).reshape(tensor.shape)
 
 
-def ramp(tensor: torch.Tensor, spec: dict[str, Any], _: torch.Generator) -> torch.Tensor:
+def ramp(tensor: torch.Tensor, spec: Json, _: torch.Generator) -> torch.Tensor:
     """Ascending along the last dimension, from `low` to `high`."""
     count = tensor.shape[-1]
     steps = torch.arange(count, dtype=torch.float64) * (spec["high"] - spec["low"]) / max(1, count - 1) + spec["low"]
     return steps if tensor.dtype.is_floating_point else steps.floor()
 
 
-def softmax(tensor: torch.Tensor, spec: dict[str, Any], generator: torch.Generator) -> torch.Tensor:
+def softmax(tensor: torch.Tensor, spec: Json, generator: torch.Generator) -> torch.Tensor:
     scores = torch.empty(tensor.shape, device=tensor.device).normal_(generator=generator)
     return scores.log_softmax(spec["dim"]) if spec.get("log") else scores.softmax(spec["dim"])
 
 
-def positive_definite(tensor: torch.Tensor, _: dict[str, Any], generator: torch.Generator) -> torch.Tensor:
+def positive_definite(tensor: torch.Tensor, _: Json, generator: torch.Generator) -> torch.Tensor:
     size = tensor.shape[-1]
     half = torch.empty(tensor.shape, device=tensor.device).normal_(generator=generator) / (2 * size)
     return half + half.mT + 2 * torch.eye(size, device=tensor.device)
 
 
-def chosen(tensor: torch.Tensor, spec: dict[str, Any], generator: torch.Generator) -> torch.Tensor:
+def chosen(tensor: torch.Tensor, spec: Json, generator: torch.Generator) -> torch.Tensor:
     """Exactly `count` elements are true."""
     order = torch.randperm(tensor.numel(), generator=generator, device=tensor.device)
     return (order < spec["count"]).reshape(tensor.shape)
 
 
-def causal(tensor: torch.Tensor, spec: dict[str, Any], _: torch.Generator) -> torch.Tensor:
+def causal(tensor: torch.Tensor, spec: Json, _: torch.Generator) -> torch.Tensor:
     """What a query sees of the keys before it: 0 or true there, `low` or false elsewhere."""
-    seen = torch.ones(tensor.shape[-2:], dtype=torch.bool, device=tensor.device).tril(
-        tensor.shape[-1] - tensor.shape[-2]
-    )
+    rows, columns = tensor.shape[-2:]
+    seen = torch.ones(rows, columns, dtype=torch.bool, device=tensor.device).tril(columns - rows)
     return seen if tensor.dtype is torch.bool else torch.where(seen, 0.0, float(spec["low"]))
 
 
@@ -197,26 +195,21 @@ ARRANGED: dict[str, Callable[..., torch.Tensor]] = {
 }  # fmt: skip
 
 
-# ---- one op
-
-
 class Call:
     """An op with its arguments, ready to be called again and again."""
 
-    def __init__(self, op: dict[str, Any], inputs: dict[str, Any], device: torch.device, seed: int) -> None:
+    def __init__(self, op: Json, inputs: Json, device: torch.device, seed: int) -> None:
         self.function = operator(op)
         generator = torch.Generator(device).manual_seed(seed)
         torch.manual_seed(seed)
         memories, least = shared(op, device), inputs.get("*", 0)
         self.positional: list[Any] = []
-        self.by_name: dict[str, Any] = {}
+        self.by_name: Json = {}
         written: list[torch.Tensor] = []
         for arg in op["args"]:
             value: Any = plain(arg, arg.get("value"), device)
             if arg.get("tensors"):
-                made = [
-                    m and allocate(m, device, memories, least if i == 0 else 0) for i, m in enumerate(arg["tensors"])
-                ]
+                made = [m and allocate(m, device, memories, 0 if i else least) for i, m in enumerate(arg["tensors"])]
                 least = 0
                 for tensor, spec in zip(made, inputs.get(arg["name"], ()), strict=False):
                     if tensor is not None and spec is not None:
@@ -266,16 +259,14 @@ def measure(call: Call, iterations: int, synchronize: Callable[[], None]) -> lis
     return samples
 
 
-def replay(
-    op: dict[str, Any], bundle: dict[str, Any], options: argparse.Namespace, device: torch.device
-) -> dict[str, Any]:
+def replay(op: Json, bundle: Json, options: argparse.Namespace, device: torch.device) -> Json:
     """What became of one op: its times and the shapes of its results, or why it did not run."""
     seed = (int(op["id"], 16) + options.seed) % 2**63
     tries = [(op, bundle["inputs"].get(op["id"], {}))]
     if op["id"] in bundle["instead"]:
         other = bundle["instead"][op["id"]]
         tries.append((other["op"], other["inputs"]))
-    result: dict[str, Any] = {"id": op["id"], "name": op["name"], "count": op["count"], "status": "failed"}
+    result: Json = {"id": op["id"], "name": op["name"], "count": op["count"], "status": "failed"}
     for one, inputs in tries:
         try:
             call = Call(one, inputs, device, seed)
@@ -283,8 +274,7 @@ def replay(
             call.reset()
             samples = measure(call, options.iterations, getattr(torch, device.type).synchronize)
         except Exception as error:  # no kernel for this device, perhaps: then another op may do the same
-            line = (str(error).strip().splitlines() or [""])[0][:200]
-            result.setdefault("reason", f"{type(error).__name__}: {line}")
+            result.setdefault("reason", f"{type(error).__name__}: {first_line(error)}")
         else:
             result.pop("reason", None)
             via = None if one is op else one["name"]
@@ -293,21 +283,26 @@ def replay(
     return result
 
 
-def recorded_us(op: dict[str, Any]) -> float:
+def first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:200]
+
+
+def recorded_us(op: Json) -> float:
     """Recorded time of one call, on the device where it had any."""
     recorded = op["recorded"]
     return (recorded.get("device_us_total") or recorded["host_us_total"]) / op["count"]
 
 
-def described(op: dict[str, Any]) -> str:
+def described(op: Json) -> str:
     metas = [meta for arg in op["args"] for meta in arg.get("tensors", ()) if meta]
     return " ".join(f"{meta['dtype']}[{','.join(map(str, meta['shape']))}]" for meta in metas)[:60]
 
 
 def opened(name: str) -> torch.device:
-    """The device, known to work. Raises what torch raises for one that it does not know or that is not there."""
+    """The device, known to work. Raises one of NO_DEVICE."""
     if name.partition(":")[0] == "npu":
         importlib.import_module("torch_npu")  # torch knows no npu before
+    torch.set_grad_enabled(False)
     device = torch.device(name)
     if device.index is not None and device.type != "cpu":
         getattr(torch, device.type).set_device(device)
@@ -316,47 +311,88 @@ def opened(name: str) -> torch.device:
     return device
 
 
+def replay_here(plan: Json, options: argparse.Namespace) -> Iterator[Json]:
+    """What became of each op. Raises one of NO_DEVICE."""
+    device = opened(options.device)
+    yield from (replay(op, plan["bundle"], options, device) for op in plan["ops"])
+
+
+def serve(theirs: Any, mine: Any, plan: Json, options: argparse.Namespace, first: int) -> None:
+    """The child: replays ops from one on; the system ends it when one takes too long."""
+    theirs.close()  # else it would not end with the parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    os.dup2(2, 1)  # what an op prints is no result
+    try:
+        device = opened(options.device)
+    except NO_DEVICE as error:
+        mine.send_bytes(first_line(error).encode() or b"it failed")
+        return
+    mine.send_bytes(b"")
+    for op in plan["ops"][first:]:
+        signal.setitimer(signal.ITIMER_REAL, options.time_limit)
+        mine.send_bytes(json.dumps(replay(op, plan["bundle"], options, device)).encode())
+
+
+def started(plan: Json, options: argparse.Namespace, first: int) -> tuple[Any, Any]:
+    """A child and the channel to it. Raises one of NO_DEVICE."""
+    channel, theirs = FORK.Pipe()
+    child = FORK.Process(target=serve, args=(channel, theirs, plan, options, first), daemon=True)
+    child.start()
+    theirs.close()
+    if problem := channel.recv_bytes():
+        raise RuntimeError(problem.decode())
+    return child, channel
+
+
+def replay_in_child(plan: Json, options: argparse.Namespace) -> Iterator[Json]:
+    """The same from a child, which is replaced when an op ends it: that costs the op alone."""
+    running: tuple[Any, Any] | None = None
+    for number, op in enumerate(plan["ops"]):
+        child, channel = running = running or started(plan, options, number)
+        try:
+            yield json.loads(channel.recv_bytes())
+        except (EOFError, OSError):
+            child.join()
+            late, running = child.exitcode == -signal.SIGALRM, None
+            why = f"no result after {options.time_limit:g} s" if late else f"its process ended with {child.exitcode}"
+            yield {"id": op["id"], "name": op["name"], "count": op["count"], "status": "failed", "reason": why}
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description="Replay the ops of ops.json with random inputs of the recorded shapes."
-    )
+    parser = argparse.ArgumentParser(description="Replay ops.json with random inputs of the recorded shapes.")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, npu, ... (default: cpu)")
     parser.add_argument("--iterations", type=int, default=20, help="samples an op (default: 20)")
-    parser.add_argument("--op", help="only ops whose name contains this, or of this id")
+    parser.add_argument("--op", default="", help="only ops whose name contains this, or of this id")
     parser.add_argument("--seed", type=int, default=0, help="of the inputs' values (default: 0)")
     parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
+    parser.add_argument("--time-limit", type=float, default=60.0, help="seconds an op may take; 0: none, and no child")
     options = parser.parse_args()
     if options.iterations < 1:
         parser.error("--iterations must be at least 1")
-    try:
-        device = opened(options.device)
-    except (RuntimeError, ImportError, AssertionError, AttributeError, NotImplementedError) as error:
-        line = (str(error).strip().splitlines() or [""])[0][:200]
-        parser.error(f"no device {options.device!r} here: {line}")
-    torch.set_grad_enabled(False)
     plan = json.loads((Path(__file__).resolve().parent / "ops.json").read_text(encoding="utf-8"))
-    ops = [op for op in plan["ops"] if not options.op or options.op in op["name"] or op["id"].startswith(options.op)]
-    if not ops:
+    plan["ops"] = [op for op in plan["ops"] if options.op in op["name"] or op["id"].startswith(options.op)]
+    if not plan["ops"]:
         parser.error(f"no op matches {options.op!r}")
-    results = []
-    for op in ops:
-        result = replay(op, plan["bundle"], options, device)
+    found, results = (replay_in_child if options.time_limit > 0 and FORK else replay_here)(plan, options), []
+    for op in plan["ops"]:
+        try:
+            result = next(found)
+        except NO_DEVICE as error:
+            parser.error(f"no device {options.device!r} here: {first_line(error)}")
         results.append(result)
         if not options.json:
             time_us = f"{result['median_us']:12.1f}" if result["status"] == "replayed" else f"{'failed':>12}"
-            via = f"  via {result['via']}" if result.get("via") else ""
-            said = via or (f"  {result['reason']}" if "reason" in result else "")
+            said = f"via {result['via']}" if result.get("via") else result.get("reason", "")
             if not results[1:]:
                 print(f"{'id':12}  {'count':>6}  {'recorded us':>12}  {'median us':>12}  op")
-            print(
-                f"{op['id']}  {op['count']:6}  {recorded_us(op):12.1f}  {time_us}  {op['name']}  {described(op)}{said}"
-            )
+            what = f"{op['name']}  {described(op)}  {said}".rstrip()
+            print(f"{op['id']}  {op['count']:6}  {recorded_us(op):12.1f}  {time_us}  {what}", flush=True)
     failed = sum(result["status"] == "failed" for result in results)
     if options.json:
-        facts = {"torch": torch.__version__, "device": str(device), "seed": options.seed, "results": results}
+        facts = {"torch": torch.__version__, "device": options.device, "seed": options.seed, "results": results}
         print(json.dumps(facts, indent=1))
     else:
-        print(f"replayed {len(results) - failed} of {len(results)} ops on {device}, torch {torch.__version__}")
+        print(f"replayed {len(results) - failed} of {len(results)} ops on {options.device}, torch {torch.__version__}")
     return 1 if failed else 0
 
 

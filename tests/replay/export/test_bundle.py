@@ -227,6 +227,41 @@ def test_an_op_that_fails_is_reported_and_the_others_run(tmp_path: Path) -> None
     assert found["aten::sign"]["status"] == "replayed"
 
 
+def broken(folder: Path, name: str, instead: str) -> None:
+    """Make the script run a statement in place of one op."""
+    script = folder / "replay.py"
+    text = script.read_text()
+    assert text.count("    call = Call(one, inputs, device, seed)\n") == 1
+    script.write_text(text.replace(
+        "            call = Call(one, inputs, device, seed)\n",
+        f"            if one['name'] == {name!r}:\n                {instead}\n"
+        "            call = Call(one, inputs, device, seed)\n",
+    ))  # fmt: skip
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no timer of the system ends a process there")
+@pytest.mark.parametrize(
+    ("instead", "reason"),
+    [("torch.diff(torch.empty(1 << 40, device='meta'), 1 << 40)", "no result after 2 s"),
+     ("os.abort()", "its process ended with -6"), ("print('not a reply')", None)],
+)  # fmt: skip
+def test_an_op_that_hangs_or_crashes_costs_itself(tmp_path: Path, instead: str, reason: str | None) -> None:
+    names = ("aten::relu", "aten::abs", "aten::neg")
+    write_bundle(bundle_of(plan_of(tmp_path, *(event(name, X) for name in names))), tmp_path / "b")
+    broken(tmp_path / "b", "aten::abs", instead)
+    code, text = run_alone(tmp_path / "b", "--iterations", "1", "--json", "--time-limit", "2")
+    found = {result["name"]: result for result in json.JSONDecoder().raw_decode(text)[0]["results"]}
+    assert set(found) == set(names)
+    assert [found[name]["status"] for name in ("aten::relu", "aten::neg")] == ["replayed"] * 2
+    assert found["aten::abs"].get("reason") == reason
+    assert code == (1 if reason else 0)
+
+
+def test_an_op_can_run_in_the_process_itself(folder: Path) -> None:
+    code, text = run_alone(folder, "--op", "aten::topk", "--iterations", "1", "--time-limit", "0")
+    assert code == 0, text
+
+
 def test_folders_and_archives_are_overwritten_only_by_force(tmp_path: Path) -> None:
     bundle = bundle_of(plan_of(tmp_path, event("aten::relu", X)))
     for target in (tmp_path / "b", tmp_path / "b.zip"):

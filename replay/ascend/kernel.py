@@ -35,3 +35,5 @@ class KernelPrediction(msgspec.Struct, frozen=True, kw_only=True):
     low_us: float
     high_us: float
     """80 % band."""
+    nearby_factor: float = 1.0
+    """What kernels measured nearby on the same SoC made of the time; the terms have it in them."""

@@ -109,20 +109,21 @@ def predict_time_us(
     call: KernelCall, device: DeviceProfile, resident: float | None = None, family: FamilyCost | None = None
 ) -> float:
     """The time alone, in microseconds; see `predict_kernel`."""
-    terms, scale = _terms(call, family or family_of(call, device), device, resident)
-    return sum(terms.values()) * scale
+    family = family or family_of(call, device)
+    terms, near = _terms(call, family, device, resident)
+    return sum(terms.values()) * family.scale * near
 
 
 def _terms(
     call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None
 ) -> tuple[dict[str, float], float]:
-    """Terms, and the factor on all of them."""
+    """Terms, and the factor on all of them that measured neighbours make."""
     if family.form == "matmul":
         gemm = gemm_of(call)
         terms = matmul_terms(call, family, device, resident, gemm)
-        return terms, family.scale * correction(call, family, gemm) if family.nearby else family.scale
+        return terms, correction(call, family, gemm) if family.nearby else 1.0
     terms = FORMS.get(family.form, vector_terms)(call, family, device, resident)
-    return terms, family.scale * correction(call, family) if family.nearby else family.scale
+    return terms, correction(call, family) if family.nearby else 1.0
 
 
 def predict_kernel(call: KernelCall, device: DeviceProfile, resident: float | None = None) -> KernelPrediction:
@@ -133,7 +134,8 @@ def predict_kernel(call: KernelCall, device: DeviceProfile, resident: float | No
     registered is costed by its bytes and marked uncalibrated.
     """
     family = family_of(call, device)
-    terms, scale = _terms(call, family, device, resident)
+    terms, near = _terms(call, family, device, resident)
+    scale = family.scale * near
     time_us = longest = 0.0
     bound: Bound = "none"
     scaled: dict[str, float] = {}
@@ -150,4 +152,5 @@ def predict_kernel(call: KernelCall, device: DeviceProfile, resident: float | No
         confidence=confidence_of(family),
         low_us=time_us / family.band,
         high_us=time_us * family.band,
+        nearby_factor=near,
     )

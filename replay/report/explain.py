@@ -148,10 +148,11 @@ def _device(explanation: Explanation) -> list[RenderableType]:
         )
         times = f"{kernel.count} × " if kernel.count > 1 else ""
         samples = f", {kernel.samples} measured kernels" if kernel.samples else ""
+        drawn = f"; × {one.nearby_factor:.2f} by neighbours" if abs(one.nearby_factor - 1) >= 0.005 else ""
         lines = Text.assemble(
             (safe(kernel.type), "bold"), f"  {times}{time_text(one.time_us)} = {terms or '0'}\n",
             (f"{', '.join(kernel.inputs)} → {', '.join(kernel.outputs)}\n", "dim"),
-            (f"bound by {one.bound}; {one.confidence} (family {kernel.family}{samples})", "dim"),
+            (f"bound by {one.bound}; {one.confidence} (family {kernel.family}{samples}{drawn})", "dim"),
             *((f"\n{name} = {value}", "dim") for name, value in kernel.attrs.items()), overflow="fold",
         )  # fmt: skip
         parts.append(Padding(lines, (0, 0, 0, 2)))

@@ -89,6 +89,7 @@ def test_terms_still_add_up_and_the_quick_time_agrees() -> None:
     full = predict_kernel(gemm(4096), device)
     assert sum(full.terms_us.values()) == pytest.approx(full.time_us)
     assert full.time_us == pytest.approx(predict_time_us(gemm(4096), device))
+    assert full.nearby_factor == pytest.approx(factor(gemm(4096), device))
 
 
 def test_other_socs_learn_nothing() -> None:

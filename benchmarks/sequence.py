@@ -1,0 +1,49 @@
+"""A recorded step beside its replay in order, and beside its ops replayed one by one with cold caches.
+
+    python benchmarks/sequence.py [--samples cnn_train,transformer_infer] [--threads 2] [--op-time 0.05]
+
+For each bundled sample (all recorded on a CPU): wall time of the recorded step and sum of its calls, the sum of the
+same calls in a sequence (median of the passes), the wall time of a pass, and count times the cold median of each op.
+What is to be compared is the last three columns with the sum recorded, on one machine in one run: the samples were
+recorded on another one, and other load shows at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from opreplay.replay.build import build_plan
+from opreplay.replay.outputs import with_outputs
+from opreplay.replay.results import MemorySink
+from opreplay.replay.run import RunOptions, run_plan
+from opreplay.replay.sequence.step import step_plan
+from opreplay.traces import read_trace
+from opreplay.traces.samples import SAMPLES, sample_path
+
+COLUMNS = ("step rec.", "calls rec.", "sequence", "pass", "one by one")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", default=",".join(SAMPLES))
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--op-time", type=float, default=0.05, help="seconds an op, in both modes")
+    args = parser.parse_args()
+    print(f"{'sample':20} {'calls':>6}" + "".join(f"{title:>12}" for title in COLUMNS) + f"{'passes':>8}   ms")
+    for name in args.samples.split(","):
+        plan = with_outputs(build_plan(read_trace(sample_path(name)), in_order=True))
+        ordered, single = MemorySink(), MemorySink()
+        options = {"op_time_s": args.op_time, "threads": args.threads}
+        run_plan(plan, RunOptions(mode="sequence", **options), sink=ordered)
+        run_plan(step_plan(plan), RunOptions(**options), sink=single)
+        found = ordered.sequence
+        assert found is not None
+        replayed = {result.id for result in ordered.results if result.status == "replayed"}
+        alone = sum((r.measured_us or 0.0) * r.count for r in single.results if r.id in replayed)
+        times = (found.recorded_step_us, found.recorded_us, found.sum_us or 0.0, found.wall_us or 0.0, alone)
+        shown = "".join(f"{time_us / 1e3:12.2f}" for time_us in times)
+        print(f"{name:20} {found.calls_replayed:>6}{shown}{found.passes:>8}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""`run --mode sequence` from the outside: samples, a public trace, plans, files, and what does not go with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from opreplay.replay.results import ResultFile, read_result_file
+from opreplay.traces.samples import sample_path
+
+SCRIPT = Path(sys.executable).parent / "opreplay"
+QUICK = ["--mode", "sequence", "--op-time", "5ms", "--threads", 1, "--max-op-memory", "1GB"]
+
+pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="opreplay is not installed beside this Python")
+
+
+def opreplay(*args: object, width: int = 80) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [SCRIPT, *map(str, args)], capture_output=True, text=True, timeout=120,
+        env={**os.environ, "COLUMNS": str(width)},
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], ResultFile, Path]:
+    """One run of a bundled sample: what was printed, and the file."""
+    path = tmp_path_factory.mktemp("run") / "r.jsonl"
+    done = opreplay("run", sample_path("ddp_step_rank0"), *QUICK, "-o", path, "-o", path.with_suffix(".md"))
+    assert done.returncode == 0, done.stderr
+    return done, read_result_file(path), path
+
+
+def test_the_report_begins_with_the_step(
+    whole: tuple[subprocess.CompletedProcess[str], ResultFile, Path],
+) -> None:
+    done, file, path = whole
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("replayed 71 of 73 ops = ")
+    assert lines[1].startswith("sequence of ProfilerStep#3: 108 of 110 calls, ")
+    assert max(map(len, lines[1:])) <= 80
+    assert "sequence of ProfilerStep" in path.with_suffix(".md").read_text()
+    assert file.header.options["mode"] == "sequence"
+    found = file.sequence
+    assert found is not None
+    assert (found.step, found.calls, found.calls_replayed, found.calls_cut) == ("ProfilerStep#3", 110, 108, 0)
+    assert found.recorded_step_us == pytest.approx(28060.4, rel=1e-3)
+    assert found.sum_us is not None
+    assert found.wall_us is not None
+    assert 0 < found.sum_us < found.wall_us
+    assert sum(r.count for r in file.results if r.status == "replayed") == 108
+    assert found.tensors.results > found.tensors.outside > 0
+
+
+def test_a_saved_sequence_is_shown_again(whole: tuple[subprocess.CompletedProcess[str], ResultFile, Path]) -> None:
+    _, _, path = whole
+    table = opreplay("report", path, width=160).stdout.splitlines()
+    assert table[1].startswith("sequence of ProfilerStep#3")
+    assert json.loads(opreplay("report", path, "--format", "json").stdout)["sequence"]["step"] == "ProfilerStep#3"
+    assert "replayed, whole pass" in opreplay("report", path, "--format", "markdown").stdout
+    assert opreplay("report", path, "--format", "csv").stdout.count("\n") == 74
+
+
+def test_a_finished_one_has_nothing_left_to_do(
+    whole: tuple[subprocess.CompletedProcess[str], ResultFile, Path],
+) -> None:
+    _, _, path = whole
+    before = path.read_bytes()
+    again = opreplay("run", sample_path("ddp_step_rank0"), *QUICK, "-o", path, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert path.read_bytes() == before
+
+
+def test_it_is_not_compared_with_single_ops(
+    whole: tuple[subprocess.CompletedProcess[str], ResultFile, Path], tmp_path: Path
+) -> None:
+    _, _, path = whole
+    other = tmp_path / "u.jsonl"
+    made = opreplay("run", sample_path("ddp_step_rank0"), "--top", 1, "--op-time", "5ms", "--threads", 1, "-o", other)
+    assert made.returncode == 0, made.stderr
+    done = opreplay("compare", other, path)
+    assert done.returncode == 4
+    assert "mode: unique → sequence" in " ".join(done.stderr.split())
+
+
+def test_a_plan_file_holds_the_order_of_a_step(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    assert opreplay("plan", sample_path("ddp_step_rank0"), "-o", plan).returncode == 0
+    path = tmp_path / "r.jsonl"
+    done = opreplay("run", plan, *QUICK, "--op-filter", "aten::*", "--total-time", "5s", "-o", path)
+    assert done.returncode == 0, done.stderr
+    found = read_result_file(path).sequence
+    assert found is not None
+    assert found.step == "ProfilerStep#3"
+    old = json.loads(plan.read_text())
+    old.update(schema_version=2, sequence=None)
+    plan.write_text(json.dumps(old))
+    done = opreplay("run", plan, *QUICK)
+    assert done.returncode == 2
+    assert "does not say in which order its ops ran" in " ".join(done.stderr.split())
+
+
+def test_memory_of_a_public_trace_stays_below_the_limit(shared_traces: Path, tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    trace = shared_traces / "mi300_resnet_ddp_act_checkpoint.json.gz"
+    done = opreplay("run", trace, *QUICK, "--exclude", "aten::*conv*", "--max-live-memory", "8MB", "-o", path)
+    assert done.returncode == 0, done.stderr
+    found = read_result_file(path).sequence
+    assert found is not None
+    assert found.tensors.peak_bytes <= found.tensors.budget_bytes == 8_000_000
+    assert found.tensors.recycled > 0
+    assert found.calls_replayed > 200
+    assert "recycled: " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--mode", "sequence", "--cache", "cold"], "--cache does not go with --mode sequence"),
+        (["--mode", "sequence", "--check-work"], "--check-work does not go with --mode sequence"),
+        (["--mode", "sequence", "--check-kernels"], "--check-kernels does not go with --mode sequence"),
+        (["--mode", "sequence", "--cuda-graph"], "--cuda-graph does not go with --mode sequence"),
+        (["--mode", "sequence", "--over-budget", "shrink"], "--over-budget does not go with --mode sequence"),
+        (["--max-live-memory", "1GB"], "--max-live-memory is for --mode sequence"),
+        (["--mode", "unique", "--max-live-memory", "1GB"], "--max-live-memory is for --mode sequence"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_with_it_is_refused(args: list[str], says: str) -> None:
+    done = opreplay("run", sample_path("cnn_train"), *args)
+    assert done.returncode == 2
+    assert says in " ".join(done.stderr.split())

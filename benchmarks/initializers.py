@@ -156,6 +156,19 @@ CASES: tuple[Case, ...] = (
         "x": [torch.empty(n, 1)], "weight": [torch.empty(EXPERTS, 1, 1)], "group_list": longs(EXPERTS)}),
     ("npu::npu_moe_token_unpermute", lambda n: {
         "permuted_tokens": torch.empty(n * TOPK, 1), "sorted_indices": ints(n * TOPK), "probs": torch.empty(n, TOPK)}),
+    ("vllm::lora_shrink", lambda n: {
+        "inputs": torch.empty(n, 1), "lora_a_weights": [torch.empty(8, 1, 1)], "token_lora_mapping": longs(n)}),
+    ("_C::causal_conv1d_fwd", lambda n: {
+        "x": torch.empty(1, n), "conv_states": torch.empty(256, 1, 3), "cache_indices": ints(64),
+        "query_start_loc": ints(65), "has_initial_state": flags(64)}),
+    ("_C::top_k_per_row_prefill", lambda n: {
+        "logits": torch.empty(n, 4), "rowStarts": ints(n), "rowEnds": ints(n)}),
+    ("_C::cutlass_moe_mm", lambda n: {
+        "out_tensors": torch.empty(n, 1), "a_tensors": torch.empty(n, 1), "problem_sizes": ints(EXPERTS, 3),
+        "expert_offsets": ints(EXPERTS)}),
+    ("fbgemm::permute_multi_embedding", lambda n: {
+        "pooled_embs": [torch.empty(n // 64, 32), torch.empty(n // 64, 32)], "permutes": ints(16, 6),
+        "out_lengths": [16, 48]}),
 )  # fmt: skip
 """An op of every initializer, the data-dependent ones with all their layouts, and its arguments for n tokens."""
 SETTINGS = {

@@ -24,6 +24,7 @@ LOOKUPS = (
     "fbgemm::split_embedding_codegen_forward_cpu",
     "fbgemm::split_embedding_codegen_forward_unweighted_cuda",
     "fbgemm::split_embedding_codegen_forward_weighted_cuda",
+    "fbgemm::split_embedding_backward_codegen_rowwise_adagrad_cpu",
 )
 
 

@@ -39,7 +39,11 @@ ATTENTION_OPS = (
     "sglang_profiler::mha__mha_batch_prefill", "sglang_profiler::attention_paged_attention_ragged",
     "sgl_kernel::fwd", "sgl_kernel::cutlass_mla_decode",
     "npu::npu_fused_infer_attention_score", "npu::npu_incre_flash_attention", "npu::npu_prompt_flash_attention",
-    "npu::_npu_paged_attention",
+    "npu::_npu_paged_attention", "flash_attn_3::fwd", "flash_attn_3::_flash_attn_forward",
+    "flash_attn_3::_flash_attn_backward", "xformers_flash::flash_bwd", "xformers_flash3::flash_bwd",
+    "aiter::mha_varlen_bwd", "aiter::fmha_v3_varlen_bwd", "vllm::flash_attn_varlen_func",
+    "vllm::flash_attn_with_kvcache", "sglang::flash_attn_varlen_func_op",
+    "xformers::efficient_attention_forward_cutlass",
     "_C_cache_ops::gather_cache", "_C_cache_ops::cp_gather_cache", "_C_cache_ops::gather_and_maybe_dequant_cache",
 )  # fmt: skip
 UNIFIED = frozenset(op for op in ATTENTION_OPS if "::unified_" in op)
@@ -84,11 +88,12 @@ class CacheSlotsInit(LengthRule):
         "_C_cache_ops::concat_and_cache_mla",
         "aiter::reshape_and_cache", "aiter::reshape_and_cache_flash", "sglang::store_cache",
         "sglang_profiler::memory_pool__set_kv_buffer_impl", "npu::_npu_reshape_and_cache",
-        "npu::npu_scatter_pa_kv_cache",
+        "npu::npu_scatter_pa_kv_cache", "npu::npu_scatter_pa_kv_cache_functional", "aiter::concat_and_cache_mla",
+        "sgl_kernel::store_kv_cache",
     )  # fmt: skip
 
     def initialize(self, context: InitContext) -> InitReport:
-        found = ((name, context.tensor(name)) for name in ("slot_mapping", "slot_indices", "indices"))
+        found = ((name, context.tensor(name)) for name in ("slot_mapping", "slot_indices", "indices", "out_loc"))
         name, slots = next(((n, t) for n, t in found if t is not None), ("", None))
         pool = find_pool(context)
         if slots is None or pool is None:

@@ -34,7 +34,8 @@ class PositionsInit(LengthRule):
         "aiter::rope_cached_positions_offsets_2c_fwd_impl", "aiter::fused_rope_rms",
         "vllm::flashinfer_rotary_embedding", "vllm::rocm_aiter_rotary_emb_with_key_forward_hip",
         "vllm::rocm_aiter_rotary_emb_with_key_forward_triton", "vllm::rocm_aiter_rotary_emb_without_key_forward_hip",
-        "vllm::npu_rotary_embedding", "npu::npu_mrope",
+        "vllm::npu_rotary_embedding", "npu::npu_mrope", "vllm::qkv_rmsnorm_rope", "vllm::qkv_rmsnorm_rope_simt",
+        "sglang::apply_rope_pos_ids_cos_sin_cache_without_kv_cache",
     )  # fmt: skip
 
     def initialize(self, context: InitContext) -> InitReport:

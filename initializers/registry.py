@@ -118,12 +118,13 @@ def built_in() -> Registry:
         positions,
         quantized,
         segments,
+        serving_lists,
     )
 
     registry = Registry()
     modules = (
         domains, indices, embedding_tables, jagged, masks, quantized, attention, paged_attention, moe_routing,
-        positions, factorizations, segments,
+        positions, factorizations, segments, serving_lists,
     )  # fmt: skip
     for module in modules:
         for kind in module.INITIALIZERS:

@@ -18,6 +18,7 @@ CACHES = ("key_cache", "k_cache", "kv_cache", "src_cache", "K", "kv_c_and_k_pe_c
 """Names of cache arguments, the surest first."""
 LISTS = (
     "block_tables", "block_table", "page_table", "kv_page_indices", "slot_mapping", "slot_indices", "indices",
+    "out_loc",
 )  # fmt: skip
 """Arguments that name pages or slots; without any of them keys are not paged."""
 PACKED_CACHE = frozenset({
@@ -25,7 +26,9 @@ PACKED_CACHE = frozenset({
     "aiter::pa_fwd_asm", "aiter::paged_attention_v1", "aiter::paged_attention_rocm", "aiter::reshape_and_cache",
 })  # fmt: skip
 """Ops with vLLM's packed key cache [blocks, heads, head / x, page, x]; the others have [blocks, page, ...]."""
-SLOT_CACHE = frozenset({"sglang::store_cache", "sglang_profiler::memory_pool__set_kv_buffer_impl"})
+SLOT_CACHE = frozenset({
+    "sglang::store_cache", "sglang_profiler::memory_pool__set_kv_buffer_impl", "sgl_kernel::store_kv_cache",
+})  # fmt: skip
 """Ops whose cache is a plain list of slots [slots, ...]."""
 
 HEADS_FIRST_CACHE = frozenset({

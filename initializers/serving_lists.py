@@ -1,0 +1,192 @@
+"""Rules for lists of serving kernels: adapters of tokens, state slots, limits of rows, sizes of groups, regroups.
+
+Routing itself is in `moe_routing`, paged caches are in `paged_attention`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from opreplay.initializers import fill
+from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
+
+
+def _even(total: int, count: int) -> torch.Tensor:
+    """int64 [count]: `total` split as evenly as it goes."""
+    return (torch.arange(count + 1) * total // max(1, count)).diff()
+
+
+def _one(context: InitContext, *names: str) -> torch.Tensor:
+    """The first of these arguments that is a tensor. Raises InitializerError when none is."""
+    found = next((t for name in names if (t := context.tensor(name)) is not None), None)
+    if found is None:
+        raise InitializerError(f"{context.op}: none of {', '.join(names)} is among its arguments")
+    return found
+
+
+class AdaptersInit(CustomInit):
+    """Every token has an adapter, drawn uniformly; sequences are of even length."""
+
+    name = "lora_adapters"
+    op_patterns = (
+        "vllm::lora_shrink", "vllm::lora_expand", "vllm::v1_shrink", "vllm::v1_expand", "vllm::sgmv_shrink",
+        "vllm::sgmv_expand", "vllm::sgmv_expand_slice", "vllm::bgmv_shrink", "vllm::bgmv_expand",
+        "vllm::bgmv_expand_slice", "vllm::xpu_bgmv_shrink", "vllm::xpu_bgmv_expand", "vllm::xpu_bgmv_expand_slice",
+        "_punica_C::dispatch_bgmv", "_punica_C::dispatch_bgmv_low_level", "_C_ascend::bgmv_shrink",
+        "_C_ascend::bgmv_expand", "_C_ascend::sgmv_shrink", "_C_ascend::sgmv_expand", "npu::bgmv_shrink",
+        "npu::bgmv_expand", "npu::sgmv_shrink", "npu::sgmv_expand",
+    )  # fmt: skip
+
+    def initialize(self, context: InitContext) -> InitReport:
+        given = next((v for name in ("lora_a_weights", "lora_b_weights", "weight", "w") if (v := context.args.get(name))
+                      is not None), None)  # fmt: skip
+        weights = given[0] if isinstance(given, (list, tuple)) and given else given
+        if not isinstance(weights, torch.Tensor) or not weights.dim():
+            raise InitializerError(f"{context.op}: no weights of adapters among its arguments")
+        adapters = max(1, weights.shape[0])
+        filled = []
+        for name in ("token_lora_mapping", "lora_indices_tensor", "lora_indices", "indices", "indicies"):
+            if (which := context.tensor(name)) is not None:
+                fill.integers(which, context.generator, 0, adapters)
+                filled.append(name)
+        rows = _one(context, "inputs", "x")
+        lengths = next((t for n in ("seq_len_tensor", "seq_len") if (t := context.tensor(n)) is not None), None)
+        if lengths is not None:
+            tokens = rows.shape[1] if rows.dim() == 3 else rows.shape[0]
+            made = _even(tokens, lengths.numel())
+            fill.assign(lengths, made.to(lengths.device))
+            if (starts := context.tensor("b_seq_start_loc")) is not None:
+                fill.assign(starts, (made.cumsum(0) - made)[: starts.numel()].to(starts.device))
+        return InitReport(
+            summary=f"tokens of {adapters} adapters", assumed=dict.fromkeys(filled, f"uniform in [0, {adapters})")
+        )
+
+
+class StateSlotsInit(CustomInit):
+    """Sequences of even length, each with a state slot of its own that holds something already."""
+
+    name = "state_slots"
+    op_patterns = (
+        "_C::causal_conv1d_fwd", "_C::causal_conv1d_update", "_C::selective_scan_fwd", "sgl_kernel::causal_conv1d_fwd",
+        "sgl_kernel::causal_conv1d_update", "sglang::mamba_causal_conv1d_fwd", "sglang::mamba_causal_conv1d_update",
+    )  # fmt: skip
+
+    def initialize(self, context: InitContext) -> InitReport:
+        states = next((t for name in ("conv_states", "conv_state", "ssm_states") if (t := context.tensor(name))
+                       is not None), None)  # fmt: skip
+        slots = states.shape[0] if states is not None and states.dim() else 1
+        assumed = {}
+        for name in ("cache_indices", "conv_state_indices"):
+            if (chosen := context.tensor(name)) is not None:
+                order = torch.randperm(slots, generator=torch.Generator().manual_seed(context.seed))
+                made = order[torch.arange(chosen.numel()) % slots]
+                fill.assign(chosen, made.reshape(chosen.shape).to(chosen.device))
+                assumed[name] = "slots in random order"
+        if (edges := context.tensor("query_start_loc")) is not None and edges.numel() > 1:
+            x = _one(context, "x", "u")
+            made = torch.cat((torch.zeros(1, dtype=torch.int64), _even(x.shape[-1], edges.numel() - 1).cumsum(0)))
+            fill.assign(edges, made.to(edges.device))
+            assumed["query_start_loc"] = "sequences of even length"
+        if (started := context.tensor("has_initial_state")) is not None:
+            fill.assign(started, torch.ones_like(started))
+            assumed["has_initial_state"] = "all"
+        if (decay := context.tensor("A")) is not None:
+            fill.uniform(decay, context.generator, -1.0, -0.05)
+        return InitReport(summary=f"states in {slots} slots", assumed=assumed)
+
+
+class RowLimitsInit(CustomInit):
+    """Every row of scores is looked at from its first to its last column."""
+
+    name = "row_limits"
+    op_patterns = (
+        "_C::top_k_per_row", "_C::top_k_per_row_prefill", "_C::top_k_per_row_decode", "_C::persistent_topk",
+        "_C::cooperative_topk", "_C::large_context_topk", "aiter::topk_per_row", "aiter::topk_per_row_decode",
+        "aiter::top_k_per_row_prefill", "aiter::top_k_per_row_prefill_fast", "aiter::_top_k_per_row_prefill",
+        "aiter::top_k_per_row_decode", "aiter::top_k_per_row_decode_fast", "aiter::_top_k_per_row_decode",
+        "sgl_kernel::fast_topk", "sgl_kernel::fast_topk_transform_fused",
+        "sgl_kernel::fast_topk_transform_ragged_fused",
+    )  # fmt: skip
+
+    def initialize(self, context: InitContext) -> InitReport:
+        scores = _one(context, "logits", "score")
+        columns, rows = scores.shape[-1], scores.shape[0]
+        assumed = {}
+        for name in ("rowEnds", "lengths", "seq_lens", "seqLens"):
+            if (limits := context.tensor(name)) is not None:
+                fill.assign(limits, torch.full_like(limits, columns))
+                assumed[name] = f"all {columns} columns"
+        for name in ("rowStarts", "row_starts", "row_starts_opt", "topk_indices_offset"):
+            if (starts := context.tensor(name)) is not None:
+                fill.assign(starts, torch.zeros_like(starts))
+        if (edges := context.tensor("cu_seqlens_q")) is not None and edges.numel() > 1:
+            made = torch.cat((torch.zeros(1, dtype=torch.int64), _even(rows, edges.numel() - 1).cumsum(0)))
+            fill.assign(edges, made.to(edges.device))
+        return InitReport(summary=f"{rows} rows of {columns} columns", assumed=assumed)
+
+
+class GroupSizesInit(CustomInit):
+    """Rows spread evenly over the experts of a grouped product, with the offsets and sizes that follow."""
+
+    name = "group_sizes"
+    op_patterns = (
+        "_C::cutlass_moe_mm", "_C::cutlass_blockwise_scaled_grouped_mm", "sgl_kernel::fp8_blockwise_scaled_grouped_mm",
+        "sgl_kernel::es_fp8_blockwise_scaled_grouped_mm",
+    )  # fmt: skip
+
+    def initialize(self, context: InitContext) -> InitReport:
+        sizes, offsets = context.need("problem_sizes"), context.need("expert_offsets")
+        rows = _one(context, "a", "a_tensors")
+        out = _one(context, "output", "out_tensors")
+        counts = _even(rows.shape[0], sizes.shape[0])
+        fixed = torch.tensor([out.shape[1], rows.shape[1]]).expand(sizes.shape[0], 2)
+        fill.assign(sizes, torch.cat((counts.unsqueeze(1), fixed), 1).to(sizes.device))
+        edges = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
+        fill.assign(offsets, edges[: offsets.numel()].to(offsets.device))
+        return InitReport(
+            summary=f"{rows.shape[0]} rows in {sizes.shape[0]} groups", assumed={"problem_sizes": "groups of even size"}
+        )
+
+
+class RegroupInit(CustomInit):
+    """Columns of pooled embeddings go to their new tensors in order, in as many pieces as there are permutes."""
+
+    name = "regroup"
+    op_patterns = ("fbgemm::permute_multi_embedding", "fbgemm::permute_multi_embedding_function")
+
+    def initialize(self, context: InitContext) -> InitReport:
+        permutes, given = context.need("permutes"), context.args.get("pooled_embs")
+        wanted = context.args.get("out_lengths")
+        if not isinstance(given, (list, tuple)) or not isinstance(wanted, (list, tuple)) or not given:
+            raise InitializerError(f"{context.op}: no tensors or no widths of the results among its arguments")
+        reverse = bool(context.args.get("reverse"))
+        pieces = _pieces([t.shape[1] for t in given], [int(n) for n in wanted], permutes.shape[0])
+        rows = [(b, a, y, x, n, 0) if reverse else (a, b, x, y, n, 0) for a, b, x, y, n in pieces]
+        fill.assign(permutes, torch.tensor(rows, dtype=torch.int64).reshape(permutes.shape).to(permutes.device))
+        return InitReport(summary=f"{len(rows)} pieces", assumed={"permutes": "columns in order"})
+
+
+def _pieces(given: list[int], wanted: list[int], count: int) -> list[tuple[int, int, int, int, int]]:
+    """(from, to, first column, to column, width) of `count` pieces that walk through both lists; empty ones at the end.
+
+    The last piece is as wide as the tensors allow, so that a few permutes leave columns out.
+    """
+    found = []
+    source = target = start = stop = 0
+    share = max(1, sum(wanted) // max(1, count))
+    for number in range(count):
+        while target < len(wanted) and stop >= wanted[target]:
+            target, stop = target + 1, 0
+        if start >= given[source]:
+            source, start = (source + 1) % len(given), 0
+        if target == len(wanted):
+            found.append((0, 0, 0, 0, 0))
+            continue
+        room = min(given[source] - start, wanted[target] - stop)
+        width = room if number == count - 1 else min(room, share)
+        found.append((source, target, start, stop, width))
+        start, stop = start + width, stop + width
+    return found
+
+
+INITIALIZERS = (AdaptersInit, StateSlotsInit, RowLimitsInit, GroupSizesInit, RegroupInit)

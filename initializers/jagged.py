@@ -35,6 +35,7 @@ JAGGED = (
     "fbgemm::jagged_dense_bmm", "fbgemm::jagged_dense_bmm_forward", "fbgemm::jagged_jagged_bmm",
     "fbgemm::jagged_jagged_bmm_forward", "fbgemm::jagged_softmax", "fbgemm::jagged_softmax_forward",
     "fbgemm::jagged_softmax_backward", "fbgemm::jagged_index_select", "fbgemm::jagged_slice",
+    "aten::_jagged_to_padded_dense_forward", "aten::_padded_dense_to_jagged_forward",
 )  # fmt: skip
 VALUES = ("values", "x_values", "a_values", "indices", "ids", "t_in", "grad_output")
 """Arguments whose rows the lengths or offsets divide, the surest first."""

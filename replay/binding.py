@@ -36,6 +36,8 @@ _CODES = {
 }
 UNSAFE = "unsafe"
 """The flag of `_index_put_impl_` and `segment_reduce`; the policy refuses True in a plan."""
+COUNTS = frozenset({"offsets", "x_offsets", "y_offsets", "a_offsets"})
+"""Lists of tensors that are integers, whatever the others are."""
 MAX_RANK = 64
 """torch's own limit on dimensions."""
 _INT64 = range(-(2**63), 2**63)
@@ -140,13 +142,13 @@ def _known(arg: ArgSpec, rec: RecordedArg) -> ReplayArg | None:
             return None
         return _make(arg, tensors=rec.tensors, value=None if rec.tensors else ())
     if rec.kind in ("scalar", "scalars") and rec.value is not MISSING:
-        return _make(arg, value=_encode(arg, rec.value))
+        return _make(arg, value=encode(arg, rec.value))
     if rec.kind == "absent" and arg.optional and arg.kind not in ("str", "Device"):
         return _make(arg)
     return None
 
 
-def _encode(arg: ArgSpec, value: Value) -> Value:
+def encode(arg: ArgSpec, value: Value) -> Value:
     """A recorded plain value in the form that the IR has for this type."""
     codes = _CODES.get(arg.kind)
     if codes is not None:
@@ -188,7 +190,7 @@ def _complete_dtypes(
         made = bound.get(arg.name)
         if made is None or (rec.list_dtypes_known and (rec.tensor is None or rec.tensor.dtype)):
             continue
-        dtype, why = inference.list_dtype(siblings, context)
+        dtype, why = ("int64", "offsets count rows") if arg.name in COUNTS else inference.list_dtype(siblings, context)
         bound[arg.name] = _with_dtype(made, dtype)
         notes.append(Assumption(argument=arg.name, what=f"{dtype}: {why}"))
 
@@ -227,4 +229,4 @@ def _from_guess(arg: ArgSpec, guess: Guess) -> ReplayArg:
         return _make(arg, tensors=made, value=None if made else ())
     if arg.kind in ("Tensor", "Tensor[]"):
         return _make(arg)
-    return _make(arg, value=_encode(arg, guess.value))
+    return _make(arg, value=encode(arg, guess.value))

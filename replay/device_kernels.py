@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from opreplay.replay.ir import Reason, Resolution
+from opreplay.replay.ir import Reason, Resolution, Value
 from opreplay.replay.portable import equivalent_for
 from opreplay.replay.resolve import Candidates, device_has_kernels, has_kernel
 from opreplay.replay.schema import OpSpec
@@ -23,7 +23,9 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     reason: Reason | None = None
 
 
-def way_on(device: str, name: str, spec: OpSpec, found: Candidates, dtypes: Mapping[str, str]) -> Way:
+def way_on(
+    device: str, name: str, spec: OpSpec, found: Candidates, dtypes: Mapping[str, str], values: Mapping[str, Value]
+) -> Way:
     """How `spec`, one of the overloads `found` for the op `name`, runs on `device`; `dtypes` by name of the tensors.
 
     A device of which this torch build has no kernels at all says nothing about single ops: then as it was found.
@@ -32,7 +34,7 @@ def way_on(device: str, name: str, spec: OpSpec, found: Candidates, dtypes: Mapp
     if not device_has_kernels(device):
         return as_found
     kernel = has_kernel(spec, device)
-    equivalent = equivalent_for(name, dict(dtypes), has_kernel=kernel, device=device)
+    equivalent = equivalent_for(name, dtypes, values, has_kernel=kernel, device=device)
     if equivalent is not None:
         return Way(resolved_by="equivalent", via=equivalent.via)
     if not kernel:

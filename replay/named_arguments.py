@@ -67,7 +67,7 @@ def _resolve(op: ReplayOp, policy: Policy, device: str) -> ReplayOp:
     except FormatError as error:
         return _refused(op, Reason("metadata missing", str(error)))
     dtypes = {arg.name: arg.tensors[0].dtype for arg in args if arg.type == "Tensor" and arg.tensors and arg.tensors[0]}
-    way = way_on(device, name, spec, found, dtypes)
+    way = way_on(device, name, spec, found, dtypes, {arg.name: arg.value for arg in args})
     if way.reason is not None:
         return _by_user(op, way.reason)
     return msgspec.structs.replace(

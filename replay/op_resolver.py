@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from opreplay.replay import autocast, schema
-from opreplay.replay.binding import Unbound, bind, unnamed_arguments
+from opreplay.replay.binding import Unbound, bind, encode, unnamed_arguments
 from opreplay.replay.conversions import CONVERSIONS, ConversionFailed, RecordedCall, convert
 from opreplay.replay.device_kernels import way_on
 from opreplay.replay.inference_base import Context
@@ -24,7 +24,7 @@ from opreplay.replay.matching import Match, best_match, stack_rival
 from opreplay.replay.meta_run import check_ops
 from opreplay.replay.policy import COLLECTIVE_NAMESPACES, Policy, refuse_name, split_name
 from opreplay.replay.portable import EQUIVALENTS
-from opreplay.replay.recorded import RecordedArg, recorded_args
+from opreplay.replay.recorded import MISSING, RecordedArg, recorded_args
 from opreplay.replay.relatives import RelativesIndex
 from opreplay.replay.resolve import Candidates, candidates, refused
 from opreplay.replay.results import META_WRONG
@@ -165,9 +165,10 @@ class Resolver:
 
     def _bound(self, op: ReplayOp, name: str, match: Match, found: Candidates, context: Context) -> ReplayOp:
         """`op` as a call of the matched overload, in the way that the device has for it."""
-        pairs = zip(match.spec.args, match.recorded, strict=False)
+        pairs = list(zip(match.spec.args, match.recorded, strict=False))
+        values = {arg.name: encode(arg, rec.value) for arg, rec in pairs if _is_told(rec)}
         dtypes = {arg.name: rec.tensor.dtype for arg, rec in pairs if rec.tensor is not None}
-        way = way_on(self._device, name, match.spec, found, dtypes)
+        way = way_on(self._device, name, match.spec, found, dtypes, values)
         if way.reason is not None:
             raise Unbound(way.reason)
         args, assumptions = bind(match, context)
@@ -195,6 +196,10 @@ class Resolver:
     def _takes_nothing(self, name: str) -> bool:
         """Whether an op without shapes has none because it takes no arguments."""
         return self._has_shapes and any(not spec.args for spec in schema.specs_of(name))
+
+
+def _is_told(rec: RecordedArg) -> bool:
+    return rec.kind == "scalar" and rec.value is not MISSING
 
 
 def _no_fit(name: str, specs: tuple[OpSpec, ...], recorded: Recordeds) -> str:

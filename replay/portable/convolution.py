@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,22 @@ def _convolve(
     transposed = output_padding is not None
     extra = output_padding if output_padding is not None else [0] * len(stride)
     return torch.ops.aten.convolution.default(x, weight, bias, stride, padding, dilation, transposed, extra, groups)
+
+
+def convolution_overrideable(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    """What a device outside of torch puts in place of aten's convolution."""
+    return torch.ops.aten.convolution.default(x, weight, *rest)
+
+
+def convolution_backward_overrideable(
+    grad_output: Tensor, x: Tensor, weight: Tensor, stride: Sizes, padding: Sizes, dilation: Sizes, transposed: bool,
+    output_padding: Sizes, groups: int, output_mask: Sequence[bool],
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """As convolution_overrideable; bias [O] where its gradient is wanted."""
+    filters = weight.shape[1] * groups if transposed else weight.shape[0]
+    return torch.ops.aten.convolution_backward.default(
+        grad_output, x, weight, [filters], stride, padding, dilation, transposed, output_padding, groups, output_mask
+    )
 
 
 def cudnn_convolution(

@@ -21,11 +21,13 @@ class Equivalent:
     module: str
     function: str
     needs_accelerator: bool = False
-    """The CPU kernel only works beside an accelerator's driver."""
+    """The CPU kernel only works beside an accelerator's driver, or is a stub that accelerators replace."""
     one_dtype: tuple[str, ...] = ()
     """Arguments that the CPU kernel wants to be of one dtype: where they are not, it counts as missing."""
     wants: tuple[tuple[str, str], ...] = ()
     """(argument, dtype) without which the kernel counts as missing: the argument then has a device's own form."""
+    lacks: Callable[[Mapping[str, str], Mapping[str, Any]], bool] | None = None
+    """Whether the CPU has no kernel for a call with these types and values, by argument."""
 
     def load(self) -> Callable[..., Any]:
         """The function; it takes the original schema's arguments, keyword-only ones by name."""
@@ -40,10 +42,12 @@ def _entries(module: str, entries: dict[str, str]) -> dict[str, Equivalent]:
     return made
 
 
-def equivalent_for(name: str, dtypes: Mapping[str, str], *, has_kernel: bool, device: str) -> Equivalent | None:
+def equivalent_for(
+    name: str, dtypes: Mapping[str, str], values: Mapping[str, Any] | None = None, *, has_kernel: bool, device: str
+) -> Equivalent | None:
     """The equivalent to use for a call, or None where the op itself can run or there is none.
 
-    `dtypes` are those of the tensor arguments, by name.
+    `dtypes` are those of the tensor arguments, `values` what the others are, by name.
     """
     found = EQUIVALENTS.get(name)
     if found is None or not has_kernel:
@@ -52,8 +56,18 @@ def equivalent_for(name: str, dtypes: Mapping[str, str], *, has_kernel: bool, de
         return found
     if any(dtypes.get(argument, dtype) != dtype for argument, dtype in found.wants):
         return found if not device.startswith("npu") else None
+    if found.lacks is not None and found.lacks(dtypes, values or {}):
+        return found if device.startswith("cpu") else None
     mixed = {dtypes[argument] for argument in found.one_dtype if argument in dtypes}
     return found if device.startswith("cpu") and len(mixed) > 1 else None
+
+
+def _writes_float(dtypes: Mapping[str, str], values: Mapping[str, Any]) -> bool:
+    return values.get("half_to_float") is True
+
+
+def _writes_half(dtypes: Mapping[str, str], values: Mapping[str, Any]) -> bool:
+    return dtypes.get("grad_output") == "float32" and values.get("input_dtype") in ("torch.float16", "torch.bfloat16")
 
 
 _SDPA = "aten::scaled_dot_product_attention"
@@ -73,6 +87,15 @@ EQUIVALENTS: dict[str, Equivalent] = {
         "_conv_depthwise2d": "aten::convolution",
         "conv_depthwise3d": "aten::convolution",
     }),
+    **{f"aten::{op}_overrideable": Equivalent(
+        via=f"aten::{op}", module="convolution", function=f"{op}_overrideable", needs_accelerator=True,
+    ) for op in ("convolution", "convolution_backward")},
+    **{f"aten::_{op}": Equivalent(via=f"aten::_{op}", module="softmax", function=f"{op}_to_float", lacks=_writes_float)
+       for op in ("softmax", "log_softmax")},
+    **{f"aten::_{op}_data": Equivalent(
+        via=f"aten::_{op}_data", module="softmax", function=f"{op}_to_half", lacks=_writes_half,
+    ) for op in ("softmax_backward", "log_softmax_backward")},
+    **_entries("products", {"_scaled_grouped_mm": "aten::_grouped_mm"}),
     **_entries("norm", {
         "cudnn_batch_norm": "aten::native_batch_norm",
         "cudnn_batch_norm_backward": "aten::native_batch_norm_backward",

@@ -17,7 +17,7 @@ from opreplay.replay.schema import specs_of
 def test_each_takes_the_arguments_of_the_original(name: str) -> None:
     function = EQUIVALENTS[name].load()
     entry = EQUIVALENTS[name]
-    always = bool(entry.one_dtype or entry.needs_accelerator or entry.wants)
+    always = bool(entry.one_dtype or entry.needs_accelerator or entry.wants or entry.lacks)
     specs = [s for s in specs_of(name) if (always or not has_kernel(s, "cpu")) and not s.overload.endswith("out")]
     if not specs:
         pytest.skip(f"this torch has a CPU kernel for {name}, or no such op")
@@ -252,3 +252,62 @@ def test_backwards_of_grids() -> None:
         (wanted,) = torch.autograd.grad(made, [theta], torch.ones_like(made))
     found = run("aten::cudnn_affine_grid_generator_backward", torch.ones_like(made), 1, 2, 4, 4)
     torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_softmax_that_changes_the_type_is_replayed_where_the_cpu_has_none(log: bool) -> None:
+    """`softmax(x, dim=-1, dtype=torch.float32)` of half x is one kernel on a GPU, in every eager attention."""
+    name = "aten::_log_softmax" if log else "aten::_softmax"
+    x = torch.randn(3, 5).half()
+    expected = (torch.log_softmax if log else torch.softmax)(x, -1, dtype=torch.float32)
+    torch.testing.assert_close(run(name, x, -1, True), expected)
+    narrow, backward = {"self": "float16"}, f"{name}_backward_data"
+    assert equivalent_for(name, narrow, {"half_to_float": True}, has_kernel=True, device="cpu") is not None
+    assert equivalent_for(name, narrow, {"half_to_float": False}, has_kernel=True, device="cpu") is None
+    assert equivalent_for(name, narrow, {"half_to_float": True}, has_kernel=True, device="cuda") is None
+    grads, types = {"grad_output": "float32"}, {"input_dtype": "torch.float16"}
+    assert equivalent_for(backward, grads, types, has_kernel=True, device="cpu") is not None
+    assert equivalent_for(backward, {"grad_output": "float16"}, types, has_kernel=True, device="cpu") is None
+    found = run(backward, torch.ones(3, 5), expected, -1, torch.float16)
+    assert isinstance(found, torch.Tensor)
+    assert (found.dtype, found.shape) == (torch.float16, (3, 5))
+
+
+def test_convolutions_that_devices_override() -> None:
+    x, weight, grad = torch.randn(2, 3, 6, 6, requires_grad=True), torch.randn(4, 3, 3, 3), torch.randn(2, 4, 4, 4)
+    rest = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    with torch.enable_grad():
+        out = F.conv2d(x, weight)
+        (expected,) = torch.autograd.grad(out, [x], grad)
+    torch.testing.assert_close(run("aten::convolution_overrideable", x, weight, None, *rest), out)
+    found = run("aten::convolution_backward_overrideable", grad, x.detach(), weight, *rest, [True, True, True])
+    assert isinstance(found, tuple)
+    torch.testing.assert_close(found[0], expected)
+    torch.testing.assert_close(found[2], grad.sum((0, 2, 3)))
+
+
+@pytest.mark.parametrize("form", ["rows", "columns", "summed", "both"])
+def test_grouped_products_in_eight_bits(form: str) -> None:
+    """Each form of torch._scaled_grouped_mm against one product a group."""
+    groups, rows, inner, columns = 2, 32, 32, 16
+    cuts = torch.tensor([8, 32], dtype=torch.int32)
+    spans = [slice(0, 8), slice(8, 32)]
+    x = torch.randn(groups, rows, inner) if form in ("columns", "both") else torch.randn(rows, inner)
+    y = torch.randn(groups, inner, columns if form == "both" else 32)
+    y = y if form in ("rows", "both") else y[0]
+    a, b = torch.rand(groups, rows) + 0.5, torch.rand(groups, y.shape[-1]) + 0.5
+    if form == "rows":
+        a = a[0]
+        parts = [x[s] @ y[g] * a[s, None] * b[g] for g, s in enumerate(spans)]
+        expected = torch.cat(parts)
+    elif form == "columns":
+        b = b[0]
+        expected = torch.cat([x[g] @ y[:, s] * a[g][:, None] * b[s] for g, s in enumerate(spans)], 1)
+    elif form == "summed":
+        expected = torch.stack([x[:, s] @ y[s] * a[g][:, None] * b[g] for g, s in enumerate(spans)])
+        a, b = a.reshape(-1), b.reshape(-1)
+    else:
+        expected = x @ y * a[:, :, None] * b[:, None, :]
+    offs = None if form == "both" else cuts
+    found = run("aten::_scaled_grouped_mm", x, y, a, b, offs, out_dtype=torch.float32)
+    torch.testing.assert_close(found, expected, atol=0.5, rtol=0.05)

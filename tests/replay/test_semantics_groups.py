@@ -346,3 +346,16 @@ def test_packed_attention_of_xformers_gets_lengths_that_fit(replayed: Any) -> No
     )[0]  # fmt: skip
     assert out.shape == (48, 4, 16)
     assert bool((out != 0).any(-1).all()), "every token attends"
+
+
+def test_lists_of_offsets_are_integers_whatever_the_values_are(planned: Any, replayed: Any) -> None:
+    args = (t(3, 10, 8), ([[4]], "TensorList", [[1]], ""), s("20"))
+    op = planned("aten::_padded_dense_to_jagged_forward", *args)
+    assert [meta.dtype for arg in op.args for meta in arg.tensors if meta is not None] == ["float32", "int64"]
+    assert replayed("aten::_padded_dense_to_jagged_forward", *args).shape == (20, 8)
+
+
+def test_half_to_float_that_was_not_recorded_is_not_assumed(planned: Any) -> None:
+    half = t(4, 8, dtype="c10::Half")
+    assert planned("aten::_softmax", half, s("1"), s("True")).resolved_by == "equivalent"
+    assert planned("aten::_softmax", half, s("1"), s("True"), missing=("Concrete Inputs",)).resolved_by == "jit"

@@ -1,0 +1,30 @@
+"""Softmaxes from a narrow type to float32, and backwards the other way round: only devices fuse the cast."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def softmax_to_float(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """float16 or bfloat16 in, float32 out."""
+    del half_to_float
+    return torch.ops.aten._softmax.default(x.float(), dim, False)
+
+
+def log_softmax_to_float(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """As softmax_to_float."""
+    del half_to_float
+    return torch.ops.aten._log_softmax.default(x.float(), dim, False)
+
+
+def softmax_backward_to_half(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+    """float32 gradient and output in, the gradient of a narrow input out."""
+    made = torch.ops.aten._softmax_backward_data.default(grad_output, output, dim, grad_output.dtype)
+    return made.to(input_dtype)
+
+
+def log_softmax_backward_to_half(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+    """As softmax_backward_to_half."""
+    made = torch.ops.aten._log_softmax_backward_data.default(grad_output, output, dim, grad_output.dtype)
+    return made.to(input_dtype)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from opreplay.cli.options import ByteSize, Command, Duration
+from opreplay.cli.options import ByteSize, Command, Duration, seed_option
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend import DeviceProfile
@@ -61,7 +61,7 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--threads", type=click.IntRange(min=1), metavar="N",
             help="Threads an op may use.  [default: torch's choice]",
         ),
-        click.option("--seed", type=int, default=0, show_default=True, help="Of the inputs' values."),
+        seed_option,
         click.option(
             "--resume", is_flag=True,
             help="Go on with the .jsonl of --output where an interrupted run of the same ops and options ended.",

@@ -235,6 +235,11 @@ def init_options(command: Command) -> Command:
     return init_module_option(command)
 
 
+def seed_option(command: Command) -> Command:
+    """--seed: of everything that is drawn."""
+    return click.option("--seed", type=int, default=0, show_default=True, help="Of the inputs' values.")(command)
+
+
 def values_option(command: Command) -> Command:
     """--values: real tensors for arguments of chosen ops."""
     return click.option(

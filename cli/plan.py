@@ -14,12 +14,15 @@ from opreplay.cli.options import (
     execution_trace_option,
     force_option,
     format_option,
+    init_options,
     kernel_details_option,
     limit_option,
     plugin_option,
+    seed_option,
     selection_options,
     soc_option,
     trace_argument,
+    values_option,
 )
 
 if TYPE_CHECKING:
@@ -35,6 +38,9 @@ if TYPE_CHECKING:
 @custom_op_option
 @selection_options
 @plugin_option
+@init_options
+@values_option
+@seed_option
 @click.option("--max-op-memory", type=ByteSize(), metavar="SIZE", help="Mark ops that need more as skipped, e.g. 1GB.")
 @click.option("--meta", is_flag=True, help="Also call each op on meta tensors: does it fit, are the sizes as recorded?")
 @click.option(
@@ -50,33 +56,42 @@ if TYPE_CHECKING:
 @limit_option
 def command(
     trace: str, execution_trace: str | None, kernel_details: str | None, device: str, soc: tuple[str, ...],
-    custom_op_dir: str | None, selection: Selection, plugin: tuple[str, ...], max_op_memory: int | None,
+    custom_op_dir: str | None, selection: Selection, plugin: tuple[str, ...],
+    init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None, seed: int, max_op_memory: int | None,
     meta: bool, max_failed: int | None, explain: str | None, format_: str, output: str | None, force: bool,
     limit: tuple[tuple[str, str], ...],
 ) -> int:  # fmt: skip
     """Resolve each unique op of TRACE, count its bytes and predict its time, without running anything.
 
     --explain shows one op: its arguments by name, what was assumed, how it was resolved, and the kernels it becomes on
-    each simulated device. --meta computes nothing either: meta tensors have sizes and no contents.
+    each simulated device. --meta computes nothing either: meta tensors have sizes and no contents. Where time depends
+    on lengths and routes, they are those that a run with the same --seed, --values and --init-arg would have.
     """
     from opreplay.cli.inputs import open_input, plan_of
     from opreplay.cli.outputs import check_writable
     from opreplay.cli.plan_views import narrate_checks, plan_code, save, show_explanation, show_plan
-    from opreplay.cli.planning import check_on_meta, load_socs, use_plugins
+    from opreplay.cli.planning import check_on_meta, expected_contents, load_socs, tell_problems, use_plugins
+    from opreplay.replay.supplied_values import check_values_file
 
     if output not in (None, "-"):
         check_writable(Path(output), force=force)
     use_plugins(plugin)
+    contents = expected_contents(init_module, init_arg, seed=seed, values=values)
     devices = load_socs(soc, custom_op_dir)
     read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details)
     plan = plan_of(read, selection, device=device, in_order=output is not None)
+    if values is not None:
+        check_values_file(plan, values)
     checks = check_on_meta(plan, selection) if meta else None
     if output is not None:
         save(plan, output, force=force)
     if explain is not None:
-        show_explanation(plan, devices, explain, max_op_bytes=max_op_memory, format_=format_, checks=checks)
+        show_explanation(
+            plan, devices, explain, contents, max_op_bytes=max_op_memory, format_=format_, checks=checks
+        )  # fmt: skip
     elif output != "-":
-        show_plan(plan, devices, max_op_bytes=max_op_memory, format_=format_, checks=checks)
+        show_plan(plan, devices, contents, max_op_bytes=max_op_memory, format_=format_, checks=checks)
     elif checks is not None:
         narrate_checks(plan, checks)
+    tell_problems(contents)
     return plan_code(plan, checks, max_op_bytes=max_op_memory, max_failed=max_failed)

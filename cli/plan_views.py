@@ -39,19 +39,18 @@ def save(plan: ReplayPlan, output: str, *, force: bool) -> None:
 
 
 def show_plan(
-    plan: ReplayPlan, devices: dict[str, DeviceProfile], *, max_op_bytes: int | None, format_: str = "table",
-    checks: Mapping[str, MetaCheck] | None = None, contents: Callable[[ReplayOp], Contents | None] | None = None,
+    plan: ReplayPlan, devices: dict[str, DeviceProfile], contents: Callable[[ReplayOp], Contents | None], *,
+    max_op_bytes: int | None, format_: str = "table", checks: Mapping[str, MetaCheck] | None = None,
     over_budget: Literal["shrink", "skip"] = "shrink",
 ) -> None:  # fmt: skip
     """Print the coverage that a run would have, what meta tensors said, then the ops."""
-    from opreplay.cli.planning import expected_contents, simulate_on
+    from opreplay.cli.planning import simulate_on
     from opreplay.replay.report import meta
     from opreplay.replay.report import plan as view
     from opreplay.replay.report.facts import coverage_line
 
-    held = expected_contents() if contents is None else contents
     results = view.planned_results(
-        plan, lambda op: simulate_on(op, devices, held(op)), max_op_bytes=max_op_bytes, checks=checks,
+        plan, lambda op: simulate_on(op, devices, contents(op)), max_op_bytes=max_op_bytes, checks=checks,
         over=over_budget,
     )  # fmt: skip
     summary = view.planned_summary(plan, results)
@@ -73,9 +72,7 @@ def show_dry_run(
 
     if values is not None:
         check_values_file(plan, values)
-    show_plan(
-        plan, devices, max_op_bytes=measuring.max_op_bytes, over_budget=measuring.over_budget, contents=contents
-    )  # fmt: skip
+    show_plan(plan, devices, contents, max_op_bytes=measuring.max_op_bytes, over_budget=measuring.over_budget)
 
 
 def narrate_checks(plan: ReplayPlan, checks: Mapping[str, MetaCheck]) -> None:
@@ -87,13 +84,14 @@ def narrate_checks(plan: ReplayPlan, checks: Mapping[str, MetaCheck]) -> None:
 
 
 def show_explanation(
-    plan: ReplayPlan, devices: dict[str, DeviceProfile], wanted: str, *, max_op_bytes: int | None, format_: str,
+    plan: ReplayPlan, devices: dict[str, DeviceProfile], wanted: str,
+    contents: Callable[[ReplayOp], Contents | None], *, max_op_bytes: int | None, format_: str,
     checks: Mapping[str, MetaCheck] | None = None,
 ) -> None:  # fmt: skip
     """Print all that is known of the heaviest op that `wanted` matches. Raises UsageError when none does."""
     import msgspec
 
-    from opreplay.cli.planning import expected_contents, find_ops, simulate_on
+    from opreplay.cli.planning import find_ops, simulate_on
     from opreplay.replay.ascend import explain_op
     from opreplay.replay.report import explain as view
     from opreplay.replay.report.plan import planned_results
@@ -101,7 +99,7 @@ def show_explanation(
     found = find_ops(plan, wanted)
     one = found[0]
     alone = msgspec.structs.replace(plan, ops=(one,))
-    held = expected_contents()(one)
+    held = contents(one)
     (result,) = planned_results(
         alone, lambda op: simulate_on(op, devices, held), max_op_bytes=max_op_bytes, checks=checks
     )  # fmt: skip

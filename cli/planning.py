@@ -119,6 +119,17 @@ def expected_contents(
     return ExpectedContents(open_registry(init_modules, init_args), seed, supplied)
 
 
+def tell_problems(contents: ExpectedContents) -> None:
+    """Say on stderr for how many ops the initializers could not make what predictions depend on."""
+    from opreplay.cli import console
+
+    if contents.problems:
+        count, first = len(contents.problems), next(iter(contents.problems.values()))
+        console.narrate(
+            f"contents of {count} op{'s' if count > 1 else ''} cannot be made, so their shapes alone decide: {first}"
+        )
+
+
 def simulate_on(
     op: ReplayOp, devices: dict[str, DeviceProfile], contents: Contents | None = None
 ) -> dict[str, Simulated]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from opreplay.cli.options import ByteSize
-from opreplay.traces.errors import UsageError
 
 if TYPE_CHECKING:
     from opreplay.replay.run import RunOptions
@@ -50,6 +49,8 @@ def sequence_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def check_mode(mode: str, max_live_memory: int | None) -> None:
     """Raises UsageError for options that mean nothing in this mode."""
+    from opreplay.traces.errors import UsageError
+
     if mode == "unique":
         if max_live_memory is not None:
             raise UsageError("--max-live-memory is for --mode sequence", hint="Limit single ops with --max-op-memory.")

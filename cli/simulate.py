@@ -15,6 +15,7 @@ from opreplay.cli.options import (
     kernel_details_option,
     limit_option,
     plugin_option,
+    seed_option,
     selection_options,
     soc_option,
     trace_argument,
@@ -36,6 +37,7 @@ SUFFIXES = (".json", ".csv")
 @plugin_option
 @init_options
 @values_option
+@seed_option
 @click.option(
     "--losers", type=click.IntRange(min=0), default=10, show_default=True, metavar="N",
     help="List the N ops that would lose most against the recorded device.",
@@ -46,7 +48,7 @@ SUFFIXES = (".json", ".csv")
 @limit_option
 def command(
     trace: str, kernel_details: str | None, soc: tuple[str, ...], custom_op_dir: str | None, selection: Selection,
-    plugin: tuple[str, ...], init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None,
+    plugin: tuple[str, ...], init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None, seed: int,
     losers: int, format_: str, output: str | None, force: bool, limit: tuple[tuple[str, str], ...],
 ) -> None:  # fmt: skip
     """Predict the ops of TRACE on one or several simulated devices, side by side: the step's total with its band, where
@@ -55,7 +57,7 @@ def command(
     """
     from opreplay.cli import console
     from opreplay.cli.inputs import open_input, plan_of
-    from opreplay.cli.planning import expected_contents, load_socs, use_plugins
+    from opreplay.cli.planning import expected_contents, load_socs, tell_problems, use_plugins
     from opreplay.replay.ascend.step import simulate_step
     from opreplay.replay.ascend.step_residency import resident_shares
     from opreplay.replay.report import simulation as view
@@ -65,7 +67,7 @@ def command(
         check_output(Path(output), force=force)
     use_plugins(plugin)
     devices = load_socs(soc, custom_op_dir)
-    contents = expected_contents(init_module, init_arg, values=values)
+    contents = expected_contents(init_module, init_arg, seed=seed, values=values)
     read = open_input(trace, limit, kernel_details=kernel_details)
     plan = plan_of(read, selection, device="cpu", in_order=True)
     if values is not None:
@@ -73,11 +75,7 @@ def command(
     chosen = list(devices.values())
     shares = resident_shares(plan.ops, plan.sequence, chosen, contents) if plan.sequence else [None] * len(chosen)
     steps = [simulate_step(plan.ops, one, contents, known) for one, known in zip(chosen, shares, strict=True)]
-    if contents.problems:
-        count, first = len(contents.problems), next(iter(contents.problems.values()))
-        console.narrate(
-            f"contents of {count} op{'s' if count > 1 else ''} cannot be made, so their shapes alone decide: {first}"
-        )
+    tell_problems(contents)
     if output is not None:
         from opreplay.cli.outputs import write_file
 

@@ -30,7 +30,9 @@ def _aicpu_terms(
 
 
 HOST_BYTES_PER_US = 64e3
-"""PCIe 5.0 of 16 lanes, one direction, as in the product profiles; what a host reaches depends on its memory."""
+"""PCIe 5.0 of 16 lanes, one direction, as in the product profiles."""
+PAGEABLE_BYTES_PER_US = 8e3
+"""From or to pageable memory, which the host copies once more: 5 to 12 GB/s in public traces of H100 and A100 hosts."""
 HOST_COPY = FamilyCost(name="HostCopy", form="host", band=3.0)
 """Copies between host and device: no kernel, and of no SoC; the band is assumed."""
 
@@ -39,7 +41,8 @@ def _host_terms(
     call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None = None
 ) -> dict[str, float]:
     size = max(total_bytes(call.inputs), total_bytes(call.outputs))
-    return {"launch": device.rates.launch_one_us, "link": size / HOST_BYTES_PER_US}
+    pace = PAGEABLE_BYTES_PER_US if call.attrs.get("pageable") else HOST_BYTES_PER_US
+    return {"launch": device.rates.launch_one_us, "link": size / pace}
 
 
 def _free_terms(

@@ -86,8 +86,9 @@ def over_the_bus(op: OpView) -> bool:
 
 def host_copy(op: OpView, source: TensorSpec, target: TensorSpec) -> list[KernelCall]:
     """A copy between host and device, which the bus decides."""
-    op.note("copied between host and device: at the pace of the bus; a host's pageable memory is slower")
-    return [KernelCall(type="MemcpyAsync", inputs=(source,), outputs=(target,), attrs={"core": "HOST"})]
+    pageable = any("pageable" in k.name.lower() for k in op.op.recorded.kernels)
+    op.note("copied between host and device" + (", from or to the host's pageable memory" if pageable else ""))
+    return [kernel("MemcpyAsync", [source], [target], core="HOST", pageable=pageable)]
 
 
 def cast_or_copy(op: OpView, source_name: tuple[str, ...], target_dtype: str | None) -> list[KernelCall]:

@@ -14,6 +14,8 @@ from rich.text import Text
 
 from opreplay.replay.ascend import DeviceProfile
 from opreplay.replay.ascend.device_file import canonical_name, load_file, load_model
+from opreplay.replay.ascend.nearby import sizes_at
+from opreplay.replay.ascend.profile import FamilyCost
 from opreplay.replay.ascend.quantity import Quantity
 from opreplay.replay.report.table import plain_table
 from opreplay.replay.report.text import digits, safe
@@ -73,8 +75,16 @@ def facts(device: DeviceProfile) -> dict[str, Any]:
     return {
         "name": device.name, "title": device.title, "version": device.version, "aliases": device.aliases,
         "datasheet": msgspec.to_builtins(device.datasheet), "rates": msgspec.to_builtins(_rates(device)),
-        "families": msgspec.to_builtins(device.families),
+        "families": {name: _family_facts(family) for name, family in device.families.items()},
     }  # fmt: skip
+
+
+def _family_facts(family: FamilyCost) -> dict[str, Any]:
+    nearby = {
+        kind: [{"sizes": sizes_at(one[:3], family.form), "pull": one.pull} for one in neighbours]
+        for kind, neighbours in family.nearby.items()
+    }
+    return {**msgspec.to_builtins(family), "nearby": nearby}
 
 
 def file_text(name_or_path: str) -> str:

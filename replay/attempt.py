@@ -18,6 +18,7 @@ from opreplay.replay.fitting import Fitted, fitted
 from opreplay.replay.fitting_time import bearable_flops
 from opreplay.replay.ir import Assumption, Reason, ReplayOp
 from opreplay.replay.measure import MeasureOptions, measure, scaled
+from opreplay.replay.narrow import without_kernel
 from opreplay.replay.work.amounts import Work
 from opreplay.traces.errors import OpReplayError, PolicyError
 
@@ -70,6 +71,10 @@ def attempt(
         except OpReplayError as error:
             return unable(Reason("failed", str(error)))
         except Exception as error:
+            again = without_kernel(op, error)
+            if again is not None:
+                outcome = attempt(executor, again[0], seed=seed, options=options, shrink_to=shrink_to)
+                return msgspec.structs.replace(outcome, assumptions=(*outcome.assumptions, again[1]))
             return msgspec.structs.replace(unable(reason_for(error)), suspect=True)
     return Outcome(
         status="replayed",

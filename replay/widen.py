@@ -12,19 +12,17 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-import msgspec
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from opreplay.replay import tensors
-from opreplay.replay.ir import Assumption, ReplayArg, ReplayOp
-from opreplay.traces.model import TensorMeta
+from opreplay.replay.ir import Assumption, ReplayOp
+from opreplay.replay.narrow import in_float32, narrow_types
 
 PATIENCE_S = 0.5
 """Estimated time of one call above which a product is widened: the default measuring time of an op and some more."""
 PLAIN_LOOP_FLOPS = 0.4e9
 """Floating-point operations a second of torch 2.13's bfloat16 matmul on an AVX2 CPU, one call of 512x512x512 timed."""
-HALVES = ("bfloat16", "float16")
 WORTH_COUNTING = 1 << 18
 """Elements of the largest argument below which no product can take `PATIENCE_S`; spares small ops the count."""
 
@@ -34,7 +32,7 @@ def widened(op: ReplayOp, function: Callable[..., Any], device: torch.device) ->
 
     Vendor references widen block by block themselves, and users' executors are as they are: both are left alone.
     """
-    halves = {m.dtype for arg in op.args for m in arg.tensors if m is not None and m.dtype in HALVES}
+    halves = narrow_types(op)
     if device.type != "cpu" or not halves or op.resolved_by in ("reference", "executor") or all(map(_native, halves)):
         return op, None
     largest = max(math.prod(m.shape) for arg in op.args for m in arg.tensors if m is not None)
@@ -43,11 +41,9 @@ def widened(op: ReplayOp, function: Callable[..., Any], device: torch.device) ->
     seconds = _flops(op, function) / PLAIN_LOOP_FLOPS
     if seconds <= PATIENCE_S:
         return op, None
-    names = " and ".join(sorted(halves))
+    names = " and ".join(halves)
     what = f"computed in float32: this CPU has no {names} products, about {seconds:.2g} s a call"
-    outputs = None if op.outputs is None else tuple(m and _wide(m) for m in op.outputs)
-    args = tuple(_wide_argument(arg) for arg in op.args)
-    return msgspec.structs.replace(op, args=args, outputs=outputs), Assumption(argument="dtype", what=what)
+    return in_float32(op), Assumption(argument="dtype", what=what)
 
 
 @lru_cache(maxsize=4)
@@ -71,15 +67,3 @@ def _flops(op: ReplayOp, function: Callable[..., Any]) -> int:
         # An op without a meta kernel is no product that torch could count either.
         return 0
     return counter.get_total_flops()
-
-
-def _wide(meta: TensorMeta) -> TensorMeta:
-    return msgspec.structs.replace(meta, dtype="float32") if meta.dtype in HALVES else meta
-
-
-def _wide_argument(arg: ReplayArg) -> ReplayArg:
-    value = arg.value
-    if isinstance(value, str) and value.removeprefix("torch.") in HALVES:
-        value = "torch.float32"
-    made = tuple(None if m is None else _wide(m) for m in arg.tensors)
-    return msgspec.structs.replace(arg, tensors=made, value=value)

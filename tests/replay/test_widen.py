@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 
 from opreplay.replay import widen
+from opreplay.replay.attempt import attempt
 from opreplay.replay.executors.torch_device import TorchExecutor
 from opreplay.replay.ir import Recorded, ReplayArg, ReplayOp
+from opreplay.replay.measure import MeasureOptions
+from opreplay.replay.narrow import without_kernel
 from opreplay.traces.model import TensorMeta
 
 CPU = torch.device("cpu")
@@ -63,3 +67,25 @@ def test_the_executor_reports_the_assumption() -> None:
     assert prepared.call().dtype == torch.float32
     assert any("float32" in a.what for a in prepared.assumptions)
     executor.close()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_an_op_without_a_kernel_for_its_type_is_computed_in_float32(dtype: str) -> None:
+    """CUDA pools volumes in 16 bits; the CPU has no such kernel."""
+    meta = TensorMeta(shape=(1, 2, 4, 4, 4), dtype=dtype)
+    args = (
+        ReplayArg(name="self", type="Tensor", tensors=(meta,)),
+        ReplayArg(name="kernel_size", type="int[]", value=(2, 2, 2)),
+    )
+    op = msgspec.structs.replace(product(4, dtype, name="aten::avg_pool3d"), args=args, outputs=None)
+    executor = TorchExecutor("cpu", lambda op: torch.ops.aten.avg_pool3d.default, memory_bytes=10**7)
+    outcome = attempt(executor, op, seed=0, options=MeasureOptions(op_time_s=0.0, max_samples=1))
+    executor.close()
+    assert outcome.status == "replayed"
+    (note,) = outcome.assumptions
+    assert note.what == f"computed in float32: torch has no {dtype} kernel of this op for this device"
+
+
+def test_other_errors_of_narrow_ops_stay_errors() -> None:
+    assert without_kernel(product(4, "float16"), RuntimeError("mat1 and mat2 must have the same dtype")) is None
+    assert without_kernel(product(4, "float32"), NotImplementedError("not implemented for 'Half'")) is None

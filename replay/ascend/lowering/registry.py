@@ -19,7 +19,7 @@ Rule = Callable[[OpView], Iterable[KernelCall]]
 FAMILIES = (
     "views", "matmul", "convolution", "attention", "paged", "norms", "elementwise", "reductions", "pooling", "indexing",
     "movement", "optimizers", "random_fill", "moe", "collectives", "recurrent", "losses", "host_math", "spectral",
-    "special_functions", "more_products", "resampling", "vendor_tables",
+    "special_functions", "more_products", "resampling", "vendor_tables", "vendor_names",
 )  # fmt: skip
 """Modules of this package that register rules."""
 

@@ -28,7 +28,10 @@ TRIES = 2
 POLL_S = 1.0
 """Seconds between two looks at workers that should have answered."""
 LOCAL_IP = "127.0.0.1"
-"""A cluster that opreplay starts itself is not reachable from outside."""
+"""A cluster that opreplay starts itself is not reachable from outside: who reaches one can run anything on it."""
+LOCAL_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Ray replaces a loopback address that it is given by the machine's own one, unless this variable is 0 when it is
+imported; it is meant for systems where Ray is on one machine only."""
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +101,7 @@ class RayLanes:
         self._share = share_of(config.device, config.threads)
         self._config = msgspec.structs.replace(config, threads=self._share.cpus)
         self._limit_s, self._wanted, self._address = limit_s, lanes, address
-        self._ray = import_ray()
+        self._ray = import_ray(address)
         self._own = False
         self._actors: list[Any] = []
         self._starting: dict[Any, Any] = {}
@@ -225,7 +228,7 @@ class RayLanes:
 def map_files(paths: Sequence[str], read: Callable[[str], bytes], *, address: str | None) -> Iterator[bytes]:
     """`read` of each path on the cluster, in order, one CPU each, a few ahead of what is taken; the files must lie
     where the workers can read them. Raises EnvironmentRefused when a worker is lost more than Ray retries."""
-    ray = import_ray()
+    ray = import_ray(address)
     own = connect(ray, address, lanes=None)
     remote, reader = ray.remote(num_cpus=1, max_retries=1)(_read), ray.put(read)
     flying: deque[Any] = deque()
@@ -248,10 +251,12 @@ def _read(read: Callable[[str], bytes], path: str) -> bytes:
     return read(path)
 
 
-def import_ray() -> Any:
-    """The library. Raises EnvironmentRefused without it."""
-    # Before the import, which reads it: nothing is sent anywhere unless the user asked for it.
+def import_ray(address: str | None = None) -> Any:
+    """The library, set up for a cluster of this machine alone where there is no address. Raises EnvironmentRefused."""
+    # Before the import, which reads both: nothing is sent anywhere unless the user asked for it.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if address is None:
+        os.environ.setdefault(LOCAL_ONLY, "0")
     try:
         import ray
     except ImportError:
@@ -272,10 +277,21 @@ def connect(ray: Any, address: str | None, *, lanes: int | None) -> bool:
             ray.init(address=address, **quiet)
         else:
             cpus = max(lanes or 1, os.cpu_count() or 1)
-            ray.init(num_cpus=cpus, include_dashboard=False, _node_ip_address=LOCAL_IP, **quiet)
+            made = ray.init(num_cpus=cpus, include_dashboard=False, _node_ip_address=LOCAL_IP, **quiet)
+            _refuse_reachable(ray, made.address_info["node_ip_address"])
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise EnvironmentRefused(f"no Ray cluster at {address or 'this machine'}: {_line(error)}") from None
     return True
+
+
+def _refuse_reachable(ray: Any, ip: str) -> None:
+    """End a cluster of our own that others can reach. Raises EnvironmentRefused."""
+    if ip != LOCAL_IP:
+        ray.shutdown()
+        raise EnvironmentRefused(
+            f"a Ray cluster of this machine would listen on {ip}, where anybody could use it",
+            hint=f"Set {LOCAL_ONLY}=0 before Ray is imported, or start a cluster and name its --address.",
+        )
 
 
 def _reply(data: bytes) -> Ready | Outcome:

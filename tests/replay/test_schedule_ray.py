@@ -5,7 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,3 +162,51 @@ def test_the_command_reads_and_measures_on_the_cluster(cluster: Any, tmp_path: P
     assert len(file.results) == 4
     assert [job.ranks for job in file.jobs] == [(0, 1, 2)]
     assert file.header.environment["engine"] == "ray"
+
+
+LISTENING = r"""
+import os, re
+from pathlib import Path
+from opreplay.replay.schedule_ray import RayLanes
+from opreplay.replay.worker import WorkerConfig
+
+def text(path):
+    try:
+        return path.read_text()
+    except OSError:  # the process is gone
+        return ""
+
+def sockets_of(pid):
+    for entry in Path(f"/proc/{pid}/fd").glob("*"):
+        try:
+            yield from re.findall(r"socket:\[(\d+)\]", os.readlink(entry))
+        except OSError:
+            pass
+
+engine = RayLanes(WorkerConfig(executor="fake", memory_bytes=10**6), limit_s=3.0, lanes=1)
+engine.start()
+stats = {int(p.name): text(p / "stat") for p in Path("/proc").glob("[0-9]*")}
+parents = {pid: int(stat.rpartition(")")[2].split()[1]) for pid, stat in stats.items() if stat}
+ours = {os.getpid()}
+for _ in range(9):
+    ours |= {pid for pid, parent in parents.items() if parent in ours}
+sockets = {number for pid in ours for number in sockets_of(pid)}
+for name in ("tcp", "tcp6"):
+    for line in text(Path("/proc/net", name)).splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and fields[9] in sockets:
+            print("listens", fields[1])
+engine.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for sockets in /proc")
+def test_a_cluster_of_our_own_cannot_be_reached_from_outside() -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'opreplay[ray]'")
+    # In a process of its own: Ray decides when it is imported.
+    done = subprocess.run([sys.executable, "-c", LISTENING], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    listening = re.findall(r"^listens (\w+):", done.stdout, re.MULTILINE)
+    assert listening
+    assert set(listening) <= {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from opreplay.replay.ascend import lower
@@ -18,7 +20,7 @@ def meta(*shape: int, dtype: str = "bfloat16") -> TensorMeta:
     return TensorMeta(shape=shape, dtype=dtype)
 
 
-def op(name: str, **args: object) -> ReplayOp:
+def op(name: str, **args: Any) -> ReplayOp:
     made = tuple(
         ReplayArg(name=key, type="Tensor", tensors=(value,))
         if isinstance(value, TensorMeta)
@@ -42,7 +44,8 @@ def op(name: str, **args: object) -> ReplayOp:
 )
 def test_sample_names(called: ReplayOp, types: list[str] | None) -> None:
     lowering = lower(called)
-    assert lowering.known and lowering.kernels
+    assert lowering.known
+    assert lowering.kernels
     if types:
         assert [one.type for one in lowering.kernels] == types
 
@@ -51,7 +54,8 @@ def test_products_find_the_inner_dimension_either_way() -> None:
     for weight in (meta(256, 512), meta(512, 256)):
         (one,) = lower(op("sglang::bf16_gemm_dispatch", x=meta(64, 512), weight=weight)).kernels
         gemm = gemm_of(one)
-        assert gemm is not None and (gemm.m, gemm.n, gemm.k) == (64, 256, 512)
+        assert gemm is not None
+        assert (gemm.m, gemm.n, gemm.k) == (64, 256, 512)
 
 
 def test_every_name_has_its_rule_and_none_twice() -> None:

@@ -132,6 +132,9 @@ class RecordedSequence(msgspec.Struct, frozen=True, kw_only=True):
     """Recorded time of each call."""
     device_us: tuple[float, ...] = ()
     """Recorded device time of each call; empty where the trace has no device."""
+    memories: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+    """Of each call: which memory each tensor argument and each result lay in, absent ones left out and -1 where that is
+    not known; empty where the file does not tell."""
     nested: int = 0
     """Selected calls that were recorded inside another one, which runs them."""
     cut: int = 0

@@ -69,6 +69,8 @@ def _verify_sequence(sequence: RecordedSequence) -> None:
         raise FormatError(f"the sequence has {calls} calls, limit {MAX_CALLS}")
     if len(sequence.host_us) != calls or len(sequence.device_us) not in (0, calls):
         raise FormatError("the sequence has not one recorded time a call")
+    if len(sequence.memories) not in (0, calls):
+        raise FormatError("the sequence has not the memories of each call")
     if any(not 0 <= index < len(sequence.ids) for index in sequence.calls):
         raise FormatError("a call of the sequence is of no op that it names")
     if len(set(sequence.ids)) != len(sequence.ids):

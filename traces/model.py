@@ -66,6 +66,22 @@ class OpSignature:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TensorMemories:
+    """Which memory each tensor of each call lies in, as numbers; -1 where that is not known."""
+
+    ids: npt.NDArray[np.int64]
+    """Of all calls one after the other, the arguments of each before its results, lists flattened."""
+    bounds: npt.NDArray[np.int64]
+    """Ends of these parts: the arguments of row r are `ids[bounds[2r]:bounds[2r + 1]]`, its results what follows up to
+    `bounds[2r + 2]`."""
+
+    def of_row(self, row: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Memories of the arguments and of the results of a call; undefined and absent tensors are left out."""
+        begin, middle, end = self.bounds[2 * row : 2 * row + 3].tolist()
+        return tuple(self.ids[begin:middle].tolist()), tuple(self.ids[middle:end].tolist())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpTable:
     """Recorded CPU-side ops, one row a call, in file order."""
 
@@ -79,6 +95,8 @@ class OpTable:
     """Row of the innermost enclosing op, or -1, where the file says so; None where only the intervals tell."""
     record_function_id: npt.NDArray[np.int64] | None = None
     """torch's number of the call, the same in a Kineto trace and an ExecutionTrace of one run; -1 unknown."""
+    memories: TensorMemories | None = None
+    """Only an ExecutionTrace tells them."""
 
     def __len__(self) -> int:
         return len(self.signature)

@@ -30,7 +30,8 @@ def rows(sequence: SequenceResult) -> list[Row]:
         made.append(("recorded step", sequence.recorded_step_us, None, "wall time"))
     on_device = sequence.recorded_us != sequence.recorded_host_us
     clock = "device time" if on_device else "host time"
-    made.append(("its calls that were replayed", sequence.recorded_us, None, f"{clock}, recorded"))
+    if sequence.recorded_us > 0:
+        made.append(("its calls that were replayed", sequence.recorded_us, None, f"{clock}, recorded"))
     if on_device:
         made.append(("the same on the host", sequence.recorded_host_us, None, "host time, recorded"))
     interval = ""
@@ -61,9 +62,10 @@ def notes(sequence: SequenceResult) -> list[str]:
     tensors = sequence.tensors
     arguments = tensors.results + tensors.views + tensors.outside_arguments + tensors.remade
     if arguments:
+        how = f"{tensors.recorded:,} as recorded, others inferred from shapes" if tensors.recorded else "inferred"
         all_outside = tensors.outside + tensors.recycled
         found.append(
-            f"tensors (inferred from shapes): of {plural(arguments, 'argument')} {tensors.results:,} were results of "
+            f"tensors ({how}): of {plural(arguments, 'argument')} {tensors.results:,} were results of "
             f"earlier calls, {tensors.views:,} views of such, {tensors.outside_arguments:,} from outside; "
             f"{plural(all_outside, 'tensor')} from outside"
         )

@@ -134,6 +134,10 @@ class SequenceEngine:
             task = SequenceTask(
                 ops=tuple(ops), budget_bytes=self._budget_bytes, time_s=time_s, heartbeat=beat.name, own=tuple(own),
                 calls=tuple(index[sequence.ids[call]] for call in sequence.calls if sequence.ids[call] in index),
+                memories=tuple(
+                    both for call, both in zip(sequence.calls, sequence.memories, strict=False)
+                    if sequence.ids[call] in index
+                ),
             )  # fmt: skip
             if self._executor is not None:
                 return self._here(task, self._executor)

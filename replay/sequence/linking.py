@@ -2,7 +2,8 @@
 
 Owns the inference. How long tensors live and what they take is `lifetimes`; the tensors are `passes`'.
 
-A trace records sizes and not identities. So an argument whose type, shape and strides equal those of an earlier result
+Where an ExecutionTrace records the memory of each tensor, what lies in one memory is one tensor. Other traces record
+sizes and not identities: there an argument whose type, shape and strides equal those of an earlier result
 is taken to be that result, the latest first; where none fits, a result of as many elements without gaps is taken to be
 seen through a view that the sequence does not hold. All else comes from outside: parameters and inputs of the model,
 each call of an op having its own, as each layer has its own weights.
@@ -40,6 +41,10 @@ VIEWS = frozenset(
 )  # fmt: skip
 """Ops whose results lie in the memory of their first argument: it lives as long as they do."""
 
+UNKNOWN = -1
+"""In place of the number of a memory that was not recorded."""
+Memories = tuple[tuple[int, ...], tuple[int, ...]]
+"""Of the arguments of a call, and of its results; absent tensors are left out."""
 Key = tuple[tuple[int, ...], str, tuple[int, ...]]
 """Shape, dtype, strides."""
 
@@ -61,6 +66,8 @@ class Source(NamedTuple):
     value: Value | None = None
     number: int = -1
     """Of a tensor from outside."""
+    seen: bool = False
+    """Whether a tensor from outside is seen with the argument's own shape and strides."""
 
 
 class Outside(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,40 +89,63 @@ class Linked(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[tuple[Source, ...], ...]
     """Of each call: one a tensor argument, lists flattened."""
     outside: tuple[Outside, ...]
+    recorded: int = 0
+    """Arguments whose source follows from a recorded memory."""
 
 
 def link(
-    ops: Sequence[ReplayOp], calls: Sequence[int], *, fixed_integers: Collection[str] = (),
-    own: Collection[str] = (), unknown: Collection[tuple[str, int]] = (),
+    ops: Sequence[ReplayOp], calls: Sequence[int], *, memories: Sequence[Memories] = (),
+    fixed_integers: Collection[str] = (), own: Collection[str] = (), unknown: Collection[tuple[str, int]] = (),
 ) -> Linked:  # fmt: skip
     """The source of every tensor argument of `calls`, which are indices into `ops`.
 
+    `memories`, of each call where a trace tells them, are those of its arguments and results: what lies in one memory
+    is one tensor, however often it is used and by what.
     `fixed_integers` are ids of ops whose integers must be those of their initializer, since they index; `own` of ops
     that take nothing from others; `unknown` are (id, output) of results that are not what the plan expects.
     """
     forms = [_Form(op, op.id in fixed_integers, op.id in own) for op in ops]
-    alive = _Alive()
+    alive, known = _Alive(), _Known()
     outside: dict[Outside, int] = {}
     seen = [0] * len(ops)
-    sources = []
+    sources, recorded = [], 0
     for place, index in enumerate(calls):
         op, form = ops[index], forms[index]
+        given, made = memories[place] if memories else ((), ())
+        at = _aligned([tensor.meta for tensor in form.tensors], given)
         taken: set[Value] = set()
         found = []
         for argument, tensor in enumerate(form.tensors):
-            source = Source("absent") if tensor.meta is None else alive.find(tensor, taken)
+            memory = at[argument] if tensor.linkable else UNKNOWN
+            source = known.find(memory, tensor) if tensor.meta is not None else Source("absent")
+            recorded += memory >= 0
+            if source is None and memory < 0:
+                source = alive.find(tensor, taken)
             if source is None:
                 one = Outside(op=index, argument=argument, occurrence=seen[index])
                 source = Source("outside", number=outside.setdefault(one, len(outside)))
+                known.add(memory, source, tensor.meta)
             elif source.value is not None:
                 taken.add(source.value)
             found.append(source)
         sources.append(tuple(found))
         seen[index] += 1
+        lies_in = _aligned(results_of(op), made)
         for output, meta in enumerate(results_of(op)):
             if meta is not None and (op.id, output) not in unknown:
                 alive.add(Value(place, output), op.name, meta)
-    return Linked(calls=tuple(calls), sources=tuple(sources), outside=tuple(outside))
+                known.add(lies_in[output], Source("result", Value(place, output)), meta)
+    return Linked(calls=tuple(calls), sources=tuple(sources), outside=tuple(outside), recorded=recorded)
+
+
+def _aligned(metas: Sequence[TensorMeta | None], memories: Sequence[int]) -> list[int]:
+    """The memory of each tensor; unknown for all where the file tells of more or fewer than there are."""
+    there = [place for place, meta in enumerate(metas) if meta is not None]
+    found = [UNKNOWN] * len(metas)
+    if len(there) == len(memories):
+        for place, memory in zip(there, memories, strict=True):
+            found[place] = memory
+    return found
 
 
 def tensors_of(op: ReplayOp) -> list[tuple[str, bool, TensorMeta | None]]:
@@ -151,6 +181,32 @@ class _Form:
             # Of one element there are too many: a scalar is no view of another one.
             viewable = linkable and name not in NO_VIEWS and _is_dense(meta) and math.prod(meta.shape) > 1
             self.tensors.append(_Tensor(name, meta, key_of(meta), linkable, viewable))
+
+
+class _Known:
+    """What was last seen in each recorded memory, with the shapes that it was seen with."""
+
+    def __init__(self) -> None:
+        self._exact: dict[tuple[int, Key], Source] = {}
+        self._dense: dict[tuple[int, str, int], Source] = {}
+
+    def add(self, memory: int, source: Source, meta: TensorMeta | None) -> None:
+        if memory < 0 or meta is None:
+            return
+        self._exact[memory, key_of(meta)] = source
+        if _is_dense(meta):
+            self._dense[memory, meta.dtype, math.prod(meta.shape)] = source
+
+    def find(self, memory: int, tensor: _Tensor) -> Source | None:
+        """The tensor that lies there, as it is or through a view of as many elements."""
+        if memory < 0 or tensor.meta is None:
+            return None
+        if (exact := self._exact.get((memory, tensor.key))) is not None:
+            return exact
+        found = self._dense.get((memory, tensor.meta.dtype, math.prod(tensor.meta.shape)))
+        if found is None or not _is_dense(tensor.meta):
+            return None
+        return Source("view", found.value) if found.kind == "result" else found._replace(seen=True)
 
 
 class _Alive:

@@ -14,6 +14,8 @@ class SequenceTask(msgspec.Struct, frozen=True, kw_only=True, tag="sequence task
     ops: tuple[ReplayOp, ...]
     calls: tuple[int, ...]
     """Index into `ops` of each call, in order."""
+    memories: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+    """See `opreplay.replay.ir.RecordedSequence.memories`."""
     budget_bytes: int | None = None
     """For all tensors together; None for half of what is free on the device."""
     time_s: float
@@ -43,6 +45,8 @@ class OpTimes(msgspec.Struct, frozen=True, kw_only=True):
 class Tensors(msgspec.Struct, frozen=True, kw_only=True):
     """Where the tensor arguments of the calls came from, and what all of them took."""
 
+    recorded: int = 0
+    """Arguments whose memory was recorded; what the others are is inferred."""
     results: int = 0
     """Arguments that were a result of an earlier call."""
     views: int = 0

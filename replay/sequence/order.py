@@ -54,6 +54,7 @@ def recorded_sequence(
         calls=tuple(number[ids[index]] for index in trace.ops.signature[first].tolist()),
         host_us=tuple((trace.ops.dur_ns[first] / 1e3).tolist()),
         device_us=tuple((device_ns[first] / 1e3).tolist()) if has_device else (),
+        memories=() if trace.ops.memories is None else tuple(map(trace.ops.memories.of_row, first.tolist())),
         nested=len(order) - len(top), cut=len(chosen) - len(first),
         device_us_total=float(device_ns[top].sum()) / 1e3 + unowned if has_device else 0.0,
         unowned_device_us=unowned, host_us_total=float(trace.ops.dur_ns[top].sum(dtype=np.int64)) / 1e3,

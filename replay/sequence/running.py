@@ -103,12 +103,14 @@ class Program:
         made: list[Any] | None = None
         tensors = []
         for argument, source in enumerate(sources):
+            meta = self._metas[index][argument]
             if source.kind == "outside":
-                tensors.append(self._outside[source.number])
+                tensor = self._outside[source.number]
+                tensors.append(self._tools.seen_as(tensor, meta) if source.seen and meta is not None else tensor)
             elif source.kind == "absent":
                 tensors.append(None)
             elif source.value is not None and source.value in alive:
-                tensor, meta = alive[source.value], self._metas[index][argument]
+                tensor = alive[source.value]
                 tensors.append(tensor if source.kind == "result" or meta is None else self._tools.seen_as(tensor, meta))
             else:
                 made = self._anew(index) if made is None else made

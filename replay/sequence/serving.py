@@ -226,7 +226,9 @@ class _Run:
         place = {index: at for at, index in enumerate(self._numbers)}
         ops = [self._ops[index] for index in self._numbers]
         calls = [place[index] for index in self._task.calls if index in place]
-        linked = link(ops, calls, fixed_integers=self._ruled, own=self._own, unknown=self._unknown)
+        pairs = zip(self._task.calls, self._task.memories, strict=False)
+        memories = [both for index, both in pairs if index in place]
+        linked = link(ops, calls, memories=memories, fixed_integers=self._ruled, own=self._own, unknown=self._unknown)
         self._links = counts(linked)
         self._plan = plan_memory(ops, linked, self._limit)
         forms = [self._forms[index] for index in self._numbers]
@@ -275,7 +277,8 @@ class _Run:
             times=times, reasons=self.reasons, calls=len(shared.linked.calls), sums_us=tuple(sums),
             walls_us=tuple(walls[: len(sums)]),
             tensors=Tensors(
-                results=self._links["result"], views=self._links["view"], outside_arguments=self._links["outside"],
+                recorded=shared.linked.recorded, results=self._links["result"], views=self._links["view"],
+                outside_arguments=self._links["outside"],
                 remade=shared.remade, outside=len(shared.linked.outside), recycled=shared.recycled, refilled=refilled,
                 peak_bytes=shared.peak_bytes, budget_bytes=self._limit,
             ),

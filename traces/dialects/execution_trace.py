@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from opreplay.traces.dialects.et_memories import MemoryColumn
 from opreplay.traces.dialects.et_nodes import BLOCK_BYTES, Node, NodeStream
 from opreplay.traces.dialects.et_signature import BrokenArguments, results_of, signature_of
 from opreplay.traces.errors import UnknownDialect
@@ -84,6 +85,7 @@ class _Builder:
     node_id: list[int] = field(default_factory=list)
     track: list[int] = field(default_factory=list)
     rf_id: list[int] = field(default_factory=list)
+    memories: MemoryColumn = field(default_factory=MemoryColumn)
     start_ns: list[int] = field(default_factory=list)
     dur_ns: list[int] = field(default_factory=list)
     kernels: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
@@ -134,6 +136,7 @@ class _Builder:
         if len(self.signatures) > self.limits.signatures:
             raise too_large("signatures", self.limits.signatures, len(self.signatures), "distinct ops")
         self.node_id.append(node.id)
+        self.memories.add(node)
         self.track.append(self._track(attrs["tid"]))
         self.rf_id.append(attrs["rf_id"] if type(attrs["rf_id"]) is int and 0 <= attrs["rf_id"] < 2**63 else -1)
         self.start_ns.append(_nanoseconds(node.ts))
@@ -197,6 +200,7 @@ class _Builder:
             track=np.array(self.track, dtype=np.uint32),
             parent=parents,
             record_function_id=np.array(self.rf_id, dtype=np.int64),
+            memories=self.memories.table(),
         )
         kernels = self._kernel_table()
         pid = str(stream.header.get("pid", ""))[:100]

@@ -131,6 +131,38 @@ def test_a_budget_without_room_for_an_op_is_refused() -> None:
         plan_memory([RELU], link([RELU], [0]), 255)
 
 
+def test_recorded_memory_says_which_tensor_is_which() -> None:
+    """The result of call 0 goes to call 2 though that of call 1 looks the same; both layers have one weight."""
+    memories = [((1, 2, 3), (4,)), ((1, 2, 5), (6,)), ((4,), (7,))]
+    linked = link([LINEAR, RELU], [0, 0, 1], memories=memories)
+    assert linked.recorded == 7
+    assert linked.sources[2] == (Source("result", Value(0, 0)),)
+    first, second = linked.sources[:2]
+    assert (first[0], first[1]) == (second[0], second[1])
+    assert first[2] != second[2]
+
+
+def test_recorded_memory_is_seen_with_another_shape() -> None:
+    turned = op("aten::gelu", {"self": meta(8, 4, strides=(1, 8))}, meta(8, 4))
+    linked = link([RELU, turned], [0, 1, 1], memories=[((1,), (2,)), ((2,), (3,)), ((1,), (4,))])
+    assert linked.sources[1] == (Source("view", Value(0, 0)),)
+    assert linked.sources[2] == (Source("outside", number=0, seen=True),)
+
+
+def test_memory_that_does_not_fit_the_arguments_is_not_taken() -> None:
+    linked = link([RELU], [0, 0], memories=[((1, 2), (3,)), ((-1,), ())])
+    assert linked.recorded == 0
+    assert kinds(linked) == [["outside"], ["result"]]
+
+
+def test_recorded_memory_does_not_bring_indices() -> None:
+    embed = op("aten::embedding", {"weight": meta(9, 8), "indices": meta(4, dtype="int64")}, X)
+    memories = [((1, 2), (3,)), ((1, 2), (4,))]
+    linked = link([embed], [0, 0], fixed_integers={embed.id}, memories=memories)
+    assert linked.sources[0][0] == linked.sources[1][0]
+    assert linked.sources[0][1] != linked.sources[1][1]
+
+
 SHAPES = st.sampled_from([(2, 3), (6,), (3, 2), (64,), (8, 8), (500,)])
 TENSORS = st.builds(
     lambda shape, dtype: TensorMeta(shape=shape, dtype=dtype), SHAPES, st.sampled_from(["float32", "int64"])
@@ -146,14 +178,21 @@ OPS = st.builds(
 @given(st.lists(OPS, min_size=1, max_size=6, unique_by=lambda one: one.id), st.data())
 def test_any_sequence_keeps_to_any_budget_and_every_argument_is_there(ops: list[ReplayOp], data: st.DataObject) -> None:
     calls = data.draw(st.lists(st.integers(0, len(ops) - 1), max_size=30))
-    linked = link(ops, calls)
-    assert linked == link(ops, calls), "linking depends on nothing but its arguments"
+    memories = data.draw(st.one_of(st.just(()), st.just([drawn(ops[index], data) for index in calls])))
+    linked = link(ops, calls, memories=memories)
+    assert linked == link(ops, calls, memories=memories), "linking depends on nothing but its arguments"
     whole = plan_memory(ops, linked)
     largest = max((need_bytes(ops[index]) for index in calls), default=0)
     limit = data.draw(st.integers(largest, max(largest, whole.peak_bytes)))
     plan = plan_memory(ops, linked, limit)
     assert plan.peak_bytes <= limit
     assert counted(ops, plan.linked, plan.drops) <= limit
+
+
+def drawn(one: ReplayOp, data: st.DataObject) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Memories of a call's tensors, few enough to be used again and again."""
+    numbers = st.integers(-1, 4)
+    return tuple(data.draw(numbers) for _ in tensors_of(one)), tuple(data.draw(numbers) for _ in results_of(one))
 
 
 def counted(ops: list[ReplayOp], linked: Linked, drops: tuple[tuple[Value, ...], ...]) -> int:

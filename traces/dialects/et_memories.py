@@ -1,0 +1,62 @@
+"""Which memory each tensor of each ExecutionTrace node lies in; owns that column, not how arguments are spelled."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from opreplay.traces.dialects.et_nodes import Node
+from opreplay.traces.model import TensorMemories
+
+UNKNOWN = -1
+_UNDEFINED = "nullptr"
+
+
+class MemoryColumn:
+    """Collects the storages of nodes as numbers, in the order of the nodes."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, str], int] = {}
+        self._ids = array("q")
+        self._bounds = array("q", [0])
+
+    def add(self, node: Node) -> None:
+        """One more row: its arguments, then its results. What is not as it should be counts as not known."""
+        for column, types in ((node.inputs, node.input_types), (node.outputs, node.output_types)):
+            if isinstance(column, dict):
+                column, types = column.get("values"), column.get("types")
+            self._add(column, types)
+
+    def table(self) -> TensorMemories | None:
+        """The column; None where no node tells a storage."""
+        if not self._numbers:
+            return None
+        return TensorMemories(ids=np.array(self._ids, dtype=np.int64), bounds=np.array(self._bounds, dtype=np.int64))
+
+    def _add(self, values: Any, types: Any) -> None:
+        if isinstance(values, list) and isinstance(types, list):
+            for value in _tensors(values, types):
+                self._ids.append(self._number(value))
+        self._bounds.append(len(self._ids))
+
+    def _number(self, value: Any) -> int:
+        """Of the storage in [tensor, storage, offset, numel, itemsize, device]."""
+        if not isinstance(value, list) or len(value) < 5 or type(value[1]) is not int or value[1] <= 0:
+            return UNKNOWN
+        device = value[5] if len(value) > 5 and isinstance(value[5], str) else ""
+        return self._numbers.setdefault((value[1], device), len(self._numbers))
+
+
+def _tensors(values: list[Any], types: list[Any]) -> Iterator[Any]:
+    """What is recorded of each tensor, lists flattened, undefined ones left out."""
+    for value, type_ in zip(values, types, strict=False):
+        if not isinstance(type_, str) or "Tensor(" not in type_:
+            continue
+        if type_.startswith("Tensor("):
+            if _UNDEFINED not in type_:
+                yield value
+        elif type_.startswith("GenericList[") and isinstance(value, list):
+            yield from (element for element in value if isinstance(element, list))

@@ -20,6 +20,7 @@ from opreplay.replay.device_kernels import way_on
 from opreplay.replay.inference_base import Context
 from opreplay.replay.ir import Assumption, Reason, ReplayOp
 from opreplay.replay.labels import not_an_op, work_of_label
+from opreplay.replay.layouts import wanted_layout
 from opreplay.replay.matching import Match, best_match, stack_rival
 from opreplay.replay.meta_run import check_ops
 from opreplay.replay.policy import COLLECTIVE_NAMESPACES, Policy, refuse_name, split_name
@@ -165,6 +166,9 @@ class Resolver:
 
     def _bound(self, op: ReplayOp, name: str, match: Match, found: Candidates, context: Context) -> ReplayOp:
         """`op` as a call of the matched overload, in the way that the device has for it."""
+        layout = wanted_layout(match.spec)
+        if layout is not None:
+            raise Unbound(Reason("metadata missing", f"{layout} layout, and the op takes no other"))
         pairs = list(zip(match.spec.args, match.recorded, strict=False))
         values = {arg.name: encode(arg, rec.value) for arg, rec in pairs if _is_told(rec)}
         dtypes = {arg.name: rec.tensor.dtype for arg, rec in pairs if rec.tensor is not None}

@@ -46,7 +46,7 @@ def allocate(
     if dtype is None:
         raise NotReplayable(Reason("failed", f"dtype {meta.dtype} is not known to torch {torch.__version__}"))
     if meta.dtype.startswith("q"):
-        raise NotReplayable(Reason("failed", f"quantized tensors ({meta.dtype}) need scales that are not recorded"))
+        raise NotReplayable(Reason("metadata missing", f"scale of a quantized tensor ({meta.dtype})"))
     _check(meta)
     if memory is None:
         elements = max(budget.extent(meta), base_elements)

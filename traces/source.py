@@ -28,6 +28,8 @@ _FOREIGN: tuple[tuple[bytes, str], ...] = (
     (b"\x80\x02", "a pickle, which opreplay never opens"),
     (b"\x80\x04", "a pickle, which opreplay never opens"),
     (b"%PDF", "a PDF"),
+    (b"\xff\xfe", "UTF-16 text (PowerShell's > writes it)"),
+    (b"\xfe\xff", "UTF-16 text"),
 )
 
 
@@ -55,7 +57,10 @@ def open_binary(path: str) -> BinaryIO:
             raise TraceError(f"{path} is no regular file", hint="Give a trace file, or '-' for stdin.")
         return open(path, "rb", buffering=0)
     except OSError as err:
-        raise TraceError(f"cannot read {path}: {err.strerror}", hint="Check the path and its permissions.") from err
+        hint = "Check the path and its permissions."
+        if "://" in str(path):
+            hint = "opreplay reads local files: download it first, or pipe it in with - as the path."
+        raise TraceError(f"cannot read {str(path)!r}: {err.strerror}", hint=hint) from err
     except ValueError as err:
         raise TraceError(f"cannot read {path!r}: {err}", hint="Check the path.") from err
 

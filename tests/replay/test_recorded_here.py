@@ -199,3 +199,16 @@ def test_copies_of_fully_sharded_training_are_replayed(tmp_path: Path, executor:
         "fsdp::chunk_cat",
     }
     assert left_out(plan, executor) == []
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ops_of_sparse_tensors_say_that_the_layout_is_missing(tmp_path: Path, executor: TorchExecutor) -> None:
+    def step() -> None:
+        made = torch.sparse_coo_tensor(torch.tensor([[0, 1]]), torch.ones(2), (3,)).coalesce()
+        made.values()
+        torch.eye(3).to_sparse_csr().crow_indices()
+
+    reasons = {reason.partition(": ")[0]: reason for reason in left_out(recorded(step, tmp_path), executor)}
+    assert reasons["aten::coalesce"] == "aten::coalesce: metadata missing: sparse layout, and the op takes no other"
+    assert "compressed sparse layout" in reasons["aten::crow_indices"]
+    assert not any("failed" in reason for reason in reasons.values())

@@ -153,6 +153,7 @@ def test_equal_signatures_that_are_written_differently_are_one(tmp_path: Path) -
         (b"\x89PNG\r\n\x1a\n....", Malformed, "PNG"),
         (b"PK\x03\x04....", Malformed, "zip"),
         (b"\x80\x04\x95...", Malformed, "pickle"),
+        ("{}".encode("utf-16"), Malformed, "UTF-16"),
         (b"hello", Malformed, "not JSON"),
         (b"null", Malformed, "not JSON"),
         (b"{}", UnknownDialect, "without traceEvents"),
@@ -280,3 +281,9 @@ def test_reading_needs_no_torch_nor_pandas(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_trace_is_no_address_on_the_network() -> None:
+    with pytest.raises(TraceError, match=r"cannot read 'https://example\.com/trace\.json'") as info:
+        read_trace("https://example.com/trace.json")
+    assert "download it first" in (info.value.hint or "")

@@ -1,4 +1,4 @@
-"""Ops that take tensors of a special layout alone (sparse, nested, mkldnn), of which a profiler records sizes and types.
+"""Ops that take tensors of one layout alone (sparse, nested, mkldnn), of which a profiler records sizes and types.
 
 Owns that question; which kernels there are is torch's.
 """

@@ -129,15 +129,33 @@ def _terms(
     return terms, correction(call, family) if family.nearby else 1.0
 
 
+MOST_US = 1e15
+"""Thirty years: no kernel takes longer."""
+
+
+def _beyond_measure(call: KernelCall, device: DeviceProfile) -> KernelPrediction:
+    """Sizes that no memory holds, of which formulas make no number: the time of their bytes, up to the most."""
+    time_us = float(min(total_bytes(call.inputs) + total_bytes(call.outputs), 10**30)) / device.hbm_bytes_per_s * 1e6
+    time_us = min(max(time_us, device.rates.launch_one_us), MOST_US)
+    band = device.families["Unknown"].band
+    return KernelPrediction(
+        time_us=time_us, bound="hbm", terms_us={"hbm": time_us}, confidence="uncalibrated", low_us=time_us / band,
+        high_us=time_us * band,
+    )  # fmt: skip
+
+
 def predict_kernel(call: KernelCall, device: DeviceProfile, resident: float | None = None) -> KernelPrediction:
     """Cost of one launch of `call` on `device`, in microseconds; `call.count` is not multiplied in.
 
     `resident` is the share of the kernel's bytes found in L2, where the caller knows it from what ran before; None
     takes the expected share for the working set. Never raises for a well-formed call: a kernel type that is not
-    registered is costed by its bytes and marked uncalibrated.
+    registered, and sizes that no memory holds, are costed by their bytes and marked uncalibrated.
     """
     family = family_of(call, device)
-    terms, near = _terms(call, family, device, resident)
+    try:
+        terms, near = _terms(call, family, device, resident)
+    except ArithmeticError:
+        return _beyond_measure(call, device)
     scale = family.scale * near
     time_us = longest = 0.0
     bound: Bound = "none"
@@ -148,6 +166,8 @@ def predict_kernel(call: KernelCall, device: DeviceProfile, resident: float | No
             time_us += us
             if us > longest:
                 longest, bound = us, BOUNDS[name]
+    if not time_us <= MOST_US:
+        return _beyond_measure(call, device)
     return KernelPrediction(
         time_us=time_us,
         bound=bound,

@@ -33,7 +33,7 @@ def _call(
     inputs = [spec(t.shape, t.dtype) for t in qkv]
     outputs = op.outputs(spec((*q.shape[:-1], v.shape[-1]), q.dtype))
     attrs: dict[str, int | float | bool | str | tuple[int, ...]] = {
-        "pairs": float(pairs), "rows": rows, "head_dim": q.shape[-1], "value_dim": v.shape[-1],
+        "pairs": max(0.0, float(pairs)), "rows": rows, "head_dim": q.shape[-1], "value_dim": v.shape[-1],
     }  # fmt: skip
     if kv_bytes >= 0:
         attrs["moved_bytes"] = 4.0 * prod(q.shape) + kv_bytes
@@ -179,4 +179,4 @@ def _npu(op: OpView, kind: str) -> KernelCall:
     pairs = rows * kv_length * (0.5 if causal and rows > heads else 1.0)
     inputs = [spec(t.shape, t.dtype) for t in (q, k, v)]
     outputs = op.outputs(spec(q.shape, q.dtype))
-    return kernel(kind, inputs, outputs, pairs=float(pairs), rows=rows, head_dim=dim)
+    return kernel(kind, inputs, outputs, pairs=max(0.0, float(pairs)), rows=max(0, rows), head_dim=max(0, dim))

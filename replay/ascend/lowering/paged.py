@@ -38,11 +38,11 @@ def paged(op: OpView) -> Iterable[KernelCall]:
         q = next(t for t in op.tensors if len(t.shape) >= 3)
     heads, dim, rows = _query(op, q)
     found = contents_of(op, rows)
-    query, context = found.query_tokens or 0, found.context_tokens or 0
+    query, context = max(0, found.query_tokens or 0), max(0, found.context_tokens or 0)
     made = spec((rows, heads, dim), q.dtype)
     moved = context * _bytes_of_token(op, q) + 2 * query * heads * dim * itemsize(q.dtype)
     call = kernel(
-        "FusedInferAttentionScore", [made], [made], pairs=float((found.pairs or 0) * heads), rows=query * heads,
+        "FusedInferAttentionScore", [made], [made], pairs=float(max(0, found.pairs or 0) * heads), rows=query * heads,
         head_dim=dim, moved_bytes=float(moved), context_tokens=context,
     )  # fmt: skip
     return [call]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from opreplay.replay.ascend import list_devices, load_device, lower, simulate_op
 from opreplay.replay.ascend.kernel import KernelCall
+from opreplay.replay.ascend.lowering import known_ops
 from opreplay.replay.ascend.lowering.registry import find_rule
 from opreplay.replay.ascend.predict import variant
 from opreplay.replay.ir import Recorded, ReplayArg, ReplayOp
@@ -105,3 +109,29 @@ def test_work_never_shrinks_when_tensors_grow() -> None:
             small, large = (lower(made(schema, shape)) for shape in ((4, 16, 32, 32), (8, 16, 32, 32)))
             if small.known and large.known:
                 assert total(large.kernels) >= total(small.kernels), name
+
+
+TENSORS = ("self", "other", "input", "weight", "query", "key", "value", "kv_cache", "indices", "grad", "hx", "grid")
+SCALARS = (
+    "dim", "max_seqlen_k", "max_seqlen_q", "num_heads", "window_size_left", "kernel_size", "stride", "padding",
+    "output_size", "num_layers", "hidden_size", "equation", "n", "groups", "total_D", "head_num", "block_size", "scale",
+)  # fmt: skip
+HUGE = ((2**44,) * 5, (2**20, 0, 2**44), (2**44, 1), (1, 2**44, 2**44, 1))
+NUMBERS = (2**62, -(2**62), float("inf"), float("nan"), -1, "ii->i", (2**40, -1, 0))
+
+
+@given(
+    st.sampled_from([*known_ops(), "nccl:all_reduce", "triton_poi", "fbgemm::ToFP8"]), st.integers(0, 2**31),
+    st.sampled_from(DEVICES),
+)  # fmt: skip
+@settings(max_examples=400, deadline=None)
+def test_sizes_that_no_memory_holds_and_odd_numbers(name: str, seed: int, device: Any) -> None:
+    chance = random.Random(seed)
+    args = [
+        ReplayArg(name=word, type="Tensor", tensors=(TensorMeta(shape=chance.choice(HUGE), dtype="bfloat16"),))
+        for word in chance.sample(TENSORS, 4)
+    ]
+    args += [ReplayArg(name=word, type="Scalar", value=chance.choice(NUMBERS)) for word in chance.sample(SCALARS, 6)]
+    op = ReplayOp(id="0" * 12, name=name, count=1, recorded=RECORDED, args=tuple(args), ranks=2**24)
+    found = simulate_op(op, device)
+    assert 0 <= found.low_us <= found.time_us <= found.high_us < math.inf

@@ -1,10 +1,11 @@
 """What isolation, lanes, Ray and merging cost or save, on plans of small ops that are all different.
 
-    python benchmarks/batch.py                     # all parts; --parts isolation,lanes,ray,ranks
+    python benchmarks/batch.py                     # all parts; --parts isolation,lanes,ray,ranks,stored
 
 isolation: wall time of a run of unique ops over the sum of their measuring loops (the bar is 3).
 lanes, ray: ops a second with one and two lanes, and with two Ray workers.
 ranks: ops and wall time of 20 ranks of one job over those of one rank, reading and merging included.
+stored: time to get a rank's plan back from the file beside the results, over that to read and plan it, and its bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 
 from opreplay.replay.ir import Recorded, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.result_lines import JsonLinesSink
@@ -111,9 +112,48 @@ def ranks(ops: int) -> None:
         print(f"ranks: 20 ranks take {walls[1] / walls[0]:.2f} x one")
 
 
-def _write_rank(path: Path, rank: int, ops: int) -> None:
-    """A trace of CPU ops: those of every rank, and one of its own."""
-    sizes = [*range(1, ops), 10_000 + rank]
+def stored(ops: int) -> None:
+    """The plans of 20 ranks of a job that share all ops but one, in processor time."""
+    from opreplay.cli.batch_files import HowToRead
+    from opreplay.cli.planning import Selection
+    from opreplay.replay.batch import TracePlan
+    from opreplay.replay.batch_plans import PlanStore
+    from opreplay.replay.batch_reading import decoded
+
+    selection = Selection(select="owner", include=(), exclude=(), top=None, min_share=None, allow_imports={})
+    how = HowToRead(selection=selection, device="cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / f"rank{rank}.json.gz" for rank in range(RANKS)]
+        for rank, path in enumerate(paths):
+            _write_rank(path, rank, ops, calls=50)
+        read = how.reader()
+        read(str(paths[0]))  # loads torch
+        store, planned, where = PlanStore(Path(folder) / "r.plans", "benchmark"), [], Path(folder) / "r.plans"
+        started = process_time()
+        for path in paths:
+            one = decoded(read(str(path)))
+            assert isinstance(one, TracePlan)
+            planned.append(one)
+            store.add(one)
+        reading = process_time() - started
+        store.close()
+        first = where.stat().st_size
+        started = process_time()
+        store = PlanStore(where, "benchmark")
+        again = [store.load(str(path)) for path in paths if store.holds(str(path), how.files(str(path)))]
+        loading = process_time() - started
+        store.close()
+    if again != planned:
+        raise SystemExit("a stored plan differs from the one that was read")
+    each_ms = 1e3 * reading / RANKS
+    print(f"stored: {RANKS} ranks of {ops} ops, {50 * ops:,} calls each: read in {each_ms:.1f} ms a rank, "
+          f"from the file in {1e3 * loading / RANKS:.1f} ms = {loading / reading:.3f} of it; "
+          f"{first / RANKS / 1e3:.1f} kB a rank")  # fmt: skip
+
+
+def _write_rank(path: Path, rank: int, ops: int, calls: int = 1) -> None:
+    """A trace of CPU ops, each called so many times: those of every rank, and one of its own."""
+    sizes = [*range(1, ops), 10_000 + rank] * calls
     events = [
         {"ph": "X", "cat": "cpu_op", "name": "aten::relu", "ts": 10 * i, "dur": 5, "pid": 1, "tid": 1,
          "args": {"Input Dims": [[4, size]], "Input type": ["float"], "Input Strides": [[size, 1]],
@@ -125,13 +165,14 @@ def _write_rank(path: Path, rank: int, ops: int) -> None:
 
 
 PARTS: dict[str, tuple[Callable[[int], None], int]] = {
-    "isolation": (isolation, 1000), "lanes": (lanes, 120), "ray": (ray, 120), "ranks": (ranks, 60)
+    "isolation": (isolation, 1000), "lanes": (lanes, 120), "ray": (ray, 120), "ranks": (ranks, 60),
+    "stored": (stored, 200),
 }  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure what isolation, lanes, Ray and merging cost or save.")
-    parser.add_argument("--parts", default=",".join(PARTS), help="of isolation, lanes, ray, ranks")
+    parser.add_argument("--parts", default=",".join(PARTS), help="of isolation, lanes, ray, ranks, stored")
     parser.add_argument("--ops", type=int, help="unique ops; by default as many as each part has in the documentation")
     args = parser.parse_args()
     for name in args.parts.split(","):

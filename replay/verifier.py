@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 
+from opreplay.replay.collective_ranks import MAX_RANKS
 from opreplay.replay.ir import (
     MAX_CALLS,
     SCHEMA_VERSION,
@@ -84,6 +85,8 @@ def _verify_op(where: str, op: ReplayOp) -> None:
         raise FormatError(f"{where}: a name has 1 to {MAX_NAME} characters")
     if op.count < 1:
         raise FormatError(f"{where}: count {op.count}")
+    if op.ranks is not None and not 1 <= op.ranks <= MAX_RANKS:
+        raise FormatError(f"{where}: a collective of {op.ranks} ranks, limit {MAX_RANKS}")
     recorded = op.recorded
     _times(where, recorded.host_us_total, recorded.host_us_median, recorded.device_us_total)
     _times(where, recorded.device_us_median or 0.0, *(_kernel_time(where, kernel) for kernel in recorded.kernels))

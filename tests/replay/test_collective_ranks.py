@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from opreplay.replay.collective_ranks import ranks_of
+from opreplay.replay.collective_ranks import MAX_RANKS, ranks_of
+from opreplay.replay.ir import Reason, Recorded, ReplayOp, ReplayPlan
+from opreplay.replay.verifier import verify
+from opreplay.traces.errors import FormatError
 from opreplay.traces.model import OpSignature
 
 
@@ -35,3 +38,18 @@ PARAMETERS = signature(
 )  # fmt: skip
 def test_ranks(recorded: OpSignature, job: int | None, ranks: int | None) -> None:
     assert ranks_of(recorded, job) == ranks
+
+
+@pytest.mark.parametrize("ranks", [0, -1, MAX_RANKS + 1, 10**30])
+def test_a_plan_with_impossible_ranks_is_refused(ranks: int) -> None:
+    def plan(number: int | None) -> ReplayPlan:
+        op = ReplayOp(
+            id="0" * 12, name="c10d::allreduce_", count=1, recorded=Recorded(host_us_total=1.0, host_us_median=1.0),
+            reason=Reason("collective"), ranks=number,
+        )  # fmt: skip
+        return ReplayPlan(source="t.json", device_us_total=0.0, host_us_total=1.0, ops=(op,))
+
+    verify(plan(None))
+    verify(plan(8))
+    with pytest.raises(FormatError, match="ranks, limit"):
+        verify(plan(ranks))

@@ -98,7 +98,7 @@ def read_batch(
             if not isinstance(one, Unreadable):
                 batch.add(one)
                 for note in one.notes:
-                    console.narrate(f"{one.path}: {note}")
+                    console.narrate(f"{one.path}: {note.removeprefix('opreplay: ')}")
                 continue
             first = first or one
             console.narrate(f"{'refused' if file.named else 'left out'}: {one.path}: {one.message}")

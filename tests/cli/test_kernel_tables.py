@@ -133,3 +133,11 @@ def test_simulate_compares_its_lowering(trace: Path, tmp_path: Path) -> None:
     assert lowering["compared"][0]["recorded"] == {"MatMulV2": 1.0, "MemSet": 1.0}
     named.write_text(named.read_text().replace("MatMulV2", "Relu"))
     assert "lowered to other kernels" in invoke("simulate", trace, "--kernel-details", named).stdout
+
+
+def test_a_batch_takes_the_table_beside_each_trace(trace: Path, tmp_path: Path) -> None:
+    table(tmp_path / "kernel_details.csv")
+    got = invoke("batch", trace, "--dry-run")
+    assert got.exit_code == 0, got.stderr
+    assert f"{trace}: kernel_details.csv beside the trace: 2 of 2 kernels found (2 by start)" in got.stderr
+    assert got.stdout.startswith("would replay 1 of 1 op")

@@ -275,3 +275,28 @@ def test_a_batch_interrupted_while_reading_goes_on_there(
     assert other.stdout.startswith("replayed 1 of 1 op ")
     assert other.stdout.count("aten::relu") == 1
     assert not (tmp_path / "s.jsonl.plans").exists()
+
+
+@pytest.mark.slow
+def test_processes_that_read_end_when_nobody_waits_for_them(ranks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import multiprocessing
+    import os
+    import time
+
+    from opreplay.cli.batch_files import HowToRead
+    from opreplay.cli.planning import Selection
+    from opreplay.replay.batch_reading import read_plans
+
+    monkeypatch.setattr("opreplay.replay.batch_reading.POOL_FROM_BYTES", 1)
+    pipes = [ranks / "one", ranks / "two"]
+    for pipe in pipes:
+        os.mkfifo(pipe)  # which nobody writes: reading it takes for ever
+    selection = Selection(select="owner", include=(), exclude=(), top=None, min_share=None, allow_imports={})
+    read = HowToRead(selection=selection, device="cpu").reader()
+    before = set(multiprocessing.active_children())
+    plans = read_plans([str(ranks / "rank0.json"), *map(str, pipes)], read, processes=2)
+    assert next(plans).path == str(ranks / "rank0.json")
+    started = time.monotonic()
+    plans.close()  # type: ignore[attr-defined]
+    assert time.monotonic() - started < 20
+    assert set(multiprocessing.active_children()) <= before

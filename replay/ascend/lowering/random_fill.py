@@ -26,14 +26,8 @@ def zeros(op: OpView) -> Iterable[KernelCall]:
     return [kernel("ZerosLike", [out], [out])]
 
 
-@lowers("aten::ones", "aten::ones_like", "aten::new_ones")
-def ones(op: OpView) -> Iterable[KernelCall]:
-    """OnesLike."""
-    out = _made(op)
-    return [kernel("OnesLike", [out], [out])]
-
-
-@lowers("aten::full", "aten::full_like", "aten::new_full", "aten::fill", "aten::scalar_tensor", "aten::fill_diagonal",
+@lowers("aten::ones", "aten::ones_like", "aten::new_ones", "aten::full", "aten::full_like", "aten::new_full",
+        "aten::fill", "aten::scalar_tensor", "aten::fill_diagonal",
         "aten::_no_grad_fill", "aten::_fill_mem_eff_dropout_mask", "aten::_cudnn_init_dropout_state")  # fmt: skip
 def full(op: OpView) -> Iterable[KernelCall]:
     """Fill."""
@@ -77,14 +71,14 @@ def random(op: OpView) -> Iterable[KernelCall]:
 @lowers("aten::native_dropout", "aten::dropout", "npu::_npu_dropout", "aten::feature_dropout", "aten::alpha_dropout",
         "aten::feature_alpha_dropout", "npu::npu_dropout_with_add_softmax")  # fmt: skip
 def dropout(op: OpView) -> Iterable[KernelCall]:
-    """DropOutGenMask (a bit an element) and DropOutDoMask; nothing when not training."""
+    """DSAGenBitMask (a bit an element) and DropOutDoMask; nothing when not training."""
     meta = op.meta("input", "self", at=0)
     training = op.value("train", "training")
     if meta is None or training is False or op.number("p") == 0:
         return []
     x = spec(meta.shape, meta.dtype)
     mask = spec((-(-elements(x) // 8),), "uint8")
-    return [kernel("DropOutGenMask", [], [mask]), kernel("DropOutDoMask", [op.packed(meta), mask], [x])]
+    return [kernel("DSAGenBitMask", [], [mask]), kernel("DropOutDoMask", [op.packed(meta), mask], [x])]
 
 
 @lowers("npu::npu_dropout_backward", "npu::_npu_dropout_backward")

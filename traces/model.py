@@ -80,6 +80,15 @@ class TensorMemories:
         begin, middle, end = self.bounds[2 * row : 2 * row + 3].tolist()
         return tuple(self.ids[begin:middle].tolist()), tuple(self.ids[middle:end].tolist())
 
+    def of_calls(self, rows: npt.NDArray[np.int64]) -> TensorMemories:
+        """The same for other calls, of which each is the one in this row here, or -1: then nothing is known of it."""
+        parts = np.stack([2 * rows, 2 * rows + 1], axis=1).reshape(-1)
+        known = parts >= 0
+        lengths = np.where(known, self.bounds[parts + 1] - self.bounds[parts], 0)
+        bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        places = np.repeat(self.bounds[parts] - bounds[:-1], lengths) + np.arange(bounds[-1])
+        return TensorMemories(ids=self.ids[places], bounds=bounds)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpTable:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from opreplay.traces.align import Aligner
 from opreplay.traces.dtypes import torch_dtype_name
 from opreplay.traces.errors import UsageError
-from opreplay.traces.model import Dims, MetadataLevel, OpSignature, OpTable, ShapeJoin, Trace
+from opreplay.traces.model import Dims, MetadataLevel, OpSignature, OpTable, ShapeJoin, TensorMemories, Trace
 
 Rows = npt.NDArray[np.int64]
 _AMBIGUOUS = -2
@@ -196,8 +196,15 @@ class _Joined:
             self.trace,
             info=info,
             signatures=tuple(self.signatures),
-            ops=replace(self.trace.ops, signature=merged[inverse]),
+            ops=replace(
+                self.trace.ops, signature=merged[inverse], memories=self._memories(match, by_id | by_sequence)
+            ),
         )
+
+    def _memories(self, match: Rows, same_call: npt.NDArray[np.bool_]) -> TensorMemories | None:
+        """Which memory each tensor lies in, of calls that are the donor's and not only alike."""
+        known = self.donor.ops.memories
+        return None if known is None else known.of_calls(np.where(same_call, match, -1))
 
     def _merge(self, ours: int, theirs: int) -> tuple[OpSignature, str]:
         signature = self.trace.signatures[ours]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from opreplay.replay.build import build_plan
@@ -44,6 +45,14 @@ def test_storages_are_numbered_within_the_file() -> None:
     assert table is not None
     assert table.of_row(0) == ((0, 1, 0), (2,))
     assert table.of_row(1) == ((2, 3), (-1,)), "the same number on another device is another memory"
+
+
+def test_other_calls_have_those_of_their_rows_here() -> None:
+    table = column(OLD, NEW).table()
+    assert table is not None
+    other = table.of_calls(np.array([1, -1, 0, 1]))
+    assert [other.of_row(row) for row in range(4)] == [table.of_row(1), ((), ()), table.of_row(0), table.of_row(1)]
+    assert table.of_calls(np.array([], dtype=np.int64)).bounds.tolist() == [0]
 
 
 @pytest.mark.parametrize(

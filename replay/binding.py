@@ -38,6 +38,8 @@ UNSAFE = "unsafe"
 """The flag of `_index_put_impl_` and `segment_reduce`; the policy refuses True in a plan."""
 COUNTS = frozenset({"offsets", "x_offsets", "y_offsets", "a_offsets"})
 """Lists of tensors that are integers, whatever the others are."""
+MESSAGES = frozenset({"assert_msg", "api_name"})
+"""Texts that only an error shows; what a trace has for them is of no use here."""
 MAX_RANK = 64
 """torch's own limit on dimensions."""
 _INT64 = range(-(2**63), 2**63)
@@ -141,6 +143,8 @@ def _known(arg: ArgSpec, rec: RecordedArg) -> ReplayArg | None:
         if rec.tensors is None:
             return None
         return _make(arg, tensors=rec.tensors, value=None if rec.tensors else ())
+    if rec.kind == "scalar" and arg.name in MESSAGES:
+        return None
     if rec.kind in ("scalar", "scalars") and rec.value is not MISSING:
         return _make(arg, value=encode(arg, rec.value))
     if rec.kind == "absent" and arg.optional and arg.kind not in ("str", "Device"):

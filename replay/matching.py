@@ -167,6 +167,8 @@ _UNREAD_SCALAR: dict[str, float] = {
 
 def _scalars_cost(arg: ArgSpec, rec: RecordedArg) -> float | None:
     kind, value = arg.kind, rec.value
+    if kind == "Tensor[]" and value == ():
+        return 1.0  # an empty list shows no type
     if kind not in ("int[]", "float[]", "bool[]", "Scalar[]", "complex[]"):
         return _IMPOSSIBLE
     if value is MISSING:

@@ -6,6 +6,7 @@ Owns the reading of spellings, texts and gaps. Does not know schemas (`schema`) 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -26,6 +27,8 @@ _ABSENT = {"", "None", "nullptr (uninitialized)", "Undefined", "undefined"}
 _SCALARS = {"Scalar", "Int", "Double", "Bool", "Long", "Number", "ComplexDouble"}
 _SCALAR_LISTS = {"ScalarList", "IntList", "DoubleList", "BoolList"}
 _TENSOR_LISTS = {"TensorList", "Tensor[]", "OptionalTensorList"}
+_UNTOLD = re.compile(r"<\w+>")
+"""What an ExecutionTrace has for a value that it cannot write: "<ComplexDouble>"."""
 Memory = tuple[int, int | None]
 """Offset in elements, and the number of a memory that others share, or None."""
 _OWN_MEMORY: Memory = (0, None)
@@ -149,7 +152,9 @@ def _are_integers(numbers: Any) -> bool:
 
 
 def _value_of(text: str | None) -> Any:
-    return MISSING if text is None or text == "" else _plain(parse_literal(text))
+    if text is None or text == "" or _UNTOLD.fullmatch(text):
+        return MISSING
+    return _plain(parse_literal(text))
 
 
 def _plain(value: Any) -> Any:

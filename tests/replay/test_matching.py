@@ -194,3 +194,29 @@ def test_values_that_follow_from_shapes(
     _, args, notes = match(OpSignature(name=name, dims=dims, types=types))
     assert args[argument].value == value
     assert argument in notes
+
+
+def test_an_empty_list_of_an_execution_trace_is_one_of_tensors_too() -> None:
+    """Fused optimizers take `max_exp_avg_sqs` empty without amsgrad; "GenericList[]" says no type of its elements."""
+    lists = (((4,), (3,)), "TensorList", ((1,), (1,)), "")
+    steps = (((), ()), "TensorList", ((), ()), "")
+    numbers = [s(text) for text in ("0.001", "0.9", "0.999", "0.01", "1e-08", "False", "False")]
+    overload, args, _ = match(
+        call(
+            "aten::_fused_adam_", lists, lists, lists, lists, ((), "ScalarList", (), "[]"), steps, *numbers, NONE, NONE
+        )
+    )
+    assert overload == ""
+    assert (args["max_exp_avg_sqs"].tensors, args["max_exp_avg_sqs"].value) == ((), ())
+
+
+def test_a_value_that_an_execution_trace_cannot_write_is_not_known() -> None:
+    _, args, notes = match(call("aten::fill_", t(4, dtype="c10::complex<float>"), s("<ComplexDouble>")))
+    assert args["value"].value == 0
+    assert "value" in notes
+
+
+def test_the_text_of_an_assertion_is_left_out() -> None:
+    _, args, notes = match(call("aten::_assert_async", t(dtype="bool"), s("probability tensor contains `inf`; <0!")))
+    assert args["assert_msg"].value == ""
+    assert "assert_msg" in notes

@@ -157,7 +157,7 @@ def run_sequence(
     from opreplay.replay.sequence.serving import serve_sequence
 
     if config.device == "cpu":
-        limit_memory(task.budget_bytes or config.memory_bytes)
+        limit_memory(max(config.memory_bytes, task.budget_bytes or environment.default_op_bytes()))
     return serve_sequence(
         executor, task, seed=config.seed, options=config.measure, op_bytes=config.memory_bytes, tell=tell
     )

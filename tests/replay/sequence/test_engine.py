@@ -9,11 +9,15 @@ import msgspec
 import pytest
 
 from opreplay.replay.compatibility import differences
+from opreplay.replay.executors.fake import FakeExecutor
 from opreplay.replay.ir import Reason, Recorded, RecordedSequence, ReplayOp, ReplayPlan
 from opreplay.replay.report import json_, sequence
 from opreplay.replay.result_lines import JsonLinesSink
 from opreplay.replay.results import MemorySink, Resumed, read_result_file
 from opreplay.replay.run import Progress, RunOptions, run_plan
+from opreplay.replay.sequence.messages import SequenceTask
+from opreplay.replay.sequence.serving import BEAT
+from opreplay.replay.worker import WorkerConfig, run_sequence
 from opreplay.traces.errors import UsageError
 
 HERE = RunOptions(executor="fake", isolation="none", mode="sequence", op_time_s=0.01)
@@ -99,6 +103,19 @@ def test_an_op_that_does_not_return_is_left_out() -> None:
     sink = run(plan_of("10us", "hang"), msgspec.structs.replace(CHILD, limit_s=1.5))
     assert statuses(sink)["fake::hang"] == ("skipped", "budget: time: no result after 1.5 s (--op-time)")
     assert statuses(sink)["fake::10us"] == ("replayed", None)
+
+
+def test_a_process_may_take_what_all_tensors_may(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A limit for single ops is none for all tensors of a step together."""
+    limits: list[int] = []
+    monkeypatch.setattr("opreplay.replay.worker.limit_memory", limits.append)
+    beat = tmp_path / "beat"
+    beat.write_bytes(BEAT.pack(-1, 0))
+    for budget in (None, 5 << 30):
+        task = SequenceTask(ops=(), calls=(), time_s=0.01, heartbeat=str(beat), budget_bytes=budget)
+        run_sequence(FakeExecutor(), WorkerConfig(executor="fake", memory_bytes=1), task, lambda _: None)
+    assert limits[0] > 1 << 20, "half of what is free"
+    assert limits[1] == 5 << 30
 
 
 def test_progress_tells_of_passes() -> None:

@@ -25,6 +25,7 @@ LIBRARIES: dict[str, str] = {
     "flash_attn_3": "flash_attn_3",
     "xformers": "xformers",
     "torchao": "torchao",
+    "te_softmax": "transformer_engine",
 }
 """Library that registers the ops of a namespace."""
 
@@ -103,7 +104,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "serving_quant",
     ),
     "sglang_profiler": ("sglang",),
-    "fbgemm": ("fbgemm_sparse", "fbgemm_quant", "fbgemm_tables", "fbgemm_jagged", "fbgemm_gradients"),
+    "fbgemm": ("fbgemm_sparse", "fbgemm_quant", "fbgemm_tables", "fbgemm_jagged", "fbgemm_gradients", "fbgemm_grouped"),
     "fb": ("fb",),
     "npu": (
         "npu_basic",
@@ -125,6 +126,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "flash_attn_3": ("attention_forms", "attention_gradients"),
     "xformers": ("attention_forms",),
     "torchao": ("serving_quant",),
+    "te_softmax": ("fused_softmax",),
 }
 """Modules of this package that implement a namespace; imported (with torch) by `register_namespace` only."""
 

@@ -12,8 +12,8 @@ from opreplay.replay.ascend.lowering import attention, elementwise, indexing, ma
 from opreplay.replay.ascend.lowering.registry import Rule, lowers
 from opreplay.replay.ascend.lowering.view import OpView, elements, kernel, spec
 
-LEFT = ("mat_a", "A", "a", "x", "XQ", "input", "input_", "hidden_states", "in_b", "mat1", "arg0")
-RIGHT = ("mat_b", "B", "b", "w", "weight", "weights", "WQ", "router_weights", "in_a", "mat2", "arg1")
+LEFT = ("mat_a", "A", "a", "x", "X", "XQ", "input", "input_", "hidden_states", "in_b", "mat1", "arg0")
+RIGHT = ("mat_b", "B", "b", "w", "W", "weight", "weights", "WQ", "router_weights", "in_a", "mat2", "arg1")
 
 
 def named_product(op: OpView) -> Iterable[KernelCall]:
@@ -35,6 +35,8 @@ SAME: tuple[tuple[Rule, tuple[str, ...]], ...] = (
         "sgl_kernel::dsv3_fused_a_gemm", "sgl_kernel::dsv3_router_gemm", "aiter::gemm_a16w16_asm",
         "aiter::gemm_a16w16_atomic_", "aiter::hipb_mm", "aiter::rocb_mm", "aiter::LLMM1", "aiter::wvSpltK",
         "aiter::wv_splitk_small_fp16_bf16", "_rocm_C::wvSplitKrc", "npu::npu_bmmV2",
+        "fbgemm::bf16bf16bf16_grouped_dynamic", "fbgemm::f8f8bf16_rowwise_grouped_dynamic",
+        "fbgemm::f8f8bf16_rowwise_batched",
     )),
     (matmul.quantized, (
         "_C::cutlass_scaled_mm_azp", "_C::cutlass_scaled_mm_dq", "vllm::w8a8_block_fp8_matmul_deepgemm",
@@ -137,7 +139,8 @@ SAME: tuple[tuple[Rule, tuple[str, ...]], ...] = (
         "_C::cutlass_moe_mm", "_C::cutlass_blockwise_scaled_grouped_mm", "sgl_kernel::fp8_blockwise_scaled_grouped_mm",
         "sgl_kernel::es_fp8_blockwise_scaled_grouped_mm", "npu::npu_grouped_matmul_swiglu_quant",
         "npu::npu_grouped_matmul_swiglu_quant_v2", "_C_ascend::grouped_matmul_swiglu_quant",
-        "_C_ascend::moe_grouped_matmul",
+        "_C_ascend::moe_grouped_matmul", "fbgemm::bf16bf16bf16_grouped_stacked",
+        "fbgemm::f8f8bf16_rowwise_grouped_stacked",
     )),
     (attention.heads_third, (
         "xformers::efficient_attention_forward_cutlass", "xformers_flash3::flash_fwd",
@@ -162,6 +165,12 @@ SAME: tuple[tuple[Rule, tuple[str, ...]], ...] = (
 WIDEST: dict[str, str] = {
     "npu::npu_gelu": "Gelu", "npu::npu_gelu_backward": "GeluGrad", "npu::npu_fast_gelu_backward": "GeluGrad",
     "npu::npu_silu_backward": "SwishGrad", "npu::npu_mish": "Mish", "npu::npu_mish_backward": "MishGrad",
+    "te_softmax::scaled_softmax_fwd": "SoftmaxV2", "te_softmax::scaled_masked_softmax_fwd": "SoftmaxV2",
+    "te_softmax::scaled_upper_triang_masked_softmax_fwd": "SoftmaxV2",
+    "te_softmax::scaled_aligned_causal_masked_softmax_fwd": "SoftmaxV2",
+    "te_softmax::scaled_softmax_bwd": "SoftmaxGrad", "te_softmax::scaled_masked_softmax_bwd": "SoftmaxGrad",
+    "te_softmax::scaled_upper_triang_masked_softmax_bwd": "SoftmaxGrad",
+    "te_softmax::scaled_aligned_causal_masked_softmax_bwd": "SoftmaxGrad",
     "npu::npu_scaled_masked_softmax_backward": "SoftmaxGrad", "npu::npu_attn_softmax_": "SoftmaxV2",
     "npu::npu_masked_softmax_with_rel_pos_bias": "SoftmaxV2", "npu::npu_dropout_do_mask": "DropOutDoMask",
     "npu::_dropout_with_byte_mask": "DropOutDoMask", "npu::_dropout_with_byte_mask_backward": "DropOutDoMask",

@@ -52,9 +52,11 @@ def read_kernel_table(path: str | Path, *, max_rows: int = MAX_ROWS) -> KernelTa
     """
     with open_table(path, max_rows=max_rows) as table:
         rows: list[KernelRow] = []
+        # A profile repeats few kernels many times: each is kept once.
+        calls: dict[tuple[object, ...], KernelCall] = {}
         for row in table:
             try:
-                rows.append(_row(row))
+                rows.append(_row(row, calls))
             except (ValueError, OverflowError):  # sizes from which no output follows
                 table.dropped["broken row"] += 1
         return KernelTable(
@@ -63,13 +65,16 @@ def read_kernel_table(path: str | Path, *, max_rows: int = MAX_ROWS) -> KernelTa
         )  # fmt: skip
 
 
-def _row(row: TableRow) -> KernelRow:
-    outputs = row.outputs if row.outputs or not row.inputs else complete_outputs(row.type, row.inputs)
+def _row(row: TableRow, calls: dict[tuple[object, ...], KernelCall]) -> KernelRow:
     on_host = row.core.upper() in _HOST_CORES
+    key = (row.type, row.inputs, row.outputs, on_host)
+    call = calls.get(key)
+    if call is None:
+        outputs = row.outputs if row.outputs or not row.inputs else complete_outputs(row.type, row.inputs)
+        attrs: dict[str, int | float | bool | str | tuple[int, ...]] = {"core": "AI_CPU"} if on_host else {}
+        call = calls[key] = KernelCall(type=row.type, inputs=row.inputs, outputs=outputs, attrs=attrs)
     return KernelRow(
-        call=KernelCall(
-            type=row.type, inputs=row.inputs, outputs=outputs, attrs={"core": "AI_CPU"} if on_host else {}
-        ),
+        call=call,
         duration_us=row.duration_us,
         count=row.count,
         held_out=row.held_out,

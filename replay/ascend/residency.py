@@ -17,6 +17,8 @@ from opreplay.replay.ascend.profile import DeviceProfile
 Touch = tuple[float, float | None]
 """(bytes of a tensor, bytes touched since it was last touched); None for a tensor not seen before."""
 
+MAX_DESCRIBED = 50_000
+"""Kernels whose sizes are kept."""
 MAX_REMEMBERED = 64
 """Touches of one size that are kept; older ones are far beyond any cache."""
 
@@ -32,6 +34,7 @@ class Stream:
         self._clock = 0.0
         self._by_size: dict[tuple[int, str], list[float]] = {}
         self._by_identity: dict[Hashable, float] = {}
+        self._described: dict[int, tuple[KernelCall, list[tuple[int, str]], list[float]]] = {}
 
     def touch(
         self, call: KernelCall, inputs: Sequence[Hashable] = (), outputs: Sequence[Hashable] = ()
@@ -41,29 +44,43 @@ class Stream:
         `inputs` and `outputs` say which tensor each is, None where that is not known; what a kernel writes gets its
         memory by size.
         """
-        names = [*_padded(inputs, len(call.inputs)), *_padded(outputs, len(call.outputs))]
-        tensors = [
-            (prod(s.shape), s.dtype, name, place < len(call.inputs))
-            for place, (s, name) in enumerate(zip(call.inputs + call.outputs, names, strict=True)) if s is not None
-        ]  # fmt: skip
-        sizes = [n * itemsize(dtype) for n, dtype, _, _ in tensors]
-        own = float(sum(sizes))
+        keys, sizes = self._tensors(call)
+        own = sum(sizes)
+        names = _names(call, inputs, outputs) if inputs or outputs else [(None, False)] * len(keys)
         touches: list[Touch] = []
-        for (n, dtype, name, is_read), size in zip(tensors, sizes, strict=True):
-            stack = self._by_size.get((n, dtype))
+        stacks = [self._by_size.setdefault(key, []) for key in keys]
+        for stack, size, (name, is_read) in zip(stacks, sizes, names, strict=True):
             before = stack.pop() if stack else None
-            if name is not None and is_read:
+            if is_read and name is not None:
                 before = self._by_identity.get(name)
-            touches.append((float(size), None if before is None else self._clock - before + own))
-        self._clock += own
-        for n, dtype, name, _ in tensors:
-            stack = self._by_size.setdefault((n, dtype), [])
-            stack.append(self._clock)
+            touches.append((size, None if before is None else self._clock - before + own))
+        clock = self._clock = self._clock + own
+        for stack, (name, _) in zip(stacks, names, strict=True):
+            stack.append(clock)
             if len(stack) > MAX_REMEMBERED:
                 del stack[0]
             if name is not None:
-                self._by_identity[name] = self._clock
+                self._by_identity[name] = clock
         return tuple(touches)
+
+    def _tensors(self, call: KernelCall) -> tuple[list[tuple[int, str]], list[float]]:
+        """(elements, dtype) and bytes of a kernel's tensors; kept, as most kernels come again."""
+        found = self._described.get(id(call))
+        if found is None or found[0] is not call:
+            keys = [(prod(s.shape), s.dtype) for s in call.inputs + call.outputs if s is not None]
+            found = call, keys, [float(n * itemsize(dtype)) for n, dtype in keys]
+            if len(self._described) >= MAX_DESCRIBED:
+                self._described.clear()
+            self._described[id(call)] = found
+        return found[1], found[2]
+
+
+def _names(call: KernelCall, inputs: Sequence[Hashable], outputs: Sequence[Hashable]) -> list[tuple[Hashable, bool]]:
+    """(which tensor, whether it is read) of the tensors that a kernel has."""
+    read = [(name, True) for name in _padded(inputs, len(call.inputs))]
+    written = [(name, False) for name in _padded(outputs, len(call.outputs))]
+    specs = call.inputs + call.outputs
+    return [name for name, spec in zip(read + written, specs, strict=True) if spec is not None]
 
 
 def _padded(names: Sequence[Hashable], length: int) -> list[Hashable]:
@@ -76,7 +93,10 @@ def reuse_distances(calls: Iterable[KernelCall | None]) -> list[tuple[Touch, ...
     None stands for a kernel of unknown shapes (a collective): it is taken to touch nothing.
     """
     stream = Stream()
-    return [() if call is None else stream.touch(call) for call in calls]
+    # A step repeats the one before it, and so its distances: each combination is kept once.
+    kept: dict[tuple[Touch, ...], tuple[Touch, ...]] = {}
+    found = (() if call is None else stream.touch(call) for call in calls)
+    return [kept.setdefault(touches, touches) for touches in found]
 
 
 def resident_of(touches: tuple[Touch, ...], device: DeviceProfile) -> float | None:

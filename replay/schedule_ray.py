@@ -272,15 +272,17 @@ def connect(ray: Any, address: str | None, *, lanes: int | None) -> bool:
     if ray.is_initialized():
         return False
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address is not None:
+        mine: dict[str, Any] = {"address": address}
+    else:
+        cpus = max(lanes or 1, os.cpu_count() or 1)
+        mine = {"num_cpus": cpus, "include_dashboard": False, "_node_ip_address": LOCAL_IP}
     try:
-        if address is not None:
-            ray.init(address=address, **quiet)
-        else:
-            cpus = max(lanes or 1, os.cpu_count() or 1)
-            made = ray.init(num_cpus=cpus, include_dashboard=False, _node_ip_address=LOCAL_IP, **quiet)
-            _refuse_reachable(ray, made.address_info["node_ip_address"])
-    except (ConnectionError, RuntimeError, ValueError) as error:
+        made = ray.init(**mine, **quiet)
+    except Exception as error:  # Ray raises Exception itself when a node does not start in time
         raise EnvironmentRefused(f"no Ray cluster at {address or 'this machine'}: {_line(error)}") from None
+    if address is None:
+        _refuse_reachable(ray, made.address_info["node_ip_address"])
     return True
 
 

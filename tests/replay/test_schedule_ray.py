@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic, sleep
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from click.testing import CliRunner
 from opreplay.cli.main import opreplay
 from opreplay.replay.ir import Recorded, ReplayOp
 from opreplay.replay.results import read_result_file
-from opreplay.replay.schedule_ray import RayLanes, Share, share_of
+from opreplay.replay.schedule_ray import RayLanes, Share, connect, share_of
 from opreplay.replay.worker import WorkerConfig
 from opreplay.traces.errors import EnvironmentRefused, UsageError
 
@@ -162,6 +163,40 @@ def test_the_command_reads_and_measures_on_the_cluster(cluster: Any, tmp_path: P
     assert len(file.results) == 4
     assert [job.ranks for job in file.jobs] == [(0, 1, 2)]
     assert file.header.environment["engine"] == "ray"
+
+
+class Ray:
+    """What `connect` uses of Ray."""
+
+    def __init__(self, made: object) -> None:
+        self._made = made
+        self.is_over = False
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def init(self, **options: object) -> object:
+        if isinstance(self._made, Exception):
+            raise self._made
+        return self._made
+
+    def shutdown(self) -> None:
+        self.is_over = True
+
+
+@pytest.mark.parametrize("error", [Exception("The node timed out during startup.\nmore"), ConnectionError("no")])
+def test_a_cluster_that_does_not_start_is_told_in_a_line(error: Exception) -> None:
+    with pytest.raises(EnvironmentRefused, match="no Ray cluster at this machine: ") as refused:
+        connect(Ray(error), None, lanes=1)
+    assert "more" not in str(refused.value)
+
+
+def test_a_cluster_that_others_can_reach_is_ended() -> None:
+    ray = Ray(SimpleNamespace(address_info={"node_ip_address": "192.0.2.7"}))
+    with pytest.raises(EnvironmentRefused, match="would listen on 192.0.2.7"):
+        connect(ray, None, lanes=1)
+    assert ray.is_over
+    assert connect(Ray(SimpleNamespace(address_info={"node_ip_address": "192.0.2.7"})), "192.0.2.7:6379", lanes=1)
 
 
 LISTENING = r"""

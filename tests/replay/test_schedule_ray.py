@@ -193,7 +193,7 @@ def test_a_cluster_that_does_not_start_is_told_in_a_line(error: Exception) -> No
 
 def test_a_cluster_that_others_can_reach_is_ended() -> None:
     ray = Ray(SimpleNamespace(address_info={"node_ip_address": "192.0.2.7"}))
-    with pytest.raises(EnvironmentRefused, match="would listen on 192.0.2.7"):
+    with pytest.raises(EnvironmentRefused, match=r"would listen on 192\.0\.2\.7"):
         connect(ray, None, lanes=1)
     assert ray.is_over
     assert connect(Ray(SimpleNamespace(address_info={"node_ip_address": "192.0.2.7"})), "192.0.2.7:6379", lanes=1)

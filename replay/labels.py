@@ -15,7 +15,10 @@ _COLLECTIVE_WORDS = (
     "all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter", "all_to_all", "alltoall", "broadcast_",
     "send_recv", "ncclx", "moe_distribute_dispatch", "moe_distribute_combine",
 )  # fmt: skip
-_BOOKKEEPING = {"aten::record_stream": "tells the allocator about a stream, computes nothing"}
+_BOOKKEEPING = {
+    "aten::record_stream": "tells the allocator about a stream, computes nothing",
+    "aten::_make_dual": "pairs a tensor with its tangent, inside a level of forward differentiation that has ended",
+}
 _VENDORS_WITH_COLLECTIVES = frozenset(
     {"vllm", "sglang", "sgl_kernel", "aiter", "_C_custom_ar", "npu", "fbgemm", "symm_mem", "flashinfer", "_C_ascend"}
 )

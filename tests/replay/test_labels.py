@@ -13,6 +13,7 @@ from opreplay.traces.model import OpSignature
     [
         ("detach", ((),), "label, not an op"),
         ("aten::record_stream", ((4,), ()), "label, not an op"),
+        ("aten::_make_dual", ((4,), (4,), ()), "label, not an op"),
         ("MmBackward0", None, "label, not an op"),
         ("autograd::engine::evaluate_function: MmBackward0", None, "label, not an op"),
         ("torch::autograd::AccumulateGrad", ((4,),), "label, not an op"),

@@ -169,3 +169,24 @@ def test_public_traces(shared_traces: Path) -> None:
     assert called > 2000
     assert compared > 1000
     assert wrong <= 0.002 * called
+
+
+def test_scratch_of_a_backward_is_not_compared() -> None:
+    """The CPU's kernel of an embedding bag leaves out what only the gradient of another mode needs."""
+    bag = (
+        tensor("weight", 20, 4), tensor("indices", 9, dtype="int64"), tensor("offsets", 3, dtype="int64"),
+    )  # fmt: skip
+    longs = meta(0, dtype="int64")
+    recorded = (meta(3, 4), longs, meta(3, dtype="int64"), longs)
+    assert check("aten::_embedding_bag", *bag, recorded_outputs=recorded).status == "ok"
+    assert check("aten::_embedding_bag", *bag, recorded_outputs=(meta(4, 4), *recorded[1:])).status == "differs"
+
+
+def test_results_of_quantized_types_are_not_compared() -> None:
+    call = (
+        tensor("self", 8), ReplayArg(name="scale", type="float", value=0.1),
+        ReplayArg(name="zero_point", type="int", value=0),
+        ReplayArg(name="dtype", type="ScalarType", value="torch.quint8"),
+    )  # fmt: skip
+    found = check("aten::quantize_per_tensor", *call, recorded_outputs=(meta(8, dtype="quint8"),))
+    assert (found.status, found.results_compared) == ("ok", 0)

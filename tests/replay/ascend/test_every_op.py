@@ -22,7 +22,7 @@ from opreplay.traces.model import TensorMeta
 
 DEVICES = [load_device(name) for name in list_devices()]
 RECORDED = Recorded(host_us_total=1.0, host_us_median=1.0)
-SHAPES = ((4, 16, 32, 32), (4, 16, 64), (32, 64), (64,), (), (2, 4, 8, 8, 8), (0, 4))
+SHAPES = ((4, 16, 32, 32), (32, 64), (), (2, 4, 8, 8, 8), (0, 4))
 UNRULED = 105
 """Ops of torch that may lack a rule: those of TorchScript's lists and dicts, tests, other vendors' layouts."""
 
@@ -124,7 +124,7 @@ NUMBERS = (2**62, -(2**62), float("inf"), float("nan"), -1, "ii->i", (2**40, -1,
     st.sampled_from([*known_ops(), "nccl:all_reduce", "triton_poi", "fbgemm::ToFP8"]), st.integers(0, 2**31),
     st.sampled_from(DEVICES),
 )  # fmt: skip
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_sizes_that_no_memory_holds_and_odd_numbers(name: str, seed: int, device: Any) -> None:
     chance = random.Random(seed)
     args = [

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
-import time
 
 HEAVY = {"torch", "pandas", "numpy", "msgspec", "orjson", "rich", "sphinx"}
 """None of them is needed to print help; torch and pandas alone would cost seconds."""
 
 MOST_SECONDS = 0.15
-SLACK = 4
-"""The bar is for an idle machine; a busy CI machine may take this many times as long."""
+SLACK = 2
+"""The bar is for an idle machine; where others share the caches the same work takes longer."""
 
 
 def run_help(*arguments: str) -> set[str]:
@@ -47,8 +47,10 @@ def test_help_is_quick() -> None:
     command = [sys.executable, "-c", "from opreplay.cli.main import main; main()", "--help"]
     seconds = []
     for _ in range(5):
-        start = time.perf_counter()
+        before = os.times()
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        seconds.append(time.perf_counter() - start)
+        after = os.times()
+        # Of the processor, not of the wall: other tests run at the same time.
+        seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
         assert "Usage:" in done.stdout
     assert statistics.median(seconds) < MOST_SECONDS * SLACK, seconds

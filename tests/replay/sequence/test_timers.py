@@ -22,7 +22,8 @@ def test_the_host_timer_gives_a_time_for_each_call() -> None:
     assert timer.timed(spin, (200,), {}) > 0
     timer.timed(spin, (), {"us": 1000})
     first, second = timer.end()
-    assert 200 <= first < second
+    assert first >= 200  # more where another process came between
+    assert second >= 1000
 
 
 def test_an_empty_call_takes_next_to_nothing() -> None:

@@ -89,7 +89,9 @@ class Program:
             try:
                 returned = timer.timed(form.function, args, named)
             except Exception as error:
-                # The op costs itself; what it would have made is made anew for those that use it.
+                # The op costs itself; what it would have made is made anew for those that use it. Its traceback would
+                # keep all tensors of the program, also when another one is made.
+                error.__traceback__ = error.__context__ = error.__cause__ = None
                 (self.raised if found is None else found.raised).setdefault(index, error)
                 returned = None
             del args, named, tensors

@@ -12,7 +12,7 @@ import mmap
 import struct
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -36,7 +36,8 @@ from opreplay.traces.errors import OpReplayError
 BEAT = struct.Struct("<qq")
 """Index of the op, and a number that grows with each call."""
 ROUNDS = 10
-"""First passes, each linked by what the one before found; two or three are usual."""
+"""First passes, each linked by what the one before found, in which an op that raises gets another try; two or three are
+usual."""
 MIN_PASSES = 3
 SAMPLES = 4_000_000
 """Times of calls that are kept; a sequence of many calls has fewer passes."""
@@ -65,8 +66,7 @@ def serve_sequence(
     with Heartbeat(task.heartbeat) as beat:
         run = _Run(parts, task, seed, op_bytes, limit, beat)
         run.make_ready()
-        program = run.settled(tell)
-        return run.measured(program, options, executor.clock.resolution_us, tell)
+        return run.measured(run.settled(tell), options, executor.clock.resolution_us, tell)
 
 
 class Heartbeat:
@@ -129,7 +129,9 @@ class _Run:
 
     def settled(self, tell: Tell) -> Program:
         """The program whose first pass found nothing that changes it."""
-        for number in range(ROUNDS):
+        number = 0
+        while True:
+            number += 1
             tell(PassDone(passes=0, spent_s=0.0, time_s=self._task.time_s))
             program, started = self._linked(), perf_counter()
             found = program.first_pass(self._parts.timer, self._beat)
@@ -139,10 +141,9 @@ class _Run:
                 return program
             for index, error in found.raised.items():
                 self._check_device(error)
-                self._raised(index, error, last=number == ROUNDS - 1)
+                self._raised(index, error, last=number >= ROUNDS)
             self._unknown |= found.unknown
             del program  # its tensors are gone before others are made
-        return self._linked()
 
     def measured(self, program: Program, options: MeasureOptions, resolution_us: float, tell: Tell) -> SequenceOutcome:
         """The passes that count, and what they come to."""
@@ -165,7 +166,9 @@ class _Run:
                 wall_us = (perf_counter() - begun - (program.aside_s - aside_s)) * 1e6
                 if program.raised:
                     # What it made in earlier passes was of another program.
-                    program = self._without(program)
+                    self._leave_out(program.raised)
+                    del program
+                    program = self.settled(tell)
                     calls = [self._numbers[index] for index in self._plan.linked.calls]
                     samples.clear()
                     sums, walls = [], []
@@ -196,12 +199,11 @@ class _Run:
         program.run_pass(self._parts.timer, self._beat)
         self._parts.timer.end()
 
-    def _without(self, program: Program) -> Program:
-        """Another program, without the ops that raised after all."""
-        for at, error in program.raised.items():
+    def _leave_out(self, raised: Mapping[int, Exception]) -> None:
+        """Ops that raised after all, by their place in the program."""
+        for at, error in raised.items():
             self._check_device(error)
             self.reasons[self._task.ops[self._numbers[at]].id] = reason_for(error)
-        return self._linked()
 
     def _make_ready(self, index: int, op: ReplayOp) -> None:
         # A pool that is larger than it need be leaves the work as it is; slices of an op have other results.
@@ -228,8 +230,10 @@ class _Run:
         calls = [place[index] for index in self._task.calls if index in place]
         pairs = zip(self._task.calls, self._task.memories, strict=False)
         memories = [both for index, both in pairs if index in place]
+        self._beat(-1)  # what takes long here is the fault of no op
         linked = link(ops, calls, memories=memories, fixed_integers=self._ruled, own=self._own, unknown=self._unknown)
         self._links = counts(linked)
+        self._beat(-1)
         self._plan = plan_memory(ops, linked, self._limit)
         forms = [self._forms[index] for index in self._numbers]
         return Program(ops, self._plan, forms, self._fill, self._parts.tools)
@@ -275,7 +279,7 @@ class _Run:
         shared = self._plan
         return SequenceOutcome(
             times=times, reasons=self.reasons, calls=len(shared.linked.calls), sums_us=tuple(sums),
-            walls_us=tuple(walls[: len(sums)]),
+            walls_us=tuple(walls),
             tensors=Tensors(
                 recorded=shared.linked.recorded, results=self._links["result"], views=self._links["view"],
                 outside_arguments=self._links["outside"],

@@ -203,3 +203,52 @@ def test_a_list_of_tensors_is_linked_one_by_one(executor: Watched) -> None:
     )
     outcome = served(executor, [RELU, cat], [0, 0, 1])
     assert (outcome.tensors.results, outcome.reasons) == (3, {})
+
+
+class Breaking(Watched):
+    """One op raises from its `last`-th call on; what calls before that were given is watched."""
+
+    def __init__(self, last: int) -> None:
+        super().__init__()
+        self._left = last
+        self._given: list[weakref.ref[torch.Tensor]] = []
+        self.held: list[int] = []
+        """How many of what was given before the op raised still live, at each call of another op after it."""
+
+    def watching(self, policy: Policy, wanted: ReplayOp) -> Any:
+        function = super().watching(policy, wanted)
+
+        def call(*args: Any, **named: Any) -> Any:
+            if wanted.id == ADD_.id:
+                self._left -= 1
+                if self._left <= 0:
+                    raise RuntimeError("no more")
+            if self._left > 0:
+                self._given += [weakref.ref(arg) for arg in args if isinstance(arg, torch.Tensor)]
+            else:
+                self.held.append(sum(one() is not None for one in self._given))
+            return function(*args, **named)
+
+        return call
+
+
+@pytest.mark.parametrize("last", [1, 3])
+def test_the_tensors_of_a_program_are_gone_before_those_of_the_next_are_made(last: int) -> None:
+    executor = Breaking(last)
+    try:
+        outcome = served(executor, [RELU, ADD_], [0, 1], time_s=0.05)
+    finally:
+        executor.close()
+    assert list(outcome.reasons) == [ADD_.id]
+    assert executor.held[0] == 0, "whether it raised in the first pass or in one that counts"
+
+
+def test_a_program_made_anew_during_the_passes_is_looked_at_as_well() -> None:
+    """Else results that are not finite would not be refilled any more."""
+    executor = Breaking(3)
+    try:
+        outcome = served(executor, [FULL, RELU, ADD_], [0, 1, 2], time_s=0.05)
+    finally:
+        executor.close()
+    assert list(outcome.reasons) == [ADD_.id]
+    assert outcome.tensors.refilled == 1

@@ -250,7 +250,8 @@ def sequence_engine(
 
     def tell(done: PassDone) -> None:
         if on_progress is not None:
-            left_s = max(0.0, done.time_s - done.spent_s)
+            # How long a first pass takes, nobody knows.
+            left_s = max(0.0, done.time_s - done.spent_s) if done.passes else None
             current = f"pass {done.passes}" if done.passes else "first pass"
             on_progress(
                 Progress(done=0, total=total, current=current, elapsed_s=done.spent_s, remaining_s=left_s)

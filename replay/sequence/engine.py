@@ -51,6 +51,7 @@ class SequenceEngine:
         """`op_time_s` for each unique op is what the passes may take together; with `executor` they run in here."""
         self._plan, self._config, self._executor, self._tell = plan, config, executor, tell
         self._budget_bytes, self._op_time_s, self._limit_s = budget_bytes, op_time_s, limit_s
+        self._total_time_s = total_time_s
         self._deadline = None if total_time_s is None else monotonic() + total_time_s
         self._child: Child | None = None
         self._outcome: SequenceOutcome | None = None
@@ -68,7 +69,7 @@ class SequenceEngine:
         decided = {op.id: outcome for op in everything if (outcome := decide(op)) is not None}
         self._outcome = self._replayed([op for op in everything if op.id not in decided])
         for op in everything:
-            yield op, decided.get(op.id) or _outcome_of(op, self._outcome)
+            yield op, decided.get(op.id) or self._outcome_of(op, self._outcome)
 
     def close(self) -> None:
         if self._executor is not None:
@@ -126,13 +127,15 @@ class SequenceEngine:
         assert sequence is not None
         index = {op.id: at for at, op in enumerate(ops)}
         time_s = self._op_time_s * len(ops)
-        if self._deadline is not None:
-            time_s = min(time_s, max(0.0, self._deadline - monotonic()))
+        left_s = None if self._deadline is None else max(0.0, self._deadline - monotonic())
+        if left_s is not None:
+            time_s = min(time_s, left_s)
         with tempfile.NamedTemporaryFile() as beat:
             beat.write(BEAT.pack(-1, 0))
             beat.flush()
             task = SequenceTask(
-                ops=tuple(ops), budget_bytes=self._budget_bytes, time_s=time_s, heartbeat=beat.name, own=tuple(own),
+                ops=tuple(ops), budget_bytes=self._budget_bytes, time_s=time_s, left_s=left_s, heartbeat=beat.name,
+                own=tuple(own),
                 calls=tuple(index[sequence.ids[call]] for call in sequence.calls if sequence.ids[call] in index),
                 memories=tuple(
                     both for call, both in zip(sequence.calls, sequence.memories, strict=False)
@@ -181,6 +184,17 @@ class SequenceEngine:
             self._drop()
             raise
 
+    def _outcome_of(self, op: ReplayOp, outcome: SequenceOutcome) -> Outcome:
+        """What became of one op."""
+        times = outcome.times.get(op.id)
+        if times is None:
+            spent = f"time: the run's {self._total_time_s or 0.0:g} s were over before a pass was (--total-time)"
+            return unable(outcome.reasons.get(op.id, Reason("budget", spent)))
+        return Outcome(
+            status="replayed", measurement=times.measurement, initializer=times.initializer,
+            assumptions=times.assumptions,
+        )  # fmt: skip
+
     def _ended(self, child: Child, at: int, reason: Reason, *, grace_s: float) -> Death:
         child.end(grace_s=grace_s)
         self._child = None
@@ -209,13 +223,3 @@ class SequenceEngine:
         if self._child is not None:
             self._child.end(grace_s=0.0)
             self._child = None
-
-
-def _outcome_of(op: ReplayOp, outcome: SequenceOutcome) -> Outcome:
-    """What became of one op."""
-    times = outcome.times.get(op.id)
-    if times is None:
-        return unable(outcome.reasons.get(op.id, Reason("budget", "time: no pass was over in time (--total-time)")))
-    return Outcome(
-        status="replayed", measurement=times.measurement, initializer=times.initializer, assumptions=times.assumptions
-    )

@@ -20,6 +20,8 @@ class SequenceTask(msgspec.Struct, frozen=True, kw_only=True, tag="sequence task
     """For all tensors together; None for half of what is free on the device."""
     time_s: float
     """Wall time for the passes that count; there is at least one."""
+    left_s: float | None = None
+    """Wall time after which it is broken off between two calls, whatever is on; None for as long as it takes."""
     heartbeat: str
     """Path of a file into which the process writes which op it is at."""
     own: tuple[str, ...] = ()

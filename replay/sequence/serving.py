@@ -8,6 +8,7 @@ Then the passes follow that count.
 from __future__ import annotations
 
 import gc
+import math
 import mmap
 import struct
 from array import array
@@ -47,6 +48,10 @@ DEFAULT_BUDGET = 1 << 30
 Tell = Callable[[PassDone], None]
 
 
+class TimeIsUp(Exception):
+    """The run may take no longer."""
+
+
 class LostDevice(Exception):
     """The device takes no more work from this process."""
 
@@ -56,6 +61,7 @@ def serve_sequence(
 ) -> SequenceOutcome:
     """Replay the sequence of `task`. Raises LostDevice, and nothing else but what is meant to end the process.
 
+    Without a whole pass that counts there are no times.
     `op_bytes` is what a single op may need; `tell` is called after each pass.
     """
     parts = executor.for_sequences()
@@ -65,8 +71,11 @@ def serve_sequence(
         limit = DEFAULT_BUDGET if free is None else free // 2
     with Heartbeat(task.heartbeat) as beat:
         run = _Run(parts, task, seed, op_bytes, limit, beat)
-        run.make_ready()
-        return run.measured(run.settled(tell), options, executor.clock.resolution_us, tell)
+        try:
+            run.make_ready()
+            return run.measured(run.settled(tell), options, executor.clock.resolution_us, tell)
+        except TimeIsUp:
+            return SequenceOutcome(times={}, reasons=run.reasons, calls=0)
 
 
 class Heartbeat:
@@ -101,6 +110,7 @@ class _Run:
     ) -> None:
         self._parts, self._task, self._seed, self._op_bytes, self._limit = parts, task, seed, op_bytes, limit
         self._beat = beat
+        self._ends = math.inf if task.left_s is None else perf_counter() + task.left_s
         self.reasons: dict[str, Reason] = {}
         self._ops: list[ReplayOp] = list(task.ops)
         """As the device runs them, where it does."""
@@ -116,7 +126,7 @@ class _Run:
     def make_ready(self) -> None:
         """Find and fill each op once, to learn how it is called."""
         for index, op in enumerate(self._task.ops):
-            self._beat(index)
+            self._at(index)
             try:
                 self._make_ready(index, op)
             except NotReplayable as stopped:
@@ -134,7 +144,7 @@ class _Run:
             number += 1
             tell(PassDone(passes=0, spent_s=0.0, time_s=self._task.time_s))
             program, started = self._linked(), perf_counter()
-            found = program.first_pass(self._parts.timer, self._beat)
+            found = program.first_pass(self._parts.timer, self._at_call)
             self._parts.timer.end()
             self._pass_s = perf_counter() - started
             if not found:
@@ -161,7 +171,10 @@ class _Run:
             started = perf_counter()
             while calls and len(sums) < most:
                 before, aside_s, begun = program.refilled, program.aside_s, perf_counter()
-                program.run_pass(self._parts.timer, self._beat)
+                try:
+                    program.run_pass(self._parts.timer, self._at_call)
+                except TimeIsUp:
+                    break
                 times = self._parts.timer.end()
                 wall_us = (perf_counter() - begun - (program.aside_s - aside_s)) * 1e6
                 if program.raised:
@@ -196,7 +209,7 @@ class _Run:
         """
         if self._pass_s > self._task.time_s:
             return
-        program.run_pass(self._parts.timer, self._beat)
+        program.run_pass(self._parts.timer, self._at_call)
         self._parts.timer.end()
 
     def _leave_out(self, raised: Mapping[int, Exception]) -> None:
@@ -204,6 +217,16 @@ class _Run:
         for at, error in raised.items():
             self._check_device(error)
             self.reasons[self._task.ops[self._numbers[at]].id] = reason_for(error)
+
+    def _at(self, index: int) -> None:
+        """The op of this index in the task is next. Raises TimeIsUp where there is no time for it."""
+        if perf_counter() > self._ends:
+            raise TimeIsUp
+        self._beat(index)
+
+    def _at_call(self, number: int) -> None:
+        """The same for the op of this number in the program."""
+        self._at(self._numbers[number])
 
     def _make_ready(self, index: int, op: ReplayOp) -> None:
         # A pool that is larger than it need be leaves the work as it is; slices of an op have other results.
@@ -240,7 +263,7 @@ class _Run:
 
     def _fill(self, at: int) -> Filled:
         index = self._numbers[at]
-        self._beat(index)
+        self._at(index)
         return self._parts.fill(self._ops[index], self._functions[index], self._seed, ())
 
     def _raised(self, at: int, error: Exception, *, last: bool) -> None:
@@ -278,7 +301,7 @@ class _Run:
             times[op.id] = OpTimes(measurement=found, initializer=initializer, assumptions=said)
         shared = self._plan
         return SequenceOutcome(
-            times=times, reasons=self.reasons, calls=len(shared.linked.calls), sums_us=tuple(sums),
+            times=times, reasons=self.reasons, calls=len(shared.linked.calls) if sums else 0, sums_us=tuple(sums),
             walls_us=tuple(walls),
             tensors=Tensors(
                 recorded=shared.linked.recorded, results=self._links["result"], views=self._links["view"],

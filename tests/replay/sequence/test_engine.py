@@ -13,8 +13,10 @@ from opreplay.replay.executors.fake import FakeExecutor
 from opreplay.replay.ir import Reason, Recorded, RecordedSequence, ReplayOp, ReplayPlan
 from opreplay.replay.report import json_, sequence
 from opreplay.replay.result_lines import JsonLinesSink
-from opreplay.replay.results import MemorySink, Resumed, read_result_file
+from opreplay.replay.results import MemorySink, OpResult, Resumed, read_result_file
+from opreplay.replay.resume import is_out_of_time
 from opreplay.replay.run import Progress, RunOptions, run_plan
+from opreplay.replay.sequence.engine import SequenceEngine
 from opreplay.replay.sequence.messages import SequenceTask
 from opreplay.replay.sequence.serving import BEAT
 from opreplay.replay.worker import WorkerConfig, run_sequence
@@ -96,6 +98,35 @@ def test_an_op_that_ends_the_process_is_left_out_of_another_one(name: str, word:
     assert statuses(sink)["fake::20us"] == ("replayed", None)
     assert sink.sequence is not None
     assert sink.sequence.restarts == 2, "tried once more with arguments of its own"
+
+
+@LINUX
+def test_the_op_that_ended_the_process_is_told_from_those_that_were_left_out_before_it() -> None:
+    sink = run(plan_of("raise", "10us", "segfault", "20us"), CHILD)
+    found = statuses(sink)
+    assert found["fake::raise"] == ("failed", "failed: RuntimeError: the fake op raised")
+    assert "SIGSEGV" in (found["fake::segfault"][1] or "")
+    assert found["fake::10us"] == found["fake::20us"] == ("replayed", None)
+    assert sink.sequence is not None
+    assert sink.sequence.restarts == 2
+
+
+def test_a_run_that_is_out_of_time_stops_between_two_calls() -> None:
+    plan = plan_of("10us", "20us")
+    engine = SequenceEngine(
+        plan, WorkerConfig(executor="fake", memory_bytes=1), budget_bytes=None, op_time_s=1.0, limit_s=60.0,
+        total_time_s=0.0, executor=FakeExecutor(),
+    )  # fmt: skip
+    found = [outcome.reason for _, outcome in engine.outcomes(plan.ops, lambda _: None)]
+    assert list(map(str, found)) == ["budget: time: the run's 0 s were over before a pass was (--total-time)"] * 2
+    (record,) = engine.records([])
+    assert (record.passes, record.calls_replayed, record.sum_us) == (0, 0, None)
+
+
+def test_what_there_was_no_time_for_has_another_chance() -> None:
+    """The reason that a sequence gives is known to those who continue a run."""
+    reason = "budget: time: the run's 3 s were over before a pass was (--total-time)"
+    assert is_out_of_time(OpResult(id="0" * 12, name="a::b", count=1, status="skipped", reason=reason))
 
 
 @LINUX

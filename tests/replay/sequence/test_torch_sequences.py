@@ -252,3 +252,36 @@ def test_a_program_made_anew_during_the_passes_is_looked_at_as_well() -> None:
         executor.close()
     assert list(outcome.reasons) == [ADD_.id]
     assert outcome.tensors.refilled == 1
+
+
+class Late(Watched):
+    """The time of the task is over after so many calls."""
+
+    def __init__(self, last: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self._left = last
+        self._patch = monkeypatch
+
+    def watching(self, policy: Policy, wanted: ReplayOp) -> Any:
+        function = super().watching(policy, wanted)
+
+        def call(*args: Any, **named: Any) -> Any:
+            self._left -= 1
+            if self._left == 0:
+                self._patch.setattr("opreplay.replay.sequence.serving.perf_counter", lambda: 1e12)
+            return function(*args, **named)
+
+        return call
+
+
+@pytest.mark.parametrize(("last", "passes"), [(2, 0), (5, 0), (11, 1)])
+def test_passes_end_with_the_time_of_the_run(monkeypatch: pytest.MonkeyPatch, last: int, passes: int) -> None:
+    """In the first pass, in the one that warms up, in the second one that counts."""
+    executor = Late(last, monkeypatch)
+    try:
+        outcome = served(executor, [RELU], [0, 0, 0], time_s=10.0, left_s=1000.0)
+    finally:
+        executor.close()
+    assert len(outcome.sums_us) == passes
+    assert len(outcome.times) == min(1, passes)
+    assert outcome.calls == 3 * min(1, passes)

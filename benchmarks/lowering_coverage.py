@@ -5,8 +5,8 @@
 For each trace: the share of the device time of its simulated ops that has a rule, the simulated over the recorded time
 of those ops, and the ops above `share` of the time that are predicted more than `factor` times slower or faster. A
 factor may have a reason (a launch takes longer, a pageable copy, waiting for other ranks); what has none is an error of
-the lowering. Nothing is executed. Bar: rules for 97 % of the time, but in traces with autograd nodes of C++ functions, of
-which only the gradient is recorded.
+the lowering. Nothing is executed. Bar: rules for 97 % of the time, but in traces with autograd nodes of C++ functions,
+of which only the gradient is recorded.
 """
 
 from __future__ import annotations

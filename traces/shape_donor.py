@@ -196,9 +196,7 @@ class _Joined:
             self.trace,
             info=info,
             signatures=tuple(self.signatures),
-            ops=replace(
-                self.trace.ops, signature=merged[inverse], memories=self._memories(match, by_id | by_sequence)
-            ),
+            ops=replace(self.trace.ops, signature=merged[inverse], memories=self._memories(match, by_id | by_sequence)),
         )
 
     def _memories(self, match: Rows, same_call: npt.NDArray[np.bool_]) -> TensorMemories | None:

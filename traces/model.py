@@ -67,7 +67,10 @@ class OpSignature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorMemories:
-    """Which memory each tensor of each call lies in, as numbers; -1 where that is not known."""
+    """Which memory each tensor of each call lies in, as numbers; -1 where that is not known.
+
+    Tensors that begin at different places of one storage have different numbers.
+    """
 
     ids: npt.NDArray[np.int64]
     """Of all calls one after the other, the arguments of each before its results, lists flattened."""

@@ -16,10 +16,10 @@ _UNDEFINED = "nullptr"
 
 
 class MemoryColumn:
-    """Collects the storages of nodes as numbers, in the order of the nodes."""
+    """Collects where the tensors of nodes begin as numbers, in the order of the nodes."""
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[int, str], int] = {}
+        self._numbers: dict[tuple[int, int, str], int] = {}
         self._ids = array("q")
         self._bounds = array("q", [0])
 
@@ -43,11 +43,15 @@ class MemoryColumn:
         self._bounds.append(len(self._ids))
 
     def _number(self, value: Any) -> int:
-        """Of the storage in [tensor, storage, offset, numel, itemsize, device]."""
+        """Of the storage and the offset in it in [tensor, storage, offset, numel, itemsize, device].
+
+        Query, key and value inside one packed projection lie in one storage, and are three tensors.
+        """
         if not isinstance(value, list) or len(value) < 5 or type(value[1]) is not int or value[1] <= 0:
             return UNKNOWN
+        offset = value[2] if type(value[2]) is int else 0
         device = value[5] if len(value) > 5 and isinstance(value[5], str) else ""
-        return self._numbers.setdefault((value[1], device), len(self._numbers))
+        return self._numbers.setdefault((value[1], offset, device), len(self._numbers))
 
 
 def _tensors(values: list[Any], types: list[Any]) -> Iterator[Any]:

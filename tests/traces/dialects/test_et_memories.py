@@ -47,6 +47,14 @@ def test_storages_are_numbered_within_the_file() -> None:
     assert table.of_row(1) == ((2, 3), (-1,)), "the same number on another device is another memory"
 
 
+def test_slices_of_one_storage_are_told_apart_by_where_they_begin() -> None:
+    """Query, key and value of a packed projection."""
+    begin = [[1, 7, offset, 8, 4, "cpu"] for offset in (0, 64, 128, 64, "x")]
+    table = column(Node(inputs=begin, input_types=["Tensor(float)"] * 5)).table()
+    assert table is not None
+    assert table.of_row(0)[0] == (0, 1, 2, 1, 0), "an offset that is none counts as the beginning"
+
+
 def test_other_calls_have_those_of_their_rows_here() -> None:
     table = column(OLD, NEW).table()
     assert table is not None

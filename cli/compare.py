@@ -41,7 +41,7 @@ def command(
     from opreplay.cli import console
     from opreplay.replay.compare import compare
     from opreplay.replay.pooling import pool
-    from opreplay.replay.regressions import parse_condition
+    from opreplay.replay.regressions import parse_condition, violations
     from opreplay.replay.report import comparison as view
     from opreplay.replay.report import comparison_markdown, comparison_table
     from opreplay.replay.results import read_result_file
@@ -53,9 +53,9 @@ def command(
     ]
     first, second = (pool(runs, force=force) for runs in sides)
     found = compare(first, second, threshold=threshold, force=force)
-    violations = [line for condition in conditions for line in condition.violations(found)]
+    broken = violations(conditions, found)
     if format_ == "json":
-        console.write(console.json_text({**view.facts(found), "violations": violations}))
+        console.write(console.json_text({**view.facts(found), "violations": broken}))
     elif format_ == "markdown":
         console.write(comparison_markdown.render(found, everything=everything))
     else:
@@ -63,6 +63,6 @@ def command(
         console.show_fitted(lambda width: comparison_table.render(found, width=width, everything=everything))
     if conditions and found.applied > threshold:
         console.narrate(f"opreplay: warning: changes below {found.applied:.0%} do not show: the runs scatter so far")
-    for line in violations:
+    for line in broken:
         console.narrate(f"opreplay: {line}")
-    return ExitCode.REGRESSION if violations else ExitCode.OK
+    return ExitCode.REGRESSION if broken else ExitCode.OK

@@ -109,8 +109,12 @@ def compare(
     applied = max(threshold, 0.0 if spread is None else math.expm1(SPREADS * spread))
     ops = [judged(op, applied) for op in compared]
     neither = len(pairs) - len(ops)
-    notes = (f"not compared: {neither} ops that neither run replayed",) if neither else ()
-    ops += [_alone(result, "only before") for id_, result in first.items() if id_ not in second]
+    notes = [f"not compared: {neither} ops that neither run replayed"] if neither else []
+    short = {which: _cut_short(run) for which, run in (("first", before), ("second", after))}
+    notes += [f"the {which} run was cut short: {missing} of its ops are not there" for which, missing in short.items()
+              if missing]  # fmt: skip
+    left = [result for id_, result in first.items() if id_ not in second]
+    ops += [_alone(one, "lost" if short["second"] and one.measurement else "only before") for one in left]
     ops += [_alone(result, "only after") for id_, result in second.items() if id_ not in first]
     both = [op for op in ops if op.before_us is not None and op.after_us is not None]
     return Comparison(
@@ -216,11 +220,19 @@ def _gauge_ratio(a: Measurement, b: Measurement) -> float | None:
     return min(b.gauge_us) / min(a.gauge_us)
 
 
+def _cut_short(run: ResultFile) -> int:
+    """Ops of a run's plan that it did not come to."""
+    planned = run.header.trace.get("ops")
+    return max(0, planned - len(run.results)) if isinstance(planned, int) else 0
+
+
 def _alone(result: OpResult, verdict: Verdict) -> OpComparison:
-    before = verdict == "only before"
+    """Of an op that one run has alone: "lost" where the second one ended before it."""
+    before = verdict != "only after"
     return OpComparison(
         id=result.id, name=result.name, inputs=result.inputs, count=result.count, verdict=verdict,
         before_us=result.measured_us if before else None, after_us=None if before else result.measured_us,
+        note="the second run was cut short" if verdict == "lost" else "",
     )  # fmt: skip
 
 

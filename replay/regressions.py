@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -34,6 +35,13 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
             return [f"{self}: {ratio:.3f}×"] if ratio is not None and ratio > 1.0 + self.limit else []
         slow = [op for op in found.of("slower") if (op.growth or 1.0) > 1.0 + self.limit]
         return [f"{self}: {op.name} {op.growth or 0.0:.3f}×" for op in slow]
+
+
+def violations(conditions: Sequence[Condition], found: Comparison) -> list[str]:
+    """What breaks the conditions, one line each. Runs without an op in common hold none: nothing was looked at."""
+    if conditions and not any(op.ratio is not None for op in found.ops):
+        return ["no op was measured in both runs"]
+    return [line for condition in conditions for line in condition.violations(found)]
 
 
 def parse_condition(text: str) -> Condition:

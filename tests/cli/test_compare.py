@@ -16,13 +16,17 @@ from opreplay.replay.results import Header, OpResult
 NAMES = ("aten::mm", "aten::add", "aten::evil[red]\x1b[31m|", "aten::short")
 
 
-def write(path: Path, *, slower: float = 1.0, cpu: str = "made up", few: int = 20) -> Path:
+def write(
+    path: Path, *, slower: float = 1.0, cpu: str = "made up", few: int = 20, names: tuple[str, ...] = NAMES,
+    first: int = 0,
+) -> Path:  # fmt: skip
     header = Header(
-        opreplay_version="0", started_at="2026-01-01T00:00:00+00:00", trace={}, environment={"cpu": cpu}, options={}
-    )
+        opreplay_version="0", started_at="2026-01-01T00:00:00+00:00", trace={"ops": len(NAMES)},
+        environment={"cpu": cpu}, options={},
+    )  # fmt: skip
     with JsonLinesSink.open(path, force=True) as sink:
         sink.write(header)
-        for index, name in enumerate(NAMES):
+        for index, name in enumerate(names, first):
             us = 100.0 * (index + 1) * (slower if index == 2 else 1.0)
             count = few if name == "aten::short" else 20
             samples = [us * (1 + 0.001 * i) for i in range(count)]
@@ -138,3 +142,21 @@ def test_what_is_no_result_is_refused(before: Path, tmp_path: Path) -> None:
     assert run(before, wrong).exit_code == 3
     assert run(before, tmp_path / "none.jsonl").exit_code == 3
     assert run(before, before, "--fail-if", "speed>3%").exit_code == 2
+
+
+def test_runs_with_nothing_in_common_hold_no_condition(before: Path, tmp_path: Path) -> None:
+    other = write(tmp_path / "other.jsonl", first=10)
+    assert run(before, other).exit_code == 0
+    result = run(before, other, "--fail-if", "slower>5%")
+    assert result.exit_code == 5
+    assert "no op was measured in both runs" in result.stderr
+
+
+def test_ops_that_a_run_did_not_come_to_are_lost(before: Path, tmp_path: Path) -> None:
+    short = write(tmp_path / "short.jsonl", names=NAMES[:2])
+    result = run(before, short, "--fail-if", "lost>0", width=200)
+    assert result.exit_code == 5
+    assert "the second run was cut short: 2 of its ops are not there" in result.stdout
+    assert "2 lost" in result.stdout
+    assert run(short, before, "--fail-if", "lost>0").exit_code == 0
+    assert "the first run was cut short" in run(short, before).stdout

@@ -36,6 +36,9 @@ MAX_NEIGHBOURS = 64
 FARTHEST = 5.0
 """Multiple of the reach in columns beyond which a neighbour is left out: a hundred-thousandth of its pull."""
 
+SAME = 1e-6
+"""Octaves over reach within which sizes are the same."""
+
 FORMS = frozenset(
     {"elementwise", "optimizer", "foreach", "rowwise", "reduce", "copy", "transdata", "pool", "fill", "matmul", "conv"}
 )
@@ -131,6 +134,17 @@ def correction(call: KernelCall, family: FamilyCost, gemm: Gemm | None = None) -
             z -= depth
             total += pull * exp(-0.5 * (across * across + x * x + z * z))
     return exp(min(MOST, max(-MOST, total))) if total else 1.0
+
+
+def is_learned(call: KernelCall, family: FamilyCost) -> bool:
+    """Whether a kernel of this kind and just these sizes is among the family's measured neighbours."""
+    place = place_of(call, family.form) if family.nearby else None
+    if place is None:
+        return False
+    return any(
+        max(abs(x - y) for x, y in zip(one[:3], place.spot, strict=True)) < SAME
+        for one in family.nearby.get(place.kind, ())
+    )
 
 
 def learned(measured: Sequence[tuple[Place, float]]) -> dict[str, tuple[Neighbour, ...]]:

@@ -21,6 +21,8 @@ from opreplay.replay.ascend.accuracy import (
 )
 from opreplay.replay.ascend.calibrate import Group, HeldOut, bands, cross_validate, datasheet_only, leave_one_soc_out
 from opreplay.replay.ascend.kernel_details import KernelTable, read_kernel_table
+from opreplay.replay.ascend.nearby import is_learned
+from opreplay.replay.ascend.predict import family_of
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.traces.errors import Malformed, UsageError
 
@@ -49,6 +51,8 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     """Every unique kernel."""
     rows: int
     measured_rows: int
+    fitted_to: int
+    """Unique kernels of just the sizes of measured neighbours of the device: their errors tell nothing of others."""
     dropped: dict[str, int]
     """Reason → rows that could not be read."""
     cross: dict[str, Figures] = {}
@@ -108,12 +112,14 @@ def validate(
     if only_held_out and not any(one.table.has_held_out for one in measured):
         raise UsageError("no table has a column HeldOut", hint="Leave out --only-held-out, or add the column (0 or 1).")
     everything: list[Compared] = []
+    fitted_to = 0
     socs: dict[str, Errors] = {}
     for name, tables in by_device(measured).items():
         found = compare_tables(
             [one.table for one in tables], tables[0].device, communication=communication, only_held_out=only_held_out
         )
         everything += found
+        fitted_to += sum(is_learned(one.call, family_of(one.call, tables[0].device)) for one in found)
         if found:
             socs[name] = errors_of(found)
     rows = sum(len(one.table.rows) for one in measured)
@@ -128,6 +134,7 @@ def validate(
         compared=tuple(everything),
         rows=rows,
         measured_rows=sum(row.duration_us is not None for one in measured for row in one.table.rows),
+        fitted_to=fitted_to,
         dropped=_sums([one.table.dropped for one in measured]),
         cross=_cross(measured, on_step or (lambda step: None)) if cross else {},
     )

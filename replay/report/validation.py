@@ -79,6 +79,7 @@ def facts(found: Validation, *, worst: int) -> dict[str, Any]:
     out = figures_facts(found.figures)
     out["socs"] = {name: errors_facts(one) for name, one in found.socs.items()}
     out["rows"] = {"read": found.rows, "measured": found.measured_rows, "dropped": found.dropped}
+    out["fitted_to"] = found.fitted_to
     out["worst"] = [kernel_facts(one) for one in worst_kernels(found.compared, worst)]
     if found.cross:
         out["cross_validation"] = {name: figures_facts(one) for name, one in found.cross.items()}
@@ -123,9 +124,15 @@ def render(found: Validation, *, worst: int) -> RenderableType:
     head = f"{found.figures.overall.n} unique kernels in {found.measured_rows} measured of {found.rows} rows{dropped}"
     overall = [("all", found.figures.overall)]
     socs = list(found.socs.items()) if len(found.socs) > 1 else []
+    notes = ["errors in percent; WAPE and total are over all rows, the others over unique kernels"]
+    if found.fitted_to:
+        notes.append(
+            f"the device was fitted to {found.fitted_to} of these kernels: their errors tell nothing of others "
+            "(--cross-validate does)"
+        )
     parts: list[RenderableType] = [
         Text(head, style="bold"),
-        Text("errors in percent; WAPE and total are over all rows, the others over unique kernels", style="dim"),
+        *(Text(note, style="dim") for note in notes),
         Text(),
         _errors_table("kernel type", [*found.figures.families.items(), *socs, *overall]),
     ]

@@ -147,3 +147,18 @@ def test_public_measurements(shared_ascend: Path) -> None:
     found = facts(shared_ascend / "910b4_qwen_train_rank0.csv", "--soc", "910b4", "--exclude-communication")
     assert found["overall"]["median_ape"] < 0.12
     assert found["overall"]["wape"] < 0.15
+
+
+def test_kernels_that_the_device_was_fitted_to_are_counted(tmp_path: Path) -> None:
+    from opreplay.replay.ascend.nearby import sizes_at
+
+    family = load_device("910b4").families["Cast"]
+    known = family.nearby["float32 ND"][0]
+    rows, length, _ = sizes_at((known.rows, known.columns, known.depth), family.form)
+    seen = f'Cast,AI_VECTOR_CORE,9,"""{rows},{length}""",FLOAT,"""{rows},{length}""",DT_BF16'
+    other = f'Cast,AI_VECTOR_CORE,9,"""{rows + 3},{length}""",FLOAT,"""{rows + 3},{length}""",DT_BF16'
+    path = table(tmp_path, seen, other)
+    assert facts(path, "--soc", "910b4")["fitted_to"] == 1
+    assert "fitted to 1 of these kernels" in " ".join(invoke(path, "--soc", "910b4").stdout.split())
+    assert facts(path, "--soc", "910b3")["fitted_to"] == 0
+    assert "fitted to" not in invoke(path, "--soc", "910b3").stdout

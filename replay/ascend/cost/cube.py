@@ -18,6 +18,14 @@ ACCUMULATORS = 32768
 """float32 accumulators that the 128 KiB of L0C hold: the largest base tile, rows times columns."""
 
 
+SPLIT_LEAST = 4096
+"""Least depth of the pieces of a K that is dealt out to cores; assumed: pieces of 1024 would make products measured
+with K = 7168 half as long as they were, and nothing measured tells 2048 from more."""
+ENOUGH_CORES = 5 / 6
+"""Share of the cores that a tile may keep busy instead of being halved once more: 21 tiles on 24 cores take one wave,
+the 49 of half the size three."""
+
+
 def base_tiles(gemm: Gemm, cores: int) -> tuple[tuple[int, int], ...]:
     """Base tiles (rows, columns) to choose from: as large as L0C and the product allow, one side halved after the other
     while cores lie idle."""
@@ -26,19 +34,35 @@ def base_tiles(gemm: Gemm, cores: int) -> tuple[tuple[int, int], ...]:
     for most_rows in (128, 256):
         rows = min(most_rows, whole_m)
         cols = min(512, ACCUMULATORS // max(rows, 64) // 16 * 16, whole_n)
-        out.append(_shrunk(gemm, rows, cols, cores, columns_first=True))
-        if out[-1] != (rows, cols):
-            out.append(_shrunk(gemm, rows, cols, cores, columns_first=False))
+        by_columns = _shrunk(gemm, rows, cols, cores, columns_first=True)
+        out += by_columns
+        if by_columns[-1] != (rows, cols):
+            out += _shrunk(gemm, rows, cols, cores, columns_first=False)
     return tuple(dict.fromkeys(out))
 
 
-def _shrunk(gemm: Gemm, rows: int, cols: int, cores: int, *, columns_first: bool) -> tuple[int, int]:
-    while gemm.batch * -(-gemm.m // rows) * -(-gemm.n // cols) < cores and max(rows, cols) >= 32:
+def _shrunk(gemm: Gemm, rows: int, cols: int, cores: int, *, columns_first: bool) -> list[tuple[int, int]]:
+    """The first tile that leaves no core idle, after the one before if that keeps enough of them busy."""
+    before: list[tuple[int, int]] = []
+    while (tiles := gemm.batch * -(-gemm.m // rows) * -(-gemm.n // cols)) < cores and max(rows, cols) >= 32:
+        before = [(rows, cols)] if tiles >= ENOUGH_CORES * cores else []
         if rows < 32 or (cols >= 32 and (cols >= rows if columns_first else rows <= 32)):
             cols = max(16, cols // 32 * 16)
         else:
             rows = max(16, rows // 32 * 16)
-    return rows, cols
+    return [*before, (rows, cols)]
+
+
+def _plans(gemm: Gemm, cores: int) -> list[tuple[int, int, int]]:
+    """What to choose from: (rows, columns) of a base tile, and the pieces that K is split into, most often 1."""
+    out = [(rows, cols, 1) for rows, cols in base_tiles(gemm, cores)]
+    if gemm.k >= 2 * SPLIT_LEAST:
+        rows = min(128, -(-gemm.m // 16) * 16)
+        cols = min(256, -(-gemm.n // 16) * 16)
+        pieces = min(cores // (gemm.batch * -(-gemm.m // rows) * -(-gemm.n // cols)), gemm.k // SPLIT_LEAST)
+        if pieces > 1:
+            out.append((rows, cols, pieces))
+    return out
 
 
 class Gemm(NamedTuple):
@@ -132,7 +156,8 @@ def gemm_terms(
 
     Time = launch + (cube^p + l2^p + hbm^p)^(1/p) + fixpipe, with waves = ceil(tiles / cores); each term reported is
     its share of the overlapped sum, so that the terms add up to the time. Over a very long K, which CANN splits, the
-    pipes of a core wait for each other, and L1 to L0 takes about as long as computing. `family.memory_factor` is on
+    pipes of a core wait for each other, and L1 to L0 takes about as long as computing. Where few tiles would leave most
+    cores idle, pieces of K are dealt out to them, whose sums are read and added once more. `family.memory_factor` is on
     the loading of operands: float32 rows are rearranged at half the pace. `skew` stretches what the busiest core
     computes and loads. A product without elements costs its launch.
     """
@@ -145,29 +170,29 @@ def gemm_terms(
     far_bytes = (operands * family.memory_factor + result) * (1 - resident)
     # Bytes of one core and cycle: the two rates mix by time, as loads alternate between L2 and HBM.
     fill = 1 / (resident / rates.l1_fill_bytes_per_cycle + (1 - resident) / rates.l1_fill_hbm_bytes_per_cycle)
-    k_padded = -(-gemm.k // 16) * 16
     macs = mac_rate(gemm.dtype, device, family.hf32) * rates.mac_efficiency * freq
-    serial = 1 / (1 + (rates.split_depth / max(1, gemm.k)) ** SPLIT_SHARPNESS)
     best: tuple[float, float, float, float, float] | None = None
     p = rates.overlap_p
-    for bm, bn in base_tiles(gemm, device.aic_cores):
+    for bm, bn, pieces in _plans(gemm, device.aic_cores):
+        depth = -(-gemm.k // pieces)
         down, across = -(-gemm.m // bm), -(-gemm.n // bn)
-        tiles = gemm.batch * down * across
+        tiles = gemm.batch * down * across * pieces
         waves = -(-tiles // device.aic_cores)
         cores = min(device.aic_cores, tiles)
         # Tiles at the edges are smaller: the mean of all counts, but no less than one fractal.
         rows, cols = max(16.0, gemm.m / down), max(16.0, gemm.n / across)
-        mac = skew * waves * rows * cols * k_padded / macs
+        mac = skew * waves * rows * cols * (-(-depth // 16) * 16) / macs
         a_run = once if gemm.a_along_k else min(bm, gemm.m) * item
         b_run = once if gemm.b_along_k else min(bn, gemm.n) * item
-        loaded = _fill_bytes(a_run, gemm.a_fractal, min(rows, gemm.m) * once, rates.l1_narrow_exponent)
-        loaded += _fill_bytes(b_run, gemm.b_fractal, min(cols, gemm.n) * once, rates.l1_narrow_exponent)
+        loaded = _fill_bytes(a_run, gemm.a_fractal, min(rows, gemm.m) * depth * item, rates.l1_narrow_exponent)
+        loaded += _fill_bytes(b_run, gemm.b_fractal, min(cols, gemm.n) * depth * item, rates.l1_narrow_exponent)
         load = skew * waves * loaded * family.memory_factor / (fill * freq)
         hbm = min(device.hbm_bytes_per_s * rates.hbm_cube_efficiency, cores * rates.core_hbm_bytes_per_cycle * freq)
         far = far_bytes / hbm
         overlapped = (mac**p + load**p + far**p) ** (1 / p)
+        serial = 1 / (1 + (rates.split_depth / max(1, depth)) ** SPLIT_SHARPNESS)
         overlapped += serial * max(0.0, 2 * mac + load - overlapped)
-        drain = rows * cols * 4 / (rates.fixpipe_bytes_per_cycle * freq)
+        drain = min(2, pieces) * rows * cols * 4 / (rates.fixpipe_bytes_per_cycle * freq)
         total = overlapped + drain + waves * rates.wave_us * 1e-6
         if best is None or total < best[0]:
             best = (total, overlapped, mac, load, far)

@@ -10,6 +10,13 @@ from opreplay.replay.ascend.cost.sizes import HALF, WIDE, first, itemsize, last_
 from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
 
+VECTOR_FLOATS = 64
+"""float32 numbers of one vector instruction: 256 bytes. Rows are worked on in float32."""
+
+SHORT_RUN = 32
+"""Elements below which moving a run takes longer than transposing its elements in the core; fitted costs of both meet
+at 27. Assumed, as runs measured are of 1 or of hundreds of elements."""
+
 
 class Work(NamedTuple):
     """What one vector kernel does."""
@@ -84,7 +91,9 @@ def _rowwise(call: KernelCall, device: DeviceProfile) -> Work:
     least = device.family(call.type).row_block
     blocks = max(1, min(device.aiv_cores, ceil(rows / least)))
     busiest = min(rows, max(least, ceil(rows / blocks)))
-    return Work(blocks, busiest * cols, busiest, total_bytes(call.inputs), total_bytes(call.outputs))
+    # Rows shorter than a vector instruction share one.
+    shared = busiest * min(1.0, cols / VECTOR_FLOATS)
+    return Work(blocks, busiest * cols, shared, total_bytes(call.inputs), total_bytes(call.outputs))
 
 
 def _reduce(call: KernelCall, device: DeviceProfile) -> Work:
@@ -117,8 +126,9 @@ def _transpose(call: KernelCall, device: DeviceProfile) -> Work:
         same = source is not None and out is not None and last_dim(source) == last_dim(out)
         run = last_dim(source) if same and source is not None else 1
     blocks = blocks_for(size, device)
-    scattered = n if run <= 1 else 0
-    return Work(blocks, scattered / blocks, 0 if run <= 1 else n / run / blocks, size, size)
+    if run < SHORT_RUN:
+        return Work(blocks, n / blocks, 0, size, size)
+    return Work(blocks, 0, n / run / blocks, size, size)
 
 
 def _transdata(call: KernelCall, device: DeviceProfile) -> Work:

@@ -114,6 +114,9 @@ def command(
                         engine=engine_of(options, engine=engine, lanes=lanes, address=address),
                         devices=device_versions(devices), close=batch.close, beside=beside,
                     )  # fmt: skip
+            except UsageError:
+                outputs.forget()  # refused: what the file holds is of another run
+                raise
             finally:
                 show_batch(outputs)
     return ExitCode.REFUSED if refused else outcome_code(outputs, max_failed)

@@ -69,6 +69,11 @@ class Outputs:
         self._paths.remove(path)
         self.memory.take(self.earlier)
 
+    def forget(self) -> None:
+        """Leave what the file to continue holds out of reports and pages, where nothing was added to it."""
+        if not self._opened:
+            self.memory = MemorySink()
+
     def write(self, record: Record) -> None:
         """Pass one record on to the files, opening them for the first one."""
         if not self._opened:

@@ -75,6 +75,7 @@ def command(
     from opreplay.cli.progress import RunProgress
     from opreplay.cli.reporting import outcome_code, show_report, trace_facts
     from opreplay.replay.run import run_plan
+    from opreplay.traces.errors import UsageError
 
     use_plugins(plugin)
     contents = expected_contents(init_module, init_arg, seed=measuring.seed, values=values)
@@ -100,6 +101,9 @@ def command(
                     on_progress=on_progress, trace=trace_facts(read), earlier=outputs.earlier,
                     devices=device_versions(devices), beside=beside,
                 )  # fmt: skip
+        except UsageError:
+            outputs.forget()  # refused: what the file holds is of another run
+            raise
         finally:
             show_report(outputs)
     return outcome_code(outputs, max_failed)

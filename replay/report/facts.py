@@ -56,7 +56,7 @@ def coverage_line(
 
     "replayed 412 of 430 ops = 97.8 % of device time; 18 skipped: 9 library missing, 6 policy, 3 budget; 2 failed"
     """
-    clock = "device" if has_device_time(header, results) or not results else "host"
+    clock = "device" if has_device_time(header, results) or (header is None and not results) else "host"
     # An ExecutionTrace holds no times; a share of nothing would read as if nothing were covered.
     timed = summary.recorded_us > 0 or not results
     share = f" = {share_text(summary.covered_share)} of {clock} time" if timed else ", no times recorded"

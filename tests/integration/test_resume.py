@@ -50,6 +50,7 @@ def test_a_run_killed_in_the_middle_goes_on_where_it_was(tmp_path: Path) -> None
     other = subprocess.run([*arguments, "--resume", "--seed", "5"], capture_output=True, text=True, timeout=120)
     assert other.returncode == 2
     assert "not a continuation" in other.stderr
+    assert other.stdout == "", "the report of the first run is none of the second"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs limits of POSIX")

@@ -24,6 +24,7 @@ def test_coverage_of_an_interrupted_run_says_how_many_ops_it_did_not_reach(made:
 def test_coverage_speaks_of_host_time_where_the_trace_has_no_device(made: SimpleNamespace) -> None:
     header = msgspec.structs.replace(made.header, trace={"device_us_total": 0.0})
     assert " of host time" in facts.coverage_line(header, made.results, made.summary)
+    assert " of host time" in facts.coverage_line(header, [], made.summary), "also where it was interrupted at once"
 
 
 def test_coverage_of_a_trace_without_times_claims_no_share(made: SimpleNamespace) -> None:

@@ -26,6 +26,8 @@ SCHEMA_VERSION = 1
 MOST_FAMILIES = 12
 MOST_OPS = 40
 INPUTS_WIDTH = 40
+MOST_WITH_SHARES = 3
+"""Devices whose times and shares fit side by side into 80 columns; of more, times alone are shown."""
 
 
 def covered(plan: ReplayPlan, steps: Sequence[Step]) -> tuple[int, float]:
@@ -132,15 +134,19 @@ def csv_text(plan: ReplayPlan, steps: Sequence[Step]) -> str:
 def _shares_table(title: str, steps: Sequence[Step], times: Sequence[dict[str, float]], most: int) -> RenderableType:
     table = plain_table()
     table.add_column(title, no_wrap=True)
+    shares = len(steps) <= MOST_WITH_SHARES
     for step in steps:
         table.add_column(Text(safe(step.device)), justify="right", no_wrap=True)
-        table.add_column("", justify="right", no_wrap=True)
+        if shares:
+            table.add_column("", justify="right", no_wrap=True)
     order = sorted({name for one in times for name in one}, key=lambda name: -max(t.get(name, 0.0) for t in times))
     for name in order[:most]:
         cells = []
         for step, one in zip(steps, times, strict=True):
             us = one.get(name)
-            cells += [time_text(us), share_text(us / step.total_us if us is not None and step.total_us else None)]
+            cells.append(time_text(us))
+            if shares:
+                cells.append(share_text(us / step.total_us if us is not None and step.total_us else None))
         table.add_row(Text(safe(name)), *cells)
     return table
 

@@ -115,6 +115,16 @@ def test_the_table_names_what_is_covered_and_where_time_goes(trace: Path) -> Non
         assert word in text
 
 
+def test_five_devices_side_by_side_fit_into_eighty_columns(trace: Path) -> None:
+    names = ("910b1", "910b2", "910b3", "910b4", "910c")
+    socs = [part for name in names for part in ("--soc", name)]
+    args = ["simulate", str(trace), *socs, "--losers", "0"]
+    text = CliRunner().invoke(opreplay, args, env={"COLUMNS": "80"}).stdout
+    assert "MatMul" in text
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
 def test_files(trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "steps.csv"
     assert invoke(trace, "--soc", "910b3", "--output", out).exit_code == 0

@@ -36,8 +36,8 @@ PLAN = ReplayPlan(
 def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A readable trace; its plan is made up, and the fake executor runs it in this process."""
 
-    def make_plan(trace: object, selection: planning.Selection, *, device: str) -> ReplayPlan:
-        SEEN.update(selection=selection, device=device)
+    def make_plan(trace: object, selection: planning.Selection, *, device: str, in_order: bool) -> ReplayPlan:
+        SEEN.update(selection=selection, device=device, in_order=in_order)
         return PLAN
 
     def make_runner(options: orchestrator.RunOptions) -> InProcess:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -162,3 +163,12 @@ def test_kernels_that_the_device_was_fitted_to_are_counted(tmp_path: Path) -> No
     assert "fitted to 1 of these kernels" in " ".join(invoke(path, "--soc", "910b4").stdout.split())
     assert facts(path, "--soc", "910b3")["fitted_to"] == 0
     assert "fitted to" not in invoke(path, "--soc", "910b3").stdout
+
+
+def test_a_compressed_table_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "kernel_details.csv.gz"
+    path.write_bytes(gzip.compress(HEADER.encode()))
+    result = invoke(path, "--soc", "910b3")
+    assert result.exit_code == 3
+    assert "is compressed" in result.stderr
+    assert "gunzip" in result.stderr

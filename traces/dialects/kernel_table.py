@@ -142,7 +142,7 @@ def open_table(path: str | Path, *, max_rows: int = MAX_ROWS) -> Iterator[TableR
     """The rows of a table. Raises TraceError when it cannot be read, Malformed when it is none, TooLarge for too many
     rows, here and while they are iterated."""
     try:
-        with open(path, "rb") as binary, _as_text(binary) as file:
+        with open(path, "rb") as binary, _as_text(binary, path) as file:
             yield TableRows(file, str(path), max_rows)
     except OSError as error:
         raise TraceError(f"cannot read {path}: {error.strerror}", hint="Check the path and its rights.") from error
@@ -150,8 +150,10 @@ def open_table(path: str | Path, *, max_rows: int = MAX_ROWS) -> Iterator[TableR
         raise Malformed(f"{path}: not a CSV file: {error}", hint=_HINT) from error
 
 
-def _as_text(binary: BufferedReader) -> TextIO:
+def _as_text(binary: BufferedReader, path: str | Path) -> TextIO:
     """UTF-8, with or without its mark, unless the file starts with the mark of UTF-16."""
+    if binary.peek(2)[:2] == b"\x1f\x8b":
+        raise Malformed(f"{path}: this kernel table is compressed", hint="gunzip it first.")
     wide = binary.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     return TextIOWrapper(binary, encoding="utf-16" if wide else "utf-8-sig", errors="replace", newline="")
 

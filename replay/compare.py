@@ -107,7 +107,7 @@ def compare(
     compared = [compare_op(a, b) for a, b in pairs if a.measurement or b.measurement]
     spread = spread_of(compared)
     applied = max(threshold, 0.0 if spread is None else math.expm1(SPREADS * spread))
-    ops = [judged(op, applied) for op in compared]
+    ops = [judged(op, threshold, applied) for op in compared]
     neither = len(pairs) - len(ops)
     notes = [f"not compared: {neither} ops that neither run replayed"] if neither else []
     short = {which: _cut_short(run) for which, run in (("first", before), ("second", after))}
@@ -151,12 +151,15 @@ def compare_op(before: OpResult, after: OpResult) -> OpComparison:
     )
 
 
-def judged(op: OpComparison, threshold: float) -> OpComparison:
-    """The op with its verdict: slower or faster beyond the threshold (a share) and its own interval."""
+def judged(op: OpComparison, threshold: float, applied: float) -> OpComparison:
+    """The op with its verdict: slower or faster beyond what is applied (a share) and its own interval, the same within
+    the threshold asked for, and unclear between."""
     if op.verdict != "same" or op.growth is None or op.low is None or op.high is None:
         return op
     if 1.0 / (1.0 + threshold) <= op.growth <= 1.0 + threshold:
         return op
+    if 1.0 / (1.0 + applied) <= op.growth <= 1.0 + applied:
+        return msgspec.structs.replace(op, verdict="unclear", note="the ops of the two runs scatter as far")
     if op.low <= 1.0 <= op.high:
         return msgspec.structs.replace(op, verdict="unclear", note="the change is within the errors of the two runs")
     return msgspec.structs.replace(op, verdict="slower" if op.growth > 1.0 else "faster")

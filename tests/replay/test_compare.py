@@ -63,7 +63,7 @@ def run(
 
 
 def judge(before: OpResult, after: OpResult, threshold: float) -> OpComparison:
-    return judged(compare_op(before, after), threshold)
+    return judged(compare_op(before, after), threshold, threshold)
 
 
 def test_runs_of_the_same_show_at_most_one_false_regression_in_a_hundred_ops() -> None:
@@ -148,6 +148,8 @@ def test_ops_that_scatter_raise_the_threshold() -> None:
     found = compare(run(1), run(2, slower=lambda i: shifts[i]))
     assert found.applied > 0.1
     assert len(found.of("slower", "faster")) <= 2
+    beyond = [op for op in found.of("unclear") if op.note == "the ops of the two runs scatter as far"]
+    assert len(beyond) > 5, "changes above 5 % that may be noise are not called the same"
 
 
 def test_few_samples_and_other_parts_are_unclear() -> None:

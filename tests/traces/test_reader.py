@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from opreplay.traces import Limits, Trace, expand_paths, parallel, read_trace, summarize
 from opreplay.traces.errors import Malformed, TooLarge, TraceError, UnknownDialect
+from opreplay.traces.model import TensorMemories
 from tests.traces.events import DIMS, KEYS, document, kernel, op, small_events, write
 
 
@@ -29,8 +30,10 @@ def same(a: Trace, b: Trace, *, path: bool = False) -> None:
             if x is None:
                 assert y is None
                 continue
-            assert x.dtype == y.dtype, (name, field.name)
-            np.testing.assert_array_equal(x, y, err_msg=f"{name}.{field.name}")
+            columns = ((x.ids, y.ids), (x.bounds, y.bounds)) if isinstance(x, TensorMemories) else ((x, y),)
+            for one, other in columns:
+                assert one.dtype == other.dtype, (name, field.name)
+                np.testing.assert_array_equal(one, other, err_msg=f"{name}.{field.name}")
     assert a.signatures == b.signatures
     assert a.tracks == b.tracks
     assert a.kernel_names == b.kernel_names

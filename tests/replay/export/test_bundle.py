@@ -242,7 +242,7 @@ def broken(folder: Path, name: str, instead: str) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="no timer of the system ends a process there")
 @pytest.mark.parametrize(
     ("instead", "reason"),
-    [("torch.diff(torch.empty(1 << 40, device='meta'), 1 << 40)", "no result after 2 s"),
+    [("any(iter(int, 1))", "no result after 2 s"),
      ("os.abort()", "its process ended with -6"), ("print('not a reply')", None)],
 )  # fmt: skip
 def test_an_op_that_hangs_or_crashes_costs_itself(tmp_path: Path, instead: str, reason: str | None) -> None:

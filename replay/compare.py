@@ -1,9 +1,9 @@
 """Two runs side by side: which ops became slower or faster, and which differences are noise; reads files, runs nothing.
 
-What is compared is an op's growth: how many times as long it took in the second run, both times in units of the gauge
-that was read beside every sample. What makes the whole machine faster or slower meanwhile is not in it. An op counts as
-slower when the growth is above 1 by more than its 95 % interval, and by more than the threshold: the user's or, where
-more is needed, 2.4 times the spread of the growth of all ops in these two runs.
+What is compared is an op's growth: how many times as long it took in the second run, both times relative to the gauges
+that were read beside every sample. What makes the whole machine faster or slower meanwhile is not in it. An op counts
+as slower when the growth is above 1 by more than its 95 % interval, and by more than the threshold: the user's or,
+where more is needed, 2.4 times the spread of the growth of all ops in these two runs.
 """
 
 from __future__ import annotations
@@ -166,19 +166,10 @@ def judged(op: OpComparison, threshold: float, applied: float) -> OpComparison:
 
 
 def _growth(a: Measurement, b: Measurement) -> tuple[float, float, float]:
-    """What all of three agree on, and its 95 % interval: the ratio of the times, and those in units of either gauge.
-
-    Of changes in one direction the least counts, else there is none. Another program on the same core or memory bus
-    slows an op by less than the gauge, or by more: between the plain ratio and those by gauge lies what is its own.
-    """
-    ratio = b.median_us / a.median_us
-    witnesses = [ratio, *(after / _some(before) for before, after in zip(a.relative, b.relative, strict=False))]
-    logs = [math.log(_some(witness)) for witness in witnesses]
-    least = min(range(len(logs)), key=lambda i: abs(logs[i]))
-    growth = witnesses[least] if min(logs) > 0 or max(logs) < 0 else 1.0
-    errors = [math.hypot(*pair) for pair in zip(a.relative_error, b.relative_error, strict=False)]
-    if errors:
-        factor = math.exp(ERRORS * max(errors))
+    """Ratio of the times relative to the gauges, or of the medians without one, and its 95 % interval."""
+    growth = b.relative / a.relative if a.relative and b.relative else b.median_us / a.median_us
+    if a.relative_error is not None and b.relative_error is not None:
+        factor = math.exp(ERRORS * math.hypot(a.relative_error, b.relative_error))
         return growth, growth / factor, growth * factor
     low = b.ci_low_us / b.median_us * a.median_us / _some(a.ci_high_us)
     return growth, growth * low, growth * b.ci_high_us / b.median_us * a.median_us / _some(a.ci_low_us)

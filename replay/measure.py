@@ -228,19 +228,24 @@ def _enough(ordered: list[float], spent_s: float, options: MeasureOptions, budge
 
 
 def against_gauge(found: Measurement, in_order: Sequence[float], gauge_us: Sequence[tuple[float, ...]]) -> Measurement:
-    """The measurement with its time in units of the gauges; samples (us a call) and readings in the order of time."""
-    columns = [
-        [sample / max(reading, 1e-6) for sample, reading in zip(in_order, readings, strict=True)]
-        for readings in zip(*gauge_us, strict=True)
+    """The measurement with its time relative to the gauges; samples (us a call) and readings in the order of time.
+
+    A sample is divided by the (n + 1)th root of the product of its n readings. What makes a machine slow, a neighbour
+    on the same core or memory bus, slows ops by less than the gauges, which do nothing but compute or move: the power
+    of 2/3 on both together scatters least, 5 % from run to run on a shared machine where medians scatter by 12 % and
+    plain quotients by 9 % (the 50 ops of `benchmarks/compare_power.py`).
+    """
+    relative = [
+        sample / max(math.prod(readings), 1e-9) ** (1.0 / (1 + len(readings)))
+        for sample, readings in zip(in_order, gauge_us, strict=True)
     ]
-    compute_us = [reading[0] for reading in gauge_us]
+    compute_us = [readings[0] for readings in gauge_us]
     half = (len(compute_us) + 1) // 2
-    errors = [stats.log_error(column) for column in columns]
     return msgspec.structs.replace(
         found,
         gauge_us=(statistics.median(compute_us[:half]), statistics.median(compute_us[-half:])),
-        relative=tuple(statistics.median(column) for column in columns),
-        relative_error=tuple(error for error in errors if error is not None),
+        relative=statistics.median(relative),
+        relative_error=stats.log_error(relative),
     )
 
 
@@ -275,13 +280,13 @@ def scaled(measurement: Measurement, part: float) -> Measurement:
         for name in ("median_us", "iqr_us", "min_us", "max_us", "ci_low_us", "ci_high_us")
     }
     deciles = tuple(value / part for value in measurement.deciles_us)
-    relative = tuple(value / part for value in measurement.relative)
+    if measurement.relative is not None:
+        times["relative"] = measurement.relative / part
     warning = MeasureWarning(kind="part of the op", data={"share": part})
     return msgspec.structs.replace(
         measurement,
         **times,
         deciles_us=deciles,
-        relative=relative,
         part=part,
         warnings=(*measurement.warnings, warning),
     )

@@ -47,12 +47,11 @@ def _pooled(results: Sequence[OpResult]) -> OpResult:
 
 
 def _together(runs: Sequence[Measurement]) -> Measurement:
-    gauges = min(len(one.relative) for one in runs)
-    relative, errors = [], []
-    for at in range(gauges):
-        logs = [math.log(max(one.relative[at], 1e-12)) for one in runs]
-        relative.append(math.exp(statistics.mean(logs)))
-        errors.append(max(statistics.stdev(logs) / math.sqrt(len(runs)), _within(runs, at)))
+    relative = error = None
+    logs = [math.log(one.relative) for one in runs if one.relative]
+    if len(logs) == len(runs):
+        relative = math.exp(statistics.mean(logs))
+        error = max(statistics.stdev(logs) / math.sqrt(len(runs)), _within(runs))
     medians = [one.median_us for one in runs]
     gauge_us = [one.gauge_us for one in runs if one.gauge_us]
     return msgspec.structs.replace(
@@ -65,13 +64,12 @@ def _together(runs: Sequence[Measurement]) -> Measurement:
         samples=sum(one.samples for one in runs),
         outliers=sum(one.outliers for one in runs),
         deciles_us=(),
-        relative=tuple(relative),
-        relative_error=tuple(errors),
+        relative=relative,
+        relative_error=error,
         gauge_us=(min(min(pair) for pair in gauge_us), max(max(pair) for pair in gauge_us)) if gauge_us else None,
     )
 
 
-def _within(runs: Sequence[Measurement], at: int) -> float:
+def _within(runs: Sequence[Measurement]) -> float:
     """Error of the mean of the runs that their own errors make; 0 for runs that know none."""
-    errors = [one.relative_error[at] for one in runs if len(one.relative_error) > at]
-    return math.hypot(*errors) / len(runs)
+    return math.hypot(*(one.relative_error for one in runs if one.relative_error is not None)) / len(runs)

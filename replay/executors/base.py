@@ -66,11 +66,11 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     gauge_us: tuple[float, float] | None = None
     """Time of a fixed piece of work on the same device, read beside the samples: medians of their first and second
     half."""
-    relative: tuple[float, ...] = ()
-    """Median of the samples over the gauge readings around each, for each gauge (compute, memory): the op's time
-    free of what makes the whole machine faster or slower meanwhile. Empty where the device has no gauge."""
-    relative_error: tuple[float, ...] = ()
-    """Standard error of the logarithm of each `relative`, from batch means; empty with fewer than 16 samples."""
+    relative: float | None = None
+    """Median over the samples of the time over the root of the gauge readings around it (`measure.against_gauge`): only
+    its ratio to that of another run means something. None where the device has no gauge."""
+    relative_error: float | None = None
+    """Standard error of the logarithm of `relative`, from batch means; None with fewer than 16 samples."""
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):

@@ -45,8 +45,8 @@ def slower(source: Path, target: Path, factor: float) -> Path:
             record["measured_us"] *= factor
             for key in ("median_us", "min_us", "max_us", "iqr_us", "ci_low_us", "ci_high_us"):
                 found[key] *= factor
-            for key in ("deciles_us", "relative"):
-                found[key] = [factor * value for value in found[key]]
+            found["relative"] *= factor
+            found["deciles_us"] = [factor * value for value in found["deciles_us"]]
         lines.append(json.dumps(record))
     target.write_text("\n".join(lines) + "\n")
     return target

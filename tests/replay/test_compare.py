@@ -86,17 +86,17 @@ def test_ten_percent_less_is_faster() -> None:
     assert found.total_ratio < 1.0
 
 
-def in_gauges(us: float, *gauges_us: float, error: float = 0.005) -> OpResult:
-    """An op of `us` while the gauges took so long."""
+def in_gauges(us: float, gauge_us: float, *, error: float = 0.005) -> OpResult:
+    """An op of `us` while the gauge took so long."""
     found = msgspec.structs.replace(
-        measurement(us, random.Random(0)), median_us=us, gauge_us=(gauges_us[0], gauges_us[0]),
-        relative=tuple(us / gauge for gauge in gauges_us), relative_error=(error,) * len(gauges_us),
+        measurement(us, random.Random(0)), median_us=us, gauge_us=(gauge_us, gauge_us),
+        relative=us / gauge_us**0.5, relative_error=error,
     )  # fmt: skip
     return result(0, found)
 
 
 def test_a_change_of_all_ops_is_seen_where_the_machine_did_not_change() -> None:
-    found = judge(in_gauges(100.0, 50.0, 80.0), in_gauges(120.0, 50.1, 79.9), 0.05)
+    found = judge(in_gauges(100.0, 50.0), in_gauges(120.0, 50.1), 0.05)
     assert found.verdict == "slower"
     assert found.growth == pytest.approx(1.2, rel=0.01)
     assert found.low is not None
@@ -106,18 +106,13 @@ def test_a_change_of_all_ops_is_seen_where_the_machine_did_not_change() -> None:
 
 
 def test_a_slower_machine_makes_no_slower_ops() -> None:
-    found = judge(in_gauges(100.0, 50.0, 80.0), in_gauges(150.0, 74.0, 81.0), 0.05)
-    assert (found.verdict, found.ratio) == ("same", 1.5)
-    assert found.growth == pytest.approx(1.5 * 50 / 74)
+    found = judge(in_gauges(100.0, 50.0), in_gauges(125.0, 75.0), 0.05)
+    assert (found.verdict, found.ratio) == ("same", 1.25)
+    assert found.growth == pytest.approx(1.25 / 1.5**0.5)
     before, after = (msgspec.structs.replace(run(1, ops=1), results=(one,)) for one in (
-        in_gauges(100.0, 50.0), in_gauges(150.0, 74.0)))  # fmt: skip
-    assert compare(before, after).machine == pytest.approx(74 / 50)
+        in_gauges(100.0, 50.0), in_gauges(125.0, 75.0)))  # fmt: skip
+    assert compare(before, after).machine == pytest.approx(1.5)
     assert not found_in(before, after, "total>5%"), "the total is free of the machine's speed as well"
-
-
-def test_witnesses_that_contradict_each_other_show_no_change() -> None:
-    assert judge(in_gauges(100.0, 50.0, 80.0), in_gauges(120.0, 50.0, 120.0), 0.05).growth == 1.0
-    assert judge(in_gauges(100.0, 50.0, 80.0), in_gauges(100.0, 40.0, 64.0), 0.05).growth == 1.0
 
 
 def test_a_change_within_the_errors_is_unclear() -> None:

@@ -134,6 +134,8 @@ class ChildProcess:
                 if self._op is not None:
                     self._give(child, self._op)
                 return None
+            if reply is not None and not isinstance(reply, Outcome):
+                raise ValueError(f"a process that was given one op sent {type(reply).__name__}")
             return self._judge(child, reply, late=late)
         except BaseException:
             self.kill()

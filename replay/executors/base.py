@@ -55,7 +55,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     part: float = 1.0
     """Share of the op's work that ran; the times are what that part took, divided by it."""
     deciles_us: tuple[float, ...] = ()
-    """Quantiles 0, 0.1, ..., 1 of the samples; what comparisons judge beside the median."""
+    """Quantiles 0, 0.1, ..., 1 of the samples."""
     outliers: int = 0
     """Samples more than three times the distance of the quartiles above the upper one; they count like all others."""
     cache: MeasuredCache = "warm"

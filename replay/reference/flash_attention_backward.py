@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -19,30 +21,51 @@ def sequence_gradients(
     scale: float,
     bounds: tuple[int, int],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """One sequence, all [S, H, D] with lse [H, Sq]; bounds are the visible keys left and right of the diagonal.
+    """As `masked_gradients`; bounds are the visible keys left and right of the diagonal, negative for all."""
+    shift = k.shape[0] - q.shape[0]
+    column = torch.arange(k.shape[0], device=q.device)
+
+    def hidden(part: slice) -> Tensor:
+        diagonal = torch.arange(part.start + shift, part.stop + shift, device=q.device).unsqueeze(1)
+        unseen = torch.zeros((part.stop - part.start, k.shape[0]), dtype=torch.bool, device=q.device)
+        if bounds[1] >= 0:
+            unseen |= column > diagonal + bounds[1]
+        if bounds[0] >= 0:
+            unseen |= column < diagonal - bounds[0]
+        return unseen
+
+    return masked_gradients(dout, q, k, v, out, lse, scale, hidden)
+
+
+def masked_gradients(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    hidden: Callable[[slice], Tensor | None],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """One sequence, all [S, H, D] with lse [H, Sq]; `hidden` tells what some query rows do not see, bool [rows, Sk] or
+    [1 or H, rows, Sk], or None where they see all.
 
     Returns dq, dk, dv and softmax_d = Σ dout · out, float32 [H, Sq].
     """
     heads, kv_heads = q.shape[1], k.shape[1]
     group = heads // kv_heads
-    shift = k.shape[0] - q.shape[0]
     delta = (dout.float() * out.float()).sum(-1).t()
     dq = torch.zeros_like(q)
     k3 = k.float().permute(1, 0, 2).repeat_interleave(group, 0)
     v3 = v.float().permute(1, 0, 2).repeat_interleave(group, 0)
     dk, dv = torch.zeros_like(k3), torch.zeros_like(v3)
     rows = max(1, SCORE_BYTES // (8 * heads * max(k.shape[0], 1)))
-    column = torch.arange(k.shape[0], device=q.device)
     for start in range(0, q.shape[0], rows):
         part = slice(start, min(start + rows, q.shape[0]))
         q3, d3 = (x[part].float().permute(1, 0, 2) for x in (q, dout))
-        diagonal = torch.arange(part.start + shift, part.stop + shift, device=q.device).unsqueeze(1)
-        hidden = torch.zeros((part.stop - part.start, k.shape[0]), dtype=torch.bool, device=q.device)
-        if bounds[1] >= 0:
-            hidden |= column > diagonal + bounds[1]
-        if bounds[0] >= 0:
-            hidden |= column < diagonal - bounds[0]
-        weights = torch.exp(q3 @ k3.transpose(1, 2) * scale - lse[:, part].unsqueeze(-1)).masked_fill(hidden, 0.0)
+        weights = torch.exp(q3 @ k3.transpose(1, 2) * scale - lse[:, part].unsqueeze(-1))
+        if (unseen := hidden(part)) is not None:
+            weights = weights.masked_fill(unseen, 0.0)
         dv += weights.transpose(1, 2) @ d3
         dscores = weights * (d3 @ v3.transpose(1, 2) - delta[:, part].unsqueeze(-1)) * scale
         dq[part] = (dscores @ k3).permute(1, 0, 2).to(q.dtype)

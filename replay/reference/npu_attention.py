@@ -48,8 +48,7 @@ def attend_sequences(
     outs, sums = [], []
     for i, (q, k, v) in enumerate(zip(queries, keys, values, strict=True)):
         if sparse_mode in (0, 1) and mask is not None:
-            hidden = mask[i if mask.shape[0] > 1 else 0] if mask.dim() > 2 else mask
-            hidden = hidden.reshape(-1, *hidden.shape[-2:])[..., : q.shape[0], : k.shape[0]] != 0
+            hidden = hidden_by(mask, i, q.shape[0], k.shape[0])
             out, lse = _masked(q, k, v, scale, ~hidden, need_lse=need_lse)
         elif sparse_mode == 2:
             # Top-left causal is bottom-right causal on the keys that any query sees.
@@ -63,6 +62,12 @@ def attend_sequences(
         outs.append(out)
         sums.append(lse)
     return outs, sums
+
+
+def hidden_by(mask: Tensor, batch: int, rows: int, keys: int) -> Tensor:
+    """bool [1 or H, rows, keys]: what a sequence of the batch does not see by a mask of its own or one for all."""
+    own = mask[batch if mask.shape[0] > 1 else 0] if mask.dim() > 2 else mask
+    return own.reshape(-1, *own.shape[-2:])[..., :rows, :keys] != 0
 
 
 def _masked(

@@ -5,11 +5,13 @@ Dropout, sinks and positional shifts (pse) are refused, as in the forward pass.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from opreplay.replay.reference.attention import SCORE_BYTES
-from opreplay.replay.reference.npu_attention import refuse
+from opreplay.replay.reference.flash_attention_backward import masked_gradients
+from opreplay.replay.reference.npu_attention import hidden_by, refuse
 from opreplay.replay.reference.npu_layouts import Lengths, from_sequences, to_sequences
 from opreplay.replay.reference.npu_training_attention import (
     fake_fusion,
@@ -23,28 +25,7 @@ _Fusion = tuple[Tensor, Tensor, Tensor, Tensor, int, int, int]
 _FAR = 1 << 30
 
 
-@stands_for("npu::npu_flash_attention", fake=fake_fusion)
-def npu_flash_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    head_num: int,
-    input_layout: str,
-    pse: Tensor | None,
-    atten_mask: Tensor | None,
-    scale: float,
-    keep_prob: float,
-    pre_tockens: int,
-    next_tockens: int,
-    actual_seq_qlen: Lengths,
-    actual_seq_kvlen: Lengths,
-    sparse_mode: int,
-) -> _Fusion:
-    """The earlier name of npu_fusion_attention."""
-    return npu_fusion_attention(
-        query, key, value, head_num, input_layout, pse, atten_mask, scale, keep_prob, pre_tockens, next_tockens,
-        actual_seq_qlen, actual_seq_kvlen, sparse_mode,
-    )  # fmt: skip
+stands_for("npu::npu_flash_attention", fake=fake_fusion)(npu_fusion_attention)  # its earlier name
 
 
 @stands_for("npu::npu_fusion_attention_v2", fake=fake_fusion)
@@ -86,8 +67,7 @@ def _hidden(
 ) -> Tensor | None:
     """bool [1 or heads, rows, keys] of one sequence: what a query does not see; None when it sees all."""
     if sparse_mode in (0, 1) and mask is not None:
-        own = mask[batch if mask.shape[0] > 1 else 0] if mask.dim() > 2 else mask
-        return own.reshape(-1, *own.shape[-2:])[..., :rows, :keys] != 0
+        return hidden_by(mask, batch, rows, keys)
     row = torch.arange(rows, device=device).unsqueeze(1)
     column = torch.arange(keys, device=device)
     if sparse_mode == 2:
@@ -105,28 +85,8 @@ def _hidden(
     return None
 
 
-def _sequence_gradients(
-    q: Tensor, k: Tensor, v: Tensor, dy: Tensor, out: Tensor, lse: Tensor, scale: float, hidden: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of one sequence, all [S, N, D], with the log-sum-exps [N, Sq] of its scores."""
-    heads, kv_heads = q.shape[1], k.shape[1]
-    group = heads // kv_heads
-    delta = (dy.float() * out.float()).sum(-1).t()
-    k3, v3 = (x.float().permute(1, 0, 2).repeat_interleave(group, 0) for x in (k, v))
-    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k3), torch.zeros_like(v3)
-    step = max(1, SCORE_BYTES // (8 * heads * max(k.shape[0], 1)))
-    for start in range(0, q.shape[0], step):
-        part = slice(start, min(start + step, q.shape[0]))
-        q3, d3 = (x[part].float().permute(1, 0, 2) for x in (q, dy))
-        weights = torch.exp(q3 @ k3.transpose(1, 2) * scale - lse[:, part].unsqueeze(-1))
-        if hidden is not None:
-            weights = weights.masked_fill(hidden[:, part], 0.0)
-        dv += weights.transpose(1, 2) @ d3
-        dscores = weights * (d3 @ v3.transpose(1, 2) - delta[:, part].unsqueeze(-1)) * scale
-        dq[part] = (dscores @ k3).permute(1, 0, 2).to(q.dtype)
-        dk += dscores.transpose(1, 2) @ q3
-    dk, dv = (x.unflatten(0, (kv_heads, group)).sum(1).permute(1, 0, 2) for x in (dk, dv))
-    return dq, dk.to(k.dtype), dv.to(v.dtype)
+def _rows_of(hidden: Tensor | None, part: slice) -> Tensor | None:
+    return None if hidden is None else hidden[:, part]
 
 
 def _statistics(stat: Tensor, layout: str, lengths: list[int]) -> list[Tensor]:
@@ -159,7 +119,8 @@ def _gradients(
     for i, (q, k, v, d, out) in enumerate(zip(queries, keys, values, grads, outs, strict=True)):
         lse = tops[i] + torch.log(totals[i].clamp(min=1e-30))
         hidden = _hidden(q.shape[0], k.shape[0], mask, i, sparse_mode, tokens, q.device)
-        found.append(_sequence_gradients(q, k, v, d, out, lse, scale, hidden))
+        rows = partial(_rows_of, hidden)
+        found.append(masked_gradients(d, q, k, v, out, lse, scale, rows)[:3])
     dq, dk, dv = (list(parts) for parts in zip(*found, strict=True))
     return (
         from_sequences(dq, query, layout, dq[0].shape[-1]),

@@ -169,7 +169,7 @@ class SequenceEngine:
                     seen, changed = now, monotonic()
                 if not readable and monotonic() - changed > self._limit_s:
                     reason = Reason("budget", f"time: no result after {self._limit_s:g} s (--op-time)")
-                    return self._ended(child, seen[0], reason, grace_s=0.0)
+                    return self._ended(seen[0], reason)
                 if not readable:
                     continue
                 reply = child.receive()
@@ -177,7 +177,7 @@ class SequenceEngine:
                     return reply
                 if reply is None:
                     at = BEAT.unpack(os.pread(beat, BEAT.size, 0))[0]
-                    return self._ended(child, at, child.cause_of_death(), grace_s=0.0)
+                    return self._ended(at, child.cause_of_death())
                 if isinstance(reply, PassDone) and self._tell is not None:
                     self._tell(reply)
         except BaseException:
@@ -195,9 +195,8 @@ class SequenceEngine:
             assumptions=times.assumptions,
         )  # fmt: skip
 
-    def _ended(self, child: Child, at: int, reason: Reason, *, grace_s: float) -> Death:
-        child.end(grace_s=grace_s)
-        self._child = None
+    def _ended(self, at: int, reason: Reason) -> Death:
+        self._drop()
         return Death(op=at if at >= 0 else None, reason=reason)
 
     def _ready(self) -> Child:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from statistics import fmean, median
+from typing import NamedTuple
 
 import msgspec
 
-from opreplay.replay.ascend.kernel import KernelCall, KernelPrediction
+from opreplay.replay.ascend.kernel import KernelCall, State
 from opreplay.replay.ascend.kernel_details import KernelRow, KernelTable, call_key
 from opreplay.replay.ascend.predict import predict_kernel
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.residency import Touch, resident_of, reuse_distances
+
+
+MOST_WEIGHT = 0.1
+"""Largest share of a set's time that one kernel may have in `capped_wape`."""
 
 
 class Errors(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +35,18 @@ class Errors(msgspec.Struct, frozen=True, kw_only=True):
     """(sum of predicted - sum of measured) / sum of measured over all launches; errors of either sign cancel."""
     in_band: float
     """Share of unique kernels whose measured time lies in their 80 % band."""
+    within_10: float = float("nan")
+    """Share of unique kernels predicted within 10 % of what was measured."""
+    within_25: float = float("nan")
+    capped_wape: float = float("nan")
+    """`wape` with no kernel weighing more than MOST_WEIGHT of its set: one giant does not decide."""
+
+
+class Part(NamedTuple):
+    """One kernel of a measured op, and what is known of the cache before it."""
+
+    call: KernelCall
+    touches: tuple[Touch, ...] = ()
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +55,14 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     row: KernelRow
     touches: tuple[Touch, ...] = ()
     duration_us: float
+    state: State = "network"
+    several: tuple[Part, ...] = ()
+    """The kernels of a measured op; empty where the row is a kernel."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The kernels that the time is of, in launch order."""
+        return self.several or (Part(self.row.call, self.touches),)
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +83,8 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     signed_us: float
     """Sum over launches of predicted - measured."""
     held_out: bool = False
+    extrapolated: bool = False
+    """Far from all that was measured of its family."""
 
     @property
     def ape(self) -> float:
@@ -87,20 +115,19 @@ def grouped(measured: Iterable[Launch]) -> list[list[Launch]]:
 
 
 def compare_group(group: Sequence[Launch], device: DeviceProfile) -> Compared:
-    """Predict the launches of one unique kernel and compare them with what was measured."""
-    call = group[0].row.call
-    made: dict[float | None, KernelPrediction] = {}
+    """Predict the launches of one unique kernel or op and compare them with what was measured."""
+    made: dict[object, tuple[float, float, bool]] = {}
     predictions = []
     for one in group:
-        share = resident_of(one.touches, device)
-        if share not in made:
-            made[share] = predict_kernel(call, device, share)
-        predictions.append(made[share])
-    pairs = [(p.time_us, one.duration_us, one.row.count) for p, one in zip(predictions, group, strict=True)]
-    middle = median(p.time_us for p in predictions)
-    band = predictions[0].high_us / predictions[0].time_us if predictions[0].time_us else 1.0
+        shares = tuple(resident_of(part.touches, device) for part in one.parts)
+        if (shares, one.state) not in made:
+            made[shares, one.state] = _together(one, shares, device)
+        predictions.append(made[shares, one.state])
+    pairs = [(p[0], one.duration_us, one.row.count) for p, one in zip(predictions, group, strict=True)]
+    middle, band = median(p[0] for p in predictions), predictions[0][1]
     return Compared(
-        call=call,
+        call=group[0].row.call,
+        extrapolated=predictions[0][2],
         measured_us=median(one.duration_us for one in group),
         predicted_us=middle,
         low_us=middle / band,
@@ -111,6 +138,21 @@ def compare_group(group: Sequence[Launch], device: DeviceProfile) -> Compared:
         signed_us=sum((p - m) * n for p, m, n in pairs),
         held_out=any(one.row.held_out for one in group),
     )
+
+
+def _together(
+    one: Launch, shares: Sequence[float | None], device: DeviceProfile
+) -> tuple[float, float, bool]:
+    """(time, factor of the band, whether extrapolated) of a launch's kernels; their errors are independent."""
+    total = square = 0.0
+    far = False
+    for part, share in zip(one.parts, shares, strict=True):
+        made = predict_kernel(part.call, device, share, one.state)
+        total += made.time_us * part.call.count
+        if made.time_us > 0:
+            square += (math.log(made.high_us / made.time_us) * made.time_us * part.call.count) ** 2
+        far = far or made.extrapolated
+    return total, math.exp(math.sqrt(square) / total) if total else 1.0, far
 
 
 def selected(table: KernelTable, *, communication: bool = True, only_held_out: bool = False) -> list[Launch]:
@@ -163,7 +205,21 @@ def errors_of(compared: Sequence[Compared]) -> Errors:
         wape=sum(c.absolute_us for c in compared) / measured,
         total_error=sum(c.signed_us for c in compared) / measured,
         in_band=fmean(c.low_us <= c.measured_us <= c.high_us for c in compared),
+        within_10=fmean(ape <= 0.10 for ape in apes),
+        within_25=fmean(ape <= 0.25 for ape in apes),
+        capped_wape=_capped(compared),
     )
+
+
+def _capped(compared: Sequence[Compared]) -> float:
+    """WAPE with weights of at most MOST_WEIGHT of their sum; the cap is raised where so few kernels cannot reach it."""
+    share = max(MOST_WEIGHT, 1 / len(compared))
+    weights = [c.total_us for c in compared]
+    for _ in range(20):
+        most = share * sum(weights)
+        weights = [min(w, most) for w in weights]
+    errors = (c.absolute_us / c.total_us * w for c, w in zip(compared, weights, strict=True))
+    return sum(errors) / sum(weights)
 
 
 def errors_by_type(compared: Iterable[Compared]) -> dict[str, Errors]:

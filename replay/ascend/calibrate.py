@@ -28,10 +28,14 @@ MIN_BAND, MAX_BAND = 1.05, 6.0
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """All measured launches of one unique kernel on one SoC."""
+    """All measured launches of one unique kernel, or op, on one SoC."""
 
     soc: str
     launches: tuple[Launch, ...]
+    table: str = ""
+    """The measurements that it is of: tables of one workload have one name."""
+    weight: float = 1.0
+    """In a fit: tables count by the root of their size."""
 
 
 class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +44,7 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
     soc: str
     family: str
     compared: Compared
+    table: str = ""
 
 
 def datasheet_only(device: DeviceProfile) -> DeviceProfile:
@@ -53,10 +58,10 @@ def datasheet_only(device: DeviceProfile) -> DeviceProfile:
 
 def training_samples(group: Group, device: DeviceProfile) -> list[Sample]:
     """What a fit learns from one unique kernel: a sample for each state of the cache, together of weight 1."""
-    states: dict[int | None, list[Launch]] = defaultdict(list)
+    states: dict[tuple[str, int | None], list[Launch]] = defaultdict(list)
     for launch in group.launches:
         share = resident_of(launch.touches, device)
-        states[None if share is None else round(share * 4)].append(launch)
+        states[launch.state, None if share is None else round(share * 4)].append(launch)
     samples = []
     for alike in states.values():
         middle = median(one.duration_us for one in alike)
@@ -66,8 +71,10 @@ def training_samples(group: Group, device: DeviceProfile) -> list[Sample]:
                 call=typical.row.call,
                 soc=group.soc,
                 duration_us=middle,
-                weight=len(alike) / len(group.launches),
+                weight=group.weight * len(alike) / len(group.launches),
                 touches=typical.touches,
+                state=typical.state,
+                several=typical.several,
             )
         )
     return samples
@@ -85,7 +92,9 @@ def with_nearby(devices: dict[str, DeviceProfile], groups: Sequence[Group]) -> d
     """The devices with the groups as neighbours of other kernels, each on its own SoC; those that it had are kept."""
     found: dict[tuple[str, str], list[tuple[float, Place, float]]] = defaultdict(list)
     for group in groups:
-        device, call = devices[group.soc], group.launches[0].row.call
+        device, call = devices[group.soc], group.launches[0].parts[0].call
+        if len(group.launches[0].parts) > 1:
+            continue
         family = family_of(call, device)
         place, one = place_of(call, family.form), compare_group(group.launches, device)
         if place is not None and one.predicted_us > 0:
@@ -106,8 +115,9 @@ def _held_out(groups: Sequence[Group], devices: dict[str, DeviceProfile]) -> lis
     return [
         HeldOut(
             soc=g.soc,
-            family=family_of(g.launches[0].row.call, devices[g.soc]).name,
+            family=family_of(g.launches[0].parts[0].call, devices[g.soc]).name,
             compared=compare_group(g.launches, devices[g.soc]),
+            table=g.table,
         )
         for g in groups
     ]
@@ -147,9 +157,21 @@ def _name(group: Group) -> str:
 
 def leave_one_soc_out(groups: Sequence[Group], devices: dict[str, DeviceProfile]) -> list[HeldOut]:
     """Each SoC's kernels predicted by a fit to all other SoCs."""
+    return _left_out(groups, devices, lambda group: group.soc)
+
+
+def leave_one_table_out(groups: Sequence[Group], devices: dict[str, DeviceProfile]) -> list[HeldOut]:
+    """Each table's kernels predicted by a fit to all other tables: near-duplicates of a kernel are mostly in its own
+    table, so this is the harder test of known SoCs."""
+    return _left_out(groups, devices, lambda group: group.table)
+
+
+def _left_out(
+    groups: Sequence[Group], devices: dict[str, DeviceProfile], part_of: Callable[[Group], str]
+) -> list[HeldOut]:
     out: list[HeldOut] = []
-    for soc in sorted({g.soc for g in groups}):
-        train, test = [g for g in groups if g.soc != soc], [g for g in groups if g.soc == soc]
+    for name in sorted({part_of(g) for g in groups}):
+        train, test = [g for g in groups if part_of(g) != name], [g for g in groups if part_of(g) == name]
         if train:
             out += _held_out(test, fitted_to(train, devices))
     return out
@@ -204,7 +226,8 @@ def calibrate(
     fitted = fitted_to(groups, devices)
     counts: dict[tuple[str, str], int] = defaultdict(int)
     for group in groups:
-        counts[group.soc, family_of(group.launches[0].row.call, devices[group.soc]).name] += 1
+        for name in {family_of(part.call, devices[group.soc]).name for part in group.launches[0].parts}:
+            counts[group.soc, name] += 1
     near, near_usual, _ = bands(across)
     far, far_usual, _ = bands(elsewhere or across)
     by_family: dict[str, list[float]] = defaultdict(list)

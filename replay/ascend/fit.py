@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from opreplay.replay.ascend.kernel import KernelCall
+from opreplay.replay.ascend.accuracy import Part
+from opreplay.replay.ascend.kernel import KernelCall, State
 from opreplay.replay.ascend.predict import family_of, predict_time_us
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Rates
 from opreplay.replay.ascend.residency import Touch, resident_of
@@ -32,7 +33,7 @@ RATE_WIDTHS: dict[str, float] = {
     "l2_bytes_per_cycle": 0.4, "vector_overlap": 0.25, "resident_share": 0.15, "resident_reach": 0.5,
     "resident_sharpness": 0.3, "weight_resident_share": 0.4, "sequence_reach": 0.4, "sequence_sharpness": 0.4,
     "mac_efficiency": 0.05, "l1_fill_bytes_per_cycle": 0.25, "l1_fill_hbm_bytes_per_cycle": 0.25,
-    "l1_narrow_exponent": 0.4, "overlap_p": 0.4, "fixpipe_bytes_per_cycle": 0.5, "wave_us": 0.8, "split_depth": 0.2,
+    "loop_vector_share": 0.5, "loop_cube_share": 0.5, "hbm_mixed_cost": 0.5, "l1_narrow_exponent": 0.4, "overlap_p": 0.4, "fixpipe_bytes_per_cycle": 0.5, "wave_us": 0.8, "split_depth": 0.2,
 }  # fmt: skip
 """Widths of the priors of shared rates, in log units."""
 
@@ -60,13 +61,21 @@ LIMIT = math.log(5.0)
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """A measured kernel to fit to."""
+    """A measured kernel, or the kernels of a measured op, to fit to."""
 
     call: KernelCall
     soc: str
     duration_us: float
     weight: float = 1.0
     touches: tuple[Touch, ...] = ()
+    state: State = "network"
+    several: tuple[Part, ...] = ()
+    """The kernels that the time is of, where they are several."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The kernels that the time is of."""
+        return self.several or (Part(self.call, self.touches),)
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +96,7 @@ def parameters_for(samples: Sequence[Sample], devices: dict[str, DeviceProfile])
     out = [Parameter(name=name, width=width) for name, width in RATE_WIDTHS.items()]
     if len(socs) > 1:
         out += [Parameter(name=n, width=w, soc=soc) for soc in socs for n, w in SOC_RATE_WIDTHS.items()]
-    pairs = {(family_of(s.call, devices[s.soc]).name, s.soc) for s in samples}
+    pairs = {(family_of(part.call, devices[s.soc]).name, s.soc) for s in samples for part in s.parts}
     for family in sorted({f for f, _ in pairs}):
         constants = devices[socs[0]].families[family]
         for name, width in FAMILY_WIDTHS.items():
@@ -125,14 +134,21 @@ def moved(
 
 
 def _times(samples: Sequence[Sample], devices: dict[str, DeviceProfile]) -> list[float]:
-    return [predict_time_us(s.call, devices[s.soc], resident_of(s.touches, devices[s.soc])) for s in samples]
+    return [_time(s, devices[s.soc]) for s in samples]
+
+
+def _time(sample: Sample, device: DeviceProfile) -> float:
+    return sum(
+        part.call.count * predict_time_us(part.call, device, resident_of(part.touches, device), state=sample.state)
+        for part in sample.parts
+    )
 
 
 def _jacobian(
     samples: Sequence[Sample],
     devices: dict[str, DeviceProfile],
     parameters: Sequence[Parameter],
-    families: Sequence[str],
+    families: Sequence[frozenset[str]],
     logs: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float64]:
     """d log(time) / d log(constant), by a small step; only samples that a constant touches are predicted again."""
@@ -141,11 +157,13 @@ def _jacobian(
     step = 1e-3
     out = np.zeros((len(samples), len(parameters)))
     for j, parameter in enumerate(parameters):
-        cache: dict[str, tuple[DeviceProfile, FamilyCost | None]] = {}
+        cache: dict[str, DeviceProfile] = {}
         for i, sample in enumerate(samples):
-            if parameter.soc not in (None, sample.soc) or parameter.family not in (None, families[i]):
+            if parameter.soc not in (None, sample.soc):
                 continue
-            if parameter.name == "scale":
+            if parameter.family is not None and parameter.family not in families[i]:
+                continue
+            if parameter.name == "scale" and len(families[i]) == 1:
                 out[i, j] = 1.0
                 continue
             if sample.soc not in cache:
@@ -155,12 +173,12 @@ def _jacobian(
                     holder, **{parameter.name: getattr(holder, parameter.name) * math.exp(step)}
                 )
                 if isinstance(changed, Rates):
-                    cache[sample.soc] = (msgspec.structs.replace(device, rates=changed), None)
+                    cache[sample.soc] = msgspec.structs.replace(device, rates=changed)
                 else:
                     assert isinstance(changed, FamilyCost)
-                    cache[sample.soc] = (device, changed)
-            device, family = cache[sample.soc]
-            time_us = predict_time_us(sample.call, device, resident_of(sample.touches, device), family)
+                    families_changed = {**device.families, changed.name: changed}
+                    cache[sample.soc] = msgspec.structs.replace(device, families=families_changed)
+            time_us = _time(sample, cache[sample.soc])
             out[i, j] = (math.log(max(time_us, 1e-9)) - logs[i]) / step
     return out
 
@@ -180,7 +198,7 @@ def fit(
     import numpy as np
 
     parameters = parameters_for(samples, devices)
-    families = [family_of(s.call, devices[s.soc]).name for s in samples]
+    families = [frozenset(family_of(part.call, devices[s.soc]).name for part in s.parts) for s in samples]
     target = np.log([s.duration_us for s in samples])
     weights = np.array([s.weight for s in samples])
     widths = np.array([p.width * prior_width for p in parameters])

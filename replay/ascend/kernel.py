@@ -8,8 +8,11 @@ import msgspec
 
 from opreplay.traces.npu import TensorSpec
 
-Bound = Literal["cube", "vector", "hbm", "l2", "launch", "link", "none"]
+Bound = Literal["cube", "vector", "hbm", "l2", "launch", "link", "slow path", "none"]
 Confidence = Literal["calibrated", "other SoC", "uncalibrated"]
+State = Literal["cold", "warm", "network"]
+"""What the caches held when a kernel was measured, or is predicted to start: nothing of its data ("cold": L2 was
+cleared); its data and its code ("warm": the same call over and over); what a network left there ("network")."""
 
 
 class KernelCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -37,3 +40,9 @@ class KernelPrediction(msgspec.Struct, frozen=True, kw_only=True):
     """80 % band."""
     nearby_factor: float = 1.0
     """What kernels measured nearby on the same SoC made of the time; the terms have it in them."""
+    extrapolated: bool = False
+    """Sizes, dtype or layout lie far outside what was measured of its family: the band is wide."""
+    slow_path: str = ""
+    """What slow path of the library it takes, where one is known."""
+    state: State = "network"
+    """What the caches are taken to hold when it starts."""

@@ -9,9 +9,10 @@ from opreplay.replay.ascend.cost.collective import collective_terms
 from opreplay.replay.ascend.cost.cube import conv_terms, gemm_of, matmul_terms
 from opreplay.replay.ascend.cost.sizes import total_bytes
 from opreplay.replay.ascend.cost.vector import vector_terms
-from opreplay.replay.ascend.kernel import Bound, Confidence, KernelCall, KernelPrediction
+from opreplay.replay.ascend.kernel import Bound, Confidence, KernelCall, KernelPrediction, State
 from opreplay.replay.ascend.nearby import correction
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
+from opreplay.replay.ascend.residency import resident_of
 
 Terms = Callable[..., dict[str, float]]
 """(call, family, device, resident) -> microseconds by term."""
@@ -109,24 +110,49 @@ def confidence_of(family: FamilyCost) -> Confidence:
 
 
 def predict_time_us(
-    call: KernelCall, device: DeviceProfile, resident: float | None = None, family: FamilyCost | None = None
-) -> float:
+    call: KernelCall, device: DeviceProfile, resident: float | None = None, family: FamilyCost | None = None,
+    state: State = "network",
+) -> float:  # fmt: skip
     """The time alone, in microseconds; see `predict_kernel`."""
     family = family or family_of(call, device)
-    terms, near = _terms(call, family, device, resident)
+    terms, near = _terms(call, family, device, resident, state)
     return sum(terms.values()) * family.scale * near
 
 
+CUBE_FORMS = frozenset({"matmul", "conv", "attention"})
+
+
 def _terms(
-    call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None
+    call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None, state: State
 ) -> tuple[dict[str, float], float]:
     """Terms, and the factor on all of them that measured neighbours make."""
-    if family.form == "matmul":
+    form = family.form
+    if resident is None and state != "network":
+        resident = _resident_in(state, call, device)
+    if form == "matmul":
         gemm = gemm_of(call)
         terms = matmul_terms(call, family, device, resident, gemm)
-        return terms, correction(call, family, gemm) if family.nearby else 1.0
-    terms = FORMS.get(family.form, vector_terms)(call, family, device, resident)
-    return terms, correction(call, family) if family.nearby else 1.0
+        near = correction(call, family, gemm) if family.nearby else 1.0
+    else:
+        terms = FORMS.get(form, vector_terms)(call, family, device, resident)
+        near = correction(call, family) if family.nearby else 1.0
+    if state == "warm" and form not in UNLIKE_CORES:
+        rates = device.rates
+        least = rates.launch_one_us
+        share = rates.loop_cube_share if form in CUBE_FORMS else rates.loop_vector_share
+        terms["launch"] = min(terms["launch"], least + (terms["launch"] - least) * share)
+    return terms, near
+
+
+UNLIKE_CORES = frozenset({"collective", "aicpu", "free", "host"})
+"""Forms that are no program of the AI cores."""
+
+
+def _resident_in(state: State, call: KernelCall, device: DeviceProfile) -> float:
+    """Share of a kernel's bytes found in L2 when it was cleared, or when the same kernel ran just before."""
+    if state == "cold":
+        return 0.0
+    return resident_of(((1.0, float(total_bytes(call.inputs) + total_bytes(call.outputs))),), device) or 0.0
 
 
 MOST_US = 1e15
@@ -144,16 +170,18 @@ def _beyond_measure(call: KernelCall, device: DeviceProfile) -> KernelPrediction
     )  # fmt: skip
 
 
-def predict_kernel(call: KernelCall, device: DeviceProfile, resident: float | None = None) -> KernelPrediction:
+def predict_kernel(
+    call: KernelCall, device: DeviceProfile, resident: float | None = None, state: State = "network"
+) -> KernelPrediction:
     """Cost of one launch of `call` on `device`, in microseconds; `call.count` is not multiplied in.
 
     `resident` is the share of the kernel's bytes found in L2, where the caller knows it from what ran before; None
-    takes the expected share for the working set. Never raises for a well-formed call: a kernel type that is not
+    takes what `state` says: in a network the expected share for the working set. Never raises for a well-formed call: a kernel type that is not
     registered, and sizes that no memory holds, are costed by their bytes and marked uncalibrated.
     """
     family = family_of(call, device)
     try:
-        terms, near = _terms(call, family, device, resident)
+        terms, near = _terms(call, family, device, resident, state)
     except ArithmeticError:
         return _beyond_measure(call, device)
     scale = family.scale * near
@@ -176,4 +204,5 @@ def predict_kernel(call: KernelCall, device: DeviceProfile, resident: float | No
         low_us=time_us / family.band,
         high_us=time_us * family.band,
         nearby_factor=near,
+        state=state,
     )

@@ -52,6 +52,14 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Bytes of the largest tensor per vector block."""
     hbm_efficiency: float
     """Share of the HBM's peak that vector kernels reach, reads and writes together."""
+    hbm_mixed_cost: float
+    """How much longer HBM takes for a byte when half of the bytes are read and half written than when all are of one
+    kind, as a share."""
+    loop_vector_share: float
+    """Of what the launch of a vector kernel takes beyond one core's, what is left when its code is in the instruction
+    caches and no neighbour is about, as in a loop."""
+    loop_cube_share: float
+    """The same for kernels that use cube cores."""
     hbm_cube_efficiency: float
     """The same for cube kernels."""
     core_hbm_bytes_per_cycle: float

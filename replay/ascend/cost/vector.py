@@ -30,7 +30,9 @@ def memory_us(read: float, write: float, blocks: int, resident: float, device: D
     """(HBM, L2) time of moving bytes through `blocks` vector cores, `resident` of them within L2."""
     rates, freq = device.rates, device.freq_hz
     moved = read + write
-    hbm = min(device.hbm_bytes_per_s * rates.hbm_efficiency, blocks * rates.core_hbm_bytes_per_cycle * freq)
+    mixed = 4 * read * write / (moved * moved) if moved else 0.0
+    reached = rates.hbm_efficiency / (1 + rates.hbm_mixed_cost * mixed)
+    hbm = min(device.hbm_bytes_per_s * reached, blocks * rates.core_hbm_bytes_per_cycle * freq)
     cache = blocks * rates.l2_bytes_per_cycle * freq
     return moved * (1 - resident) / hbm * 1e6, moved * resident / cache * 1e6
 

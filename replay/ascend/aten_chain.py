@@ -100,8 +100,8 @@ def _arguments(
         return args
     args = [_tensor("self", main)]
     if name in OVER_A_DIM and overload not in ("full",) and (overload != "default" or name in ("argmax", "argmin", "cumsum", "cumprod", "flip", "linalg_vector_norm")):
-        dim = numbers[0] if numbers else -1
-        args.append(_value("dim", dim % max(1, len(main[0]))))
+        dim = (numbers[0] if numbers else -1) % max(1, len(main[0]))
+        args.append(_value("dims", (dim,)) if name == "flip" else _value("dim", dim))
     elif name in SOFTMAXES:
         args.append(_value("dim", numbers[0] if numbers and 0 <= numbers[0] < len(main[0]) else len(main[0]) - 1))
     elif "pool" in name:

@@ -7,6 +7,7 @@ model `devices/_model.toml`. It may start from another device with `base = "910b
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import msgspec
 
 from opreplay.replay.ascend.nearby import spot
-from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Form, Link, Neighbour, Rates
+from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Form, Link, Neighbour, Rates, SlowPath
 from opreplay.replay.ascend.quantity import Quantity, Trust
 from opreplay.traces.errors import FormatError, UsageError
 
@@ -90,6 +91,7 @@ class FamilyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     scale: float | None = None
     band: float | None = None
     hf32: bool | None = None
+    spreads: bool | None = None
     nearby: dict[str, tuple[NeighbourEntry, ...]] | None = None
     samples: int | None = None
     samples_elsewhere: int | None = None
@@ -116,6 +118,15 @@ class DeviceFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     datasheet: dict[str, Quantity] = {}
     rates: dict[str, Quantity] = {}
     families: dict[str, FamilyEntry] = {}
+    slow_paths: tuple[SlowPath, ...] = ()
+    """Beside those that all devices have, and before them."""
+
+
+class SlowPathFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The slow paths that all devices have."""
+
+    schema_version: int
+    slow_paths: tuple[SlowPath, ...]
 
 
 def _folder() -> Any:
@@ -171,6 +182,21 @@ def load_model() -> ModelFile:
     return model
 
 
+@lru_cache(maxsize=1)
+def shared_slow_paths() -> tuple[SlowPath, ...]:
+    """The slow paths that all devices have."""
+    file: SlowPathFile = _decode((_folder() / "_slow_paths.toml").read_bytes(), SlowPathFile, "_slow_paths.toml")
+    return file.slow_paths
+
+
+def _paths_by_type(paths: Sequence[SlowPath]) -> dict[str, tuple[SlowPath, ...]]:
+    out: dict[str, tuple[SlowPath, ...]] = {}
+    for path in paths:
+        for kernel_type in path.types:
+            out[kernel_type] = (*out.get(kernel_type, ()), path)
+    return out
+
+
 def type_table(model: ModelFile) -> dict[str, str]:
     """CANN kernel type → family; refuses a type that two families claim."""
     table: dict[str, str] = {}
@@ -211,6 +237,9 @@ def _checked(file: DeviceFile, where: str) -> DeviceFile:
             raise FormatError(f"{where}: rates.{name} is in {quantity.unit!r}, expected {model.rates[name].unit!r}")
         if quantity.value <= 0:
             raise FormatError(f"{where}: rates.{name} must be above 0, is {quantity.value}")
+    for path in file.slow_paths:
+        if not (0 < path.factor < 1e6 and 0 <= path.cycles < 1e6 and 0 <= path.row_cycles < 1e9):
+            raise FormatError(f"{where}: slow_paths {path.name!r}: factor and cycles must be 0 or more and below 1e6")
     for name, entry in file.families.items():
         for number in NUMBERS:
             value = getattr(entry, number)
@@ -242,7 +271,7 @@ def compile_device(file: DeviceFile) -> DeviceProfile:
         values: dict[str, Any] = {"name": name, "form": entry.form or "elementwise"}
         for layer in (entry, base.families.get(name) if base else None, file.families.get(name)):
             if layer is not None:
-                for field in (*NUMBERS, "hf32", "nearby", "samples", "samples_elsewhere"):
+                for field in (*NUMBERS, "hf32", "spreads", "nearby", "samples", "samples_elsewhere"):
                     value = getattr(layer, field)
                     if value is not None:
                         values[field] = value
@@ -274,6 +303,8 @@ def compile_device(file: DeviceFile) -> DeviceProfile:
         rates=Rates(**{name: quantity.value for name, quantity in rates.items()}),
         families=families,
         types=type_table(model),
+        slow_paths=_paths_by_type((*file.slow_paths, *(base.slow_paths if base else ()), *shared_slow_paths())),
+        own_slow_paths=(*file.slow_paths, *(base.slow_paths if base else ())),
         datasheet=datasheet,
     )
 

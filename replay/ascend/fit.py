@@ -30,6 +30,7 @@ NOISE = 0.12
 RATE_WIDTHS: dict[str, float] = {
     "launch_one_us": 0.2, "launch_full_us": 0.4, "launch_exponent": 0.3, "cube_launch_us": 0.4,
     "mix_launch_us": 0.3, "hbm_efficiency": 0.1, "hbm_cube_efficiency": 0.15, "core_hbm_bytes_per_cycle": 0.3,
+    "cube_core_hbm_bytes_per_cycle": 0.2,
     "l2_bytes_per_cycle": 0.4, "vector_overlap": 0.25, "resident_share": 0.15, "resident_reach": 0.5,
     "resident_sharpness": 0.3, "weight_resident_share": 0.4, "sequence_reach": 0.4, "sequence_sharpness": 0.4,
     "mac_efficiency": 0.05, "l1_fill_bytes_per_cycle": 0.25, "l1_fill_hbm_bytes_per_cycle": 0.25,

@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 from opreplay.replay.ascend.cost.attention import attention_terms
 from opreplay.replay.ascend.cost.collective import collective_terms
-from opreplay.replay.ascend.cost.cube import conv_terms, gemm_of, matmul_terms
+from opreplay.replay.ascend.cost.cube import conv_terms, gemm_of, mac_rate, matmul_terms
 from opreplay.replay.ascend.cost.sizes import total_bytes
+from opreplay.replay.ascend.cost.slow_paths import path_of, slow_cycles
 from opreplay.replay.ascend.cost.vector import vector_terms
 from opreplay.replay.ascend.kernel import Bound, Confidence, KernelCall, KernelPrediction, State
 from opreplay.replay.ascend.nearby import correction
-from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
+from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, SlowPath
 from opreplay.replay.ascend.residency import resident_of
 
 Terms = Callable[..., dict[str, float]]
@@ -64,6 +65,7 @@ FORMS: dict[str, Terms] = {
 
 BOUNDS: dict[str, Bound] = {
     "launch": "launch", "cube": "cube", "fixpipe": "cube", "vector": "vector", "hbm": "hbm", "l2": "l2", "link": "link",
+    "slow path": "slow path",
 }  # fmt: skip
 """Term → what bounds a kernel in which that term is the longest."""
 
@@ -109,13 +111,43 @@ def confidence_of(family: FamilyCost) -> Confidence:
     return "other SoC" if family.samples_elsewhere else "uncalibrated"
 
 
+def least_us(call: KernelCall, family: FamilyCost, device: DeviceProfile) -> float:
+    """No kernel is quicker than this, in microseconds: a bare start; its products at the peak of all cube cores; its
+    bytes at the peak of L2, and of HBM as far as L2 cannot hold them before and after."""
+    form = family.form
+    if form == "matmul":
+        gemm = gemm_of(call)
+        if gemm is None:
+            return BARE_START_US
+        macs = mac_rate(gemm.dtype, device, family.hf32) * device.aic_cores * device.freq_hz
+        return max(BARE_START_US, gemm.batch * gemm.m * gemm.n * gemm.k / macs * 1e6)
+    if form not in MOVES_ALL:
+        return BARE_START_US
+    moved = total_bytes(call.inputs) + total_bytes(call.outputs)
+    if form == "copy" or form == "elementwise":
+        # Part of what is named may not be touched: slices, broadcasts, lookups.
+        moved = 2 * total_bytes(call.outputs)
+    far = max(0.0, moved - 2 * device.l2_bytes) / device.hbm_bytes_per_s
+    near = moved / (device.aiv_cores * L2_PEAK_BYTES * device.freq_hz)
+    return max(BARE_START_US, far * 1e6, near * 1e6)
+
+
+BARE_START_US = 0.9
+"""Least that a kernel was measured to take is 1.1 us (MemSet of one block)."""
+L2_PEAK_BYTES = 128.0
+"""Bytes a cycle that a vector core moves at most, its instructions' width; 110 read and 86 written in the platform
+configuration of the 910B1."""
+MOVES_ALL = frozenset({"elementwise", "copy", "rowwise", "reduce", "transpose", "optimizer", "fill"})
+"""Forms that touch every byte that they name."""
+
+
 def predict_time_us(
     call: KernelCall, device: DeviceProfile, resident: float | None = None, family: FamilyCost | None = None,
     state: State = "network",
 ) -> float:  # fmt: skip
     """The time alone, in microseconds; see `predict_kernel`."""
     family = family or family_of(call, device)
-    terms, near = _terms(call, family, device, resident, state)
+    terms, near, _ = _terms(call, family, device, resident, state)
     return sum(terms.values()) * family.scale * near
 
 
@@ -124,8 +156,8 @@ CUBE_FORMS = frozenset({"matmul", "conv", "attention"})
 
 def _terms(
     call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None, state: State
-) -> tuple[dict[str, float], float]:
-    """Terms, and the factor on all of them that measured neighbours make."""
+) -> tuple[dict[str, float], float, str]:
+    """Terms, the factor on all of them that measured neighbours make, and the slow path that the kernel takes."""
     form = family.form
     if resident is None and state != "network":
         resident = _resident_in(state, call, device)
@@ -141,7 +173,22 @@ def _terms(
         least = rates.launch_one_us
         share = rates.loop_cube_share if form in CUBE_FORMS else rates.loop_vector_share
         terms["launch"] = min(terms["launch"], least + (terms["launch"] - least) * share)
-    return terms, near
+    if call.type in device.slow_paths:
+        path = path_of(call, device.slow_paths[call.type])
+        if path is not None:
+            return _slowed(terms, call, path, family, device), 1.0, path.name
+    return terms, near, ""
+
+
+def _slowed(
+    terms: dict[str, float], call: KernelCall, path: SlowPath, family: FamilyCost, device: DeviceProfile
+) -> dict[str, float]:
+    """The terms of a kernel that takes a slow path; what the path takes beyond them is a term of its own."""
+    if path.how == "factor":
+        return {**terms, "slow path": (path.factor - 1) * sum(terms.values())}
+    cores = device.aiv_cores
+    taken = slow_cycles(call, path, cores) / device.freq_hz * 1e6 / family.scale
+    return {"launch": terms.get("launch", 0.0), "slow path": max(taken, sum(terms.values()) - terms.get("launch", 0.0))}
 
 
 UNLIKE_CORES = frozenset({"collective", "aicpu", "free", "host"})
@@ -181,10 +228,13 @@ def predict_kernel(
     """
     family = family_of(call, device)
     try:
-        terms, near = _terms(call, family, device, resident, state)
+        terms, near, path = _terms(call, family, device, resident, state)
     except ArithmeticError:
         return _beyond_measure(call, device)
     scale = family.scale * near
+    total = sum(terms.values()) * scale
+    if total > 0 and family.form not in UNLIKE_CORES and total < (floor := least_us(call, family, device)):
+        scale *= floor / total
     time_us = longest = 0.0
     bound: Bound = "none"
     scaled: dict[str, float] = {}
@@ -198,11 +248,12 @@ def predict_kernel(
         return _beyond_measure(call, device)
     return KernelPrediction(
         time_us=time_us,
-        bound=bound,
+        bound="slow path" if path else bound,
         terms_us=scaled,
         confidence=confidence_of(family),
         low_us=time_us / family.band,
         high_us=time_us * family.band,
         nearby_factor=near,
+        slow_path=path,
         state=state,
     )

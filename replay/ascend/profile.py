@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from opreplay.replay.ascend.quantity import Quantity
+from opreplay.replay.ascend.quantity import Quantity, Trust
 
 Form = Literal[
     "elementwise",
@@ -64,6 +64,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The same for cube kernels."""
     core_hbm_bytes_per_cycle: float
     """What one core can draw from HBM."""
+    cube_core_hbm_bytes_per_cycle: float
+    """The same for a cube core."""
     l2_bytes_per_cycle: float
     """Reads and writes of one vector core that stay in L2."""
     vector_overlap: float
@@ -130,6 +132,8 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     """On the time of moving bytes from and to HBM: access patterns that HBM serves badly."""
     row_block: float = 1.0
     """Least rows that one core takes, however few there are."""
+    spreads: bool = False
+    """A copy that repeats what it reads: its runs are those of its output."""
     hf32: bool = False
     """float32 inputs run at the HF32 rate."""
     nearby: dict[str, tuple[Neighbour, ...]] = {}
@@ -139,6 +143,31 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     samples_elsewhere: int = 0
     band: float = 2.0
     """Factor up and down that covers 80 % of held-out kernels."""
+
+
+When = Literal["always", "middle dimension", "innermost dimension", "long rows", "unaligned float32 operands", "like"]
+How = Literal["factor", "lines", "serial"]
+
+
+class SlowPath(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One entry."""
+
+    name: str
+    types: tuple[str, ...]
+    when: When
+    how: How
+    source: str
+    confidence: Trust
+    factor: float = 1.0
+    """Of "factor": on the whole time."""
+    cycles: float = 0.0
+    """Cycles an element: of one core's share ("lines"), or of all ("serial")."""
+    row_cycles: float = 0.0
+    """Cycles a line of the inner dimensions, of "lines"."""
+    dtype: str = ""
+    """Of "like": dtype of the first operand."""
+    elements: tuple[float, float] = (0.0, 0.0)
+    """Of "like": least and most elements of the first operand."""
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,6 +201,10 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     """CANN kernel type → family name."""
     datasheet: dict[str, Quantity]
     """The numbers as the file gives them, for `devices --show`."""
+    slow_paths: dict[str, tuple[SlowPath, ...]] = {}
+    """CANN kernel type → slow paths of the library that it may take."""
+    own_slow_paths: tuple[SlowPath, ...] = ()
+    """Those that the device's own file gives."""
     aliases: tuple[str, ...] = ()
     server_dies: int = 8
     """Dies that `link` connects with each other."""

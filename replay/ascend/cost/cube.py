@@ -18,6 +18,9 @@ ACCUMULATORS = 32768
 """float32 accumulators that the 128 KiB of L0C hold: the largest base tile, rows times columns."""
 
 
+WHOLE_K = 32768
+"""float32 products that are at least this deep run on few tiles of 64 x 128: 256 x 131072 x 256 reaches 12 TFLOP/s and
+256 x 131072 x 1 reads at 108 GB/s on a 910B4, what eight and four cores can; where that begins is assumed."""
 SPLIT_LEAST = 4096
 """Least depth of the pieces of a K that is dealt out to cores; assumed: pieces of 1024 would make products measured
 with K = 7168 half as long as they were, and nothing measured tells 2048 from more."""
@@ -55,6 +58,8 @@ def _shrunk(gemm: Gemm, rows: int, cols: int, cores: int, *, columns_first: bool
 
 def _plans(gemm: Gemm, cores: int) -> list[tuple[int, int, int]]:
     """What to choose from: (rows, columns) of a base tile, and the pieces that K is split into, most often 1."""
+    if gemm.whole_k:
+        return [(min(64, -(-gemm.m // 16) * 16), min(128, -(-gemm.n // 16) * 16), 1)]
     out = [(rows, cols, 1) for rows, cols in base_tiles(gemm, cores)]
     if gemm.k >= 2 * SPLIT_LEAST:
         rows = min(128, -(-gemm.m // 16) * 16)
@@ -81,6 +86,11 @@ class Gemm(NamedTuple):
     b_fractal: bool
     shared_b: bool = False
     """One B for the whole batch."""
+
+    @property
+    def whole_k(self) -> bool:
+        """Whether a long K is neither split nor dealt out, as for float32: a core keeps a tile for all of K."""
+        return self.dtype == "float32" and self.k >= WHOLE_K
 
 
 def gemm_of(call: KernelCall) -> Gemm | None:
@@ -171,6 +181,8 @@ def gemm_terms(
     # Bytes of one core and cycle: the two rates mix by time, as loads alternate between L2 and HBM.
     fill = 1 / (resident / rates.l1_fill_bytes_per_cycle + (1 - resident) / rates.l1_fill_hbm_bytes_per_cycle)
     macs = mac_rate(gemm.dtype, device, family.hf32) * rates.mac_efficiency * freq
+    mixed = 4 * operands * result / (operands + result) ** 2 if operands + result else 0.0
+    reached = rates.hbm_cube_efficiency * (1 + rates.hbm_mixed_cost) / (1 + rates.hbm_mixed_cost * mixed)
     best: tuple[float, float, float, float, float] | None = None
     p = rates.overlap_p
     for bm, bn, pieces in _plans(gemm, device.aic_cores):
@@ -187,11 +199,12 @@ def gemm_terms(
         loaded = _fill_bytes(a_run, gemm.a_fractal, min(rows, gemm.m) * depth * item, rates.l1_narrow_exponent)
         loaded += _fill_bytes(b_run, gemm.b_fractal, min(cols, gemm.n) * depth * item, rates.l1_narrow_exponent)
         load = skew * waves * loaded * family.memory_factor / (fill * freq)
-        hbm = min(device.hbm_bytes_per_s * rates.hbm_cube_efficiency, cores * rates.core_hbm_bytes_per_cycle * freq)
+        hbm = min(device.hbm_bytes_per_s * reached, cores * rates.cube_core_hbm_bytes_per_cycle * freq)
         far = far_bytes / hbm
         overlapped = (mac**p + load**p + far**p) ** (1 / p)
-        serial = 1 / (1 + (rates.split_depth / max(1, depth)) ** SPLIT_SHARPNESS)
-        overlapped += serial * max(0.0, 2 * mac + load - overlapped)
+        if not gemm.whole_k:
+            serial = 1 / (1 + (rates.split_depth / max(1, depth)) ** SPLIT_SHARPNESS)
+            overlapped += serial * max(0.0, 2 * mac + load - overlapped)
         drain = min(2, pieces) * rows * cols * 4 / (rates.fixpipe_bytes_per_cycle * freq)
         total = overlapped + drain + waves * rates.wave_us * 1e-6
         if best is None or total < best[0]:

@@ -18,6 +18,10 @@ SHORT_RUN = 32
 at 27. Assumed, as runs measured are of 1 or of hundreds of elements."""
 
 
+UNALIGNED = 4.0
+"""How much longer a row takes to read or write that is no multiple of 32 bytes; assumed."""
+
+
 class Work(NamedTuple):
     """What one vector kernel does."""
 
@@ -112,9 +116,16 @@ def _copy(call: KernelCall, device: DeviceProfile) -> Work:
     out = first(call.outputs)
     n = sum(_numel(s) for s in call.outputs)
     blocks = blocks_for(max(read, write), device)
-    run = min((last_dim(s) for s in call.inputs + call.outputs if s is not None and len(s.shape) > 1), default=0)
+    tensors = call.outputs if device.family(call.type).spreads else call.inputs + call.outputs
+    run = min((last_dim(s) for s in tensors if s is not None and len(s.shape) > 1), default=0)
     rows = n / run if run and out is not None and len(out.shape) > 1 else 0
     return Work(blocks, n / blocks, rows / blocks, read, write)
+
+
+def _row_cost(spec: TensorSpec, n: int) -> float:
+    """Rows of a tensor of n elements, those that are no multiple of 32 bytes counted UNALIGNED times."""
+    length = max(1, last_dim(spec))
+    return n / length * (1.0 if length * itemsize(spec.dtype) % 32 == 0 else UNALIGNED)
 
 
 def _transpose(call: KernelCall, device: DeviceProfile) -> Work:
@@ -127,7 +138,9 @@ def _transpose(call: KernelCall, device: DeviceProfile) -> Work:
         run = last_dim(source) if same and source is not None else 1
     blocks = blocks_for(size, device)
     if run < SHORT_RUN:
-        return Work(blocks, n / blocks, 0, size, size)
+        # Blocks of 16 x 16 are turned in the core; rows are read and written as they lie.
+        rows = sum(_row_cost(spec, n) for spec in (source, out) if spec is not None)
+        return Work(blocks, n / blocks, rows / blocks, size, size)
     return Work(blocks, 0, n / run / blocks, size, size)
 
 

@@ -18,7 +18,7 @@ ARITHMETIC: dict[str, str] = {
     "divide": "RealDiv", "true_divide": "RealDiv", "floor_divide": "FloorDiv", "remainder": "FloorMod", "fmod": "Mod",
     "pow": "Pow", "maximum": "Maximum", "minimum": "Minimum", "fmax": "Maximum", "fmin": "Minimum", "atan2": "Atan2",
     "lerp": "Lerp", "addcmul": "Addcmul", "addcdiv": "Addcdiv", "bitwise_and": "BitwiseAnd", "bitwise_or": "BitwiseOr",
-    "bitwise_xor": "BitwiseXor", "__and__": "BitwiseAnd", "__or__": "BitwiseOr", "xlogy": "Mul", "hypot": "Add",
+    "bitwise_xor": "BitwiseXor", "__and__": "BitwiseAnd", "__or__": "BitwiseOr", "xlogy": "Xlogy", "hypot": "Add",
     "bitwise_left_shift": "BitwiseAnd", "bitwise_right_shift": "BitwiseAnd", "copysign": "Mul", "logaddexp": "Exp",
     "relu": "Relu", "gelu": "Gelu", "silu": "Swish", "sigmoid": "Sigmoid", "tanh": "Tanh", "exp": "Exp", "exp2": "Exp",
     "log": "Log", "log2": "Log", "log10": "Log", "log1p": "Log1p", "expm1": "Expm1", "sqrt": "Sqrt", "rsqrt": "Rsqrt",

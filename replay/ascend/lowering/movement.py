@@ -90,6 +90,10 @@ def rearranged(op: OpView) -> Iterable[KernelCall]:
     if source is None:
         return []
     kind = {"aten::roll": "Roll", "aten::flip": "ReverseV2"}.get(op.op.name, "Transpose")
+    if kind == "ReverseV2" and source.shape:
+        dims = [d % len(source.shape) for d in op.integers("dims") or (-1,)]
+        inner = prod(source.shape[max(dims) + 1 :])
+        return [kernel(kind, [source], [op.output(source)], **({"inner": inner} if inner > 1 else {}))]
     return [kernel(kind, [source], [op.output(source)])]
 
 

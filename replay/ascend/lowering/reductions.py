@@ -43,6 +43,14 @@ def reduced(op: OpView) -> tuple[int, ...]:
     return tuple(s for i, s in enumerate(meta.shape) if i not in dims)
 
 
+def inside(shape: tuple[int, ...], dim: float | None) -> dict[str, int]:
+    """The attribute `inner`: elements of one place along a dimension that is not the innermost; else nothing."""
+    if dim is None or not shape:
+        return {}
+    inner = prod(shape[int(dim) % len(shape) + 1 :])
+    return {"inner": inner} if inner > 1 else {}
+
+
 def _rule(kind: str) -> Rule:
     def rule(op: OpView) -> Iterable[KernelCall]:
         source = op.dense("self", "input", at=0)
@@ -53,6 +61,11 @@ def _rule(kind: str) -> Rule:
         out = spec(source.shape if same else reduced(op), wide)
         kernels = [] if wide == source.dtype or same else [kernel("Cast", [source], [spec(source.shape, wide)])]
         read = spec(source.shape, wide) if kernels else source
+        if kind in ("Cumsum", "Cumprod"):
+            dim = op.number("dim")
+            cols = source.shape[int(dim)] if dim is not None and source.shape else prod(source.shape[-1:])
+            along = kernel(kind, [read], op.outputs(out), cols=max(1, cols), **inside(source.shape, dim))
+            return [*kernels, along]
         return [*kernels, kernel(kind, [read], op.outputs(out))]
 
     rule.__name__ = f"reduce_{kind}"
@@ -74,11 +87,12 @@ def _extremum(kind: str) -> Rule:
             return [kernel("Maximum" if "max" in op.op.name else "Minimum", inputs, [op.broadcast_output()])]
         dim = op.number("dim")
         cols = source.shape[int(dim)] if dim is not None and source.shape else prod(source.shape)
+        inner = inside(source.shape, dim)
         shape = reduced(op)
         outs = op.outputs(spec(shape, source.dtype), spec(shape, "int64"))
         if dim is None and op.op.name in ("aten::max", "aten::min"):
             return [kernel("ReduceMax" if "max" in op.op.name else "ReduceMin", [source], outs[:1])]
-        return [kernel(kind, [source], outs, cols=max(1, cols))]
+        return [kernel(kind, [source], outs, cols=max(1, cols), **inner)]
 
     rule.__name__ = f"extremum_{kind}"
     return rule

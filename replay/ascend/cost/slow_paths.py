@@ -1,0 +1,102 @@
+"""Slow paths of the kernel library: which call takes one, and what it then takes; values and pure functions.
+
+The paths themselves are data: `devices/_slow_paths.toml`, and what a device file adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import ceil, prod
+
+import msgspec
+
+from opreplay.replay.ascend.cost.cube import gemm_of
+from opreplay.replay.ascend.cost.sizes import first, itemsize
+from opreplay.replay.ascend.kernel import KernelCall
+from opreplay.replay.ascend.profile import SlowPath
+
+UNIFIED_BUFFER = 192 << 10
+"""Bytes of a vector core's own memory."""
+SCALAR_CYCLES = 32.0
+"""Cycles an element that a scalar loop on one core needs at most: a cumulative product takes 25."""
+ALIGNED = 32
+"""Bytes that rows of a product's operands are a multiple of where loading them is fast."""
+
+class Lines(msgspec.Struct, frozen=True):
+    """How a tensor is cut along one dimension: outer slices, lines in each, elements in a line."""
+
+    outer: int
+    lines: int
+    inner: int
+
+
+def lines_of(call: KernelCall) -> Lines | None:
+    """The cut along the dimension that attrs (`cols`, `inner`) name; the innermost one without `inner`."""
+    source = first(call.inputs)
+    if source is None or not source.shape:
+        return None
+    total = prod(source.shape)
+    inner, cols = call.attrs.get("inner"), call.attrs.get("cols")
+    length = cols if isinstance(cols, int) and cols > 0 else source.shape[-1]
+    if isinstance(inner, int) and inner > 1:
+        return Lines(max(1, total // max(1, length * inner)), length, inner)
+    return Lines(max(1, total // max(1, length)), 1, max(1, length))
+
+
+def _middle(call: KernelCall, path: SlowPath) -> bool:
+    inner = call.attrs.get("inner")
+    return isinstance(inner, int) and inner > 1
+
+
+def _long_rows(call: KernelCall, path: SlowPath) -> bool:
+    source, found = first(call.inputs), lines_of(call)
+    return source is not None and found is not None and found.inner * itemsize(source.dtype) > 4 * UNIFIED_BUFFER
+
+
+def _unaligned(call: KernelCall, path: SlowPath) -> bool:
+    source = call.inputs[0] if call.inputs else None
+    if source is None or source.dtype != "float32":
+        return False
+    gemm = gemm_of(call)
+    if gemm is None or min(gemm.m, gemm.n, gemm.k) < 256:
+        return False
+    a_row = gemm.k if gemm.a_along_k else gemm.m
+    b_row = gemm.k if gemm.b_along_k else gemm.n
+    return a_row * 4 % ALIGNED != 0 or b_row * 4 % ALIGNED != 0
+
+
+def _like(call: KernelCall, path: SlowPath) -> bool:
+    source = first(call.inputs)
+    if source is None or (path.dtype and source.dtype != path.dtype):
+        return False
+    return path.elements[0] <= prod(source.shape) <= path.elements[1]
+
+
+CONDITIONS: dict[str, Callable[[KernelCall, SlowPath], bool]] = {
+    "always": lambda call, path: True,
+    "middle dimension": _middle,
+    "innermost dimension": lambda call, path: not _middle(call, path),
+    "long rows": _long_rows,
+    "unaligned float32 operands": _unaligned,
+    "like": _like,
+}
+
+
+def path_of(call: KernelCall, paths: Sequence[SlowPath]) -> SlowPath | None:
+    """The first path of those of the call's type that it takes."""
+    return next((path for path in paths if CONDITIONS[path.when](call, path)), None)
+
+
+def slow_cycles(call: KernelCall, path: SlowPath, cores: int) -> float:
+    """Cycles of the busiest core on a path of "lines" or "serial"."""
+    source = first(call.inputs)
+    if source is None:
+        return 0.0
+    if path.how == "serial":
+        return prod(source.shape) * min(path.cycles, SCALAR_CYCLES)
+    cut = lines_of(call)
+    if cut is None:
+        return 0.0
+    slices = ceil(cut.outer / min(cores, max(1, cut.outer)))
+    most = prod(source.shape) * max(SCALAR_CYCLES, path.row_cycles / max(1, cut.inner))
+    return min(most, slices * cut.lines * (path.row_cycles + cut.inner * path.cycles))

@@ -16,8 +16,8 @@ import msgspec
 from opreplay.replay.ascend.accuracy import Compared, Launch, compare_group, percentile
 from opreplay.replay.ascend.device_file import SCHEMA_VERSION, DeviceFile, compile_device
 from opreplay.replay.ascend.fit import Sample, fit
-from opreplay.replay.ascend.nearby import Place, learned, place_of
-from opreplay.replay.ascend.predict import family_of
+from opreplay.replay.ascend.nearby import Place, correction, largest, learned, place_of
+from opreplay.replay.ascend.predict import AROUND, NEAR, family_of
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
 from opreplay.replay.ascend.residency import resident_of
 
@@ -45,6 +45,38 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
     family: str
     compared: Compared
     table: str = ""
+    nearness: str = "far"
+    """Distance to the nearest measured kernel of the fit: a name of `WIDTHS`."""
+
+
+WIDTHS = ("near", "around", "far")
+"""How far the nearest measured kernel is: each has its factor on the logarithm of the band."""
+
+
+def _nearness(group: Group, device: DeviceProfile) -> str:
+    worst = 1.0
+    for part in group.launches[0].parts:
+        family = family_of(part.call, device)
+        worst = min(worst, correction(part.call, family, None, group.launches[0].state)[1] if family.nearby else 0.0)
+    return "near" if worst > NEAR else "around" if worst > AROUND else "far"
+
+
+def widths(
+    held: Sequence[HeldOut], family_bands: dict[tuple[str, str], float], usual: float
+) -> dict[str, float]:
+    """Factor on the logarithm of a family's band by nearness, so that 80 % of the held-out kernels of each lie within."""
+    out: dict[str, float] = {}
+    for name in WIDTHS:
+        ratios = [
+            abs(_log_error(one)) / math.log(family_bands.get((one.soc, one.family), usual))
+            for one in held
+            if one.nearness == name
+        ]
+        # Few kernels: drawn to 1.
+        out[name] = percentile([*ratios, *[1.0] * 3], 0.8)
+    out["around"] = max(out["around"], out["near"])
+    out["far"] = max(out["far"], out["around"])
+    return out
 
 
 def datasheet_only(device: DeviceProfile) -> DeviceProfile:
@@ -96,7 +128,8 @@ def with_nearby(devices: dict[str, DeviceProfile], groups: Sequence[Group]) -> d
         if len(group.launches[0].parts) > 1:
             continue
         family = family_of(call, device)
-        place, one = place_of(call, family.form), compare_group(group.launches, device)
+        state = group.launches[0].state
+        place, one = place_of(call, family.form, state=state), compare_group(group.launches, device)
         if place is not None and one.predicted_us > 0:
             found[group.soc, family.name].append((one.total_us, place, math.log(one.measured_us / one.predicted_us)))
     out = dict(devices)
@@ -118,6 +151,7 @@ def _held_out(groups: Sequence[Group], devices: dict[str, DeviceProfile]) -> lis
             family=family_of(g.launches[0].parts[0].call, devices[g.soc]).name,
             compared=compare_group(g.launches, devices[g.soc]),
             table=g.table,
+            nearness=_nearness(g, devices[g.soc]),
         )
         for g in groups
     ]

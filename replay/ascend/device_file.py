@@ -93,6 +93,9 @@ class FamilyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     hf32: bool | None = None
     spreads: bool | None = None
     nearby: dict[str, tuple[NeighbourEntry, ...]] | None = None
+    least_elements: float | None = None
+    most_elements: float | None = None
+    dtypes: tuple[str, ...] | None = None
     samples: int | None = None
     samples_elsewhere: int | None = None
 
@@ -271,7 +274,7 @@ def compile_device(file: DeviceFile) -> DeviceProfile:
         values: dict[str, Any] = {"name": name, "form": entry.form or "elementwise"}
         for layer in (entry, base.families.get(name) if base else None, file.families.get(name)):
             if layer is not None:
-                for field in (*NUMBERS, "hf32", "spreads", "nearby", "samples", "samples_elsewhere"):
+                for field in (*NUMBERS, "hf32", "spreads", "least_elements", "most_elements", "dtypes", "nearby", "samples", "samples_elsewhere"):
                     value = getattr(layer, field)
                     if value is not None:
                         values[field] = value

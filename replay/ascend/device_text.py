@@ -30,6 +30,10 @@ def _family(family: FamilyCost, default: FamilyCost, source: str) -> str:
         value = getattr(family, name)
         if not math.isclose(value, getattr(default, name), rel_tol=1e-4):
             lines.append(f"{name} = {_number(value)}")
+    if family.most_elements > 0:
+        lines.append(f"least_elements = {_number(family.least_elements)}")
+        lines.append(f"most_elements = {_number(family.most_elements)}")
+        lines.append(f"dtypes = {json.dumps(list(family.dtypes))}")
     lines.append(f"samples = {family.samples}")
     lines.append(f"samples_elsewhere = {family.samples_elsewhere}")
     if family.samples:

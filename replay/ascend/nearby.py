@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from opreplay.replay.ascend.cost.cube import Gemm, gemm_of
 from opreplay.replay.ascend.cost.sizes import HALF
-from opreplay.replay.ascend.kernel import KernelCall
+from opreplay.replay.ascend.kernel import KernelCall, State
 from opreplay.replay.ascend.profile import FamilyCost, Neighbour
 
 PRODUCT_REACH = (2.0, 0.3, 0.3)
@@ -36,6 +36,9 @@ MAX_NEIGHBOURS = 64
 FARTHEST = 5.0
 """Multiple of the reach in columns beyond which a neighbour is left out: a hundred-thousandth of its pull."""
 
+BEYOND = 8.0
+"""Factor on the sizes measured of a family within which another one is no extrapolation."""
+
 SAME = 1e-6
 """Octaves over reach within which sizes are the same."""
 
@@ -57,8 +60,16 @@ class Place(NamedTuple):
     spot: Spot
 
 
-def place_of(call: KernelCall, form: str, gemm: Gemm | None = None) -> Place | None:
-    """Kind and sizes of a call; None where there is nothing to compare it by. `gemm` is `gemm_of(call)` if known."""
+def place_of(call: KernelCall, form: str, gemm: Gemm | None = None, state: State = "network") -> Place | None:
+    """Kind and sizes of a call; None where there is nothing to compare it by. `gemm` is `gemm_of(call)` if known.
+
+    What a loop on warm caches leaves over tells nothing of a kernel in a network, and the other way round.
+    """
+    place = _place_of(call, form, gemm)
+    return Place(f"warm {place.kind}", place.spot) if place is not None and state == "warm" else place
+
+
+def _place_of(call: KernelCall, form: str, gemm: Gemm | None) -> Place | None:
     if form == "matmul":
         gemm = gemm or gemm_of(call)
         if gemm is None or not gemm.batch * gemm.m * gemm.n * gemm.k:
@@ -116,29 +127,55 @@ def likeness(a: Spot, b: Spot) -> float:
     return exp(-0.5 * sum((x - y) ** 2 for x, y in zip(a, b, strict=True)))
 
 
-def correction(call: KernelCall, family: FamilyCost, gemm: Gemm | None = None) -> float:
-    """Factor on the predicted time from the family's measured neighbours of the call; 1 where there are none."""
-    place = place_of(call, family.form, gemm)
+def correction(
+    call: KernelCall, family: FamilyCost, gemm: Gemm | None = None, state: State = "network"
+) -> tuple[float, float]:
+    """Factor on the predicted time from the family's measured neighbours of the call, and likeness of the nearest one;
+    1 and 0 where there are none."""
+    place = place_of(call, family.form, gemm, state)
     if place is None:
-        return 1.0
+        return 1.0, 0.0
     neighbours = family.nearby.get(place.kind)
     if neighbours is None:
-        return 1.0
+        return 1.0, 0.0
     # The sum of pull * likeness, written out: it is taken for every kernel that is predicted.
     rows, columns, depth = place.spot
-    total = 0.0
+    total = nearest = 0.0
     for x, y, z, pull in neighbours:
         across = y - columns
         if -FARTHEST < across < FARTHEST:
             x -= rows
             z -= depth
-            total += pull * exp(-0.5 * (across * across + x * x + z * z))
-    return exp(min(MOST, max(-MOST, total))) if total else 1.0
+            alike = exp(-0.5 * (across * across + x * x + z * z))
+            total += pull * alike
+            if alike > nearest:
+                nearest = alike
+    return exp(min(MOST, max(-MOST, total))) if total else 1.0, nearest
 
 
-def is_learned(call: KernelCall, family: FamilyCost) -> bool:
+def largest(call: KernelCall) -> tuple[float, str]:
+    """Elements of a call's largest operand, and its dtype, halves as one: what tells whether it is like any measured."""
+    most, dtype = 0, ""
+    for spec in call.inputs or call.outputs:
+        if spec is not None:
+            n = prod(spec.shape)
+            if n >= most:
+                most, dtype = n, spec.dtype
+    return float(most), _dtype(dtype)
+
+
+def is_outside(call: KernelCall, family: FamilyCost) -> bool:
+    """Whether sizes or dtype of a call lie far outside what was measured of its family, or nothing of it was."""
+    if family.most_elements <= 0:
+        return True
+    n, dtype = largest(call)
+    beyond = n > BEYOND * family.most_elements or n * BEYOND < family.least_elements
+    return beyond or (bool(dtype) and dtype not in family.dtypes)
+
+
+def is_learned(call: KernelCall, family: FamilyCost, state: State = "network") -> bool:
     """Whether a kernel of this kind and just these sizes is among the family's measured neighbours."""
-    place = place_of(call, family.form) if family.nearby else None
+    place = place_of(call, family.form, state=state) if family.nearby else None
     if place is None:
         return False
     return any(

@@ -11,7 +11,7 @@ from opreplay.replay.ascend.cost.sizes import total_bytes
 from opreplay.replay.ascend.cost.slow_paths import path_of, slow_cycles
 from opreplay.replay.ascend.cost.vector import vector_terms
 from opreplay.replay.ascend.kernel import Bound, Confidence, KernelCall, KernelPrediction, State
-from opreplay.replay.ascend.nearby import correction
+from opreplay.replay.ascend.nearby import correction, is_outside
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, SlowPath
 from opreplay.replay.ascend.residency import resident_of
 
@@ -148,7 +148,7 @@ def predict_time_us(
     """The time alone, in microseconds; see `predict_kernel`."""
     family = family or family_of(call, device)
     terms, near, _ = _terms(call, family, device, resident, state)
-    return sum(terms.values()) * family.scale * near
+    return sum(terms.values()) * family.scale * near[0]
 
 
 CUBE_FORMS = frozenset({"matmul", "conv", "attention"})
@@ -156,18 +156,19 @@ CUBE_FORMS = frozenset({"matmul", "conv", "attention"})
 
 def _terms(
     call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None, state: State
-) -> tuple[dict[str, float], float, str]:
-    """Terms, the factor on all of them that measured neighbours make, and the slow path that the kernel takes."""
+) -> tuple[dict[str, float], tuple[float, float], str]:
+    """Terms; the factor on all of them that measured neighbours make, and how like the nearest is; the slow path that
+    the kernel takes."""
     form = family.form
     if resident is None and state != "network":
         resident = _resident_in(state, call, device)
     if form == "matmul":
         gemm = gemm_of(call)
         terms = matmul_terms(call, family, device, resident, gemm)
-        near = correction(call, family, gemm) if family.nearby else 1.0
+        near = correction(call, family, gemm, state) if family.nearby else (1.0, 0.0)
     else:
         terms = FORMS.get(form, vector_terms)(call, family, device, resident)
-        near = correction(call, family) if family.nearby else 1.0
+        near = correction(call, family, None, state) if family.nearby else (1.0, 0.0)
     if state == "warm" and form not in UNLIKE_CORES:
         rates = device.rates
         least = rates.launch_one_us
@@ -176,7 +177,7 @@ def _terms(
     if call.type in device.slow_paths:
         path = path_of(call, device.slow_paths[call.type])
         if path is not None:
-            return _slowed(terms, call, path, family, device), 1.0, path.name
+            return _slowed(terms, call, path, family, device), (1.0, 0.0), path.name
     return terms, near, ""
 
 
@@ -201,6 +202,17 @@ def _resident_in(state: State, call: KernelCall, device: DeviceProfile) -> float
         return 0.0
     return resident_of(((1.0, float(total_bytes(call.inputs) + total_bytes(call.outputs))),), device) or 0.0
 
+
+def _width(likeness: float, extrapolated: bool, device: DeviceProfile) -> float:
+    """Exponent on a family's band: how far the nearest measured kernel is."""
+    rates = device.rates
+    if extrapolated:
+        return rates.band_extrapolated
+    return rates.band_near if likeness > NEAR else rates.band_around if likeness > AROUND else rates.band_far
+
+
+NEAR, AROUND = 0.8825, 0.1353
+"""Likeness at half a reach and at two: exp(-1/8) and exp(-2)."""
 
 MOST_US = 1e15
 """Thirty years: no kernel takes longer."""
@@ -228,7 +240,7 @@ def predict_kernel(
     """
     family = family_of(call, device)
     try:
-        terms, near, path = _terms(call, family, device, resident, state)
+        terms, (near, likeness), path = _terms(call, family, device, resident, state)
     except ArithmeticError:
         return _beyond_measure(call, device)
     scale = family.scale * near
@@ -246,14 +258,17 @@ def predict_kernel(
                 longest, bound = us, BOUNDS[name]
     if not time_us <= MOST_US:
         return _beyond_measure(call, device)
+    extrapolated = family.form not in UNLIKE_CORES and is_outside(call, family)
+    band = family.band ** _width(likeness, extrapolated, device)
     return KernelPrediction(
         time_us=time_us,
         bound="slow path" if path else bound,
         terms_us=scaled,
         confidence=confidence_of(family),
-        low_us=time_us / family.band,
-        high_us=time_us * family.band,
+        low_us=time_us / band,
+        high_us=time_us * band,
         nearby_factor=near,
+        extrapolated=extrapolated,
         slow_path=path,
         state=state,
     )

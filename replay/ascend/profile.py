@@ -93,6 +93,14 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     fixpipe_bytes_per_cycle: float
     wave_us: float
     """Start-up of one wave of tiles."""
+    band_near: float
+    """On the logarithm of a family's band: for a kernel measured within half a reach of this one."""
+    band_around: float
+    """The same within two reaches."""
+    band_far: float
+    """The same farther away."""
+    band_extrapolated: float
+    """The same outside the sizes or dtypes measured of its family."""
     split_depth: float
     """Depth K of a product at which half of what its pipes could overlap is lost: a long K is split, and each piece is
     added to the result in memory before the next one starts."""
@@ -141,6 +149,11 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     samples: int = 0
     """Unique kernels of this family measured on this SoC."""
     samples_elsewhere: int = 0
+    least_elements: float = 0.0
+    most_elements: float = 0.0
+    """Of the largest operand, over all kernels of this family measured on any SoC; 0 where there are none."""
+    dtypes: tuple[str, ...] = ()
+    """Of those operands; "half" is float16 and bfloat16."""
     band: float = 2.0
     """Factor up and down that covers 80 % of held-out kernels."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from opreplay.cli.options import force_option, format_option, one_soc_each_option, tables_argument
+from opreplay.cli.options import force_option, format_option, tables_argument
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend.validate import Measured
@@ -15,12 +15,16 @@ if TYPE_CHECKING:
 
 @click.command("calibrate", short_help="Fit a simulated device to a profile of a real Ascend NPU.")
 @tables_argument
-@one_soc_each_option
+@click.option(
+    "--soc", multiple=True, metavar="NAME|FILE",
+    help="The device measured, or a device file (.toml); once for all tables or once for each.",
+)  # fmt: skip
 @click.option("--output", "-o", required=True, metavar="FILE", help="The device file to write (.toml).")
 @click.option("--name", metavar="NAME", help="Name of the new device; the file's by default.")
 @click.option(
     "--shipped", metavar="VERSION",
-    help="Refit all shipped devices together from their datasheets; --output is then a folder.",
+    help="Refit all shipped devices together from their datasheets; --output is then a folder, and KERNEL_DETAILS may "
+    "be one too, whose files' names tell the device.",
 )  # fmt: skip
 @format_option("table", "json")
 @force_option
@@ -39,7 +43,11 @@ def command(
     from opreplay.traces.errors import UsageError
 
     check_target(Path(output), force=force, folder=shipped is not None)
-    measured = read_measured(kernel_details, [load_device(each) for each in soc])
+    if not soc and not (shipped is not None and Path(kernel_details[0]).is_dir()):
+        raise UsageError("which device was measured is not said", hint="Give --soc once, or once for each table.")
+    measured = (
+        read_measured(kernel_details, [load_device(each) for each in soc]) if soc else measured_in(kernel_details[0])
+    )
     if shipped is not None:
         if name is not None:
             raise UsageError("--name and --shipped exclude each other")
@@ -59,6 +67,15 @@ def command(
         console.write(console.json_text(view.facts(found, output=output)))
     else:
         console.show(view.render(found, output=output))
+
+
+def measured_in(folder: str) -> list[Measured]:
+    """All tables of a folder with their devices."""
+    from opreplay.replay.ascend import list_devices, load_device
+    from opreplay.replay.ascend.tables import read_folder
+    from opreplay.replay.ascend.validate import Measured
+
+    return [Measured(table=table, device=load_device(soc)) for table, soc in read_folder(Path(folder), list_devices())[0]]
 
 
 def check_target(path: Path, *, force: bool, folder: bool) -> None:

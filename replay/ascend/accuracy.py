@@ -58,6 +58,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     state: State = "network"
     several: tuple[Part, ...] = ()
     """The kernels of a measured op; empty where the row is a kernel."""
+    soc: str = ""
+    """What its row says of the device; empty where it says nothing."""
 
     @property
     def parts(self) -> tuple[Part, ...]:

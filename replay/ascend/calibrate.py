@@ -10,6 +10,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from statistics import fmean, median
+from typing import Any
 
 import msgspec
 
@@ -244,6 +245,26 @@ def _log_error(one: HeldOut) -> float:
     return math.log(one.compared.predicted_us / one.compared.measured_us)
 
 
+EXTRAPOLATED = 2.0
+"""How much wider, in log units, the band is outside of what was measured than far away within it; SoCs and families
+that no fit has seen err up to twice as much."""
+
+
+def _extents(groups: Sequence[Group], devices: dict[str, DeviceProfile]) -> dict[str, dict[str, Any]]:
+    """By family: the sizes and dtypes that were measured of it on any SoC."""
+    found: dict[str, list[tuple[float, str]]] = defaultdict(list)
+    for group in groups:
+        for part in group.launches[0].parts:
+            found[family_of(part.call, devices[group.soc]).name].append(largest(part.call))
+    return {
+        name: {
+            "least_elements": max(1.0, min(n for n, _ in sizes)), "most_elements": max(1.0, max(n for n, _ in sizes)),
+            "dtypes": tuple(sorted({dtype for _, dtype in sizes if dtype})),
+        }
+        for name, sizes in found.items()
+    }  # fmt: skip
+
+
 def calibrate(
     groups: Sequence[Group],
     devices: dict[str, DeviceProfile],
@@ -263,6 +284,9 @@ def calibrate(
         for name in {family_of(part.call, devices[group.soc]).name for part in group.launches[0].parts}:
             counts[group.soc, name] += 1
     near, near_usual, _ = bands(across)
+    by_table = leave_one_table_out(groups, devices) if len({g.table for g in groups}) > 1 else []
+    factors = widths([*across, *by_table], near, near_usual)
+    measured = _extents(groups, devices)
     far, far_usual, _ = bands(elsewhere or across)
     by_family: dict[str, list[float]] = defaultdict(list)
     for (_, name), band in far.items():
@@ -285,6 +309,11 @@ def calibrate(
                 samples=own or family.samples,
                 samples_elsewhere=others or family.samples_elsewhere,
                 band=band,
+                **measured.get(name, {}),
             )
-        out[soc] = msgspec.structs.replace(device, families=families)
+        rates = msgspec.structs.replace(
+            device.rates, **{f"band_{nearness}": factor for nearness, factor in factors.items()},
+            band_extrapolated=EXTRAPOLATED * factors["far"],
+        )  # fmt: skip
+        out[soc] = msgspec.structs.replace(device, families=families, rates=rates)
     return out, across, elsewhere

@@ -46,9 +46,10 @@ DATASHEET: dict[str, str] = {
 
 NETWORK: dict[str, str] = {
     "server_dies": "die", "peer_bytes_per_s": "byte/s", "pair_link_bytes_per_s": "byte/s", "pair_link_latency": "us",
-    "far_link_bytes_per_s": "byte/s", "far_link_latency": "us",
+    "far_link_bytes_per_s": "byte/s", "far_link_latency": "us", "vector_bytes": "byte/cycle/core",
 }  # fmt: skip
-"""Datasheet entries that a device may have: dies of a server, and links beside `link`."""
+"""Datasheet entries that a device may have: dies of a server, links beside `link`, and the width of a vector core's
+instructions where it is not 128."""
 
 NUMBERS = (
     "cycles",
@@ -299,6 +300,7 @@ def compile_device(file: DeviceFile) -> DeviceProfile:
         hbm_bytes=number["hbm_bytes"],
         hbm_bytes_per_s=number["hbm_bytes_per_s"],
         link=Link(bytes_per_s=number["link_bytes_per_s"], latency_us=number["link_latency"]),
+        vector_width=number.get("vector_bytes", 128.0) / 128.0,
         server_dies=int(number.get("server_dies", 8)),
         peer_bytes_per_s=number.get("peer_bytes_per_s"),
         pair_link=_optional_link(number, "pair_link"),

@@ -40,6 +40,8 @@ class OpCase(msgspec.Struct, frozen=True, kw_only=True):
     duration_us: float | None
     """None where the table is blank."""
     held_out: bool = False
+    soc: str = ""
+    """What a column `soc` says, lower case."""
 
 
 class OpTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +54,8 @@ class OpTable(msgspec.Struct, frozen=True, kw_only=True):
     cases: tuple[OpCase, ...]
     dropped: dict[str, int]
     """Reason → rows that could not be used."""
+    has_held_out: bool = False
+    """Whether a column says which rows are held out."""
 
 
 class _Skip(ValueError):
@@ -158,7 +162,8 @@ def _case(label: str, kernels: tuple[KernelCall, ...], time: str | None, row: Ro
     if not kernels:
         raise _Skip("no kernels")
     held = (row.get("HeldOut") or row.get("held_out") or "").strip().lower() in ("1", "1.0", "true", "yes")
-    return OpCase(label=label, kernels=kernels, duration_us=_number(time), held_out=held)
+    soc = (row.get("soc") or "").strip().lower()
+    return OpCase(label=label, kernels=kernels, duration_us=_number(time), held_out=held, soc=soc)
 
 
 def _spec(sizes: tuple[int, ...], dtype: str, layout: str = "ND") -> TensorSpec:
@@ -309,4 +314,7 @@ def read_op_table(path: str | Path) -> OpTable:
                 dropped[str(reason)] += 1
             except (ValueError, KeyError, IndexError, OverflowError):
                 dropped["broken row"] += 1
-    return OpTable(path=str(path), kind=name, state=state, cases=tuple(cases), dropped=dict(dropped))
+    return OpTable(
+        path=str(path), kind=name, state=state, cases=tuple(cases), dropped=dict(dropped),
+        has_held_out=bool(header & {"HeldOut", "held_out"}),
+    )  # fmt: skip

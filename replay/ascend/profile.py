@@ -219,6 +219,8 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     own_slow_paths: tuple[SlowPath, ...] = ()
     """Those that the device's own file gives."""
     aliases: tuple[str, ...] = ()
+    vector_width: float = 1.0
+    """Of a vector core's instructions, relative to the 128 bytes a cycle that constants were fitted at."""
     server_dies: int = 8
     """Dies that `link` connects with each other."""
     peer_bytes_per_s: float | None = None

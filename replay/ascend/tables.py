@@ -19,7 +19,7 @@ from opreplay.replay.ascend.kernel import KernelCall, State
 from opreplay.replay.ascend.kernel_details import KernelRow, KernelTable, read_kernel_table
 from opreplay.replay.ascend.op_tables import OpCase, OpTable, header_of, kind_of, read_op_table
 from opreplay.replay.ascend.residency import Stream
-from opreplay.traces.errors import Malformed
+from opreplay.traces.errors import Malformed, UsageError
 
 
 class Measurements(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,8 +31,12 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     state: str
     launches: tuple[Launch, ...]
+    """Of the measured rows, collectives among them."""
     rows: int
+    """Rows read, with and without a duration."""
     dropped: dict[str, int]
+    has_held_out: bool = False
+    """Whether a column says which rows are held out."""
 
 
 def touches_in(calls: Sequence[KernelCall], state: State) -> list[Part]:
@@ -53,7 +57,7 @@ def launch_of(case: OpCase, state: State) -> Launch:
     label = KernelCall(type=case.label, inputs=first.inputs, outputs=last.outputs)
     assert case.duration_us is not None
     row = KernelRow(call=label, duration_us=case.duration_us, held_out=case.held_out)
-    return Launch(row=row, duration_us=case.duration_us, state=state, several=parts)
+    return Launch(row=row, duration_us=case.duration_us, state=state, several=parts, soc=case.soc)
 
 
 def of_op_table(table: OpTable) -> list[Launch]:
@@ -61,7 +65,7 @@ def of_op_table(table: OpTable) -> list[Launch]:
     return [launch_of(case, table.state) for case in table.cases if case.duration_us is not None]
 
 
-def read_measurements(path: str | Path, *, communication: bool = False) -> Measurements:
+def read_measurements(path: str | Path) -> Measurements:
     """Read a kernel table or an op-level table, whichever the header tells.
 
     Raises TraceError, Malformed and TooLarge as the readers do.
@@ -72,26 +76,46 @@ def read_measurements(path: str | Path, *, communication: bool = False) -> Measu
         table = read_op_table(path)
         return Measurements(
             path=str(path), workload=name, kind=kind, state=table.state, launches=tuple(of_op_table(table)),
-            rows=len(table.cases) + sum(table.dropped.values()), dropped=table.dropped,
+            rows=len(table.cases), dropped=table.dropped, has_held_out=table.has_held_out,
         )  # fmt: skip
     kernels: KernelTable = read_kernel_table(path)
-    found = [one for one in launches(kernels) if communication or not one.row.communication]
     return Measurements(
         path=str(path), workload=re.sub(r"_?(rank|level)\d+$", "", name),
         kind="kernels in launch order" if kernels.is_sequence else "means of kernels", state="network",
-        launches=tuple(found), rows=len(kernels.rows), dropped=kernels.dropped,
+        launches=tuple(launches(kernels)), rows=len(kernels.rows), dropped=kernels.dropped,
+        has_held_out=kernels.has_held_out,
     )  # fmt: skip
 
 
-def read_folder(folder: Path) -> tuple[list[Measurements], dict[str, str]]:
-    """All tables of a folder, by name, and why each other CSV file is none."""
-    found: list[Measurements] = []
+def read_folder(folder: Path, known: Sequence[str]) -> tuple[list[tuple[Measurements, str]], dict[str, str]]:
+    """All tables of a folder, each with its SoC, and why each other CSV file is none.
+
+    The SoC is what a file's name tells, else a column of the table; rows of an SoC that is not among `known` are left
+    out. Raises UsageError for what is no folder, Malformed where it holds no table.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder", hint="--all takes the folder that holds the tables.")
+    found: list[tuple[Measurements, str]] = []
     others: dict[str, str] = {}
     for path in sorted(folder.glob("*.csv")):
         try:
-            found.append(read_measurements(path))
-        except Malformed as error:
-            others[path.name] = str(error).split(": ", 1)[-1]
+            table = read_measurements(path)
+        except Malformed:
+            others[path.name] = "neither a kernel table nor a table of ops"
+            continue
+        named = soc_in(path.name, known)
+        by_soc: dict[str, list[Launch]] = {}
+        for one in table.launches:
+            soc = named or soc_in(one.soc, known)
+            if soc is not None and not one.row.communication:
+                by_soc.setdefault(soc, []).append(one)
+        for soc, chosen in by_soc.items():
+            found.append((msgspec.structs.replace(table, launches=tuple(chosen)), soc))
+        if not by_soc:
+            why = ", ".join(f"{n} rows: {reason}" for reason, n in table.dropped.items())
+            others[path.name] = why or f"neither its name nor a column soc tells one of {', '.join(known)}"
+    if not found:
+        raise Malformed(f"{folder}: no tables of measured kernels or ops", hint="See docs/ascend-model.md.")
     return found, others
 
 
@@ -102,13 +126,14 @@ def soc_in(name: str, known: Iterable[str]) -> str | None:
 
 
 def groups_of_tables(tables: Iterable[tuple[Measurements, str]]) -> list[Group]:
-    """Unique kernels and ops of each workload and SoC, tables weighted so that no workload dominates a fit.
+    """Unique kernels and ops of each workload and SoC, collectives left out; tables weighted so that no workload dominates a fit.
 
     A workload of n kernels weighs as the root of n: with 4 times as many it counts twice, not 4 times.
     """
     by_workload: dict[tuple[str, str], list[Launch]] = {}
     for table, soc in tables:
-        by_workload.setdefault((table.workload, soc), []).extend(table.launches)
+        chosen = [one for one in table.launches if not one.row.communication]
+        by_workload.setdefault((table.workload, soc), []).extend(chosen)
     made = [
         Group(soc=soc, launches=tuple(group), table=workload)
         for (workload, soc), found in by_workload.items()

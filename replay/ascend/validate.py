@@ -13,24 +13,32 @@ import msgspec
 from opreplay.replay.ascend.accuracy import (
     Compared,
     Errors,
-    compare_tables,
+    Launch,
+    compare_group,
     errors_by_type,
     errors_of,
     grouped,
-    selected,
 )
-from opreplay.replay.ascend.calibrate import Group, HeldOut, bands, cross_validate, datasheet_only, leave_one_soc_out
-from opreplay.replay.ascend.kernel_details import KernelTable, read_kernel_table
+from opreplay.replay.ascend.calibrate import (
+    Group,
+    HeldOut,
+    bands,
+    cross_validate,
+    datasheet_only,
+    leave_one_soc_out,
+    leave_one_table_out,
+)
 from opreplay.replay.ascend.nearby import is_learned
 from opreplay.replay.ascend.predict import family_of
 from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ascend.tables import Measurements, groups_of_tables, read_measurements
 from opreplay.traces.errors import Malformed, UsageError
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """A kernel table, and the device that it was measured on."""
 
-    table: KernelTable
+    table: Measurements
     device: DeviceProfile
 
 
@@ -56,7 +64,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     dropped: dict[str, int]
     """Reason → rows that could not be read."""
     cross: dict[str, Figures] = {}
-    """"folds" and "unseen_soc": figures of kernels predicted by fits that did not see them."""
+    """"folds", "unseen_table" and "unseen_soc": figures of kernels predicted by fits that did not see them."""
 
 
 def read_measured(paths: Sequence[str], devices: Sequence[DeviceProfile]) -> list[Measured]:
@@ -70,7 +78,7 @@ def read_measured(paths: Sequence[str], devices: Sequence[DeviceProfile]) -> lis
             hint="Give --soc once for all tables, or once for each table in the same order.",
         )
     chosen = list(devices) * len(paths) if len(devices) == 1 else list(devices)
-    return [Measured(table=read_kernel_table(path), device=device) for path, device in zip(paths, chosen, strict=True)]
+    return [Measured(table=read_measurements(path), device=device) for path, device in zip(paths, chosen, strict=True)]
 
 
 def by_device(measured: Sequence[Measured]) -> dict[str, list[Measured]]:
@@ -81,13 +89,9 @@ def by_device(measured: Sequence[Measured]) -> dict[str, list[Measured]]:
     return out
 
 
-def groups_of(measured: Sequence[Measured], *, communication: bool = False) -> list[Group]:
-    """Unique measured kernels of each SoC, as a fit takes them."""
-    out: list[Group] = []
-    for name, tables in by_device(measured).items():
-        chosen = [launch for one in tables for launch in selected(one.table, communication=communication)]
-        out += [Group(soc=name, launches=tuple(group)) for group in grouped(chosen)]
-    return out
+def groups_of(measured: Sequence[Measured]) -> list[Group]:
+    """Unique measured kernels and ops of each SoC and workload, as a fit takes them; collectives are left out."""
+    return groups_of_tables([(one.table, one.device.name) for one in measured])
 
 
 def figures_of(compared: Sequence[Compared]) -> Figures:
@@ -115,14 +119,19 @@ def validate(
     fitted_to = 0
     socs: dict[str, Errors] = {}
     for name, tables in by_device(measured).items():
-        found = compare_tables(
-            [one.table for one in tables], tables[0].device, communication=communication, only_held_out=only_held_out
-        )
+        chosen = [
+            launch
+            for one in tables
+            for launch in one.table.launches
+            if (communication or not launch.row.communication) and (launch.row.held_out or not only_held_out)
+        ]
+        device = tables[0].device
+        found = [compare_group(group, device) for group in grouped(chosen)]
         everything += found
-        fitted_to += sum(is_learned(one.call, family_of(one.call, tables[0].device)) for one in found)
+        fitted_to += sum(_is_learned(group[0], device) for group in grouped(chosen))
         if found:
             socs[name] = errors_of(found)
-    rows = sum(len(one.table.rows) for one in measured)
+    rows = sum(one.table.rows for one in measured)
     if not everything:
         raise Malformed(
             f"{', '.join(one.table.path for one in measured)}: none of {rows} rows has a duration to compare with",
@@ -133,11 +142,16 @@ def validate(
         socs=socs,
         compared=tuple(everything),
         rows=rows,
-        measured_rows=sum(row.duration_us is not None for one in measured for row in one.table.rows),
+        measured_rows=sum(len(one.table.launches) for one in measured),
         fitted_to=fitted_to,
         dropped=_sums([one.table.dropped for one in measured]),
         cross=_cross(measured, on_step or (lambda step: None)) if cross else {},
     )
+
+
+def _is_learned(launch: Launch, device: DeviceProfile) -> bool:
+    """Whether a device was fitted to a launch's very kernels."""
+    return all(is_learned(part.call, family_of(part.call, device), launch.state) for part in launch.parts)
 
 
 def _cross(measured: Sequence[Measured], on_step: Callable[[str], None]) -> dict[str, Figures]:
@@ -148,6 +162,9 @@ def _cross(measured: Sequence[Measured], on_step: Callable[[str], None]) -> dict
     out = {
         "folds": held_figures(cross_validate(groups, devices, on_fold=lambda i, n: on_step(f"fitted fold {i} of {n}"))),
     }
+    if len({group.table for group in groups}) > 1:
+        on_step("fitting without one table at a time")
+        out["unseen_table"] = held_figures(leave_one_table_out(groups, devices))
     if len(devices) > 1:
         on_step("fitting without one SoC at a time")
         out["unseen_soc"] = held_figures(leave_one_soc_out(groups, devices))

@@ -16,7 +16,11 @@ from opreplay.replay.ascend.validate import Figures, Validation, held_figures
 from opreplay.replay.report.columns import plain_table
 from opreplay.replay.report.text import DASH, middle, safe, time_text
 
-TITLES = {"folds": "kernels that no fit has seen (5 folds)", "unseen_soc": "SoCs that no fit has seen (one left out)"}
+TITLES = {
+    "folds": "kernels that no fit has seen (5 folds)",
+    "unseen_table": "tables that no fit has seen (one left out)",
+    "unseen_soc": "SoCs that no fit has seen (one left out)",
+}
 WIDEST_SHAPES = 48
 
 
@@ -89,15 +93,17 @@ def facts(found: Validation, *, worst: int) -> dict[str, Any]:
 def _errors_table(first: str, rows: Sequence[tuple[str, Errors]]) -> RenderableType:
     table = plain_table()
     table.add_column(first, no_wrap=True)
-    for title in ("n", "MAPE", "median", "p90", "WAPE", "total", "in band"):
+    for title in ("n", "MAPE", "median", "p90", "WAPE", "total", "≤10", "≤25", "in band"):
         table.add_column(title, justify="right", no_wrap=True)
     for name, e in rows:
         numbers = [f"{100 * value:.1f}" for value in (e.mape, e.median_ape, e.p90_ape, e.wape)]
+        shares = [DASH if math.isnan(value) else f"{100 * value:.0f}" for value in (e.within_10, e.within_25)]
         table.add_row(
-            Text(safe(middle(name, 30))),
+            Text(safe(middle(name, 22))),
             str(e.n),
             *numbers,
             f"{100 * e.total_error:+.1f}",
+            *shares,
             DASH if math.isnan(e.in_band) else f"{100 * e.in_band:.0f}",
         )
     return table

@@ -15,6 +15,9 @@ COMPRESSED_MASK = (2048, 2048)
 """Shape of the mask that stands for "causal" whatever the lengths (sparse mode 2 and above of the CANN kernels)."""
 
 
+MASKS = frozenset({"bool", "uint8", "int8"})
+"""Dtypes of masks."""
+
 USUAL_LENGTH = 4096
 """Longest sequence and context taken where shapes do not tell them."""
 
@@ -41,8 +44,9 @@ def _number(call: KernelCall, key: str) -> float | None:
 def scores_of(call: KernelCall) -> Scores | None:
     """Score sizes from attrs (`batch`, `heads`, `q_len`, `kv_len`, `head_dim`, `causal`, `pairs`), else from shapes.
 
-    Shapes alone leave things open: the statistics output of the training kernels, (B, heads, S, 8), gives heads and
-    length; a three-dimensional query is (S, B, H*D) when that fits; (T, heads, D) is packed and taken as one sequence.
+    Shapes alone leave things open: the statistics of the training kernels, (B, heads, S, 8) or (T, heads, 8), give
+    heads and length, whatever the layout (SBH, BSH, BNSD, BSND, TND); without them (T, heads, D) is packed and taken as
+    sequences of USUAL_LENGTH. A square mask stands for a causal one.
     """
     if not call.inputs or call.inputs[0] is None:
         return None
@@ -65,22 +69,47 @@ def scores_of(call: KernelCall) -> Scores | None:
     return Scores(pairs, head, value, rows, query.dtype, _number(call, "moved_bytes") or moved)
 
 
+def _is_causal(call: KernelCall, queries: float, keys: float) -> bool:
+    """Whether a mask stands for "causal": the compressed one, or a full square one over equal lengths, which networks
+    hardly use for anything else."""
+    for spec in call.inputs[3:]:
+        if spec is None or len(spec.shape) < 2 or spec.dtype not in MASKS:
+            continue
+        if spec.shape[-2:] == COMPRESSED_MASK or (queries == keys > 1 and spec.shape[-2:] == (queries, keys)):
+            return True
+    # Where masks are recorded with another dtype, their shape is all there is.
+    return any(s is not None and s.shape[-2:] == COMPRESSED_MASK for s in call.inputs)
+
+
+def _statistics(call: KernelCall) -> TensorSpec | None:
+    """The maxima and sums of training kernels, (B, heads, S, 8), or (T, heads, 8) of packed sequences."""
+    specs = call.inputs[3:] + call.outputs
+    return next((s for s in specs if s is not None and len(s.shape) in (3, 4) and s.shape[-1] == 8), None)
+
+
 def _from_shapes(call: KernelCall, query: TensorSpec, key: TensorSpec) -> tuple[float, float, int] | None:
-    causal = any(s is not None and s.shape[-2:] == COMPRESSED_MASK for s in call.inputs)
-    stats = next(
-        (s for s in call.inputs + call.outputs if s is not None and len(s.shape) == 4 and s.shape[3] == 8), None
-    )
-    if stats is not None:
-        batch, heads, length, _ = stats.shape
-        hidden = prod(query.shape) // max(1, batch * heads * length)
-        kv_length = prod(key.shape[:2]) // max(1, batch) if len(key.shape) == 3 else length
-        pairs = batch * heads * length * kv_length
-        return pairs * (0.5 if causal else 1.0), batch * heads * length, max(16, hidden)
+    stats = _statistics(call)
+    if stats is not None and len(stats.shape) == 4 and min(stats.shape) > 0:
+        batch, heads, queries, _ = stats.shape
+        head = max(1, prod(query.shape) // (batch * heads * queries))
+        keys = _keys(query, key, batch, queries)
+        pairs = batch * heads * queries * keys
+        return pairs * (0.5 if _is_causal(call, queries, keys) else 1.0), float(batch * heads * queries), head
+    if stats is not None and len(stats.shape) == 3 and len(query.shape) == 3 and query.shape[:2] == stats.shape[:2]:
+        # TND: how tokens are packed into sequences is contents.
+        tokens, heads, head = query.shape
+        longest = min(tokens, USUAL_LENGTH)
+        share = 0.5 if any(s is not None and s.dtype in MASKS for s in call.inputs[3:]) else 1.0
+        return tokens * heads * longest * share, float(tokens * heads), head
     if len(query.shape) == 4:
-        batch, heads, length, dim = query.shape
-        cached = prod(key.shape[:-1]) if len(key.shape) >= 3 else length
-        kv_length = key.shape[2] if len(key.shape) == 4 and key.shape[0] == batch else min(cached, USUAL_LENGTH)
-        return float(batch * heads * length * kv_length), float(batch * heads * length), dim
+        batch, heads, queries, dim = query.shape
+        cached = prod(key.shape[:-1]) if len(key.shape) >= 3 else queries
+        keys = key.shape[2] if len(key.shape) == 4 and key.shape[0] == batch else min(cached, USUAL_LENGTH)
+        if len(key.shape) == 4 and key.shape[0] == batch and key.shape[1] != heads and key.shape[2] == heads:
+            # BSND: the heads are third.
+            queries, heads, keys = heads, queries, key.shape[1]
+        share = 0.5 if _is_causal(call, queries, keys) else 1.0
+        return float(batch * heads * queries * keys) * share, float(batch * heads * queries), dim
     if len(query.shape) == 3:
         tokens, heads, dim = query.shape
         # How tokens are packed into sequences is contents; a longest sequence of USUAL_LENGTH is assumed.
@@ -88,6 +117,17 @@ def _from_shapes(call: KernelCall, query: TensorSpec, key: TensorSpec) -> tuple[
         pairs = tokens * heads * (USUAL_LENGTH if paged else min(tokens, USUAL_LENGTH) / 2)
         return pairs, float(tokens * heads), dim
     return None
+
+
+def _keys(query: TensorSpec, key: TensorSpec, batch: int, queries: int) -> int:
+    """Keys of one sequence, by where the queries' length stands: SBH, BSH, BNSD or BSND."""
+    if len(key.shape) == 3 and len(query.shape) == 3:
+        if query.shape[:2] == (queries, batch) and (queries != batch or key.shape[1] == batch):
+            return key.shape[0]
+        return key.shape[1] if query.shape[:2] == (batch, queries) else max(1, prod(key.shape[:2]) // batch)
+    if len(key.shape) == 4 and len(query.shape) == 4:
+        return key.shape[2] if query.shape[2] == queries else key.shape[1]
+    return queries
 
 
 def attention_terms(

@@ -64,7 +64,7 @@ def work_terms(
     if resident is None:
         resident = resident_share(work.read + work.write, device)
     hbm, cache = memory_us(work.read, work.write, work.blocks, resident, device)
-    each = family.cycles * factor
+    each = family.cycles * factor / device.vector_width
     cycles = work.elements * each + work.rows * family.row_cycles
     # However rows are counted, all cores together need no longer than one of them would alone, element by element.
     alone = work.elements * work.blocks * max(ONE_BY_ONE, each) + (work.read + work.write) / ONE_CORE_BYTES

@@ -11,9 +11,9 @@ from importlib.metadata import entry_points
 from typing import Literal
 
 from opreplay.initializers import extensions
-from opreplay.initializers.loading import load_entry_point, load_user_code, place_of
-from opreplay.replay.conversions import CONVERSIONS
-from opreplay.replay.user_executors import EXECUTORS
+from opreplay.initializers.user_code import load_entry_point, load_user_code, place_of
+from opreplay.replay.resolve.user.conversions import CONVERSIONS
+from opreplay.replay.resolve.user.executors import EXECUTORS
 
 ENTRY_POINTS = "opreplay.plugins"
 """Entry point group; each names a module, which registers what it has when it is imported."""
@@ -78,8 +78,8 @@ def _initializers() -> Iterator[Registration]:
 
 
 def _estimates() -> Iterator[Registration]:
-    from opreplay.replay.ascend.custom import ESTIMATORS
-    from opreplay.replay.ascend.op_invoke import OpInvokeInfo
+    from opreplay.replay.ascend.custom.estimators import ESTIMATORS
+    from opreplay.replay.ascend.custom.op_invoke import OpInvokeInfo
 
     tables: tuple[tuple[Kind, Iterator], ...] = (
         ("estimator", iter(ESTIMATORS)), ("properties", iter(OpInvokeInfo.properties)),

@@ -1,0 +1,1 @@
+"""Users' estimators and properties of ops."""

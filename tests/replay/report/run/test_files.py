@@ -12,13 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opreplay.replay.report.run import csv_, json_lines, markdown
+from opreplay.replay.report.run import csv_, markdown
 from opreplay.replay.results.reading import read_results
+from opreplay.replay.results.writing import JsonLinesSink
 
 
 def test_json_lines_read_back_as_they_were(made: SimpleNamespace, tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
-    path.write_text(json_lines.render(made.header, made.results, made.summary), encoding="utf-8")
+    with JsonLinesSink.open(path) as sink:
+        for record in (made.header, *made.results, made.summary):
+            sink.write(record)
     assert read_results(path) == (made.header, made.results, made.summary)
 
 

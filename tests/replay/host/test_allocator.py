@@ -12,7 +12,7 @@ from opreplay.replay.host import allocator
 def test_large_blocks_stay_with_the_process_until_they_are_given_back() -> None:
     code = (
         "import ctypes\n"
-        "from opreplay.replay import allocator\n"
+        "from opreplay.replay.host import allocator\n"
         "from opreplay.replay.host.environment import process_bytes\n"
         "libc = ctypes.CDLL(None)\n"
         "libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]\n"

@@ -142,7 +142,7 @@ def test_a_user_overrides_a_built_in_without_a_flag_and_themselves_with_one() ->
     def second(info: OpInvokeInfo, device: object) -> PerformanceModel.Result:
         return PerformanceModel.Result(2e-6)
 
-    with pytest.raises(ValueError, match=r"test_custom.py:\d+.*override=True"):
+    with pytest.raises(ValueError, match=r"test_estimators.py:\d+.*override=True"):
         register_op_estimator("aten::add")(second)
     register_op_estimator("aten::add", override=True)(second)
     assert simulate_op(make("aten::add", arg("self", meta(8)), arg("other", meta(8))), DEVICE).time_us == 2.0
@@ -191,7 +191,7 @@ def test_a_failing_function_names_its_file_and_line() -> None:
     def broken(info: OpInvokeInfo, device: object) -> PerformanceModel.Result:
         return PerformanceModel.Result(info.args[7])
 
-    with pytest.raises(CustomOpError, match=r"test_custom.py:\d+: broken failed for your_op::Operator: IndexError"):
+    with pytest.raises(CustomOpError, match=r"test_estimators.py:\d+: broken failed for your_op::Operator: IndexError"):
         simulate_op(your_op(), DEVICE)
     for wrong in (None, "1", float("nan"), -1.0, True):
         register_op_estimator("your_op::Operator", override=True)(lambda info, device, wrong=wrong: wrong)

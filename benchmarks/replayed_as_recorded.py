@@ -48,7 +48,11 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "all": (), "strides": ("Input Strides",), "dims": ("Input Strides", "Concrete Inputs"),
 }  # fmt: skip
 """Name of a level → what of the profile is taken away."""
+ROUNDED = 1e-5
+"""A profile holds floating numbers with six digits."""
 KINDS = ("size", "value", "layout", "number", "right")
+ON_PURPOSE = frozenset({"unsafe", "assert_msg", "api_name"})
+"""Arguments that a plan leaves out on purpose: a flag that skips checks of bounds, texts that only an error shows."""
 _UNKNOWN = object()
 """A value that the ExecutionTrace does not hold either."""
 _TENSOR = re.compile(r"Tensor\((.*)\)")
@@ -156,12 +160,14 @@ def differences(op: ReplayOp, call: ExactCall, *, strides: bool) -> Iterator[tup
     planned = {arg.name: arg for arg in op.args}
     for name, exact in call.args.items():
         arg = planned.get(name)
-        if exact is _UNKNOWN:
+        if exact is _UNKNOWN or name in ON_PURPOSE:
             continue
         if arg is None:
             if exact is not None and op.args and op.overload == call.overload:
                 yield "value", name, f"left out, {exact}"
             continue
+        if any(note.argument == name and "autocast had cast it" in note.what for note in op.assumptions):
+            continue  # what ran is what autocast passed on
         kind = _difference(arg, exact, strides)
         if kind is not None:
             yield kind, name, f"{_shown(arg)}, recorded {exact}"
@@ -183,11 +189,19 @@ def _difference(arg: ReplayArg, exact: Any, strides: bool) -> str | None:
             return "size"
         kinds = [_tensor_difference(a, b, strides) for a, b in zip(ours, theirs, strict=True)]
         return next((kind for kind in KINDS if kind in kinds), None)
+    if arg.name == "equation":
+        return None if _spelled(arg.value) == _spelled(exact) else "value"
     if isinstance(exact, Exact):  # a number that was wrapped: its value is not recorded
         return None if exact.shape == () else "value"
     if arg.type in ("Generator", "Device"):
         return None
     return _value_difference(arg, exact)
+
+
+def _spelled(equation: Any) -> str:
+    """An equation with its letters in the order of the alphabet."""
+    letters = dict.fromkeys(c for c in str(equation) if c.isalpha())
+    return str(equation).translate({ord(c): chr(ord("a") + i) for i, c in enumerate(letters)}).replace(" ", "")
 
 
 def _tensor_difference(ours: Any, theirs: Any, strides: bool) -> str | None:
@@ -207,9 +221,7 @@ def _same_places(ours: Any, theirs: Any) -> bool:
         contiguous.append(step)
         step *= max(1, n)
     mine = ours.strides if ours.strides is not None else tuple(reversed(contiguous))
-    return 0 in theirs.shape or all(
-        a == b for a, b, n in zip(mine, theirs.strides, theirs.shape, strict=True) if n > 1
-    )
+    return 0 in theirs.shape or all(a == b for a, b, n in zip(mine, theirs.strides, theirs.shape, strict=True) if n > 1)
 
 
 def _value_difference(arg: ReplayArg, exact: Any) -> str | None:
@@ -235,7 +247,7 @@ def _plain_difference(ours: Any, exact: Any) -> str | None:
     if isinstance(ours, str) and isinstance(exact, float):
         ours = float(ours)  # "inf", "nan"
     if any(isinstance(x, float) for x in (ours, exact)) and not any(isinstance(x, str) for x in (ours, exact)):
-        same = ours == exact or (ours is not None and exact is not None and abs(ours - exact) <= 1e-6 * abs(exact))
+        same = ours == exact or (ours is not None and exact is not None and abs(ours - exact) <= ROUNDED * abs(exact))
         return None if same or (ours != ours and exact != exact) else "number"
     return "value"
 
@@ -265,7 +277,9 @@ class Tally:
     names: Counter[str]
 
 
-def measured(kineto: Path, calls: dict[int, ExactCall], level: str, tally: Tally, args: argparse.Namespace) -> Counter[str]:
+def measured(
+    kineto: Path, calls: dict[int, ExactCall], level: str, tally: Tally, args: argparse.Namespace
+) -> Counter[str]:
     """Counts of one workload at one level; `tally` gets them too."""
     trace = read_trace(without(kineto, LEVELS[level]), record_function_ids=True)
     plan = build_plan(trace, select=args.select)
@@ -305,8 +319,10 @@ HEAD = ("ops", "right", "number", "layout", "value", "size", "unsaid", "merged",
 
 def _line(title: str, counts: Counter[str]) -> str:
     wrong = counts["size"] + counts["value"]
-    return f"{title:36}" + "".join(f"{counts[key]:>{max(7, len(key) + 1)}}" for key in HEAD) + (
-        f"  {wrong / max(1, counts['ops']):7.2%}"
+    return (
+        f"{title:36}"
+        + "".join(f"{counts[key]:>{max(7, len(key) + 1)}}" for key in HEAD)
+        + (f"  {wrong / max(1, counts['ops']):7.2%}")
     )
 
 

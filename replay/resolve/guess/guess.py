@@ -1,7 +1,7 @@
 """What to fill in for arguments whose value a trace does not record: strings, unread scalars, index lists, dtypes.
 
 Each guess says why; it becomes an assumption of the plan. Rules for one op go before rules for an argument name, those
-before the schema's default, and a table of plain constants comes last. Owns no shapes beyond `inference_shapes`.
+before the schema's default, and a table of plain constants comes last. Owns no shapes beyond `shapes`.
 """
 
 from __future__ import annotations

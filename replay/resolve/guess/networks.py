@@ -1,7 +1,7 @@
 """Guesses for layers of networks: groups of a normalisation, layers of a recurrent network, heads, windows of a
 spectrum, rows of an embedding, and small settings that most calls have.
 
-Owns no convolutions and poolings (`inference_windows`) nor tables of recommendation models (`inference_tables`).
+Owns no convolutions and poolings (`windows`) nor tables of recommendation models (`embedding_tables`).
 """
 
 from __future__ import annotations

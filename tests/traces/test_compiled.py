@@ -233,11 +233,11 @@ def test_misuse_is_refused() -> None:
         make(categories=tuple((b"c", 0, 0) for _ in range(300)), **good)
     scanner = make(categories=((b"cpu_op", 1, 0),), **good)
     with pytest.raises(ValueError, match="no range"):
-        scanner.scan(b"{}", 0, 3)
+        scanner.scan(b"{}", 0, 3, False)
     with pytest.raises(ValueError, match="no range"):
-        scanner.scan(b"{}", 2, 1)
+        scanner.scan(b"{}", 2, 1, False)
     with pytest.raises(ValueError, match="once"):
         scanner.__init__(categories=(), **good)  # type: ignore[misc]
     with pytest.raises(KeyError):  # an index that cannot be had stops the read
-        scanner.scan(json.dumps(op("aten::mm", 1, 1, 1)).encode(), 0, len(json.dumps(op("aten::mm", 1, 1, 1))))
-    assert scanner.scan(b"", 0, 0) is None
+        scanner.scan(json.dumps(op("aten::mm", 1, 1, 1)).encode(), 0, len(json.dumps(op("aten::mm", 1, 1, 1))), False)
+    assert scanner.scan(b"", 0, 0, False) is None

@@ -30,7 +30,9 @@ CORPUS = Path(__file__).parent / "corpus"
 EVENTS_PER_BLOCK = (1, 2, 5, 12, 30)
 BLOCK_BYTES = (256, 1 << 10, 1 << 12, 1 << 18)
 _BETWEEN = re.compile(rb"\}\s*,\s*\{\s*\"(?:ph|name|cat|args|ts|pid)\"")
-_MEMBER = re.compile(rb'"([A-Za-z][A-Za-z ]*)"\s*:\s*("(?:[^"\\]|\\.)*"|[-0-9.eE+]+|null|true|false|\[[^\[\]{}]*\]|\{\})')
+_MEMBER = re.compile(
+    rb'"([A-Za-z][A-Za-z ]*)"\s*:\s*("(?:[^"\\]|\\.)*"|[-0-9.eE+]+|null|true|false|\[[^\[\]{}]*\]|\{\})'
+)
 _KEYS = (b"ph", b"cat", b"name", b"pid", b"tid", b"ts", b"dur", b"id", b"args", b"External id", b"external id",
          b"correlation", b"device", b"stream", b"Input Dims", b"Input dims", b"Input type", b"Input Strides",
          b"Concrete Inputs", b"Record function id", b"Task Type", b"Ev Idx", b"bp", b"Cat")  # fmt: skip
@@ -46,9 +48,11 @@ _VALUES = (
     b'"\\ud800"', b'"\\ud83d\\ude00"', b'"\\/"', b'"\\x"', b'"\x01"', b'"\x7f"', b'"a\\"b"', b'"}, {"', b'"x" : "y"',
     b"[]", b"{}", b"[1.5, 2]", b"[[1, 2], []]", b'{"a": 1}', b"[" * 40 + b"]" * 40, b'{"a":' * 33 + b"1" + b"}" * 33,
 )  # fmt: skip
-_BYTES = (b'"', b"}", b"{", b"]", b"[", b",", b":", b"\\", b"\x00", b"\xff", b"\x80", b"\xc3", b"\n", b"\t", b"\x0b", b" ",
-          b"0", b"-", b".", b"e9", b"e", b"null", b"//", b"},{", b"}, {", b'"cat":"cpu_op",', b'{"ph":"X"},', b"{},", b"5,",
-          b"\\u0041", b"\\ud800", b'"a":1,', b'"a":"\xff",', b'"\xff":1,', b'"\\u0061":1,', b'"a":1e999,')  # fmt: skip
+_BYTES = (
+    b'"', b"}", b"{", b"]", b"[", b",", b":", b"\\", b"\x00", b"\xff", b"\x80", b"\xc3", b"\n", b"\t", b"\x0b", b" ",
+    b"0", b"-", b".", b"e9", b"e", b"null", b"//", b"},{", b"}, {", b'"cat":"cpu_op",', b'{"ph":"X"},', b"{},", b"5,",
+    b"\\u0041", b"\\ud800", b'"a":1,', b'"a":"\xff",', b'"\xff":1,', b'"\\u0061":1,', b'"a":1e999,',
+)  # fmt: skip
 
 
 @contextmanager
@@ -65,11 +69,13 @@ def reader(*, python: bool) -> Iterator[list[bool]]:
         if not python:
             yield taken
             return
-        with mock.patch.object(compiled, "compiled_scanner", lambda: None):
+        with mock.patch.object(compiled, "compiled_scanner", return_value=None):
             yield taken
 
 
-def outcome(path: Path, *, python: bool, block: int = 1 << 18, numbered: bool = False) -> tuple[Trace | str, list[bool]]:
+def outcome(
+    path: Path, *, python: bool, block: int = 1 << 18, numbered: bool = False
+) -> tuple[Trace | str, list[bool]]:
     """The trace, or the error in words, and which blocks the compiled half took."""
     with reader(python=python) as taken:
         try:
@@ -147,7 +153,8 @@ def _repeat(text: bytes, rng: random.Random) -> bytes:
 
 
 DAMAGES: tuple[Callable[[bytes, random.Random], bytes], ...] = (
-    _number_or_text, _number_or_text, _number_or_text, _rename, _add_member, _add_member, _put, _put, _flip, _cut, _repeat,
+    _number_or_text, _number_or_text, _number_or_text, _rename, _add_member, _add_member, _put, _put, _flip, _cut,
+    _repeat,
 )  # fmt: skip
 
 
@@ -185,7 +192,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, default=None, help="where to write files that are read differently")
     given = parser.parse_args()
     if compiled.compiled_scanner() is None:
-        print("the compiled reader is not built: nothing to compare")
+        sys.stdout.write("the compiled reader is not built: nothing to compare\n")
         return 2
     seed = random.randrange(2**32) if given.seed is None else given.seed
     rng = random.Random(seed)
@@ -203,15 +210,18 @@ def main() -> int:
                 took = assert_same(path, block=block, numbered=numbered)
             except Exception as err:  # whatever a reader raises that is no TraceError is a finding as well
                 different += 1
-                print(f"different (block={block}, numbered={numbered}): {type(err).__name__}: {str(err)[:300]}")
+                what = f"{type(err).__name__}: {str(err)[:300]}"
+                sys.stdout.write(f"different (block={block}, numbered={numbered}): {what}\n")
                 if given.keep:
                     given.keep.mkdir(parents=True, exist_ok=True)
                     name = f"{seed}_{files}_b{block}{'_numbered' if numbered else ''}.json"
                     (given.keep / name).write_bytes(text)
                 continue
             taken, asked = taken + sum(took), asked + len(took)
-    print(f"seed {seed}: {blocks} damaged blocks in {files} files from {len(pools)} traces: {different} read differently; "
-          f"the compiled reader took {taken} of the {asked} blocks that it was asked for")  # fmt: skip
+    sys.stdout.write(
+        f"seed {seed}: {blocks} damaged blocks in {files} files from {len(pools)} traces: {different} read differently"
+        f"; the compiled reader took {taken} of the {asked} blocks that it was asked for\n"
+    )
     return 1 if different or not taken else 0
 
 

@@ -35,8 +35,10 @@ def test_ids_of_all_kinds() -> None:
     assert to_ids([1704161511422904204, 2**63]).tolist() == [1704161511422904204, -(2**63)]
 
 
-ODD_TIMES = [1, 1.2345, 2.0**41 + 0.1235, 2.0**43 + 0.5, 2**60, -0.0005, Decimal("1.2345"), Decimal(2**41) + Decimal("0.1235"),
-             Decimal("8796093022208.0625"), "1.2345", True, None, "sNaN", [1]]  # fmt: skip
+ODD_TIMES = [
+    1, 1.2345, 2.0**41 + 0.1235, 2.0**43 + 0.5, 2**60, -0.0005, Decimal("1.2345"), Decimal("2199023255552.1235"),
+    Decimal("8796093022208.0625"), "1.2345", True, None, "sNaN", [1],
+]  # fmt: skip
 ODD_IDS = [1, 1.5, 7.0, Decimal("7.0"), Decimal("7.5"), Decimal("1e400"), True, None, "12", "0x1f", 2**64 - 1, -5, {}]
 
 

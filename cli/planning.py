@@ -123,6 +123,9 @@ def tell_problems(contents: ExpectedContents) -> None:
     """Say on stderr for how many ops the initializers could not make what predictions depend on."""
     from opreplay.cli import console
 
+    if contents.impossible:
+        count, first = len(contents.impossible), next(iter(contents.impossible.values()))
+        console.narrate(f"{count} op{'s' if count > 1 else ''} cannot hold the batch that the trace tells: {first}")
     if contents.problems:
         count, first = len(contents.problems), next(iter(contents.problems.values()))
         console.narrate(

@@ -14,7 +14,6 @@ from opreplay.initializers.base import BatchLengths
 from opreplay.initializers.distributions import LengthDistribution
 from opreplay.traces.annotations import BatchContext
 
-
 IMPOSSIBLE = "impossible in this call"
 """In the notes on what an annotation tells and the call's own arguments cannot hold."""
 
@@ -133,7 +132,8 @@ def _phase(
     if over:
         kv = _level(kv, query, room.longest)
         left = phase.seen - int(kv.sum())
-        return query, kv, f"{left} context tokens cut, {IMPOSSIBLE}: no sequence may see more than {room.longest}" if left > 0 else ""
+        said = f"{left} context tokens cut, {IMPOSSIBLE}: no sequence may see more than {room.longest}"
+        return query, kv, said if left > 0 else ""
     return query, kv, ""
 
 

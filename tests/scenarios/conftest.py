@@ -21,17 +21,21 @@ Console = Callable[..., Result]
 
 @pytest.fixture
 def console() -> Iterator[Console]:
-    """Runs `opreplay` with these arguments; forgets afterwards what users' files registered."""
+    """Runs `opreplay` with these arguments, each time without what users' files registered before."""
+
+    def forget() -> None:
+        clear_registrations()
+        plugins.clear_registrations()
+        clear_initializers()
 
     def run(*arguments: object, code: int = 0) -> Result:
+        forget()
         done = CliRunner(env={"COLUMNS": "80"}).invoke(opreplay, [str(a) for a in arguments])
         assert done.exit_code == code, (done.exit_code, done.stdout[-2000:], done.stderr[-2000:], done.exception)
         return done
 
     yield run
-    clear_registrations()
-    plugins.clear_registrations()
-    clear_initializers()
+    forget()
 
 
 def op(
@@ -57,7 +61,9 @@ def launch(ts: float, number: int) -> dict[str, Any]:
             "args": args}  # fmt: skip
 
 
-def kernel(name: str, ts: float, dur: float, number: int, *, category: str = "kernel", stream: int = 7) -> dict[str, Any]:
+def kernel(
+    name: str, ts: float, dur: float, number: int, *, category: str = "kernel", stream: int = 7
+) -> dict[str, Any]:
     """Device work with this correlation number."""
     args = {"correlation": number, "External id": number, "device": 0, "stream": stream}
     return {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": stream, "ts": ts, "dur": dur, "args": args}

@@ -9,7 +9,7 @@ import msgspec
 
 from opreplay.replay.ascend.coverage import coverage
 from opreplay.replay.reasons import ReasonTotal, split_reason, total_reasons
-from opreplay.replay.report.coverage import LEAST, coverage_text
+from opreplay.replay.report.coverage import coverage_text
 from opreplay.replay.report.fidelity import fidelity_notes
 from opreplay.replay.report.text import end, plural, safe, share_text
 from opreplay.replay.results import Header, OpResult, Summary
@@ -185,7 +185,7 @@ def confidence_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
         chosen = [share for s, share in simulated if s.confidence == confidence]
         if chosen:
             parts.append(f"{plural(len(chosen), 'op')} = {share_text(sum(chosen))} {text}")
-    if len(parts) == 1 and found.nothing < LEAST and not found.bytes and not found.users:
+    if len(parts) == 1 and found.ops == len(results) and not found.bytes and not found.users:
         return []
     return [f"{safe(soc)}: {'; '.join(parts)}", *users_notes(soc, results)]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import Result
 
 from opreplay.replay.ascend.coverage import coverage
@@ -41,14 +42,12 @@ def test_labels_are_not_simulated_and_opaque_ops_are_said_to_be(
     )
     done = console("simulate", trace, "--soc", "910b3")
     first = done.stdout.splitlines()[0]
-    assert first.startswith(
-        "simulated 41.0 % of device time by rules, 52.0 % by bytes only, 7.0 % not at all; 2 of 3 ops"
-    )
+    assert first == "simulated 41.0 % of device time by rules, 52.0 % by bytes only, 7.0 % not at all"
     facts = json.loads(console("simulate", trace, "--soc", "910b3", "--format", "json").stdout)
     by_name = {op["name"]: op["simulated"] for op in facts["unique_ops"]}
     assert by_name["CompiledFunctionBackward"] == {}
     assert by_name["mylib::opaque"]["910b3"]["by"] == "bytes"
-    assert facts["covered_share"] == 0.93
+    assert facts["covered_share"] == pytest.approx(0.93)
     share = facts["socs"]["910b3"]["uncalibrated_share"]
     assert 0.5 < share < 0.6, "the opaque op: 5200 of 9300 µs that were recorded"
     plan = " ".join(console("plan", trace, "--soc", "910b3").stdout.split())
@@ -56,4 +55,4 @@ def test_labels_are_not_simulated_and_opaque_ops_are_said_to_be(
 
 
 def test_nothing_is_covered_by_no_prediction() -> None:
-    assert coverage_text(coverage([(0.5, None)]), "device time") == "0.0 % of device time by rules, 100.0 % not at all"
+    assert coverage_text(coverage([(0.5, None)]), "device time") == "0 % of device time by rules, 100.0 % not at all"

@@ -56,7 +56,7 @@ def lowers(*names: str, override: bool = False) -> Callable[[Rule], Rule]:
         if not _is_built_in(rule):
             for name in () if override else names:
                 if _built_in_rule(name) is not None:
-                    raise ValueError(f"{name} has a built-in lowering rule; override=True replaces it")
+                    raise ValueError(f"{name} has a lowering rule already, a built-in one; override=True replaces it")
             add_names(names, rule, override=override)
             return rule
         for name in names:
@@ -76,6 +76,10 @@ def lowers_like(*patterns: str) -> Callable[[Rule], Rule]:
 
     def register(rule: Rule) -> Rule:
         if not _is_built_in(rule):
+            _load()
+            for pattern in patterns:
+                if pattern in _patterns:
+                    raise ValueError(f"{pattern} has a lowering rule already, a built-in one")
             add_patterns(patterns, rule)
             return rule
         for pattern in patterns:

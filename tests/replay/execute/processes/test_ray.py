@@ -202,8 +202,8 @@ def test_a_cluster_that_others_can_reach_is_ended() -> None:
 LISTENING = r"""
 import os, re
 from pathlib import Path
-from opreplay.replay.schedule_ray import RayLanes
-from opreplay.replay.worker import WorkerConfig
+from opreplay.replay.execute.processes.ray import RayLanes
+from opreplay.replay.execute.options import WorkerConfig
 
 def text(path):
     try:

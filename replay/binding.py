@@ -40,6 +40,8 @@ COUNTS = frozenset({"offsets", "x_offsets", "y_offsets", "a_offsets"})
 """Lists of tensors that are integers, whatever the others are."""
 MESSAGES = frozenset({"assert_msg", "api_name"})
 """Texts that only an error shows; what a trace has for them is of no use here."""
+QUANTIZED = frozenset({"qint8", "quint8", "qint32"})
+"""Element types with a scale and a zero point, which no profiler records."""
 MAX_RANK = 64
 """torch's own limit on dimensions."""
 _INT64 = range(-(2**63), 2**63)
@@ -61,6 +63,7 @@ def bind(match: Match, context: Context) -> tuple[tuple[ReplayArg, ...], tuple[A
     """
     notes: list[Assumption] = _alignment_notes(match)
     pairs = list(zip(match.spec.args, match.recorded, strict=False))
+    _refuse_layouts(pairs)
     bound: dict[str, ReplayArg] = {}
     open_: list[tuple[ArgSpec, RecordedArg]] = []
     for arg, rec in pairs:
@@ -89,6 +92,17 @@ def bind(match: Match, context: Context) -> tuple[tuple[ReplayArg, ...], tuple[A
             raise Unbound(refused)
     args, apart = aliasing.settle(args)
     return args, (*notes, *apart)
+
+
+def _refuse_layouts(pairs: Sequence[tuple[ArgSpec, RecordedArg]]) -> None:
+    """A tensor without strides where others have them is sparse, which says nothing of how full it is."""
+    odd = next((arg.name for arg, rec in pairs if rec.unlike_strided), None)
+    if odd is not None:
+        raise Unbound(Reason("metadata missing", f"layout of {odd} (sizes without strides: it is sparse or opaque)"))
+    for arg, rec in pairs:
+        for meta in (rec.tensor, *(rec.tensors or ())):
+            if meta is not None and meta.dtype in QUANTIZED:
+                raise Unbound(Reason("metadata missing", f"scale of {arg.name}, a quantized tensor ({meta.dtype})"))
 
 
 def unnamed_arguments(recorded: Sequence[RecordedArg], float_dtype: str) -> tuple[ReplayArg, ...]:

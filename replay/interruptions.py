@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import weakref
+from time import thread_time_ns
 
 from opreplay.replay.executors.base import Interruptions
 
@@ -47,9 +48,10 @@ _own = _OfThread()
 def interruptions() -> Interruptions:
     """Of all threads of this process, and what the calling one waited; zeros where the system does not say."""
     if not sys.platform.startswith("linux"):
-        return Interruptions()
+        return Interruptions(used_us=thread_time_ns() * 1e-3)
     import resource
 
     if _own.wait is None or _own.wait.process != os.getpid():  # after a fork the file is the parent's
         _own.wait = _ThreadWait()
-    return Interruptions(count=resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw, waited_us=_own.wait.us())
+    count = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+    return Interruptions(count=count, waited_us=_own.wait.us(), used_us=thread_time_ns() * 1e-3)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 CHECK_EVERY = 4
 OVERTIME = 2.0
 """So many times `op_time_s` may be spent beyond the budget on an op that is slow, or interrupted again and again."""
+WALL = 3.0
+"""So many times as long as that it may take by the clock on the wall, where other programs use the processors."""
 READINGS = 3
 """Most times that the gauges are read for one sample, where the readings are interrupted."""
 
@@ -58,13 +60,13 @@ class Samples:
         self.ordered: list[float] = []
         """Times of the clean ones, ascending."""
         self.lost_s = 0.0
-        """Wall time of the interrupted ones."""
+        """Time of the interrupted ones."""
 
-    def add(self, sample: Sample, *, interrupted: bool, wall_s: float) -> None:
+    def add(self, sample: Sample, *, interrupted: bool, spent_s: float) -> None:
         self.all.append(sample)
         if interrupted:
             self.interrupted.append(sample)
-            self.lost_s += wall_s
+            self.lost_s += spent_s
         else:
             self.clean.append(sample)
             insort(self.ordered, sample.took_us)
@@ -97,13 +99,13 @@ def collect(
     clock = executor.clock
     samples = Samples()
     turn = 0
-    started = clock.now_s()
+    started, first_us = clock.now_s(), clock.interruptions().used_us or 0.0
     before_us = _read(executor, prepared, plan)
     while len(samples.all) < options.max_samples:
         if plan.evict:
             executor.evict()
             before_us = _read(executor, prepared, plan)
-        at, begun_s = clock.interruptions(), clock.now_s()
+        at = clock.interruptions()
         if plan.graph is not None:
             took_us = clock.time_calls(plan.graph, 1)
         elif len(plan.calls) == 1:
@@ -111,16 +113,19 @@ def collect(
         else:
             took_us = clock.time_each([plan.calls[(turn + i) % len(plan.calls)] for i in range(plan.count)])
             turn += plan.count
-        since, ended_s = clock.interruptions(), clock.now_s()
+        since = clock.interruptions()
         executor.reset(prepared)
         after_us = _read(executor, prepared, plan)
         gauge_us = tuple((a + b) / 2 for a, b in zip(before_us, after_us, strict=True))
         before_us = after_us
+        waited_us = since.waited_since(at, took_us)
         samples.add(
-            Sample(took_us / plan.count, (since.waited_us - at.waited_us) / plan.count, gauge_us),
-            interrupted=since.count > at.count, wall_s=ended_s - begun_s,
+            Sample(took_us / plan.count, waited_us / plan.count, gauge_us),
+            interrupted=since.count > at.count, spent_s=(took_us - waited_us) * 1e-6,
         )  # fmt: skip
-        if _enough(samples, ended_s - started, options, budget_s, left_s):
+        wall_s = clock.now_s() - started
+        spent_s = wall_s if since.used_us is None else (since.used_us - first_us) * 1e-6
+        if _enough(samples, min(spent_s, wall_s), wall_s, options, budget_s, left_s):
             break
     return samples
 
@@ -142,11 +147,15 @@ def _read(executor: Executor, prepared: Prepared, plan: SamplePlan) -> tuple[flo
     return reading
 
 
-def _enough(samples: Samples, spent_s: float, options: MeasureOptions, budget_s: float, left_s: float) -> bool:
-    """Whether the median is known well enough, or the time is spent."""
-    clean, a_sample_s = len(samples.clean), spent_s / len(samples.all)
+def _enough(
+    samples: Samples, spent_s: float, wall_s: float, options: MeasureOptions, budget_s: float, left_s: float
+) -> bool:
+    """Whether the median is known well enough, or the time is spent: the thread's own, or so many times as much wall
+    time."""
+    clean, count = len(samples.clean), len(samples.all)
+    a_sample_s = spent_s / count
     most_s = max(budget_s, 0.0) + OVERTIME * options.op_time_s
-    if spent_s + a_sample_s > left_s:
+    if wall_s + wall_s / count > min(left_s, WALL * most_s):
         return True
     if clean < options.min_samples:
         return spent_s + a_sample_s > most_s

@@ -67,9 +67,9 @@ def warm_up(executor: Executor, prepared: Prepared, options: MeasureOptions) -> 
     took_us: list[float] = []
     waited_us: list[float] = []
     while True:
-        at_us = clock.interruptions().waited_us
+        at = clock.interruptions()
         took_us.append(clock.time_calls(prepared.call, 1))
-        waited_us.append(clock.interruptions().waited_us - at_us)
+        waited_us.append(clock.interruptions().waited_since(at, took_us[-1]))
         executor.reset(prepared)
         if _over(took_us, clock.now_s() - started, options):
             return WarmUp(took_us=tuple(took_us), waited_us=tuple(waited_us))

@@ -99,6 +99,17 @@ class Interruptions(NamedTuple):
     """Times that a thread of this process was switched out against its will."""
     waited_us: float = 0.0
     """What the calling thread waited for a processor, ready to run."""
+    used_us: float | None = None
+    """Processor time of the calling thread; None where the work is done elsewhere."""
+
+    def waited_since(self, before: Interruptions, took_us: float) -> float:
+        """Of `took_us` of wall time after `before`, what was spent waiting for a processor.
+
+        Readings are taken outside of what is timed, and switches are most likely right then: the thread has not waited
+        longer than it did not compute.
+        """
+        idle_us = took_us - ((self.used_us or 0.0) - (before.used_us or 0.0))
+        return max(0.0, min(self.waited_us - before.waited_us, idle_us))
 
 
 class Clock(Protocol):

@@ -99,9 +99,8 @@ def _old_forms(name: str) -> tuple[OpSpec, ...]:
     """The overloads that torch 1.8 to 1.13 had under this name and has no more."""
     import torch
 
-    return tuple(
-        schema.compile_schema(torch._C.parse_schema(f"aten::{row.schema}")) for row in portable.legacy_of(name)
-    )
+    texts = [f"aten::{row.schema}" for row in portable.legacy_of(name)]
+    return tuple(schema.compile_schema(torch._C.parse_schema(text), registered=False) for text in texts)
 
 
 def _why_unknown(name: str, namespace: str, policy: Policy) -> Reason:

@@ -218,7 +218,8 @@ _GRADIENTS: tuple[Legacy, ...] = (
     _row("cumprod_backward.until_1_8(Tensor grad, Tensor input, int dim) -> Tensor",
          function="legacy_gradients.cumprod_backward"),
     *(_row(f"{name}_backward.vec(Tensor grad_output, int[]? output_size, int[] input_size, {corners}"
-           "float[]? scale_factors) -> Tensor", f"aten::{name}_backward", f"legacy_gradients.{name.strip('_')}_backward")
+           "float[]? scale_factors) -> Tensor", f"aten::{name}_backward",
+           f"legacy_gradients.{name.strip('_')}_backward")
       for names, corners in (
           (("upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d",
             "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"), "bool align_corners, "),

@@ -119,6 +119,9 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
         # Without this a rule would make an op on scalars of what is not known.
         return Lowering(kernels=(), notes=("no arguments recorded",), known=False)
     rule = find_rule(op.called) or find_rule(canonical_name(op.name))
+    if rule is None and op.via is not None and (rule := find_rule(op.via)) is not None:
+        # An op that torch has no more takes the arguments of the one in its place by the same names.
+        view = OpView(msgspec.structs.replace(op, name=op.via), contents)
     if rule is not None:
         try:
             kernels = list(rule(view))

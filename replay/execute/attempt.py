@@ -16,8 +16,9 @@ from opreplay.replay.arguments.shrink.choose import Fitted, fitted
 from opreplay.replay.arguments.shrink.flops import bearable_flops
 from opreplay.replay.execute.executors.base import Executor, Prepared
 from opreplay.replay.execute.fidelity import compared
-from opreplay.replay.execute.measure import measure, scaled
+from opreplay.replay.execute.measure import scaled
 from opreplay.replay.execute.options import MeasureOptions
+from opreplay.replay.execute.threads import measure_on_idle
 from opreplay.replay.ir.model import Reason, ReplayOp
 from opreplay.replay.ir.reasons import NotReplayable, reason_for
 from opreplay.replay.results.measurement import Measurement
@@ -33,12 +34,14 @@ def attempt(
 
     With `shrink_to`, an op that needs more bytes than that is made smaller where it can be.
     """
+    begun = perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             part, prepared = _prepare(executor, op, seed, shrink_to)
             started = perf_counter()
-            measured = measure(executor, prepared, options)
+            left_s = max(0.0, options.limit_s - (started - begun))
+            measured = measure_on_idle(executor, prepared, msgspec.structs.replace(options, limit_s=left_s))
             measure_s = perf_counter() - started
             measurement = scaled(measured, part.part)
             fidelity = _fidelity(executor, prepared, op, measurement) if options.check_kernels else None

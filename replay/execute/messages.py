@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from opreplay.replay.execute.options import WorkerConfig
 from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
 from opreplay.replay.results.measurement import Measurement
 from opreplay.replay.results.outcome import Outcome
@@ -66,6 +67,11 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """The device is there and the libraries are loaded."""
 
     facts: dict[str, object]
+
+    def settled(self, config: WorkerConfig) -> WorkerConfig:
+        """The configuration for the next process of the run: with as many threads as this one chose."""
+        threads = self.facts.get("threads")
+        return msgspec.structs.replace(config, threads=threads) if isinstance(threads, int) else config
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):

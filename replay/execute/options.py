@@ -25,6 +25,8 @@ class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
     warmup_s: float = 0.01
     """Go on warming up until this much time has passed, at most `max_warmup_calls` calls."""
     max_warmup_calls: int = 50
+    limit_s: float = 60.0
+    """Wall time after which the op is given up by whoever called this: calls that do not settle end before."""
     cache: CacheState = "warm"
     """Warm: one set of arguments again and again. Cold, which runs ask for unless told otherwise: each call finds its
     arguments outside the caches, by turns of copies or by a flush before each sample."""
@@ -69,7 +71,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     total_time_s: float | None = None
     """Wall time for the whole run; ops that come too late are skipped with that reason."""
     threads: int | None = None
-    """Of torch on the CPU; None for its own choice."""
+    """Of torch on the CPU; None for its own choice, or fewer where processors are busy."""
     isolation: Literal["process", "none"] = "process"
     executor: Literal["torch", "fake"] = "torch"
     allow_imports: dict[str, str] = {}
@@ -96,7 +98,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         return MeasureOptions(
             op_time_s=self.op_time_s, target_ci=self.target_ci, min_samples=self.min_samples,
             max_samples=self.max_samples, warmup_calls=self.warmup_calls, warmup_s=self.warmup_s, cache=self.cache,
-            check_kernels=self.check_kernels, cuda_graph=self.cuda_graph,
+            check_kernels=self.check_kernels, cuda_graph=self.cuda_graph, limit_s=self.hard_limit_s(),
         )  # fmt: skip
 
     def hard_limit_s(self) -> float:

@@ -23,6 +23,7 @@ from opreplay.replay.execute.processes.runner import ChildProcess, InProcess, Ru
 from opreplay.replay.execute.processes.sequence_engine import SequenceEngine
 from opreplay.replay.host import environment
 from opreplay.replay.ir.model import Reason, ReplayOp, ReplayPlan
+from opreplay.replay.ir.sizes import need_of
 from opreplay.replay.plan.step.of_step import step_plan
 from opreplay.replay.results.of_plan import result_of, summarize
 from opreplay.replay.results.outcome import Outcome, unable
@@ -39,6 +40,9 @@ from opreplay.replay.results.records import (
 )
 from opreplay.replay.results.resume import identity_of, kept_results, whole_summary
 from opreplay.traces.errors import EnvironmentRefused
+
+MAPPED_BYTES = 128 << 10
+"""From this size on the C library maps memory anew for each result (mallopt(3), M_MMAP_THRESHOLD)."""
 
 Simulate = Callable[[ReplayOp], dict[str, Simulated]]
 """Predictions for one op by SoC, in the order asked for."""
@@ -73,6 +77,7 @@ def run_plan(
     devices: tuple[str, ...] = (),
     close: Close | None = None,
     beside: bool = False,
+    on_start: Callable[[dict[str, object]], None] | None = None,
 ) -> Summary:
     """Measure and predict every op of the plan; each result goes to the sink as soon as it is there.
 
@@ -80,7 +85,7 @@ def run_plan(
     exception passes on. `runner` or `engine` replace what the options would choose; `trace` is added to the header's
     facts; `devices` names the simulated devices with their versions. With `earlier` the run goes on where that one
     ended, without a new header. What `close` makes of all results is written before the summary. `beside` says that
-    another job measures on the same device.
+    another job measures on the same device. `on_start` is told the facts of host and device before the first op.
     In the mode "sequence" the results are those of one recorded step, and one record more sums it up.
     Raises EnvironmentRefused when the device is missing, UsageError or FormatError for values that fit no op, for an
     `earlier` of another run and for a plan without the order of its calls, before anything is written.
@@ -89,12 +94,13 @@ def run_plan(
     if options.values is not None:
         check_values_file(plan, options.values)
     options = msgspec.structs.replace(options, max_op_bytes=options.max_op_bytes or _default_op_bytes(options, earlier))
+    continued = _with_threads(options, earlier)
     if options.mode == "sequence":
         plan = step_plan(plan)
-        chosen = sequence = sequence_engine(plan, options, on_progress)
+        chosen = sequence = sequence_engine(plan, continued, on_progress)
         close = sequence.records
     else:
-        chosen = engine if engine is not None else OneByOne(runner) if runner is not None else make_engine(options)
+        chosen = engine if engine is not None else OneByOne(runner) if runner is not None else make_engine(continued)
     results: list[OpResult] = []
     begun = False
     try:
@@ -104,6 +110,8 @@ def run_plan(
             return whole
         results += _begin(sink, header, earlier, again=options.mode == "sequence")
         begun = True
+        if on_start is not None:
+            on_start(header.environment)
         watch = _Watch(plan, options, started, len(results), on_progress)
         done = {result.id for result in results}
         for op, outcome in chosen.outcomes([op for op in plan.ops if op.id not in done], watch.decide):
@@ -165,6 +173,14 @@ def _default_op_bytes(options: RunOptions, earlier: ResultFile | None) -> int:
     free."""
     before = None if earlier is None else earlier.header.options.get("max_op_bytes")
     return before if isinstance(before, int) else environment.default_op_bytes() // options.lanes
+
+
+def _with_threads(options: RunOptions, earlier: ResultFile | None) -> RunOptions:
+    """The options with as many threads as the run that is continued chose: its times are of that many."""
+    before = None if earlier is None else earlier.header.environment.get("threads")
+    if options.threads is not None or options.lanes > 1 or not isinstance(before, int):
+        return options
+    return msgspec.structs.replace(options, threads=before)
 
 
 def sequence_engine(
@@ -234,6 +250,7 @@ def _header(
         "device_us_total": plan.device_us_total,
         "unowned_device_us": plan.unowned_device_us,
         "host_us_total": plan.host_us_total,
+        "large_results": sum(need_of(op).outputs >= MAPPED_BYTES for op in plan.ops),
     }
     return Header(
         opreplay_version=environment.opreplay_version(),

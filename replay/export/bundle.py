@@ -21,7 +21,7 @@ from opreplay.replay.ir.plan_file import dump_plan
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.resolve.names import find_overload
 from opreplay.replay.resolve.policy import LIBRARY_MODULES, TORCH_NAMESPACES, Policy
-from opreplay.replay.standins.aten import EQUIVALENTS
+from opreplay.replay.standins.aten import EQUIVALENTS, legacy_form
 from opreplay.replay.standins.declared.catalog import LIBRARIES
 
 BUNDLE_VERSION = 1
@@ -107,6 +107,11 @@ def _prepared(
 ) -> tuple[ReplayOp, dict[str, list[Spec | None] | int], dict[str, Any] | None]:
     """The op for the bundle, its inputs, and what is called where it has no kernel. Raises NotReplayable."""
     find_overload(op, policy)
+    if legacy_form(op.name, op.overload) is not None:
+        call = called_instead(op)
+        if call is None:
+            raise NotReplayable(Reason("library missing", f"torch has no {op.name} any more, nor one op in its place"))
+        op = call
     if op.resolved_by == "equivalent" and op.name not in EQUIVALENTS and op.via is not None:
         op = msgspec.structs.replace(op, name=op.via, via=None, resolved_by="jit")  # renamed in torch
     if op.resolved_by == "executor":

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from opreplay.replay.arguments import tensors
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.replay.resolve.schema import ArgSpec, specs_of
-from opreplay.replay.standins.aten import EQUIVALENTS
+from opreplay.replay.standins.aten import equivalent_of
 from opreplay.traces.literals import plain_float
 from opreplay.traces.model import TensorMeta
 
@@ -28,7 +28,7 @@ def called_instead(op: ReplayOp) -> ReplayOp | None:
 
     Tensors that the equivalent derives, such as transposed views, are described by their own shape and strides.
     """
-    equivalent = EQUIVALENTS.get(op.name)
+    equivalent = equivalent_of(op)
     if equivalent is None or not equivalent.via.startswith("aten::") or " " in equivalent.via:
         return None
     watch = _Watch(equivalent.via.removeprefix("aten::"))

@@ -13,7 +13,7 @@ import msgspec
 from opreplay.replay.ir.model import Reason, Resolution, Value
 from opreplay.replay.resolve.names import Candidates, device_has_kernels, has_kernel
 from opreplay.replay.resolve.schema import OpSpec
-from opreplay.replay.standins.aten import equivalent_for
+from opreplay.replay.standins.aten import equivalent_for, legacy_form
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +31,9 @@ def way_on(
 
     A device of which this torch build has no kernels at all says nothing about single ops: then as it was found.
     """
+    form = legacy_form(name, spec.overload)
+    if form is not None:
+        return Way(resolved_by="equivalent", via=form.via)
     as_found = Way(resolved_by=found.resolved_by, via=found.via)
     if not device_has_kernels(device):
         return as_found
@@ -61,6 +64,8 @@ _CHECKED_INSIDE = {
 def wanted_layout(spec: OpSpec) -> str | None:
     """The layout without which no kernel of this overload can be called, or None where strided tensors will do."""
     if not spec.args or spec.args[0].kind != "Tensor":
+        return None
+    if not spec.registered:
         return None
     return _CHECKED_INSIDE.get(spec.name) or _only_layout(spec.full_name)
 

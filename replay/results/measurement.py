@@ -8,7 +8,7 @@ import msgspec
 
 WarningKind = Literal[
     "few samples", "noisy", "timer resolution", "unstable clock", "other load", "throttled", "launch-bound",
-    "cache partly warm", "part of the op", "not captured",
+    "cache partly warm", "part of the op", "not captured", "first call", "not settled", "interrupted", "one thread",
 ]  # fmt: skip
 KINDS: tuple[WarningKind, ...] = get_args(WarningKind)
 
@@ -22,6 +22,13 @@ _TEXTS: dict[WarningKind, str] = {
     "launch-bound": "the host takes {host_us:.3g} us to launch a call, the device {device_us:.3g} us to run it",
     "cache partly warm": "{flushed_bytes:.3g} of {cache_bytes:.3g} bytes of cache were flushed",
     "not captured": "a CUDA graph cannot hold the op; its calls were launched one by one",
+    "first call": "--op-limit left no time for a second; what it set up is in its {first_s:.3g} s",
+    "not settled": "the last two calls took {before_us:.3g} and {last_us:.3g} us; a longer --op-limit may help",
+    "interrupted": (
+        "other programs had the processor in {interrupted:.0f} of {samples:.0f} samples; {left_out_share:.0%} of their "
+        "time, spent waiting for it, is left out"
+    ),
+    "one thread": "{threads:.0f} threads, which had to wait for processors, took {threads_us:.3g} us",
     "part of the op": "{share:.3g} of it ran, times are scaled up",
 }
 
@@ -85,3 +92,12 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     its ratio to that of another run means something. None where the device has no gauge."""
     relative_error: float | None = None
     """Standard error of the logarithm of `relative`, from batch means; None with fewer than 16 samples."""
+    median_error: float | None = None
+    """The same of `median_us`."""
+    first_call_us: float | None = None
+    """What the very first call took, which may compile, tune or load; never a part of the other times, but for one with
+    the warning "first call"."""
+    repeated: int = 0
+    """Samples that were taken again, since another program had the processor meanwhile; in none of the times."""
+    threads: int | None = None
+    """Threads that an op could use on the CPU; None elsewhere and in older files."""

@@ -53,6 +53,11 @@ class Prepared(Protocol):
         """Memory behind the tensor arguments; 0 where there are none."""
         ...
 
+    @property
+    def first_call_us(self) -> float | None:
+        """Host time of the first call where preparing the op made it; None where it is still to come."""
+        ...
+
     def copies(self, count: int) -> Sequence[Callable[[], Any]]:
         """`call` and up to `count` - 1 more like it, each with memory of its own; fewer where memory is short."""
         ...
@@ -81,6 +86,15 @@ class Executor(Protocol):
 
     @property
     def clock(self) -> Clock: ...
+
+    @property
+    def threads(self) -> int | None:
+        """Threads that an op may use on the host; None on an accelerator."""
+        ...
+
+    def use_threads(self, count: int) -> None:
+        """Let ops use so many threads of the host from now on."""
+        ...
 
     @property
     def cache_bytes(self) -> int:

@@ -22,6 +22,7 @@ from opreplay.replay.execute.executors.base import Profile
 from opreplay.replay.execute.executors.reference_load import Gauge
 from opreplay.replay.execute.executors.sequence_tools import Filled, Found, SequenceParts
 from opreplay.replay.execute.executors.timers import HostTimer
+from opreplay.replay.host.interruptions import Interruptions
 from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.traces.model import TensorMeta
@@ -58,12 +59,16 @@ class FakeClock:
     def now_s(self) -> float:
         return self.elapsed_us * 1e-6
 
+    def interruptions(self) -> Interruptions:
+        return Interruptions()
+
 
 class FakePrepared:
     """One call of a fake op."""
 
     argument_bytes = 0
     max_calls: int | None = None
+    first_call_us: float | None = None
     initializer: str | None = "fake"
     assumptions: tuple[Assumption, ...] = ()
     work: Work | None = None
@@ -81,6 +86,7 @@ class FakeExecutor:
     device = "fake"
     cache_bytes = evicted_bytes = 0
     gauge: Gauge | None = None
+    threads: int | None = None
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -110,6 +116,9 @@ class FakeExecutor:
     def capture(self, calls: Sequence[Callable[[], Any]]) -> Callable[[], Any] | None:
         """None: there are no graphs."""
         return None
+
+    def use_threads(self, count: int) -> None:
+        """There are none."""
 
     def evict(self) -> None:
         """There are no caches."""

@@ -21,14 +21,28 @@ def make_executor(config: WorkerConfig) -> Executor:
     from opreplay.replay.resolve.names import find_overload
     from opreplay.replay.resolve.policy import Policy
 
+    threads, idle = _threads(config)
     load_plugins(config.plugins)
     policy = Policy(allow_imports=config.allow_imports) if config.allow_imports else Policy()
     return TorchExecutor(
         config.device,
         partial(find_overload, policy=policy),
         memory_bytes=config.memory_bytes,
-        threads=config.threads,
+        threads=threads,
+        idle_cpus=idle,
         registry=open_registry(config.init_modules, config.init_args),
         values=None if config.values is None else RecordedValues(config.values),
         check_work=config.check_work,
     )
+
+
+def _threads(config: WorkerConfig) -> tuple[int | None, float | None]:
+    """Threads of ops on the CPU, and how many processors were idle where the number follows from that."""
+    if config.threads is not None or config.device != "cpu":
+        return config.threads, None
+    import torch
+
+    from opreplay.replay.execute.threads import fitting_threads, idle_cpus
+
+    idle = idle_cpus()
+    return fitting_threads(torch.get_num_threads(), idle), idle

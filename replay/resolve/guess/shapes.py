@@ -13,6 +13,7 @@ from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.replay.resolve.guess.einsum import equation
 from opreplay.replay.resolve.guess.embedding_tables import TABLE_RULES
 from opreplay.replay.resolve.guess.indices import INDEX_RULES
+from opreplay.replay.resolve.guess.legacy import LEGACY_RULES, LEGACY_TEXTS
 from opreplay.replay.resolve.guess.lists import LIST_RULES, size_inside
 from opreplay.replay.resolve.guess.networks import NETWORK_RULES, PER_TENSOR
 from opreplay.replay.resolve.guess.results import RESULT_RULES
@@ -240,6 +241,7 @@ def _dot_dims(side: str) -> Rule:
 
 
 BY_OP: dict[tuple[str, str], Rule] = {
+    **LEGACY_RULES,
     ("permute", "dims"): _reversed_dims,
     ("transpose", "dim0"): _transposed(-2),
     ("transpose", "dim1"): _transposed(-1),
@@ -279,6 +281,7 @@ BY_OP: dict[tuple[str, str], Rule] = {
 }  # fmt: skip
 
 TEXTS: dict[tuple[str, str], Rule] = {
+    **LEGACY_TEXTS,
     ("einsum", "equation"): equation,
     ("div_", "rounding_mode"): _rounding_mode,
     ("divide_", "rounding_mode"): _rounding_mode,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from opreplay.replay.ascend.cost.work import COUNTERS, Work, dtype_factor
+from opreplay.replay.ascend.cost.vector_work import COUNTERS, Work, dtype_factor
 from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
-
 
 ONE_BY_ONE = 1.0
 """Cycles an element that one vector core needs at most for what its instructions do: moving runs of one element."""

@@ -1,0 +1,148 @@
+"""Runs the user's own files and modules, each once, and remembers on whose behalf; owns no registry.
+
+Only what the user names on the command line or has installed as a plugin comes here, never a name from a trace.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from importlib.metadata import EntryPoint
+from pathlib import Path, PurePath
+from typing import Any
+
+from opreplay.traces.errors import UsageError
+
+PROGRAM = "this program"
+"""Where a registration is from when no file, module or plugin is being loaded."""
+
+_loaded: set[Path] = set()
+_source = PROGRAM
+
+
+def current_source() -> str:
+    """What is being loaded now, for registries that say where an entry is from: "--plugin my_ops.py"."""
+    return _source
+
+
+@contextmanager
+def loading(source: str) -> Iterator[None]:
+    """Say on whose behalf code runs; the outermost wins, since that is what the user named."""
+    global _source
+    before = _source
+    if before == PROGRAM:
+        _source = source
+    try:
+        yield
+    finally:
+        _source = before
+
+
+def load_user_code(name: str, *, flag: str) -> None:
+    """Run a .py file, or import a module, unless that was done before.
+
+    Raises UsageError that names the flag, the file and the line for whatever fails in it.
+    """
+    try:
+        with loading(f"{flag} {name}"):
+            if name.endswith(".py"):
+                run_file(name)
+            else:
+                importlib.import_module(name)
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:  # user code may raise anything
+        place = failed_at(error)
+        raise UsageError(
+            f"{flag} {name} fails: {f'{place}: ' if place else ''}{type(error).__name__}: {error}",
+            hint=missing_op_hint(error) or "Give a .py file, or a module that Python can import.",
+        ) from error
+
+
+def load_entry_point(entry: EntryPoint) -> Any:
+    """What an entry point names. Raises UsageError when it cannot be loaded."""
+    try:
+        with loading(f"entry point {entry.name} = {entry.value}"):
+            return entry.load()
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:  # user code may raise anything
+        raise UsageError(f"plugin {entry.name} = {entry.value} fails: {type(error).__name__}: {error}") from error
+
+
+def run_file(path: str | Path) -> bool:
+    """Run a Python file unless it ran before; whether it ran now. Raises whatever the file raises."""
+    whole = Path(path).resolve()
+    if whole in _loaded:
+        return False
+    # Two files of one name are two modules.
+    digest = blake2b(bytes(whole), digest_size=4).hexdigest()
+    spec = importlib.util.spec_from_file_location(f"opreplay_user_{whole.stem}_{digest}", whole)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses, pickles and type hints look a module up by its name.
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[spec.name]
+        raise
+    _loaded.add(whole)
+    return True
+
+
+def forget_loaded() -> None:
+    """Let files run again; for tests and long-lived programs that clear a registry."""
+    _loaded.clear()
+
+
+def place_of(function: Callable[..., Any]) -> str:
+    """ "file:line" where a function is defined."""
+    code = inspect.unwrap(function).__code__ if hasattr(inspect.unwrap(function), "__code__") else None
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(function)
+
+
+_NO_OP = re.compile(r"'_OpNamespace' '(?P<library>\w+)' object has no attribute '(?P<op>\w+)'")
+
+
+def missing_op_hint(error: BaseException) -> str | None:
+    """What to write in place of torch.ops.library.Op where the library that defines the op is not here; else None."""
+    found = _NO_OP.search(str(error)) if isinstance(error, AttributeError) else None
+    if found is None:
+        return None
+    library, op = found["library"], found["op"]
+    return (
+        f'Write "{library}::{op}" in place of torch.ops.{library}.{op}: a name needs no library. '
+        f"Or import the package that defines {library}'s ops first."
+    )
+
+
+def shown_place(function: Callable[..., Any]) -> str:
+    """ "name (file.py:line)", without the folder: goes into results."""
+    return f"{getattr(function, '__name__', 'a callable')} ({PurePath(place_of(function)).name})"
+
+
+def failed_at(error: BaseException, own_files: Sequence[str] = ()) -> str:
+    """ "file:line" of the innermost frame outside of installed packages and `own_files`; "" when there is none.
+
+    A syntax error names its own place.
+    """
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    hidden = {__file__, *own_files}
+    frames = [
+        f
+        for f in traceback.extract_tb(error.__traceback__)
+        if f.filename not in hidden and "importlib" not in f.filename
+    ]
+    own = [f for f in frames if "site-packages" not in f.filename]
+    chosen = (own or frames)[-1:]
+    return f"{chosen[0].filename}:{chosen[0].lineno}" if chosen else ""

@@ -1,0 +1,121 @@
+"""One table of errors over all measurements of a folder: file by file, with the shipped devices or by refits.
+
+Owns which figures the table has; `tables` reads, `calibrate` holds out, `report.error_table` shows it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from opreplay.replay.ascend.calibrate.calibrate import (
+    Group,
+    HeldOut,
+    bands,
+    cross_validate,
+    datasheet_only,
+    leave_one_soc_out,
+    leave_one_table_out,
+    widths,
+)
+from opreplay.replay.ascend.calibrate.tables import groups_of_tables, read_folder, soc_in
+from opreplay.replay.ascend.cost.predict import family_of
+from opreplay.replay.ascend.devices.file import list_devices, load_device
+from opreplay.replay.ascend.measured.accuracy import Compared, Errors, compare_group, errors_of
+
+PRODUCTS = frozenset({"MatMul", "MatMulFloat32", "BatchMatMul", "QuantMatMul", "GroupedMatMul"})
+
+
+class TableRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of one set of measurements."""
+
+    name: str
+    soc: str
+    kind: str
+    state: str
+    errors: Errors
+    fitted_to: bool
+    """The device was fitted to these very rows: the figure tells nothing of others."""
+
+
+class ErrorTable(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures by way of holding out, each a list of rows."""
+
+    sections: dict[str, tuple[TableRow, ...]]
+    left_out: dict[str, str]
+    """File → why it is not in the table."""
+
+
+def error_table(
+    folder: str | Path, *, cross: bool = False, on_step: Callable[[str], None] = lambda step: None
+) -> ErrorTable:
+    """Errors of every table of a folder; the SoC is told by a file's name.
+
+    `cross` refits from the datasheets: 5 folds over kernels and ops, one table left out at a time, one SoC left out.
+    Raises UsageError for what is no folder, Malformed where it holds no table.
+    """
+    pairs, left_out = read_folder(Path(folder), list_devices())
+    groups = groups_of_tables(pairs)
+    about = {table.workload: (soc_in(table.workload, [soc]) or "", table.kind, table.state) for table, soc in pairs}
+    sections: dict[str, tuple[TableRow, ...]] = {}
+    if not cross:
+        made = [(g, compare_group(g.launches, load_device(g.soc))) for g in groups]
+        sections["shipped"] = _rows([(g.table, _first_family(g), one) for g, one in made], about, fitted_to=True)
+        return ErrorTable(sections=sections, left_out=left_out)
+    devices = {name: datasheet_only(load_device(name)) for name in list_devices()}
+    held: dict[str, list[HeldOut]] = {}
+    held["folds"] = cross_validate(groups, devices, on_fold=lambda i, n: on_step(f"fitted fold {i} of {n}"))
+    on_step("fitting without one table at a time")
+    held["unseen_table"] = leave_one_table_out(groups, devices)
+    on_step("fitting without one SoC at a time")
+    held["unseen_soc"] = leave_one_soc_out(groups, devices)
+    by_family, usual, _ = bands(held["folds"])
+    factors = widths([*held["folds"], *held["unseen_table"]], by_family, usual)
+    for name, found in held.items():
+        banded = [(h.table, h.family, _banded(h, by_family, usual, factors)) for h in found]
+        sections[name] = _rows(banded, about, fitted_to=False)
+    return ErrorTable(sections=sections, left_out=left_out)
+
+
+def _first_family(group: Group) -> str:
+    return family_of(group.launches[0].parts[0].call, load_device(group.soc)).name
+
+
+def _banded(
+    one: HeldOut, by_family: dict[tuple[str, str], float], usual: float, factors: dict[str, float]
+) -> Compared:
+    band = math.exp(factors[one.nearness] * math.log(by_family.get((one.soc, one.family), usual)))
+    at = one.compared.predicted_us
+    return msgspec.structs.replace(one.compared, low_us=at / band, high_us=at * band)
+
+
+def _rows(
+    found: Sequence[tuple[str, str, Compared]], about: dict[str, tuple[str, str, str]], *, fitted_to: bool
+) -> tuple[TableRow, ...]:
+    rows: list[TableRow] = []
+    for name in sorted({table for table, _, _ in found}, key=lambda table: (about[table][1:], table)):
+        soc, kind, state = about[name]
+        errors = errors_of([one for table, _, one in found if table == name])
+        rows.append(TableRow(name=name, soc=soc, kind=kind, state=state, errors=errors, fitted_to=fitted_to))
+    every = (
+        ("kernels in networks", [c for t, _, c in found if "kernels" in about[t][1]]),
+        ("matrix products", [c for _, family, c in found if family in PRODUCTS]),
+        ("all", [c for _, _, c in found]),
+    )
+    for name, chosen in every:
+        if chosen:
+            rows.append(
+                TableRow(name=name, soc="", kind="", state="", errors=errors_of(chosen), fitted_to=fitted_to)
+            )
+    return tuple(rows)
+
+
+def median_of_tables(rows: Sequence[TableRow]) -> float:
+    """The median over tables of their median errors."""
+    return median(row.errors.median_ape for row in rows if row.kind)
+
+

@@ -1,0 +1,144 @@
+"""Measured tables of every kind as groups that figures and fits take: kernel tables in launch order, tables of ops.
+
+Owns which file is which, of what SoC, and which tables are of one workload; readers own columns, `calibrate` the fits.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from opreplay.replay.ascend.calibrate.calibrate import Group
+from opreplay.replay.ascend.cost.residency import Stream
+from opreplay.replay.ascend.kernel import KernelCall, State
+from opreplay.replay.ascend.measured.accuracy import Launch, Part, grouped, launches
+from opreplay.replay.ascend.measured.kernel_tables import KernelRow, KernelTable, read_kernel_table
+from opreplay.replay.ascend.measured.op_tables import OpCase, OpTable, header_of, kind_of, read_op_table
+from opreplay.traces.errors import Malformed, UsageError
+
+
+class Measurements(msgspec.Struct, frozen=True, kw_only=True):
+    """One file of measurements."""
+
+    path: str
+    workload: str
+    """What it is of: files of several ranks or runs of one workload share it."""
+    kind: str
+    state: str
+    launches: tuple[Launch, ...]
+    """Of the measured rows, collectives among them."""
+    rows: int
+    """Rows read, with and without a duration."""
+    dropped: dict[str, int]
+    has_held_out: bool = False
+    """Whether a column says which rows are held out."""
+
+
+def touches_in(calls: Sequence[KernelCall], state: State) -> list[Part]:
+    """The kernels of one op, with what is in the caches when each starts; nothing is known of it in a network."""
+    if state == "network":
+        return [Part(call) for call in calls]
+    stream = Stream()
+    if state == "warm":
+        for call in calls:
+            stream.touch(call)
+    return [Part(call, stream.touch(call)) for call in calls]
+
+
+def launch_of(case: OpCase, state: State) -> Launch:
+    """A measured op as a launch of several kernels."""
+    parts = tuple(touches_in(case.kernels, state))
+    first, last = case.kernels[0], case.kernels[-1]
+    label = KernelCall(type=case.label, inputs=first.inputs, outputs=last.outputs)
+    assert case.duration_us is not None
+    row = KernelRow(call=label, duration_us=case.duration_us, held_out=case.held_out)
+    return Launch(row=row, duration_us=case.duration_us, state=state, several=parts, soc=case.soc)
+
+
+def of_op_table(table: OpTable) -> list[Launch]:
+    """The measured cases of an op-level table."""
+    return [launch_of(case, table.state) for case in table.cases if case.duration_us is not None]
+
+
+def read_measurements(path: str | Path) -> Measurements:
+    """Read a kernel table or an op-level table, whichever the header tells.
+
+    Raises TraceError, Malformed and TooLarge as the readers do.
+    """
+    name = Path(path).stem
+    kind = kind_of(header_of(path))
+    if kind is not None:
+        table = read_op_table(path)
+        return Measurements(
+            path=str(path), workload=name, kind=kind, state=table.state, launches=tuple(of_op_table(table)),
+            rows=len(table.cases), dropped=table.dropped, has_held_out=table.has_held_out,
+        )  # fmt: skip
+    kernels: KernelTable = read_kernel_table(path)
+    return Measurements(
+        path=str(path), workload=re.sub(r"_?(rank|level)\d+$", "", name),
+        kind="kernels in launch order" if kernels.is_sequence else "means of kernels", state="network",
+        launches=tuple(launches(kernels)), rows=len(kernels.rows), dropped=kernels.dropped,
+        has_held_out=kernels.has_held_out,
+    )  # fmt: skip
+
+
+def read_folder(folder: Path, known: Sequence[str]) -> tuple[list[tuple[Measurements, str]], dict[str, str]]:
+    """All tables of a folder, each with its SoC, and why each other CSV file is none.
+
+    The SoC is what a file's name tells, else a column of the table; rows of an SoC that is not among `known` are left
+    out. Raises UsageError for what is no folder, Malformed where it holds no table.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder", hint="--all takes the folder that holds the tables.")
+    found: list[tuple[Measurements, str]] = []
+    others: dict[str, str] = {}
+    for path in sorted(folder.glob("*.csv")):
+        try:
+            table = read_measurements(path)
+        except Malformed:
+            others[path.name] = "neither a kernel table nor a table of ops"
+            continue
+        named = soc_in(path.name, known)
+        by_soc: dict[str, list[Launch]] = {}
+        for one in table.launches:
+            soc = named or soc_in(one.soc, known)
+            if soc is not None and not one.row.communication:
+                by_soc.setdefault(soc, []).append(one)
+        for soc, chosen in by_soc.items():
+            found.append((msgspec.structs.replace(table, launches=tuple(chosen)), soc))
+        if not by_soc:
+            why = ", ".join(f"{n} rows: {reason}" for reason, n in table.dropped.items())
+            others[path.name] = why or f"neither its name nor a column soc tells one of {', '.join(known)}"
+    if not found:
+        raise Malformed(f"{folder}: no tables of measured kernels or ops", hint="See docs/ascend-model.md.")
+    return found, others
+
+
+def soc_in(name: str, known: Iterable[str]) -> str | None:
+    """The device that a file's name tells: "kernelbench_910b2_large.csv" is of the 910b2; None where it tells none."""
+    words = re.split(r"[^a-z0-9]+", name.lower())
+    return next((soc for soc in known if soc in words), None)
+
+
+def groups_of_tables(tables: Iterable[tuple[Measurements, str]]) -> list[Group]:
+    """Unique kernels and ops of each workload and SoC, collectives left out; no workload dominates a fit.
+
+    A workload of n kernels weighs as the root of n: with 4 times as many it counts twice, not 4 times.
+    """
+    by_workload: dict[tuple[str, str], list[Launch]] = {}
+    for table, soc in tables:
+        chosen = [one for one in table.launches if not one.row.communication]
+        by_workload.setdefault((table.workload, soc), []).extend(chosen)
+    made = [
+        Group(soc=soc, launches=tuple(group), table=workload)
+        for (workload, soc), found in by_workload.items()
+        for group in grouped(found)
+    ]
+    sizes = Counter(group.table for group in made)
+    usual = max(sizes.values(), default=1)
+    return [msgspec.structs.replace(g, weight=min(4.0, math.sqrt(usual / sizes[g.table]))) for g in made]

@@ -1,0 +1,204 @@
+"""What kernels measured on the same SoC say about others of nearly their sizes; a factor that vanishes away from them.
+
+Owns which kernels are alike and how far that reaches. `fit` owns the constants, which all sizes share; what they leave
+over at some sizes (a tiling that suits them badly, a format, a habit of the library) is the same a little beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import exp, log2, prod
+from typing import NamedTuple
+
+from opreplay.replay.ascend.cost.cube import Gemm, gemm_of
+from opreplay.replay.ascend.cost.sizes import HALF
+from opreplay.replay.ascend.kernel import KernelCall, State
+from opreplay.replay.ascend.profile import FamilyCost, Neighbour
+
+PRODUCT_REACH = (2.0, 0.3, 0.3)
+OTHER_REACH = (2.0, 0.75, 1.0)
+"""Octaves over which likeness falls to exp(-1/2): in rows, columns and depth of a product, rows and row length of
+others. Weights that a table names with one number of rows serve other numbers of rows, hardly other weights."""
+
+SPREAD = 0.2
+"""Spread of what constants leave over, in log units: 1.5 to 2 times that of a single kernel's noise."""
+
+NOISE = 0.1
+"""Spread of one kernel's own oddity, which tells nothing of its neighbours; repeats of one shape vary by 0.06."""
+
+MOST = 0.35
+"""Log error of one kernel beyond which it counts as odd, and bound of the correction that results."""
+
+MAX_NEIGHBOURS = 64
+"""Neighbours that one family keeps: the search goes through all of a kind."""
+
+FARTHEST = 5.0
+"""Multiple of the reach in columns beyond which a neighbour is left out: a hundred-thousandth of its pull."""
+
+BEYOND = 8.0
+"""Factor on the sizes measured of a family within which another one is no extrapolation."""
+
+SAME = 1e-6
+"""Octaves over reach within which sizes are the same."""
+
+FORMS = frozenset(
+    {"elementwise", "optimizer", "foreach", "rowwise", "reduce", "copy", "transdata", "pool", "fill", "matmul", "conv"}
+)
+"""Forms whose cost follows from shapes; lookups, sorts, transpositions and attention depend on what a table lacks."""
+
+
+Spot = tuple[float, float, float]
+"""Sizes as octaves over reach: those of (rows, columns, depth) of a product, (rows, row length, 1) of others."""
+
+
+class Place(NamedTuple):
+    """Where a kernel stands among those of its family."""
+
+    kind: str
+    """Types, formats and transposition: kernels of different kinds say nothing of each other."""
+    spot: Spot
+
+
+def place_of(call: KernelCall, form: str, gemm: Gemm | None = None, state: State = "network") -> Place | None:
+    """Kind and sizes of a call; None where there is nothing to compare it by. `gemm` is `gemm_of(call)` if known.
+
+    What a loop on warm caches leaves over tells nothing of a kernel in a network, and the other way round.
+    """
+    place = _place_of(call, form, gemm)
+    return Place(f"warm {place.kind}", place.spot) if place is not None and state == "warm" else place
+
+
+def _place_of(call: KernelCall, form: str, gemm: Gemm | None) -> Place | None:
+    if form == "matmul":
+        gemm = gemm or gemm_of(call)
+        if gemm is None or not gemm.batch * gemm.m * gemm.n * gemm.k:
+            return None
+        kind = _product_kind(gemm.dtype, gemm.a_along_k, gemm.b_along_k, gemm.a_fractal, gemm.b_fractal, gemm.batch > 1)
+        return Place(kind, spot(gemm.batch * gemm.m, gemm.n, gemm.k, form))
+    if form not in FORMS:
+        return None
+    numel, shape = 0, ()
+    named: tuple[str, ...] = ()
+    for spec in call.inputs or call.outputs:
+        if spec is not None:
+            if len(named) < 4:
+                named += spec.dtype, spec.format
+            n = prod(spec.shape)
+            if n > numel:
+                numel, shape = n, spec.shape
+    if not numel:
+        return None
+    length = shape[-1] if shape else 1
+    return Place(_kind(named), spot(numel / length, length, 1, form))
+
+
+@lru_cache(maxsize=4096)
+def _kind(named: tuple[str, ...]) -> str:
+    return ", ".join(f"{_dtype(named[i])} {named[i + 1]}" for i in range(0, len(named), 2))
+
+
+@lru_cache(maxsize=256)
+def _product_kind(dtype: str, a_along_k: bool, b_along_k: bool, a_nz: bool, b_nz: bool, batched: bool) -> str:
+    kind = f"{_dtype(dtype)} {'NT'[not a_along_k]}{'NT'[b_along_k]}"
+    if a_nz or b_nz:
+        kind += f" fractal {'a' * a_nz}{'b' * b_nz}"
+    return f"{kind} batched" if batched else kind
+
+
+def _dtype(name: str) -> str:
+    return "half" if name in HALF else name
+
+
+def spot(rows: float, columns: float, depth: float, form: str) -> Spot:
+    """Where sizes lie for a form."""
+    r, c, d = PRODUCT_REACH if form == "matmul" else OTHER_REACH
+    return log2(rows) / r, log2(columns) / c, log2(depth) / d
+
+
+def sizes_at(spot: Spot, form: str) -> tuple[int, ...]:
+    """What `spot` was made from."""
+    reach = PRODUCT_REACH if form == "matmul" else OTHER_REACH
+    return tuple(round(2 ** (x * r)) for x, r in zip(spot, reach, strict=True))
+
+
+def likeness(a: Spot, b: Spot) -> float:
+    """1 for the same sizes, less the more octaves lie between them."""
+    return exp(-0.5 * sum((x - y) ** 2 for x, y in zip(a, b, strict=True)))
+
+
+def correction(
+    call: KernelCall, family: FamilyCost, gemm: Gemm | None = None, state: State = "network"
+) -> tuple[float, float]:
+    """Factor on the predicted time from the family's measured neighbours of the call, and likeness of the nearest one;
+    1 and 0 where there are none."""
+    place = place_of(call, family.form, gemm, state)
+    if place is None:
+        return 1.0, 0.0
+    neighbours = family.nearby.get(place.kind)
+    if neighbours is None:
+        return 1.0, 0.0
+    # The sum of pull * likeness, written out: it is taken for every kernel that is predicted.
+    rows, columns, depth = place.spot
+    total = nearest = 0.0
+    for x, y, z, pull in neighbours:
+        across = y - columns
+        if -FARTHEST < across < FARTHEST:
+            x -= rows
+            z -= depth
+            alike = exp(-0.5 * (across * across + x * x + z * z))
+            total += pull * alike
+            if alike > nearest:
+                nearest = alike
+    return exp(min(MOST, max(-MOST, total))) if total else 1.0, nearest
+
+
+def largest(call: KernelCall) -> tuple[float, str]:
+    """Elements of a call's largest operand, and its dtype, halves as one."""
+    most, dtype = 0, ""
+    for spec in call.inputs or call.outputs:
+        if spec is not None:
+            n = prod(spec.shape)
+            if n >= most:
+                most, dtype = n, spec.dtype
+    return float(most), _dtype(dtype)
+
+
+def is_outside(call: KernelCall, family: FamilyCost) -> bool:
+    """Whether sizes or dtype of a call lie far outside what was measured of its family, or nothing of it was."""
+    if family.most_elements <= 0:
+        return True
+    n, dtype = largest(call)
+    beyond = n > BEYOND * family.most_elements or n * BEYOND < family.least_elements
+    return beyond or (bool(dtype) and dtype not in family.dtypes)
+
+
+def is_learned(call: KernelCall, family: FamilyCost, state: State = "network") -> bool:
+    """Whether a kernel of this kind and just these sizes is among the family's measured neighbours."""
+    place = place_of(call, family.form, state=state) if family.nearby else None
+    if place is None:
+        return False
+    return any(
+        max(abs(x - y) for x, y in zip(one[:3], place.spot, strict=True)) < SAME
+        for one in family.nearby.get(place.kind, ())
+    )
+
+
+def learned(measured: Sequence[tuple[Place, float]]) -> dict[str, tuple[Neighbour, ...]]:
+    """Neighbours of one family on one SoC from (place, log of measured over predicted), in order of importance.
+
+    A Gaussian process with mean 0: far from all kernels nothing is left, and beside one alone four fifths of its error.
+    """
+    import numpy as np
+
+    kinds: dict[str, list[tuple[Spot, float]]] = {}
+    for place, residual in measured[:MAX_NEIGHBOURS]:
+        kinds.setdefault(place.kind, []).append((place.spot, min(MOST, max(-MOST, residual))))
+    out: dict[str, tuple[Neighbour, ...]] = {}
+    for kind, known in kinds.items():
+        alike = np.array([[SPREAD**2 * likeness(a, b) for b, _ in known] for a, _ in known])
+        weights = np.linalg.solve(alike + NOISE**2 * np.eye(len(known)), np.array([r for _, r in known]))
+        out[kind] = tuple(
+            Neighbour(*at, pull=float(SPREAD**2 * weight)) for (at, _), weight in zip(known, weights, strict=True)
+        )
+    return out

@@ -1,0 +1,275 @@
+"""Predicts one kernel on one device: terms, total, what bounds it, how sure that is; pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from opreplay.replay.ascend.cost.attention import attention_terms
+from opreplay.replay.ascend.cost.collective import collective_terms
+from opreplay.replay.ascend.cost.cube import conv_terms, gemm_of, mac_rate, matmul_terms
+from opreplay.replay.ascend.cost.nearby import correction, is_outside
+from opreplay.replay.ascend.cost.residency import resident_of
+from opreplay.replay.ascend.cost.sizes import total_bytes
+from opreplay.replay.ascend.cost.slow_paths import path_of, slow_cycles
+from opreplay.replay.ascend.cost.vector import vector_terms
+from opreplay.replay.ascend.kernel import Bound, Confidence, KernelCall, KernelPrediction, State
+from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, SlowPath
+
+Terms = Callable[..., dict[str, float]]
+"""(call, family, device, resident) -> microseconds by term."""
+
+
+AICPU_OPERATIONS_PER_US = 4000.0
+"""Operations of one control processor in a microsecond: two a cycle at 2 GHz, assumed, as no measurement is public."""
+
+
+def _aicpu_terms(
+    call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None = None
+) -> dict[str, float]:
+    operations = call.attrs.get("operations")
+    counted = operations if isinstance(operations, int | float) else 0.0
+    return {"launch": device.rates.aicpu_us + family.fixed_us + counted / AICPU_OPERATIONS_PER_US}
+
+
+HOST_BYTES_PER_US = 64e3
+"""PCIe 5.0 of 16 lanes, one direction, as in the product profiles."""
+PAGEABLE_BYTES_PER_US = 8e3
+"""From or to pageable memory, which the host copies once more: 5 to 12 GB/s in public traces of H100 and A100 hosts."""
+HOST_COPY = FamilyCost(name="HostCopy", form="host", band=3.0)
+"""Copies between host and device: no kernel, and of no SoC; the band is assumed."""
+
+
+def _host_terms(
+    call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None = None
+) -> dict[str, float]:
+    size = max(total_bytes(call.inputs), total_bytes(call.outputs))
+    pace = PAGEABLE_BYTES_PER_US if call.attrs.get("pageable") else HOST_BYTES_PER_US
+    return {"launch": device.rates.launch_one_us, "link": size / pace}
+
+
+def _free_terms(
+    call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None = None
+) -> dict[str, float]:
+    return {}
+
+
+FORMS: dict[str, Terms] = {
+    "conv": conv_terms,
+    "attention": attention_terms,
+    "collective": collective_terms,
+    "aicpu": _aicpu_terms,
+    "free": _free_terms,
+    "host": _host_terms,
+}
+"""Form → cost terms; every form that is not here, but for "matmul", is a vector kernel's."""
+
+BOUNDS: dict[str, Bound] = {
+    "launch": "launch", "cube": "cube", "fixpipe": "cube", "vector": "vector", "hbm": "hbm", "l2": "l2", "link": "link",
+    "slow path": "slow path",
+}  # fmt: skip
+"""Term → what bounds a kernel in which that term is the longest."""
+
+
+FLOAT32_PRODUCTS = frozenset({"MatMul", "MatMulV2", "MatMulV3"})
+
+
+PLACES: dict[object, str] = {"AI_CPU": "AiCpu", "HOST": "HostCopy"}
+"""Where a call runs, if not on the AI cores → what it is costed as."""
+
+
+def variant(call: KernelCall) -> str:
+    """The kernel type; "AiCpu" for what runs on the control processors, "HostCopy" for copies over the bus; with the
+    direction for TransData, whose cost depends on the two formats, and with the dtype for float32 products, whose
+    operands are loaded at another pace.
+    """
+    if call.attrs and (core := call.attrs.get("core")) in PLACES:
+        return PLACES[core]
+    if call.type in FLOAT32_PRODUCTS and call.inputs and call.inputs[0] is not None:
+        return "MatMul:float32" if call.inputs[0].dtype == "float32" else call.type
+    if call.type != "TransData":
+        return call.type
+    source = call.inputs[0].format if call.inputs and call.inputs[0] is not None else "ND"
+    target = call.outputs[0].format if call.outputs and call.outputs[0] is not None else "ND"
+    for mark, word in (("NC1HWC0", "5HD"), ("FRACTAL_Z", "FZ"), ("FRACTAL_NZ", "NZ")):
+        if target.startswith(mark):
+            return f"TransData:to{word}"
+        if source.startswith(mark):
+            return f"TransData:from{word}"
+    return "TransData"
+
+
+def family_of(call: KernelCall, device: DeviceProfile) -> FamilyCost:
+    """The cost constants that apply to a call."""
+    kind = variant(call)
+    return HOST_COPY if kind == "HostCopy" else device.family(kind)
+
+
+def confidence_of(family: FamilyCost) -> Confidence:
+    """Whether the family was measured on this SoC, on another one, or never."""
+    if family.samples:
+        return "calibrated"
+    return "other SoC" if family.samples_elsewhere else "uncalibrated"
+
+
+def least_us(call: KernelCall, family: FamilyCost, device: DeviceProfile) -> float:
+    """No kernel is quicker than this, in microseconds: a bare start; its products at the peak of all cube cores; its
+    bytes at the peak of L2, and of HBM as far as L2 cannot hold them before and after."""
+    form = family.form
+    if form == "matmul":
+        gemm = gemm_of(call)
+        if gemm is None:
+            return BARE_START_US
+        macs = mac_rate(gemm.dtype, device, family.hf32) * device.aic_cores * device.freq_hz
+        return max(BARE_START_US, gemm.batch * gemm.m * gemm.n * gemm.k / macs * 1e6)
+    if form not in MOVES_ALL:
+        return BARE_START_US
+    moved = total_bytes(call.inputs) + total_bytes(call.outputs)
+    if form == "copy" or form == "elementwise":
+        # Part of what is named may not be touched: slices, broadcasts, lookups.
+        moved = 2 * total_bytes(call.outputs)
+    far = max(0.0, moved - 2 * device.l2_bytes) / device.hbm_bytes_per_s
+    near = moved / (device.aiv_cores * L2_PEAK_BYTES * device.freq_hz)
+    return max(BARE_START_US, far * 1e6, near * 1e6)
+
+
+BARE_START_US = 0.9
+"""Least that a kernel was measured to take is 1.1 us (MemSet of one block)."""
+L2_PEAK_BYTES = 128.0
+"""Bytes a cycle that a vector core moves at most, its instructions' width; 110 read and 86 written in the platform
+configuration of the 910B1."""
+MOVES_ALL = frozenset({"elementwise", "copy", "rowwise", "reduce", "transpose", "optimizer", "fill"})
+"""Forms that touch every byte that they name."""
+
+
+def predict_time_us(
+    call: KernelCall, device: DeviceProfile, resident: float | None = None, family: FamilyCost | None = None,
+    state: State = "network",
+) -> float:  # fmt: skip
+    """The time alone, in microseconds; see `predict_kernel`."""
+    family = family or family_of(call, device)
+    terms, near, _ = _terms(call, family, device, resident, state)
+    return sum(terms.values()) * family.scale * near[0]
+
+
+CUBE_FORMS = frozenset({"matmul", "conv", "attention"})
+
+
+def _terms(
+    call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None, state: State
+) -> tuple[dict[str, float], tuple[float, float], str]:
+    """Terms; the factor on all of them that measured neighbours make, and how like the nearest is; the slow path that
+    the kernel takes."""
+    form = family.form
+    if resident is None and state != "network":
+        resident = _resident_in(state, call, device)
+    if form == "matmul":
+        gemm = gemm_of(call)
+        terms = matmul_terms(call, family, device, resident, gemm)
+        near = correction(call, family, gemm, state) if family.nearby else (1.0, 0.0)
+    else:
+        terms = FORMS.get(form, vector_terms)(call, family, device, resident)
+        near = correction(call, family, None, state) if family.nearby else (1.0, 0.0)
+    if state == "warm" and form not in UNLIKE_CORES:
+        rates = device.rates
+        least = rates.launch_one_us
+        share = rates.loop_cube_share if form in CUBE_FORMS else rates.loop_vector_share
+        terms["launch"] = min(terms["launch"], least + (terms["launch"] - least) * share)
+    if call.type in device.slow_paths:
+        path = path_of(call, device.slow_paths[call.type])
+        if path is not None:
+            return _slowed(terms, call, path, family, device), (1.0, 0.0), path.name
+    return terms, near, ""
+
+
+def _slowed(
+    terms: dict[str, float], call: KernelCall, path: SlowPath, family: FamilyCost, device: DeviceProfile
+) -> dict[str, float]:
+    """The terms of a kernel that takes a slow path; what the path takes beyond them is a term of its own."""
+    if path.how == "factor":
+        return {**terms, "slow path": (path.factor - 1) * sum(terms.values())}
+    cores = device.aiv_cores
+    taken = slow_cycles(call, path, cores) / device.freq_hz * 1e6 / family.scale
+    return {"launch": terms.get("launch", 0.0), "slow path": max(taken, sum(terms.values()) - terms.get("launch", 0.0))}
+
+
+UNLIKE_CORES = frozenset({"collective", "aicpu", "free", "host"})
+"""Forms that are no program of the AI cores."""
+
+
+def _resident_in(state: State, call: KernelCall, device: DeviceProfile) -> float:
+    """Share of a kernel's bytes found in L2 when it was cleared, or when the same kernel ran just before."""
+    if state == "cold":
+        return 0.0
+    return resident_of(((1.0, float(total_bytes(call.inputs) + total_bytes(call.outputs))),), device) or 0.0
+
+
+def _width(likeness: float, extrapolated: bool, device: DeviceProfile) -> float:
+    """Exponent on a family's band: how far the nearest measured kernel is."""
+    rates = device.rates
+    if extrapolated:
+        return rates.band_extrapolated
+    return rates.band_near if likeness > NEAR else rates.band_around if likeness > AROUND else rates.band_far
+
+
+NEAR, AROUND = 0.8825, 0.1353
+"""Likeness at half a reach and at two: exp(-1/8) and exp(-2)."""
+
+MOST_US = 1e15
+"""Thirty years: no kernel takes longer."""
+
+
+def _beyond_measure(call: KernelCall, device: DeviceProfile) -> KernelPrediction:
+    """Sizes that no memory holds, of which formulas make no number: the time of their bytes, up to the most."""
+    time_us = float(min(total_bytes(call.inputs) + total_bytes(call.outputs), 10**30)) / device.hbm_bytes_per_s * 1e6
+    time_us = min(max(time_us, device.rates.launch_one_us), MOST_US)
+    band = device.families["Unknown"].band
+    return KernelPrediction(
+        time_us=time_us, bound="hbm", terms_us={"hbm": time_us}, confidence="uncalibrated", low_us=time_us / band,
+        high_us=time_us * band,
+    )  # fmt: skip
+
+
+def predict_kernel(
+    call: KernelCall, device: DeviceProfile, resident: float | None = None, state: State = "network"
+) -> KernelPrediction:
+    """Cost of one launch of `call` on `device`, in microseconds; `call.count` is not multiplied in.
+
+    `resident` is the share of the kernel's bytes found in L2, where the caller knows it from what ran before; None
+    takes what `state` says: in a network the expected share for the working set. Never raises for a well-formed call: a
+    kernel type that is not registered, and sizes that no memory holds, are costed by their bytes and marked
+    uncalibrated.
+    """
+    family = family_of(call, device)
+    try:
+        terms, (near, likeness), path = _terms(call, family, device, resident, state)
+    except ArithmeticError:
+        return _beyond_measure(call, device)
+    scale = family.scale * near
+    total = sum(terms.values()) * scale
+    if total > 0 and family.form not in UNLIKE_CORES and total < (floor := least_us(call, family, device)):
+        scale *= floor / total
+    time_us = longest = 0.0
+    bound: Bound = "none"
+    scaled: dict[str, float] = {}
+    for name, term in terms.items():
+        if term > 0:
+            us = scaled[name] = term * scale
+            time_us += us
+            if us > longest:
+                longest, bound = us, BOUNDS[name]
+    if not time_us <= MOST_US:
+        return _beyond_measure(call, device)
+    extrapolated = family.form not in UNLIKE_CORES and is_outside(call, family)
+    band = family.band ** _width(likeness, extrapolated, device)
+    return KernelPrediction(
+        time_us=time_us,
+        bound="slow path" if path else bound,
+        terms_us=scaled,
+        confidence=confidence_of(family),
+        low_us=time_us / band,
+        high_us=time_us * band,
+        nearby_factor=near,
+        extrapolated=extrapolated,
+        slow_path=path,
+        state=state,
+    )

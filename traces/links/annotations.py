@@ -1,0 +1,166 @@
+"""Iteration annotations: what an inference server wrote of its batch, parsed; and the table that holds annotations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, overload
+
+import numpy.typing as npt
+
+from opreplay.traces.model import Annotation
+
+Phase = Literal["prefill", "decode", "mixed"]
+PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchContext:
+    """One iteration's batch, split by phase. "q" counts new tokens, "k" tokens attended to; None where not recorded."""
+
+    prefill_sequences: int
+    prefill_tokens: int | None = None
+    decode_sequences: int
+    decode_tokens: int | None = None
+    prefill_k: int | None = None
+    """Sum over the prefill sequences of the context length."""
+    prefill_qq: int | None = None
+    """Sum of q² over the prefill sequences: tells one long from many short ones."""
+    prefill_qk: int | None = None
+    decode_k: int | None = None
+    decode_qq: int | None = None
+    decode_qk: int | None = None
+    scheduled_tokens: int | None = None
+
+    @property
+    def prefill_seen(self) -> int | None:
+        """`prefill_k`; where it is not recorded and Σ new · seen is more than any Σ new² explains, about as many."""
+        if self.prefill_k is not None or self.prefill_qk is None or self.prefill_qq is not None:
+            return self.prefill_k
+        return self.prefill_qk * self.prefill_sequences // max(1, self.prefill_tokens or 1)
+
+    @property
+    def decode_seen(self) -> int | None:
+        """The same of the decoding sequences."""
+        if self.decode_k is not None or self.decode_qk is None or self.decode_qq is not None:
+            return self.decode_k
+        return self.decode_qk * self.decode_sequences // max(1, self.decode_tokens or 1)
+
+    @property
+    def phase(self) -> Phase | None:
+        """What the batch holds; None for an empty one."""
+        if self.prefill_sequences and self.decode_sequences:
+            return "mixed"
+        return "prefill" if self.prefill_sequences else "decode" if self.decode_sequences else None
+
+
+_N = r"([0-9]{1,18})"
+_SUMS = rf"\(sq{_N}sk{_N}sqsq{_N}sqsk{_N}\)"
+_FULL = re.compile(rf"execute_{_N}_context_{_N}{_SUMS}_generation_{_N}{_SUMS}\Z")
+_PART = rf"{_N}\({_N}(?:_{_N})?\)"
+_SHORT = re.compile(rf"execute_context_{_PART}_generation_{_PART}\Z")
+_NEW = re.compile(rf"execute_new_{_N}_cached_{_N}\Z")
+_SGLANG = re.compile(rf"step\[(DECODE|EXTEND|PREFILL|IDLE) bs={_N}(?: toks={_N})?\]\Z")
+_STEP = re.compile(r"ProfilerStep#([0-9]+)\Z")
+
+
+def batch_context(name: str) -> BatchContext | None:
+    """The batch that an annotation describes (vLLM's `execute_*`, SGLang's `step[...]`), or None for any other."""
+    if len(name) > 400:
+        return None
+    if match := _FULL.match(name):
+        total, pn, pq, pk, pqq, pqk, dn, dq, dk, dqq, dqk = (int(g) for g in match.groups())
+        return BatchContext(
+            prefill_sequences=pn, prefill_tokens=pq, prefill_k=pk, prefill_qq=pqq, prefill_qk=pqk,
+            decode_sequences=dn, decode_tokens=dq, decode_k=dk, decode_qq=dqq, decode_qk=dqk, scheduled_tokens=total,
+        )  # fmt: skip
+    if match := _SHORT.match(name):
+        pn, pq, pp, dn, dq, dp = (int(g) if g is not None else None for g in match.groups())
+        prefill, decode = _products(pn or 0, pq or 0, pp), _products(dn or 0, dq or 0, dp)
+        return BatchContext(
+            prefill_sequences=pn or 0, prefill_tokens=pq, prefill_k=prefill.k, prefill_qq=prefill.qq,
+            prefill_qk=prefill.qk, decode_sequences=dn or 0, decode_tokens=dq, decode_k=decode.k,
+            decode_qq=decode.qq, decode_qk=decode.qk,
+        )  # fmt: skip
+    if match := _NEW.match(name):
+        return BatchContext(prefill_sequences=int(match[1]), decode_sequences=int(match[2]))
+    if match := _SGLANG.match(name):
+        size, tokens = int(match[2]), int(match[3]) if match[3] else None
+        if match[1] == "DECODE":
+            return BatchContext(prefill_sequences=0, decode_sequences=size, decode_tokens=tokens or size)
+        return BatchContext(prefill_sequences=size, prefill_tokens=tokens, decode_sequences=0)
+    return None
+
+
+class _Products(NamedTuple):
+    """What the second number of a phase says of its sequences; None where it does not."""
+
+    k: int | None = None
+    qq: int | None = None
+    qk: int | None = None
+
+
+def _products(sequences: int, tokens: int, said: int | None) -> _Products:
+    """The second number of "N(tokens_said)": a sum over N sequences of new tokens squared or times seen tokens.
+
+    Never a number of tokens: execute_context_1(888_788544) is one sequence of 888 new tokens, and 888² = 788,544. What
+    is between the least and the largest sum of N squares is both, as without cached tokens the two are the same; more
+    is new times seen tokens, of which one sequence, or sequences with one new token each, tell the seen ones; less is
+    neither, and nothing is read from it.
+    """
+    if said is None or not sequences or tokens < sequences or said * sequences < tokens * tokens:
+        return _Products()
+    most = (tokens - sequences + 1) ** 2 + sequences - 1
+    if said <= most:
+        return _Products(qq=said, qk=said)
+    if sequences not in (1, tokens):
+        return _Products(qk=said)
+    return _Products(k=said * sequences // tokens, qq=tokens**2 // sequences, qk=said)
+
+
+def step_number(name: str) -> int | None:
+    """N of torch.profiler's "ProfilerStep#N"."""
+    match = _STEP.match(name[:40])
+    return int(match[1]) if match else None
+
+
+class AnnotationTable(Sequence[Annotation]):
+    """Annotations in file order, made from columns when asked for: a long trace has hundreds of thousands."""
+
+    def __init__(self, names: tuple[str, ...], name: Any, start: Any, dur: Any, track: Any) -> None:
+        self.names = names
+        """Distinct names."""
+        self.name: npt.NDArray[Any] = name
+        self.start_ns: npt.NDArray[Any] = start
+        self.dur_ns: npt.NDArray[Any] = dur
+        self.track: npt.NDArray[Any] = track
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+    @overload
+    def __getitem__(self, at: int) -> Annotation: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[Annotation, ...]: ...
+    def __getitem__(self, at: int | slice) -> Annotation | tuple[Annotation, ...]:
+        if isinstance(at, slice):
+            return tuple(self[i] for i in range(*at.indices(len(self))))
+        return Annotation(
+            name=self.names[self.name[at]],
+            start_ns=int(self.start_ns[at]),
+            dur_ns=int(self.dur_ns[at]),
+            track=int(self.track[at]),
+        )
+
+    def __iter__(self) -> Iterator[Annotation]:
+        return (self[i] for i in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Sequence)
+            and len(self) == len(other)
+            and all(a == b for a, b in zip(self, other, strict=True))
+        )
+
+    __hash__ = None  # type: ignore[assignment]

@@ -1,0 +1,228 @@
+"""Growing tables of compact columns: Python values in, small NumPy arrays out; knows times and ids, not events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from decimal import Decimal, InvalidOperation
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Kind = Literal["index", "time", "span", "id"]
+
+FLUSH_ROWS = 1 << 12
+EXACT_LIMIT_US = float(2**43)
+"""From here on, neighbouring float64 microseconds are more than a nanosecond apart (102 days; Unix time is beyond)."""
+_ROUNDS_ONCE_US = float(2**41)
+_MAX_US = 9_223_372_036_854_775
+INVALID = -(2**63)
+"""Stands for a time that could not be read, until the row is dropped."""
+
+
+def to_ns(values: list[Any]) -> Array:
+    """Times in microseconds (int, float, Decimal or text) → int64 nanoseconds; INVALID where there is none.
+
+    Each value is read by itself: what stands beside it in the block changes nothing.
+    """
+    types = set(map(type, values))
+    if types <= {int, float}:
+        try:
+            array = np.fromiter(values, np.float64, len(values))
+        except OverflowError:  # an int beyond float64
+            return np.fromiter(map(_ns, values), np.int64, len(values))
+        largest = max(array.max(initial=0), -array.min(initial=0))
+        if largest < _ROUNDS_ONCE_US:
+            return np.rint(array * 1000.0).astype(np.int64)
+        if largest < EXACT_LIMIT_US:
+            # Times 1000 at once would round twice: wrong by 1 ns where a microsecond's float is just fine enough.
+            whole = np.floor(array)
+            apart = whole.astype(np.int64) * 1000 + np.rint((array - whole) * 1000.0).astype(np.int64)
+            return np.where(abs(array) < _ROUNDS_ONCE_US, np.rint(array * 1000.0).astype(np.int64), apart)
+        if largest < 2**53 and types == {int}:
+            return array.astype(np.int64) * 1000
+    return np.fromiter(map(_ns, values), np.int64, len(values))
+
+
+def _ns(value: Any) -> int:
+    kind = type(value)
+    if kind is int:
+        return value * 1000 if abs(value) <= _MAX_US else INVALID
+    if kind is str:
+        if len(value) > 64:
+            return INVALID
+        try:
+            value = Decimal(value.strip())
+        except InvalidOperation:
+            return INVALID
+    elif kind is not float and kind is not Decimal:
+        return INVALID
+    finite = math.isfinite(value) if kind is float else value.is_finite()
+    if not finite or abs(value) > _MAX_US:
+        return INVALID
+    near = float(value)
+    if abs(near) < _ROUNDS_ONCE_US:
+        return round(near * 1000.0)
+    if kind is float or abs(near) < EXACT_LIMIT_US:
+        whole = math.floor(near)
+        return whole * 1000 + round((near - whole) * 1000.0)
+    return int((value * 1000).to_integral_value())
+
+
+def to_ids(values: list[Any]) -> Array:
+    """Ids (int, text of an int, or absent) → int64, -1 where there is none; 64-bit unsigned ones wrap.
+
+    Each value is read by itself: what stands beside it in the block changes nothing.
+    """
+    if set(map(type, values)) <= {int}:
+        try:
+            return np.fromiter(values, np.int64, len(values))
+        except OverflowError:
+            pass
+    return np.fromiter(map(_id, values), np.int64, len(values))
+
+
+def _id(value: Any) -> int:
+    kind = type(value)
+    if kind is str and len(value) <= 20:
+        try:
+            value = int(value, 16) if value[:2].lower() == "0x" else int(value)
+        except ValueError:
+            return -1
+    elif kind is float or kind is Decimal:  # the same number either way
+        value = float(value)
+        if not value.is_integer() or abs(value) >= 2**63:
+            return -1
+        value = int(value)
+    elif kind is not int:
+        return -1
+    if not -(2**63) <= value < 2**64:
+        return -1
+    return value if value < 2**63 else value - 2**64
+
+
+def smallest(array: Array, kinds: Iterable[Any]) -> Array:
+    """The array in the first of the integer types that holds all its values, else unchanged."""
+    if not len(array):
+        return array.astype(next(iter(kinds)))
+    low, high = int(array.min()), int(array.max())
+    for kind in kinds:
+        info = np.iinfo(kind)
+        if info.min <= low and high <= info.max:
+            return array.astype(kind)
+    return array
+
+
+def distinct(array: Array) -> Array:
+    """Sorted distinct values; np.unique does it too, but its first call imports for 20 ms."""
+    array = np.sort(array)
+    return array[np.append(True, array[1:] != array[:-1])] if len(array) else array
+
+
+_TYPES: dict[str, tuple[Any, ...]] = {
+    "index": (np.uint16, np.uint32),
+    "time": (np.int64,),
+    "span": (np.uint32,),
+    "id": (np.int32,),
+}
+"""Kind → types to try for each part of a column; int64 where none holds it."""
+
+
+class _Growing:
+    """One column that grows in place: large arrays are remapped by the allocator, not copied and not held twice."""
+
+    def __init__(self, kind: Any) -> None:
+        self._array: Array = np.empty(0, kind)
+        self._rows = 0
+
+    def extend(self, values: Array) -> None:
+        """Append values; the type becomes the wider of both."""
+        if values.dtype != self._array.dtype:
+            wider = np.promote_types(values.dtype, self._array.dtype)
+            if wider != self._array.dtype:
+                self._array = self._array.astype(wider)
+        rows = self._rows + len(values)
+        if rows > len(self._array):
+            self._array.resize(rows + max(FLUSH_ROWS, rows // 8), refcheck=False)
+        self._array[self._rows : rows] = values
+        self._rows = rows
+
+    def take(self) -> Array:
+        """The column, which is empty afterwards."""
+        array, rows = self._array, self._rows
+        self._array, self._rows = np.empty(0, array.dtype), 0
+        array.resize(rows, refcheck=False)
+        return array
+
+
+class Columns:
+    """One table: lists that are filled row by row and flushed to arrays now and then."""
+
+    def __init__(self, **kinds: Kind) -> None:
+        self.kinds = kinds
+        self.pending: dict[str, list[Any]] = {name: [] for name in kinds}
+        self._columns = {name: _Growing(_TYPES[kind][0]) for name, kind in kinds.items()}
+        self.rows = 0
+        self.dropped = 0
+        """Rows without a readable time."""
+        self.zeroed = 0
+        """Rows whose duration could not be read and counts as 0."""
+        self.inexact = False
+        """Some time was a float too large to be exact."""
+        self._first = next(iter(kinds))
+
+    def __len__(self) -> int:
+        return self.rows + len(self.pending[self._first])
+
+    def flush(self) -> None:
+        """Turn pending values into arrays."""
+        n = len(self.pending[self._first])
+        if not n:
+            return
+        arrays: dict[str, Array] = {}
+        keep: Array | None = None
+        for name, kind in self.kinds.items():
+            values = self.pending[name]
+            if kind in ("time", "span"):
+                array = to_ns(values)
+                if array.max() >= EXACT_LIMIT_US * 1000 and any(
+                    type(value) is float and abs(value) >= EXACT_LIMIT_US for value in values
+                ):
+                    self.inexact = True
+                if array.min() == INVALID:
+                    bad = array == INVALID
+                    if kind == "time":
+                        keep = ~bad if keep is None else keep & ~bad
+                    else:
+                        array[bad] = 0
+                        self.zeroed += int(bad.sum())
+            elif kind == "id":
+                array = to_ids(values)
+            else:
+                array = np.fromiter(values, np.uint32, len(values))
+            arrays[name] = array
+            self.pending[name] = []
+        for name, kind in self.kinds.items():
+            array = arrays[name] if keep is None else arrays[name][keep]
+            self._columns[name].extend(smallest(array, _TYPES[kind]))
+        kept = n if keep is None else int(keep.sum())
+        self.rows += kept
+        self.dropped += n - kept
+
+    def append(self, arrays: dict[str, Array]) -> None:
+        """Add rows that are arrays already (from another process)."""
+        self.flush()
+        for name, array in arrays.items():
+            self._columns[name].extend(array)
+        self.rows += len(arrays[self._first])
+
+    def append_rows(self, rows: Array) -> None:
+        """Add rows of integers, a column each in the order of `kinds`; times are nanoseconds, all readable."""
+        self.append({name: smallest(rows[:, i], _TYPES[kind]) for i, (name, kind) in enumerate(self.kinds.items())})
+
+    def take(self, name: str) -> Array:
+        """One whole column, which the table then no longer holds."""
+        self.flush()
+        return self._columns[name].take()

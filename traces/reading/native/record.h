@@ -1,0 +1,279 @@
+/* One event of a trace: text in, the fields that the tables need out; knows no Python object. */
+#ifndef OPREPLAY_RECORD_H
+#define OPREPLAY_RECORD_H
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "names.h"
+
+enum Kind { SKIPPED, OP, KERNEL, LAUNCH, FLOW, NOTE, KINDS };
+
+/* Keys of an event and of its arguments whose values are wanted; absent ones have size 0. */
+enum Field { PH, CAT, NAME, PID, TID, TS, DUR, ID, ARGS, EVENT_FIELDS };
+enum Argument { EXT, EXT_OLD, CORR, DEVICE, STREAM, DIMS, TYPES, STRIDES, CONCRETE, RF, ARGUMENTS };
+
+typedef struct {
+    const char *text; /* of the category */
+    size_t size;
+    enum Kind kind;
+    int64_t index;
+} Category;
+
+typedef struct {
+    enum Kind kind;
+    int64_t category, start, dur, ext, corr, device, stream, id, end, rf;
+    Span pid, tid, name, dims, types, strides, concrete;
+} Record;
+
+static inline int same(Text key, size_t size, const char *text)
+{
+    return size == strlen(text) && !memcmp(key, text, size);
+}
+
+static int event_field(Text key, size_t size)
+{
+    switch (size) {
+    case 2:
+        return same(key, 2, "ph") ? PH : same(key, 2, "ts") ? TS : same(key, 2, "id") ? ID : -1;
+    case 3:
+        if (same(key, 3, "pid"))
+            return PID;
+        return same(key, 3, "tid") ? TID : same(key, 3, "cat") ? CAT : same(key, 3, "dur") ? DUR : -1;
+    case 4:
+        return same(key, 4, "name") ? NAME : same(key, 4, "args") ? ARGS : -1;
+    default:
+        return -1;
+    }
+}
+
+static int argument_field(Text key, size_t size)
+{
+    switch (size) {
+    case 6:
+        return same(key, 6, "device") ? DEVICE : same(key, 6, "stream") ? STREAM : -1;
+    case 10:
+        return same(key, 10, "Input Dims") ? DIMS : same(key, 10, "Input type") ? TYPES : -1;
+    case 11:
+        if (same(key, 11, "External id"))
+            return EXT;
+        return same(key, 11, "correlation") ? CORR : same(key, 11, "external id") ? EXT_OLD : -1;
+    case 13:
+        return same(key, 13, "Input Strides") ? STRIDES : -1;
+    case 15:
+        return same(key, 15, "Concrete Inputs") ? CONCRETE : -1;
+    case 18:
+        return same(key, 18, "Record function id") ? RF : -1;
+    default:
+        return -1;
+    }
+}
+
+/* The value of one member; NULL as in tokens.h, and for a wanted key that occurs twice. */
+static inline Text read_member(Text p, Text end, int field, Span *values, int depth)
+{
+    Text start = p;
+    if (!(p = skip_value(p, end, depth)))
+        return NULL;
+    if (field >= 0) {
+        if (values[field].size)
+            return NULL;
+        values[field] = (Span){start, (size_t)(p - start)};
+    }
+    return p;
+}
+
+static Text read_arguments(Text p, Text end, Span *arguments)
+{
+    Text key;
+    size_t size;
+    p = skip_space(p + 1, end);
+    if (p < end && *p == '}')
+        return p + 1;
+    for (;;) {
+        if (!(p = read_key(p, end, &key, &size)))
+            return NULL;
+        if (!(p = read_member(p, end, argument_field(key, size), arguments, 2)))
+            return NULL;
+        p = skip_space(p, end);
+        if (p >= end)
+            return NULL;
+        if (*p == '}')
+            return p + 1;
+        if (*p != ',')
+            return NULL;
+        p = skip_space(p + 1, end);
+    }
+}
+
+static Text read_event(Text p, Text end, Span *fields, Span *arguments)
+{
+    Text key;
+    size_t size;
+    if (p >= end || *p != '{')
+        return NULL;
+    memset(fields, 0, EVENT_FIELDS * sizeof(Span));
+    memset(arguments, 0, ARGUMENTS * sizeof(Span));
+    p = skip_space(p + 1, end);
+    for (;;) {
+        if (!(p = read_key(p, end, &key, &size)))
+            return NULL;
+        int field = event_field(key, size);
+        if (field == ARGS) {
+            Text start = p;
+            if (p >= end || *p != '{' || fields[ARGS].size || !(p = read_arguments(p, end, arguments)))
+                return NULL;
+            fields[ARGS] = (Span){start, (size_t)(p - start)};
+        } else if (!(p = read_member(p, end, field, fields, 1))) {
+            return NULL;
+        }
+        p = skip_space(p, end);
+        if (p >= end)
+            return NULL;
+        if (*p == '}')
+            return p + 1;
+        if (*p != ',')
+            return NULL;
+        p = skip_space(p + 1, end);
+    }
+}
+
+/* An integer as columns.to_ids reads it: unsigned ones of 64 bits wrap. `absent` where there is none. 0: not one. */
+static int read_id(Span span, int64_t absent, int64_t *out)
+{
+    Text p = span.at, end = span.at + span.size;
+    uint64_t value = 0;
+    *out = absent;
+    if (!span.size)
+        return 1;
+    int negative = *p == '-';
+    p += negative;
+    if (end - p < 1 || end - p > (negative ? 18 : 19))
+        return 0;
+    for (; p < end; p++) {
+        if ((unsigned)(*p - '0') > 9)
+            return 0;
+        value = 10 * value + (uint64_t)(*p - '0');
+    }
+    *out = negative ? -(int64_t)value : (int64_t)value;
+    return 1;
+}
+
+#define ROUNDS_ONCE_US (1LL << 41) /* columns._ROUNDS_ONCE_US */
+#define EXACT_US (1LL << 43)       /* columns.EXACT_LIMIT_US */
+#define MAX_US 9223372036854774LL  /* columns._MAX_US, less what decimals may add */
+
+/* Microseconds, a decimal number, as nanoseconds: exact to three decimals, else rounded as columns.to_ns does.
+ * Unless `exact`, 0 for decimals so large that the Python reader starts to read them exactly: it has to know. */
+static int read_time(Span span, int exact, int64_t *out)
+{
+    Text p = span.at, end = span.at + span.size;
+    int64_t value = 0;
+    int negative = p < end && *p == '-';
+    p += negative;
+    Text digits = p;
+    for (; p < end && (unsigned)(*p - '0') < 10; p++) {
+        if (p - digits >= 16)
+            return 0;
+        value = 10 * value + (*p - '0');
+    }
+    if (p == digits || value > MAX_US)
+        return 0;
+    int64_t scale = 1000, whole = value;
+    if (p < end) {
+        if (*p++ != '.' || (!exact && whole >= EXACT_US - 1))
+            return 0;
+        for (; p < end && scale > 1 && (unsigned)(*p - '0') < 10; p++, scale /= 10)
+            value = 10 * value + (*p - '0');
+    }
+    value *= scale;
+    if (p < end) { /* more decimals than nanoseconds, or an exponent */
+        char text[48], *stop;
+        if (whole >= ROUNDS_ONCE_US || span.size >= sizeof text)
+            return 0;
+        memcpy(text, span.at, span.size);
+        text[span.size] = 0;
+        for (; p < end; p++)
+            if ((unsigned)(*p - '0') > 9)
+                return 0;
+        *out = (int64_t)rint(strtod(text, &stop) * 1000.0);
+        return *stop == 0;
+    }
+    *out = negative ? -value : value;
+    return 1;
+}
+
+/* A process or thread id that Python reads the same whatever it holds: an integer or a short plain text. */
+static int is_track_id(Span span)
+{
+    if (!span.size || span.size > 200)
+        return 0;
+    for (size_t i = 0; i < span.size; i++)
+        if (span.at[i] >= 0x80 || span.at[i] == '\\' || span.at[i] == '.' || span.at[i] == 'e' || span.at[i] == 'E')
+            if (*span.at != '"' || span.at[i] >= 0x80 || span.at[i] == '\\')
+                return 0;
+    return *span.at == '"' || *span.at == '-' || (unsigned)(*span.at - '0') < 10;
+}
+
+static const Category *find_category(Span cat, const Category *categories, size_t n)
+{
+    if (cat.size < 2 || *cat.at != '"')
+        return NULL;
+    for (size_t i = 0; i < n; i++)
+        if (categories[i].size == cat.size - 2 && !memcmp(categories[i].text, cat.at + 1, cat.size - 2))
+            return &categories[i];
+    return NULL;
+}
+
+static inline int is_complete(Span ph)
+{
+    return ph.size == 3 && ph.at[1] == 'X';
+}
+
+/* 1: `out` is a row to keep. 0: nothing to keep of this event. -1: the Python reader shall judge. */
+static int make_record(const Category *category, const Span *fields, const Span *arguments, int exact, Record *out)
+{
+    Span ph = fields[PH];
+    out->kind = category->kind;
+    if (out->kind == SKIPPED)
+        return 0;
+    if (ph.size != 3 || *ph.at != '"' || ph.at[1] >= 0x80)
+        return -1;
+    out->dur = 0;
+    if (!read_time(fields[TS], exact, &out->start))
+        return -1;
+    if (fields[DUR].size && out->kind != FLOW && out->kind != LAUNCH && !read_time(fields[DUR], exact, &out->dur))
+        return -1;
+    out->category = category->index;
+    out->end = ph.at[1] == 'f';
+    if (out->kind == FLOW ? !(out->end || ph.at[1] == 's') : ph.at[1] != 'X')
+        return 0;
+    if (out->kind == LAUNCH && !arguments[CORR].size)
+        return 0;
+    out->pid = fields[PID], out->tid = fields[TID], out->name = fields[NAME];
+    if (!is_track_id(out->pid) || !is_track_id(out->tid))
+        return -1;
+    switch (out->kind) {
+    case OP:
+        out->dims = arguments[DIMS], out->types = arguments[TYPES];
+        out->strides = arguments[STRIDES], out->concrete = arguments[CONCRETE];
+        return read_id(arguments[EXT], -1, &out->ext) && read_id(arguments[RF], -1, &out->rf) ? 1 : -1;
+    case KERNEL:
+        if (!arguments[DEVICE].size || !arguments[STREAM].size)
+            return -1;
+        out->end = !arguments[CORR].size; /* without a correlation id */
+        return read_id(arguments[arguments[EXT].size ? EXT : EXT_OLD], -1, &out->ext) &&
+                       read_id(arguments[CORR], -1, &out->corr) && read_id(arguments[DEVICE], -1, &out->device) &&
+                       read_id(arguments[STREAM], -1, &out->stream)
+                   ? 1
+                   : -1;
+    case LAUNCH:
+        return read_id(arguments[CORR], -1, &out->corr) ? 1 : -1;
+    case FLOW:
+        return read_id(fields[ID], -1, &out->id) ? 1 : -1;
+    default:
+        return 1;
+    }
+}
+
+#endif

@@ -21,7 +21,7 @@ from opreplay.replay.ir.verdicts import META_WRONG
 from opreplay.replay.resolve import schema
 from opreplay.replay.resolve.bind import Unbound, bind, encode, unnamed_arguments
 from opreplay.replay.resolve.guess import autocast
-from opreplay.replay.resolve.relatives import RelativesIndex
+from opreplay.replay.resolve.guess.relatives import RelativesIndex
 from opreplay.replay.resolve.guess.values import Context
 from opreplay.replay.resolve.kernels import wanted_layout, way_on
 from opreplay.replay.resolve.match import Match, best_match, stack_rival

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from opreplay.replay.execute.options import RunOptions
     from opreplay.replay.ir.model import ReplayOp, ReplayPlan
     from opreplay.replay.ir.verdicts import MetaCheck
+    from opreplay.replay.results.records import L2State
 
 TRACELENS_NAMES = (".tracelens.json", "event_replay_ir.json")
 """Ends of the names of files that are written as TraceLens's IR, which has no counts, times or reasons."""
@@ -41,7 +42,7 @@ def save(plan: ReplayPlan, output: str, *, force: bool) -> None:
 def show_plan(
     plan: ReplayPlan, devices: dict[str, DeviceProfile], contents: Callable[[ReplayOp], Contents | None], *,
     max_op_bytes: int | None, format_: str = "table", checks: Mapping[str, MetaCheck] | None = None,
-    over_budget: Literal["shrink", "skip"] = "shrink",
+    over_budget: Literal["shrink", "skip"] = "shrink", l2: L2State = "cold",
 ) -> None:  # fmt: skip
     """Print the coverage that a run would have, what meta tensors said, then the ops."""
     from opreplay.cli.setup import simulate_on
@@ -50,7 +51,7 @@ def show_plan(
     from opreplay.replay.report.views import plan as view
 
     results = view.planned_results(
-        plan, lambda op: simulate_on(op, devices, contents(op)), max_op_bytes=max_op_bytes, checks=checks,
+        plan, lambda op: simulate_on(op, devices, contents(op), l2), max_op_bytes=max_op_bytes, checks=checks,
         over=over_budget,
     )  # fmt: skip
     summary = view.planned_summary(plan, results)
@@ -65,14 +66,16 @@ def show_plan(
 
 def show_dry_run(
     plan: ReplayPlan, devices: dict[str, DeviceProfile], measuring: RunOptions, *,
-    contents: Callable[[ReplayOp], Contents | None], values: str | None,
+    contents: Callable[[ReplayOp], Contents | None], values: str | None, l2: L2State,
 ) -> None:  # fmt: skip
     """What a run of the plan would do. Raises UsageError or FormatError for values that fit no op."""
     from opreplay.replay.arguments.supplied import check_values_file
 
     if values is not None:
         check_values_file(plan, values)
-    show_plan(plan, devices, contents, max_op_bytes=measuring.max_op_bytes, over_budget=measuring.over_budget)
+    show_plan(
+        plan, devices, contents, max_op_bytes=measuring.max_op_bytes, over_budget=measuring.over_budget, l2=l2
+    )
 
 
 def narrate_checks(plan: ReplayPlan, checks: Mapping[str, MetaCheck]) -> None:
@@ -86,7 +89,7 @@ def narrate_checks(plan: ReplayPlan, checks: Mapping[str, MetaCheck]) -> None:
 def show_explanation(
     plan: ReplayPlan, devices: dict[str, DeviceProfile], wanted: str,
     contents: Callable[[ReplayOp], Contents | None], *, max_op_bytes: int | None, format_: str,
-    checks: Mapping[str, MetaCheck] | None = None,
+    checks: Mapping[str, MetaCheck] | None = None, l2: L2State = "cold",
 ) -> None:  # fmt: skip
     """Print all that is known of the heaviest op that `wanted` matches. Raises UsageError when none does."""
     import msgspec
@@ -102,9 +105,9 @@ def show_explanation(
     alone = msgspec.structs.replace(plan, ops=(one,))
     held = contents(one)
     (result,) = planned_results(
-        alone, lambda op: simulate_on(op, devices, held), max_op_bytes=max_op_bytes, checks=checks
+        alone, lambda op: simulate_on(op, devices, held, l2), max_op_bytes=max_op_bytes, checks=checks
     )  # fmt: skip
-    explanations = {name: explain_op(one, device, held) for name, device in devices.items()}
+    explanations = {name: explain_op(one, device, held, l2) for name, device in devices.items()}
     if format_ == "json":
         console.write(console.json_text(view.facts(one, result, explanations)))
         return

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from opreplay.replay.arguments.work.expected import ExpectedContents
     from opreplay.replay.ascend import DeviceProfile
     from opreplay.replay.ir.model import ReplayOp
-    from opreplay.replay.results.records import Simulated
+    from opreplay.replay.results.records import L2State, Simulated
 
 
 UNUSED_SHOWN = 5
@@ -88,12 +88,12 @@ def tell_problems(contents: ExpectedContents) -> None:
 
 
 def simulate_on(
-    op: ReplayOp, devices: dict[str, DeviceProfile], contents: Contents | None = None
+    op: ReplayOp, devices: dict[str, DeviceProfile], contents: Contents | None = None, l2: L2State = "sequence"
 ) -> dict[str, Simulated]:
     """Predictions for one op on every device; none for a label or an op without arguments, which is not for free."""
     from opreplay.replay.ascend import is_predicted, simulate_op
 
-    made = {name: simulate_op(op, device, contents) for name, device in devices.items()}
+    made = {name: simulate_op(op, device, contents, l2) for name, device in devices.items()}
     return {name: one for name, one in made.items() if is_predicted(op, one)}
 
 

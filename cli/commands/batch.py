@@ -130,7 +130,8 @@ def command(
             try:
                 with holding(held, shared=options.shared_device) as beside, RunProgress() as on_progress:
                     run_plan(
-                        batch.plan(), options, sink=outputs, simulate=lambda op: simulate_on(op, devices, contents(op)),
+                        batch.plan(), options, sink=outputs,
+                        simulate=lambda op: simulate_on(op, devices, contents(op), options.cache),
                         on_progress=on_progress, trace=batch.facts(), earlier=outputs.earlier,
                         engine=engine_of(options, engine=engine, lanes=lanes, address=address),
                         devices=device_versions(devices), close=batch.close, beside=beside, on_start=tell_threads,

@@ -15,6 +15,7 @@ from opreplay.cli.options.shared import (
     format_option,
     init_options,
     kernel_details_option,
+    l2_option,
     limit_option,
     plugin_option,
     seed_option,
@@ -27,6 +28,7 @@ from opreplay.cli.options.types import ByteSize
 
 if TYPE_CHECKING:
     from opreplay.replay.plan.selection import Selection
+    from opreplay.replay.results.records import L2State
 
 
 @click.command("plan", short_help="Say what would run and how, without running it.")
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 @kernel_details_option
 @device_option
 @soc_option
+@l2_option("cold")
 @custom_op_option
 @selection_options
 @plugin_option
@@ -56,7 +59,7 @@ if TYPE_CHECKING:
 @limit_option
 def command(
     trace: str, execution_trace: str | None, kernel_details: str | None, device: str, soc: tuple[str, ...],
-    custom_op_dir: str | None, selection: Selection, plugin: tuple[str, ...],
+    l2: L2State, custom_op_dir: str | None, selection: Selection, plugin: tuple[str, ...],
     init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None, seed: int, max_op_memory: int | None,
     meta: bool, max_failed: int | None, explain: str | None, format_: str, output: str | None, force: bool,
     limit: tuple[tuple[str, str], ...],
@@ -89,10 +92,10 @@ def command(
         save(plan, output, force=force)
     if explain is not None:
         show_explanation(
-            plan, devices, explain, contents, max_op_bytes=max_op_memory, format_=format_, checks=checks
+            plan, devices, explain, contents, max_op_bytes=max_op_memory, format_=format_, checks=checks, l2=l2,
         )  # fmt: skip
     elif output != "-":
-        show_plan(plan, devices, contents, max_op_bytes=max_op_memory, format_=format_, checks=checks)
+        show_plan(plan, devices, contents, max_op_bytes=max_op_memory, format_=format_, checks=checks, l2=l2)
     elif checks is not None:
         narrate_checks(plan, checks)
     tell_problems(contents)

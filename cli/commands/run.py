@@ -16,6 +16,7 @@ from opreplay.cli.options.shared import (
     force_option,
     init_options,
     kernel_details_option,
+    l2_option,
     limit_option,
     plugin_option,
     selection_options,
@@ -27,6 +28,7 @@ from opreplay.cli.options.shared import (
 if TYPE_CHECKING:
     from opreplay.replay.execute.options import RunOptions
     from opreplay.replay.plan.selection import Selection
+    from opreplay.replay.results.records import L2State
 
 
 @click.command("run", short_help="Measure each op of a trace here, predict it on a simulated NPU.")
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 @kernel_details_option
 @device_option
 @soc_option
+@l2_option(None)
 @custom_op_option
 @selection_options
 @plugin_option
@@ -55,8 +58,8 @@ if TYPE_CHECKING:
 @limit_option
 def command(
     trace: str, execution_trace: str | None, kernel_details: str | None, device: str, soc: tuple[str, ...],
-    custom_op_dir: str | None, selection: Selection, plugin: tuple[str, ...], output: tuple[str, ...],
-    force: bool, dry_run: bool, measuring: RunOptions, resume: bool, max_failed: int | None,
+    l2: L2State | None, custom_op_dir: str | None, selection: Selection, plugin: tuple[str, ...],
+    output: tuple[str, ...], force: bool, dry_run: bool, measuring: RunOptions, resume: bool, max_failed: int | None,
     init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None,
     check_work: bool, check_kernels: bool, limit: tuple[tuple[str, str], ...],
 ) -> int:  # fmt: skip
@@ -81,13 +84,14 @@ def command(
     plugin = use_plugins(plugin, custom_op_dir)
     contents = expected_contents(init_module, init_arg, seed=measuring.seed, values=values)
     devices = load_socs(soc)
+    state: L2State = l2 or ("sequence" if measuring.mode == "sequence" else measuring.cache)
     with Outputs(output, force=force, resume=resume) as outputs:
         read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details)
         plan = plan_of(read, selection, device=device, in_order=measuring.mode == "sequence")
         if dry_run:
             from opreplay.cli.plan_views import show_dry_run
 
-            show_dry_run(plan, devices, measuring, contents=contents, values=values)
+            show_dry_run(plan, devices, measuring, contents=contents, values=values, l2=state)
             return ExitCode.OK
         options = msgspec.structs.replace(
             measuring, device=device, allow_imports=selection.allow_imports, plugins=plugin, init_modules=init_module,
@@ -98,7 +102,7 @@ def command(
         try:
             with holding([device], shared=options.shared_device) as beside, RunProgress() as on_progress:
                 run_plan(
-                    plan, options, sink=outputs, simulate=lambda op: simulate_on(op, devices, contents(op)),
+                    plan, options, sink=outputs, simulate=lambda op: simulate_on(op, devices, contents(op), state),
                     on_progress=on_progress, trace=trace_facts(read), earlier=outputs.earlier,
                     devices=device_versions(devices), beside=beside, on_start=tell_threads,
                 )  # fmt: skip

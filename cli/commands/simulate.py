@@ -13,6 +13,7 @@ from opreplay.cli.options.shared import (
     format_option,
     init_options,
     kernel_details_option,
+    l2_option,
     limit_option,
     plugin_option,
     seed_option,
@@ -24,6 +25,7 @@ from opreplay.cli.options.shared import (
 
 if TYPE_CHECKING:
     from opreplay.replay.plan.selection import Selection
+    from opreplay.replay.results.records import L2State
 
 SUFFIXES = (".json", ".csv")
 
@@ -32,6 +34,7 @@ SUFFIXES = (".json", ".csv")
 @trace_argument
 @kernel_details_option
 @soc_option
+@l2_option("sequence")
 @custom_op_option
 @selection_options
 @plugin_option
@@ -47,13 +50,14 @@ SUFFIXES = (".json", ".csv")
 @force_option
 @limit_option
 def command(
-    trace: str, kernel_details: str | None, soc: tuple[str, ...], custom_op_dir: str | None, selection: Selection,
-    plugin: tuple[str, ...], init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None, seed: int,
-    losers: int, format_: str, output: str | None, force: bool, limit: tuple[tuple[str, str], ...],
+    trace: str, kernel_details: str | None, soc: tuple[str, ...], l2: L2State, custom_op_dir: str | None,
+    selection: Selection, plugin: tuple[str, ...], init_module: tuple[str, ...], init_arg: tuple[str, ...],
+    values: str | None, seed: int, losers: int, format_: str, output: str | None, force: bool,
+    limit: tuple[tuple[str, str], ...],
 ) -> None:  # fmt: skip
     """Predict the ops of TRACE on one or several simulated devices, side by side: the step's total with its band, where
     its time goes, and which ops would lose most against the device that was recorded. What lies in the L2 cache follows
-    from the order of the calls in one recorded step.
+    from the order of the calls in one recorded step, unless --l2 says otherwise.
     """
     from opreplay.cli.opening import open_input
     from opreplay.cli.setup import expected_contents, load_socs, tell_problems, tell_unused, use_plugins
@@ -74,8 +78,9 @@ def command(
     if values is not None:
         check_values_file(plan, values)
     chosen = list(devices.values())
-    shares = resident_shares(plan.ops, plan.sequence, chosen, contents) if plan.sequence else [None] * len(chosen)
-    steps = [simulate_step(plan.ops, one, contents, known) for one, known in zip(chosen, shares, strict=True)]
+    in_order = plan.sequence if l2 == "sequence" else None
+    shares = resident_shares(plan.ops, in_order, chosen, contents) if in_order else [None] * len(chosen)
+    steps = [simulate_step(plan.ops, one, contents, known, l2) for one, known in zip(chosen, shares, strict=True)]
     tell_problems(contents)
     tell_unused(devices, plan.ops)
     if output is not None:

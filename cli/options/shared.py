@@ -117,6 +117,16 @@ def soc_option(command: Command) -> Command:
     )(command)  # fmt: skip
 
 
+def l2_option(default: str | None) -> Callable[[Command], Command]:
+    """--l2: what the caches of simulated devices hold when an op starts."""
+    return click.option(
+        "--l2", type=click.Choice(["cold", "warm", "sequence"]), default=default, show_default=default is not None,
+        help="What simulated devices' caches hold when an op starts: nothing of its data, its own data and code as in "
+        "a loop, or what the calls before it leave there."
+        + ("" if default is not None else " By default as --cache measures here."),
+    )  # fmt: skip
+
+
 def tables_argument(command: Command) -> Command:
     """KERNEL_DETAILS: kernel tables of the Ascend profiler."""
     return click.argument("kernel_details", metavar="KERNEL_DETAILS...", nargs=-1, required=True)(command)

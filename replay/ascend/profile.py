@@ -229,6 +229,10 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     far_link: Link | None = None
     """Between servers; None where `link` goes on."""
 
+    def __repr__(self) -> str:
+        """Its name: all numbers would fill pages."""
+        return f"DeviceProfile(name={self.name!r}, version={self.version!r})"
+
     def family(self, kernel_type: str) -> FamilyCost:
         """The cost constants for a kernel type; those of "Unknown" where nobody registered it."""
         return self.families[self.types.get(kernel_type, "Unknown")]

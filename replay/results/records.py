@@ -26,12 +26,17 @@ By = Literal["user estimator", "user properties", "user rule", "rule", "bytes"]
 """What made a prediction, in the order in which they go before each other."""
 
 
+L2State = Literal["cold", "warm", "sequence"]
+"""What the caches of a simulated device hold when an op starts."""
+
+
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     """A prediction of one op on one simulated device."""
 
     time_us: float
     bound: str
-    """"cube", "vector", "hbm", "l2", "launch", "link", "custom" for a user's own estimate, or "none" for a view."""
+    """"cube", "vector", "hbm", "l2", "launch", "link", "slow path" of the kernel library, "custom" for a user's own
+    estimate, or "none" for a view."""
     terms_us: dict[str, float]
     kernels: tuple[str, ...]
     """CANN kernel types the op was lowered to."""
@@ -43,6 +48,11 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     """What made the prediction; None in files of older versions."""
     source: str = ""
     """Of a user's registration: "function (file.py:line)"."""
+    l2: L2State = "sequence"
+    """What the caches were taken to hold when the op starts: nothing of its data; its data and code, as in a loop; what
+    the calls before it leave there."""
+    extrapolated: bool = False
+    """A kernel of it lies far outside the sizes or dtypes that were measured of its family: the band is wide."""
 
 
 class NpuKernel(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from opreplay.replay.ascend.calibrate.fit import Sample, fit
-from opreplay.replay.ascend.cost.nearby import Place, correction, largest, learned, place_of
+from opreplay.replay.ascend.cost.nearby import Place, drawn, largest, learned, place_of
 from opreplay.replay.ascend.cost.predict import AROUND, NEAR, family_of
 from opreplay.replay.ascend.cost.residency import resident_of
 from opreplay.replay.ascend.devices.file import SCHEMA_VERSION, DeviceFile, compile_device
@@ -58,7 +58,7 @@ def _nearness(group: Group, device: DeviceProfile) -> str:
     worst = 1.0
     for part in group.launches[0].parts:
         family = family_of(part.call, device)
-        worst = min(worst, correction(part.call, family, None, group.launches[0].state)[1] if family.nearby else 0.0)
+        worst = min(worst, drawn(part.call, family, None, group.launches[0].state)[1] if family.nearby else 0.0)
     return "near" if worst > NEAR else "around" if worst > AROUND else "far"
 
 

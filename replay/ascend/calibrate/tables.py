@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from opreplay.replay.ascend.calibrate.calibrate import Group
-from opreplay.replay.ascend.cost.residency import Stream
+from opreplay.replay.ascend.cost.residency import touches_in
 from opreplay.replay.ascend.kernel import KernelCall, State
 from opreplay.replay.ascend.measured.accuracy import Launch, Part, grouped, launches
 from opreplay.replay.ascend.measured.kernel_tables import KernelRow, KernelTable, read_kernel_table
@@ -39,20 +39,10 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a column says which rows are held out."""
 
 
-def touches_in(calls: Sequence[KernelCall], state: State) -> list[Part]:
-    """The kernels of one op, with what is in the caches when each starts; nothing is known of it in a network."""
-    if state == "network":
-        return [Part(call) for call in calls]
-    stream = Stream()
-    if state == "warm":
-        for call in calls:
-            stream.touch(call)
-    return [Part(call, stream.touch(call)) for call in calls]
-
-
 def launch_of(case: OpCase, state: State) -> Launch:
     """A measured op as a launch of several kernels."""
-    parts = tuple(touches_in(case.kernels, state))
+    known = touches_in(case.kernels, state)
+    parts = tuple(Part(call, touches) for call, touches in zip(case.kernels, known, strict=True))
     first, last = case.kernels[0], case.kernels[-1]
     label = KernelCall(type=case.label, inputs=first.inputs, outputs=last.outputs)
     assert case.duration_us is not None

@@ -18,6 +18,8 @@ ACCUMULATORS = 32768
 """float32 accumulators that the 128 KiB of L0C hold: the largest base tile, rows times columns."""
 
 
+MOST_OF_HBM = 0.95
+"""Share of its peak that HBM reaches at best."""
 WHOLE_K = 32768
 """float32 products that are at least this deep run on few tiles of 64 x 128: 256 x 131072 x 256 reaches 12 TFLOP/s and
 256 x 131072 x 1 reads at 108 GB/s on a 910B4, what eight and four cores can; where that begins is assumed."""
@@ -154,7 +156,10 @@ def _bytes_to_move(gemm: Gemm, device: DeviceProfile, resident: float | None) ->
     result = gemm.batch * gemm.m * gemm.n * gemm.out_bytes_per_element
     moved = operands + result
     if resident is None:
-        near = (moved - weight) * resident_share(moved, device) + weight * device.rates.weight_resident_share
+        rates = device.rates
+        # Weights that L2 could not hold are not in it.
+        kept = resident_share(weight, device) / rates.resident_share
+        near = (moved - weight) * resident_share(moved, device) + weight * rates.weight_resident_share * kept
         resident = near / moved if moved else 1.0
     return float(operands), float(result), resident
 
@@ -183,6 +188,7 @@ def gemm_terms(
     macs = mac_rate(gemm.dtype, device, family.hf32) * rates.mac_efficiency * freq
     mixed = 4 * operands * result / (operands + result) ** 2 if operands + result else 0.0
     reached = rates.hbm_cube_efficiency * (1 + rates.hbm_mixed_cost) / (1 + rates.hbm_mixed_cost * mixed)
+    reached = min(MOST_OF_HBM, reached)
     best: tuple[float, float, float, float, float] | None = None
     p = rates.overlap_p
     for bm, bn, pieces in _plans(gemm, device.aic_cores):

@@ -127,7 +127,12 @@ def likeness(a: Spot, b: Spot) -> float:
     return exp(-0.5 * sum((x - y) ** 2 for x, y in zip(a, b, strict=True)))
 
 
-def correction(
+def correction(call: KernelCall, family: FamilyCost, gemm: Gemm | None = None) -> float:
+    """Factor on the predicted time from the family's measured neighbours of the call; 1 where there are none."""
+    return drawn(call, family, gemm)[0]
+
+
+def drawn(
     call: KernelCall, family: FamilyCost, gemm: Gemm | None = None, state: State = "network"
 ) -> tuple[float, float]:
     """Factor on the predicted time from the family's measured neighbours of the call, and likeness of the nearest one;

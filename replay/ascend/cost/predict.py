@@ -7,7 +7,7 @@ from collections.abc import Callable
 from opreplay.replay.ascend.cost.attention import attention_terms
 from opreplay.replay.ascend.cost.collective import collective_terms
 from opreplay.replay.ascend.cost.cube import conv_terms, gemm_of, mac_rate, matmul_terms
-from opreplay.replay.ascend.cost.nearby import correction, is_outside
+from opreplay.replay.ascend.cost.nearby import drawn, is_outside
 from opreplay.replay.ascend.cost.residency import resident_of
 from opreplay.replay.ascend.cost.sizes import total_bytes
 from opreplay.replay.ascend.cost.slow_paths import path_of, slow_cycles
@@ -165,10 +165,10 @@ def _terms(
     if form == "matmul":
         gemm = gemm_of(call)
         terms = matmul_terms(call, family, device, resident, gemm)
-        near = correction(call, family, gemm, state) if family.nearby else (1.0, 0.0)
+        near = drawn(call, family, gemm, state) if family.nearby else (1.0, 0.0)
     else:
         terms = FORMS.get(form, vector_terms)(call, family, device, resident)
-        near = correction(call, family, None, state) if family.nearby else (1.0, 0.0)
+        near = drawn(call, family, None, state) if family.nearby else (1.0, 0.0)
     if state == "warm" and form not in UNLIKE_CORES:
         rates = device.rates
         least = rates.launch_one_us
@@ -213,6 +213,9 @@ def _width(likeness: float, extrapolated: bool, device: DeviceProfile) -> float:
 
 NEAR, AROUND = 0.8825, 0.1353
 """Likeness at half a reach and at two: exp(-1/8) and exp(-2)."""
+
+LEAST_EXTRAPOLATED = 2.0
+"""Least factor of the band of a kernel that is unlike all that were measured; assumed."""
 
 MOST_US = 1e15
 """Thirty years: no kernel takes longer."""
@@ -261,6 +264,8 @@ def predict_kernel(
         return _beyond_measure(call, device)
     extrapolated = family.form not in UNLIKE_CORES and is_outside(call, family)
     band = family.band ** _width(likeness, extrapolated, device)
+    if extrapolated:
+        band = max(band, LEAST_EXTRAPOLATED)
     return KernelPrediction(
         time_us=time_us,
         bound="slow path" if path else bound,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opreplay.replay.ascend.cost.predict import predict_kernel
-from opreplay.replay.ascend.kernel import KernelCall, KernelPrediction
+from opreplay.replay.ascend.kernel import KernelCall, KernelPrediction, State
 from opreplay.replay.ascend.profile import DeviceProfile
 
 MAX_CACHED = 200_000
@@ -21,15 +21,17 @@ class Predictor:
         self.device = device
         self._made: dict[object, KernelPrediction] = {}
 
-    def __call__(self, call: KernelCall, resident: float | None = None) -> KernelPrediction:
+    def __call__(
+        self, call: KernelCall, resident: float | None = None, state: State = "network"
+    ) -> KernelPrediction:
         """The cost of one launch; see `predict_kernel`. `resident` is rounded to a hundredth."""
         if resident is not None:
             resident = round(resident, 2)
         attrs = call.attrs
-        key = (call.type, call.inputs, call.outputs, resident, tuple(attrs.items()) if attrs else None)
+        key = (call.type, call.inputs, call.outputs, resident, state, tuple(attrs.items()) if attrs else None)
         found = self._made.get(key)
         if found is None:
             if len(self._made) >= MAX_CACHED:
                 self._made.clear()
-            found = self._made[key] = predict_kernel(call, self.device, resident)
+            found = self._made[key] = predict_kernel(call, self.device, resident, state)
         return found

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from math import prod
 
 from opreplay.replay.ascend.cost.sizes import itemsize
-from opreplay.replay.ascend.kernel import KernelCall
+from opreplay.replay.ascend.kernel import KernelCall, State
 from opreplay.replay.ascend.profile import DeviceProfile
 
 Touch = tuple[float, float | None]
@@ -97,6 +97,20 @@ def reuse_distances(calls: Iterable[KernelCall | None]) -> list[tuple[Touch, ...
     kept: dict[tuple[Touch, ...], tuple[Touch, ...]] = {}
     found = (() if call is None else stream.touch(call) for call in calls)
     return [kept.setdefault(touches, touches) for touches in found]
+
+
+def touches_in(calls: Sequence[KernelCall], state: State) -> list[tuple[Touch, ...]]:
+    """For the kernels of one op, their tensors with reuse distances when the op starts in `state`.
+
+    That is after L2 was cleared, or when the same op ran just before. Nothing is known of them in a network.
+    """
+    if state == "network":
+        return [() for _ in calls]
+    stream = Stream()
+    if state == "warm":
+        for call in calls:
+            stream.touch(call)
+    return [stream.touch(call) for call in calls]
 
 
 def resident_of(touches: tuple[Touch, ...], device: DeviceProfile) -> float | None:

@@ -41,7 +41,8 @@ def memory_us(read: float, write: float, blocks: int, resident: float, device: D
     """(HBM, L2) time of moving bytes through `blocks` vector cores, `resident` of them within L2."""
     rates, freq = device.rates, device.freq_hz
     moved = read + write
-    mixed = 4 * read * write / (moved * moved) if moved else 0.0
+    share = read / moved if moved > 0 else 0.0
+    mixed = 4 * share * (1 - share)
     reached = rates.hbm_efficiency / (1 + rates.hbm_mixed_cost * mixed)
     hbm = min(device.hbm_bytes_per_s * reached, blocks * rates.core_hbm_bytes_per_cycle * freq)
     cache = blocks * rates.l2_bytes_per_cycle * freq

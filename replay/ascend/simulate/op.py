@@ -10,12 +10,13 @@ import msgspec
 from opreplay.replay.arguments.work.amounts import Contents
 from opreplay.replay.ascend.cost.predict import BOUNDS, family_of, predict_kernel
 from opreplay.replay.ascend.cost.predictor import Predictor
+from opreplay.replay.ascend.cost.residency import resident_of, touches_in
 from opreplay.replay.ascend.custom.estimators import estimate, property_terms
-from opreplay.replay.ascend.kernel import Confidence, KernelCall, KernelPrediction, TensorSpec
+from opreplay.replay.ascend.kernel import Confidence, KernelCall, KernelPrediction, State, TensorSpec
 from opreplay.replay.ascend.lowering import Lowering, lower
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.model import ReplayOp
-from opreplay.replay.results.records import By, Simulated
+from opreplay.replay.results.records import By, L2State, Simulated
 
 _RANK: dict[Confidence, int] = {"calibrated": 0, "other SoC": 1, "uncalibrated": 2}
 
@@ -59,7 +60,7 @@ def is_predicted(op: ReplayOp, simulated: Simulated) -> bool:
     return op.reason is None or simulated.time_us > 0
 
 
-def _combine(parts: list[tuple[KernelCall, KernelPrediction]], lowering: Lowering) -> Simulated:
+def _combine(parts: list[tuple[KernelCall, KernelPrediction]], lowering: Lowering, l2: L2State) -> Simulated:
     terms: dict[str, float] = {}
     total = deviation = 0.0
     confidence: Confidence = "calibrated"
@@ -79,9 +80,11 @@ def _combine(parts: list[tuple[KernelCall, KernelPrediction]], lowering: Lowerin
         by_bound[BOUNDS[name]] = by_bound.get(BOUNDS[name], 0.0) + us
     return Simulated(
         time_us=total,
-        bound=max(by_bound, key=by_bound.__getitem__) if by_bound else "none",
+        bound=_bound(by_bound, parts, total),
         terms_us=terms,
         kernels=tuple(call.type for call, _ in parts),
+        l2=l2,
+        extrapolated=any(one.extrapolated and one.time_us > EXTRAPOLATED_SHARE * total for _, one in parts),
         confidence=confidence if lowering.known else "uncalibrated",
         low_us=total / factor,
         high_us=total * factor,
@@ -90,21 +93,42 @@ def _combine(parts: list[tuple[KernelCall, KernelPrediction]], lowering: Lowerin
     )
 
 
-def simulate_op(op: ReplayOp, device: DeviceProfile, contents: Contents | None = None) -> Simulated:
+def _bound(
+    by_bound: dict[str, float], parts: list[tuple[KernelCall, KernelPrediction]], total: float
+) -> str:
+    """What most of the time goes to; "slow path" where kernels that take one have most of it."""
+    slow = sum(one.time_us * call.count for call, one in parts if one.slow_path)
+    if slow > 0.5 * total:
+        return "slow path"
+    return max(by_bound, key=by_bound.__getitem__) if by_bound else "none"
+
+
+EXTRAPOLATED_SHARE = 0.1
+"""Of an op's time that a kernel must have to make the op extrapolated."""
+
+
+def state_of(l2: L2State) -> State:
+    """The state that a kernel is predicted in."""
+    return "network" if l2 == "sequence" else l2
+
+
+def simulate_op(
+    op: ReplayOp, device: DeviceProfile, contents: Contents | None = None, l2: L2State = "sequence"
+) -> Simulated:
     """Time of one call of `op` on `device`, in microseconds, with what bounds it and an 80 % band.
 
     A user's estimator goes first (bound "custom"), then a user's properties, then the lowering to kernels, then the
     op's bytes, which are marked "uncalibrated"; `by` says which it was. Views cost nothing and have the bound "none".
-    `contents` are what the
-    values of its arguments amount to; without them they follow from the batch that the op ran in. Never raises for a
-    well-formed op but CustomOpError, when a user's function fails.
+    `contents` are what the values of its arguments amount to; without them they follow from the batch that the op ran
+    in. `l2` says what the caches hold when it starts. Never raises for a well-formed op but CustomOpError, when a
+    user's function fails.
     """
-    return simulate_by_family(op, device, contents=contents)[0]
+    return simulate_by_family(op, device, contents=contents, l2=l2)[0]
 
 
 def simulate_by_family(
     op: ReplayOp, device: DeviceProfile, predict: Predictor | None = None, contents: Contents | None = None,
-    resident: Sequence[float | None] = (),
+    resident: Sequence[float | None] = (), l2: L2State = "sequence",
 ) -> tuple[Simulated, dict[str, float]]:  # fmt: skip
     """What `simulate_op` gives, and microseconds of one call by kernel family; "custom" for a user's own estimate.
 
@@ -121,12 +145,15 @@ def simulate_by_family(
     lowering = lower(op, contents)
     predict = predict or Predictor(device)
     shares = resident if len(resident) == len(lowering.kernels) else [None] * len(lowering.kernels)
-    parts = [(call, predict(call, share)) for call, share in zip(lowering.kernels, shares, strict=True)]
+    state = state_of(l2)
+    if state != "network":
+        shares = [resident_of(touches, device) for touches in touches_in(lowering.kernels, state)]
+    parts = [(call, predict(call, share, state)) for call, share in zip(lowering.kernels, shares, strict=True)]
     families: dict[str, float] = {}
     for call, one in parts:
         name = family_of(call, device).name
         families[name] = families.get(name, 0.0) + one.time_us * call.count
-    return _combine(parts, lowering), families
+    return _combine(parts, lowering, l2), families
 
 
 def _by_user(terms: dict[str, float], device: DeviceProfile, by: By, source: str) -> Simulated:
@@ -152,11 +179,17 @@ def describe(spec: TensorSpec | None) -> str:
     return "-" if spec is None else f"{spec.dtype}[{','.join(map(str, spec.shape))}] {spec.format}"
 
 
-def explain_op(op: ReplayOp, device: DeviceProfile, contents: Contents | None = None) -> Explanation:
+def explain_op(
+    op: ReplayOp, device: DeviceProfile, contents: Contents | None = None, l2: L2State = "sequence"
+) -> Explanation:
     """The kernels that `op` becomes on `device`, each with its tensors, terms, bound, confidence and band."""
-    own = simulate_op(op, device, contents)
+    own = simulate_op(op, device, contents, l2)
     lowering = lower(op, contents)
-    parts = [(call, predict_kernel(call, device)) for call in lowering.kernels]
+    state = state_of(l2)
+    parts = [
+        (call, predict_kernel(call, device, resident_of(touches, device), state))
+        for call, touches in zip(lowering.kernels, touches_in(lowering.kernels, state), strict=True)
+    ]
     if own.by in ("user estimator", "user properties"):
         note = f"time from {own.by.removeprefix('user ')} of yours, {own.source}, not from these kernels"
         lowering = msgspec.structs.replace(lowering, notes=(*lowering.notes, note))

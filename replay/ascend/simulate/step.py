@@ -13,7 +13,7 @@ from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.op import is_predicted, simulate_by_family
 from opreplay.replay.ir.model import ReplayOp
-from opreplay.replay.results.records import Simulated
+from opreplay.replay.results.records import L2State, Simulated
 
 
 class OpStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,16 +43,18 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """Of the recorded time of these ops (of the predicted time where none was recorded): ops of which some kernel
     family was measured on no SoC. A prediction that is far too small would hide itself if it were weighed by itself."""
     ops: tuple[OpStep, ...]
+    l2: L2State = "sequence"
+    """What the caches were taken to hold when an op starts."""
 
 
 def simulate_step(
     ops: Iterable[ReplayOp], device: DeviceProfile, contents: Callable[[ReplayOp], Contents | None] | None = None,
-    resident: Mapping[str, Sequence[float | None]] | None = None,
+    resident: Mapping[str, Sequence[float | None]] | None = None, l2: L2State = "sequence",
 ) -> Step:  # fmt: skip
     """Simulate every op that can be; labels and ops without arguments are left out, as they are not for free.
 
     `contents` says what the values of an op's arguments amount to, where that matters to its time; `resident` what of
-    the data of each op's kernels is in L2, by op id (see `step_residency`).
+    the data of each op's kernels is in L2, by op id (see `step_residency`); `l2` what holds for every op instead.
 
     Kernels of one family err alike and their errors add; errors of different families are independent.
     """
@@ -62,7 +64,7 @@ def simulate_step(
     for op in ops:
         shares = resident.get(op.id, ()) if resident is not None else ()
         amounts = contents(op) if contents is not None else None
-        simulated, families = simulate_by_family(op, device, predict, amounts, shares)
+        simulated, families = simulate_by_family(op, device, predict, amounts, shares, l2)
         if is_predicted(op, simulated):
             made.append(OpStep(id=op.id, simulated=simulated, families_us=families, count=op.count))
             weights[op.id] = op.recorded.device_us_total, op.recorded.host_us_total
@@ -86,6 +88,7 @@ def simulate_step(
         by_family=_largest_first(by_family),
         uncalibrated_share=_uncalibrated(made, weights),
         ops=tuple(made),
+        l2=l2,
     )
 
 

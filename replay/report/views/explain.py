@@ -138,7 +138,7 @@ def _device(explanation: Explanation) -> list[RenderableType]:
     head = Text.assemble(
         (safe(explanation.device), "bold"), (f" (version {safe(explanation.device_version)})", "dim"), "  ",
         (time_text(total.time_us), "cyan"), f", 80 % within {time_text(total.low_us)} to {time_text(total.high_us)}; ",
-        f"bound by {total.bound}; {total.confidence}",
+        f"bound by {total.bound}; {total.confidence}{'; extrapolated' if total.extrapolated else ''}; L2 {total.l2}",
     )  # fmt: skip
     parts: list[RenderableType] = [head]
     for kernel in explanation.kernels:
@@ -149,10 +149,12 @@ def _device(explanation: Explanation) -> list[RenderableType]:
         times = f"{kernel.count} × " if kernel.count > 1 else ""
         samples = f", {kernel.samples} measured kernels" if kernel.samples else ""
         drawn = f"; × {one.nearby_factor:.2f} by neighbours" if abs(one.nearby_factor - 1) >= 0.005 else ""
+        path = f" ({safe(one.slow_path)})" if one.slow_path else ""
+        far = ", extrapolated" if one.extrapolated else ""
         lines = Text.assemble(
             (safe(kernel.type), "bold"), f"  {times}{time_text(one.time_us)} = {terms or '0'}\n",
             (f"{', '.join(kernel.inputs)} → {', '.join(kernel.outputs)}\n", "dim"),
-            (f"bound by {one.bound}; {one.confidence} (family {kernel.family}{samples}{drawn})", "dim"),
+            (f"bound by {one.bound}{path}; {one.confidence}{far} (family {kernel.family}{samples}{drawn})", "dim"),
             *((f"\n{name} = {value}", "dim") for name, value in kernel.attrs.items()), overflow="fold",
         )  # fmt: skip
         parts.append(Padding(lines, (0, 0, 0, 2)))

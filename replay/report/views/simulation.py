@@ -54,7 +54,7 @@ def _op_facts(op: ReplayOp, steps: Sequence[Step]) -> dict[str, Any]:
             simulated[step.device] = {
                 "time_us": s.time_us, "low_us": s.low_us, "high_us": s.high_us, "total_us": s.time_us * op.count,
                 "bound": s.bound, "confidence": s.confidence, "kernels": list(s.kernels),
-                "by": s.by, "source": s.source,
+                "by": s.by, "source": s.source, "l2": s.l2, "extrapolated": s.extrapolated,
             }  # fmt: skip
     return {
         "id": op.id, "name": op.name, "count": op.count, "inputs": describe_inputs(op),
@@ -114,7 +114,7 @@ def csv_text(plan: ReplayPlan, steps: Sequence[Step]) -> str:
     """One row an op; times in microseconds a call."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    each = ("simulated_us", "low_us", "high_us", "bound", "confidence", "by")
+    each = ("simulated_us", "low_us", "high_us", "bound", "confidence", "by", "l2", "extrapolated")
     names = ["id", "name", "count", "inputs", "recorded_device_us", "recorded_host_us"]
     writer.writerow([*names, *(cell(f"{name}_{step.device}") for step in steps for name in each)])
     found = [{one.id: one.simulated for one in step.ops} for step in steps]
@@ -123,7 +123,11 @@ def csv_text(plan: ReplayPlan, steps: Sequence[Step]) -> str:
         row += [op.recorded.device_us_total / op.count, op.recorded.host_us_total / op.count]
         for by_id in found:
             s = by_id.get(op.id)
-            row += [None] * len(each) if s is None else [s.time_us, s.low_us, s.high_us, s.bound, s.confidence, s.by]
+            row += (
+                [None] * len(each)
+                if s is None
+                else [s.time_us, s.low_us, s.high_us, s.bound, s.confidence, s.by, s.l2, s.extrapolated]
+            )
         writer.writerow(row)
     return out.getvalue()
 
@@ -181,8 +185,11 @@ def _losing_table(step: Step, lost: Sequence[tuple[ReplayOp, OpStep, float]]) ->
     return table
 
 
-def _cache_line(plan: ReplayPlan) -> list[RenderableType]:
+def _cache_line(plan: ReplayPlan, l2: str) -> list[RenderableType]:
     """Where the state of the cache is from; nothing to say of a plan without an order of calls."""
+    if l2 != "sequence":
+        held = "nothing of its data" if l2 == "cold" else "its own data and code, as in a loop"
+        return [Text(f"caches ({l2}): when an op starts they hold {held}", style="dim")]
     if plan.sequence is None:
         return []
     step, calls = plan.sequence.step, len(plan.sequence.calls)
@@ -194,7 +201,7 @@ def _cache_line(plan: ReplayPlan) -> list[RenderableType]:
 def render(plan: ReplayPlan, steps: Sequence[Step], *, losers: int) -> RenderableType:
     """Totals with bands, time by bound and by kernel family, and the ops that lose most on each device."""
     counted = Text(f"{len(steps[0].ops):,} of {len(plan.ops):,} ops; nothing was executed", style="dim")
-    parts: list[RenderableType] = [counted, _totals_table(plan, steps), *_cache_line(plan), Text()]
+    parts: list[RenderableType] = [counted, _totals_table(plan, steps), *_cache_line(plan, steps[0].l2), Text()]
     parts += [_shares_table("time by bound", steps, [s.by_bound for s in steps], MOST_OPS), Text()]
     parts += [_shares_table("time by kernel family", steps, [s.by_family for s in steps], MOST_FAMILIES)]
     for step in steps:

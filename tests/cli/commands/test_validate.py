@@ -172,3 +172,42 @@ def test_a_compressed_table_is_refused_with_what_to_do(tmp_path: Path) -> None:
     assert result.exit_code == 3
     assert "is compressed" in result.stderr
     assert "gunzip" in result.stderr
+
+
+PROBLEMS = (
+    "problem,soc,input_shapes,input_dtypes,output_shape,torch_npu_us,aten_ops,init_args\n"
+    '19_ReLU,910B4,"16,16384",float32,"16,16384",6.5,aten.relu.default,[]\n'
+    '21_Sigmoid,910B4,"16,16384",float32,"16,16384",6.6,aten.sigmoid.default,[]\n'
+)
+
+
+def test_a_table_of_ops_is_validated_like_one_of_kernels(tmp_path: Path) -> None:
+    path = tmp_path / "problems.csv"
+    path.write_text(PROBLEMS)
+    found = facts(path, "--soc", "910b4")
+    assert set(found["families"]) == {"ReLU", "Sigmoid"}
+    assert 0 <= found["overall"]["within_10"] <= found["overall"]["within_25"] <= 1
+
+
+def test_all_tables_of_a_folder_in_one(tmp_path: Path) -> None:
+    (tmp_path / "problems_910b4.csv").write_text(PROBLEMS)
+    table(tmp_path, row("Relu", 4096, 3), row("Exp", 4096, 4), name="910b2_kernels.csv")
+    (tmp_path / "other.csv").write_text("a,b\n")
+    found = facts("--all", tmp_path)
+    rows = {one["table"]: one for one in found["sections"]["shipped"]["rows"]}
+    assert {"problems_910b4", "910b2_kernels", "all"} <= set(rows)
+    assert (rows["problems_910b4"]["state"], rows["910b2_kernels"]["state"]) == ("cold", "network")
+    assert rows["all"]["n"] == 4
+    assert list(found["left_out"]) == ["other.csv"]
+    text = invoke("--all", tmp_path)
+    assert text.exit_code == 0
+    assert "median over tables" in text.stdout
+    assert invoke("--all", tmp_path, "--soc", "910b4").exit_code == 2
+    assert invoke(tmp_path / "problems_910b4.csv").exit_code == 2
+
+
+def test_all_tables_cross_validated(tmp_path: Path) -> None:
+    (tmp_path / "problems_910b4.csv").write_text(PROBLEMS)
+    table(tmp_path, row("Relu", 4096, 3), row("Exp", 4096, 4), name="910b2_kernels.csv")
+    found = facts("--all", tmp_path, "--cross-validate")
+    assert set(found["sections"]) == {"folds", "unseen_table", "unseen_soc"}

@@ -11,7 +11,7 @@ from opreplay.replay.ascend.devices.file import compile_device, load_file, load_
 from opreplay.replay.ascend.devices.text import device_text
 from opreplay.traces.errors import FormatError, UsageError
 
-SHIPPED = ["910b1", "910b2", "910b3", "910b4", "910c"]
+SHIPPED = ["910b1", "910b2", "910b3", "910b4", "910c", "950pr"]
 
 
 def test_shipped_devices() -> None:
@@ -33,7 +33,7 @@ def test_golden_totals() -> None:
     for name in SHIPPED:
         device = load_device(name)
         peaks[name] = round(2 * device.macs_per_cycle["bfloat16"] * device.aic_cores * device.freq_hz / 1e12, 1)
-    assert peaks == {"910b1": 363.7, "910b2": 353.9, "910b3": 294.9, "910b4": 270.3, "910c": 353.9}
+    assert peaks == {"910b1": 363.7, "910b2": 353.9, "910b3": 294.9, "910b4": 270.3, "910c": 353.9, "950pr": 432.5}
     assert load_device("910b4").l2_bytes == 96 * 2**20
     assert load_device("910b4").hbm_bytes_per_s == 0.8e12
 

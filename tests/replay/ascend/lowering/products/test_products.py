@@ -44,7 +44,7 @@ def test_twice_a_size_is_never_cheaper_but_for_tiles(name: str, axis: int) -> No
         before, after = (predict_time_us(gemm(*at), device) for at in (sizes, twice))
         # From one tile to two a product goes to other cores; above that only waves and measured neighbours step.
         tiny = sizes[0] * sizes[1] < 64 * 64
-        assert after > (0.8 if tiny else 0.93) * before, sizes
+        assert after > (0.8 if tiny else 0.9) * before, sizes
 
 
 def test_overlap_is_lost_over_a_very_long_depth_only() -> None:

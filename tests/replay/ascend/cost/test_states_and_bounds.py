@@ -1,0 +1,133 @@
+"""What the caches hold changes a prediction, slow paths are shown as such, and absurd times cannot come out."""
+
+from __future__ import annotations
+
+from math import prod
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from opreplay.replay.ascend import KernelCall, TensorSpec, list_devices, load_device
+from opreplay.replay.ascend.cost.attention import scores_of
+from opreplay.replay.ascend.cost.predict import BARE_START_US, predict_kernel
+from opreplay.replay.ascend.kernel import State
+
+DEVICE = load_device("910b4")
+STATES: tuple[State, ...] = ("cold", "warm", "network")
+
+
+def spec(shape: tuple[int, ...], dtype: str = "float32") -> TensorSpec:
+    return TensorSpec(shape=shape, dtype=dtype)
+
+
+def call(
+    kind: str, shape: tuple[int, ...], out: tuple[int, ...] | None = None, dtype: str = "float32", **attrs: int
+) -> KernelCall:
+    return KernelCall(type=kind, inputs=(spec(shape, dtype),), outputs=(spec(out or shape, dtype),), attrs=dict(attrs))
+
+
+@pytest.mark.parametrize("kind", ["Relu", "Add", "ReduceSum", "RmsNorm"])
+def test_a_loop_is_quicker_than_a_network_and_a_cold_start_slower_than_a_loop(kind: str) -> None:
+    for n in (1 << 12, 1 << 18, 1 << 22):
+        made = {
+            state: predict_kernel(call(kind, (n // 1024, 1024), dtype="float16"), DEVICE, None, state)
+            for state in STATES
+        }
+        assert made["warm"].time_us < made["cold"].time_us
+        assert made["warm"].time_us < 1.05 * made["network"].time_us
+        assert {state: one.state for state, one in made.items()} == {state: state for state in STATES}
+
+
+def test_a_broadcast_along_the_last_dimension_costs_its_output_and_not_its_elements_one_by_one() -> None:
+    # 5 us on a 910B4; the first model said 721.
+    one = predict_kernel(call("BroadcastTo", (16, 256, 1), (16, 256, 384), "float16"), DEVICE, None, "warm")
+    assert one.time_us < 10
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    kind=st.sampled_from(["Add", "Relu", "BroadcastTo", "Slice", "Transpose", "ConcatD", "ReduceSum", "Cast", "Cumsum",
+                          "Cumprod", "ArgMinV2", "ReverseV2", "SoftmaxV2", "LayerNormV3", "Tril"]),
+    shape=st.lists(st.integers(1, 2048), min_size=1, max_size=3), dtype=st.sampled_from(["float32", "float16", "int8"]),
+    state=st.sampled_from(STATES), soc=st.sampled_from(list_devices()),
+)  # fmt: skip
+def test_no_time_is_beyond_one_core_or_below_the_chip(
+    kind: str, shape: list[int], dtype: str, state: State, soc: str
+) -> None:
+    device = load_device(soc)
+    sizes = tuple(shape)
+    made = predict_kernel(call(kind, sizes, dtype=dtype), device, None, state)
+    n = prod(sizes)
+    size = 4 if dtype == "float32" else 2 if dtype == "float16" else 1
+    assert made.time_us >= BARE_START_US
+    assert made.time_us >= (n * size - 2 * device.l2_bytes) / device.hbm_bytes_per_s * 1e6
+    # A scalar loop of one core, with an access to memory for each run, is the worst there is.
+    assert made.time_us < 60 + n * 260 / device.freq_hz * 1e6
+    assert made.low_us <= made.time_us <= made.high_us
+
+
+def test_slow_paths_are_named() -> None:
+    middle = predict_kernel(call("ArgMinV2", (16, 256, 256), (16, 256), cols=256, inner=256), DEVICE, 0.0, "cold")
+    inner = predict_kernel(call("ArgMinV2", (16, 256, 256), (16, 256), cols=256), DEVICE, 0.0, "cold")
+    assert middle.bound == "slow path"
+    assert middle.slow_path == "minimum's index over a middle dimension"
+    assert middle.time_us > 10 * inner.time_us
+    assert not inner.slow_path
+    product = predict_kernel(call("Cumprod", (512, 4096)), load_device("910b2"))
+    assert product.bound == "slow path"
+    assert product.time_us > 20_000
+
+
+def test_an_unaligned_float32_product_is_slower() -> None:
+    def mm(m: int, k: int, n: int) -> KernelCall:
+        return KernelCall(type="MatMulV3", inputs=(spec((m, k)), spec((k, n))), outputs=(spec((m, n)),))
+
+    aligned, odd = (predict_kernel(mm(*sizes), DEVICE, 0.0) for sizes in ((8192, 2944, 5888), (8205, 2949, 5921)))
+    assert odd.time_us > 1.5 * aligned.time_us
+    assert odd.bound == "slow path"
+
+
+def test_what_nobody_measured_is_extrapolated_and_has_a_wider_band() -> None:
+    known = predict_kernel(call("Relu", (16, 16384)), DEVICE)
+    beyond = predict_kernel(call("Relu", (1 << 20, 1 << 14)), DEVICE)
+    odd = predict_kernel(call("Relu", (16, 16384), dtype="complex64"), DEVICE)
+    never = predict_kernel(call("NobodyKnows", (16, 16384)), DEVICE)
+    assert not known.extrapolated
+    for one in (beyond, odd, never):
+        assert one.extrapolated
+        assert one.high_us / one.time_us > 1.5 * known.high_us / known.time_us
+
+
+LAYOUTS = {
+    "SBH": ((4096, 2, 512), (4096, 2, 512)),
+    "BSH": ((2, 4096, 512), (2, 4096, 512)),
+    "BNSD": ((2, 4, 4096, 128), (2, 4, 4096, 128)),
+    "BSND": ((2, 4096, 4, 128), (2, 4096, 4, 128)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("mask", "causal"), [((2048, 2048), True), ((4096, 4096), True), (None, False)])
+def test_attention_is_the_same_in_every_layout(layout: str, mask: tuple[int, int] | None, causal: bool) -> None:
+    query, key = LAYOUTS[layout]
+    masks = (spec(mask, "bool"),) if mask else ()
+    one = KernelCall(
+        type="FlashAttentionScore",
+        inputs=(spec(query, "bfloat16"), spec(key, "bfloat16"), spec(key, "bfloat16"), *masks),
+        outputs=(spec((2, 4, 4096, 8)), spec((2, 4, 4096, 8)), spec(query, "bfloat16")),
+    )  # fmt: skip
+    scores = scores_of(one)
+    assert scores is not None
+    assert scores.head_dim == 128
+    assert scores.rows == 2 * 4 * 4096
+    assert scores.pairs == 2 * 4 * 4096 * 4096 * (0.5 if causal else 1.0)
+
+
+def test_packed_attention_reads_heads_from_its_statistics() -> None:
+    query = spec((8192, 4, 128), "bfloat16")
+    one = KernelCall(type="FlashAttentionScore", inputs=(query, query, query), outputs=(spec((8192, 4, 8)), query))
+    scores = scores_of(one)
+    assert scores is not None
+    assert (scores.rows, scores.head_dim) == (8192 * 4, 128)
+    assert scores.pairs == 8192 * 4 * 4096

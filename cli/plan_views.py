@@ -73,9 +73,7 @@ def show_dry_run(
 
     if values is not None:
         check_values_file(plan, values)
-    show_plan(
-        plan, devices, contents, max_op_bytes=measuring.max_op_bytes, over_budget=measuring.over_budget, l2=l2
-    )
+    show_plan(plan, devices, contents, max_op_bytes=measuring.max_op_bytes, over_budget=measuring.over_budget, l2=l2)
 
 
 def narrate_checks(plan: ReplayPlan, checks: Mapping[str, MetaCheck]) -> None:

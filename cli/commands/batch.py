@@ -118,7 +118,7 @@ def command(
             from opreplay.cli.plan_views import show_dry_run
 
             batch, refused = read(None)
-            show_dry_run(batch.plan(), devices, measuring, contents=contents, values=values)
+            show_dry_run(batch.plan(), devices, measuring, contents=contents, values=values, l2=measuring.cache)
             return ExitCode.REFUSED if refused else ExitCode.OK
         options = msgspec.structs.replace(
             measuring, device=device, allow_imports=selection.allow_imports, plugins=plugin, init_modules=init_module,

@@ -45,13 +45,13 @@ def command(
         if soc or only_held_out or len(kernel_details) != 1:
             raise UsageError("--all takes one folder, and neither --soc nor --only-held-out")
         from opreplay.replay.ascend.calibrate.error_table import error_table
-        from opreplay.replay.report.views import error_table as all_view
+        from opreplay.replay.report.views import validation as all_view
 
         errors = error_table(kernel_details[0], cross=cross_validate, on_step=console.narrate)
         if format_ == "json":
-            console.write(console.json_text(all_view.facts(errors)))
+            console.write(console.json_text(all_view.all_facts(errors)))
         else:
-            console.show(all_view.render(errors))
+            console.show(all_view.render_all(errors))
         return
     if not soc:
         raise UsageError("which device was measured is not said", hint="Give --soc, or --all and a folder of tables.")

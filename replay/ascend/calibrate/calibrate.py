@@ -62,9 +62,7 @@ def _nearness(group: Group, device: DeviceProfile) -> str:
     return "near" if worst > NEAR else "around" if worst > AROUND else "far"
 
 
-def widths(
-    held: Sequence[HeldOut], family_bands: dict[tuple[str, str], float], usual: float
-) -> dict[str, float]:
+def widths(held: Sequence[HeldOut], family_bands: dict[tuple[str, str], float], usual: float) -> dict[str, float]:
     """Factor on the logarithm of a family's band by nearness: 80 % of the held-out kernels of each lie within."""
     out: dict[str, float] = {}
     for name in WIDTHS:

@@ -85,9 +85,7 @@ def _first_family(group: Group) -> str:
     return family_of(group.launches[0].parts[0].call, load_device(group.soc)).name
 
 
-def _banded(
-    one: HeldOut, by_family: dict[tuple[str, str], float], usual: float, factors: dict[str, float]
-) -> Compared:
+def _banded(one: HeldOut, by_family: dict[tuple[str, str], float], usual: float, factors: dict[str, float]) -> Compared:
     band = math.exp(factors[one.nearness] * math.log(by_family.get((one.soc, one.family), usual)))
     at = one.compared.predicted_us
     return msgspec.structs.replace(one.compared, low_us=at / band, high_us=at * band)
@@ -108,14 +106,10 @@ def _rows(
     )
     for name, chosen in every:
         if chosen:
-            rows.append(
-                TableRow(name=name, soc="", kind="", state="", errors=errors_of(chosen), fitted_to=fitted_to)
-            )
+            rows.append(TableRow(name=name, soc="", kind="", state="", errors=errors_of(chosen), fitted_to=fitted_to))
     return tuple(rows)
 
 
 def median_of_tables(rows: Sequence[TableRow]) -> float:
     """The median over tables of their median errors."""
     return median(row.errors.median_ape for row in rows if row.kind)
-
-

@@ -21,9 +21,7 @@ class Predictor:
         self.device = device
         self._made: dict[object, KernelPrediction] = {}
 
-    def __call__(
-        self, call: KernelCall, resident: float | None = None, state: State = "network"
-    ) -> KernelPrediction:
+    def __call__(self, call: KernelCall, resident: float | None = None, state: State = "network") -> KernelPrediction:
         """The cost of one launch; see `predict_kernel`. `resident` is rounded to a hundredth."""
         if resident is not None:
             resident = round(resident, 2)

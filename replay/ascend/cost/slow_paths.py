@@ -22,6 +22,7 @@ SCALAR_CYCLES = 32.0
 ALIGNED = 32
 """Bytes that rows of a product's operands are a multiple of where loading them is fast."""
 
+
 class Lines(msgspec.Struct, frozen=True):
     """How a tensor is cut along one dimension: outer slices, lines in each, elements in a line."""
 

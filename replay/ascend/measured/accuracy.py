@@ -141,9 +141,7 @@ def compare_group(group: Sequence[Launch], device: DeviceProfile) -> Compared:
     )
 
 
-def _together(
-    one: Launch, shares: Sequence[float | None], device: DeviceProfile
-) -> tuple[float, float, bool]:
+def _together(one: Launch, shares: Sequence[float | None], device: DeviceProfile) -> tuple[float, float, bool]:
     """(time, factor of the band, whether extrapolated) of a launch's kernels; their errors are independent."""
     total = square = 0.0
     far = False

@@ -57,18 +57,25 @@ def _flat(given: object) -> tuple[int, ...]:
     return ()
 
 
+def _matrix(shape: tuple[int, ...], *, first: bool) -> tuple[int, int]:
+    """(rows, columns) of an operand; a vector is a row on the left and a column on the right."""
+    if len(shape) < 2:
+        n = shape[0] if shape else 1
+        return (1, n) if first else (n, 1)
+    return shape[len(shape) - 2], shape[len(shape) - 1]
+
+
 def _product_arguments(name: str, inputs: Sequence[Tensor]) -> list[ReplayArg]:
     (a, a_type), (b, b_type) = inputs[:2]
     out: list[ReplayArg] = []
-    turned_a = turned_b = False
-    if a[-1] != b[-2 if len(b) > 1 else 0]:
-        # Matrices are listed as stored: what makes them fit is which of them is read transposed.
-        turned_b = len(b) > 1 and a[-1] == b[-1]
-        turned_a = not turned_b and len(a) > 1 and a[-2] == b[-2]
-        if not turned_a and not turned_b and len(a) > 1 and len(b) > 1 and a[-2] == b[-1]:
-            turned_a = turned_b = True
+    rows, depth = _matrix(a, first=True)
+    depth_too, columns = _matrix(b, first=False)
+    # Matrices are listed as stored: what makes them fit is which of them is read transposed.
+    turned_b = depth != depth_too and depth == columns
+    turned_a = depth != depth_too and not turned_b and rows in (depth_too, columns)
+    turned_b = turned_b or (turned_a and rows != depth_too)
     for key, shape, dtype, turned in (("self", a, a_type, turned_a), ("mat2", b, b_type, turned_b)):
-        if turned:
+        if turned and len(shape) > 1:
             lying = (*shape[:-2], shape[-1], shape[-2])
             steps = [1] * len(shape)
             for i in reversed(range(len(shape) - 1)):

@@ -93,9 +93,7 @@ def _combine(parts: list[tuple[KernelCall, KernelPrediction]], lowering: Lowerin
     )
 
 
-def _bound(
-    by_bound: dict[str, float], parts: list[tuple[KernelCall, KernelPrediction]], total: float
-) -> str:
+def _bound(by_bound: dict[str, float], parts: list[tuple[KernelCall, KernelPrediction]], total: float) -> str:
     """What most of the time goes to; "slow path" where kernels that take one have most of it."""
     slow = sum(one.time_us * call.count for call, one in parts if one.slow_path)
     if slow > 0.5 * total:

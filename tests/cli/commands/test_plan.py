@@ -45,9 +45,9 @@ def facts(*args: object) -> Any:
 
 
 def predicted_us(plan: Path, *args: object) -> float:
-    """What `plan`, `plan --explain` and `simulate` say alike."""
-    (op,) = facts("plan", plan, *args)["unique_ops"]
-    explained = facts("plan", plan, "--explain", LAYER, *args)
+    """What `plan`, `plan --explain` and `simulate` say alike, for caches in one state."""
+    (op,) = facts("plan", plan, "--l2", "sequence", *args)["unique_ops"]
+    explained = facts("plan", plan, "--l2", "sequence", "--explain", LAYER, *args)
     stepped = facts("simulate", plan, *args)["socs"]["910b3"]["total_us"]
     assert explained["simulated"]["910b3"]["simulated"]["time_us"] == pytest.approx(op["simulated_us"]["910b3"])
     assert stepped == pytest.approx(op["simulated_us"]["910b3"])
@@ -72,3 +72,23 @@ def test_routes_follow_from_seed_settings_and_values(plan: Path, tmp_path: Path)
     values.write_bytes(values.read_bytes().replace(LAYER.encode(), LAYER.upper().encode()))
     assert "is for an op that the plan does not hold" in invoke("plan", plan, "--values", values).stderr
     assert invoke("plan", plan, "--init-arg", "moe_routing.colour=red").exit_code == 2
+
+
+@pytest.mark.parametrize("l2", ["cold", "warm", "sequence"])
+def test_the_state_of_the_caches_is_chosen_told_and_the_same_in_plan_and_simulate(plan: Path, l2: str) -> None:
+    (op,) = facts("plan", plan, "--l2", l2)["unique_ops"]
+    found = facts("simulate", plan, "--l2", l2)
+    (one,) = found["unique_ops"]
+    assert one["simulated"]["910b3"]["l2"] == l2
+    assert one["simulated"]["910b3"]["time_us"] == pytest.approx(op["simulated_us"]["910b3"])
+    if l2 != "sequence":
+        assert f"caches ({l2})" in invoke("simulate", plan, "--l2", l2).stdout
+
+
+def test_without_the_flag_a_plan_is_of_what_run_measures_by_default(plan: Path) -> None:
+    (cold,), (default,) = (facts("plan", plan, *args)["unique_ops"] for args in (("--l2", "cold"), ()))
+    assert default["simulated_us"] == cold["simulated_us"]
+    dry = {state: invoke("run", plan, "--dry-run", "--l2", state).stdout for state in ("cold", "warm")}
+    assert invoke("run", plan, "--dry-run").stdout == dry["cold"]
+    assert invoke("run", plan, "--dry-run", "--cache", "warm").stdout == dry["warm"]
+    assert dry["cold"] != dry["warm"]

@@ -8,13 +8,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from math import prod
 
 import msgspec
 
 from opreplay.replay.ascend.calibrate.calibrate import Group, HeldOut, bands, cross_validate, fitted_to
 from opreplay.replay.ascend.cost.predict import family_of
+from opreplay.replay.ascend.cost.sizes import first
+from opreplay.replay.ascend.cost.slow_paths import path_of
+from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.measured.accuracy import Compared, compare_group
-from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
+from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, SlowPath
 from opreplay.traces.errors import Malformed
 
 CAUTION = (0.5, 0.15)
@@ -73,7 +77,7 @@ def recalibrate(
     after = device
     if caution:
         after = fitted_to(usable, {device.name: device}, prior_width=caution)[device.name]
-    after = _with_bands(after, usable, held)
+    after = _with_bands(_with_slow_paths(after, usable), usable, held)
     return Recalibration(
         before=device,
         after=after,
@@ -82,6 +86,51 @@ def recalibrate(
         compared_after=tuple(compare_group(g.launches, after) for g in usable),
         caution=caution,
     )
+
+
+SLOW = 2.5
+"""How much longer than predicted a kernel must take, after all constants were fitted, to be a slow path."""
+ALIKE = 4.0
+"""Factor on a kernel's elements within which another one of its type and dtype takes the same slow path; assumed."""
+
+
+def _with_slow_paths(device: DeviceProfile, groups: Sequence[Group]) -> DeviceProfile:
+    """The device with an entry for each kernel type, dtype and size that still takes much longer than predicted."""
+    found: list[SlowPath] = []
+    for group in groups:
+        one, call = compare_group(group.launches, device), group.launches[0].parts[0].call
+        ratio = one.measured_us / one.predicted_us
+        if len(group.launches[0].parts) > 1 or ratio < SLOW or path_of(call, device.slow_paths.get(call.type, ())):
+            continue
+        main = first(call.inputs)
+        if main is None or not (elements := prod(main.shape)):
+            continue
+        source = f"{describe_sizes(call)}: {one.measured_us:.4g} us measured, {one.predicted_us:.4g} predicted"
+        found.append(
+            SlowPath(
+                name=f"{call.type} measured slow",
+                types=(call.type,),
+                when="like",
+                how="factor",
+                factor=ratio,
+                dtype=main.dtype,
+                elements=(elements / ALIKE, elements * ALIKE),
+                source=source,
+                confidence="measured",
+            )  # fmt: skip
+        )
+    if not found:
+        return device
+    own = (*found, *device.own_slow_paths)
+    by_type = dict(device.slow_paths)
+    for path in reversed(found):
+        by_type[path.types[0]] = (path, *by_type.get(path.types[0], ()))
+    return msgspec.structs.replace(device, own_slow_paths=own, slow_paths=by_type)
+
+
+def describe_sizes(call: KernelCall) -> str:
+    """Sizes of a call's inputs: "1024 x 4096; 4096"."""
+    return "; ".join(" x ".join(map(str, spec.shape)) or "1" for spec in call.inputs if spec is not None)
 
 
 def _with_bands(device: DeviceProfile, groups: Sequence[Group], held: Sequence[HeldOut]) -> DeviceProfile:

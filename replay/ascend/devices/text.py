@@ -7,7 +7,7 @@ import math
 
 from opreplay.replay.ascend.cost.nearby import sizes_at
 from opreplay.replay.ascend.devices.file import NUMBERS, SCHEMA_VERSION, DeviceFile, load_model
-from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Quantity, Rates
+from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Quantity, Rates, SlowPath
 
 
 def _number(value: float) -> str:
@@ -56,6 +56,20 @@ def _nearby(family: FamilyCost) -> list[str]:
     return lines
 
 
+def _slow_path(path: SlowPath) -> str:
+    lines = ["[[slow_paths]]"]
+    for name in SlowPath.__struct_fields__:
+        value = getattr(path, name)
+        if isinstance(value, float):
+            lines.append(f"{name} = {_number(value)}")
+        elif isinstance(value, str):
+            lines.append(f"{name} = {json.dumps(value)}")
+        else:
+            shown = ", ".join(json.dumps(one) if isinstance(one, str) else _number(one) for one in value)
+            lines.append(f"{name} = [{shown}]")
+    return "\n".join(lines) + "\n"
+
+
 def device_text(file: DeviceFile, device: DeviceProfile, *, header: str, source: str, model: DeviceProfile) -> str:
     """The TOML text of a calibrated device.
 
@@ -77,4 +91,5 @@ def device_text(file: DeviceFile, device: DeviceProfile, *, header: str, source:
             parts.append(_quantity("rates", name, rate))
     for name, family in device.families.items():
         parts.append(_family(family, model.families[name], source))
+    parts += [_slow_path(path) for path in device.own_slow_paths]
     return "\n".join(parts)

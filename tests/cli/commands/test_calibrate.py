@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from opreplay.cli.main import opreplay
 from opreplay.replay.ascend import DeviceProfile, KernelCall, TensorSpec, list_devices, load_device
-from opreplay.replay.ascend.cost.predict import predict_time_us
+from opreplay.replay.ascend.cost.predict import predict_kernel, predict_time_us
 from opreplay.replay.ascend.profile import Rates
 
 HEADER = "Type,Duration(us),Input Shapes,Input Data Types,Output Shapes,Output Data Types,Count"
@@ -119,3 +119,20 @@ def test_shipped_files_come_from_this_command(tmp_path: Path) -> None:
 def test_the_header_of_a_shipped_file_names_the_command(name: str) -> None:
     folder = Path(__file__).parents[3] / "replay/ascend/devices"
     assert "opreplay calibrate --shipped" in (folder / f"{name}.toml").read_text()[:300]
+
+
+def test_what_stays_far_too_slow_becomes_a_slow_path_of_the_device(tmp_path: Path) -> None:
+    random.seed(2)
+    kernels = [(kind, 1 << k) for kind in ("Relu", "Exp", "Cast", "Neg") for k in (8, 12, 16, 20)]
+    times = {k: predict_time_us(call(*k), DEVICE) * random.uniform(0.97, 1.03) for k in kernels}
+    odd = ("SwiGlu", 1 << 22)
+    times[odd] = predict_time_us(call(*odd), DEVICE) * 40
+    out = tmp_path / "my.toml"
+    result = invoke(profile(tmp_path / "k.csv", times), "--soc", "910b3", "-o", out)
+    assert result.exit_code == 0, result.stderr
+    mine = load_device(out)
+    assert [path.types for path in mine.own_slow_paths] == [("SwiGlu",)]
+    found = predict_kernel(call(*odd), mine)
+    assert found.bound == "slow path"
+    assert found.time_us == pytest.approx(times[odd], rel=0.1)
+    assert not predict_kernel(call("SwiGlu", 1 << 16), mine).slow_path

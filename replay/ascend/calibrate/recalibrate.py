@@ -117,7 +117,7 @@ def _with_slow_paths(device: DeviceProfile, groups: Sequence[Group]) -> DevicePr
                 elements=(elements / ALIKE, elements * ALIKE),
                 source=source,
                 confidence="measured",
-            )  # fmt: skip
+            )
         )
     if not found:
         return device

@@ -158,7 +158,7 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 When = Literal["always", "middle dimension", "innermost dimension", "long rows", "unaligned float32 operands", "like"]
-How = Literal["factor", "lines", "serial"]
+How = Literal["factor", "lines", "steps", "serial"]
 
 
 class SlowPath(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -173,9 +173,9 @@ class SlowPath(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     factor: float = 1.0
     """Of "factor": on the whole time."""
     cycles: float = 0.0
-    """Cycles an element: of one core's share ("lines"), or of all ("serial")."""
+    """Cycles an element: of one core's share ("lines", "steps"), or of all ("serial")."""
     row_cycles: float = 0.0
-    """Cycles a line of the inner dimensions, of "lines"."""
+    """Cycles a line of the inner dimensions ("lines"), or a step along the dimension ("steps")."""
     dtype: str = ""
     """Of "like": dtype of the first operand."""
     elements: tuple[float, float] = (0.0, 0.0)

@@ -89,7 +89,7 @@ def path_of(call: KernelCall, paths: Sequence[SlowPath]) -> SlowPath | None:
 
 
 def slow_cycles(call: KernelCall, path: SlowPath, cores: int) -> float:
-    """Cycles of the busiest core on a path of "lines" or "serial"."""
+    """Cycles of the busiest core on a path of "lines", "steps" or "serial"."""
     source = first(call.inputs)
     if source is None:
         return 0.0
@@ -98,6 +98,11 @@ def slow_cycles(call: KernelCall, path: SlowPath, cores: int) -> float:
     cut = lines_of(call)
     if cut is None:
         return 0.0
+    if path.how == "steps":
+        n = prod(source.shape)
+        length = cut.lines if cut.lines > 1 else cut.inner
+        # One step after the other; what lies beside each other is dealt out to cores.
+        return min(n * SCALAR_CYCLES, length * (path.row_cycles + path.cycles * max(1.0, n / length / cores)))
     slices = ceil(cut.outer / min(cores, max(1, cut.outer)))
     most = prod(source.shape) * max(SCALAR_CYCLES, path.row_cycles / max(1, cut.inner))
     return min(most, slices * cut.lines * (path.row_cycles + cut.inner * path.cycles))

@@ -131,3 +131,11 @@ def test_packed_attention_reads_heads_from_its_statistics() -> None:
     assert scores is not None
     assert (scores.rows, scores.head_dim) == (8192 * 4, 128)
     assert scores.pairs == 8192 * 4 * 4096
+
+
+def test_a_scan_goes_step_by_step_whatever_lies_beside() -> None:
+    def scan(rows: int, steps: int) -> float:
+        return predict_kernel(call("Cumsum", (rows, steps), cols=steps), DEVICE).time_us
+
+    assert scan(128, 8000) / scan(128, 4000) == pytest.approx(2, rel=0.05)
+    assert scan(1280, 4000) < 5 * scan(128, 4000)

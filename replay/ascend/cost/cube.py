@@ -190,7 +190,7 @@ def gemm_terms(
     reached = rates.hbm_cube_efficiency * (1 + rates.hbm_mixed_cost) / (1 + rates.hbm_mixed_cost * mixed)
     reached = min(MOST_OF_HBM, reached)
     best: tuple[float, float, float, float, float] | None = None
-    p = rates.overlap_p
+    p, whole = rates.overlap_p, gemm.whole_k
     for bm, bn, pieces in _plans(gemm, device.aic_cores):
         depth = -(-gemm.k // pieces)
         down, across = -(-gemm.m // bm), -(-gemm.n // bn)
@@ -208,7 +208,7 @@ def gemm_terms(
         hbm = min(device.hbm_bytes_per_s * reached, cores * rates.cube_core_hbm_bytes_per_cycle * freq)
         far = far_bytes / hbm
         overlapped = (mac**p + load**p + far**p) ** (1 / p)
-        if not gemm.whole_k:
+        if not whole:
             serial = 1 / (1 + (rates.split_depth / max(1, depth)) ** SPLIT_SHARPNESS)
             overlapped += serial * max(0.0, 2 * mac + load - overlapped)
         drain = min(2, pieces) * rows * cols * 4 / (rates.fixpipe_bytes_per_cycle * freq)

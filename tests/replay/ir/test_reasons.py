@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[3]
 
 def test_the_list_is_what_is_documented() -> None:
     assert set(KINDS) == set(MEANINGS) == {
-        "collective", "triton kernel", "label, not an op", "metadata missing", "policy", "budget", "library missing",
-        "failed",
+        "collective", "triton kernel", "label, not an op", "metadata missing", "policy", "budget", "out of time",
+        "library missing", "failed",
     }  # fmt: skip
 
 

@@ -36,11 +36,9 @@ def replayed(name: str = "aten::addmm", us: float = 41.52, **changes: object) ->
     return OpResult(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def skipped(
-    name: str = "nccl:all_reduce", reason: Reason = Reason("collective", "c10d"), **changes: object
-) -> OpResult:
+def skipped(name: str = "nccl:all_reduce", reason: Reason | None = None, **changes: object) -> OpResult:
     values: dict[str, object] = {
-        "id": "ba9876543210", "name": name, "count": 3, "status": "skipped", "reason": reason,
+        "id": "ba9876543210", "name": name, "count": 3, "status": "skipped", "reason": reason or Reason("collective", "c10d"),
         "recorded_device_us": 1234.5, "recorded_share": 0.1,
     }  # fmt: skip
     return OpResult(**{**values, **changes})  # type: ignore[arg-type]

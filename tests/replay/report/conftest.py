@@ -38,7 +38,8 @@ def replayed(name: str = "aten::addmm", us: float = 41.52, **changes: object) ->
 
 def skipped(name: str = "nccl:all_reduce", reason: Reason | None = None, **changes: object) -> OpResult:
     values: dict[str, object] = {
-        "id": "ba9876543210", "name": name, "count": 3, "status": "skipped", "reason": reason or Reason("collective", "c10d"),
+        "id": "ba9876543210", "name": name, "count": 3, "status": "skipped",
+        "reason": reason or Reason("collective", "c10d"),
         "recorded_device_us": 1234.5, "recorded_share": 0.1,
     }  # fmt: skip
     return OpResult(**{**values, **changes})  # type: ignore[arg-type]

@@ -519,7 +519,7 @@ def linear_algebra() -> Step:
         spd = a @ a.mT + 6 * torch.eye(6)
         torch.linalg.cholesky(spd)
         torch.linalg.solve(spd, torch.randn(3, 6, 2))
-        torch.linalg.qr(a, mode="complete")
+        torch.linalg.qr(torch.randn(6, 4), mode="complete")
         torch.linalg.svd(torch.randn(4, 6, 5), full_matrices=False)
         torch.linalg.eigh(spd)
         torch.linalg.norm(a, ord="nuc", dim=(-2, -1))

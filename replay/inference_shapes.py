@@ -10,14 +10,12 @@ import math
 from typing import Any
 
 from opreplay.replay.inference_base import Context, Guess, Known, Rule, Shape, first_tensor, tensor, value
-from opreplay.replay.inference_einsum import equation
 from opreplay.replay.inference_indices import INDEX_RULES
 from opreplay.replay.inference_lists import LIST_RULES, size_inside
 from opreplay.replay.inference_networks import NETWORK_RULES, PER_TENSOR
 from opreplay.replay.inference_results import RESULT_RULES
 from opreplay.replay.inference_tables import TABLE_RULES
 from opreplay.replay.inference_windows import WINDOW_RULES
-from opreplay.replay.recorded import recorded_args
 from opreplay.traces.model import OpSignature
 
 
@@ -53,39 +51,6 @@ def _recorded_shape(signature: OpSignature) -> Shape | None:
         return None
     first: Any = signature.dims[0]
     return tuple(first) if all(isinstance(n, int) for n in first) else None
-
-
-def _rounding_mode(known: Known, context: Context) -> Guess | None:
-    """Integers divided in place have to be rounded: they cannot hold a quotient."""
-    own = tensor(known, "self")
-    if own is None or not own.dtype.startswith(("int", "uint")):
-        return None
-    return Guess(value="floor", why="'floor': integers cannot hold a quotient")
-
-
-def _reduction(name: str) -> Rule:
-    """How an op combines, of which most that others know are not allowed."""
-    return lambda known, context: Guess(value=name, why=f"{name!r} (strings are not recorded)")
-
-
-def _side(known: Known, context: Context) -> Guess | None:
-    """The side of a search that the flag `right` already says."""
-    return Guess(value=None, why="None: `right` says it")
-
-
-def _named_padding(known: Known, context: Context) -> Guess | None:
-    """ "same" where a convolution inside is padded, or what goes into it is; else "valid"."""
-    around = context.relatives()
-    for call in (*around.children, *around.inner):
-        if call.name == "aten::constant_pad_nd":
-            return Guess(value="same", why=f"'same': padded by {call.name} inside")
-        if call.name != "aten::convolution":
-            continue
-        padding = recorded_args(call)[4:5]
-        if padding and isinstance(padding[0].value, tuple):
-            text = "same" if any(padding[0].value) else "valid"
-            return Guess(value=text, why=f"{text!r}: padding {list(padding[0].value)} of {call.name} inside")
-    return None
 
 
 def _factory_size(known: Known, context: Context) -> Guess | None:
@@ -215,16 +180,6 @@ def _where_source_differs(known: Known, context: Context) -> Guess | None:
     return None
 
 
-def _joined_dim(known: Known, context: Context) -> Guess | None:
-    """cat: the only dimension in which the tensors may differ."""
-    arg = known.get("tensors")
-    metas = [m.shape for m in arg.tensors if m is not None and m.shape] if arg is not None else []
-    for dim in range(min((len(shape) for shape in metas), default=0)):
-        if len({shape[dim] for shape in metas}) > 1:
-            return Guess(value=dim, why="where the tensors differ")
-    return Guess(value=0, why="dimension 0")
-
-
 def _dot_dims(side: str) -> Rule:
     def rule(known: Known, context: Context) -> Guess | None:
         left, right = _shape(known, "self"), _shape(known, "other")
@@ -257,8 +212,6 @@ BY_OP: dict[tuple[str, str], Rule] = {
     ("scatter", "dim"): _where_index_differs,
     ("index_add_", "dim"): _where_source_differs,
     ("index_copy_", "dim"): _where_source_differs,
-    ("cat", "dim"): _joined_dim,
-    ("concat", "dim"): _joined_dim,
     ("tensordot", "dims_self"): _dot_dims("self"),
     ("tensordot", "dims_other"): _dot_dims("other"),
     **{(op, "output_mask"): _gradients_of_norm
@@ -277,17 +230,6 @@ BY_OP: dict[tuple[str, str], Rule] = {
     **NETWORK_RULES,
     **RESULT_RULES,
 }  # fmt: skip
-
-TEXTS: dict[tuple[str, str], Rule] = {
-    ("einsum", "equation"): equation,
-    ("div_", "rounding_mode"): _rounding_mode,
-    ("divide_", "rounding_mode"): _rounding_mode,
-    ("searchsorted", "side"): _side,
-    **{(op, "padding"): _named_padding for op in ("conv1d", "conv2d", "conv3d", "_convolution_mode")},
-    **{(op, "reduce"): _reduction("mean") for op in ("index_reduce", "index_reduce_")},
-    **{(op, "reduce"): _reduction("add") for op in ("scatter", "scatter_")},
-}  # fmt: skip
-"""As `BY_OP`, for texts: of two overloads one may name what the other one counts."""
 
 BY_ARGUMENT: dict[tuple[str, str], Rule] = {
     ("int[]", "size"): _factory_size,

@@ -108,19 +108,33 @@ def _refuse_layouts(pairs: Sequence[tuple[ArgSpec, RecordedArg]]) -> None:
 
 
 def unnamed_arguments(recorded: Sequence[RecordedArg], float_dtype: str) -> tuple[ReplayArg, ...]:
-    """The tensors of a call that is not resolved, as arg0, arg1, ...: for its report and for a simulated device.
+    """The arguments of a call that is not resolved, as arg0, arg1, ...: for its report and for a simulated device.
 
-    `float_dtype` stands in for an element type that was not recorded. Tensors of impossible metadata are left out.
+    `float_dtype` stands in for an element type that was not recorded. Tensors of impossible metadata, and values that
+    were not recorded, are None, so that positions stay those of the call.
     """
-    made = []
-    for i, rec in enumerate(recorded):
-        if rec.kind not in ("tensor", "tensors"):
-            continue
+    return aliasing.settle(tuple(_unnamed(i, rec, float_dtype) for i, rec in enumerate(recorded)))[0]
+
+
+def _unnamed(i: int, rec: RecordedArg, float_dtype: str) -> ReplayArg:
+    name = f"arg{i}"
+    if rec.kind in ("tensor", "tensors"):
         metas = (rec.tensor,) if rec.kind == "tensor" else rec.tensors or ()
         typed = tuple(m if m is None or m.dtype else msgspec.structs.replace(m, dtype=float_dtype) for m in metas)
-        if all(m is None or _is_possible(m) for m in typed) and typed:
-            made.append(ReplayArg(name=f"arg{i}", type="Tensor" if rec.kind == "tensor" else "Tensor[]", tensors=typed))
-    return aliasing.settle(tuple(made))[0]
+        if typed and all(m is None or _is_possible(m) for m in typed):
+            return ReplayArg(name=name, type="Tensor" if rec.kind == "tensor" else "Tensor[]", tensors=typed)
+    value = rec.value if rec.kind in ("scalar", "scalars") and rec.value is not MISSING else None
+    if isinstance(value, tuple):
+        value = value if value and all(isinstance(one, bool | int | float | str) for one in value) else None
+        return ReplayArg(name=name, type=f"{_plain_type(value[0])}[]" if value else "Scalar", value=value)
+    return ReplayArg(name=name, type=_plain_type(value), value=value)
+
+
+def _plain_type(value: object) -> str:
+    """The schema type that a recorded value has by itself; "Scalar" for none."""
+    if value in ("inf", "-inf", "nan"):
+        return "float"
+    return type(value).__name__ if isinstance(value, bool | int | float | str) else "Scalar"
 
 
 def _is_possible(meta: TensorMeta) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from opreplay.replay.inference_base import Context, Guess, Known, Rule, tensor, value
 from opreplay.replay.inference_einsum import equation
+from opreplay.replay.inference_legacy import LEGACY_TEXTS
 from opreplay.replay.inference_lists import first_tensor_of
 from opreplay.replay.recorded import RecordedArg, recorded_args
 from opreplay.traces.model import OpSignature
@@ -184,6 +185,7 @@ _FORWARD = (
 )
 
 TEXTS: dict[tuple[str, str], Rule] = {
+    **LEGACY_TEXTS,
     ("einsum", "equation"): equation,
     ("pad", "mode"): _padding_mode, ("stft", "pad_mode"): _spectrum_padding,
     **{(op, "approximate"): _gelu for op in ("gelu", "gelu_", "gelu_backward")},

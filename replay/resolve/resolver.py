@@ -28,7 +28,7 @@ from opreplay.replay.resolve.match import Match, best_match, stack_rival
 from opreplay.replay.resolve.meta.check import check_ops
 from opreplay.replay.resolve.names import Candidates, candidates, refused
 from opreplay.replay.resolve.policy import Policy, refuse_name
-from opreplay.replay.resolve.relatives import RelativesIndex
+from opreplay.replay.resolve.guess.relatives import RelativesIndex
 from opreplay.replay.resolve.schema import OpSpec
 from opreplay.replay.resolve.user.conversions import CONVERSIONS, ConversionFailed, RecordedCall, convert
 from opreplay.replay.resolve.user.executors import EXECUTORS, UserExecutor, bind_executor

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from opreplay.replay.inference_texts import TEXTS
 from opreplay.replay.ir.model import ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.resolve.guess.texts import TEXTS
 from opreplay.replay.resolve.guess.values import Context, Relatives
 from opreplay.traces.model import OpSignature, TensorMeta
 from tests.integration.test_recorded_here import recorded

@@ -241,11 +241,10 @@ def _value_difference(arg: ReplayArg, exact: Any) -> str | None:
     return _plain_difference(ours, exact)
 
 
-def _plain_difference(ours: Any, exact: Any) -> str | None:
+def _plain_difference(planned: Any, exact: Any) -> str | None:
+    ours: Any = float(planned) if isinstance(planned, str) and isinstance(exact, float) else planned  # "inf", "nan"
     if ours == exact and isinstance(ours, bool) == isinstance(exact, bool):
         return None
-    if isinstance(ours, str) and isinstance(exact, float):
-        ours = float(ours)  # "inf", "nan"
     if any(isinstance(x, float) for x in (ours, exact)) and not any(isinstance(x, str) for x in (ours, exact)):
         same = ours == exact or (ours is not None and exact is not None and abs(ours - exact) <= ROUNDED * abs(exact))
         return None if same or (ours != ours and exact != exact) else "number"

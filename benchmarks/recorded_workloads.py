@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from tempfile import mkdtemp
 
 import torch
 import torch.nn.functional as F
@@ -750,7 +751,7 @@ def data_parallel() -> Step:
     import torch.distributed as dist
 
     if not dist.is_initialized():
-        dist.init_process_group("gloo", store=dist.TCPStore("127.0.0.1", 0, 1, is_master=True), rank=0, world_size=1)
+        dist.init_process_group("gloo", init_method=f"file://{mkdtemp()}/store", rank=0, world_size=1)
     model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(32, 64), nn.Dropout(0.2), nn.Linear(64, 8)))
     optimizer = torch.optim.Adagrad(model.parameters())
     return _train(model, lambda: model(torch.randn(8, 32)).logsumexp(1).mean(), optimizer)

@@ -246,7 +246,9 @@ def _guessed(
     """An argument whose value the trace does not hold, and the note on it."""
     if rec.kind == "absent" and arg.kind == "Tensor" and not arg.optional and arg == match.spec.args[0]:
         raise Unbound(Reason("metadata missing", f"shape of {arg.name} (nested and undefined tensors have none)"))
-    guess = inference.guess(match.spec, arg, bound, context)
+    guess = None
+    if not (arg.optional and arg.kind == "MemoryFormat" and rec.kind == "unknown"):  # it may as well be None
+        guess = inference.guess(match.spec, arg, bound, context)
     if guess is None and arg.optional:
         note = "None: the recorded value is not known" if rec.value is MISSING else None
         if arg.kind == "str":

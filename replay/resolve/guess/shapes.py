@@ -16,8 +16,11 @@ from opreplay.replay.resolve.guess.lists import LIST_RULES, size_inside
 from opreplay.replay.resolve.guess.networks import NETWORK_RULES, PER_TENSOR
 from opreplay.replay.resolve.guess.results import RESULT_RULES
 from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, Shape, first_tensor, tensor, value
+from opreplay.replay.resolve.guess.views import VIEW_ARGUMENTS, VIEW_RULES
 from opreplay.replay.resolve.guess.windows import WINDOW_RULES
 from opreplay.traces.model import OpSignature
+
+RANGE_READERS = 6
 
 
 def _shape(known: Known, *names: str) -> Shape | None:
@@ -79,9 +82,12 @@ def _empty_size(known: Known, context: Context) -> Guess | None:
 
 
 def _range_end(known: Known, context: Context) -> Guess | None:
-    out = _shape(known, "out")
+    out, around = _shape(known, "out"), context.relatives()
+    if out == (0,):
+        out = None  # torch gives it its size later
+    calls = (*around.children, *around.following[:RANGE_READERS])
     if out is None:
-        out = next((s for call in context.relatives().children if (s := _recorded_shape(call)) and len(s) == 1), None)
+        out = next((s for call in calls if (s := _recorded_shape(call)) and len(s) == 1), None)
     return Guess(value=math.prod(out), why="the length of the output") if out is not None else None
 
 
@@ -94,22 +100,6 @@ def _dims_list(known: Known, context: Context) -> Guess | None:
     if meta is None:
         return None
     return Guess(value=(0,) if meta.shape else (), why="dimension 0")
-
-
-def _reversed_dims(known: Known, context: Context) -> Guess | None:
-    meta = first_tensor(known)
-    return Guess(value=tuple(reversed(range(len(meta.shape)))), why="all dimensions reversed") if meta else None
-
-
-def _transposed(offset: int) -> Rule:
-    def rule(known: Known, context: Context) -> Guess | None:
-        meta = first_tensor(known)
-        if meta is None:
-            return None
-        dim = len(meta.shape) + offset if len(meta.shape) >= 2 else 0
-        return Guess(value=dim, why="the last two dimensions")
-
-    return rule
 
 
 def _normalized_shape(known: Known, context: Context) -> Guess | None:
@@ -147,11 +137,6 @@ def _half(known: Known, context: Context) -> Guess | None:
         return None
     size = own[dim if isinstance(dim, int) and -len(own) <= dim < len(own) else 0]
     return Guess(value=max(1, (size + 1) // 2), why="half of the dimension")
-
-
-def _whole(known: Known, context: Context) -> Guess | None:
-    own = _shape(known, "self", "grad_output", "grad")
-    return Guess(value=own[0], why="all of dimension 0") if own else None
 
 
 def _reduced_shape(known: Known, context: Context) -> Guess | None:
@@ -197,13 +182,7 @@ def _dot_dims(side: str) -> Rule:
 
 BY_OP: dict[tuple[str, str], Rule] = {
     **LEGACY_RULES,
-    ("permute", "dims"): _reversed_dims,
-    ("transpose", "dim0"): _transposed(-2),
-    ("transpose", "dim1"): _transposed(-1),
     ("empty", "size"): _empty_size,
-    ("narrow", "length"): _whole,
-    ("slice", "end"): _whole,
-    ("slice_backward", "end"): _whole,
     ("split", "split_size"): _half,
     ("value_selecting_reduction_backward", "sizes"): _reduced_shape,
     ("gather", "dim"): _where_index_differs,
@@ -218,7 +197,6 @@ BY_OP: dict[tuple[str, str], Rule] = {
     ("tensordot", "dims_other"): _dot_dims("other"),
     **{(op, "output_mask"): _gradients_of_norm
        for op in ("native_layer_norm_backward", "native_group_norm_backward", "native_batch_norm_backward")},
-    ("convolution_backward", "output_mask"): _all_true(3),
     ("linear_backward", "output_mask"): _all_true(3),
     **{(op, "dim"): _last_dim for op in (
         "softmax", "_softmax", "log_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data",
@@ -226,6 +204,7 @@ BY_OP: dict[tuple[str, str], Rule] = {
     )},
     ("unsafe_split", "split_size"): _half,
     **INDEX_RULES,
+    **VIEW_RULES,
     **WINDOW_RULES,
     **LIST_RULES,
     **TABLE_RULES,
@@ -244,4 +223,5 @@ BY_ARGUMENT: dict[tuple[str, str], Rule] = {
     ("int[]", "normalized_shape"): _normalized_shape,
     ("Scalar", "end"): _range_end,
     **PER_TENSOR,
+    **VIEW_ARGUMENTS,
 }

@@ -301,7 +301,7 @@ def _value_difference(arg: ReplayArg, exact: Any) -> str | None:
         if len(a) != len(b):
             return "value"
         if arg.name == "dim":
-            a, b = tuple(sorted(a)), tuple(sorted(b))
+            a, b = (tuple(sorted(one, key=str)) for one in (a, b))
         kinds = [_plain_difference(x, y) for x, y in zip(a, b, strict=True)]
         return next((kind for kind in KINDS if kind in kinds), None)
     kind = _plain_difference(ours, exact)

@@ -9,10 +9,10 @@ made at three levels of metadata: all of it; without strides; sizes and types on
 the calls it stands for, and belongs to the first of these kinds that fits:
 
     size      a tensor has another shape or element type, is there or not there, or a list has another length
-    value     a number of integers, a flag, a text or an element type differs: other work, or another result
-    layout    strides differ (those that a level does not record count as said, not as wrong)
-    number    only floating numbers differ (eps, alpha, probabilities): the same work
-    right     none of these
+    value     an integer, a flag, a text or an element type differs: other work, or another result
+    layout    strides or places differ, as those that a level does not record (of views: where they begin)
+    number    only numbers differ that values are made with (eps, alpha, probabilities, operands): the same work
+    right     none of these; sizes of -1 and dimensions counted from the end are the same as in full
 
 "merged" are ops that stand for calls of different arguments; such an op is right where it is one of them. "unsaid"
 are the wrong ones (size, value) of which no argument that differs has an assumption. Ops that are not replayed, and
@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import tempfile
 import warnings
@@ -34,6 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from recorded_workloads import WORKLOADS, Step, warm
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
@@ -43,6 +45,7 @@ from opreplay.replay.plan.build import build_plan, signature_id
 from opreplay.replay.resolve.bind import LAYOUT_CODES, MEMORY_FORMAT_CODES
 from opreplay.traces import read_trace
 from opreplay.traces.dtypes import SCALAR_TYPE_CODES, torch_dtype_name
+from opreplay.traces.model import TensorMeta
 
 LEVELS: dict[str, tuple[str, ...]] = {
     "all": (), "strides": ("Input Strides",), "dims": ("Input Strides", "Concrete Inputs"),
@@ -53,6 +56,14 @@ ROUNDED = 1e-5
 KINDS = ("size", "value", "layout", "number", "right")
 ON_PURPOSE = frozenset({"unsafe", "assert_msg", "api_name"})
 """Arguments that a plan leaves out on purpose: a flag that skips checks of bounds, texts that only an error shows."""
+PLACES = frozenset({
+    "as_strided(stride)", "as_strided(storage_offset)", "as_strided_(stride)", "as_strided_(storage_offset)",
+    "_reshape_alias(stride)", "empty_strided(stride)", "new_empty_strided(stride)", "select(index)",
+    "select_backward(index)",
+})  # fmt: skip
+"""Arguments that say where in memory something lies, and nothing of how large it is."""
+COUNTED = frozenset({"start", "end", "step", "steps", "n", "repeats"})
+"""Arguments of the type Scalar that sizes follow from; others are operands."""
 _UNKNOWN = object()
 """A value that the ExecutionTrace does not hold either."""
 _TENSOR = re.compile(r"Tensor\((.*)\)")
@@ -168,9 +179,62 @@ def differences(op: ReplayOp, call: ExactCall, *, strides: bool) -> Iterator[tup
             continue
         if any(note.argument == name and "autocast had cast it" in note.what for note in op.assumptions):
             continue  # what ran is what autocast passed on
-        kind = _difference(arg, exact, strides)
+        own = next((a.tensors[0] for a in op.args if a.type == "Tensor" and a.tensors and a.tensors[0]), None)
+        kind = _difference(_in_full(arg, own), _exact_in_full(arg, exact, own), strides)
+        op_name = op.name.partition("::")[2]
+        if kind == "value" and (f"{op_name}({name})" in PLACES or _same_length(op, call)):
+            kind = "layout"
         if kind is not None:
             yield kind, name, f"{_shown(arg)}, recorded {exact}"
+
+
+def _in_full(arg: ReplayArg, own: TensorMeta | None) -> ReplayArg:
+    return msgspec.structs.replace(arg, value=_exact_in_full(arg, arg.value, own)) if own is not None else arg
+
+
+def _exact_in_full(arg: ReplayArg, given: Any, own: TensorMeta | None) -> Any:
+    """A dimension counted from the start, and sizes without -1."""
+    if own is None:
+        return given
+    if arg.name in ("dim", "dim0", "dim1", "dims", "start_dim", "end_dim") and own.shape:
+        if isinstance(given, tuple):
+            return tuple(d % len(own.shape) if isinstance(d, int) else d for d in given)
+        return given % len(own.shape) if isinstance(given, int) and not isinstance(given, bool) else given
+    if arg.name in ("size", "shape") and isinstance(given, tuple) and -1 in given:
+        if given.count(-1) == 1 and math.prod(n for n in given if n != -1):
+            rest = math.prod(own.shape) // math.prod(n for n in given if n != -1)
+            viewed = tuple(rest if n == -1 else n for n in given)
+            if math.prod(viewed) == math.prod(own.shape) and rest > 0:
+                return viewed
+        kept = (1,) * (len(given) - len(own.shape)) + own.shape
+        return tuple(m if n == -1 else n for n, m in zip(given, kept, strict=False))
+    return given
+
+
+def _same_length(op: ReplayOp, call: ExactCall) -> bool:
+    """Whether a slice is as long as the recorded one and along the same dimension, but begins elsewhere."""
+    if op.name not in ("aten::slice", "aten::narrow", "aten::slice_backward"):
+        return False
+    planned = {arg.name: arg.value for arg in op.args}
+    sizes = next((m.shape for a in op.args for m in a.tensors if m is not None), ())
+    if op.name == "aten::slice_backward":
+        sizes = planned.get("input_sizes") or ()
+        if sizes != call.args.get("input_sizes"):
+            return False
+    found = [_slice(op.name, values, sizes) for values in (planned, call.args)]
+    return found[0] is not None and found[0] == found[1]
+
+
+def _slice(name: str, values: Any, sizes: Any) -> tuple[int, int] | None:
+    """(dimension, length) of a slice."""
+    dim = values.get("dim")
+    if not isinstance(dim, int) or not -len(sizes) <= dim < len(sizes):
+        return None
+    dim %= len(sizes)
+    if name == "aten::narrow":
+        return (dim, values["length"]) if isinstance(values.get("length"), int) else None
+    step = values.get("step") or 1
+    return dim, len(range(*slice(values.get("start"), values.get("end"), step).indices(sizes[dim])))
 
 
 def _shown(arg: ReplayArg) -> str:
@@ -236,16 +300,19 @@ def _value_difference(arg: ReplayArg, exact: Any) -> str | None:
         b = exact if isinstance(exact, tuple) else () if exact is None else (exact,)
         if len(a) != len(b):
             return "value"
+        if arg.name == "dim":
+            a, b = (tuple(sorted(one, key=str)) for one in (a, b))
         kinds = [_plain_difference(x, y) for x, y in zip(a, b, strict=True)]
         return next((kind for kind in KINDS if kind in kinds), None)
-    return _plain_difference(ours, exact)
+    kind = _plain_difference(ours, exact)
+    operand = arg.type == "Scalar" and arg.name not in COUNTED and ours is not None and exact is not None
+    return "number" if kind == "value" and operand else kind
 
 
-def _plain_difference(ours: Any, exact: Any) -> str | None:
+def _plain_difference(planned: Any, exact: Any) -> str | None:
+    ours: Any = float(planned) if isinstance(planned, str) and isinstance(exact, float) else planned  # "inf", "nan"
     if ours == exact and isinstance(ours, bool) == isinstance(exact, bool):
         return None
-    if isinstance(ours, str) and isinstance(exact, float):
-        ours = float(ours)  # "inf", "nan"
     if any(isinstance(x, float) for x in (ours, exact)) and not any(isinstance(x, str) for x in (ours, exact)):
         same = ours == exact or (ours is not None and exact is not None and abs(ours - exact) <= ROUNDED * abs(exact))  # pyright: ignore[reportOperatorIssue]
         return None if same or (ours != ours and exact != exact) else "number"

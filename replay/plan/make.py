@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 def make_plan(trace: Trace, selection: Selection, *, device: str, in_order: bool = False) -> ReplayPlan:
     """The plan for the selected ops with their outputs filled in, and `in_order` with the calls of one step."""
     from opreplay.replay.plan.build import build_plan
+    from opreplay.replay.plan.physical import mark_impossible
     from opreplay.replay.plan.select import OpFilter
     from opreplay.replay.resolve.meta.outputs import with_outputs
     from opreplay.replay.resolve.policy import Policy
@@ -29,7 +30,7 @@ def make_plan(trace: Trace, selection: Selection, *, device: str, in_order: bool
     plan = build_plan(
         trace, select=selection.select, filters=filters, policy=policy, device=device, in_order=in_order
     )  # fmt: skip
-    return with_outputs(plan, policy=policy)
+    return mark_impossible(with_outputs(plan, policy=policy))
 
 
 def check_on_meta(plan: ReplayPlan, selection: Selection) -> dict[str, MetaCheck]:

@@ -1,12 +1,13 @@
 """From a matched overload and a recorded call to named arguments, with a note on everything that was filled in.
 
 Owns the forms of values in the IR. Does not own the choice of overload (`matching`) nor the guesses themselves
-(`inference`).
+(`guess`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -14,6 +15,7 @@ from opreplay.replay.ir import shared_memory as aliasing
 from opreplay.replay.ir.model import Assumption, Reason, ReplayArg, Value
 from opreplay.replay.ir.recorded_call import MISSING, RecordedArg
 from opreplay.replay.resolve.guess import guess as inference
+from opreplay.replay.resolve.guess import lists
 from opreplay.replay.resolve.guess.guess import Context, Guess
 from opreplay.replay.resolve.match import Match
 from opreplay.replay.resolve.policy import refuse_value
@@ -73,7 +75,7 @@ def bind(match: Match, context: Context) -> tuple[tuple[ReplayArg, ...], tuple[A
             open_.append((arg, rec))
         else:
             bound[arg.name] = _checking_bounds(made, notes)
-    _complete_dtypes(bound, pairs, context, notes)
+    _complete_dtypes(match.spec.name, bound, pairs, context, notes)
     for arg, rec in open_:
         made, note = _guessed(arg, rec, match, bound, context)
         bound[arg.name] = made
@@ -215,17 +217,27 @@ def _check_int(arg: ArgSpec, value: object) -> None:
 
 
 def _complete_dtypes(
-    bound: dict[str, ReplayArg], pairs: Sequence[tuple[ArgSpec, RecordedArg]], context: Context, notes: list[Assumption]
-) -> None:
+    name: str, bound: dict[str, ReplayArg], pairs: Sequence[tuple[ArgSpec, RecordedArg]], context: Context,
+    notes: list[Assumption],
+) -> None:  # fmt: skip
     """Fill in element types that were not recorded: those of a tensor list are not."""
     siblings = [m.dtype for a in bound.values() if a.type == "Tensor" for m in a.tensors if m is not None and m.dtype]
     for arg, rec in pairs:
         made = bound.get(arg.name)
         if made is None or (rec.list_dtypes_known and (rec.tensor is None or rec.tensor.dtype)):
             continue
-        dtype, why = ("int64", "offsets count rows") if arg.name in COUNTS else inference.list_dtype(siblings, context)
-        bound[arg.name] = _with_dtype(made, dtype)
-        notes.append(Assumption(argument=arg.name, what=f"{dtype}: {why}"))
+        shapes = [meta.shape for meta in made.tensors if meta is not None]
+        told = None
+        if arg.kind == "Tensor[]" and arg.name not in COUNTS and len(shapes) == len(made.tensors):
+            told = lists.element_types(shapes, name.partition("::")[2], bound, context)
+        if told is not None:
+            dtypes, why = told
+        else:
+            known = arg.name in COUNTS
+            dtype, why = ("int64", "offsets count rows") if known else inference.list_dtype(siblings, context)
+            dtypes = (dtype,) * len(made.tensors)
+        bound[arg.name] = _with_dtypes(made, dtypes)
+        notes.append(Assumption(argument=arg.name, what=f"{', '.join(dict.fromkeys(dtypes))}: {why}"))
 
 
 def _guessed(
@@ -234,24 +246,45 @@ def _guessed(
     """An argument whose value the trace does not hold, and the note on it."""
     if rec.kind == "absent" and arg.kind == "Tensor" and not arg.optional and arg == match.spec.args[0]:
         raise Unbound(Reason("metadata missing", f"shape of {arg.name} (nested and undefined tensors have none)"))
-    guess = inference.guess(match.spec, arg, bound, context)
+    guess = None
+    if not (arg.optional and arg.kind == "MemoryFormat" and rec.kind == "unknown"):  # it may as well be None
+        guess = inference.guess(match.spec, arg, bound, context)
     if guess is None and arg.optional:
         note = "None: the recorded value is not known" if rec.value is MISSING else None
+        if arg.kind == "str":
+            note = "None: strings are not recorded"
         return _make(arg), note
     if guess is None:
         what = "shapes of tensor list" if arg.kind == "Tensor[]" else "value of"
-        raise Unbound(Reason("metadata missing", f"{what} {arg.name}"))
+        more = f" ({lists.TOO_LONG}; an ExecutionTrace has it: --execution-trace)" if _is_long(rec, context) else ""
+        raise Unbound(Reason("metadata missing", f"{what} {arg.name}{more}"))
     made = _from_guess(arg, guess)
+    if _is_long(rec, context):
+        guess = replace(guess, why=guess.why + _told_apart(context))
     if all(meta is None or meta.dtype for meta in made.tensors):
         return made, guess.why
     siblings = [m.dtype for a in bound.values() for m in a.tensors if m is not None and m.dtype]
     dtype, why = inference.list_dtype(siblings, context)
-    return _with_dtype(made, dtype), f"{guess.why}; {dtype}: {why}"
+    return _with_dtypes(made, (dtype,) * len(made.tensors)), f"{guess.why}; {dtype}: {why}"
 
 
-def _with_dtype(arg: ReplayArg, dtype: str) -> ReplayArg:
-    """The argument with `dtype` for tensors whose element type is open."""
-    tensors = tuple(m if m is None or m.dtype else msgspec.structs.replace(m, dtype=dtype) for m in arg.tensors)
+def _is_long(rec: RecordedArg, context: Context) -> bool:
+    """Whether a list was left out for its length."""
+    return rec.kind == "tensors" and rec.tensors is None and context.lists_recorded
+
+
+def _told_apart(context: Context) -> str:
+    if context.calls < 2:
+        return ""
+    return f"; {context.calls} calls count as this op, whether or not their lists are equal: --execution-trace tells"
+
+
+def _with_dtypes(arg: ReplayArg, dtypes: Sequence[str]) -> ReplayArg:
+    """The argument with `dtypes`, one a tensor, for those whose element type is open."""
+    tensors = tuple(
+        meta if meta is None or meta.dtype else msgspec.structs.replace(meta, dtype=dtype)
+        for meta, dtype in zip(arg.tensors, dtypes, strict=True)
+    )
     return msgspec.structs.replace(arg, tensors=tensors)
 
 

@@ -21,6 +21,7 @@ from opreplay.replay.ir.verdicts import META_WRONG
 from opreplay.replay.resolve import schema
 from opreplay.replay.resolve.bind import Unbound, bind, encode, unnamed_arguments
 from opreplay.replay.resolve.guess import autocast
+from opreplay.replay.resolve.guess.texts import named_overload
 from opreplay.replay.resolve.guess.values import Context
 from opreplay.replay.resolve.kernels import wanted_layout, way_on
 from opreplay.replay.resolve.match import Match, best_match, stack_rival
@@ -50,6 +51,7 @@ class Resolver:
         self._device = device
         self._float_dtype = _common_float(trace)
         self._relatives = RelativesIndex(trace)
+        self._lists_recorded = _records_lists(trace)
         self._has_shapes = any(signature.dims is not None for signature in trace.signatures)
 
     def resolve(self, op: ReplayOp, signature: OpSignature, row: int) -> ReplayOp:
@@ -60,6 +62,7 @@ class Resolver:
         on_device = op.recorded.device_us_median
         context = Context(
             device=self._device, float_dtype=self._float_dtype, kernels=kernels, relatives=relatives,
+            lists_recorded=self._lists_recorded, calls=op.count,
             recorded_us=op.recorded.host_us_median if on_device is None else on_device,
         )  # fmt: skip
         try:
@@ -147,7 +150,7 @@ class Resolver:
         found = candidates(name, self._policy)
         if found.reason is not None:
             raise Unbound(found.reason)
-        match = best_match(found.specs, recorded, overload)
+        match = best_match(found.specs, recorded, overload or named_overload(name, recorded, context))
         if match is not None and refused(match.spec) is not None:
             other = best_match([spec for spec in found.specs if refused(spec) is None], recorded, overload)
             match = other if other is not None and other.cost <= match.cost else match
@@ -205,6 +208,14 @@ class Resolver:
     def _takes_nothing(self, name: str) -> bool:
         """Whether an op without shapes has none because it takes no arguments."""
         return self._has_shapes and any(not spec.args for spec in schema.specs_of(name))
+
+
+def _records_lists(trace: Trace) -> bool:
+    """Whether sizes of lists of tensors are recorded: wherever strides are, or where there is one."""
+    return any(
+        one.strides is not None or any(dims and isinstance(dims[0], tuple) for dims in one.dims or ())
+        for one in trace.signatures
+    )
 
 
 def _is_told(rec: RecordedArg) -> bool:

@@ -18,6 +18,7 @@ from opreplay.traces.model import Dims, MetadataLevel, OpSignature, OpTable, Sha
 
 Rows = npt.NDArray[np.int64]
 _AMBIGUOUS = -2
+_LISTS = ("TensorList", "OptionalTensorList")
 _LEAST_AGREEING = 0.9
 """Share of equal record function ids whose names must agree, or the ids are of different runs."""
 
@@ -228,13 +229,17 @@ class _Joined:
 def _complete(ours: OpSignature, other: OpSignature) -> OpSignature | None:
     """Our signature with what only the donor knows; None where they contradict each other.
 
-    An argument that Kineto leaves blank (`Tensor?[]`, a list over 30, a string) is taken from the donor as a whole.
+    An argument that Kineto leaves blank (`Tensor?[]`, a string, a list of tensors over 30, which has a type alone) is
+    taken from the donor as a whole.
     """
     if ours.dims is None or other.dims is None or ours.types is None or other.types is None:
         return None
     if not len(ours.dims) == len(other.dims) == len(ours.types) == len(other.types):
         return None
-    blank = [type_ == "" and dims == () for type_, dims in zip(ours.types, ours.dims, strict=True)]
+    blank = [
+        dims == () and (type_ == "" or (type_ in _LISTS and theirs in _LISTS))
+        for type_, theirs, dims in zip(ours.types, other.types, ours.dims, strict=True)
+    ]
     for index, skip in enumerate(blank):
         if not skip and (ours.dims[index] != other.dims[index] or _kind(ours, index) != _kind(other, index)):
             return None
@@ -244,24 +249,19 @@ def _complete(ours: OpSignature, other: OpSignature) -> OpSignature | None:
             return theirs if mine is None else mine
         return tuple(b if skip else a for a, b, skip in zip(mine, theirs, blank, strict=True))
 
-    # strides that only we know cannot be joined with a list of tensors that only the donor knows
-    listed = any(skip and type_ == "TensorList" for skip, type_ in zip(blank, other.types, strict=True))
-    keep_blank = listed and ours.strides is not None and other.strides is None
     concrete = other.concrete
     if ours.concrete is not None and other.concrete is not None:
         concrete = tuple(a or b for a, b in zip(ours.concrete, other.concrete, strict=True))
     return replace(
         ours,
-        dims=ours.dims if keep_blank else pick(ours.dims, other.dims),
-        types=ours.types
-        if keep_blank
-        else tuple(b if skip else a for a, b, skip in zip(ours.types, other.types, blank, strict=True)),
+        dims=pick(ours.dims, other.dims),
+        types=tuple(b if skip else a for a, b, skip in zip(ours.types, other.types, blank, strict=True)),
         strides=pick(ours.strides, other.strides),
         concrete=concrete if concrete is not None else ours.concrete,
         overload=other.overload,
         results=other.results,
-        list_types=None if keep_blank else other.list_types,
-        storage=None if keep_blank else other.storage,
+        list_types=other.list_types,
+        storage=other.storage,
     )
 
 

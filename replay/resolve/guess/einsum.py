@@ -1,15 +1,18 @@
-"""The equation of an einsum, a text and so never recorded: told by the batched product inside, else by equal sizes.
+"""The equation of an einsum, a text and so never recorded: told by the calls inside, else by equal sizes.
 
-Owns equations of one and of two operands; those of more are products over the last dimension.
+torch permutes each operand to one common order of labels, those of the result first, after unsqueezing it to all of
+them (ATen/native/Linear.cpp). Where the permutations are recorded they are the equation. Else the sizes of the product
+inside tell it; operands of which nothing is told are multiplied over the last dimension.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.replay.resolve.guess.values import Context, Guess, Known, Shape
+from opreplay.traces.model import OpSignature
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 MAX_RANK = 6
@@ -25,6 +28,8 @@ def equation(known: Known, context: Context) -> Guess | None:
     shapes = [meta.shape for meta in listed.tensors if meta is not None] if listed is not None else []
     if not shapes or any(not shape for shape in shapes) or sum(map(len, shapes)) > len(LETTERS):
         return None
+    if (permuted := _permuted(shapes, context.relatives().children)) is not None:
+        return Guess(value=permuted, why=f"{permuted!r}: told by the permutations inside")
     text = None
     if len(shapes) == 2:
         product = _product_inside(context)
@@ -32,6 +37,75 @@ def equation(known: Known, context: Context) -> Guess | None:
         text = text or _outer(shapes[0], shapes[1], context)
     text = text or _over_the_last(shapes)
     return None if text is None else Guess(value=text, why=f"{text!r}: strings are not recorded")
+
+
+def _permuted(shapes: list[Shape], calls: Sequence[OpSignature]) -> str | None:
+    """The equation from the order that each operand is brought to, and what is summed then."""
+    moves = [call for call in calls if call.name == "aten::permute"][: len(shapes)]
+    orders = [_integers(call, 1) for call in moves]
+    if len(orders) < len(shapes) or any(order is None for order in orders):
+        placed = _multiplied(shapes, calls)
+        return None if placed is None else _from_places(placed, len(shapes[0]), 0)
+    placed, width = [], max(len(order or ()) for order in orders)
+    for shape, order in zip(shapes, orders, strict=True):
+        assert order is not None
+        if sorted(order) != list(range(width)) or len(shape) > width:
+            return None
+        placed.append(tuple(order.index(d) for d in range(len(shape))))
+    summed = _summed(shapes, placed, width, calls)
+    return None if summed is None else _from_places(placed, width, summed)
+
+
+def _multiplied(shapes: list[Shape], calls: Sequence[OpSignature]) -> list[tuple[int, ...]] | None:
+    """Places of each operand's dimensions in an outer product, which shows both operands unsqueezed and permuted."""
+    product = next((call for call in calls if call.name == "aten::mul"), None)
+    if product is None or len(shapes) != 2 or any(call.name == "aten::bmm" for call in calls):
+        return None
+    placed = []
+    for shape, arg in zip(shapes, recorded_args(product)[:2], strict=False):
+        whole, at, places = arg.tensor.shape if arg.tensor is not None else (), 0, []
+        for size in shape:
+            while at < len(whole) and whole[at] != size:
+                at += 1
+            places.append(at)
+            at += 1
+        if at > len(whole):
+            return None
+        placed.append(tuple(places))
+    return placed if len(placed) == 2 else None
+
+
+def _summed(shapes: list[Shape], placed: list[tuple[int, ...]], width: int, calls: Sequence[OpSignature]) -> int | None:
+    """How many of the labels, the last ones, are summed over; None where the calls inside do not say."""
+    if len(shapes) == 1:
+        sums = [call for call in calls if call.name == "aten::sum"]
+        dims = _integers(sums[0], 1) if sums else ()
+        return None if dims is None else len(dims)
+    product = next((call for call in calls if call.name == "aten::bmm"), None)
+    if product is None:
+        return 0 if any(call.name == "aten::mul" for call in calls) else None
+    left = recorded_args(product)[0].tensor
+    if len(shapes) != 2 or left is None or len(left.shape) != 3:
+        return None
+    sizes = [1] * width
+    for shape, places in zip(shapes, placed, strict=True):
+        for size, place in zip(shape, places, strict=True):
+            sizes[place] = max(sizes[place], size)
+    return next((n for n in range(width + 1) if math.prod(sizes[width - n :]) == left.shape[2]), None)
+
+
+def _from_places(placed: list[tuple[int, ...]], width: int, summed: int) -> str | None:
+    width = max(width, 1 + max((place for places in placed for place in places), default=-1))
+    if width > len(LETTERS):
+        return None
+    operands = ",".join("".join(LETTERS[place] for place in places) for places in placed)
+    return f"{operands}->{LETTERS[: width - summed]}"
+
+
+def _integers(call: OpSignature, position: int) -> tuple[int, ...] | None:
+    args = recorded_args(call)
+    found = args[position].value if position < len(args) else None
+    return found if isinstance(found, tuple) and all(isinstance(n, int) for n in found) else None
 
 
 def _product_inside(context: Context) -> Sides | None:

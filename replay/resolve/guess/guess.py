@@ -14,6 +14,7 @@ from dataclasses import replace
 from opreplay.replay.ir.model import Value
 from opreplay.replay.resolve.guess import lists as lists
 from opreplay.replay.resolve.guess import shapes as shapes
+from opreplay.replay.resolve.guess import texts
 from opreplay.replay.resolve.guess.values import Context, Guess, Known, Relatives, first_tensor
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
@@ -67,8 +68,9 @@ def guess(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Guess |
     """
     op = spec.name.partition("::")[2]
     if arg.kind == "Tensor[]" and op.startswith(("_foreach_", "_fused_")):
-        return lists.OPTIMIZER_LISTS.get(arg.name, lists.each)(known, context)
-    by_op = shapes.TEXTS if arg.kind == "str" else shapes.BY_OP
+        otherwise = lists.each if op.startswith("_foreach_") else lists.parameters
+        return lists.OPTIMIZER_LISTS.get(arg.name, otherwise)(known, context)
+    by_op = texts.TEXTS if arg.kind == "str" else shapes.BY_OP
     for rule in (by_op.get((op, arg.name)), shapes.BY_ARGUMENT.get((arg.kind, arg.name))):
         found = rule(known, context) if rule is not None else None
         if found is not None and (fitted := _of_kind(arg, found)) is not None:

@@ -16,6 +16,10 @@ from opreplay.traces.model import OpSignature, TensorMeta
 
 MAX_ELEMENTS = 1 << 30
 """Of a result that only a following call tells; a larger one is hardly that."""
+MAX_RECORDED = 30
+"""Elements of the longest list that a profiler records (torch/csrc/profiler: kMaxNumElements... of a TensorList)."""
+MAX_RANK = 64
+TOO_LONG = f"a list of more than {MAX_RECORDED} tensors is not recorded"
 _PIECES = ("aten::narrow", "aten::slice", "aten::as_strided")
 _ASIDE = (*_PIECES, "aten::copy_")
 
@@ -51,15 +55,22 @@ def _joined(known: Known, context: Context) -> Guess | None:
         if pieces and all(meta.shape == pieces[0].shape for meta in pieces):
             whole = pieces[0]
             return _parts(whole, len(pieces), dim, f"{len(pieces)} parts of the result {list(whole.shape)}")
-    return _read_next(around, dim)
+    return _read_next(around, dim, context)
 
 
-def _read_next(around: Relatives, dim: int) -> Guess | None:
-    """Two parts of what the next call reads, taking that to be the result."""
+def _read_next(around: Relatives, dim: int, context: Context) -> Guess | None:
+    """Parts of what the next call reads, taking that to be the result: two, or as many as a list must have had."""
     for call in around.following:
         whole = first_tensor_of(call)
-        if whole is not None and whole.shape and 0 < math.prod(whole.shape) <= MAX_ELEMENTS:
+        if whole is None or not whole.shape or not 0 < math.prod(whole.shape) <= MAX_ELEMENTS:
+            continue
+        if not context.lists_recorded:
             return _parts(whole, 2, dim, f"two halves of what {call.name} reads next, {list(whole.shape)}")
+        size = whole.shape[dim] if -len(whole.shape) <= dim < len(whole.shape) else 0
+        if size > MAX_RECORDED:
+            count = next((n for n in range(MAX_RECORDED + 1, size + 1) if not size % n), MAX_RECORDED + 1)
+            why = f"{count} even parts of what {call.name} reads next, {list(whole.shape)}: {TOO_LONG}"
+            return _parts(whole, count, dim, why)
     return None
 
 
@@ -97,7 +108,7 @@ def _stacked(known: Known, context: Context) -> Guess | None:
 
 
 def each(known: Known, context: Context) -> Guess | None:
-    """A list of a `_foreach_*` op or fused optimizer: one call inside for each element, else one for each gradient."""
+    """A list of a `_foreach_*` op: one call inside for each element, else one tensor for each gradient."""
     if (sibling := _other_list(known)) is not None:
         return Guess(tensors=sibling, why="as the other list of tensors")
     around = context.relatives()
@@ -106,10 +117,108 @@ def each(known: Known, context: Context) -> Guess | None:
         metas = _inside(around.children, name)
         if len(metas) == count:
             return Guess(tensors=tuple(metas), why=f"the tensors of the {count} calls of {name} inside")
-    metas = [meta for call in around.gradients if (meta := first_tensor_of(call)) is not None]
-    if metas:
-        return Guess(tensors=tuple(metas), why=f"the {len(metas)} gradients of a backward pass in this trace")
+    return _gradients(around)
+
+
+def parameters(known: Known, context: Context) -> Guess | None:
+    """A list of a fused optimizer: what it calls inside reads its step counters, so the gradients alone tell."""
+    if (sibling := _other_list(known)) is not None:
+        return Guess(tensors=sibling, why="as the other list of tensors")
+    return _gradients(context.relatives())
+
+
+def _gradients(around: Relatives) -> Guess | None:
+    """One tensor for each gradient of a backward pass, which come last to first: an optimizer takes them in order."""
+    metas = [meta for call in reversed(around.gradients) if (meta := first_tensor_of(call)) is not None]
+    if not metas:
+        return None
+    return Guess(tensors=tuple(metas), why=f"the {len(metas)} gradients of a backward pass in this trace")
+
+
+def element_types(
+    shapes: Sequence[Shape], op: str, known: Known, context: Context
+) -> tuple[tuple[str, ...], str] | None:
+    """Element types of a list whose sizes are recorded and whose types are not, and why; None where nothing tells.
+
+    One call inside for each element, else the result that one of the next calls reads.
+    """
+    around = context.relatives()
+    by_name: dict[str, list[TensorMeta]] = {}
+    for call in around.children:
+        if (meta := first_tensor_of(call)) is not None and meta.dtype:
+            by_name.setdefault(call.name, []).append(meta)
+    for name, metas in by_name.items():
+        if len(metas) == len(shapes) and sorted(m.shape for m in metas) == sorted(shapes):
+            typed = {meta.shape: meta.dtype for meta in metas}
+            ordered = [m.dtype for m in metas] if [m.shape for m in metas] == list(shapes) else None
+            dtypes = tuple(ordered or (typed[shape] for shape in shapes))
+            return dtypes, f"the tensors of {name} inside"
+    if op == "broadcast_tensors":
+        return _broadcast_types(shapes, by_name.get("aten::expand", []), around)
+    read = joined(shapes, op, known, around)
+    return None if read is None else ((read[1],) * len(shapes), f"{read[2]} reads the result")
+
+
+def _broadcast_types(
+    shapes: Sequence[Shape], expanded: Sequence[TensorMeta], around: Relatives
+) -> tuple[tuple[str, ...], str] | None:
+    """Of tensors of which those are expanded that are smaller than the result; the others are read next."""
+    if not shapes or max(map(len, shapes)) > MAX_RANK:
+        return None
+    rank = max(map(len, shapes))
+    padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+    result = tuple(max(sizes) for sizes in zip(*padded, strict=True))
+    types: dict[Shape, str] = {meta.shape: meta.dtype for meta in expanded}
+    for call in around.following:
+        for arg in recorded_args(call):
+            if arg.tensor is not None and arg.tensor.shape == result and arg.tensor.dtype not in ("", *types.values()):
+                types.setdefault(result, arg.tensor.dtype)
+    if any(shape not in types for shape in shapes):
+        return None
+    return tuple(types[shape] for shape in shapes), "the calls inside and after"
+
+
+def joined(shapes: Sequence[Shape], op: str, known: Known, around: Relatives) -> tuple[int, str, str] | None:
+    """(dimension, element type, reader) of the first of the next calls that reads what an op joins."""
+    if op not in ("cat", "_cat", "concat", "concatenate", "stack") or not shapes:
+        return None
+    whole = next((shape for shape in shapes if len(shape) != 1), shapes[0])  # cat takes an empty vector beside any
+    rank = len(whole) + (op == "stack")
+    dim = value(known, "dim")
+    dims = [dim % rank] if isinstance(dim, int) and rank and -rank <= dim < rank else list(range(rank))
+    results: dict[Shape, int] = {}
+    for at in dims:
+        if op == "stack":
+            results.setdefault((*whole[:at], len(shapes), *whole[at:]), at)
+            continue
+        total = sum(shape[at] for shape in shapes if len(shape) == rank)
+        if all(
+            shape[:at] == whole[:at] and shape[at + 1 :] == whole[at + 1 :] for shape in shapes if len(shape) == rank
+        ):
+            results.setdefault((*whole[:at], total, *whole[at + 1 :]), at)
+    for call in around.following:
+        for arg in recorded_args(call):
+            if arg.tensor is not None and arg.tensor.shape in results and arg.tensor.dtype:
+                return results[arg.tensor.shape], arg.tensor.dtype, call.name
     return None
+
+
+def _joined_dim(op: str) -> Rule:
+    """The only dimension in which the tensors differ, else the one in which they add up to what is read next."""
+
+    def rule(known: Known, context: Context) -> Guess | None:
+        arg = known.get("tensors")
+        shapes = [m.shape for m in arg.tensors if m is not None] if arg is not None else []
+        sized = [shape for shape in shapes if shape != (0,)]
+        for dim in range(min((len(shape) for shape in sized), default=0)) if op != "stack" else ():
+            if len({shape[dim] for shape in sized}) > 1:
+                return Guess(value=dim, why="where the tensors differ")
+        read = joined(shapes, op, {}, context.relatives())
+        if read is not None:
+            return Guess(value=read[0], why=f"{read[0]}: {read[2]} reads the result")
+        return Guess(value=0, why="dimension 0")
+
+    return rule
 
 
 def _other_list(known: Known) -> tuple[TensorMeta | None, ...] | None:
@@ -198,11 +307,12 @@ LIST_RULES: dict[tuple[str, str], Rule] = {
     ("concat", "tensors"): _joined,
     ("concatenate", "tensors"): _joined,
     ("stack", "tensors"): _stacked,
+    **{(op, "dim"): _joined_dim(op) for op in ("cat", "concat", "concatenate", "stack")},
     ("flatten_dense_tensors", "tensors"): _flattened,
     ("unflatten_dense_tensors", "tensors"): _unflattened,
     ("split_with_sizes", "split_sizes"): _sizes,
     ("split_with_sizes_copy", "split_sizes"): _sizes,
-}
+}  # fmt: skip
 """(op without namespace, argument) → rule."""
 OPTIMIZER_LISTS: dict[str, Rule] = {"state_steps": _steps, "max_exp_avg_sqs": _no_tensors}
 """Arguments of `_fused_*` optimizers that are not as long or as large as the parameters."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import combinations
 
+from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.replay.resolve.guess.lists import first_tensor_of
 from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, Shape, tensor, value
 
@@ -16,6 +17,7 @@ NOTHING = "nothing in the trace tells it"
 _RESULTS = ("out", "values", "grad_output", "grad", "grad_out")
 _WRITERS = ("aten::fill_", "aten::copy_", "aten::zero_", "aten::constant_pad_nd")
 _NEXT_READERS = 4
+NEXT_READERS_OF_SUMS = 6
 MAX_RANK = 8
 """Of tensors whose reduced dimensions are searched for."""
 
@@ -46,22 +48,45 @@ def _results(known: Known, context: Context) -> Iterator[tuple[Shape, str]]:
 
 
 def _reduced(known: Known, context: Context) -> tuple[tuple[int, ...], bool, str] | None:
-    """(dimensions, keepdim, why) that make the recorded output of what goes in; None without such an output."""
-    own, out = _own(known), next((m for n in ("out", "values") if (m := tensor(known, n)) is not None), None)
-    if own is None or out is None or len(own) > MAX_RANK:
+    """(dimensions, keepdim, why) that make the recorded output, or what is read next, of what goes in."""
+    own = _own(known)
+    if own is None or len(own) > MAX_RANK:
         return None
-    if len(out.shape) == len(own):
-        dims = tuple(d for d, (n, m) in enumerate(zip(own, out.shape, strict=True)) if n != m)
-        return (dims, True, "the shape of the output") if all(out.shape[d] == 1 for d in dims) else None
-    for dims in combinations(range(len(own)), len(own) - len(out.shape)) if len(out.shape) < len(own) else ():
-        if tuple(n for d, n in enumerate(own) if d not in dims) == out.shape:
-            return dims, False, "the shape of the output"
+    out = next((m for n in ("out", "values") if (m := tensor(known, n)) is not None), None)
+    if out is not None:
+        found = _reduction_to(own, out.shape)
+        return None if found is None else (*found, "the shape of the output")
+    one = "dim" in known and isinstance(value(known, "dim"), int)
+    for at, call in enumerate(context.relatives().following[:NEXT_READERS_OF_SUMS]):
+        for arg in recorded_args(call):
+            shape = arg.tensor.shape if arg.tensor is not None else None
+            # A number may be anything but the first argument of what is called at once.
+            if shape is None or shape == own or (shape == () and (at or one)):
+                continue
+            found = _reduction_to(own, shape)
+            if found is not None and found[0]:
+                return *found, f"{call.name} reads {list(shape)} next"
+    return None
+
+
+def _reduction_to(own: Shape, out: Shape) -> tuple[tuple[int, ...], bool] | None:
+    """(dimensions, keepdim) of a reduction of `own` to `out`."""
+    if len(out) == len(own):
+        dims = tuple(d for d, (n, m) in enumerate(zip(own, out, strict=True)) if n != m)
+        return (dims, True) if all(out[d] == 1 for d in dims) else None
+    for dims in combinations(range(len(own)), len(own) - len(out)) if len(out) < len(own) else ():
+        if tuple(n for d, n in enumerate(own) if d not in dims) == out:
+            return dims, False
     return None
 
 
 def _reduced_dims(known: Known, context: Context) -> Guess | None:
     found = _reduced(known, context)
-    return None if found is None else Guess(value=found[0], why=found[2])
+    own = _own(known)
+    if found is None:
+        return None
+    whole = own is not None and len(found[0]) == len(own)
+    return Guess(value=() if whole else found[0], why=found[2])
 
 
 def _reduced_dim(known: Known, context: Context) -> Guess | None:

@@ -38,6 +38,10 @@ class Context:
     """The most common floating element type of the trace."""
     kernels: tuple[str, ...] = ()
     """Names of the device work that the recorded calls own."""
+    lists_recorded: bool = False
+    """The trace holds sizes of lists of tensors, so that one without was longer than profilers record."""
+    calls: int = 1
+    """Recorded calls that count as this op."""
     recorded_us: float | None = None
     """Recorded time of one call: that of its device work where it owns any."""
     relatives: Callable[[], Relatives] = Relatives

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.traces import read_trace
 from opreplay.traces.dialects.execution_trace import read_execution_trace
 from opreplay.traces.errors import UsageError
-from opreplay.traces.joins.execution_trace import join_shapes
+from opreplay.traces.joins.execution_trace import _complete, join_shapes
 from opreplay.traces.model import OpSignature, ShapeJoin, Trace
 
 
@@ -93,6 +94,26 @@ def test_recorded_metadata_is_kept_and_completed(recorded: tuple[Trace, Trace]) 
     assert transpose.overload == "int"
     index = next(signature for signature in result.signatures if signature.name == "aten::index")
     assert index.list_types == ((), ("long int",))
+
+
+def test_a_list_too_long_for_a_profile_is_completed() -> None:
+    """It was refused as disagreeing: a profile gives it a type and no sizes."""
+    sizes = tuple((n,) for n in range(40))
+    ours = OpSignature(name="aten::cat", dims=((), ()), types=("TensorList", "Scalar"), strides=((), ()))
+    theirs = OpSignature(
+        name="aten::cat", dims=(sizes, ()), types=("TensorList", "Scalar"), concrete=("", "0"), overload="",
+        list_types=(("float",) * 40, ()),
+    )  # fmt: skip
+    completed = _complete(ours, theirs)
+    assert completed is not None
+    assert completed.dims == (sizes, ())
+    assert completed.list_types == theirs.list_types
+    (tensors, _) = recorded_args(completed)
+    assert tensors.tensors is not None
+    assert [meta and (meta.shape, meta.dtype) for meta in tensors.tensors] == [(size, "float32") for size in sizes]
+    assert not tensors.unlike_strided
+    single = replace(theirs, dims=((5,), ()), types=("float", "Scalar"))
+    assert _complete(ours, single) is None
 
 
 def test_contradicting_shapes_are_not_taken(recorded: tuple[Trace, Trace]) -> None:

@@ -71,10 +71,48 @@ def test_parts_of_concat_from_what_cat_does_inside() -> None:
 
 def test_parts_of_cat_from_what_reads_the_result() -> None:
     """DDP flattens its parameters and broadcasts them: a list of one tensor, whose type the kernel has to tell."""
-    reader = call("c10d::broadcast_", (((9600,),), "TensorList"), FLAG)
-    op = planned("aten::cat", (CAT, 0, 100), (reader, 120, 50))
+    op = planned("aten::cat", (CAT, 0, 100), (call("aten::mul", f(9600), FLAG), 120, 50))
     assert shapes(op, "tensors") == [(4800,), (4800,)]
-    assert "c10d::broadcast_ reads next, [9600]; float32" in note(op, "tensors")
+    assert "two halves of what aten::mul reads next, [9600]" in note(op, "tensors")
+
+
+def test_a_list_that_is_left_out_where_others_are_recorded_had_more_than_30_elements() -> None:
+    reader = call("c10d::broadcast_", (((9600,),), "TensorList"), FLAG)
+    op = planned("aten::cat", (CAT, 0, 100), (CAT, 110, 5), (reader, 120, 50))
+    assert shapes(op, "tensors") == [(300,)] * 32
+    assert "32 even parts of what c10d::broadcast_ reads next, [9600]" in note(op, "tensors")
+    assert "2 calls count as this op" in note(op, "tensors")
+    op = planned("aten::cat", (CAT, 0, 100), (call("c10d::broadcast_", (((12,),), "TensorList"), FLAG), 120, 50))
+    assert str(op.reason) == (
+        "metadata missing: shapes of tensor list tensors (a list of more than 30 tensors is not recorded; "
+        "an ExecutionTrace has it: --execution-trace)"
+    )
+
+
+def test_types_of_joined_tensors_are_those_of_what_reads_the_result() -> None:
+    given = call("aten::cat", (((2, 9), (2, 1)), "TensorList"), ((), "Scalar", "1"))
+    op = planned("aten::cat", (given, 0, 9), (call("aten::embedding", f(99, 8), ((2, 10), "long int")), 10, 9))
+    assert [meta and meta.dtype for meta in argument(op, "tensors").tensors] == ["int64", "int64"]
+    assert note(op, "tensors") == "int64: aten::embedding reads the result"
+    given = call("aten::stack", (((7, 5), (7, 5)), "TensorList"), ((), "Scalar", "-1"))
+    op = planned("aten::stack", (given, 0, 9), (call("aten::view", ((7, 5, 2), "long int"), LIST), 10, 9))
+    assert note(op, "tensors") == "int64: aten::view reads the result"
+
+
+def test_types_of_tensors_that_are_expanded_inside_and_read_next() -> None:
+    given = call("aten::broadcast_tensors", (((16, 1), (16, 4)), "TensorList"))
+    inside = call("aten::expand", ((16, 1), "long int"), LIST, FLAG)
+    reader = call("aten::gather", ((16, 4), "double"), FLAG, ((16, 1), "long int"), FLAG)
+    op = planned("aten::broadcast_tensors", (given, 0, 100), (inside, 10, 5), (reader, 120, 5))
+    assert [meta and meta.dtype for meta in argument(op, "tensors").tensors] == ["int64", "float64"]
+
+
+def test_a_fused_optimizer_is_not_as_large_as_what_it_calls_inside() -> None:
+    """Its calls inside read step counters: 64 parameters became 64 scalars."""
+    adam = call("aten::_fused_adamw_", *[LIST] * 6, *[FLAG] * 7, ((), ""), ((), ""))
+    inside = call("aten::item", ((), "float"))
+    rows = [(adam, 0, 900), *((inside, 10 + i, 1) for i in range(64))]
+    assert "shapes of tensor list self" in str(planned("aten::_fused_adamw_", *rows).reason)
 
 
 def test_a_call_on_another_thread_is_no_reader() -> None:

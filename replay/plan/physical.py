@@ -1,0 +1,117 @@
+"""Ops of a plan that would move more memory than any device could have in the recorded time: guessed too large.
+
+Owns the check and the peak bandwidths of recorded devices. Only what a call must touch counts: arguments that it reads
+in full and results, each memory once. Views, and ops that read a part of their arguments, count with their results.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from opreplay.replay.ir.model import Assumption, ReplayOp, ReplayPlan
+from opreplay.traces.dtypes import ITEMSIZE_BYTES
+from opreplay.traces.model import TensorMeta
+
+TOLERANCE = 1.3
+"""Of the recorded time: clocks and sizes are not exact."""
+PEAK_BYTES_PER_S: tuple[tuple[str, float, int], ...] = (
+    ("H200", 4.8e12, 50 << 20), ("H100", 3.35e12, 50 << 20), ("H800", 3.35e12, 50 << 20), ("H20", 4.0e12, 60 << 20),
+    ("GH200", 4.9e12, 60 << 20), ("B200", 8.0e12, 126 << 20), ("A100", 2.04e12, 40 << 20), ("A800", 2.04e12, 40 << 20),
+    ("V100", 0.9e12, 6 << 20), ("L40", 0.864e12, 96 << 20), ("A10", 0.6e12, 6 << 20), ("T4", 0.32e12, 4 << 20),
+    ("MI355", 8.0e12, 256 << 20), ("MI325", 6.0e12, 256 << 20), ("MI300", 5.3e12, 256 << 20),
+    ("MI250", 3.28e12, 16 << 20), ("MI210", 1.64e12, 8 << 20), ("MI100", 1.23e12, 8 << 20),
+)  # fmt: skip
+"""Part of a device's name, peak of its memory in bytes/s, size of its last cache in bytes; makers' data sheets."""
+FASTEST = (8.0e12, 256 << 20)
+"""Of a device that is not listed: no other is faster."""
+CACHE_SPEEDUP = 4.0
+"""A last cache moves at most this many times what the memory behind it does."""
+SHORTEST_US = 2.0
+"""A recorded time below this is that of a launch, not of any work."""
+
+_READ_IN_PART = frozenset({
+    "index", "_unsafe_index", "index_select", "gather", "embedding", "embedding_bag", "_embedding_bag", "take",
+    "_embedding_bag_forward_only", "take_along_dim", "masked_select", "index_put", "index_put_", "_index_put_impl_",
+    "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "index_add", "index_add_", "index_copy_",
+    "index_fill_", "searchsorted", "bucketize", "grid_sampler_2d", "grid_sampler_3d", "index_copy", "index_fill",
+    "scatter_reduce_", "nll_loss_forward", "nll_loss_backward", "cross_entropy_loss", "nll_loss_nd",
+    "nll_loss2d_forward",
+    "embedding_dense_backward", "embedding_backward", "resize_", "resize_as_", "masked_fill", "masked_fill_",
+    "native_dropout_backward", "_flash_attention_forward", "_flash_attention_backward", "set_",
+})  # fmt: skip
+"""ATen ops that need not touch all of each argument."""
+_WRITTEN_ONLY = frozenset({
+    "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "fill", "empty", "empty_like",
+    "empty_strided", "new_empty", "new_empty_strided", "zeros_like", "ones_like", "full_like", "rand_like",
+    "randn_like", "new_zeros", "new_ones", "new_full",
+})  # fmt: skip
+"""ATen ops that look at no element of their arguments."""
+
+
+def mark_impossible(plan: ReplayPlan) -> ReplayPlan:
+    """The plan with an assumption on each op that fails the check; for plans with results (`with_outputs`)."""
+    return msgspec.structs.replace(plan, ops=tuple(_marked(op, plan.device) for op in plan.ops))
+
+
+def _marked(op: ReplayOp, device: str | None) -> ReplayOp:
+    what = impossible(op, device)
+    if what is None or any(note.what == what for note in op.assumptions):
+        return op
+    return msgspec.structs.replace(op, assumptions=(*op.assumptions, Assumption(argument="*", what=what)))
+
+
+def impossible(op: ReplayOp, device: str | None) -> str | None:
+    """Why a call as planned cannot be what was recorded, or None; `device` is the name of the recorded one.
+
+    Only ATen ops with recorded device time are looked at: a vendor's op may read any part of its arguments.
+    """
+    recorded_us = op.recorded.device_us_median
+    if op.reason is not None or recorded_us is None or not op.name.startswith("aten::"):
+        return None
+    touched = least_bytes(op)
+    peak, cache = peak_of(device)
+    least_us = 1e6 * (max(0, touched - cache) / peak + min(touched, cache) / (CACHE_SPEEDUP * peak))
+    if least_us <= TOLERANCE * max(recorded_us, SHORTEST_US):
+        return None
+    return (
+        f"more work than was recorded: {touched / 1e6:.1f} MB take at least {least_us:.0f} µs at "
+        f"{peak / 1e12:.2f} TB/s, recorded were {recorded_us:.1f} µs"
+    )
+
+
+def peak_of(device: str | None) -> tuple[float, int]:
+    """(bytes/s of the memory, bytes of the last cache) of a recorded device by its name."""
+    found = next((row for row in PEAK_BYTES_PER_S if device is not None and row[0] in device), None)
+    return FASTEST if found is None else found[1:]
+
+
+def least_bytes(op: ReplayOp) -> int:
+    """Bytes that one call must touch at least: arguments read in full and results that are not views of them."""
+    name = op.name.partition("::")[2]
+    results = sum(_bytes(meta) for meta in op.outputs or () if meta is not None)
+    if name in _WRITTEN_ONLY:
+        return 0 if name.startswith(("empty", "new_empty")) else results
+    written = [arg for arg in op.args if arg.mutated]
+    kernels = bool(op.recorded.kernels)
+    if name in _READ_IN_PART:
+        return results if kernels and not written else 0
+    read = 0
+    seen: set[int] = set()
+    for arg in op.args:
+        for meta in arg.tensors:
+            if meta is None or (meta.storage is not None and meta.storage in seen):
+                continue
+            if meta.storage is not None:
+                seen.add(meta.storage)
+            read += _bytes(meta)
+    return read + (0 if written else results)
+
+
+def _bytes(meta: TensorMeta) -> int:
+    """Bytes of the distinct elements: expanded dimensions count once."""
+    strides = meta.strides or (1,) * len(meta.shape)
+    return math.prod(n for n, step in zip(meta.shape, strides, strict=True) if step or not n) * ITEMSIZE_BYTES.get(
+        meta.dtype, 1
+    )

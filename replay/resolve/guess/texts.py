@@ -1,0 +1,204 @@
+"""Texts, which no profile holds, told by what is called inside and by the names of kernels.
+
+A text that nothing tells is the schema's default, and an assumption. Owns no equations (`einsum`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from opreplay.replay.ir.recorded_call import RecordedArg, recorded_args
+from opreplay.replay.resolve.guess.einsum import equation
+from opreplay.replay.resolve.guess.legacy import LEGACY_TEXTS
+from opreplay.replay.resolve.guess.lists import first_tensor_of
+from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, tensor, value
+from opreplay.traces.model import OpSignature
+
+UNTOLD = "strings are not recorded"
+_PADDINGS = {
+    "reflection_pad": "reflect", "replication_pad": "replicate", "_pad_circular": "circular",
+    "constant_pad_nd": "constant",
+}  # fmt: skip
+"""Op that aten::pad calls, or the beginning of its name → mode."""
+_GELU = re.compile(r"Gelu(?:Backward)?CUDAKernelImpl\(.*?\)::\{lambda\(\)#([12])\}")
+"""The first lambda of the kernel's source is that of the approximation (ATen/native/cuda/ActivationGeluKernel.cu)."""
+_DIVISION = re.compile(r"div_(true|trunc|floor)_kernel")
+_REDUCTION = re.compile(r"(?:Reduce|reduce_)(Add|Multiply|Mean|Maximum|Minimum|add|multiply|mean|maximum|minimum)\b")
+_FFTS = ("aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c")
+_SCALED_BY_ROOT, _UNSCALED = 1, 0
+"""Codes of `fft_norm_mode` (ATen/native/SpectralOpsUtils.h); 2 is a division by the number of elements."""
+
+
+def _inside(context: Context) -> tuple[OpSignature, ...]:
+    around = context.relatives()
+    return (*around.children, *around.inner)
+
+
+def _padding_mode(known: Known, context: Context) -> Guess | None:
+    for call in _inside(context):
+        op = call.name.partition("::")[2]
+        for begin, mode in _PADDINGS.items():
+            if op.startswith(begin):
+                return Guess(value=mode, why=f"{mode!r}: {call.name} inside")
+    return None
+
+
+def _spectrum_padding(known: Known, context: Context) -> Guess | None:
+    if value(known, "center") is False:
+        return Guess(value="constant", why="'constant': unused, as nothing is padded")
+    return _padding_mode(known, context)
+
+
+def _gelu(known: Known, context: Context) -> Guess | None:
+    for kernel in context.kernels:
+        if found := _GELU.search(kernel):
+            text = "tanh" if found[1] == "1" else "none"
+            return Guess(value=text, why=f"{text!r}: named in the recorded kernel")
+    return None
+
+
+def _rounding_mode(known: Known, context: Context) -> Guess | None:
+    """From the kernel; integers divided in place have to be rounded: they cannot hold a quotient."""
+    for kernel in context.kernels:
+        if found := _DIVISION.search(kernel):
+            mode = {"true": None, "trunc": "trunc", "floor": "floor"}[found[1]]
+            return Guess(value=mode, why=f"{mode!r}: named in the recorded kernel")
+    own = tensor(known, "self")
+    if own is None or not own.dtype.startswith(("int", "uint")):
+        return None
+    reader = next((m for call in context.relatives().following[:2] if (m := first_tensor_of(call)) is not None), None)
+    if reader is not None and reader.shape == own.shape and reader.dtype.startswith(("float", "bfloat")):
+        return Guess(value=None, why="None: the quotient is read as a floating number next")
+    return Guess(value="floor", why="'floor': integers cannot hold a quotient")
+
+
+def _reduction(names: Mapping[str, str], otherwise: str) -> Rule:
+    """How an op combines what falls on one place; `names` are its words for what the kernels are called."""
+
+    def rule(known: Known, context: Context) -> Guess | None:
+        for kernel in context.kernels:
+            found = _REDUCTION.search(kernel)
+            if found and (text := names.get(found[1].lower())) is not None:
+                return Guess(value=text, why=f"{text!r}: named in the recorded kernel")
+        # A mean is a sum, divided by counts that are made of ones.
+        divided = any(call.name in ("aten::div_", "aten::div") for call in _inside(context))
+        if divided and "mean" in names:
+            return Guess(value="mean", why="'mean': a division inside")
+        return Guess(value=otherwise, why=f"{otherwise!r}: {UNTOLD}")
+
+    return rule
+
+
+def _matrix_norm(calls: Sequence[OpSignature]) -> str | None:
+    """The name of a matrix norm by what computes it."""
+    names = {call.name for call in calls}
+    if names & {"aten::linalg_svdvals", "aten::_linalg_svd", "aten::linalg_svd", "aten::svd"}:
+        return "nuc"
+    return "fro" if names & {"aten::linalg_vector_norm", "aten::linalg_norm"} else None
+
+
+def _named_norm(known: Known, context: Context) -> Guess | None:
+    """ "nuc" needs singular values, "fro" a norm of all elements."""
+    text = _matrix_norm(_inside(context))
+    return None if text is None else Guess(value=text, why=f"{text!r}: told by the calls inside")
+
+
+def named_overload(name: str, recorded: Sequence[RecordedArg], context: Context) -> str | None:
+    """The overload of an op whose argument was a text where another one has a number, or None where nothing tells."""
+    if name != "aten::linalg_norm" or len(recorded) < 2 or recorded[1].kind != "absent":
+        return None
+    inside = context.relatives().children
+    return "ord_str" if any(call.name == "aten::linalg_matrix_norm" for call in inside) else None
+
+
+def _fft_norm(*, inverse: bool) -> Rule:
+    def rule(known: Known, context: Context) -> Guess | None:
+        for call in _inside(context):
+            args = recorded_args(call) if call.name in _FFTS else ()
+            if len(args) < 3 or not isinstance(args[2].value, int):
+                continue
+            if args[2].value == _SCALED_BY_ROOT:
+                text = "ortho"
+            else:
+                text = "forward" if (args[2].value == _UNSCALED) == inverse else None
+            return Guess(value=text, why=f"{text!r}: what {call.name} inside is given")
+        return None
+
+    return rule
+
+
+def _meshgrid_order(known: Known, context: Context) -> Guess | None:
+    """ "xy" swaps the first two vectors before they are viewed."""
+    listed = known.get("tensors")
+    sizes = [meta.shape for meta in listed.tensors if meta is not None] if listed is not None else []
+    views = [m for call in context.relatives().children if call.name == "aten::view" and (m := first_tensor_of(call))]
+    if len(sizes) < 2 or not views or sizes[0] == sizes[1]:
+        return None
+    text = "xy" if views[0].shape == sizes[1] else "ij"
+    return Guess(value=text, why=f"{text!r}: the order of the views inside")
+
+
+def _qr_mode(known: Known, context: Context) -> Guess | None:
+    """The orthogonal matrix of a complete factorisation is square; the columns of the input are written to a part."""
+    own = tensor(known, "A")
+    if own is None or own.shape[-2:-1] <= own.shape[-1:]:
+        return None
+    square = (*own.shape[:-1], own.shape[-2])
+    written = [m.shape for c in _inside(context) if c.name == "aten::slice" and (m := first_tensor_of(c))]
+    text = "complete" if square in written else "reduced"
+    return Guess(value=text, why=f"{text!r}: told by the calls inside")
+
+
+def _side(known: Known, context: Context) -> Guess | None:
+    """The side of a search that the flag `right` already says."""
+    return Guess(value=None, why=f"None: `right` says it unless a text did; {UNTOLD}")
+
+
+def _convolution_padding(known: Known, context: Context) -> Guess | None:
+    """ "same" where a convolution inside is padded, or what goes into it is; else "valid"."""
+    around = context.relatives()
+    for call in (*around.children, *around.inner):
+        if call.name == "aten::constant_pad_nd":
+            return Guess(value="same", why=f"'same': padded by {call.name} inside")
+        if call.name != "aten::convolution":
+            continue
+        padding = recorded_args(call)[4:5]
+        if padding and isinstance(padding[0].value, tuple):
+            text = "same" if any(padding[0].value) else "valid"
+            return Guess(value=text, why=f"{text!r}: padding {list(padding[0].value)} of {call.name} inside")
+    return None
+
+
+_SCATTERED = {"add": "sum", "multiply": "prod", "mean": "mean", "maximum": "amax", "minimum": "amin"}
+_INDEXED = {word: text for word, text in _SCATTERED.items() if word != "add"}
+_FORWARD = (
+    "fft_fft",
+    "fft_fft2",
+    "fft_fftn",
+    "fft_rfft",
+    "fft_rfft2",
+    "fft_rfftn",
+    "fft_hfft",
+    "fft_hfft2",
+    "fft_hfftn",
+)
+
+TEXTS: dict[tuple[str, str], Rule] = {
+    **LEGACY_TEXTS,
+    ("einsum", "equation"): equation,
+    ("pad", "mode"): _padding_mode, ("stft", "pad_mode"): _spectrum_padding,
+    **{(op, "approximate"): _gelu for op in ("gelu", "gelu_", "gelu_backward")},
+    **{(op, "rounding_mode"): _rounding_mode for op in ("div", "div_", "divide", "divide_")},
+    **{(op, "reduce"): _reduction(_SCATTERED, "sum") for op in ("scatter_reduce", "scatter_reduce_")},
+    **{(op, "reduce"): _reduction(_INDEXED, "amax") for op in ("index_reduce", "index_reduce_")},
+    **{(op, "reduce"): _reduction({"add": "add", "multiply": "multiply"}, "add") for op in ("scatter", "scatter_")},
+    **{(op, "ord"): _named_norm for op in ("linalg_norm", "linalg_matrix_norm")},
+    **{(op, "norm"): _fft_norm(inverse=False) for op in _FORWARD},
+    **{(op.replace("fft_", "fft_i", 1), "norm"): _fft_norm(inverse=True) for op in _FORWARD},
+    ("meshgrid", "indexing"): _meshgrid_order,
+    ("linalg_qr", "mode"): _qr_mode,
+    ("searchsorted", "side"): _side,
+    **{(op, "padding"): _convolution_padding for op in ("conv1d", "conv2d", "conv3d", "_convolution_mode")},
+}  # fmt: skip
+"""(op without namespace, argument) → rule; of two overloads one may name what the other one counts."""

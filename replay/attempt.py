@@ -20,6 +20,7 @@ from opreplay.replay.ir import Assumption, Reason, ReplayOp
 from opreplay.replay.measure import MeasureOptions, scaled
 from opreplay.replay.narrow import without_kernel
 from opreplay.replay.threads import measure_on_idle
+from opreplay.replay.value_checks import ValueCheck
 from opreplay.replay.work.amounts import Work
 from opreplay.traces.errors import OpReplayError, PolicyError
 
@@ -39,6 +40,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
     assumptions: tuple[Assumption, ...] = ()
     work: Work | None = None
     fidelity: Fidelity | None = None
+    values: ValueCheck | None = None
     measure_s: float | None = None
     """Wall time of the measuring loop; the rest of the op's time went into its arguments and into talking of it."""
     attempts: int = 1
@@ -66,6 +68,7 @@ def attempt(
             measured = measure_on_idle(executor, prepared, msgspec.structs.replace(options, limit_s=left_s))
             measure_s = perf_counter() - started
             measurement = scaled(measured, part.part)
+            values = executor.check_values(prepared, part.op) if options.check_values else None
             fidelity = _fidelity(executor, prepared, op, measurement) if options.check_kernels else None
         except NotReplayable as stopped:
             return unable(stopped.reason)
@@ -87,6 +90,7 @@ def attempt(
         work=prepared.work,
         measure_s=measure_s,
         fidelity=fidelity,
+        values=values,
     )
 
 

@@ -59,6 +59,8 @@ class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Whether ops that the device runs faster than the host launches them are captured in a graph."""
     check_kernels: bool = False
     """Whether one more call is profiled and held against what was recorded."""
+    check_values: bool = False
+    """Whether the results of one more call are held against those of the recorded op's own implementation."""
 
 
 def measure(executor: Executor, prepared: Prepared, options: MeasureOptions) -> Measurement:

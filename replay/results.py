@@ -15,6 +15,7 @@ from opreplay.replay.fidelity import Fidelity
 from opreplay.replay.ir import Assumption, Resolution
 from opreplay.replay.reasons import ReasonTotal
 from opreplay.replay.sequence.messages import Tensors
+from opreplay.replay.value_checks import ValueCheck
 from opreplay.replay.work.amounts import Work
 from opreplay.traces.errors import FormatError
 
@@ -107,6 +108,8 @@ class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="r
     """What the values of the arguments make the op do; None where that was not asked, or shapes alone decide."""
     fidelity: Fidelity | None = None
     """How kernels, child ops and times compare with those recorded; None where that was not asked."""
+    values: ValueCheck | None = None
+    """How results compare with those of the recorded op's own implementation; None where that was not asked."""
     measure_s: float | None = None
     """Wall time of the measuring loop."""
     attempts: int = 1

@@ -85,6 +85,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Whether ops that CUDA runs faster than the host launches them are captured in a graph."""
     check_kernels: bool = False
     """Whether a profile of each replayed call is compared with the kernels and child ops that were recorded."""
+    check_values: bool = False
+    """Whether results are compared with those of the recorded op's own implementation."""
     total_time_s: float | None = None
     """Wall time for the whole run; ops that come too late are skipped with that reason."""
     threads: int | None = None
@@ -116,6 +118,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
             op_time_s=self.op_time_s, target_ci=self.target_ci, min_samples=self.min_samples,
             max_samples=self.max_samples, warmup_calls=self.warmup_calls, warmup_s=self.warmup_s, cache=self.cache,
             check_kernels=self.check_kernels, cuda_graph=self.cuda_graph, limit_s=self.hard_limit_s(),
+            check_values=self.check_values,
         )  # fmt: skip
 
     def hard_limit_s(self) -> float:
@@ -346,6 +349,7 @@ def result_of(plan: ReplayPlan, op: ReplayOp, outcome: Outcome, simulated: dict[
         assumptions=op.assumptions + outcome.assumptions,
         work=outcome.work,
         fidelity=outcome.fidelity,
+        values=outcome.values,
         measure_s=outcome.measure_s,
         attempts=outcome.attempts,
     )

@@ -105,6 +105,7 @@ def make_executor(config: WorkerConfig) -> Executor:
     from opreplay.replay.plugins import load_plugins
     from opreplay.replay.policy import Policy
     from opreplay.replay.resolve import find_overload
+    from opreplay.replay.value_checks import own_call
 
     threads, idle = _threads(config)
     load_plugins(config.plugins)
@@ -115,6 +116,7 @@ def make_executor(config: WorkerConfig) -> Executor:
         memory_bytes=config.memory_bytes,
         threads=threads,
         idle_cpus=idle,
+        own_call=partial(own_call, policy=policy),
         registry=open_registry(config.init_modules, config.init_args),
         values=None if config.values is None else RecordedValues(config.values),
         check_work=config.check_work,

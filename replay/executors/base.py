@@ -14,6 +14,7 @@ from opreplay.replay.work.amounts import Work
 if TYPE_CHECKING:
     from opreplay.replay.gauge import Gauge
     from opreplay.replay.sequence.parts import SequenceParts
+    from opreplay.replay.value_checks import ValueCheck
 
 CacheState = Literal["cold", "warm"]
 """Whether an op finds its arguments in the device's caches, as in a loop, or not, as most of them in a model."""
@@ -247,6 +248,10 @@ class Executor(Protocol):
 
     def reset(self, prepared: Any) -> None:
         """Give arguments that the op writes to their first values again."""
+        ...
+
+    def check_values(self, prepared: Any, op: ReplayOp) -> ValueCheck:
+        """Call the op once, and hold its results against those of the recorded op's own implementation."""
         ...
 
     def profile(self, prepared: Any, op: ReplayOp) -> Profile:

@@ -23,6 +23,7 @@ from opreplay.replay.gauge import Gauge
 from opreplay.replay.ir import Assumption, Reason, ReplayOp
 from opreplay.replay.sequence.parts import Found, SequenceParts
 from opreplay.replay.sequence.timers import HostTimer
+from opreplay.replay.value_checks import ValueCheck
 from opreplay.replay.work.amounts import Work
 from opreplay.traces.model import TensorMeta
 
@@ -107,6 +108,9 @@ class FakeExecutor:
 
     def reset(self, prepared: FakePrepared) -> None:
         self.resets += 1
+
+    def check_values(self, prepared: FakePrepared, op: ReplayOp) -> ValueCheck:
+        return ValueCheck(status="own")
 
     def profile(self, prepared: FakePrepared, op: ReplayOp) -> Profile:
         prepared.call()

@@ -18,11 +18,11 @@ import msgspec
 import torch
 
 from opreplay.initializers import fill
-from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
+from opreplay.initializers.base import BatchLengths, CustomInit, InitContext, InitializerError, InitReport
 from opreplay.initializers.dense import DenseInit
 from opreplay.initializers.recorded_values import RECORDED, RecordedValues
 from opreplay.initializers.registry import Registry, built_in
-from opreplay.replay import aliasing, budget, tensors
+from opreplay.replay import aliasing, budget, tensors, value_checks
 from opreplay.replay.clocks import EventClock, HostClock
 from opreplay.replay.executors.base import Clock, NotReplayable, Profile
 from opreplay.replay.executors.filled import Filled
@@ -30,11 +30,13 @@ from opreplay.replay.executors.torch_cache import Caches, argument_bytes, copies
 from opreplay.replay.executors.torch_graph import captured
 from opreplay.replay.executors.torch_profile import profile_call
 from opreplay.replay.executors.torch_sequence import TorchTools, free_bytes_of, timer_on
+from opreplay.replay.executors.torch_values import values_of_call
 from opreplay.replay.gauge import Gauge
 from opreplay.replay.ir import Assumption, Reason, ReplayArg, ReplayOp
 from opreplay.replay.reference import canonical_name
 from opreplay.replay.reference.batch import BatchLayout, set_layout
 from opreplay.replay.sequence.parts import SequenceParts
+from opreplay.replay.value_checks import OwnCall, ValueCheck
 from opreplay.replay.widen import widened
 from opreplay.replay.work.amounts import Work
 from opreplay.replay.work.registry import work_of
@@ -48,6 +50,8 @@ PROBE_S = 0.02
 _OVERLAP = "single memory location"
 """In what torch says where arguments overlap that must not (ATen/MemoryOverlap.cpp)."""
 
+OwnCallOf = Callable[[ReplayOp], OwnCall | ValueCheck]
+"""How the recorded op's own implementation is called."""
 FindOverload = Callable[[ReplayOp], Callable[..., Any]]
 """What to call for an op; raises NotReplayable."""
 
@@ -58,11 +62,12 @@ class TorchPrepared:
     def __init__(self, call: partial[Any], written: tuple[torch.Tensor, ...], spare_bytes: int) -> None:
         self.call = call
         self.argument_bytes = argument_bytes(call)
-        self._spare_bytes = spare_bytes
+        self.spare_bytes = spare_bytes
         self.mutates = bool(written)
         self.max_calls: int | None = None
         self.first_call_us: float | None = None
         self.initializer: str | None = None
+        self.lengths: BatchLengths | None = None
         self.assumptions: tuple[Assumption, ...] = ()
         self.work: Work | None = None
         self._only_reshapes = torch.Tag.inplace_view in getattr(call.func, "tags", ())
@@ -73,7 +78,7 @@ class TorchPrepared:
 
     def copies(self, count: int) -> Sequence[Callable[[], Any]]:
         """One for an op that writes to its arguments: only those that were saved can be reset."""
-        room = self._spare_bytes // max(self.argument_bytes, 1)
+        room = self.spare_bytes // max(self.argument_bytes, 1)
         return [self.call] if self.mutates else copies(self.call, max(1, min(count, 1 + room)))
 
     def reset(self) -> None:
@@ -110,7 +115,7 @@ class TorchExecutor:
     def __init__(
         self, device: str, find_overload: FindOverload, *, memory_bytes: int, threads: int | None = None,
         registry: Registry | None = None, values: RecordedValues | None = None, check_work: bool = False,
-        idle_cpus: float | None = None,
+        idle_cpus: float | None = None, own_call: OwnCallOf | None = None,
     ) -> None:  # fmt: skip
         self._device = open_device(device)
         self.device = str(self._device)
@@ -120,6 +125,7 @@ class TorchExecutor:
         self._values = values
         self._check_work = check_work
         self._idle_cpus = idle_cpus
+        self._own_call = own_call
         self._before = (torch.get_num_threads(), torch.is_grad_enabled())
         if threads is not None:
             torch.set_num_threads(threads)
@@ -193,10 +199,11 @@ class TorchExecutor:
         assumed = tuple(
             Assumption(argument=argument, what=what) for report in reports for argument, what in report.assumed.items()
         )
+        lengths = next((report.lengths for report in reports if report.lengths is not None), None)
         return Filled(
-            op=op, function=_with_lengths(function, reports), args=args, initializer=name, ruled=rule is not None,
+            op=op, function=_with_lengths(function, lengths), args=args, initializer=name, ruled=rule is not None,
             assumptions=notes + assumed,
-            lengths=next((report.lengths for report in reports if report.lengths is not None), None),
+            lengths=lengths,
         )  # fmt: skip
 
     def _ready(
@@ -209,7 +216,7 @@ class TorchExecutor:
         by_name = {arg.name: args[arg.name] for arg in op.args if arg.keyword_only}
         spare = self._memory_bytes - budget.need_of(op).total
         prepared = TorchPrepared(partial(filled.function, *positional, **by_name), _written(op, args), spare)
-        prepared.initializer = filled.initializer
+        prepared.initializer, prepared.lengths = filled.initializer, filled.lengths
         if self._check_work:
             prepared.work = work_of(self._context(op, args, seed_of(op, seed), seed), filled.lengths)
         prepared.assumptions = filled.assumptions
@@ -237,6 +244,21 @@ class TorchExecutor:
             found=self.found, fill=self.fill, tools=TorchTools(self._device), synchronize=self.synchronize,
             timer=timer_on(self._device, self.synchronize, _hold), free_bytes=partial(free_bytes_of, self._device),
         )  # fmt: skip
+
+    def check_values(self, prepared: TorchPrepared, op: ReplayOp) -> ValueCheck:
+        own = ValueCheck(status="own") if self._own_call is None else self._own_call(op)
+        if isinstance(own, ValueCheck):
+            return own
+        if not prepared.resettable or prepared.spare_bytes < prepared.argument_bytes:
+            return value_checks.not_compared("no memory for a second set of arguments (--max-op-memory)")
+        try:
+            function = _with_lengths(self._find(own.op), prepared.lengths)
+        except NotReplayable as stopped:
+            return value_checks.failed(stopped.reason)
+        try:
+            return values_of_call(prepared.call, op, own, function)
+        finally:
+            prepared.reset()
 
     def profile(self, prepared: TorchPrepared, op: ReplayOp) -> Profile:
         found = profile_call(prepared.call, self._device, self.synchronize, op.called)
@@ -384,9 +406,8 @@ def _hold(duration_us: float) -> None:
         torch.cuda._sleep(math.ceil(duration_us * 2000))
 
 
-def _with_lengths(function: Callable[..., Any], reports: list[InitReport]) -> Callable[..., Any]:
+def _with_lengths(function: Callable[..., Any], found: BatchLengths | None) -> Callable[..., Any]:
     """The op, called where the batch's lengths can be found, for one that has no argument for them."""
-    found = next((report.lengths for report in reports if report.lengths is not None), None)
     if found is None:
         return function
     layout = BatchLayout(query_lens=found.query, kv_lens=found.kv)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from opreplay.replay.ir.verdicts import ValueStatus
 from opreplay.replay.report.text import plural, safe, share_text
-from opreplay.replay.results import Header, OpResult
-from opreplay.replay.value_checks import ValueStatus
-from opreplay.replay.warnings import kind_of
+from opreplay.replay.results.measurement import kind_of
+from opreplay.replay.results.records import Header, OpResult
 
 MARK = "*"
 VALUES = "values"

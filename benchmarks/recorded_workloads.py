@@ -3,6 +3,8 @@
 Owns what is run. Recording and comparing are `replayed_as_recorded`'s.
 """
 
+# pyright: reportUnusedExpression=false
+
 from __future__ import annotations
 
 import math

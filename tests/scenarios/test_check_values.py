@@ -84,7 +84,7 @@ def test_an_executor_that_computes_something_else_is_found(
         record["name"]: record
         for record in map(json.loads, (tmp_path / "r.jsonl").read_text().splitlines()) if record["record"] == "op"
     }  # fmt: skip
-    assert {op["status"] for op in ops.values()} == {"replayed"}, {op["reason"] for op in ops.values()}
+    assert {op["status"] for op in ops.values()} == {"replayed"}, [op["reason"] for op in ops.values()]
     values = {name: op["values"] for name, op in ops.items()}
     found = {name: (check["status"], check["against"]) for name, check in values.items()}
     assert found == {

@@ -70,7 +70,7 @@ def command(
     custom_op_dir: str | None, selection: Selection, plugin: tuple[str, ...], output: tuple[str, ...], force: bool,
     dry_run: bool, lanes: int | None, engine: str, address: str | None, measuring: RunOptions, resume: bool,
     max_failed: int | None, init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None,
-    check_work: bool, check_kernels: bool, limit: tuple[tuple[str, str], ...],
+    check_work: bool, check_kernels: bool, check_values: bool, limit: tuple[tuple[str, str], ...],
 ) -> int:  # fmt: skip
     """Replay the unique ops of many traces, each once, and report every trace, every job and all together.
 
@@ -123,6 +123,7 @@ def command(
         options = msgspec.structs.replace(
             measuring, device=device, allow_imports=selection.allow_imports, plugins=plugin, init_modules=init_module,
             init_args=init_arg, lanes=lanes or 1, values=values, check_work=check_work, check_kernels=check_kernels,
+            check_values=check_values,
         )  # fmt: skip
         with stored_plans(outputs, how, force=force) as store:
             batch, refused = read(store)

@@ -61,7 +61,7 @@ def command(
     l2: L2State | None, custom_op_dir: str | None, selection: Selection, plugin: tuple[str, ...],
     output: tuple[str, ...], force: bool, dry_run: bool, measuring: RunOptions, resume: bool, max_failed: int | None,
     init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None,
-    check_work: bool, check_kernels: bool, limit: tuple[tuple[str, str], ...],
+    check_work: bool, check_kernels: bool, check_values: bool, limit: tuple[tuple[str, str], ...],
 ) -> int:  # fmt: skip
     """Replay each unique op of TRACE on this machine, predict each on a simulated Ascend NPU, and print both beside
     what the trace recorded.
@@ -96,6 +96,7 @@ def command(
         options = msgspec.structs.replace(
             measuring, device=device, allow_imports=selection.allow_imports, plugins=plugin, init_modules=init_module,
             init_args=init_arg, values=values, check_work=check_work, check_kernels=check_kernels,
+            check_values=check_values,
         )  # fmt: skip
         if check_kernels:
             plan = with_recorded_children(plan, read)

@@ -84,7 +84,11 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def checking_options(command: Command) -> Command:
-    """--check-work and --check-kernels: whether what was replayed is what was recorded."""
+    """--check-work, --check-kernels and --check-values: whether what was replayed is what was recorded."""
+    command = click.option(
+        "--check-values", is_flag=True,
+        help="Compare the results of ops that something else runs with those of their own implementation.",
+    )(command)  # fmt: skip
     command = click.option(
         "--check-kernels", is_flag=True,
         help="Profile a call of each op, and compare its kernels or child ops with those recorded.",

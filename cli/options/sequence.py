@@ -18,6 +18,7 @@ MEANINGLESS = {
     "cuda_graph": "each call of a sequence is timed by itself",
     "over_budget": "an op that runs in part has not the results that the next one takes",
     "check_kernels": "it looks at single ops",
+    "check_values": "it looks at single ops",
     "check_work": "it looks at single ops",
 }
 """Parameter of `run` → why it cannot be given with a sequence."""

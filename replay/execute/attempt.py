@@ -44,6 +44,7 @@ def attempt(
             measured = measure_on_idle(executor, prepared, msgspec.structs.replace(options, limit_s=left_s))
             measure_s = perf_counter() - started
             measurement = scaled(measured, part.part)
+            values = executor.check_values(prepared, part.op) if options.check_values else None
             fidelity = _fidelity(executor, prepared, op, measurement) if options.check_kernels else None
         except NotReplayable as stopped:
             return unable(stopped.reason)
@@ -65,6 +66,7 @@ def attempt(
         work=prepared.work,
         measure_s=measure_s,
         fidelity=fidelity,
+        values=values,
     )
 
 

@@ -34,6 +34,8 @@ class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Whether ops that the device runs faster than the host launches them are captured in a graph."""
     check_kernels: bool = False
     """Whether one more call is profiled and held against what was recorded."""
+    check_values: bool = False
+    """Whether the results of one more call are held against those of the recorded op's own implementation."""
 
 
 LIMIT_S = 60.0
@@ -68,6 +70,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Whether ops that CUDA runs faster than the host launches them are captured in a graph."""
     check_kernels: bool = False
     """Whether a profile of each replayed call is compared with the kernels and child ops that were recorded."""
+    check_values: bool = False
+    """Whether results are compared with those of the recorded op's own implementation."""
     total_time_s: float | None = None
     """Wall time for the whole run; ops that come too late are skipped with that reason."""
     threads: int | None = None
@@ -99,6 +103,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
             op_time_s=self.op_time_s, target_ci=self.target_ci, min_samples=self.min_samples,
             max_samples=self.max_samples, warmup_calls=self.warmup_calls, warmup_s=self.warmup_s, cache=self.cache,
             check_kernels=self.check_kernels, cuda_graph=self.cuda_graph, limit_s=self.hard_limit_s(),
+            check_values=self.check_values,
         )  # fmt: skip
 
     def hard_limit_s(self) -> float:

@@ -1,4 +1,4 @@
-"""What calls on meta tensors say of an op."""
+"""What calls on meta tensors, and results beside those of the own implementation, say of an op."""
 
 from __future__ import annotations
 
@@ -22,3 +22,25 @@ class MetaCheck(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return f"{self.status}: {self.detail}" if self.detail else self.status
+
+
+ValueStatus = Literal["agrees", "differs", "own", "not compared"]
+"""Own: what ran is the recorded op's own implementation."""
+Against = Literal["torch", "library", "stand-in"]
+
+
+class ValueCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """One op: its results beside those of the recorded op's own implementation on the same arguments."""
+
+    status: ValueStatus
+    against: Against | None = None
+    """Whose results they were compared with."""
+    detail: str = ""
+    """What differs, or why there is nothing to compare with."""
+    results: int = 0
+    """Tensors and numbers compared, arguments that are written to included."""
+
+
+def not_compared(why: str) -> ValueCheck:
+    """The verdict where there is nothing to compare with."""
+    return ValueCheck(status="not compared", detail=why)

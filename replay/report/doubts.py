@@ -5,25 +5,38 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from opreplay.replay.report.text import plural, share_text
+from opreplay.replay.ir.verdicts import ValueStatus
+from opreplay.replay.report.text import plural, safe, share_text
 from opreplay.replay.results.measurement import kind_of
 from opreplay.replay.results.records import Header, OpResult
 
 MARK = "*"
+VALUES = "values"
 MARKED: dict[str, str] = {
     "first call": "the first call, with all that it set up",
     "not settled": "calls that did not settle",
     "interrupted": "other programs had the processor in most samples",
+    VALUES: "results that differ from those of the op's own implementation",
     "one thread": "one thread, since several waited for processors",
 }
 """Warnings with which a time may be another by far → what is told of it."""
 
 
+STATUSES: dict[ValueStatus, str] = {
+    "differs": "differ from their own implementation",
+    "agrees": "agree with it",
+    "own": "ran as their own",
+    "not compared": "with nothing to compare with",
+}
+NAMED = 8
+"""Ops that notes name one by one."""
+
+
 def marks(result: OpResult) -> list[str]:
     """The kinds of warnings that mark the result's measured time."""
-    if result.measurement is None:
-        return []
-    return [kind for kind in map(kind_of, result.measurement.warnings) if kind in MARKED]
+    found = [VALUES] if result.values is not None and result.values.status == "differs" else []
+    warnings = () if result.measurement is None else result.measurement.warnings
+    return [*found, *(kind for kind in map(kind_of, warnings) if kind in MARKED)]
 
 
 def mark(results: Sequence[OpResult]) -> str:
@@ -33,7 +46,12 @@ def mark(results: Sequence[OpResult]) -> str:
 
 def doubt_notes(header: Header | None, results: Sequence[OpResult], *, device: bool) -> list[str]:
     """Marked rows with their share of the measured time, the threads, and what is in recorded times."""
-    return [*_marked(results), *thread_notes({} if header is None else header.environment), *_recorded(header, device)]
+    return [
+        *_marked(results),
+        *value_notes(results),
+        *thread_notes({} if header is None else header.environment),
+        *_recorded(header, device),
+    ]
 
 
 def _marked(results: Sequence[OpResult]) -> list[str]:
@@ -45,6 +63,25 @@ def _marked(results: Sequence[OpResult]) -> list[str]:
     kinds = Counter(kind for result in marked for kind in marks(result))
     why = ", ".join(f"{MARKED[kind]} ({count:,})" for kind, count in kinds.most_common())
     return [f"{MARK} {plural(len(marked), 'op')} = {share_text(share)} of the measured time may take another: {why}"]
+
+
+def value_notes(results: Sequence[OpResult]) -> list[str]:
+    """How results compare with those of the ops' own implementations: a line for each op that differs, and the rest."""
+    checked = [(result, result.values) for result in results if result.values is not None]
+    if not checked:
+        return []
+    found = [
+        f"values: {safe(result.name)} differs from its own implementation ({check.against}): {safe(check.detail)}"
+        for result, check in checked if check.status == "differs"
+    ]  # fmt: skip
+    if len(found) > NAMED:
+        found = [*found[:NAMED], f"values: {plural(len(found) - NAMED, 'more op')} that differ"]
+    counts = Counter(check.status for _, check in checked)
+    parts = [f"{counts[status]:,} {text}" for status, text in STATUSES.items() if counts[status]]
+    why = Counter(check.detail for _, check in checked if check.status == "not compared")
+    if why:
+        parts[-1] += f": {', '.join(f'{safe(text)} ({count:,})' for text, count in why.most_common(NAMED))}"
+    return [*found, f"values of {plural(len(checked), 'op')}: {'; '.join(parts)}"]
 
 
 def thread_notes(environment: Mapping[str, object]) -> list[str]:

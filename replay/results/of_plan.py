@@ -56,6 +56,7 @@ def result_of(plan: ReplayPlan, op: ReplayOp, outcome: Outcome, simulated: dict[
         assumptions=op.assumptions + outcome.assumptions,
         work=outcome.work,
         fidelity=outcome.fidelity,
+        values=outcome.values,
         measure_s=outcome.measure_s,
         attempts=outcome.attempts,
     )

@@ -8,6 +8,7 @@ import msgspec
 
 from opreplay.replay.arguments.work.amounts import Work
 from opreplay.replay.ir.model import Assumption, Reason
+from opreplay.replay.ir.verdicts import ValueCheck
 from opreplay.replay.results.measurement import Measurement
 from opreplay.replay.results.records import Fidelity
 
@@ -22,6 +23,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
     assumptions: tuple[Assumption, ...] = ()
     work: Work | None = None
     fidelity: Fidelity | None = None
+    values: ValueCheck | None = None
     measure_s: float | None = None
     """Wall time of the measuring loop; the rest of the op's time went into its arguments and into talking of it."""
     attempts: int = 1

@@ -12,7 +12,7 @@ import msgspec
 from opreplay.replay.arguments.work.amounts import Work
 from opreplay.replay.ir.model import Assumption, Resolution
 from opreplay.replay.ir.reasons import NOT_GIVEN, Reason, ReasonTotal
-from opreplay.replay.ir.verdicts import MetaCheck
+from opreplay.replay.ir.verdicts import MetaCheck, ValueCheck
 from opreplay.replay.results.measurement import Measurement
 
 SCHEMA_VERSION = 4
@@ -97,6 +97,8 @@ class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="r
     """What the values of the arguments make the op do; None where that was not asked, or shapes alone decide."""
     fidelity: Fidelity | None = None
     """How kernels, child ops and times compare with those recorded; None where that was not asked."""
+    values: ValueCheck | None = None
+    """How results compare with those of the recorded op's own implementation; None where that was not asked."""
     measure_s: float | None = None
     """Wall time of the measuring loop."""
     attempts: int = 1

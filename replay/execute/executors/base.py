@@ -10,6 +10,7 @@ import msgspec
 from opreplay.replay.arguments.work.amounts import Work
 from opreplay.replay.execute.executors.clocks import Clock
 from opreplay.replay.ir.model import Assumption, RecordedKernel, ReplayOp
+from opreplay.replay.ir.verdicts import ValueCheck
 
 if TYPE_CHECKING:
     from opreplay.replay.execute.executors.reference_load import Gauge
@@ -136,6 +137,10 @@ class Executor(Protocol):
 
     def reset(self, prepared: Any) -> None:
         """Give arguments that the op writes to their first values again."""
+        ...
+
+    def check_values(self, prepared: Any, op: ReplayOp) -> ValueCheck:
+        """Call the op once, and hold its results against those of the recorded op's own implementation."""
         ...
 
     def profile(self, prepared: Any, op: ReplayOp) -> Profile:

@@ -25,6 +25,7 @@ from opreplay.replay.execute.executors.timers import HostTimer
 from opreplay.replay.host.interruptions import Interruptions
 from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
 from opreplay.replay.ir.reasons import NotReplayable
+from opreplay.replay.ir.verdicts import ValueCheck
 from opreplay.traces.model import TensorMeta
 
 JITTER = (0.0, 0.01, -0.01, 0.005, -0.005)
@@ -108,6 +109,9 @@ class FakeExecutor:
 
     def reset(self, prepared: FakePrepared) -> None:
         self.resets += 1
+
+    def check_values(self, prepared: FakePrepared, op: ReplayOp) -> ValueCheck:
+        return ValueCheck(status="own")
 
     def profile(self, prepared: FakePrepared, op: ReplayOp) -> Profile:
         prepared.call()

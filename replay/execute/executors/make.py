@@ -19,6 +19,7 @@ def make_executor(config: WorkerConfig) -> Executor:
     from opreplay.replay.execute.executors.torch.device import TorchExecutor
     from opreplay.replay.plugins import load_plugins
     from opreplay.replay.resolve.names import find_overload
+    from opreplay.replay.resolve.own_call import own_call
     from opreplay.replay.resolve.policy import Policy
 
     threads, idle = _threads(config)
@@ -30,6 +31,7 @@ def make_executor(config: WorkerConfig) -> Executor:
         memory_bytes=config.memory_bytes,
         threads=threads,
         idle_cpus=idle,
+        own_call=partial(own_call, policy=policy),
         registry=open_registry(config.init_modules, config.init_args),
         values=None if config.values is None else RecordedValues(config.values),
         check_work=config.check_work,

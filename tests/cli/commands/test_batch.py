@@ -221,11 +221,12 @@ def test_values_and_checks_are_those_of_run(ranks: Path, tmp_path: Path) -> None
     assert "aten::relu.self is float32[8, 4]" in refused.stderr
     assert batch(ranks, "--values", values).exit_code == 2
     first = batch(ranks / "rank0.json", "--values", values, "--op-filter", "aten::relu", "--top", "1", "--check-work",
-                  "--check-kernels")  # fmt: skip
+                  "--check-kernels", "--check-values")  # fmt: skip
     assert first.exit_code == 0, first.stderr
     options = SEEN["options"]
     assert isinstance(options, orchestrator.RunOptions)
     assert (options.values, options.check_work, options.check_kernels) == (str(values), True, True)
+    assert options.check_values
 
 
 def test_traces_that_are_as_they_were_are_read_once(

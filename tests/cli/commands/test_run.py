@@ -75,10 +75,11 @@ def test_check_work_reaches_the_library(trace: Path) -> None:
 
 
 def test_how_to_measure_reaches_the_library(trace: Path) -> None:
-    assert run(trace, "--cache", "warm", "--cuda-graph", "--check-kernels").exit_code == 0
+    assert run(trace, "--cache", "warm", "--cuda-graph", "--check-kernels", "--check-values").exit_code == 0
     options = SEEN["options"]
     assert isinstance(options, orchestrator.RunOptions)
     assert (options.cache, options.cuda_graph, options.check_kernels) == ("warm", True, True)
+    assert options.measure_options().check_values
     measured = options.measure_options()
     assert (measured.cache, measured.cuda_graph, measured.check_kernels) == ("warm", True, True)
     assert run(trace).exit_code == 0

@@ -87,17 +87,18 @@ def copies(call: partial[Any], count: int) -> list[Callable[[], Any]]:
     made: list[Callable[[], Any]] = [call]
     for _ in range(count - 1):
         memo: dict[int, Any] = {}
-        args = [_copied(value, memo) for value in call.args]
-        named = {name: _copied(value, memo) for name, value in call.keywords.items()}
+        args = [copied(value, memo) for value in call.args]
+        named = {name: copied(value, memo) for name, value in call.keywords.items()}
         made.append(partial(call.func, *args, **named))
     return made
 
 
-def _copied(value: Any, memo: dict[int, Any]) -> Any:
+def copied(value: Any, memo: dict[int, Any]) -> Any:
+    """A value with its tensors in memory of their own, shared among them as before by way of `memo`."""
     if isinstance(value, torch.Tensor):
         return copy.deepcopy(value, memo)
     if type(value) in (list, tuple):
-        return type(value)(_copied(item, memo) for item in value)
+        return type(value)(copied(item, memo) for item in value)
     return value
 
 

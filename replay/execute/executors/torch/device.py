@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from opreplay.initializers import fill
-from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
+from opreplay.initializers.base import BatchLengths, CustomInit, InitContext, InitializerError, InitReport
 from opreplay.initializers.dense import DenseInit
 from opreplay.initializers.registry import Registry, built_in
 from opreplay.initializers.supplied.values import RECORDED, RecordedValues
@@ -34,10 +34,13 @@ from opreplay.replay.execute.executors.torch.caches import Caches, argument_byte
 from opreplay.replay.execute.executors.torch.graph import captured
 from opreplay.replay.execute.executors.torch.profile import profile_call
 from opreplay.replay.execute.executors.torch.sequence_tools import TorchTools, free_bytes_of, timer_on
+from opreplay.replay.execute.executors.torch.values import values_of_call
 from opreplay.replay.ir import shared_memory as aliasing
 from opreplay.replay.ir import sizes as budget
 from opreplay.replay.ir.model import Assumption, Reason, ReplayArg, ReplayOp
 from opreplay.replay.ir.reasons import NotReplayable
+from opreplay.replay.ir.verdicts import ValueCheck, not_compared
+from opreplay.replay.resolve.own_call import OwnCall
 from opreplay.replay.standins import canonical_name
 from opreplay.replay.standins.batch_layout import BatchLayout, set_layout
 from opreplay.traces.errors import EnvironmentRefused, UsageError
@@ -50,6 +53,8 @@ PROBE_S = 0.02
 _OVERLAP = "single memory location"
 """In what torch says where arguments overlap that must not (ATen/MemoryOverlap.cpp)."""
 
+OwnCallOf = Callable[[ReplayOp], OwnCall | ValueCheck]
+"""How the recorded op's own implementation is called."""
 FindOverload = Callable[[ReplayOp], Callable[..., Any]]
 """What to call for an op; raises NotReplayable."""
 
@@ -60,11 +65,12 @@ class TorchPrepared:
     def __init__(self, call: partial[Any], written: tuple[torch.Tensor, ...], spare_bytes: int) -> None:
         self.call = call
         self.argument_bytes = argument_bytes(call)
-        self._spare_bytes = spare_bytes
+        self.spare_bytes = spare_bytes
         self.mutates = bool(written)
         self.max_calls: int | None = None
         self.first_call_us: float | None = None
         self.initializer: str | None = None
+        self.lengths: BatchLengths | None = None
         self.assumptions: tuple[Assumption, ...] = ()
         self.work: Work | None = None
         self._only_reshapes = torch.Tag.inplace_view in getattr(call.func, "tags", ())
@@ -75,7 +81,7 @@ class TorchPrepared:
 
     def copies(self, count: int) -> Sequence[Callable[[], Any]]:
         """One for an op that writes to its arguments: only those that were saved can be reset."""
-        room = self._spare_bytes // max(self.argument_bytes, 1)
+        room = self.spare_bytes // max(self.argument_bytes, 1)
         return [self.call] if self.mutates else copies(self.call, max(1, min(count, 1 + room)))
 
     def reset(self) -> None:
@@ -112,7 +118,7 @@ class TorchExecutor:
     def __init__(
         self, device: str, find_overload: FindOverload, *, memory_bytes: int, threads: int | None = None,
         registry: Registry | None = None, values: RecordedValues | None = None, check_work: bool = False,
-        idle_cpus: float | None = None,
+        idle_cpus: float | None = None, own_call: OwnCallOf | None = None,
     ) -> None:  # fmt: skip
         self._device = open_device(device)
         self.device = str(self._device)
@@ -122,6 +128,7 @@ class TorchExecutor:
         self._values = values
         self._check_work = check_work
         self._idle_cpus = idle_cpus
+        self._own_call = own_call
         self._before = (torch.get_num_threads(), torch.is_grad_enabled())
         if threads is not None:
             torch.set_num_threads(threads)
@@ -195,10 +202,11 @@ class TorchExecutor:
         assumed = tuple(
             Assumption(argument=argument, what=what) for report in reports for argument, what in report.assumed.items()
         )
+        lengths = next((report.lengths for report in reports if report.lengths is not None), None)
         return Filled(
-            op=op, function=_with_lengths(function, reports), args=args, initializer=name, ruled=rule is not None,
+            op=op, function=_with_lengths(function, lengths), args=args, initializer=name, ruled=rule is not None,
             assumptions=notes + assumed,
-            lengths=next((report.lengths for report in reports if report.lengths is not None), None),
+            lengths=lengths,
         )  # fmt: skip
 
     def _ready(
@@ -211,7 +219,7 @@ class TorchExecutor:
         by_name = {arg.name: args[arg.name] for arg in op.args if arg.keyword_only}
         spare = self._memory_bytes - budget.need_of(op).total
         prepared = TorchPrepared(partial(filled.function, *positional, **by_name), _written(op, args), spare)
-        prepared.initializer = filled.initializer
+        prepared.initializer, prepared.lengths = filled.initializer, filled.lengths
         if self._check_work:
             prepared.work = work_of(self._context(op, args, seed_of(op, seed), seed), filled.lengths)
         prepared.assumptions = filled.assumptions
@@ -239,6 +247,21 @@ class TorchExecutor:
             found=self.found, fill=self.fill, tools=TorchTools(self._device), synchronize=self.synchronize,
             timer=timer_on(self._device, self.synchronize, _hold), free_bytes=partial(free_bytes_of, self._device),
         )  # fmt: skip
+
+    def check_values(self, prepared: TorchPrepared, op: ReplayOp) -> ValueCheck:
+        own = ValueCheck(status="own") if self._own_call is None else self._own_call(op)
+        if isinstance(own, ValueCheck):
+            return own
+        if not prepared.resettable or prepared.spare_bytes < prepared.argument_bytes:
+            return not_compared("no memory for a second set of arguments (--max-op-memory)")
+        try:
+            function = _with_lengths(self._find(own.op), prepared.lengths)
+        except NotReplayable as stopped:
+            return not_compared(f"its own implementation does not run here: {stopped.reason}")
+        try:
+            return values_of_call(prepared.call, op, own, function)
+        finally:
+            prepared.reset()
 
     def profile(self, prepared: TorchPrepared, op: ReplayOp) -> Profile:
         found = profile_call(prepared.call, self._device, self.synchronize, op.called)
@@ -381,9 +404,8 @@ def _hold(duration_us: float) -> None:
         torch.cuda._sleep(math.ceil(duration_us * 2000))
 
 
-def _with_lengths(function: Callable[..., Any], reports: list[InitReport]) -> Callable[..., Any]:
+def _with_lengths(function: Callable[..., Any], found: BatchLengths | None) -> Callable[..., Any]:
     """The op, called where the batch's lengths can be found, for one that has no argument for them."""
-    found = next((report.lengths for report in reports if report.lengths is not None), None)
     if found is None:
         return function
     layout = BatchLayout(query_lens=found.query, kv_lens=found.kv)

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import glob
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from opreplay.traces.annotations import AnnotationTable
-from opreplay.traces.collect import Collector
-from opreplay.traces.columns import smallest
 from opreplay.traces.dialects.ascend import owners_above_launches
 from opreplay.traces.dialects.kineto import ERAS, era_of, metadata_level, run_facts
-from opreplay.traces.errors import TraceError
-from opreplay.traces.head import ExecutionTraceFound
+from opreplay.traces.errors import TraceError, UsageError
+from opreplay.traces.garbage import collector_off
 from opreplay.traces.limits import Limits
-from opreplay.traces.link import LinkInput, link
+from opreplay.traces.links.annotations import AnnotationTable
+from opreplay.traces.links.device_time import LinkInput, link
 from opreplay.traces.model import KernelTable, OpTable, ReadReport, Trace, TraceInfo
-from opreplay.traces.scan import BLOCK_BYTES, Scanned, scan
-from opreplay.traces.signatures import decode_name, decode_signatures
-from opreplay.traces.source import Source
+from opreplay.traces.reading.collect import Collector
+from opreplay.traces.reading.columns import smallest
+from opreplay.traces.reading.head import ExecutionTraceFound
+from opreplay.traces.reading.scan import BLOCK_BYTES, Scanned, scan
+from opreplay.traces.reading.signatures import decode_name, decode_signatures
+from opreplay.traces.reading.source import Source
 
 _DEFAULT_LIMITS = Limits()
 Progress = Callable[[int, "int | None"], None]
@@ -48,9 +47,9 @@ def read_trace(
     run; one process then reads all.
     Raises TraceError: Malformed, UnknownDialect, or TooLarge for a file over one of `limits`.
     """
-    with _no_gc():
+    with collector_off():
         if processes > 1 and not record_function_ids:
-            from opreplay.traces.parallel import scan_parallel
+            from opreplay.traces.reading.parallel import scan_parallel
 
             scanned = scan_parallel(str(path), limits, processes, block_bytes=_block_bytes, progress=progress)
             if scanned is not None:
@@ -80,18 +79,6 @@ def read_trace(
         if isinstance(got, Scanned) and got.collector.wants_arrows:
             got = once(arrows=True)
         return got if isinstance(got, Trace) else _assemble(str(path), got)
-
-
-@contextmanager
-def _no_gc() -> Iterator[None]:
-    """The collector off: decoded events hold no cycles, and looking for some would take a third of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _assemble(path: str, scanned: Scanned) -> Trace:
@@ -246,3 +233,12 @@ def expand_paths(patterns: Iterable[str]) -> list[str]:
             raise TraceError(f"no file matches {pattern}", hint="Check the pattern; quote it so that it arrives whole.")
         out.update(dict.fromkeys(found))
     return list(out)
+
+
+def the_one_path(text: str) -> str:
+    """The one file that a path or glob means. Raises UsageError for none or several."""
+    paths = expand_paths([text])
+    if len(paths) != 1:
+        found = f"{text} matches {len(paths)} files, e.g. {paths[0]}" if paths else f"{text} matches no file"
+        raise UsageError(found, hint="Name one of them.")
+    return paths[0]

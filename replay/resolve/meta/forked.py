@@ -95,6 +95,11 @@ def _asked(
     return found
 
 
+def any_lost() -> bool:
+    """Whether some call of this process never returned: how long one may take depends on the machine's load."""
+    return bool(_lost)
+
+
 def _call_of(op: ReplayOp) -> bytes:
     """The same for ops whose calls on meta tensors are the same."""
     return msgspec.msgpack.encode((op.called, op.overload, op.resolved_by, op.via, op.args))

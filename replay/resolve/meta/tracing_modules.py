@@ -84,9 +84,9 @@ def _any_bool(*values: Any) -> Any:
 def _equal_sizes(one: Any, other: Any) -> Any:
     if type(one) is int and type(other) is int:
         return one == other
-    sequences = isinstance(one, (tuple, list)) and isinstance(other, (tuple, list))
-    if sequences and all(type(size) is int for size in (*one, *other)):
-        return tuple(one) == tuple(other)
+    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
+        sizes = [*one, *other]
+        return list(one) == list(other) if all(type(size) is int for size in sizes) else None
     return None
 
 
@@ -98,7 +98,8 @@ _OF_PLAIN: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(
         ("expect_true", "guard_or_false", "guard_or_true", "guard_size_oblivious", "statically_known_true"), _same_bool
     ),
-    "guarding_hint_or_throw": _same_int, "has_guarding_hint": _known_int, "sym_and": _all_bools, "sym_or": _any_bool, "sym_eq": _equal_sizes, "is_nested_int": _no_nested_int,
+    "guarding_hint_or_throw": _same_int, "has_guarding_hint": _known_int,
+    "sym_and": _all_bools, "sym_or": _any_bool, "sym_eq": _equal_sizes, "is_nested_int": _no_nested_int,
 }  # fmt: skip
 """Functions of `symbolic_shapes`, for plain bools and integers; None where the arguments are of another kind."""
 

@@ -35,7 +35,7 @@ test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_FLAGS)
 
 fuzz: $(VENV)/.installed-test
-	$(BIN)/python -m tests.traces.differential --seconds $(FUZZ_SECONDS)
+	$(BIN)/python -m tests.traces.reading.native.differential --seconds $(FUZZ_SECONDS)
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n $(JOBS) -m hypothesis $(PYTEST_FLAGS)
 
 sanitize: $(VENV)/.installed-test

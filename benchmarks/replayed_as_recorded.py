@@ -1,3 +1,4 @@
+# pyright: basic, reportOperatorIssue=false
 """How many ops would be replayed as they were recorded: plans compared with the exact calls, argument by argument.
 
     python benchmarks/replayed_as_recorded.py [--workloads NAME ...] [--levels all strides dims] [--select all]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from opreplay.traces.errors import UsageError
@@ -11,7 +12,8 @@ if TYPE_CHECKING:
     from opreplay.replay.arguments.work.amounts import Contents
     from opreplay.replay.arguments.work.expected import ExpectedContents
     from opreplay.replay.ascend import DeviceProfile
-    from opreplay.replay.ir.model import ReplayOp
+    from opreplay.replay.ir.model import ReplayOp, ReplayPlan
+    from opreplay.replay.plan.kept import KeptContents
     from opreplay.replay.results.records import L2State, Simulated
 
 
@@ -73,7 +75,34 @@ def expected_contents(
     return ExpectedContents(open_registry(init_modules, init_args), seed, supplied)
 
 
-def tell_problems(contents: ExpectedContents) -> None:
+def may_keep(wanted: bool, plugins: Sequence[str]) -> bool:
+    """Whether plans may be kept between runs: not where users' code or installed plugins may decide on them."""
+    from importlib.metadata import entry_points
+
+    from opreplay.initializers import extensions
+    from opreplay.replay import plugins as loading
+
+    if not wanted or plugins or loading.registrations():
+        return False
+    return not any(entry_points(group=group) for group in (loading.ENTRY_POINTS, extensions.ENTRY_POINTS))
+
+
+def contents_of_plan(plan: ReplayPlan, *, seed: int, keep: bool) -> ExpectedContents | KeptContents:
+    """What the arguments of a plan's ops will hold with the built-in initializers; kept between runs with `keep`."""
+    from opreplay.replay.plan.kept import KeptContents
+
+    return KeptContents(partial(expected_contents, seed=seed), plan, seed) if keep else expected_contents(seed=seed)
+
+
+def keep_contents(contents: ExpectedContents | KeptContents) -> None:
+    """Keep for the next run what was made for a plan that may be kept."""
+    from opreplay.replay.plan.kept import KeptContents
+
+    if isinstance(contents, KeptContents):
+        contents.keep()
+
+
+def tell_problems(contents: ExpectedContents | KeptContents) -> None:
     """Say on stderr for how many ops the initializers could not make what predictions depend on."""
     from opreplay.cli.terminal import console
 

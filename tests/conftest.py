@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,10 +15,20 @@ from hypothesis import settings
 ROOT = Path(__file__).parent.parent
 os.environ.setdefault("OPREPLAY_SHARED_DEVICE", "1")  # tests that run at the same time need not wait for each other
 
+# No test reads or fills the user's cache; each one begins with an empty one (`own_cache`).
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="opreplay-tests-cache-")
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+
 # The same examples in every run, so that a red run is the change's fault; `make fuzz` looks for new ones.
 settings.register_profile("fixed", derandomize=True)
 settings.register_profile("fuzz", derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty cache folder for each test: what one test keeps decides on no other."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture(scope="session")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import glob
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +15,7 @@ import numpy as np
 from opreplay.traces.dialects.ascend import owners_above_launches
 from opreplay.traces.dialects.kineto import ERAS, era_of, metadata_level, run_facts
 from opreplay.traces.errors import TraceError, UsageError
+from opreplay.traces.garbage import collector_off
 from opreplay.traces.limits import Limits
 from opreplay.traces.links.annotations import AnnotationTable
 from opreplay.traces.links.device_time import LinkInput, link
@@ -48,7 +47,7 @@ def read_trace(
     run; one process then reads all.
     Raises TraceError: Malformed, UnknownDialect, or TooLarge for a file over one of `limits`.
     """
-    with _no_gc():
+    with collector_off():
         if processes > 1 and not record_function_ids:
             from opreplay.traces.reading.parallel import scan_parallel
 
@@ -80,18 +79,6 @@ def read_trace(
         if isinstance(got, Scanned) and got.collector.wants_arrows:
             got = once(arrows=True)
         return got if isinstance(got, Trace) else _assemble(str(path), got)
-
-
-@contextmanager
-def _no_gc() -> Iterator[None]:
-    """The collector off: decoded events hold no cycles, and looking for some would take a third of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _assemble(path: str, scanned: Scanned) -> Trace:

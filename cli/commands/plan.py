@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from opreplay.cli.options.shared import (
+    cache_option,
     custom_op_option,
     device_option,
     execution_trace_option,
@@ -57,12 +58,13 @@ if TYPE_CHECKING:
 )
 @force_option
 @limit_option
+@cache_option
 def command(
     trace: str, execution_trace: str | None, kernel_details: str | None, device: str, soc: tuple[str, ...],
     l2: L2State, custom_op_dir: str | None, selection: Selection, plugin: tuple[str, ...],
     init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None, seed: int, max_op_memory: int | None,
     meta: bool, max_failed: int | None, explain: str | None, format_: str, output: str | None, force: bool,
-    limit: tuple[tuple[str, str], ...],
+    limit: tuple[tuple[str, str], ...], no_cache: bool,
 ) -> int:  # fmt: skip
     """Resolve each unique op of TRACE, count its bytes and predict its time, without running anything.
 
@@ -73,19 +75,34 @@ def command(
     from opreplay.cli.opening import open_input
     from opreplay.cli.outputs import check_writable
     from opreplay.cli.plan_views import narrate_checks, plan_code, save, show_explanation, show_plan
-    from opreplay.cli.setup import expected_contents, load_socs, tell_problems, tell_unused, use_plugins
-    from opreplay.replay.arguments.supplied import check_values_file
+    from opreplay.cli.setup import (
+        contents_of_plan,
+        expected_contents,
+        keep_contents,
+        load_socs,
+        may_keep,
+        tell_problems,
+        tell_unused,
+        use_plugins,
+    )
     from opreplay.replay.plan.inputs import plan_of
+    from opreplay.replay.plan.kept import kept_plan_of
     from opreplay.replay.plan.make import check_on_meta
 
     if output not in (None, "-"):
         check_writable(Path(output), force=force)
     plugin = use_plugins(plugin, custom_op_dir)
-    contents = expected_contents(init_module, init_arg, seed=seed, values=values)
+    keep = may_keep(not no_cache, plugin)
+    own = bool(init_module or init_arg or values is not None)
+    given = expected_contents(init_module, init_arg, seed=seed, values=values) if own else None
     devices = load_socs(soc)
     read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details)
-    plan = plan_of(read, selection, device=device, in_order=output is not None)
+    make = kept_plan_of if keep else plan_of
+    plan = make(read, selection, device=device, in_order=output is not None)
+    contents = contents_of_plan(plan, seed=seed, keep=keep) if given is None else given
     if values is not None:
+        from opreplay.replay.arguments.supplied import check_values_file
+
         check_values_file(plan, values)
     checks = check_on_meta(plan, selection) if meta else None
     if output is not None:
@@ -99,5 +116,6 @@ def command(
     elif checks is not None:
         narrate_checks(plan, checks)
     tell_problems(contents)
+    keep_contents(contents)
     tell_unused(devices, plan.ops)
     return plan_code(plan, checks, max_op_bytes=max_op_memory, max_failed=max_failed)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from opreplay.cli.options.shared import (
+    cache_option,
     custom_op_option,
     force_option,
     format_option,
@@ -49,39 +50,56 @@ SUFFIXES = (".json", ".csv")
 @click.option("--output", "-o", metavar="FILE", help="Also write all ops: .json or .csv.")
 @force_option
 @limit_option
+@cache_option
 def command(
     trace: str, kernel_details: str | None, soc: tuple[str, ...], l2: L2State, custom_op_dir: str | None,
     selection: Selection, plugin: tuple[str, ...], init_module: tuple[str, ...], init_arg: tuple[str, ...],
     values: str | None, seed: int, losers: int, format_: str, output: str | None, force: bool,
-    limit: tuple[tuple[str, str], ...],
+    limit: tuple[tuple[str, str], ...], no_cache: bool,
 ) -> None:  # fmt: skip
     """Predict the ops of TRACE on one or several simulated devices, side by side: the step's total with its band, where
     its time goes, and which ops would lose most against the device that was recorded. What lies in the L2 cache follows
     from the order of the calls in one recorded step, unless --l2 says otherwise.
     """
     from opreplay.cli.opening import open_input
-    from opreplay.cli.setup import expected_contents, load_socs, tell_problems, tell_unused, use_plugins
+    from opreplay.cli.setup import (
+        contents_of_plan,
+        expected_contents,
+        keep_contents,
+        load_socs,
+        may_keep,
+        tell_problems,
+        tell_unused,
+        use_plugins,
+    )
     from opreplay.cli.terminal import console
-    from opreplay.replay.arguments.supplied import check_values_file
     from opreplay.replay.ascend.simulate.step import simulate_step
     from opreplay.replay.ascend.simulate.step_residency import resident_shares
     from opreplay.replay.plan.inputs import plan_of
+    from opreplay.replay.plan.kept import kept_plan_of
     from opreplay.replay.report.views import simulation as view
 
     if output is not None:
         check_output(Path(output), force=force)
     plugin = use_plugins(plugin, custom_op_dir)
     devices = load_socs(soc)
-    contents = expected_contents(init_module, init_arg, seed=seed, values=values)
+    keep = may_keep(not no_cache, plugin)
+    own = bool(init_module or init_arg or values is not None)
+    given = expected_contents(init_module, init_arg, seed=seed, values=values) if own else None
     read = open_input(trace, limit, kernel_details=kernel_details)
-    plan = plan_of(read, selection, device="cpu", in_order=True)
+    make = kept_plan_of if keep else plan_of
+    plan = make(read, selection, device="cpu", in_order=True)
+    contents = contents_of_plan(plan, seed=seed, keep=keep) if given is None else given
     if values is not None:
+        from opreplay.replay.arguments.supplied import check_values_file
+
         check_values_file(plan, values)
     chosen = list(devices.values())
     in_order = plan.sequence if l2 == "sequence" else None
     shares = resident_shares(plan.ops, in_order, chosen, contents) if in_order else [None] * len(chosen)
     steps = [simulate_step(plan.ops, one, contents, known, l2) for one, known in zip(chosen, shares, strict=True)]
     tell_problems(contents)
+    keep_contents(contents)
     tell_unused(devices, plan.ops)
     if output is not None:
         from opreplay.cli.outputs import write_file

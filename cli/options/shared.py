@@ -49,6 +49,14 @@ def kernel_details_option(command: Command) -> Command:
     )(command)  # fmt: skip
 
 
+def cache_option(command: Command) -> Command:
+    """--no-cache: no plan of an earlier run, and none for the next."""
+    return click.option(
+        "--no-cache", is_flag=True,
+        help="Make the plan anew, and keep it not. Else it is kept in $XDG_CACHE_HOME/opreplay or ~/.cache/opreplay.",
+    )(command)  # fmt: skip
+
+
 def limit_option(command: Command) -> Command:
     """--limit, which raises the bounds that protect against hostile files."""
     kind = Assignments(_NAMESPACE, re.compile(r"\S+"), "events=2000000000 or decompressed_bytes=128GiB")

@@ -122,7 +122,7 @@ def _renumbered(linked: Linked, target: Sequence[int]) -> Linked:
         if source.kind != "outside":
             return source
         to = target[source.number]
-        return Source("own") if to < 0 else source._replace(number=number[to])
+        return Source("own") if to < 0 else msgspec.structs.replace(source, number=number[to])
 
     return msgspec.structs.replace(
         linked, sources=tuple(tuple(map(moved, sources)) for sources in linked.sources),

@@ -14,12 +14,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
 from opreplay.replay.ir import shared_memory as aliasing
 from opreplay.replay.ir.model import ReplayOp
+from opreplay.traces.garbage import collector_off
 from opreplay.traces.model import TensorMeta
 
 PARAMETERS = frozenset({"weight", "weights", "bias", "running_mean", "running_var", "gamma", "beta"})
@@ -47,9 +48,11 @@ Memories = tuple[tuple[int, ...], tuple[int, ...]]
 """Of the arguments of a call, and of its results; absent tensors are left out."""
 Key = tuple[tuple[int, ...], str, tuple[int, ...]]
 """Shape, dtype, strides."""
+Size = tuple[str, int]
+"""Dtype, elements."""
 
 
-class Value(NamedTuple):
+class Value(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
     """One result."""
 
     call: int
@@ -58,7 +61,7 @@ class Value(NamedTuple):
     """Which result of it, lists flattened."""
 
 
-class Source(NamedTuple):
+class Source(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where one tensor argument comes from."""
 
     kind: Literal["result", "view", "outside", "own", "absent"]
@@ -70,7 +73,10 @@ class Source(NamedTuple):
     """Whether a tensor from outside is seen with the argument's own shape and strides."""
 
 
-class Outside(msgspec.Struct, frozen=True, kw_only=True):
+_ABSENT = Source("absent")
+
+
+class Outside(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A tensor that no call makes."""
 
     op: int
@@ -93,6 +99,7 @@ class Linked(msgspec.Struct, frozen=True, kw_only=True):
     """Arguments whose source follows from a recorded memory."""
 
 
+@collector_off()
 def link(
     ops: Sequence[ReplayOp], calls: Sequence[int], *, memories: Sequence[Memories] = (),
     fixed_integers: Collection[str] = (), own: Collection[str] = (), unknown: Collection[tuple[str, int]] = (),
@@ -104,37 +111,42 @@ def link(
     `fixed_integers` are ids of ops whose integers must be those of their initializer, since they index; `own` of ops
     that take nothing from others; `unknown` are (id, output) of results that are not what the plan expects.
     """
-    forms = [_Form(op, op.id in fixed_integers, op.id in own) for op in ops]
-    alive, known = _Alive(), _Known()
-    outside: dict[Outside, int] = {}
+    forms: dict[int, _Form] = {}
+    looks = _Looks()
+    alive, known, taken = _Alive(), _Known(), _Taken()
+    outside: list[Outside] = []
     seen = [0] * len(ops)
     sources, recorded = [], 0
     for place, index in enumerate(calls):
-        op, form = ops[index], forms[index]
+        form = forms.get(index)
+        if form is None:
+            op = ops[index]
+            form = forms[index] = _Form(op, op.id in fixed_integers, op.id in own, unknown, looks)
         given, made = memories[place] if memories else ((), ())
-        at = _aligned([tensor.meta for tensor in form.tensors], given)
-        taken: set[Value] = set()
+        at = _aligned([tensor.meta for tensor in form.tensors], given) if given else None
+        taken.clear()
         found = []
         for argument, tensor in enumerate(form.tensors):
-            memory = at[argument] if tensor.linkable else UNKNOWN
-            source = known.find(memory, tensor) if tensor.meta is not None else Source("absent")
+            memory = at[argument] if at and tensor.linkable else UNKNOWN
+            source = known.find(memory, tensor) if tensor.meta is not None else _ABSENT
             recorded += memory >= 0
             if source is None and memory < 0:
                 source = alive.find(tensor, taken)
             if source is None:
-                one = Outside(op=index, argument=argument, occurrence=seen[index])
-                source = Source("outside", number=outside.setdefault(one, len(outside)))
-                known.add(memory, source, tensor.meta)
+                source = Source("outside", number=len(outside))
+                outside.append(Outside(op=index, argument=argument, occurrence=seen[index]))
+                known.add(memory, source, tensor)
             elif source.value is not None:
-                taken.add(source.value)
+                taken.values.add(source.value)
             found.append(source)
         sources.append(tuple(found))
         seen[index] += 1
-        lies_in = _aligned(results_of(op), made)
-        for output, meta in enumerate(results_of(op)):
-            if meta is not None and (op.id, output) not in unknown:
-                alive.add(Value(place, output), op.name, meta)
-                known.add(lies_in[output], Source("result", Value(place, output)), meta)
+        lies_in = _aligned(form.metas, made) if made else None
+        for output, result in form.results:
+            value = Value(place, output)
+            alive.add(value, result, form.casts)
+            if lies_in:
+                known.add(lies_in[output], Source("result", value), result)
     return Linked(calls=tuple(calls), sources=tuple(sources), outside=tuple(outside), recorded=recorded)
 
 
@@ -158,44 +170,74 @@ def results_of(op: ReplayOp) -> tuple[TensorMeta | None, ...]:
     return op.outputs or op.recorded_outputs or ()
 
 
-class _Tensor(NamedTuple):
+class _Tensor(msgspec.Struct, frozen=True, gc=False):
+    """What decides which tensors are one."""
+
     name: str
     meta: TensorMeta | None
-    key: Key
+    key: int
+    size: int
+    """Numbers of what two tensors that are one have in common, and that one and a view of it have; -1: has no size."""
     linkable: bool
     viewable: bool
 
 
-class _Form:
-    """The tensor arguments of an op, as far as they decide what they are linked to."""
+class _Looks(dict[TensorMeta, tuple[int, int]]):
+    """A number for each key and for each size, -1 where there is none, by metadata: most tensors look like others."""
 
-    def __init__(self, op: ReplayOp, fixed_integers: bool, own: bool) -> None:
+    def __init__(self) -> None:
+        super().__init__()
+        self._numbers: dict[Key | Size, int] = {}
+
+    def __missing__(self, meta: TensorMeta) -> tuple[int, int]:
+        numbers, size = self._numbers, _size(meta)
+        key = numbers.setdefault(key_of(meta), len(numbers))
+        self[meta] = made = key, -1 if size is None else numbers.setdefault(size, len(numbers))
+        return made
+
+
+class _Form:
+    """The tensor arguments and results of an op, as far as they decide what they are linked to."""
+
+    __slots__ = ("casts", "metas", "results", "tensors")
+
+    def __init__(
+        self, op: ReplayOp, fixed_integers: bool, own: bool, unknown: Collection[tuple[str, int]], looks: _Looks
+    ) -> None:
         shared = {name for members in aliasing.groups(op.args).values() for name, _ in members}
         self.tensors: list[_Tensor] = []
         for name, _, meta in tensors_of(op):
             if meta is None:
-                self.tensors.append(_Tensor(name, None, ((), "", ()), False, False))
+                self.tensors.append(_Tensor(name, None, -1, -1, False, False))
                 continue
             fixed = fixed_integers and not aliasing.is_floating(meta.dtype)
-            linkable = not (own or fixed or name in shared) and math.prod(meta.shape) > 0
+            key, size = looks[meta]
+            linkable = not (own or fixed or name in shared) and 0 not in meta.shape
             # Of one element there are too many: a scalar is no view of another one.
-            viewable = linkable and name not in NO_VIEWS and _is_dense(meta) and math.prod(meta.shape) > 1
-            self.tensors.append(_Tensor(name, meta, key_of(meta), linkable, viewable))
+            viewable = linkable and name not in NO_VIEWS and size >= 0 and math.prod(meta.shape) > 1
+            self.tensors.append(_Tensor(name, meta, key, size, linkable, viewable))
+        self.metas = results_of(op)
+        self.casts = op.name in CASTS
+        self.results = [
+            (output, _Tensor("", meta, *looks[meta], True, True))
+            for output, meta in enumerate(self.metas)
+            if meta is not None and (op.id, output) not in unknown
+        ]
 
 
 class _Known:
     """What was last seen in each recorded memory, with the shapes that it was seen with."""
 
     def __init__(self) -> None:
-        self._exact: dict[tuple[int, Key], Source] = {}
-        self._dense: dict[tuple[int, str, int], Source] = {}
+        self._exact: dict[tuple[int, int], Source] = {}
+        self._dense: dict[tuple[int, int], Source] = {}
 
-    def add(self, memory: int, source: Source, meta: TensorMeta | None) -> None:
-        if memory < 0 or meta is None:
+    def add(self, memory: int, source: Source, tensor: _Tensor) -> None:
+        if memory < 0 or tensor.meta is None:
             return
-        self._exact[memory, key_of(meta)] = source
-        if _is_dense(meta):
-            self._dense[memory, meta.dtype, math.prod(meta.shape)] = source
+        self._exact[memory, tensor.key] = source
+        if tensor.size >= 0:
+            self._dense[memory, tensor.size] = source
 
     def find(self, memory: int, tensor: _Tensor) -> Source | None:
         """The tensor that lies there, as it is or through a view of as many elements."""
@@ -203,43 +245,59 @@ class _Known:
             return None
         if (exact := self._exact.get((memory, tensor.key))) is not None:
             return exact
-        found = self._dense.get((memory, tensor.meta.dtype, math.prod(tensor.meta.shape)))
-        if found is None or not _is_dense(tensor.meta):
+        found = self._dense.get((memory, tensor.size))  # nothing has the size -1
+        if found is None:
             return None
-        return Source("view", found.value) if found.kind == "result" else found._replace(seen=True)
+        return Source("view", found.value) if found.kind == "result" else msgspec.structs.replace(found, seen=True)
+
+
+class _Taken:
+    """The results that the present call has taken, and how far each list of results was looked through for it."""
+
+    def __init__(self) -> None:
+        self.values: set[Value] = set()
+        self._below: dict[int, int] = {}
+
+    def clear(self) -> None:
+        """For the next call."""
+        self.values.clear()
+        self._below.clear()
+
+    def latest(self, look: int, values: Sequence[Value]) -> Value | None:
+        """The last of the values that is not taken; the list grows between calls only."""
+        below = self._below.get(look, len(values))
+        while below and values[below - 1] in self.values:
+            below -= 1
+        self._below[look] = below
+        return values[below - 1] if below else None
 
 
 class _Alive:
     """Results so far by what they look like, the latest last."""
 
     def __init__(self) -> None:
-        self._exact: dict[Key, list[Value]] = defaultdict(list)
-        self._sizes: dict[tuple[str, int], list[Value]] = defaultdict(list)
+        self._exact: dict[int, list[Value]] = defaultdict(list)
+        self._sizes: dict[int, list[Value]] = defaultdict(list)
         self._cast: set[Value] = set()
 
-    def add(self, value: Value, name: str, meta: TensorMeta) -> None:
-        self._exact[key_of(meta)].append(value)
-        if _is_dense(meta):
-            self._sizes[meta.dtype, math.prod(meta.shape)].append(value)
-        if name in CASTS:
+    def add(self, value: Value, tensor: _Tensor, cast: bool) -> None:
+        self._exact[tensor.key].append(value)
+        if tensor.size >= 0:
+            self._sizes[tensor.size].append(value)
+        if cast:
             self._cast.add(value)
 
-    def find(self, tensor: _Tensor, taken: Collection[Value]) -> Source | None:
+    def find(self, tensor: _Tensor, taken: _Taken) -> Source | None:
         """The latest result that the argument may be; one call takes no result twice."""
         if not tensor.linkable or tensor.meta is None:
             return None
-        exact = _latest(self._exact.get(tensor.key, ()), taken)
+        exact = taken.latest(tensor.key, self._exact.get(tensor.key, ()))
         if exact is not None and (tensor.name not in PARAMETERS or exact in self._cast):
             return Source("result", exact)
         if not tensor.viewable:
             return None
-        size = (tensor.meta.dtype, math.prod(tensor.meta.shape))
-        seen = _latest(self._sizes.get(size, ()), taken)
+        seen = taken.latest(tensor.size, self._sizes.get(tensor.size, ()))
         return None if seen is None else Source("view", seen)
-
-
-def _latest(values: Sequence[Value], taken: Collection[Value]) -> Value | None:
-    return next((value for value in reversed(values) if value not in taken), None)
 
 
 def key_of(meta: TensorMeta) -> Key:
@@ -258,15 +316,17 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _is_dense(meta: TensorMeta) -> bool:
-    """Whether the elements lie side by side, each once, in any order of dimensions."""
-    strides = _contiguous(meta.shape) if meta.strides is None else meta.strides
-    expected = 1
-    for step, size in sorted((step, size) for size, step in zip(meta.shape, strides, strict=True) if size != 1):
-        if step != expected:
-            return False
-        expected *= size
-    return True
+def _size(meta: TensorMeta) -> Size | None:
+    """Type and number of elements that lie side by side, each once, in any order of dimensions; else None."""
+    if meta.strides is not None:
+        expected = 1
+        for step, size in sorted(
+            (step, size) for size, step in zip(meta.shape, meta.strides, strict=True) if size != 1
+        ):
+            if step != expected:
+                return None
+            expected *= size
+    return meta.dtype, math.prod(meta.shape)
 
 
 def counts(linked: Linked) -> Mapping[str, int]:

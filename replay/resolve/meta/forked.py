@@ -22,6 +22,7 @@ import torch
 from opreplay.replay.host.channel import receive, send
 from opreplay.replay.host.limits import die_with, limit_memory
 from opreplay.replay.ir.model import Reason, ReplayOp
+from opreplay.replay.resolve.meta.tracing_modules import put_stand_ins
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.user.executors import EXECUTORS
 
@@ -92,6 +93,11 @@ def _asked(
             found.append(reason)
             lost += 1
     return found
+
+
+def any_lost() -> bool:
+    """Whether some call of this process never returned: how long one may take depends on the machine's load."""
+    return bool(_lost)
 
 
 def _call_of(op: ReplayOp) -> bytes:
@@ -187,6 +193,7 @@ def _serve(descriptor: int, parent: int) -> None:
         os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX") if sys.platform != "linux" else 1 << 16)
         die_with(parent)
         limit_memory(MEMORY_BYTES)
+        put_stand_ins()
         torch.set_num_threads(1)  # the threads of the parent's pool do not exist here
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         with socket.socket(fileno=descriptor) as channel:

@@ -1,4 +1,4 @@
-"""Types of the compiled half of the trace reader (native/events.c); `compiled.py` is its only user."""
+"""Types of the compiled half of the trace reader (events.c); `blocks.py` is its only user."""
 
 from collections.abc import Callable
 from typing import final

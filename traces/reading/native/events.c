@@ -25,6 +25,7 @@ typedef struct {
     PyObject *category_texts; /* keeps the texts alive */
     size_t n_categories;
     int64_t counts[MAX_CATEGORIES + 1], block_counts[MAX_CATEGORIES + 1]; /* the last: events without a category */
+    Layouts layouts;
     Record *records;
     size_t n_records, record_capacity;
     Table tables[KINDS];
@@ -37,7 +38,7 @@ typedef struct {
 /* Read all events of the text into `records`; the number of events, -1 for the Python reader, -2 out of memory. */
 static int64_t read_block(EventScanner *self, Text p, Text end, int exact)
 {
-    Span fields[EVENT_FIELDS], arguments[ARGUMENTS];
+    Span fields[EVENT_FIELDS + ARGUMENTS] = {{0}};
     int64_t events = 0;
     const Category *last = NULL;
     self->n_records = 0;
@@ -45,7 +46,7 @@ static int64_t read_block(EventScanner *self, Text p, Text end, int exact)
     memset(self->block_counts, 0, sizeof self->block_counts);
     p = skip_space(p, end);
     for (;;) {
-        if (!(p = read_event(p, end, fields, arguments)))
+        if (!(p = read_event(&self->layouts, p, end, fields)))
             return -1;
         Span cat = fields[CAT];
         if (!cat.size) {
@@ -68,7 +69,7 @@ static int64_t read_block(EventScanner *self, Text p, Text end, int exact)
             self->record_capacity = capacity;
         }
         Record *record = &self->records[self->n_records];
-        int kept = make_record(last, fields, arguments, exact, record);
+        int kept = make_record(last, fields, exact, record);
         if (kept < 0)
             return -1;
         self->n_records += (size_t)kept;
@@ -272,6 +273,11 @@ static int init(EventScanner *self, PyObject *args, PyObject *kwargs)
     self->note_names.ask = Py_NewRef(note_names);
     self->tracks.ask = Py_NewRef(tracks);
     self->seed = seed;
+    if (!(self->layouts.nodes = PyMem_Calloc(MAX_NODES, sizeof(Node)))) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    self->layouts.used = 1;
     return set_categories(self, categories);
 }
 
@@ -279,6 +285,7 @@ static void dealloc(EventScanner *self)
 {
     clear(self);
     free(self->records);
+    PyMem_Free(self->layouts.nodes);
     for (int kind = 0; kind < KINDS; kind++)
         PyMem_Free(self->tables[kind].data);
     Py_TYPE(self)->tp_free((PyObject *)self);

@@ -7,11 +7,6 @@
 #include "tokens.h"
 
 typedef struct {
-    Text at;
-    size_t size;
-} Span;
-
-typedef struct {
     uint64_t hash;
     PyObject *key; /* bytes: the parts joined with NUL; NULL where the slot is free */
     int64_t index;
@@ -29,24 +24,27 @@ static inline uint64_t mix(uint64_t hash, uint64_t word)
     return hash ^ (hash >> 32);
 }
 
-static uint64_t hash_parts(uint64_t hash, const Span *parts, int n)
+/* Four chains side by side: one multiplication need not wait for the one before. */
+static uint64_t hash_parts(uint64_t seed, const Span *parts, int n)
 {
+    uint64_t chain[4] = {seed, ~seed, seed << 1 | 1, seed ^ 0xA5A5A5A5A5A5A5A5ULL}, word[4];
     for (int i = 0; i < n; i++) {
         Text p = parts[i].at;
         size_t left = parts[i].size;
-        uint64_t word;
-        hash = mix(hash, left);
-        for (; left >= 8; left -= 8, p += 8) {
-            memcpy(&word, p, 8);
-            hash = mix(hash, word);
+        chain[0] = mix(chain[0], left);
+        for (; left >= 32; left -= 32, p += 32) {
+            memcpy(word, p, 32);
+            for (int k = 0; k < 4; k++)
+                chain[k] = mix(chain[k], word[k]);
         }
         if (left) {
-            word = 0;
-            memcpy(&word, p, left);
-            hash = mix(hash, word);
+            memset(word, 0, sizeof word);
+            memcpy(word, p, left);
+            for (int k = 0; k < 4; k++)
+                chain[k] = mix(chain[k], word[k]);
         }
     }
-    return hash;
+    return mix(mix(chain[0], chain[1]), mix(chain[2], chain[3]));
 }
 
 static int equal_parts(PyObject *key, const Span *parts, int n)

@@ -5,13 +5,9 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "names.h"
+#include "layouts.h"
 
 enum Kind { SKIPPED, OP, KERNEL, LAUNCH, FLOW, NOTE, KINDS };
-
-/* Keys of an event and of its arguments whose values are wanted; absent ones have size 0. */
-enum Field { PH, CAT, NAME, PID, TID, TS, DUR, ID, ARGS, EVENT_FIELDS };
-enum Argument { EXT, EXT_OLD, CORR, DEVICE, STREAM, DIMS, TYPES, STRIDES, CONCRETE, RF, ARGUMENTS };
 
 typedef struct {
     const char *text; /* of the category */
@@ -25,118 +21,6 @@ typedef struct {
     int64_t category, start, dur, ext, corr, device, stream, id, end, rf;
     Span pid, tid, name, dims, types, strides, concrete;
 } Record;
-
-static inline int same(Text key, size_t size, const char *text)
-{
-    return size == strlen(text) && !memcmp(key, text, size);
-}
-
-static int event_field(Text key, size_t size)
-{
-    switch (size) {
-    case 2:
-        return same(key, 2, "ph") ? PH : same(key, 2, "ts") ? TS : same(key, 2, "id") ? ID : -1;
-    case 3:
-        if (same(key, 3, "pid"))
-            return PID;
-        return same(key, 3, "tid") ? TID : same(key, 3, "cat") ? CAT : same(key, 3, "dur") ? DUR : -1;
-    case 4:
-        return same(key, 4, "name") ? NAME : same(key, 4, "args") ? ARGS : -1;
-    default:
-        return -1;
-    }
-}
-
-static int argument_field(Text key, size_t size)
-{
-    switch (size) {
-    case 6:
-        return same(key, 6, "device") ? DEVICE : same(key, 6, "stream") ? STREAM : -1;
-    case 10:
-        return same(key, 10, "Input Dims") ? DIMS : same(key, 10, "Input type") ? TYPES : -1;
-    case 11:
-        if (same(key, 11, "External id"))
-            return EXT;
-        return same(key, 11, "correlation") ? CORR : same(key, 11, "external id") ? EXT_OLD : -1;
-    case 13:
-        return same(key, 13, "Input Strides") ? STRIDES : -1;
-    case 15:
-        return same(key, 15, "Concrete Inputs") ? CONCRETE : -1;
-    case 18:
-        return same(key, 18, "Record function id") ? RF : -1;
-    default:
-        return -1;
-    }
-}
-
-/* The value of one member; NULL as in tokens.h, and for a wanted key that occurs twice. */
-static inline Text read_member(Text p, Text end, int field, Span *values, int depth)
-{
-    Text start = p;
-    if (!(p = skip_value(p, end, depth)))
-        return NULL;
-    if (field >= 0) {
-        if (values[field].size)
-            return NULL;
-        values[field] = (Span){start, (size_t)(p - start)};
-    }
-    return p;
-}
-
-static Text read_arguments(Text p, Text end, Span *arguments)
-{
-    Text key;
-    size_t size;
-    p = skip_space(p + 1, end);
-    if (p < end && *p == '}')
-        return p + 1;
-    for (;;) {
-        if (!(p = read_key(p, end, &key, &size)))
-            return NULL;
-        if (!(p = read_member(p, end, argument_field(key, size), arguments, 2)))
-            return NULL;
-        p = skip_space(p, end);
-        if (p >= end)
-            return NULL;
-        if (*p == '}')
-            return p + 1;
-        if (*p != ',')
-            return NULL;
-        p = skip_space(p + 1, end);
-    }
-}
-
-static Text read_event(Text p, Text end, Span *fields, Span *arguments)
-{
-    Text key;
-    size_t size;
-    if (p >= end || *p != '{')
-        return NULL;
-    memset(fields, 0, EVENT_FIELDS * sizeof(Span));
-    memset(arguments, 0, ARGUMENTS * sizeof(Span));
-    p = skip_space(p + 1, end);
-    for (;;) {
-        if (!(p = read_key(p, end, &key, &size)))
-            return NULL;
-        int field = event_field(key, size);
-        if (field == ARGS) {
-            Text start = p;
-            if (p >= end || *p != '{' || fields[ARGS].size || !(p = read_arguments(p, end, arguments)))
-                return NULL;
-            fields[ARGS] = (Span){start, (size_t)(p - start)};
-        } else if (!(p = read_member(p, end, field, fields, 1))) {
-            return NULL;
-        }
-        p = skip_space(p, end);
-        if (p >= end)
-            return NULL;
-        if (*p == '}')
-            return p + 1;
-        if (*p != ',')
-            return NULL;
-        p = skip_space(p + 1, end);
-    }
-}
 
 /* An integer as columns.to_ids reads it: unsigned ones of 64 bits wrap. `absent` where there is none. 0: not one. */
 static int read_id(Span span, int64_t absent, int64_t *out)
@@ -231,8 +115,9 @@ static inline int is_complete(Span ph)
 }
 
 /* 1: `out` is a row to keep. 0: nothing to keep of this event. -1: the Python reader shall judge. */
-static int make_record(const Category *category, const Span *fields, const Span *arguments, int exact, Record *out)
+static int make_record(const Category *category, const Span *values, int exact, Record *out)
 {
+    const Span *fields = values, *arguments = values + EVENT_FIELDS;
     Span ph = fields[PH];
     out->kind = category->kind;
     if (out->kind == SKIPPED)

@@ -17,19 +17,75 @@
 
 typedef const unsigned char *Text;
 
+typedef struct {
+    Text at;
+    size_t size;
+} Span;
+
+#if defined(__SSE2__) && defined(__GNUC__)
+#include <emmintrin.h>
+#define AT_ONCE 16
+typedef unsigned Bits;
+/* Bit i: whether byte i is none of the spaces that indent a line. */
+static inline unsigned not_spaces(Text p)
+{
+    __m128i v = _mm_loadu_si128((const __m128i *)p);
+    return 0xFFFF ^ (unsigned)_mm_movemask_epi8(_mm_cmpeq_epi8(v, _mm_set1_epi8(' ')));
+}
+/* Bit i: whether byte i is a quote, a backslash or a control character; `high`: whether it is 0x80 or more. */
+static inline unsigned needs_a_look(Text p, unsigned *high)
+{
+    __m128i v = _mm_loadu_si128((const __m128i *)p);
+    __m128i control = _mm_cmpeq_epi8(_mm_min_epu8(v, _mm_set1_epi8(0x1F)), v);
+    __m128i mark = _mm_or_si128(_mm_cmpeq_epi8(v, _mm_set1_epi8('"')), _mm_cmpeq_epi8(v, _mm_set1_epi8('\\')));
+    *high = (unsigned)_mm_movemask_epi8(v);
+    return (unsigned)_mm_movemask_epi8(_mm_or_si128(control, mark));
+}
+/* Bit i: whether byte i is no digit. */
+static inline unsigned no_digits(Text p)
+{
+    __m128i v = _mm_sub_epi8(_mm_loadu_si128((const __m128i *)p), _mm_set1_epi8('0'));
+    return 0xFFFF ^ (unsigned)_mm_movemask_epi8(_mm_cmpeq_epi8(_mm_min_epu8(v, _mm_set1_epi8(9)), v));
+}
+#define FIRST(bits) (__builtin_ctz(bits))
+#define BEFORE_FIRST(bits) (((bits) & -(bits)) - 1)
+#else
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ && defined(__GNUC__)
+#define AT_ONCE 8
+#else
+#define AT_ONCE 0 /* the first byte must be the lowest: one by one */
+#endif
+typedef uint64_t Bits;
 #define ONES 0x0101010101010101ULL
 #define HIGH 0x8080808080808080ULL
-
 /* The high bit of each byte that is below `n` (n <= 128); exact up to and including the lowest such byte. */
 #define BYTES_BELOW(v, n) (((v) - ONES * (n)) & ~(v) & HIGH)
-
-/* Whether whole words may be looked at: the first byte must be the lowest. */
-#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ && defined(__GNUC__)
-#define BY_WORDS 1
-#define FIRST_BYTE(stop) (__builtin_ctzll(stop) >> 3)
-#else
-#define BY_WORDS 0
-#define FIRST_BYTE(stop) 0
+static inline uint64_t load_word(Text p)
+{
+    uint64_t v;
+    memcpy(&v, p, 8);
+    return v;
+}
+/* As above, with the bits at the top of each byte, exact up to and including the lowest. */
+static inline uint64_t not_spaces(Text p)
+{
+    uint64_t v = load_word(p) ^ (ONES * ' ');
+    return (v | ((v & ~HIGH) + ~HIGH)) & HIGH;
+}
+static inline uint64_t needs_a_look(Text p, uint64_t *high)
+{
+    uint64_t v = load_word(p);
+    *high = v & HIGH;
+    return BYTES_BELOW(v ^ (ONES * '"'), 1) | BYTES_BELOW(v ^ (ONES * '\\'), 1) | BYTES_BELOW(v, 0x20);
+}
+/* The top bit of each byte that is no digit, exact up to and including the lowest. */
+static inline uint64_t no_digits(Text p)
+{
+    uint64_t v = load_word(p) ^ (ONES * '0');
+    return ((v & ~HIGH) + ONES * (0x80 - 10) | v) & HIGH;
+}
+#define FIRST(bits) (__builtin_ctzll(bits) >> 3)
+#define BEFORE_FIRST(bits) (((bits) & -(bits)) - 1)
 #endif
 
 static inline Text skip_space(Text p, Text end)
@@ -37,14 +93,13 @@ static inline Text skip_space(Text p, Text end)
     for (;;) {
         if (p >= end || *p > ' ')
             return p;
-        if (*p == '\n' && BY_WORDS) { /* the indentation of printed JSON: a third of many traces */
-            for (p++; end - p >= 8; p += 8) {
-                uint64_t v;
-                memcpy(&v, p, 8);
-                if ((v ^= ONES * ' '))
-                    p += FIRST_BYTE(v);
-                if (v)
+        if (*p == '\n' && AT_ONCE) { /* the indentation of printed JSON: a third of many traces */
+            for (p++; end - p >= AT_ONCE; p += AT_ONCE) {
+                Bits other = not_spaces(p);
+                if (other) {
+                    p += FIRST(other);
                     break;
+                }
             }
         } else if (*p == ' ' || *p == '\n' || *p == '\r' || *p == '\t') {
             p++;
@@ -76,19 +131,19 @@ static int is_utf8(Text p, Text end)
 }
 
 /* After the bytes of a string that need no look: the next quote, backslash or control character, or the end.
- * `seen` gathers the bits of the bytes that were passed, and of some after them. */
-static inline Text skip_plain(Text p, Text end, uint64_t *seen)
+ * `high` becomes non-zero when a byte of 0x80 or more was passed. */
+static inline Text skip_plain(Text p, Text end, Bits *high)
 {
-    for (; BY_WORDS && end - p >= 8; p += 8) {
-        uint64_t v;
-        memcpy(&v, p, 8);
-        *seen |= v;
-        uint64_t stop = BYTES_BELOW(v ^ (ONES * '"'), 1) | BYTES_BELOW(v ^ (ONES * '\\'), 1) | BYTES_BELOW(v, 0x20);
-        if (stop)
-            return p + FIRST_BYTE(stop);
+    for (; AT_ONCE && end - p >= AT_ONCE; p += AT_ONCE) {
+        Bits above, stop = needs_a_look(p, &above);
+        if (stop) {
+            *high |= above & BEFORE_FIRST(stop);
+            return p + FIRST(stop);
+        }
+        *high |= above;
     }
     for (; p < end && *p != '"' && *p != '\\' && *p >= 0x20; p++)
-        *seen |= *p;
+        *high |= *p & 0x80;
     return p;
 }
 
@@ -96,13 +151,13 @@ static inline Text skip_plain(Text p, Text end, uint64_t *seen)
 static inline Text skip_string(Text p, Text end)
 {
     Text start = p;
-    uint64_t seen = 0;
+    Bits high = 0;
     for (;;) {
-        p = skip_plain(p, end, &seen);
+        p = skip_plain(p, end, &high);
         if (p >= end || *p < 0x20)
             return NULL;
         if (*p == '"')
-            return !(seen & HIGH) || is_utf8(start, p) ? p + 1 : NULL;
+            return !high || is_utf8(start, p) ? p + 1 : NULL;
         if (end - p < 2 || p[1] == 0 || !strchr("\"\\/bfnrt", p[1]))
             return NULL;
         p += 2;
@@ -111,6 +166,11 @@ static inline Text skip_string(Text p, Text end)
 
 static inline Text skip_digits(Text p, Text end)
 {
+    for (; AT_ONCE && end - p >= AT_ONCE; p += AT_ONCE) {
+        Bits other = no_digits(p);
+        if (other)
+            return p + FIRST(other);
+    }
     while (p < end && (unsigned)(*p - '0') < 10)
         p++;
     return p;
@@ -186,11 +246,11 @@ static int is_ascii(Text p, Text end)
 static inline Text read_key(Text p, Text end, Text *key, size_t *size)
 {
     Text start = p + 1;
-    uint64_t seen = 0;
+    Bits high = 0;
     if (p >= end || *p != '"')
         return NULL;
-    p = skip_plain(start, end, &seen);
-    if (p >= end || *p != '"' || ((seen & HIGH) && !is_ascii(start, p)))
+    p = skip_plain(start, end, &high);
+    if (p >= end || *p != '"' || (high && !is_ascii(start, p)))
         return NULL;
     *key = start;
     *size = (size_t)(p - start);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from zlib import crc32
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -224,3 +225,13 @@ def test_links_are_found_in_the_time_that_a_long_step_has() -> None:
     calls = list(itertools.islice(itertools.cycle(range(3)), 20_000))
     plan = plan_memory(ops, link(ops, calls))
     assert len(plan.drops) == 20_000
+
+
+def test_a_call_of_thousands_of_like_tensors_takes_each_result_once() -> None:
+    """Each list of results is looked through once a call, not once an argument."""
+    many = 5000
+    cat = op("aten::cat", {"tensors": X}, meta(4 * many, 8))
+    cat = msgspec.structs.replace(cat, args=(ReplayArg(name="tensors", type="Tensor[]", tensors=(X,) * many),))
+    linked = link([RELU, cat], [0] * many + [1, 1])
+    for sources in linked.sources[-2:]:
+        assert [source.value for source in sources] == [Value(place, 0) for place in reversed(range(many))]

@@ -19,8 +19,8 @@ from opreplay.traces.errors import TooLarge
 from opreplay.traces.reading import scan
 from opreplay.traces.reading.native import blocks as compiled
 from opreplay.traces.samples import SAMPLES, sample_path
-from tests.traces.differential import CORPUS, assert_same, damaged_file, pools_of, reader
 from tests.traces.events import document, flow, kernel, launch, note, op, small_events, write
+from tests.traces.reading.native.differential import CORPUS, assert_same, damaged_file, pools_of, reader
 
 pytestmark = pytest.mark.skipif(compiled.compiled_scanner() is None, reason="built without a C compiler")
 

@@ -1,9 +1,9 @@
 """Blocks of real traces, damaged at random, read by the compiled half and by Python: both must say the same.
 
-    python -m tests.traces.differential --seconds 60 [--blocks N] [--seed N] [--traces FOLDER] [--keep FOLDER]
+    python -m tests.traces.reading.native.differential --seconds 60 [--blocks N] [--seed N] [--keep FOLDER]
 
 Exit status 1 when a file is read differently; it is written to the folder given with --keep, and belongs into
-`tests/traces/corpus`, which `test_compiled.py` reads again in every run.
+`tests/traces/reading/native/corpus`, which `test_blocks.py` reads again in every run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from opreplay.traces.reading.native import blocks as compiled
 from opreplay.traces.samples import SAMPLES, sample_path
 from tests.traces.test_reader import same
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[4]
 CORPUS = Path(__file__).parent / "corpus"
 EVENTS_PER_BLOCK = (1, 2, 5, 12, 30)
 BLOCK_BYTES = (256, 1 << 10, 1 << 12, 1 << 18)

@@ -1,0 +1,104 @@
+"""Values kept between runs in the user's cache folder: bounded, safe for several processes, never in the way.
+
+A value is bytes under a key that says all that it depends on. Each is one file, written beside and renamed, so that a
+reader sees a whole one or none; one that is damaged counts as absent. Where the folder cannot be used, nothing is kept.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+import zlib
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+
+MAX_BYTES = 128 << 20
+"""Of all values together; those not used for longest go first."""
+MAX_VALUE_BYTES = 256 << 20
+"""Of one value unpacked; a damaged file could claim any size."""
+_SUFFIX = ".kept"
+
+
+def folder() -> Path | None:
+    """`$XDG_CACHE_HOME/opreplay`, or `~/.cache/opreplay`; None where there is no home."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # the specification: relative ones are ignored
+        home = os.path.expanduser("~")
+        if not os.path.isabs(home):
+            return None
+        base = os.path.join(home, ".cache")
+    return Path(base) / "opreplay"
+
+
+def load(key: str) -> bytes | None:
+    """The value under a key, which counts as used now; None where there is none."""
+    if (path := _path(key, make=False)) is None:
+        return None
+    try:
+        with open(path, "rb") as file:
+            check, packed = file.read(16), file.read()
+        if blake2b(packed, digest_size=16).digest() != check:
+            return None
+        unpacker = zlib.decompressobj()
+        value = unpacker.decompress(packed, MAX_VALUE_BYTES)
+        if not unpacker.eof:
+            return None
+        os.utime(path)
+    except (OSError, zlib.error):
+        return None
+    return value
+
+
+def store(key: str, value: bytes) -> None:
+    """Keep a value; nothing happens where there is no room or no right to."""
+    if len(value) > MAX_VALUE_BYTES or (path := _path(key, make=True)) is None:
+        return
+    packed = zlib.compress(value, 1)
+    if len(packed) > MAX_BYTES // 4:
+        return
+    with suppress(OSError):
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix="new-", suffix=_SUFFIX)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(blake2b(packed, digest_size=16).digest() + packed)
+            os.replace(name, path)
+        except OSError:
+            os.unlink(name)
+            raise
+        _make_room(path.parent)
+
+
+def _path(key: str, *, make: bool) -> Path | None:
+    """The file of a key; None where the folder is not this user's alone to write in."""
+    base = folder()
+    if base is None:
+        return None
+    try:
+        if make:
+            base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = os.stat(base)
+    except OSError:
+        return None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        return None
+    return base / (blake2b(key.encode(), digest_size=20).hexdigest() + _SUFFIX)
+
+
+def _make_room(base: Path) -> None:
+    """Remove what was not used for longest, until the rest is within the bound."""
+    found = []
+    with os.scandir(base) as entries:
+        for entry in entries:
+            if entry.name.endswith(_SUFFIX):
+                with suppress(OSError):  # another process removed it
+                    what = entry.stat()
+                    found.append((what.st_mtime_ns, what.st_size, entry.path))
+    total = sum(size for _, size, _ in found)
+    for _, size, path in sorted(found):
+        if total <= MAX_BYTES:
+            break
+        with suppress(OSError):
+            os.unlink(path)
+        total -= size

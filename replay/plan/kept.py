@@ -1,0 +1,160 @@
+"""Plans and contents of arguments kept between runs, under a key of all that they depend on.
+
+That is: every value of the trace or plan that was read, the options, the source files of opreplay, the version of torch
+and what it loads by itself, Python, and the environment's settings of both. What depends on users' code or on an
+imported library is not kept, nor is what a time limit cut short.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import platform
+import sys
+from collections.abc import Callable
+from functools import cache
+from hashlib import blake2b
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from opreplay.replay.arguments.work.amounts import Contents
+from opreplay.replay.host import kept
+from opreplay.replay.ir.model import ReplayOp, ReplayPlan
+from opreplay.replay.plan.inputs import plan_of
+from opreplay.replay.plan.selection import Selection
+from opreplay.traces.links.annotations import AnnotationTable
+
+if TYPE_CHECKING:
+    from opreplay.replay.arguments.work.expected import ExpectedContents
+    from opreplay.traces import Trace
+
+_FILES = (".py", ".txt", ".toml", ".json", ".so")
+_SETTINGS = ("OPREPLAY_", "TORCH", "PYTORCH")
+"""Beginnings of the names of environment variables that may change what a plan says."""
+
+
+def kept_plan_of(read: Trace | ReplayPlan, selection: Selection, *, device: str, in_order: bool = False) -> ReplayPlan:
+    """As `plan_of`: the plan that was kept of the same input, else a new one, which is then kept.
+
+    For the CPU and without imports only: whether other devices and libraries are there is not part of the key.
+    """
+    key = None if selection.allow_imports or device != "cpu" else _key("plan", read, selection, in_order)
+    if key is None:
+        return plan_of(read, selection, device=device, in_order=in_order)
+    if (found := kept.load(key)) is not None:
+        try:
+            return msgspec.msgpack.decode(found, type=ReplayPlan)
+        except msgspec.MsgspecError:
+            pass  # made by other hands: made anew
+    plan = plan_of(read, selection, device=device, in_order=in_order)
+    from opreplay.replay.resolve.meta import forked
+
+    if not forked.any_lost():
+        kept.store(key, msgspec.msgpack.encode(plan))
+    return plan
+
+
+class _Known(msgspec.Struct, frozen=True, array_like=True):
+    contents: Contents | None
+    problem: str = ""
+    impossible: str = ""
+
+
+class KeptContents:
+    """`ExpectedContents` of one plan with the built-in initializers: what was kept, the rest made when asked for."""
+
+    def __init__(self, make: Callable[[], ExpectedContents], plan: ReplayPlan, seed: int) -> None:
+        self._make, self._real = make, None
+        self._key = _key("contents", plan, seed)
+        self._new = False
+        self._known: dict[str, _Known] = {}
+        self.problems: dict[str, str] = {}
+        self.impossible: dict[str, str] = {}
+        if self._key is not None and (found := kept.load(self._key)) is not None:
+            try:
+                self._known = msgspec.msgpack.decode(found, type=dict[str, _Known])
+            except msgspec.MsgspecError:
+                self._known = {}
+
+    def __call__(self, op: ReplayOp) -> Contents | None:
+        """As of `ExpectedContents`."""
+        look = blake2b(msgspec.msgpack.encode(op), digest_size=16).hexdigest()
+        known = self._known.get(look)
+        if known is None:
+            real = self._real = self._make() if self._real is None else self._real
+            made = real(op)
+            known = _Known(made, real.problems.get(op.id, ""), real.impossible.get(op.id, ""))
+            self._known[look], self._new = known, True
+        if known.problem:
+            self.problems[op.id] = known.problem
+        if known.impossible:
+            self.impossible[op.id] = known.impossible
+        return known.contents
+
+    def keep(self) -> None:
+        """Store what was made."""
+        if self._new and self._key is not None:
+            kept.store(self._key, msgspec.msgpack.encode(self._known))
+
+
+def _key(kind: str, *values: Any) -> str | None:
+    """Of all that is given and of the software; None where a value is of a kind that has no known form."""
+    hasher = blake2b(digest_size=32)
+    try:
+        for value in (kind, _software(), *values):
+            _feed(hasher, value)
+    except (TypeError, msgspec.MsgspecError):
+        return None
+    return hasher.hexdigest()
+
+
+def _feed(hasher: Any, value: Any) -> None:
+    """Every value in it; raises TypeError for what cannot be told apart."""
+    hasher.update(f"<{type(value).__name__}>".encode())
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            raise TypeError("an array of objects")
+        hasher.update(repr((value.dtype.str, value.shape)).encode())
+        hasher.update(np.ascontiguousarray(value).view(np.uint8).data if value.size else b"")
+    elif isinstance(value, AnnotationTable):
+        for name, part in sorted(vars(value).items()):
+            hasher.update(name.encode())
+            _feed(hasher, part)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            hasher.update(field.name.encode())
+            _feed(hasher, getattr(value, field.name))
+    else:
+        body = msgspec.msgpack.encode(value)
+        hasher.update(len(body).to_bytes(8, "little"))
+        hasher.update(body)
+
+
+@cache
+def _software() -> tuple[Any, ...]:
+    """What of this installation decides on a plan, torch looked at without importing it."""
+    found: list[Any] = [sys.version, platform.machine(), sys.platform]
+    for name in ("opreplay.traces", "opreplay.initializers", "opreplay.replay"):
+        spec = importlib.util.find_spec(name)
+        for folder in (spec.submodule_search_locations or ()) if spec else ():
+            for base, folders, files in os.walk(folder):
+                folders.sort()
+                found += [_stamp(os.path.join(base, file)) for file in sorted(files) if file.endswith(_FILES)]
+    for name in ("torch", "numpy", "msgspec"):
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin is not None:
+            place = Path(spec.origin).parent
+            found += [_stamp(str(path)) for path in (place / "__init__.py", place / "version.py") if path.is_file()]
+    found += sorted((entry.name, entry.value) for entry in entry_points(group="torch.backends"))
+    found += sorted((name, text) for name, text in os.environ.items() if name.startswith(_SETTINGS))
+    return tuple(found)
+
+
+def _stamp(path: str) -> tuple[str, int, int]:
+    what = os.stat(path)
+    return path, what.st_size, what.st_mtime_ns

@@ -1,0 +1,116 @@
+"""Keeps torch from importing its compiler and sympy for calls on meta tensors, which use neither.
+
+torch 2.x imports `torch._dynamo` (some 340 modules) at the first call of a decomposition, only to mark it as not to be
+compiled, and `symbolic_shapes` with sympy (some 490) at the first check of a size, only to find that it is no symbol.
+That is most of the time that a small plan takes. Light modules stand in for both: they do those two things as torch
+does them for plain values, and give way to the real module as soon as anything else is asked of them.
+
+For a process that makes such calls and nothing else: see `forked`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from types import ModuleType
+from typing import Any
+
+DYNAMO = "torch._dynamo"
+SYMBOLS = "torch.fx.experimental.symbolic_shapes"
+
+
+class _StandIn(ModuleType):
+    """A module of which a few names are known; any other one brings the real module in its place."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and (name != "__path__" or self.__name__ != DYNAMO):
+            raise AttributeError(name)
+        return getattr(_real(self.__name__), name)
+
+
+def put_stand_ins() -> None:
+    """From now on, torch's calls on meta tensors find the stand-ins, unless it has the modules already."""
+    if DYNAMO not in sys.modules:
+        sys.modules[DYNAMO] = dynamo = _StandIn(DYNAMO)
+        dynamo.__dict__["disable"] = _disable
+    if SYMBOLS not in sys.modules:
+        with suppress(ImportError):  # its import would bring it, and torch counts on that
+            importlib.import_module("torch.fx.experimental._config")
+        sys.modules[SYMBOLS] = symbols = _StandIn(SYMBOLS)
+        symbols.__dict__.update({name: _for_plain(name, of_plain) for name, of_plain in _OF_PLAIN.items()})
+
+
+def _real(name: str) -> ModuleType:
+    """The module itself; it takes the place of its stand-in."""
+    there = sys.modules.get(name)
+    if not isinstance(there, _StandIn):
+        return there if there is not None else importlib.import_module(name)
+    del sys.modules[name]
+    parent, _, child = name.rpartition(".")
+    if parent in sys.modules and sys.modules[parent].__dict__.get(child) is there:
+        delattr(sys.modules[parent], child)
+    return importlib.import_module(name)
+
+
+def _disable(fn: Any = None, recursive: bool = True, **others: Any) -> Any:
+    """Nothing compiles here, so a function is not to be compiled as it is."""
+    if callable(fn) and recursive is True and set(others) <= {"wrapping"}:
+        return fn
+    return _real(DYNAMO).disable(fn, recursive, **others)
+
+
+def _same_bool(value: Any) -> Any:
+    return value if type(value) is bool else None
+
+
+def _same_int(value: Any) -> Any:
+    return value if type(value) is int else None
+
+
+def _known_int(value: Any) -> Any:
+    return True if type(value) is int else None
+
+
+def _all_bools(*values: Any) -> Any:
+    return all(values) if values and all(type(value) is bool for value in values) else None
+
+
+def _any_bool(*values: Any) -> Any:
+    return any(values) if values and all(type(value) is bool for value in values) else None
+
+
+def _equal_sizes(one: Any, other: Any) -> Any:
+    if type(one) is int and type(other) is int:
+        return one == other
+    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
+        sizes = [*one, *other]
+        return list(one) == list(other) if all(type(size) is int for size in sizes) else None
+    return None
+
+
+def _no_nested_int(value: Any) -> Any:
+    return False if type(value) in (int, float) else None
+
+
+_OF_PLAIN: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(
+        ("expect_true", "guard_or_false", "guard_or_true", "guard_size_oblivious", "statically_known_true"), _same_bool
+    ),
+    "guarding_hint_or_throw": _same_int, "has_guarding_hint": _known_int,
+    "sym_and": _all_bools, "sym_or": _any_bool, "sym_eq": _equal_sizes, "is_nested_int": _no_nested_int,
+}  # fmt: skip
+"""Functions of `symbolic_shapes`, for plain bools and integers; None where the arguments are of another kind."""
+
+
+def _for_plain(name: str, of_plain: Callable[..., Any]) -> Callable[..., Any]:
+    def function(*args: Any, **others: Any) -> Any:
+        try:
+            answer = None if others else of_plain(*args)
+        except TypeError:  # not so many arguments
+            answer = None
+        return getattr(_real(SYMBOLS), name)(*args, **others) if answer is None else answer
+
+    function.__name__ = name
+    return function

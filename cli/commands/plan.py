@@ -70,8 +70,10 @@ def command(
     from opreplay.cli.opening import open_input
     from opreplay.cli.outputs import check_writable
     from opreplay.cli.plan_views import narrate_checks, plan_code, save, show_explanation, show_plan
-    from opreplay.cli.setup import expected_contents, load_socs, tell_problems, tell_unused, use_plugins
+    from opreplay.cli.setup import tell_problems, tell_unused, use_plugins
     from opreplay.replay.arguments.supplied import check_values_file
+    from opreplay.replay.arguments.work.expected import expected_contents
+    from opreplay.replay.ascend.simulate.devices import load_socs
     from opreplay.replay.plan.inputs import plan_of
     from opreplay.replay.plan.make import check_on_meta
 

@@ -56,11 +56,11 @@ def command(
     from the order of the calls in one recorded step.
     """
     from opreplay.cli.opening import open_input
-    from opreplay.cli.setup import expected_contents, load_socs, tell_problems, tell_unused, use_plugins
+    from opreplay.cli.setup import tell_problems, tell_unused, use_plugins
     from opreplay.cli.terminal import console
     from opreplay.replay.arguments.supplied import check_values_file
-    from opreplay.replay.ascend.simulate.step import simulate_step
-    from opreplay.replay.ascend.simulate.step_residency import resident_shares
+    from opreplay.replay.arguments.work.expected import expected_contents
+    from opreplay.replay.ascend.simulate.devices import load_socs, simulate_plan
     from opreplay.replay.plan.inputs import plan_of
     from opreplay.replay.report.views import simulation as view
 
@@ -73,9 +73,7 @@ def command(
     plan = plan_of(read, selection, device="cpu", in_order=True)
     if values is not None:
         check_values_file(plan, values)
-    chosen = list(devices.values())
-    shares = resident_shares(plan.ops, plan.sequence, chosen, contents) if plan.sequence else [None] * len(chosen)
-    steps = [simulate_step(plan.ops, one, contents, known) for one, known in zip(chosen, shares, strict=True)]
+    steps = simulate_plan(plan, list(devices.values()), contents)
     tell_problems(contents)
     tell_unused(devices, plan.ops)
     if output is not None:

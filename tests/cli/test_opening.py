@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 from opreplay.cli import opening as inputs
 from opreplay.cli.main import opreplay
 from opreplay.replay.ir.plan_file import load_plan
+from opreplay.replay.plan.inputs import kind_of_file
+from opreplay.traces import Limits
+from opreplay.traces.errors import UsageError
 
 MM = {"Input Dims": [[8, 4], [4, 2]], "Input type": ["float", "float"], "Input Strides": [[4, 1], [2, 1]],
       "Concrete Inputs": ["", ""]}  # fmt: skip
@@ -90,20 +93,20 @@ def plan_of(*args: object) -> tuple[Any, Result]:
 def test_the_kind_is_told_by_content(tmp_path: Path, text: str, kind: str) -> None:
     path = tmp_path / "misleading_plan_event_replay_ir.txt"
     path.write_text(text, encoding="utf-8")
-    assert inputs.kind_of_file(str(path)) == kind
+    assert kind_of_file(str(path)) == kind
 
 
 @given(st.binary(max_size=80) | st.text('[{":,}\\ a1', max_size=60).map(str.encode))
 def test_any_bytes_are_of_some_kind(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "any"
     path.write_bytes(data)
-    assert inputs.kind_of_file(str(path)) in ("trace", "plan", "tracelens")
+    assert kind_of_file(str(path)) in ("trace", "plan", "tracelens")
 
 
 def test_nesting_without_end_is_no_crash(tmp_path: Path) -> None:
     path = tmp_path / "deep"
     path.write_text('{"a": ' + "[" * 500_000)
-    assert inputs.kind_of_file(str(path)) == "trace"
+    assert kind_of_file(str(path)) == "trace"
 
 
 def test_a_plan_is_taken_back_and_stays_the_same(trace: Path, tmp_path: Path) -> None:
@@ -207,3 +210,19 @@ def test_phase_takes_calls_of_one_phase_from_a_trace_and_from_a_plan(tmp_path: P
         refused = CliRunner().invoke(opreplay, [command, str(file), "--phase", "mixed", *fast])
         assert refused.exit_code == 2
         assert "There are iterations of phase prefill, decode." in refused.output
+
+
+def test_limits_take_units() -> None:
+    assert inputs.parse_limits([("decompressed_bytes", "128GiB"), ("events", "7")]) == Limits(
+        decompressed_bytes=128 << 30, events=7
+    )
+    with pytest.raises(UsageError, match="no limit is called 'colour'"):
+        inputs.parse_limits([("colour", "1")])
+
+
+def test_a_glob_must_mean_one_file(tmp_path: Path) -> None:
+    for name in ("a.json", "b.json"):
+        (tmp_path / name).write_text('{"traceEvents": []}')
+    assert inputs.open_trace(str(tmp_path / "a*.json"), []).info.events == 0
+    with pytest.raises(UsageError, match="matches 2 files"):
+        inputs.open_trace(str(tmp_path / "*.json"), [])

@@ -106,10 +106,12 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         """The median with its interval, how it was measured, and every reason to trust it less."""
-        threads = "" if self.threads is None else f", {self.threads} thread{'' if self.threads == 1 else 's'}"
-        counted = f"{self.samples} samples of {self.calls_per_sample} call{'' if self.calls_per_sample == 1 else 's'}"
-        text = (
-            f"{time_text(self.median_us)} a call (95 %: {time_text(self.ci_low_us)} to {time_text(self.ci_high_us)}; "
-            f"{counted}, {self.cache} caches{threads})"
-        )
+        samples = f"{self.samples} sample{_s(self.samples)} of {self.calls_per_sample} call{_s(self.calls_per_sample)}"
+        threads = "" if self.threads is None else f", {self.threads} thread{_s(self.threads)}"
+        interval = f"95 %: {time_text(self.ci_low_us)} to {time_text(self.ci_high_us)}"
+        text = f"{time_text(self.median_us)} a call ({interval}; {samples}, {self.cache} caches{threads})"
         return "\n  ".join([text, *(f"warning: {warning}" for warning in self.warnings)])
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"

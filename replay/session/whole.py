@@ -129,15 +129,10 @@ def run(
     assert kept.header is not None  # written before the first op
     return Results(
         ResultFile(
-            header=kept.header,
-            results=tuple(kept.results),
-            summary=kept.summary,
-            traces=tuple(kept.traces),
-            jobs=tuple(kept.jobs),
-            sequence=kept.sequence,
+            header=kept.header, results=tuple(kept.results), summary=kept.summary, sequence=kept.sequence,
             complete_bytes=0,
-        )  # fmt: skip
-    )
+        )
+    )  # fmt: skip
 
 
 def read_results(path: str | os.PathLike[str]) -> Results:

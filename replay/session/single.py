@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -153,6 +154,7 @@ class _Metas:
 
         flat = [item for value in values for item in (value if isinstance(value, (list, tuple)) else [value])]
         tensors = {id(item): item for item in flat if isinstance(item, torch.Tensor)}
+        times = Counter(map(id, flat))
         self._made: dict[int, TensorMeta] = {}
         kinds = [tensor.device.type for tensor in tensors.values()]
         first = next(iter(tensors.values()), None)
@@ -167,7 +169,7 @@ class _Metas:
         number = 0
         for _, _, members in groups:
             base = members[0][0] // ALIGNED_BYTES * ALIGNED_BYTES
-            shared = len(members) > 1
+            shared = sum(times[key] for _, key in members) > 1
             for begin, key in members:
                 self._made[key] = _meta(tensors[key], begin - base, number if shared else None)
             number += shared

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     "--max-failed", type=click.IntRange(min=0), metavar="N",
     help="Exit with 1 when more ops would not be replayed or are wrong on meta tensors.",
 )  # fmt: skip
-@click.option("--explain", metavar="OP", help="Explain one op in full: a name, a glob or an id.")
+@click.option("--explain", metavar="OP", help="Explain one op in full: a name, a glob, an id, or #4.")
 @format_option("table", "json")
 @click.option(
     "--output", "-o", metavar="FILE", help="Write the plan as JSON; .tracelens.json for TraceLens; - is stdout."

@@ -11,10 +11,10 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opreplay.cli import opening as inputs
 from opreplay.cli.main import opreplay
+from opreplay.cli.opening import open_trace, parse_limits
 from opreplay.replay.ir.plan_file import load_plan
-from opreplay.replay.plan.inputs import kind_of_file
+from opreplay.replay.plan import inputs
 from opreplay.traces import Limits
 from opreplay.traces.errors import UsageError
 
@@ -93,20 +93,20 @@ def plan_of(*args: object) -> tuple[Any, Result]:
 def test_the_kind_is_told_by_content(tmp_path: Path, text: str, kind: str) -> None:
     path = tmp_path / "misleading_plan_event_replay_ir.txt"
     path.write_text(text, encoding="utf-8")
-    assert kind_of_file(str(path)) == kind
+    assert inputs.kind_of_file(str(path)) == kind
 
 
 @given(st.binary(max_size=80) | st.text('[{":,}\\ a1', max_size=60).map(str.encode))
 def test_any_bytes_are_of_some_kind(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "any"
     path.write_bytes(data)
-    assert kind_of_file(str(path)) in ("trace", "plan", "tracelens")
+    assert inputs.kind_of_file(str(path)) in ("trace", "plan", "tracelens")
 
 
 def test_nesting_without_end_is_no_crash(tmp_path: Path) -> None:
     path = tmp_path / "deep"
     path.write_text('{"a": ' + "[" * 500_000)
-    assert kind_of_file(str(path)) == "trace"
+    assert inputs.kind_of_file(str(path)) == "trace"
 
 
 def test_a_plan_is_taken_back_and_stays_the_same(trace: Path, tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_phase_takes_calls_of_one_phase_from_a_trace_and_from_a_plan(tmp_path: P
     for file in (trace, plan):
         done = CliRunner().invoke(opreplay, [command, str(file), "--phase", "decode", *fast])
         assert done.exit_code == 0, done.output
-        assert " 1 of 1 op" in done.output
+        assert "1 of 1 op" in done.output
         assert "aten::mm" not in done.output
         refused = CliRunner().invoke(opreplay, [command, str(file), "--phase", "mixed", *fast])
         assert refused.exit_code == 2
@@ -213,16 +213,16 @@ def test_phase_takes_calls_of_one_phase_from_a_trace_and_from_a_plan(tmp_path: P
 
 
 def test_limits_take_units() -> None:
-    assert inputs.parse_limits([("decompressed_bytes", "128GiB"), ("events", "7")]) == Limits(
+    assert parse_limits([("decompressed_bytes", "128GiB"), ("events", "7")]) == Limits(
         decompressed_bytes=128 << 30, events=7
     )
     with pytest.raises(UsageError, match="no limit is called 'colour'"):
-        inputs.parse_limits([("colour", "1")])
+        parse_limits([("colour", "1")])
 
 
 def test_a_glob_must_mean_one_file(tmp_path: Path) -> None:
     for name in ("a.json", "b.json"):
         (tmp_path / name).write_text('{"traceEvents": []}')
-    assert inputs.open_trace(str(tmp_path / "a*.json"), []).info.events == 0
+    assert open_trace(str(tmp_path / "a*.json"), []).info.events == 0
     with pytest.raises(UsageError, match="matches 2 files"):
-        inputs.open_trace(str(tmp_path / "*.json"), [])
+        open_trace(str(tmp_path / "*.json"), [])

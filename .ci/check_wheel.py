@@ -6,13 +6,17 @@ import sys
 import zipfile
 from pathlib import PurePosixPath
 
-REQUIRED = ("/LICENSE", "traces/samples/transformer_infer.json.gz", "replay/ascend/devices/910b3.toml", "cli/main.py")
+REQUIRED = (
+    "/LICENSE", "opreplay/__init__.py", "opreplay/tracelens.py", "traces/samples/transformer_infer.json.gz",
+    "replay/ascend/devices/910b3.toml", "cli/main.py",
+)  # fmt: skip
 
 
 def problems(names: list[str]) -> list[str]:
     """What is wrong with a wheel that holds the files `names`, in words."""
     tops = {PurePosixPath(name).parts[0] for name in names}
     strangers = sorted(top for top in tops if top != "opreplay" and not top.startswith("opreplay-"))
+    strangers += sorted(name for name in names if name.startswith("opreplay/replay/public/"))
     missing = [wanted for wanted in REQUIRED if not any(name.endswith(wanted) for name in names)]
     return [f"unexpected top-level entry {top}" for top in strangers] + [f"no file {wanted}" for wanted in missing]
 

@@ -24,10 +24,15 @@ def main() -> None:
         sys.exit(f"console scripts of the wheel: {scripts}")
     opreplay = str(Path(sys.executable).with_name("opreplay"))
 
+    import opreplay as public
     from opreplay.cli.main import COMMANDS
     from opreplay.traces.samples import SAMPLES, sample_path
 
-    run(opreplay, "--version")
+    if public.__version__ not in run(opreplay, "--version"):
+        sys.exit(f"opreplay.__version__ is {public.__version__}")
+    absent = [name for name in public.__all__ if not hasattr(public, name)]
+    if absent:
+        sys.exit(f"names that cannot be imported: {absent}")
     for command in COMMANDS:
         if "Usage:" not in run(opreplay, command, "--help"):
             sys.exit(f"{command} --help shows no usage")
@@ -35,6 +40,9 @@ def main() -> None:
         facts = json.loads(run(opreplay, "inspect", str(sample_path(name)), "--format", "json"))
         if not facts["cpu_ops"] or not facts["unique_ops"]:
             sys.exit(f"inspect finds no ops in {name}: {facts}")
+    op = public.open(sample_path("transformer_infer"), top=3)["#1"]
+    if op.measure().median_us <= 0 or op.simulate().time_us <= 0:
+        sys.exit(f"an op has no time: {op}")
     if "910b3" not in run(opreplay, "devices"):
         sys.exit("the wheel does not know the device 910b3")
 

@@ -45,7 +45,7 @@ def show_plan(
     over_budget: Literal["shrink", "skip"] = "shrink", l2: L2State = "cold",
 ) -> None:  # fmt: skip
     """Print the coverage that a run would have, what meta tensors said, then the ops."""
-    from opreplay.cli.setup import simulate_on
+    from opreplay.replay.ascend.simulate.devices import simulate_on
     from opreplay.replay.report.run.facts import coverage_line
     from opreplay.replay.report.views import meta
     from opreplay.replay.report.views import plan as view
@@ -92,8 +92,8 @@ def show_explanation(
     """Print all that is known of the heaviest op that `wanted` matches. Raises UsageError when none does."""
     import msgspec
 
-    from opreplay.cli.setup import simulate_on
     from opreplay.replay.ascend import explain_op
+    from opreplay.replay.ascend.simulate.devices import simulate_on
     from opreplay.replay.plan.make import find_ops
     from opreplay.replay.report.views import explain as view
     from opreplay.replay.report.views.plan import planned_results

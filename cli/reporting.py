@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.terminal import console
-from opreplay.traces.model import Trace
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -16,7 +13,6 @@ if TYPE_CHECKING:
     from opreplay.cli.outputs import Outputs
     from opreplay.replay.execute.options import RunOptions
     from opreplay.replay.execute.processes.lanes import Engine
-    from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.results.reading import MemorySink, ResultFile
 
 
@@ -61,26 +57,6 @@ def code_for(missed: int, max_failed: int | None, what: str) -> ExitCode:
         return ExitCode.OK
     console.narrate(f"opreplay: {missed} ops {what}, --max-failed allows {max_failed}")
     return ExitCode.INCOMPLETE
-
-
-def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:
-    """What the header of the results says of the trace, beside the plan's totals; no path. A plan says no more."""
-    if not isinstance(trace, Trace):
-        return {}
-    info = trace.info
-    joined = info.kernel_details
-    return {
-        "dialect": info.dialect,
-        "events": info.events,
-        "metadata_level": info.metadata_level,
-        "torch_version": info.torch_version,
-        "vendor": info.vendor,
-        "world_size": info.world_size,
-        "rank": info.rank,
-        "losses": info.report.losses,
-        "repairs": info.report.repairs,
-        **({} if joined is None else {"kernel_details": msgspec.to_builtins(joined)}),
-    }
 
 
 def engine_of(options: RunOptions, *, engine: str, lanes: int | None, address: str | None) -> Engine | None:

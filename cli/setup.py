@@ -1,4 +1,4 @@
-"""From command-line values to a trace, a plan and simulated devices: what `run` and `plan` have in common."""
+"""Plugins, and what predictions could not do, told on stderr: what `run`, `plan` and `simulate` have in common."""
 
 from __future__ import annotations
 
@@ -6,37 +6,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from opreplay.traces.errors import UsageError
-
 if TYPE_CHECKING:
-    from opreplay.replay.arguments.work.amounts import Contents
     from opreplay.replay.arguments.work.expected import ExpectedContents
     from opreplay.replay.ascend import DeviceProfile
     from opreplay.replay.ir.model import ReplayOp, ReplayPlan
     from opreplay.replay.plan.kept import KeptContents
-    from opreplay.replay.results.records import L2State, Simulated
 
 
 UNUSED_SHOWN = 5
 """Unused registrations that are told one by one."""
-
-
-def load_socs(names: Sequence[str]) -> dict[str, DeviceProfile]:
-    """Simulated devices by name, in the order given.
-
-    Raises UsageError for unknown devices, two of one name, and registrations for a device that is none.
-    """
-    from opreplay.replay.ascend import load_device
-    from opreplay.replay.ascend.custom.estimators import refuse_unknown_devices
-
-    devices: dict[str, DeviceProfile] = {}
-    for text in names:
-        device = load_device(text)
-        if device.name in devices:
-            raise UsageError(f"two simulated devices are called {device.name}", hint="Name each --soc once.")
-        devices[device.name] = device
-    refuse_unknown_devices()
-    return devices
 
 
 def use_plugins(names: Sequence[str], custom_op_dir: str | None = None) -> tuple[str, ...]:
@@ -60,21 +38,6 @@ def use_plugins(names: Sequence[str], custom_op_dir: str | None = None) -> tuple
     return (*names, *custom_op_files(custom_op_dir))
 
 
-def expected_contents(
-    init_modules: Sequence[str] = (), init_args: Sequence[str] = (), *, seed: int = 0, values: str | None = None
-) -> ExpectedContents:
-    """What the arguments of an op will hold in a run with these initializers, settings, seed and file of values.
-
-    Raises UsageError for modules and settings that cannot be used, FormatError for an unsound file.
-    """
-    from opreplay.initializers.extensions import open_registry
-    from opreplay.initializers.supplied.values import RecordedValues
-    from opreplay.replay.arguments.work.expected import ExpectedContents
-
-    supplied = None if values is None else RecordedValues(values)
-    return ExpectedContents(open_registry(init_modules, init_args), seed, supplied)
-
-
 def may_keep(wanted: bool, plugins: Sequence[str]) -> bool:
     """Whether plans may be kept between runs: not where users' code or installed plugins may decide on them."""
     from importlib.metadata import entry_points
@@ -89,6 +52,7 @@ def may_keep(wanted: bool, plugins: Sequence[str]) -> bool:
 
 def contents_of_plan(plan: ReplayPlan, *, seed: int, keep: bool) -> ExpectedContents | KeptContents:
     """What the arguments of a plan's ops will hold with the built-in initializers; kept between runs with `keep`."""
+    from opreplay.replay.arguments.work.expected import expected_contents
     from opreplay.replay.plan.kept import KeptContents
 
     return KeptContents(partial(expected_contents, seed=seed), plan, seed) if keep else expected_contents(seed=seed)
@@ -114,16 +78,6 @@ def tell_problems(contents: ExpectedContents | KeptContents) -> None:
         console.narrate(
             f"contents of {count} op{'s' if count > 1 else ''} cannot be made, so their shapes alone decide: {first}"
         )
-
-
-def simulate_on(
-    op: ReplayOp, devices: dict[str, DeviceProfile], contents: Contents | None = None, l2: L2State = "sequence"
-) -> dict[str, Simulated]:
-    """Predictions for one op on every device; none for a label or an op without arguments, which is not for free."""
-    from opreplay.replay.ascend import is_predicted, simulate_op
-
-    made = {name: simulate_op(op, device, contents, l2) for name, device in devices.items()}
-    return {name: one for name, one in made.items() if is_predicted(op, one)}
 
 
 def tell_unused(devices: Mapping[str, DeviceProfile], ops: Sequence[ReplayOp]) -> None:

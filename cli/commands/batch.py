@@ -83,9 +83,11 @@ def command(
     from opreplay.cli.opening import parse_limits
     from opreplay.cli.outputs import Outputs
     from opreplay.cli.reporting import engine_of, outcome_code, show_batch
-    from opreplay.cli.setup import expected_contents, load_socs, simulate_on, use_plugins
+    from opreplay.cli.setup import use_plugins
     from opreplay.cli.terminal.console import narrate
     from opreplay.cli.terminal.progress import FilesProgress, RunProgress
+    from opreplay.replay.arguments.work.expected import expected_contents
+    from opreplay.replay.ascend.simulate.devices import load_socs, simulate_on
     from opreplay.replay.batch.job import find_and_pair, read_batch
     from opreplay.replay.execute.processes.lanes import lane_devices
     from opreplay.replay.execute.run import run_plan

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     "--max-failed", type=click.IntRange(min=0), metavar="N",
     help="Exit with 1 when more ops would not be replayed or are wrong on meta tensors.",
 )  # fmt: skip
-@click.option("--explain", metavar="OP", help="Explain one op in full: a name, a glob or an id.")
+@click.option("--explain", metavar="OP", help="Explain one op in full: a name, a glob, an id, or #4.")
 @format_option("table", "json")
 @click.option(
     "--output", "-o", metavar="FILE", help="Write the plan as JSON; .tracelens.json for TraceLens; - is stdout."
@@ -75,16 +75,9 @@ def command(
     from opreplay.cli.opening import open_input
     from opreplay.cli.outputs import check_writable
     from opreplay.cli.plan_views import narrate_checks, plan_code, save, show_explanation, show_plan
-    from opreplay.cli.setup import (
-        contents_of_plan,
-        expected_contents,
-        keep_contents,
-        load_socs,
-        may_keep,
-        tell_problems,
-        tell_unused,
-        use_plugins,
-    )
+    from opreplay.cli.setup import contents_of_plan, keep_contents, may_keep, tell_problems, tell_unused, use_plugins
+    from opreplay.replay.arguments.work.expected import expected_contents
+    from opreplay.replay.ascend.simulate.devices import load_socs
     from opreplay.replay.plan.inputs import plan_of
     from opreplay.replay.plan.kept import kept_plan_of
     from opreplay.replay.plan.make import check_on_meta

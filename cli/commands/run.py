@@ -74,11 +74,13 @@ def command(
 
     from opreplay.cli.opening import open_input
     from opreplay.cli.outputs import Outputs
-    from opreplay.cli.reporting import outcome_code, show_report, trace_facts
-    from opreplay.cli.setup import expected_contents, load_socs, simulate_on, tell_unused, use_plugins
+    from opreplay.cli.reporting import outcome_code, show_report
+    from opreplay.cli.setup import tell_unused, use_plugins
     from opreplay.cli.terminal.progress import RunProgress
+    from opreplay.replay.arguments.work.expected import expected_contents
+    from opreplay.replay.ascend.simulate.devices import load_socs, simulate_on
     from opreplay.replay.execute.run import run_plan
-    from opreplay.replay.plan.inputs import plan_of, with_recorded_children
+    from opreplay.replay.plan.inputs import plan_of, trace_facts, with_recorded_children
     from opreplay.traces.errors import UsageError
 
     plugin = use_plugins(plugin, custom_op_dir)

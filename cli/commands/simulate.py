@@ -62,19 +62,10 @@ def command(
     from the order of the calls in one recorded step, unless --l2 says otherwise.
     """
     from opreplay.cli.opening import open_input
-    from opreplay.cli.setup import (
-        contents_of_plan,
-        expected_contents,
-        keep_contents,
-        load_socs,
-        may_keep,
-        tell_problems,
-        tell_unused,
-        use_plugins,
-    )
+    from opreplay.cli.setup import contents_of_plan, keep_contents, may_keep, tell_problems, tell_unused, use_plugins
     from opreplay.cli.terminal import console
-    from opreplay.replay.ascend.simulate.step import simulate_step
-    from opreplay.replay.ascend.simulate.step_residency import resident_shares
+    from opreplay.replay.arguments.work.expected import expected_contents
+    from opreplay.replay.ascend.simulate.devices import load_socs, simulate_plan
     from opreplay.replay.plan.inputs import plan_of
     from opreplay.replay.plan.kept import kept_plan_of
     from opreplay.replay.report.views import simulation as view
@@ -94,10 +85,7 @@ def command(
         from opreplay.replay.arguments.supplied import check_values_file
 
         check_values_file(plan, values)
-    chosen = list(devices.values())
-    in_order = plan.sequence if l2 == "sequence" else None
-    shares = resident_shares(plan.ops, in_order, chosen, contents) if in_order else [None] * len(chosen)
-    steps = [simulate_step(plan.ops, one, contents, known, l2) for one, known in zip(chosen, shares, strict=True)]
+    steps = simulate_plan(plan, list(devices.values()), contents, l2)
     tell_problems(contents)
     keep_contents(contents)
     tell_unused(devices, plan.ops)

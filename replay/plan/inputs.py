@@ -175,6 +175,28 @@ def join_notes(joined: Trace) -> list[str]:
     return [*notes, *of_table]
 
 
+def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:
+    """What the header of the results says of the trace, beside the plan's totals; no path. A plan says no more."""
+    from opreplay.traces.model import Trace
+
+    if not isinstance(trace, Trace):
+        return {}
+    info = trace.info
+    joined = info.kernel_details
+    return {
+        "dialect": info.dialect,
+        "events": info.events,
+        "metadata_level": info.metadata_level,
+        "torch_version": info.torch_version,
+        "vendor": info.vendor,
+        "world_size": info.world_size,
+        "rank": info.rank,
+        "losses": info.report.losses,
+        "repairs": info.report.repairs,
+        **({} if joined is None else {"kernel_details": msgspec.to_builtins(joined)}),
+    }
+
+
 def plan_of(
     read: Trace | ReplayPlan, selection: Selection, *, device: str, in_order: bool = False
 ) -> ReplayPlan:  # fmt: skip

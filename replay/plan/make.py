@@ -42,7 +42,12 @@ def check_on_meta(plan: ReplayPlan, selection: Selection) -> dict[str, MetaCheck
 
 
 def find_ops(plan: ReplayPlan, wanted: str) -> list[ReplayOp]:
-    """Ops that a name, a glob or the start of an id means, heaviest first. Raises UsageError when there are none."""
+    """Ops that a name, a glob, the start of an id or a rank means ("#4" is the fourth), heaviest first.
+
+    Raises UsageError when there are none.
+    """
+    if wanted.startswith("#"):
+        return [_ranked(plan, wanted)]
     exact = [op for op in plan.ops if op.name == wanted]
     found = exact or [op for op in plan.ops if fnmatchcase(op.name, wanted) or op.id.startswith(wanted)]
     if not found:
@@ -50,3 +55,12 @@ def find_ops(plan: ReplayPlan, wanted: str) -> list[ReplayOp]:
         hint = f"The heaviest ops are {names}." if names else "The selection holds no ops: try --select all."
         raise UsageError(f"no selected op matches {wanted!r}", hint=hint)
     return found
+
+
+def _ranked(plan: ReplayPlan, wanted: str) -> ReplayOp:
+    """The op that "#4" means: the fourth of the plan. Raises UsageError for anything else."""
+    number = wanted[1:]
+    if not number.isdecimal() or not 1 <= int(number) <= len(plan.ops):
+        hint = f"Say #1 to #{len(plan.ops)}." if plan.ops else "The selection holds no ops: try --select all."
+        raise UsageError(f"no op is {wanted!r}", hint=hint)
+    return plan.ops[int(number) - 1]

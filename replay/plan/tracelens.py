@@ -43,7 +43,7 @@ def write_tracelens_ir(plan: ReplayPlan, path: str | Path, *, force: bool = Fals
 
     Raises UsageError when the file exists and `force` is not set, or cannot be written.
     """
-    entries = [entry for entry in map(_write_entry, plan.ops) if entry is not None]
+    entries = [entry for entry in map(entry_of, plan.ops) if entry is not None]
     text = json.dumps(entries, indent=2, ensure_ascii=False)
     if not is_unicode(text):
         text = json.dumps(entries, indent=2)
@@ -146,8 +146,11 @@ def _arguments(entries: list[tuple[Any, bool]]) -> tuple[tuple[ReplayArg, ...], 
     return tuple(args), None
 
 
-def _write_entry(op: ReplayOp) -> dict[str, Any] | None:
-    """The entry of one op: the one it came from where it still says the same, else made from its arguments."""
+def entry_of(op: ReplayOp) -> dict[str, Any] | None:
+    """The entry of one op: the one it came from where it still says the same, else made from its arguments.
+
+    None for an op that cannot be called.
+    """
     if op.origin is not None:
         try:
             entry = json.loads(op.origin)

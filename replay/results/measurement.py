@@ -6,6 +6,8 @@ from typing import Literal, get_args
 
 import msgspec
 
+from opreplay.replay.ir.times import time_text
+
 WarningKind = Literal[
     "few samples", "noisy", "timer resolution", "unstable clock", "other load", "throttled", "launch-bound",
     "cache partly warm", "part of the op", "not captured", "first call", "not settled", "interrupted", "one thread",
@@ -101,3 +103,15 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """Samples that were taken again, since another program had the processor meanwhile; in none of the times."""
     threads: int | None = None
     """Threads that an op could use on the CPU; None elsewhere and in older files."""
+
+    def __repr__(self) -> str:
+        """The median with its interval, how it was measured, and every reason to trust it less."""
+        samples = f"{self.samples} sample{_s(self.samples)} of {self.calls_per_sample} call{_s(self.calls_per_sample)}"
+        threads = "" if self.threads is None else f", {self.threads} thread{_s(self.threads)}"
+        interval = f"95 %: {time_text(self.ci_low_us)} to {time_text(self.ci_high_us)}"
+        text = f"{time_text(self.median_us)} a call ({interval}; {samples}, {self.cache} caches{threads})"
+        return "\n  ".join([text, *(f"warning: {warning}" for warning in self.warnings)])
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"

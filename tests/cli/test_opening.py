@@ -12,8 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opreplay.cli.main import opreplay
+from opreplay.cli.opening import open_trace, parse_limits
 from opreplay.replay.ir.plan_file import load_plan
 from opreplay.replay.plan import inputs
+from opreplay.traces import Limits
+from opreplay.traces.errors import UsageError
 
 MM = {"Input Dims": [[8, 4], [4, 2]], "Input type": ["float", "float"], "Input Strides": [[4, 1], [2, 1]],
       "Concrete Inputs": ["", ""]}  # fmt: skip
@@ -207,3 +210,19 @@ def test_phase_takes_calls_of_one_phase_from_a_trace_and_from_a_plan(tmp_path: P
         refused = CliRunner().invoke(opreplay, [command, str(file), "--phase", "mixed", *fast])
         assert refused.exit_code == 2
         assert "There are iterations of phase prefill, decode." in refused.output
+
+
+def test_limits_take_units() -> None:
+    assert parse_limits([("decompressed_bytes", "128GiB"), ("events", "7")]) == Limits(
+        decompressed_bytes=128 << 30, events=7
+    )
+    with pytest.raises(UsageError, match="no limit is called 'colour'"):
+        parse_limits([("colour", "1")])
+
+
+def test_a_glob_must_mean_one_file(tmp_path: Path) -> None:
+    for name in ("a.json", "b.json"):
+        (tmp_path / name).write_text('{"traceEvents": []}')
+    assert open_trace(str(tmp_path / "a*.json"), []).info.events == 0
+    with pytest.raises(UsageError, match="matches 2 files"):
+        open_trace(str(tmp_path / "*.json"), [])

@@ -13,6 +13,9 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("traces", "initializers", "replay", "cli")
 """The top-level packages, each of which may import itself and those to its left."""
 
+PUBLIC = ("replay", "public")
+"""The folder that is imported as `opreplay` itself."""
+
 
 class Source(NamedTuple):
     """One file of the library."""
@@ -54,6 +57,8 @@ def docs_text() -> str:
 
 def _parse(path: Path) -> Source:
     parts = path.relative_to(ROOT).with_suffix("").parts
+    if parts[: len(PUBLIC)] == PUBLIC:
+        parts = parts[len(PUBLIC) :]
     module = ".".join(("opreplay", *(parts[:-1] if parts[-1] == "__init__" else parts)))
     text = path.read_text()
     return Source(module, path, text, ast.parse(text))

@@ -24,10 +24,13 @@ ROOMS = (
     "replay.execute",
     "replay.report",
     "replay.batch",
+    "replay.session",
     "replay",
     "cli",
+    "public",
 )
-"""A room may import itself and those before it; `replay` is the names that `opreplay.replay` gives to users."""
+"""A room may import itself and those before it; `replay` is the names that `opreplay.replay` gives to users, `public`
+those that `opreplay` does."""
 
 MOST_MODULES = 12
 
@@ -42,6 +45,8 @@ CROWDED = {
 def room_of(module: str) -> str:
     """The room that a module of opreplay lies in. Raises LookupError for one that lies in none."""
     parts = module.split(".")[1:]
+    if parts in ([], ["tracelens"]):
+        return "public"
     for name in (".".join(parts[:2]), parts[0]):
         if name in ROOMS and (name != "replay" or len(parts) == 1):
             return name

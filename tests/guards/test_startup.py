@@ -12,6 +12,8 @@ HEAVY = {"torch", "pandas", "numpy", "msgspec", "orjson", "rich", "sphinx"}
 """None of them is needed to print help; torch and pandas alone would cost seconds."""
 
 MOST_SECONDS = 0.15
+IMPORT_SECONDS = 0.03
+"""Of `import opreplay`, beyond what the interpreter takes to start."""
 SLACK = 2
 """The bar is for an idle machine; where others share the caches the same work takes longer."""
 
@@ -54,3 +56,34 @@ def test_help_is_quick() -> None:
         seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
         assert "Usage:" in done.stdout
     assert statistics.median(seconds) < MOST_SECONDS * SLACK, seconds
+
+
+def test_import_of_opreplay_brings_in_nothing_heavy() -> None:
+    code = "import opreplay, opreplay as again, json, sys; dir(opreplay); print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(json.loads(done.stdout))
+    assert not loaded & HEAVY
+    assert {name for name in loaded if name.startswith("opreplay")} == {"opreplay"}
+
+
+def test_reading_a_trace_brings_in_neither_torch_nor_pandas() -> None:
+    code = (
+        "import sys, opreplay\n"
+        "from opreplay.traces.samples import sample_path\n"
+        "opreplay.read_trace(sample_path('transformer_infer')), opreplay.__version__, opreplay.CustomInit\n"
+        "opreplay.RunOptions(), opreplay.NotReplayable\n"
+        "assert not {'torch', 'pandas'} & sys.modules.keys()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_import_of_opreplay_is_quick() -> None:
+    def spent(code: str) -> float:
+        before = os.times()
+        subprocess.run([sys.executable, "-c", code], check=True)
+        after = os.times()
+        return after.children_user + after.children_system - before.children_user - before.children_system
+
+    differences = [spent("import opreplay") - spent("pass") for _ in range(7)]
+    assert statistics.median(differences) < IMPORT_SECONDS * SLACK, differences

@@ -7,6 +7,7 @@ shape. Nothing is executed, so the simulated device sees the same batch as a rep
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,6 +15,7 @@ import torch
 
 from opreplay.initializers.base import BatchLengths, InitContext, InitializerError
 from opreplay.initializers.draws.sequences import IMPOSSIBLE
+from opreplay.initializers.extensions import open_registry
 from opreplay.initializers.registry import Registry
 from opreplay.initializers.rules.moe_routing import ROUTERS, MoeRoutingInit
 from opreplay.initializers.rules.paged_attention import PagedAttentionInit
@@ -71,6 +73,17 @@ class ExpectedContents:
             # A trace may name any arguments; one op of it that makes no sense does not stop the others.
             self.problems[op.id] = f"{op.name}: {(str(error).splitlines() or [type(error).__name__])[0]}"
             return None
+
+
+def expected_contents(
+    init_modules: Sequence[str] = (), init_args: Sequence[str] = (), *, seed: int = 0, values: str | None = None
+) -> ExpectedContents:
+    """What the arguments of an op will hold in a run with these initializers, settings, seed and file of values.
+
+    Raises UsageError for modules and settings that cannot be used, FormatError for an unsound file.
+    """
+    supplied = None if values is None else RecordedValues(values)
+    return ExpectedContents(open_registry(init_modules, init_args), seed, supplied)
 
 
 class Filled(NamedTuple):

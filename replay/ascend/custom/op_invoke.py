@@ -144,6 +144,11 @@ class OpInvokeInfo:
         )
 
 
+def register_op_properties(op: Any, override: bool = False) -> Callable[[PropertyFunction], PropertyFunction]:
+    """`OpInvokeInfo.register_op_properties`, as a function like the other decorators."""
+    return OpInvokeInfo.register_op_properties(op, override=override)
+
+
 def _bytes(meta: TensorMeta) -> int:
     # A dimension of stride 0 repeats what lies in memory once.
     shape = meta.shape

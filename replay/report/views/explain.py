@@ -65,7 +65,8 @@ def _overview(op: ReplayOp, result: OpResult) -> Table:
 
     share = f"{share_text(result.recorded_share)} of the time"
     times = f"{time_text(result.recorded_device_us)} on the device, {time_text(result.recorded_host_us)} on the host"
-    add("recorded", f"{op.count:,} × {times}; {share}")
+    timed = op.recorded.host_us_total > 0 or op.recorded.device_us_total > 0
+    add("recorded", f"{op.count:,} × {times}; {share}" if timed else f"{op.count:,} ×, no times")
     for kernel in op.recorded.kernels[:KERNELS_SHOWN]:
         name = f"{kernel.type} ({kernel.name})" if kernel.type else kernel.name
         add("", f"{kernel.count:,} × {time_text(kernel.total_us / max(kernel.count, 1))}  {name}", "dim")

@@ -72,11 +72,13 @@ def planned_summary(plan: ReplayPlan, results: Sequence[OpResult]) -> Summary:
     return summarize(plan, results, wall_s=0.0, interrupted=False)
 
 
-def render(plan: ReplayPlan, results: Sequence[OpResult], *, width: int) -> RenderableType:
-    """One row an op with how it would run, fitted to `width` characters."""
+def render(plan: ReplayPlan, results: Sequence[OpResult], *, width: int, ranked: bool = False) -> RenderableType:
+    """One row an op with how it would run, fitted to `width` characters; `ranked` numbers them from 1."""
     shown, ops = results[:MAX_ROWS], plan.ops[:MAX_ROWS]
+    ranks = [Column(title="#", cells=tuple(str(i + 1) for i in range(len(shown))), style="dim")] if ranked else []
     how = tuple("no" if r.status != "replayed" else r.resolved_by or DASH for r in shown)
     columns = [
+        *ranks,
         *recorded_columns(shown, device=plan.device_us_total > 0),
         *simulated_columns(shown, None),
         Column(title="memory", cells=tuple(memory_text(op) for op in ops), gives_way=5),

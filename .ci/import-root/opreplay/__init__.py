@@ -1,0 +1,1 @@
+../../../replay/public/__init__.py

@@ -1,0 +1,55 @@
+"""One op, or a whole plan, on several simulated devices side by side; what one device takes is `op` and `step`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from opreplay.replay.ascend.devices.file import load_device
+from opreplay.replay.ascend.simulate.op import is_predicted, simulate_op
+from opreplay.replay.ascend.simulate.step import Step, simulate_step
+from opreplay.replay.ascend.simulate.step_residency import resident_shares
+from opreplay.traces.errors import UsageError
+
+if TYPE_CHECKING:
+    from opreplay.replay.arguments.work.amounts import Contents
+    from opreplay.replay.ascend.profile import DeviceProfile
+    from opreplay.replay.ir.model import ReplayOp, ReplayPlan
+    from opreplay.replay.results.records import L2State, Simulated
+
+
+def load_socs(names: Sequence[str]) -> dict[str, DeviceProfile]:
+    """Simulated devices by name, in the order given.
+
+    Raises UsageError for unknown devices, two of one name, and registrations for a device that is none.
+    """
+    from opreplay.replay.ascend.custom.estimators import refuse_unknown_devices
+
+    devices: dict[str, DeviceProfile] = {}
+    for text in names:
+        device = load_device(text)
+        if device.name in devices:
+            raise UsageError(f"two simulated devices are called {device.name}", hint="Name each --soc once.")
+        devices[device.name] = device
+    refuse_unknown_devices()
+    return devices
+
+
+def simulate_on(
+    op: ReplayOp, devices: Mapping[str, DeviceProfile], contents: Contents | None = None, l2: L2State = "sequence"
+) -> dict[str, Simulated]:
+    """Predictions for one op on every device; none for a label or an op without arguments, which is not for free."""
+    made = {name: simulate_op(op, device, contents, l2) for name, device in devices.items()}
+    return {name: one for name, one in made.items() if is_predicted(op, one)}
+
+
+def simulate_plan(
+    plan: ReplayPlan,
+    devices: Sequence[DeviceProfile],
+    contents: Callable[[ReplayOp], Contents | None],
+    l2: L2State = "sequence",
+) -> list[Step]:
+    """All ops of a plan on each device, in the order given; what lies in L2 follows from its sequence, or is `l2`."""
+    sequence = plan.sequence if l2 == "sequence" else None
+    shares = resident_shares(plan.ops, sequence, devices, contents) if sequence else [None] * len(devices)
+    return [simulate_step(plan.ops, one, contents, known, l2) for one, known in zip(devices, shares, strict=True)]

@@ -1,0 +1,92 @@
+"""Any callable, timed by the engine of `run`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from opreplay.replay.execute.options import RunOptions
+from opreplay.replay.results.measurement import CacheState, Measurement
+from opreplay.replay.session.setting import Setting, executor_on
+from opreplay.traces.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+ACCELERATORS = ("cuda", "npu", "xpu")
+"""Devices that run asynchronously: a clock of the host sees only that work was handed to them."""
+
+
+def benchmark(
+    function: Callable[..., Any], *args: Any, device: str | None = None, cache: CacheState = "cold",
+    op_time_s: float = 0.2, options: RunOptions | None = None,
+) -> Measurement:  # fmt: skip
+    """Time `function(*args)` in this process: warm-up, samples until the median is known, its interval, warnings.
+
+    Args:
+        function: called again and again; keyword arguments go in with `functools.partial`.
+        args: its arguments. Tensors among them take turns with copies, so that each call finds them outside the caches;
+            without tensors, or where copies cannot be had, the measurement says "warm".
+        device: where it computes; that of the tensors unless it is named.
+        cache: "cold", or "warm" for the same memory in each call.
+        op_time_s: seconds for the samples.
+        options: all options of a run, in place of the two before.
+
+    It runs in the gradient mode of the caller, on as many threads of the CPU as are idle. What it raises passes on.
+    Raises UsageError for tensors on several devices, and where no tensor tells whether an accelerator is waited for.
+    """
+    import torch
+
+    from opreplay.replay.execute.executors.torch.device import TorchPrepared
+    from opreplay.replay.execute.run import worker_config
+    from opreplay.replay.execute.threads import measure_on_idle
+
+    call = partial(function, *args)
+    tensors = tensors_in([*call.args, *call.keywords.values()])
+    asked = options or RunOptions(op_time_s=op_time_s, cache=cache)
+    if asked.cache == "cold" and any(tensor.grad_fn is not None for tensor in tensors):
+        raise UsageError("a tensor with a gradient history cannot be copied", hint='Detach it, or say cache="warm".')
+    named = asked.device if options is not None and device is None and asked.device != RunOptions().device else device
+    chosen = Setting(device=device_of(tensors, named)).of_run(asked)
+    with_gradients = torch.is_grad_enabled()
+    with executor_on(chosen) as executor, torch.set_grad_enabled(with_gradients):
+        prepared = TorchPrepared(call, (), worker_config(chosen).memory_bytes)
+        return measure_on_idle(executor, prepared, chosen.measure_options())
+
+
+def device_of(tensors: Sequence[torch.Tensor], named: str | None) -> str:
+    """Where a call with these tensors computes. Raises UsageError where that is not sure."""
+    import torch
+
+    found = sorted({str(tensor.device) for tensor in tensors})
+    kinds = {tensor.device.type for tensor in tensors}
+    if len(found) > 1:
+        raise UsageError(
+            f"tensors lie on {' and '.join(found)}",
+            hint="Time a closure over them, and name the device.",
+        )
+    if named is not None and kinds - {torch.device(named).type}:
+        raise UsageError(f"the tensors lie on {found[0]}, not on {named}", hint="Leave the device out.")
+    if named is not None or found:
+        return named or found[0]
+    here = [kind for kind in ACCELERATORS if (one := getattr(torch, kind, None)) is not None and one.is_available()]
+    if here:
+        raise UsageError(
+            f"no tensor tells whether {here[0]} is to be waited for",
+            hint=f'Say device="{here[0]}" or device="cpu", or give the tensors as arguments.',
+        )
+    return "cpu"
+
+
+def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
+    """All tensors among arguments, lists and tuples of them included."""
+    import torch
+
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += tensors_in(value)
+    return found

@@ -1,0 +1,178 @@
+"""One op: what it is, its result, its time here and on a simulated device, and how to hand it to somebody."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from opreplay.replay.execute.options import RunOptions
+from opreplay.replay.ir.model import Assumption, Reason, ReplayOp, ReplayPlan
+from opreplay.replay.ir.reasons import NotReplayable
+from opreplay.replay.results.measurement import Measurement
+from opreplay.replay.results.records import Simulated
+from opreplay.replay.session.call import PreparedCall
+from opreplay.replay.session.display import Shown
+from opreplay.replay.session.setting import DEFAULT_SOC, Setting, devices_of, executor_on
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from opreplay.replay.ascend import Explanation
+
+
+class Op(Shown):
+    """One op of a trace, an event or a call; it holds metadata alone until it is prepared or called."""
+
+    def __init__(self, plan: ReplayPlan, setting: Setting) -> None:
+        """`plan` holds this op alone, with the totals that its share refers to."""
+        (self.ir,) = plan.ops
+        self._plan, self._setting = plan, setting
+
+    @property
+    def name(self) -> str:
+        """As recorded, "namespace::op"."""
+        return self.ir.name
+
+    @property
+    def id(self) -> str:
+        """The same for the same op in any trace."""
+        return self.ir.id
+
+    @property
+    def count(self) -> int:
+        """How often it was recorded."""
+        return self.ir.count
+
+    @property
+    def reason(self) -> Reason | None:
+        """Why it cannot be replayed; None when it can."""
+        return self.ir.reason
+
+    @property
+    def assumptions(self) -> tuple[Assumption, ...]:
+        """What the trace does not say of the call and was filled in; `prepare` adds what it assumed of values."""
+        return self.ir.assumptions
+
+    def prepare(self, *, options: RunOptions | None = None) -> PreparedCall:
+        """The op with its arguments, allocated and filled from the options' seed, in this process.
+
+        Raises NotReplayable with the reason; an op over `options.max_op_bytes` is not made smaller here.
+        """
+        import torch
+
+        options = self._setting.of_run(options)
+        # Nothing is timed here: no need to look at how busy the processors are.
+        ready = msgspec.structs.replace(options, threads=options.threads or torch.get_num_threads())
+        with executor_on(ready) as executor:
+            return PreparedCall(self.ir, executor.prepare(self.ir, seed=options.seed), options)
+
+    def __call__(self) -> Any:
+        """The result of one call on fresh arguments, the same ones each time. Raises NotReplayable."""
+        return self.prepare()()
+
+    def measure(self, *, options: RunOptions | None = None) -> Measurement:
+        """Its time here, as `run` measures it, but in this process unless the options say otherwise.
+
+        `RunOptions(isolation="process")` keeps an op that may crash or hang away from this process. An op over the
+        memory budget is made smaller and says so in a warning. Raises NotReplayable with the reason.
+        """
+        from opreplay.replay.execute.run import make_runner
+        from opreplay.replay.session.registered import refuse_what_workers_lack
+
+        options = self._setting.of_run(options or RunOptions(isolation="none"))
+        refuse_what_workers_lack(self._plan, options)
+        runner = make_runner(options)
+        try:
+            runner.start()
+            outcome = runner.measure(self.ir)
+        finally:
+            runner.close()
+        if outcome.measurement is None:
+            raise NotReplayable(outcome.reason or Reason("failed", "no time was measured"))
+        return outcome.measurement
+
+    def simulate(self, soc: str = DEFAULT_SOC) -> Simulated:
+        """Time of one call on a simulated device: a name or a device file.
+
+        Raises NotReplayable for a label or an op without arguments, UsageError for an unknown device.
+        """
+        from opreplay.replay.arguments.work.expected import expected_contents
+        from opreplay.replay.ascend.simulate.devices import simulate_on
+
+        made = simulate_on(self.ir, devices_of(soc), expected_contents()(self.ir))
+        if not made:
+            raise NotReplayable(self.reason or Reason("metadata missing", "no arguments to predict a time from"))
+        return next(iter(made.values()))
+
+    def explain(self, *soc: str) -> Explained:
+        """All that is known of the op: arguments by name, what was assumed, and the kernels that it becomes on each
+        simulated device ("910b3" where none is named)."""
+        from opreplay.replay.arguments.work.expected import expected_contents
+        from opreplay.replay.ascend import explain_op
+
+        devices, contents = devices_of(soc or DEFAULT_SOC), expected_contents()
+        held = contents(self.ir)
+        return Explained(self._plan, {name: explain_op(self.ir, device, held) for name, device in devices.items()})
+
+    def export(
+        self, path: str | os.PathLike[str], *, keep_names: bool = False, force: bool = False,
+        max_op_bytes: int | None = None,
+    ) -> Path:  # fmt: skip
+        """Write a folder, or a .zip file, with a script that replays the op with nothing but torch.
+
+        Without `keep_names` it names nothing of the model. Raises NotReplayable for an op that torch alone cannot run,
+        UsageError for a place that is taken unless `force`.
+        """
+        from opreplay.replay.export import write_bundle
+        from opreplay.replay.session.exporting import bundle_of
+
+        bundle = bundle_of(self._plan, self._setting, keep_names=keep_names, max_op_bytes=max_op_bytes)
+        if bundle.left_out:
+            raise NotReplayable(self.reason or Reason("policy", f"not in a bundle: {bundle.left_out[0].reason}"))
+        write_bundle(bundle, Path(path), force=force)
+        return Path(path)
+
+    def _line(self) -> str:
+        return _named(self.ir)
+
+    def _table(self, width: int) -> RenderableType:
+        return Explained(self._plan, {})._table(width)
+
+
+class Explained(Shown):
+    """What `Op.explain` says: a text to read, and the values behind it."""
+
+    def __init__(self, plan: ReplayPlan, devices: dict[str, Explanation]) -> None:
+        self._plan = plan
+        self.devices = devices
+        """By name: the kernels with their times, bounds and bands."""
+
+    @property
+    def op(self) -> ReplayOp:
+        return self._plan.ops[0]
+
+    def _line(self) -> str:
+        return _named(self.op)
+
+    def _table(self, width: int) -> RenderableType:
+        from opreplay.replay.report.views.explain import render
+        from opreplay.replay.report.views.plan import planned_results
+
+        simulated = {name: one.simulated for name, one in self.devices.items()}
+        (result,) = planned_results(self._plan, lambda op: simulated, max_op_bytes=None)
+        return render(self.op, result, self.devices)
+
+
+def _named(op: ReplayOp) -> str:
+    from opreplay.replay.ir.describe import describe_inputs
+    from opreplay.replay.report.text import safe
+
+    return f"{safe(op.name)}  {safe(describe_inputs(op))}"
+
+
+def alone(plan: ReplayPlan, op: ReplayOp, setting: Setting) -> Op:
+    """One op of a plan by itself."""
+    return Op(msgspec.structs.replace(plan, ops=(op,), sequence=None), setting)

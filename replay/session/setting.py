@@ -1,0 +1,65 @@
+"""What the ops of one opened trace have in common: the device they are for, and what may be imported for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from opreplay.replay.execute.options import RunOptions
+from opreplay.traces.errors import UsageError
+
+if TYPE_CHECKING:
+    from opreplay.replay.ascend import DeviceProfile
+    from opreplay.replay.execute.executors.torch.device import TorchExecutor
+
+DEFAULT_SOC = "910b3"
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """How ops are resolved and run."""
+
+    device: str = "cpu"
+    """Of torch: "cpu", "cuda:0", "npu"."""
+    allow_imports: dict[str, str] = {}
+    """Namespace → module that the user allows to be imported."""
+
+    def of_run(self, options: RunOptions | None) -> RunOptions:
+        """The options with this device and these imports. Raises UsageError where they name another device."""
+        options = options or RunOptions()
+        if options.device not in (RunOptions().device, self.device):
+            raise UsageError(
+                f"the ops were resolved for {self.device}, the options say {options.device}",
+                hint=f"Open the trace with device={options.device!r}.",
+            )
+        return msgspec.structs.replace(
+            options, device=self.device, allow_imports={**self.allow_imports, **options.allow_imports}
+        )
+
+
+@contextmanager
+def executor_on(options: RunOptions) -> Iterator[TorchExecutor]:
+    """The back-end for ops in this process; torch's threads and gradient mode are the caller's again at the end.
+
+    Raises EnvironmentRefused when the device is not there, UsageError for what cannot be loaded.
+    """
+    from opreplay.replay.execute.executors.make import make_executor
+    from opreplay.replay.execute.executors.torch.device import TorchExecutor
+    from opreplay.replay.execute.run import worker_config
+
+    executor = make_executor(worker_config(options))
+    try:
+        if not isinstance(executor, TorchExecutor):
+            raise UsageError("ops in this process run through torch", hint='Leave out executor="fake".')
+        yield executor
+    finally:
+        executor.close()
+
+
+def devices_of(soc: str | Sequence[str]) -> dict[str, DeviceProfile]:
+    """Simulated devices by name or device file. Raises UsageError for an unknown one."""
+    from opreplay.replay.ascend.simulate.devices import load_socs
+
+    return load_socs([soc] if isinstance(soc, str) else list(soc))

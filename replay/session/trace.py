@@ -1,0 +1,125 @@
+"""A trace opened: its ops as a table, and each of them by name, glob, id or rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+from opreplay.replay.ir.model import ReplayPlan
+from opreplay.replay.plan.inputs import open_input, plan_of
+from opreplay.replay.plan.make import find_ops
+from opreplay.replay.plan.selection import Selection
+from opreplay.replay.plugins import load_plugins
+from opreplay.replay.session.display import Shown
+from opreplay.replay.session.op import Op, alone
+from opreplay.replay.session.setting import Setting
+from opreplay.traces.model import Trace
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from opreplay.traces import Limits
+    from opreplay.traces.links.annotations import Phase
+
+Source = str | os.PathLike[str] | Trace | ReplayPlan
+"""A file, or what was read from one."""
+
+
+class OpenTrace(Shown):
+    """The ops of a trace or a plan, those with most recorded time first; they are resolved when first asked for."""
+
+    def __init__(self, read: Trace | ReplayPlan, selection: Selection, setting: Setting) -> None:
+        self.read = read
+        """What the file held: a trace, or a plan."""
+        self.setting = setting
+        self._selection = selection
+
+    @cached_property
+    def plan(self) -> ReplayPlan:
+        """Each unique op with its arguments, or the reason why it cannot be replayed."""
+        return plan_of(self.read, self._selection, device=self.setting.device, in_order=True)
+
+    def __len__(self) -> int:
+        return len(self.plan.ops)
+
+    def __iter__(self) -> Iterator[Op]:
+        return (alone(self.plan, op, self.setting) for op in self.plan.ops)
+
+    def __getitem__(self, wanted: str | int) -> Op:
+        """The heaviest op of this name, glob ("aten::*mm*"), start of an id or rank ("#4" is the fourth); a number
+        counts from 0.
+
+        Raises UsageError where no op is meant, IndexError for a number beyond the last. `find` gives all that match.
+        """
+        op = self.plan.ops[wanted] if isinstance(wanted, int) else find_ops(self.plan, wanted)[0]
+        return alone(self.plan, op, self.setting)
+
+    def find(self, wanted: str) -> tuple[Op, ...]:
+        """All ops that a name, glob, start of an id or rank means, heaviest first. Raises UsageError for none."""
+        return tuple(alone(self.plan, op, self.setting) for op in find_ops(self.plan, wanted))
+
+    def _line(self) -> str:
+        from opreplay.replay.report.run.facts import coverage_line
+        from opreplay.replay.report.views.plan import planned_results, planned_summary
+
+        results = planned_results(self.plan, lambda op: {}, max_op_bytes=None)
+        return coverage_line(None, results, planned_summary(self.plan, results), verb="would replay")
+
+    def _table(self, width: int) -> RenderableType:
+        from opreplay.replay.report.views.plan import planned_results, render
+
+        results = planned_results(self.plan, lambda op: {}, max_op_bytes=None)
+        return render(self.plan, results, width=width, ranked=True)
+
+
+def open(
+    source: Source, *, device: str = "cpu", select: Literal["owner", "leaf", "top", "all"] = "owner",
+    include: Sequence[str] = (), exclude: Sequence[str] = (), top: int | None = None, min_share: float | None = None,
+    phase: Phase | None = None, allow_imports: dict[str, str] | None = None, execution_trace: str | None = None,
+    kernel_details: str | None = None, limits: Limits | None = None,
+) -> OpenTrace:  # fmt: skip
+    """Open a profile (.json, .json.gz), a plan, or TraceLens's IR, told by content; plugins that are installed count.
+
+    Args:
+        source: the file, a glob that matches one, "-" for stdin; or a trace or plan that was read already.
+        device: of torch, that ops are resolved for and run on.
+        select: ops that own device time, innermost ops, outermost ops, or all.
+        include: names or globs of the ops to take; all where empty.
+        exclude: names or globs of ops to leave out.
+        top: the heaviest so many.
+        min_share: leave out ops below this share of the recorded time, 0.001 for 0.1 %.
+        phase: "prefill", "decode" or "mixed": ops of serving iterations of this kind.
+        allow_imports: namespace → module that may be imported to find its ops.
+        execution_trace: an ExecutionTrace of the same run, which completes arguments.
+        kernel_details: an NPU's kernel table.
+        limits: bounds of the reader.
+
+    Raises TraceError for a file that cannot be read, UsageError for arguments that make no sense together.
+    """
+    load_plugins()
+    if isinstance(source, (Trace, ReplayPlan)):
+        read: Trace | ReplayPlan = source
+    else:
+        read = open_input(
+            os.fspath(source), limits=limits, execution_trace=execution_trace, kernel_details=kernel_details
+        )
+    selection = Selection(
+        select=select, include=tuple(include), exclude=tuple(exclude), top=top, min_share=min_share,
+        allow_imports=dict(allow_imports or {}), phase=phase,
+    )  # fmt: skip
+    return OpenTrace(read, selection, Setting(device=device, allow_imports=dict(allow_imports or {})))
+
+
+def opened(source: Source | OpenTrace, *, device: str = "cpu") -> OpenTrace:
+    """The trace itself where it is open already."""
+    return source if isinstance(source, OpenTrace) else open(source, device=device)
+
+
+def plan(source: Source | OpenTrace, *, device: str = "cpu") -> ReplayPlan:
+    """Each unique op of a trace with its arguments by name, or the reason why it cannot be replayed; runs nothing.
+
+    `opreplay.open` has the options of selection. Raises as it does.
+    """
+    return opened(source, device=device).plan

@@ -1,0 +1,231 @@
+"""Whole traces: measured, simulated and compared; each result is a value and shows itself as the command line does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from opreplay.replay.execute.options import RunOptions
+from opreplay.replay.results.compare.judge import DEFAULT_THRESHOLD, Method, OpComparison
+from opreplay.replay.results.compare.judge import Comparison as Judged
+from opreplay.replay.results.reading import MemorySink, ResultFile, read_result_file
+from opreplay.replay.results.records import Header, OpResult, Record, Summary
+from opreplay.replay.session.display import Shown
+from opreplay.replay.session.setting import DEFAULT_SOC, devices_of
+from opreplay.replay.session.trace import OpenTrace, Source, opened
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from opreplay.replay.ascend.simulate.step import Step
+    from opreplay.replay.execute.run import Progress
+    from opreplay.replay.ir.model import ReplayPlan
+
+LOSERS = 10
+"""Ops that a simulation lists as those that would lose most."""
+
+
+class Results(Shown):
+    """What a run came to, from `run` or from a file of one."""
+
+    def __init__(self, file: ResultFile) -> None:
+        self.file = file
+
+    @property
+    def header(self) -> Header:
+        """Facts of the trace, the machine and the options."""
+        return self.file.header
+
+    @property
+    def ops(self) -> tuple[OpResult, ...]:
+        """One an op, in the order of the plan: times in microseconds a call."""
+        return self.file.results
+
+    @property
+    def summary(self) -> Summary:
+        """Counts and shares; made from what is there where the run was cut short."""
+        from opreplay.replay.results.summary import summary_of
+
+        return summary_of(self.file)
+
+    def _line(self) -> str:
+        from opreplay.replay.report.run.facts import coverage_line
+
+        return coverage_line(self.header, self.ops, self.summary)
+
+    def _table(self, width: int) -> RenderableType:
+        from rich.console import Group
+
+        from opreplay.replay.report.run import sequence, table
+
+        return Group(
+            *sequence.tables(self.file.sequence), table.render(self.header, self.ops, self.summary, width=width)
+        )
+
+
+class _Both:
+    """A sink that keeps the records of a run, and writes them to a file where one was named."""
+
+    def __init__(self, path: str | os.PathLike[str] | None, *, force: bool) -> None:
+        from opreplay.replay.results.writing import JsonLinesSink
+
+        self.memory = MemorySink()
+        self._file = None if path is None else JsonLinesSink.open(os.fspath(path), force=force)
+
+    def write(self, record: Record) -> None:
+        self.memory.write(record)
+        if self._file is not None:
+            self._file.write(record)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def run(
+    trace: Source | OpenTrace, *, soc: str | Sequence[str] = (), options: RunOptions | None = None,
+    output: str | os.PathLike[str] | None = None, force: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Results:  # fmt: skip
+    """Measure each op of a trace on this machine, in worker processes unless the options say otherwise, and predict it
+    on each simulated device that is named.
+
+    Args:
+        trace: a file, or what `open` gave, which has the options of selection.
+        soc: names of simulated devices, or device files.
+        options: how to measure; a file is opened for their device.
+        output: a .jsonl file, written line by line as `opreplay run --output` does.
+        force: whether that file may exist.
+        on_progress: told before each op.
+
+    Raises UsageError where worker processes lack what this program registered, EnvironmentRefused without the device.
+    """
+    from opreplay.replay.arguments.work.expected import expected_contents
+    from opreplay.replay.ascend.simulate.devices import simulate_on
+    from opreplay.replay.execute.run import run_plan
+    from opreplay.replay.host.device_lock import held
+    from opreplay.replay.plan.inputs import trace_facts, with_recorded_children
+    from opreplay.replay.session.registered import refuse_what_workers_lack
+
+    wanted = options or RunOptions()
+    read = opened(trace, device=wanted.device)
+    chosen = read.setting.of_run(wanted)
+    plan = with_recorded_children(read.plan, read.read) if chosen.check_kernels else read.plan
+    refuse_what_workers_lack(plan, chosen)
+    devices = devices_of(soc)
+    contents = expected_contents(chosen.init_modules, chosen.init_args, seed=chosen.seed, values=chosen.values)
+    sink = _Both(output, force=force)
+    try:
+        with held([] if chosen.shared_device else [chosen.device]) as beside:
+            run_plan(
+                plan, chosen, sink=sink, simulate=lambda op: simulate_on(op, devices, contents(op)),
+                on_progress=on_progress, trace=trace_facts(read.read), beside=bool(beside),
+                devices=tuple(f"{one.name} {one.version}" for one in devices.values()),
+            )  # fmt: skip
+    finally:
+        sink.close()
+    kept = sink.memory
+    assert kept.header is not None  # written before the first op
+    return Results(
+        ResultFile(
+            header=kept.header, results=tuple(kept.results), summary=kept.summary, sequence=kept.sequence,
+            complete_bytes=0,
+        )
+    )  # fmt: skip
+
+
+def read_results(path: str | os.PathLike[str]) -> Results:
+    """The results in a .jsonl file of a run. Raises FormatError for what is none."""
+    return Results(read_result_file(os.fspath(path)))
+
+
+class Simulation(Shown):
+    """A step on one or several simulated devices; microseconds, all calls."""
+
+    def __init__(self, plan: ReplayPlan, steps: Sequence[Step], problems: tuple[str, ...]) -> None:
+        self.plan = plan
+        self.steps = {step.device: step for step in steps}
+        """By device: total with its band, times by bound and family, each op."""
+        self.problems = problems
+        """Ops whose contents could not be made, so that their shapes alone decide, or that cannot hold the batch."""
+
+    @property
+    def total_us(self) -> dict[str, float]:
+        """By device."""
+        return {name: step.total_us for name, step in self.steps.items()}
+
+    def _line(self) -> str:
+        from opreplay.replay.report.views.simulation import head_line
+
+        return head_line(self.plan, list(self.steps.values()))
+
+    def _table(self, width: int) -> RenderableType:
+        from rich.console import Group
+
+        from opreplay.replay.report.run.table import notes_lines
+        from opreplay.replay.report.text import safe
+        from opreplay.replay.report.views.simulation import render
+
+        table = render(self.plan, list(self.steps.values()), losers=LOSERS)
+        return Group(table, *notes_lines([safe(problem) for problem in self.problems]))
+
+
+def simulate(trace: Source | OpenTrace, soc: str | Sequence[str] = DEFAULT_SOC) -> Simulation:
+    """Predict the ops of a trace on simulated devices, without running any.
+
+    Raises UsageError for an unknown device, and where none is named.
+    """
+    from opreplay.replay.arguments.work.expected import expected_contents
+    from opreplay.replay.ascend.simulate.devices import simulate_plan
+    from opreplay.traces.errors import UsageError
+
+    devices = devices_of(soc)
+    if not devices:
+        raise UsageError("no simulated device is named", hint=f'Name one, such as "{DEFAULT_SOC}".')
+    contents = expected_contents()
+    plan = opened(trace).plan
+    steps = simulate_plan(plan, list(devices.values()), contents)
+    problems = [f"cannot hold the batch that the trace tells: {one}" for one in contents.impossible.values()]
+    problems += [f"contents cannot be made, so shapes alone decide: {one}" for one in contents.problems.values()]
+    return Simulation(plan, steps, tuple(problems))
+
+
+class Comparison(Shown):
+    """Two runs op by op, largest change of total time first."""
+
+    def __init__(self, found: Judged) -> None:
+        self.found = found
+        """Everything: totals, spread, differences of machines and options."""
+
+    @property
+    def ops(self) -> tuple[OpComparison, ...]:
+        return self.found.ops
+
+    def of(self, *verdicts: str) -> list[OpComparison]:
+        """The ops with these verdicts: "slower", "faster", "same", "unclear", "lost", "gained", ..."""
+        return [op for op in self.ops if op.verdict in verdicts]
+
+    def _line(self) -> str:
+        from opreplay.replay.report.views.comparison import first_line
+
+        return first_line(self.found)
+
+    def _table(self, width: int) -> RenderableType:
+        from opreplay.replay.report.views.comparison_table import render
+
+        return render(self.found, width=width)
+
+
+def compare(
+    before: Results | str | os.PathLike[str], after: Results | str | os.PathLike[str], *,
+    threshold: float = DEFAULT_THRESHOLD, method: Method = "gauges", force: bool = False,
+) -> Comparison:  # fmt: skip
+    """Judge each op of two runs, given as results or as .jsonl files; `threshold` is a share, 0.05 for 5 %.
+
+    Raises EnvironmentRefused when they are of two machines or two ways to measure, unless `force`.
+    """
+    from opreplay.replay.results.compare.judge import compare as judge
+
+    first, second = (one if isinstance(one, Results) else read_results(one) for one in (before, after))
+    return Comparison(judge(first.file, second.file, threshold=threshold, method=method, force=force))

@@ -1,0 +1,82 @@
+"""An opened trace: a table at a prompt and in a notebook, and its ops by name, glob, id and rank."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import opreplay
+from opreplay.traces.errors import UsageError
+from opreplay.traces.samples import sample_path
+
+MM = {"Input Dims": [[8, 4], [4, 2]], "Input type": ["float", "float"], "Input Strides": [[4, 1], [2, 1]],
+      "Concrete Inputs": ["", ""]}  # fmt: skip
+
+
+def event(name: str, ts: int, dur: int = 2, **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": "cpu_op", "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": 1, "args": args}
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> opreplay.OpenTrace:
+    relu = {key: value[:1] for key, value in MM.items()}
+    events = [
+        event("aten::mm", 1, 9, **MM),
+        event("aten::relu", 20, 5, **relu),
+        event("<b>bold</b>::\x1b[31m", 30, 1, **relu),
+    ]
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    return opreplay.open(path, select="all")
+
+
+@pytest.mark.parametrize("wanted", ["aten::relu", "aten::r*", "#2", 1, -2])
+def test_an_op_by_name_glob_rank_and_place(trace: opreplay.OpenTrace, wanted: str | int) -> None:
+    assert trace[wanted].name == "aten::relu"
+
+
+def test_an_op_by_id(trace: opreplay.OpenTrace) -> None:
+    assert trace[trace[0].id[:6]].name == "aten::mm"
+    assert [op.name for op in trace.find("aten::*")] == ["aten::mm", "aten::relu"]
+    assert [op.id for op in trace] == [op.id for op in trace.plan.ops]
+    assert len(trace) == 3
+
+
+@pytest.mark.parametrize("wanted", ["aten::conv", "#4", "#0"])
+def test_no_op_is_a_usage_error(trace: opreplay.OpenTrace, wanted: str) -> None:
+    with pytest.raises(UsageError):
+        trace[wanted]
+
+
+def test_the_repr_is_a_table(trace: opreplay.OpenTrace) -> None:
+    lines = repr(trace).splitlines()
+    assert lines[0].startswith("would replay 2 of 3 ops")
+    assert lines[1].split()[:3] == ["#", "share", "count"]
+    assert lines[3].startswith("1")
+    assert "aten::mm" in lines[3]
+    assert "\x1b" not in repr(trace)
+
+
+def test_a_notebook_gets_html_in_which_names_are_text(trace: opreplay.OpenTrace) -> None:
+    html = trace._repr_html_()
+    assert html.startswith("<pre")
+    assert html.endswith("</pre>")
+    assert "aten::mm" in html
+    assert "<b>" not in html
+    assert "&lt;b&gt;" in html
+    assert "\x1b" not in html
+
+
+def test_a_filter_leaves_ops_out() -> None:
+    path = sample_path("transformer_infer")
+    assert {op.name for op in opreplay.open(path, include=["aten::rms*"])} == {"aten::rms_norm"}
+    assert len(opreplay.open(path, top=2)) == 2
+
+
+def test_a_plan_and_a_trace_that_were_read_can_be_opened(trace: opreplay.OpenTrace) -> None:
+    assert opreplay.open(trace.plan)["aten::mm"].id == trace["aten::mm"].id
+    assert opreplay.open(trace.read)["aten::mm"].id == trace["aten::mm"].id
+    assert opreplay.plan(trace) is trace.plan

@@ -1,0 +1,80 @@
+"""Whole traces: what `run` gives is what its file holds, and what workers lack is refused rather than left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import opreplay
+from opreplay.replay.plugins import clear_registrations
+from opreplay.traces.errors import UsageError
+from opreplay.traces.samples import sample_path
+
+SAMPLE = sample_path("transformer_infer")
+FAKE = opreplay.RunOptions(executor="fake", isolation="none", op_time_s=0.001)
+
+
+@pytest.fixture
+def no_registrations() -> Iterator[None]:
+    from opreplay.initializers import extensions
+
+    yield
+    clear_registrations()
+    extensions.clear_registrations()
+
+
+def test_results_are_those_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    told: list[int] = []
+    trace = opreplay.open(SAMPLE, top=4)
+    results = opreplay.run(
+        trace, soc=("910b3", "910b1"), options=FAKE, output=path, on_progress=lambda now: told.append(now.done)
+    )
+    again = opreplay.read_results(path)
+    assert again.ops == results.ops
+    assert again.summary == results.summary
+    assert [op.id for op in results.ops] == [op.id for op in trace]
+    assert set(results.ops[0].simulated) == {"910b3", "910b1"}
+    assert told[-1] == 4
+    assert repr(results).splitlines()[0].startswith("replayed 4 of 4 ops")
+    assert results._repr_html_().startswith("<pre")
+    with pytest.raises(UsageError, match="exists"):
+        opreplay.run(trace, options=FAKE, output=path)
+
+
+def test_two_runs_are_compared(tmp_path: Path) -> None:
+    runs = [opreplay.run(opreplay.open(SAMPLE, top=4), options=FAKE) for _ in range(2)]
+    found = opreplay.compare(*runs)
+    assert len(found.ops) == 4
+    assert "compared 4 ops" in repr(found)
+
+
+def test_a_simulation_is_that_of_its_ops() -> None:
+    trace = opreplay.open(SAMPLE, top=4)
+    step = opreplay.simulate(trace)
+    assert step.total_us["910b3"] == pytest.approx(
+        sum(one.simulated.time_us * one.count for one in step.steps["910b3"].ops)
+    )
+    assert "nothing was executed" in repr(step)
+    with pytest.raises(UsageError, match="no simulated device"):
+        opreplay.simulate(trace, ())
+
+
+@pytest.mark.usefixtures("no_registrations")
+def test_workers_are_not_given_ops_that_only_this_program_knows() -> None:
+    @opreplay.register_initializer
+    class Mine(opreplay.CustomInit):
+        name = "mine"
+        op_patterns = ("aten::linear",)
+
+        def initialize(self, context: opreplay.InitContext) -> str:
+            return "as it is"
+
+    trace = opreplay.open(SAMPLE, top=1)
+    with pytest.raises(UsageError, match="do not have the initializer mine") as caught:
+        opreplay.run(trace)
+    assert "isolation" in caught.value.hint
+    assert trace[0].prepare().initializer == "mine"
+    assert opreplay.run(trace, options=FAKE).summary.replayed == 1

@@ -1,0 +1,73 @@
+"""One event of a profile, as a dictionary that some other program has read, made a trace of one call."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from opreplay.traces.dialects.kineto import metadata_level
+from opreplay.traces.errors import Malformed
+from opreplay.traces.model import KernelTable, OpTable, Trace, TraceInfo
+from opreplay.traces.reading.signatures import decode_signatures
+
+SOURCE = "event"
+"""Stands for the name of the file."""
+_DIMS = ("Input Dims", "Input dims")
+"""As torch spells it, and as torch up to 1.8 did."""
+_HINT = "An op of a Kineto trace has a name, and args with Input Dims, Input type, Input Strides and Concrete Inputs."
+
+
+def trace_of_event(event: Mapping[str, Any]) -> Trace:
+    """A trace that holds this call and no device time; the arguments are read as they are from a file.
+
+    `event` is an entry of `traceEvents`: its "name", "args" and, where there is one, "dur" (microseconds) count. What
+    else it has is left aside. Raises Malformed for something without a name, or whose arguments cannot be read.
+    """
+    name, args = event.get("name"), event.get("args", {})
+    if not isinstance(name, str) or not name or not isinstance(args, Mapping):
+        raise Malformed("this event is no op: it has no name, or args that are no object", hint=_HINT)
+    dims = next((args[key] for key in _DIMS if key in args), None)
+    fields = (name, dims, args.get("Input type"), args.get("Input Strides"), args.get("Concrete Inputs"))
+    try:
+        key = b"\0".join(msgspec.json.encode(field) for field in fields)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Malformed(f"the arguments of {name} are no JSON: {error}", hint=_HINT) from None
+    losses: Counter[str] = Counter()
+    signatures, _ = decode_signatures([key], losses, Counter())
+    if losses:
+        raise Malformed(f"the arguments of {name} cannot be read", hint=_HINT)
+    duration_ns = _nanoseconds(event.get("dur"), name)
+    none = np.empty(0, np.int64)
+    return Trace(
+        info=TraceInfo(
+            path=SOURCE, dialect="kineto", bytes_read=len(key), events=1, metadata_level=metadata_level(signatures)
+        ),
+        signatures=signatures,
+        ops=OpTable(
+            signature=np.zeros(1, np.uint32), start_ns=np.zeros(1, np.int64), dur_ns=np.array([duration_ns], np.int64),
+            track=np.zeros(1, np.uint16),
+        ),
+        tracks=(("", ""),),
+        kernel_names=(),
+        kernels=KernelTable(
+            name=none.astype(np.uint32), category=none.astype(np.uint8), start_ns=none, dur_ns=none,
+            device=none.astype(np.int32), stream=none.astype(np.int32), owner=none,
+        ),
+        annotations=(),
+    )  # fmt: skip
+
+
+def _nanoseconds(duration_us: object, name: str) -> int:
+    """A duration in nanoseconds; 0 where there is none. Raises Malformed."""
+    if duration_us is None:
+        return 0
+    if isinstance(duration_us, bool) or not isinstance(duration_us, (int, float)) or not math.isfinite(duration_us):
+        raise Malformed(f"the duration of {name} is no number", hint=_HINT)
+    if not 0 <= duration_us < 1e15:
+        raise Malformed(f"the duration of {name}, {duration_us} us, is none", hint=_HINT)
+    return round(duration_us * 1000)

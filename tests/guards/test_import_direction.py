@@ -19,6 +19,7 @@ TORCH_AT_IMPORT = (
     "opreplay.replay.execute.executors.torch.graph",
     "opreplay.replay.execute.executors.torch.profile",
     "opreplay.replay.execute.executors.torch.sequence_tools",
+    "opreplay.replay.execute.executors.torch.values",
     "opreplay.replay.export",
     "opreplay.replay.resolve.meta.forked",
     "opreplay.replay.resolve.meta.check",

@@ -5,6 +5,7 @@ Owns the grouping and the order of the steps. The steps themselves are `select`,
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import PurePath
@@ -28,6 +29,16 @@ from opreplay.traces.model import OpSignature, Trace
 Rows = npt.NDArray[np.int64]
 _NO_FILTER = OpFilter()
 _DEFAULT_POLICY = Policy()
+
+
+_ARITHMETIC = (
+    "aten::_foreach_add", "aten::_foreach_sub", "aten::_foreach_mul", "aten::_foreach_div", "aten::_foreach_lerp",
+    "aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad", "aten::addcdiv", "aten::addcmul", "aten::lerp",
+)  # fmt: skip
+"""Beginnings of the names of ops of optimizers, whose numbers change from step to step."""
+_FLOAT = r"[-+]?(?:\d+\.\d*|\.\d+|\d+(?=e))(?:e[-+]?\d+)?"
+_FLOATS = re.compile(rf"\[?{_FLOAT}(?:, {_FLOAT})*\]?")
+"""A floating number or a list of such, as a trace writes them."""
 
 
 def build_plan(
@@ -79,8 +90,15 @@ def build_plan(
 
 
 def signature_id(signature: OpSignature) -> str:
-    """Stable 12-hex-digit hash of a recorded signature."""
-    parts = [signature.name, signature.dims, signature.types, signature.strides, signature.concrete]
+    """Stable 12-hex-digit hash of a recorded signature.
+
+    Floating numbers that values are only multiplied with or added to are no part of it: Adam corrects its bias by
+    other ones in each step, and the work is the same.
+    """
+    concrete = signature.concrete
+    if concrete is not None and signature.name.startswith(_ARITHMETIC):
+        concrete = tuple("float" if _FLOATS.fullmatch(text) else text for text in concrete)
+    parts = [signature.name, signature.dims, signature.types, signature.strides, concrete]
     if signature.overload is not None or signature.list_types is not None or signature.storage is not None:
         parts += [signature.overload, signature.list_types, signature.storage]
     return blake2b(msgspec.json.encode(parts), digest_size=6).hexdigest()

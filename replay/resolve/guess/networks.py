@@ -155,6 +155,21 @@ def _steps(known: Known, context: Context) -> Guess | None:
     return Guess(value=sizes[0], why="one step for each size of a batch") if sizes else None
 
 
+def _in_training(known: Known, context: Context) -> Guess | None:
+    """A model that accumulates gradients is trained; one in a trace without any is not."""
+    trained = bool(context.relatives().gradients)
+    why = "gradients are accumulated in this trace" if trained else "no gradient is accumulated in this trace"
+    return Guess(value=trained, why=f"{trained}: {why}")
+
+
+def _drops(known: Known, context: Context) -> Guess | None:
+    """A dropout that drops nothing calls nothing."""
+    calls = bool(context.relatives().children)
+    return Guess(value=calls, why=f"{calls}: it calls {'others' if calls else 'nothing'} inside")
+
+
+_DISTANCES = ("cdist", "_cdist_forward", "_cdist_backward", "pdist", "_pdist_forward", "_pdist_backward", "norm",
+              "dist", "renorm", "pairwise_distance")  # fmt: skip
 _QUANTIZERS = (
     "quantize_per_tensor", "quantize_per_channel", "fake_quantize_per_tensor_affine",
     "fake_quantize_per_tensor_affine_cachemask", "fake_quantize_per_channel_affine",
@@ -188,6 +203,9 @@ NETWORK_RULES: dict[tuple[str, str], Rule] = {
     **{(op, "kernel_size"): _kernel_of_weight for op in ("thnn_conv2d", "_slow_conv2d_forward",
                                                           "_slow_conv2d_backward", "slow_conv3d_forward")},
     **{(op, "dropout"): _always(0.0) for op in _NETWORKS},
+    **{(op, "p"): _always(2.0, "the Euclidean one") for op in _DISTANCES},
+    **{(op, "training"): _in_training for op in ("batch_norm", "_batch_norm_impl_index", "native_batch_norm")},
+    **{(op, "train"): _drops for op in ("dropout", "feature_dropout", "alpha_dropout")},
     ("mkldnn_rnn_layer", "batch_sizes"): _always(()), ("mkldnn_rnn_layer", "mode"): _always(2, "LSTM"),
     ("mkldnn_rnn_layer", "hidden_size"): _hidden_size, ("mkldnn_rnn_layer", "num_layers"): _always(1),
     **{(f"grid_sampler_{rank}d_backward", "output_mask"): _always((True, True), "all gradients") for rank in (2, 3)},

@@ -229,3 +229,25 @@ def test_phases_take_only_the_calls_of_their_iterations() -> None:
     with pytest.raises(UsageError, match="phase decode") as error:
         build_plan(trace(rows), select="all", filters=OpFilter(phase="decode"))
     assert "none is here" in error.value.hint
+
+
+def test_numbers_of_an_optimizer_that_change_from_step_to_step_make_no_new_op() -> None:
+    """Adam's bias correction: each step was an op of its own, and `compare` found them only in one of two runs."""
+
+    def signature(name: str, text: str) -> OpSignature:
+        return OpSignature(
+            name=name, dims=((8,), (8,), (8,), ()), types=("float", "float", "float", "Scalar"),
+            concrete=("", "", "", text),
+        )  # fmt: skip
+
+    ids = {signature_id(signature("aten::addcdiv_", text)) for text in ("-0.00316228", "-0.01", "1e-05", "-2.5e-3")}
+    assert len(ids) == 1
+    assert signature_id(signature("aten::addcdiv_", "2")) not in ids
+    powers = {signature_id(signature("aten::pow", text)) for text in ("2.", "0.5")}
+    assert len(powers) == 2
+    plan = build_plan(
+        trace([(signature("aten::addcdiv_", "-0.1"), 0, 10), (signature("aten::addcdiv_", "-0.2"), 20, 30)])
+    )
+    (op,) = plan.ops
+    assert op.count == 2
+    assert op.recorded.host_us_total == pytest.approx(0.04)

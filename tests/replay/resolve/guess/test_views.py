@@ -76,6 +76,26 @@ def test_a_convolution_of_the_first_layer_has_no_gradient_of_its_input(tmp_path:
     assert masks[5]["output_mask"] == (True, True, True)
 
 
+def test_settings_of_inference_and_distances(tmp_path: Path) -> None:
+    """`_cdist`'s p was a dropout's; a model in a trace without gradients was taken to be trained."""
+    norm = torch.nn.BatchNorm2d(3).eval()
+
+    def step() -> None:
+        with torch.no_grad():
+            torch.cdist(torch.randn(5, 3), torch.randn(7, 3))
+            F.dropout(norm(torch.randn(2, 3, 4, 4)), 0.1, training=False)
+            F.dropout(torch.randn(3, 3), 0.1, training=True)
+
+    found = {}
+    for op in stripped(step, tmp_path).ops:
+        meta = next((meta for arg in op.args[:1] for meta in arg.tensors), None)
+        found[op.name, meta and meta.shape] = {arg.name: arg.value for arg in op.args}
+    assert next(args for (name, _), args in found.items() if name == "aten::_cdist_forward")["p"] == 2.0
+    assert found["aten::batch_norm", (2, 3, 4, 4)]["training"] is False
+    assert found["aten::dropout", (2, 3, 4, 4)]["train"] is False
+    assert found["aten::dropout", (3, 3)]["train"] is True
+
+
 @pytest.mark.parametrize("size", [(4, 6), (6, 4), (3, 4, 6), (4,), (2, 6), (24,), (9, 9)])
 def test_a_strided_view_never_reaches_beyond_its_memory(size: tuple[int, ...]) -> None:
     known = {

@@ -8,6 +8,8 @@ import msgspec
 import numpy as np
 
 from opreplay.traces.annotations import PHASES, AnnotationTable, Phase, step_number
+from opreplay.traces.breakdown import Row, breakdown
+from opreplay.traces.busy import DeviceBusy, device_busy
 from opreplay.traces.columns import distinct
 from opreplay.traces.iterations import BatchIndex
 from opreplay.traces.model import LinkStats, MetadataLevel, Trace
@@ -20,7 +22,7 @@ TOP_BATCHES = 500
 
 
 class TopOp(msgspec.Struct, frozen=True, kw_only=True):
-    """All calls of one op name that own device time."""
+    """All calls of one op name that own device time; on a trace without device work, all calls."""
 
     name: str
     calls: int
@@ -28,6 +30,8 @@ class TopOp(msgspec.Struct, frozen=True, kw_only=True):
     device_us: float
     signatures: int
     """Distinct signatures among them."""
+    host_us: float = 0.0
+    """Own time on the host, without ops inside; 0 where the trace has device work."""
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +110,10 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     links: LinkStats
     losses: dict[str, int]
     repairs: dict[str, int]
+    busy: tuple[DeviceBusy, ...]
+    """How busy each device was."""
+    work: tuple[Row, ...]
+    """Time by class of work: GEMM, attention, elementwise, communication, copies, ...; of the device, else the host."""
     top_ops: tuple[TopOp, ...]
     npu_ops: tuple[OpKernels, ...]
     """Ops with the kernels they own; only for a trace with a kernel table."""
@@ -157,6 +165,8 @@ def summarize(trace: Trace) -> TraceSummary:
         links=info.links,
         losses=info.report.losses,
         repairs=info.report.repairs,
+        busy=device_busy(trace),
+        work=breakdown(trace, "category").rows,
         top_ops=_top_ops(trace),
         npu_ops=kernels_by_op(trace),
         kernel_details=info.kernel_details,
@@ -194,7 +204,7 @@ def _top_ops(trace: Trace) -> tuple[TopOp, ...]:
     kernels = trace.kernels
     owned = np.flatnonzero(kernels.owner >= 0)
     if not len(owned):
-        return ()
+        return () if len(kernels) else _top_host_ops(trace)
     owner = kernels.owner[owned]
     signature = trace.ops.signature[owner]
     time = np.bincount(signature, weights=kernels.dur_ns[owned], minlength=len(trace.signatures))
@@ -207,6 +217,18 @@ def _top_ops(trace: Trace) -> tuple[TopOp, ...]:
         entry[2] += 1
     ranked = sorted(names.items(), key=lambda item: -item[1][1])[:TOP_OPS]
     return tuple(TopOp(name=n, calls=int(c), device_us=t / 1000, signatures=int(s)) for n, (c, t, s) in ranked)
+
+
+def _top_host_ops(trace: Trace) -> tuple[TopOp, ...]:
+    """Ops by their own time on the host."""
+    unique: dict[str, int] = {}
+    for signature in trace.signatures:
+        unique[signature.name] = unique.get(signature.name, 0) + 1
+    rows = breakdown(trace, "op").rows[:TOP_OPS]
+    return tuple(
+        TopOp(name=row.name, calls=row.calls, device_us=0.0, signatures=unique[row.name], host_us=row.time_us)
+        for row in rows if row.time_us > 0
+    )  # fmt: skip
 
 
 def _note_totals(trace: Trace) -> dict[str, tuple[int, int]]:

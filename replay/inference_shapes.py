@@ -12,6 +12,7 @@ from typing import Any
 from opreplay.replay.inference_base import Context, Guess, Known, Rule, Shape, first_tensor, tensor, value
 from opreplay.replay.inference_einsum import equation
 from opreplay.replay.inference_indices import INDEX_RULES
+from opreplay.replay.inference_legacy import LEGACY_RULES, LEGACY_TEXTS
 from opreplay.replay.inference_lists import LIST_RULES, size_inside
 from opreplay.replay.inference_networks import NETWORK_RULES, PER_TENSOR
 from opreplay.replay.inference_results import RESULT_RULES
@@ -240,6 +241,7 @@ def _dot_dims(side: str) -> Rule:
 
 
 BY_OP: dict[tuple[str, str], Rule] = {
+    **LEGACY_RULES,
     ("permute", "dims"): _reversed_dims,
     ("transpose", "dim0"): _transposed(-2),
     ("transpose", "dim1"): _transposed(-1),
@@ -279,6 +281,7 @@ BY_OP: dict[tuple[str, str], Rule] = {
 }  # fmt: skip
 
 TEXTS: dict[tuple[str, str], Rule] = {
+    **LEGACY_TEXTS,
     ("einsum", "equation"): equation,
     ("div_", "rounding_mode"): _rounding_mode,
     ("divide_", "rounding_mode"): _rounding_mode,

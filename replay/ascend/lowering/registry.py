@@ -155,6 +155,9 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
     if users is not None:
         return _by_user(users, op, contents)
     rule = _built_in_rule(op.called) or _built_in_rule(canonical_name(op.name))
+    if rule is None and op.via is not None and (rule := _built_in_rule(op.via)) is not None:
+        # An op that torch has no more takes the arguments of the one in its place by the same names.
+        view = OpView(msgspec.structs.replace(op, name=op.via), contents)
     if rule is not None:
         try:
             kernels = list(rule(view))

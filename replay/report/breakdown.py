@@ -12,10 +12,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from opreplay.replay.report.columns import Column, OpCell, ops_table
-from opreplay.replay.report.csv_ import cell
+from opreplay.replay.report.run.csv_ import cell
 from opreplay.replay.report.text import DASH, plural, safe, share_text, time_text
-from opreplay.traces.breakdown import Breakdown, Row
-from opreplay.traces.peaks import Peak
+from opreplay.traces.times.breakdown import Breakdown, Row
+from opreplay.traces.times.peaks import Peak
 
 COLUMNS = ("name", "calls", "time_us", "share", "median_us", "kind", "tflops_per_s", "gb_per_s", "peak_share")
 

@@ -58,13 +58,14 @@ def modules_of_ops(trace: Trace, path: str, *, limits: Limits) -> Sequence[str]:
     return out
 
 
-def _paths(names: Sequence[str], start: np.ndarray, dur: np.ndarray) -> list[str]:
+def _paths(names: list[str], start: np.ndarray, dur: np.ndarray) -> list[str]:
     """The names of the calls around each call and its own, outermost first."""
     rows, parents = nest(np.arange(len(names)), start, dur)
-    made = [""] * len(names)
+    made: list[str] = [""] * len(names)
     for row, parent in zip(rows.tolist(), parents.tolist(), strict=True):  # outer calls come before inner ones
         above = made[int(rows[parent])] + "/" if parent >= 0 else ""
-        made[row] = (above + names[row])[-400:]
+        whole: str = above + names[row]
+        made[row] = whole[-400:]
     return made
 
 

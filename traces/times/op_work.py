@@ -85,8 +85,9 @@ def _products(base: str, shapes: list[tuple[int, ...]], signature: OpSignature) 
         n, k = shapes[1]
         return 2.0 * rows * n * k, rows * n
     if base in ATTENTION and len(shapes) >= 3 and all(len(shape) == 4 for shape in shapes[:3]):
-        (b, h, q, d), kv = shapes[0], shapes[1][2]
+        query, keys, values = shapes[:3]
+        (b, h, q, d), kv, width = query, keys[2], values[3]
         causal = any(text == "True" for text in (signature.concrete or ())[3:7])
-        flops = 2.0 * b * h * q * kv * (d + shapes[2][3])
-        return flops / 2 if causal and q == kv else flops, b * h * q * shapes[2][3]
+        flops = 2.0 * b * h * q * kv * (d + width)
+        return flops / 2 if causal and q == kv else flops, b * h * q * width
     return None, None

@@ -70,7 +70,14 @@ def command(
     from opreplay.cli.opening import open_input
     from opreplay.cli.outputs import check_writable
     from opreplay.cli.plan_views import narrate_checks, plan_code, save, show_explanation, show_plan
-    from opreplay.cli.setup import expected_contents, load_socs, tell_problems, tell_unused, use_plugins
+    from opreplay.cli.setup import (
+        expected_contents,
+        load_socs,
+        refuse_unused_initializers,
+        tell_problems,
+        tell_unused,
+        use_plugins,
+    )
     from opreplay.replay.arguments.supplied import check_values_file
     from opreplay.replay.plan.inputs import plan_of
     from opreplay.replay.plan.make import check_on_meta
@@ -82,6 +89,7 @@ def command(
     devices = load_socs(soc)
     read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details)
     plan = plan_of(read, selection, device=device, in_order=output is not None)
+    refuse_unused_initializers(contents.registry, plan.ops, init_module, init_arg)
     if values is not None:
         check_values_file(plan, values)
     checks = check_on_meta(plan, selection) if meta else None

@@ -72,7 +72,14 @@ def command(
     from opreplay.cli.opening import open_input
     from opreplay.cli.outputs import Outputs
     from opreplay.cli.reporting import outcome_code, show_report, trace_facts
-    from opreplay.cli.setup import expected_contents, load_socs, simulate_on, tell_unused, use_plugins
+    from opreplay.cli.setup import (
+        expected_contents,
+        load_socs,
+        refuse_unused_initializers,
+        simulate_on,
+        tell_unused,
+        use_plugins,
+    )
     from opreplay.cli.terminal.progress import RunProgress
     from opreplay.replay.execute.run import run_plan
     from opreplay.replay.plan.inputs import plan_of, with_recorded_children
@@ -84,6 +91,7 @@ def command(
     with Outputs(output, force=force, resume=resume) as outputs:
         read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details)
         plan = plan_of(read, selection, device=device, in_order=measuring.mode == "sequence")
+        refuse_unused_initializers(contents.registry, plan.ops, init_module, init_arg)
         if dry_run:
             from opreplay.cli.plan_views import show_dry_run
 

@@ -56,7 +56,14 @@ def command(
     from the order of the calls in one recorded step.
     """
     from opreplay.cli.opening import open_input
-    from opreplay.cli.setup import expected_contents, load_socs, tell_problems, tell_unused, use_plugins
+    from opreplay.cli.setup import (
+        expected_contents,
+        load_socs,
+        refuse_unused_initializers,
+        tell_problems,
+        tell_unused,
+        use_plugins,
+    )
     from opreplay.cli.terminal import console
     from opreplay.replay.arguments.supplied import check_values_file
     from opreplay.replay.ascend.simulate.step import simulate_step
@@ -71,6 +78,7 @@ def command(
     contents = expected_contents(init_module, init_arg, seed=seed, values=values)
     read = open_input(trace, limit, kernel_details=kernel_details)
     plan = plan_of(read, selection, device="cpu", in_order=True)
+    refuse_unused_initializers(contents.registry, plan.ops, init_module, init_arg)
     if values is not None:
         check_values_file(plan, values)
     chosen = list(devices.values())

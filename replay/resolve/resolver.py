@@ -32,7 +32,9 @@ from opreplay.replay.resolve.schema import OpSpec
 from opreplay.replay.resolve.user.conversions import CONVERSIONS, ConversionFailed, RecordedCall, convert
 from opreplay.replay.resolve.user.executors import EXECUTORS, UserExecutor, bind_executor
 from opreplay.replay.resolve.user.table import UserFunction
+from opreplay.replay.standins import canonical_name
 from opreplay.replay.standins.aten import EQUIVALENTS
+from opreplay.replay.standins.invented import invented_by
 from opreplay.traces.dtypes import torch_dtype_name
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import OpSignature, Trace
@@ -182,6 +184,9 @@ class Resolver:
             raise Unbound(way.reason)
         args, assumptions = bind(match, context)
         args, cast = autocast.settle(name, args, context)
+        if way.resolved_by == "reference":
+            made_up = invented_by(canonical_name(name))
+            cast = (*cast, *(Assumption(argument=one.argument, what=one.what) for one in made_up))
         return msgspec.structs.replace(
             op, resolved_by=way.resolved_by, via=way.via, overload=match.spec.overload, schema=match.spec.text,
             args=args, assumptions=op.assumptions + assumptions + cast,

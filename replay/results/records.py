@@ -86,6 +86,9 @@ class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="r
     """What the values of the arguments make the op do; None where that was not asked, or shapes alone decide."""
     fidelity: Fidelity | None = None
     """How kernels, child ops and times compare with those recorded; None where that was not asked."""
+    suspicions: tuple[str, ...] = ()
+    """What contradicts: a time 20 times below or 50 times above the recorded one of more than 1 % of the time, with the
+    likeliest cause."""
     measure_s: float | None = None
     """Wall time of the measuring loop."""
     attempts: int = 1

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from opreplay.replay.ir.reasons import ReasonTotal
+from opreplay.replay.report import suspects
 from opreplay.replay.report.columns import Column, OpCell, ops_table, plain_table
 from opreplay.replay.report.doubts import mark
 from opreplay.replay.report.run import npu
@@ -40,6 +41,7 @@ STYLES = {"skipped": "yellow", "failed": "red"}
 def render(header: Header | None, results: Sequence[OpResult], summary: Summary, *, width: int) -> RenderableType:
     """Table of ops, totals and notes, fitted to `width` characters; the coverage line comes before it, unbroken."""
     parts: list[RenderableType] = [] if results or summary.interrupted else [no_ops()]
+    parts += suspects.rendered(suspects.lines(results))
     if results:
         device = has_device_time(header, results)
         shown = results[:MAX_ROWS]

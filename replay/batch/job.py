@@ -60,7 +60,8 @@ def read_batch(
     """All files that can be read, merged, and those that were refused: named by the user, or damaged in a folder.
 
     Files whose plan is in the store and that are as they were are not read again; others are put there. Files of a
-    folder that are sound JSON but no traces are told of and left out. Raises the error of the first file when none can be read.
+    folder that are sound JSON but no traces are told of and left out. Raises the error of the first file when none can
+    be read.
     """
     from opreplay.replay.batch.merge import Batch
     from opreplay.replay.batch.reading import Unreadable

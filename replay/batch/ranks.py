@@ -44,7 +44,7 @@ def recognised(
     """The job of each trace, from its path, its recorded (rank, world size) and its ops, as numbers, where given.
 
     Traces are of one job when they lie in one folder, agree on the world size, have names that differ in the rank
-    alone, and have different ranks. Where the names do not tell the rank, all their numbers may differ, but those within
+    alone, and have different ranks. Where the names do not tell the rank, all their numbers may differ, but those in
     words (llama8b). A rank that comes again begins another job: a second recording of the same names cannot be merged
     with the first; so does a trace that has hardly an op in common with those of the job: another model. A job of one
     trace has the trace's own name.
@@ -70,7 +70,12 @@ def recognised(
     names = _names({key: None for key in keys if key is not None})
     sizes = Counter(keys)
     return [
-        Member(job=alone if key is None or sizes[key] == 1 else names[key], rank=rank, world_size=world_size, rank_from=source)
+        Member(
+            job=alone if key is None or sizes[key] == 1 else names[key],
+            rank=rank,
+            world_size=world_size,
+            rank_from=source,
+        )
         for key, alone, (rank, source), (_, world_size) in zip(keys, labels(paths), known, ranks, strict=True)
     ]
 

@@ -187,8 +187,15 @@ def _read(path: str, *, how: HowToRead) -> bytes:
         load_plugins(how.plugins)
         made = _planned(path, how)
     except OpReplayError as error:
-        return encoded(Unreadable(path=path, message=str(error), hint=error.hint, exit_code=error.exit_code,
-                                  no_trace=isinstance(error, UnknownDialect)))
+        return encoded(
+            Unreadable(
+                path=path,
+                message=str(error),
+                hint=error.hint,
+                exit_code=error.exit_code,
+                no_trace=isinstance(error, UnknownDialect),
+            )
+        )
     unchanged = before is not None and before == stamps_of(how.files(path))
     return encoded(msgspec.structs.replace(made, sources=before if before is not None and unchanged else ()))
 

@@ -19,7 +19,7 @@ from opreplay.replay.ir.names import COLLECTIVE_NAMESPACES, split_name
 from opreplay.replay.ir.recorded_call import MISSING, RecordedArg, recorded_args
 from opreplay.replay.ir.verdicts import META_WRONG
 from opreplay.replay.resolve import schema
-from opreplay.replay.resolve.bind import Unbound, bind, encode, unnamed_arguments
+from opreplay.replay.resolve.bind import Unbound, bind, encode, refuse_absurd, unnamed_arguments
 from opreplay.replay.resolve.guess import autocast
 from opreplay.replay.resolve.guess.values import Context
 from opreplay.replay.resolve.kernels import wanted_layout, way_on
@@ -65,6 +65,7 @@ class Resolver:
             recorded_us=op.recorded.host_us_median if on_device is None else on_device,
         )  # fmt: skip
         try:
+            refuse_absurd(recorded)
             return self._with_users_code(op, signature, recorded, context)
         except Unbound as stopped:
             args = unnamed_arguments(recorded, self._float_dtype)

@@ -142,3 +142,54 @@ def test_an_initializer_that_names_no_op_of_the_plan_is_an_error(
     assert "no op of the plan is initialized by moe_routing" in flat(
         console("simulate", trace, "--soc", "910b3", "--init-arg", "moe_routing.distribution=zipf", code=2).stderr
     )
+
+
+def test_sizes_beyond_any_memory_are_refused_in_words(console: Console, trace_of: Callable[..., Path]) -> None:
+    """2^40 in twelve dimensions printed numbers of fifty digits, took 2·10⁹ s, and ended `simulate`."""
+    huge = [2**40] * 12
+    trace = trace_of(*owner("aten::relu", 1, [huge], 5.0), *owner("aten::mm", 2, [SHAPE, SHAPE], 5.0))
+    for command in ("plan", "simulate"):
+        facts = json.loads(console(command, trace, "--soc", "910b3", "--format", "json").stdout)
+        relu = next(op for op in facts["unique_ops"] if op["name"] == "aten::relu")
+        assert not (relu.get("simulated") or relu.get("simulated_us"))
+        text = flat(console(command, trace, "--soc", "910b3").stdout)
+        assert "1099511627776" not in text
+    assert "sizes beyond any memory: argument 0 of 1.1e+12 x 1.1e+12" in flat(console("plan", trace).stdout)
+    assert "50.0 % not at all" in console("simulate", trace, "--soc", "910b3").stdout.splitlines()[0]
+
+
+def test_an_npu_without_its_library_is_missing_as_any_device_is(console: Console) -> None:
+    done = console("run", SAMPLE, "--device", "npu", *QUICK, "--top", 1, code=4)
+    assert "device npu is not here: torch_npu is not installed" in done.stderr
+    assert "--soc 910b3" in done.stderr
+
+
+def test_a_limit_that_is_none_is_refused(console: Console) -> None:
+    assert "no limit is called 'nesting'" in console("inspect", SAMPLE, "--limit", "nesting=3", code=2).stderr
+
+
+def ranked(folder: Path, name: str, rank: int, *events: dict[str, Any], world: int = 2) -> None:
+    info = {"rank": rank, "world_size": world, "backend": "nccl"}
+    (folder / name).write_text(json.dumps({"distributedInfo": info, "traceEvents": list(events)}))
+
+
+def test_a_damaged_file_in_a_folder_counts_like_one_in_a_glob(console: Console, tmp_path: Path) -> None:
+    ranked(tmp_path, "a.json", 0, *owner("aten::mm", 1, [SHAPE, SHAPE], 9.0))
+    (tmp_path / "config.json").write_text('{"model": "x"}')
+    done = console("batch", tmp_path, *QUICK)
+    assert "left out: " in done.stderr
+    (tmp_path / "b.json.gz").write_bytes(b"\x1f\x8b\x08\x00 cut off")
+    done = console("batch", tmp_path, *QUICK, code=3)
+    assert "refused: " in done.stderr
+    assert "b.json.gz" in done.stderr
+
+
+def test_two_models_are_not_two_ranks(console: Console, tmp_path: Path) -> None:
+    for rank, name in enumerate(("llama8b.json", "llama70b.json")):
+        ranked(tmp_path, name, rank, *owner("aten::mm", 1, [SHAPE, SHAPE], 9.0))
+    plan = console("batch", tmp_path, *QUICK, "--dry-run")
+    assert plan.exit_code == 0
+    out = tmp_path / "out.jsonl"
+    console("batch", tmp_path / "*.json", *QUICK, "-o", out)
+    jobs = {line["job"] for line in map(json.loads, out.read_text().splitlines()) if line["record"] == "trace"}
+    assert jobs == {"llama8b.json", "llama70b.json"}, "each keeps its name"

@@ -351,7 +351,7 @@ def open_device(text: str) -> torch.device:
         if importlib.util.find_spec("torch_npu") is None:
             raise EnvironmentRefused(
                 f"device {text} is not here: torch_npu is not installed",
-                hint="Install torch_npu and CANN on a machine with an Ascend NPU, or predict its times with --soc 910b3.",
+                hint="Install torch_npu and CANN on a machine with an NPU, or predict its times with --soc 910b3.",
             )
         importlib.import_module("torch_npu")
     try:

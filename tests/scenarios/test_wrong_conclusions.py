@@ -194,3 +194,10 @@ def test_two_models_are_not_two_ranks(console: Console, tmp_path: Path) -> None:
     console("batch", tmp_path / "*.json", *QUICK, "-o", out)
     jobs = {line["job"] for line in map(json.loads, out.read_text().splitlines()) if line["record"] == "trace"}
     assert jobs == {"llama8b.json", "llama70b.json"}, "each keeps its name"
+
+
+def test_an_explanation_ends_with_the_call_as_pytorch(console: Console, trace_of: Callable[..., Path]) -> None:
+    trace = trace_of(*owner("aten::mm", 1, [SHAPE, SHAPE], 9.0))
+    lines = console("plan", trace, "--explain", "#1").stdout.rstrip().splitlines()
+    assert lines[-1] == "result = torch.ops.aten.mm.default(self, mat2)"
+    assert "self = torch.randn((512, 512), dtype=torch.bfloat16, device='cpu')" in lines

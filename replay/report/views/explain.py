@@ -54,7 +54,8 @@ def code_lines(op: ReplayOp) -> list[str]:
 def facts(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanation]) -> dict[str, Any]:
     """The same as JSON-safe values."""
     return {
-        "op": msgspec.to_builtins(op), "replayable": result.status == "replayed", "reason": result.reason, "snippet": snippet(op) or None,
+        "op": msgspec.to_builtins(op), "replayable": result.status == "replayed", "reason": result.reason,
+        "snippet": snippet(op) or None,
         "meta": result.meta,
         "bytes": need_of(op).total, "recorded_share": result.recorded_share,
         "simulated": {name: msgspec.to_builtins(one) for name, one in explanations.items()},

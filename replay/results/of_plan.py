@@ -48,7 +48,7 @@ def result_of(
         name=op.name,
         count=op.count,
         status=outcome.status,
-        reason=None if outcome.reason is None else str(outcome.reason),
+        reason=outcome.reason,
         resolved_by=op.resolved_by,
         via=op.via,
         inputs=describe_inputs(op),

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from opreplay.replay.ascend.simulate.coverage import coverage
-from opreplay.replay.ir.reasons import ReasonTotal, split_reason, total_reasons
+from opreplay.replay.ir.reasons import ReasonTotal
 from opreplay.replay.report.coverage import coverage_text
 from opreplay.replay.report.doubts import doubt_notes
 from opreplay.replay.report.run.fidelity import fidelity_notes
 from opreplay.replay.report.text import end, plural, safe, share_text
 from opreplay.replay.results.measurement import kind_of
 from opreplay.replay.results.records import Header, OpResult, Summary
+from opreplay.replay.results.summary import reasons_of
 from opreplay.replay.standins.invented import WEIGHTS
 
 LISTED = 4
@@ -67,7 +68,7 @@ def coverage_line(
     share += split_of_share(results) if timed else ""
     parts = [f"{verb} {summary.replayed:,} of {plural(summary.ops, 'op')}{share}"]
     for status in ("skipped", "failed"):
-        kinds = Counter(split_reason(r.reason)[0] for r in results if r.status == status)
+        kinds = Counter(r.why_not().kind for r in results if r.status == status)
         if not kinds:
             continue
         text = f"{kinds.total():,} {status}"
@@ -100,7 +101,7 @@ def split_of_share(results: Sequence[OpResult]) -> str:
 
 def not_replayed(results: Iterable[OpResult]) -> tuple[ReasonTotal, ...]:
     """What each reason accounts for, most time first."""
-    return total_reasons((r.reason, r.count, r.recorded_share) for r in results if r.status != "replayed")
+    return reasons_of(results)
 
 
 def detail_text(total: ReasonTotal, room: int = DETAIL_CHARS) -> str:

@@ -32,6 +32,8 @@ MAX_ROWS = 40
 RATIOS_FROM = 110
 """Terminal width from which ratios to the recorded time are shown."""
 RATIO = "÷ rec."
+ID_CHARS = 6
+"""Of an id, enough to tell ops of one trace apart."""
 MEASURED = "measured"
 KIND_CHARS = 20
 """Longer than every kind of reason; only a damaged file has longer ones."""
@@ -118,8 +120,9 @@ def columns_of(results: Sequence[OpResult], *, device: bool, ratios: bool) -> li
 
 
 def recorded_columns(results: Sequence[OpResult], *, device: bool) -> list[Column]:
-    """Share, count and what the trace recorded."""
+    """The start of the id, which --op takes, share, count and what the trace recorded."""
     return [
+        Column(title="id", cells=tuple(r.id[:ID_CHARS] for r in results), style="dim", gives_way=1),
         Column(title="share", cells=tuple(share_text(r.recorded_share) for r in results)),
         Column(title="count", cells=tuple(f"{r.count:,}" for r in results), style="dim", gives_way=8),
         Column(

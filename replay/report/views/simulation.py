@@ -31,6 +31,7 @@ SCHEMA_VERSION = 1
 MOST_FAMILIES = 12
 MOST_OPS = 40
 INPUTS_WIDTH = 40
+ID_CHARS = 6
 MOST_WITH_SHARES = 3
 """Devices whose times and shares fit side by side into 80 columns; of more, times alone are shown."""
 
@@ -177,12 +178,12 @@ def _totals_table(plan: ReplayPlan, steps: Sequence[Step]) -> RenderableType:
 def _losing_table(step: Step, lost: Sequence[tuple[ReplayOp, OpStep, float]]) -> RenderableType:
     table = plain_table()
     table.add_column(f"loses most on {safe(step.device)}", no_wrap=True)
-    for title in ("lost", "recorded", "simulated", "bound"):
+    for title in ("id", "lost", "recorded", "simulated", "bound"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("inputs")
     for op, one, us in lost:
         table.add_row(
-            Text(safe(middle(op.name, 32))), time_text(us), time_text(op.recorded.device_us_total),
+            Text(safe(middle(op.name, 32))), op.id[:ID_CHARS], time_text(us), time_text(op.recorded.device_us_total),
             time_text(one.simulated.time_us * one.count), one.simulated.bound,
             Text(safe(middle(describe_inputs(op), INPUTS_WIDTH)), no_wrap=True, overflow="ellipsis"),
         )  # fmt: skip

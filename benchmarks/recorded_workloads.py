@@ -95,7 +95,7 @@ class Attention(nn.Module):
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
             scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.size(-1))
-            scores = scores.masked_fill(~self.mask[:length, :length], float("-inf"))
+            scores = scores.masked_fill(~self.mask[:length, :length], float("-inf"))  # pyright: ignore[reportIndexIssue]
             mixed = F.dropout(scores.softmax(-1), 0.1, self.training) @ v
         return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
 

@@ -110,6 +110,8 @@ def show_explanation(
         console.write(console.json_text(view.facts(one, result, explanations)))
         return
     console.show(view.render(one, result, explanations))
+    for line in view.code_lines(one):
+        console.show_line(line)
     if len(found) > 1:
         others = ", ".join(op.id for op in found[1:6])
         console.narrate(

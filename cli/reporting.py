@@ -25,6 +25,7 @@ def show_report(outputs: Outputs, *, coverage: bool = True) -> None:
 
     from opreplay.replay.report.run import sequence, table
     from opreplay.replay.report.run.facts import coverage_line
+    from opreplay.replay.report.suspects import not_comparable
 
     header, results, summary = outputs.memory.header, outputs.memory.results, outputs.memory.summary
     if summary is None:
@@ -35,6 +36,8 @@ def show_report(outputs: Outputs, *, coverage: bool = True) -> None:
         return
     if coverage:
         console.show_line(line)
+        if warning := not_comparable(header):
+            console.show_line(warning)
     console.show_fitted(
         lambda width: Group(
             *sequence.tables(outputs.memory.sequence), table.render(header, results, summary, width=width)

@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from opreplay.traces.errors import UsageError
+
 if TYPE_CHECKING:
+    from opreplay.initializers.registry import Registry
     from opreplay.replay.arguments.work.expected import ExpectedContents
     from opreplay.replay.ascend import DeviceProfile
     from opreplay.replay.ir.model import ReplayOp, ReplayPlan
@@ -64,6 +67,35 @@ def keep_contents(contents: ExpectedContents | KeptContents) -> None:
 
     if isinstance(contents, KeptContents):
         contents.keep()
+
+
+def refuse_unused_initializers(
+    registry: Registry, ops: Sequence[ReplayOp], init_modules: Sequence[str], init_args: Sequence[str]
+) -> None:
+    """Raises UsageError for a --init-module whose initializers name no op of the plan, and for a --init-arg of such."""
+    from opreplay.initializers.extensions import registered
+    from opreplay.replay.plan.select import nearest
+    from opreplay.replay.standins import canonical_name
+
+    names = [name for op in ops for name in (op.name, op.called)]
+    known = {*names, *(canonical_name(name) for name in names)}
+    if not known:
+        return
+    for module in init_modules:
+        kinds = [kind for kind, source in registered().values() if source == f"--init-module {module}"]
+        patterns = [pattern for kind in kinds for pattern in kind.op_patterns]
+        if kinds and not known.intersection(patterns):
+            raise UsageError(
+                f"--init-module {module}: none of its initializers names an op of the plan",
+                hint=f"They name {', '.join(patterns[:4])}. {nearest(patterns, names)}",
+            )
+    for setting in init_args:
+        rule = registry[setting.partition(".")[0]]
+        if not known.intersection(rule.op_patterns):
+            raise UsageError(
+                f"--init-arg {setting}: no op of the plan is initialized by {rule.name}",
+                hint=f"It is for {', '.join(rule.op_patterns[:4])}. {nearest(rule.op_patterns, names)}",
+            )
 
 
 def tell_problems(contents: ExpectedContents | KeptContents) -> None:

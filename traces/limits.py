@@ -33,8 +33,6 @@ class Limits:
     """Length of one op, kernel or annotation name."""
     tracks: int = 1_000_000
     """Distinct pairs of process and thread."""
-    nesting: int = 16
-    """Depth of recorded dims and of literals."""
 
 
 def too_large(field: str, limit: int, actual: int | str, what: str) -> TooLarge:

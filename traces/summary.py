@@ -12,6 +12,8 @@ from opreplay.traces.links.iterations import BatchIndex
 from opreplay.traces.links.npu_kernels import OpKernels, kernels_by_op
 from opreplay.traces.model import DetailsJoin, LinkStats, MetadataLevel, Trace
 from opreplay.traces.reading.columns import distinct
+from opreplay.traces.times.breakdown import Row, breakdown
+from opreplay.traces.times.busy import DeviceBusy, device_busy
 
 TOP_OPS = 20
 TOP_ANNOTATIONS = 50
@@ -19,7 +21,7 @@ TOP_BATCHES = 500
 
 
 class TopOp(msgspec.Struct, frozen=True, kw_only=True):
-    """All calls of one op name that own device time."""
+    """All calls of one op name that own device time; on a trace without device work, all calls."""
 
     name: str
     calls: int
@@ -27,6 +29,8 @@ class TopOp(msgspec.Struct, frozen=True, kw_only=True):
     device_us: float
     signatures: int
     """Distinct signatures among them."""
+    host_us: float = 0.0
+    """Own time on the host, without ops inside; 0 where the trace has device work."""
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +109,10 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     links: LinkStats
     losses: dict[str, int]
     repairs: dict[str, int]
+    busy: tuple[DeviceBusy, ...]
+    """How busy each device was."""
+    work: tuple[Row, ...]
+    """Time by class of work: GEMM, attention, elementwise, communication, copies, ...; of the device, else the host."""
     top_ops: tuple[TopOp, ...]
     npu_ops: tuple[OpKernels, ...]
     """Ops with the kernels they own; only for a trace with a kernel table."""
@@ -156,6 +164,8 @@ def summarize(trace: Trace) -> TraceSummary:
         links=info.links,
         losses=info.report.losses,
         repairs=info.report.repairs,
+        busy=device_busy(trace),
+        work=breakdown(trace, "category").rows,
         top_ops=_top_ops(trace),
         npu_ops=kernels_by_op(trace),
         kernel_details=info.kernel_details,
@@ -193,7 +203,7 @@ def _top_ops(trace: Trace) -> tuple[TopOp, ...]:
     kernels = trace.kernels
     owned = np.flatnonzero(kernels.owner >= 0)
     if not len(owned):
-        return ()
+        return () if len(kernels) else _top_host_ops(trace)
     owner = kernels.owner[owned]
     signature = trace.ops.signature[owner]
     time = np.bincount(signature, weights=kernels.dur_ns[owned], minlength=len(trace.signatures))
@@ -206,6 +216,18 @@ def _top_ops(trace: Trace) -> tuple[TopOp, ...]:
         entry[2] += 1
     ranked = sorted(names.items(), key=lambda item: -item[1][1])[:TOP_OPS]
     return tuple(TopOp(name=n, calls=int(c), device_us=t / 1000, signatures=int(s)) for n, (c, t, s) in ranked)
+
+
+def _top_host_ops(trace: Trace) -> tuple[TopOp, ...]:
+    """Ops by their own time on the host."""
+    unique: dict[str, int] = {}
+    for signature in trace.signatures:
+        unique[signature.name] = unique.get(signature.name, 0) + 1
+    rows = breakdown(trace, "op").rows[:TOP_OPS]
+    return tuple(
+        TopOp(name=row.name, calls=row.calls, device_us=0.0, signatures=unique[row.name], host_us=row.time_us)
+        for row in rows if row.time_us > 0
+    )  # fmt: skip
 
 
 def _note_totals(trace: Trace) -> dict[str, tuple[int, int]]:

@@ -129,6 +129,8 @@ def command(
         )  # fmt: skip
         with stored_plans(outputs, how, force=force) as store:
             batch, refused = read(store)
+            if not batch.rank_ops and selection.narrows:
+                raise UsageError("no trace holds an op that the filters leave", hint="`plan` on one trace lists names.")
             held = [] if engine == "ray" else lane_devices(device, lanes or 1, shared=options.shared_device)
             try:
                 with holding(held, shared=options.shared_device) as beside, RunProgress() as on_progress:

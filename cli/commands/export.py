@@ -55,7 +55,7 @@ def command(
     script cannot replay with torch alone are left out and listed.
     """
     from opreplay.cli.opening import open_input
-    from opreplay.cli.setup import use_plugins
+    from opreplay.cli.setup import refuse_unused_initializers, use_plugins
     from opreplay.cli.terminal import console
     from opreplay.initializers.extensions import open_registry
     from opreplay.replay.export import check_target, make_bundle, write_bundle
@@ -63,6 +63,7 @@ def command(
     from opreplay.replay.host.environment import default_op_bytes
     from opreplay.replay.plan.inputs import plan_of
     from opreplay.replay.resolve.policy import Policy
+    from opreplay.traces.errors import UsageError
 
     check_target(Path(output), force=force)
     use_plugins(plugin)
@@ -72,6 +73,12 @@ def command(
         plan, registry, policy=Policy(allow_imports=selection.allow_imports),
         memory_bytes=max_op_memory or default_op_bytes(), keep_names=keep_names,
     )  # fmt: skip
+    if not bundle.plan.ops:
+        raise UsageError(
+            f"nothing to export: none of {len(plan.ops)} ops can be replayed by a script",
+            hint="; ".join(left_out_lines(bundle, private=False)[:3]) or "The trace holds no ops.",
+        )
+    refuse_unused_initializers(registry, plan.ops, init_module, init_arg)
     write_bundle(bundle, Path(output), force=force)
     left = len(bundle.left_out)
     console.show_line(f"exported {len(bundle.plan.ops)} of {len(plan.ops)} ops to {output}; {left} left out")

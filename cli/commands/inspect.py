@@ -2,25 +2,55 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from opreplay.cli.options.shared import format_option, kernel_details_option, limit_option, trace_argument
 
+if TYPE_CHECKING:
+    from opreplay.traces.times.breakdown import By
 
-@click.command("inspect", short_help="Say what is in a trace.")
+TOP = 30
+
+
+@click.command("inspect", short_help="Say what is in a trace, and where its time goes.")
 @trace_argument
 @kernel_details_option
-@format_option("table", "json")
+@click.option(
+    "--by", type=click.Choice(["op", "category", "module", "kernel", "phase"]),
+    help="One table instead: where the time goes, summed up by this.",
+)  # fmt: skip
+@click.option("--top", type=click.IntRange(min=1), metavar="N", help=f"Rows of that table.  [default: {TOP}, CSV all]")
+@format_option("table", "json", "csv")
 @limit_option
 def command(
-    trace: str, kernel_details: str | None, format_: str, limit: tuple[tuple[str, str], ...]
+    trace: str, kernel_details: str | None, by: By | None, top: int | None, format_: str,
+    limit: tuple[tuple[str, str], ...],
 ) -> None:  # fmt: skip
-    """Say what is in TRACE: events, ops, device time, how much of the ops' arguments it recorded, and what was lost."""
-    from opreplay.cli.opening import open_trace
+    """Say what is in TRACE: events, ops, how busy its device was and with what, how much of the ops' arguments it
+    recorded, and what was lost. --by gives one table of where the time goes.
+    """
+    from opreplay.cli.opening import open_trace, parse_limits
     from opreplay.cli.terminal import console
     from opreplay.traces import summarize
+    from opreplay.traces.times.breakdown import breakdown
+    from opreplay.traces.times.modules import modules_of_ops
 
-    summary = summarize(open_trace(trace, limit, kernel_details=kernel_details))
+    read = open_trace(trace, limit, kernel_details=kernel_details)
+    if by is not None or format_ == "csv" or top is not None:
+        from opreplay.replay.report import breakdown as table
+
+        modules = modules_of_ops(read, read.info.path, limits=parse_limits(limit)) if by == "module" else ()
+        found = breakdown(read, by or "op", modules=modules)
+        if format_ == "csv":
+            console.write(table.csv_text(found, top))
+        elif format_ == "json":
+            console.write(console.json_text(table.facts(found, top)))
+        else:
+            console.show_fitted(lambda width: table.render(found, top or TOP, width=width))
+        return
+    summary = summarize(read)
     if format_ == "json":
         console.write(console.json_text(summary))
         return

@@ -75,7 +75,15 @@ def command(
     from opreplay.cli.opening import open_input
     from opreplay.cli.outputs import check_writable
     from opreplay.cli.plan_views import narrate_checks, plan_code, save, show_explanation, show_plan
-    from opreplay.cli.setup import contents_of_plan, keep_contents, may_keep, tell_problems, tell_unused, use_plugins
+    from opreplay.cli.setup import (
+        contents_of_plan,
+        keep_contents,
+        may_keep,
+        refuse_unused_initializers,
+        tell_problems,
+        tell_unused,
+        use_plugins,
+    )
     from opreplay.replay.arguments.work.expected import expected_contents
     from opreplay.replay.ascend.simulate.devices import load_socs
     from opreplay.replay.plan.inputs import plan_of
@@ -92,6 +100,8 @@ def command(
     read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details)
     make = kept_plan_of if keep else plan_of
     plan = make(read, selection, device=device, in_order=output is not None)
+    if given is not None:
+        refuse_unused_initializers(given.registry, plan.ops, init_module, init_arg)
     contents = contents_of_plan(plan, seed=seed, keep=keep) if given is None else given
     if values is not None:
         from opreplay.replay.arguments.supplied import check_values_file

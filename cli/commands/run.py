@@ -75,7 +75,7 @@ def command(
     from opreplay.cli.opening import open_input
     from opreplay.cli.outputs import Outputs
     from opreplay.cli.reporting import outcome_code, show_report
-    from opreplay.cli.setup import tell_unused, use_plugins
+    from opreplay.cli.setup import refuse_unused_initializers, tell_unused, use_plugins
     from opreplay.cli.terminal.progress import RunProgress
     from opreplay.replay.arguments.work.expected import expected_contents
     from opreplay.replay.ascend.simulate.devices import load_socs, simulate_on
@@ -90,6 +90,7 @@ def command(
     with Outputs(output, force=force, resume=resume) as outputs:
         read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details)
         plan = plan_of(read, selection, device=device, in_order=measuring.mode == "sequence")
+        refuse_unused_initializers(contents.registry, plan.ops, init_module, init_arg)
         if dry_run:
             from opreplay.cli.plan_views import show_dry_run
 

@@ -62,7 +62,15 @@ def command(
     from the order of the calls in one recorded step, unless --l2 says otherwise.
     """
     from opreplay.cli.opening import open_input
-    from opreplay.cli.setup import contents_of_plan, keep_contents, may_keep, tell_problems, tell_unused, use_plugins
+    from opreplay.cli.setup import (
+        contents_of_plan,
+        keep_contents,
+        may_keep,
+        refuse_unused_initializers,
+        tell_problems,
+        tell_unused,
+        use_plugins,
+    )
     from opreplay.cli.terminal import console
     from opreplay.replay.arguments.work.expected import expected_contents
     from opreplay.replay.ascend.simulate.devices import load_socs, simulate_plan
@@ -80,6 +88,8 @@ def command(
     read = open_input(trace, limit, kernel_details=kernel_details)
     make = kept_plan_of if keep else plan_of
     plan = make(read, selection, device="cpu", in_order=True)
+    if given is not None:
+        refuse_unused_initializers(given.registry, plan.ops, init_module, init_arg)
     contents = contents_of_plan(plan, seed=seed, keep=keep) if given is None else given
     if values is not None:
         from opreplay.replay.arguments.supplied import check_values_file

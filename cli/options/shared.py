@@ -72,13 +72,13 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(command)
     def taking_selection(
         *, select: str, op_filter: tuple[str, ...], exclude: tuple[str, ...], phase: Phase | None, top: int | None,
-        min_share: float | None, allow_import: tuple[tuple[str, str], ...], **others: Any,
+        min_share: float | None, op: tuple[str, ...], allow_import: tuple[tuple[str, str], ...], **others: Any,
     ) -> Any:  # fmt: skip
         from opreplay.replay.plan.selection import Selection
 
         selection = Selection(
             select=select, include=op_filter, exclude=exclude, phase=phase, top=top, min_share=min_share,
-            allow_imports=dict(allow_import),
+            allow_imports=dict(allow_import), ops=op,
         )  # fmt: skip
         return command(selection=selection, **others)
 
@@ -97,6 +97,10 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Take only calls in iterations whose batch is all prefill, all decode, or both.",
         ),
         click.option("--top", type=click.IntRange(min=1), metavar="N", help="Take the N ops with most recorded time."),
+        click.option(
+            "--op", multiple=True, metavar="ID|NAME|GLOB|#N",
+            help="Take these of what the others leave: the start of an id, a name, #4 for the fourth. Repeatable.",
+        ),
         click.option("--min-share", type=Share(), metavar="SHARE", help="Leave out ops below this share, e.g. 0.1%."),
         click.option(
             "--allow-import", type=Assignments(_NAMESPACE, _MODULE, "myops=my_package.ops"), multiple=True,

@@ -57,10 +57,11 @@ def read_batch(
     files: Sequence[Found], how: HowToRead, store: PlanStore | None, *, lanes: int | None, engine: str,
     address: str | None, tell: Tell, progress: Callable[[int, int], None],
 ) -> tuple[Batch, list[Unreadable]]:  # fmt: skip
-    """All files that can be read, merged, and those that the user named and that were refused.
+    """All files that can be read, merged, and those that were refused: named by the user, or damaged in a folder.
 
     Files whose plan is in the store and that are as they were are not read again; others are put there. Files of a
-    folder that are no traces are told of and left out. Raises the error of the first file when none can be read.
+    folder that are sound JSON but no traces are told of and left out. Raises the error of the first file when none can
+    be read.
     """
     from opreplay.replay.batch.merge import Batch
     from opreplay.replay.batch.reading import Unreadable
@@ -76,8 +77,9 @@ def read_batch(
                 tell(f"{one.path}: {note.removeprefix('opreplay: ')}")
             continue
         first = first or one
-        tell(f"{'refused' if file.named else 'left out'}: {one.path}: {one.message}")
-        if file.named:
+        counts = file.named or not one.no_trace
+        tell(f"{'refused' if counts else 'left out'}: {one.path}: {one.message}")
+        if counts:
             refused.append(one)
     if store is not None and store.problem is not None:
         tell(f"opreplay: plans are not kept in {store.path}: {store.problem}; --resume reads traces again")

@@ -131,7 +131,7 @@ class Batch:
         return [*traces, *(self._job_result(job, indices, members, traces, found) for job, indices in jobs.items())]
 
     def _members(self) -> list[Member]:
-        return recognised(self._paths, self._ranks)
+        return recognised(self._paths, self._ranks, [frozenset(uses.op) for uses in self._uses])
 
     def _named(self) -> list[ReplayOp]:
         """The ops in the order they were found, those of one signature that are called differently under new ids."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
@@ -16,7 +17,12 @@ from opreplay.traces.errors import TraceError
 from opreplay.traces.reading.source import open_binary
 
 _NAMED = re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE)
-_NUMBER = re.compile(r"\d+")
+_NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])|(?<=worker)\d+|(?<=node)\d+|(?<=host)\d+|(?<=gpu)\d+")
+"""A number of its own, or that of a machine: the 8 of "llama8b" is a part of the model's name."""
+ENOUGH_OPS = 5
+"""Fewer ops than that tell no model."""
+LEAST_IN_COMMON = 0.1
+"""Share of the smaller trace's ops that another one must have for both to be ranks of one model."""
 _Key = tuple[str, int | None, int]
 """Path with a star for the rank, world size, and how many recordings of the same names came before."""
 
@@ -32,17 +38,21 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """"metadata", "file name", or "" where nothing tells a rank."""
 
 
-def recognised(paths: Sequence[str], ranks: Sequence[tuple[int | None, int | None]]) -> list[Member]:
-    """The job of each trace, from its path and its recorded (rank, world size).
+def recognised(
+    paths: Sequence[str], ranks: Sequence[tuple[int | None, int | None]], ops: Sequence[frozenset[int]] | None = None
+) -> list[Member]:  # fmt: skip
+    """The job of each trace, from its path, its recorded (rank, world size) and its ops, as numbers, where given.
 
     Traces are of one job when they lie in one folder, agree on the world size, have names that differ in the rank
-    alone, and have different ranks. Where the names do not tell the rank, all their numbers may differ. A rank that
-    comes again begins another job: a second recording of the same names cannot be merged with the first.
+    alone, and have different ranks. Where the names do not tell the rank, all their numbers may differ, but those in
+    words (llama8b). A rank that comes again begins another job: a second recording of the same names cannot be merged
+    with the first; so does a trace that has hardly an op in common with those of the job: another model. A job of one
+    trace has the trace's own name.
     """
-    seen: dict[tuple[str, int | None], list[set[int]]] = {}
+    seen: dict[tuple[str, int | None], list[dict[int, int]]] = {}
     keys: list[_Key | None] = []
     known: list[tuple[int | None, str]] = []
-    for path, (recorded, world_size) in zip(paths, ranks, strict=True):
+    for number, (path, (recorded, world_size)) in enumerate(zip(paths, ranks, strict=True)):
         rank = rank_in_name(path) if recorded is None else recorded
         known.append((rank, "" if rank is None else "file name" if recorded is None else "metadata"))
         if rank is None:
@@ -50,16 +60,33 @@ def recognised(paths: Sequence[str], ranks: Sequence[tuple[int | None, int | Non
             continue
         masked = without_rank(path.removesuffix(".gz"), rank)
         runs = seen.setdefault((masked, world_size), [])
-        index = next((i for i, taken in enumerate(runs) if rank not in taken), len(runs))
+        index = next(
+            (i for i, taken in enumerate(runs) if rank not in taken and _alike(number, taken.values(), ops)), len(runs)
+        )
         if index == len(runs):
-            runs.append(set())
-        runs[index].add(rank)
+            runs.append({})
+        runs[index][rank] = number
         keys.append((masked, world_size, index))
     names = _names({key: None for key in keys if key is not None})
+    sizes = Counter(keys)
     return [
-        Member(job=alone if key is None else names[key], rank=rank, world_size=world_size, rank_from=source)
+        Member(
+            job=alone if key is None or sizes[key] == 1 else names[key],
+            rank=rank,
+            world_size=world_size,
+            rank_from=source,
+        )
         for key, alone, (rank, source), (_, world_size) in zip(keys, labels(paths), known, ranks, strict=True)
     ]
+
+
+def _alike(number: int, others: Iterable[int], ops: Sequence[frozenset[int]] | None) -> bool:
+    """Whether a trace may be of the model of the first of the others, by the ops they have in common."""
+    first = next(iter(others), None)
+    if ops is None or first is None or min(len(ops[number]), len(ops[first])) < ENOUGH_OPS:
+        return True
+    common = len(ops[number] & ops[first])
+    return common >= LEAST_IN_COMMON * min(len(ops[number]), len(ops[first]))
 
 
 def _names(keys: Iterable[_Key]) -> dict[_Key, str]:

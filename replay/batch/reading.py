@@ -42,6 +42,8 @@ class Unreadable(msgspec.Struct, frozen=True, kw_only=True, tag="unreadable"):
     message: str
     hint: str = ""
     exit_code: int = 3
+    no_trace: bool = False
+    """Sound JSON of another kind; in a folder that may be anything, while a damaged file was a trace."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,14 +180,22 @@ def _read(path: str, *, how: HowToRead) -> bytes:
     """A TracePlan, or Unreadable for a file that is refused, as msgpack."""
     from opreplay.replay.batch.stamps import stamps_of
     from opreplay.replay.plugins import load_plugins
-    from opreplay.traces.errors import OpReplayError
+    from opreplay.traces.errors import OpReplayError, UnknownDialect
 
     before = stamps_of(how.files(path))
     try:
         load_plugins(how.plugins)
         made = _planned(path, how)
     except OpReplayError as error:
-        return encoded(Unreadable(path=path, message=str(error), hint=error.hint, exit_code=error.exit_code))
+        return encoded(
+            Unreadable(
+                path=path,
+                message=str(error),
+                hint=error.hint,
+                exit_code=error.exit_code,
+                no_trace=isinstance(error, UnknownDialect),
+            )
+        )
     unchanged = before is not None and before == stamps_of(how.files(path))
     return encoded(msgspec.structs.replace(made, sources=before if before is not None and unchanged else ()))
 

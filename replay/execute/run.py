@@ -115,7 +115,7 @@ def run_plan(
         watch = _Watch(plan, options, started, len(results), on_progress)
         done = {result.id for result in results}
         for op, outcome in chosen.outcomes([op for op in plan.ops if op.id not in done], watch.decide):
-            result = result_of(plan, op, outcome, simulate(op) if simulate is not None else {})
+            result = result_of(plan, op, outcome, simulate(op) if simulate is not None else {}, device=options.device)
             sink.write(result)
             results.append(result)
             watch.done = len(results)

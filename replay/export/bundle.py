@@ -118,8 +118,10 @@ def _prepared(
         raise NotReplayable(Reason("library missing", "it runs through an executor of a plugin"))
     if op.resolved_by == "reference":
         raise NotReplayable(Reason("library missing", "opreplay's reference implementation, which is not in a bundle"))
-    if not op.called.startswith("aten::"):
-        raise NotReplayable(Reason("library missing", "a bundle calls ops of ATen alone"))
+    namespace = op.called.partition("::")[0]
+    if namespace != "aten" and namespace not in policy.allow_imports:
+        what = f"a bundle calls ops of ATen alone (--allow-import {namespace}=MODULE for ops of yours)"
+        raise NotReplayable(Reason("library missing", what))
     made, specs, notes = describe(op, registry, seed=seed, memory_bytes=memory_bytes)
     made = msgspec.structs.replace(made, assumptions=made.assumptions + notes)
     inputs: dict[str, list[Spec | None] | int] = {**specs}

@@ -24,7 +24,10 @@ from typing import Any
 
 import torch
 
-NAME = re.compile(r"aten::([A-Za-z_][A-Za-z0-9_]*)")
+NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)::([A-Za-z_][A-Za-z0-9_]*)")
+IMPORT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=([A-Za-z_][A-Za-z0-9_.]*)")
+NAMESPACES = {"aten"}
+"""Whose ops are called: ATen's, and those that --import names."""
 OVERLOAD = re.compile(r"[A-Za-z0-9_]*")
 TEXT = re.compile(r"[A-Za-z0-9_ .,>-]{0,200}")
 REFUSED = re.compile(r"from_file|save|load|unsafe(?!_view|_chunk|_split)|unchecked|reinterpret")
@@ -38,16 +41,32 @@ Json = dict[str, Any]
 
 
 def operator(op: Json) -> Callable[..., Any]:
-    """The overload that an op names. Raises ValueError for anything but a computation of ATen's."""
+    """The overload that an op names. Raises ValueError for anything but a computation of ATen's or of --import's."""
     # An equivalent has the arguments of the recorded op, which is therefore the one to call.
     name = op["name"] if op.get("resolved_by") == "equivalent" else op.get("via") or op["name"]
     match, overload = NAME.fullmatch(name), op.get("overload") or ""
-    if match is None or not OVERLOAD.fullmatch(overload) or REFUSED.search(match[1]):
+    if match is None or not OVERLOAD.fullmatch(overload) or (match[1] == "aten" and REFUSED.search(match[2])):
         raise ValueError(f"{name!r} is no operator that this script calls")
-    known = [s.overload_name for s in torch._C._jit_get_schemas_for_operator(f"aten::{match[1]}")]
+    library, base = match[1], match[2]
+    if library not in NAMESPACES:
+        raise ValueError(f"{name!r} is no operator that this script calls without --import {library}=MODULE")
+    known = [s.overload_name for s in torch._C._jit_get_schemas_for_operator(f"{library}::{base}")]
     if overload not in known:
-        raise ValueError(f"torch {torch.__version__} has no aten::{match[1]}.{overload or 'default'}")
-    return getattr(getattr(torch.ops.aten, match[1]), overload or "default")
+        raise ValueError(f"torch {torch.__version__} has no {library}::{base}.{overload or 'default'}")
+    return getattr(getattr(getattr(torch.ops, library), base), overload or "default")
+
+
+def imported(parser: argparse.ArgumentParser, pairs: list[str]) -> None:
+    """Import the modules that the user names, each for the ops of one namespace."""
+    for pair in pairs:
+        match = IMPORT.fullmatch(pair)
+        if match is None:
+            parser.error(f"--import {pair}: write it like mylib=my_package.ops")
+        try:
+            importlib.import_module(match[2])
+        except ImportError as error:
+            parser.error(f"--import {pair}: {error}")
+        NAMESPACES.add(match[1])
 
 
 def plain(arg: Json, value: Any, device: torch.device) -> Any:
@@ -366,7 +385,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the inputs' values (default: 0)")
     parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds an op may take; 0: none, and no child")
+    parser.add_argument("--import", dest="imports", action="append", default=[], metavar="NS=MODULE",
+                        help="import MODULE, which defines the ops of namespace NS; repeatable")  # fmt: skip
     options = parser.parse_args()
+    imported(parser, options.imports)
     if options.iterations < 1:
         parser.error("--iterations must be at least 1")
     plan = json.loads((Path(__file__).resolve().parent / "ops.json").read_text(encoding="utf-8"))

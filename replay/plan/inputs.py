@@ -200,17 +200,32 @@ def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:
 def plan_of(
     read: Trace | ReplayPlan, selection: Selection, *, device: str, in_order: bool = False
 ) -> ReplayPlan:  # fmt: skip
-    """The plan of a trace, or what the filters leave of a given plan. Raises UsageError as `restricted` does.
+    """The plan of a trace, or what the filters leave of a given plan.
+
+    Raises UsageError as `restricted` does, and with the nearest names where the filters leave nothing of a file that
+    holds ops.
 
     With `in_order` that of a trace says in which order the ops of one step ran.
     """
     from opreplay.replay.ir.model import ReplayPlan
+    from opreplay.replay.plan.select import nothing_left
 
-    return (
-        restricted(read, selection, device=device)
-        if isinstance(read, ReplayPlan)
-        else make_plan(read, selection, device=device, in_order=in_order)
-    )
+    if isinstance(read, ReplayPlan):
+        plan, names = restricted(read, selection, device=device), [op.name for op in read.ops]
+    else:
+        plan = make_plan(read, selection, device=device, in_order=in_order)
+        names = [] if plan.ops else names_by_time(read)
+    if not plan.ops and names and selection.narrows:
+        raise nothing_left(names, include=selection.include, select=selection.select, narrows=selection.narrows)
+    return plan
+
+
+def names_by_time(trace: Trace) -> list[str]:
+    """Names of recorded ops, those that took the host longest first."""
+    import numpy as np
+
+    time = np.bincount(trace.ops.signature, weights=trace.ops.dur_ns, minlength=len(trace.signatures))
+    return list(dict.fromkeys(trace.signatures[i].name for i in np.argsort(-time, kind="stable").tolist()))
 
 
 def restricted(plan: ReplayPlan, selection: Selection, *, device: str) -> ReplayPlan:
@@ -229,7 +244,11 @@ def restricted(plan: ReplayPlan, selection: Selection, *, device: str) -> Replay
             f"{plan.source} is a plan of ops selected by {plan.selection}", hint="Make a plan with another --select."
         )
     filters = OpFilter(
-        include=selection.include, exclude=selection.exclude, top=selection.top, min_share=selection.min_share
+        include=selection.include,
+        exclude=selection.exclude,
+        top=selection.top,
+        min_share=selection.min_share,
+        ops=selection.ops,
     )
     ops = [op for op in plan.ops if keeps_name(filters, op.name)]
     if selection.phase is not None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from opreplay.replay.plan.selection import Selection
-from opreplay.traces.errors import UsageError
 
 if TYPE_CHECKING:
     from opreplay.replay.ir.model import ReplayOp, ReplayPlan
@@ -24,7 +22,7 @@ def make_plan(trace: Trace, selection: Selection, *, device: str, in_order: bool
 
     filters = OpFilter(
         include=selection.include, exclude=selection.exclude, top=selection.top, min_share=selection.min_share,
-        phase=selection.phase,
+        phase=selection.phase, ops=selection.ops,
     )  # fmt: skip
     policy = Policy(allow_imports=selection.allow_imports)
     plan = build_plan(
@@ -42,25 +40,7 @@ def check_on_meta(plan: ReplayPlan, selection: Selection) -> dict[str, MetaCheck
 
 
 def find_ops(plan: ReplayPlan, wanted: str) -> list[ReplayOp]:
-    """Ops that a name, a glob, the start of an id or a rank means ("#4" is the fourth), heaviest first.
+    """Ops that a name, a glob, the start of an id or "#4" means, heaviest first. Raises UsageError for none."""
+    from opreplay.replay.plan.select import named
 
-    Raises UsageError when there are none.
-    """
-    if wanted.startswith("#"):
-        return [_ranked(plan, wanted)]
-    exact = [op for op in plan.ops if op.name == wanted]
-    found = exact or [op for op in plan.ops if fnmatchcase(op.name, wanted) or op.id.startswith(wanted)]
-    if not found:
-        names = ", ".join(dict.fromkeys(op.name for op in plan.ops[:8]))
-        hint = f"The heaviest ops are {names}." if names else "The selection holds no ops: try --select all."
-        raise UsageError(f"no selected op matches {wanted!r}", hint=hint)
-    return found
-
-
-def _ranked(plan: ReplayPlan, wanted: str) -> ReplayOp:
-    """The op that "#4" means: the fourth of the plan. Raises UsageError for anything else."""
-    number = wanted[1:]
-    if not number.isdecimal() or not 1 <= int(number) <= len(plan.ops):
-        hint = f"Say #1 to #{len(plan.ops)}." if plan.ops else "The selection holds no ops: try --select all."
-        raise UsageError(f"no op is {wanted!r}", hint=hint)
-    return plan.ops[int(number) - 1]
+    return named(plan.ops, wanted)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -35,6 +37,8 @@ class OpFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Least share of the recorded time, 0..1."""
     phase: Phase | None = None
     """Only calls in iterations of this phase; their counts and times are those of these calls."""
+    ops: tuple[str, ...] = ()
+    """Of what the others leave: names, globs, starts of ids, or "#4" for the fourth, heaviest first; empty for all."""
 
 
 def keeps_name(filters: OpFilter, name: str) -> bool:
@@ -61,7 +65,58 @@ def keep_heaviest(
     if filters.min_share is not None:
         least = filters.min_share * total_us
         ops = [op for op in ops if weight(op) >= least]
-    return ops if filters.top is None else ops[: filters.top]
+    ops = ops if filters.top is None else ops[: filters.top]
+    if not filters.ops or not ops:
+        return ops
+    ids = {op.id for wanted in filters.ops for op in named(ops, wanted)}
+    return [op for op in ops if op.id in ids]
+
+
+def named(ops: Sequence[ReplayOp], wanted: str) -> list[ReplayOp]:
+    """Ops that a name, a glob, the start of an id, or "#4" (the fourth) means, in their order.
+
+    Raises UsageError with the nearest names when there is none.
+    """
+    if match := _PLACE.fullmatch(wanted):
+        place = int(match[1])
+        if not 1 <= place <= len(ops):
+            raise UsageError(f"there is no op {wanted}", hint=f"The selection holds {len(ops)} ops, #1 to #{len(ops)}.")
+        return [ops[place - 1]]
+    found = [op for op in ops if op.name == wanted]
+    found = found or [op for op in ops if fnmatchcase(op.name, wanted) or (op.id.startswith(wanted) and wanted)]
+    if not found:
+        raise UsageError(f"no selected op matches {wanted!r}", hint=nearest((wanted,), [op.name for op in ops]))
+    return found
+
+
+_PLACE = re.compile(r"#(\d{1,6})")
+
+
+def nearest(patterns: Sequence[str], names: Sequence[str]) -> str:
+    """A hint with the names that are most like what was asked for, else the first ones; `names` heaviest first."""
+    distinct = list(dict.fromkeys(names))
+    if not distinct:
+        return "The selection holds no ops: try --select all."
+    bare = [pattern.rpartition("::")[2].strip("*?[]") for pattern in patterns]
+    bases = {name.rpartition("::")[2]: name for name in reversed(distinct)}
+    like = [name for word in bare if word for name in distinct if word in name]
+    like += [bases[base] for word in bare for base in get_close_matches(word, bases, n=NEAREST, cutoff=0.5)]
+    shown = list(dict.fromkeys(like))[:NEAREST]
+    if shown:
+        return f"The nearest names are {', '.join(shown)}."
+    return f"The heaviest ops are {', '.join(distinct[:NEAREST])}."
+
+
+NEAREST = 6
+"""Names that a hint lists."""
+
+
+def nothing_left(names: Sequence[str], *, include: Sequence[str], select: str, narrows: bool) -> UsageError:
+    """The error for a selection that leaves no op of those that there are."""
+    if include:
+        return UsageError(f"no selected op matches {' or '.join(map(repr, include))}", hint=nearest(include, names))
+    what = "the filters leave none of them" if narrows else f"none is selected by {select}"
+    return UsageError(f"no op is left: there are {len(set(names))} names and {what}", hint=nearest((), names))
 
 
 def selected_rows(trace: Trace, select: str) -> Rows:

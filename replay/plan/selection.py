@@ -20,3 +20,10 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     min_share: float | None
     allow_imports: dict[str, str]
     phase: Phase | None = None
+    ops: tuple[str, ...] = ()
+    """Names, globs, starts of ids, or "#4" for the fourth of what the others leave."""
+
+    @property
+    def narrows(self) -> bool:
+        """Whether it leaves out ops by anything else than how they are nested."""
+        return bool(self.include or self.exclude or self.ops or self.top or self.min_share or self.phase)

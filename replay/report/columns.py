@@ -51,7 +51,9 @@ def plain_table() -> Table:
     return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style="bold")
 
 
-def ops_table(columns: Sequence[Column], ops: Sequence[OpCell], *, width: int) -> list[RenderableType]:
+def ops_table(
+    columns: Sequence[Column], ops: Sequence[OpCell], *, width: int, title: str = "op"
+) -> list[RenderableType]:  # fmt: skip
     """The table, and a line that names the columns for which there was no room."""
     kept, hidden = fitting(columns, width)
     table = plain_table()
@@ -60,7 +62,7 @@ def ops_table(columns: Sequence[Column], ops: Sequence[OpCell], *, width: int) -
             Text(column.title), justify="left" if column.left else "right", style=column.style, no_wrap=True,
             width=column.width,
         )  # fmt: skip
-    table.add_column(Text("op"), no_wrap=True)
+    table.add_column(Text(title), no_wrap=True)
     space = max(width - sum(column.width + GAP for column in kept), 8)
     for row, op in enumerate(ops):
         cells = (Text(c.cells[row], style=c.styles[row] if c.styles else "") for c in kept)

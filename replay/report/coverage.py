@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opreplay.replay.ascend.coverage import Coverage
+from opreplay.replay.ascend.simulate.coverage import Coverage
 from opreplay.replay.report.text import share_text
 
 LEAST = 0.0005

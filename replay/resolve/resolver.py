@@ -19,7 +19,7 @@ from opreplay.replay.ir.names import COLLECTIVE_NAMESPACES, split_name
 from opreplay.replay.ir.recorded_call import MISSING, RecordedArg, recorded_args
 from opreplay.replay.ir.verdicts import META_WRONG
 from opreplay.replay.resolve import schema
-from opreplay.replay.resolve.bind import Unbound, bind, encode, unnamed_arguments
+from opreplay.replay.resolve.bind import Unbound, bind, encode, refuse_absurd, unnamed_arguments
 from opreplay.replay.resolve.guess import autocast
 from opreplay.replay.resolve.guess.texts import named_overload
 from opreplay.replay.resolve.guess.values import Context
@@ -33,7 +33,9 @@ from opreplay.replay.resolve.schema import OpSpec
 from opreplay.replay.resolve.user.conversions import CONVERSIONS, ConversionFailed, RecordedCall, convert
 from opreplay.replay.resolve.user.executors import EXECUTORS, UserExecutor, bind_executor
 from opreplay.replay.resolve.user.table import UserFunction
+from opreplay.replay.standins import canonical_name
 from opreplay.replay.standins.aten import EQUIVALENTS
+from opreplay.replay.standins.invented import invented_by
 from opreplay.traces.dtypes import torch_dtype_name
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import OpSignature, Trace
@@ -66,6 +68,7 @@ class Resolver:
             recorded_us=op.recorded.host_us_median if on_device is None else on_device,
         )  # fmt: skip
         try:
+            refuse_absurd(recorded)
             return self._with_users_code(op, signature, recorded, context)
         except Unbound as stopped:
             args = unnamed_arguments(recorded, self._float_dtype)
@@ -185,6 +188,9 @@ class Resolver:
             raise Unbound(way.reason)
         args, assumptions = bind(match, context)
         args, cast = autocast.settle(name, args, context)
+        if way.resolved_by == "reference":
+            made_up = invented_by(canonical_name(name))
+            cast = (*cast, *(Assumption(argument=one.argument, what=one.what) for one in made_up))
         return msgspec.structs.replace(
             op, resolved_by=way.resolved_by, via=way.via, overload=match.spec.overload, schema=match.spec.text,
             args=args, assumptions=op.assumptions + assumptions + cast,

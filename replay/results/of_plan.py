@@ -9,6 +9,7 @@ from opreplay.replay.ir.model import Recorded, ReplayOp, ReplayPlan
 from opreplay.replay.results.outcome import Outcome
 from opreplay.replay.results.records import NpuKernel, OpResult, Simulated, Summary
 from opreplay.replay.results.summary import summarized
+from opreplay.replay.results.suspects import kind_of_device, recorded_kind, suspicions
 
 
 def npu_kernels(recorded: Recorded) -> tuple[NpuKernel, ...]:
@@ -28,12 +29,20 @@ def summarize(plan: ReplayPlan, results: Sequence[OpResult], *, wall_s: float, i
     return summarized(results, ops=len(plan.ops), recorded_us=recorded_us, wall_s=wall_s, interrupted=interrupted)
 
 
-def result_of(plan: ReplayPlan, op: ReplayOp, outcome: Outcome, simulated: dict[str, Simulated]) -> OpResult:
-    """What a report says of one op: the outcome beside what was recorded and predicted; microseconds a call."""
+def result_of(
+    plan: ReplayPlan, op: ReplayOp, outcome: Outcome, simulated: dict[str, Simulated], *, device: str | None = None
+) -> OpResult:  # fmt: skip
+    """What a report says of one op: the outcome beside what was recorded and predicted; microseconds a call.
+
+    `device` is what it was measured on; None where nothing was.
+    """
     recorded = op.recorded
     total = plan.device_us_total or plan.host_us_total
     first = next(iter(simulated.values()), None)
     on_device = recorded.device_us_total > 0 or bool(recorded.kernels)
+    share = _recorded_us(plan, op) / total if total else 0.0
+    measured_us = None if outcome.measurement is None else outcome.measurement.median_us
+    alike = device is not None and kind_of_device(device) == recorded_kind(plan)
     return OpResult(
         id=op.id,
         name=op.name,
@@ -45,8 +54,8 @@ def result_of(plan: ReplayPlan, op: ReplayOp, outcome: Outcome, simulated: dict[
         inputs=describe_inputs(op),
         recorded_device_us=recorded.device_us_total / op.count if on_device else None,
         recorded_host_us=recorded.host_us_total / op.count,
-        recorded_share=_recorded_us(plan, op) / total if total else 0.0,
-        measured_us=None if outcome.measurement is None else outcome.measurement.median_us,
+        recorded_share=share,
+        measured_us=measured_us,
         measurement=outcome.measurement,
         simulated_us={soc: prediction.time_us for soc, prediction in simulated.items()},
         bound=None if first is None else first.bound,
@@ -57,6 +66,13 @@ def result_of(plan: ReplayPlan, op: ReplayOp, outcome: Outcome, simulated: dict[
         work=outcome.work,
         fidelity=outcome.fidelity,
         values=outcome.values,
+        suspicions=suspicions(
+            op,
+            share=share,
+            recorded_us=_recorded_us(plan, op) / op.count,
+            measured_us=measured_us if alike else None,
+            simulated=simulated.items() if plan.device_us_total > 0 else (),
+        ),
         measure_s=outcome.measure_s,
         attempts=outcome.attempts,
     )

@@ -99,6 +99,9 @@ class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="r
     """How kernels, child ops and times compare with those recorded; None where that was not asked."""
     values: ValueCheck | None = None
     """How results compare with those of the recorded op's own implementation; None where that was not asked."""
+    suspicions: tuple[str, ...] = ()
+    """What contradicts: a time 20 times below or 50 times above the recorded one of more than 1 % of the time, with the
+    likeliest cause."""
     measure_s: float | None = None
     """Wall time of the measuring loop."""
     attempts: int = 1

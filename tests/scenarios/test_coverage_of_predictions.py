@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from opreplay.replay.ascend.coverage import coverage
+from opreplay.replay.ascend.simulate.coverage import coverage
 from opreplay.replay.report.coverage import coverage_text
 
 SHAPE = [4096, 1024]

@@ -44,7 +44,7 @@ class ExpectedContents:
     """Contents by op, made once for each; with the run's registry, seed and values they are those of the run."""
 
     def __init__(self, registry: Registry, seed: int = 0, values: RecordedValues | None = None) -> None:
-        self._registry, self._seed, self._values = registry, seed, values
+        self.registry, self._seed, self._values = registry, seed, values
         self._made: dict[str, Contents | None] = {}
         self.problems: dict[str, str] = {}
         """Op id → why its arguments could not be made; its cost then follows from the shapes."""
@@ -62,7 +62,7 @@ class ExpectedContents:
 
     def _make(self, op: ReplayOp, name: str) -> Contents | None:
         try:
-            filled = fill_stand_ins(op, self._registry, self._seed, values=self._values)
+            filled = fill_stand_ins(op, self.registry, self._seed, values=self._values)
             made = None if filled is None else contents_of(filled.context, filled.lengths)
             if filled is None or made is None or not filled.impossible:
                 return made

@@ -17,6 +17,8 @@ from opreplay.replay.ascend.profile import DeviceProfile
 Touch = tuple[float, float | None]
 """(bytes of a tensor, bytes touched since it was last touched); None for a tensor not seen before."""
 
+FAR = 1e9
+"""Times the reach of L2, beyond which nothing is found; greater powers are no numbers."""
 MAX_DESCRIBED = 50_000
 """Kernels whose sizes are kept."""
 MAX_REMEMBERED = 64
@@ -124,5 +126,5 @@ def resident_of(touches: tuple[Touch, ...], device: DeviceProfile) -> float | No
     for size, distance in touches:
         total += size
         if distance is not None:
-            found += size / (1 + (distance / reach) ** rates.sequence_sharpness)
+            found += size / (1 + min(distance / reach, FAR) ** rates.sequence_sharpness)
     return found / total if total > 0 else None

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from opreplay.replay.ascend.coverage import coverage
+from opreplay.replay.ascend.simulate.coverage import coverage
 from opreplay.replay.ir.reasons import ReasonTotal
 from opreplay.replay.report.coverage import coverage_text
 from opreplay.replay.report.doubts import doubt_notes
@@ -16,6 +16,7 @@ from opreplay.replay.report.text import end, plural, safe, share_text
 from opreplay.replay.results.measurement import kind_of
 from opreplay.replay.results.records import Header, OpResult, Summary
 from opreplay.replay.results.summary import reasons_of
+from opreplay.replay.standins.invented import WEIGHTS
 
 LISTED = 4
 """Kinds that a note names before it says how many more there are."""
@@ -64,6 +65,7 @@ def coverage_line(
     # An ExecutionTrace holds no times; a share of nothing would read as if nothing were covered.
     timed = summary.recorded_us > 0 or not results
     share = f" = {share_text(summary.covered_share)} of {clock} time" if timed else ", no times recorded"
+    share += split_of_share(results) if timed else ""
     parts = [f"{verb} {summary.replayed:,} of {plural(summary.ops, 'op')}{share}"]
     for status in ("skipped", "failed"):
         kinds = Counter(r.why_not().kind for r in results if r.status == status)
@@ -76,6 +78,25 @@ def coverage_line(
     if summary.interrupted:
         parts.append(f"interrupted, {missing:,} not reached" if missing > 0 else "interrupted")
     return "; ".join(parts)
+
+
+STAND_INS = frozenset({"reference", "equivalent", "executor"})
+"""Ways of resolution in which something else than the recorded op runs."""
+
+
+def split_of_share(results: Sequence[OpResult]) -> str:
+    """What the covered share is made of: " = 18.0 % torch + 63.6 % stand-ins (52.1 % with invented weights)".
+
+    Nothing where no stand-in ran.
+    """
+    done = [r for r in results if r.status == "replayed"]
+    others = [r for r in done if r.resolved_by in STAND_INS]
+    if not others:
+        return ""
+    torch, instead = (sum(r.recorded_share for r in some) for some in ([r for r in done if r not in others], others))
+    made_up = sum(r.recorded_share for r in others if any(a.argument == WEIGHTS for a in r.assumptions))
+    weights = f" ({share_text(made_up)} with invented weights)" if made_up else ""
+    return f" = {share_text(torch)} torch + {share_text(instead)} stand-ins{weights}"
 
 
 def not_replayed(results: Iterable[OpResult]) -> tuple[ReasonTotal, ...]:

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from opreplay.replay.ir.reasons import ReasonTotal
+from opreplay.replay.report import suspects
 from opreplay.replay.report.columns import Column, OpCell, ops_table, plain_table
 from opreplay.replay.report.doubts import mark
 from opreplay.replay.report.run import npu
@@ -31,6 +32,8 @@ MAX_ROWS = 40
 RATIOS_FROM = 110
 """Terminal width from which ratios to the recorded time are shown."""
 RATIO = "÷ rec."
+ID_CHARS = 6
+"""Of an id, enough to tell ops of one trace apart."""
 MEASURED = "measured"
 KIND_CHARS = 20
 """Longer than every kind of reason; only a damaged file has longer ones."""
@@ -40,6 +43,7 @@ STYLES = {"skipped": "yellow", "failed": "red"}
 def render(header: Header | None, results: Sequence[OpResult], summary: Summary, *, width: int) -> RenderableType:
     """Table of ops, totals and notes, fitted to `width` characters; the coverage line comes before it, unbroken."""
     parts: list[RenderableType] = [] if results or summary.interrupted else [no_ops()]
+    parts += suspects.rendered(suspects.lines(results))
     if results:
         device = has_device_time(header, results)
         shown = results[:MAX_ROWS]
@@ -116,8 +120,9 @@ def columns_of(results: Sequence[OpResult], *, device: bool, ratios: bool) -> li
 
 
 def recorded_columns(results: Sequence[OpResult], *, device: bool) -> list[Column]:
-    """Share, count and what the trace recorded."""
+    """The start of the id, which --op takes, share, count and what the trace recorded."""
     return [
+        Column(title="id", cells=tuple(r.id[:ID_CHARS] for r in results), style="dim", gives_way=1),
         Column(title="share", cells=tuple(share_text(r.recorded_share) for r in results)),
         Column(title="count", cells=tuple(f"{r.count:,}" for r in results), style="dim", gives_way=8),
         Column(

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from opreplay.replay.ascend import Explanation
+from opreplay.replay.export.snippet import snippet
 from opreplay.replay.ir import shared_memory as aliasing
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.replay.ir.sizes import need_of, readable
@@ -44,9 +45,16 @@ def render(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanatio
     return Group(*parts)
 
 
+def code_lines(op: ReplayOp) -> list[str]:
+    """The call as plain PyTorch, for lines that must not be broken; () where its arguments are not known."""
+    lines = snippet(op).splitlines()
+    return ["", "As PyTorch (values are placeholders):", "", *map(safe, lines)] if lines else []
+
+
 def facts(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanation]) -> dict[str, Any]:
     """The same as JSON-safe values."""
     return {
+        "snippet": snippet(op) or None,
         "op": msgspec.to_builtins(op), "replayable": result.status == "replayed",
         "reason": result.reason and str(result.reason),
         "meta": result.meta,

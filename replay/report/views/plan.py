@@ -13,6 +13,7 @@ from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ir.reasons import Reason
 from opreplay.replay.ir.sizes import need_of, over_budget, readable
 from opreplay.replay.ir.verdicts import MetaCheck
+from opreplay.replay.report import suspects
 from opreplay.replay.report.columns import Column, ops_table
 from opreplay.replay.report.run.facts import assumption_notes, confidence_notes, socs_of, stand_in_notes, unowned_notes
 from opreplay.replay.report.run.table import (
@@ -90,6 +91,7 @@ def render(plan: ReplayPlan, results: Sequence[OpResult], *, width: int, ranked:
     found = unowned_notes(plan.unowned_device_us, plan.device_us_total)
     found += [*stand_in_notes(results), *assumption_notes(results)]
     found += [note for soc in socs_of(results) for note in confidence_notes(soc, results)]
+    parts = [*suspects.rendered(suspects.lines(results)), *parts]
     tables = [*reasons_table(results), *meta.problems(results)]
     return Group(*parts, *rest_line(results[MAX_ROWS:]), *tables, *notes_lines(found))
 
@@ -121,7 +123,8 @@ def op_facts(op: ReplayOp, result: OpResult) -> dict[str, Any]:
         "resolved_by": op.resolved_by, "via": op.via, "overload": op.overload,
         "inputs": result.inputs, "bytes": need.total, "bytes_estimated": not need.outputs_known,
         "recorded_device_us": result.recorded_device_us, "recorded_host_us": result.recorded_host_us,
-        "recorded_share": result.recorded_share, "simulated_us": result.simulated_us, "bound": result.bound,
+        "recorded_share": result.recorded_share, "suspicions": result.suspicions,
+        "simulated_us": result.simulated_us, "bound": result.bound,
         "by": {soc: one.by for soc, one in result.simulated.items()}, "assumptions": op.assumptions,
         "meta": result.meta,
     }  # fmt: skip

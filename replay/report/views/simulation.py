@@ -11,8 +11,8 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from opreplay.replay.ascend.coverage import Coverage, clock_of, coverage_of
 from opreplay.replay.ascend.simulate.agreement import compare_all
+from opreplay.replay.ascend.simulate.coverage import Coverage, clock_of, coverage_of, recorded_shares
 from opreplay.replay.ascend.simulate.step import OpStep, Step, losing
 from opreplay.replay.ir.describe import describe_inputs
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
@@ -20,7 +20,10 @@ from opreplay.replay.report.columns import plain_table
 from opreplay.replay.report.coverage import coverage_facts, coverage_text
 from opreplay.replay.report.run import npu
 from opreplay.replay.report.run.csv_ import cell
+from opreplay.replay.report.suspects import MARK, SHOWN, rendered
 from opreplay.replay.report.text import DASH, middle, ratio_text, safe, share_text, time_text
+from opreplay.replay.results.records import Simulated
+from opreplay.replay.results.suspects import suspicions
 
 SCHEMA_VERSION = 1
 """Of the JSON form. Changes of format: 1 first version."""
@@ -28,6 +31,7 @@ SCHEMA_VERSION = 1
 MOST_FAMILIES = 12
 MOST_OPS = 40
 INPUTS_WIDTH = 40
+ID_CHARS = 6
 MOST_WITH_SHARES = 3
 """Devices whose times and shares fit side by side into 80 columns; of more, times alone are shown."""
 
@@ -45,7 +49,7 @@ def head_line(plan: ReplayPlan, steps: Sequence[Step]) -> str:
     return f"simulated {coverage_text(covered(plan, steps[0]), clock_of(plan))}"
 
 
-def _op_facts(op: ReplayOp, steps: Sequence[Step]) -> dict[str, Any]:
+def _op_facts(op: ReplayOp, steps: Sequence[Step], share: float) -> dict[str, Any]:
     simulated = {}
     for step in steps:
         one = next((o for o in step.ops if o.id == op.id), None)
@@ -56,8 +60,12 @@ def _op_facts(op: ReplayOp, steps: Sequence[Step]) -> dict[str, Any]:
                 "bound": s.bound, "confidence": s.confidence, "kernels": list(s.kernels),
                 "by": s.by, "source": s.source, "l2": s.l2, "extrapolated": s.extrapolated,
             }  # fmt: skip
+    found = suspicions(
+        op, share=share, recorded_us=op.recorded.device_us_total / op.count, measured_us=None,
+        simulated=[(step.device, one.simulated) for step in steps for one in step.ops if one.id == op.id],
+    )  # fmt: skip
     return {
-        "id": op.id, "name": op.name, "count": op.count, "inputs": describe_inputs(op),
+        "suspicions": found, "id": op.id, "name": op.name, "count": op.count, "inputs": describe_inputs(op),
         "recorded_device_us_total": op.recorded.device_us_total, "recorded_host_us_total": op.recorded.host_us_total,
         "simulated": simulated,
     }  # fmt: skip
@@ -65,6 +73,7 @@ def _op_facts(op: ReplayOp, steps: Sequence[Step]) -> dict[str, Any]:
 
 def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int) -> dict[str, Any]:
     """Everything as JSON-safe values; microseconds, totals over all calls unless the name says otherwise."""
+    shares = recorded_shares(plan) if plan.device_us_total > 0 else {}
     found = covered(plan, steps[0])
     done = {one.id for one in steps[0].ops}
     return {
@@ -93,7 +102,7 @@ def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int) -> dict[str, 
             "step": plan.sequence.step, "steps": plan.sequence.steps, "calls": len(plan.sequence.calls),
         },
         "lowering": _lowering_facts(plan),
-        "unique_ops": [_op_facts(op, steps) for op in plan.ops],
+        "unique_ops": [_op_facts(op, steps, shares.get(op.id, 0.0)) for op in plan.ops],
     }  # fmt: skip
 
 
@@ -173,12 +182,12 @@ def _totals_table(plan: ReplayPlan, steps: Sequence[Step]) -> RenderableType:
 def _losing_table(step: Step, lost: Sequence[tuple[ReplayOp, OpStep, float]]) -> RenderableType:
     table = plain_table()
     table.add_column(f"loses most on {safe(step.device)}", no_wrap=True)
-    for title in ("lost", "recorded", "simulated", "bound"):
+    for title in ("id", "lost", "recorded", "simulated", "bound"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("inputs")
     for op, one, us in lost:
         table.add_row(
-            Text(safe(middle(op.name, 32))), time_text(us), time_text(op.recorded.device_us_total),
+            Text(safe(middle(op.name, 32))), op.id[:ID_CHARS], time_text(us), time_text(op.recorded.device_us_total),
             time_text(one.simulated.time_us * one.count), one.simulated.bound,
             Text(safe(middle(describe_inputs(op), INPUTS_WIDTH)), no_wrap=True, overflow="ellipsis"),
         )  # fmt: skip
@@ -198,10 +207,40 @@ def _cache_line(plan: ReplayPlan, l2: str) -> list[RenderableType]:
     return [Text(f"L2 cache: what lies in it follows from the order of {calls:,} calls of {where}", style="dim")]
 
 
+def suspect_lines(plan: ReplayPlan, steps: Sequence[Step]) -> list[str]:
+    """A line for each op whose prediction contradicts its recorded time by far, most time first."""
+    if plan.device_us_total <= 0:
+        return []
+    shares = recorded_shares(plan)
+    predicted: dict[str, list[tuple[str, Simulated]]] = {}
+    for step in steps:
+        for one in step.ops:
+            predicted.setdefault(one.id, []).append((step.device, one.simulated))
+    made = []
+    for op in sorted(plan.ops, key=lambda op: -shares[op.id]):
+        recorded_us = op.recorded.device_us_total / op.count
+        found = suspicions(
+            op, share=shares[op.id], recorded_us=recorded_us, measured_us=None, simulated=predicted.get(op.id, ())
+        )
+        if found:
+            share = share_text(shares[op.id])
+            made.append(
+                f"{MARK} {safe(op.name)} ({op.id[:8]}), {share} of the time, recorded {time_text(recorded_us)}: "
+                f"{safe('; '.join(found))}"
+            )
+    return made[:SHOWN] + ([f"{MARK} and {len(made) - SHOWN} more like that"] if len(made) > SHOWN else [])
+
+
 def render(plan: ReplayPlan, steps: Sequence[Step], *, losers: int) -> RenderableType:
     """Totals with bands, time by bound and by kernel family, and the ops that lose most on each device."""
     counted = Text(f"{len(steps[0].ops):,} of {len(plan.ops):,} ops; nothing was executed", style="dim")
-    parts: list[RenderableType] = [counted, _totals_table(plan, steps), *_cache_line(plan, steps[0].l2), Text()]
+    parts: list[RenderableType] = [
+        counted,
+        *rendered(suspect_lines(plan, steps)),
+        _totals_table(plan, steps),
+        *_cache_line(plan, steps[0].l2),
+        Text(),
+    ]
     parts += [_shares_table("time by bound", steps, [s.by_bound for s in steps], MOST_OPS), Text()]
     parts += [_shares_table("time by kernel family", steps, [s.by_family for s in steps], MOST_FAMILIES)]
     for step in steps:

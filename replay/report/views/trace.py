@@ -14,6 +14,7 @@ from opreplay.replay.report.run import npu
 from opreplay.replay.report.text import end, middle, plural, safe, share_text, time_text
 from opreplay.traces import TraceSummary
 from opreplay.traces.joins.kernel_details import join_text
+from opreplay.traces.times.busy import DeviceBusy
 
 MEANING: dict[str, str] = {
     "none": "no shapes: ops cannot be replayed (record with record_shapes=True)",
@@ -28,13 +29,18 @@ BATCHES_SHOWN = 12
 WIDTH_WITH_TIMES = 80
 """Below it the table of batches leaves its times out."""
 CATEGORIES_SHOWN = 12
+CLASSES_SHOWN = 8
+LEAST_CLASS = 0.001
+"""Share from which a class of work is named."""
+DEVICES_SHOWN = 8
 
 
 def render(summary: TraceSummary, *, width: int) -> RenderableType:
     """Facts, then the ops with most device time, annotations and categories, fitted to `width` characters."""
     parts: list[RenderableType] = [_facts(summary)]
     if summary.top_ops:
-        parts += [Text(), Text("Ops by device time", style="bold"), *_top_ops(summary, width)]
+        clock = "device time" if summary.device_time_us else "own time on the host"
+        parts += [Text(), Text(f"Ops by {clock}", style="bold"), *_top_ops(summary, width)]
     if summary.npu_ops:
         parts += [Text(), Text("NPU kernels by op", style="bold"), npu.kernels_table(summary.npu_ops, width=width)]
     if summary.batches:
@@ -62,6 +68,9 @@ def _facts(summary: TraceSummary) -> Table:
     add("ops", _ops(summary))
     add("metadata", _metadata(summary), "yellow" if summary.metadata_level == "none" else "")
     add("device", _device_work(summary))
+    for one in summary.busy[:DEVICES_SHOWN]:
+        add("busy", _busy(one, len(summary.busy)))
+    add("work", _work(summary))
     add("links", _links(summary))
     if summary.kernel_details is not None:
         add("kernel table", join_text(summary.kernel_details), "yellow" if summary.kernel_details.problem else "")
@@ -112,6 +121,24 @@ def _device_work(summary: TraceSummary) -> str:
     return f"{time_text(summary.device_time_us)} in {', '.join(row for row in rows if row)}"
 
 
+def _busy(one: DeviceBusy, devices: int) -> str:
+    """ "52.6 % of 4.05 ms from its first work to its last; 12.0 % of that on several streams at once; ..." """
+    which = f"device {one.device}: " if devices > 1 else ""
+    parts = [f"{which}{share_text(one.busy_share)} of {time_text(one.span_us)} from its first work to its last"]
+    if one.overlapped_us and one.busy_us:
+        parts.append(f"{share_text(one.overlapped_us / one.busy_us)} of that on several streams at once")
+    if one.communication_us:
+        hidden = share_text(one.hidden_communication_us / one.communication_us)
+        parts.append(f"communication {time_text(one.communication_us)}, {hidden} of it while other work ran")
+    return "; ".join(parts)
+
+
+def _work(summary: TraceSummary) -> str:
+    """Classes of work with their shares, most first."""
+    shown = [row for row in summary.work if row.share >= LEAST_CLASS][:CLASSES_SHOWN]
+    return ", ".join(f"{row.name} {share_text(row.share)}" for row in shown)
+
+
 def _links(summary: TraceSummary) -> str:
     if not summary.device_time_us:
         return ""
@@ -136,10 +163,11 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 def _top_ops(summary: TraceSummary, width: int) -> list[RenderableType]:
     shown = summary.top_ops[:OPS_SHOWN]
-    total = summary.device_time_us or 1.0
+    total = summary.device_time_us or sum(row.time_us for row in summary.work) or 1.0
+    times = [op.device_us or op.host_us for op in shown]
     columns = [
-        Column(title="share", cells=tuple(share_text(op.device_us / total) for op in shown)),
-        Column(title="time", cells=tuple(time_text(op.device_us) for op in shown)),
+        Column(title="share", cells=tuple(share_text(us / total) for us in times)),
+        Column(title="time", cells=tuple(map(time_text, times))),
         Column(title="calls", cells=tuple(f"{op.calls:,}" for op in shown)),
         Column(title="unique", cells=tuple(f"{op.signatures:,}" for op in shown)),
     ]

@@ -370,7 +370,12 @@ class TorchExecutor:
 
 def open_device(text: str) -> torch.device:
     """The device that `text` names, made current. Raises UsageError for nonsense, EnvironmentRefused when absent."""
-    if text.startswith("npu") and importlib.util.find_spec("torch_npu") is not None:
+    if text.partition(":")[0] == "npu":
+        if importlib.util.find_spec("torch_npu") is None:
+            raise EnvironmentRefused(
+                f"device {text} is not here: torch_npu is not installed",
+                hint="Install torch_npu and CANN on a machine with an NPU, or predict its times with --soc 910b3.",
+            )
         importlib.import_module("torch_npu")
     try:
         device = torch.device(text)

@@ -14,7 +14,10 @@ from opreplay.replay.report.run import facts
 
 def test_coverage_names_counts_share_and_reasons(made: SimpleNamespace) -> None:
     line = facts.coverage_line(made.header, made.results, made.summary)
-    assert line == "replayed 3 of 6 ops = 79.1 % of device time; 2 skipped: 1 collective, 1 policy; 1 failed"
+    assert (
+        line == "replayed 3 of 6 ops = 79.1 % of device time = 74.1 % torch + 5.0 % stand-ins; "
+        "2 skipped: 1 collective, 1 policy; 1 failed"
+    )
 
 
 def test_coverage_of_an_interrupted_run_says_how_many_ops_it_did_not_reach(made: SimpleNamespace) -> None:

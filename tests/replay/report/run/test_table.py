@@ -38,7 +38,7 @@ def test_no_line_is_wider_than_the_terminal(made: SimpleNamespace, width: int, s
 
 
 def test_what_had_no_room_is_named(made: SimpleNamespace) -> None:
-    assert "no room at 60 columns for: count, bound" in shown(
+    assert "no room at 60 columns for: id, count, bound" in shown(
         table.render(made.header, made.results, made.summary, width=60), 60
     )
 
@@ -46,7 +46,7 @@ def test_what_had_no_room_is_named(made: SimpleNamespace) -> None:
 def test_wide_terminals_get_ratios_and_arguments_on_the_line_of_the_op(made: SimpleNamespace) -> None:
     text = shown(table.render(made.header, made.results, made.summary, width=160), 160)
     (row,) = (line for line in text.splitlines() if "aten::addmm" in line)
-    assert row.split()[:8] == ["74.1", "%", "24", "12.3", "µs", "41.5", "µs", "3.36×"]
+    assert row.split()[:9] == ["012345", "74.1", "%", "24", "12.3", "µs", "41.5", "µs", "3.36×"]
     assert "f32[768] · f32[128,768] · f32[768,768]" in row
 
 

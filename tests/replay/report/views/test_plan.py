@@ -204,5 +204,5 @@ def test_reports_of_a_plan_say_would(made: SimpleNamespace) -> None:
 
     summary = view.planned_summary(PLAN, results())
     assert coverage_line(None, results(), summary, verb="would replay") == (
-        "would replay 2 of 3 ops = 60.0 % of device time; 1 skipped: 1 collective"
+        "would replay 2 of 3 ops = 60.0 % of device time = 0 % torch + 60.0 % stand-ins; 1 skipped: 1 collective"
     )

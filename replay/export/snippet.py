@@ -1,0 +1,112 @@
+"""One op as a few lines of plain PyTorch that make the call, to paste into a console, a bug report or a test.
+
+Names and values are those of the plan; every text of a trace is quoted, so that nothing in it becomes code.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from math import prod
+
+from opreplay.replay.ir.model import PlainValue, ReplayArg, ReplayOp, Value
+from opreplay.traces.dtypes import ITEMSIZE_BYTES
+from opreplay.traces.model import TensorMeta
+
+_NAME = re.compile(r"([A-Za-z_]\w*)::([A-Za-z_]\w*)")
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_DTYPE = re.compile(r"\w+")
+_NAMED = frozenset(f"torch.{name}" for name in (
+    *ITEMSIZE_BYTES, "strided", "sparse_coo", "contiguous_format", "preserve_format", "channels_last",
+    "channels_last_3d",
+))  # fmt: skip
+"""Dtypes, layouts and memory formats."""
+FLOATS = frozenset({"float16", "bfloat16", "float32", "float64", "complex64", "complex128"})
+"""Types that torch.randn makes."""
+
+
+def snippet(op: ReplayOp, *, device: str = "cpu") -> str:
+    """Lines that import torch, make the arguments and call the op; "" for an op whose arguments are not known.
+
+    Floating tensors are drawn from a normal distribution, whole numbers are 0 and booleans true: valid indices, but not
+    the contents of a replay.
+    """
+    match = _NAME.fullmatch(op.called)
+    if match is None or not op.args or op.resolved_by is None:
+        return ""
+    lines = ["import torch", ""]
+    if op.resolved_by == "reference":
+        lines.append(f"# needs the library that defines {match[1]}'s ops; opreplay ran a stand-in")
+    elif op.resolved_by == "executor":
+        lines.append("# opreplay ran an executor of yours")
+    given: list[str] = []
+    for arg in op.args:
+        name = _identifier(arg.name)
+        if arg.tensors:
+            lines.append(f"{name} = {_tensors(arg, device)}")
+            text = name
+        else:
+            text = _value(arg, arg.value, device)
+        given.append(f"{name}={text}" if arg.keyword_only else text)
+    overload = "" if op.overload is None else f".{op.overload or 'default'}"
+    suffix = overload if not overload or _WORD.fullmatch(overload[1:]) else ""
+    lines.append(f"result = torch.ops.{match[1]}.{match[2]}{suffix}({', '.join(given)})")
+    return "\n".join(lines) + "\n"
+
+
+def _identifier(name: str) -> str:
+    word = name if _WORD.fullmatch(name) else "argument"
+    return f"{word}_" if keyword.iskeyword(word) or word in ("torch", "result") else word
+
+
+def _tensors(arg: ReplayArg, device: str) -> str:
+    made = ["None" if meta is None else _tensor(meta, device) for meta in arg.tensors]
+    return f"[{', '.join(made)}]" if arg.type.endswith("[]") else made[0]
+
+
+def _tensor(meta: TensorMeta, device: str) -> str:
+    dtype = meta.dtype if _DTYPE.fullmatch(meta.dtype) else "float32"
+    shape, strides = meta.shape, meta.strides
+    plain = strides is None or len(strides) != len(shape) or strides == _contiguous(shape)
+    held = shape if plain and not meta.storage_offset else (_span(shape, strides or _contiguous(shape), meta),)
+    about = f"dtype=torch.{dtype}, device={device!r}"
+    if dtype in FLOATS:
+        text = f"torch.randn({held}, {about})"
+    elif dtype.startswith("float"):
+        text = f"torch.randn({held}, device={device!r}).to(torch.{dtype})"
+    else:
+        text = f"torch.{'ones' if dtype == 'bool' else 'zeros'}({held}, {about})"
+    if plain and not meta.storage_offset:
+        return text
+    return f"{text}.as_strided({shape}, {strides or _contiguous(shape)}, {meta.storage_offset})"
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(prod(max(1, n) for n in shape[i + 1 :]) for i in range(len(shape)))
+
+
+def _span(shape: tuple[int, ...], strides: tuple[int, ...], meta: TensorMeta) -> int:
+    """Elements from the start of the memory to the last that the tensor reaches."""
+    if 0 in shape:
+        return meta.storage_offset
+    return meta.storage_offset + 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+
+
+def _value(arg: ReplayArg, value: Value, device: str) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(_value(arg, one, device) for one in value)}]"
+    return _plain(arg.type.removesuffix("[]"), value, device)
+
+
+def _plain(kind: str, value: PlainValue, device: str) -> str:
+    if not isinstance(value, str):
+        return repr(value)
+    if kind == "Device":
+        return f"torch.device({'cpu' if value.startswith('cpu') else device!r})".replace("(cpu)", "('cpu')")
+    if kind in ("ScalarType", "Layout", "MemoryFormat") and value in _NAMED:
+        return value
+    if value in ("inf", "-inf", "nan"):
+        return f"float({value!r})"
+    if kind in ("complex", "Scalar") and re.fullmatch(r"[-+0-9.einfaj]+", value):
+        return f"complex({value!r})"
+    return repr(value)

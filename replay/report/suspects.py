@@ -1,0 +1,52 @@
+"""What a report says first of rows whose times contradict each other by far, and of times that cannot be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from opreplay.replay.report.text import plural, safe, share_text, time_text
+from opreplay.replay.results.records import Header, OpResult
+from opreplay.replay.results.suspects import kind_of_device, suspects
+
+MARK = "!"
+SHOWN = 8
+"""Rows that are listed; files hold all."""
+
+
+def lines(results: Sequence[OpResult]) -> list[str]:
+    """One line a suspect row: "! aten::mm (0123abcd), 12.3 % of the time, ...: 910b3 ÷ recorded is 5e-05: ..."."""
+    found = suspects(results)
+    made = [
+        f"{MARK} {safe(r.name)} ({r.id[:8]}), {share_text(r.recorded_share)} of the time, "
+        f"recorded {time_text(r.recorded_device_us if r.recorded_device_us is not None else r.recorded_host_us)}: "
+        f"{safe('; '.join(r.suspicions))}"
+        for r in found[:SHOWN]
+    ]
+    if len(found) > SHOWN:
+        made.append(f"{MARK} and {plural(len(found) - SHOWN, 'more row')} like that")
+    return made
+
+
+def rendered(texts: Iterable[str]) -> list[RenderableType]:
+    """The same for a terminal."""
+    made: list[RenderableType] = [Text(text, style="yellow", overflow="fold") for text in texts]
+    return [Text(), *made] if made else []
+
+
+def not_comparable(header: Header | None) -> str | None:
+    """A line where the trace's times are of another kind of device than the one that was measured on; else None."""
+    if header is None:
+        return None
+    total, device = header.trace.get("device_us_total"), header.options.get("device")
+    if not isinstance(total, int | float) or not isinstance(device, str):
+        return None
+    here = kind_of_device(device)
+    recorded = header.trace.get("device")
+    if total > 0 and here == "cpu":
+        return f"times are not comparable: recorded on {safe(str(recorded or 'an accelerator'))}, replayed on a CPU"
+    if total <= 0 and here != "cpu" and header.trace.get("host_us_total"):
+        return f"times are not comparable: recorded on a CPU, replayed on {safe(device)}"
+    return None

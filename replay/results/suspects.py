@@ -1,0 +1,86 @@
+"""Rows whose times contradict each other by far: measured or predicted against recorded, with the likeliest cause.
+
+A guard for what nobody thought of: whatever makes a number wrong by twenty times or more is told, in every report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from opreplay.replay.ir.model import ReplayOp, ReplayPlan
+from opreplay.replay.results.records import OpResult, Simulated
+
+LOW, HIGH = 0.05, 50.0
+"""Ratios to the recorded time within which two times of one op may both be right."""
+LEAST_SHARE = 0.01
+"""Of the recorded time: rows below it change no conclusion."""
+SHORT_US = 5.0
+"""A recorded call of so few microseconds is shorter than many launches."""
+
+
+def kind_of_device(name: str) -> str:
+    """ "cpu" for "cpu", "gpu" for "cuda:1" and other accelerators of torch, "npu"."""
+    base = name.partition(":")[0]
+    return {"cpu": "cpu", "npu": "npu"}.get(base, "gpu")
+
+
+def recorded_kind(plan: ReplayPlan) -> str:
+    """What the recorded times of a plan are of: "cpu" where no device time was recorded, else "gpu" or "npu"."""
+    if plan.device_us_total <= 0:
+        return "cpu"
+    name = (plan.device or "").lower()
+    return "npu" if "ascend" in name or "910" in name else "gpu"
+
+
+def suspicions(
+    op: ReplayOp, *, share: float, recorded_us: float | None, measured_us: float | None,
+    simulated: Iterable[tuple[str, Simulated]] = (),
+) -> tuple[str, ...]:  # fmt: skip
+    """What contradicts in one row, each as "simulated on 910b3: 1.49 µs = 0.00005 × recorded; ...", with a cause.
+
+    `share` is of all recorded time, times are microseconds of one call; `measured_us` only where it was measured on the
+    kind of device that was recorded.
+    """
+    if share <= LEAST_SHARE or not recorded_us or recorded_us <= 0:
+        return ()
+    found = []
+    if measured_us is not None and not LOW <= measured_us / recorded_us <= HIGH:
+        found.append(f"measured ÷ recorded is {measured_us / recorded_us:.2g}: {_measured_cause(op, recorded_us)}")
+    for soc, one in simulated:
+        ratio = one.time_us / recorded_us
+        if not LOW <= ratio <= HIGH:
+            found.append(f"{soc} ÷ recorded is {ratio:.2g}: {_simulated_cause(op, one, recorded_us, ratio)}")
+    return tuple(found)
+
+
+def _measured_cause(op: ReplayOp, recorded_us: float) -> str:
+    if op.resolved_by in ("reference", "equivalent", "executor"):
+        return "something else than the recorded op ran, a stand-in"
+    if op.assumptions:
+        first = op.assumptions[0]
+        return f"what the trace lacks was assumed ({first.argument}: {first.what})"
+    if recorded_us < SHORT_US:
+        return "the recorded call is shorter than a launch"
+    return "other values, sizes or libraries than were recorded; `plan --meta` and `run --check-kernels` tell more"
+
+
+def _simulated_cause(op: ReplayOp, one: Simulated, recorded_us: float, ratio: float) -> str:
+    if one.by == "bytes":
+        return "no rule knows the op, its bytes alone were charged"
+    if one.by in ("user estimator", "user properties", "user rule"):
+        return f"by your {one.source}"
+    if ratio > 1 and recorded_us < SHORT_US:
+        return "the recorded call is shorter than a launch there"
+    if not one.kernels:
+        return "the rule takes it for a view, which costs nothing; it was recorded with work"
+    if op.ranks is not None or "hcom_" in one.kernels[0]:
+        return "recorded communication holds the wait for other ranks"
+    if op.assumptions:
+        first = op.assumptions[0]
+        return f"what the trace lacks was assumed ({first.argument}: {first.what})"
+    return "the rule may not fit what was recorded; `plan --explain` shows its kernels"
+
+
+def suspects(results: Iterable[OpResult]) -> list[OpResult]:
+    """The results with suspicions, most recorded time first."""
+    return sorted((r for r in results if r.suspicions), key=lambda r: -r.recorded_share)

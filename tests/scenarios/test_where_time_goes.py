@@ -1,0 +1,37 @@
+"""`inspect --by`: where the time of a trace goes, as a table, JSON and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+
+from click.testing import Result
+
+from opreplay.traces.samples import sample_path
+
+Console = Callable[..., Result]
+
+
+def test_one_table_in_three_formats(console: Console) -> None:
+    trace = sample_path("transformer_infer")
+    text = console("inspect", trace, "--by", "op", "--top", 2).stdout
+    assert "host time by op" in text
+    assert "--top N shows more" in text
+    facts = json.loads(console("inspect", trace, "--by", "op", "--format", "json", "--top", 3).stdout)
+    assert len(facts["rows"]) == 3 < facts["all_rows"]
+    rows = list(csv.DictReader(io.StringIO(console("inspect", trace, "--by", "op", "--format", "csv").stdout)))
+    assert len(rows) == facts["all_rows"]
+    assert abs(sum(float(row["share"]) for row in rows) - 1) < 1e-6
+    assert rows[0]["name"] == facts["rows"][0]["name"]
+    assert "GEMM" in console("inspect", trace, "--by", "category").stdout
+    assert "no kernels" in console("inspect", trace, "--by", "kernel").stdout
+    assert "with_stack=True" in " ".join(console("inspect", trace, "--by", "module").stdout.split())
+    assert console("inspect", trace, "--by", "phase").exit_code == 0
+
+
+def test_the_first_screen_of_a_cpu_trace_has_its_ops(console: Console) -> None:
+    text = console("inspect", sample_path("transformer_infer")).stdout
+    assert "Ops by own time on the host" in text
+    assert "work" in text

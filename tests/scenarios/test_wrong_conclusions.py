@@ -1,0 +1,203 @@
+"""Situations in which a reader would conclude something wrong are told first, or refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from opreplay.traces.samples import sample_path
+
+Console = Callable[..., Result]
+SAMPLE = sample_path("transformer_infer")
+SHAPE = [512, 512]
+QUICK = ("--op-time", "1ms", "--threads", 1)
+
+
+def owner(
+    name: str, number: int, dims: list[Any], device_us: float, types: list[str] | None = None
+) -> list[dict[str, Any]]:
+    """An op that launches one kernel of its own."""
+    ts = 100.0 * number
+    given = types or ["c10::BFloat16"] * len(dims)
+    args = {"Input Dims": dims, "Input type": given, "Concrete Inputs": [""] * len(dims)}
+    launch = {"correlation": number, "External id": number}
+    return [
+        {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": 50.0,
+         "args": {**args, "External id": number}},
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": ts + 5, "dur": 2.0,
+         "args": launch},
+        {"ph": "X", "cat": "kernel", "name": f"kernel_{number}", "pid": 0, "tid": 7, "ts": 1e6 + 1e4 * number,
+         "dur": device_us, "args": {**launch, "device": 0, "stream": 7}},
+    ]  # fmt: skip
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_a_row_that_is_off_by_twenty_times_is_listed_first(console: Console, trace_of: Callable[..., Path]) -> None:
+    trace = trace_of(
+        *owner("aten::mm", 1, [SHAPE, SHAPE], 10.0), *owner("mylib::opaque", 2, [SHAPE], 900.0),
+        *owner("aten::add", 3, [SHAPE, SHAPE], 1.0),
+    )  # fmt: skip
+    lines = console("simulate", trace, "--soc", "910b3").stdout.splitlines()
+    marked = [i for i, line in enumerate(lines) if line.startswith("! ")]
+    assert len(marked) == 1, "the small rows stay below 1 % of the time, the product is as it was"
+    assert marked[0] < next(i for i, line in enumerate(lines) if "80 % band" in line)
+    told = flat(" ".join(lines))
+    assert "! mylib::opaque" in told
+    assert "no rule knows the op, its bytes alone were charged" in told
+    facts = json.loads(console("plan", trace, "--soc", "910b3", "--format", "json").stdout)
+    assert [bool(op["suspicions"]) for op in facts["unique_ops"]] == [True, False, False]
+
+
+def test_a_gpu_trace_on_a_cpu_is_said_not_to_be_comparable(
+    console: Console, trace_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    trace, out = trace_of(*owner("aten::mm", 1, [SHAPE, SHAPE], 0.001)), tmp_path / "r.jsonl"
+    lines = console("run", trace, *QUICK, "-o", out).stdout.splitlines()
+    assert lines[1] == "times are not comparable: recorded on NVIDIA H100, replayed on a CPU"
+    (op,) = [json.loads(line) for line in out.read_text().splitlines() if '"record":"op"' in line]
+    assert not any("measured" in one for one in op["suspicions"]), "a CPU against a GPU is no contradiction"
+    cpu = console("run", SAMPLE, *QUICK, "--top", 1)
+    assert "not comparable" not in cpu.stdout
+
+
+def test_the_headline_tells_stand_ins_by_their_share_of_time(console: Console, trace_of: Callable[..., Path]) -> None:
+    """vLLM is not installed: its layer runs through a stand-in whose weights are invented."""
+    hidden, logits = [32, 64], [32, 8]
+    trace = trace_of(
+        *owner("aten::mm", 1, [SHAPE, SHAPE], 180.0),
+        *owner("vllm::moe_forward", 2, [hidden, logits, []], 521.0, ["c10::BFloat16", "c10::BFloat16", ""]),
+        *owner("_C::silu_and_mul", 3, [[32, 64], [32, 128]], 115.0),
+        *owner("nolib::opaque", 4, [SHAPE], 184.0),
+    )  # fmt: skip
+    first = console("plan", trace).stdout.splitlines()[0]
+    assert "= 81.6 % of device time = 18.0 % torch + 63.6 % stand-ins (52.1 % with invented weights)" in first
+    explained = flat(console("plan", trace, "--explain", "vllm::moe_forward").stdout)
+    assert "one pair of 16-bit matrices for all experts" in explained
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "simulate", "export"])
+@pytest.mark.parametrize(
+    ("selection", "hint"),
+    [
+        (("--op-filter", "mm"), "The nearest names are aten::mm, aten::addmm"),
+        (("--op", "aten::mn"), "The nearest names are aten::mm"),
+        (("--op", "#9"), "The selection holds 2 ops, #1 to #2."),
+        (("--exclude", "*"), "The heaviest ops are aten::"),
+    ],
+)
+def test_an_empty_selection_is_an_error_with_the_nearest_names(
+    console: Console, trace_of: Callable[..., Path], tmp_path: Path, command: str, selection: tuple[str, str], hint: str
+) -> None:
+    trace = trace_of(*owner("aten::mm", 1, [SHAPE, SHAPE], 9.0), *owner("aten::addmm", 2, [[512], SHAPE, SHAPE], 9.0))
+    more = {"simulate": ("--soc", "910b3"), "export": ("-o", tmp_path / "b")}.get(command, ())
+    assert hint in flat(console(command, trace, *selection, *more, code=2).stderr)
+
+
+def test_one_op_is_taken_by_place_id_name_or_glob(console: Console, trace_of: Callable[..., Path]) -> None:
+    trace = trace_of(*owner("aten::mm", 1, [SHAPE, SHAPE], 9.0), *owner("aten::add", 2, [SHAPE, SHAPE], 5.0))
+
+    def names(*selection: object) -> list[str]:
+        plan = json.loads(console("plan", trace, *selection, "--format", "json").stdout)
+        return [op["name"] for op in plan["unique_ops"]]
+
+    (mm, add) = json.loads(console("plan", trace, "--format", "json").stdout)["unique_ops"]
+    assert names("--op", "#2") == names("--op", "aten::add") == names("--op", add["id"][:6]) == ["aten::add"]
+    assert names("--op", "*m") == ["aten::mm"] == names("--op", mm["id"])
+    assert names("--op", "#1", "--op", "#2") == ["aten::mm", "aten::add"]
+
+
+def test_an_empty_bundle_is_an_error(console: Console, trace_of: Callable[..., Path], tmp_path: Path) -> None:
+    trace = trace_of(*owner("nolib::opaque", 1, [SHAPE], 9.0))
+    done = console("export", trace, "-o", tmp_path / "b", code=2)
+    assert "nothing to export" in done.stderr
+    assert not (tmp_path / "b").exists()
+
+
+def test_an_initializer_that_names_no_op_of_the_plan_is_an_error(
+    console: Console, trace_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    trace = trace_of(*owner("aten::mm", 1, [SHAPE, SHAPE], 9.0))
+    module = tmp_path / "init.py"
+    module.write_text(
+        "from opreplay.initializers.base import CustomInit\n"
+        "from opreplay.initializers.extensions import register_initializer\n"
+        "@register_initializer\n"
+        "class Mine(CustomInit):\n"
+        "    name = 'mine'\n"
+        "    op_patterns = ('aten::mmm',)\n"
+        "    def initialize(self, context):\n"
+        "        return 'nothing'\n"
+    )
+    told = flat(console("plan", trace, "--init-module", module, code=2).stderr)
+    assert "none of its initializers names an op of the plan" in told
+    assert "The nearest names are aten::mm." in told
+    assert "no op of the plan is initialized by moe_routing" in flat(
+        console("simulate", trace, "--soc", "910b3", "--init-arg", "moe_routing.distribution=zipf", code=2).stderr
+    )
+
+
+def test_sizes_beyond_any_memory_are_refused_in_words(console: Console, trace_of: Callable[..., Path]) -> None:
+    """2^40 in twelve dimensions printed numbers of fifty digits, took 2·10⁹ s, and ended `simulate`."""
+    huge = [2**40] * 12
+    trace = trace_of(*owner("aten::relu", 1, [huge], 5.0), *owner("aten::mm", 2, [SHAPE, SHAPE], 5.0))
+    for command in ("plan", "simulate"):
+        facts = json.loads(console(command, trace, "--soc", "910b3", "--format", "json").stdout)
+        relu = next(op for op in facts["unique_ops"] if op["name"] == "aten::relu")
+        assert not relu.get("simulated")
+        assert not relu.get("simulated_us")
+        text = flat(console(command, trace, "--soc", "910b3").stdout)
+        assert "1099511627776" not in text
+    assert "sizes beyond any memory: argument 0 of 1.1e+12 x 1.1e+12" in flat(console("plan", trace).stdout)
+    assert "50.0 % not at all" in console("simulate", trace, "--soc", "910b3").stdout.splitlines()[0]
+
+
+def test_an_npu_without_its_library_is_missing_as_any_device_is(console: Console) -> None:
+    done = console("run", SAMPLE, "--device", "npu", *QUICK, "--top", 1, code=4)
+    assert "device npu is not here: torch_npu is not installed" in done.stderr
+    assert "--soc 910b3" in done.stderr
+
+
+def test_a_limit_that_is_none_is_refused(console: Console) -> None:
+    assert "no limit is called 'nesting'" in console("inspect", SAMPLE, "--limit", "nesting=3", code=2).stderr
+
+
+def ranked(folder: Path, name: str, rank: int, *events: dict[str, Any], world: int = 2) -> None:
+    info = {"rank": rank, "world_size": world, "backend": "nccl"}
+    (folder / name).write_text(json.dumps({"distributedInfo": info, "traceEvents": list(events)}))
+
+
+def test_a_damaged_file_in_a_folder_counts_like_one_in_a_glob(console: Console, tmp_path: Path) -> None:
+    ranked(tmp_path, "a.json", 0, *owner("aten::mm", 1, [SHAPE, SHAPE], 9.0))
+    (tmp_path / "config.json").write_text('{"model": "x"}')
+    done = console("batch", tmp_path, *QUICK)
+    assert "left out: " in done.stderr
+    (tmp_path / "b.json.gz").write_bytes(b"\x1f\x8b\x08\x00 cut off")
+    done = console("batch", tmp_path, *QUICK, code=3)
+    assert "refused: " in done.stderr
+    assert "b.json.gz" in done.stderr
+
+
+def test_two_models_are_not_two_ranks(console: Console, tmp_path: Path) -> None:
+    for rank, name in enumerate(("llama8b.json", "llama70b.json")):
+        ranked(tmp_path, name, rank, *owner("aten::mm", 1, [SHAPE, SHAPE], 9.0))
+    plan = console("batch", tmp_path, *QUICK, "--dry-run")
+    assert plan.exit_code == 0
+    out = tmp_path / "out.jsonl"
+    console("batch", tmp_path / "*.json", *QUICK, "-o", out)
+    jobs = {line["job"] for line in map(json.loads, out.read_text().splitlines()) if line["record"] == "trace"}
+    assert jobs == {"llama8b.json", "llama70b.json"}, "each keeps its name"
+
+
+def test_an_explanation_ends_with_the_call_as_pytorch(console: Console, trace_of: Callable[..., Path]) -> None:
+    trace = trace_of(*owner("aten::mm", 1, [SHAPE, SHAPE], 9.0))
+    lines = console("plan", trace, "--explain", "#1").stdout.rstrip().splitlines()
+    assert lines[-1] == "result = torch.ops.aten.mm.default(self, mat2)"
+    assert "self = torch.randn((512, 512), dtype=torch.bfloat16, device='cpu')" in lines

@@ -1,0 +1,136 @@
+"""Where time goes and how busy devices were: sums that agree with the trace, by hand and for any intervals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opreplay.traces import read_trace
+from opreplay.traces.limits import Limits
+from opreplay.traces.model import OpSignature
+from opreplay.traces.times.breakdown import NO_OP, breakdown, self_time_us
+from opreplay.traces.times.busy import _at_least_two, _length, _union, device_busy
+from opreplay.traces.times.kernel_classes import class_of
+from opreplay.traces.times.modules import modules_of_ops
+from opreplay.traces.times.op_work import work_of
+
+
+def host(name: str, ts: float, dur: float, number: int | None = None, **more: Any) -> dict[str, Any]:
+    args = {"External id": number} if number is not None else {}
+    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur, "args": args | more}
+
+
+def work(name: str, ts: float, dur: float, number: int, stream: int = 7) -> list[dict[str, Any]]:
+    args = {"correlation": number, "External id": number}
+    return [
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": ts / 100, "dur": 0.1,
+         "args": args},
+        {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": ts, "dur": dur,
+         "args": {**args, "device": 0, "stream": stream}},
+    ]  # fmt: skip
+
+
+def written(folder: Path, *events: dict[str, Any]) -> Path:
+    path = folder / "t.json"
+    device = [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]
+    path.write_text(json.dumps({"schemaVersion": 1, "deviceProperties": device, "traceEvents": list(events)}))
+    return path
+
+
+MM = {"Input Dims": [[4096, 4096], [4096, 4096]], "Input type": ["c10::BFloat16"] * 2, "Concrete Inputs": ["", ""]}
+
+
+def test_rows_of_every_table_add_up(tmp_path: Path) -> None:
+    trace = read_trace(written(
+        tmp_path, host("aten::mm", 10, 5, 1, **MM), *work("sm90_xmma_gemm_bf16", 1000, 300, 1),
+        host("aten::add", 20, 5, 2), *work("vectorized_elementwise_kernel", 2000, 100, 2),
+        *work("ncclDevKernel_AllReduce", 1900, 100, 99, stream=9),
+    ))  # fmt: skip
+    by = {name: breakdown(trace, name) for name in ("op", "category", "kernel", "phase")}
+    for one in by.values():
+        assert sum(row.time_us for row in one.rows) == pytest.approx(one.total_us) == pytest.approx(500)
+        assert sum(row.share for row in one.rows) == pytest.approx(1)
+    assert [(row.name, row.calls) for row in by["op"].rows] == [("aten::mm", 1), (NO_OP, 1), ("aten::add", 1)]
+    assert {row.name for row in by["category"].rows} == {"GEMM", "elementwise", "communication"}
+    (mm, *_) = by["op"].rows
+    assert mm.tflops_per_s == pytest.approx(2 * 4096**3 / 300e-6 / 1e12)
+    assert mm.gb_per_s == pytest.approx(3 * 4096**2 * 2 / 300e-6 / 1e9)
+    assert mm.peak_share == pytest.approx(2 * 4096**3 / 300e-6 / 989e12)
+    (busy,) = device_busy(trace)
+    assert (busy.span_us, busy.busy_us, busy.overlapped_us) == (1100, 500, 0)
+    assert (busy.communication_us, busy.hidden_communication_us) == (100, 0)
+
+
+def test_a_host_op_has_its_own_time_without_what_is_inside(tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path, host("aten::linear", 10, 50), host("aten::addmm", 20, 30)))
+    assert self_time_us(trace).tolist() == [20, 30]
+    found = breakdown(trace, "op")
+    assert (found.clock, found.total_us) == ("host", 50)
+    assert [(row.name, row.time_us) for row in found.rows] == [("aten::addmm", 30), ("aten::linear", 20)]
+    assert breakdown(trace, "kernel").rows == ()
+
+
+def test_phases_of_training(tmp_path: Path) -> None:
+    trace = read_trace(written(
+        tmp_path, host("aten::mm", 10, 5), host("autograd::engine::evaluate_function: MmBackward0", 20, 20),
+        host("aten::mm", 25, 10),
+        {**host("Optimizer.step#SGD.step", 50, 20), "cat": "user_annotation"},
+        host("aten::_foreach_add_", 55, 10),
+    ))  # fmt: skip
+    found = {row.name: row.time_us for row in breakdown(trace, "phase").rows}
+    assert found == {"forward": 5, "backward": 20, "optimizer": 10}
+
+
+def test_modules_are_told_by_the_python_stack(tmp_path: Path) -> None:
+    def module(name: str, ts: float, dur: float) -> dict[str, Any]:
+        return {"ph": "X", "cat": "python_function", "name": f"nn.Module: {name}", "pid": 1, "tid": 1, "ts": ts,
+                "dur": dur, "args": {"Python id": 3}}  # fmt: skip
+
+    path = written(
+        tmp_path, module("Net_0", 0, 100), module("Linear_0", 5, 20), host("aten::mm", 10, 5),
+        module("Linear_1", 30, 20), host("aten::mm", 35, 5), host("aten::add", 60, 5), host("aten::add", 200, 5),
+    )  # fmt: skip
+    trace = read_trace(path)
+    modules = modules_of_ops(trace, str(path), limits=Limits())
+    assert list(modules) == ["Net/Linear", "Net/Linear", "Net", ""]
+    rows = {row.name: row.calls for row in breakdown(trace, "module", modules=modules).rows}
+    assert rows == {"Net/Linear": 2, "Net": 1, "(no module)": 1}
+    assert "with_stack=True" in breakdown(trace, "module").note
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x3_tn", "GEMM"), ("Cijk_Ailk_Bljk_HHS_BH_MT64", "GEMM"),
+        ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNN", "GEMM"), ("aten::addmm", "GEMM"), ("aten::add", "elementwise"),
+        ("void pytorch_flash::flash_fwd_kernel<...>", "attention"), ("aten::_flash_attention_forward", "attention"),
+        ("ncclDevKernel_AllGather_RING_LL", "communication"), ("Memcpy HtoD (Pageable -> Device)", "copies"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", "elementwise"),
+        ("void cudnn::bn_bw_1C11_kernel_new<float, float>", "normalization"), ("triton_poi_fused_add_0", "Triton"),
+        ("void at::native::reduce_kernel<512, 1>", "reduction"), ("cudnn_volta_scudnn_128x64_relu", "convolution"),
+        ("my_kernel_7", "other"),
+    ],
+)  # fmt: skip
+def test_classes(name: str, kind: str) -> None:
+    assert class_of(name) == kind
+
+
+def test_work_of_absurd_sizes_is_not_told() -> None:
+    huge = OpSignature(name="aten::mm", dims=((2**62, 2**62), (2**62, 2**62)), types=("float", "float"))
+    assert work_of(huge).flops is None
+    assert work_of(huge).bytes is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12))
+def test_union_and_overlap_are_those_of_single_moments(pairs: list[tuple[int, int]]) -> None:
+    start = np.array([a for a, _ in pairs], np.int64) * 1000
+    end = start + np.array([b for _, b in pairs], np.int64) * 1000
+    depth = [sum(a <= moment < a + b for a, b in pairs) for moment in range(81)]
+    assert _length(_union(start, end)) == sum(n > 0 for n in depth)
+    assert _at_least_two(start, end) == sum(n > 1 for n in depth)

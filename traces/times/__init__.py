@@ -1,0 +1,1 @@
+"""Where the time of a trace goes: classes of work, modules, busy shares, rates; sums of what was recorded."""

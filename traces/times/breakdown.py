@@ -1,0 +1,243 @@
+"""Where the time of a trace goes: by op, class of work, kernel, phase or module; sums alone, nothing is printed here.
+
+Times are of the device where the trace has device work; else of the host, where an op's own time is what it spends
+outside of the ops inside it, so that a sum over all rows is the time that ops took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from opreplay.traces.links.annotations import PHASES
+from opreplay.traces.links.iterations import BatchIndex
+from opreplay.traces.links.parents import innermost_parent
+from opreplay.traces.model import KERNEL_CATEGORIES, Trace
+from opreplay.traces.times.kernel_classes import class_of
+from opreplay.traces.times.op_work import work_of
+from opreplay.traces.times.peaks import Peak, peak_of
+
+By = Literal["op", "category", "module", "kernel", "phase"]
+NO_OP = "(no op recorded)"
+NO_PHASE = "(outside of marked iterations)"
+_BACKWARD = ("autograd::engine::evaluate_function", "torch::autograd::")
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """All device work, or all calls, of one name."""
+
+    name: str
+    calls: int
+    """Launches for kernels and classes, calls that own device time for ops; calls on a host."""
+    time_us: float
+    share: float
+    """Of all device time, or of the time of all ops on a host."""
+    median_us: float
+    """Of one call."""
+    kind: str = ""
+    """Class of work of a kernel or an op."""
+    tflops_per_s: float | None = None
+    """10¹² operations a second over the device time of an op; None where some call's sizes do not tell."""
+    gb_per_s: float | None = None
+    """10⁹ bytes a second: arguments, and results whose size follows, each moved once."""
+    peak_share: float | None = None
+    """Of the recorded device's peak, the nearer of the two: rate of operations, or of bytes; None where not known."""
+
+
+class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows with most time first."""
+
+    by: By
+    clock: Literal["device", "host"]
+    total_us: float
+    rows: tuple[Row, ...]
+    note: str = ""
+    """What keeps the table from telling more."""
+    peak: Peak | None = None
+    """That shares of the peak are of."""
+
+
+def breakdown(trace: Trace, by: By, *, modules: Sequence[str] = ()) -> Breakdown:
+    """Sum up a trace. `modules`: name of the innermost module around each op, "" for none; of no use for other `by`."""
+    if len(trace.kernels):
+        return _of_device(trace, by, modules)
+    return _of_host(trace, by, modules)
+
+
+def _of_device(trace: Trace, by: By, modules: Sequence[str]) -> Breakdown:
+    kernels = trace.kernels
+    time = kernels.dur_ns.astype(np.float64) / 1e3
+    note = ""
+    if by == "kernel":
+        names, at = _kernel_names(trace)
+    elif by == "category":
+        kernel_names, of_row = _kernel_names(trace)
+        names, at = _merged([class_of(name) for name in kernel_names], of_row)
+    else:
+        of_op, labels, note = _labels(trace, by, modules)
+        names, at = [*labels, NO_OP], np.where(kernels.owner >= 0, of_op[np.maximum(kernels.owner, 0)], len(labels))
+    made = _rows(names, at, time)
+    if by in ("op", "module", "phase"):
+        calls = _calls_of_owners(trace, at, len(names))
+        order = _order(names, at, time)
+        made = [msgspec.structs.replace(row, calls=calls[i]) for i, row in zip(order, made, strict=True)]
+    if by != "op":
+        return Breakdown(by=by, clock="device", total_us=float(time.sum()), rows=_kinds(made, by), note=note)
+    peak = peak_of(trace.info.device_names)
+    rated = [
+        _rated(row, work, peak) for row, work in zip(made, _work_by_op(trace, [row.name for row in made]), strict=True)
+    ]
+    return Breakdown(by=by, clock="device", total_us=float(time.sum()), rows=_kinds(rated, by), note=note, peak=peak)
+
+
+def _work_by_op(trace: Trace, names: Sequence[str]) -> list[tuple[float | None, float | None, str]]:
+    """(operations, bytes, dtype) of all calls of each op that own device time; None where one of them does not tell."""
+    owner = np.unique(trace.kernels.owner[trace.kernels.owner >= 0])
+    calls = np.bincount(trace.ops.signature[owner], minlength=len(trace.signatures))
+    found: dict[str, tuple[float | None, float | None, str]] = {}
+    for i in np.flatnonzero(calls).tolist():
+        signature, n = trace.signatures[i], int(calls[i])
+        work = work_of(signature)
+        flops, moved, dtype = found.get(signature.name, (0.0, 0.0, work.dtype))
+        found[signature.name] = (
+            None if flops is None or work.flops is None else flops + n * work.flops,
+            None if moved is None or work.bytes is None else moved + n * work.bytes,
+            dtype if dtype == work.dtype else "",
+        )
+    return [found.get(name, (None, None, "")) for name in names]
+
+
+def _rated(row: Row, work: tuple[float | None, float | None, str], peak: Peak | None) -> Row:
+    flops, moved, dtype = work
+    if row.time_us <= 0:
+        return row
+    tflops = None if flops is None else flops / row.time_us / 1e6
+    speed = None if moved is None else moved / row.time_us / 1e3
+    shares = []
+    if peak is not None:
+        shares += [] if tflops is None or dtype not in peak.tflops else [tflops / peak.tflops[dtype]]
+        shares += [] if speed is None else [speed / peak.gb_per_s]
+    return msgspec.structs.replace(row, tflops_per_s=tflops, gb_per_s=speed, peak_share=max(shares, default=None))
+
+
+def _of_host(trace: Trace, by: By, modules: Sequence[str]) -> Breakdown:
+    time = self_time_us(trace)
+    note = "no device work is recorded: times are those of ops on the host, without the ops inside them"
+    if by == "kernel":
+        return Breakdown(by=by, clock="host", total_us=0.0, rows=(), note="no device work is recorded: no kernels")
+    if by == "category":
+        classes = [class_of(signature.name) for signature in trace.signatures]
+        names, at = _merged(classes, trace.ops.signature.astype(np.int64))
+    else:
+        at, names, more = _labels(trace, by, modules)
+        note = "; ".join(text for text in (note, more) if text)
+    rows = _rows(names, at, time)
+    return Breakdown(by=by, clock="host", total_us=float(time.sum()), rows=_kinds(rows, by), note=note)
+
+
+def self_time_us(trace: Trace) -> npt.NDArray[np.float64]:
+    """Of each recorded op, its time outside of the ops directly inside it, in microseconds; at least 0."""
+    own = trace.ops.dur_ns.astype(np.float64) / 1e3
+    parents = innermost_parent(trace.ops)
+    inside = parents >= 0
+    own -= np.bincount(parents[inside], weights=trace.ops.dur_ns[inside] / 1e3, minlength=len(own))
+    return np.maximum(own, 0.0)
+
+
+def _labels(trace: Trace, by: By, modules: Sequence[str]) -> tuple[npt.NDArray[np.int64], list[str], str]:
+    """(index into the labels for each op, labels, note)."""
+    if by == "op":
+        names, at = _merged([signature.name for signature in trace.signatures], trace.ops.signature.astype(np.int64))
+        return at, names, ""
+    if by == "module":
+        names, at = _merged([name or "(no module)" for name in modules], np.arange(len(modules), dtype=np.int64))
+        if not modules:
+            return np.zeros(len(trace.ops), np.int64), ["(no module)"], MODULE_HINT
+        return at, names, "" if any(modules) else MODULE_HINT
+    return _phases(trace)
+
+
+MODULE_HINT = "the trace names no modules: record with torch.profiler.profile(with_stack=True)"
+
+
+def _phases(trace: Trace) -> tuple[npt.NDArray[np.int64], list[str], str]:
+    """Phase of each op: that of the server's batch, else forward, backward or optimizer of a training step."""
+    index = BatchIndex(trace)
+    if index.iterations:
+        labels = [*PHASES, NO_PHASE]
+        of_context = [labels.index(one.phase) if one.phase is not None else 3 for one in index.contexts]
+        table = np.array([*of_context, 3], np.int64)
+        return table[index.of_row], labels, ""
+    parents = innermost_parent(trace.ops)
+    names = [signature.name for signature in trace.signatures]
+    backward = np.array([name.startswith(_BACKWARD) or "Backward" in name for name in names], bool)
+    stepping = np.array([name.startswith("Optimizer.") for name in names], bool)
+    kind = np.where(stepping[trace.ops.signature], 2, np.where(backward[trace.ops.signature], 1, 0))
+    for note in trace.annotations:
+        if note.name.startswith("Optimizer."):
+            start = trace.ops.start_ns
+            within = (start >= note.start_ns) & (start < note.start_ns + note.dur_ns) & (trace.ops.track == note.track)
+            kind[within] = 2
+    above = parents.copy()
+    while (above >= 0).any():  # what lies inside a backward node belongs to it
+        kind = np.where(above >= 0, np.maximum(kind, kind[np.maximum(above, 0)]), kind)
+        above = np.where(above >= 0, parents[np.maximum(above, 0)], -1)
+    if not kind.any():
+        return kind, ["all"], "no iteration says its phase, and there is no backward pass"
+    return kind, ["forward", "backward", "optimizer"], ""
+
+
+def _kernel_names(trace: Trace) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """Names, and the index into them of each row; a copy or set without a name of its own is called by its category."""
+    names = [name or KERNEL_CATEGORIES[0] for name in trace.kernel_names]
+    return names, trace.kernels.name.astype(np.int64)
+
+
+def _merged(labels: Sequence[str], of_row: npt.NDArray[np.int64]) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """Distinct labels, and the index into them for each row of indices into `labels`."""
+    distinct = list(dict.fromkeys(labels))
+    place = {name: i for i, name in enumerate(distinct)}
+    table = np.array([place[name] for name in labels] or [0], np.int64)
+    return distinct, table[of_row]
+
+
+def _order(names: Sequence[str], at: npt.NDArray[np.int64], time: npt.NDArray[np.float64]) -> list[int]:
+    """Indices of the names that occur, most time first."""
+    total = np.bincount(at, weights=time, minlength=len(names))
+    present = np.bincount(at, minlength=len(names)) > 0
+    return sorted(np.flatnonzero(present).tolist(), key=lambda i: (-total[i], names[i]))
+
+
+def _rows(names: Sequence[str], at: npt.NDArray[np.int64], time: npt.NDArray[np.float64]) -> list[Row]:
+    order = np.argsort(at, kind="stable")
+    bounds = np.searchsorted(at[order], np.arange(len(names) + 1))
+    whole = float(time.sum())
+    made = []
+    for i in _order(names, at, time):
+        part = time[order[bounds[i] : bounds[i + 1]]]
+        total = float(part.sum())
+        made.append(Row(
+            name=names[i], calls=len(part), time_us=total, share=total / whole if whole else 0.0,
+            median_us=float(np.median(part)),
+        ))  # fmt: skip
+    return made
+
+
+def _calls_of_owners(trace: Trace, at: npt.NDArray[np.int64], length: int) -> dict[int, int]:
+    """How many calls of ops own the device work of each label; launches where no op is recorded."""
+    owner = trace.kernels.owner
+    owned = np.flatnonzero(owner >= 0)
+    _, first = np.unique(owner[owned], return_index=True)
+    calls = np.bincount(at[owned[first]], minlength=length)
+    alone = np.bincount(at[owner < 0], minlength=length)
+    return {i: int(calls[i] + alone[i]) for i in range(length)}
+
+
+def _kinds(rows: Sequence[Row], by: By) -> tuple[Row, ...]:
+    if by not in ("op", "kernel"):
+        return tuple(rows)
+    return tuple(msgspec.structs.replace(row, kind=class_of(row.name)) for row in rows)

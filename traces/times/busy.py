@@ -1,0 +1,83 @@
+"""How busy the recorded devices were: union of their work over the recorded span, and how much of it overlapped."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from opreplay.traces.model import Trace
+from opreplay.traces.times.kernel_classes import class_of
+
+Times = npt.NDArray[np.int64]
+
+
+class DeviceBusy(msgspec.Struct, frozen=True, kw_only=True):
+    """One device, from the start of its first work to the end of its last; microseconds."""
+
+    device: int
+    streams: int
+    span_us: float
+    busy_us: float
+    """At least one stream worked."""
+    busy_share: float
+    """Of the span."""
+    overlapped_us: float
+    """At least two streams worked."""
+    communication_us: float
+    """Some communication ran."""
+    hidden_communication_us: float
+    """Communication during which other work ran too."""
+
+
+def device_busy(trace: Trace) -> tuple[DeviceBusy, ...]:
+    """Each device of a trace that recorded work, by number."""
+    kernels = trace.kernels
+    classes = np.array([class_of(name) == "communication" for name in trace.kernel_names] or [False], bool)
+    made = []
+    for device in np.unique(kernels.device).tolist():
+        rows = np.flatnonzero(kernels.device == device)
+        start = kernels.start_ns[rows]
+        end = start + kernels.dur_ns[rows].astype(np.int64)
+        talks = classes[kernels.name[rows]]
+        of_stream = _by_stream(start, end, kernels.stream[rows])
+        comm, work = _union(start[talks], end[talks]), _union(start[~talks], end[~talks])
+        busy, span = _length(_union(start, end)), float(end.max() - start.min()) / 1e3
+        made.append(DeviceBusy(
+            device=int(device), streams=len(np.unique(kernels.stream[rows])),
+            span_us=span, busy_us=busy, busy_share=busy / span if span else 0.0,
+            overlapped_us=_at_least_two(*of_stream), communication_us=_length(comm),
+            hidden_communication_us=max(0.0, _length(comm) + _length(work) - busy),
+        ))  # fmt: skip
+    return tuple(made)
+
+
+def _union(start: Times, end: Times) -> tuple[Times, Times]:
+    """Disjoint intervals that cover the same time, in order."""
+    if not len(start):
+        return start, end
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], np.maximum.accumulate(end[order])
+    opens = np.concatenate([np.ones(1, bool), start[1:] > end[:-1]])
+    last = np.append(np.flatnonzero(opens)[1:] - 1, len(end) - 1)
+    return start[opens], end[last]
+
+
+def _length(intervals: tuple[Times, Times]) -> float:
+    """Microseconds."""
+    return float((intervals[1] - intervals[0]).sum(dtype=np.int64)) / 1e3
+
+
+def _by_stream(start: Times, end: Times, stream: npt.NDArray[np.int32]) -> tuple[Times, Times]:
+    """Intervals of each stream made disjoint, all streams together: a stream does not overlap with itself."""
+    parts = [_union(start[stream == one], end[stream == one]) for one in np.unique(stream)]
+    return np.concatenate([a for a, _ in parts]), np.concatenate([b for _, b in parts])
+
+
+def _at_least_two(start: Times, end: Times) -> float:
+    """Microseconds in which two or more of the intervals hold."""
+    times = np.concatenate([start, end])
+    change = np.concatenate([np.ones(len(start), np.int64), -np.ones(len(end), np.int64)])
+    order = np.lexsort((change, times))
+    times, depth = times[order], np.cumsum(change[order])
+    return float((np.diff(times) * (depth[:-1] >= 2)).sum(dtype=np.int64)) / 1e3

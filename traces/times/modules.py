@@ -1,0 +1,106 @@
+"""Which torch.nn module each op ran in, from the Python stack that `with_stack=True` records; a pass of its own.
+
+The reader leaves Python functions out, as they are most of such a file and say nothing of ops. Owns this search alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from opreplay.traces.limits import Limits
+from opreplay.traces.links.parents import innermost_at, nest
+from opreplay.traces.model import Trace
+from opreplay.traces.reading.source import Source
+
+CHUNK = 4 << 20
+SPAN = 600
+"""Bytes around the name in which the rest of the event is looked for."""
+MAX_MODULES = 5_000_000
+"""Calls of modules that are kept; the rest is left out."""
+_MARK = b"nn.Module: "
+_NAME = re.compile(rb'"name"\s*:\s*"nn\.Module: ([^"\\]{1,200})"')
+_NUMBER = {key: re.compile(rb'"%s"\s*:\s*"?(-?[0-9.eE+]+)"?' % key) for key in (b"ts", b"dur")}
+_PLACE = {key: re.compile(rb'"%s"\s*:\s*"?([^",}\s]{1,64})"?' % key) for key in (b"pid", b"tid")}
+_INSTANCE = re.compile(r"_\d+$")
+
+Call = tuple[str, tuple[str, str], float, float]
+"""(module, (pid, tid), start in microseconds, duration in microseconds)."""
+
+
+def modules_of_ops(trace: Trace, path: str, *, limits: Limits) -> Sequence[str]:
+    """Per op the classes of the modules around it, "Bert/BertLayer/Linear", "" for none; () where none is recorded.
+
+    All instances of a class count as one. Raises TraceError where the file can no longer be read.
+    """
+    by_track: dict[tuple[str, str], list[Call]] = defaultdict(list)
+    for number, call in enumerate(_calls(path, limits)):
+        if number >= MAX_MODULES:
+            break
+        by_track[call[1]].append(call)
+    if not by_track:
+        return ()
+    out = [""] * len(trace.ops)
+    for index, track in enumerate(trace.tracks):
+        calls = by_track.get(track)
+        ops = np.flatnonzero(trace.ops.track == index)
+        if not calls or not len(ops):
+            continue
+        start = np.array([round(call[2] * 1e3) for call in calls], np.int64)
+        dur = np.array([round(call[3] * 1e3) for call in calls], np.int64)
+        paths = _paths([_INSTANCE.sub("", call[0]) for call in calls], start, dur)
+        inside = innermost_at(trace.ops.start_ns[ops], np.arange(len(calls)), start, dur)
+        for op, at in zip(ops.tolist(), inside.tolist(), strict=True):
+            out[op] = paths[at] if at >= 0 else ""
+    return out
+
+
+def _paths(names: list[str], start: np.ndarray, dur: np.ndarray) -> list[str]:
+    """The names of the calls around each call and its own, outermost first."""
+    rows, parents = nest(np.arange(len(names)), start, dur)
+    made: list[str] = [""] * len(names)
+    for row, parent in zip(rows.tolist(), parents.tolist(), strict=True):  # outer calls come before inner ones
+        above = made[int(rows[parent])] + "/" if parent >= 0 else ""
+        whole: str = above + names[row]
+        made[row] = whole[-400:]
+    return made
+
+
+def _calls(path: str, limits: Limits) -> Iterator[Call]:
+    """Calls of modules in file order; an event that lacks a time or a thread is left out."""
+    with Source(path, limits) as source:
+        buffer, kept, begin = memoryview(bytearray(CHUNK)), b"", 0
+        while n := source.readinto(buffer):
+            text = kept + bytes(buffer[:n])
+            edge = max(len(text) - SPAN, begin)
+            yield from _found(text, begin, edge)
+            first = max(0, edge - SPAN)
+            kept, begin = text[first:], edge - first
+        yield from _found(kept, begin, len(kept))
+
+
+def _found(text: bytes, begin: int, edge: int) -> Iterator[Call]:
+    """The events whose name begins from `begin` on and before `edge`."""
+    if text.find(_MARK) < 0:
+        return
+    for match in _NAME.finditer(text):
+        if not begin <= match.start() < edge:
+            continue
+        opened = text.rfind(b"{", max(0, match.start() - SPAN), match.start())
+        around = text[max(0, opened) : match.end() + SPAN]
+        closed = around.find(b"}", match.end() - max(0, opened))
+        around = around if closed < 0 else around[:closed]
+        times = [pattern.search(around) for pattern in _NUMBER.values()]
+        places = [pattern.search(around) for pattern in _PLACE.values()]
+        if None in times or None in places:
+            continue
+        try:
+            ts, dur = (float(found[1]) for found in times if found is not None)
+        except ValueError:
+            continue
+        pid, tid = (found[1].decode("utf-8", "replace") for found in places if found is not None)
+        if 0 <= dur < 1e15 and abs(ts) < 1e18:
+            yield match[1].decode("utf-8", "replace"), (pid, tid), ts, dur

@@ -1,0 +1,93 @@
+"""Work that the recorded sizes of a call tell: floating-point operations of products, bytes of arguments and results.
+
+Formulas: a product [m, k] x [k, n] is 2 m n k operations; attention is two products over all pairs of tokens, halved
+where the call says that it is causal; bytes count each argument once and the result where its size follows.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import msgspec
+
+from opreplay.traces.dtypes import ITEMSIZE_BYTES, torch_dtype_name
+from opreplay.traces.model import OpSignature
+from opreplay.traces.times.kernel_classes import class_of
+
+ATTENTION = frozenset({
+    "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention", "scaled_dot_product_attention",
+    "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu",
+})  # fmt: skip
+LIKE_ITS_INPUT = frozenset({"elementwise", "normalization", "softmax", "copies"})
+"""Classes of ops whose result is as large as their largest argument."""
+MOST = 1e30
+"""More operations or bytes than that are no recorded call."""
+
+
+class CallWork(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one call."""
+
+    flops: float | None
+    """None where the recorded sizes do not tell."""
+    bytes: float | None
+    dtype: str
+    """Of the first tensor."""
+
+
+def work_of(signature: OpSignature) -> CallWork:
+    """What one call of a recorded op does, as far as its sizes tell."""
+    shapes, dtypes = _tensors(signature)
+    dtype = dtypes[0] if dtypes else ""
+    if not shapes:
+        return CallWork(flops=None, bytes=None, dtype=dtype)
+    base = signature.name.rpartition("::")[2].split(".")[0]
+    flops, result = _products(base, shapes, signature)
+    if class_of(signature.name) == "indexing and sorting":
+        return CallWork(flops=None, bytes=None, dtype=dtype)  # how much of a table is read, values decide
+    sizes = [float(prod(shape)) * ITEMSIZE_BYTES.get(one, 1) for shape, one in zip(shapes, dtypes, strict=True)]
+    if result is not None:
+        written = float(result) * ITEMSIZE_BYTES.get(dtype, 1)
+    else:
+        written = max(sizes) if class_of(signature.name) in LIKE_ITS_INPUT else 0.0
+    moved = sum(sizes) + written
+    sane = moved < MOST and (flops is None or flops < MOST)
+    return CallWork(flops=flops if sane else None, bytes=moved if sane else None, dtype=dtype)
+
+
+def _tensors(signature: OpSignature) -> tuple[list[tuple[int, ...]], list[str]]:
+    """Shapes and dtypes of the tensors, without those of lists."""
+    shapes, dtypes = [], []
+    for dims, spelled in zip(signature.dims or (), signature.types or (), strict=False):
+        dtype = torch_dtype_name(spelled) if spelled else None
+        plain: Any = dims
+        if dtype is not None and isinstance(plain, tuple) and all(isinstance(n, int) and n >= 0 for n in plain):
+            shapes.append(plain)
+            dtypes.append(dtype)
+    return shapes, dtypes
+
+
+def _products(base: str, shapes: list[tuple[int, ...]], signature: OpSignature) -> tuple[float | None, int | None]:
+    """(operations, elements of the result) of a product or of attention; None where it is neither."""
+    if base in ("mm", "_scaled_mm", "_int_mm") and len(shapes) >= 2 and len(shapes[0]) == len(shapes[1]) == 2:
+        (m, k), n = shapes[0], shapes[1][1]
+        return 2.0 * m * n * k, m * n
+    if base in ("addmm", "addmm_", "_addmm_activation") and len(shapes) >= 3 and len(shapes[1]) == len(shapes[2]) == 2:
+        (m, k), n = shapes[1], shapes[2][1]
+        return 2.0 * m * n * k, m * n
+    if base in ("bmm", "baddbmm", "baddbmm_"):
+        pair = shapes[:2] if base == "bmm" else shapes[1:3]
+        if len(pair) == 2 and len(pair[0]) == len(pair[1]) == 3:
+            (b, m, k), n = pair[0], pair[1][2]
+            return 2.0 * b * m * n * k, b * m * n
+    if base in ("linear", "_mkldnn_linear") and len(shapes) >= 2 and len(shapes[1]) == 2 and shapes[0]:
+        rows = prod(shapes[0][:-1])
+        n, k = shapes[1]
+        return 2.0 * rows * n * k, rows * n
+    if base in ATTENTION and len(shapes) >= 3 and all(len(shape) == 4 for shape in shapes[:3]):
+        query, keys, values = shapes[:3]
+        (b, h, q, d), kv, width = query, keys[2], values[3]
+        causal = any(text == "True" for text in (signature.concrete or ())[3:7])
+        flops = 2.0 * b * h * q * kv * (d + width)
+        return flops / 2 if causal and q == kv else flops, b * h * q * width
+    return None, None

@@ -85,6 +85,12 @@ class LaunchArgs(Struct, gc=False, frozen=True):
     corr: Any = field(name="correlation", default=None)
 
 
+class CallArgs(LaunchArgs, gc=False, frozen=True):
+    """With the kernel that is launched, which only ROCm's runtime calls name; wanted of the recording of a capture."""
+
+    kernel: Raw = NONE
+
+
 class TaskArgs(Struct, gc=False, frozen=True):
     """Arguments of an NPU device row."""
 
@@ -129,6 +135,13 @@ class Launch(Struct, gc=False, frozen=True):
     tid: Any = None
     ts: Any = None
     args: LaunchArgs = LaunchArgs()
+
+
+class Call(Launch, gc=False, frozen=True):
+    """A call into the runtime or driver with its name."""
+
+    name: Raw = NONE
+    args: CallArgs = CallArgs()
 
 
 class Flow(Struct, gc=False, frozen=True):

@@ -22,13 +22,24 @@ from opreplay.traces.dialects.kineto import ERAS, era_of, metadata_level, run_fa
 from opreplay.traces.errors import TraceError
 from opreplay.traces.head import ExecutionTraceFound
 from opreplay.traces.limits import Limits
-from opreplay.traces.link import LinkInput, link
-from opreplay.traces.model import KernelTable, OpTable, ReadReport, Trace, TraceInfo
+from opreplay.traces.link import LinkInput, graph_launches, link
+from opreplay.traces.model import (
+    KERNEL_CATEGORIES,
+    GraphLaunches,
+    KernelTable,
+    LinkStats,
+    OpTable,
+    ReadReport,
+    RuntimeCalls,
+    Trace,
+    TraceInfo,
+)
 from opreplay.traces.scan import BLOCK_BYTES, Scanned, scan
 from opreplay.traces.signatures import decode_name, decode_signatures
 from opreplay.traces.source import Source
 
 _DEFAULT_LIMITS = Limits()
+TASK = KERNEL_CATEGORIES.index("task")
 Progress = Callable[[int, "int | None"], None]
 
 
@@ -39,17 +50,19 @@ def read_trace(
     processes: int = 1,
     progress: Progress | None = None,
     record_function_ids: bool = False,
+    calls: bool = False,
     _block_bytes: int = BLOCK_BYTES,
 ) -> Trace:
     """Read one profile, plain or gzip JSON ("-" for stdin), in bounded memory, and link device time to ops.
 
     `processes` > 1 splits a plain file. `progress(bytes_done, total)` counts bytes of the file; total may be None.
     `record_function_ids` fills that column of the ops where the trace has it, to join an ExecutionTrace of the same
-    run; one process then reads all.
+    run, and `calls` the runtime calls with their names, to find what a graph was captured from; one process then
+    reads all.
     Raises TraceError: Malformed, UnknownDialect, or TooLarge for a file over one of `limits`.
     """
     with _no_gc():
-        if processes > 1 and not record_function_ids:
+        if processes > 1 and not record_function_ids and not calls:
             from opreplay.traces.parallel import scan_parallel
 
             scanned = scan_parallel(str(path), limits, processes, block_bytes=_block_bytes, progress=progress)
@@ -65,6 +78,7 @@ def read_trace(
                         block_bytes=_block_bytes,
                         progress=progress,
                         numbered=record_function_ids,
+                        calls=calls,
                         arrows=arrows,
                     )
                 except ExecutionTraceFound as found:
@@ -114,7 +128,10 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
         track=_take(track_remap, got.ops.take("track")),
         record_function_id=got.ops.take("rf").astype(np.int64) if "rf" in got.ops.kinds else None,
     )
-    kernels, stats, task_rows = _kernels(got, ops, ext, track_remap)
+    launches = {name: got.launches.take(name) for name in got.launches.kinds}
+    launches["track"] = _take(track_remap, launches["track"])
+    kernels, stats, graphs = _kernels(got, ops, ext, track_remap, launches)
+    task_rows = int((kernels.category == TASK).sum())
     del ext
     level = metadata_level(signatures)
     ascend = bool(task_rows) or "task type" in scanned.features
@@ -151,6 +168,18 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
         kernel_names=kernel_names,
         kernels=kernels,
         annotations=notes,
+        graphs=graphs,
+        calls=_calls(got, launches, tally.repairs) if "kernel" in launches else None,
+    )
+
+
+def _calls(got: Collector, launches: dict[str, Any], repairs: Counter[str]) -> RuntimeCalls:
+    return RuntimeCalls(
+        names=_names(got.call_names, repairs),
+        name=launches["name"],
+        kernel=launches["kernel"],
+        start_ns=launches["start"],
+        track=launches["track"],
     )
 
 
@@ -166,29 +195,30 @@ def _take(remap: Any, indexes: Any) -> Any:
     return remap[indexes] if len(indexes) else indexes
 
 
-def _kernels(got: Collector, ops: OpTable, ext: Any, track_remap: Any) -> tuple[KernelTable, Any, int]:
+def _kernels(
+    got: Collector, ops: OpTable, ext: Any, track_remap: Any, launches: dict[str, Any]
+) -> tuple[KernelTable, LinkStats, GraphLaunches | None]:
     table = got.kernels
     start, dur, track = table.take("start"), table.take("dur"), _take(track_remap, table.take("track"))
-    owner, stats = link(
-        LinkInput(
-            op_start=ops.start_ns,
-            op_dur=ops.dur_ns,
-            op_track=ops.track,
-            op_ext=ext,
-            kernel_start=start,
-            kernel_dur=dur,
-            kernel_track=track,
-            kernel_ext=table.take("ext"),
-            kernel_corr=table.take("corr"),
-            launch_start=got.launches.take("start"),
-            launch_track=_take(track_remap, got.launches.take("track")),
-            launch_corr=got.launches.take("corr"),
-            flow_start=got.flows.take("start"),
-            flow_track=_take(track_remap, got.flows.take("track")),
-            flow_id=got.flows.take("id"),
-            flow_is_end=got.flows.take("end"),
-        )
+    columns = LinkInput(
+        op_start=ops.start_ns,
+        op_dur=ops.dur_ns,
+        op_track=ops.track,
+        op_ext=ext,
+        kernel_start=start,
+        kernel_dur=dur,
+        kernel_track=track,
+        kernel_ext=table.take("ext"),
+        kernel_corr=table.take("corr"),
+        launch_start=launches["start"],
+        launch_track=launches["track"],
+        launch_corr=launches["corr"],
+        flow_start=got.flows.take("start"),
+        flow_track=_take(track_remap, got.flows.take("track")),
+        flow_id=got.flows.take("id"),
+        flow_is_end=got.flows.take("end"),
     )
+    owner, stats = link(columns)
     category = table.take("category").astype(np.uint8)
     kernels = KernelTable(
         name=table.take("name").astype(np.uint32),
@@ -199,7 +229,7 @@ def _kernels(got: Collector, ops: OpTable, ext: Any, track_remap: Any) -> tuple[
         stream=_int32(table.take("stream")),
         owner=owner,
     )
-    return kernels, stats, int((category == 3).sum())
+    return kernels, stats, graph_launches(columns, category)
 
 
 def _int32(array: Any) -> Any:

@@ -81,7 +81,7 @@ def run(
 def shown(found: Comparison) -> str:
     """What a comparison came to, on one line."""
     spread = 0.0 if found.spread is None else found.spread
-    wrong = ", ".join(f"{op.name} {op.growth:.2f}" for op in found.of("slower", "faster") if op.growth)
+    wrong = ", ".join(f"{op.name} {op.ratio:.2f}" for op in found.of("slower", "faster") if op.ratio)
     counts = f"{len(found.of('slower'))} slower, {len(found.of('faster'))} faster, {len(found.of('unclear'))} unclear"
     return f"{counts}; spread {spread:.1%}, threshold {found.applied:.1%}, machine {found.machine or 1:.2f}; {wrong}"
 

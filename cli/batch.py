@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from opreplay.cli.exit_codes import ExitCode
-from opreplay.cli.measuring import checking_options, device_versions, holding, measuring_options
+from opreplay.cli.measuring import checking_options, device_versions, holding, measuring_options, tell_threads
 from opreplay.cli.options import (
     custom_op_option,
     device_option,
@@ -112,7 +112,7 @@ def command(
                         batch.plan(), options, sink=outputs, simulate=lambda op: simulate_on(op, devices, contents(op)),
                         on_progress=on_progress, trace=batch.facts(), earlier=outputs.earlier,
                         engine=engine_of(options, engine=engine, lanes=lanes, address=address),
-                        devices=device_versions(devices), close=batch.close, beside=beside,
+                        devices=device_versions(devices), close=batch.close, beside=beside, on_start=tell_threads,
                     )  # fmt: skip
             except UsageError:
                 outputs.forget()  # refused: what the file holds is of another run

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.options import Share, format_option
+
+if TYPE_CHECKING:
+    from opreplay.replay.compare import Method
 
 
 @click.command("compare", short_help="Say which ops became slower or faster between two runs.")
@@ -24,19 +29,24 @@ from opreplay.cli.options import Share, format_option
 )  # fmt: skip
 @click.option(
     "--fail-if", multiple=True, metavar="CONDITION",
-    help="Exit with 5 when 'slower>5%' (any op), 'total>3%' (all ops together) or 'lost>0'. Repeatable.",
+    help="Exit with 5 when 'slower>5%' (any op), 'total>3%' (all ops together), 'lost>0' or 'unclear>50%' (of the "
+    "ops). Repeatable.",
+)  # fmt: skip
+@click.option(
+    "--method", type=click.Choice(["gauges", "medians"]), default="gauges", show_default=True,
+    help="Compare times relative to a fixed piece of work that was timed beside them, or plain medians.",
 )  # fmt: skip
 @click.option("--all", "everything", is_flag=True, help="List ops that stayed the same or are unclear as well.")
 @click.option("--force", is_flag=True, help="Compare runs of different machines or ways to measure.")
 @format_option("table", "markdown", "json")
 def command(
     before: str, after: str, also_before: tuple[str, ...], also_after: tuple[str, ...], threshold: float,
-    fail_if: tuple[str, ...], everything: bool, force: bool, format_: str,
+    fail_if: tuple[str, ...], method: Method, everything: bool, force: bool, format_: str,
 ) -> int:  # fmt: skip
     """Compare the results AFTER with those BEFORE, op by op; both are .jsonl files of `opreplay run --output`.
 
     A ratio above 1 means that AFTER is slower. An op is called slower or faster where that is more than its error and
-    more than the ops scatter, the speed of the machine taken out. Runs in turns tell smaller changes.
+    more than the ops scatter, the speed of the machine taken out (--method). Runs in turns tell smaller changes.
     """
     from opreplay.cli import console
     from opreplay.replay.compare import compare
@@ -52,7 +62,7 @@ def command(
         [read_result_file(path) for path in (one, *more)] for one, more in ((before, also_before), (after, also_after))
     ]
     first, second = (pool(runs, force=force) for runs in sides)
-    found = compare(first, second, threshold=threshold, force=force)
+    found = compare(first, second, threshold=threshold, method=method, force=force)
     broken = violations(conditions, found)
     if format_ == "json":
         console.write(console.json_text({**view.facts(found), "violations": broken}))

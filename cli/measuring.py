@@ -22,14 +22,15 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def taking_measuring(
-        *, max_op_memory: int | None, over_budget: Literal["shrink", "skip"], op_time: float, cache: CacheState,
+        *, max_op_memory: int | None, over_budget: Literal["shrink", "skip"], op_time: float,
+        op_limit: float | None, cache: CacheState,
         cuda_graph: bool, total_time: float | None, threads: int | None, seed: int, shared_device: bool, **others: Any,
     ) -> Any:  # fmt: skip
         from opreplay.replay.run import RunOptions
 
         measuring = RunOptions(
-            max_op_bytes=max_op_memory, over_budget=over_budget, op_time_s=op_time, cache=cache, cuda_graph=cuda_graph,
-            total_time_s=total_time, threads=threads, seed=seed, shared_device=shared_device,
+            max_op_bytes=max_op_memory, over_budget=over_budget, op_time_s=op_time, limit_s=op_limit, cache=cache,
+            cuda_graph=cuda_graph, total_time_s=total_time, threads=threads, seed=seed, shared_device=shared_device,
         )  # fmt: skip
         return command(measuring=measuring, **others)
 
@@ -47,6 +48,10 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Time to measure each op.",
         ),
         click.option(
+            "--op-limit", type=Duration(), metavar="TIME",
+            help="Give an op up after this time.  [default: 60s, or 30 times --op-time]",
+        ),
+        click.option(
             "--cache", type=click.Choice(["cold", "warm"]), default="cold", show_default=True,
             help="Measure with arguments outside the caches, as most are in a model, or inside, as in a loop.",
         ),
@@ -59,7 +64,7 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--threads", type=click.IntRange(min=1), metavar="N",
-            help="Threads an op may use.  [default: torch's choice]",
+            help="Threads an op may use.  [default: torch's choice, fewer where processors are busy]",
         ),
         seed_option,
         click.option(
@@ -107,6 +112,16 @@ def holding(devices: Sequence[str], *, shared: bool) -> Iterator[bool]:
                 f"opreplay: warning: going on beside another job on {', '.join(beside)}: times may be too long"
             )
         yield bool(beside)
+
+
+def tell_threads(environment: Mapping[str, object]) -> None:
+    """Say on stderr before anything is measured where ops get fewer threads than torch would take."""
+    from opreplay.cli import console
+    from opreplay.replay.report.doubts import thread_notes
+
+    if environment.get("threads") != environment.get("threads_of_torch"):
+        for note in thread_notes(environment):
+            console.narrate(f"opreplay: {note}")
 
 
 def device_versions(devices: Mapping[str, DeviceProfile]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from opreplay.cli.exit_codes import ExitCode
-from opreplay.cli.measuring import checking_options, device_versions, holding, measuring_options
+from opreplay.cli.measuring import checking_options, device_versions, holding, measuring_options, tell_threads
 from opreplay.cli.options import (
     custom_op_option,
     device_option,
@@ -99,7 +99,7 @@ def command(
                 run_plan(
                     plan, options, sink=outputs, simulate=lambda op: simulate_on(op, devices, contents(op)),
                     on_progress=on_progress, trace=trace_facts(read), earlier=outputs.earlier,
-                    devices=device_versions(devices), beside=beside,
+                    devices=device_versions(devices), beside=beside, on_start=tell_threads,
                 )  # fmt: skip
         except UsageError:
             outputs.forget()  # refused: what the file holds is of another run

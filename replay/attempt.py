@@ -17,8 +17,9 @@ from opreplay.replay.fidelity import Fidelity, compared
 from opreplay.replay.fitting import Fitted, fitted
 from opreplay.replay.fitting_time import bearable_flops
 from opreplay.replay.ir import Assumption, Reason, ReplayOp
-from opreplay.replay.measure import MeasureOptions, measure, scaled
+from opreplay.replay.measure import MeasureOptions, scaled
 from opreplay.replay.narrow import without_kernel
+from opreplay.replay.threads import measure_on_idle
 from opreplay.replay.work.amounts import Work
 from opreplay.traces.errors import OpReplayError, PolicyError
 
@@ -55,12 +56,14 @@ def attempt(
 
     With `shrink_to`, an op that needs more bytes than that is made smaller where it can be.
     """
+    begun = perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             part, prepared = _prepare(executor, op, seed, shrink_to)
             started = perf_counter()
-            measured = measure(executor, prepared, options)
+            left_s = max(0.0, options.limit_s - (started - begun))
+            measured = measure_on_idle(executor, prepared, msgspec.structs.replace(options, limit_s=left_s))
             measure_s = perf_counter() - started
             measurement = scaled(measured, part.part)
             fidelity = _fidelity(executor, prepared, op, measurement) if options.check_kernels else None

@@ -8,6 +8,9 @@ from itertools import repeat
 from time import get_clock_info, perf_counter, perf_counter_ns
 from typing import Any
 
+from opreplay.replay.executors.base import Interruptions
+from opreplay.replay.interruptions import interruptions
+
 QUEUE_CALLS = 200
 """Most calls in one batch on a device with a queue: well below the 1,024 launches that CUDA queues before it blocks."""
 HOLD_US_PER_CALL = 10.0
@@ -44,6 +47,9 @@ class HostClock:
 
     def now_s(self) -> float:
         return perf_counter()
+
+    def interruptions(self) -> Interruptions:
+        return interruptions()
 
     def _timed(self, calls: Iterable[Callable[[], Any]], count: int) -> float:
         now_ns = self._now_ns
@@ -110,6 +116,10 @@ class EventClock:
 
     def now_s(self) -> float:
         return perf_counter()
+
+    def interruptions(self) -> Interruptions:
+        """None: the device goes on while the host is away."""
+        return Interruptions()
 
     def _timed(self, calls: Iterable[Callable[[], Any]], count: int) -> float:
         self._synchronize()

@@ -1,9 +1,10 @@
 """Two runs side by side: which ops became slower or faster, and which differences are noise; reads files, runs nothing.
 
-What is compared is an op's growth: how many times as long it took in the second run, both times relative to the gauges
-that were read beside every sample. What makes the whole machine faster or slower meanwhile is not in it. An op counts
-as slower when the growth is above 1 by more than its 95 % interval, and by more than the threshold: the user's or,
-where more is needed, 2.4 times the spread of the growth of all ops in these two runs.
+What is compared is an op's ratio: how many times as long it took in the second run. By the method "gauges" both times
+are relative to the gauges that were read beside every sample, so that what makes the whole machine faster or slower
+meanwhile is not in it; by "medians" they are plain medians. An op counts as slower when the ratio is above 1 by more
+than its 95 % interval, and by more than the threshold: the user's or, where more is needed, 2.4 times the spread of the
+ratios of all ops in these two runs.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ import msgspec
 from opreplay.replay.compatibility import Difference, differences, load_notes
 from opreplay.replay.executors.base import Measurement
 from opreplay.replay.results import OpResult, ResultFile
-from opreplay.replay.stats import median_ranks, quantile
+from opreplay.replay.stats import log_error, median_ranks, quantile
+from opreplay.replay.warnings import kind_of
 from opreplay.traces.errors import EnvironmentRefused
 
 Verdict = Literal["slower", "faster", "same", "unclear", "lost", "gained", "only before", "only after"]
 """Lost and gained: replayed in one run only, though in the plan of both."""
+
+Method = Literal["gauges", "medians"]
+"""Whether times are taken relative to the gauges where both runs have them, or as they are."""
 
 DEFAULT_THRESHOLD = 0.05
 SPREADS = 2.4
@@ -34,6 +39,14 @@ NEAREST, NORMAL_NEAREST = 0.8, 1.2816
 """So many of normal values are within so many standard deviations; what changed for real is among the others."""
 ERRORS = 2.14
 """Half a 95 % interval in standard errors: Student's t for the 14 degrees of freedom of two times eight batches."""
+FOUND, FOUND_NORMAL = 0.8, 0.84
+"""A change is one that a pair of runs could have seen where it would be found so often, in as large a part of the ops:
+so many of normal values are below so many standard deviations."""
+DOUBTFUL = {
+    "first call": "only a first call was timed",
+    "not settled": "calls did not settle",
+}
+"""Warnings with which a time cannot be compared → why."""
 
 
 class OpComparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,14 +61,28 @@ class OpComparison(msgspec.Struct, frozen=True, kw_only=True):
     before_us: float | None = None
     after_us: float | None = None
     ratio: float | None = None
-    """Of the medians, after to before."""
-    growth: float | None = None
-    """The ratio with the speed of the machine taken out, where both runs have a gauge: what is judged."""
+    """After to before by the method of the comparison: what is judged. By gauges it is not that of the two times."""
     low: float | None = None
     high: float | None = None
-    """95 % interval of the growth."""
+    """95 % interval of the ratio."""
     note: str = ""
-    """Why the verdict is unclear, or what became of an op that was lost."""
+    """Why the verdict is unclear, what became of an op that was lost, or what else is to be known of it."""
+
+    @property
+    def error(self) -> float | None:
+        """Standard error of the logarithm of the ratio."""
+        if self.low is None or self.high is None or self.low <= 0:
+            return None
+        return math.log(self.high / self.low) / (2.0 * ERRORS)
+
+
+class Total(msgspec.Struct, frozen=True, kw_only=True):
+    """Ratio of all ops together that were judged, weighted by the time of their calls in the first run."""
+
+    ratio: float
+    low: float
+    high: float
+    """95 % interval."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,10 +90,14 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     threshold: float
     """Asked for."""
+    method: Method
     applied: float
     """What ops were judged by: the threshold, or 2.4 times their spread."""
     spread: float | None
-    """Standard deviation of the logarithms of the growths, outliers aside; None below 20 ops."""
+    """Standard deviation of the logarithms of the ratios, outliers aside; None below 20 ops."""
+    power: float | None
+    """The least change, a share, that would have been found with a probability of 80 % in 80 % of the ops; None where
+    no op could be judged."""
     machine: float | None
     """How many times as long the gauge took in the second run; None where a run has none."""
     before_us: float
@@ -74,8 +105,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Sums over the calls of all ops that were replayed in both runs."""
     differences: tuple[Difference, ...]
     notes: tuple[str, ...]
-    total_growth: float | None
-    """Growth of all ops together, weighted by the time of their calls in the first run."""
+    total: Total | None
     ops: tuple[OpComparison, ...]
 
     def of(self, *verdicts: Verdict) -> list[OpComparison]:
@@ -83,13 +113,16 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return [op for op in self.ops if op.verdict in verdicts]
 
     @property
-    def total_ratio(self) -> float | None:
-        return self.after_us / self.before_us if self.before_us > 0 else None
+    def unclear_share(self) -> float:
+        """Of the ops that both runs replayed, those that could not be judged."""
+        both = self.of("slower", "faster", "same", "unclear")
+        return len(self.of("unclear")) / len(both) if both else 0.0
 
 
 def compare(
-    before: ResultFile, after: ResultFile, *, threshold: float = DEFAULT_THRESHOLD, force: bool = False
-) -> Comparison:
+    before: ResultFile, after: ResultFile, *, threshold: float = DEFAULT_THRESHOLD, method: Method = "gauges",
+    force: bool = False,
+) -> Comparison:  # fmt: skip
     """Judge every op of two result files; `threshold` is a share, 0.05 for 5 %.
 
     Raises EnvironmentRefused when the runs are of two machines or two ways to measure, unless `force`.
@@ -99,12 +132,13 @@ def compare(
     if blocking and not force:
         raise EnvironmentRefused(
             f"the runs cannot be compared: {'; '.join(blocking)}",
-            hint="Run both on the same machine with the same options, or compare all the same with --force.",
+            hint="Run both on the same machine with the same options, or compare all the same with --force."
+            + (" A number of threads is set with --threads." if any(d.name == "threads" for d in differ) else ""),
         )
     first = {result.id: result for result in before.results}
     second = {result.id: result for result in after.results}
     pairs = [(first[id_], second[id_]) for id_ in first if id_ in second]
-    compared = [compare_op(a, b) for a, b in pairs if a.measurement or b.measurement]
+    compared = [compare_op(a, b, method) for a, b in pairs if a.measurement or b.measurement]
     spread = spread_of(compared)
     applied = max(threshold, 0.0 if spread is None else math.expm1(SPREADS * spread))
     ops = [judged(op, threshold, applied) for op in compared]
@@ -119,20 +153,22 @@ def compare(
     both = [op for op in ops if op.before_us is not None and op.after_us is not None]
     return Comparison(
         threshold=threshold,
+        method=method,
         applied=applied,
         spread=spread,
+        power=power_of(ops, applied, spread),
         machine=machine_of(pairs),
         before_us=sum((op.before_us or 0.0) * op.count for op in both),
         after_us=sum((op.after_us or 0.0) * op.count for op in both),
         differences=differ,
         notes=(*notes, *load_notes(before.header, after.header)),
-        total_growth=_total_growth(both),
+        total=total_of(both, spread),
         ops=tuple(sorted(ops, key=lambda op: -abs(((op.after_us or 0.0) - (op.before_us or 0.0)) * op.count))),
     )
 
 
-def compare_op(before: OpResult, after: OpResult) -> OpComparison:
-    """Growth of an op that one run or both replayed; not judged yet: "same", or why it cannot be judged."""
+def compare_op(before: OpResult, after: OpResult, method: Method = "gauges") -> OpComparison:
+    """Ratio of an op that one run or both replayed; not judged yet: "same", or why it cannot be judged."""
     a, b = before.measurement, after.measurement
     made = OpComparison(
         id=after.id, name=after.name, inputs=after.inputs, count=after.count, verdict="same",
@@ -143,48 +179,78 @@ def compare_op(before: OpResult, after: OpResult) -> OpComparison:
         return msgspec.structs.replace(made, verdict=verdict, note=(after if b is None else before).reason or "")
     if a.median_us <= 0 or b.median_us <= 0:
         return msgspec.structs.replace(made, verdict="unclear", note="too short for the clock")
-    ratio = b.median_us / a.median_us
-    growth, low, high = _growth(a, b)
-    doubt = _doubt(a, b, before, after)
+    ratio, low, high = _ratio(a, b, method)
+    doubt = _doubt(a, b)
+    note = doubt or _another_way(before, after)
     return msgspec.structs.replace(
-        made, verdict="unclear" if doubt else "same", ratio=ratio, growth=growth, low=low, high=high, note=doubt
+        made, verdict="unclear" if doubt else "same", ratio=ratio, low=low, high=high, note=note
     )
 
 
 def judged(op: OpComparison, threshold: float, applied: float) -> OpComparison:
     """The op with its verdict: slower or faster beyond what is applied (a share) and its own interval, the same within
     the threshold asked for, and unclear between."""
-    if op.verdict != "same" or op.growth is None or op.low is None or op.high is None:
+    if op.verdict != "same" or op.ratio is None or op.low is None or op.high is None:
         return op
-    if 1.0 / (1.0 + threshold) <= op.growth <= 1.0 + threshold:
+    if 1.0 / (1.0 + threshold) <= op.ratio <= 1.0 + threshold:
         return op
-    if 1.0 / (1.0 + applied) <= op.growth <= 1.0 + applied:
-        return msgspec.structs.replace(op, verdict="unclear", note="the ops of the two runs scatter as far")
+    if 1.0 / (1.0 + applied) <= op.ratio <= 1.0 + applied:
+        return _unclear(op, "the ops of the two runs scatter as far")
     if op.low <= 1.0 <= op.high:
-        return msgspec.structs.replace(op, verdict="unclear", note="the change is within the errors of the two runs")
-    return msgspec.structs.replace(op, verdict="slower" if op.growth > 1.0 else "faster")
+        return _unclear(op, "the change is within the errors of the two runs")
+    return msgspec.structs.replace(op, verdict="slower" if op.ratio > 1.0 else "faster")
 
 
-def _growth(a: Measurement, b: Measurement) -> tuple[float, float, float]:
-    """Ratio of the times relative to the gauges, or of the medians without one, and its 95 % interval."""
-    growth = b.relative / a.relative if a.relative and b.relative else b.median_us / a.median_us
-    if a.relative_error is not None and b.relative_error is not None:
-        factor = math.exp(ERRORS * math.hypot(a.relative_error, b.relative_error))
-        return growth, growth / factor, growth * factor
+def _unclear(op: OpComparison, why: str) -> OpComparison:
+    return msgspec.structs.replace(op, verdict="unclear", note=f"{why}; {op.note}" if op.note else why)
+
+
+def _ratio(a: Measurement, b: Measurement, method: Method) -> tuple[float, float, float]:
+    """Ratio of the times relative to the gauges, or of the medians, and its 95 % interval."""
+    if method == "gauges" and a.relative and b.relative:
+        ratio, errors = b.relative / a.relative, (a.relative_error, b.relative_error)
+    else:
+        ratio, errors = b.median_us / a.median_us, (a.median_error, b.median_error)
+    if errors[0] is not None and errors[1] is not None:
+        factor = math.exp(ERRORS * math.hypot(errors[0], errors[1]))
+        return ratio, ratio / factor, ratio * factor
     low = b.ci_low_us / b.median_us * a.median_us / _some(a.ci_high_us)
-    return growth, growth * low, growth * b.ci_high_us / b.median_us * a.median_us / _some(a.ci_low_us)
+    return ratio, ratio * low, ratio * b.ci_high_us / b.median_us * a.median_us / _some(a.ci_low_us)
 
 
 def spread_of(ops: Sequence[OpComparison]) -> float | None:
-    """Standard deviation of the logarithms of the growths if they were normal, as the nearest four fifths tell it."""
-    logs = sorted(abs(math.log(op.growth)) for op in ops if op.verdict == "same" and op.growth)
+    """Standard deviation of the logarithms of the ratios if they were normal, as the nearest four fifths tell it."""
+    logs = sorted(abs(math.log(op.ratio)) for op in ops if op.verdict == "same" and op.ratio)
     return quantile(logs, NEAREST) / NORMAL_NEAREST if len(logs) >= MIN_OPS_FOR_SPREAD else None
 
 
-def _total_growth(both: Sequence[OpComparison]) -> float | None:
-    weights = [((op.before_us or 0.0) * op.count, op.growth) for op in both if op.growth is not None]
-    total = sum(weight for weight, _ in weights)
-    return sum(weight * growth for weight, growth in weights) / total if total > 0 else None
+def power_of(ops: Sequence[OpComparison], applied: float, spread: float | None) -> float | None:
+    """The least change that would be found so often (`FOUND`) in so large a part of the ops that were judged."""
+    least: list[float] = []
+    for op in ops:
+        if op.ratio is None or op.error is None:
+            continue
+        scatter = max(op.error, spread or 0.0)
+        least.append(math.expm1(max(math.log1p(applied), ERRORS * op.error) + FOUND_NORMAL * scatter))
+    return quantile(sorted(least), FOUND) if least else None
+
+
+def total_of(both: Sequence[OpComparison], spread: float | None) -> Total | None:
+    """Ratio of all ops together with its interval.
+
+    An op is off by its own error or by the spread of all, whichever is more; and ops that were measured one after the
+    other are off together, as a machine is slow for a while: what batches of neighbours differ by counts as well.
+    """
+    known = [(op, (op.before_us or 0.0) * op.count) for op in both if op.ratio and op.error is not None]
+    weight = sum(weight for _, weight in known)
+    if weight <= 0:
+        return None
+    ratio = sum(weight * (op.ratio or 0.0) for op, weight in known) / weight
+    shares = [(op, own * (op.ratio or 0.0) / (weight * ratio)) for op, own in known]
+    own = math.sqrt(sum((share * max(op.error or 0.0, spread or 0.0)) ** 2 for op, share in shares))
+    together = log_error([op.ratio or 0.0 for op, _ in known]) or 0.0
+    factor = math.exp(ERRORS * math.hypot(own, together))
+    return Total(ratio=ratio, low=ratio / factor, high=ratio * factor)
 
 
 def machine_of(pairs: Sequence[tuple[OpResult, OpResult]]) -> float | None:
@@ -194,18 +260,27 @@ def machine_of(pairs: Sequence[tuple[OpResult, OpResult]]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def _doubt(a: Measurement, b: Measurement, before: OpResult, after: OpResult) -> str:
+def _doubt(a: Measurement, b: Measurement) -> str:
     """Why the two measurements cannot be held against each other; "" where they can."""
     fewest = min(a.samples, b.samples)
+    for kind in map(kind_of, (*a.warnings, *b.warnings)):
+        if kind in DOUBTFUL:
+            return DOUBTFUL[kind]
     if median_ranks(fewest) is None:
         return f"{fewest} samples are too few for an interval"
     if a.part != b.part:
         return "another part of the op ran"
     if a.cache != b.cache:
         return f"{a.cache} caches before, {b.cache} after"
-    if (before.via, before.resolved_by) != (after.via, after.resolved_by):
-        return f"ran as {before.via or before.resolved_by} before, {after.via or after.resolved_by} after"
+    if a.threads is not None and b.threads is not None and a.threads != b.threads:
+        return f"with {a.threads} of the threads before, {b.threads} after"
     return ""
+
+
+def _another_way(before: OpResult, after: OpResult) -> str:
+    """That another implementation ran, which is what may have been asked: how a custom op compares with a built-in."""
+    first, second = (result.via or result.resolved_by or "" for result in (before, after))
+    return f"ran as {first} before, {second} after" if first != second else ""
 
 
 def _gauge_ratio(a: Measurement, b: Measurement) -> float | None:

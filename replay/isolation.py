@@ -68,6 +68,8 @@ class ChildProcess:
         self._op: ReplayOp | None = None
         self._alone = False
         """Whether the op in flight is the first of its child."""
+        self._shaken = False
+        """Whether an op raised in this child."""
         self._tries = 0
         self._failed_starts = 0
         self._was_ready = False
@@ -88,7 +90,7 @@ class ChildProcess:
 
     def open(self) -> None:
         """Start a child without waiting for it."""
-        self._child = Child(self._config)
+        self._child, self._shaken = Child(self._config), False
         self.deadline = start_deadline()
 
     def start(self) -> dict[str, object]:
@@ -131,6 +133,7 @@ class ChildProcess:
                 return None
             if isinstance(reply, Ready):
                 self._was_ready, self._failed_starts, self.deadline = True, 0, float("inf")
+                self._config = reply.settled(self._config)
                 if self._op is not None:
                     self._give(child, self._op)
                 return None
@@ -173,26 +176,31 @@ class ChildProcess:
     def _judge(self, child: Child, reply: Outcome | None, *, late: bool) -> Outcome | None:
         """The outcome of the op in flight, or None when it is tried again."""
         if late:
-            outcome = unable(Reason("budget", f"time: no result after {self._limit_s:g} s (--op-time)"))
+            outcome = unable(Reason("budget", f"time: no result after {self._limit_s:g} s (--op-limit)"))
         elif reply is None:
             outcome = unable(child.cause_of_death())
         else:
             outcome = reply
-        if self._again(outcome, alive=reply is not None):
+        if self._again(outcome, alive=reply is not None, late=late):
             self.kill()
             self._hand_out()
             return None
+        self._shaken = self._shaken or outcome.suspect
         if reply is None or outcome.poisoned:
             self.kill()
         tries, self._op, self.deadline = self._tries, None, float("inf")
         return outcome if tries == 1 else msgspec.structs.replace(outcome, attempts=tries)
 
-    def _again(self, outcome: Outcome, *, alive: bool) -> bool:
-        """Whether the op is tried alone: it went wrong, and was not alone."""
+    def _again(self, outcome: Outcome, *, alive: bool, late: bool) -> bool:
+        """Whether the op is tried alone: it went wrong, and was not alone.
+
+        One that does not come back would cost its time limit once more: it is tried again only where an op before it
+        went wrong in the same process.
+        """
         raised = alive and outcome.suspect and not outcome.poisoned
         if raised and self._tries > 1:
             self._raises += 1
-        if self._tries > 1 or self._alone:
+        if self._tries > 1 or self._alone or (late and not self._shaken):
             return False
         return not alive or outcome.poisoned or (raised and self._raises < RAISES_RETRIED)
 

@@ -1,19 +1,19 @@
-"""The measuring loop: warm-up, batches of calls, when to stop, and what to warn about; owns no device and no clock."""
+"""The measuring loop: what makes a sample, what samples amount to, and what to warn about; owns no device, no clock."""
 
 from __future__ import annotations
 
 import gc
 import math
 import statistics
-from bisect import insort
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 
 from opreplay.replay import environment, stats
 from opreplay.replay.executors.base import CacheState, Executor, Measurement, Prepared
 from opreplay.replay.gauge import UNSTABLE
+from opreplay.replay.sampling import SamplePlan, collect
+from opreplay.replay.warm_up import WarmUp, warm_up
 from opreplay.replay.warnings import MeasureWarning
 
 SAMPLE_US = 500.0
@@ -22,10 +22,12 @@ NOISY_IQR = 0.10
 """Quartiles further apart than this share of the median are worth a warning."""
 RESOLUTION_SHARE = 0.01
 """A sample shorter than the clock's resolution divided by this is worth a warning."""
-CHECK_EVERY = 4
 ONCE_S, ONCE_PER_OP_TIME = 1.0, 10.0
-"""A first call longer than both this and this many times `op_time_s` is the only one: what is set up in a first call is
-small against it, and a second one would double the time of the run."""
+"""Where a call takes longer than both this and this many times `op_time_s`, those of the warm-up are the samples."""
+WAITED_SHARE = 0.1
+"""A slow op whose thread waited this share of its time for a processor is worth a warning."""
+LEFT_SHARE = 0.8
+"""Of the op's time limit that the warm-up left, what sampling may take."""
 COPIES = 32
 """Most sets of arguments that a cold sample goes through."""
 COLD_FOOTPRINT = 2.0
@@ -48,6 +50,8 @@ class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
     warmup_s: float = 0.01
     """Go on warming up until this much time has passed, at most `max_warmup_calls` calls."""
     max_warmup_calls: int = 50
+    limit_s: float = 60.0
+    """Wall time after which the op is given up by whoever called this: calls that do not settle end before."""
     cache: CacheState = "warm"
     """Warm: one set of arguments again and again. Cold, which runs ask for unless told otherwise: each call finds its
     arguments outside the caches, by turns of copies or by a flush before each sample."""
@@ -57,30 +61,23 @@ class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Whether one more call is profiled and held against what was recorded."""
 
 
-class _Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What one sample is made of."""
-
-    calls: Sequence[Callable[[], Any]]
-    """One to be repeated, or as many as a sample has."""
-    count: int
-    evict: bool = False
-    rewarm: bool = False
-    """Whether a call that is not timed follows what is done between samples, so that these find warm caches."""
-    cache: CacheState
-    graph: Callable[[], Any] | None = None
-    """Launches the whole sample at once."""
-
-
 def measure(executor: Executor, prepared: Prepared, options: MeasureOptions) -> Measurement:
     """Time `prepared.call` until the median is known well enough or the time is spent.
 
-    Slow ops get fewer samples than `min_samples` rather than more than about three times `op_time_s`, very slow ones
-    are called once; the measurement then carries a warning. Whatever the op raises passes through.
+    Slow ops get fewer samples than `min_samples` rather than more than about three times `op_time_s`; of very slow ones
+    the calls of the warm-up count, without the first. Where the op's limit left no time for a second call, the first is
+    the measurement, with a warning. Whatever the op raises passes through.
     """
     clock = executor.clock
-    call_us, budget_s = _warm_up(executor, prepared, options)
-    if call_us * 1e-6 > max(ONCE_S, ONCE_PER_OP_TIME * options.op_time_s):
-        return summarize([call_us], calls=1, resolution_us=clock.resolution_us, options=options)
+    started = clock.now_s()
+    warm = warm_up(executor, prepared, options)
+    first_us = warm.took_us[0] if prepared.first_call_us is None else prepared.first_call_us
+    call_us, left_s = warm.call_us, options.limit_s - (clock.now_s() - started)
+    few = len(warm.took_us) == 1 or call_us * 1e-6 > LEFT_SHARE * left_s
+    if few or call_us * 1e-6 > max(ONCE_S, ONCE_PER_OP_TIME * options.op_time_s):
+        return _of_slow(warm, first_us, executor, options)
+    # What calls took that set something up is not counted against the samples.
+    budget_s = options.op_time_s - max(0.0, len(warm.took_us) * call_us * 1e-6 - options.op_time_s)
     limit = clock.max_calls if prepared.max_calls is None else min(clock.max_calls, prepared.max_calls)
     calls = calls_per_sample(call_us, limit)
     host_us = clock.launch_us(prepared.call, calls)
@@ -93,22 +90,40 @@ def measure(executor: Executor, prepared: Prepared, options: MeasureOptions) -> 
     collecting = gc.isenabled()
     gc.disable()
     try:
-        samples = _collect(executor, prepared, plan, options, budget_s)
+        samples = collect(executor, prepared, plan, options, budget_s=budget_s, left_s=LEFT_SHARE * left_s)
     finally:
         if collecting:
             gc.enable()
-    found = summarize(samples.ordered, calls=plan.count, resolution_us=clock.resolution_us, options=options)
+    chosen, interrupted = samples.chosen(enough=options.min_samples, one_thread=executor.threads == 1)
+    in_order = [sample.took_us for sample in chosen]
+    found = summarize(sorted(in_order), calls=plan.count, resolution_us=clock.resolution_us, options=options)
     host = [] if plan.graph is not None else _host_warnings(host_us, found.median_us)
-    warnings = [*found.warnings, *failed, *host, *_cache_warnings(executor, plan)]
-    if samples.gauge_us and executor.gauge is not None:
-        found = against_gauge(found, samples.in_order, samples.gauge_us)
+    warnings = [*found.warnings, *failed, *interrupted, *host, *_cache_warnings(executor, plan)]
+    gauge_us = [sample.gauge_us for sample in chosen]
+    if executor.gauge is not None and all(gauge_us):
+        found = against_gauge(found, in_order, gauge_us)
         assert found.gauge_us is not None
         warnings += gauge_warnings(found.gauge_us, executor.gauge.best_us)
     if (events := environment.throttle_events() - throttled) > 0:
         warnings.append(MeasureWarning(kind="throttled", data={"events": events}))
     return msgspec.structs.replace(
-        found, warnings=tuple(warnings), cache=plan.cache, host_us=host_us, graph=plan.graph is not None
-    )
+        found, warnings=tuple(warnings), cache=plan.cache, host_us=host_us, graph=plan.graph is not None,
+        first_call_us=first_us, repeated=len(samples.all) - len(chosen), median_error=stats.log_error(in_order),
+        threads=executor.threads,
+    )  # fmt: skip
+
+
+def _of_slow(warm: WarmUp, first_us: float, executor: Executor, options: MeasureOptions) -> Measurement:
+    """The measurement that the calls of the warm-up make of an op too slow for more."""
+    share, count = warm.waited_share, float(len(warm.settled_us))
+    left_out = share if executor.threads == 1 else 0.0
+    took_us = sorted((1.0 - left_out) * us for us in warm.settled_us)
+    found = summarize(took_us, calls=1, resolution_us=executor.clock.resolution_us, options=options)
+    warnings = [*found.warnings, *warm.warnings]
+    if share > WAITED_SHARE:
+        data = {"interrupted": count, "samples": count, "left_out_share": left_out}
+        warnings.append(MeasureWarning(kind="interrupted", data=data))
+    return msgspec.structs.replace(found, first_call_us=first_us, threads=executor.threads, warnings=tuple(warnings))
 
 
 def calls_per_sample(call_us: float, limit: int) -> int:
@@ -116,14 +131,14 @@ def calls_per_sample(call_us: float, limit: int) -> int:
     return max(1, min(limit, math.ceil(SAMPLE_US / max(call_us, 1e-3))))
 
 
-def _plan(executor: Executor, prepared: Prepared, calls: int, options: MeasureOptions) -> _Plan:
+def _plan(executor: Executor, prepared: Prepared, calls: int, options: MeasureOptions) -> SamplePlan:
     """How the arguments are kept out of the caches, or that they are not.
 
     Arguments that fill the last cache twice push themselves out of it. Smaller ones take turns with copies; where the
     copies do not fill the cache twice either, it is flushed before each sample, in which each copy is used once.
     """
     size, cache = prepared.argument_bytes, executor.cache_bytes
-    warm = _Plan(calls=(prepared.call,), count=calls, cache="warm", rewarm=calls > 1 and not prepared.max_calls)
+    warm = SamplePlan(calls=(prepared.call,), count=calls, cache="warm", rewarm=calls > 1 and not prepared.max_calls)
     if options.cache == "warm" or not size or not cache:
         return warm
     if size >= COLD_FOOTPRINT * cache:
@@ -131,11 +146,11 @@ def _plan(executor: Executor, prepared: Prepared, calls: int, options: MeasureOp
     turns = math.ceil(COLD_FOOTPRINT * cache / size)
     copies = prepared.copies(turns if turns <= COPIES else min(COPIES, calls))
     if len(copies) >= turns:
-        return _Plan(calls=copies, count=calls, cache="cold")
-    return _Plan(calls=copies, count=min(calls, len(copies)), evict=True, cache="cold")
+        return SamplePlan(calls=copies, count=calls, cache="cold")
+    return SamplePlan(calls=copies, count=min(calls, len(copies)), evict=True, cache="cold")
 
 
-def _captured(executor: Executor, plan: _Plan) -> tuple[_Plan, list[MeasureWarning]]:
+def _captured(executor: Executor, plan: SamplePlan) -> tuple[SamplePlan, list[MeasureWarning]]:
     """The plan with its sample as a graph, or as it was with a warning where that cannot be had."""
     calls = [plan.calls[i % len(plan.calls)] for i in range(plan.count)]
     try:
@@ -143,88 +158,6 @@ def _captured(executor: Executor, plan: _Plan) -> tuple[_Plan, list[MeasureWarni
     except RuntimeError:
         return plan, [MeasureWarning(kind="not captured")]
     return (plan, []) if graph is None else (msgspec.structs.replace(plan, graph=graph), [])
-
-
-def _warm_up(executor: Executor, prepared: Prepared, options: MeasureOptions) -> tuple[float, float]:
-    """Call until caches and allocators have settled; returns the least time of a call (us) and the budget left (s)."""
-    clock = executor.clock
-    started = clock.now_s()
-    best_us = math.inf
-    calls = 0
-    while calls < max(options.max_warmup_calls, 1):
-        best_us = min(best_us, clock.time_calls(prepared.call, 1))
-        calls += 1
-        executor.reset(prepared)
-        spent_s = clock.now_s() - started
-        if calls >= options.warmup_calls and spent_s >= options.warmup_s:
-            break
-        if spent_s >= options.op_time_s:
-            break
-    overrun_s = clock.now_s() - started - options.op_time_s
-    return best_us, options.op_time_s - max(0.0, overrun_s)
-
-
-class _Samples:
-    """What was timed, in microseconds a call, and the gauge beside it."""
-
-    def __init__(self) -> None:
-        self.in_order: list[float] = []
-        self.ordered: list[float] = []
-        self.gauge_us: list[tuple[float, ...]] = []
-        """For each sample the means of the readings right before and right after it; none without a gauge."""
-
-    def add(self, took_us: float) -> None:
-        self.in_order.append(took_us)
-        insort(self.ordered, took_us)
-
-
-def _collect(executor: Executor, prepared: Prepared, plan: _Plan, options: MeasureOptions, budget_s: float) -> _Samples:
-    clock = executor.clock
-    samples = _Samples()
-    turn = 0
-    started = clock.now_s()
-    before_us = _read(executor, prepared, plan)
-    while len(samples.ordered) < options.max_samples:
-        if plan.evict:
-            executor.evict()
-            before_us = _read(executor, prepared, plan)
-        if plan.graph is not None:
-            took_us = clock.time_calls(plan.graph, 1)
-        elif len(plan.calls) == 1:
-            took_us = clock.time_calls(plan.calls[0], plan.count)
-        else:
-            took_us = clock.time_each([plan.calls[(turn + i) % len(plan.calls)] for i in range(plan.count)])
-            turn += plan.count
-        samples.add(took_us / plan.count)
-        executor.reset(prepared)
-        after_us = _read(executor, prepared, plan)
-        if after_us:
-            samples.gauge_us.append(tuple((a + b) / 2 for a, b in zip(before_us, after_us, strict=True)))
-        before_us = after_us
-        if _enough(samples.ordered, clock.now_s() - started, options, budget_s):
-            break
-    return samples
-
-
-def _read(executor: Executor, prepared: Prepared, plan: _Plan) -> tuple[float, ...]:
-    """Readings of the gauges; of memory where caches are meant to be cold, as it goes through them."""
-    if executor.gauge is None:
-        return ()
-    reading = executor.gauge.read(executor.clock, memory=plan.cache == "cold")
-    if plan.rewarm:
-        prepared.call()
-    return reading
-
-
-def _enough(ordered: list[float], spent_s: float, options: MeasureOptions, budget_s: float) -> bool:
-    """Whether the median is known well enough, or the time is spent."""
-    count = len(ordered)
-    if count < options.min_samples:
-        return spent_s + spent_s / count > max(budget_s, 0.0) + 2.0 * options.op_time_s
-    if spent_s >= budget_s:
-        return True
-    settled = spent_s >= options.min_share * options.op_time_s
-    return settled and count % CHECK_EVERY == 0 and stats.is_narrow(ordered, options.target_ci)
 
 
 def against_gauge(found: Measurement, in_order: Sequence[float], gauge_us: Sequence[tuple[float, ...]]) -> Measurement:
@@ -302,7 +235,7 @@ def gauge_warnings(gauge_us: tuple[float, float], best_us: float | None) -> list
     return []
 
 
-def _cache_warnings(executor: Executor, plan: _Plan) -> list[MeasureWarning]:
+def _cache_warnings(executor: Executor, plan: SamplePlan) -> list[MeasureWarning]:
     if not plan.evict or executor.evicted_bytes >= executor.cache_bytes:
         return []
     data = {"flushed_bytes": float(executor.evicted_bytes), "cache_bytes": float(executor.cache_bytes)}

@@ -66,8 +66,18 @@ def _together(runs: Sequence[Measurement]) -> Measurement:
         deciles_us=(),
         relative=relative,
         relative_error=error,
+        median_error=_median_error(runs),
         gauge_us=(min(min(pair) for pair in gauge_us), max(max(pair) for pair in gauge_us)) if gauge_us else None,
     )
+
+
+def _median_error(runs: Sequence[Measurement]) -> float | None:
+    """Of the median of the runs: how far they differ, or what their own errors make; None where one knows none."""
+    errors = [one.median_error for one in runs]
+    if any(error is None for error in errors) or min(one.median_us for one in runs) <= 0:
+        return None
+    between = statistics.stdev(math.log(one.median_us) for one in runs) / math.sqrt(len(runs))
+    return max(between, math.hypot(*(error or 0.0 for error in errors)) / len(runs))
 
 
 def _within(runs: Sequence[Measurement]) -> float:

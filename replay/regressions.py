@@ -1,4 +1,4 @@
-"""`slower>5%`, `total>3%`, `lost>0`: conditions on a comparison that a build can fail on; own no comparison."""
+"""`slower>5%`, `total>3%`, `lost>0`, `unclear>50%`: what a build can fail on in a comparison; own no comparison."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import msgspec
 from opreplay.replay.compare import Comparison
 from opreplay.traces.errors import UsageError
 
-_CONDITION = re.compile(r"\s*(slower|total|lost)\s*>\s*([0-9]+(?:\.[0-9]+)?)\s*(%?)\s*")
+_CONDITION = re.compile(r"\s*(slower|total|lost|unclear)\s*>\s*([0-9]+(?:\.[0-9]+)?)\s*(%?)\s*")
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
     """What must not be."""
 
-    what: Literal["slower", "total", "lost"]
-    """An op that became slower, the sum over all ops, the number of ops that are no longer replayed."""
+    what: Literal["slower", "total", "lost", "unclear"]
+    """An op that became slower, all ops together, the number of ops that are no longer replayed, the share of
+    ops that could not be judged."""
     limit: float
     """A share, or a number of ops for "lost"."""
 
@@ -31,10 +32,15 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
             lost = found.of("lost")
             return [f"{self}: {len(lost)} ops are no longer replayed"] if len(lost) > self.limit else []
         if self.what == "total":
-            ratio = found.total_growth
-            return [f"{self}: {ratio:.3f}×"] if ratio is not None and ratio > 1.0 + self.limit else []
-        slow = [op for op in found.of("slower") if (op.growth or 1.0) > 1.0 + self.limit]
-        return [f"{self}: {op.name} {op.growth or 0.0:.3f}×" for op in slow]
+            total = found.total
+            if total is None or total.ratio <= 1.0 + self.limit or total.low <= 1.0:
+                return []
+            return [f"{self}: {total.ratio:.3f}× ({total.low:.3f} to {total.high:.3f})"]
+        if self.what == "unclear":
+            share = found.unclear_share
+            return [f"{self}: {share:.0%} of the ops cannot be judged"] if share > self.limit else []
+        slow = [op for op in found.of("slower") if (op.ratio or 1.0) > 1.0 + self.limit]
+        return [f"{self}: {op.name} {op.ratio or 0.0:.3f}×" for op in slow]
 
 
 def violations(conditions: Sequence[Condition], found: Comparison) -> list[str]:
@@ -48,6 +54,8 @@ def parse_condition(text: str) -> Condition:
     """ "slower>5%" → Condition. Raises UsageError for anything else."""
     match = _CONDITION.fullmatch(text)
     if match is None or (match[1] == "lost") == bool(match[3]):
-        raise UsageError(f"{text!r} is no condition", hint="Write it like 'slower>5%', 'total>3%' or 'lost>0'.")
-    what: Literal["slower", "total", "lost"] = match[1]  # type: ignore[assignment]
+        raise UsageError(
+            f"{text!r} is no condition", hint="Write it like 'slower>5%', 'total>3%', 'lost>0' or 'unclear>50%'."
+        )
+    what: Literal["slower", "total", "lost", "unclear"] = match[1]  # type: ignore[assignment]
     return Condition(what=what, limit=float(match[2]) * (0.01 if match[3] else 1.0))

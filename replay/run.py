@@ -17,6 +17,7 @@ import msgspec
 
 from opreplay.replay import environment
 from opreplay.replay.attempt import Outcome, unable
+from opreplay.replay.budget import need_of
 from opreplay.replay.describe import describe_inputs
 from opreplay.replay.executors.base import CacheState
 from opreplay.replay.ir import Reason, ReplayOp, ReplayPlan
@@ -48,6 +49,8 @@ from opreplay.traces.errors import EnvironmentRefused
 LIMIT_S = 60.0
 """Wall time of one op, set-up included, before its process is killed; more when `op_time_s` asks for more."""
 LIMIT_PER_OP_TIME = 30.0
+MAPPED_BYTES = 128 << 10
+"""From this size on the C library maps memory anew for each result (mallopt(3), M_MMAP_THRESHOLD)."""
 
 Simulate = Callable[[ReplayOp], dict[str, Simulated]]
 """Predictions for one op by SoC, in the order asked for."""
@@ -85,7 +88,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     total_time_s: float | None = None
     """Wall time for the whole run; ops that come too late are skipped with that reason."""
     threads: int | None = None
-    """Of torch on the CPU; None for its own choice."""
+    """Of torch on the CPU; None for its own choice, or fewer where processors are busy."""
     isolation: Literal["process", "none"] = "process"
     executor: Literal["torch", "fake"] = "torch"
     allow_imports: dict[str, str] = {}
@@ -112,7 +115,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         return MeasureOptions(
             op_time_s=self.op_time_s, target_ci=self.target_ci, min_samples=self.min_samples,
             max_samples=self.max_samples, warmup_calls=self.warmup_calls, warmup_s=self.warmup_s, cache=self.cache,
-            check_kernels=self.check_kernels, cuda_graph=self.cuda_graph,
+            check_kernels=self.check_kernels, cuda_graph=self.cuda_graph, limit_s=self.hard_limit_s(),
         )  # fmt: skip
 
     def hard_limit_s(self) -> float:
@@ -147,6 +150,7 @@ def run_plan(
     devices: tuple[str, ...] = (),
     close: Close | None = None,
     beside: bool = False,
+    on_start: Callable[[dict[str, object]], None] | None = None,
 ) -> Summary:
     """Measure and predict every op of the plan; each result goes to the sink as soon as it is there.
 
@@ -154,7 +158,7 @@ def run_plan(
     exception passes on. `runner` or `engine` replace what the options would choose; `trace` is added to the header's
     facts; `devices` names the simulated devices with their versions. With `earlier` the run goes on where that one
     ended, without a new header. What `close` makes of all results is written before the summary. `beside` says that
-    another job measures on the same device.
+    another job measures on the same device. `on_start` is told the facts of host and device before the first op.
     In the mode "sequence" the results are those of one recorded step, and one record more sums it up.
     Raises EnvironmentRefused when the device is missing, UsageError or FormatError for values that fit no op, for an
     `earlier` of another run and for a plan without the order of its calls, before anything is written.
@@ -163,12 +167,13 @@ def run_plan(
     if options.values is not None:
         check_values_file(plan, options.values)
     options = msgspec.structs.replace(options, max_op_bytes=options.max_op_bytes or _default_op_bytes(options, earlier))
+    continued = _with_threads(options, earlier)
     if options.mode == "sequence":
         plan = step_plan(plan)
-        chosen = sequence = sequence_engine(plan, options, on_progress)
+        chosen = sequence = sequence_engine(plan, continued, on_progress)
         close = sequence.records
     else:
-        chosen = engine if engine is not None else OneByOne(runner) if runner is not None else make_engine(options)
+        chosen = engine if engine is not None else OneByOne(runner) if runner is not None else make_engine(continued)
     results: list[OpResult] = []
     begun = False
     try:
@@ -178,6 +183,8 @@ def run_plan(
             return whole
         results += _begin(sink, header, earlier, again=options.mode == "sequence")
         begun = True
+        if on_start is not None:
+            on_start(header.environment)
         watch = _Watch(plan, options, started, len(results), on_progress)
         done = {result.id for result in results}
         for op, outcome in chosen.outcomes([op for op in plan.ops if op.id not in done], watch.decide):
@@ -239,6 +246,14 @@ def _default_op_bytes(options: RunOptions, earlier: ResultFile | None) -> int:
     free."""
     before = None if earlier is None else earlier.header.options.get("max_op_bytes")
     return before if isinstance(before, int) else environment.default_op_bytes() // options.lanes
+
+
+def _with_threads(options: RunOptions, earlier: ResultFile | None) -> RunOptions:
+    """The options with as many threads as the run that is continued chose: its times are of that many."""
+    before = None if earlier is None else earlier.header.environment.get("threads")
+    if options.threads is not None or options.lanes > 1 or not isinstance(before, int):
+        return options
+    return msgspec.structs.replace(options, threads=before)
 
 
 def sequence_engine(
@@ -352,6 +367,7 @@ def _header(
         "device_us_total": plan.device_us_total,
         "unowned_device_us": plan.unowned_device_us,
         "host_us_total": plan.host_us_total,
+        "large_results": sum(need_of(op).outputs >= MAPPED_BYTES for op in plan.ops),
     }
     return Header(
         opreplay_version=environment.opreplay_version(),

@@ -70,6 +70,11 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
     facts: dict[str, object]
 
+    def settled(self, config: WorkerConfig) -> WorkerConfig:
+        """The configuration for the next process of the run: with as many threads as this one chose."""
+        threads = self.facts.get("threads")
+        return msgspec.structs.replace(config, threads=threads) if isinstance(threads, int) else config
+
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     """The worker cannot work at all, e.g. since the device is missing."""
@@ -101,17 +106,31 @@ def make_executor(config: WorkerConfig) -> Executor:
     from opreplay.replay.policy import Policy
     from opreplay.replay.resolve import find_overload
 
+    threads, idle = _threads(config)
     load_plugins(config.plugins)
     policy = Policy(allow_imports=config.allow_imports) if config.allow_imports else Policy()
     return TorchExecutor(
         config.device,
         partial(find_overload, policy=policy),
         memory_bytes=config.memory_bytes,
-        threads=config.threads,
+        threads=threads,
+        idle_cpus=idle,
         registry=open_registry(config.init_modules, config.init_args),
         values=None if config.values is None else RecordedValues(config.values),
         check_work=config.check_work,
     )
+
+
+def _threads(config: WorkerConfig) -> tuple[int | None, float | None]:
+    """Threads of ops on the CPU, and how many processors were idle where the number follows from that."""
+    if config.threads is not None or config.device != "cpu":
+        return config.threads, None
+    import torch
+
+    from opreplay.replay.threads import fitting_threads, idle_cpus
+
+    idle = idle_cpus()
+    return fitting_threads(torch.get_num_threads(), idle), idle
 
 
 def serve(descriptor: int, parent: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -71,6 +71,15 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     its ratio to that of another run means something. None where the device has no gauge."""
     relative_error: float | None = None
     """Standard error of the logarithm of `relative`, from batch means; None with fewer than 16 samples."""
+    median_error: float | None = None
+    """The same of `median_us`."""
+    first_call_us: float | None = None
+    """What the very first call took, which may compile, tune or load; never a part of the other times, but for one with
+    the warning "first call"."""
+    repeated: int = 0
+    """Samples that were taken again, since another program had the processor meanwhile; in none of the times."""
+    threads: int | None = None
+    """Threads that an op could use on the CPU; None elsewhere and in older files."""
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +90,26 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """Names of the ops right below the op, in order."""
     has_device: bool = False
     """Whether the executor's device runs kernels at all."""
+
+
+class Interruptions(NamedTuple):
+    """Since the process started; zeros where the system does not say."""
+
+    count: int = 0
+    """Times that a thread of this process was switched out against its will."""
+    waited_us: float = 0.0
+    """What the calling thread waited for a processor, ready to run."""
+    used_us: float | None = None
+    """Processor time of the calling thread; None where the work is done elsewhere."""
+
+    def waited_since(self, before: Interruptions, took_us: float) -> float:
+        """Of `took_us` of wall time after `before`, what was spent waiting for a processor.
+
+        Readings are taken outside of what is timed, and switches are most likely right then: the thread has not waited
+        longer than it did not compute.
+        """
+        idle_us = took_us - ((self.used_us or 0.0) - (before.used_us or 0.0))
+        return max(0.0, min(self.waited_us - before.waited_us, idle_us))
 
 
 class Clock(Protocol):
@@ -112,6 +141,10 @@ class Clock(Protocol):
         """Wall time in seconds, for budgets."""
         ...
 
+    def interruptions(self) -> Interruptions:
+        """How often other programs have taken the processor so far."""
+        ...
+
 
 class Prepared(Protocol):
     """An op that is ready to be called."""
@@ -129,6 +162,11 @@ class Prepared(Protocol):
     @property
     def argument_bytes(self) -> int:
         """Memory behind the tensor arguments; 0 where there are none."""
+        ...
+
+    @property
+    def first_call_us(self) -> float | None:
+        """Host time of the first call where preparing the op made it; None where it is still to come."""
         ...
 
     def copies(self, count: int) -> Sequence[Callable[[], Any]]:
@@ -159,6 +197,15 @@ class Executor(Protocol):
 
     @property
     def clock(self) -> Clock: ...
+
+    @property
+    def threads(self) -> int | None:
+        """Threads that an op may use on the host; None on an accelerator."""
+        ...
+
+    def use_threads(self, count: int) -> None:
+        """Let ops use so many threads of the host from now on."""
+        ...
 
     @property
     def cache_bytes(self) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from opreplay.replay.executors.base import NotReplayable, Profile
+from opreplay.replay.executors.base import Interruptions, NotReplayable, Profile
 from opreplay.replay.executors.filled import Filled
 from opreplay.replay.gauge import Gauge
 from opreplay.replay.ir import Assumption, Reason, ReplayOp
@@ -58,12 +58,16 @@ class FakeClock:
     def now_s(self) -> float:
         return self.elapsed_us * 1e-6
 
+    def interruptions(self) -> Interruptions:
+        return Interruptions()
+
 
 class FakePrepared:
     """One call of a fake op."""
 
     argument_bytes = 0
     max_calls: int | None = None
+    first_call_us: float | None = None
     initializer: str | None = "fake"
     assumptions: tuple[Assumption, ...] = ()
     work: Work | None = None
@@ -81,6 +85,7 @@ class FakeExecutor:
     device = "fake"
     cache_bytes = evicted_bytes = 0
     gauge: Gauge | None = None
+    threads: int | None = None
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -110,6 +115,9 @@ class FakeExecutor:
     def capture(self, calls: Sequence[Callable[[], Any]]) -> Callable[[], Any] | None:
         """None: there are no graphs."""
         return None
+
+    def use_threads(self, count: int) -> None:
+        """There are none."""
 
     def evict(self) -> None:
         """There are no caches."""

@@ -61,6 +61,7 @@ class TorchPrepared:
         self._spare_bytes = spare_bytes
         self.mutates = bool(written)
         self.max_calls: int | None = None
+        self.first_call_us: float | None = None
         self.initializer: str | None = None
         self.assumptions: tuple[Assumption, ...] = ()
         self.work: Work | None = None
@@ -83,6 +84,12 @@ class TorchPrepared:
             if _form(tensor) != form:
                 tensor.set_(storage, *form)
 
+    def call_first(self) -> None:
+        """The first call, timed on the host."""
+        started = perf_counter()
+        self.call()
+        self.first_call_us = (perf_counter() - started) * 1e6
+
     @property
     def reshaped(self) -> bool:
         """Whether something that the op writes to no longer has its first shape: squeeze_, t_, resize_ and others."""
@@ -103,6 +110,7 @@ class TorchExecutor:
     def __init__(
         self, device: str, find_overload: FindOverload, *, memory_bytes: int, threads: int | None = None,
         registry: Registry | None = None, values: RecordedValues | None = None, check_work: bool = False,
+        idle_cpus: float | None = None,
     ) -> None:  # fmt: skip
         self._device = open_device(device)
         self.device = str(self._device)
@@ -111,6 +119,7 @@ class TorchExecutor:
         self._registry = built_in() if registry is None else registry
         self._values = values
         self._check_work = check_work
+        self._idle_cpus = idle_cpus
         self._before = (torch.get_num_threads(), torch.is_grad_enabled())
         if threads is not None:
             torch.set_num_threads(threads)
@@ -130,6 +139,8 @@ class TorchExecutor:
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "cache_bytes": self.cache_bytes,
         }
+        if self._idle_cpus is not None:
+            facts["idle_cpus"], facts["threads_of_torch"] = round(self._idle_cpus, 1), self._before[0]
         if self._device.type != "cpu":
             backend = _backend(self._device.type)
             facts["device_name"] = backend.get_device_name(self._device)
@@ -204,7 +215,7 @@ class TorchExecutor:
         prepared.assumptions = filled.assumptions
         if prepared.mutates:
             if not prepared.resettable and aliasing.groups(op.args):
-                prepared.call()  # `prepare` must learn here whether the kernel takes arguments that overlap
+                prepared.call_first()  # `prepare` must learn here whether the kernel takes arguments that overlap
             self._probe(prepared)
         return prepared
 
@@ -234,6 +245,13 @@ class TorchExecutor:
 
     def capture(self, calls: Sequence[Callable[[], Any]]) -> Callable[[], Any] | None:
         return captured(calls, self._device)
+
+    @property
+    def threads(self) -> int | None:
+        return torch.get_num_threads() if self._device.type == "cpu" else None
+
+    def use_threads(self, count: int) -> None:
+        torch.set_num_threads(count)
 
     def evict(self) -> None:
         self._caches.evict()
@@ -295,7 +313,7 @@ class TorchExecutor:
             prepared.assumptions += (Assumption(argument="self", what="not reset between calls: no memory for a copy"),)
             prepared.max_calls = PROBE_CALLS[-1]
             return
-        prepared.call()
+        prepared.call_first()
         prepared.finite()
         if prepared.reshaped:
             prepared.max_calls = 1  # the next call would be another one: on another shape

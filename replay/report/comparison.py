@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from opreplay.replay.compare import Comparison, OpComparison, Verdict
+from opreplay.replay.compare import Comparison, OpComparison, Total, Verdict
 from opreplay.replay.report.text import plural, ratio_text, share_text
 
 SHOWN: tuple[Verdict, ...] = ("slower", "faster", "lost", "gained", "only before", "only after")
@@ -13,10 +13,10 @@ ORDER: tuple[Verdict, ...] = (*SHOWN, "same", "unclear")
 
 
 def first_line(found: Comparison) -> str:
-    """ "compared 48 ops: 3 slower, 1 faster, 44 same; total 1.02×"."""
+    """ "compared 48 ops: 3 slower, 1 faster, 44 same; total 1.020× (1.01 to 1.03)"."""
     judged = found.of("slower", "faster", "same", "unclear")
     counts = [f"{len(ops):,} {verdict}" for verdict in ORDER if (ops := found.of(verdict))]
-    total = f"; total {precise(found.total_ratio)}" if found.total_ratio is not None else ""
+    total = "" if found.total is None else f"; total {precise(found.total.ratio)} ({interval(found.total)})"
     return f"compared {plural(len(judged), 'op')}: {', '.join(counts) or 'none in both runs'}{total}"
 
 
@@ -30,7 +30,7 @@ def precise(ratio: float | None) -> str:
     return f"{ratio:.3f}×" if ratio is not None and 0.001 <= ratio < 10 else ratio_text(ratio, 1.0)
 
 
-def interval(op: OpComparison) -> str:
+def interval(op: OpComparison | Total) -> str:
     """ "1.08 to 1.13"; empty where there is none."""
     return "" if op.low is None or op.high is None else f"{op.low:.2f} to {op.high:.2f}"
 
@@ -40,6 +40,10 @@ def notes(found: Comparison) -> list[str]:
     made = [f"threshold: ±{share_text(found.threshold)}"]
     if found.applied > found.threshold:
         made[0] += f", raised to ±{share_text(found.applied)}: so far do ratios scatter in these two runs"
+    if found.power is not None:
+        made.append(f"power: this pair could have seen changes above {share_text(found.power)}")
+    if found.method == "gauges" and found.machine is not None:
+        made.append("ratio: of times relative to a fixed piece of work beside each sample; --method medians is without")
     if found.machine is not None and abs(found.machine - 1.0) > 0.02:
         made.append(f"machine: a fixed piece of work took {precise(found.machine)} as long in the second run")
     made += [f"forced: {difference}" for difference in found.differences if difference.blocking]
@@ -56,4 +60,4 @@ def facts(found: Comparison) -> dict[str, object]:
     body: dict[str, object] = msgspec.to_builtins(found)
     ops = body.pop("ops")
     counts = {verdict: len(found.of(verdict)) for verdict in ORDER}
-    return {"counts": counts, "total_ratio": found.total_ratio, **body, "ops": ops}
+    return {"counts": counts, **body, "ops": ops}

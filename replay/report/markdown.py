@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from opreplay.replay.report.doubts import mark
 from opreplay.replay.report.facts import (
     coverage_line,
     detail_text,
@@ -70,14 +71,15 @@ def render(header: Header, results: Sequence[OpResult], summary: Summary) -> str
         note = r.reason if r.status != "replayed" else (f"via {r.via}" if r.via else "")
         lines.append(_row([
             code(r.name), code(r.inputs), f"{r.count:,}", share_text(r.recorded_share),
-            time_text(recorded_us(r, device=device)), time_text(r.measured_us),
+            time_text(recorded_us(r, device=device)), time_text(r.measured_us) + escaped(mark([r])),
             *(time_text(r.simulated_us.get(soc)) for soc in socs), escaped(r.bound) or DASH, escaped(note),
         ]))  # fmt: skip
     lines += ["", _row(["all calls", "recorded", "measured", *map(escaped, socs)])]
     lines.append(_row(["---", *["---:"] * (2 + len(socs))]))
     for total in totals(results, device=device):
         lines.append(_row([
-            escaped(total.label), time_text(total.recorded_us), time_text(total.measured_us),
+            escaped(total.label), time_text(total.recorded_us),
+            time_text(total.measured_us) + (escaped(mark(results)) if total.measured_us is not None else ""),
             *(time_text(total.simulated_us.get(soc)) for soc in socs),
         ]))  # fmt: skip
     lines += _reasons(results) + _work(results)

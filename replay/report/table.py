@@ -11,6 +11,7 @@ from rich.text import Text
 from opreplay.replay.reasons import ReasonTotal
 from opreplay.replay.report import npu
 from opreplay.replay.report.columns import Column, OpCell, ops_table, plain_table
+from opreplay.replay.report.doubts import mark
 from opreplay.replay.report.facts import (
     Totals,
     detail_text,
@@ -30,6 +31,7 @@ MAX_ROWS = 40
 RATIOS_FROM = 110
 """Terminal width from which ratios to the recorded time are shown."""
 RATIO = "÷ rec."
+MEASURED = "measured"
 KIND_CHARS = 20
 """Longer than every kind of reason; only a damaged file has longer ones."""
 STYLES = {"skipped": "yellow", "failed": "red"}
@@ -102,12 +104,12 @@ def columns_of(results: Sequence[OpResult], *, device: bool, ratios: bool) -> li
     """All narrow columns, in order of appearance; `device` says which recorded time is meant."""
     recorded = [recorded_us(r, device=device) for r in results]
     measured = [r.measured_us for r in results]
-    cells = tuple(time_text(r.measured_us) if r.status == "replayed" else r.status for r in results)
+    cells = tuple(time_text(r.measured_us) + mark([r]) if r.status == "replayed" else r.status for r in results)
     styles = tuple(STYLES.get(r.status, "") for r in results)
     ratio = [_ratio_column(measured, recorded)] if ratios else []
     return [
         *recorded_columns(results, device=device),
-        Column(title="measured", cells=cells, styles=styles),
+        Column(title=MEASURED, cells=cells, styles=styles),
         *ratio,
         *simulated_columns(results, recorded if ratios else None),
     ]
@@ -168,7 +170,8 @@ def totals_table(results: Sequence[OpResult], *, device: bool) -> Table:
         cells: list[str] = []
         for total in sums:
             value = pick(total)
-            cells += [time_text(value), "" if title == recorded else ratio_text(value, total.recorded_us)]
+            star = mark(results) if title == MEASURED and value is not None else ""
+            cells += [time_text(value) + star, "" if title == recorded else ratio_text(value, total.recorded_us)]
         table.add_row(*map(Text, (title, *cells)))
     return table
 
@@ -177,6 +180,6 @@ def _clocks(results: Sequence[OpResult], recorded: str) -> list[tuple[str, Calla
     """Title of each clock and what it reads in a sum."""
     made: list[tuple[str, Callable[[Totals], float | None]]] = [
         (recorded, lambda total: total.recorded_us),
-        ("measured", lambda total: total.measured_us),
+        (MEASURED, lambda total: total.measured_us),
     ]
     return made + [(safe(soc), lambda total, soc=soc: total.simulated_us.get(soc)) for soc in socs_of(results)]

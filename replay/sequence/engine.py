@@ -21,7 +21,7 @@ from opreplay.replay.results import OpResult, SequenceResult
 from opreplay.replay.sequence.messages import PassDone, SequenceOutcome, SequenceTask
 from opreplay.replay.sequence.serving import BEAT, LostDevice, serve_sequence
 from opreplay.replay.stats import median_interval, quantile
-from opreplay.replay.worker import WorkerConfig
+from opreplay.replay.worker import Ready, WorkerConfig
 from opreplay.traces.errors import EnvironmentRefused
 
 DEATHS = 10
@@ -168,7 +168,7 @@ class SequenceEngine:
                 if now != seen:
                     seen, changed = now, monotonic()
                 if not readable and monotonic() - changed > self._limit_s:
-                    reason = Reason("budget", f"time: no result after {self._limit_s:g} s (--op-time)")
+                    reason = Reason("budget", f"time: no result after {self._limit_s:g} s (--op-limit)")
                     return self._ended(seen[0], reason)
                 if not readable:
                     continue
@@ -207,7 +207,8 @@ class SequenceEngine:
         deadline = start_deadline()
         try:
             readable = wait([child.fileno()], max(0.0, deadline - monotonic()))
-            if readable and child.receive() is not None and child.facts is not None:
+            if readable and isinstance(reply := child.receive(), Ready):
+                self._config = reply.settled(self._config)
                 return child
             why = (
                 f"did not start: {child.cause_of_death().detail}" if readable else f"was not ready after {START_S:g} s"

@@ -80,13 +80,15 @@ def test_a_folder_of_ranks_is_reported_by_trace_and_by_job(ranks: Path, tmp_path
 def test_filters_and_options_are_those_of_run(ranks: Path) -> None:
     result = batch(
         ranks / "*.json*", "--top", "1", "--op-filter", "aten::*", "--exclude", "aten::mm", "--select", "top",
-        "--seed", "7", "--op-time", "5ms", "--threads", "1", "--max-op-memory", "1GB", "--device", "cpu",
+        "--seed", "7", "--op-time", "5ms", "--op-limit", "9s", "--threads", "1", "--max-op-memory", "1GB",
+        "--device", "cpu",
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     assert "2 traces with 2 ops are 1 unique op" in result.stdout
     options = SEEN["options"]
     assert isinstance(options, orchestrator.RunOptions)
     assert (options.seed, options.op_time_s, options.threads, options.max_op_bytes) == (7, 0.005, 1, 10**9)
+    assert options.limit_s == 9.0
     assert (options.lanes, options.shared_device) == (1, True)
 
 

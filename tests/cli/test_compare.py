@@ -53,7 +53,7 @@ def run(*args: object, width: int = 100) -> Result:
 def test_changes_are_listed_and_noise_is_counted(before: Path, after: Path) -> None:
     result = run(before, after)
     assert result.exit_code == 0, result.stderr
-    assert result.stdout.splitlines()[0] == "compared 4 ops: 1 slower, 3 same; total 1.060×"
+    assert result.stdout.splitlines()[0] == "compared 4 ops: 1 slower, 3 same; total 1.060× (1.05 to 1.07)"
     assert "1.200×" in result.stdout
     assert "aten::mm" not in result.stdout
     assert "\x1b" not in result.stdout
@@ -134,6 +134,81 @@ def test_few_samples_are_unclear(before: Path, tmp_path: Path) -> None:
     lines = run(before, few).stdout.splitlines()
     assert lines[0].startswith("compared 4 ops: 3 same, 1 unclear")
     assert any("3 samples are too few" in line for line in lines)
+
+
+def test_unclear_ops_can_fail_a_build(before: Path, tmp_path: Path) -> None:
+    few = write(tmp_path / "c.jsonl", few=3)
+    assert run(before, few, "--fail-if", "unclear>25%").exit_code == 0
+    result = run(before, few, "--fail-if", "unclear>20%")
+    assert result.exit_code == 5
+    assert "unclear>20%: 25% of the ops cannot be judged" in result.stderr
+
+
+def with_gauge(source: Path, target: Path, *, gauge: float, times: float = 1.0, error: float = 0.005, **of_op: object):
+    """The results as a machine has them on which the gauge takes `gauge` microseconds and all else `times` as long."""
+    lines = []
+    for line in source.read_text().splitlines():
+        record = json.loads(line)
+        if record["record"] == "op":
+            found = record["measurement"]
+            for key in ("median_us", "min_us", "max_us", "iqr_us", "ci_low_us", "ci_high_us"):
+                found[key] *= times
+            record["measured_us"] = found["median_us"]
+            found |= {"gauge_us": [gauge, gauge], "relative": found["median_us"] / gauge**0.5}
+            found |= {"relative_error": error, "median_error": error}
+            record |= of_op
+        lines.append(json.dumps(record))
+    target.write_text("\n".join(lines) + "\n")
+    return target
+
+
+def test_the_printed_ratio_is_the_one_of_its_interval_and_medians_are_the_plain_way(
+    before: Path, tmp_path: Path
+) -> None:
+    slow = with_gauge(before, tmp_path / "slow.jsonl", gauge=100.0, times=1.5)
+    fast = with_gauge(before, tmp_path / "fast.jsonl", gauge=50.0)
+    for method, ratio in (("gauges", 1.5 / 2**0.5), ("medians", 1.5)):
+        found = json.loads(run(fast, slow, "--method", method, "--format", "json").stdout)
+        assert found["method"] == method
+        for one in (*found["ops"], found["total"]):
+            assert one["ratio"] == pytest.approx(ratio)
+            assert one["low"] < ratio < one["high"]
+        lines = run(fast, slow, "--method", method, "--all").stdout.splitlines()
+        assert f"total {ratio:.3f}×" in lines[0]
+        assert f"{ratio:.3f}×" in next(line for line in lines if "aten::mm" in line)
+
+
+def test_the_total_breaks_its_condition_only_beyond_its_interval(before: Path, tmp_path: Path) -> None:
+    sure = with_gauge(before, tmp_path / "sure.jsonl", gauge=50.0, times=1.1)
+    unsure = with_gauge(before, tmp_path / "unsure.jsonl", gauge=50.0, times=1.1, error=0.12)
+    first = with_gauge(before, tmp_path / "first.jsonl", gauge=50.0)
+    broken = run(first, sure, "--fail-if", "total>3%")
+    assert broken.exit_code == 5
+    assert "total>3%: 1.100× (1.0" in broken.stderr
+    held = run(first, unsure, "--fail-if", "total>3%")
+    assert "total 1.100× (0.9" in held.stdout
+    assert held.exit_code == 0
+
+
+def test_what_a_pair_could_have_seen_is_said(before: Path, tmp_path: Path) -> None:
+    first = with_gauge(before, tmp_path / "first.jsonl", gauge=50.0)
+    for error, least in ((0.005, 0.055), (0.05, 0.16)):
+        second = with_gauge(before, tmp_path / "second.jsonl", gauge=50.0, error=error)
+        found = json.loads(run(first, second, "--format", "json").stdout)
+        assert found["power"] == pytest.approx(least, abs=0.1 * least)
+        text = " ".join(run(first, second).stdout.split())
+        assert f"this pair could have seen changes above {100 * found['power']:.1f}" in text
+
+
+def test_another_implementation_gets_its_verdict_with_a_note(before: Path, tmp_path: Path) -> None:
+    first = with_gauge(before, tmp_path / "first.jsonl", gauge=50.0, resolved_by="jit")
+    own = with_gauge(
+        before, tmp_path / "own.jsonl", gauge=50.0, times=0.5, resolved_by="executor", via="mine.fast_mm"
+    )  # fmt: skip
+    found = json.loads(run(first, own, "--format", "json").stdout)
+    assert found["counts"]["faster"] == 4
+    assert {op["note"] for op in found["ops"]} == {"ran as jit before, mine.fast_mm after"}
+    assert "ran as jit before, mine.fast_mm after" in run(first, own, width=200).stdout
 
 
 def test_what_is_no_result_is_refused(before: Path, tmp_path: Path) -> None:

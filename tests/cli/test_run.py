@@ -86,8 +86,8 @@ def test_how_to_measure_reaches_the_library(trace: Path) -> None:
 
 def test_values_of_options_reach_the_library(trace: Path) -> None:
     result = run(
-        trace, "--device", "cpu", "--op-time", "20ms", "--seed", "5", "--threads", "2", "--max-op-memory", "2GB",
-        "--over-budget", "skip",
+        trace, "--device", "cpu", "--op-time", "20ms", "--op-limit", "9s", "--seed", "5", "--threads", "2",
+        "--max-op-memory", "2GB", "--over-budget", "skip",
         "--total-time", "2min", "--allow-import", "mine=my.ops", "--select", "leaf", "--op-filter", "aten::*",
         "--exclude", "aten::a*", "--top", "7", "--min-share", "0.1%", "--max-failed", "2", "--limit", "events=5",
     )  # fmt: skip
@@ -95,7 +95,8 @@ def test_values_of_options_reach_the_library(trace: Path) -> None:
     options = SEEN["options"]
     assert isinstance(options, orchestrator.RunOptions)
     assert (options.op_time_s, options.seed, options.threads, options.max_op_bytes) == (0.02, 5, 2, 2 * 10**9)
-    assert options.over_budget == "skip"
+    assert (options.over_budget, options.limit_s) == ("skip", 9.0)
+    assert options.measure_options().limit_s == 9.0
     assert (options.total_time_s, options.allow_imports) == (120.0, {"mine": "my.ops"})
     assert SEEN["selection"] == planning.Selection(
         select="leaf", include=("aten::*",), exclude=("aten::a*",), top=7, min_share=0.001,

@@ -75,7 +75,7 @@ def test_hang_ends_at_the_limit() -> None:
         runner.start()
         pid = runner.pid
         outcome = runner.measure(fake_op("hang"))
-        assert (outcome.status, str(outcome.reason)) == ("skipped", "budget: time: no result after 0.5 s (--op-time)")
+        assert (outcome.status, str(outcome.reason)) == ("skipped", "budget: time: no result after 0.5 s (--op-limit)")
         assert pid is not None
         assert not is_alive(pid)
     finally:

@@ -73,13 +73,64 @@ def test_time_budget_ends_sampling() -> None:
     assert executor.clock.now_s() < 0.15
 
 
-@pytest.mark.parametrize(("duration_us", "calls"), [(900_000, 2), (2_500_000, 1)])
+@pytest.mark.parametrize(("duration_us", "calls"), [(900_000, 3), (2_500_000, 2)])
 def test_slow_op_gets_few_samples_and_a_warning(duration_us: int, calls: int) -> None:
     executor = FakeExecutor()
     found = timed(f"fake::{duration_us}us", executor=executor)
     assert found.samples == 1
     assert [str(warning) for warning in found.warnings] == ["few samples: 1 of 8"]
     assert executor.clock.elapsed_us == calls * duration_us
+
+
+class Settling(FakePrepared):
+    """An op whose calls take these times, the last one from then on."""
+
+    def __init__(self, executor: FakeExecutor, *seconds: float) -> None:
+        self.calls = 0
+        self._clock, self._seconds = executor.clock, seconds
+        super().__init__(self._run)
+
+    def _run(self) -> None:
+        self._clock.elapsed_us += 1e6 * self._seconds[min(self.calls, len(self._seconds) - 1)]
+        self.calls += 1
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [(3.0, 70e-6), (3.0, 1.5, 70e-6), (2.5, 3.5, 70e-6), (19.0, 70e-6), (27.0, 70e-6), (3.0, 0.02, 70e-6)],
+    ids=["compiles", "compiles twice", "compiles at the second call", "long", "very long", "loads, then tunes"],
+)
+def test_what_the_first_calls_set_up_is_not_measured(seconds: tuple[float, ...]) -> None:
+    executor = FakeExecutor()
+    found = measure(executor, Settling(executor, *seconds), MeasureOptions())
+    assert found.median_us == pytest.approx(70.0, rel=0.02)
+    assert found.first_call_us == pytest.approx(1e6 * seconds[0], rel=0.02)
+    assert found.samples >= 30
+    assert found.warnings == ()
+
+
+def test_first_call_is_the_measurement_where_a_second_is_too_much_and_says_so() -> None:
+    executor = FakeExecutor()
+    prepared = Settling(executor, 6.0, 70e-6)
+    found = measure(executor, prepared, MeasureOptions(limit_s=10.0))
+    assert prepared.calls == 1
+    assert found.median_us == pytest.approx(6e6)
+    assert "first call: --op-limit left no time for a second; what it set up is in its 6 s" in map(str, found.warnings)
+
+
+def test_times_that_do_not_settle_end_within_the_limit_and_say_so() -> None:
+    executor = FakeExecutor()
+    found = measure(executor, Settling(executor, 6.0, 3.5, 8.0, 4.0, 9.0, 5.0, 10.0), MeasureOptions(limit_s=60.0))
+    assert executor.clock.now_s() < 60.0 / 2
+    assert [kind_of(warning) for warning in found.warnings] == ["few samples", "not settled"]
+    assert found.median_us < 9e6
+
+
+def test_samples_end_before_the_limit() -> None:
+    executor = FakeExecutor()
+    found = measure(executor, executor.prepare(fake_op("fake::300000us"), seed=0), MeasureOptions(limit_s=1.0))
+    assert executor.clock.now_s() < 1.0
+    assert found.median_us == pytest.approx(300_000, rel=0.02)
 
 
 def test_op_that_writes_its_arguments_is_reset_after_each_sample() -> None:

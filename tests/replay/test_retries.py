@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from time import monotonic
 
 import pytest
 
@@ -29,9 +30,8 @@ def runner() -> Iterator[ChildProcess]:
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("abort", "failed: SIGABRT"), ("hang", "budget: time: no result after 1 s (--op-time)"),
-     ("raise", "failed: RuntimeError: the fake op raised")],
-)  # fmt: skip
+    [("abort", "failed: SIGABRT"), ("raise", "failed: RuntimeError: the fake op raised")],
+)
 def test_an_op_that_goes_wrong_among_others_is_tried_once_more_alone(
     runner: ChildProcess, name: str, reason: str
 ) -> None:
@@ -41,6 +41,20 @@ def test_an_op_that_goes_wrong_among_others_is_tried_once_more_alone(
     assert (str(outcome.reason), outcome.attempts) == (reason, 2)
     assert runner.pid != before
     assert runner.measure(fake_op("1us")).status == "replayed"
+
+
+def test_an_op_that_does_not_come_back_costs_its_time_limit_once(runner: ChildProcess) -> None:
+    runner.measure(fake_op("1us"))
+    started = monotonic()
+    outcome = runner.measure(fake_op("hang"))
+    assert (str(outcome.reason), outcome.attempts) == ("budget: time: no result after 1 s (--op-limit)", 1)
+    assert monotonic() - started < 1.9
+    assert runner.measure(fake_op("1us")).status == "replayed"
+
+
+def test_an_op_that_does_not_come_back_after_another_raised_is_tried_alone(runner: ChildProcess) -> None:
+    assert runner.measure(fake_op("raise")).attempts == 1
+    assert runner.measure(fake_op("hang")).attempts == 2
 
 
 def test_an_op_that_was_alone_is_not_tried_again(runner: ChildProcess) -> None:

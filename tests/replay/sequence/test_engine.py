@@ -132,7 +132,7 @@ def test_what_there_was_no_time_for_has_another_chance() -> None:
 @LINUX
 def test_an_op_that_does_not_return_is_left_out() -> None:
     sink = run(plan_of("10us", "hang"), msgspec.structs.replace(CHILD, limit_s=1.5))
-    assert statuses(sink)["fake::hang"] == ("skipped", "budget: time: no result after 1.5 s (--op-time)")
+    assert statuses(sink)["fake::hang"] == ("skipped", "budget: time: no result after 1.5 s (--op-limit)")
     assert statuses(sink)["fake::10us"] == ("replayed", None)
 
 

@@ -107,9 +107,11 @@ def _trace(path: str, how: HowToRead) -> tuple[Trace, list[str]]:
     """The trace, completed by its ExecutionTrace and the kernel table beside it, and what they gave it."""
     from opreplay.cli.inputs import join_notes
     from opreplay.cli.planning import parse_limits
+    from opreplay.replay.report.graphs import join_text as graphs_text
     from opreplay.replay.report.npu import join_text
     from opreplay.traces import read_trace
     from opreplay.traces.dialects.kernel_details import with_table_beside
+    from opreplay.traces.graph_capture import with_captures_beside
     from opreplay.traces.shape_donor import join_shapes
 
     limits, donor = parse_limits(how.limits), how.execution_traces.get(path)
@@ -118,6 +120,10 @@ def _trace(path: str, how: HowToRead) -> tuple[Trace, list[str]]:
     if donor is not None:
         trace = join_shapes(trace, read_trace(donor, limits=limits, record_function_ids=True))
         notes += join_notes(trace)
-    trace = with_table_beside(trace)
-    table = trace.info.kernel_details
-    return trace, notes if table is None else [*notes, join_text(table)]
+    trace = with_captures_beside(with_table_beside(trace), limits)
+    table, graphs = trace.info.kernel_details, trace.info.graphs
+    if table is not None:
+        notes.append(join_text(table))
+    if graphs is not None:
+        notes.append(graphs_text(graphs))
+    return trace, notes

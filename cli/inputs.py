@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from opreplay.cli import planning
+from opreplay.cli.captures import with_captures_of
 from opreplay.cli.kernel_tables import with_kernel_table
 from opreplay.cli.planning import Selection, open_trace, parse_limits, the_one_path
 from opreplay.cli.progress import ReadProgress
@@ -80,17 +81,19 @@ def _skip(text: str, at: int) -> int:
 
 def open_input(
     text: str, limits: Sequence[tuple[str, str]], *, execution_trace: str | None = None,
-    kernel_details: str | None = None,
+    kernel_details: str | None = None, capture: str | None = None,
 ) -> Trace | ReplayPlan:  # fmt: skip
     """The trace, plan or TraceLens file that the TRACE argument means; narrates what other files gave it.
 
-    Raises UsageError for a glob that matches several and for --execution-trace or --kernel-details with a plan,
-    TraceError for what cannot be read.
+    Raises UsageError for a glob that matches several and for --execution-trace, --kernel-details or --capture with a
+    plan, TraceError for what cannot be read.
     """
     path = the_one_path(text)
     kind = kind_of_file(path)
     if kind != "trace" and kernel_details is not None:
         raise UsageError("--kernel-details completes a trace; a plan has its kernels", hint="Leave it out.")
+    if kind != "trace" and capture is not None:
+        raise UsageError("--capture completes a trace; a plan has its ops", hint="Leave it out.")
     if kind != "trace" and execution_trace is not None:
         raise UsageError("--execution-trace completes a trace; a plan has its arguments", hint="Leave it out.")
     if kind == "plan":
@@ -102,8 +105,10 @@ def open_input(
 
         return read_tracelens_ir(path)
     if execution_trace is None:
-        return open_trace(text, limits, kernel_details=kernel_details)
-    return with_kernel_table(_completed(path, execution_trace, parse_limits(limits)), kernel_details)
+        return open_trace(text, limits, kernel_details=kernel_details, capture=capture)
+    bounds = parse_limits(limits)
+    completed = with_kernel_table(_completed(path, execution_trace, bounds), kernel_details)
+    return with_captures_of(completed, capture, bounds)
 
 
 def _completed(path: str, execution_trace: str, limits: Limits) -> Trace:

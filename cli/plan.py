@@ -9,6 +9,7 @@ import click
 
 from opreplay.cli.options import (
     ByteSize,
+    capture_option,
     custom_op_option,
     device_option,
     execution_trace_option,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 @trace_argument
 @execution_trace_option
 @kernel_details_option
+@capture_option
 @device_option
 @soc_option
 @custom_op_option
@@ -55,8 +57,8 @@ if TYPE_CHECKING:
 @force_option
 @limit_option
 def command(
-    trace: str, execution_trace: str | None, kernel_details: str | None, device: str, soc: tuple[str, ...],
-    custom_op_dir: str | None, selection: Selection, plugin: tuple[str, ...],
+    trace: str, execution_trace: str | None, kernel_details: str | None, capture: str | None, device: str,
+    soc: tuple[str, ...], custom_op_dir: str | None, selection: Selection, plugin: tuple[str, ...],
     init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None, seed: int, max_op_memory: int | None,
     meta: bool, max_failed: int | None, explain: str | None, format_: str, output: str | None, force: bool,
     limit: tuple[tuple[str, str], ...],
@@ -85,7 +87,7 @@ def command(
     plugin = use_plugins(plugin, custom_op_dir)
     contents = expected_contents(init_module, init_arg, seed=seed, values=values)
     devices = load_socs(soc)
-    read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details)
+    read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details, capture=capture)
     plan = plan_of(read, selection, device=device, in_order=output is not None)
     if values is not None:
         check_values_file(plan, values)

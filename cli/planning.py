@@ -37,18 +37,23 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     phase: Phase | None = None
 
 
-def open_trace(text: str, limits: Sequence[tuple[str, str]], *, kernel_details: str | None = None) -> Trace:
-    """Read the one profile that the TRACE argument means, with progress on stderr, and an NPU's kernel table with it.
+def open_trace(
+    text: str, limits: Sequence[tuple[str, str]], *, kernel_details: str | None = None, capture: str | None = None
+) -> Trace:
+    """Read the one profile that the TRACE argument means, with progress on stderr.
+
+    An NPU's kernel table and the captures of its graphs complete it.
 
     Raises UsageError for a glob that matches several, TraceError for what cannot be read.
     """
+    from opreplay.cli.captures import with_captures_of
     from opreplay.cli.kernel_tables import with_kernel_table
     from opreplay.traces import read_trace
 
-    path = the_one_path(text)
+    path, bounds = the_one_path(text), parse_limits(limits)
     with ReadProgress() as progress:
-        trace = read_trace(path, limits=parse_limits(limits), progress=progress)
-    return with_kernel_table(trace, kernel_details)
+        trace = read_trace(path, limits=bounds, progress=progress)
+    return with_captures_of(with_kernel_table(trace, kernel_details), capture, bounds)
 
 
 def the_one_path(text: str) -> str:

@@ -73,4 +73,5 @@ def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:
         "losses": info.report.losses,
         "repairs": info.report.repairs,
         **({} if joined is None else {"kernel_details": msgspec.to_builtins(joined)}),
+        **({} if info.graphs is None else {"graphs": msgspec.to_builtins(info.graphs)}),
     }

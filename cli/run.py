@@ -9,6 +9,7 @@ import click
 from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.measuring import checking_options, device_versions, holding, measuring_options, tell_threads
 from opreplay.cli.options import (
+    capture_option,
     custom_op_option,
     device_option,
     execution_trace_option,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 @trace_argument
 @execution_trace_option
 @kernel_details_option
+@capture_option
 @device_option
 @soc_option
 @custom_op_option
@@ -54,8 +56,9 @@ if TYPE_CHECKING:
 @checking_options
 @limit_option
 def command(
-    trace: str, execution_trace: str | None, kernel_details: str | None, device: str, soc: tuple[str, ...],
-    custom_op_dir: str | None, selection: Selection, plugin: tuple[str, ...], output: tuple[str, ...],
+    trace: str, execution_trace: str | None, kernel_details: str | None, capture: str | None, device: str,
+    soc: tuple[str, ...], custom_op_dir: str | None, selection: Selection, plugin: tuple[str, ...],
+    output: tuple[str, ...],
     force: bool, dry_run: bool, measuring: RunOptions, resume: bool, max_failed: int | None,
     init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None,
     check_work: bool, check_kernels: bool, limit: tuple[tuple[str, str], ...],
@@ -81,7 +84,7 @@ def command(
     contents = expected_contents(init_module, init_arg, seed=measuring.seed, values=values)
     devices = load_socs(soc)
     with Outputs(output, force=force, resume=resume) as outputs:
-        read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details)
+        read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details, capture=capture)
         plan = plan_of(read, selection, device=device, in_order=measuring.mode == "sequence")
         if dry_run:
             from opreplay.cli.plan_views import show_dry_run

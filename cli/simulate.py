@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from opreplay.cli.options import (
+    capture_option,
     custom_op_option,
     force_option,
     format_option,
@@ -31,6 +32,7 @@ SUFFIXES = (".json", ".csv")
 @click.command("simulate", short_help="Predict a whole step on simulated NPUs, without running it.")
 @trace_argument
 @kernel_details_option
+@capture_option
 @soc_option
 @custom_op_option
 @selection_options
@@ -47,7 +49,8 @@ SUFFIXES = (".json", ".csv")
 @force_option
 @limit_option
 def command(
-    trace: str, kernel_details: str | None, soc: tuple[str, ...], custom_op_dir: str | None, selection: Selection,
+    trace: str, kernel_details: str | None, capture: str | None, soc: tuple[str, ...], custom_op_dir: str | None,
+    selection: Selection,
     plugin: tuple[str, ...], init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None, seed: int,
     losers: int, format_: str, output: str | None, force: bool, limit: tuple[tuple[str, str], ...],
 ) -> None:  # fmt: skip
@@ -68,7 +71,7 @@ def command(
     plugin = use_plugins(plugin, custom_op_dir)
     devices = load_socs(soc)
     contents = expected_contents(init_module, init_arg, seed=seed, values=values)
-    read = open_input(trace, limit, kernel_details=kernel_details)
+    read = open_input(trace, limit, kernel_details=kernel_details, capture=capture)
     plan = plan_of(read, selection, device="cpu", in_order=True)
     if values is not None:
         check_values_file(plan, values)

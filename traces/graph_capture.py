@@ -8,25 +8,30 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from opreplay.traces.annotations import batch_context
-from opreplay.traces.errors import UsageError
+from opreplay.traces.errors import TraceError, UsageError
+from opreplay.traces.limits import Limits
 from opreplay.traces.model import (
     KERNEL_CATEGORIES,
     GraphJoin,
     GraphLaunches,
     KernelTable,
+    LinkStats,
     OpSignature,
     OpTable,
     Trace,
 )
 from opreplay.traces.parents import innermost_at, innermost_parent
+from opreplay.traces.reader import read_trace
 
 Rows = npt.NDArray[np.int64]
 _BEGIN = re.compile(r"(cuda|hip|cu)StreamBeginCapture")
@@ -159,8 +164,8 @@ def join_captures(trace: Trace, captures: Sequence[Capture]) -> Trace:
     told = [i for i, capture in enumerate(chosen) if capture is not None]
     rows = [graphs.kernels[graphs.bounds[i] : graphs.bounds[i + 1]] for i in told]
     owned = np.concatenate(rows)[merged.kernels.owner[np.concatenate(rows)] >= 0] if rows else np.empty(0, np.int64)
-    join = replace_join(
-        graphs_of(trace),
+    join = msgspec.structs.replace(
+        trace.info.graphs or GraphJoin(),
         sources=tuple(dict.fromkeys(c.source.info.path for c in chosen if c is not None)),
         told_launches=len(told),
         told_kernels=len(owned),
@@ -171,67 +176,66 @@ def join_captures(trace: Trace, captures: Sequence[Capture]) -> Trace:
     return replace(merged, info=replace(merged.info, graphs=join))
 
 
-def replace_join(join: GraphJoin, **changes: object) -> GraphJoin:
-    """A join with other values."""
-    import msgspec
-
-    return msgspec.structs.replace(join, **changes)
-
-
-def graphs_of(trace: Trace) -> GraphJoin:
-    """What ran in graphs, none of it told yet."""
-    graphs = trace.graphs
-    if graphs is None:
-        return GraphJoin()
-    return GraphJoin(
-        launches=len(graphs),
-        kernels=len(graphs.kernels),
-        device_us=float(trace.kernels.dur_ns[graphs.kernels].astype(np.int64).sum()) / 1000,
-    )
-
-
-def _choose(
-    trace: Trace, graphs: GraphLaunches, captures: Sequence[Capture]
-) -> tuple[list[Capture | None], int, int]:
+def _choose(trace: Trace, graphs: GraphLaunches, captures: Sequence[Capture]) -> tuple[list[Capture | None], int, int]:
     """The capture that each launch replays, or None; how many by name, and how many fit several of different ops."""
-    by_names: defaultdict[tuple[str | None, ...], list[int]] = defaultdict(list)
-    by_kinds: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
-    for number, capture in enumerate(captures):
-        if capture.named:
-            by_names[tuple(sorted(name or kind for name, kind in zip(capture.names, capture.kinds, strict=True)))].append(number)
-        else:
-            by_kinds[tuple(sorted(capture.kinds))].append(number)
-    signatures: dict[int, tuple[OpSignature | None, ...]] = {}
-    sizes = _tokens_at(trace, graphs.start_ns)
+    known = _Known(captures)
+    tokens = _tokens_at(trace, graphs.start_ns)
     found: list[Capture | None] = []
     named = ambiguous = 0
     last = -1
     for launch in range(len(graphs)):
-        rows = graphs.kernels[graphs.bounds[launch] : graphs.bounds[launch + 1]]
-        kinds, names = _work(trace, rows)
-        fits = by_names.get(tuple(sorted(n if k == "kernel" else k for n, k in zip(names, kinds, strict=True))), [])
-        is_named = bool(fits)
-        if not fits:
-            fits = [n for n in by_kinds.get(tuple(sorted(kinds)), []) if _plausible(captures[n], kinds, names)]
-        fits = _of_size([*fits], captures, sizes[launch])
-        for number in fits:
-            signatures.setdefault(number, captures[number].ops())
-        if len({signatures[number] for number in fits}) > 1:
-            # One after the other, as they were captured: what follows the last one goes first.
-            following = [n for n in fits if n > last and captures[n].size == captures[last].size] if last >= 0 else []
-            same = not is_named and bool(following) and len(captures) >= len(graphs)
-            if not same:
-                ambiguous += 1
-                found.append(None)
-                continue
-            fits = following[:1]
-        if not fits:
-            found.append(None)
-            continue
-        last = next((n for n in fits if n > last), fits[0])
-        named += is_named
-        found.append(captures[last])
+        kinds, names = _work(trace, graphs.kernels[graphs.bounds[launch] : graphs.bounds[launch + 1]])
+        fits, by_name = known.fitting(kinds, names)
+        fits = _of_size(fits, captures, tokens[launch])
+        chosen = known.one_of(fits, last)
+        ambiguous += bool(fits) and chosen is None
+        named += by_name and chosen is not None
+        last = last if chosen is None else chosen
+        found.append(None if chosen is None else captures[chosen])
     return found, named, ambiguous
+
+
+class _Known:
+    """Captures by what their launches are."""
+
+    def __init__(self, captures: Sequence[Capture]) -> None:
+        self._captures = captures
+        self._by_names: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
+        self._by_kinds: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
+        self._ops: dict[int, tuple[OpSignature | None, ...]] = {}
+        for number, capture in enumerate(captures):
+            if capture.named:
+                self._by_names[_key(capture.kinds, [name or "" for name in capture.names])].append(number)
+            else:
+                self._by_kinds[capture.kinds].append(number)
+
+    def fitting(self, kinds: Sequence[str], names: Sequence[str]) -> tuple[list[int], bool]:
+        """Captures whose launches may have become these kernels, and whether their names say so."""
+        if named := self._by_names.get(_key(kinds, names)):
+            return named, True
+        return [n for n in self._by_kinds.get(tuple(kinds), ()) if _plausible(self._captures[n], names)], False
+
+    def one_of(self, fits: Sequence[int], last: int) -> int | None:
+        """The one of these that is meant, `last` being the one before; None where that is open.
+
+        Those of the same ops are all the same. Of others the one that was captured after the last one is meant, if
+        they are for one known size of batches: the graphs of a model's parts run in the order of their capture.
+        """
+        ops = {self._ops.setdefault(number, self._captures[number].ops()) for number in fits}
+        if len(ops) <= 1:
+            return next((n for n in fits if n > last), fits[0]) if fits else None
+        sizes = {self._captures[number].size for number in fits}
+        size = next(iter(sizes))
+        if len(sizes) > 1 or size is None:
+            return None
+        group = [number for number, capture in enumerate(self._captures) if capture.size == size]
+        expected = next((number for number in group if number > last), group[0])
+        return expected if expected in fits else None
+
+
+def _key(kinds: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    """Kernels by name, whatever their order: streams inside a graph may overtake each other."""
+    return tuple(sorted(name if kind == "kernel" else kind for kind, name in zip(kinds, names, strict=True)))
 
 
 def _work(trace: Trace, rows: Rows) -> tuple[list[str], list[str]]:
@@ -241,10 +245,8 @@ def _work(trace: Trace, rows: Rows) -> tuple[list[str], list[str]]:
     return kinds, [trace.kernel_names[at] for at in kernels.name[rows].tolist()]
 
 
-def _plausible(capture: Capture, kinds: Sequence[str], names: Sequence[str]) -> bool:
+def _plausible(capture: Capture, names: Sequence[str]) -> bool:
     """Whether kernels in their order may be those of a capture that names none: generated ones bear their op's name."""
-    if capture.kinds != tuple(kinds):
-        return False
     for signature, name in zip(capture.ops(), names, strict=True):
         op = "" if signature is None else signature.name
         if op.startswith("triton_") and not name.startswith(op):
@@ -254,12 +256,12 @@ def _plausible(capture: Capture, kinds: Sequence[str], names: Sequence[str]) -> 
     return True
 
 
-def _of_size(fits: list[int], captures: Sequence[Capture], tokens: int | None) -> list[int]:
+def _of_size(fits: Sequence[int], captures: Sequence[Capture], tokens: int | None) -> list[int]:
     """Those for the smallest batch that holds so many tokens; all of them where sizes are not told."""
     if tokens is None:
-        return fits
+        return [*fits]
     large = [size for n in fits if (size := captures[n].size) is not None and size >= tokens]
-    return [n for n in fits if captures[n].size == min(large)] if large else fits
+    return [n for n in fits if captures[n].size == min(large)] if large else [*fits]
 
 
 def _tokens_at(trace: Trace, times: Rows) -> list[int | None]:
@@ -319,9 +321,7 @@ def _order(trace: Trace, kernels: Rows, capture: Capture) -> Rows:
     return np.array(out, np.int64)
 
 
-def _links(trace: Trace, kernels: KernelTable, owner: Rows) -> object:
-    import msgspec
-
+def _links(trace: Trace, kernels: KernelTable, owner: Rows) -> LinkStats:
     unowned = owner < 0
     return msgspec.structs.replace(
         trace.info.links,
@@ -388,7 +388,9 @@ class _Table:
     def made(self) -> OpTable:
         """All rows; calls of graphs have no host time of their own."""
         ops = self._trace.ops
-        added = [np.concatenate(column) if column else np.empty(0, np.int64) for column in zip(*self._parts, strict=True)]
+        added = [
+            np.concatenate(column) if column else np.empty(0, np.int64) for column in zip(*self._parts, strict=True)
+        ]
         if not added:
             return ops
         signature, start, track = added
@@ -432,11 +434,24 @@ def files_beside(trace: Trace) -> list[Path]:
     return sorted(found, key=lambda file: (-shared(file), file.name))[:MAX_BESIDE]
 
 
-def with_captures(trace: Trace, files: Iterable[Path], read: Callable[[Path], Trace]) -> Trace:
-    """The trace joined with the captures in `files`, read by `read` (with `calls=True`)."""
+def with_captures(trace: Trace, files: Iterable[Path], limits: Limits) -> Trace:
+    """The trace joined with the captures that these files hold. Raises TraceError for one that cannot be read."""
     captures: list[Capture] = []
     for file in files:
-        source = read(file)
-        if source.info.vendor == trace.info.vendor or not source.info.vendor or not trace.info.vendor:
+        source = read_trace(file, limits=limits, calls=True)
+        if source.info.vendor == trace.info.vendor or None in (source.info.vendor, trace.info.vendor):
             captures += captures_of(source)
+    return join_captures(trace, captures)
+
+
+def with_captures_beside(trace: Trace, limits: Limits) -> Trace:
+    """The trace joined with the captures in the files beside it, as far as they can be read."""
+    if trace.graphs is None:
+        return trace
+    captures: list[Capture] = []
+    for file in files_beside(trace):
+        with suppress(TraceError, OSError):  # nobody named it
+            source = read_trace(file, limits=limits, calls=True)
+            if source.info.vendor == trace.info.vendor:
+                captures += captures_of(source)
     return join_captures(trace, captures)

@@ -25,6 +25,7 @@ from opreplay.traces.limits import Limits
 from opreplay.traces.link import LinkInput, graph_launches, link
 from opreplay.traces.model import (
     KERNEL_CATEGORIES,
+    GraphJoin,
     GraphLaunches,
     KernelTable,
     LinkStats,
@@ -159,6 +160,7 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
         backend=facts.backend,
         report=ReadReport(losses=_nonzero(tally.losses), repairs=_nonzero(tally.repairs)),
         links=stats,
+        graphs=_ran_in_graphs(graphs, kernels),
     )
     return Trace(
         info=info,
@@ -171,6 +173,13 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
         graphs=graphs,
         calls=_calls(got, launches, tally.repairs) if "kernel" in launches else None,
     )
+
+
+def _ran_in_graphs(graphs: GraphLaunches | None, kernels: KernelTable) -> GraphJoin | None:
+    if graphs is None:
+        return None
+    device_ns = int(kernels.dur_ns[graphs.kernels].astype(np.int64).sum())
+    return GraphJoin(launches=len(graphs), kernels=len(graphs.kernels), device_us=device_ns / 1000)
 
 
 def _calls(got: Collector, launches: dict[str, Any], repairs: Counter[str]) -> RuntimeCalls:

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from opreplay.replay.report.text import plural, share_text
-from opreplay.replay.results import Header, OpResult
-from opreplay.replay.warnings import kind_of
+from opreplay.replay.results.measurement import kind_of
+from opreplay.replay.results.records import Header, OpResult
 
 MARK = "*"
 MARKED: dict[str, str] = {

@@ -135,7 +135,7 @@ def _capture(
         size=_size_at(trace, start),
         rows=rows,
         owners=owner,
-        kinds=tuple(kinds[calls.name[row]] for row in launches),
+        kinds=tuple(kinds[int(calls.name[row])] for row in launches),
         names=tuple(None if at < 0 else trace.kernel_names[at] for at in named),
     )
 

@@ -46,7 +46,7 @@ RULES: tuple[tuple[tuple[str, ...], dict[str, Fill]], ...] = (
      {"other": fill.signs, "scalar": fill.signs}),
     (_with_in_place("addcdiv", "_foreach_addcdiv"), {"tensor2": POSITIVE}),
     (_with_in_place("asin", "acos", "atanh", "arcsin", "arccos", "arctanh"), {"self": SYMMETRIC}),
-    ((*_with_in_place("erfinv", "special_erfinv"),), {"self": _between(-0.5, 0.5)}),
+    ((*_with_in_place("erfinv"), "aten::special_erfinv"), {"self": _between(-0.5, 0.5)}),
     (_with_in_place("acosh", "arccosh"), {"self": _between(1.05, 3.0)}),
     ((*_with_in_place("logit", "bernoulli"), "aten::special_ndtri"), {"self": UNIT, "p": UNIT}),
     (("aten::binary_cross_entropy", "aten::binary_cross_entropy_backward"), {"self": UNIT, "target": UNIT}),

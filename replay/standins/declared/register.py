@@ -94,6 +94,11 @@ def implemented() -> dict[str, tuple[str, ...]]:
     return {ns: tuple(sorted(n for n in _declared if n.startswith(f"{ns}::"))) for ns in MODULES}
 
 
+def versions_declared(name: str) -> tuple[Reference, ...]:
+    """All schema versions of an op that are stood in for, as declared; () for none. After `implemented`."""
+    return tuple(_declared.get(name, ()))
+
+
 def register_namespace(namespace: str) -> tuple[str, ...]:
     """Define and implement every known op of `namespace` that does not exist yet; returns the names that are ours.
 

@@ -90,7 +90,7 @@ class Attention(nn.Module):
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
             scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.size(-1))
-            scores = scores.masked_fill(~self.mask[:length, :length], float("-inf"))
+            scores = scores.masked_fill(~self.mask[:length, :length], float("-inf"))  # pyright: ignore[reportIndexIssue]
             mixed = F.dropout(scores.softmax(-1), 0.1, self.training) @ v
         return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
 
@@ -554,7 +554,7 @@ def policy_gradient() -> Step:
         policy = -torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
         error = F.huber_loss(value(h).squeeze(-1), advantage, delta=0.5)
         (policy + 0.5 * error - 0.01 * entropy.mean()).backward()
-        body.weight.grad.norm()
+        body.weight.grad.norm()  # pyright: ignore[reportOptionalMemberAccess]
         torch.distributions.Normal(torch.zeros(3), torch.ones(3), validate_args=False).rsample()
 
     return step
@@ -588,7 +588,7 @@ def reductions() -> Step:
             x.sum(-1, dtype=torch.double), torch.nansum(x, 0), x.softmax(1), x.log_softmax(0), x.cummax(1).values,
             x.kthvalue(3, 1).values, x.mode(1).values, x.quantile(0.3, dim=1),
         ]  # fmt: skip
-        sum(part.sum() for part in parts).backward()
+        sum(part.sum() for part in parts).backward()  # pyright: ignore[reportAttributeAccessIssue]
         plain = x.detach()
         plain.argmax(1), plain.argmin(2, keepdim=True), plain.argmax(), plain.sort(1), plain.argsort(0, descending=True)
         plain.topk(3, 1), plain.topk(2, largest=False), (plain > 0).all(1), (plain > 0).any(), (plain > 0).sum(2)
@@ -678,7 +678,7 @@ def resampling() -> Step:
             torch.randn(1, 12, 4, 4), 2).sum()  # fmt: skip
         out = out + F.adaptive_max_pool2d(image, (3, 2)).sum() + F.lp_pool2d(image, 2, 2).sum()
         pooled, where = F.max_pool2d(image, 2, return_indices=True)
-        (out + F.max_unpool2d(pooled, where, 2).sum() + F.avg_pool2d(image, 3, 2, 1).sum()).backward()
+        (out + F.max_unpool2d(pooled, where, 2).sum() + F.avg_pool2d(image, 3, 2, 1).sum()).backward()  # pyright: ignore[reportArgumentType]
         (image - torch.tensor([0.4, 0.5, 0.6])[:, None, None]) / torch.tensor([0.2, 0.2, 0.2])[:, None, None]
 
     return step
@@ -709,7 +709,7 @@ def quantised() -> Step:
         torch.quantize_per_tensor(torch.randn(3, 3), 0.1, 0, torch.qint8).int_repr()
         torch.fake_quantize_per_tensor_affine(torch.randn(5, 5), 0.1, 0, -128, 127)
         F.linear(torch.randn(3, 16), weight.dequantize())
-        torch._int_mm(torch.randint(-9, 9, (32, 16), dtype=torch.int8), torch.randint(-9, 9, (16, 8), dtype=torch.int8))
+        torch._int_mm(torch.randint(-9, 9, (32, 16), dtype=torch.int8), torch.randint(-9, 9, (16, 8), dtype=torch.int8))  # pyright: ignore[reportPrivateImportUsage]
 
     return step
 
@@ -750,7 +750,7 @@ def data_parallel() -> Step:
     import torch.distributed as dist
 
     if not dist.is_initialized():
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # pyright: ignore[reportPrivateImportUsage]
     model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(32, 64), nn.Dropout(0.2), nn.Linear(64, 8)))
     optimizer = torch.optim.Adagrad(model.parameters())
     return _train(model, lambda: model(torch.randn(8, 32)).logsumexp(1).mean(), optimizer)

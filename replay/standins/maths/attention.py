@@ -105,7 +105,7 @@ def row_maxima(q: Tensor, k: Tensor, rules: Rules) -> Tensor:
         scores = q[start:stop].float().transpose(0, 1) @ k3 * rules.scale
         if left >= 0 or right >= 0:
             seen = _visible(start, stop, 0, keys, keys - queries, left, right, q.device)
-            scores = scores.masked_fill(~seen, -torch.inf)
+            scores = scores if seen is None else scores.masked_fill(~seen, -torch.inf)
         found[:, start:stop] = scores.amax(-1)
     return found
 

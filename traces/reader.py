@@ -32,6 +32,7 @@ from opreplay.traces.model import (
     Trace,
     TraceInfo,
 )
+from opreplay.traces.reading import fields
 from opreplay.traces.reading.collect import Collector
 from opreplay.traces.reading.columns import smallest
 from opreplay.traces.reading.head import ExecutionTraceFound
@@ -207,8 +208,10 @@ def _take(remap: Any, indexes: Any) -> Any:
 def _kernels(
     got: Collector, ops: OpTable, ext: Any, track_remap: Any, launches: dict[str, Any]
 ) -> tuple[KernelTable, LinkStats, GraphLaunches | None]:
-    table = got.kernels
-    start, dur, track = table.take("start"), table.take("dur"), _take(track_remap, table.take("track"))
+    table = {name: got.kernels.take(name) for name in got.kernels.kinds}
+    if got.by_category[fields.MTIA_CATEGORY]:
+        table = _mtia_work(table, list(got.kernel_names))
+    start, dur, track = table["start"], table["dur"], _take(track_remap, table["track"])
     columns = LinkInput(
         op_start=ops.start_ns,
         op_dur=ops.dur_ns,
@@ -217,8 +220,8 @@ def _kernels(
         kernel_start=start,
         kernel_dur=dur,
         kernel_track=track,
-        kernel_ext=table.take("ext"),
-        kernel_corr=table.take("corr"),
+        kernel_ext=table["ext"],
+        kernel_corr=table["corr"],
         launch_start=launches["start"],
         launch_track=launches["track"],
         launch_corr=launches["corr"],
@@ -228,17 +231,27 @@ def _kernels(
         flow_is_end=got.flows.take("end"),
     )
     owner, stats = link(columns)
-    category = table.take("category").astype(np.uint8)
+    category = table["category"].astype(np.uint8)
     kernels = KernelTable(
-        name=table.take("name").astype(np.uint32),
+        name=table["name"].astype(np.uint32),
         category=category,
         start_ns=start,
         dur_ns=dur,
-        device=_int32(table.take("device")),
-        stream=_int32(table.take("stream")),
+        device=_int32(table["device"]),
+        stream=_int32(table["stream"]),
         owner=owner,
     )
     return kernels, stats, graph_launches(columns, category)
+
+
+def _mtia_work(table: dict[str, Any], names: list[bytes]) -> dict[str, Any]:
+    """Rows of the device without those that wait or mark; what moves data counts as a copy."""
+    waits = np.array([name.startswith(fields.MTIA_WAITS) for name in names], dtype=bool)
+    copies = np.array([name.startswith(fields.MTIA_COPIES) for name in names], dtype=bool)
+    kept = ~waits[table["name"]]
+    made = {name: column[kept] for name, column in table.items()}
+    moved = np.where(copies[made["name"]], KERNEL_CATEGORIES.index("memcpy"), made["category"])
+    return made | {"category": moved}
 
 
 def _int32(array: Any) -> Any:

@@ -28,6 +28,8 @@ SCHEMA_VERSION = 1
 MOST_FAMILIES = 12
 MOST_OPS = 40
 INPUTS_WIDTH = 40
+WHOLE_STEP = 0.95
+"""Share of the recorded time from which on a total is called that of the step."""
 MOST_WITH_SHARES = 3
 """Devices whose times and shares fit side by side into 80 columns; of more, times alone are shown."""
 
@@ -151,7 +153,7 @@ def _shares_table(title: str, steps: Sequence[Step], times: Sequence[dict[str, f
 def _totals_table(plan: ReplayPlan, steps: Sequence[Step]) -> RenderableType:
     table = plain_table()
     table.add_column("device", no_wrap=True)
-    for title in ("step", "80 % band", "÷ recorded", "uncalibrated"):
+    for title in (covers(plan, steps), "80 % band", "÷ recorded", "uncalibrated"):
         table.add_column(title, justify="right", no_wrap=True)
     done = {one.id for one in steps[0].ops}
     recorded = sum(op.recorded.device_us_total for op in plan.ops if op.id in done)
@@ -189,6 +191,12 @@ def _cache_line(plan: ReplayPlan) -> list[RenderableType]:
     steps = f", of median duration among {plan.sequence.steps:,}" if plan.sequence.steps > 1 else ""
     where = f"{safe(step)}{steps}" if step else "the whole trace"
     return [Text(f"L2 cache: what lies in it follows from the order of {calls:,} calls of {where}", style="dim")]
+
+
+def covers(plan: ReplayPlan, steps: Sequence[Step]) -> str:
+    """What the totals are of: the step only where they stand for nearly all of its recorded time."""
+    predicted = covered(plan, steps[0]).predicted
+    return "step" if predicted >= WHOLE_STEP else f"{share_text(predicted)} of the step"
 
 
 def render(plan: ReplayPlan, steps: Sequence[Step], *, losers: int) -> RenderableType:

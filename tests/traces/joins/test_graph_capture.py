@@ -195,3 +195,18 @@ def test_the_public_pair(shared_traces: Path) -> None:
     assert (graphs.launches, graphs.told_launches, graphs.by_name) == (25, 25, 25)
     owned = joined.kernels.dur_ns[joined.kernels.owner >= 0].sum() / joined.kernels.dur_ns.sum()
     assert owned > 0.99
+
+
+def test_a_simulated_part_is_not_called_the_step(tmp_path: Path) -> None:
+    events = execution("hip", [(3, [LAYER] * 20)])
+    mm = {**op("aten::mm", 64, 1000, 50), "tid": 2}
+    events += [
+        mm,
+        {**call("hipLaunchKernel", 1010, 9), "tid": 2},
+        {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 40_000, "dur": 10,
+         "args": {"correlation": 9, "device": 0, "stream": 7}},
+    ]  # fmt: skip
+    done = invoke("simulate", write(tmp_path / "run.json", events), "--soc", "910b3")
+    assert done.exit_code == 0, done.output
+    assert "2.4 % of the step" in done.stdout
+    assert "--capture FILE|FOLDER" in done.stderr

@@ -33,6 +33,7 @@ from opreplay.replay.resolve.user.conversions import CONVERSIONS, ConversionFail
 from opreplay.replay.resolve.user.executors import EXECUTORS, UserExecutor, bind_executor
 from opreplay.replay.resolve.user.table import UserFunction
 from opreplay.replay.standins.aten import EQUIVALENTS
+from opreplay.replay.standins.declared.register import assumed_by
 from opreplay.traces.dtypes import torch_dtype_name
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import OpSignature, Trace
@@ -182,6 +183,9 @@ class Resolver:
             raise Unbound(way.reason)
         args, assumptions = bind(match, context)
         args, cast = autocast.settle(name, args, context)
+        if way.resolved_by == "reference":
+            made_up = tuple(Assumption(argument="*", what=what) for what in assumed_by(way.via or name))
+            assumptions += made_up
         return msgspec.structs.replace(
             op, resolved_by=way.resolved_by, via=way.via, overload=match.spec.overload, schema=match.spec.text,
             args=args, assumptions=op.assumptions + assumptions + cast,

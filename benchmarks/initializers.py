@@ -116,6 +116,8 @@ CASES: tuple[Case, ...] = (
         "permute": ints(64), "lengths": ints(64, n // 640), "values": torch.empty(n)}),
     ("fbgemm::bounds_check_indices", lambda n: {
         "rows_per_table": longs(8), "indices": longs(n), "offsets": longs(n // 8 + 1), "warning": longs(1)}),
+    ("npu::npu_scatter_nd_update", lambda n: {
+        "self": torch.empty(n, 4), "indices": longs(n, 1), "updates": torch.empty(n, 4)}),
     ("_C::gptq_gemm", lambda n: {
         "b_q_weight": ints(n // 64, 1024), "b_gptq_scales": torch.empty(n // 1024, 128), "b_g_idx": ints(n)}),
     ("aten::searchsorted", lambda n: {"sorted_sequence": torch.randn(n), "self": torch.randn(n)}),

@@ -18,6 +18,7 @@ def open_input(
     *,
     execution_trace: str | None = None,
     kernel_details: str | None = None,
+    capture: str | None = None,
 ) -> Trace | ReplayPlan:
     """The trace, plan or TraceLens file that the TRACE argument means; narrates what other files gave it.
 
@@ -32,13 +33,16 @@ def open_input(
         limits=parse_limits(limits),
         execution_trace=execution_trace,
         kernel_details=kernel_details,
+        capture=capture,
         progress=ReadProgress,
     )
     return read if isinstance(read, ReplayPlan) else _told(read)
 
 
-def open_trace(text: str, limits: Sequence[tuple[str, str]], *, kernel_details: str | None = None) -> Trace:
-    """Read the one profile that the TRACE argument means, with progress on stderr, and an NPU's kernel table with it.
+def open_trace(
+    text: str, limits: Sequence[tuple[str, str]], *, kernel_details: str | None = None, capture: str | None = None
+) -> Trace:
+    """Read the one profile that the TRACE argument means, with progress on stderr, and what lies beside it with it.
 
     Raises UsageError for a glob that matches several, TraceError for what cannot be read.
     """
@@ -46,7 +50,13 @@ def open_trace(text: str, limits: Sequence[tuple[str, str]], *, kernel_details: 
     from opreplay.replay.plan import inputs
 
     return _told(
-        inputs.open_trace(text, limits=parse_limits(limits), kernel_details=kernel_details, progress=ReadProgress)
+        inputs.open_trace(
+            text,
+            limits=parse_limits(limits),
+            kernel_details=kernel_details,
+            capture=capture,
+            progress=ReadProgress,
+        )
     )
 
 

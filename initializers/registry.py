@@ -52,6 +52,10 @@ class Registry:
         """
         return next((rule for rule in self._by_op.get(context.op, ()) if applies(rule, context)), None)
 
+    def rules_for(self, op: str) -> tuple[CustomInit, ...]:
+        """All initializers that name the op, the first to be asked first."""
+        return tuple(self._by_op.get(op, ()))
+
     def configure(self, settings: Sequence[str]) -> None:
         """Take settings "NAME.OPTION=VALUE".
 
@@ -117,6 +121,7 @@ def built_in() -> Registry:
         paged_attention,
         positions,
         quantized,
+        row_numbers,
         segments,
         serving_lists,
     )
@@ -124,7 +129,7 @@ def built_in() -> Registry:
     registry = Registry()
     modules = (
         domains, indices, embedding_tables, jagged, masks, quantized, attention, paged_attention, moe_routing,
-        positions, factorizations, segments, serving_lists,
+        positions, factorizations, segments, serving_lists, row_numbers,
     )  # fmt: skip
     for module in modules:
         for kind in module.INITIALIZERS:

@@ -136,6 +136,36 @@ KERNEL_CATEGORIES: tuple[str, ...] = ("kernel", "memcpy", "memset", "task")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GraphLaunches:
+    """Launches of captured CUDA or HIP graphs, by time: each runs several kernels, of which the file says no op."""
+
+    start_ns: npt.NDArray[np.int64]
+    """Of the call that launched each graph."""
+    track: npt.NDArray[np.integer]
+    """Index into `Trace.tracks`."""
+    kernels: npt.NDArray[np.int64]
+    """Rows of the kernels of all launches one after the other, each launch's by start."""
+    bounds: npt.NDArray[np.int64]
+    """Launch i ran `kernels[bounds[i]:bounds[i + 1]]`."""
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeCalls:
+    """Calls into the runtime or driver with their names, in file order; read on request only."""
+
+    names: tuple[str, ...]
+    name: npt.NDArray[np.int64]
+    """Index into `names`."""
+    kernel: npt.NDArray[np.int64]
+    """Index into `Trace.kernel_names` of the kernel that the call launches, -1 where it does not say (CUDA)."""
+    start_ns: npt.NDArray[np.int64]
+    track: npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Annotation:
     """A named interval that the user or a framework marked (ProfilerStep#3, execute_..., nccl:all_reduce)."""
 
@@ -151,6 +181,8 @@ class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
     by_external_id: int = 0
     by_containment: int = 0
     by_flow: int = 0
+    by_capture: int = 0
+    """Kernels of captured graphs, by the recording of the capture."""
     unowned: int = 0
     unowned_device_ns: int = 0
     external_id_is_correlation: bool = False
@@ -176,6 +208,25 @@ class ShapeJoin(msgspec.Struct, frozen=True, kw_only=True):
     no_arguments: int = 0
     """Matched, but the donor records no arguments either: labels, autograd nodes."""
     unmatched: int = 0
+
+
+class GraphJoin(msgspec.Struct, frozen=True, kw_only=True):
+    """What ran in captured graphs, and how much of it the recording of their capture has told the ops of."""
+
+    sources: tuple[str, ...] = ()
+    """Paths of the recordings that were used; empty where none was."""
+    launches: int = 0
+    kernels: int = 0
+    device_us: float = 0.0
+    """Of the kernels that graphs ran."""
+    told_launches: int = 0
+    told_kernels: int = 0
+    told_us: float = 0.0
+    """Of the kernels that have an owner through the recording of the capture."""
+    by_name: int = 0
+    """Launches whose kernels are those of one capture, name by name; for the others only number and kinds agree."""
+    ambiguous: int = 0
+    """Launches that fit captures of different ops, of which none was taken."""
 
 
 class ReadReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,6 +266,8 @@ class TraceInfo:
     """Set when shapes were taken from an ExecutionTrace of the same run."""
     kernel_details: DetailsJoin | None = None
     """Set when a kernel table was joined, or lay beside the trace and could not be."""
+    graphs: GraphJoin | None = None
+    """Set when captured graphs ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +285,10 @@ class Trace:
     """In file order; a tuple, or a table that makes them from columns (`annotations.AnnotationTable`)."""
     details: KernelDetails | None = None
     """Of `kernels`, from the kernel table of an Ascend profile."""
+    graphs: GraphLaunches | None = None
+    """None where no captured graph ran."""
+    calls: RuntimeCalls | None = None
+    """None unless asked for."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -18,8 +18,20 @@ from opreplay.traces.errors import TraceError, UsageError
 from opreplay.traces.garbage import collector_off
 from opreplay.traces.limits import Limits
 from opreplay.traces.links.annotations import AnnotationTable
-from opreplay.traces.links.device_time import LinkInput, link
-from opreplay.traces.model import KernelTable, OpTable, ReadReport, Trace, TraceInfo
+from opreplay.traces.links.device_time import LinkInput, graph_launches, link
+from opreplay.traces.model import (
+    KERNEL_CATEGORIES,
+    GraphJoin,
+    GraphLaunches,
+    KernelTable,
+    LinkStats,
+    OpTable,
+    ReadReport,
+    RuntimeCalls,
+    Trace,
+    TraceInfo,
+)
+from opreplay.traces.reading import fields
 from opreplay.traces.reading.collect import Collector
 from opreplay.traces.reading.columns import smallest
 from opreplay.traces.reading.head import ExecutionTraceFound
@@ -28,6 +40,7 @@ from opreplay.traces.reading.signatures import decode_name, decode_signatures
 from opreplay.traces.reading.source import Source
 
 _DEFAULT_LIMITS = Limits()
+TASK = KERNEL_CATEGORIES.index("task")
 Progress = Callable[[int, "int | None"], None]
 
 
@@ -38,17 +51,19 @@ def read_trace(
     processes: int = 1,
     progress: Progress | None = None,
     record_function_ids: bool = False,
+    calls: bool = False,
     _block_bytes: int = BLOCK_BYTES,
 ) -> Trace:
     """Read one profile, plain or gzip JSON ("-" for stdin), in bounded memory, and link device time to ops.
 
     `processes` > 1 splits a plain file. `progress(bytes_done, total)` counts bytes of the file; total may be None.
     `record_function_ids` fills that column of the ops where the trace has it, to join an ExecutionTrace of the same
-    run; one process then reads all.
+    run, and `calls` the runtime calls with their names, to find what a graph was captured from; one process then
+    reads all.
     Raises TraceError: Malformed, UnknownDialect, or TooLarge for a file over one of `limits`.
     """
     with collector_off():
-        if processes > 1 and not record_function_ids:
+        if processes > 1 and not record_function_ids and not calls:
             from opreplay.traces.reading.parallel import scan_parallel
 
             scanned = scan_parallel(str(path), limits, processes, block_bytes=_block_bytes, progress=progress)
@@ -64,6 +79,7 @@ def read_trace(
                         block_bytes=_block_bytes,
                         progress=progress,
                         numbered=record_function_ids,
+                        calls=calls,
                         arrows=arrows,
                     )
                 except ExecutionTraceFound as found:
@@ -101,7 +117,10 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
         track=_take(track_remap, got.ops.take("track")),
         record_function_id=got.ops.take("rf").astype(np.int64) if "rf" in got.ops.kinds else None,
     )
-    kernels, stats, task_rows = _kernels(got, ops, ext, track_remap)
+    launches = {name: got.launches.take(name) for name in got.launches.kinds}
+    launches["track"] = _take(track_remap, launches["track"])
+    kernels, stats, graphs = _kernels(got, ops, ext, track_remap, launches)
+    task_rows = int((kernels.category == TASK).sum())
     del ext
     level = metadata_level(signatures)
     ascend = bool(task_rows) or "task type" in scanned.features
@@ -129,6 +148,7 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
         backend=facts.backend,
         report=ReadReport(losses=_nonzero(tally.losses), repairs=_nonzero(tally.repairs)),
         links=stats,
+        graphs=_ran_in_graphs(graphs, kernels),
     )
     return Trace(
         info=info,
@@ -138,6 +158,25 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
         kernel_names=kernel_names,
         kernels=kernels,
         annotations=notes,
+        graphs=graphs,
+        calls=_calls(got, launches, tally.repairs) if "kernel" in launches else None,
+    )
+
+
+def _ran_in_graphs(graphs: GraphLaunches | None, kernels: KernelTable) -> GraphJoin | None:
+    if graphs is None:
+        return None
+    device_ns = int(kernels.dur_ns[graphs.kernels].astype(np.int64).sum())
+    return GraphJoin(launches=len(graphs), kernels=len(graphs.kernels), device_us=device_ns / 1000)
+
+
+def _calls(got: Collector, launches: dict[str, Any], repairs: Counter[str]) -> RuntimeCalls:
+    return RuntimeCalls(
+        names=_names(got.call_names, repairs),
+        name=launches["name"],
+        kernel=launches["kernel"],
+        start_ns=launches["start"],
+        track=launches["track"],
     )
 
 
@@ -153,40 +192,53 @@ def _take(remap: Any, indexes: Any) -> Any:
     return remap[indexes] if len(indexes) else indexes
 
 
-def _kernels(got: Collector, ops: OpTable, ext: Any, track_remap: Any) -> tuple[KernelTable, Any, int]:
-    table = got.kernels
-    start, dur, track = table.take("start"), table.take("dur"), _take(track_remap, table.take("track"))
-    owner, stats = link(
-        LinkInput(
-            op_start=ops.start_ns,
-            op_dur=ops.dur_ns,
-            op_track=ops.track,
-            op_ext=ext,
-            kernel_start=start,
-            kernel_dur=dur,
-            kernel_track=track,
-            kernel_ext=table.take("ext"),
-            kernel_corr=table.take("corr"),
-            launch_start=got.launches.take("start"),
-            launch_track=_take(track_remap, got.launches.take("track")),
-            launch_corr=got.launches.take("corr"),
-            flow_start=got.flows.take("start"),
-            flow_track=_take(track_remap, got.flows.take("track")),
-            flow_id=got.flows.take("id"),
-            flow_is_end=got.flows.take("end"),
-        )
+def _kernels(
+    got: Collector, ops: OpTable, ext: Any, track_remap: Any, launches: dict[str, Any]
+) -> tuple[KernelTable, LinkStats, GraphLaunches | None]:
+    table = {name: got.kernels.take(name) for name in got.kernels.kinds}
+    if got.by_category[fields.MTIA_CATEGORY]:
+        table = _mtia_work(table, list(got.kernel_names))
+    start, dur, track = table["start"], table["dur"], _take(track_remap, table["track"])
+    columns = LinkInput(
+        op_start=ops.start_ns,
+        op_dur=ops.dur_ns,
+        op_track=ops.track,
+        op_ext=ext,
+        kernel_start=start,
+        kernel_dur=dur,
+        kernel_track=track,
+        kernel_ext=table["ext"],
+        kernel_corr=table["corr"],
+        launch_start=launches["start"],
+        launch_track=launches["track"],
+        launch_corr=launches["corr"],
+        flow_start=got.flows.take("start"),
+        flow_track=_take(track_remap, got.flows.take("track")),
+        flow_id=got.flows.take("id"),
+        flow_is_end=got.flows.take("end"),
     )
-    category = table.take("category").astype(np.uint8)
+    owner, stats = link(columns)
+    category = table["category"].astype(np.uint8)
     kernels = KernelTable(
-        name=table.take("name").astype(np.uint32),
+        name=table["name"].astype(np.uint32),
         category=category,
         start_ns=start,
         dur_ns=dur,
-        device=_int32(table.take("device")),
-        stream=_int32(table.take("stream")),
+        device=_int32(table["device"]),
+        stream=_int32(table["stream"]),
         owner=owner,
     )
-    return kernels, stats, int((category == 3).sum())
+    return kernels, stats, graph_launches(columns, category)
+
+
+def _mtia_work(table: dict[str, Any], names: list[bytes]) -> dict[str, Any]:
+    """Rows of the device without those that wait or mark; what moves data counts as a copy."""
+    waits = np.array([name.startswith(fields.MTIA_WAITS) for name in names], dtype=bool)
+    copies = np.array([name.startswith(fields.MTIA_COPIES) for name in names], dtype=bool)
+    kept = ~waits[table["name"]]
+    made = {name: column[kept] for name, column in table.items()}
+    moved = np.where(copies[made["name"]], KERNEL_CATEGORIES.index("memcpy"), made["category"])
+    return made | {"category": moved}
 
 
 def _int32(array: Any) -> Any:

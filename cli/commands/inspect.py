@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from opreplay.cli.options.shared import format_option, kernel_details_option, limit_option, trace_argument
+from opreplay.cli.options.shared import (
+    capture_option,
+    format_option,
+    kernel_details_option,
+    limit_option,
+    trace_argument,
+)
 
 if TYPE_CHECKING:
     from opreplay.traces.times.breakdown import By
@@ -17,6 +23,7 @@ TOP = 30
 @click.command("inspect", short_help="Say what is in a trace, and where its time goes.")
 @trace_argument
 @kernel_details_option
+@capture_option
 @click.option(
     "--by", type=click.Choice(["op", "category", "module", "kernel", "phase"]),
     help="One table instead: where the time goes, summed up by this.",
@@ -25,7 +32,7 @@ TOP = 30
 @format_option("table", "json", "csv")
 @limit_option
 def command(
-    trace: str, kernel_details: str | None, by: By | None, top: int | None, format_: str,
+    trace: str, kernel_details: str | None, capture: str | None, by: By | None, top: int | None, format_: str,
     limit: tuple[tuple[str, str], ...],
 ) -> None:  # fmt: skip
     """Say what is in TRACE: events, ops, how busy its device was and with what, how much of the ops' arguments it
@@ -37,7 +44,7 @@ def command(
     from opreplay.traces.times.breakdown import breakdown
     from opreplay.traces.times.modules import modules_of_ops
 
-    read = open_trace(trace, limit, kernel_details=kernel_details)
+    read = open_trace(trace, limit, kernel_details=kernel_details, capture=capture)
     if by is not None or format_ == "csv" or top is not None:
         from opreplay.replay.report import breakdown as table
 

@@ -9,6 +9,7 @@ import click
 
 from opreplay.cli.options.shared import (
     cache_option,
+    capture_option,
     custom_op_option,
     device_option,
     execution_trace_option,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 @trace_argument
 @execution_trace_option
 @kernel_details_option
+@capture_option
 @device_option
 @soc_option
 @l2_option("cold")
@@ -60,8 +62,8 @@ if TYPE_CHECKING:
 @limit_option
 @cache_option
 def command(
-    trace: str, execution_trace: str | None, kernel_details: str | None, device: str, soc: tuple[str, ...],
-    l2: L2State, custom_op_dir: str | None, selection: Selection, plugin: tuple[str, ...],
+    trace: str, execution_trace: str | None, kernel_details: str | None, capture: str | None, device: str,
+    soc: tuple[str, ...], l2: L2State, custom_op_dir: str | None, selection: Selection, plugin: tuple[str, ...],
     init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None, seed: int, max_op_memory: int | None,
     meta: bool, max_failed: int | None, explain: str | None, format_: str, output: str | None, force: bool,
     limit: tuple[tuple[str, str], ...], no_cache: bool,
@@ -97,7 +99,7 @@ def command(
     own = bool(init_module or init_arg or values is not None)
     given = expected_contents(init_module, init_arg, seed=seed, values=values) if own else None
     devices = load_socs(soc)
-    read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details)
+    read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details, capture=capture)
     make = kept_plan_of if keep else plan_of
     plan = make(read, selection, device=device, in_order=output is not None)
     if given is not None:

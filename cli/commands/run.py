@@ -10,6 +10,7 @@ from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.options.measuring import checking_options, device_versions, holding, measuring_options, tell_threads
 from opreplay.cli.options.sequence import sequence_options
 from opreplay.cli.options.shared import (
+    capture_option,
     custom_op_option,
     device_option,
     execution_trace_option,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 @trace_argument
 @execution_trace_option
 @kernel_details_option
+@capture_option
 @device_option
 @soc_option
 @l2_option(None)
@@ -57,9 +59,10 @@ if TYPE_CHECKING:
 @checking_options
 @limit_option
 def command(
-    trace: str, execution_trace: str | None, kernel_details: str | None, device: str, soc: tuple[str, ...],
-    l2: L2State | None, custom_op_dir: str | None, selection: Selection, plugin: tuple[str, ...],
-    output: tuple[str, ...], force: bool, dry_run: bool, measuring: RunOptions, resume: bool, max_failed: int | None,
+    trace: str, execution_trace: str | None, kernel_details: str | None, capture: str | None, device: str,
+    soc: tuple[str, ...], l2: L2State | None, custom_op_dir: str | None, selection: Selection,
+    plugin: tuple[str, ...], output: tuple[str, ...], force: bool, dry_run: bool, measuring: RunOptions, resume: bool,
+    max_failed: int | None,
     init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None,
     check_work: bool, check_kernels: bool, check_values: bool, limit: tuple[tuple[str, str], ...],
 ) -> int:  # fmt: skip
@@ -88,7 +91,7 @@ def command(
     devices = load_socs(soc)
     state: L2State = l2 or ("sequence" if measuring.mode == "sequence" else measuring.cache)
     with Outputs(output, force=force, resume=resume) as outputs:
-        read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details)
+        read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details, capture=capture)
         plan = plan_of(read, selection, device=device, in_order=measuring.mode == "sequence")
         refuse_unused_initializers(contents.registry, plan.ops, init_module, init_arg)
         if dry_run:

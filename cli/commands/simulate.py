@@ -9,6 +9,7 @@ import click
 
 from opreplay.cli.options.shared import (
     cache_option,
+    capture_option,
     custom_op_option,
     force_option,
     format_option,
@@ -34,6 +35,7 @@ SUFFIXES = (".json", ".csv")
 @click.command("simulate", short_help="Predict a whole step on simulated NPUs, without running it.")
 @trace_argument
 @kernel_details_option
+@capture_option
 @soc_option
 @l2_option("sequence")
 @custom_op_option
@@ -52,10 +54,10 @@ SUFFIXES = (".json", ".csv")
 @limit_option
 @cache_option
 def command(
-    trace: str, kernel_details: str | None, soc: tuple[str, ...], l2: L2State, custom_op_dir: str | None,
-    selection: Selection, plugin: tuple[str, ...], init_module: tuple[str, ...], init_arg: tuple[str, ...],
-    values: str | None, seed: int, losers: int, format_: str, output: str | None, force: bool,
-    limit: tuple[tuple[str, str], ...], no_cache: bool,
+    trace: str, kernel_details: str | None, capture: str | None, soc: tuple[str, ...], l2: L2State,
+    custom_op_dir: str | None, selection: Selection, plugin: tuple[str, ...], init_module: tuple[str, ...],
+    init_arg: tuple[str, ...], values: str | None, seed: int, losers: int, format_: str, output: str | None,
+    force: bool, limit: tuple[tuple[str, str], ...], no_cache: bool,
 ) -> None:  # fmt: skip
     """Predict the ops of TRACE on one or several simulated devices, side by side: the step's total with its band, where
     its time goes, and which ops would lose most against the device that was recorded. What lies in the L2 cache follows
@@ -85,7 +87,7 @@ def command(
     keep = may_keep(not no_cache, plugin)
     own = bool(init_module or init_arg or values is not None)
     given = expected_contents(init_module, init_arg, seed=seed, values=values) if own else None
-    read = open_input(trace, limit, kernel_details=kernel_details)
+    read = open_input(trace, limit, kernel_details=kernel_details, capture=capture)
     make = kept_plan_of if keep else plan_of
     plan = make(read, selection, device="cpu", in_order=True)
     if given is not None:

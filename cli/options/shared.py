@@ -57,6 +57,15 @@ def cache_option(command: Command) -> Command:
     )(command)  # fmt: skip
 
 
+def capture_option(command: Command) -> Command:
+    """--capture: from which ops the graphs were captured."""
+    return click.option(
+        "--capture", metavar="FILE|FOLDER",
+        help="Recording of the capture of the CUDA or HIP graphs that TRACE replays, for the ops of their kernels.  "
+             "[default: files beside it with capture in their name]",
+    )(command)  # fmt: skip
+
+
 def limit_option(command: Command) -> Command:
     """--limit, which raises the bounds that protect against hostile files."""
     kind = Assignments(_NAMESPACE, re.compile(r"\S+"), "events=2000000000 or decompressed_bytes=128GiB")

@@ -19,7 +19,12 @@ _OPTIMIZERS = (
     "rowwise_weighted_adagrad_",
 )  # fmt: skip
 LOOKUPS = (
-    *(f"fbgemm::split_embedding_codegen_lookup_{name}function" for name in _OPTIMIZERS),
+    *(
+        f"fbgemm::split_embedding_codegen_lookup_{name}function{suffix}"
+        for name in _OPTIMIZERS
+        for suffix in ("", "_cpu")
+    ),
+    "fbgemm::split_embedding_codegen_grad_indice_weights_cpu",
     "fbgemm::dense_embedding_codegen_lookup_function",
     "fbgemm::split_embedding_codegen_forward_cpu",
     "fbgemm::split_embedding_codegen_forward_unweighted_cuda",

@@ -17,9 +17,12 @@ def compared(op: ReplayOp, profile: Profile, measured_us: float) -> Fidelity:
     kernels, lost, new = _kernels(op, profile)
     children: Agreement = "not recorded"
     if op.recorded.children is not None:
-        children = "match" if op.recorded.children == profile.children else "differ"
+        recorded, here = op.recorded.children, profile.children
+        if recorded == here and op.recorded.below is not None and profile.below is not None:
+            recorded, here = op.recorded.below, profile.below
+        children = "match" if recorded == here else "differ"
         if kernels in ("not recorded", "other device"):
-            lost, new = _difference(Counter(op.recorded.children), Counter(profile.children))
+            lost, new = _difference(Counter(recorded), Counter(here))
     return Fidelity(
         kernels=kernels, children=children, missing=lost, extra=new, time_ratio=_time_ratio(op, profile, measured_us)
     )

@@ -76,6 +76,8 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     kernels: tuple[RecordedKernel, ...] = ()
     children: tuple[str, ...] | None = None
     """Names of the ops right below one of the calls, in order; None where nobody asked, or they are too many."""
+    below: tuple[str, ...] | None = None
+    """Names of all ops below it, each before those that it calls; None as for `children`."""
 
 
 class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):

@@ -59,12 +59,15 @@ def build_plan(
         if not len(rows):
             raise no_such_phase(batches.contexts, filters.phase)
     groups = _group(trace, rows, select, batches)
-    device_us = float(trace.kernels.dur_ns.sum(dtype=np.int64)) / 1e3 if len(trace.kernels) else 0.0
+    unowned = trace.kernels.owner < 0
+    # Where no op owns any of the device's time, ops can only be weighed by the host's.
+    on_device = len(trace.kernels) and not (unowned.all() and len(trace.ops))
+    device_us = float(trace.kernels.dur_ns.sum(dtype=np.int64)) / 1e3 if on_device else 0.0
     host_us = float(sum(group.recorded.host_us_total for group in groups))
     shell = ReplayPlan(
         source=PurePath(trace.info.path).name, selection=select,
         device=next(iter(trace.info.device_names), None), device_us_total=device_us, host_us_total=host_us, ops=(),
-        unowned_device_us=float(trace.kernels.dur_ns[trace.kernels.owner < 0].sum(dtype=np.int64)) / 1e3,
+        unowned_device_us=float(trace.kernels.dur_ns[unowned].sum(dtype=np.int64)) / 1e3,
     )  # fmt: skip
     kept = [
         (group, ReplayOp(id=signature_id(group.signature), name=group.signature.name, count=group.count,

@@ -88,6 +88,7 @@ def open_input(
     limits: Limits | None = None,
     execution_trace: str | None = None,
     kernel_details: str | None = None,
+    capture: str | None = None,
     progress: Progress = nullcontext,
 ) -> Trace | ReplayPlan:
     """What a path, a glob that matches one file, or "-" names: a trace, a plan or TraceLens's IR, told by content.
@@ -97,6 +98,8 @@ def open_input(
         limits: bounds of the reader; those of `Limits()` by default.
         execution_trace: an ExecutionTrace of the same run, which completes the arguments of a trace.
         kernel_details: an NPU's kernel table; one that lies beside such a trace is used without being named.
+        capture: the recording of the capture of the graphs that a trace replays, or a folder of such; those beside
+            the trace with `capture` in their name are used without being named.
         progress: makes a context manager that gives what is told of each file that is read.
 
     Raises UsageError for a glob that matches several and for what completes a trace with a plan, TraceError for what
@@ -106,6 +109,8 @@ def open_input(
     kind = kind_of_file(path)
     if kind != "trace" and kernel_details is not None:
         raise UsageError("--kernel-details completes a trace; a plan has its kernels", hint="Leave it out.")
+    if kind != "trace" and capture is not None:
+        raise UsageError("--capture completes a trace; a plan has its ops", hint="Leave it out.")
     if kind != "trace" and execution_trace is not None:
         raise UsageError("--execution-trace completes a trace; a plan has its arguments", hint="Leave it out.")
     if kind == "plan":
@@ -117,7 +122,12 @@ def open_input(
 
         return read_tracelens_ir(path)
     return open_trace(
-        path, limits=limits, execution_trace=execution_trace, kernel_details=kernel_details, progress=progress
+        path,
+        limits=limits,
+        execution_trace=execution_trace,
+        kernel_details=kernel_details,
+        capture=capture,
+        progress=progress,
     )
 
 
@@ -127,6 +137,7 @@ def open_trace(
     limits: Limits | None = None,
     execution_trace: str | None = None,
     kernel_details: str | None = None,
+    capture: str | None = None,
     progress: Progress = nullcontext,
 ) -> Trace:
     """The profile that a path, a glob or "-" names, completed as `open_input` says.
@@ -134,14 +145,19 @@ def open_trace(
     Raises as `open_input` does, and what `join_kernel_details` does for a table that was named; one that merely lies
     beside the trace is left unused, and `info.kernel_details` says why.
     """
+    from opreplay.traces import Limits
     from opreplay.traces.joins.execution_trace import join_shapes
+    from opreplay.traces.joins.graph_capture import capture_files, with_captures, with_captures_beside
     from opreplay.traces.joins.kernel_details import join_kernel_details, with_table_beside
 
     path = the_one_path(text)
     trace = _read(path, limits, progress, ids=execution_trace is not None)
     if execution_trace is not None:
         trace = join_shapes(trace, _read(the_one_path(execution_trace), limits, progress, ids=True))
-    return with_table_beside(trace) if kernel_details is None else join_kernel_details(trace, kernel_details)
+    trace = with_table_beside(trace) if kernel_details is None else join_kernel_details(trace, kernel_details)
+    if capture is None:
+        return with_captures_beside(trace, limits or Limits())
+    return with_captures(trace, capture_files(capture), limits or Limits())
 
 
 def _read(path: str, limits: Limits | None, progress: Progress, *, ids: bool) -> Trace:
@@ -153,10 +169,13 @@ def _read(path: str, limits: Limits | None, progress: Progress, *, ids: bool) ->
 
 def join_notes(joined: Trace) -> list[str]:
     """What an ExecutionTrace and a kernel table gave a trace; a warning where one looks like that of another run."""
+    from opreplay.traces.joins.graph_capture import join_text as graphs_text
     from opreplay.traces.joins.kernel_details import join_text
 
     table = joined.info.kernel_details
     of_table = [] if table is None else [f"opreplay: {join_text(table)}"]
+    if joined.info.graphs is not None:
+        of_table.append(f"opreplay: {graphs_text(joined.info.graphs)}")
     found = joined.info.joined
     if found is None:
         return of_table
@@ -194,6 +213,7 @@ def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:
         "losses": info.report.losses,
         "repairs": info.report.repairs,
         **({} if joined is None else {"kernel_details": msgspec.to_builtins(joined)}),
+        **({} if info.graphs is None else {"graphs": msgspec.to_builtins(info.graphs)}),
     }
 
 

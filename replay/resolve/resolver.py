@@ -35,6 +35,7 @@ from opreplay.replay.resolve.user.executors import EXECUTORS, UserExecutor, bind
 from opreplay.replay.resolve.user.table import UserFunction
 from opreplay.replay.standins import canonical_name
 from opreplay.replay.standins.aten import EQUIVALENTS
+from opreplay.replay.standins.declared.register import assumed_by
 from opreplay.replay.standins.invented import invented_by
 from opreplay.traces.dtypes import torch_dtype_name
 from opreplay.traces.errors import UsageError
@@ -191,6 +192,8 @@ class Resolver:
         if way.resolved_by == "reference":
             made_up = invented_by(canonical_name(name))
             cast = (*cast, *(Assumption(argument=one.argument, what=one.what) for one in made_up))
+            if not made_up:
+                assumptions += tuple(Assumption(argument="*", what=what) for what in assumed_by(way.via or name))
         return msgspec.structs.replace(
             op, resolved_by=way.resolved_by, via=way.via, overload=match.spec.overload, schema=match.spec.text,
             args=args, assumptions=op.assumptions + assumptions + cast,

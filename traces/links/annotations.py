@@ -62,11 +62,16 @@ _PART = rf"{_N}\({_N}(?:_{_N})?\)"
 _SHORT = re.compile(rf"execute_context_{_PART}_generation_{_PART}\Z")
 _NEW = re.compile(rf"execute_new_{_N}_cached_{_N}\Z")
 _SGLANG = re.compile(rf"step\[(DECODE|EXTEND|PREFILL|IDLE) bs={_N}(?: toks={_N})?\]\Z")
+_CAPTURE = re.compile(rf"capture_{_N}_FULL\Z")
 _STEP = re.compile(r"ProfilerStep#([0-9]+)\Z")
 
 
 def batch_context(name: str) -> BatchContext | None:
-    """The batch that an annotation describes (vLLM's `execute_*`, SGLang's `step[...]`), or None for any other."""
+    """The batch that an annotation describes, or None for any other.
+
+    vLLM's `execute_*` and SGLang's `step[...]`; vLLM's `capture_32_FULL` is of a graph with its attention inside, which
+    is captured on 32 sequences that decode one token each.
+    """
     if len(name) > 400:
         return None
     if match := _FULL.match(name):
@@ -85,6 +90,10 @@ def batch_context(name: str) -> BatchContext | None:
         )  # fmt: skip
     if match := _NEW.match(name):
         return BatchContext(prefill_sequences=int(match[1]), decode_sequences=int(match[2]))
+    if match := _CAPTURE.match(name):
+        return BatchContext(
+            prefill_sequences=0, prefill_tokens=0, decode_sequences=int(match[1]), decode_tokens=int(match[1])
+        )
     if match := _SGLANG.match(name):
         size, tokens = int(match[2]), int(match[3]) if match[3] else None
         if match[1] == "DECODE":

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from opreplay.traces.links.parents import innermost_at
-from opreplay.traces.model import LinkStats
+from opreplay.traces.model import GraphLaunches, LinkStats
 from opreplay.traces.reading.columns import distinct as distinct_values
 
 Array = npt.NDArray[Any]
@@ -71,6 +71,37 @@ def link(data: LinkInput) -> tuple[Array, LinkStats]:
         unowned=int(unowned.sum()),
         unowned_device_ns=int(data.kernel_dur[unowned].astype(np.int64).sum()),
         external_id_is_correlation=is_correlation,
+    )
+
+
+def graph_launches(data: LinkInput, category: Array) -> GraphLaunches | None:
+    """What was launched several kernels at a time, which only captured graphs are; None where nothing was."""
+    corr = data.kernel_corr.astype(np.int64)
+    known = corr[corr >= 0]
+    values, counts = np.unique(known, return_counts=True)
+    several = values[counts > 1]
+    if not len(several) or not len(data.launch_start):
+        return None
+    rows = np.flatnonzero(np.isin(corr, several))
+    launch = _by_key(data.launch_corr, data.launch_start, corr[rows], data.kernel_start[rows])
+    # Ids that repeat in traces merged of several ranks are of different launches.
+    order = np.lexsort((data.kernel_start[rows], launch))
+    rows, launch = rows[order], launch[order]
+    rows, launch = rows[launch >= 0], launch[launch >= 0]
+    _, first, sizes = np.unique(launch, return_index=True, return_counts=True)
+    real = np.add.reduceat((category[rows] == 0).astype(np.int64), first) if len(first) else sizes
+    kept = (sizes > 1) & (real > 0)
+    keep_row = np.repeat(kept, sizes)
+    if not kept.any():
+        return None
+    calls = launch[first[kept]]
+    order = np.argsort(data.launch_start[calls], kind="stable")
+    parts = np.split(rows[keep_row], np.cumsum(sizes[kept])[:-1])
+    return GraphLaunches(
+        start_ns=data.launch_start[calls][order],
+        track=data.launch_track[calls][order],
+        kernels=np.concatenate([parts[i] for i in order]),
+        bounds=np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes[kept][order])]),
     )
 
 

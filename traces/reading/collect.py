@@ -14,6 +14,7 @@ from opreplay.traces.reading import fields
 from opreplay.traces.reading.columns import EXACT_LIMIT_US, FLUSH_ROWS, Columns, Kind
 
 _NUMBER: dict[str, Kind] = {"rf": "id"}
+_CALL: dict[str, Kind] = {"name": "id", "kernel": "id"}
 _join = b"\0".join
 
 
@@ -76,14 +77,15 @@ def _track_text(value: Any) -> str:
 class Collector:
     """The tables of one file, or of one part of it."""
 
-    def __init__(self, limits: Limits, *, numbered: bool = False) -> None:
-        """`numbered`: keep the "Record function id" of each op."""
+    def __init__(self, limits: Limits, *, numbered: bool = False, calls: bool = False) -> None:
+        """`numbered`: keep the "Record function id" of each op; `calls`: the names of runtime calls."""
         self.limits = limits
         self.events = 0
         self.by_category: Counter[str] = Counter()
         # A signature's key joins its raw texts, an argument list may be long: hence the wider bound on its bytes.
         self.signatures = Interned("signatures", limits.signatures, "distinct ops", 16 * limits.name_bytes)
         self.kernel_names = Interned("names", limits.names, "kernel names", limits.name_bytes)
+        self.call_names = Interned("names", limits.names, "names of runtime calls", limits.name_bytes)
         self.note_names = Interned("names", limits.names, "annotation names", limits.name_bytes)
         self.tracks = Tracks(limits.tracks)
         number = _NUMBER if numbered else {}
@@ -92,7 +94,7 @@ class Collector:
             name="index", category="index", track="index", start="time", dur="span",
             device="id", stream="id", ext="id", corr="id",
         )  # fmt: skip
-        self.launches = Columns(track="index", start="time", corr="id")
+        self.launches = Columns(track="index", start="time", corr="id", **(_CALL if calls else {}))
         self.flows = Columns(track="index", start="time", id="id", end="index")
         self.notes = Columns(name="index", track="index", start="time", dur="span")
         self.uncorrelated = False
@@ -216,6 +218,11 @@ class Collector:
         table["track"] += self.tracks.of(events)
         table["start"] += [e.ts for e in events]
         table["corr"] += [e.args.corr for e in events]
+        if "name" in table:
+            names, kernels = self.call_names, self.kernel_names
+            table["name"] += [names[bytes(e.name)] for e in events]
+            raws = [bytes(e.args.kernel) for e in events]
+            table["kernel"] += [kernels[raw] if raw.startswith(b'"') else -1 for raw in raws]
 
     def _add_flows(self, events: list[Any]) -> None:
         events = [e for e in events if e.ph == "s" or e.ph == "f"]

@@ -66,6 +66,13 @@ class EventDecoder:
         self.tagged.update(fields.make_tagged(changed))
         self._rebuild()
 
+    def use_call_names(self) -> None:
+        """From now on read the names of runtime calls, and of the kernels that they launch."""
+        changed: dict[str, type[Struct]] = dict.fromkeys(fields.LAUNCH_TAGS, fields.Call)
+        self.bases.update(changed)
+        self.tagged.update(fields.make_tagged(changed))
+        self._rebuild()
+
     def use_old_spelling(self) -> None:
         """From now on read "Input dims" rather than "Input Dims" (torch up to 1.8)."""
         self.old_spelling = True

@@ -18,9 +18,13 @@ NONE = Raw(b"")
 """The default of an absent raw field."""
 
 KERNEL_TAGS: dict[str, int] = {
-    "kernel": 0, "Kernel": 0, "gpu_memcpy": 1, "Memcpy": 1, "gpu_memset": 2, "Memset": 2,
+    "kernel": 0, "Kernel": 0, "gpu_memcpy": 1, "Memcpy": 1, "gpu_memset": 2, "Memset": 2, "mtia_ccp_events": 0,
 }  # fmt: skip
 """Device-side category → index into `model.KERNEL_CATEGORIES`; capitalised up to torch 1.10."""
+MTIA_CATEGORY = "mtia_ccp_events"
+MTIA_COPIES = (b'"dma_',)
+MTIA_WAITS = (b'"event_', b'"synchronize', b'"wait', b'"semaphore')
+"""How names of MTIA's device rows begin, as written, that copy, and that wait or mark and do no work."""
 DEVICE_TASK = 3
 """Index into `model.KERNEL_CATEGORIES` of NPU device rows, which have no category but a "Task Type"."""
 
@@ -38,7 +42,7 @@ FLOW_TAGS = (*ARROW_TAGS, "async_npu")
 NOTE_TAGS = ("user_annotation",)
 SKIP_TAGS = (
     "python_function", "cpu_instant_event", "gpu_user_annotation", "overhead", "Trace", "fwdbwd", "enqueue", "dequeue",
-    "async_task_queue", "HostToDevice", "mtia_ccp_events", "cuda_profiler_range", "cuda_sync", "cuda_event",
+    "async_task_queue", "HostToDevice", "cuda_profiler_range", "cuda_sync", "cuda_event",
     "mtia_insight", "xpu_driver", "collective_comm", "hpu_op", "async_acl_npu",
 )  # fmt: skip
 
@@ -85,6 +89,12 @@ class LaunchArgs(Struct, gc=False, frozen=True):
     corr: Any = field(name="correlation", default=None)
 
 
+class CallArgs(LaunchArgs, gc=False, frozen=True):
+    """With the kernel that is launched, which only ROCm's runtime calls name; wanted of the recording of a capture."""
+
+    kernel: Raw = NONE
+
+
 class TaskArgs(Struct, gc=False, frozen=True):
     """Arguments of an NPU device row."""
 
@@ -129,6 +139,13 @@ class Launch(Struct, gc=False, frozen=True):
     tid: Any = None
     ts: Any = None
     args: LaunchArgs = LaunchArgs()
+
+
+class Call(Launch, gc=False, frozen=True):
+    """A call into the runtime or driver with its name."""
+
+    name: Raw = NONE
+    args: CallArgs = CallArgs()
 
 
 class Flow(Struct, gc=False, frozen=True):

@@ -76,11 +76,13 @@ class Scanner:
         last: bool = True,
         layout: str = "object",
         numbered: bool = False,
+        calls: bool = False,
         arrows: bool = True,
     ) -> None:
         """`first`: the source starts with the head; `last`: it ends with the tail, else just after an event.
 
-        `numbered`: also keep each op's record function id. `arrows`: keep flows that correlation ids make superfluous.
+        `numbered`: also keep each op's record function id. `calls`: and the names of runtime calls. `arrows`: keep
+        flows that correlation ids make superfluous.
         """
         self.source, self.limits, self.progress = source, source.limits, progress
         self.first, self.last, self.layout = first, last, layout
@@ -88,11 +90,13 @@ class Scanner:
         self.decoder = EventDecoder()
         if numbered:
             self.decoder.use_record_function_ids()
+        if calls:
+            self.decoder.use_call_names()
         if not arrows:
             self.decoder.skip_arrows()
         self.tally = Tally()
-        self.out = Scanned(Collector(source.limits, numbered=numbered), self.tally)
-        self.compiled = CompiledBlocks(self.decoder, self.out.collector)
+        self.out = Scanned(Collector(source.limits, numbered=numbered, calls=calls), self.tally)
+        self.compiled = CompiledBlocks(self.decoder, self.out.collector, usable=not calls)
         self._sniffed = 0
 
     def run(self) -> Scanned:
@@ -286,10 +290,13 @@ def scan(
     block_bytes: int = BLOCK_BYTES,
     progress: Progress | None = None,
     numbered: bool = False,
+    calls: bool = False,
     arrows: bool = True,
 ) -> Scanned:
     """Read a whole trace. Raises Malformed when it holds nothing that looks like an event."""
-    out = Scanner(source, block_bytes=block_bytes, progress=progress, numbered=numbered, arrows=arrows).run()
+    out = Scanner(
+        source, block_bytes=block_bytes, progress=progress, numbered=numbered, calls=calls, arrows=arrows
+    ).run()
     _refuse_what_is_no_trace(source, out)
     if not out.collector.events and out.tally.losses and "duplicate key traceEvents" not in out.tally.losses:
         raise Malformed(f"{source.path}: no event can be read ({', '.join(out.tally.losses)})", hint=HINT)

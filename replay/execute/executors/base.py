@@ -32,6 +32,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     kernels: tuple[RecordedKernel, ...] = ()
     children: tuple[str, ...] = ()
     """Names of the ops right below the op, in order."""
+    below: tuple[str, ...] | None = None
+    """Names of all ops below the op, each before those that it calls; None where they are not known."""
     has_device: bool = False
     """Whether the executor's device runs kernels at all."""
 

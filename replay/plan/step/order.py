@@ -49,7 +49,7 @@ def recorded_sequence(
     chosen = top[[ids[index] in kept for index in of_signature]] if len(top) else top
     first = chosen[:MAX_CALLS]
     unowned = _unowned_us(trace, begin, end) if windows else _unowned_us(trace, None, None)
-    has_device = len(trace.kernels) > 0
+    has_device = bool((trace.kernels.owner >= 0).any())
     return RecordedSequence(
         step=name, steps=len(windows), dur_us=(end - begin) / 1e3, ids=tuple(names),
         calls=tuple(number[ids[index]] for index in trace.ops.signature[first].tolist()),

@@ -12,7 +12,7 @@ from opreplay.replay.ir.reasons import ReasonTotal
 from opreplay.replay.report.coverage import coverage_text
 from opreplay.replay.report.doubts import doubt_notes
 from opreplay.replay.report.run.fidelity import fidelity_notes
-from opreplay.replay.report.text import end, plural, safe, share_text
+from opreplay.replay.report.text import end, plural, safe, share_text, time_text
 from opreplay.replay.results.measurement import kind_of
 from opreplay.replay.results.records import Header, OpResult, Summary
 from opreplay.replay.results.summary import reasons_of
@@ -166,8 +166,11 @@ def unowned_notes(unowned_us: object, total_us: object) -> list[str]:
     """What share of the device time no op can answer for, however many are replayed; microseconds of a whole trace."""
     if not isinstance(unowned_us, int | float) or not isinstance(total_us, int | float):
         return []
-    if unowned_us <= 0 or total_us <= 0:
+    if unowned_us <= 0:
         return []
+    if total_us <= 0:
+        return [f"no op: all device time, {time_text(unowned_us)}, is in kernels whose op is not recorded; "
+                "shares are of host time"]  # fmt: skip
     share = share_text(unowned_us / total_us)
     why = "as with captured graphs, communication streams and launches before the recording"
     return [f"no op: {share} of device time is in kernels whose op is not recorded, {why}"]

@@ -32,6 +32,8 @@ MOST_FAMILIES = 12
 MOST_OPS = 40
 INPUTS_WIDTH = 40
 ID_CHARS = 6
+WHOLE_STEP = 0.95
+"""Share of the recorded time from which on a total is called that of the step."""
 MOST_WITH_SHARES = 3
 """Devices whose times and shares fit side by side into 80 columns; of more, times alone are shown."""
 
@@ -164,7 +166,7 @@ def _shares_table(title: str, steps: Sequence[Step], times: Sequence[dict[str, f
 def _totals_table(plan: ReplayPlan, steps: Sequence[Step]) -> RenderableType:
     table = plain_table()
     table.add_column("device", no_wrap=True)
-    for title in ("step", "80 % band", "÷ recorded", "uncalibrated"):
+    for title in (covers(plan, steps), "80 % band", "÷ recorded", "uncalibrated"):
         table.add_column(title, justify="right", no_wrap=True)
     done = {one.id for one in steps[0].ops}
     recorded = sum(op.recorded.device_us_total for op in plan.ops if op.id in done)
@@ -229,6 +231,12 @@ def suspect_lines(plan: ReplayPlan, steps: Sequence[Step]) -> list[str]:
                 f"{safe('; '.join(found))}"
             )
     return made[:SHOWN] + ([f"{MARK} and {len(made) - SHOWN} more like that"] if len(made) > SHOWN else [])
+
+
+def covers(plan: ReplayPlan, steps: Sequence[Step]) -> str:
+    """What the totals are of: the step only where they stand for nearly all of its recorded time."""
+    predicted = covered(plan, steps[0]).predicted
+    return "step" if predicted >= WHOLE_STEP else f"{share_text(predicted)} of the step"
 
 
 def render(plan: ReplayPlan, steps: Sequence[Step], *, losers: int) -> RenderableType:

@@ -38,6 +38,8 @@ class Reference:
     """Called with those of the schema's arguments that it names."""
     fake: Callable[..., Any] | None
     """Output shapes and dtypes; None: nothing is returned, or `run` itself works on meta tensors."""
+    assumes: tuple[str, ...] = ()
+    """What `run` makes up because no argument tells it."""
 
 
 _declared: dict[str, list[Reference]] = {}
@@ -46,13 +48,14 @@ _libraries: dict[str, torch.library.Library] = {}
 
 
 def reference(
-    schema: str, *, since: str = "", fake: Callable[..., Any] | None = None
+    schema: str, *, since: str = "", fake: Callable[..., Any] | None = None, assumes: Sequence[str] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a plain torch function as the stand-in for `schema` ("ns::op(Tensor x) -> Tensor").
 
     The function gets, by name, those of the schema's arguments that its signature has, so one function may serve
     several versions. `since` orders the versions of an op: the newest becomes the default overload, an older one
-    `since_YYYYMMDD`. `fake` describes the outputs of a function whose control flow depends on tensor contents.
+    `since_YYYYMMDD`. `assumes` says, for the results, what it makes up because no argument tells it. `fake` describes
+    the outputs of a function whose control flow depends on tensor contents.
     Raises ValueError when the same version is declared twice or the name is malformed.
     """
     qualified = schema.partition("(")[0].strip()
@@ -64,7 +67,11 @@ def reference(
         versions = _declared.setdefault(name, [])
         if any((version.overload, version.since) == (overload, since) for version in versions):
             raise ValueError(f"{qualified} of {since or 'no date'} is declared twice")
-        versions.append(Reference(name=name, overload=overload, schema=schema, since=since, run=run, fake=fake))
+        versions.append(
+            Reference(
+                name=name, overload=overload, schema=schema, since=since, run=run, fake=fake, assumes=tuple(assumes)
+            )
+        )
         return run
 
     return declare
@@ -94,6 +101,11 @@ def implemented() -> dict[str, tuple[str, ...]]:
     return {ns: tuple(sorted(n for n in _declared if n.startswith(f"{ns}::"))) for ns in MODULES}
 
 
+def versions_declared(name: str) -> tuple[Reference, ...]:
+    """All schema versions of an op that are stood in for, as declared; () for none. After `implemented`."""
+    return tuple(_declared.get(name, ()))
+
+
 def register_namespace(namespace: str) -> tuple[str, ...]:
     """Define and implement every known op of `namespace` that does not exist yet; returns the names that are ours.
 
@@ -112,6 +124,13 @@ def register_namespace(namespace: str) -> tuple[str, ...]:
 def overloads_of(op_name: str) -> tuple[str, ...]:
     """Overload names of a registered reference, the newest version first; () when it is not ours."""
     return _registered.get(canonical_name(op_name), ())
+
+
+def assumed_by(op_name: str) -> tuple[str, ...]:
+    """What our stand-in for an op makes up; () for an op that is not ours."""
+    name = canonical_name(op_name)
+    versions = _declared.get(name, ()) if name in _registered else ()
+    return tuple(dict.fromkeys(what for version in versions for what in version.assumes))
 
 
 def _load(namespace: str) -> None:

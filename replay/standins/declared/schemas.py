@@ -56,12 +56,14 @@ def stands_for(
     writes: tuple[str, ...] | None = None,
     lacking: tuple[str, ...] = (),
     fake: Callable[..., Any] | None = None,
+    assumes: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a function as the stand-in for the known versions of these ops; see `registry.reference`.
 
     A version that lacks an argument which the function wants is not one that it stands for, nor is one that has an
     argument of `lacking`. `writes` names the arguments that the function writes to, where the vendor's marks do not
-    tell (those of them that a version has); None keeps the vendor's marks. Raises ValueError for an op that no version
+    tell (those of them that a version has); None keeps the vendor's marks. `assumes`: see
+    `reference`. Raises ValueError for an op that no version
     of fits.
     """
 
@@ -78,7 +80,7 @@ def stands_for(
                 raise ValueError(f"no version of {name} has all of {', '.join(sorted(wanted))}")
             for since, schema in fitting:
                 text = schema if writes is None else with_writes(schema, [w for w in writes if w in _words(schema)])
-                reference(text, since=since, fake=fake)(run)
+                reference(text, since=since, fake=fake, assumes=assumes)(run)
         return run
 
     return declare

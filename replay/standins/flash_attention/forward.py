@@ -99,7 +99,7 @@ def vllm_varlen_fwd(
     found = sequences(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table)
     result, lse = attend_packed(q, found.keys_values, found.query_ends, rules, need_lse=True)
     assert lse is not None
-    return [_result(result, out), lse]
+    return [_result(result, out), _blind_rows_up(lse)]
 
 
 def fake_fa3(q: Tensor, v: Tensor, cu_seqlens_q: Tensor | None) -> list[Tensor]:
@@ -210,7 +210,7 @@ def flash_attn_forward(
     rules = _rules(softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes)
     parts = [attend(q[i], k[i], v[i], rules, need_lse=True) for i in range(q.shape[0])]
     lse = torch.stack([part[1] for part in parts if part[1] is not None])
-    return torch.stack([part[0] for part in parts]), lse, q.new_empty((0,)), _no_random(q)
+    return torch.stack([part[0] for part in parts]), _blind_rows_up(lse), q.new_empty((0,)), _no_random(q)
 
 
 def _fake_varlen(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -248,7 +248,12 @@ def flash_attn_varlen_forward(
     found = sequences(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table)
     out, lse = attend_packed(q, found.keys_values, found.query_ends, rules, need_lse=True)
     assert lse is not None
-    return out, lse, q.new_empty((0,)), _no_random(q)
+    return out, _blind_rows_up(lse), q.new_empty((0,)), _no_random(q)
+
+
+def _blind_rows_up(lse: Tensor) -> Tensor:
+    """flash-attention 2 gives +inf for a row that sees no key, so that its weights are exp(score − inf) = 0."""
+    return lse.masked_fill(lse == -torch.inf, torch.inf)
 
 
 def _rules(scale: float, causal: bool, left: int, right: int, softcap: float, alibi_slopes: Tensor | None) -> Rules:

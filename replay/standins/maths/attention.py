@@ -87,6 +87,29 @@ def attend(q: Tensor, k: Tensor, v: Tensor, rules: Rules, *, need_lse: bool = Fa
     return out, lse
 
 
+def row_maxima(q: Tensor, k: Tensor, rules: Rules) -> Tensor:
+    """The largest visible score of each row, float32 [H, Sq]: the maximum that a softmax subtracts; −inf for none.
+
+    q [Sq, H, D], k [Sk, Hkv, D]; of the rules, scale, causal and window count.
+    """
+    queries, heads, _ = q.shape
+    keys, kv_heads, _ = k.shape
+    found = torch.full((heads, queries), -torch.inf, dtype=torch.float32, device=q.device)
+    if not queries or not keys:
+        return found
+    k3 = k.float().transpose(0, 1).repeat_interleave(heads // kv_heads, 0).transpose(1, 2)
+    left, right = rules.window[0], 0 if rules.causal else rules.window[1]
+    rows = _rows_at_a_time(heads, keys, queries, masked=True, explicit=True)
+    for start in range(0, queries, rows):
+        stop = min(start + rows, queries)
+        scores = q[start:stop].float().transpose(0, 1) @ k3 * rules.scale
+        if left >= 0 or right >= 0:
+            seen = _visible(start, stop, 0, keys, keys - queries, left, right, q.device)
+            scores = scores if seen is None else scores.masked_fill(~seen, -torch.inf)
+        found[:, start:stop] = scores.amax(-1)
+    return found
+
+
 def attend_packed(
     q: Tensor,
     keys_values: Sequence[tuple[Tensor, Tensor]],

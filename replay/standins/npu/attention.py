@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opreplay.replay.standins.declared.schemas import stands_for
-from opreplay.replay.standins.maths.attention import Rules, attend, gather_blocks
+from opreplay.replay.standins.maths.attention import Rules, attend, gather_blocks, row_maxima
 from opreplay.replay.standins.npu.layouts import (
     Lengths,
     extent,
@@ -43,22 +43,31 @@ def attend_sequences(
     pre_tokens: int,
     next_tokens: int,
     need_lse: bool,
+    maxima: list[Tensor] | None = None,
 ) -> tuple[list[Tensor], list[Tensor | None]]:
-    """Outputs [S, H, Dv] and log-sum-exps [H, S] of all sequences."""
+    """Outputs [S, H, Dv] and log-sum-exps [H, S] of all sequences; `maxima` gets each row's largest score [H, S]."""
     outs, sums = [], []
     for i, (q, k, v) in enumerate(zip(queries, keys, values, strict=True)):
         if sparse_mode in (0, 1) and mask is not None:
             hidden = hidden_by(mask, i, q.shape[0], k.shape[0])
             out, lse = _masked(q, k, v, scale, ~hidden, need_lse=need_lse)
+            if maxima is not None:
+                maxima.append(_scores(q, k, scale, ~hidden).amax(-1))
         elif sparse_mode == 2:
             # Top-left causal is bottom-right causal on the keys that any query sees.
-            out, lse = attend(q, k[: q.shape[0]], v[: q.shape[0]], Rules(scale=scale, causal=True), need_lse=need_lse)
+            k, v, rules = k[: q.shape[0]], v[: q.shape[0]], Rules(scale=scale, causal=True)
+            out, lse = attend(q, k, v, rules, need_lse=need_lse)
+            if maxima is not None:
+                maxima.append(row_maxima(q, k, rules))
         else:
             causal = sparse_mode == 3
             band = sparse_mode == 4
             left = pre_tokens if band and pre_tokens < _LARGE else -1
             right = next_tokens if band and next_tokens < _LARGE else -1
-            out, lse = attend(q, k, v, Rules(scale=scale, causal=causal, window=(left, right)), need_lse=need_lse)
+            rules = Rules(scale=scale, causal=causal, window=(left, right))
+            out, lse = attend(q, k, v, rules, need_lse=need_lse)
+            if maxima is not None:
+                maxima.append(row_maxima(q, k, rules))
         outs.append(out)
         sums.append(lse)
     return outs, sums
@@ -81,8 +90,14 @@ def _masked(
     out = out.masked_fill(~visible.any(-1, keepdim=True), 0.0).transpose(0, 1)
     if not need_lse:
         return out, None
-    scores = (q3.float() @ k3.float().transpose(1, 2) * scale).masked_fill(~visible, -torch.inf)
-    return out, torch.logsumexp(scores, -1)
+    return out, torch.logsumexp(_scores(q, k, scale, visible), -1)
+
+
+def _scores(q: Tensor, k: Tensor, scale: float, visible: Tensor) -> Tensor:
+    """float32 [H, Sq, Sk], −inf where a query does not see a key."""
+    k3 = k.transpose(0, 1).repeat_interleave(q.shape[1] // k.shape[1], 0)
+    scores = q.transpose(0, 1).float() @ k3.float().transpose(1, 2) * scale
+    return scores.masked_fill(~visible, -torch.inf)
 
 
 def _infer_shape(query: Tensor, value: Tensor, layout: str, heads: int, kv_heads: int, paged: bool) -> tuple[int, ...]:

@@ -52,8 +52,8 @@ def npu_fusion_attention(
 ) -> _Fusion:
     """(out, softmax_max, softmax_sum float32 [.., 8], softmax_out (empty), seed, offset, number of mask elements).
 
-    The maximum holds the log-sum-exp and the sum ones: exp(score − max) / sum is the same weight. Raises ValueError for
-    dropout.
+    The maximum of a row's visible scores, and the sum of exp(score − max); −inf and 0 for a row that sees none. Raises
+    ValueError for dropout.
     """
     refuse(pse=pse, sink=sink, dropout=keep_prob < 1)
     layout = fusion_layout(query, input_layout)
@@ -61,6 +61,7 @@ def npu_fusion_attention(
     kv_heads = kv_heads_of(query, key, layout, head_num)
     keys = to_sequences(key, layout, kv_heads, actual_seq_kvlen)
     values = to_sequences(value, layout, kv_heads, actual_seq_kvlen)
+    maxima: list[Tensor] = []
     outs, sums = attend_sequences(
         queries,
         keys,
@@ -71,18 +72,29 @@ def npu_fusion_attention(
         pre_tokens=pre_tockens,
         next_tokens=next_tockens,
         need_lse=True,
+        maxima=maxima,
     )
-    top = query.new_zeros(_statistics_shape(query, layout, head_num), dtype=torch.float32)
+    shape = _statistics_shape(query, layout, head_num)
+    totals = [
+        torch.exp(part - high).masked_fill(high == -torch.inf, 0.0)
+        for part, high in zip(sums, maxima, strict=True) if part is not None
+    ]  # fmt: skip
+    top, total = _statistics(maxima, query, shape, layout), _statistics(totals, query, shape, layout)
+    result = from_sequences(outs, query, layout, values[0].shape[-1])
+    return result, top, total, query.new_empty((0,)), 0, 0, 0
+
+
+def _statistics(parts: list[Tensor], query: Tensor, shape: tuple[int, ...], layout: str) -> Tensor:
+    """A number a row, [H, S] of each sequence, as the device lays it out: eight times over."""
+    made = query.new_zeros(shape, dtype=torch.float32)
     start = 0
-    for i, part in enumerate(sums):
-        assert part is not None
+    for i, part in enumerate(parts):
         if layout == "TND":
-            top[start : start + part.shape[1]] = part.t().unsqueeze(-1)
+            made[start : start + part.shape[1]] = part.t().unsqueeze(-1)
             start += part.shape[1]
         else:
-            top[i, :, : part.shape[1]] = part.unsqueeze(-1)
-    result = from_sequences(outs, query, layout, values[0].shape[-1])
-    return result, top, torch.ones_like(top), query.new_empty((0,)), 0, 0, 0
+            made[i, :, : part.shape[1]] = part.unsqueeze(-1)
+    return made
 
 
 def kv_heads_of(query: Tensor, key: Tensor, layout: str, heads: int) -> int:

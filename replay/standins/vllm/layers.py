@@ -50,7 +50,15 @@ def _heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, T
     return tuple(x if x.dim() == 3 else x.reshape(x.shape[0], 1, -1) for x in (query, key, value))  # type: ignore[return-value]
 
 
-@stands_for("vllm::unified_attention_with_output")
+_LENGTHS = "no window and no sinks; keys and values of earlier tokens repeat those of the call"
+_LATENT = "the layer's own projections are left out: one latent head for all"
+_EXPERTS = (
+    "top-k 2 of up to 8 experts, 4 of up to 64, else 8",
+    "one pair of square matrices, as wide as the hidden size, for all experts",
+)
+
+
+@stands_for("vllm::unified_attention_with_output", assumes=(_LENGTHS,))
 def unified_attention_with_output(
     query: Tensor, key: Tensor, value: Tensor, output: Tensor, output_scale: Tensor | None = None
 ) -> None:
@@ -74,7 +82,7 @@ def _fake_attention(query: Tensor, value: Tensor) -> Tensor:
     return query.new_empty(query.shape if query.dim() != 3 else (*query.shape[:-1], value.shape[-1]))
 
 
-@stands_for("vllm::unified_attention", fake=_fake_attention)
+@stands_for("vllm::unified_attention", fake=_fake_attention, assumes=(_LENGTHS,))
 def unified_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """As unified_attention_with_output, the result returned."""
     out = _fake_attention(query, value)
@@ -86,7 +94,7 @@ def _fake_empty(key: Tensor) -> Tensor:
     return key.new_empty((0,))
 
 
-@stands_for("vllm::unified_kv_cache_update", fake=_fake_empty)
+@stands_for("vllm::unified_kv_cache_update", fake=_fake_empty, assumes=("written to memory of its own",))
 def unified_kv_cache_update(key: Tensor, value: Tensor) -> Tensor:
     """Writes key and value [T, Hkv, D] once, to memory of its own instead of the layer's cache; returns an empty tensor
     that only orders this op before the attention."""
@@ -98,7 +106,7 @@ def _fake_mla(q: Tensor, kv_c_normed: Tensor) -> Tensor:
     return q.new_empty((*q.shape[:-1], kv_c_normed.shape[-1]))
 
 
-@stands_for("vllm::unified_mla_attention", fake=_fake_mla)
+@stands_for("vllm::unified_mla_attention", fake=_fake_mla, assumes=(_LENGTHS, _LATENT))
 def unified_mla_attention(q: Tensor, kv_c_normed: Tensor, k_pe: Tensor) -> Tensor:
     """q [T, H, D] against one latent head kv_c ‖ k_pe, padded or cut to D; values are kv_c: [T, H, rank]."""
     latent = torch.cat((kv_c_normed, k_pe.reshape(k_pe.shape[0], -1)), dim=-1)
@@ -107,7 +115,7 @@ def unified_mla_attention(q: Tensor, kv_c_normed: Tensor, k_pe: Tensor) -> Tenso
     return attend_batch(q, key.unsqueeze(1), kv_c_normed.unsqueeze(1), q.dtype)
 
 
-@stands_for("vllm::unified_mla_attention_with_output")
+@stands_for("vllm::unified_mla_attention_with_output", assumes=(_LENGTHS, _LATENT))
 def unified_mla_attention_with_output(q: Tensor, kv_c_normed: Tensor, k_pe: Tensor, output: Tensor) -> None:
     """As unified_mla_attention; each head's result cut to output's width (the up-projection is the layer's own)."""
     found = unified_mla_attention(q, kv_c_normed, k_pe).flatten(1)
@@ -159,7 +167,7 @@ def _fake_two(hidden_states: Tensor) -> tuple[Tensor, Tensor]:
     return _fake_hidden(hidden_states), _fake_hidden(hidden_states)
 
 
-@stands_for("vllm::moe_forward", fake=_fake_hidden)
+@stands_for("vllm::moe_forward", fake=_fake_hidden, assumes=_EXPERTS)
 def moe_forward(hidden_states: Tensor, router_logits: Tensor) -> Tensor:
     """Mixture of experts from hidden_states [T, H] and router_logits [T, E].
 
@@ -169,7 +177,7 @@ def moe_forward(hidden_states: Tensor, router_logits: Tensor) -> Tensor:
     return _experts(hidden_states, router_logits)
 
 
-@stands_for("vllm::moe_forward_shared", fake=_fake_two)
+@stands_for("vllm::moe_forward_shared", fake=_fake_two, assumes=_EXPERTS)
 def moe_forward_shared(hidden_states: Tensor, router_logits: Tensor) -> tuple[Tensor, Tensor]:
     """(a shared expert's output, the routed experts' output), with the assumptions of moe_forward."""
     up, down = _shared_expert(hidden_states.shape[-1], hidden_states.device, hidden_states.dtype)

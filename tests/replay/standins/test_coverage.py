@@ -101,3 +101,13 @@ def test_schema_tables_are_schemas() -> None:
             parsed = torch._C.parse_schema(schema)
             assert parsed.name.partition("::")[0] == table.name.removesuffix(".txt")
             assert (since, schema) in versions_of(parsed.name)
+
+
+def test_what_a_stand_in_makes_up_is_an_assumption_of_the_plan() -> None:
+    from opreplay.replay.standins.declared.register import assumed_by, register_namespace
+
+    register_namespace("vllm")
+    told = " ".join(assumed_by("vllm::moe_forward"))
+    assert "top-k" in told
+    assert "one pair of square matrices" in told
+    assert assumed_by("aten::mm") == ()

@@ -104,3 +104,10 @@ def test_numbers_that_no_batch_has_are_no_batch() -> None:
     digits = "9" * 19
     assert batch_context(f"execute_1_context_1(sq{digits}sk1sqsq1sqsk1)_generation_0(sq0sk0sqsq0sqsk0)") is None
     assert batch_context("execute_context_\u0661(1)_generation_0(0)") is None
+
+
+def test_a_full_capture_is_of_decodes() -> None:
+    batch = batch_context("capture_32_FULL")
+    assert batch is not None
+    assert (batch.phase, batch.decode_sequences, batch.decode_tokens, batch.prefill_sequences) == ("decode", 32, 32, 0)
+    assert batch_context("capture_8192_PIECEWISE") is None

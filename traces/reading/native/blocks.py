@@ -44,9 +44,10 @@ def compiled_scanner() -> Callable[..., EventScanner] | None:
 class CompiledBlocks:
     """Reads blocks of one file into the tables of a collector."""
 
-    def __init__(self, decoder: EventDecoder, collector: Collector) -> None:
+    def __init__(self, decoder: EventDecoder, collector: Collector, *, usable: bool = True) -> None:
+        """`usable`: False where columns are wanted that the compiled half does not fill."""
         self._decoder, self._collector = decoder, collector
-        self._make = compiled_scanner()
+        self._make = compiled_scanner() if usable else None
         self._scanner: EventScanner | None = None
         self._categories: tuple[str, ...] = ()
         self._known = 0

@@ -144,12 +144,12 @@ static int make_record(const Category *category, const Span *values, int exact, 
         out->strides = arguments[STRIDES], out->concrete = arguments[CONCRETE];
         return read_id(arguments[EXT], -1, &out->ext) && read_id(arguments[RF], -1, &out->rf) ? 1 : -1;
     case KERNEL:
-        if (!arguments[DEVICE].size || !arguments[STREAM].size)
-            return -1;
         out->end = !arguments[CORR].size; /* without a correlation id */
         return read_id(arguments[arguments[EXT].size ? EXT : EXT_OLD], -1, &out->ext) &&
-                       read_id(arguments[CORR], -1, &out->corr) && read_id(arguments[DEVICE], -1, &out->device) &&
-                       read_id(arguments[STREAM], -1, &out->stream)
+                       read_id(arguments[CORR], -1, &out->corr) &&
+                       /* What names no device or stream is told by its process and thread. */
+                       read_id(arguments[DEVICE].size ? arguments[DEVICE] : out->pid, -1, &out->device) &&
+                       read_id(arguments[STREAM].size ? arguments[STREAM] : out->tid, -1, &out->stream)
                    ? 1
                    : -1;
     case LAUNCH:

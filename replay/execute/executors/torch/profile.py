@@ -9,7 +9,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from opreplay.replay.execute.executors.base import Profile
+from opreplay.replay.ir.call_tree import names_below
 from opreplay.replay.ir.model import RecordedKernel
+
+MAX_BELOW = 512
+"""Ops below the profiled one that are told at most."""
 
 
 def profile_call(call: Callable[[], Any], device: torch.device, synchronize: Callable[[], None], name: str) -> Profile:
@@ -30,6 +34,7 @@ def profile_call(call: Callable[[], Any], device: torch.device, synchronize: Cal
     below = [event for event in host if event.cpu_parent is not None and event.cpu_parent in top]
     own = [event for event in top if event.name == name]
     children = [event for event in below if event.cpu_parent in own[:1]] if own else top
+    tree = names_below(own[0], _children, _name, most=MAX_BELOW) if own else None
     kernels: dict[str, RecordedKernel] = {}
     for event in events:
         if event.device_type.name != "CUDA":
@@ -40,6 +45,16 @@ def profile_call(call: Callable[[], Any], device: torch.device, synchronize: Cal
             name=event.name, count=count + 1, total_us=total + float(event.time_range.elapsed_us())
         )
     return Profile(
-        kernels=tuple(kernels.values()), children=tuple(event.name for event in children if "::" in event.name),
+        kernels=tuple(kernels.values()),
+        children=tuple(event.name for event in children if "::" in event.name) if tree is None else tree[0],
+        below=None if tree is None else tree[1],
         has_device=device.type != "cpu",
-    )  # fmt: skip
+    )
+
+
+def _children(event: Any) -> list[Any]:
+    return sorted(event.cpu_children, key=lambda child: child.time_range.start)
+
+
+def _name(event: Any) -> str:
+    return str(event.name)

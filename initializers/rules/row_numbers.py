@@ -1,0 +1,260 @@
+"""Row numbers, counts and boundaries of vendor ops that only need them to be possible, as a table: op, argument, kind.
+
+For ops whose lists mean no more than that: which rows are read or written, how many rows each group has, where each
+sequence ends. Owns no batches of requests (`paged_attention`), no choice of experts (`moe_routing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from opreplay.initializers import fill
+from opreplay.initializers.base import CustomInit, InitContext, InitReport
+from opreplay.initializers.rules.segments import even_cuts
+
+Kind = Callable[[InitContext, torch.Tensor], str]
+"""Fills one tensor in place and says how, in a few words."""
+Bound = Callable[[InitContext], int]
+
+
+def _size(argument: str, dim: int = 0) -> Bound:
+    """The size of an argument, or of the first tensor of a list, along a dimension."""
+
+    def bound(context: InitContext) -> int:
+        found = next((tensor for name, tensor in context.tensors() if name == argument), None)
+        if found is None or not -found.dim() <= dim < found.dim():
+            return 0
+        return found.shape[dim]
+
+    return bound
+
+
+def _along(argument: str, name: str) -> Bound:
+    """The size of an argument along the dimension that another one names."""
+
+    def bound(context: InitContext) -> int:
+        dim = context.args.get(name)
+        return _size(argument, dim)(context) if isinstance(dim, int) else 0
+
+    return bound
+
+
+def _given(name: str, at: str | int | None = None) -> Bound:
+    """A number among the arguments, or one of a list: by place, or by the place that another argument names."""
+
+    def bound(context: InitContext) -> int:
+        value = context.args.get(name)
+        if at is None or not isinstance(value, (list, tuple)):
+            return value if isinstance(value, int) else 0
+        place = context.args.get(at) if isinstance(at, str) else at
+        return int(value[place]) if isinstance(place, int) and -len(value) <= place < len(value) else 0
+
+    return bound
+
+
+def below(bound: Bound) -> Kind:
+    """Uniform in [0, bound)."""
+
+    def kind(context: InitContext, tensor: torch.Tensor) -> str:
+        high = max(1, bound(context))
+        fill.integers(tensor, context.generator, 0, high)
+        return f"uniform in [0, {high})"
+
+    return kind
+
+
+def distinct(bound: Bound) -> Kind:
+    """Numbers in [0, bound), no two alike where there are enough: what is written is written once."""
+
+    def kind(context: InitContext, tensor: torch.Tensor) -> str:
+        high = max(1, bound(context))
+        order = torch.randperm(high, generator=context.generator, device=tensor.device)
+        count = tensor.numel()
+        fill.assign(tensor, order.repeat(-(-count // high))[:count].reshape(tensor.shape))
+        return f"distinct in [0, {high})" if count <= high else f"each of [0, {high}) in turn"
+
+    return kind
+
+
+def counts(total: Bound) -> Kind:
+    """Equal shares that add up to the total."""
+
+    def kind(context: InitContext, tensor: torch.Tensor) -> str:
+        if tensor.numel():
+            parts = even_cuts(tensor.numel(), total(context)).diff()
+            fill.assign(tensor, parts.reshape(tensor.shape).to(tensor.device))
+        return f"equal shares of {total(context)}"
+
+    return kind
+
+
+def cuts(total: Bound) -> Kind:
+    """Ascending from 0 to the total in equal steps."""
+
+    def kind(context: InitContext, tensor: torch.Tensor) -> str:
+        if tensor.numel():
+            fill.assign(
+                tensor, even_cuts(max(1, tensor.numel() - 1), total(context))[: tensor.numel()].to(tensor.device)
+            )
+        return f"equal parts of {total(context)}"
+
+    return kind
+
+
+def all_of(bound: Bound) -> Kind:
+    """Every entry the whole number: nothing is masked out."""
+
+    def kind(context: InitContext, tensor: torch.Tensor) -> str:
+        tensor.fill_(bound(context))
+        return f"all {bound(context)}"
+
+    return kind
+
+
+def in_order(context: InitContext, tensor: torch.Tensor) -> str:
+    """0, 1, 2, ..."""
+    fill.assign(tensor, torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape))
+    return "in order"
+
+
+def sorted_below(bound: Bound) -> Kind:
+    """Ascending numbers in [0, bound), each as often as the others."""
+
+    def kind(context: InitContext, tensor: torch.Tensor) -> str:
+        high, count = max(1, bound(context)), tensor.numel()
+        made = torch.arange(count, device=tensor.device) * high // max(1, count)
+        fill.assign(tensor, made.reshape(tensor.shape))
+        return f"ascending in [0, {high})"
+
+    return kind
+
+
+def block_pairs(caches: str) -> Kind:
+    """[n, 2]: from which block to which one, of one cache; sources before destinations, so that none is both."""
+
+    def kind(context: InitContext, tensor: torch.Tensor) -> str:
+        half = max(1, _size(caches)(context) // 2)
+        places = torch.arange(tensor.shape[0], device=tensor.device) % half
+        fill.assign(tensor, torch.stack((places, places + (half if half > 0 else 0)), 1)[:, : tensor.shape[-1]])
+        return f"blocks 0 to {half} to those after them"
+
+    return kind
+
+
+def places_in(argument: str) -> Kind:
+    """[*, k]: a place in the first k dimensions of an argument."""
+
+    def kind(context: InitContext, tensor: torch.Tensor) -> str:
+        shape = context.need(argument).shape
+        for column in range(tensor.shape[-1] if tensor.dim() else 0):
+            part = torch.empty(tensor.shape[:-1], dtype=tensor.dtype, device=tensor.device)
+            fill.integers(part, context.generator, 0, max(1, shape[column] if column < len(shape) else 1))
+            tensor[..., column] = part
+        return f"inside {argument}"
+
+    return kind
+
+
+_ROWS = _size("x")
+_INPUT_ROWS = all_of(_size("input"))
+_PROBABILITIES = below(_size("probs"))
+
+RULES: tuple[tuple[tuple[str, ...], dict[str, Kind]], ...] = (
+    (("_C_cache_ops::copy_blocks", "aiter::copy_blocks"), {"block_mapping": block_pairs("key_caches")}),
+    (("_C_cache_ops::copy_blocks_mla",), {"block_mapping": block_pairs("kv_caches")}),
+    (("_C_cache_ops::swap_blocks", "aiter::swap_blocks"), {"block_mapping": below(_size("src"))}),
+    (("_C::get_cutlass_batched_moe_mm_data", "_C::get_cutlass_pplx_moe_mm_data"),
+                    {"expert_num_tokens": all_of(_given("padded_m"))}),
+    (("_C::get_cutlass_moe_mm_problem_sizes_from_expert_offsets",), {
+        "expert_first_token_offset": cuts(lambda context: 128 * context.need("expert_first_token_offset").numel())}),
+    (("_C::persistent_masked_m_silu_mul_quant", "_C::silu_mul_fp8_quant_deep_gemm_cuda"),
+                    {"counts": all_of(_size("input", 1))}),
+    (("npu::npu_dequant_swiglu_quant", "_C_ascend::npu_dequant_swiglu_quant", "npu::npu_swiglu_quant",
+                     "npu::npu_clipped_swiglu"), {"group_index": counts(_ROWS)}),
+    (("npu::npu_dynamic_quant", "npu::npu_dynamic_quant_asymmetric"),
+                    {"group_index": cuts(_size("input"))}),
+    (("npu::npu_moe_re_routing",), {"expert_token_num_per_rank": counts(_size("tokens"))}),
+    (("aiter::dynamic_per_group_scaled_quant", "aiter::dynamic_per_token_scaled_quant"),
+                    {"num_rows": _INPUT_ROWS}),
+    (("aiter::per_group_quant_hip", "aiter::per_token_quant_hip"), {"num_rows": all_of(_ROWS)}),
+    (("aiter::smooth_per_token_scaled_quant",), {
+        "num_rows": _INPUT_ROWS, "smooth_scale_map": below(_size("smooth_scale"))}),
+    (("aiter::moe_smoothquant_fwd",), {"topk_ids": below(_size("x_scale"))}),
+    (("aiter::mha_fwd",), {"cu_seqlens_q": cuts(_size("q")), "cu_seqlens_kv": cuts(_size("k"))}),
+    (("aiter::top_k_top_p_sampling_from_probs", "aiter::top_p_sampling_from_probs"),
+                    {"indices": _PROBABILITIES}),
+    (("sgl_kernel::min_p_sampling_from_probs", "sgl_kernel::top_k_top_p_sampling_from_probs",
+                     "sgl_kernel::top_p_sampling_from_probs"), {"maybe_indices": _PROBABILITIES}),
+    (("npu::apply_token_bitmask", "sgl_kernel::apply_token_bitmask_inplace_cuda"),
+                    {"indices": distinct(_size("logits"))}),
+    (("fbgemm::group_index_select_dim0",), {"indices_group": below(_size("input_group"))}),
+    (("fbgemm::pack_segments_backward",), {"lengths": counts(_given("total_length"))}),
+    (("fbgemm::silu_mul",), {"valid_token_count": all_of(_size("x0"))}),
+    (("npu::npu_gather_backward",), {"index": below(_given("self_size", "dim"))}),
+    (("npu::npu_gather_sparse_index_backward",), {"index": below(_given("self_sizes", 0))}),
+    (("npu::npu_kv_rmsnorm_rope_cache",), {"index": distinct(
+        lambda context: _size("k_cache")(context) * max(1, _size("k_cache", 1)(context)))}),
+    (("npu::npu_scatter",), {"indices": below(_along("self", "dim"))}),
+    (("npu::npu_scatter_list", "npu::npu_scatter_list_"), {"indices": below(_along("self", "axis"))}),
+    (("npu::npu_scatter_nd_update", "npu::npu_scatter_nd_update_"), {"indices": places_in("self")}),
+    (("npu::scatter_update", "npu::scatter_update_"), {"indices": below(
+        lambda context: 1 + _along("self", "axis")(context) - max(1, _along("updates", "axis")(context)))}),
+    (("sgl_kernel::ep_moe_pre_reorder",), {
+        "src2dst": distinct(_size("gateup_input")), "topk_ids": below(_given("end_expert_id"))}),
+    (("sgl_kernel::ep_moe_post_reorder",), {
+        "src2dst": distinct(_size("down_output")), "topk_ids": below(_given("end_expert_id"))}),
+    (("sgl_kernel::ep_moe_silu_and_mul",), {"reorder_topk_ids": sorted_below(_given("end_expert_id"))}),
+    (("sglang::moe_permute_prepare_out",), {
+        "sorted_topk_ids": sorted_below(_given("num_experts")), "reorder_ids": distinct(_size("reorder_ids"))}),
+    (("sgl_kernel::fused_qk_norm_rope", "sglang::fused_qk_norm_rope_out"), {"position_ids": in_order}),
+    (("sglang::apply_rope_inplace_with_kvcache",), {
+        "positions": below(_size("cos_sin_cache")), "out_loc": distinct(_size("k_cache"))}),
+    (("sglang::apply_rope_pos_ids_cos_sin_cache_with_kv_cache",), {
+        "pos_ids": below(_size("cos_sin_cache")), "kv_cache_loc": distinct(_size("k_buffer"))}),
+    (("vllm::rocm_aiter_triton_rotary_embedding",), {
+        "positions": below(lambda context: max(1, _size("cos_sin_cache")(context) // 2)),
+        "offsets": below(lambda context: max(1, _size("cos_sin_cache")(context) // 2))}),
+    (("sglang::unified_apply_gptq_marlin_gemm", "sglang::unified_apply_gptq_marlin_gemm_with_wtype"), {
+        "g_idx": sorted_below(_size("weight_scale")), "g_idx_sort_indices": in_order}),
+    (("vllm::flash_attn_maxseqlen_wrapper", "vllm::triton_attn_wrapper"), {
+        "cu_seqlens": cuts(lambda context: _size("q")(context) * max(1, _size("q", 1)(context))),
+        "max_seqlen": all_of(lambda context: _size("q", 1)(context))}),
+    (("vllm::torch_sdpa_wrapper",), {"cu_seqlens": cuts(_size("q", 1))}),
+    (("vllm::xformers_attn_seqlens_wrapper",), {"seqlens": counts(_size("q", 1))}),
+    (("vllm::rocm_aiter_mla_decode_fwd",), {
+        "qo_indptr": cuts(_size("q")), "kv_indptr": cuts(_size("kv_indices")),
+        "kv_indices": distinct(_size("kv_buffer")), "kv_last_page_lens": all_of(lambda context: 1)}),
+)  # fmt: skip
+"""Ops and how their lists are filled."""
+
+TABLE: dict[str, dict[str, Kind]] = {op: kinds for ops, kinds in RULES for op in ops}
+
+ANY: dict[str, str] = {
+    "aiter::_topk_plain": "lists that it writes",
+    "aiter::topk_plain": "lists that it writes",
+    **dict.fromkeys(("npu::npu_anti_quant", "npu::npu_ffn", "npu::npu_quant_matmul_dequant", "npu::npu_rms_norm_quant",
+                     "npu::npu_trans_quant_param", "vllm::quantize"), "an offset of quantisation is added to values"),
+    "sglang::_run_activation_filtered_inplace": "which expert a row is for decides nothing: every row is computed",
+}  # fmt: skip
+"""Op with an argument that looks like an index → why any values do."""
+
+
+class RowNumbersInit(CustomInit):
+    """Row numbers in range, counts and boundaries that add up."""
+
+    name = "row_numbers"
+    op_patterns = tuple(TABLE)
+
+    def initialize(self, context: InitContext) -> InitReport:
+        assumed: dict[str, str] = {}
+        for name, tensor in context.tensors():
+            kind = TABLE[context.op].get(name)
+            if kind is not None and fill.is_integer(tensor.dtype) and tensor.numel():
+                assumed[name] = kind(context, tensor)
+        told = "; ".join(f"{name} {how}" for name, how in assumed.items())
+        return InitReport(summary=told or "none of its lists is given", assumed=assumed)
+
+
+INITIALIZERS = (RowNumbersInit,)

@@ -1,0 +1,90 @@
+"""Every stand-in with an argument that looks like an index is named by an initializer, or any values do."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from opreplay.initializers.base import InitContext
+from opreplay.initializers.registry import built_in
+from opreplay.initializers.rules.row_numbers import ANY, TABLE
+from opreplay.replay.standins.declared import register
+
+LOOKS_LIKE_INDEX = re.compile(
+    r"(?i)(^|_)(ind(ex|ices|ptr)|idx|offsets?|len(s|gths?)?|seqlens?\w*|lens_\w+|tables?|slots?|mapping|map|ids?"
+    r"|positions?|pos|rows?|perm\w*|sorted\w*|topk\w*|cu_\w+|starts?|counts?|splits?|segments?|groups?|group_list"
+    r"|expert\w*|last_\w+|num_\w+|tokens_per\w*|page\w*|batch_id\w*|hash\w*)$"
+)
+TENSOR = re.compile(r"Tensor(?:\([^)]*\)|!)?(?:\[\])?\??(?:\[\])? (\w+)")
+
+
+def test_no_argument_that_looks_like_an_index_is_left_to_chance() -> None:
+    registry = built_in()
+    left = {}
+    for names in register.implemented().values():
+        for name in names:
+            schemas = [version.schema for version in register.versions_declared(name)]
+            arguments = {a for s in schemas for a in TENSOR.findall(s.partition("(")[2].rpartition(" -> ")[0])}
+            found = sorted(a for a in arguments if LOOKS_LIKE_INDEX.search(a))
+            if found and name not in ANY and not registry.rules_for(name):
+                left[name] = found
+    assert not left
+
+
+def test_what_any_values_do_for_has_no_rule() -> None:
+    registry = built_in()
+    assert not [name for name in ANY if registry.rules_for(name)]
+    assert all(reason for reason in ANY.values())
+
+
+def fill(op: str, **args: object) -> dict[str, str]:
+    context = InitContext(op=op, args=args, generator=torch.Generator().manual_seed(3))
+    registry = built_in()
+    rule = registry.find(context)
+    assert rule is not None
+    assert rule.name == "row_numbers"
+    return dict(registry.apply(rule, context).assumed)
+
+
+def ints(*shape: int) -> torch.Tensor:
+    return torch.full(shape, -7, dtype=torch.int64)
+
+
+def test_rows_that_are_written_are_distinct_and_in_range() -> None:
+    indices = ints(5)
+    assert fill("npu::apply_token_bitmask", logits=torch.randn(8, 4), bitmask=ints(8, 1), indices=indices)
+    assert len(set(indices.tolist())) == 5
+    assert 0 <= int(indices.min()) <= int(indices.max()) < 8
+
+
+def test_counts_and_boundaries_add_up() -> None:
+    groups = ints(3)
+    fill("npu::npu_clipped_swiglu", x=torch.randn(10, 8), group_index=groups)
+    assert int(groups.sum()) == 10
+    ends = ints(4)
+    fill("vllm::torch_sdpa_wrapper", q=torch.randn(1, 9, 2, 4), cu_seqlens=ends)
+    assert ends.tolist() == [0, 3, 6, 9]
+
+
+def test_blocks_are_copied_to_others() -> None:
+    pairs = ints(3, 2)
+    caches = [torch.randn(8, 2)]
+    fill("_C_cache_ops::copy_blocks", key_caches=caches, value_caches=caches, block_mapping=pairs)
+    assert pairs.tolist() == [[0, 4], [1, 5], [2, 6]]
+
+
+def test_places_lie_inside_each_dimension() -> None:
+    places = ints(50, 2)
+    fill("npu::npu_scatter_nd_update_", self=torch.randn(3, 9, 4), indices=places, updates=torch.randn(50, 4))
+    assert set(places[:, 0].tolist()) == {0, 1, 2}
+    assert int(places[:, 1].max()) > 2
+    assert int(places[:, 1].max()) < 9
+
+
+@pytest.mark.parametrize("op", sorted(TABLE))
+def test_each_rule_is_for_arguments_that_the_op_has(op: str) -> None:
+    register.implemented()
+    schemas = " ".join(version.schema for version in register.versions_declared(op))
+    assert all(re.search(rf"\b{name}\b", schemas) for name in TABLE[op])

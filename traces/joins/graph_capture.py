@@ -1,0 +1,485 @@
+"""Gives the kernels of captured CUDA and HIP graphs the ops that launched them while the graph was captured.
+
+While a graph is captured its launches are recorded below the ops that make them, but run nothing; when it is replayed
+its kernels run below no op. The order of both is the same. Owns which capture a launch replays, and the merged tables.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from opreplay.traces.errors import TraceError, UsageError
+from opreplay.traces.limits import Limits
+from opreplay.traces.links.annotations import batch_context
+from opreplay.traces.links.parents import innermost_at, innermost_parent
+from opreplay.traces.model import (
+    KERNEL_CATEGORIES,
+    GraphJoin,
+    GraphLaunches,
+    KernelTable,
+    LinkStats,
+    OpSignature,
+    OpTable,
+    Trace,
+)
+from opreplay.traces.reader import read_trace
+
+Rows = npt.NDArray[np.int64]
+_BEGIN = re.compile(r"(cuda|hip|cu)StreamBeginCapture")
+_END = re.compile(r"(cuda|hip|cu)StreamEndCapture")
+_KINDS = (
+    (re.compile(r"(cuda|hip|cu)\w*LaunchKernel|(cuda|hip|cu)LaunchCooperativeKernel"), "kernel"),
+    (re.compile(r"(cuda|hip|cu)Memcpy"), "memcpy"),
+    (re.compile(r"(cuda|hip|cu)Memset"), "memset"),
+)
+"""Runtime call → category of the device work that it becomes a node for."""
+_SIZE = re.compile(r"capture\D{0,3}(\d{1,9})")
+"""How servers mark a capture: `capture_8192_PIECEWISE` is for batches of up to 8192 tokens."""
+HINT = "give the recording of the capture with --capture FILE|FOLDER"
+MAX_BESIDE = 64
+"""Files beside a trace that are looked at for its captures."""
+MAX_ADDED_ROWS = 20_000_000
+"""Calls that replays of graphs add to a trace; beyond, only those that own device time are added."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """What one graph was captured from."""
+
+    source: Trace
+    size: int | None
+    """Tokens of the batches that it is for, where an annotation tells."""
+    rows: Rows
+    """Ops of `source` inside the capture, by start."""
+    owners: Rows
+    """Position in `rows` of the op that made each launch, or -1."""
+    kinds: tuple[str, ...]
+    """Category of each launch's work."""
+    names: tuple[str | None, ...]
+    """Kernel of each launch; None where the runtime call does not say, as CUDA's do not."""
+
+    @property
+    def named(self) -> bool:
+        """Whether every kernel's name is known."""
+        return all(name is not None for name, kind in zip(self.names, self.kinds, strict=True) if kind == "kernel")
+
+    def ops(self) -> tuple[OpSignature | None, ...]:
+        """What made each launch; captures that agree in this are the same to the replay."""
+        of = self.source.ops.signature[self.rows]
+        return tuple(None if at < 0 else self.source.signatures[of[at]] for at in self.owners.tolist())
+
+
+def captures_of(trace: Trace) -> list[Capture]:
+    """The captures that a trace, read with `calls=True`, holds, by time."""
+    calls = trace.calls
+    if calls is None:
+        raise ValueError("the trace was read without its runtime calls")
+    kinds = [_kind(name) for name in calls.names]
+    found: list[tuple[int, Capture]] = []
+    for track in np.unique(calls.track).tolist():
+        here = np.flatnonzero(calls.track == track)
+        here = here[np.argsort(calls.start_ns[here], kind="stable")]
+        on_track = np.flatnonzero(trace.ops.track == track)
+        begin: int | None = None
+        launches: list[int] = []
+        for row in here.tolist():
+            kind = kinds[calls.name[row]]
+            if kind == "begin":
+                begin, launches = row, []
+            elif kind == "end" and begin is not None:
+                start, stop = int(calls.start_ns[begin]), int(calls.start_ns[row])
+                if launches:
+                    found.append((start, _capture(trace, on_track, start, stop, launches, kinds)))
+                begin = None
+            elif kind and begin is not None:
+                launches.append(row)
+    return [capture for _, capture in sorted(found, key=lambda one: one[0])]
+
+
+def _kind(name: str) -> str:
+    """What a runtime call means for a capture; "" for nothing."""
+    if _BEGIN.match(name):
+        return "begin"
+    if _END.match(name):
+        return "end"
+    return next((kind for pattern, kind in _KINDS if pattern.match(name)), "")
+
+
+def _capture(
+    trace: Trace, on_track: Rows, start: int, stop: int, launches: Sequence[int], kinds: Sequence[str]
+) -> Capture:
+    """Ops that overlap the capture, among them those around it, and which of them made each launch."""
+    calls, ops = trace.calls, trace.ops
+    assert calls is not None
+    begins = ops.start_ns[on_track]
+    rows = on_track[(begins <= stop) & (begins + ops.dur_ns[on_track].astype(np.int64) >= start)]
+    # An op that began before the capture is around it, and is no part of the graph.
+    rows = rows[ops.start_ns[rows] >= start]
+    rows = rows[np.lexsort((-ops.dur_ns[rows].astype(np.int64), ops.start_ns[rows]))]
+    when = calls.start_ns[launches]
+    owner = np.full(len(launches), -1, np.int64)
+    if len(rows):
+        owner = innermost_at(when, np.arange(len(rows)), ops.start_ns[rows], ops.dur_ns[rows].astype(np.int64))
+    named = calls.kernel[launches].tolist()
+    return Capture(
+        source=trace,
+        size=_size_at(trace, start),
+        rows=rows,
+        owners=owner,
+        kinds=tuple(kinds[int(calls.name[row])] for row in launches),
+        names=tuple(None if at < 0 else trace.kernel_names[at] for at in named),
+    )
+
+
+def _size_at(trace: Trace, when: int) -> int | None:
+    """The size that the shortest annotation around a time names."""
+    around = [note for note in trace.annotations if note.start_ns <= when <= note.start_ns + note.dur_ns]
+    for note in sorted(around, key=lambda note: note.dur_ns):
+        if match := _SIZE.match(note.name[:80]):
+            return int(match[1])
+    return None
+
+
+def join_captures(trace: Trace, captures: Sequence[Capture]) -> Trace:
+    """The trace with the ops of each graph that it replays, as calls of their own at the time of the launch.
+
+    Such a call takes no time on the host: the launch of the whole graph stands for all. A launch is told from
+    its kernels: their names in order where the capture has them (ROCm), else their number and kinds and the names of
+    generated kernels. Of captures that fit equally the one for the smallest batch that holds the iteration's is taken;
+    where they still differ in their ops, none. `info.graphs` says how much was told.
+    """
+    graphs = trace.graphs
+    if graphs is None:
+        return trace
+    chosen, by_name, ambiguous = _choose(trace, graphs, captures)
+    merged = _merge(trace, graphs, chosen)
+    told = [i for i, capture in enumerate(chosen) if capture is not None]
+    rows = [graphs.kernels[graphs.bounds[i] : graphs.bounds[i + 1]] for i in told]
+    owned = np.concatenate(rows)[merged.kernels.owner[np.concatenate(rows)] >= 0] if rows else np.empty(0, np.int64)
+    join = msgspec.structs.replace(
+        trace.info.graphs or GraphJoin(),
+        sources=tuple(dict.fromkeys(c.source.info.path for c in chosen if c is not None)),
+        told_launches=len(told),
+        told_kernels=len(owned),
+        told_us=float(trace.kernels.dur_ns[owned].astype(np.int64).sum()) / 1000,
+        by_name=by_name,
+        ambiguous=ambiguous,
+    )
+    return replace(merged, info=replace(merged.info, graphs=join))
+
+
+def _choose(trace: Trace, graphs: GraphLaunches, captures: Sequence[Capture]) -> tuple[list[Capture | None], int, int]:
+    """The capture that each launch replays, or None; how many by name, and how many fit several of different ops."""
+    known = _Known(captures)
+    tokens = _tokens_at(trace, graphs.start_ns)
+    found: list[Capture | None] = []
+    named = ambiguous = 0
+    last = -1
+    for launch in range(len(graphs)):
+        kinds, names = _work(trace, graphs.kernels[graphs.bounds[launch] : graphs.bounds[launch + 1]])
+        fits, by_name = known.fitting(kinds, names)
+        fits = _of_size(fits, captures, tokens[launch])
+        chosen = known.one_of(fits, last)
+        ambiguous += bool(fits) and chosen is None
+        named += by_name and chosen is not None
+        last = last if chosen is None else chosen
+        found.append(None if chosen is None else captures[chosen])
+    return found, named, ambiguous
+
+
+class _Known:
+    """Captures by what their launches are."""
+
+    def __init__(self, captures: Sequence[Capture]) -> None:
+        self._captures = captures
+        self._by_names: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
+        self._by_kinds: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
+        self._ops: dict[int, tuple[OpSignature | None, ...]] = {}
+        for number, capture in enumerate(captures):
+            if capture.named:
+                self._by_names[_key(capture.kinds, [name or "" for name in capture.names])].append(number)
+            else:
+                self._by_kinds[capture.kinds].append(number)
+
+    def fitting(self, kinds: Sequence[str], names: Sequence[str]) -> tuple[list[int], bool]:
+        """Captures whose launches may have become these kernels, and whether their names say so."""
+        if named := self._by_names.get(_key(kinds, names)):
+            return named, True
+        return [n for n in self._by_kinds.get(tuple(kinds), ()) if _plausible(self._captures[n], names)], False
+
+    def one_of(self, fits: Sequence[int], last: int) -> int | None:
+        """The one of these that is meant, `last` being the one before; None where that is open.
+
+        Those of the same ops are all the same. Of others the one that was captured after the last one is meant, if
+        they are for one known size of batches: the graphs of a model's parts run in the order of their capture.
+        """
+        ops = {self._ops.setdefault(number, self._captures[number].ops()) for number in fits}
+        if len(ops) <= 1:
+            return next((n for n in fits if n > last), fits[0]) if fits else None
+        sizes = {self._captures[number].size for number in fits}
+        size = next(iter(sizes))
+        if len(sizes) > 1 or size is None:
+            return None
+        group = [number for number, capture in enumerate(self._captures) if capture.size == size]
+        expected = next((number for number in group if number > last), group[0])
+        return expected if expected in fits else None
+
+
+def _key(kinds: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    """Kernels by name, whatever their order: streams inside a graph may overtake each other."""
+    return tuple(sorted(name if kind == "kernel" else kind for kind, name in zip(kinds, names, strict=True)))
+
+
+def _work(trace: Trace, rows: Rows) -> tuple[list[str], list[str]]:
+    """Category and name of each kernel."""
+    kernels = trace.kernels
+    kinds = [KERNEL_CATEGORIES[at] for at in kernels.category[rows].tolist()]
+    return kinds, [trace.kernel_names[at] for at in kernels.name[rows].tolist()]
+
+
+def _plausible(capture: Capture, names: Sequence[str]) -> bool:
+    """Whether kernels in their order may be those of a capture that names none: generated ones bear their op's name."""
+    for signature, name in zip(capture.ops(), names, strict=True):
+        op = "" if signature is None else signature.name
+        if op.startswith("triton_") and not name.startswith(op):
+            return False
+        if name.startswith("triton_") and op.startswith("aten::"):
+            return False
+    return True
+
+
+def _of_size(fits: Sequence[int], captures: Sequence[Capture], tokens: int | None) -> list[int]:
+    """Those for the smallest batch that holds so many tokens; all of them where sizes are not told."""
+    if tokens is None:
+        return [*fits]
+    large = [size for n in fits if (size := captures[n].size) is not None and size >= tokens]
+    return [n for n in fits if captures[n].size == min(large)] if large else [*fits]
+
+
+def _tokens_at(trace: Trace, times: Rows) -> list[int | None]:
+    """New tokens of the iteration around each time, where an annotation tells."""
+    batches = [(note, batch) for note in trace.annotations if (batch := batch_context(note.name)) is not None]
+    starts = np.array([note.start_ns for note, _ in batches], np.int64)
+    order = np.argsort(starts, kind="stable")
+    out: list[int | None] = []
+    for when in times.tolist():
+        at = int(np.searchsorted(starts[order], when, side="right")) - 1
+        note, batch = batches[order[at]] if at >= 0 else (None, None)
+        if note is None or batch is None or note.start_ns + note.dur_ns < when:
+            out.append(None)
+            continue
+        parts = (batch.prefill_tokens, batch.decode_tokens)
+        out.append(batch.scheduled_tokens or sum(part or 0 for part in parts) or None)
+    return out
+
+
+def _merge(trace: Trace, graphs: GraphLaunches, chosen: Sequence[Capture | None]) -> Trace:
+    """The trace with the chosen captures' ops appended, and the graphs' kernels owned by them."""
+    rows = sum(len(capture.rows) for capture in chosen if capture is not None)
+    owners_only = rows > MAX_ADDED_ROWS
+    table = _Table(trace)
+    owner = trace.kernels.owner.copy()
+    for launch, capture in enumerate(chosen):
+        if capture is None:
+            continue
+        kernels = graphs.kernels[graphs.bounds[launch] : graphs.bounds[launch + 1]]
+        places = table.add(capture, int(graphs.start_ns[launch]), int(graphs.track[launch]), owners_only=owners_only)
+        at = capture.owners[_order(trace, kernels, capture)]
+        known = at >= 0
+        owner[kernels[known]] = places[at[known]]
+    return replace(
+        trace,
+        signatures=tuple(table.signatures),
+        ops=table.made(),
+        kernels=replace(trace.kernels, owner=owner),
+        info=replace(trace.info, links=_links(trace, trace.kernels, owner)),
+    )
+
+
+def _order(trace: Trace, kernels: Rows, capture: Capture) -> Rows:
+    """Which launch of the capture each kernel is: by name where they are known, else by order."""
+    if not capture.named:
+        return np.arange(len(kernels))
+    kinds, names = _work(trace, kernels)
+    waiting: defaultdict[str, list[int]] = defaultdict(list)
+    for number, (name, kind) in enumerate(zip(capture.names, capture.kinds, strict=True)):
+        waiting[name if kind == "kernel" and name is not None else kind].append(number)
+    taken: Counter[str] = Counter()
+    out = []
+    for name, kind in zip(names, kinds, strict=True):
+        key = name if kind == "kernel" else kind
+        out.append(waiting[key][taken[key]])
+        taken[key] += 1
+    return np.array(out, np.int64)
+
+
+def _links(trace: Trace, kernels: KernelTable, owner: Rows) -> LinkStats:
+    unowned = owner < 0
+    return msgspec.structs.replace(
+        trace.info.links,
+        by_capture=int(np.count_nonzero((owner >= 0) & (owner != kernels.owner))),
+        unowned=int(unowned.sum()),
+        unowned_device_ns=int(kernels.dur_ns[unowned].astype(np.int64).sum()),
+    )
+
+
+class _Table:
+    """The op table of a trace, growing."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.signatures: dict[OpSignature, int] = {signature: at for at, signature in enumerate(trace.signatures)}
+        self._trace = trace
+        self._rows = len(trace.ops)
+        self._parents = [innermost_parent(trace.ops)]
+        self._parts: list[tuple[Rows, Rows, Rows]] = []
+        self._of: dict[int, tuple[Rows, Rows]] = {}
+        self._around: dict[int, Rows] = {}
+
+    def add(self, capture: Capture, start_ns: int, track: int, *, owners_only: bool) -> Rows:
+        """Append one launch's calls; the row of each of the capture's rows, -1 for those left out."""
+        signature, parents = self._of.get(id(capture)) or self._of.setdefault(id(capture), self._prepared(capture))
+        kept = np.ones(len(capture.rows), dtype=bool)
+        if owners_only:
+            kept = np.zeros(len(capture.rows), dtype=bool)
+            kept[capture.owners[capture.owners >= 0]] = True
+        place = np.where(kept, self._rows + np.cumsum(kept) - 1, -1)
+        above = np.where(parents >= 0, place[np.maximum(parents, 0)], -1)
+        outside = self._op_at(track, start_ns)
+        above = np.where(above < 0, outside, above)
+        count = int(kept.sum())
+        # A nanosecond apart, so that their order is that of the capture.
+        self._parts.append((signature[kept], start_ns + np.arange(count), np.full(count, track)))
+        self._parents.append(above[kept])
+        self._rows += count
+        return place
+
+    def _op_at(self, track: int, when: int) -> int:
+        """The recorded op around a launch, or -1."""
+        ops = self._trace.ops
+        rows = self._around.get(track)
+        if rows is None:
+            rows = self._around.setdefault(track, np.flatnonzero(ops.track == track))
+        if not len(rows):
+            return -1
+        return int(innermost_at(np.array([when]), rows, ops.start_ns[rows], ops.dur_ns[rows].astype(np.int64))[0])
+
+    def _prepared(self, capture: Capture) -> tuple[Rows, Rows]:
+        """(signature in this table, position of the parent) of each of a capture's rows."""
+        source = capture.source
+        of = np.array(
+            [self.signatures.setdefault(signature, len(self.signatures)) for signature in source.signatures], np.int64
+        )
+        part = OpTable(
+            signature=source.ops.signature[capture.rows],
+            start_ns=source.ops.start_ns[capture.rows],
+            dur_ns=source.ops.dur_ns[capture.rows],
+            track=np.zeros(len(capture.rows), np.int64),
+        )
+        return of[part.signature] if len(of) else np.empty(0, np.int64), innermost_parent(part)
+
+    def made(self) -> OpTable:
+        """All rows; calls of graphs have no host time of their own."""
+        ops = self._trace.ops
+        added = [
+            np.concatenate(column) if column else np.empty(0, np.int64) for column in zip(*self._parts, strict=True)
+        ]
+        if not added:
+            return ops
+        signature, start, track = added
+        numbers = ops.record_function_id
+        return OpTable(
+            signature=np.concatenate([ops.signature.astype(np.int64), signature]).astype(np.uint32),
+            start_ns=np.concatenate([ops.start_ns, start]),
+            dur_ns=np.concatenate([ops.dur_ns, np.zeros(len(start), ops.dur_ns.dtype)]),
+            track=np.concatenate([ops.track, track.astype(ops.track.dtype)]),
+            parent=np.concatenate(self._parents),
+            record_function_id=None if numbers is None else np.concatenate([numbers, np.full(len(start), -1)]),
+        )
+
+
+def capture_files(named: str | Path) -> list[Path]:
+    """The files that --capture means: one, or those of a folder. Raises UsageError where there is none."""
+    path = Path(named)
+    if path.is_dir():
+        found = sorted(file for file in path.iterdir() if file.name.endswith((".json", ".json.gz")))
+        if not found:
+            raise UsageError(f"{path} holds no .json and no .json.gz", hint="Name the recording of the capture.")
+        return found[:MAX_BESIDE]
+    if not path.is_file():
+        raise UsageError(f"{path} does not exist", hint="Name the recording of the capture, or its folder.")
+    return [path]
+
+
+def files_beside(trace: Trace) -> list[Path]:
+    """Files beside a trace whose names say that they hold a capture; those named most like the trace first."""
+    own = Path(trace.info.path)
+    if not own.is_file():
+        return []
+    found = [
+        file for file in own.parent.iterdir()
+        if file.name.endswith((".json", ".json.gz")) and "capture" in file.name.lower() and file != own
+    ]  # fmt: skip
+
+    def shared(file: Path) -> int:
+        return next((n for n, (a, b) in enumerate(zip(file.name, own.name, strict=False)) if a != b), len(own.name))
+
+    return sorted(found, key=lambda file: (-shared(file), file.name))[:MAX_BESIDE]
+
+
+def with_captures(trace: Trace, files: Iterable[Path], limits: Limits) -> Trace:
+    """The trace joined with the captures that these files hold.
+
+    Raises UsageError where no graph ran, TraceError for a file that cannot be read.
+    """
+    if trace.graphs is None:
+        raise UsageError(f"no captured graph ran in {trace.info.path}", hint="Leave --capture out.")
+    captures: list[Capture] = []
+    for file in files:
+        source = read_trace(file, limits=limits, calls=True)
+        if source.info.vendor == trace.info.vendor or None in (source.info.vendor, trace.info.vendor):
+            captures += captures_of(source)
+    return join_captures(trace, captures)
+
+
+def with_captures_beside(trace: Trace, limits: Limits) -> Trace:
+    """The trace joined with the captures in the files beside it, as far as they can be read."""
+    if trace.graphs is None:
+        return trace
+    captures: list[Capture] = []
+    for file in files_beside(trace):
+        with suppress(TraceError, OSError):  # nobody named it
+            source = read_trace(file, limits=limits, calls=True)
+            if source.info.vendor == trace.info.vendor:
+                captures += captures_of(source)
+    return join_captures(trace, captures)
+
+
+def join_text(join: GraphJoin) -> str:
+    """One line: how much device time graphs took, and how much of it has ops now."""
+    launches = "1 graph launch" if join.launches == 1 else f"{join.launches:,} graph launches"
+    ran = f"{launches} took {join.device_us / 1000:,.3g} ms"
+    if not join.told_launches:
+        why = f", {join.ambiguous:,} fit several captures" if join.ambiguous else ""
+        return f"{ran} in kernels whose ops this recording does not hold{why}: {HINT}"
+    sources = ", ".join(_shown(Path(source).name) for source in join.sources[:3])
+    more = f" and {len(join.sources) - 3} more" if len(join.sources) > 3 else ""
+    told = f"{sources}{more} told the ops of {join.told_launches:,} of them ({join.told_us / 1000:,.3g} ms)"
+    by_order = join.told_launches - join.by_name
+    how = f", {by_order:,} by number and order of kernels alone" if by_order else ""
+    left = join.launches - join.told_launches
+    rest = f"; {left:,} fit no capture" if left else ""
+    return f"{ran}; {told}{how}{rest}"
+
+
+def _shown(name: str) -> str:
+    """A file's name without what could steer a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in name)

@@ -44,9 +44,9 @@ def compiled_scanner() -> Callable[..., EventScanner] | None:
 class CompiledBlocks:
     """Reads blocks of one file into the tables of a collector."""
 
-    def __init__(self, decoder: EventDecoder, collector: Collector) -> None:
+    def __init__(self, decoder: EventDecoder, collector: Collector, *, wanted: bool = True) -> None:
         self._decoder, self._collector = decoder, collector
-        self._make = compiled_scanner()
+        self._make = compiled_scanner() if wanted else None
         self._scanner: EventScanner | None = None
         self._categories: tuple[str, ...] = ()
         self._known = 0

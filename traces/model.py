@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from opreplay.traces.activity.model import Activity
 from opreplay.traces.npu import DetailsJoin, KernelDetails
 
 Dims = tuple["int | Dims", ...]
@@ -234,3 +235,5 @@ class Trace:
     """In file order; a tuple, or a table that makes them from columns (`annotations.AnnotationTable`)."""
     details: KernelDetails | None = None
     """Of `kernels`, from the kernel table of an Ascend profile."""
+    activity: Activity | None = None
+    """What else the file says of when things ran; only where it was asked for."""

@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from opreplay.traces.activity.collect import TimingCollector
+from opreplay.traces.activity.events import TimingDecoder
 from opreplay.traces.annotations import AnnotationTable
 from opreplay.traces.collect import Collector
 from opreplay.traces.columns import smallest
@@ -39,6 +41,7 @@ def read_trace(
     processes: int = 1,
     progress: Progress | None = None,
     record_function_ids: bool = False,
+    activity: bool = False,
     _block_bytes: int = BLOCK_BYTES,
 ) -> Trace:
     """Read one profile, plain or gzip JSON ("-" for stdin), in bounded memory, and link device time to ops.
@@ -46,10 +49,11 @@ def read_trace(
     `processes` > 1 splits a plain file. `progress(bytes_done, total)` counts bytes of the file; total may be None.
     `record_function_ids` fills that column of the ops where the trace has it, to join an ExecutionTrace of the same
     run; one process then reads all.
+    `activity`: also what else ran when (`Trace.activity`), some three times slower and in one process.
     Raises TraceError: Malformed, UnknownDialect, or TooLarge for a file over one of `limits`.
     """
     with _no_gc():
-        if processes > 1 and not record_function_ids:
+        if processes > 1 and not record_function_ids and not activity:
             from opreplay.traces.parallel import scan_parallel
 
             scanned = scan_parallel(str(path), limits, processes, block_bytes=_block_bytes, progress=progress)
@@ -66,6 +70,7 @@ def read_trace(
                         progress=progress,
                         numbered=record_function_ids,
                         arrows=arrows,
+                        timing=(TimingDecoder(), TimingCollector(limits)) if activity else None,
                     )
                 except ExecutionTraceFound as found:
                     from opreplay.traces.dialects.execution_trace import read_nodes
@@ -114,7 +119,8 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
         track=_take(track_remap, got.ops.take("track")),
         record_function_id=got.ops.take("rf").astype(np.int64) if "rf" in got.ops.kinds else None,
     )
-    kernels, stats, task_rows = _kernels(got, ops, ext, track_remap)
+    correlation = got.kernels.take("corr")
+    kernels, stats, task_rows = _kernels(got, ops, ext, correlation, track_remap)
     del ext
     level = metadata_level(signatures)
     ascend = bool(task_rows) or "task type" in scanned.features
@@ -151,6 +157,7 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
         kernel_names=kernel_names,
         kernels=kernels,
         annotations=notes,
+        activity=got.activity(correlation, track_remap) if isinstance(got, TimingCollector) else None,
     )
 
 
@@ -166,7 +173,7 @@ def _take(remap: Any, indexes: Any) -> Any:
     return remap[indexes] if len(indexes) else indexes
 
 
-def _kernels(got: Collector, ops: OpTable, ext: Any, track_remap: Any) -> tuple[KernelTable, Any, int]:
+def _kernels(got: Collector, ops: OpTable, ext: Any, correlation: Any, track_remap: Any) -> tuple[KernelTable, Any, int]:
     table = got.kernels
     start, dur, track = table.take("start"), table.take("dur"), _take(track_remap, table.take("track"))
     owner, stats = link(
@@ -179,7 +186,7 @@ def _kernels(got: Collector, ops: OpTable, ext: Any, track_remap: Any) -> tuple[
             kernel_dur=dur,
             kernel_track=track,
             kernel_ext=table.take("ext"),
-            kernel_corr=table.take("corr"),
+            kernel_corr=correlation,
             launch_start=got.launches.take("start"),
             launch_track=_take(track_remap, got.launches.take("track")),
             launch_corr=got.launches.take("corr"),

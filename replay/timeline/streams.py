@@ -1,0 +1,210 @@
+"""What device tasks wait for: their launch, the task before on their stream, tasks of other streams. Rules on columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from opreplay.replay.timeline.graph import COLLECTIVE, CROSS_STREAM, LAUNCH, STREAM, Floats, Ints, Unexplained
+from opreplay.replay.timeline.tasks import Tasks
+from opreplay.traces import Trace
+
+_LATENCY_MARGIN_US = 50.0
+_GAP_MARGIN_US = 15.0
+"""A latency or a gap above the median by more than this (or four times the median) is waiting that asks for a cause."""
+_SKEW_US = 1.0
+_STREAM_WAITS = ("streamwaitevent",)
+
+
+@dataclass(slots=True)
+class TaskEdges:
+    """Edges into tasks. `launch_*` come from the thread at the task's launch; `source` are positions of tasks."""
+
+    launch_lag_us: Floats
+    """Per task; NaN where no launch is known."""
+    source: list[int] = field(default_factory=list)
+    target: list[int] = field(default_factory=list)
+    lag_us: list[float] = field(default_factory=list)
+    kind: list[int] = field(default_factory=list)
+    recorded: list[bool] = field(default_factory=list)
+    latency_us: float = 0.0
+    gap_us: float = 0.0
+    unexplained: Unexplained = field(default_factory=Unexplained)
+
+    def add(self, source: int, target: int, lag_us: float, kind: int, *, recorded: bool) -> None:
+        """One more edge between tasks."""
+        self.source.append(source)
+        self.target.append(target)
+        self.lag_us.append(lag_us)
+        self.kind.append(kind)
+        self.recorded.append(recorded)
+
+
+def task_edges(trace: Trace, tasks: Tasks, earlier_us: dict[int, float], origin_ns: int) -> TaskEdges:
+    """Dependencies of all tasks; `earlier_us` says until when each stream was busy with work from before the step."""
+    n = len(tasks)
+    out = TaskEdges(launch_lag_us=np.full(n, np.nan))
+    if not n:
+        return out
+    previous = _previous(tasks)
+    ended = np.where(previous >= 0, tasks.end_us[previous], np.nan)
+    for stream, until in earlier_us.items():
+        first = np.flatnonzero((tasks.stream == stream) & (previous < 0))
+        ended[first] = until
+    from_launch = tasks.start_us - tasks.launch_us
+    from_previous = tasks.start_us - ended
+    starved = np.isnan(ended) | (tasks.launch_us > ended)
+    known = ~np.isnan(tasks.launch_us)
+    first_of_launch = _first_of_launch(tasks)
+    out.latency_us = _median(from_launch[known & starved & first_of_launch & (from_launch >= 0)])
+    # Two tasks of one stream follow at once where the later one was waiting; a gap that was a launch's fault is not one.
+    queued = known & ~np.isnan(ended) & (tasks.launch_us + out.latency_us < ended)
+    out.gap_us = max(0.0, _median(from_previous[queued]))
+    _recorded_waits(trace, tasks, origin_ns, out)
+    _waits_of_collectives(tasks, out)
+    explained = np.full(n, -np.inf)
+    for source, target, lag in zip(out.source, out.target, out.lag_us, strict=True):
+        explained[target] = max(explained[target], tasks.end_us[source] + lag)
+    ready_launch = np.where(known, tasks.launch_us + out.latency_us, -np.inf)
+    ready_stream = np.where(np.isnan(ended), -np.inf, ended + out.gap_us)
+    by_launch = ready_launch >= ready_stream
+    slack = np.where(by_launch, from_launch, from_previous)
+    typical = np.where(by_launch, out.latency_us, out.gap_us)
+    margin = np.where(by_launch, _LATENCY_MARGIN_US, _GAP_MARGIN_US)
+    late = slack > typical + np.maximum(margin, 4 * typical)
+    late &= known | ~np.isnan(ended)
+    late &= tasks.start_us - explained > np.maximum(margin, 4 * typical)
+    waits, lost = 0, 0.0
+    finished = np.argsort(tasks.end_us, kind="stable")
+    sorted_ends = tasks.end_us[finished]
+    for task in np.flatnonzero(late).tolist():
+        cause = _cause(tasks, task, finished, sorted_ends, float(max(ready_launch[task], ready_stream[task])))
+        if cause >= 0:
+            lag = max(0.0, float(tasks.start_us[task] - tasks.end_us[cause]))
+            out.add(cause, task, lag, CROSS_STREAM, recorded=False)
+        elif known[task] or not np.isnan(ended[task]):
+            waits += 1
+            lost += float(slack[task] - typical[task])
+    # What binds keeps its recorded time, within reason; what does not keeps no more than is typical.
+    own = np.where(late, typical, slack)
+    out.launch_lag_us = np.where(known, np.where(by_launch, own, np.minimum(from_launch, out.latency_us)), np.nan)
+    stream_lag = np.where(by_launch, np.minimum(from_previous, out.gap_us), own)
+    after = np.flatnonzero(previous >= 0)
+    lags = np.maximum(stream_lag[after], -(tasks.end_us[previous[after]] - tasks.start_us[previous[after]]))
+    out.source += previous[after].tolist()
+    out.target += after.tolist()
+    out.lag_us += lags.tolist()
+    out.kind += [STREAM] * len(after)
+    out.recorded += [True] * len(after)
+    out.unexplained = Unexplained(waits=waits, us=lost)
+    return out
+
+
+def _median(values: Floats) -> float:
+    return float(np.median(values)) if len(values) else 0.0
+
+
+def _previous(tasks: Tasks) -> Ints:
+    """Per task the one that started before it on its stream, or -1."""
+    out = np.full(len(tasks), -1, np.int64)
+    order = np.argsort(tasks.stream, kind="stable")
+    same = tasks.stream[order][1:] == tasks.stream[order][:-1]
+    out[order[1:][same]] = order[:-1][same]
+    return out
+
+
+def _first_of_launch(tasks: Tasks) -> Ints:
+    """Whether each task is the first of its launch: a captured graph is one launch of many."""
+    _, first = np.unique(tasks.correlation, return_index=True)
+    out = tasks.correlation < 0
+    out[first] = True
+    return out
+
+
+def _recorded_waits(trace: Trace, tasks: Tasks, origin_ns: int, out: TaskEdges) -> None:
+    """Streams that wait for events: where the trace says of which stream, and where only the call is recorded."""
+    activity = trace.activity
+    assert activity is not None
+    calls, waits = activity.calls, activity.waits
+    at = {c: i for i, c in enumerate(calls.correlation.tolist()) if c >= 0} if len(waits) else {}
+    numbers = {stream: index for index, (_, stream) in enumerate(tasks.streams)}
+    orders = [_launch_order(tasks, stream) for stream in range(len(tasks.streams))]
+    told: set[int] = set()
+    for correlation, stream, source, record in zip(
+        waits.correlation.tolist(), waits.stream.tolist(), waits.waits_for_stream.tolist(),
+        waits.record_correlation.tolist(), strict=True,
+    ):  # fmt: skip
+        if source < 0 or correlation not in at:
+            continue
+        told.add(at[correlation])
+        if source not in numbers or stream not in numbers or source == stream:
+            continue
+        asked = (int(calls.start_ns[at[correlation]]) - origin_ns) / 1e3
+        marked = (int(calls.start_ns[at[record]]) - origin_ns) / 1e3 if record in at else asked
+        _wait_between(tasks, orders[numbers[source]], marked, orders[numbers[stream]], asked, out, recorded=True)
+    names = np.array([any(word in name.lower() for word in _STREAM_WAITS) for name in activity.names] or [False])
+    rows = np.flatnonzero(names[calls.name]) if len(calls) else []
+    if len(tasks.streams) < 2:
+        return
+    by_time = np.argsort(np.where(np.isnan(tasks.launch_us), np.inf, tasks.launch_us), kind="stable")
+    launches = tasks.launch_us[by_time]
+    launches = launches[~np.isnan(launches)]
+    for row in rows:
+        if int(row) in told:
+            continue
+        when = (int(calls.start_ns[row]) - origin_ns) / 1e3
+        place = int(np.searchsorted(launches, when))
+        if 0 < place < len(launches):
+            before, after = int(by_time[place - 1]), int(by_time[place])
+            if tasks.stream[before] != tasks.stream[after]:
+                _edge_if_in_order(tasks, before, after, out, recorded=False)
+
+
+def _launch_order(tasks: Tasks, stream: int) -> tuple[Floats, Ints]:
+    rows = np.flatnonzero((tasks.stream == stream) & ~np.isnan(tasks.launch_us))
+    rows = rows[np.lexsort((rows, tasks.launch_us[rows]))]
+    return tasks.launch_us[rows], rows
+
+
+def _wait_between(
+    tasks: Tasks, source: tuple[Floats, Ints], marked_us: float, target: tuple[Floats, Ints], asked_us: float,
+    out: TaskEdges, *, recorded: bool,
+) -> None:  # fmt: skip
+    """The last task of one stream launched before the event was recorded → the first of another after the wait."""
+    last = int(np.searchsorted(source[0], marked_us)) - 1
+    first = int(np.searchsorted(target[0], asked_us))
+    if last >= 0 and first < len(target[0]):
+        _edge_if_in_order(tasks, int(source[1][last]), int(target[1][first]), out, recorded=recorded)
+
+
+def _edge_if_in_order(tasks: Tasks, source: int, target: int, out: TaskEdges, *, recorded: bool) -> None:
+    delay = float(tasks.start_us[target] - tasks.end_us[source])
+    if delay >= -_SKEW_US and tasks.start_us[source] <= tasks.start_us[target] and source < target:
+        # A wait that was over before the task could start has no latency of its own to keep.
+        out.add(source, target, min(max(delay, 0.0), max(out.gap_us, 1.0)), CROSS_STREAM, recorded=recorded)
+
+
+def _waits_of_collectives(tasks: Tasks, out: TaskEdges) -> None:
+    """A collective on a stream of its own waits for what was launched before it: its input."""
+    talking = np.flatnonzero((tasks.kind == COLLECTIVE) & ~np.isnan(tasks.launch_us))
+    if not len(talking) or len(tasks.streams) < 2:
+        return
+    order = np.flatnonzero((tasks.kind != COLLECTIVE) & ~np.isnan(tasks.launch_us))
+    order = order[np.lexsort((order, tasks.launch_us[order]))]
+    launches = tasks.launch_us[order]
+    for task in talking.tolist():
+        at = int(np.searchsorted(launches, tasks.launch_us[task])) - 1
+        if at >= 0 and tasks.stream[order[at]] != tasks.stream[task]:
+            _edge_if_in_order(tasks, int(order[at]), task, out, recorded=False)
+
+
+def _cause(tasks: Tasks, task: int, finished: Ints, sorted_ends: Floats, ready_us: float) -> int:
+    """The task of another stream whose end a late start follows, or -1 where none ended just before it."""
+    at = int(np.searchsorted(sorted_ends, tasks.start_us[task] + _SKEW_US, side="right")) - 1
+    while at >= 0 and tasks.start_us[task] - sorted_ends[at] <= _LATENCY_MARGIN_US and sorted_ends[at] > ready_us:
+        found = int(finished[at])
+        if tasks.stream[found] != tasks.stream[task] and found < task:
+            return found
+        at -= 1
+    return -1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from opreplay.replay.timeline.graph import (
     Slices,
     StepGraph,
 )
+from opreplay.replay.timeline.schedule import step_length
 from opreplay.replay.timeline.steps import Step
 from opreplay.replay.timeline.streams import TaskEdges, task_edges
 from opreplay.replay.timeline.tasks import Tasks, tasks_of
@@ -46,7 +47,7 @@ def step_graph(trace: Trace, step: Step) -> StepGraph:
         raise TraceError(f"nothing ran in {step.name} of {trace.info.path}", hint="Choose another one with --step N.")
     end_us = (step.end_ns - step.start_ns) / 1e3
     busy_until = {tasks.streams.index(key): us for key, us in earlier.until_us.items() if key in tasks.streams}
-    device = task_edges(trace, tasks, busy_until, step.start_ns)
+    device = task_edges(trace, tasks, busy_until, step)
     waits = device_waits(trace, threads, tasks)
     starts: list[_Start] = []
     if threads:
@@ -175,6 +176,7 @@ def _assemble(
     trace: Trace, step: Step, tasks: Tasks, device: TaskEdges, threads: list[_Thread], waits: list[HostWait],
     starts: list[_Start], busy_until: dict[int, float], end_us: float,
 ) -> StepGraph:  # fmt: skip
+    busy_until = {**device.busy_before_us, **busy_until}
     first_block: dict[int, int] = {}
     host = 0
     parts: list[Slices] = []
@@ -235,30 +237,29 @@ def _assemble(
         target = _starting_at(thread.blocks, first_block[start_.track], start_.at_us)
         source_thread = by_track[start_.source[0]]
         source = _ending_at(source_thread.blocks, first_block[start_.source[0]], start_.source[1])
-        edges.add(source, target, start_.at_us - float(end[source]) if start_.kind == WOKEN else start_.lag_us,
-                  start_.kind, start_.recorded)  # fmt: skip
+        if end[source] <= start_.at_us:  # else the other thread was idle as well: nothing known woke this one
+            lag = start_.at_us - float(end[source]) if start_.kind == WOKEN else start_.lag_us
+            edges.add(source, target, lag, start_.kind, start_.recorded)
     seen: set[int] = set()
     for task in range(n):
         stream = int(tasks.stream[task])
         if stream in busy_until and stream not in seen:
             seen.add(stream)
             lag = max(0.0, float(tasks.start_us[task]) - busy_until[stream])
-            edges.add(earlier_base + streams.index(stream), host + task, min(lag, device.gap_us), EARLIER, True)
+            told = stream not in device.busy_before_us
+            edges.add(earlier_base + streams.index(stream), host + task, min(lag, device.gap_us), EARLIER, told)
     release = np.zeros(total)
     release[earlier_base:] = [busy_until[stream] for stream in streams]
-    loose = _without_cause(edges, total)
-    frozen = np.flatnonzero(loose[host:count]) + host
-    release[frozen] = start[frozen]
-    for thread in threads[1:]:
-        first = first_block[thread.events.track]
-        if loose[first]:
-            release[first] = start[first]
     place = np.lexsort((np.arange(total), end, order_key))
     rank = np.empty(total, np.int64)
     rank[place] = np.arange(total)
     # Work of a step before is done when it is done: it comes first.
     source, target = rank[np.array(edges.source, np.int64)], rank[np.array(edges.target, np.int64)]
     forward = source < target
+    loose = np.ones(total, bool)
+    loose[np.array(edges.target, np.int64)[forward]] = False
+    loose[earlier_base:] = False
+    release[loose] = start[loose]
     order = np.lexsort((source[forward], target[forward]))
     picked = np.flatnonzero(forward)[order]
     dur = np.maximum(end - start, 0.0)
@@ -274,7 +275,7 @@ def _assemble(
         slices=np.concatenate([*columns["slices"], zeros])[place].astype(np.int64),
     )  # fmt: skip
     begin = max([0.0, *busy_until.values()])
-    return StepGraph(
+    graph = StepGraph(
         step=step, nodes=nodes,
         edges=Edges(
             source=source[picked], target=target[picked], lag_us=np.array(edges.lag, np.float64)[picked],
@@ -285,10 +286,11 @@ def _assemble(
             op=_joined([part.op for part in parts], np.int64), call=_joined([part.call for part in parts], np.int64),
         ),
         lanes=_lanes(trace, threads, tasks), main_lane=0 if threads else -1, release_us=release[place],
-        begin_us=begin, recorded_us=max(end_us, float(tasks.end_us.max(initial=0.0))) - begin, host_us=end_us,
+        begin_us=begin, recorded_us=0.0, host_us=end_us,
         launch_latency_us=device.latency_us, stream_gap_us=device.gap_us, unexplained=device.unexplained,
         dropped_edges=int((~forward).sum()),
     )  # fmt: skip
+    return replace(graph, recorded_us=step_length(graph, nodes.start_us, nodes.start_us + nodes.dur_us, begin))
 
 
 def _thread_edges(thread: _Thread, base: int, starts: list[_Start], edges: _Edges) -> None:
@@ -318,13 +320,6 @@ def _starting_at(blocks: Blocks, base: int, time_us: float) -> int:
 def _ending_at(blocks: Blocks, base: int, time_us: float) -> int:
     """The last block that ends no later than a time, else the first."""
     return base + max(0, int(np.searchsorted(blocks.end_us, time_us + 1e-6, side="right")) - 1)
-
-
-def _without_cause(edges: _Edges, total: int) -> Ints:
-    """Whether nothing leads to a node."""
-    out = np.ones(total, bool)
-    out[np.array(edges.target, np.int64)] = False
-    return out
 
 
 def _joined(parts: list[Floats] | list[Ints], kind: type) -> Floats:

@@ -14,9 +14,9 @@ Ints = npt.NDArray[np.int64]
 
 EDGE_KINDS: tuple[str, ...] = (
     "thread order", "launch", "stream order", "synchronisation", "stream waits for stream", "thread waits for thread",
-    "thread woken", "queue full", "earlier step", "collective members",
+    "thread woken", "queue full", "earlier step", "device shared", "collective members",
 )  # fmt: skip
-(THREAD, LAUNCH, STREAM, SYNC, CROSS_STREAM, CROSS_THREAD, WOKEN, QUEUE_FULL, EARLIER, MEMBERS) = range(10)
+(THREAD, LAUNCH, STREAM, SYNC, CROSS_STREAM, CROSS_THREAD, WOKEN, QUEUE_FULL, EARLIER, SHARED, MEMBERS) = range(11)
 
 NODE_KINDS: tuple[str, ...] = ("host", "kernel", "memcpy", "memset", "collective")
 HOST, KERNEL, COPY, SET, COLLECTIVE = range(5)
@@ -117,7 +117,7 @@ class StepGraph:
     begin_us: float
     """When the step before was done, where that is after this one's start on the host; 0 else."""
     recorded_us: float
-    """From `begin_us` to when the host's range and all device work launched in it have ended."""
+    """Length of the step as recorded, by the rule of `schedule.step_length`."""
     host_us: float
     """The marked range on the host alone."""
     launch_latency_us: float

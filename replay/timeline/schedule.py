@@ -18,7 +18,29 @@ class Schedule:
     cause: Ints
     """The edge that each node waited for last; -1: for none."""
     step_us: float
-    """From the graph's `begin_us` to the end of the last node."""
+    """Length of the step, by `step_length`."""
+
+
+def step_length(graph: StepGraph, start_us: Floats, end_us: Floats, begin_us: float) -> float:
+    """How long one such step takes when steps follow each other, µs.
+
+    The longer of two: what the marking thread needs, without what it waited while the device was still at work on the
+    step before (`begin_us`); and what passes between the completion of that work and of this step's. Without work
+    from before that is the time until the last thing of the step has ended.
+    """
+    nodes = graph.nodes
+    if not len(nodes):
+        return 0.0
+    if begin_us <= 0.0:
+        return float(end_us.max())
+    device = np.array([lane.device for lane in graph.lanes])[nodes.lane]
+    completed = float(end_us[device].max(initial=begin_us)) - begin_us
+    own = np.flatnonzero(nodes.lane == graph.main_lane)
+    if graph.main_lane < 0 or not len(own):
+        return completed
+    waited_from = np.minimum(end_us[own][:-1], begin_us)
+    waited = np.maximum(0.0, np.minimum(start_us[own][1:], begin_us) - waited_from).sum()
+    return max(completed, float(end_us[own].max()) - float(waited))
 
 
 def retimed(
@@ -51,13 +73,13 @@ def retimed(
         start[node] = begin
         end[node] = begin + durations[node]
         cause[node] = why
-    ends = np.array(end, np.float64)
+    starts, ends = np.array(start, np.float64), np.array(end, np.float64)
     origin = graph.begin_us if begin_us is None else begin_us
     return Schedule(
-        start_us=np.array(start, np.float64),
+        start_us=starts,
         end_us=ends,
         cause=np.array(cause, np.int64),
-        step_us=float(ends.max(initial=0.0)) - origin,
+        step_us=step_length(graph, starts, ends, origin),
     )
 
 

@@ -6,13 +6,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from opreplay.replay.timeline.graph import COLLECTIVE, CROSS_STREAM, LAUNCH, STREAM, Floats, Ints, Unexplained
+from opreplay.replay.timeline.graph import COLLECTIVE, CROSS_STREAM, SHARED, STREAM, Floats, Ints, Unexplained
+from opreplay.replay.timeline.steps import Step
 from opreplay.replay.timeline.tasks import Tasks
 from opreplay.traces import Trace
 
 _LATENCY_MARGIN_US = 50.0
 _GAP_MARGIN_US = 15.0
 """A latency or a gap above the median by more than this (or four times the median) is waiting that asks for a cause."""
+_BUSY_BEFORE_US = 1000.0
+_FIRST_FEW = 10
+"""Tasks of a step that may have run, on other streams, before one that waited for work from before the step."""
 _SKEW_US = 1.0
 _STREAM_WAITS = ("streamwaitevent",)
 
@@ -31,6 +35,8 @@ class TaskEdges:
     latency_us: float = 0.0
     gap_us: float = 0.0
     unexplained: Unexplained = field(default_factory=Unexplained)
+    busy_before_us: dict[int, float] = field(default_factory=dict)
+    """Stream → until when it must have been busy with work that the file does not hold."""
 
     def add(self, source: int, target: int, lag_us: float, kind: int, *, recorded: bool) -> None:
         """One more edge between tasks."""
@@ -41,7 +47,7 @@ class TaskEdges:
         self.recorded.append(recorded)
 
 
-def task_edges(trace: Trace, tasks: Tasks, earlier_us: dict[int, float], origin_ns: int) -> TaskEdges:
+def task_edges(trace: Trace, tasks: Tasks, earlier_us: dict[int, float], step: Step) -> TaskEdges:
     """Dependencies of all tasks; `earlier_us` says until when each stream was busy with work from before the step."""
     n = len(tasks)
     out = TaskEdges(launch_lag_us=np.full(n, np.nan))
@@ -52,6 +58,8 @@ def task_edges(trace: Trace, tasks: Tasks, earlier_us: dict[int, float], origin_
     for stream, until in earlier_us.items():
         first = np.flatnonzero((tasks.stream == stream) & (previous < 0))
         ended[first] = until
+    if step.marked:
+        _busy_before(tasks, previous, ended, out)
     from_launch = tasks.start_us - tasks.launch_us
     from_previous = tasks.start_us - ended
     starved = np.isnan(ended) | (tasks.launch_us > ended)
@@ -61,7 +69,7 @@ def task_edges(trace: Trace, tasks: Tasks, earlier_us: dict[int, float], origin_
     # Two tasks of one stream follow at once where the later one was waiting; a gap that was a launch's fault is not one.
     queued = known & ~np.isnan(ended) & (tasks.launch_us + out.latency_us < ended)
     out.gap_us = max(0.0, _median(from_previous[queued]))
-    _recorded_waits(trace, tasks, origin_ns, out)
+    _recorded_waits(trace, tasks, step.start_ns, out)
     _waits_of_collectives(tasks, out)
     explained = np.full(n, -np.inf)
     for source, target, lag in zip(out.source, out.target, out.lag_us, strict=True):
@@ -80,9 +88,12 @@ def task_edges(trace: Trace, tasks: Tasks, earlier_us: dict[int, float], origin_
     sorted_ends = tasks.end_us[finished]
     for task in np.flatnonzero(late).tolist():
         cause = _cause(tasks, task, finished, sorted_ends, float(max(ready_launch[task], ready_stream[task])))
+        ready = float(max(ready_launch[task], ready_stream[task]))
         if cause >= 0:
             lag = max(0.0, float(tasks.start_us[task] - tasks.end_us[cause]))
             out.add(cause, task, lag, CROSS_STREAM, recorded=False)
+        elif (cause := _in_the_way(tasks, task, finished, sorted_ends, ready)) >= 0:
+            out.add(cause, task, float(tasks.start_us[task] - tasks.end_us[cause]), SHARED, recorded=False)
         elif known[task] or not np.isnan(ended[task]):
             waits += 1
             lost += float(slack[task] - typical[task])
@@ -99,6 +110,17 @@ def task_edges(trace: Trace, tasks: Tasks, earlier_us: dict[int, float], origin_
     out.recorded += [True] * len(after)
     out.unexplained = Unexplained(waits=waits, us=lost)
     return out
+
+
+def _busy_before(tasks: Tasks, previous: Ints, ended: Floats, out: TaskEdges) -> None:
+    """Streams whose first task starts long after its launch, while the device does nothing that is recorded."""
+    for task in np.flatnonzero((previous < 0) & np.isnan(ended) & ~np.isnan(tasks.launch_us)).tolist():
+        launch, start = float(tasks.launch_us[task]), float(tasks.start_us[task])
+        ran = tasks.start_us < start
+        busy = float((tasks.end_us - tasks.start_us)[ran & (tasks.end_us > launch)].sum())
+        if start - launch > _BUSY_BEFORE_US and ran.sum() <= _FIRST_FEW and busy < (start - launch) / 2:
+            ended[task] = start
+            out.busy_before_us[int(tasks.stream[task])] = start
 
 
 def _median(values: Floats) -> float:
@@ -208,3 +230,30 @@ def _cause(tasks: Tasks, task: int, finished: Ints, sorted_ends: Floats, ready_u
             return found
         at -= 1
     return -1
+
+
+_COVERED = 0.8
+_LOOK_BACK = 200
+
+
+def _in_the_way(tasks: Tasks, task: int, finished: Ints, sorted_ends: Floats, ready_us: float) -> int:
+    """The task of another stream that kept the device busy while this one was ready, or -1.
+
+    Streams share one device: a kernel starts when blocks of another one leave, a little before that one's end. Tasks
+    of other streams must have filled most of the wait; the one whose end is nearest to the start is the one.
+    """
+    start = float(tasks.start_us[task])
+    first = int(np.searchsorted(sorted_ends, ready_us))
+    found = finished[first : first + _LOOK_BACK + 1]
+    found = found[(tasks.stream[found] != tasks.stream[task]) & (tasks.start_us[found] < start) & (found < task)]
+    if not len(found) or len(found) > _LOOK_BACK:
+        return -1
+    order = found[np.argsort(tasks.start_us[found])]
+    begins = np.maximum(tasks.start_us[order], ready_us)
+    ends = np.minimum(np.maximum.accumulate(tasks.end_us[order]), start)
+    covered = np.maximum(0.0, ends - np.maximum(begins, np.concatenate([[ready_us], ends[:-1]]))).sum()
+    if covered < _COVERED * (start - ready_us):
+        return -1
+    nearest = int(order[np.argmin(np.abs(tasks.end_us[order] - start))])
+    dur = float(tasks.end_us[nearest] - tasks.start_us[nearest])
+    return nearest if abs(float(tasks.end_us[nearest]) - start) <= max(_LATENCY_MARGIN_US, dur / 2) else -1

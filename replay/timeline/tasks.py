@@ -72,15 +72,19 @@ def tasks_of(trace: Trace, step: Step, home: Ints) -> tuple[Tasks, Earlier]:
             device[n + index], stream[n + index] = device[of_it[0]], stream[of_it[0]]
             owner[n + index] = owner[of_it[0]]
     launch_ns, launch_home = _launches(trace, home, correlation, start)
+    own = _own_device(device, (launch_home >= 0) & (launch_ns >= step.start_ns) & (launch_ns < step.end_ns))
     kind = _kinds(trace, name, collective)
     known = launch_home >= 0
     before = known & (launch_ns < step.start_ns)
     inside = known & (launch_ns >= step.start_ns) & (launch_ns < step.end_ns)
-    loose = ~known & (start >= step.start_ns) & (start < step.end_ns) & _own_device(device, inside)
+    # Work without a known launch belongs to the step unless it ran before anything that the step launched.
+    first = _first_start(device, stream, start, inside)
+    loose = ~known & (start >= step.start_ns) & (start < step.end_ns) & own & (start >= first)
+    unknown_before = ~known & own & (start < np.minimum(first, step.end_ns))
     drop = np.concatenate([parts, np.zeros(len(spans), bool)])
-    still = (before | (~known & (start < step.start_ns))) & (start + dur > step.start_ns) & ~drop
+    still = ((before & own) | unknown_before) & (start + dur > step.start_ns) & ~drop
     earlier: dict[tuple[int, int], float] = {}
-    for at in np.flatnonzero(still & _own_device(device, inside)).tolist():
+    for at in np.flatnonzero(still).tolist():
         key = (int(device[at]), int(stream[at]))
         earlier[key] = max(earlier.get(key, 0.0), (int(start[at] + dur[at]) - step.start_ns) / 1e3)
     rows = np.flatnonzero((inside | loose) & ~drop)
@@ -96,6 +100,18 @@ def tasks_of(trace: Trace, step: Step, home: Ints) -> tuple[Tasks, Earlier]:
         ),
         Earlier(until_us=earlier),
     )  # fmt: skip
+
+
+def _first_start(device: Ints, stream: Ints, start: Ints, inside: Ints) -> Ints:
+    """Per task: when the first task that the step launched began on its stream, else on its device; else minus endless."""
+    least = np.full(len(start), np.iinfo(np.int64).min)
+    for key in np.unique(device[inside]):
+        on = device == key
+        least[on] = start[on & inside].min()
+        for number in np.unique(stream[on & inside]):
+            here = on & (stream == number)
+            least[here] = start[here & inside].min()
+    return least
 
 
 def _own_device(device: Ints, inside: Ints) -> Ints:
@@ -115,16 +131,17 @@ def _launches(trace: Trace, home: Ints, correlation: Ints, start: Ints) -> tuple
     calls, arrows = activity.calls, activity.arrows
     arrow = (arrows.kind == HOST_TO_DEVICE) & ~arrows.is_end
     key = np.concatenate([calls.correlation, arrows.id[arrow]])
+    until = np.concatenate([calls.start_ns + calls.dur_ns, arrows.start_ns[arrow]])
     when = np.concatenate([calls.start_ns, arrows.start_ns[arrow]])
     track = np.concatenate([calls.track, arrows.track[arrow]]).astype(np.int64)
     by_queue = np.concatenate([calls.kind == 2, np.zeros(int(arrow.sum()), bool)])
     usable = (key >= 0) & ~by_queue
-    key, when, track = key[usable], when[usable], track[usable]
+    key, when, until, track = key[usable], when[usable], until[usable], track[usable]
     none = np.full(len(correlation), -1, np.int64)
     if not len(key) or not len(correlation):
         return none, none
     order = np.lexsort((when, key))
-    key, when, track = key[order], when[order], track[order]
+    key, when, until, track = key[order], when[order], until[order], track[order]
     low, high = np.searchsorted(key, correlation), np.searchsorted(key, correlation, side="right")
     found = (high > low) & (correlation >= 0)
     at = np.minimum(low, len(key) - 1)
@@ -135,7 +152,14 @@ def _launches(trace: Trace, home: Ints, correlation: Ints, start: Ints) -> tuple
         if of_it[-1] - of_it[0] > _REPEATED_NS:
             at[task] = low[task] + max(0, int(np.searchsorted(of_it, start[task], side="right")) - 1)
     homes = _home_of_launch(trace, home)[track[at]]
-    return np.where(found, when[at], -1), np.where(found, homes, -1)
+    # A call that took long loaded the kernel's module, or waited for room in a queue, and launched at its end.
+    slow = (until[at] - when[at] > _SLOW_LAUNCH_NS) & (start >= until[at] - _SKEW_NS)
+    return np.where(found, np.where(slow, until[at], when[at]), -1), np.where(found, homes, -1)
+
+
+_SLOW_LAUNCH_NS = 100_000
+_SKEW_NS = 5_000
+"""Host and device clocks of one trace may differ by this much."""
 
 
 _REPEATED_NS = 50_000_000

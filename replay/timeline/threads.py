@@ -109,18 +109,24 @@ def homes(trace: Trace, main: int) -> Ints:
 
 
 def main_track(trace: Trace, step: Step) -> int:
-    """The thread that marks the step, else the one that makes most launches, else the one with most ops; -1: none."""
+    """The thread that marks the step, else the one with most time in ops that is not autograd's; -1: none.
+
+    Where there are no ops, the one with most calls of the runtime.
+    """
     if step.track >= 0:
         return step.track
     assert trace.activity is not None
     calls, n = trace.activity.calls, len(trace.tracks)
-    launching = np.isin(calls.correlation, trace.activity.correlation[trace.activity.correlation >= 0])
-    # Forward and backward launch from two threads: the one that also holds most host time leads.
-    weight = np.bincount(calls.track[launching], minlength=n).astype(np.float64) if len(calls) else np.zeros(n)
-    if len(trace.ops):
-        spent = np.bincount(trace.ops.track, weights=trace.ops.dur_ns.astype(np.float64), minlength=n)
-        weight = spent if not weight.any() else weight * (spent > 0) if (weight * (spent > 0)).any() else weight
-    return int(weight.argmax()) if n and weight.any() else -1
+    if not len(trace.ops):
+        return int(np.bincount(calls.track, minlength=n).argmax()) if len(calls) else -1
+    spent = np.bincount(trace.ops.track, weights=trace.ops.dur_ns.astype(np.float64), minlength=n)
+    backward = np.array([s.name.startswith(_AUTOGRAD) for s in trace.signatures] or [False])
+    of_autograd = np.zeros(n, bool)
+    of_autograd[np.unique(trace.ops.track[backward[trace.ops.signature]])] = True
+    return int(np.where(of_autograd & ~of_autograd.all(), -1.0, spent).argmax())
+
+
+_AUTOGRAD = "autograd::engine::evaluate_function"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

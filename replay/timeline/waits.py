@@ -94,6 +94,7 @@ def device_waits(trace: Trace, threads: list[HostEvents], tasks: Tasks) -> list[
         return []
     launched = Launched(tasks)
     kinds = np.array([_wait_kind(name) for name in activity.names] or [0])
+    within = np.array([_within_device(name) for name in trace.kernel_names] or [False])[tasks.name]
     streams = _recorded_streams(trace, tasks)
     own = {int(c): i for i, c in enumerate(tasks.correlation.tolist()) if c >= 0}
     out: list[HostWait] = []
@@ -109,9 +110,10 @@ def device_waits(trace: Trace, threads: list[HostEvents], tasks: Tasks) -> list[
                 start, end = float(events.start_us[at]), float(events.end_us[at])
                 correlation = int(activity.calls.correlation[row])
                 kind = int(kinds[activity.calls.name[row]])
-                found = _one_wait(
-                    events.track, kind, start, end, own.get(correlation, -1), streams.get(correlation), launched
-                )
+                mine = own.get(correlation, -1)
+                if kind == _COPY and mine >= 0 and within[mine]:
+                    continue
+                found = _one_wait(events.track, kind, start, end, mine, streams.get(correlation), launched)
                 if found is not None:
                     out.append(found)
         if not (len(calls) and (activity.calls.kind[events.call[calls]] == 0).any()):
@@ -136,6 +138,12 @@ def _wait_kind(name: str) -> int:
     return _NONE
 
 
+def _within_device(name: str) -> bool:
+    """Whether a copy's name says that no host memory takes part: such a copy never holds the host."""
+    text = name.lower().replace(" ", "")
+    return "dtod" in text or "device->device" in text or "devicetodevice" in text or "ptop" in text
+
+
 def _recorded_streams(trace: Trace, tasks: Tasks) -> dict[int, int]:
     """Correlation of a synchronising call → the stream that it waits for, where the trace says so (-1: all)."""
     assert trace.activity is not None
@@ -157,7 +165,7 @@ def _one_wait(
     sources: list[int] = []
     recorded = False
     if kind == _COPY:
-        if own >= 0 and start < ends[own] <= end + _SKEW_US:
+        if own >= 0 and start < ends[own] <= end:
             sources, recorded = [own], True
     elif kind == _DEVICE:
         sources, recorded = launched.last_of_all(start), True

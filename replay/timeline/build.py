@@ -176,7 +176,7 @@ def _assemble(
     trace: Trace, step: Step, tasks: Tasks, device: TaskEdges, threads: list[_Thread], waits: list[HostWait],
     starts: list[_Start], busy_until: dict[int, float], end_us: float,
 ) -> StepGraph:  # fmt: skip
-    busy_until = {**device.busy_before_us, **busy_until}
+    busy_until = {**busy_until, **device.busy_before_us}
     first_block: dict[int, int] = {}
     host = 0
     parts: list[Slices] = []

@@ -114,8 +114,8 @@ def task_edges(trace: Trace, tasks: Tasks, earlier_us: dict[int, float], step: S
 
 def _busy_before(tasks: Tasks, previous: Ints, ended: Floats, out: TaskEdges) -> None:
     """Streams whose first task starts long after its launch, while the device does nothing that is recorded."""
-    for task in np.flatnonzero((previous < 0) & np.isnan(ended) & ~np.isnan(tasks.launch_us)).tolist():
-        launch, start = float(tasks.launch_us[task]), float(tasks.start_us[task])
+    for task in np.flatnonzero((previous < 0) & ~np.isnan(tasks.launch_us)).tolist():
+        launch, start = float(np.fmax(tasks.launch_us[task], ended[task])), float(tasks.start_us[task])
         ran = tasks.start_us < start
         busy = float((tasks.end_us - tasks.start_us)[ran & (tasks.end_us > launch)].sum())
         if start - launch > _BUSY_BEFORE_US and ran.sum() <= _FIRST_FEW and busy < (start - launch) / 2:

@@ -22,6 +22,7 @@ COMMANDS: dict[str, str] = {
     "inspect": "opreplay.cli.inspect",
     "plan": "opreplay.cli.plan",
     "simulate": "opreplay.cli.simulate",
+    "timeline": "opreplay.cli.timeline",
     "compare": "opreplay.cli.compare",
     "report": "opreplay.cli.report",
     "export": "opreplay.cli.export",

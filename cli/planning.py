@@ -33,8 +33,12 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     phase: Phase | None = None
 
 
-def open_trace(text: str, limits: Sequence[tuple[str, str]], *, kernel_details: str | None = None) -> Trace:
+def open_trace(
+    text: str, limits: Sequence[tuple[str, str]], *, kernel_details: str | None = None, activity: bool = False
+) -> Trace:  # fmt: skip
     """Read the one profile that the TRACE argument means, with progress on stderr, and an NPU's kernel table with it.
+
+    `activity`: with what else ran when.
 
     Raises UsageError for a glob that matches several, TraceError for what cannot be read.
     """
@@ -43,7 +47,7 @@ def open_trace(text: str, limits: Sequence[tuple[str, str]], *, kernel_details: 
 
     path = the_one_path(text)
     with ReadProgress() as progress:
-        trace = read_trace(path, limits=parse_limits(limits), progress=progress)
+        trace = read_trace(path, limits=parse_limits(limits), progress=progress, activity=activity)
     return with_kernel_table(trace, kernel_details)
 
 

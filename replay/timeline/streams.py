@@ -82,6 +82,7 @@ def task_edges(trace: Trace, tasks: Tasks, earlier_us: dict[int, float], step: S
     margin = np.where(by_launch, _LATENCY_MARGIN_US, _GAP_MARGIN_US)
     late = slack > typical + np.maximum(margin, 4 * typical)
     late &= known | ~np.isnan(ended)
+    large = late.copy()
     late &= tasks.start_us - explained > np.maximum(margin, 4 * typical)
     waits, lost = 0, 0.0
     finished = np.argsort(tasks.end_us, kind="stable")
@@ -98,7 +99,7 @@ def task_edges(trace: Trace, tasks: Tasks, earlier_us: dict[int, float], step: S
             waits += 1
             lost += float(slack[task] - typical[task])
     # What binds keeps its recorded time, within reason; what does not keeps no more than is typical.
-    own = np.where(late, typical, slack)
+    own = np.where(large, typical, slack)
     out.launch_lag_us = np.where(known, np.where(by_launch, own, np.minimum(from_launch, out.latency_us)), np.nan)
     stream_lag = np.where(by_launch, np.minimum(from_previous, out.gap_us), own)
     after = np.flatnonzero(previous >= 0)

@@ -3,10 +3,12 @@
 #   PYTHON=python3.12   the interpreter that .venv is made from
 #   PIP_FLAGS=...       more flags for pip, e.g. --extra-index-url https://download.pytorch.org/whl/cpu
 #   JOBS=2              processes that pytest uses
+#   FUZZ_SECONDS=600    how long `make fuzz` compares both halves of the trace reader
 
 PYTHON ?= python3
 PIP_FLAGS ?=
 JOBS ?= 2
+FUZZ_SECONDS ?= 600
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt
@@ -14,12 +16,13 @@ SAMPLE := traces/samples/transformer_infer.json.gz
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test fuzz lint format docs bench clean
+.PHONY: help demo test fuzz sanitize lint format docs bench clean
 
 help:
 	@echo "make demo    run opreplay on a bundled trace, beside a simulated Ascend 910B3"
 	@echo "make test    all tests"
-	@echo "make fuzz    the property tests again, with new examples each time (HYPOTHESIS_PROFILE=fuzz)"
+	@echo "make fuzz    damaged traces through both halves of the reader, then the property tests, new examples each time"
+	@echo "make sanitize  the compiled reader under the address and undefined-behaviour sanitizers"
 	@echo "make lint    ruff and pyright;  make format rewrites"
 	@echo "make docs    the documentation, in docs/_build/html"
 	@echo "make bench   the measurements that the documentation quotes (minutes)"
@@ -32,7 +35,11 @@ test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_FLAGS)
 
 fuzz: $(VENV)/.installed-test
+	$(BIN)/python -m tests.traces.differential --seconds $(FUZZ_SECONDS)
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n $(JOBS) -m hypothesis $(PYTEST_FLAGS)
+
+sanitize: $(VENV)/.installed-test
+	.ci/sanitize $(BIN)/python
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check

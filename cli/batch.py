@@ -86,9 +86,9 @@ def command(
 
     if address is not None and engine != "ray":
         raise UsageError("--address is that of a Ray cluster", hint="Add --engine ray.")
-    use_plugins(plugin)
+    plugin = use_plugins(plugin, custom_op_dir)
     contents = expected_contents(init_module, init_arg, seed=measuring.seed, values=values)
-    devices = load_socs(soc, custom_op_dir)
+    devices = load_socs(soc)
     with Outputs(output, force=force, resume=resume) as outputs:
         files, how = find_and_pair(
             traces, execution_trace, selection, device=device, limits=limit, plugins=plugin, children=check_kernels

@@ -70,14 +70,21 @@ def command(
     from opreplay.cli.inputs import open_input, plan_of
     from opreplay.cli.outputs import check_writable
     from opreplay.cli.plan_views import narrate_checks, plan_code, save, show_explanation, show_plan
-    from opreplay.cli.planning import check_on_meta, expected_contents, load_socs, tell_problems, use_plugins
+    from opreplay.cli.planning import (
+        check_on_meta,
+        expected_contents,
+        load_socs,
+        tell_problems,
+        tell_unused,
+        use_plugins,
+    )
     from opreplay.replay.supplied_values import check_values_file
 
     if output not in (None, "-"):
         check_writable(Path(output), force=force)
-    use_plugins(plugin)
+    plugin = use_plugins(plugin, custom_op_dir)
     contents = expected_contents(init_module, init_arg, seed=seed, values=values)
-    devices = load_socs(soc, custom_op_dir)
+    devices = load_socs(soc)
     read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details)
     plan = plan_of(read, selection, device=device, in_order=output is not None)
     if values is not None:
@@ -94,4 +101,5 @@ def command(
     elif checks is not None:
         narrate_checks(plan, checks)
     tell_problems(contents)
+    tell_unused(devices, plan.ops)
     return plan_code(plan, checks, max_op_bytes=max_op_memory, max_failed=max_failed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from opreplay.replay.work.expected import ExpectedContents
     from opreplay.traces import Limits, Trace
     from opreplay.traces.annotations import Phase
+
+
+UNUSED_SHOWN = 5
+"""Unused registrations that are told one by one."""
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,36 +80,43 @@ def parse_limits(pairs: Sequence[tuple[str, str]]) -> Limits:
     return Limits(**chosen)
 
 
-def load_socs(names: Sequence[str], custom_op_dir: str | None = None) -> dict[str, DeviceProfile]:
-    """Simulated devices by name, in the order given, after the files of `custom_op_dir` have registered their ops.
+def load_socs(names: Sequence[str]) -> dict[str, DeviceProfile]:
+    """Simulated devices by name, in the order given.
 
-    Raises UsageError for unknown devices, two of one name, and custom-op files that fail.
+    Raises UsageError for unknown devices, two of one name, and registrations for a device that is none.
     """
     from opreplay.replay.ascend import load_device
-    from opreplay.replay.ascend.custom import load_custom_ops
+    from opreplay.replay.ascend.custom import refuse_unknown_devices
 
-    load_custom_ops(custom_op_dir)
     devices: dict[str, DeviceProfile] = {}
     for text in names:
         device = load_device(text)
         if device.name in devices:
             raise UsageError(f"two simulated devices are called {device.name}", hint="Name each --soc once.")
         devices[device.name] = device
+    refuse_unknown_devices()
     return devices
 
 
-def use_plugins(names: Sequence[str]) -> None:
-    """Load installed plugins and those of --plugin, and say on stderr what they registered. Raises UsageError."""
+def use_plugins(names: Sequence[str], custom_op_dir: str | None = None) -> tuple[str, ...]:
+    """Load installed plugins, those of --plugin and the files of --custom-op-dir; say on stderr what they registered.
+
+    Gives the names of all that the user named, for other processes to load. Raises UsageError.
+    """
     from collections import Counter
 
     from opreplay.cli import console
-    from opreplay.replay.plugins import load_plugins, registrations
+    from opreplay.replay.plugins import custom_op_files, load_plugins, registrations
 
-    load_plugins(names)
+    load_plugins(names, custom_op_dir=custom_op_dir)
     by_source = Counter((one.source, one.kind) for one in registrations())
     for source in dict.fromkeys(source for source, _ in by_source):
-        counts = ", ".join(f"{n} {kind}{'s' if n > 1 else ''}" for (of, kind), n in by_source.items() if of == source)
+        counts = ", ".join(
+            f"{n} {kind}{'s' if n > 1 and kind != 'properties' else ''}"
+            for (of, kind), n in by_source.items() if of == source
+        )  # fmt: skip
         console.narrate(f"{source}: {counts}")
+    return (*names, *custom_op_files(custom_op_dir))
 
 
 def expected_contents(
@@ -127,6 +138,9 @@ def tell_problems(contents: ExpectedContents) -> None:
     """Say on stderr for how many ops the initializers could not make what predictions depend on."""
     from opreplay.cli import console
 
+    if contents.impossible:
+        count, first = len(contents.impossible), next(iter(contents.impossible.values()))
+        console.narrate(f"{count} op{'s' if count > 1 else ''} cannot hold the batch that the trace tells: {first}")
     if contents.problems:
         count, first = len(contents.problems), next(iter(contents.problems.values()))
         console.narrate(
@@ -138,10 +152,22 @@ def simulate_on(
     op: ReplayOp, devices: dict[str, DeviceProfile], contents: Contents | None = None
 ) -> dict[str, Simulated]:
     """Predictions for one op on every device; none for a label or an op without arguments, which is not for free."""
-    from opreplay.replay.ascend import simulate_op
+    from opreplay.replay.ascend import is_predicted, simulate_op
 
     made = {name: simulate_op(op, device, contents) for name, device in devices.items()}
-    return {} if op.reason is not None and not any(one.kernels for one in made.values()) else made
+    return {name: one for name, one in made.items() if is_predicted(op, one)}
+
+
+def tell_unused(devices: Mapping[str, DeviceProfile], ops: Sequence[ReplayOp]) -> None:
+    """Say on stderr which of the user's estimators, properties and rules made no prediction, and why."""
+    from opreplay.cli import console
+    from opreplay.replay.ascend.custom import unused_registrations
+
+    lines = unused_registrations(tuple(devices), frozenset(op.name for op in ops))
+    for line in lines[:UNUSED_SHOWN]:
+        console.narrate(line)
+    if len(lines) > UNUSED_SHOWN:
+        console.narrate(f"and {len(lines) - UNUSED_SHOWN} more registrations made no prediction")
 
 
 def make_plan(trace: Trace, selection: Selection, *, device: str, in_order: bool = False) -> ReplayPlan:

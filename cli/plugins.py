@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import click
 
-from opreplay.cli.options import format_option, plugin_option
+from opreplay.cli.options import custom_op_option, format_option, plugin_option
 
 
 @click.command("plugins", short_help="List what users' plugins have registered, and where it is from.")
 @plugin_option
+@custom_op_option
 @format_option("table", "json")
-def command(plugin: tuple[str, ...], format_: str) -> None:
-    """List the conversions, executors, initializers and estimators that installed packages and --plugin register."""
+def command(plugin: tuple[str, ...], custom_op_dir: str | None, format_: str) -> None:
+    """List what installed packages, --plugin and --custom-op-dir register: conversions, executors, initializers, and
+    for simulated devices estimators, properties and lowering rules.
+    """
     from opreplay.cli import console
     from opreplay.replay.plugins import load_plugins, registrations
     from opreplay.replay.report.plugins import facts, render
 
-    load_plugins(plugin)
+    load_plugins(plugin, custom_op_dir=custom_op_dir)
     found = facts(registrations())
     if format_ == "json":
         console.write(console.json_text(found))

@@ -71,15 +71,15 @@ def command(
 
     from opreplay.cli.inputs import open_input, plan_of, with_recorded_children
     from opreplay.cli.outputs import Outputs
-    from opreplay.cli.planning import expected_contents, load_socs, simulate_on, use_plugins
+    from opreplay.cli.planning import expected_contents, load_socs, simulate_on, tell_unused, use_plugins
     from opreplay.cli.progress import RunProgress
     from opreplay.cli.reporting import outcome_code, show_report, trace_facts
     from opreplay.replay.run import run_plan
     from opreplay.traces.errors import UsageError
 
-    use_plugins(plugin)
+    plugin = use_plugins(plugin, custom_op_dir)
     contents = expected_contents(init_module, init_arg, seed=measuring.seed, values=values)
-    devices = load_socs(soc, custom_op_dir)
+    devices = load_socs(soc)
     with Outputs(output, force=force, resume=resume) as outputs:
         read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details)
         plan = plan_of(read, selection, device=device, in_order=measuring.mode == "sequence")
@@ -106,4 +106,5 @@ def command(
             raise
         finally:
             show_report(outputs)
+    tell_unused(devices, plan.ops)
     return outcome_code(outputs, max_failed)

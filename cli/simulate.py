@@ -57,7 +57,7 @@ def command(
     """
     from opreplay.cli import console
     from opreplay.cli.inputs import open_input, plan_of
-    from opreplay.cli.planning import expected_contents, load_socs, tell_problems, use_plugins
+    from opreplay.cli.planning import expected_contents, load_socs, tell_problems, tell_unused, use_plugins
     from opreplay.replay.ascend.step import simulate_step
     from opreplay.replay.ascend.step_residency import resident_shares
     from opreplay.replay.report import simulation as view
@@ -65,8 +65,8 @@ def command(
 
     if output is not None:
         check_output(Path(output), force=force)
-    use_plugins(plugin)
-    devices = load_socs(soc, custom_op_dir)
+    plugin = use_plugins(plugin, custom_op_dir)
+    devices = load_socs(soc)
     contents = expected_contents(init_module, init_arg, seed=seed, values=values)
     read = open_input(trace, limit, kernel_details=kernel_details)
     plan = plan_of(read, selection, device="cpu", in_order=True)
@@ -76,6 +76,7 @@ def command(
     shares = resident_shares(plan.ops, plan.sequence, chosen, contents) if plan.sequence else [None] * len(chosen)
     steps = [simulate_step(plan.ops, one, contents, known) for one, known in zip(chosen, shares, strict=True)]
     tell_problems(contents)
+    tell_unused(devices, plan.ops)
     if output is not None:
         from opreplay.cli.outputs import write_file
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import re
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import blake2b
 from importlib.metadata import EntryPoint
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from opreplay.traces.errors import UsageError
@@ -59,7 +62,7 @@ def load_user_code(name: str, *, flag: str) -> None:
         place = failed_at(error)
         raise UsageError(
             f"{flag} {name} fails: {f'{place}: ' if place else ''}{type(error).__name__}: {error}",
-            hint="Give a .py file, or a module that Python can import.",
+            hint=missing_op_hint(error) or "Give a .py file, or a module that Python can import.",
         ) from error
 
 
@@ -79,10 +82,19 @@ def run_file(path: str | Path) -> bool:
     whole = Path(path).resolve()
     if whole in _loaded:
         return False
-    spec = importlib.util.spec_from_file_location(f"opreplay_user_{whole.stem}", whole)
+    # Two files of one name are two modules.
+    digest = blake2b(bytes(whole), digest_size=4).hexdigest()
+    spec = importlib.util.spec_from_file_location(f"opreplay_user_{whole.stem}_{digest}", whole)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file")
-    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses, pickles and type hints look a module up by its name.
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[spec.name]
+        raise
     _loaded.add(whole)
     return True
 
@@ -96,6 +108,26 @@ def place_of(function: Callable[..., Any]) -> str:
     """ "file:line" where a function is defined."""
     code = inspect.unwrap(function).__code__ if hasattr(inspect.unwrap(function), "__code__") else None
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(function)
+
+
+_NO_OP = re.compile(r"'_OpNamespace' '(?P<library>\w+)' object has no attribute '(?P<op>\w+)'")
+
+
+def missing_op_hint(error: BaseException) -> str | None:
+    """What to write in place of torch.ops.library.Op where the library that defines the op is not here; else None."""
+    found = _NO_OP.search(str(error)) if isinstance(error, AttributeError) else None
+    if found is None:
+        return None
+    library, op = found["library"], found["op"]
+    return (
+        f'Write "{library}::{op}" in place of torch.ops.{library}.{op}: a name needs no library. '
+        f"Or import the package that defines {library}'s ops first."
+    )
+
+
+def shown_place(function: Callable[..., Any]) -> str:
+    """ "name (file.py:line)", without the folder: goes into results."""
+    return f"{getattr(function, '__name__', 'a callable')} ({PurePath(place_of(function)).name})"
 
 
 def failed_at(error: BaseException, own_files: Sequence[str] = ()) -> str:

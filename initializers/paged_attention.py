@@ -168,7 +168,7 @@ def _room_of_layer(context: InitContext, rows: int) -> Room:
     batch = context.batch
     if batch is None:
         return Room(sequences=1, tokens=rows, longest=rows, cached=False)
-    known = [k for k in (batch.prefill_k, batch.decode_k) if k is not None]
+    known = [k for k in (batch.prefill_seen, batch.decode_seen) if k is not None]
     sequences = max(1, batch.prefill_sequences + batch.decode_sequences)
     return Room(sequences=sequences, tokens=rows, longest=max(rows, *known, 1), cached=bool(known))
 

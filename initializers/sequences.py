@@ -14,6 +14,9 @@ from opreplay.initializers.base import BatchLengths
 from opreplay.initializers.distributions import LengthDistribution
 from opreplay.traces.annotations import BatchContext
 
+IMPOSSIBLE = "impossible in this call"
+"""In the notes on what an annotation tells and the call's own arguments cannot hold."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
@@ -87,7 +90,7 @@ class _Phase:
 def _phases(context: BatchContext, room: Room) -> list[_Phase] | None:
     """The phases that the call's sequences belong to; None when their number fits none."""
     decode = _Phase(
-        sequences=context.decode_sequences, new=context.decode_tokens, seen=context.decode_k,
+        sequences=context.decode_sequences, new=context.decode_tokens, seen=context.decode_seen,
         new_squared=context.decode_qq, new_seen=context.decode_qk,
     )  # fmt: skip
     new = context.prefill_tokens
@@ -95,7 +98,7 @@ def _phases(context: BatchContext, room: Room) -> list[_Phase] | None:
         new = room.tokens - (context.decode_tokens or context.decode_sequences)
         new = new if new >= context.prefill_sequences else None
     prefill = _Phase(
-        sequences=context.prefill_sequences, new=new, seen=context.prefill_k,
+        sequences=context.prefill_sequences, new=new, seen=context.prefill_seen,
         new_squared=context.prefill_qq, new_seen=context.prefill_qk,
     )  # fmt: skip
     both = [phase for phase in (decode, prefill) if phase.sequences]
@@ -129,7 +132,8 @@ def _phase(
     if over:
         kv = _level(kv, query, room.longest)
         left = phase.seen - int(kv.sum())
-        return query, kv, f"{left} context tokens cut: no sequence may see more than {room.longest}" if left > 0 else ""
+        said = f"{left} context tokens cut, {IMPOSSIBLE}: no sequence may see more than {room.longest}"
+        return query, kv, said if left > 0 else ""
     return query, kv, ""
 
 

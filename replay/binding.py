@@ -40,6 +40,8 @@ COUNTS = frozenset({"offsets", "x_offsets", "y_offsets", "a_offsets"})
 """Lists of tensors that are integers, whatever the others are."""
 MESSAGES = frozenset({"assert_msg", "api_name"})
 """Texts that only an error shows; what a trace has for them is of no use here."""
+QUANTIZED = frozenset({"qint8", "quint8", "qint32"})
+"""Element types with a scale and a zero point, which no profiler records."""
 MAX_RANK = 64
 """torch's own limit on dimensions."""
 _INT64 = range(-(2**63), 2**63)
@@ -61,6 +63,7 @@ def bind(match: Match, context: Context) -> tuple[tuple[ReplayArg, ...], tuple[A
     """
     notes: list[Assumption] = _alignment_notes(match)
     pairs = list(zip(match.spec.args, match.recorded, strict=False))
+    _refuse_layouts(pairs)
     bound: dict[str, ReplayArg] = {}
     open_: list[tuple[ArgSpec, RecordedArg]] = []
     for arg, rec in pairs:
@@ -91,20 +94,45 @@ def bind(match: Match, context: Context) -> tuple[tuple[ReplayArg, ...], tuple[A
     return args, (*notes, *apart)
 
 
-def unnamed_arguments(recorded: Sequence[RecordedArg], float_dtype: str) -> tuple[ReplayArg, ...]:
-    """The tensors of a call that is not resolved, as arg0, arg1, ...: for its report and for a simulated device.
+def _refuse_layouts(pairs: Sequence[tuple[ArgSpec, RecordedArg]]) -> None:
+    """A tensor without strides where others have them is sparse, which says nothing of how full it is."""
+    odd = next((arg.name for arg, rec in pairs if rec.unlike_strided), None)
+    if odd is not None:
+        raise Unbound(Reason("metadata missing", f"layout of {odd} (sizes without strides: it is sparse or opaque)"))
+    for arg, rec in pairs:
+        for meta in (rec.tensor, *(rec.tensors or ())):
+            if meta is not None and meta.dtype in QUANTIZED:
+                raise Unbound(Reason("metadata missing", f"scale of {arg.name}, a quantized tensor ({meta.dtype})"))
 
-    `float_dtype` stands in for an element type that was not recorded. Tensors of impossible metadata are left out.
+
+def unnamed_arguments(recorded: Sequence[RecordedArg], float_dtype: str) -> tuple[ReplayArg, ...]:
+    """The arguments of a call that is not resolved, as arg0, arg1, ...: for its report and for a simulated device.
+
+    `float_dtype` stands in for an element type that was not recorded. Tensors of impossible metadata, and values that
+    were not recorded, are None, so that positions stay those of the call.
     """
-    made = []
-    for i, rec in enumerate(recorded):
-        if rec.kind not in ("tensor", "tensors"):
-            continue
+    return aliasing.settle(tuple(_unnamed(i, rec, float_dtype) for i, rec in enumerate(recorded)))[0]
+
+
+def _unnamed(i: int, rec: RecordedArg, float_dtype: str) -> ReplayArg:
+    name = f"arg{i}"
+    if rec.kind in ("tensor", "tensors"):
         metas = (rec.tensor,) if rec.kind == "tensor" else rec.tensors or ()
         typed = tuple(m if m is None or m.dtype else msgspec.structs.replace(m, dtype=float_dtype) for m in metas)
-        if all(m is None or _is_possible(m) for m in typed) and typed:
-            made.append(ReplayArg(name=f"arg{i}", type="Tensor" if rec.kind == "tensor" else "Tensor[]", tensors=typed))
-    return aliasing.settle(tuple(made))[0]
+        if typed and all(m is None or _is_possible(m) for m in typed):
+            return ReplayArg(name=name, type="Tensor" if rec.kind == "tensor" else "Tensor[]", tensors=typed)
+    value = rec.value if rec.kind in ("scalar", "scalars") and rec.value is not MISSING else None
+    if isinstance(value, tuple):
+        value = value if value and all(isinstance(one, bool | int | float | str) for one in value) else None
+        return ReplayArg(name=name, type=f"{_plain_type(value[0])}[]" if value else "Scalar", value=value)
+    return ReplayArg(name=name, type=_plain_type(value), value=value)
+
+
+def _plain_type(value: object) -> str:
+    """The schema type that a recorded value has by itself; "Scalar" for none."""
+    if value in ("inf", "-inf", "nan"):
+        return "float"
+    return type(value).__name__ if isinstance(value, bool | int | float | str) else "Scalar"
 
 
 def _is_possible(meta: TensorMeta) -> bool:

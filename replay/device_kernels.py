@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from opreplay.replay.ir import Reason, Resolution, Value
-from opreplay.replay.portable import equivalent_for
+from opreplay.replay.portable import equivalent_for, legacy_form
 from opreplay.replay.resolve import Candidates, device_has_kernels, has_kernel
 from opreplay.replay.schema import OpSpec
 
@@ -30,6 +30,9 @@ def way_on(
 
     A device of which this torch build has no kernels at all says nothing about single ops: then as it was found.
     """
+    form = legacy_form(name, spec.overload)
+    if form is not None:
+        return Way(resolved_by="equivalent", via=form.via)
     as_found = Way(resolved_by=found.resolved_by, via=found.via)
     if not device_has_kernels(device):
         return as_found

@@ -38,6 +38,8 @@ class Context:
     """The most common floating element type of the trace."""
     kernels: tuple[str, ...] = ()
     """Names of the device work that the recorded calls own."""
+    recorded_us: float | None = None
+    """Recorded time of one call: that of its device work where it owns any."""
     relatives: Callable[[], Relatives] = Relatives
 
 

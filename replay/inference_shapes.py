@@ -11,15 +11,15 @@ from typing import Any
 
 from opreplay.replay.inference_base import Context, Guess, Known, Rule, Shape, first_tensor, tensor, value
 from opreplay.replay.inference_einsum import equation
+from opreplay.replay.inference_indices import INDEX_RULES
+from opreplay.replay.inference_legacy import LEGACY_RULES, LEGACY_TEXTS
 from opreplay.replay.inference_lists import LIST_RULES, size_inside
 from opreplay.replay.inference_networks import NETWORK_RULES, PER_TENSOR
 from opreplay.replay.inference_results import RESULT_RULES
 from opreplay.replay.inference_tables import TABLE_RULES
 from opreplay.replay.inference_windows import WINDOW_RULES
 from opreplay.replay.recorded import recorded_args
-from opreplay.traces.model import OpSignature, TensorMeta
-
-MAX_INDEX_ELEMENTS = 1 << 26
+from opreplay.traces.model import OpSignature
 
 
 def _shape(known: Known, *names: str) -> Shape | None:
@@ -226,44 +226,6 @@ def _joined_dim(known: Known, context: Context) -> Guess | None:
     return Guess(value=0, why="dimension 0")
 
 
-def _index_tensors(known: Known, context: Context) -> Guess | None:
-    """Index tensors of index and index_put: those that turn self's shape into that of the values, if recorded."""
-    own = _shape(known, "self")
-    if own is None:
-        return None
-    values = _shape(known, "values")
-    if values is not None and values != ():
-        return _indices_for(own, values)
-    if not own:
-        return Guess(tensors=(TensorMeta(shape=(), dtype="bool"),), why="a mask")
-    if values == ():
-        if math.prod(own) > MAX_INDEX_ELEMENTS:
-            return None
-        return Guess(tensors=(TensorMeta(shape=own, dtype="bool"),), why="a mask of self's shape")
-    return Guess(
-        tensors=(TensorMeta(shape=(own[0],), dtype="int64"),),
-        why=f"one int64 index of {own[0]} elements over dimension 0",
-    )
-
-
-def _indices_for(own: Shape, values: Shape) -> Guess | None:
-    """`values` = own[:kept] + index shape + own[kept + indexed:]: flat indices first, then as few as possible."""
-    options: list[tuple[bool, int, int, Shape]] = []
-    for kept in range(len(own)):
-        if own[:kept] != values[:kept]:
-            break
-        for indexed in range(1, len(own) - kept + 1):
-            tail = own[kept + indexed :]
-            middle = values[kept : len(values) - len(tail)]
-            if middle and values[kept + len(middle) :] == tail:
-                options.append((len(middle) != 1, indexed, kept, middle))
-    if not options:
-        return None
-    _, indexed, kept, middle = min(options)
-    metas = (*(None,) * kept, *(TensorMeta(shape=middle, dtype="int64"),) * indexed)
-    return Guess(tensors=metas, why=f"{indexed} int64 indices of shape {middle}, from self and values")
-
-
 def _dot_dims(side: str) -> Rule:
     def rule(known: Known, context: Context) -> Guess | None:
         left, right = _shape(known, "self"), _shape(known, "other")
@@ -279,6 +241,7 @@ def _dot_dims(side: str) -> Rule:
 
 
 BY_OP: dict[tuple[str, str], Rule] = {
+    **LEGACY_RULES,
     ("permute", "dims"): _reversed_dims,
     ("transpose", "dim0"): _transposed(-2),
     ("transpose", "dim1"): _transposed(-1),
@@ -298,11 +261,6 @@ BY_OP: dict[tuple[str, str], Rule] = {
     ("index_copy_", "dim"): _where_source_differs,
     ("cat", "dim"): _joined_dim,
     ("concat", "dim"): _joined_dim,
-    ("index", "indices"): _index_tensors,
-    ("index_put", "indices"): _index_tensors,
-    ("index_put_", "indices"): _index_tensors,
-    ("_index_put_impl_", "indices"): _index_tensors,
-    ("_unsafe_index", "indices"): _index_tensors,
     ("tensordot", "dims_self"): _dot_dims("self"),
     ("tensordot", "dims_other"): _dot_dims("other"),
     **{(op, "output_mask"): _gradients_of_norm
@@ -314,6 +272,7 @@ BY_OP: dict[tuple[str, str], Rule] = {
         "cumsum", "topk", "sort", "argsort", "glu",
     )},
     ("unsafe_split", "split_size"): _half,
+    **INDEX_RULES,
     **WINDOW_RULES,
     **LIST_RULES,
     **TABLE_RULES,
@@ -322,6 +281,7 @@ BY_OP: dict[tuple[str, str], Rule] = {
 }  # fmt: skip
 
 TEXTS: dict[tuple[str, str], Rule] = {
+    **LEGACY_TEXTS,
     ("einsum", "equation"): equation,
     ("div_", "rounding_mode"): _rounding_mode,
     ("divide_", "rounding_mode"): _rounding_mode,

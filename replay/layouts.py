@@ -26,6 +26,8 @@ def wanted_layout(spec: OpSpec) -> str | None:
     """The layout without which no kernel of this overload can be called, or None where strided tensors will do."""
     if not spec.args or spec.args[0].kind != "Tensor":
         return None
+    if not spec.registered:
+        return None
     return _CHECKED_INSIDE.get(spec.name) or _only_layout(spec.full_name)
 
 

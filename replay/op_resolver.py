@@ -56,7 +56,11 @@ class Resolver:
         recorded = recorded_args(signature)
         kernels = tuple(kernel.name for kernel in op.recorded.kernels)
         relatives = partial(self._relatives.around, row)
-        context = Context(device=self._device, float_dtype=self._float_dtype, kernels=kernels, relatives=relatives)
+        on_device = op.recorded.device_us_median
+        context = Context(
+            device=self._device, float_dtype=self._float_dtype, kernels=kernels, relatives=relatives,
+            recorded_us=op.recorded.host_us_median if on_device is None else on_device,
+        )  # fmt: skip
         try:
             return self._with_users_code(op, signature, recorded, context)
         except Unbound as stopped:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Literal
 
 from opreplay.initializers import extensions
@@ -18,7 +19,7 @@ from opreplay.replay.user_executors import EXECUTORS
 ENTRY_POINTS = "opreplay.plugins"
 """Entry point group; each names a module, which registers what it has when it is imported."""
 
-Kind = Literal["conversion", "executor", "initializer", "estimator", "properties"]
+Kind = Literal["conversion", "executor", "initializer", "estimator", "properties", "rule"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +38,9 @@ class Registration:
     """What decides against others: "override", "priority 5", the simulated device."""
 
 
-def load_plugins(names: Sequence[str] = (), *, installed: bool = True) -> None:
-    """Run the files and modules that the user names, and with `installed` those of packages, each once.
+def load_plugins(names: Sequence[str] = (), *, installed: bool = True, custom_op_dir: str | Path | None = None) -> None:
+    """Run the files and modules that the user names, with `installed` those of packages, and then every .py file of
+    `custom_op_dir`, each once.
 
     Raises UsageError for what cannot be loaded and for registrations that are refused.
     """
@@ -46,6 +48,15 @@ def load_plugins(names: Sequence[str] = (), *, installed: bool = True) -> None:
         load_entry_point(entry)
     for name in names:
         load_user_code(name, flag="--plugin")
+    if custom_op_dir is not None:
+        from opreplay.replay.ascend.custom import load_custom_ops
+
+        load_custom_ops(custom_op_dir)
+
+
+def custom_op_files(folder: str | Path | None) -> tuple[str, ...]:
+    """The files of a custom-op folder in the order in which they are run; () for None."""
+    return () if folder is None else tuple(str(file.resolve()) for file in sorted(Path(folder).glob("*.py")))
 
 
 def registrations() -> tuple[Registration, ...]:
@@ -79,6 +90,7 @@ def _initializers() -> Iterator[Registration]:
 
 def _estimates() -> Iterator[Registration]:
     from opreplay.replay.ascend.custom import ESTIMATORS
+    from opreplay.replay.ascend.lowering.user_rules import user_rules
     from opreplay.replay.ascend.op_invoke import OpInvokeInfo
 
     tables: tuple[tuple[Kind, Iterator], ...] = (
@@ -87,5 +99,9 @@ def _estimates() -> Iterator[Registration]:
     for kind, table in tables:
         for op, device, function, source in table:
             yield Registration(
-                kind=kind, name=function.__name__, ops=(op,), source=source, place=place_of(function), note=device or ""
-            )
+                kind=kind, name=getattr(function, "__name__", "a callable"), ops=(op,), source=source,
+                place=place_of(function), note=device or "",
+            )  # fmt: skip
+    for rule in user_rules():
+        name = getattr(rule.rule, "__name__", "a callable")
+        yield Registration(kind="rule", name=name, ops=rule.ops, source=rule.loaded_by, place=rule.place)

@@ -46,6 +46,8 @@ class RecordedArg:
     value: Any = None
     """Plain scalar (complex as text) or tuple of them; MISSING when not recorded."""
     strides_recorded: bool = True
+    unlike_strided: bool = False
+    """The call's strides were recorded and this tensor has none: it is sparse, or of another layout without strides."""
 
 
 ABSENT = RecordedArg(kind="absent")
@@ -107,7 +109,12 @@ def _argument(signature: OpSignature, i: int, shared: frozenset[int]) -> Recorde
     if not _are_integers(dims):
         return RecordedArg(kind="unknown", value=MISSING)
     meta = _meta(dims, dtype, strides, memory[0] if memory else _OWN_MEMORY)
-    return RecordedArg(kind="tensor", tensor=meta, strides_recorded=meta.strides is not None)
+    return RecordedArg(
+        kind="tensor",
+        tensor=meta,
+        strides_recorded=meta.strides is not None,
+        unlike_strided=bool(dims) and strides == (),
+    )
 
 
 def _untyped(dims: Any) -> RecordedArg:
@@ -135,7 +142,10 @@ def _tensor_list(dims: Any, strides: Any, dtypes: tuple[str, ...], memory: tuple
         place = memory[j] if j < len(memory) else _OWN_MEMORY
         metas.append(_meta(shape, torch_dtype_name(spelled or "") or "", strides[j] if nested else None, place))
     known = all(meta is None or meta.dtype for meta in metas)
-    return RecordedArg(kind="tensors", tensors=tuple(metas), list_dtypes_known=known, strides_recorded=nested)
+    return RecordedArg(
+        kind="tensors", tensors=tuple(metas), list_dtypes_known=known, strides_recorded=nested,
+        unlike_strided=nested and any(shape and not step for shape, step in zip(dims, strides, strict=True)),
+    )  # fmt: skip
 
 
 def _meta(dims: Any, dtype: str, strides: Any, memory: Memory) -> TensorMeta:

@@ -23,16 +23,11 @@ from opreplay.replay.schema import OpSpec
 from opreplay.replay.user_executors import EXECUTORS
 
 RENAMED: dict[str, str] = {
-    "aten::_cat": "aten::cat",
-    "aten::_s_where": "aten::where",
-    "aten::s_copy_": "aten::copy_",
-    "aten::_index_copy_": "aten::index_copy_",
-    "aten::thnn_conv2d_forward": "aten::_slow_conv2d_forward",
-    "aten::slow_conv2d_forward": "aten::_slow_conv2d_forward",
+    **portable.RENAMED,
     "aten::npu_dtype_cast": "npu::npu_dtype_cast",
     "aten::npu_format_cast": "npu::npu_format_cast",
 }
-"""Ops that torch no longer has → what took their place with the same leading arguments."""
+"""Ops that torch no longer has, and npu's under aten's name → what took their place with the same leading arguments."""
 
 _DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA", "npu": "PrivateUse1", "xpu": "XPU", "mps": "MPS", "hpu": "HPU"}
 _CPU_RELATED = ("CPU", "SparseCPU", "SparseCsrCPU", "QuantizedCPU", "MkldnnCPU", "NestedTensorCPU")
@@ -74,7 +69,7 @@ def candidates(name: str, policy: Policy) -> Candidates:
 
 
 def _lookup(name: str, policy: Policy) -> Candidates:
-    specs = schema.specs_of(name)
+    specs = schema.specs_of(name) + _old_forms(name)
     if specs:
         by: Resolution = "jit"
         if is_reference(name):
@@ -97,6 +92,15 @@ def _lookup(name: str, policy: Policy) -> Candidates:
         if specs:
             return Candidates(specs=specs, resolved_by="reference", via=canonical if canonical != name else None)
     return Candidates(reason=_why_unknown(name, namespace, policy))
+
+
+@lru_cache(maxsize=1024)
+def _old_forms(name: str) -> tuple[OpSpec, ...]:
+    """The overloads that torch 1.8 to 1.13 had under this name and has no more."""
+    import torch
+
+    texts = [f"aten::{row.schema}" for row in portable.legacy_of(name)]
+    return tuple(schema.compile_schema(torch._C.parse_schema(text), registered=False) for text in texts)
 
 
 def _why_unknown(name: str, namespace: str, policy: Policy) -> Reason:
@@ -186,8 +190,8 @@ def find_overload(op: ReplayOp, policy: Policy) -> Callable[..., Any]:
         if executor is None:
             raise NotReplayable(Reason("library missing", f"no executor for {op.called} (--plugin)"))
         return executor.function
-    equivalent = op.resolved_by == "equivalent"
-    name = op.name if equivalent and op.name in portable.EQUIVALENTS else op.via or op.name
+    equivalent = portable.equivalent_of(op)
+    name = op.name if equivalent is not None else op.via or op.name
     found = candidates(name, policy)
     if found.reason is not None:
         raise NotReplayable(found.reason)
@@ -200,8 +204,8 @@ def find_overload(op: ReplayOp, policy: Policy) -> Callable[..., Any]:
     unknown = {arg.name for arg in op.args} - {arg.name for arg in spec.args}
     if unknown:
         raise NotReplayable(Reason("failed", f"{spec.full_name} has no argument {min(unknown)}"))
-    if equivalent and op.name in portable.EQUIVALENTS:
-        return portable.EQUIVALENTS[op.name].load()
+    if equivalent is not None:
+        return equivalent.load()
     return _overload(spec)
 
 

@@ -25,6 +25,10 @@ record "sequence", measurements in a sequence."""
 Status = Literal["replayed", "skipped", "failed"]
 
 
+By = Literal["user estimator", "user properties", "user rule", "rule", "bytes"]
+"""What made a prediction, in the order in which they go before each other."""
+
+
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     """A prediction of one op on one simulated device."""
 
@@ -38,6 +42,10 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     low_us: float
     high_us: float
     """80 % band."""
+    by: By | None = None
+    """What made the prediction; None in files of older versions."""
+    source: str = ""
+    """Of a user's registration: "function (file.py:line)"."""
 
 
 MetaStatus = Literal["ok", "differs", "no meta kernel", "data-dependent", "failed"]

@@ -55,6 +55,8 @@ class OpSpec:
     """For people to read; never parsed."""
     returns_list: bool
     """At least one result is a list of tensors."""
+    registered: bool = True
+    """Whether torch's dispatcher has it; not an overload that only older versions of torch had."""
 
     @property
     def full_name(self) -> str:
@@ -97,7 +99,7 @@ def _in_dispatcher(name: str, overload: str) -> bool:
     return True
 
 
-def compile_schema(schema: Any) -> OpSpec:
+def compile_schema(schema: Any, *, registered: bool = True) -> OpSpec:
     """The plain value of a torch._C.FunctionSchema."""
     return OpSpec(
         name=schema.name,
@@ -105,6 +107,7 @@ def compile_schema(schema: Any) -> OpSpec:
         args=tuple(_compile_argument(argument) for argument in schema.arguments),
         text=str(schema),
         returns_list=any("List[" in str(result.type) for result in schema.returns),
+        registered=registered,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy.typing as npt
 
@@ -34,6 +34,20 @@ class BatchContext:
     scheduled_tokens: int | None = None
 
     @property
+    def prefill_seen(self) -> int | None:
+        """`prefill_k`; where it is not recorded and Σ new · seen is more than any Σ new² explains, about as many."""
+        if self.prefill_k is not None or self.prefill_qk is None or self.prefill_qq is not None:
+            return self.prefill_k
+        return self.prefill_qk * self.prefill_sequences // max(1, self.prefill_tokens or 1)
+
+    @property
+    def decode_seen(self) -> int | None:
+        """The same of the decoding sequences."""
+        if self.decode_k is not None or self.decode_qk is None or self.decode_qq is not None:
+            return self.decode_k
+        return self.decode_qk * self.decode_sequences // max(1, self.decode_tokens or 1)
+
+    @property
     def phase(self) -> Phase | None:
         """What the batch holds; None for an empty one."""
         if self.prefill_sequences and self.decode_sequences:
@@ -44,8 +58,8 @@ class BatchContext:
 _N = r"([0-9]{1,18})"
 _SUMS = rf"\(sq{_N}sk{_N}sqsq{_N}sqsk{_N}\)"
 _FULL = re.compile(rf"execute_{_N}_context_{_N}{_SUMS}_generation_{_N}{_SUMS}\Z")
-_PAIR = re.compile(rf"execute_context_{_N}\({_N}_{_N}\)_generation_{_N}\({_N}\)\Z")
-_PLAIN = re.compile(rf"execute_context_{_N}\({_N}\)_generation_{_N}\({_N}\)\Z")
+_PART = rf"{_N}\({_N}(?:_{_N})?\)"
+_SHORT = re.compile(rf"execute_context_{_PART}_generation_{_PART}\Z")
 _NEW = re.compile(rf"execute_new_{_N}_cached_{_N}\Z")
 _SGLANG = re.compile(rf"step\[(DECODE|EXTEND|PREFILL|IDLE) bs={_N}(?: toks={_N})?\]\Z")
 _STEP = re.compile(r"ProfilerStep#([0-9]+)\Z")
@@ -61,14 +75,14 @@ def batch_context(name: str) -> BatchContext | None:
             prefill_sequences=pn, prefill_tokens=pq, prefill_k=pk, prefill_qq=pqq, prefill_qk=pqk,
             decode_sequences=dn, decode_tokens=dq, decode_k=dk, decode_qq=dqq, decode_qk=dqk, scheduled_tokens=total,
         )  # fmt: skip
-    if match := _PAIR.match(name):
-        pn, pq, pk, dn, dq = (int(g) for g in match.groups())
+    if match := _SHORT.match(name):
+        pn, pq, pp, dn, dq, dp = (int(g) if g is not None else None for g in match.groups())
+        prefill, decode = _products(pn or 0, pq or 0, pp), _products(dn or 0, dq or 0, dp)
         return BatchContext(
-            prefill_sequences=pn, prefill_tokens=pq, prefill_k=pk, decode_sequences=dn, decode_tokens=dq
-        )
-    if match := _PLAIN.match(name):
-        pn, pq, dn, dq = (int(g) for g in match.groups())
-        return BatchContext(prefill_sequences=pn, prefill_tokens=pq, decode_sequences=dn, decode_tokens=dq)
+            prefill_sequences=pn or 0, prefill_tokens=pq, prefill_k=prefill.k, prefill_qq=prefill.qq,
+            prefill_qk=prefill.qk, decode_sequences=dn or 0, decode_tokens=dq, decode_k=decode.k,
+            decode_qq=decode.qq, decode_qk=decode.qk,
+        )  # fmt: skip
     if match := _NEW.match(name):
         return BatchContext(prefill_sequences=int(match[1]), decode_sequences=int(match[2]))
     if match := _SGLANG.match(name):
@@ -77,6 +91,32 @@ def batch_context(name: str) -> BatchContext | None:
             return BatchContext(prefill_sequences=0, decode_sequences=size, decode_tokens=tokens or size)
         return BatchContext(prefill_sequences=size, prefill_tokens=tokens, decode_sequences=0)
     return None
+
+
+class _Products(NamedTuple):
+    """What the second number of a phase says of its sequences; None where it does not."""
+
+    k: int | None = None
+    qq: int | None = None
+    qk: int | None = None
+
+
+def _products(sequences: int, tokens: int, said: int | None) -> _Products:
+    """The second number of "N(tokens_said)": a sum over N sequences of new tokens squared or times seen tokens.
+
+    Never a number of tokens: execute_context_1(888_788544) is one sequence of 888 new tokens, and 888² = 788,544. What
+    is between the least and the largest sum of N squares is both, as without cached tokens the two are the same; more
+    is new times seen tokens, of which one sequence, or sequences with one new token each, tell the seen ones; less is
+    neither, and nothing is read from it.
+    """
+    if said is None or not sequences or tokens < sequences or said * sequences < tokens * tokens:
+        return _Products()
+    most = (tokens - sequences + 1) ** 2 + sequences - 1
+    if said <= most:
+        return _Products(qq=said, qk=said)
+    if sequences not in (1, tokens):
+        return _Products(qk=said)
+    return _Products(k=said * sequences // tokens, qq=tokens**2 // sequences, qk=said)
 
 
 def step_number(name: str) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from decimal import Decimal
 from operator import attrgetter
 from typing import Any
 
@@ -42,7 +43,7 @@ class Tracks(dict[tuple[Any, Any], int]):
         self.texts: dict[tuple[str, str], int] = {}
 
     def __missing__(self, key: tuple[Any, Any]) -> int:
-        index = self.of_texts(str(key[0])[:200], str(key[1])[:200])
+        index = self.of_texts(_track_text(key[0]), _track_text(key[1]))
         self[key] = index
         return index
 
@@ -58,7 +59,18 @@ class Tracks(dict[tuple[Any, Any], int]):
         try:
             return [self[e.pid, e.tid] for e in events]
         except TypeError:  # a pid that is a list or an object
-            return [self.of_texts(str(e.pid)[:200], str(e.tid)[:200]) for e in events]
+            return [self[_hashable(e.pid), _hashable(e.tid)] for e in events]
+
+
+def _hashable(value: Any) -> Any:
+    return _track_text(value) if isinstance(value, (list, dict)) else value
+
+
+def _track_text(value: Any) -> str:
+    """The same text whether numbers were decoded as floats or exactly; what is a list or an object is no id."""
+    if isinstance(value, Decimal):
+        value = float(value)
+    return f"({type(value).__name__})" if isinstance(value, (list, dict)) else str(value)[:200]
 
 
 class Collector:

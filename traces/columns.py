@@ -23,62 +23,82 @@ INVALID = -(2**63)
 
 
 def to_ns(values: list[Any]) -> Array:
-    """Times in microseconds (int, float, Decimal or text) → int64 nanoseconds; INVALID where there is none."""
-    try:
-        array = np.fromiter(values, np.float64, len(values))
-    except (ValueError, TypeError, OverflowError):
-        array = np.full(1, np.inf)
-    largest = max(array.max(initial=0), -array.min(initial=0))
-    if largest < _ROUNDS_ONCE_US:
-        return np.rint(array * 1000.0).astype(np.int64)
-    if largest < EXACT_LIMIT_US:
-        # Times 1000 at once would round twice: wrong by 1 ns where a microsecond's float is just fine enough.
-        whole = np.floor(array)
-        return whole.astype(np.int64) * 1000 + np.rint((array - whole) * 1000.0).astype(np.int64)
-    if largest < 2**53 and all(type(value) is int for value in values):
-        return array.astype(np.int64) * 1000
-    return np.fromiter((_ns(value) for value in values), np.int64, len(values))
+    """Times in microseconds (int, float, Decimal or text) → int64 nanoseconds; INVALID where there is none.
+
+    Each value is read by itself: what stands beside it in the block changes nothing.
+    """
+    types = set(map(type, values))
+    if types <= {int, float}:
+        try:
+            array = np.fromiter(values, np.float64, len(values))
+        except OverflowError:  # an int beyond float64
+            return np.fromiter(map(_ns, values), np.int64, len(values))
+        largest = max(array.max(initial=0), -array.min(initial=0))
+        if largest < _ROUNDS_ONCE_US:
+            return np.rint(array * 1000.0).astype(np.int64)
+        if largest < EXACT_LIMIT_US:
+            # Times 1000 at once would round twice: wrong by 1 ns where a microsecond's float is just fine enough.
+            whole = np.floor(array)
+            apart = whole.astype(np.int64) * 1000 + np.rint((array - whole) * 1000.0).astype(np.int64)
+            return np.where(abs(array) < _ROUNDS_ONCE_US, np.rint(array * 1000.0).astype(np.int64), apart)
+        if largest < 2**53 and types == {int}:
+            return array.astype(np.int64) * 1000
+    return np.fromiter(map(_ns, values), np.int64, len(values))
 
 
 def _ns(value: Any) -> int:
-    if isinstance(value, bool):
-        return INVALID
-    if isinstance(value, int):
+    kind = type(value)
+    if kind is int:
         return value * 1000 if abs(value) <= _MAX_US else INVALID
-    if isinstance(value, float):
-        if not math.isfinite(value) or abs(value) > _MAX_US:
-            return INVALID
-        whole = math.floor(value)
-        return whole * 1000 + round((value - whole) * 1000)
-    if isinstance(value, str):
+    if kind is str:
         if len(value) > 64:
             return INVALID
         try:
             value = Decimal(value.strip())
         except InvalidOperation:
             return INVALID
-    if isinstance(value, Decimal) and value.is_finite() and abs(value) <= _MAX_US:
-        return int((value * 1000).to_integral_value())
-    return INVALID
+    elif kind is not float and kind is not Decimal:
+        return INVALID
+    finite = math.isfinite(value) if kind is float else value.is_finite()
+    if not finite or abs(value) > _MAX_US:
+        return INVALID
+    near = float(value)
+    if abs(near) < _ROUNDS_ONCE_US:
+        return round(near * 1000.0)
+    if kind is float or abs(near) < EXACT_LIMIT_US:
+        whole = math.floor(near)
+        return whole * 1000 + round((near - whole) * 1000.0)
+    return int((value * 1000).to_integral_value())
 
 
 def to_ids(values: list[Any]) -> Array:
-    """Ids (int, text of an int, or absent) → int64, -1 where there is none; 64-bit unsigned ones wrap."""
-    try:
-        return np.fromiter(values, np.int64, len(values))
-    except (ValueError, TypeError, OverflowError):
-        return np.fromiter((_id(value) for value in values), np.int64, len(values))
+    """Ids (int, text of an int, or absent) → int64, -1 where there is none; 64-bit unsigned ones wrap.
+
+    Each value is read by itself: what stands beside it in the block changes nothing.
+    """
+    if set(map(type, values)) <= {int}:
+        try:
+            return np.fromiter(values, np.int64, len(values))
+        except OverflowError:
+            pass
+    return np.fromiter(map(_id, values), np.int64, len(values))
 
 
 def _id(value: Any) -> int:
-    if isinstance(value, str) and len(value) <= 20:
+    kind = type(value)
+    if kind is str and len(value) <= 20:
         try:
             value = int(value, 16) if value[:2].lower() == "0x" else int(value)
         except ValueError:
             return -1
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
+    elif kind is float or kind is Decimal:  # the same number either way
+        value = float(value)
+        if not value.is_integer() or abs(value) >= 2**63:
+            return -1
         value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**64:
+    elif kind is not int:
+        return -1
+    if not -(2**63) <= value < 2**64:
         return -1
     return value if value < 2**63 else value - 2**64
 

@@ -57,15 +57,16 @@ class CompiledBlocks:
         scanner = self._ready()
         if scanner is None:
             return False
-        events = scanner.scan(data, start, stop)
-        if events is None:
+        counts = scanner.scan(data, start, stop, self._decoder.exact)
+        if counts is None:
             self._refused += 1
             if self._refused >= MAX_REFUSED:
                 self.flush()
                 self._make = self._scanner = None
             return False
         self._refused = 0
-        self._collector.count_events(events)
+        self._decoder.passed_over(*counts)
+        self._collector.count_events(counts[0])
         if scanner.pending_rows >= FLUSH_ROWS:
             self.flush()
         return True

@@ -85,8 +85,25 @@ class EventDecoder:
                 return None
         bare = self._bare
         events = self._generic(text)
-        self._generic_first = events is not None and 5 * (self._bare - bare) > len(events)
+        if events is not None:
+            self._choose(len(events), self._bare - bare)
         return events
+
+    def passed_over(self, events: int, bare: int) -> None:
+        """Another reader took a sound block of so many events, of which `bare` have no category."""
+        if bare or self._generic_first:
+            self._choose(events, bare)
+
+    def _choose(self, events: int, bare: int) -> None:
+        """Which decoder is tried first after a block that the fast one did not, or cannot, decode by itself.
+
+        Where most events of some blocks in a row have no category (torch_npu), it is not the fast one.
+        """
+        if self._generic_first:
+            self._generic_first = 5 * bare > events
+        else:
+            self._streak = self._streak + 1 if 2 * bare > events else 0
+            self._generic_first = self._streak >= MANY_BARE_BLOCKS
 
     def fast(self, text: memoryview) -> list[Any] | None:
         """As `block`, but the events may refer to `text`, which must stay as it is while they are in use."""
@@ -102,12 +119,12 @@ class EventDecoder:
     def _mixed_block(self, text: bytes) -> list[Any] | None:
         """A block in which some events have no category or one not yet known."""
         bare = self._bare
-        out: list[Any] = []
+        out: list[Any] | None = []
         if not self._mixed(text, 1, len(text) - 1, PIECE_BYTES, out):
-            return self._generic(text)  # cut inside a string, or no JSON at all: the whole block decides
-        # Where most events of some blocks in a row have no category (torch_npu), the fast decoder is not tried first.
-        self._streak = self._streak + 1 if 2 * (self._bare - bare) > len(out) else 0
-        self._generic_first = self._streak >= MANY_BARE_BLOCKS
+            bare = self._bare
+            out = self._generic(text)  # cut inside a string, or no JSON at all: the whole block decides
+        if out is not None:
+            self._choose(len(out), self._bare - bare)
         return out
 
     def _mixed(self, text: bytes, lo: int, hi: int, size: int, out: list[Any]) -> bool:

@@ -7,7 +7,7 @@ from opreplay.replay.ascend.lowering import Lowering, lower
 from opreplay.replay.ascend.predict import predict_kernel
 from opreplay.replay.ascend.predictor import Predictor
 from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.ascend.simulate import Explanation, explain_op, simulate_op
+from opreplay.replay.ascend.simulate import Explanation, explain_op, is_predicted, simulate_op
 
 __all__ = [
     "DeviceProfile",
@@ -18,6 +18,7 @@ __all__ = [
     "Predictor",
     "TensorSpec",
     "explain_op",
+    "is_predicted",
     "list_devices",
     "load_device",
     "lower",

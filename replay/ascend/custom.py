@@ -1,26 +1,36 @@
 """Users' own operators: registered estimators and properties, their priority over built-ins, and the custom-op folder.
 
-For one op, in this order: a user's estimator; the built-in estimate, which is the lowering to kernels; a user's
-properties; the bytes of its tensors. Owns no cost formula but the one for properties; `op_invoke` owns what user code
+For one op, in this order: a user's estimator; a user's properties; the built-in estimate, which is the lowering to
+kernels; the bytes of its tensors. Owns no cost formula but the one for properties; `op_invoke` owns what user code
 sees.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from numbers import Real
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
-from opreplay.initializers.loading import failed_at, forget_loaded, loading, place_of, run_file
+from opreplay.initializers.loading import (
+    failed_at,
+    forget_loaded,
+    loading,
+    missing_op_hint,
+    place_of,
+    run_file,
+    shown_place,
+)
 from opreplay.replay.ascend import device_facts, op_invoke
 from opreplay.replay.ascend.cost.cube import mac_rate
 from opreplay.replay.ascend.cost.sizes import itemsize
 from opreplay.replay.ascend.cost.vector import memory_us, resident_share
 from opreplay.replay.ascend.device_facts import DeviceFacts
+from opreplay.replay.ascend.device_file import is_known, no_such_device
+from opreplay.replay.ascend.lowering.user_rules import forget_user_rules, user_rules
 from opreplay.replay.ascend.op_invoke import ComputeOps, OpInvokeInfo, PerformanceModel, PerformanceProperties
 from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.ascend.registrations import Registry, device_name, op_name
+from opreplay.replay.ascend.registrations import CustomOpError, Registry, device_name, op_name
 from opreplay.replay.ir import ReplayOp
 from opreplay.traces.errors import UsageError
 
@@ -38,10 +48,6 @@ _OWN_FILES = (__file__, op_invoke.__file__, device_facts.__file__)
 
 VECTOR_BYTES_PER_CYCLE = 128
 """Width of a vector core's instructions (datasheet of the 910B)."""
-
-
-class CustomOpError(UsageError):
-    """A user's custom-op file or function failed; the message names file and line."""
 
 
 def register_op_estimator(
@@ -66,11 +72,48 @@ def clear_registrations() -> None:
     """Forget all user registrations and which files were loaded; for tests and long-lived programs."""
     ESTIMATORS.clear()
     OpInvokeInfo.properties.clear()
+    forget_user_rules()
     forget_loaded()
 
 
-def estimate(op: ReplayOp, device: DeviceProfile) -> float | None:
-    """Microseconds that a user's estimator gives for `op` on `device`; None when nobody registered one.
+def refuse_unknown_devices() -> None:
+    """Raises CustomOpError for an estimator of a device that neither ships nor was loaded: it would never be used."""
+    for op, device, function, _ in ESTIMATORS:
+        if device is not None and not is_known(device):
+            message, hint = no_such_device(device)
+            raise CustomOpError(
+                f"{place_of(function)}: the estimator of {op} is for {device}: {message}",
+                hint=f"{hint} that --soc names",
+            )
+
+
+def unused_registrations(devices: Sequence[str], ops: Collection[str]) -> list[str]:
+    """One line for each estimator, property function and rule of the user's that made no prediction, with the reason.
+
+    `devices` are those that were simulated, `ops` the names of the ops that were looked at.
+    """
+    known = {op_name(name) for name in ops if "::" in name}
+    found = [("estimator", op, device, place_of(function)) for op, device, function in ESTIMATORS.unused()]
+    found += [
+        ("properties", op, device, place_of(function)) for op, device, function in OpInvokeInfo.properties.unused()
+    ]
+    found += [("rule", " ".join(rule.ops), None, rule.place) for rule in user_rules() if not rule.used]
+    lines = []
+    for kind, op, device, place in found:
+        if not devices:
+            why = "no device is simulated, --soc names one"
+        elif device is not None and device not in devices:
+            why = f"it is for {device}, simulated is {', '.join(devices)}"
+        elif kind != "rule" and op not in known:
+            why = "no selected op has that name"
+        else:
+            why = "another registration goes first, or no selected op is called so"
+        lines.append(f"not used: {kind} of {op} ({PurePath(place).name}): {why}")
+    return lines
+
+
+def estimate(op: ReplayOp, device: DeviceProfile) -> tuple[float, str] | None:
+    """Microseconds that a user's estimator gives for `op` on `device`, and which it is; None where there is none.
 
     Raises CustomOpError when the function fails or returns something else than a time.
     """
@@ -83,7 +126,7 @@ def estimate(op: ReplayOp, device: DeviceProfile) -> float | None:
         raise CustomOpError(
             f"{place_of(function)}: the estimator of {op.name} returned {_shown(result)}, no time in seconds"
         )
-    return float(seconds) * 1e6
+    return float(seconds) * 1e6, shown_place(function)
 
 
 def _is_amount(value: Any, most: float) -> bool:
@@ -102,8 +145,8 @@ def _shown(value: object) -> str:
     return text if len(text) <= SHOWN else text[:SHOWN] + "…"
 
 
-def property_terms(op: ReplayOp, device: DeviceProfile) -> dict[str, float] | None:
-    """Terms in microseconds from a user's properties of `op`; None when nobody registered any.
+def property_terms(op: ReplayOp, device: DeviceProfile) -> tuple[dict[str, float], str] | None:
+    """Terms in microseconds from a user's properties of `op`, and whose they are; None when nobody registered any.
 
     Raises CustomOpError when the function fails or returns something else than PerformanceProperties.
     """
@@ -114,7 +157,7 @@ def property_terms(op: ReplayOp, device: DeviceProfile) -> dict[str, float] | No
     wrong = _wrong_in(made)
     if wrong is not None or not isinstance(made, PerformanceProperties):
         raise CustomOpError(f"{place_of(function)}: the properties of {op.name} are {wrong}")
-    return terms_of(made, device)
+    return terms_of(made, device), shown_place(function)
 
 
 def _wrong_in(made: object) -> str | None:
@@ -189,18 +232,20 @@ def load_custom_ops(folder: str | Path | None) -> list[Path]:
     if not path.is_dir():
         raise UsageError(f"{path} is no folder", hint="--custom-op-dir wants a folder of .py files.")
     failures: list[str] = []
+    hints: list[str] = []
     loaded: list[Path] = []
     for file in sorted(path.glob("*.py")):
         try:
             with loading(f"--custom-op-dir {folder}"):
                 ran = run_file(file)
         except (Exception, SystemExit) as error:  # user code may raise anything
+            hints += [hint] if (hint := missing_op_hint(error)) else []
             failures.append(f"{failed_at(error) or file.resolve()}: {type(error).__name__}: {_text(error)}")
         else:
             loaded += [file] if ran else []
     if failures:
         raise CustomOpError(
             f"{len(failures)} custom-op file{'s' if len(failures) > 1 else ''} failed: " + "; ".join(failures),
-            hint="The other files of the folder were loaded.",
+            hint=" ".join(dict.fromkeys((*hints, "The other files of the folder were loaded."))),
         )
     return loaded

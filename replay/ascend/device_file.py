@@ -303,6 +303,20 @@ def canonical_name(name: str) -> str | None:
     return None
 
 
+_loaded: set[str] = set()
+"""Names of devices that were read from users' own files."""
+
+
+def is_known(name: str) -> bool:
+    """Whether a device of this name ships or was loaded from a file of the user's."""
+    return name in _loaded or canonical_name(name) is not None
+
+
+def no_such_device(name: str) -> tuple[str, str]:
+    """(message, hint) for a name that is none."""
+    return f"no simulated device {name!r}", f"{_known()}; or the path of a .toml file"
+
+
 def load_file(name_or_path: str | Path) -> DeviceFile:
     """A shipped device by name or alias, or a TOML file by path (anything with a slash or ending in .toml)."""
     text = str(name_or_path)
@@ -320,7 +334,8 @@ def load_file(name_or_path: str | Path) -> DeviceFile:
         return file
     known = canonical_name(text)
     if known is None:
-        raise UsageError(f"no simulated device {text!r}", hint=f"{_known()}; or the path of a .toml file")
+        message, hint = no_such_device(text)
+        raise UsageError(message, hint=hint)
     return _shipped(known)
 
 
@@ -343,4 +358,6 @@ def load_device(name_or_path: str | Path) -> DeviceProfile:
         known = canonical_name(text)
         if known is not None:
             return _load_shipped(known)
-    return compile_device(load_file(name_or_path))
+    device = compile_device(load_file(name_or_path))
+    _loaded.add(device.name)
+    return device

@@ -117,12 +117,17 @@ class OpInvokeInfo:
     def get_memory_access_properties(self) -> PerformanceProperties:
         """Bytes moved when every argument is read once and every result written once.
 
-        What is updated in place counts as read and written, once; a lookup reads of its table what it returns.
+        What is updated in place counts as read and written, once; a lookup reads of its table what it returns. A result
+        that nobody knows, as of an op without a fake kernel, counts like the first tensor argument.
         """
         base = self.op.name.partition("::")[2].split(".")[0]
         changed = [t for arg in self.op.args if arg.mutated for t in arg.tensors if t is not None]
         read = [t for arg in self.op.args if not arg.mutated for t in arg.tensors if t is not None]
-        results = [t for t in self.op.outputs or () if t is not None]
+        outputs = self.op.outputs if self.op.outputs is not None else self.op.recorded_outputs
+        results = [t for t in outputs or () if t is not None]
+        if not results and outputs is None and not changed:
+            # No fake kernel says what is returned: like the estimate by bytes, as much as the first tensor.
+            results = read[:1]
         for meta in changed:
             # An in-place op returns the tensor that it updates: the same memory.
             same = next((t for t in results if (t.shape, t.dtype) == (meta.shape, meta.dtype)), None)
@@ -162,7 +167,7 @@ def _value(arg: ReplayArg) -> Any:
     if arg.tensors:
         made = [None if meta is None else _empty(meta) for meta in arg.tensors]
         return made if arg.type.endswith("[]") else made[0]
-    if arg.type in ("int", "float", "bool", "str") or arg.value is None:
+    if arg.type == "str" or arg.value is None or isinstance(arg.value, bool | int | float):
         return arg.value
     import torch
 

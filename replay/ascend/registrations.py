@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
-from opreplay.initializers.loading import current_source, place_of
+from opreplay.initializers.loading import PROGRAM, current_source, place_of
+from opreplay.traces.errors import UsageError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class CustomOpError(UsageError):
+    """A user's custom-op file, registration or function failed; the message names file and line."""
+
 
 Key = tuple[str, str | None]
 """(op name, device name or None for all devices)."""
@@ -26,14 +32,21 @@ def op_name(op: Any) -> str:
 
 
 def device_name(device: Any) -> str | None:
-    """The name of a device given as itself or by name, canonical where it ships; None stands for all devices."""
+    """The name of a device given as itself or by name, canonical where it ships; None stands for all devices.
+
+    Raises CustomOpError for a name that neither ships nor was loaded; while a user's file is loaded the devices of the
+    command are not known yet, and `unknown_devices` tells.
+    """
     if device is None:
         return None
-    from opreplay.replay.ascend.device_file import canonical_name
+    from opreplay.replay.ascend.device_file import canonical_name, is_known, no_such_device
 
     name = device if isinstance(device, str) else getattr(device, "name", None)
     if not isinstance(name, str):
         raise TypeError(f"{device!r} is no device: give a DeviceProfile, its name, or None for all devices")
+    if isinstance(device, str) and not is_known(name) and current_source() == PROGRAM:
+        message, hint = no_such_device(name)
+        raise CustomOpError(message, hint=hint)
     return canonical_name(name) or name
 
 
@@ -44,6 +57,7 @@ class Registry(Generic[Function]):
         self._what = what
         self._functions: dict[Key, Function] = {}
         self._sources: dict[Key, str] = {}
+        self._used: set[Key] = set()
 
     def add(self, op: str, device: str | None, function: Function, *, override: bool) -> None:
         """Register; raises ValueError that names the earlier place for a duplicate, unless `override`."""
@@ -59,8 +73,15 @@ class Registry(Generic[Function]):
     def find(self, op: str, device: str | None) -> Function | None:
         """The function for an op on a device: one for that device, else one for all; None when there is none."""
         plain = op_name(op)
-        found = self._functions.get((plain, device))
-        return found if found is not None else self._functions.get((plain, None))
+        key = (plain, device) if (plain, device) in self._functions else (plain, None)
+        found = self._functions.get(key)
+        if found is not None:
+            self._used.add(key)
+        return found
+
+    def unused(self) -> Iterator[tuple[str, str | None, Function]]:
+        """(op, device, function) of each registration that nobody has asked for."""
+        return iter([(*key, function) for key, function in self._functions.items() if key not in self._used])
 
     def __iter__(self) -> Iterator[tuple[str, str | None, Function, str]]:
         """(op, device, function, what loaded it) of each registration, in order."""
@@ -73,3 +94,4 @@ class Registry(Generic[Function]):
         """Forget all registrations."""
         self._functions.clear()
         self._sources.clear()
+        self._used.clear()

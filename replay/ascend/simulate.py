@@ -9,12 +9,12 @@ import msgspec
 
 from opreplay.replay.ascend.custom import estimate, property_terms
 from opreplay.replay.ascend.kernel import Confidence, KernelCall, KernelPrediction, TensorSpec
-from opreplay.replay.ascend.lowering import lower
+from opreplay.replay.ascend.lowering import Lowering, lower
 from opreplay.replay.ascend.predict import BOUNDS, family_of, predict_kernel
 from opreplay.replay.ascend.predictor import Predictor
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir import ReplayOp
-from opreplay.replay.results import Simulated
+from opreplay.replay.results import By, Simulated
 from opreplay.replay.work.contents import Contents
 
 _RANK: dict[Confidence, int] = {"calibrated": 0, "other SoC": 1, "uncalibrated": 2}
@@ -46,7 +46,20 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
-def _combine(parts: list[tuple[KernelCall, KernelPrediction]], known: bool) -> Simulated:
+_OPAQUE = frozenset({"label, not an op", "triton kernel"})
+"""Reasons of names that stand for work of any kind: the bytes of their arguments say nothing of it."""
+
+
+def is_predicted(op: ReplayOp, simulated: Simulated) -> bool:
+    """Whether a prediction stands for the op's work: not for a label by its bytes, nor for an op without arguments."""
+    if simulated.by in ("user estimator", "user properties", "user rule"):
+        return True
+    if simulated.by == "bytes":
+        return simulated.time_us > 0 and (op.reason is None or op.reason.kind not in _OPAQUE)
+    return op.reason is None or simulated.time_us > 0
+
+
+def _combine(parts: list[tuple[KernelCall, KernelPrediction]], lowering: Lowering) -> Simulated:
     terms: dict[str, float] = {}
     total = deviation = 0.0
     confidence: Confidence = "calibrated"
@@ -69,17 +82,20 @@ def _combine(parts: list[tuple[KernelCall, KernelPrediction]], known: bool) -> S
         bound=max(by_bound, key=by_bound.__getitem__) if by_bound else "none",
         terms_us=terms,
         kernels=tuple(call.type for call, _ in parts),
-        confidence=confidence if known else "uncalibrated",
+        confidence=confidence if lowering.known else "uncalibrated",
         low_us=total / factor,
         high_us=total * factor,
+        by="bytes" if not lowering.known else "user rule" if lowering.source else "rule",
+        source=lowering.source,
     )
 
 
 def simulate_op(op: ReplayOp, device: DeviceProfile, contents: Contents | None = None) -> Simulated:
     """Time of one call of `op` on `device`, in microseconds, with what bounds it and an 80 % band.
 
-    A user's estimator goes first (bound "custom"), then the lowering to kernels, then a user's properties, then the
-    op's bytes, which are marked "uncalibrated"; views cost nothing and have the bound "none". `contents` are what the
+    A user's estimator goes first (bound "custom"), then a user's properties, then the lowering to kernels, then the
+    op's bytes, which are marked "uncalibrated"; `by` says which it was. Views cost nothing and have the bound "none".
+    `contents` are what the
     values of its arguments amount to; without them they follow from the batch that the op ran in. Never raises for a
     well-formed op but CustomOpError, when a user's function fails.
     """
@@ -97,12 +113,12 @@ def simulate_by_family(
     """
     own_us = estimate(op, device)
     if own_us is not None:
-        return _by_user({"custom": own_us}, device), {"custom": own_us}
+        made = _by_user({"custom": own_us[0]}, device, "user estimator", own_us[1])
+        return made, {"custom": own_us[0]}
+    terms = property_terms(op, device)
+    if terms is not None:
+        return _by_user(terms[0], device, "user properties", terms[1]), {"custom": sum(terms[0].values())}
     lowering = lower(op, contents)
-    if not lowering.known:
-        terms = property_terms(op, device)
-        if terms is not None:
-            return _by_user(terms, device), {"custom": sum(terms.values())}
     predict = predict or Predictor(device)
     shares = resident if len(resident) == len(lowering.kernels) else [None] * len(lowering.kernels)
     parts = [(call, predict(call, share)) for call, share in zip(lowering.kernels, shares, strict=True)]
@@ -110,10 +126,10 @@ def simulate_by_family(
     for call, one in parts:
         name = family_of(call, device).name
         families[name] = families.get(name, 0.0) + one.time_us * call.count
-    return _combine(parts, lowering.known), families
+    return _combine(parts, lowering), families
 
 
-def _by_user(terms: dict[str, float], device: DeviceProfile) -> Simulated:
+def _by_user(terms: dict[str, float], device: DeviceProfile, by: By, source: str) -> Simulated:
     """A prediction from a user's registration: nothing was calibrated, so the band is that of an unknown kernel."""
     time_us = sum(terms.values())
     band = device.families["Unknown"].band
@@ -126,6 +142,8 @@ def _by_user(terms: dict[str, float], device: DeviceProfile) -> Simulated:
         confidence="uncalibrated",
         low_us=time_us / band,
         high_us=time_us * band,
+        by=by,
+        source=source,
     )
 
 
@@ -139,9 +157,8 @@ def explain_op(op: ReplayOp, device: DeviceProfile, contents: Contents | None = 
     own = simulate_op(op, device, contents)
     lowering = lower(op, contents)
     parts = [(call, predict_kernel(call, device)) for call in lowering.kernels]
-    by_user = not own.kernels and bool(own.terms_us)
-    if by_user:
-        note = "time from a user's registration, not from these kernels"
+    if own.by in ("user estimator", "user properties"):
+        note = f"time from {own.by.removeprefix('user ')} of yours, {own.source}, not from these kernels"
         lowering = msgspec.structs.replace(lowering, notes=(*lowering.notes, note))
     kernels = []
     for call, prediction in parts:

@@ -10,7 +10,7 @@ import msgspec
 from opreplay.replay.ascend.predict import BOUNDS
 from opreplay.replay.ascend.predictor import Predictor
 from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.ascend.simulate import simulate_by_family
+from opreplay.replay.ascend.simulate import is_predicted, simulate_by_family
 from opreplay.replay.ir import ReplayOp
 from opreplay.replay.results import Simulated
 from opreplay.replay.work.contents import Contents
@@ -40,7 +40,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """Largest first; "custom" for users' own estimates."""
     by_family: dict[str, float]
     uncalibrated_share: float
-    """Of the total: ops of which no kernel family was measured on any SoC."""
+    """Of the recorded time of these ops (of the predicted time where none was recorded): ops of which some kernel
+    family was measured on no SoC. A prediction that is far too small would hide itself if it were weighed by itself."""
     ops: tuple[OpStep, ...]
 
 
@@ -56,13 +57,15 @@ def simulate_step(
     Kernels of one family err alike and their errors add; errors of different families are independent.
     """
     made: list[OpStep] = []
+    weights: dict[str, tuple[float, float]] = {}
     predict = Predictor(device)
     for op in ops:
         shares = resident.get(op.id, ()) if resident is not None else ()
         amounts = contents(op) if contents is not None else None
         simulated, families = simulate_by_family(op, device, predict, amounts, shares)
-        if op.reason is None or simulated.time_us > 0:
+        if is_predicted(op, simulated):
             made.append(OpStep(id=op.id, simulated=simulated, families_us=families, count=op.count))
+            weights[op.id] = op.recorded.device_us_total, op.recorded.host_us_total
     total = sum(one.simulated.time_us * one.count for one in made)
     by_bound: dict[str, float] = {}
     by_family: dict[str, float] = {}
@@ -73,7 +76,6 @@ def simulate_step(
         for name, us in one.families_us.items():
             by_family[name] = by_family.get(name, 0.0) + us * one.count
     factor = math.exp(_deviation(by_family, device) / total) if total > 0 else 1.0
-    unknown = sum(o.simulated.time_us * o.count for o in made if o.simulated.confidence == "uncalibrated")
     return Step(
         device=device.name,
         device_version=device.version,
@@ -82,9 +84,18 @@ def simulate_step(
         high_us=total * factor,
         by_bound=_largest_first(by_bound),
         by_family=_largest_first(by_family),
-        uncalibrated_share=unknown / total if total else 0.0,
+        uncalibrated_share=_uncalibrated(made, weights),
         ops=tuple(made),
     )
+
+
+def _uncalibrated(ops: Sequence[OpStep], recorded: Mapping[str, tuple[float, float]]) -> float:
+    """Share of recorded device time, else host time, else predicted time that uncalibrated predictions stand for."""
+    predicted = {one.id: one.simulated.time_us * one.count for one in ops}
+    clocks = [{id_: times[clock] for id_, times in recorded.items()} for clock in (0, 1)]
+    weight = next((clock for clock in (*clocks, predicted) if sum(clock.values()) > 0), predicted)
+    total = sum(weight.values())
+    return sum(weight[one.id] for one in ops if one.simulated.confidence == "uncalibrated") / total if total else 0.0
 
 
 def _deviation(by_family: dict[str, float], device: DeviceProfile) -> float:

@@ -19,7 +19,7 @@ from opreplay.replay.export.values import Spec, describe
 from opreplay.replay.ir import Assumption, Reason, ReplayOp, ReplayPlan
 from opreplay.replay.plan_file import dump_plan
 from opreplay.replay.policy import LIBRARY_MODULES, TORCH_NAMESPACES, Policy, split_name
-from opreplay.replay.portable import EQUIVALENTS
+from opreplay.replay.portable import EQUIVALENTS, legacy_form
 from opreplay.replay.reference.catalog import LIBRARIES
 from opreplay.replay.resolve import find_overload
 
@@ -106,6 +106,11 @@ def _prepared(
 ) -> tuple[ReplayOp, dict[str, list[Spec | None] | int], dict[str, Any] | None]:
     """The op for the bundle, its inputs, and what is called where it has no kernel. Raises NotReplayable."""
     find_overload(op, policy)
+    if legacy_form(op.name, op.overload) is not None:
+        call = called_instead(op)
+        if call is None:
+            raise NotReplayable(Reason("library missing", f"torch has no {op.name} any more, nor one op in its place"))
+        op = call
     if op.resolved_by == "equivalent" and op.name not in EQUIVALENTS and op.via is not None:
         op = msgspec.structs.replace(op, name=op.via, via=None, resolved_by="jit")  # renamed in torch
     if op.resolved_by == "executor":

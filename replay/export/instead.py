@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from opreplay.replay import tensors
 from opreplay.replay.ir import ReplayArg, ReplayOp
-from opreplay.replay.portable import EQUIVALENTS
+from opreplay.replay.portable import equivalent_of
 from opreplay.replay.schema import ArgSpec, plain_float, specs_of
 from opreplay.traces.model import TensorMeta
 
@@ -27,7 +27,7 @@ def called_instead(op: ReplayOp) -> ReplayOp | None:
 
     Tensors that the equivalent derives, such as transposed views, are described by their own shape and strides.
     """
-    equivalent = EQUIVALENTS.get(op.name)
+    equivalent = equivalent_of(op)
     if equivalent is None or not equivalent.via.startswith("aten::") or " " in equivalent.via:
         return None
     watch = _Watch(equivalent.via.removeprefix("aten::"))

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from opreplay.replay.ir import ReplayOp
+from opreplay.replay.portable.legacy import Legacy, legacy_form
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equivalent:
@@ -60,6 +63,14 @@ def equivalent_for(
         return found if device.startswith("cpu") else None
     mixed = {dtypes[argument] for argument in found.one_dtype if argument in dtypes}
     return found if device.startswith("cpu") and len(mixed) > 1 else None
+
+
+def equivalent_of(op: ReplayOp) -> Equivalent | Legacy | None:
+    """What an op of a plan that goes through an equivalent really calls; None where that is an op of another name."""
+    form = legacy_form(op.name, op.overload)
+    if form is not None:
+        return form
+    return EQUIVALENTS.get(op.name) if op.resolved_by == "equivalent" else None
 
 
 def _writes_float(dtypes: Mapping[str, str], values: Mapping[str, Any]) -> bool:

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from opreplay.replay.ascend.coverage import coverage
 from opreplay.replay.reasons import ReasonTotal, split_reason, total_reasons
+from opreplay.replay.report.coverage import coverage_text
 from opreplay.replay.report.fidelity import fidelity_notes
 from opreplay.replay.report.text import end, plural, safe, share_text
 from opreplay.replay.results import Header, OpResult, Summary
@@ -172,16 +174,29 @@ def assumption_notes(results: Sequence[OpResult]) -> list[str]:
 
 
 def confidence_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
-    """How much of the simulated time rests on no measurement of that SoC."""
-    simulated = [(r.simulated[soc], r.count) for r in results if soc in r.simulated]
-    total_us = sum(s.time_us * count for s, count in simulated)
-    parts = []
+    """How much of the recorded time was predicted for that SoC, by what, and resting on no measurement of it."""
+    timed = any(r.recorded_share > 0 for r in results)
+    share_of = {r.id: r.recorded_share if timed else 1 / len(results) for r in results}
+    found = coverage((share_of[r.id], r.simulated.get(soc)) for r in results)
+    clock = "recorded time" if timed else "ops"
+    parts = [f"{found.ops:,} of {plural(len(results), 'op')} simulated = {coverage_text(found, clock)}"]
+    simulated = [(r.simulated[soc], share_of[r.id]) for r in results if soc in r.simulated]
     for confidence, text in (("uncalibrated", "uncalibrated"), ("other SoC", "calibrated on another SoC only")):
-        chosen = [s.time_us * count for s, count in simulated if s.confidence == confidence]
+        chosen = [share for s, share in simulated if s.confidence == confidence]
         if chosen:
-            share = sum(chosen) / total_us if total_us else 0.0
-            parts.append(f"{plural(len(chosen), 'op')} = {share_text(share)} of simulated time {text}")
-    return [f"{safe(soc)}: {', '.join(parts)}"] if parts else []
+            parts.append(f"{plural(len(chosen), 'op')} = {share_text(sum(chosen))} {text}")
+    if len(parts) == 1 and found.ops == len(results) and not found.bytes and not found.users:
+        return []
+    return [f"{safe(soc)}: {'; '.join(parts)}", *users_notes(soc, results)]
+
+
+def users_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
+    """Which of the user's registrations made predictions."""
+    used = Counter(
+        f"{one.by} {one.source}" for r in results
+        if (one := r.simulated.get(soc)) is not None and one.by is not None and one.by.startswith("user ")
+    )  # fmt: skip
+    return [f"{safe(soc)}: predicted by {_listed(used)}"] if used else []
 
 
 def _listed(counts: Counter[str]) -> str:

@@ -118,5 +118,6 @@ def op_facts(op: ReplayOp, result: OpResult) -> dict[str, Any]:
         "inputs": result.inputs, "bytes": need.total, "bytes_estimated": not need.outputs_known,
         "recorded_device_us": result.recorded_device_us, "recorded_host_us": result.recorded_host_us,
         "recorded_share": result.recorded_share, "simulated_us": result.simulated_us, "bound": result.bound,
-        "assumptions": op.assumptions, "meta": result.meta,
+        "by": {soc: one.by for soc, one in result.simulated.items()}, "assumptions": op.assumptions,
+        "meta": result.meta,
     }  # fmt: skip

@@ -20,3 +20,5 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     """Query tokens times the context tokens that each of them sees."""
     expert_rows: tuple[int, ...] | None = None
     """Rows that each expert works on."""
+    notes: tuple[str, ...] = ()
+    """What the batch's annotation tells and the arguments cannot hold."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 
 from opreplay.initializers.base import BatchLengths, InitContext, InitializerError
@@ -16,6 +17,7 @@ from opreplay.initializers.moe_routing import ROUTERS, MoeRoutingInit
 from opreplay.initializers.paged_attention import PagedAttentionInit
 from opreplay.initializers.recorded_values import RecordedValues
 from opreplay.initializers.registry import Registry
+from opreplay.initializers.sequences import IMPOSSIBLE
 from opreplay.replay import tensors
 from opreplay.replay.executors.base import NotReplayable
 from opreplay.replay.executors.torch_device import seed_of
@@ -44,6 +46,8 @@ class ExpectedContents:
         self._made: dict[str, Contents | None] = {}
         self.problems: dict[str, str] = {}
         """Op id → why its arguments could not be made; its cost then follows from the shapes."""
+        self.impossible: dict[str, str] = {}
+        """Op id → what the batch's annotation tells of it and its arguments cannot hold."""
 
     def __call__(self, op: ReplayOp) -> Contents | None:
         """None for an op whose time its shapes alone decide, and where its arguments cannot be made."""
@@ -57,7 +61,11 @@ class ExpectedContents:
     def _make(self, op: ReplayOp, name: str) -> Contents | None:
         try:
             filled = fill_stand_ins(op, self._registry, self._seed, values=self._values)
-            return None if filled is None else contents_of(filled.context, filled.lengths)
+            made = None if filled is None else contents_of(filled.context, filled.lengths)
+            if filled is None or made is None or not filled.impossible:
+                return made
+            self.impossible[op.id] = f"{op.name}: {filled.impossible}"
+            return msgspec.structs.replace(made, notes=(filled.impossible,))
         except (InitializerError, NotReplayable, RuntimeError, ValueError, TypeError, LookupError, ArithmeticError,
                 AttributeError) as error:  # fmt: skip
             # A trace may name any arguments; one op of it that makes no sense does not stop the others.
@@ -72,6 +80,8 @@ class Filled(NamedTuple):
     initializer: str | None
     """None where no initializer names the op."""
     lengths: BatchLengths | None
+    impossible: str = ""
+    """What the batch's annotation tells and the arguments cannot hold."""
 
 
 def fill_stand_ins(
@@ -86,10 +96,13 @@ def fill_stand_ins(
         return None
     context = stand_ins(op, seed)
     rule = registry.find(context)
-    lengths = None if rule is None else registry.apply(rule, context).lengths
+    report = None if rule is None else registry.apply(rule, context)
     if values is not None:
         values.write(op.id, op.name, context.args, only=_in_full)
-    return Filled(context, None if rule is None else rule.name, lengths)
+    if rule is None or report is None:
+        return Filled(context, None, None)
+    told = [part for text in report.assumed.values() for part in text.split("; ") if IMPOSSIBLE in part]
+    return Filled(context, rule.name, report.lengths, told[0] if told else "")
 
 
 def stand_ins(op: ReplayOp, seed: int, *, whole: bool = True) -> InitContext:

@@ -172,7 +172,7 @@ def test_public_traces_resolve(shared_traces: Path, name: str, owners: int, reso
     assert kinds <= {"collective", "metadata missing"}
 
 
-def test_an_unresolved_op_keeps_its_tensors() -> None:
+def test_an_unresolved_op_keeps_its_arguments_in_their_places() -> None:
     reduce = OpSignature(
         name="c10d::allreduce_", dims=(((1024,), (8,)), (), ()), types=("TensorList", "", ""), concrete=("", "", "")
     )
@@ -180,11 +180,12 @@ def test_an_unresolved_op_keeps_its_tensors() -> None:
     plan = build_plan(trace([(reduce, 0, 10), (hostile, 20, 10)]), select="all")
     verify(plan)
     by_name = {op.name: op for op in plan.ops}
-    (arg,) = by_name["c10d::allreduce_"].args
-    assert [m.shape for m in arg.tensors if m is not None] == [(1024,), (8,)]
+    tensors, *others = by_name["c10d::allreduce_"].args
+    assert [(arg.tensors, arg.value) for arg in others] == [((), None)] * 2
+    assert [m.shape for m in tensors.tensors if m is not None] == [(1024,), (8,)]
     assert str(by_name["c10d::allreduce_"].reason) == "collective"
     assert by_name["aten::relu"].reason is not None
-    assert by_name["aten::relu"].args == ()
+    assert [(arg.tensors, arg.value) for arg in by_name["aten::relu"].args] == [((), None)]
 
 
 @pytest.mark.parametrize(

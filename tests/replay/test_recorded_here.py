@@ -212,3 +212,22 @@ def test_ops_of_sparse_tensors_say_that_the_layout_is_missing(tmp_path: Path, ex
     assert reasons["aten::coalesce"] == "aten::coalesce: metadata missing: sparse layout, and the op takes no other"
     assert "compressed sparse layout" in reasons["aten::crow_indices"]
     assert not any("failed" in reason for reason in reasons.values())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sparse_and_quantized_tensors_lack_what_a_profile_does_not_record(tmp_path: Path) -> None:
+    """They were replayed dense, with contiguous strides, or skipped no earlier than in the run."""
+    matrix, dense = torch.randn(6, 6).relu().to_sparse(), torch.randn(6, 2)
+    quantized = torch.quantize_per_tensor(torch.randn(3, 4), 0.1, 0, torch.quint8)
+
+    def step() -> None:
+        torch.sparse.mm(matrix, dense)
+        quantized.dequantize()
+        dense * 2
+
+    plan = recorded(step, tmp_path)
+    assert str(named(plan, "aten::_sparse_mm").reason).startswith("metadata missing: layout of sparse")
+    assert str(named(plan, "aten::dequantize").reason) == (
+        "metadata missing: scale of self, a quantized tensor (quint8)"
+    )
+    assert named(plan, "aten::mul").reason is None

@@ -26,8 +26,29 @@ from opreplay.traces.model import Annotation
             BatchContext(prefill_sequences=2, prefill_tokens=512, decode_sequences=3, decode_tokens=3),
         ),
         (
+            "execute_context_1(888_788544)_generation_0(0)",
+            BatchContext(
+                prefill_sequences=1, prefill_tokens=888, prefill_qq=788544, prefill_qk=788544, decode_sequences=0,
+                decode_tokens=0,
+            ),
+        ),
+        (
+            "execute_context_2(44_1000)_generation_4(4_4)",
+            BatchContext(
+                prefill_sequences=2, prefill_tokens=44, prefill_qq=1000, prefill_qk=1000, decode_sequences=4,
+                decode_tokens=4, decode_qq=4, decode_qk=4,
+            ),
+        ),
+        (  # more than any squares: new times seen tokens
+            "execute_context_1(100_50000)_generation_4(4_4000)",
+            BatchContext(
+                prefill_sequences=1, prefill_tokens=100, prefill_k=500, prefill_qq=10000, prefill_qk=50000,
+                decode_sequences=4, decode_tokens=4, decode_k=4000, decode_qq=4, decode_qk=4000,
+            ),
+        ),
+        (  # less than any squares of these tokens: nothing is read from it
             "execute_context_2(512_700)_generation_3(3)",
-            BatchContext(prefill_sequences=2, prefill_tokens=512, prefill_k=700, decode_sequences=3, decode_tokens=3),
+            BatchContext(prefill_sequences=2, prefill_tokens=512, decode_sequences=3, decode_tokens=3),
         ),
         ("execute_new_4_cached_5", BatchContext(prefill_sequences=4, decode_sequences=5)),
         ("step[DECODE bs=32]", BatchContext(prefill_sequences=0, decode_sequences=32, decode_tokens=32)),

@@ -35,6 +35,26 @@ def test_ids_of_all_kinds() -> None:
     assert to_ids([1704161511422904204, 2**63]).tolist() == [1704161511422904204, -(2**63)]
 
 
+ODD_TIMES = [
+    1, 1.2345, 2.0**41 + 0.1235, 2.0**43 + 0.5, 2**60, -0.0005, Decimal("1.2345"), Decimal("2199023255552.1235"),
+    Decimal("8796093022208.0625"), "1.2345", True, None, "sNaN", [1],
+]  # fmt: skip
+ODD_IDS = [1, 1.5, 7.0, Decimal("7.0"), Decimal("7.5"), Decimal("1e400"), True, None, "12", "0x1f", 2**64 - 1, -5, {}]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(ODD_TIMES), min_size=1, max_size=6), st.lists(st.sampled_from(ODD_IDS), min_size=1))
+def test_a_value_is_read_the_same_whatever_stands_beside_it(times: list[object], ids: list[object]) -> None:
+    assert to_ns(times).tolist() == [to_ns([time]).tolist()[0] for time in times]
+    assert to_ids(ids).tolist() == [to_ids([id_]).tolist()[0] for id_ in ids]
+
+
+def test_a_decimal_is_read_like_the_float_beside_it() -> None:
+    for text in ("1.2345", "0.0005", "2199023255552.1235", "7.5", "-3.00051"):
+        assert to_ns([float(text)]).tolist() == to_ns([Decimal(text)]).tolist() == to_ns([text]).tolist()
+    assert to_ids([7.0, 7.5]).tolist() == to_ids([Decimal("7.0"), Decimal("7.5")]).tolist() == [7, -1]
+
+
 @pytest.mark.parametrize(
     ("values", "kind"),
     [([0, 65535], np.uint16), ([65536], np.uint32), ([-1], np.int64), ([2**40], np.int64), ([], np.uint16)],

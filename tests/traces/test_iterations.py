@@ -67,7 +67,7 @@ def test_the_dominant_batch_has_most_weight(tmp_path: Path) -> None:
 FORMATS = {
     "execute_4_context_2(sq3sk9sqsq5sqsk14)_generation_1(sq1sk7sqsq1sqsk7)": (2, 3, 9, 1, 1, 7),
     "execute_context_2(3)_generation_1(1)": (2, 3, None, 1, 1, None),
-    "execute_context_2(3_9)_generation_1(1)": (2, 3, 9, 1, 1, None),
+    "execute_context_2(3_5)_generation_1(1_7)": (2, 3, None, 1, 1, 7),
     "execute_new_2_cached_1": (2, None, None, 1, None, None),
     "step[EXTEND bs=2 toks=3]": (2, 3, None, 0, None, None),
 }

@@ -1,7 +1,7 @@
 /* Blocks of trace events -> rows of integers, for the common case; whatever else is left to the Python reader.
  *
- * `EventScanner.scan(buffer, start, stop)` reads a run of events separated by commas. It takes all of them or none: a
- * block with anything unusual changes nothing and gives None, and `opreplay.traces.decoding` then reads it. Rows gather
+ * `EventScanner.scan(buffer, start, stop, exact)` reads a run of events separated by commas. It takes all of them or
+ * none: a block with anything unusual changes nothing and gives None, and `opreplay.traces.decoding` then reads it. Rows gather
  * until `take()` hands them over.
  */
 #define PY_SSIZE_T_CLEAN
@@ -34,7 +34,7 @@ typedef struct {
 } EventScanner;
 
 /* Read all events of the text into `records`; the number of events, -1 for the Python reader, -2 out of memory. */
-static int64_t read_block(EventScanner *self, Text p, Text end)
+static int64_t read_block(EventScanner *self, Text p, Text end, int exact)
 {
     Span fields[EVENT_FIELDS], arguments[ARGUMENTS];
     int64_t events = 0;
@@ -67,7 +67,7 @@ static int64_t read_block(EventScanner *self, Text p, Text end)
             self->record_capacity = capacity;
         }
         Record *record = &self->records[self->n_records];
-        int kept = make_record(last, fields, arguments, record);
+        int kept = make_record(last, fields, arguments, exact, record);
         if (kept < 0)
             return -1;
         self->n_records += (size_t)kept;
@@ -153,7 +153,8 @@ static PyObject *scan(EventScanner *self, PyObject *args)
     Py_buffer buffer;
     Py_ssize_t start, stop;
     int64_t events;
-    if (!PyArg_ParseTuple(args, "y*nn:scan", &buffer, &start, &stop))
+    int exact;
+    if (!PyArg_ParseTuple(args, "y*nnp:scan", &buffer, &start, &stop, &exact))
         return NULL;
     if (start < 0 || stop < start || stop > buffer.len || self->busy) {
         PyBuffer_Release(&buffer);
@@ -162,7 +163,7 @@ static PyObject *scan(EventScanner *self, PyObject *args)
     }
     self->busy = 1;
     Py_BEGIN_ALLOW_THREADS
-    events = read_block(self, (Text)buffer.buf + start, (Text)buffer.buf + stop);
+    events = read_block(self, (Text)buffer.buf + start, (Text)buffer.buf + stop, exact);
     Py_END_ALLOW_THREADS
     int failed = events == -2;
     if (failed)
@@ -179,7 +180,7 @@ static PyObject *scan(EventScanner *self, PyObject *args)
     for (size_t i = 0; i <= self->n_categories; i++)
         self->counts[i] += self->block_counts[i];
     self->uncorrelated |= self->block_uncorrelated;
-    return PyLong_FromLongLong(events);
+    return Py_BuildValue("LL", (long long)events, (long long)self->block_counts[self->n_categories]);
 }
 
 /* ([events of each category, then of none], [rows of each kind as bytes], [columns of each kind], whether a kernel is uncorrelated) */
@@ -283,7 +284,7 @@ static void dealloc(EventScanner *self)
 }
 
 static PyMethodDef methods[] = {
-    {"scan", (PyCFunction)scan, METH_VARARGS, "Read the events in buffer[start:stop]; their number, or None."},
+    {"scan", (PyCFunction)scan, METH_VARARGS, "Read the events in buffer[start:stop]; their number and how many have no category, or None."},
     {"take", (PyCFunction)take, METH_NOARGS, "Counts and rows since the last call."},
     {NULL, NULL, 0, NULL},
 };

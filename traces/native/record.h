@@ -160,10 +160,12 @@ static int read_id(Span span, int64_t absent, int64_t *out)
 }
 
 #define ROUNDS_ONCE_US (1LL << 41) /* columns._ROUNDS_ONCE_US */
+#define EXACT_US (1LL << 43)       /* columns.EXACT_LIMIT_US */
 #define MAX_US 9223372036854774LL  /* columns._MAX_US, less what decimals may add */
 
-/* Microseconds, a decimal number, as nanoseconds: exact to three decimals, else rounded as columns.to_ns does. */
-static int read_time(Span span, int64_t *out)
+/* Microseconds, a decimal number, as nanoseconds: exact to three decimals, else rounded as columns.to_ns does.
+ * Unless `exact`, 0 for decimals so large that the Python reader starts to read them exactly: it has to know. */
+static int read_time(Span span, int exact, int64_t *out)
 {
     Text p = span.at, end = span.at + span.size;
     int64_t value = 0;
@@ -179,7 +181,7 @@ static int read_time(Span span, int64_t *out)
         return 0;
     int64_t scale = 1000, whole = value;
     if (p < end) {
-        if (*p++ != '.')
+        if (*p++ != '.' || (!exact && whole >= EXACT_US - 1))
             return 0;
         for (; p < end && scale > 1 && (unsigned)(*p - '0') < 10; p++, scale /= 10)
             value = 10 * value + (*p - '0');
@@ -229,13 +231,18 @@ static inline int is_complete(Span ph)
 }
 
 /* 1: `out` is a row to keep. 0: nothing to keep of this event. -1: the Python reader shall judge. */
-static int make_record(const Category *category, const Span *fields, const Span *arguments, Record *out)
+static int make_record(const Category *category, const Span *fields, const Span *arguments, int exact, Record *out)
 {
     Span ph = fields[PH];
     out->kind = category->kind;
     if (out->kind == SKIPPED)
         return 0;
     if (ph.size != 3 || *ph.at != '"' || ph.at[1] >= 0x80)
+        return -1;
+    out->dur = 0;
+    if (!read_time(fields[TS], exact, &out->start))
+        return -1;
+    if (fields[DUR].size && out->kind != FLOW && out->kind != LAUNCH && !read_time(fields[DUR], exact, &out->dur))
         return -1;
     out->category = category->index;
     out->end = ph.at[1] == 'f';
@@ -244,10 +251,7 @@ static int make_record(const Category *category, const Span *fields, const Span 
     if (out->kind == LAUNCH && !arguments[CORR].size)
         return 0;
     out->pid = fields[PID], out->tid = fields[TID], out->name = fields[NAME];
-    out->dur = 0;
-    if (!is_track_id(out->pid) || !is_track_id(out->tid) || !read_time(fields[TS], &out->start))
-        return -1;
-    if (fields[DUR].size && out->kind != FLOW && out->kind != LAUNCH && !read_time(fields[DUR], &out->dur))
+    if (!is_track_id(out->pid) || !is_track_id(out->tid))
         return -1;
     switch (out->kind) {
     case OP:

@@ -2,7 +2,8 @@
  *
  * Every function takes the position where a token starts and the end of the text, and returns the position after the
  * token, or NULL when the text is no JSON or is JSON of a kind that the Python reader shall judge: \u escapes, nesting
- * over MAX_DEPTH. What is accepted here is a subset of what JSON allows, never more.
+ * over MAX_DEPTH, numbers that a float64 may not hold. What is accepted here is a subset of what JSON allows, never
+ * more, also in values that nobody reads: text is valid UTF-8, numbers are within range.
  */
 #ifndef OPREPLAY_TOKENS_H
 #define OPREPLAY_TOKENS_H
@@ -12,6 +13,7 @@
 #include <string.h>
 
 #define MAX_DEPTH 32
+#define MAX_DIGITS 200 /* of a number; with an exponent of two digits it is below 1e308 */
 
 typedef const unsigned char *Text;
 
@@ -52,33 +54,57 @@ static inline Text skip_space(Text p, Text end)
     }
 }
 
-/* After the bytes of a string that need no look: the next quote, backslash or control character, or near the end. */
-static inline Text skip_plain(Text p, Text end)
+/* Whether the text is valid UTF-8: no overlong forms, no surrogates, nothing beyond U+10FFFF. */
+static int is_utf8(Text p, Text end)
+{
+    while (p < end) {
+        unsigned char lead = *p++;
+        if (lead < 0x80)
+            continue;
+        int more = lead < 0xE0 ? 1 : lead < 0xF0 ? 2 : 3;
+        if (lead < 0xC2 || lead > 0xF4 || end - p < more)
+            return 0;
+        unsigned char low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+        unsigned char high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+        if (*p < low || *p > high)
+            return 0;
+        for (p++; --more; p++)
+            if ((*p & 0xC0) != 0x80)
+                return 0;
+    }
+    return 1;
+}
+
+/* After the bytes of a string that need no look: the next quote, backslash or control character, or the end.
+ * `seen` gathers the bits of the bytes that were passed, and of some after them. */
+static inline Text skip_plain(Text p, Text end, uint64_t *seen)
 {
     for (; BY_WORDS && end - p >= 8; p += 8) {
         uint64_t v;
         memcpy(&v, p, 8);
+        *seen |= v;
         uint64_t stop = BYTES_BELOW(v ^ (ONES * '"'), 1) | BYTES_BELOW(v ^ (ONES * '\\'), 1) | BYTES_BELOW(v, 0x20);
         if (stop)
             return p + FIRST_BYTE(stop);
     }
-    while (p < end && *p != '"' && *p != '\\' && *p >= 0x20)
-        p++;
+    for (; p < end && *p != '"' && *p != '\\' && *p >= 0x20; p++)
+        *seen |= *p;
     return p;
 }
 
-/* `p` is after the opening quote. `escaped` is set when the text has a backslash. */
-static inline Text skip_string(Text p, Text end, int *escaped)
+/* `p` is after the opening quote. */
+static inline Text skip_string(Text p, Text end)
 {
+    Text start = p;
+    uint64_t seen = 0;
     for (;;) {
-        p = skip_plain(p, end);
+        p = skip_plain(p, end, &seen);
         if (p >= end || *p < 0x20)
             return NULL;
         if (*p == '"')
-            return p + 1;
+            return !(seen & HIGH) || is_utf8(start, p) ? p + 1 : NULL;
         if (end - p < 2 || p[1] == 0 || !strchr("\"\\/bfnrt", p[1]))
             return NULL;
-        *escaped = 1;
         p += 2;
     }
 }
@@ -92,7 +118,7 @@ static inline Text skip_digits(Text p, Text end)
 
 static inline Text skip_number(Text p, Text end)
 {
-    Text digits;
+    Text digits, start = p;
     if (p < end && *p == '-')
         p++;
     digits = p;
@@ -105,13 +131,15 @@ static inline Text skip_number(Text p, Text end)
         if (p == digits)
             return NULL;
     }
+    if (p - start > MAX_DIGITS)
+        return NULL;
     if (p < end && (*p == 'e' || *p == 'E')) {
         p++;
         if (p < end && (*p == '+' || *p == '-'))
             p++;
         digits = p;
         p = skip_digits(p, end);
-        if (p == digits)
+        if (p == digits || p - digits > 2)
             return NULL;
     }
     return p;
@@ -127,12 +155,11 @@ static Text skip_container(Text p, Text end, int depth);
 
 static inline Text skip_value(Text p, Text end, int depth)
 {
-    int escaped = 0;
     if (p >= end)
         return NULL;
     switch (*p) {
     case '"':
-        return skip_string(p + 1, end, &escaped);
+        return skip_string(p + 1, end);
     case '{':
     case '[':
         return depth < MAX_DEPTH ? skip_container(p, end, depth + 1) : NULL;
@@ -147,7 +174,7 @@ static inline Text skip_value(Text p, Text end, int depth)
     }
 }
 
-static inline int is_ascii(Text p, Text end)
+static int is_ascii(Text p, Text end)
 {
     for (; p < end; p++)
         if (*p >= 0x80)
@@ -159,10 +186,11 @@ static inline int is_ascii(Text p, Text end)
 static inline Text read_key(Text p, Text end, Text *key, size_t *size)
 {
     Text start = p + 1;
+    uint64_t seen = 0;
     if (p >= end || *p != '"')
         return NULL;
-    p = skip_plain(start, end);
-    if (p >= end || *p != '"' || !is_ascii(start, p))
+    p = skip_plain(start, end, &seen);
+    if (p >= end || *p != '"' || ((seen & HIGH) && !is_ascii(start, p)))
         return NULL;
     *key = start;
     *size = (size_t)(p - start);

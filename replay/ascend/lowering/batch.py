@@ -36,6 +36,8 @@ def page_of(op: OpView) -> tuple[TensorMeta, int] | None:
 def contents_of(op: OpView, rows: int) -> Contents:
     """What the sequences of a call amount to; `rows` are the query tokens that the shapes hold."""
     if op.contents is not None and op.contents.pairs is not None:
+        for told in op.contents.notes:
+            op.note(told)
         return op.contents
     listed = op.integers("actual_seq_lengths_kv", "actual_seq_kvlen")
     sequences, packed = _sequences(op)
@@ -125,19 +127,40 @@ def _of_batch(
     query = context = pairs = 0.0
     if decode:
         new = float(batch.decode_tokens or decode)
-        seen = float(batch.decode_k) if batch.decode_k is not None else decode * float(longest) if longest else new
-        if batch.decode_k is None:
+        told = batch.decode_seen
+        seen = _held(op, told, decode, longest) if told is not None else decode * float(longest) if longest else new
+        if told is None:
             op.note(f"context lengths of {decode} decoding sequences are not recorded: {seen / decode:.0f} tokens each")
-        both = float(batch.decode_qk) if batch.decode_qk is not None else new * seen / decode
+        both = _pairs(batch.decode_qk, told, new, seen, decode)
         squares = float(batch.decode_qq) if batch.decode_qq is not None else new * new / decode
         query, context, pairs = new, seen, both - (squares - new) / 2
     if prefill:
         new = float(batch.prefill_tokens) if batch.prefill_tokens is not None else max(prefill, rows - query)
-        seen = float(batch.prefill_k) if batch.prefill_k is not None else new
-        both = float(batch.prefill_qk) if batch.prefill_qk is not None else new * seen / prefill
+        told = batch.prefill_seen
+        seen = _held(op, told, prefill, longest) if told is not None else new
+        both = _pairs(batch.prefill_qk, told, new, seen, prefill)
         squares = float(batch.prefill_qq) if batch.prefill_qq is not None else new * new / prefill
         query, context, pairs = query + new, context + seen, pairs + both - (squares - new) / 2
     if query > rows > 0:
         op.note(f"the batch has {query:.0f} new tokens, the query holds {rows}")
         pairs, query = pairs * rows / query, float(rows)
     return _made(query, context, pairs, decode + prefill)
+
+
+def _held(op: OpView, told: int, sequences: int, longest: int | None) -> float:
+    """The context tokens that the annotation tells, at most what each sequence may see of the call's own cache."""
+    most = None if longest is None or page_of(op) is None else sequences * longest
+    if most is None or told <= most:
+        return float(told)
+    op.note(
+        f"the batch tells {told} context tokens for {sequences} sequences, impossible in this call: its cache and "
+        f"tables hold {longest} of each; costed with {most}"
+    )
+    return float(most)
+
+
+def _pairs(told: int | None, told_seen: int | None, new: float, seen: float, sequences: int) -> float:
+    """Σ new · seen: as told, unless it goes with more context than the call can hold."""
+    if told is None or (told_seen is not None and seen < told_seen):
+        return new * seen / sequences
+    return float(told)

@@ -46,9 +46,9 @@ class Sizes:
             raise ValueError("a convolution needs images and a weight")
         batch = source.shape[0] if len(source.shape) == space + 2 else 1
         extent = source.shape[-space:]
-        self.transposed = op.flag("transposed") or "transpose" in op.op.name
+        self.transposed = op.flag("transposed") or ("transpose" in op.op.name and op.op.name not in TO_INPUT)
         self.dtype = source.dtype
-        self.groups = max(1, op.integer("groups", default=1))
+        self.groups = max(1, op.integer("groups", default=0) or self._groups(source, weight, space))
         self.kernel = weight.shape[2:]
         outs = weight.shape[1] * self.groups if self.transposed else weight.shape[0]
         self.cin = source.shape[-space - 1]
@@ -62,6 +62,10 @@ class Sizes:
             result = self._extent(op, extent, space)
         self.source = (batch, self.cin, *extent)
         self.result = (batch, outs, *(max(1, x) for x in result))
+
+    def _groups(self, source: TensorMeta, weight: TensorMeta, space: int) -> int:
+        """Of ops without that argument, such as depthwise ones: channels of the images over those of one filter."""
+        return 1 if self.transposed else source.shape[-space - 1] // max(1, weight.shape[1])
 
     def _extent(self, op: OpView, extent: tuple[int, ...], space: int) -> tuple[int, ...]:
         stride = _pad(op.integers("stride"), space, 1)
@@ -108,7 +112,7 @@ def trans_data(source: TensorSpec, target: TensorSpec) -> KernelCall:
 @lowers(*FORWARD)
 def forward(op: OpView) -> Iterable[KernelCall]:
     """TransData of input and weight, the convolution, TransData of the result; bias rides along."""
-    source, weight = op.meta("input", "self", at=0), op.meta("weight", at=1)
+    source, weight = op.meta("input", "self", "grad_output", at=0), op.meta("weight", at=1)
     if source is None or weight is None:
         raise ValueError("a convolution needs input and weight")
     sizes = Sizes(op, source, weight)
@@ -128,26 +132,63 @@ def forward(op: OpView) -> Iterable[KernelCall]:
     return kernels
 
 
-@lowers(
+TO_INPUT = tuple(
+    f"aten::{library}_backward_input" for library in (
+        "cudnn_convolution", "miopen_convolution", "miopen_depthwise_convolution", "mkldnn_convolution",
+        "_nnpack_spatial_convolution", "cudnn_convolution_transpose", "miopen_convolution_transpose",
+    )
+)  # fmt: skip
+"""One gradient alone, as torch had them until 1.10."""
+TO_WEIGHT = tuple(name.removesuffix("_input") + "_weight" for name in TO_INPUT if "mkldnn" not in name)
+BACKWARD = (
     "aten::convolution_backward", "aten::cudnn_convolution_backward", "aten::miopen_convolution_backward",
     "aten::mkldnn_convolution_backward", "aten::convolution_backward_overrideable",
     "aten::miopen_depthwise_convolution_backward", "aten::slow_conv2d_backward", "aten::_slow_conv2d_backward",
-    "npu::npu_conv2d_backward", "npu::npu_conv3d_backward",
-    "aten::mps_convolution_backward",
-    "npu::npu_convolution_backward",
+    "npu::npu_conv2d_backward", "npu::npu_conv3d_backward", "aten::mps_convolution_backward",
+    "npu::npu_convolution_backward", "aten::cudnn_convolution_transpose_backward",
+    "aten::miopen_convolution_transpose_backward", "aten::_nnpack_spatial_convolution_backward",
+    "aten::thnn_conv2d_backward", "aten::slow_conv3d_backward", "aten::slow_conv_dilated2d_backward",
+    "aten::slow_conv_dilated3d_backward", "aten::slow_conv_transpose2d_backward",
+    "aten::slow_conv_transpose3d_backward", "aten::_conv_depthwise2d_backward", "aten::conv_depthwise3d_backward",
+    "aten::thnn_conv_depthwise2d_backward", "aten::mkldnn_convolution_backward_weights",
 )  # fmt: skip
+
+
+def _of_size(op: OpView, name: str, like: TensorMeta | None) -> TensorMeta | None:
+    """What a call for one gradient names by its size alone."""
+    sizes = op.integers(name)
+    return TensorMeta(shape=sizes, dtype=like.dtype) if sizes and like is not None else None
+
+
+def _wanted(op: OpView) -> tuple[bool, bool, bool]:
+    """Which of the gradients to input, weight and bias are computed."""
+    name = op.op.name
+    if name in TO_INPUT:
+        return True, False, False
+    if name in TO_WEIGHT or name.endswith("_weights"):
+        return False, True, op.flag("bias_defined")
+    mask = op.value("output_mask")
+    if isinstance(mask, tuple | list) and len(mask) in (2, 3):
+        return bool(mask[0]), bool(mask[1]), len(mask) == 3 and bool(mask[2])
+    return True, True, False
+
+
+@lowers(*BACKWARD, *TO_INPUT, *TO_WEIGHT)
 def backward(op: OpView) -> Iterable[KernelCall]:
-    """Gradients to input, weight and bias, as `output_mask` asks for."""
-    grad, source = op.meta("grad_output", "grad"), op.meta("input", "self")
-    weight = op.meta("weight")
+    """Gradients to input, weight and bias, as `output_mask` or the op's name asks for."""
+    grad = op.meta("grad_output", "grad")
+    source = op.meta("input", "self") or _of_size(op, "self_size", grad)
+    weight = op.meta("weight") or _of_size(op, "weight_size", grad) or _of_size(op, "weightsize", grad)
+    if source is None and grad is not None and weight is not None and "transpose" in op.op.name:
+        # Its size is not named: the gradient's, through the window.
+        return forward(op)
     if grad is None or source is None or weight is None:
         # Unnamed arguments: convolution_backward names the gradient first, the vendors' names the input.
         first, second, third = op.tensors[:3]
         vendor = "cudnn" in op.op.name or "miopen" in op.op.name
         source, grad, weight = (first, second, third) if vendor else (second, first, third)
     sizes = Sizes(op, source, weight, grad)
-    mask = op.value("output_mask")
-    wanted = tuple(bool(v) for v in mask) if isinstance(mask, tuple | list) and len(mask) == 3 else (True, True, True)
+    wanted = _wanted(op)
     x, w, dy = sizes.blocked(sizes.source), sizes.fractal(), sizes.blocked(sizes.result)
     shape = spec((4,), "int32", "NCHW")
     rank = "3D" if len(sizes.kernel) == 3 else "2D"
@@ -160,7 +201,7 @@ def backward(op: OpView) -> Iterable[KernelCall]:
         kernels.append(trans_data(sizes.plain(sizes.source), x))
         kernels.append(kernel(f"Conv{rank}BackpropFilter", [x, shape, dy], [w]))
         kernels.append(trans_data(w, sizes.weight()))
-    if wanted[2] and mask is not None:
+    if wanted[2]:
         n, c, *extent = sizes.result
         gradient = spec((n, c, prod(extent)), sizes.dtype)
         kernels.append(kernel("ReduceSum", [gradient], [spec((c,), sizes.dtype)]))

@@ -50,7 +50,8 @@ GRADIENTS: dict[str, str] = {
     "leaky_relu_backward": "LeakyReluGrad", "elu_backward": "EluGradV2", "hardtanh_backward": "HardtanhGrad",
     "softplus_backward": "SoftplusV2Grad", "mish_backward": "MishGrad", "logit_backward": "SigmoidGrad",
     "hardsigmoid_backward": "SigmoidGrad", "log_sigmoid_backward": "SigmoidGrad", "native_dropout_backward":
-    "DropOutDoMask", "_prelu_kernel_backward": "LeakyReluGrad", "masked_scale": "MaskedScale",
+    "DropOutDoMask", "_prelu_kernel_backward": "LeakyReluGrad", "prelu_backward": "LeakyReluGrad",
+    "masked_scale": "MaskedScale",
 }  # fmt: skip
 """aten op → CANN type, for gradients that take two or three tensors of one shape."""
 

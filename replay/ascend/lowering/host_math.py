@@ -25,7 +25,8 @@ DECOMPOSITIONS: dict[str, float] = {
     "linalg_householder_product": 4 / 3, "orgqr": 4 / 3, "ormqr": 2, "linalg_eigh": 9, "_linalg_eigh": 9,
     "linalg_eigvalsh": 4 / 3, "linalg_eig": 25, "linalg_eigvals": 10, "_linalg_eigvals": 10, "linalg_svd": 22,
     "_linalg_svd": 22, "svd": 22, "linalg_svdvals": 4, "linalg_cond": 4, "linalg_matrix_rank": 4, "nuclear_norm": 4,
-    "linalg_matrix_norm": 1, "linalg_lstsq": 4,
+    "linalg_matrix_norm": 1, "linalg_lstsq": 4, "lstsq": 4, "eig": 25, "solve": 8 / 3, "_solve_helper": 8 / 3,
+    "_det_lu_based_helper": 2 / 3,
 }  # fmt: skip
 """aten op → operations over n cubed of an n x n matrix (Golub and Van Loan, Matrix Computations)."""
 

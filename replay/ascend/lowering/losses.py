@@ -45,7 +45,7 @@ def pointwise_loss(op: OpView) -> Iterable[KernelCall]:
 
 @lowers(
     "aten::mse_loss_backward", "aten::smooth_l1_loss_backward", "aten::huber_loss_backward",
-    "aten::soft_margin_loss_backward", "aten::l1_loss_backward",
+    "aten::soft_margin_loss_backward", "aten::l1_loss_backward", "aten::kl_div_backward",
 )  # fmt: skip
 def pointwise_loss_backward(op: OpView) -> Iterable[KernelCall]:
     """The gradient of every element in one kernel."""

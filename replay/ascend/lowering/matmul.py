@@ -104,7 +104,7 @@ def layer(op: OpView) -> Iterable[KernelCall]:
     return [product(op, a, b, *([spec(bias.shape, bias.dtype)] if bias is not None else []), weight=True)]
 
 
-@lowers("aten::linear_backward", "npu::npu_linear_backward")
+@lowers("aten::linear_backward", "npu::npu_linear_backward", "aten::mps_linear_backward")
 def layer_backward(op: OpView) -> Iterable[KernelCall]:
     """Gradients to the input and to the weight."""
     grad, weight = op.meta("grad_output", "grad", at=1), op.meta("weight", at=2)

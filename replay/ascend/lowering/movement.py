@@ -94,7 +94,8 @@ def rearranged(op: OpView) -> Iterable[KernelCall]:
 
 
 @lowers("aten::slice_backward", "aten::select_backward", "aten::slice_scatter", "aten::select_scatter",
-        "aten::diagonal_backward", "aten::unfold_backward", "aten::as_strided_scatter", "aten::diagonal_scatter",
+        "aten::diagonal_backward", "aten::diag_backward",
+        "aten::unfold_backward", "aten::as_strided_scatter", "aten::diagonal_scatter",
         "aten::diag_embed", "aten::diagflat", "aten::trace_backward", "aten::_nested_select_backward")  # fmt: skip
 def into_zeros(op: OpView) -> Iterable[KernelCall]:
     """A cleared tensor and a copy into part of it."""

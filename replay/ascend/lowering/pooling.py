@@ -78,7 +78,8 @@ def max_pool(op: OpView) -> Iterable[KernelCall]:
     return [trans_data(plain, x), kernel("MaxPoolWithArgmaxV1", [x], [y, mask]), trans_data(y, result)]
 
 
-@lowers("aten::max_pool2d_with_indices_backward", "aten::max_pool2d_backward", "aten::mkldnn_max_pool2d_backward")
+@lowers("aten::max_pool2d_with_indices_backward", "aten::max_pool2d_backward", "aten::mkldnn_max_pool2d_backward",
+        "aten::mps_max_pool2d_backward")  # fmt: skip
 def max_pool_backward(op: OpView) -> Iterable[KernelCall]:
     """MaxPoolGradWithArgmaxV1 between changes of layout."""
     grad = op.meta("grad_output", at=0)

@@ -8,8 +8,12 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from opreplay.initializers.loading import failed_at
 from opreplay.replay.ascend.kernel import KernelCall
+from opreplay.replay.ascend.lowering import view as view_module
+from opreplay.replay.ascend.lowering.user_rules import UserRule, add_names, add_patterns, find_user_rule
 from opreplay.replay.ascend.lowering.view import OpView, kernel, spec
+from opreplay.replay.ascend.registrations import CustomOpError
 from opreplay.replay.ir import ReplayOp
 from opreplay.replay.reference.registry import canonical_name
 from opreplay.replay.work.contents import Contents
@@ -23,6 +27,7 @@ FAMILIES = (
 )  # fmt: skip
 """Modules of this package that register rules."""
 
+_OWN_FILES = (__file__, view_module.__file__)
 _rules: dict[str, Rule] = {}
 _patterns: dict[str, tuple[re.Pattern[str], Rule]] = {}
 _loaded = False
@@ -37,15 +42,23 @@ class Lowering(msgspec.Struct, frozen=True, kw_only=True):
     """What was assumed or left out."""
     known: bool = True
     """False when no rule exists and the op is costed by its bytes."""
+    source: str = ""
+    """Of a user's rule: "function (file.py:line)"."""
 
 
 def lowers(*names: str, override: bool = False) -> Callable[[Rule], Rule]:
     """Register a rule for ops by name ("aten::mm"; "aten::add" also stands for "aten::add_").
 
-    Raises ValueError for a name that has a rule already, unless `override`.
+    A user's rule goes before the built-in ones. Raises ValueError for a name that has a rule, unless `override`.
     """
 
     def register(rule: Rule) -> Rule:
+        if not _is_built_in(rule):
+            for name in () if override else names:
+                if _built_in_rule(name) is not None:
+                    raise ValueError(f"{name} has a lowering rule already, a built-in one; override=True replaces it")
+            add_names(names, rule, override=override)
+            return rule
         for name in names:
             if name in _rules and not override:
                 raise ValueError(f"{name} has a lowering rule already: {_rules[name].__name__}")
@@ -62,6 +75,13 @@ def lowers_like(*patterns: str) -> Callable[[Rule], Rule]:
     """
 
     def register(rule: Rule) -> Rule:
+        if not _is_built_in(rule):
+            _load()
+            for pattern in patterns:
+                if pattern in _patterns:
+                    raise ValueError(f"{pattern} has a lowering rule already, a built-in one")
+            add_patterns(patterns, rule)
+            return rule
         for pattern in patterns:
             if pattern in _patterns:
                 raise ValueError(f"{pattern} has a lowering rule already: {_patterns[pattern][1].__name__}")
@@ -69,6 +89,10 @@ def lowers_like(*patterns: str) -> Callable[[Rule], Rule]:
         return rule
 
     return register
+
+
+def _is_built_in(rule: Rule) -> bool:
+    return rule.__module__.startswith(__package__ or __name__)
 
 
 def _load() -> None:
@@ -85,15 +109,23 @@ def known_ops() -> list[str]:
     return sorted(_rules)
 
 
+def _spellings(name: str) -> tuple[str, str, str]:
+    """A recorded name, and the same without its overload and without the in-place underscore."""
+    namespace, _, rest = name.partition("::")
+    rest = rest.split(".")[0]
+    return name, f"{namespace}::{rest}", f"{namespace}::{rest.rstrip('_')}"
+
+
 def find_rule(name: str) -> Rule | None:
-    """The rule for a recorded name: the exact one, that of the name without overload or in-place underscore, that of a
-    pattern."""
+    """The rule for a recorded name, a user's before a built-in one: the exact one, that of the name without overload or
+    in-place underscore, that of a pattern."""
+    users = find_user_rule(_spellings(name))
+    return users.rule if users is not None else _built_in_rule(name)
+
+
+def _built_in_rule(name: str) -> Rule | None:
     _load()
-    rule = _rules.get(name)
-    if rule is None:
-        namespace, _, rest = name.partition("::")
-        rest = rest.split(".")[0]
-        rule = _rules.get(f"{namespace}::{rest}") or _rules.get(f"{namespace}::{rest.rstrip('_')}")
+    rule = next((_rules[spelled] for spelled in _spellings(name) if spelled in _rules), None)
     if rule is None:
         rule = next((found for pattern, found in _patterns.values() if pattern.match(name)), None)
     return rule
@@ -112,13 +144,20 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
     """The kernels of one call of `op`, with arguments of these contents. Never raises for a well-formed op.
 
     Without contents lengths follow from the batch of the op's iteration, and routing is taken as even. Where a rule
-    meets arguments it cannot make sense of, the op is costed by its bytes, and a note says so.
+    meets arguments it cannot make sense of, the op is costed by its bytes, and a note says so. A user's rule that fails
+    raises CustomOpError.
     """
     view = OpView(op, contents)
-    if op.reason is not None and not op.args:
+    if op.reason is not None and not any(arg.tensors for arg in op.args):
         # Without this a rule would make an op on scalars of what is not known.
         return Lowering(kernels=(), notes=("no arguments recorded",), known=False)
-    rule = find_rule(op.called) or find_rule(canonical_name(op.name))
+    users = find_user_rule((*_spellings(op.called), *_spellings(op.name), canonical_name(op.name)))
+    if users is not None:
+        return _by_user(users, op, contents)
+    rule = _built_in_rule(op.called) or _built_in_rule(canonical_name(op.name))
+    if rule is None and op.via is not None and (rule := _built_in_rule(op.via)) is not None:
+        # An op that torch has no more takes the arguments of the one in its place by the same names.
+        view = OpView(msgspec.structs.replace(op, name=op.via), contents)
     if rule is not None:
         try:
             kernels = list(rule(view))
@@ -131,3 +170,20 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
     else:
         view.note(f"no lowering for {op.name}: costed by bytes")
     return Lowering(kernels=tuple(_by_bytes(op, view)), notes=tuple(view.notes), known=False)
+
+
+def _by_user(users: UserRule, op: ReplayOp, contents: Contents | None) -> Lowering:
+    """What a user's rule makes of an op. Raises CustomOpError when it fails or gives something else than kernels."""
+    view = OpView(op, contents, by_order=True)
+    try:
+        kernels = list(users.rule(view))
+    except (Exception, SystemExit) as error:  # user code may raise anything
+        place = failed_at(error, _OWN_FILES) or users.place
+        name = getattr(users.rule, "__name__", "")
+        raise CustomOpError(
+            f"{place}: the rule {name} failed for {op.name}: {type(error).__name__}: {error}",
+            hint="`opreplay plan TRACE --explain OP` shows the arguments that were recorded.",
+        ) from error
+    if not all(isinstance(one, KernelCall) for one in kernels):
+        raise CustomOpError(f"{users.place}: the rule for {op.name} gave something else than kernels")
+    return Lowering(kernels=(*view.prologue, *kernels), notes=tuple(view.notes), source=users.shown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from math import prod
 
@@ -12,6 +13,8 @@ from opreplay.replay.ir import ReplayArg, ReplayOp
 from opreplay.replay.work.contents import Contents
 from opreplay.traces.model import TensorMeta
 
+_UNNAMED = re.compile(r"arg\d+")
+"""Names of the arguments of an op that is not resolved."""
 _RANK = {"bool": 0, "uint8": 1, "int8": 1, "int16": 2, "int32": 3, "int64": 4}
 
 
@@ -88,8 +91,11 @@ def _is_result(arg: ReplayArg) -> bool:
 class OpView:
     """Read access to one op while it is lowered; collects kernels that make operands contiguous, and notes."""
 
-    def __init__(self, op: ReplayOp, contents: Contents | None = None) -> None:
+    def __init__(self, op: ReplayOp, contents: Contents | None = None, *, by_order: bool = False) -> None:
+        """`by_order`: where the op's library is not here, its arguments have no names; a name that is asked for then
+        means the next tensor, or the next other argument, that none was asked for yet, and a note says so."""
         self.op = op
+        self._by_order = by_order and bool(op.args) and all(_UNNAMED.fullmatch(arg.name) for arg in op.args)
         self.contents = contents
         """What the arguments' values amount to, where known."""
         self.args: dict[str, ReplayArg] = {arg.name: arg for arg in op.args}
@@ -104,6 +110,8 @@ class OpView:
 
     def meta(self, *names: str, at: int | None = None) -> TensorMeta | None:
         """The first tensor found under one of `names`; else the tensor at place `at` among all, where none is named."""
+        if at is None:
+            self._take(names, tensor=True)
         for name in names:
             arg = self.args.get(name)
             if arg is not None:
@@ -112,16 +120,29 @@ class OpView:
 
     def metas(self, name: str) -> list[TensorMeta]:
         """The tensors of a list argument; all tensors when the argument is not there."""
+        self._take((name,), tensor=True)
         arg = self.args.get(name)
         return [t for t in arg.tensors if t is not None] if arg is not None else self._tensors
 
     def value(self, *names: str) -> object:
         """The value of the first argument that is there, None otherwise."""
+        self._take(names, tensor=False)
         for name in names:
             arg = self.args.get(name)
             if arg is not None:
                 return arg.value
         return None
+
+    def _take(self, names: tuple[str, ...], *, tensor: bool) -> None:
+        """Give the first of `names` to the next unnamed argument, where arguments have no names."""
+        if not self._by_order or not names or any(name in self.args for name in names):
+            return
+        taken = {id(arg) for name, arg in self.args.items() if name != arg.name}
+        left = (i for i, arg in enumerate(self.op.args) if bool(arg.tensors) == tensor and id(arg) not in taken)
+        place = next(left, None)
+        if place is not None:
+            self.args[names[0]] = self.op.args[place]
+            self.note(f"its library is not here, so arguments have no names: {names[0]} is taken for number {place}")
 
     def number(self, *names: str) -> float | None:
         """A numeric argument; None when absent or not a number."""

@@ -113,13 +113,14 @@ def test_priorities() -> None:
         seen.append(info.name)
         return PerformanceProperties(memory_read_bytes=1e9)
 
-    assert simulate_op(mm, DEVICE) == built_in, "the built-in estimate goes before a user's properties"
+    assert simulate_op(mm, DEVICE).by == "user properties", "a user's properties go before the built-in estimate"
+    assert simulate_op(mm, DEVICE) != built_in
     assert simulate_op(your_op(), DEVICE).time_us > 10 * unknown.time_us, "which go before bytes"
     register_op_estimator("aten::mm")(lambda info, device: PerformanceModel.Result(1e-3))
     register_op_estimator("your_op::Operator")(lambda info, device: PerformanceModel.Result(2e-3))
     assert simulate_op(mm, DEVICE).time_us == 1000.0, "a user's estimator goes first"
     assert simulate_op(your_op(), DEVICE).time_us == 2000.0
-    assert seen == ["your_op::Operator"]
+    assert seen == ["aten::mm", "aten::mm", "your_op::Operator"]
 
 
 def test_one_estimator_for_a_device_leaves_every_other_op_and_device_alone() -> None:

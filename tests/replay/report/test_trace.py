@@ -58,15 +58,23 @@ def test_a_trace_without_device_says_so_and_what_its_metadata_is_good_for(tmp_pa
     assert "record_shapes=True" in text
 
 
+PREFILL, DECODE = "sq512sk900sqsq200000sqsk300000", "sq37sk37sqsq37sqsk37"
+
+
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_iterations_by_batch(tmp_path: Path, width: int) -> None:
     notes = [
-        event("user_annotation", f"execute_context_{n % 2 + 1}(512_900)_generation_37(37)", 100 * n, 50)
+        event(
+            "user_annotation",
+            f"execute_549_context_{n % 2 + 1}({PREFILL})_generation_37({DECODE})",
+            100 * n,
+            50,
+        )
         for n in range(1, 5)
     ]
     text = shown(tmp_path / "t.json", [*EVENTS[:3], *notes], width)
     assert max(map(len, text.splitlines())) <= width
     assert "4: 4 mixed" in text
     row = next(line.split() for line in text.splitlines() if " mixed " in line and "4: 4" not in line)
-    assert row[:8] == ["2", "mixed", "2", "512", "900", "37", "37", "–"]
+    assert row[:8] == ["2", "mixed", "2", "512", "900", "37", "37", "37"]
     assert ("host" in text) == (width >= 80)

@@ -1,0 +1,359 @@
+"""How many ops would be replayed as they were recorded: plans compared with the exact calls, argument by argument.
+
+    python benchmarks/replayed_as_recorded.py [--workloads NAME ...] [--levels all strides dims] [--select all]
+                                              [--verbose]
+
+Records some 40 workloads here with torch.profiler and an ExecutionTraceObserver in one run. The ExecutionTrace holds
+each call in full (overload, lists of any length, strings, index tensors). From the profile a plan of all its ops is
+made at three levels of metadata: all of it; without strides; sizes and types only. Each op of a plan is compared with
+the calls it stands for, and belongs to the first of these kinds that fits:
+
+    size      a tensor has another shape or element type, is there or not there, or a list has another length
+    value     a number of integers, a flag, a text or an element type differs: other work, or another result
+    layout    strides differ (those that a level does not record count as said, not as wrong)
+    number    only floating numbers differ (eps, alpha, probabilities): the same work
+    right     none of these
+
+"merged" are ops that stand for calls of different arguments; such an op is right where it is one of them. "unsaid"
+are the wrong ones (size, value) of which no argument that differs has an assumption. Ops that are not replayed, and
+labels, are counted apart.
+
+Bars: wrong of all (size, value) at most 0.1 %, 0.1 % and 5 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import tempfile
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from recorded_workloads import WORKLOADS, Step, warm
+from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
+
+from opreplay.replay.binding import LAYOUT_CODES, MEMORY_FORMAT_CODES
+from opreplay.replay.build import build_plan, signature_id
+from opreplay.replay.ir import ReplayArg, ReplayOp
+from opreplay.traces import read_trace
+from opreplay.traces.dtypes import SCALAR_TYPE_CODES, torch_dtype_name
+
+LEVELS: dict[str, tuple[str, ...]] = {
+    "all": (), "strides": ("Input Strides",), "dims": ("Input Strides", "Concrete Inputs"),
+}  # fmt: skip
+"""Name of a level → what of the profile is taken away."""
+ROUNDED = 1e-5
+"""A profile holds floating numbers with six digits."""
+KINDS = ("size", "value", "layout", "number", "right")
+ON_PURPOSE = frozenset({"unsafe", "assert_msg", "api_name"})
+"""Arguments that a plan leaves out on purpose: a flag that skips checks of bounds, texts that only an error shows."""
+_UNKNOWN = object()
+"""A value that the ExecutionTrace does not hold either."""
+_TENSOR = re.compile(r"Tensor\((.*)\)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exact:
+    """One tensor as it really was."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactCall:
+    """One call as it really was: its arguments by name, in the order of the schema."""
+
+    overload: str
+    args: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How an op differs from the closest of its calls."""
+
+    kind: str
+    differing: tuple[str, ...] = ()
+    """Each "argument: planned, recorded"."""
+    wrong: tuple[str, ...] = ()
+    """Names of the arguments that differ in size or value."""
+    said: bool = True
+
+    def names(self, op: str) -> list[str]:
+        """ "op(argument)" of each argument that is wrong."""
+        return [f"{op.removeprefix('aten::')}({name})" for name in self.wrong]
+
+
+def record(step: Step, folder: Path) -> tuple[Path, Path]:
+    """The profile and the ExecutionTrace of one step."""
+    kineto, exact = folder / "kineto.json", folder / "exact.json"
+    observer = ExecutionTraceObserver()
+    observer.register_callback(str(exact))
+    activities = [ProfilerActivity.CPU]
+    with profile(activities=activities, record_shapes=True, execution_trace_observer=observer) as profiler:
+        step()
+    profiler.export_chrome_trace(str(kineto))
+    return kineto, exact
+
+
+def without(path: Path, columns: tuple[str, ...]) -> Path:
+    """The profile less some columns."""
+    if not columns:
+        return path
+    trace = json.loads(path.read_text())
+    for event in trace["traceEvents"]:
+        for column in columns:
+            event.get("args", {}).pop(column, None)
+    made = path.with_name(f"without_{len(columns)}.json")
+    made.write_text(json.dumps(trace))
+    return made
+
+
+def exact_calls(path: Path) -> dict[int, ExactCall]:
+    """The calls of an ExecutionTrace by their record function id; those without a schema are left out."""
+    found = {}
+    for node in json.loads(path.read_text())["nodes"]:
+        attrs = {attr["name"]: attr["value"] for attr in node.get("attrs", ())}
+        if not attrs.get("op_schema"):
+            continue
+        schema = torch._C.parse_schema(attrs["op_schema"])
+        inputs = node["inputs"]
+        columns = zip(schema.arguments, inputs["values"], inputs["shapes"], inputs["types"], inputs["strides"],
+                      strict=False)  # fmt: skip
+        args = {arg.name: _exact(str(arg.type), *rest) for arg, *rest in columns}
+        found[attrs["rf_id"]] = ExactCall(overload=schema.overload_name, args=args)
+    return found
+
+
+def _exact(wanted: str, value: Any, shape: Any, spelled: str, strides: Any) -> Any:
+    if tensor := _TENSOR.fullmatch(spelled):
+        if tensor[1] == "nullptr (uninitialized)":
+            return None
+        return Exact(shape=tuple(shape), dtype=torch_dtype_name(tensor[1]) or tensor[1], strides=tuple(strides))
+    if spelled == "None":
+        return None
+    if spelled.startswith("GenericList["):
+        kinds = re.findall(r"Tensor\([^)]*\)+|\w+", spelled.removeprefix("GenericList["))
+        return tuple(
+            _exact(wanted, *item) for item in zip(value, shape, kinds, strides, strict=False)
+        ) if len(kinds) >= len(value) else _UNKNOWN  # fmt: skip
+    if isinstance(value, str) and value.startswith("<"):
+        return _UNKNOWN
+    codes = _codes(wanted)
+    return codes[value] if codes and isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _codes(wanted: str) -> tuple[str, ...]:
+    """What an integer stands for where the schema wants no integer; torch shows these types as int alike."""
+    return ()
+
+
+def differences(op: ReplayOp, call: ExactCall, *, strides: bool) -> Iterator[tuple[str, str, str]]:
+    """(kind, argument, what) of each argument that differs."""
+    planned = {arg.name: arg for arg in op.args}
+    for name, exact in call.args.items():
+        arg = planned.get(name)
+        if exact is _UNKNOWN or name in ON_PURPOSE:
+            continue
+        if arg is None:
+            if exact is not None and op.args and op.overload == call.overload:
+                yield "value", name, f"left out, {exact}"
+            continue
+        if any(note.argument == name and "autocast had cast it" in note.what for note in op.assumptions):
+            continue  # what ran is what autocast passed on
+        kind = _difference(arg, exact, strides)
+        if kind is not None:
+            yield kind, name, f"{_shown(arg)}, recorded {exact}"
+
+
+def _shown(arg: ReplayArg) -> str:
+    return str([m and (m.shape, m.dtype, m.strides) for m in arg.tensors]) if arg.tensors else repr(arg.value)
+
+
+def _difference(arg: ReplayArg, exact: Any, strides: bool) -> str | None:
+    if arg.type in ("Tensor", "Tensor[]"):
+        theirs = exact if isinstance(exact, tuple) else () if exact is None else (exact,)
+        if not all(one is None or isinstance(one, Exact) for one in theirs):
+            return "value"
+        ours = arg.tensors
+        if arg.type == "Tensor" and ours == (None,):
+            ours = ()
+        if len(ours) != len(theirs):
+            return "size"
+        kinds = [_tensor_difference(a, b, strides) for a, b in zip(ours, theirs, strict=True)]
+        return next((kind for kind in KINDS if kind in kinds), None)
+    if arg.name == "equation":
+        return None if _spelled(arg.value) == _spelled(exact) else "value"
+    if isinstance(exact, Exact):  # a number that was wrapped: its value is not recorded
+        return None if exact.shape == () else "value"
+    if arg.type in ("Generator", "Device"):
+        return None
+    return _value_difference(arg, exact)
+
+
+def _spelled(equation: Any) -> str:
+    """An equation with its letters in the order of the alphabet."""
+    letters = dict.fromkeys(c for c in str(equation) if c.isalpha())
+    return str(equation).translate({ord(c): chr(ord("a") + i) for i, c in enumerate(letters)}).replace(" ", "")
+
+
+def _tensor_difference(ours: Any, theirs: Any, strides: bool) -> str | None:
+    if ours is None or theirs is None:
+        return None if ours is theirs else "size"
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return "size"
+    if strides and ours.strides != theirs.strides and not _same_places(ours, theirs):
+        return "layout"
+    return None
+
+
+def _same_places(ours: Any, theirs: Any) -> bool:
+    """Whether strides agree where they mean something; None are those of a contiguous tensor."""
+    step, contiguous = 1, []
+    for n in reversed(theirs.shape):
+        contiguous.append(step)
+        step *= max(1, n)
+    mine = ours.strides if ours.strides is not None else tuple(reversed(contiguous))
+    return 0 in theirs.shape or all(a == b for a, b, n in zip(mine, theirs.strides, theirs.shape, strict=True) if n > 1)
+
+
+def _value_difference(arg: ReplayArg, exact: Any) -> str | None:
+    ours = arg.value
+    codes = {"ScalarType": SCALAR_TYPE_CODES, "Layout": LAYOUT_CODES, "MemoryFormat": MEMORY_FORMAT_CODES}.get(arg.type)
+    if codes is not None and isinstance(exact, int):
+        exact = codes[exact]
+    if isinstance(ours, str) and codes is not None and isinstance(exact, str):
+        return None if ours.removeprefix("torch.") == exact.removeprefix("torch.") else "value"
+    if isinstance(exact, tuple) or isinstance(ours, tuple):
+        a = ours if isinstance(ours, tuple) else () if ours is None else (ours,)
+        b = exact if isinstance(exact, tuple) else () if exact is None else (exact,)
+        if len(a) != len(b):
+            return "value"
+        kinds = [_plain_difference(x, y) for x, y in zip(a, b, strict=True)]
+        return next((kind for kind in KINDS if kind in kinds), None)
+    return _plain_difference(ours, exact)
+
+
+def _plain_difference(ours: Any, exact: Any) -> str | None:
+    if ours == exact and isinstance(ours, bool) == isinstance(exact, bool):
+        return None
+    if isinstance(ours, str) and isinstance(exact, float):
+        ours = float(ours)  # "inf", "nan"
+    if any(isinstance(x, float) for x in (ours, exact)) and not any(isinstance(x, str) for x in (ours, exact)):
+        same = ours == exact or (ours is not None and exact is not None and abs(ours - exact) <= ROUNDED * abs(exact))
+        return None if same or (ours != ours and exact != exact) else "number"
+    return "value"
+
+
+def verdict(op: ReplayOp, calls: list[ExactCall], *, strides: bool) -> Verdict:
+    """The kind of an op: that of the call it is closest to."""
+    best = None
+    for call in calls:
+        found = sorted(differences(op, call, strides=strides), key=lambda one: KINDS.index(one[0]))
+        kind = found[0][0] if found else "right"
+        if best is None or KINDS.index(kind) > KINDS.index(best.kind):
+            wrong = [one for one in found if one[0] in ("size", "value")]
+            noted = {note.argument for note in op.assumptions}
+            best = Verdict(
+                kind=kind, differing=tuple(f"{name}: {what}" for _, name, what in found),
+                wrong=tuple(name for _, name, _ in wrong), said=all(name in noted for _, name, _ in wrong),
+            )  # fmt: skip
+    assert best is not None
+    return best
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of one level."""
+
+    kinds: Counter[str]
+    names: Counter[str]
+
+
+def measured(
+    kineto: Path, calls: dict[int, ExactCall], level: str, tally: Tally, args: argparse.Namespace
+) -> Counter[str]:
+    """Counts of one workload at one level; `tally` gets them too."""
+    trace = read_trace(without(kineto, LEVELS[level]), record_function_ids=True)
+    plan = build_plan(trace, select=args.select)
+    ids = [signature_id(signature) for signature in trace.signatures]
+    exact: dict[str, list[ExactCall]] = defaultdict(list)
+    rows = trace.ops.record_function_id
+    assert rows is not None
+    for signature, number in zip(trace.ops.signature.tolist(), rows.tolist(), strict=True):
+        call = calls.get(number)
+        if call is not None and call not in exact[ids[signature]]:
+            exact[ids[signature]].append(call)
+    counts: Counter[str] = Counter()
+    for op in plan.ops:
+        known = exact.get(op.id)
+        if op.reason is not None or not known:
+            label = op.reason is not None and op.reason.kind == "label, not an op"
+            counts["label" if label else "not replayed" if op.reason else "unknown"] += 1
+            if args.verbose and op.reason is not None and not label:
+                print(f"      not replayed {op.name}: {op.reason}")
+            continue
+        found = verdict(op, known, strides=level == "all")
+        counts["ops"] += 1
+        counts[found.kind] += 1
+        counts["merged"] += len(known) > 1
+        if found.kind in ("size", "value"):
+            counts["unsaid"] += not found.said
+            tally.names.update(found.names(op.name))
+        if args.verbose and found.kind != "right":
+            print(f"      {found.kind:6} {'' if found.said else 'UNSAID '}{op.name}.{op.overload}: "
+                  f"{'; '.join(found.differing)[:400]}")  # fmt: skip
+    tally.kinds.update(counts)
+    return counts
+
+
+HEAD = ("ops", "right", "number", "layout", "value", "size", "unsaid", "merged", "not replayed", "label", "unknown")
+
+
+def _line(title: str, counts: Counter[str]) -> str:
+    wrong = counts["size"] + counts["value"]
+    return (
+        f"{title:36}"
+        + "".join(f"{counts[key]:>{max(7, len(key) + 1)}}" for key in HEAD)
+        + (f"  {wrong / max(1, counts['ops']):7.2%}")
+    )
+
+
+def measure(args: argparse.Namespace) -> None:
+    """Print a line for each workload and level, then the sums and the ops that are wrong most often."""
+    chosen: list[Callable[[], Step]] = [w for w in WORKLOADS if not args.workloads or w.__name__ in args.workloads]
+    tallies = {level: Tally(Counter(), Counter()) for level in args.levels}
+    print(f"{'workload, level':36}" + "".join(f"{key:>{max(7, len(key) + 1)}}" for key in HEAD) + "    wrong")
+    for make in chosen:
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            kineto, exact = record(warm(make), Path(folder))
+            calls = exact_calls(exact)
+            for level in args.levels:
+                counts = measured(kineto, calls, level, tallies[level], args)
+                print(_line(f"{make.__name__}, {level}", counts), flush=True)
+    for level, tally in tallies.items():
+        print(_line(f"all workloads, {level}", tally.kinds))
+    for level, tally in tallies.items():
+        print(f"wrong, {level}: " + ", ".join(f"{count} {name}" for name, count in tally.names.most_common(60)))
+
+
+def main() -> None:
+    """Parse the command line and measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workloads", nargs="*", default=[])
+    parser.add_argument("--levels", nargs="*", default=list(LEVELS), choices=list(LEVELS))
+    parser.add_argument("--select", default="all", choices=("owner", "leaf", "top", "all"))
+    parser.add_argument("--verbose", action="store_true", help="each op that is not right")
+    measure(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

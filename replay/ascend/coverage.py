@@ -1,0 +1,77 @@
+"""How much of what was recorded predictions stand for, by what made them; weighed by recorded time, never by theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from opreplay.replay.ir import ReplayOp, ReplayPlan
+from opreplay.replay.results import Simulated
+
+
+class Coverage(msgspec.Struct, frozen=True, kw_only=True):
+    """Shares of the recorded time, 0 to 1, that predictions of one device stand for."""
+
+    users: float
+    """By a user's estimators, properties and rules."""
+    rules: float
+    """By built-in lowering rules."""
+    bytes: float
+    """By nothing but the bytes of the arguments."""
+    ops: int
+    """How many ops were predicted."""
+
+    @property
+    def nothing(self) -> float:
+        """What no prediction stands for: labels, generated code, kernels without an op."""
+        return max(0.0, 1.0 - self.users - self.rules - self.bytes)
+
+    @property
+    def predicted(self) -> float:
+        """What some prediction stands for."""
+        return self.users + self.rules + self.bytes
+
+
+def coverage(shares: Iterable[tuple[float, Simulated | None]]) -> Coverage:
+    """Of (share of the recorded time, prediction or None) of each op."""
+    users = rules = by_bytes = 0.0
+    ops = 0
+    for share, one in shares:
+        if one is None:
+            continue
+        ops += 1
+        if one.by == "bytes":
+            by_bytes += share
+        elif one.by == "rule" or one.by is None:
+            rules += share
+        else:
+            users += share
+    return Coverage(users=users, rules=rules, bytes=by_bytes, ops=ops)
+
+
+def recorded_shares(plan: ReplayPlan) -> dict[str, float]:
+    """Share of each op in the recorded device time, else host time; by number of ops where no time was recorded."""
+    for total, weight in ((plan.device_us_total, _device_us), (plan.host_us_total, _host_us)):
+        if total > 0:
+            return {op.id: weight(op) / total for op in plan.ops}
+    return {op.id: 1 / len(plan.ops) for op in plan.ops}
+
+
+def clock_of(plan: ReplayPlan) -> str:
+    """What the shares of a plan are of: "device time", "host time", or "ops" where no time was recorded."""
+    return "device time" if plan.device_us_total > 0 else "host time" if plan.host_us_total > 0 else "ops"
+
+
+def coverage_of(plan: ReplayPlan, made: Sequence[tuple[str, Simulated]]) -> Coverage:
+    """Coverage of a plan by predictions given as (op id, prediction)."""
+    shares = recorded_shares(plan)
+    return coverage((shares.get(id_, 0.0), one) for id_, one in made)
+
+
+def _device_us(op: ReplayOp) -> float:
+    return op.recorded.device_us_total
+
+
+def _host_us(op: ReplayOp) -> float:
+    return op.recorded.host_us_total

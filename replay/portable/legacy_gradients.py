@@ -1,0 +1,176 @@
+"""Gradients that torch 1.8 to 1.13 had ops for, or had with other arguments; each as the old schema has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Sizes = Sequence[int]
+Maybe = Tensor | None
+_MEAN = 1
+"""torch's number of the reduction "mean"."""
+
+
+def softmax_backward_data(grad_output: Tensor, output: Tensor, dim: int, source: Tensor) -> Tensor:
+    """`source` is the softmax's input, of which only the dtype is used: a narrow one gets a narrow gradient."""
+    made = torch.ops.aten._softmax_backward_data.default(grad_output, output, dim, grad_output.dtype)
+    return made if made.dtype == source.dtype else made.to(source.dtype)
+
+
+def log_softmax_backward_data(grad_output: Tensor, output: Tensor, dim: int, source: Tensor) -> Tensor:
+    """As softmax_backward_data."""
+    made = torch.ops.aten._log_softmax_backward_data.default(grad_output, output, dim, grad_output.dtype)
+    return made if made.dtype == source.dtype else made.to(source.dtype)
+
+
+def batch_norm_elemt(
+    grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Maybe, mean_dy: Tensor, mean_dy_xmu: Tensor
+) -> Tensor:
+    """x [N, C, *], the others [C]: means of the gradient and of its product with x - mean."""
+    shape = [1, -1, *[1] * (x.dim() - 2)]
+    scale = invstd if weight is None else invstd * weight
+    projected = (x - mean.reshape(shape)) * (mean_dy_xmu * invstd.square()).reshape(shape)
+    return ((grad - mean_dy.reshape(shape) - projected) * scale.reshape(shape)).to(x.dtype)
+
+
+def cumprod_backward(grad: Tensor, x: Tensor, dim: int) -> Tensor:
+    """The product itself was computed again."""
+    return torch.ops.aten.cumprod_backward.default(grad, x, dim, x.cumprod(dim))
+
+
+def _resampled(op: str, corners: bool) -> Callable[..., Tensor]:
+    """The backward of a resampling whose scales came as a list: one for each spatial dimension, or None."""
+
+    def backward(grad: Tensor, output_size: Sizes | None, input_size: Sizes, *rest: Any) -> Tensor:
+        scales = rest[-1]
+        space = len(input_size) - 2
+        each = [None] * space if scales is None else list(scales)
+        overload = getattr(torch.ops.aten, op).default
+        align = rest[:1] if corners else ()
+        return overload(grad, list(output_size or grad.shape[2:]), list(input_size), *align, *each)
+
+    return backward
+
+
+upsample_linear1d_backward = _resampled("upsample_linear1d_backward", True)
+upsample_bilinear2d_backward = _resampled("upsample_bilinear2d_backward", True)
+upsample_bicubic2d_backward = _resampled("upsample_bicubic2d_backward", True)
+upsample_trilinear3d_backward = _resampled("upsample_trilinear3d_backward", True)
+upsample_bilinear2d_aa_backward = _resampled("_upsample_bilinear2d_aa_backward", True)
+upsample_bicubic2d_aa_backward = _resampled("_upsample_bicubic2d_aa_backward", True)
+upsample_nearest1d_backward = _resampled("upsample_nearest1d_backward", False)
+upsample_nearest2d_backward = _resampled("upsample_nearest2d_backward", False)
+upsample_nearest3d_backward = _resampled("upsample_nearest3d_backward", False)
+upsample_nearest_exact1d_backward = _resampled("_upsample_nearest_exact1d_backward", False)
+upsample_nearest_exact2d_backward = _resampled("_upsample_nearest_exact2d_backward", False)
+upsample_nearest_exact3d_backward = _resampled("_upsample_nearest_exact3d_backward", False)
+
+
+def _reduced(grad: Tensor, x: Tensor, reduction: int) -> Tensor:
+    return grad / x.numel() if reduction == _MEAN else grad
+
+
+def binary_cross_entropy_with_logits_backward(
+    grad_output: Tensor, x: Tensor, target: Tensor, weight: Maybe = None, pos_weight: Maybe = None,
+    reduction: int = _MEAN,
+) -> Tensor:  # fmt: skip
+    """sigmoid(x) - target, with the positive class weighted where asked for, times the gradient."""
+    if pos_weight is None:
+        made = (x.sigmoid() - target).mul_(grad_output)
+    else:
+        positive = pos_weight * target
+        made = ((positive + 1).sub_(target).mul_(x.sigmoid()).sub_(positive)).mul_(grad_output)
+    made = made if weight is None else made.mul_(weight)
+    return made.div_(x.numel()) if reduction == _MEAN else made
+
+
+def kl_div_backward(
+    grad_output: Tensor, x: Tensor, target: Tensor, reduction: int = _MEAN, *, log_target: bool = False
+) -> Tensor:
+    """-target, or -exp(target), times the gradient; 0 where the target has no mass."""
+    if log_target:
+        return _reduced(-target.exp() * grad_output, x, reduction)
+    return _reduced(torch.where(target > 0, -target * grad_output, torch.zeros_like(target)), x, reduction)
+
+
+def l1_loss_backward(grad_output: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
+    """The sign of the difference, times the gradient."""
+    return (x - target).sign_().mul_(_reduced(grad_output, x, reduction))
+
+
+def prelu_backward(grad_output: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """x [N, C, *], weight [C] or [1]."""
+    shape = [1, -1, *[1] * (x.dim() - 2)] if weight.numel() > 1 else [1] * x.dim()
+    wide = weight.reshape(shape)
+    grad_x, each = torch.ops.aten._prelu_kernel_backward.default(grad_output, x, wide.expand_as(x))
+    return grad_x, each.sum_to_size(wide.shape).reshape(weight.shape)
+
+
+def col2im_backward(grad: Tensor, kernel_size: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes) -> Tensor:
+    """[N, C, H, W] → [N, C k k, L]."""
+    return torch.ops.aten.im2col.default(grad, kernel_size, dilation, padding, stride)
+
+
+def im2col_backward(
+    grad: Tensor, input_size: Sizes, kernel_size: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes
+) -> Tensor:
+    """[N, C k k, L] → [N, C, H, W]."""
+    return torch.ops.aten.col2im.default(grad, input_size, kernel_size, dilation, padding, stride)
+
+
+def diag_backward(grad: Tensor, input_sizes: Sizes, diagonal: int) -> Tensor:
+    """Of a vector that became a matrix the diagonal, else a matrix that is 0 elsewhere."""
+    if len(input_sizes) == 1:
+        return grad.diag(diagonal)
+    made = grad.new_zeros(list(input_sizes))
+    made.diagonal(diagonal).copy_(grad)
+    return made
+
+
+def take_backward(grad: Tensor, x: Tensor, index: Tensor) -> Tensor:
+    """Sums the gradients of each place that was taken."""
+    return torch.ops.aten.put_.default(torch.zeros_like(x), index, grad, True)
+
+
+def _unpooled(grad: Tensor, x: Tensor, indices: Tensor, output_size: Sizes, *window: Sizes, space: int) -> Tensor:
+    del output_size, window
+    places = indices.flatten(-space)
+    return torch.gather(grad.flatten(-space), -1, places).view(x.shape)
+
+
+max_unpool2d_backward = partial(_unpooled, space=2)
+max_unpool3d_backward = partial(_unpooled, space=3)
+
+
+def linear_to_input(input_size: Sizes, grad_output: Tensor, weight: Tensor) -> Tensor:
+    """[*, O] and [O, I] → [*, I]."""
+    del input_size
+    return torch.matmul(grad_output, weight)
+
+
+def linear_to_weights(grad: Tensor, x: Tensor, weight: Tensor, bias_defined: bool) -> tuple[Tensor, Maybe]:
+    """[*, O] and [*, I] → [O, I], and [O] where there is a bias."""
+    rows = grad.reshape(-1, weight.shape[0])
+    return rows.t().mm(x.reshape(-1, weight.shape[1])), rows.sum(0) if bias_defined else None
+
+
+def linear_backward(x: Tensor, grad: Tensor, weight: Tensor, mask: Sequence[bool]) -> tuple[Maybe, Maybe, Maybe]:
+    """Gradients of input, weight and bias."""
+    to_x = linear_to_input(x.shape, grad, weight) if mask[0] else None
+    to_weight, to_bias = linear_to_weights(grad, x, weight, mask[2]) if mask[1] or mask[2] else (None, None)
+    return to_x, to_weight if mask[1] else None, to_bias
+
+
+def max_pool2d_backward(
+    grad: Tensor, x: Tensor, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = (0, 0), dilation: Sizes = (1, 1),
+    ceil_mode: bool = False,
+) -> Tensor:  # fmt: skip
+    """The places of the maxima were found again."""
+    window = (list(kernel_size), list(stride), list(padding), list(dilation), ceil_mode)
+    _, indices = functional.max_pool2d_with_indices(x, window[0], window[1] or None, *window[2:])
+    return torch.ops.aten.max_pool2d_with_indices_backward.default(grad, x, *window, indices)

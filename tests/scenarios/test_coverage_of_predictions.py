@@ -1,0 +1,58 @@
+"""The first line of `simulate` says how much of the recorded time rules, bytes and nothing stand for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from opreplay.replay.ascend.coverage import coverage
+from opreplay.replay.report.coverage import coverage_text
+
+SHAPE = [4096, 1024]
+
+
+def owner(name: str, number: int, dims: list[Any], device_us: float) -> list[dict[str, Any]]:
+    """An op that launches one kernel of its own."""
+    ts = 100.0 * number
+    args = {"Input Dims": dims, "Input type": ["c10::BFloat16"] * len(dims), "Concrete Inputs": [""] * len(dims)}
+    launch = {"correlation": number, "External id": number}
+    return [
+        {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": 50.0,
+         "args": {**args, "External id": number}},
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": ts + 5, "dur": 2.0,
+         "args": launch},
+        {"ph": "X", "cat": "kernel", "name": f"kernel_{number}", "pid": 0, "tid": 7, "ts": 1e6 + 1e4 * number,
+         "dur": device_us, "args": {**launch, "device": 0, "stream": 7}},
+    ]  # fmt: skip
+
+
+def test_labels_are_not_simulated_and_opaque_ops_are_said_to_be(
+    console: Callable[..., Result], trace_of: Callable[..., Path]
+) -> None:
+    """28.6 ms of a compiled backward pass were predicted as 1.49 µs, with "0.7 % uncalibrated"."""
+    trace = trace_of(
+        *owner("aten::add", 1, [SHAPE, SHAPE], 4100.0),
+        *owner("mylib::opaque", 2, [SHAPE], 5200.0),
+        *owner("CompiledFunctionBackward", 3, [SHAPE], 700.0),
+    )
+    done = console("simulate", trace, "--soc", "910b3")
+    first = done.stdout.splitlines()[0]
+    assert first == "simulated 41.0 % of device time by rules, 52.0 % by bytes only, 7.0 % not at all"
+    facts = json.loads(console("simulate", trace, "--soc", "910b3", "--format", "json").stdout)
+    by_name = {op["name"]: op["simulated"] for op in facts["unique_ops"]}
+    assert by_name["CompiledFunctionBackward"] == {}
+    assert by_name["mylib::opaque"]["910b3"]["by"] == "bytes"
+    assert facts["covered_share"] == pytest.approx(0.93)
+    share = facts["socs"]["910b3"]["uncalibrated_share"]
+    assert 0.5 < share < 0.6, "the opaque op: 5200 of 9300 µs that were recorded"
+    plan = " ".join(console("plan", trace, "--soc", "910b3").stdout.split())
+    assert "41.0 % of recorded time by rules, 52.0 % by bytes only, 7.0 % not at all" in plan
+
+
+def test_nothing_is_covered_by_no_prediction() -> None:
+    assert coverage_text(coverage([(0.5, None)]), "device time") == "0 % of device time by rules, 100.0 % not at all"

@@ -173,7 +173,9 @@ def _take(remap: Any, indexes: Any) -> Any:
     return remap[indexes] if len(indexes) else indexes
 
 
-def _kernels(got: Collector, ops: OpTable, ext: Any, correlation: Any, track_remap: Any) -> tuple[KernelTable, Any, int]:
+def _kernels(
+    got: Collector, ops: OpTable, ext: Any, correlation: Any, track_remap: Any
+) -> tuple[KernelTable, Any, int]:
     table = got.kernels
     start, dur, track = table.take("start"), table.take("dur"), _take(track_remap, table.take("track"))
     owner, stats = link(

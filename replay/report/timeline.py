@@ -114,9 +114,7 @@ def _path(found: Timeline) -> Table:
     rest = found.critical_path[PATH_SHOWN:]
     if rest:
         spent = sum(part.us for part in rest)
-        table.add_row(
-            Text(f"{len(rest):,} others", style="dim"), "", time_text(spent), share_text(spent / total), DASH
-        )
+        table.add_row(Text(f"{len(rest):,} others", style="dim"), "", time_text(spent), share_text(spent / total), DASH)
     return table
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -54,7 +53,8 @@ def step_graph(trace: Trace, step: Step) -> StepGraph:
         more, starts = _between_threads(trace, step, threads, end_us)
         waits += more
     lanes = [_Thread(events, _blocks(events, tasks, waits, starts, end_us, main)) for events in threads]
-    return _assemble(trace, step, tasks, device, lanes, waits, starts, busy_until, end_us)
+    parts = _parts(lanes, tasks, device, {**busy_until, **device.busy_before_us})
+    return _assemble(trace, step, parts, waits, starts, end_us)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,32 +97,26 @@ def _between_threads(
         delays = [begin - told[1] for begin, told in zip(begins.tolist(), asked, strict=True) if told is not None]
         typical = float(np.median(delays)) if delays else 0.0
         for begin, previous, told in zip(begins.tolist(), latest.tolist(), asked, strict=True):
-            idle = max(previous, -1.0)
             handover = released.get((events.track, begin))
+            common = {"track": events.track, "idle_us": max(previous, -1.0), "at_us": begin}
             if told is not None:
-                bound_by_it = told[1] + typical >= previous
-                delay = begin - told[1]
+                by_it = told[1] + typical >= previous
+                delay = begin - told[1] if by_it else min(begin - told[1], typical)
+                own = 0.0 if by_it else begin - previous
                 starts.append(
-                    _Start(
-                        track=events.track, idle_us=idle, at_us=begin, source=told,
-                        lag_us=delay if bound_by_it else min(delay, typical),
-                        after_previous_us=0.0 if bound_by_it else begin - previous, kind=CROSS_THREAD, recorded=True,
-                    )  # fmt: skip
+                    _Start(**common, source=told, lag_us=delay, after_previous_us=own, kind=CROSS_THREAD, recorded=True)
                 )
             elif handover is not None:
-                source = (main.track, handover.start_us)
+                source, delay = (main.track, handover.start_us), begin - handover.start_us
                 starts.append(
                     _Start(
-                        track=events.track, idle_us=idle, at_us=begin, source=source, lag_us=begin - source[1],
-                        after_previous_us=0.0, kind=CROSS_THREAD, recorded=False,
-                    )  # fmt: skip
+                        **common, source=source, lag_us=delay, after_previous_us=0.0, kind=CROSS_THREAD, recorded=False
+                    )
                 )
             elif begin - previous > _WOKEN_US:
+                source = (main.track, begin)
                 starts.append(
-                    _Start(
-                        track=events.track, idle_us=idle, at_us=begin, source=(main.track, begin), lag_us=0.0,
-                        after_previous_us=None, kind=WOKEN, recorded=False,
-                    )  # fmt: skip
+                    _Start(**common, source=source, lag_us=0.0, after_previous_us=None, kind=WOKEN, recorded=False)
                 )
     return waits, starts
 
@@ -172,125 +166,164 @@ class _Edges:
         self.recorded += [recorded] * len(source)
 
 
-def _assemble(
-    trace: Trace, step: Step, tasks: Tasks, device: TaskEdges, threads: list[_Thread], waits: list[HostWait],
-    starts: list[_Start], busy_until: dict[int, float], end_us: float,
-) -> StepGraph:  # fmt: skip
-    busy_until = {**busy_until, **device.busy_before_us}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """What a graph is put together from, and where each part's nodes stand before they are put in order.
+
+    First the blocks of all threads, then the tasks, then one node a stream that was busy with earlier work.
+    """
+
+    threads: list[_Thread]
+    tasks: Tasks
+    device: TaskEdges
+    busy_until: dict[int, float]
+    first_block: dict[int, int]
+    """Track → the node of its first block."""
+    first_task: int
+    first_earlier: int
+    total: int
+    start: Floats
+    end: Floats
+
+    @property
+    def streams(self) -> list[int]:
+        """Those with earlier work, in the order of their nodes."""
+        return sorted(self.busy_until)
+
+
+def _parts(threads: list[_Thread], tasks: Tasks, device: TaskEdges, busy_until: dict[int, float]) -> _Parts:
     first_block: dict[int, int] = {}
     host = 0
-    parts: list[Slices] = []
-    slice_base, columns = 0, defaultdict(list)
-    for lane, thread in enumerate(threads):
-        blocks = thread.blocks
-        n = len(blocks.start_us)
-        first_block[thread.events.track] = host
-        columns["start"].append(blocks.start_us)
-        columns["end"].append(blocks.end_us)
-        columns["lane"].append(np.full(n, lane))
-        columns["first"].append(blocks.first_slice + slice_base)
-        columns["slices"].append(blocks.slices)
-        parts.append(blocks.parts)
-        slice_base += len(blocks.parts.dur_us)
-        host += n
-    n, count = len(tasks), host + len(tasks)
-    earlier_base = count
-    streams = sorted(busy_until)
-    total = count + len(streams)
-    start = np.concatenate([*columns["start"], tasks.start_us, np.zeros(len(streams))])
-    # Clocks of host and device differ a little: for the order alone, no task starts before its launch.
-    order_key = start.copy()
-    order_key[host:count] = np.fmax(tasks.start_us, tasks.launch_us)
-    end = np.concatenate([*columns["end"], tasks.end_us, np.zeros(len(streams))])
-    lane_base = len(threads)
-    lane = np.concatenate([*columns["lane"], lane_base + tasks.stream, lane_base + np.array(streams, np.int64)])
-    kind = np.concatenate([np.full(host, HOST), tasks.kind, np.full(len(streams), HOST)])
-    edges = _Edges()
     for thread in threads:
-        base, blocks = first_block[thread.events.track], thread.blocks
-        _thread_edges(thread, base, starts, edges)
-        launched = np.flatnonzero(tasks.launch_track == thread.events.track)
-        source = base + np.maximum(0, np.searchsorted(blocks.end_us, tasks.launch_us[launched], side="right") - 1)
-        # The last block that ends by the launch; the thread's final one has no length and would end there too.
-        source = np.minimum(source, base + len(blocks.end_us) - 1)
-        ends = end[source]
-        at_start = tasks.launch_us[launched] < blocks.end_us[0] if len(blocks.end_us) else np.zeros(0, bool)
-        lag = device.launch_lag_us[launched] + np.where(at_start, 0.0, tasks.launch_us[launched] - ends)
-        keep = ~at_start
-        edges.extend(source[keep], host + launched[keep], lag[keep], LAUNCH, True)
-    edges.source += [host + s for s in device.source]
-    edges.target += [host + t for t in device.target]
+        first_block[thread.events.track] = host
+        host += len(thread.blocks.start_us)
+    blocks = [thread.blocks for thread in threads]
+    zeros = np.zeros(len(busy_until))
+    return _Parts(
+        threads=threads, tasks=tasks, device=device, busy_until=busy_until, first_block=first_block, first_task=host,
+        first_earlier=host + len(tasks), total=host + len(tasks) + len(busy_until),
+        start=np.concatenate([*(b.start_us for b in blocks), tasks.start_us, zeros]),
+        end=np.concatenate([*(b.end_us for b in blocks), tasks.end_us, zeros]),
+    )  # fmt: skip
+
+
+def _assemble(
+    trace: Trace, step: Step, parts: _Parts, waits: list[HostWait], starts: list[_Start], end_us: float
+) -> StepGraph:  # fmt: skip
+    tasks, device, total = parts.tasks, parts.device, parts.total
+    edges = _Edges()
+    for thread in parts.threads:
+        _thread_edges(thread, parts.first_block[thread.events.track], starts, edges)
+        _launch_edges(parts, thread, edges)
+    edges.source += [parts.first_task + s for s in device.source]
+    edges.target += [parts.first_task + t for t in device.target]
     edges.lag += device.lag_us
     edges.kind += device.kind
     edges.recorded += device.recorded
-    by_track = {thread.events.track: thread for thread in threads}
-    for wait in waits:
-        thread = by_track[wait.track]
-        target = _starting_at(thread.blocks, first_block[wait.track], wait.until_us)
-        for task in wait.tasks:
-            edges.add(host + task, target, min(0.0, wait.until_us - float(tasks.end_us[task])), wait.kind, wait.recorded)
-        if wait.thread is not None:
-            source = _ending_at(by_track[wait.thread[0]].blocks, first_block[wait.thread[0]], wait.thread[1])
-            edges.add(source, target, 0.0, wait.kind, wait.recorded)
-    for start_ in starts:
-        thread = by_track[start_.track]
-        target = _starting_at(thread.blocks, first_block[start_.track], start_.at_us)
-        source_thread = by_track[start_.source[0]]
-        source = _ending_at(source_thread.blocks, first_block[start_.source[0]], start_.source[1])
-        if end[source] <= start_.at_us:  # else the other thread was idle as well: nothing known woke this one
-            lag = start_.at_us - float(end[source]) if start_.kind == WOKEN else start_.lag_us
-            edges.add(source, target, lag, start_.kind, start_.recorded)
-    seen: set[int] = set()
-    for task in range(n):
-        stream = int(tasks.stream[task])
-        if stream in busy_until and stream not in seen:
-            seen.add(stream)
-            lag = max(0.0, float(tasks.start_us[task]) - busy_until[stream])
-            told = stream not in device.busy_before_us
-            edges.add(earlier_base + streams.index(stream), host + task, min(lag, device.gap_us), EARLIER, told)
-    release = np.zeros(total)
-    release[earlier_base:] = [busy_until[stream] for stream in streams]
-    place = np.lexsort((np.arange(total), end, order_key))
+    _wait_edges(parts, waits, starts, edges)
+    _earlier_edges(parts, edges)
+    # Clocks of host and device differ a little: for the order alone, no task starts before its launch.
+    key = parts.start.copy()
+    key[parts.first_task : parts.first_earlier] = np.fmax(tasks.start_us, tasks.launch_us)
+    place = np.lexsort((np.arange(total), parts.end, key))
     rank = np.empty(total, np.int64)
     rank[place] = np.arange(total)
-    # Work of a step before is done when it is done: it comes first.
-    source, target = rank[np.array(edges.source, np.int64)], rank[np.array(edges.target, np.int64)]
-    forward = source < target
+    source, target = np.array(edges.source, np.int64), np.array(edges.target, np.int64)
+    forward = rank[source] < rank[target]
+    release = np.zeros(total)
+    release[parts.first_earlier :] = [parts.busy_until[stream] for stream in parts.streams]
     loose = np.ones(total, bool)
-    loose[np.array(edges.target, np.int64)[forward]] = False
-    loose[earlier_base:] = False
-    release[loose] = start[loose]
-    order = np.lexsort((source[forward], target[forward]))
-    picked = np.flatnonzero(forward)[order]
-    dur = np.maximum(end - start, 0.0)
-    pad = np.full(len(streams), -1, np.int64)
-    none = np.full(host, -1, np.int64)
-    zeros = np.zeros(n + len(streams), np.int64)
-    nodes = Nodes(
-        kind=kind[place].astype(np.uint8), lane=lane[place], start_us=start[place], dur_us=dur[place],
-        name=np.concatenate([none, tasks.name, pad])[place], owner=np.concatenate([none, tasks.owner, pad])[place],
-        row=np.concatenate([none, tasks.row, pad])[place],
-        collective=np.concatenate([none, tasks.collective, pad])[place],
-        first_slice=np.concatenate([*columns["first"], zeros])[place].astype(np.int64),
-        slices=np.concatenate([*columns["slices"], zeros])[place].astype(np.int64),
-    )  # fmt: skip
-    begin = max([0.0, *busy_until.values()])
+    loose[target[forward]] = False
+    loose[parts.first_earlier :] = False
+    release[loose] = parts.start[loose]  # nothing is known to have held it back
+    picked = np.flatnonzero(forward)[np.lexsort((rank[source[forward]], rank[target[forward]]))]
+    nodes = _nodes(parts, place)
+    begin = max([0.0, *parts.busy_until.values()])
+    slices = [thread.blocks.parts for thread in parts.threads]
     graph = StepGraph(
         step=step, nodes=nodes,
         edges=Edges(
-            source=source[picked], target=target[picked], lag_us=np.array(edges.lag, np.float64)[picked],
+            source=rank[source[picked]], target=rank[target[picked]], lag_us=np.array(edges.lag, np.float64)[picked],
             kind=np.array(edges.kind, np.uint8)[picked], recorded=np.array(edges.recorded, bool)[picked],
         ),
         slices=Slices(
-            dur_us=_joined([part.dur_us for part in parts], np.float64),
-            op=_joined([part.op for part in parts], np.int64), call=_joined([part.call for part in parts], np.int64),
+            dur_us=_joined([part.dur_us for part in slices], np.float64),
+            op=_joined([part.op for part in slices], np.int64),
+            call=_joined([part.call for part in slices], np.int64),
         ),
-        lanes=_lanes(trace, threads, tasks), main_lane=0 if threads else -1, release_us=release[place],
-        begin_us=begin, recorded_us=0.0, host_us=end_us,
-        launch_latency_us=device.latency_us, stream_gap_us=device.gap_us, unexplained=device.unexplained,
-        dropped_edges=int((~forward).sum()),
+        lanes=_lanes(trace, parts.threads, tasks), main_lane=0 if parts.threads else -1, release_us=release[place],
+        begin_us=begin, recorded_us=0.0, host_us=end_us, launch_latency_us=device.latency_us,
+        stream_gap_us=device.gap_us, unexplained=device.unexplained, dropped_edges=int((~forward).sum()),
     )  # fmt: skip
     return replace(graph, recorded_us=step_length(graph, nodes.start_us, nodes.start_us + nodes.dur_us, begin))
+
+
+def _nodes(parts: _Parts, place: Ints) -> Nodes:
+    """The nodes in order."""
+    tasks, streams = parts.tasks, np.array(parts.streams, np.int64)
+    blocks = [thread.blocks for thread in parts.threads]
+    base = np.concatenate([[0], np.cumsum([len(b.parts.dur_us) for b in blocks])]).astype(np.int64)
+    none, last = np.full(parts.first_task, -1, np.int64), np.full(len(streams), -1, np.int64)
+    zeros = np.zeros(parts.total - parts.first_task, np.int64)
+    lanes = [np.full(len(b.start_us), lane) for lane, b in enumerate(blocks)]
+    lane = np.concatenate([*lanes, len(blocks) + tasks.stream, len(blocks) + streams])
+    kind = np.concatenate([np.full(parts.first_task, HOST), tasks.kind, np.full(len(streams), HOST)])
+    first = np.concatenate([*(b.first_slice + base[i] for i, b in enumerate(blocks)), zeros])
+
+    def of_tasks(column: Ints) -> Ints:
+        return np.concatenate([none, column, last])[place]
+
+    return Nodes(
+        kind=kind[place].astype(np.uint8), lane=lane[place].astype(np.int64), start_us=parts.start[place],
+        dur_us=np.maximum(parts.end - parts.start, 0.0)[place], name=of_tasks(tasks.name), owner=of_tasks(tasks.owner),
+        row=of_tasks(tasks.row), collective=of_tasks(tasks.collective), first_slice=first[place].astype(np.int64),
+        slices=np.concatenate([*(b.slices for b in blocks), zeros])[place].astype(np.int64),
+    )  # fmt: skip
+
+
+def _launch_edges(parts: _Parts, thread: _Thread, edges: _Edges) -> None:
+    """From the block that ends with the launch to each task that the thread launched."""
+    tasks, blocks = parts.tasks, thread.blocks
+    launched = np.flatnonzero(tasks.launch_track == thread.events.track)
+    # A launch before the thread's first block ends waits for none of it.
+    launched = launched[tasks.launch_us[launched] >= blocks.end_us[0]] if len(blocks.end_us) else launched[:0]
+    at = np.searchsorted(blocks.end_us, tasks.launch_us[launched], side="right") - 1
+    late = tasks.launch_us[launched] - blocks.end_us[at]
+    source = parts.first_block[thread.events.track] + at
+    edges.extend(source, parts.first_task + launched, parts.device.launch_lag_us[launched] + late, LAUNCH, True)
+
+
+def _wait_edges(parts: _Parts, waits: list[HostWait], starts: list[_Start], edges: _Edges) -> None:
+    """What threads wait for, and what sets idle ones to work."""
+    by_track = {thread.events.track: thread for thread in parts.threads}
+    first = parts.first_block
+    for wait in waits:
+        target = _starting_at(by_track[wait.track].blocks, first[wait.track], wait.until_us)
+        for task in wait.tasks:
+            lag = min(0.0, wait.until_us - float(parts.tasks.end_us[task]))
+            edges.add(parts.first_task + task, target, lag, wait.kind, wait.recorded)
+        if wait.thread is not None:
+            source = _ending_at(by_track[wait.thread[0]].blocks, first[wait.thread[0]], wait.thread[1])
+            edges.add(source, target, 0.0, wait.kind, wait.recorded)
+    for start in starts:
+        target = _starting_at(by_track[start.track].blocks, first[start.track], start.at_us)
+        source = _ending_at(by_track[start.source[0]].blocks, first[start.source[0]], start.source[1])
+        ended = float(parts.end[source])
+        if ended <= start.at_us:  # else the other thread was idle as well: nothing known woke this one
+            lag = start.at_us - ended if start.kind == WOKEN else start.lag_us
+            edges.add(source, target, lag, start.kind, start.recorded)
+
+
+def _earlier_edges(parts: _Parts, edges: _Edges) -> None:
+    """The first task of a stream after what the stream still had to do of the step before."""
+    tasks, device = parts.tasks, parts.device
+    streams, first = np.unique(tasks.stream, return_index=True)
+    for stream, task in zip(streams.tolist(), first.tolist(), strict=True):
+        if stream in parts.busy_until:
+            lag = max(0.0, float(tasks.start_us[task]) - parts.busy_until[stream])
+            told = stream not in device.busy_before_us
+            node = parts.first_earlier + parts.streams.index(stream)
+            edges.add(node, parts.first_task + task, min(lag, device.gap_us), EARLIER, told)
 
 
 def _thread_edges(thread: _Thread, base: int, starts: list[_Start], edges: _Edges) -> None:

@@ -143,5 +143,3 @@ def merged(a: Floats, b: Floats) -> Floats:
 def length(intervals: Floats) -> float:
     """Sum of the lengths of intervals that do not overlap."""
     return float((intervals[:, 1] - intervals[:, 0]).sum())
-
-

@@ -85,7 +85,9 @@ def edited(
     elif text.lower() in ("overlap comm", "overlap communication"):
         out.overlap = True
         out.matched = int((graph.nodes.kind == COLLECTIVE).sum())
-        out.notes.append("no task waits for a collective, and collectives cost others nothing; the step still ends last")
+        out.notes.append(
+            "no task waits for a collective, and collectives cost others nothing; the step still ends last"
+        )
     elif "=" in text:
         for part in text.split(","):
             pattern, equals, value = part.strip().rpartition("=")
@@ -95,7 +97,9 @@ def edited(
     else:
         raise TraceError(f"{change!r} is no change", hint=_HINT)
     if not out.matched:
-        raise Unmatched(f"{change!r} changes nothing in this step", hint="Patterns are matched with op and kernel names.")
+        raise Unmatched(
+            f"{change!r} changes nothing in this step", hint="Patterns are matched with op and kernel names."
+        )
     return out
 
 
@@ -112,7 +116,7 @@ def _parsed(value: str) -> tuple[float, bool]:
 def _scale(names: Names, out: Edited, pattern: str, value: str) -> None:
     """Tasks of matching ops or kernels, and host time of matching ops that start no device work, take `value`."""
     number, factor = _parsed(value)
-    graph, nodes = out.graph, out.graph.nodes
+    nodes = out.graph.nodes
     ops = matching_ops(names, pattern)
     kernels = np.array([fnmatchcase(name, pattern) for name in names.trace.kernel_names] or [False])
     device = np.flatnonzero(nodes.name >= 0)
@@ -209,7 +213,9 @@ def _fuse(names: Names, out: Edited, patterns: list[str]) -> None:
         out.lags_us[edge] = 0.0
         out.matched += 1
     if not len(graph.lanes) or not any(lane.device for lane in graph.lanes):
-        raise TraceError("ops can be fused where device tasks were recorded", hint="This step has none: scale ops instead.")
+        raise TraceError(
+            "ops can be fused where device tasks were recorded", hint="This step has none: scale ops instead."
+        )
     out.notes.append("a fused kernel takes as long as its longest part; the host still launches each part")
 
 
@@ -249,7 +255,9 @@ def _captured(out: Edited) -> None:
     # Host time from the first launch to the last; what waits for the device in between still waits.
     first, last = int(sources[0]), int(sources[-1])
     host = np.zeros(len(graph.nodes), bool)
-    host[first + 1 : last + 1] = ~np.array([lane.device for lane in graph.lanes])[graph.nodes.lane[first + 1 : last + 1]]
+    host[first + 1 : last + 1] = ~np.array([lane.device for lane in graph.lanes])[
+        graph.nodes.lane[first + 1 : last + 1]
+    ]
     out.durations_us[host] = 0.0
     out.lags_us[launches[1:]] = np.minimum(out.lags_us[launches[1:]], 0.0)
     order = edges.kind == STREAM
@@ -273,8 +281,4 @@ def _overlapped(
     from opreplay.replay.timeline.schedule import step_length
 
     origin = graph.begin_us if begin is None else begin
-    return Schedule(
-        start_us=start, end_us=end, cause=schedule.cause, step_us=step_length(graph, start, end, origin)
-    )
-
-
+    return Schedule(start_us=start, end_us=end, cause=schedule.cause, step_us=step_length(graph, start, end, origin))

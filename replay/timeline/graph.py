@@ -1,4 +1,4 @@
-"""The execution graph of one step as arrays: what ran, what it waited for, and whether that was recorded or inferred."""
+"""The execution graph of one step as arrays: what ran, what it waited for, whether that was recorded or inferred."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the parts of a step's graph are called: op, module, kernel or call of each node and slice; no times of its own."""
+"""What the parts of a step's graph are called: op, module, kernel or call of each node and slice; no times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ PYTHON = "(Python, between ops)"
 OUTSIDE = "(no module)"
 _FRAME = 1
 _MODULE = "nn.Module: "
-_WAITS = {kind: f"({kind})" for kind in EDGE_KINDS} | {"launch": "(launch latency)", "stream order": "(gap on a stream)"}
+_WAITS = {kind: f"({kind})" for kind in EDGE_KINDS} | {
+    "launch": "(launch latency)",
+    "stream order": "(gap on a stream)",
+}
 
 
 class Names:

@@ -108,7 +108,9 @@ def slack_of_ops(names: Names, graph: StepGraph, schedule: Schedule, lags_us: Fl
     signature = np.full(len(off), -1, np.int64)
     owned = graph.nodes.owner[off] >= 0
     signature[owned] = names.trace.ops.signature[graph.nodes.owner[off[owned]]]
-    kinds, index = np.unique(np.stack([signature, np.where(owned, 0, graph.nodes.name[off])]), axis=1, return_inverse=True)
+    kinds, index = np.unique(
+        np.stack([signature, np.where(owned, 0, graph.nodes.name[off])]), axis=1, return_inverse=True
+    )
     spent = np.bincount(index.reshape(-1), weights=(schedule.end_us - schedule.start_us)[off], minlength=kinds.shape[1])
     least = np.full(kinds.shape[1], np.inf)
     np.minimum.at(least, index.reshape(-1), slack[off])

@@ -1,4 +1,4 @@
-"""What device tasks wait for: their launch, the task before on their stream, tasks of other streams. Rules on columns."""
+"""What device tasks wait for: their launch, the task before on their stream, tasks of other streams."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ _GAP_MARGIN_US = 15.0
 _BUSY_BEFORE_US = 1000.0
 _FIRST_FEW = 10
 """Tasks of a step that may have run, on other streams, before one that waited for work from before the step."""
+_EVENT_US = 2.0
+"""From the end of a task to the start of one on another stream that waited for it, at most; more is not that wait's."""
 _SKEW_US = 1.0
 _STREAM_WAITS = ("streamwaitevent",)
 
@@ -66,11 +68,13 @@ def task_edges(trace: Trace, tasks: Tasks, earlier_us: dict[int, float], step: S
     known = ~np.isnan(tasks.launch_us)
     first_of_launch = _first_of_launch(tasks)
     out.latency_us = _median(from_launch[known & starved & first_of_launch & (from_launch >= 0)])
-    # Two tasks of one stream follow at once where the later one was waiting; a gap that was a launch's fault is not one.
-    queued = known & ~np.isnan(ended) & (tasks.launch_us + out.latency_us < ended)
-    out.gap_us = max(0.0, _median(from_previous[queued]))
     _recorded_waits(trace, tasks, step.start_ns, out)
     _waits_of_collectives(tasks, out)
+    # Two tasks of one stream follow at once where the later one was waiting; a gap that was the fault of a launch or of
+    # another stream is not one.
+    queued = known & ~np.isnan(ended) & (tasks.launch_us + out.latency_us < ended)
+    queued[out.target] = False
+    out.gap_us = max(0.0, _median(from_previous[queued]))
     explained = np.full(n, -np.inf)
     for source, target, lag in zip(out.source, out.target, out.lag_us, strict=True):
         explained[target] = max(explained[target], tasks.end_us[source] + lag)
@@ -205,7 +209,7 @@ def _edge_if_in_order(tasks: Tasks, source: int, target: int, out: TaskEdges, *,
     delay = float(tasks.start_us[target] - tasks.end_us[source])
     if delay >= -_SKEW_US and tasks.start_us[source] <= tasks.start_us[target] and source < target:
         # A wait that was over before the task could start has no latency of its own to keep.
-        out.add(source, target, min(max(delay, 0.0), max(out.gap_us, 1.0)), CROSS_STREAM, recorded=recorded)
+        out.add(source, target, min(max(delay, 0.0), _EVENT_US), CROSS_STREAM, recorded=recorded)
 
 
 def _waits_of_collectives(tasks: Tasks, out: TaskEdges) -> None:

@@ -11,7 +11,17 @@ from opreplay.replay.timeline.steps import Step
 from opreplay.traces import Trace
 
 _KIND_OF_CATEGORY = np.array([KERNEL, COPY, SET, KERNEL], np.int64)
-_COLLECTIVE_NAMES = ("nccl", "rccl", "hccl", "hcom_", "oneccl", "msccl", "deep_ep", "cross_device_reduce", "allreduce_fusion")
+_COLLECTIVE_NAMES = (
+    "nccl",
+    "rccl",
+    "hccl",
+    "hcom_",
+    "oneccl",
+    "msccl",
+    "deep_ep",
+    "cross_device_reduce",
+    "allreduce_fusion",
+)
 """In names of kernels (lower case) that talk to other devices."""
 _COPY_NAMES = ("memcpy",)
 """What an NPU's copies are called: its tasks have no category."""
@@ -103,7 +113,7 @@ def tasks_of(trace: Trace, step: Step, home: Ints) -> tuple[Tasks, Earlier]:
 
 
 def _first_start(device: Ints, stream: Ints, start: Ints, inside: Ints) -> Ints:
-    """Per task: when the first task that the step launched began on its stream, else on its device; else minus endless."""
+    """Per task: start of the first task that the step launched on its stream, else on its device; else the lowest."""
     least = np.full(len(start), np.iinfo(np.int64).min)
     for key in np.unique(device[inside]):
         on = device == key
@@ -182,7 +192,9 @@ def _kinds(trace: Trace, name: Ints, collective: Ints) -> Ints:
     category = trace.kernels.category.astype(np.int64)
     kind = np.full(len(name), COLLECTIVE, np.int64)
     kind[: len(category)] = _KIND_OF_CATEGORY[category]
-    talks = np.array([any(word in text.lower() for word in _COLLECTIVE_NAMES) for text in trace.kernel_names] or [False])
+    talks = np.array(
+        [any(word in text.lower() for word in _COLLECTIVE_NAMES) for text in trace.kernel_names] or [False]
+    )
     copies = np.array([any(word in text.lower() for word in _COPY_NAMES) for text in trace.kernel_names] or [False])
     if len(name):
         kind[(kind == KERNEL) & copies[name]] = COPY

@@ -144,9 +144,13 @@ class Blocks:
 
 
 def blocks_of(
-    events: HostEvents, begin_us: float, end_us: float, points_us: Iterable[float], waits_us: Sequence[tuple[float, float]]
+    events: HostEvents,
+    begin_us: float,
+    end_us: float,
+    points_us: Iterable[float],
+    waits_us: Sequence[tuple[float, float]],
 ) -> Blocks:
-    """The thread from `begin_us` to `end_us`, cut at `points_us`, without the `waits_us` (from, until), which it waited.
+    """The thread from `begin_us` to `end_us`, cut at `points_us`, without what it waited: `waits_us` (from, until).
 
     A block of no length stands at the end, so that something can wait for the last point.
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-import numpy as np
 
 from opreplay.replay.timeline.build import step_graph
 from opreplay.replay.timeline.categories import Categories, categories

@@ -1,4 +1,4 @@
-"""What host threads wait for: synchronising calls, blocking copies, full queues, other threads. Rules on recorded times.
+"""What host threads wait for: synchronising calls, blocking copies, full queues, other threads; rules on times.
 
 Each rule says whether the trace records the dependency or the times only suggest it.
 """
@@ -199,7 +199,7 @@ def _one_wait(
 
 
 def _likely_stream(launched: Launched, start: float, end: float) -> list[int]:
-    """The stream that a synchronisation most likely waited for: its last task ended within the call, nearest its end."""
+    """The last task of the stream that a synchronisation most likely waited for: it ended nearest the call's end."""
     found = [task for task in launched.last_of_all(start) if launched.tasks.end_us[task] <= end + _SKEW_US]
     if not found:
         return []
@@ -266,9 +266,12 @@ def handovers(main: HostEvents, others: list[HostEvents], begin_us: float, end_u
                 continue
             out.append(
                 Handover(
-                    track=other.track, start_us=low, end_us=high,
-                    first_us=float(from_[first]), last_us=float(latest[last]),
-                )  # fmt: skip
+                    track=other.track,
+                    start_us=low,
+                    end_us=high,
+                    first_us=float(from_[first]),
+                    last_us=float(latest[last]),
+                )
             )
     return out
 

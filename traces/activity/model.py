@@ -32,7 +32,7 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTable:
-    """Calls on host threads that are no ops, one row a call, in file order."""
+    """Calls on host threads that are no ops, one row a call, in the order of each kind in the file."""
 
     name: npt.NDArray[np.uint32]
     """Index into `Activity.names`."""

@@ -92,7 +92,7 @@ class Machine:
 
 
 def training(**scale: float) -> Machine:
-    """Two steps that synchronise: the first half is bound by the host, the second by the device; collectives overlap."""
+    """Two steps that synchronise: first bound by the host, then by the device; collectives overlap."""
     machine = Machine(scale)
     for _ in range(2):
         machine.begin()

@@ -67,7 +67,7 @@ $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt $(wildcard traces/native/*)
+$(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt $(wildcard traces/reading/native/*)
 	$(INSTALL) -e .
 	@touch $@
 

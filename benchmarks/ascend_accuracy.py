@@ -16,12 +16,12 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from opreplay.replay.ascend.accuracy import Compared, errors_of, grouped, launches
-from opreplay.replay.ascend.calibrate import Group, HeldOut, bands, calibrate, cross_validate, datasheet_only
-from opreplay.replay.ascend.device_file import list_devices, load_device
-from opreplay.replay.ascend.kernel_details import read_kernel_table
-from opreplay.replay.ascend.predict import predict_kernel
-from opreplay.replay.ascend.predictor import Predictor
+from opreplay.replay.ascend.calibrate.calibrate import Group, HeldOut, bands, calibrate, cross_validate, datasheet_only
+from opreplay.replay.ascend.cost.predict import predict_kernel
+from opreplay.replay.ascend.cost.predictor import Predictor
+from opreplay.replay.ascend.devices.file import list_devices, load_device
+from opreplay.replay.ascend.measured.accuracy import Compared, errors_of, grouped, launches
+from opreplay.replay.ascend.measured.kernel_tables import read_kernel_table
 
 ROOT = Path(__file__).parents[1]
 MATMUL = ("MatMul", "MatMulFloat32", "BatchMatMul", "QuantMatMul", "GroupedMatMul")

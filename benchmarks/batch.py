@@ -20,11 +20,12 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter, process_time
 
-from opreplay.replay.ir import Recorded, ReplayArg, ReplayOp, ReplayPlan
-from opreplay.replay.result_lines import JsonLinesSink
-from opreplay.replay.results import read_result_file
-from opreplay.replay.run import RunOptions, run_plan, worker_config
-from opreplay.replay.schedule import Engine
+from opreplay.replay.execute.options import RunOptions
+from opreplay.replay.execute.processes.lanes import Engine
+from opreplay.replay.execute.run import run_plan, worker_config
+from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.results.reading import read_result_file
+from opreplay.replay.results.writing import JsonLinesSink
 from opreplay.traces.model import TensorMeta
 
 RANKS = 20
@@ -83,7 +84,7 @@ def lanes(ops: int) -> None:
 
 def ray(ops: int) -> None:
     """Two Ray workers on this machine; starting the cluster counts as start."""
-    from opreplay.replay.schedule_ray import RayLanes
+    from opreplay.replay.execute.processes.ray import RayLanes
 
     for count in (1, 2):
         options = RunOptions(max_op_bytes=10**8, lanes=count)
@@ -114,11 +115,10 @@ def ranks(ops: int) -> None:
 
 def stored(ops: int) -> None:
     """The plans of 20 ranks of a job that share all ops but one, in processor time."""
-    from opreplay.cli.batch_files import HowToRead
-    from opreplay.cli.planning import Selection
-    from opreplay.replay.batch import TracePlan
-    from opreplay.replay.batch_plans import PlanStore
-    from opreplay.replay.batch_reading import decoded
+    from opreplay.replay.batch.merge import TracePlan
+    from opreplay.replay.batch.plan_store import PlanStore
+    from opreplay.replay.batch.reading import HowToRead, decoded
+    from opreplay.replay.plan.selection import Selection
 
     selection = Selection(select="owner", include=(), exclude=(), top=None, min_share=None, allow_imports={})
     how = HowToRead(selection=selection, device="cpu")

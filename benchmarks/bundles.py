@@ -21,14 +21,15 @@ from typing import Any
 import msgspec
 
 from opreplay.initializers.registry import built_in
-from opreplay.replay import budget
-from opreplay.replay.build import build_plan
+from opreplay.replay.execute.options import RunOptions
+from opreplay.replay.execute.run import run_plan
 from opreplay.replay.export import make_bundle, write_bundle
-from opreplay.replay.ir import ReplayPlan
-from opreplay.replay.outputs import with_outputs
-from opreplay.replay.policy import Policy
-from opreplay.replay.results import MemorySink
-from opreplay.replay.run import RunOptions, run_plan
+from opreplay.replay.ir import sizes as budget
+from opreplay.replay.ir.model import ReplayPlan
+from opreplay.replay.plan.build import build_plan
+from opreplay.replay.resolve.meta.outputs import with_outputs
+from opreplay.replay.resolve.policy import Policy
+from opreplay.replay.results.reading import MemorySink
 from opreplay.traces import read_trace
 from opreplay.traces.errors import TraceError
 

@@ -18,13 +18,15 @@ from typing import Any
 
 import torch
 
-from opreplay.replay.compare import Comparison, compare
-from opreplay.replay.executors.torch_device import TorchExecutor, TorchPrepared
-from opreplay.replay.measure import MeasureOptions, measure
-from opreplay.replay.policy import Policy
-from opreplay.replay.pooling import pool
-from opreplay.replay.resolve import find_overload
-from opreplay.replay.results import Header, OpResult, ResultFile
+from opreplay.replay.execute.executors.torch.device import TorchExecutor, TorchPrepared
+from opreplay.replay.execute.measure import measure
+from opreplay.replay.execute.options import MeasureOptions
+from opreplay.replay.resolve.names import find_overload
+from opreplay.replay.resolve.policy import Policy
+from opreplay.replay.results.compare.judge import Comparison, compare
+from opreplay.replay.results.compare.pooling import pool
+from opreplay.replay.results.reading import ResultFile
+from opreplay.replay.results.records import Header, OpResult
 
 OPS, SLOWED = 50, 5
 FALSE_SHARE = 0.01
@@ -81,7 +83,7 @@ def run(
 def shown(found: Comparison) -> str:
     """What a comparison came to, on one line."""
     spread = 0.0 if found.spread is None else found.spread
-    wrong = ", ".join(f"{op.name} {op.growth:.2f}" for op in found.of("slower", "faster") if op.growth)
+    wrong = ", ".join(f"{op.name} {op.ratio:.2f}" for op in found.of("slower", "faster") if op.ratio)
     counts = f"{len(found.of('slower'))} slower, {len(found.of('faster'))} faster, {len(found.of('unclear'))} unclear"
     return f"{counts}; spread {spread:.1%}, threshold {found.applied:.1%}, machine {found.machine or 1:.2f}; {wrong}"
 

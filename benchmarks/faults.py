@@ -31,15 +31,17 @@ from time import monotonic, sleep
 
 import msgspec
 
-from opreplay.cli.signals import Interrupts
-from opreplay.replay.attempt import Outcome
-from opreplay.replay.batch import Batch, TracePlan
-from opreplay.replay.ir import Recorded, ReplayOp, ReplayPlan
-from opreplay.replay.isolation import ChildProcess
-from opreplay.replay.result_lines import JsonLinesSink
-from opreplay.replay.results import OpResult, Record, read_result_file
-from opreplay.replay.run import RunOptions, run_plan, worker_config
-from opreplay.replay.schedule import Engine, Lanes, OneByOne
+from opreplay.cli.terminal.signals import Interrupts
+from opreplay.replay.batch.merge import Batch, TracePlan
+from opreplay.replay.execute.options import RunOptions
+from opreplay.replay.execute.processes.lanes import Engine, Lanes, OneByOne
+from opreplay.replay.execute.processes.runner import ChildProcess
+from opreplay.replay.execute.run import run_plan, worker_config
+from opreplay.replay.ir.model import Recorded, ReplayOp, ReplayPlan
+from opreplay.replay.results.outcome import Outcome
+from opreplay.replay.results.reading import read_result_file
+from opreplay.replay.results.records import OpResult, Record
+from opreplay.replay.results.writing import JsonLinesSink
 from opreplay.traces.errors import OpReplayError
 
 OPS = 12
@@ -112,7 +114,7 @@ def engine_for(fault: str, address: str) -> Engine:
     """One process, two lanes, or two workers on the cluster at `address`."""
     config, limit_s = worker_config(OPTIONS), OPTIONS.hard_limit_s()
     if is_on_ray(fault):
-        from opreplay.replay.schedule_ray import RayLanes
+        from opreplay.replay.execute.processes.ray import RayLanes
 
         return RayLanes(config, limit_s=limit_s, lanes=2, address=address)
     if is_batch(fault):
@@ -274,7 +276,7 @@ def cluster(wanted: bool) -> Iterator[str]:
     if not wanted:
         yield ""
         return
-    from opreplay.replay.schedule_ray import LOCAL_IP, import_ray
+    from opreplay.replay.execute.processes.ray import LOCAL_IP, import_ray
 
     ray = import_ray()
     started = ray.init(

@@ -22,7 +22,7 @@ import torch
 from opreplay.initializers.base import InitContext
 from opreplay.initializers.dense import DenseInit
 from opreplay.initializers.registry import Registry, built_in
-from opreplay.traces.annotations import BatchContext
+from opreplay.traces.links.annotations import BatchContext
 
 EXPERTS, TOPK, PAGE = 128, 8, 16
 RUNS = 7
@@ -225,16 +225,17 @@ def one_batch(tokens: int, only: str) -> None:
 
 def one_trace(path: Path) -> None:
     """Share of an op's replay loop that its initializer takes: median, and the ops with the largest."""
-    from opreplay.replay import tensors
-    from opreplay.replay.budget import over_budget
-    from opreplay.replay.build import build_plan
-    from opreplay.replay.executors.base import NotReplayable
-    from opreplay.replay.executors.torch_device import TorchExecutor
-    from opreplay.replay.measure import MeasureOptions, measure
-    from opreplay.replay.outputs import with_outputs
-    from opreplay.replay.policy import Policy
-    from opreplay.replay.reference import canonical_name
-    from opreplay.replay.resolve import find_overload
+    from opreplay.replay.arguments import tensors
+    from opreplay.replay.execute.executors.torch.device import TorchExecutor
+    from opreplay.replay.execute.measure import measure
+    from opreplay.replay.execute.options import MeasureOptions
+    from opreplay.replay.ir.reasons import NotReplayable
+    from opreplay.replay.ir.sizes import over_budget
+    from opreplay.replay.plan.build import build_plan
+    from opreplay.replay.resolve.meta.outputs import with_outputs
+    from opreplay.replay.resolve.names import find_overload
+    from opreplay.replay.resolve.policy import Policy
+    from opreplay.replay.standins import canonical_name
     from opreplay.traces import read_trace
 
     executor = TorchExecutor("cpu", partial(find_overload, policy=Policy()), memory_bytes=10**9)

@@ -15,12 +15,12 @@ import argparse
 from pathlib import Path
 
 from opreplay.replay.ascend import load_device, lower
-from opreplay.replay.ascend.step import simulate_step
-from opreplay.replay.ascend.step_residency import resident_shares
-from opreplay.replay.build import build_plan
-from opreplay.replay.describe import describe_inputs
-from opreplay.replay.ir import ReplayPlan
-from opreplay.replay.outputs import with_outputs
+from opreplay.replay.ascend.simulate.step import simulate_step
+from opreplay.replay.ascend.simulate.step_residency import resident_shares
+from opreplay.replay.ir.describe import describe_inputs
+from opreplay.replay.ir.model import ReplayPlan
+from opreplay.replay.plan.build import build_plan
+from opreplay.replay.resolve.meta.outputs import with_outputs
 from opreplay.traces import read_trace
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "traces"

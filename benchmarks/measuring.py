@@ -20,12 +20,13 @@ from typing import Any
 import torch
 from torch.utils.benchmark import Timer
 
-from opreplay.replay.clocks import HostClock
-from opreplay.replay.executors.base import Measurement
-from opreplay.replay.executors.torch_device import TorchExecutor, TorchPrepared
-from opreplay.replay.measure import MeasureOptions, measure
-from opreplay.replay.policy import Policy
-from opreplay.replay.resolve import find_overload
+from opreplay.replay.execute.executors.clocks import HostClock
+from opreplay.replay.execute.executors.torch.device import TorchExecutor, TorchPrepared
+from opreplay.replay.execute.measure import measure
+from opreplay.replay.execute.options import MeasureOptions
+from opreplay.replay.resolve.names import find_overload
+from opreplay.replay.resolve.policy import Policy
+from opreplay.replay.results.measurement import Measurement
 
 WITHIN = 0.03
 SHARE = 0.90

@@ -20,13 +20,15 @@ from collections import Counter
 from pathlib import Path
 from time import perf_counter
 
-from opreplay.replay.build import build_plan
-from opreplay.replay.ir import ReplayPlan
-from opreplay.replay.meta_run import check_plan
-from opreplay.replay.outputs import with_outputs
-from opreplay.replay.report.plan import planned_results, planned_summary
-from opreplay.replay.results import MemorySink, OpResult, Summary
-from opreplay.replay.run import RunOptions, run_plan
+from opreplay.replay.execute.options import RunOptions
+from opreplay.replay.execute.run import run_plan
+from opreplay.replay.ir.model import ReplayPlan
+from opreplay.replay.plan.build import build_plan
+from opreplay.replay.report.views.plan import planned_results, planned_summary
+from opreplay.replay.resolve.meta.check import check_plan
+from opreplay.replay.resolve.meta.outputs import with_outputs
+from opreplay.replay.results.reading import MemorySink
+from opreplay.replay.results.records import OpResult, Summary
 from opreplay.traces import read_trace
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "traces"

@@ -38,9 +38,9 @@ import torch
 from recorded_workloads import WORKLOADS, Step, warm
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 
-from opreplay.replay.binding import LAYOUT_CODES, MEMORY_FORMAT_CODES
-from opreplay.replay.build import build_plan, signature_id
-from opreplay.replay.ir import ReplayArg, ReplayOp
+from opreplay.replay.ir.model import ReplayArg, ReplayOp
+from opreplay.replay.plan.build import build_plan, signature_id
+from opreplay.replay.resolve.bind import LAYOUT_CODES, MEMORY_FORMAT_CODES
 from opreplay.traces import read_trace
 from opreplay.traces.dtypes import SCALAR_TYPE_CODES, torch_dtype_name
 

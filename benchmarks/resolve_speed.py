@@ -13,12 +13,12 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-from opreplay.replay import schema
-from opreplay.replay.build import signature_id
-from opreplay.replay.ir import Recorded, ReplayOp
-from opreplay.replay.op_resolver import Resolver
-from opreplay.replay.policy import Policy
-from opreplay.replay.select import selected_rows
+from opreplay.replay.ir.model import Recorded, ReplayOp
+from opreplay.replay.plan.build import signature_id
+from opreplay.replay.plan.select import selected_rows
+from opreplay.replay.resolve import schema
+from opreplay.replay.resolve.policy import Policy
+from opreplay.replay.resolve.resolver import Resolver
 from opreplay.traces import read_trace
 from opreplay.traces.errors import TraceError
 from opreplay.traces.model import Trace

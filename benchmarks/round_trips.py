@@ -15,13 +15,13 @@ from pathlib import Path
 
 import msgspec
 
-from opreplay.replay.build import build_plan
-from opreplay.replay.ir import ReplayOp, ReplayPlan
-from opreplay.replay.named_arguments import resolve_named
-from opreplay.replay.outputs import with_outputs
-from opreplay.replay.plan_file import dump_plan, parse_plan
-from opreplay.replay.policy import Policy
-from opreplay.replay.tracelens_ir import read_tracelens_ir, write_tracelens_ir
+from opreplay.replay.ir.model import ReplayOp, ReplayPlan
+from opreplay.replay.ir.plan_file import dump_plan, parse_plan
+from opreplay.replay.plan.build import build_plan
+from opreplay.replay.plan.tracelens import read_tracelens_ir, write_tracelens_ir
+from opreplay.replay.resolve.by_argument_name import resolve_named
+from opreplay.replay.resolve.meta.outputs import with_outputs
+from opreplay.replay.resolve.policy import Policy
 from opreplay.traces import read_trace
 from opreplay.traces.errors import TraceError
 from opreplay.traces.samples.catalog import SAMPLES, sample_path

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import argparse
 
-from opreplay.replay.build import build_plan
-from opreplay.replay.outputs import with_outputs
-from opreplay.replay.results import MemorySink
-from opreplay.replay.run import RunOptions, run_plan
-from opreplay.replay.sequence.step import step_plan
+from opreplay.replay.execute.options import RunOptions
+from opreplay.replay.execute.run import run_plan
+from opreplay.replay.plan.build import build_plan
+from opreplay.replay.plan.step.of_step import step_plan
+from opreplay.replay.resolve.meta.outputs import with_outputs
+from opreplay.replay.results.reading import MemorySink
 from opreplay.traces import read_trace
 from opreplay.traces.samples import SAMPLES, sample_path
 

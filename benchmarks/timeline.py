@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from opreplay.replay.timeline.steps import steps_of
+from opreplay.replay.timeline.graph.steps import steps_of
 from opreplay.replay.timeline.timeline import timeline
 from opreplay.traces import read_trace
 from opreplay.traces.errors import OpReplayError

@@ -14,24 +14,24 @@ from typing import Any, NoReturn
 import click
 
 from opreplay.cli.exit_codes import ExitCode
-from opreplay.cli.signals import Interrupts
+from opreplay.cli.terminal.signals import Interrupts
 
 COMMANDS: dict[str, str] = {
-    "run": "opreplay.cli.run",
-    "batch": "opreplay.cli.batch",
-    "inspect": "opreplay.cli.inspect",
-    "plan": "opreplay.cli.plan",
-    "simulate": "opreplay.cli.simulate",
-    "timeline": "opreplay.cli.timeline",
-    "compare": "opreplay.cli.compare",
-    "report": "opreplay.cli.report",
-    "export": "opreplay.cli.export",
-    "validate": "opreplay.cli.validate",
-    "calibrate": "opreplay.cli.calibrate",
-    "devices": "opreplay.cli.devices",
-    "initializers": "opreplay.cli.initializers",
-    "plugins": "opreplay.cli.plugins",
-    "doctor": "opreplay.cli.doctor",
+    "run": "opreplay.cli.commands.run",
+    "batch": "opreplay.cli.commands.batch",
+    "inspect": "opreplay.cli.commands.inspect",
+    "plan": "opreplay.cli.commands.plan",
+    "simulate": "opreplay.cli.commands.simulate",
+    "timeline": "opreplay.cli.commands.timeline",
+    "compare": "opreplay.cli.commands.compare",
+    "report": "opreplay.cli.commands.report",
+    "export": "opreplay.cli.commands.export",
+    "validate": "opreplay.cli.commands.validate",
+    "calibrate": "opreplay.cli.commands.calibrate",
+    "devices": "opreplay.cli.commands.devices",
+    "initializers": "opreplay.cli.commands.initializers",
+    "plugins": "opreplay.cli.commands.plugins",
+    "doctor": "opreplay.cli.commands.doctor",
 }
 """Command → module that defines it as `command`, in the order that --help shows."""
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from opreplay.replay.report import batch_markdown, csv_, markdown, sequence
-from opreplay.replay.result_lines import JsonLinesSink
-from opreplay.replay.results import Header, MemorySink, OpResult, Record, ResultFile, Summary
+from opreplay.replay.report.run import batch_markdown, csv_, markdown, sequence
+from opreplay.replay.results.reading import MemorySink, ResultFile
+from opreplay.replay.results.records import Header, OpResult, Record, Summary
+from opreplay.replay.results.writing import JsonLinesSink
 from opreplay.traces.errors import UsageError
 
 Render = Callable[[Header, Sequence[OpResult], Summary], str]

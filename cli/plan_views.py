@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from opreplay.cli import console
+from opreplay.cli.terminal import console
 
 if TYPE_CHECKING:
     from opreplay.cli.exit_codes import ExitCode
+    from opreplay.replay.arguments.work.amounts import Contents
     from opreplay.replay.ascend import DeviceProfile
-    from opreplay.replay.ir import ReplayOp, ReplayPlan
-    from opreplay.replay.results import MetaCheck
-    from opreplay.replay.run import RunOptions
-    from opreplay.replay.work.contents import Contents
+    from opreplay.replay.execute.options import RunOptions
+    from opreplay.replay.ir.model import ReplayOp, ReplayPlan
+    from opreplay.replay.ir.verdicts import MetaCheck
 
 TRACELENS_NAMES = (".tracelens.json", "event_replay_ir.json")
 """Ends of the names of files that are written as TraceLens's IR, which has no counts, times or reasons."""
@@ -25,7 +25,7 @@ def save(plan: ReplayPlan, output: str, *, force: bool) -> None:
     from opreplay.cli.outputs import write_file
 
     if output.lower().endswith(TRACELENS_NAMES):
-        from opreplay.replay.tracelens_ir import write_tracelens_ir
+        from opreplay.replay.plan.tracelens import write_tracelens_ir
 
         left_out = write_tracelens_ir(plan, output, force=force)
         if left_out:
@@ -44,10 +44,10 @@ def show_plan(
     over_budget: Literal["shrink", "skip"] = "shrink",
 ) -> None:  # fmt: skip
     """Print the coverage that a run would have, what meta tensors said, then the ops."""
-    from opreplay.cli.planning import simulate_on
-    from opreplay.replay.report import meta
-    from opreplay.replay.report import plan as view
-    from opreplay.replay.report.facts import coverage_line
+    from opreplay.cli.setup import simulate_on
+    from opreplay.replay.report.run.facts import coverage_line
+    from opreplay.replay.report.views import meta
+    from opreplay.replay.report.views import plan as view
 
     results = view.planned_results(
         plan, lambda op: simulate_on(op, devices, contents(op)), max_op_bytes=max_op_bytes, checks=checks,
@@ -68,7 +68,7 @@ def show_dry_run(
     contents: Callable[[ReplayOp], Contents | None], values: str | None,
 ) -> None:  # fmt: skip
     """What a run of the plan would do. Raises UsageError or FormatError for values that fit no op."""
-    from opreplay.replay.supplied_values import check_values_file
+    from opreplay.replay.arguments.supplied import check_values_file
 
     if values is not None:
         check_values_file(plan, values)
@@ -77,8 +77,8 @@ def show_dry_run(
 
 def narrate_checks(plan: ReplayPlan, checks: Mapping[str, MetaCheck]) -> None:
     """Say on stderr what meta tensors said, where stdout takes the plan itself."""
-    from opreplay.replay.report import meta
-    from opreplay.replay.report.plan import planned_results
+    from opreplay.replay.report.views import meta
+    from opreplay.replay.report.views.plan import planned_results
 
     console.narrate(meta.line(planned_results(plan, lambda op: {}, max_op_bytes=None, checks=checks)))
 
@@ -91,10 +91,11 @@ def show_explanation(
     """Print all that is known of the heaviest op that `wanted` matches. Raises UsageError when none does."""
     import msgspec
 
-    from opreplay.cli.planning import find_ops, simulate_on
+    from opreplay.cli.setup import simulate_on
     from opreplay.replay.ascend import explain_op
-    from opreplay.replay.report import explain as view
-    from opreplay.replay.report.plan import planned_results
+    from opreplay.replay.plan.make import find_ops
+    from opreplay.replay.report.views import explain as view
+    from opreplay.replay.report.views.plan import planned_results
 
     found = find_ops(plan, wanted)
     one = found[0]
@@ -120,8 +121,8 @@ def plan_code(
 ) -> ExitCode:
     """1 when more ops than allowed would not be replayed, or are wrong on meta tensors."""
     from opreplay.cli.reporting import code_for
-    from opreplay.replay.report.plan import why_not
-    from opreplay.replay.results import META_WRONG
+    from opreplay.replay.ir.verdicts import META_WRONG
+    from opreplay.replay.report.views.plan import why_not
 
     wrong = {id_ for id_, check in (checks or {}).items() if check.status in META_WRONG}
     missed = sum(op.id in wrong or why_not(op, max_op_bytes) is not None for op in plan.ops)

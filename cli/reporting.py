@@ -6,13 +6,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from opreplay.cli import console
 from opreplay.cli.exit_codes import ExitCode
+from opreplay.cli.terminal import console
 from opreplay.traces.model import Trace
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from opreplay.cli.outputs import Outputs
-    from opreplay.replay.ir import ReplayPlan
+    from opreplay.replay.execute.options import RunOptions
+    from opreplay.replay.execute.processes.lanes import Engine
+    from opreplay.replay.ir.model import ReplayPlan
+    from opreplay.replay.results.reading import MemorySink, ResultFile
 
 
 def show_report(outputs: Outputs, *, coverage: bool = True) -> None:
@@ -22,8 +27,8 @@ def show_report(outputs: Outputs, *, coverage: bool = True) -> None:
     """
     from rich.console import Group
 
-    from opreplay.replay.report import sequence, table
-    from opreplay.replay.report.facts import coverage_line
+    from opreplay.replay.report.run import sequence, table
+    from opreplay.replay.report.run.facts import coverage_line
 
     header, results, summary = outputs.memory.header, outputs.memory.results, outputs.memory.summary
     if summary is None:
@@ -74,3 +79,43 @@ def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:
         "repairs": info.report.repairs,
         **({} if joined is None else {"kernel_details": msgspec.to_builtins(joined)}),
     }
+
+
+def engine_of(options: RunOptions, *, engine: str, lanes: int | None, address: str | None) -> Engine | None:
+    """Lanes of a Ray cluster, or None for what the options say."""
+    if engine != "ray":
+        return None
+    from opreplay.replay.execute.processes.ray import RayLanes
+    from opreplay.replay.execute.run import worker_config
+
+    return RayLanes(worker_config(options), limit_s=options.hard_limit_s(), lanes=lanes, address=address)
+
+
+def show_batch(outputs: Outputs) -> None:
+    """Coverage of all traces, how much they share, then traces, jobs and ops; only the former where stdout is taken."""
+    from rich.console import Group
+
+    from opreplay.cli.terminal import console
+    from opreplay.replay.report.run.facts import coverage_line
+
+    memory = outputs.memory
+    if memory.summary is None:
+        return
+    if outputs.to_stdout or not memory.traces:
+        show_report(outputs)
+        return
+    console.show_line(coverage_line(memory.header, memory.results, memory.summary))
+    console.show_fitted(lambda width: Group(*batch_tables(memory, width=width)))
+    show_report(outputs, coverage=False)
+
+
+def batch_tables(run: MemorySink | ResultFile, *, width: int) -> list[RenderableType]:
+    """How much the traces share, then one row a trace and a job; nothing for a run of one trace."""
+    from rich.text import Text
+
+    from opreplay.replay.report.run import batch as view
+
+    if not run.traces:
+        return []
+    shared = Text(view.sharing_line(run.traces, len(run.results)))
+    return [shared, view.render(run.traces, run.jobs, width=width)]

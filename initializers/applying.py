@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from opreplay.initializers.base import BatchLengths, CustomInit, InitContext, InitializerError, InitReport
-from opreplay.initializers.loading import failed_at
+from opreplay.initializers.user_code import failed_at
 
 TEXT_LENGTH = 400
 """Characters kept of what an initializer says of itself or of one argument."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from opreplay.traces.annotations import BatchContext
+from opreplay.traces.links.annotations import BatchContext
 from opreplay.traces.model import TensorMeta
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from opreplay.initializers.base import CustomInit, InitContext, InitReport
-from opreplay.initializers.loading import current_source, forget_loaded, load_entry_point, load_user_code
 from opreplay.initializers.registry import Registry, built_in
+from opreplay.initializers.user_code import current_source, forget_loaded, load_entry_point, load_user_code
 from opreplay.traces.errors import UsageError
 
 ENTRY_POINTS = "opreplay.initializers"

@@ -105,7 +105,7 @@ class Registry:
 
 def built_in() -> Registry:
     """A fresh registry with all initializers that ship with opreplay."""
-    from opreplay.initializers import (
+    from opreplay.initializers.rules import (
         attention,
         domains,
         embedding_tables,

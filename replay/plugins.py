@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Literal
 
 from opreplay.initializers import extensions
-from opreplay.initializers.loading import load_entry_point, load_user_code, place_of
-from opreplay.replay.conversions import CONVERSIONS
-from opreplay.replay.user_executors import EXECUTORS
+from opreplay.initializers.user_code import load_entry_point, load_user_code, place_of
+from opreplay.replay.resolve.user.conversions import CONVERSIONS
+from opreplay.replay.resolve.user.executors import EXECUTORS
 
 ENTRY_POINTS = "opreplay.plugins"
 """Entry point group; each names a module, which registers what it has when it is imported."""
@@ -49,7 +49,7 @@ def load_plugins(names: Sequence[str] = (), *, installed: bool = True, custom_op
     for name in names:
         load_user_code(name, flag="--plugin")
     if custom_op_dir is not None:
-        from opreplay.replay.ascend.custom import load_custom_ops
+        from opreplay.replay.ascend.custom.estimators import load_custom_ops
 
         load_custom_ops(custom_op_dir)
 
@@ -89,9 +89,9 @@ def _initializers() -> Iterator[Registration]:
 
 
 def _estimates() -> Iterator[Registration]:
-    from opreplay.replay.ascend.custom import ESTIMATORS
+    from opreplay.replay.ascend.custom.estimators import ESTIMATORS
+    from opreplay.replay.ascend.custom.op_invoke import OpInvokeInfo
     from opreplay.replay.ascend.lowering.user_rules import user_rules
-    from opreplay.replay.ascend.op_invoke import OpInvokeInfo
 
     tables: tuple[tuple[Kind, Iterator], ...] = (
         ("estimator", iter(ESTIMATORS)), ("properties", iter(OpInvokeInfo.properties)),

@@ -1,11 +1,11 @@
 """Read profile files; no torch."""
 
-from opreplay.traces.annotations import BatchContext, batch_context
 from opreplay.traces.limits import Limits
+from opreplay.traces.links.annotations import BatchContext, batch_context
+from opreplay.traces.links.parents import innermost_parent
 from opreplay.traces.literals import format_literal, parse_literal
 from opreplay.traces.model import KernelTable, OpSignature, OpTable, TensorMeta, Trace, TraceInfo
-from opreplay.traces.parents import innermost_parent
-from opreplay.traces.reader import expand_paths, read_trace
+from opreplay.traces.reader import expand_paths, read_trace, the_one_path
 from opreplay.traces.summary import TraceSummary, summarize
 
 __all__ = [
@@ -25,4 +25,5 @@ __all__ = [
     "parse_literal",
     "read_trace",
     "summarize",
+    "the_one_path",
 ]

@@ -10,7 +10,7 @@
     ├── FormatError             3   a plan, result or device file with the wrong schema or version
     └── EnvironmentRefused      4   a device or library that was asked for is missing
 
-Reasons why a single op was not replayed are no errors: see `opreplay.replay.ir.Reason`.
+Reasons why a single op was not replayed are no errors: see `opreplay.replay.ir.model.Reason`.
 """
 
 from __future__ import annotations

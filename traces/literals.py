@@ -106,3 +106,12 @@ def _format_float(value: float) -> str:
         return "inf" if value > 0 else "-inf"
     text = repr(value)
     return text[:-1] if text.endswith(".0") else text
+
+
+def plain_float(value: float) -> float | str:
+    """Finite floats as they are; others as "inf", "-inf", "nan", which JSON cannot hold."""
+    if value != value:
+        return "nan"
+    if value in (float("inf"), float("-inf")):
+        return "inf" if value > 0 else "-inf"
+    return value

@@ -16,19 +16,19 @@ import numpy as np
 
 from opreplay.traces.activity.collect import TimingCollector
 from opreplay.traces.activity.events import TimingDecoder
-from opreplay.traces.annotations import AnnotationTable
-from opreplay.traces.collect import Collector
-from opreplay.traces.columns import smallest
 from opreplay.traces.dialects.ascend import owners_above_launches
 from opreplay.traces.dialects.kineto import ERAS, era_of, metadata_level, run_facts
-from opreplay.traces.errors import TraceError
-from opreplay.traces.head import ExecutionTraceFound
+from opreplay.traces.errors import TraceError, UsageError
 from opreplay.traces.limits import Limits
-from opreplay.traces.link import LinkInput, link
+from opreplay.traces.links.annotations import AnnotationTable
+from opreplay.traces.links.device_time import LinkInput, link
 from opreplay.traces.model import KernelTable, OpTable, ReadReport, Trace, TraceInfo
-from opreplay.traces.scan import BLOCK_BYTES, Scanned, scan
-from opreplay.traces.signatures import decode_name, decode_signatures
-from opreplay.traces.source import Source
+from opreplay.traces.reading.collect import Collector
+from opreplay.traces.reading.columns import smallest
+from opreplay.traces.reading.head import ExecutionTraceFound
+from opreplay.traces.reading.scan import BLOCK_BYTES, Scanned, scan
+from opreplay.traces.reading.signatures import decode_name, decode_signatures
+from opreplay.traces.reading.source import Source
 
 _DEFAULT_LIMITS = Limits()
 Progress = Callable[[int, "int | None"], None]
@@ -54,7 +54,7 @@ def read_trace(
     """
     with _no_gc():
         if processes > 1 and not record_function_ids and not activity:
-            from opreplay.traces.parallel import scan_parallel
+            from opreplay.traces.reading.parallel import scan_parallel
 
             scanned = scan_parallel(str(path), limits, processes, block_bytes=_block_bytes, progress=progress)
             if scanned is not None:
@@ -255,3 +255,12 @@ def expand_paths(patterns: Iterable[str]) -> list[str]:
             raise TraceError(f"no file matches {pattern}", hint="Check the pattern; quote it so that it arrives whole.")
         out.update(dict.fromkeys(found))
     return list(out)
+
+
+def the_one_path(text: str) -> str:
+    """The one file that a path or glob means. Raises UsageError for none or several."""
+    paths = expand_paths([text])
+    if len(paths) != 1:
+        found = f"{text} matches {len(paths)} files, e.g. {paths[0]}" if paths else f"{text} matches no file"
+        raise UsageError(found, hint="Name one of them.")
+    return paths[0]

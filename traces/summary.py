@@ -7,12 +7,11 @@ from collections import Counter
 import msgspec
 import numpy as np
 
-from opreplay.traces.annotations import PHASES, AnnotationTable, Phase, step_number
-from opreplay.traces.columns import distinct
-from opreplay.traces.iterations import BatchIndex
-from opreplay.traces.model import LinkStats, MetadataLevel, Trace
-from opreplay.traces.npu import DetailsJoin
-from opreplay.traces.op_kernels import OpKernels, kernels_by_op
+from opreplay.traces.links.annotations import PHASES, AnnotationTable, Phase, step_number
+from opreplay.traces.links.iterations import BatchIndex
+from opreplay.traces.links.npu_kernels import OpKernels, kernels_by_op
+from opreplay.traces.model import DetailsJoin, LinkStats, MetadataLevel, Trace
+from opreplay.traces.reading.columns import distinct
 
 TOP_OPS = 20
 TOP_ANNOTATIONS = 50

@@ -1,13 +1,13 @@
 """The simulated Ascend device: ops become CANN kernels, kernels become microseconds; no torch, nothing executed."""
 
-from opreplay.replay.ascend.device_file import list_devices, load_device
+from opreplay.replay.ascend.cost.predict import predict_kernel
+from opreplay.replay.ascend.cost.predictor import Predictor
+from opreplay.replay.ascend.devices.file import list_devices, load_device
 from opreplay.replay.ascend.kernel import KernelCall, KernelPrediction, TensorSpec
-from opreplay.replay.ascend.kernel_details import read_kernel_table
 from opreplay.replay.ascend.lowering import Lowering, lower
-from opreplay.replay.ascend.predict import predict_kernel
-from opreplay.replay.ascend.predictor import Predictor
+from opreplay.replay.ascend.measured.kernel_tables import read_kernel_table
 from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.ascend.simulate import Explanation, explain_op, is_predicted, simulate_op
+from opreplay.replay.ascend.simulate.op import Explanation, explain_op, is_predicted, simulate_op
 
 __all__ = [
     "DeviceProfile",

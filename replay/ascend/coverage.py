@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from opreplay.replay.ir import ReplayOp, ReplayPlan
-from opreplay.replay.results import Simulated
+from opreplay.replay.ir.model import ReplayOp, ReplayPlan
+from opreplay.replay.results.records import Simulated
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):

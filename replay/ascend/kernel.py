@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from opreplay.traces.npu import TensorSpec
+from opreplay.traces.model import TensorSpec
 
 Bound = Literal["cube", "vector", "hbm", "l2", "launch", "link", "none"]
 Confidence = Literal["calibrated", "other SoC", "uncalibrated"]

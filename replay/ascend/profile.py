@@ -5,11 +5,10 @@ Owns the compiled form only; `device_file` reads and checks the files it is made
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple
 
 import msgspec
-
-from opreplay.replay.ascend.quantity import Quantity
 
 Form = Literal[
     "elementwise",
@@ -177,3 +176,23 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     def family(self, kernel_type: str) -> FamilyCost:
         """The cost constants for a kernel type; those of "Unknown" where nobody registered it."""
         return self.families[self.types.get(kernel_type, "Unknown")]
+
+
+Trust = Literal["datasheet", "measured", "fitted", "assumed"]
+"""Where a number stands: from a vendor's configuration or datasheet; measured directly and quoted; fitted to kernel
+measurements by this project's calibration; assumed, by analogy or judgement."""
+
+
+class Quantity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One number of a device or model file."""
+
+    value: float
+    unit: str
+    source: str
+    confidence: Trust
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.value):
+            raise ValueError("value must be a finite number")
+        if not self.unit or not self.source:
+            raise ValueError("unit and source must not be empty")

@@ -12,16 +12,17 @@ from typing import Any
 import msgspec
 
 from opreplay.initializers.registry import Registry
-from opreplay.replay import budget
-from opreplay.replay.executors.base import NotReplayable
 from opreplay.replay.export.instead import called_instead
 from opreplay.replay.export.values import Spec, describe
-from opreplay.replay.ir import Assumption, Reason, ReplayOp, ReplayPlan
-from opreplay.replay.plan_file import dump_plan
-from opreplay.replay.policy import LIBRARY_MODULES, TORCH_NAMESPACES, Policy, split_name
-from opreplay.replay.portable import EQUIVALENTS, legacy_form
-from opreplay.replay.reference.catalog import LIBRARIES
-from opreplay.replay.resolve import find_overload
+from opreplay.replay.ir import sizes as budget
+from opreplay.replay.ir.model import Assumption, Reason, ReplayOp, ReplayPlan
+from opreplay.replay.ir.names import split_name
+from opreplay.replay.ir.plan_file import dump_plan
+from opreplay.replay.ir.reasons import NotReplayable
+from opreplay.replay.resolve.names import find_overload
+from opreplay.replay.resolve.policy import LIBRARY_MODULES, TORCH_NAMESPACES, Policy
+from opreplay.replay.standins.aten import EQUIVALENTS, legacy_form
+from opreplay.replay.standins.declared.catalog import LIBRARIES
 
 BUNDLE_VERSION = 1
 """Of the part of ops.json that the script reads beside the plan. Changes: 1 first version."""

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from opreplay.replay.export.bundle import Bundle
-from opreplay.replay.ir import ReplayOp
+from opreplay.replay.ir.model import ReplayOp
 from opreplay.traces.errors import UsageError
 
 NAMES = ("ops.json", "replay.py", "README.md")

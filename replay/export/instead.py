@@ -1,7 +1,7 @@
 """What an op that is replayed through an equivalent really calls, as an op of its own that needs torch alone.
 
 The equivalent is called on meta tensors under a watch for the op that it is declared to go through. Owns the watching;
-which op has an equivalent is `opreplay.replay.portable`'s.
+which op has an equivalent is `opreplay.replay.standins.aten`'s.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import msgspec
 import torch
 from torch.overrides import TorchFunctionMode
 
-from opreplay.replay import tensors
-from opreplay.replay.ir import ReplayArg, ReplayOp
-from opreplay.replay.portable import equivalent_of
-from opreplay.replay.schema import ArgSpec, plain_float, specs_of
+from opreplay.replay.arguments import tensors
+from opreplay.replay.ir.model import ReplayArg, ReplayOp
+from opreplay.replay.resolve.schema import ArgSpec, specs_of
+from opreplay.replay.standins.aten import equivalent_of
+from opreplay.traces.literals import plain_float
 from opreplay.traces.model import TensorMeta
 
 _DTYPE_NAMES = {dtype: name for name, dtype in tensors.DTYPES.items()}

@@ -18,10 +18,12 @@ from opreplay.initializers import fill
 from opreplay.initializers.base import InitContext, InitializerError
 from opreplay.initializers.dense import DenseInit, safe_bound, values_for
 from opreplay.initializers.registry import Registry
-from opreplay.replay import aliasing, budget, tensors
-from opreplay.replay.executors.base import NotReplayable
-from opreplay.replay.executors.torch_device import seed_of
-from opreplay.replay.ir import Assumption, Reason, ReplayOp
+from opreplay.replay.arguments import tensors
+from opreplay.replay.arguments.tensors import seed_of
+from opreplay.replay.ir import shared_memory as aliasing
+from opreplay.replay.ir import sizes as budget
+from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
+from opreplay.replay.ir.reasons import NotReplayable
 
 Spec = dict[str, Any]
 """{"fill": kind, ...} as `script.fill` takes it."""

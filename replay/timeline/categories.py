@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from opreplay.replay.timeline.graph import COLLECTIVE, COPY, KERNEL, LAUNCH, SET, Floats, StepGraph
-from opreplay.replay.timeline.schedule import Schedule
+from opreplay.replay.timeline.graph.model import COLLECTIVE, COPY, KERNEL, LAUNCH, SET, Floats, StepGraph
+from opreplay.replay.timeline.graph.schedule import Schedule
 
 
 class Categories(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from opreplay.replay.timeline.graph import (
+from opreplay.replay.timeline.graph.model import (
     COLLECTIVE,
     KERNEL,
     LAUNCH,
@@ -17,8 +17,8 @@ from opreplay.replay.timeline.graph import (
     Ints,
     StepGraph,
 )
+from opreplay.replay.timeline.graph.schedule import Schedule, retimed
 from opreplay.replay.timeline.names import Names, ancestors_or_self, op_parents
-from opreplay.replay.timeline.schedule import Schedule, retimed
 from opreplay.traces.errors import TraceError
 
 NEVER = -1e15
@@ -278,7 +278,7 @@ def _overlapped(
     for node in talking[np.argsort(start[talking], kind="stable")].tolist():
         start[node] = max(start[node], free)
         end[node] = free = start[node] + durations[node]
-    from opreplay.replay.timeline.schedule import step_length
+    from opreplay.replay.timeline.graph.schedule import step_length
 
     origin = graph.begin_us if begin is None else begin
     return Schedule(start_us=start, end_us=end, cause=schedule.cause, step_us=step_length(graph, start, end, origin))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from opreplay.replay.timeline.graph import EDGE_KINDS, NO_OP, Ints, StepGraph
+from opreplay.replay.timeline.graph.model import EDGE_KINDS, NO_OP, Ints, StepGraph
 from opreplay.traces import Trace, innermost_parent
-from opreplay.traces.annotations import AnnotationTable, batch_context, step_number
-from opreplay.traces.parents import innermost_at
+from opreplay.traces.links.annotations import AnnotationTable, batch_context, step_number
+from opreplay.traces.links.parents import innermost_at
 
 PYTHON = "(Python, between ops)"
 OUTSIDE = "(no module)"

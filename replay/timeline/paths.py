@@ -7,9 +7,9 @@ from collections import defaultdict
 import msgspec
 import numpy as np
 
-from opreplay.replay.timeline.graph import Floats, Ints, StepGraph
+from opreplay.replay.timeline.graph.model import Floats, Ints, StepGraph
+from opreplay.replay.timeline.graph.schedule import Schedule, critical_path, slack_us
 from opreplay.replay.timeline.names import Names
-from opreplay.replay.timeline.schedule import Schedule, critical_path, slack_us
 
 HOST, DEVICE, WAIT = "host", "device", "wait"
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from opreplay.replay.timeline.build import step_graph
 from opreplay.replay.timeline.categories import Categories, categories
 from opreplay.replay.timeline.changes import edited
-from opreplay.replay.timeline.graph import LAUNCH, STREAM, Floats, StepGraph
+from opreplay.replay.timeline.graph.build import step_graph
+from opreplay.replay.timeline.graph.model import LAUNCH, STREAM, Floats, StepGraph
+from opreplay.replay.timeline.graph.schedule import Schedule, retimed
+from opreplay.replay.timeline.graph.steps import Step, chosen_step, steps_of
 from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.paths import PathPart, Slack, path_parts, slack_of_ops
-from opreplay.replay.timeline.schedule import Schedule, retimed
-from opreplay.replay.timeline.steps import Step, chosen_step, steps_of
 from opreplay.traces import Trace
 
 SCHEMA_VERSION = 1

@@ -11,8 +11,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from opreplay.cli import console, main
+from opreplay.cli import main
 from opreplay.cli.exit_codes import ExitCode
+from opreplay.cli.terminal import console
 from opreplay.traces.errors import EnvironmentRefused, Malformed, UsageError
 
 

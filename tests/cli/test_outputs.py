@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from opreplay.cli.outputs import Outputs, check_writable, write_file
-from opreplay.replay.results import Header, OpResult, Summary, read_results
+from opreplay.replay.results.reading import read_results
+from opreplay.replay.results.records import Header, OpResult, Summary
 from opreplay.traces.errors import UsageError
 
 HEADER = Header(opreplay_version="0", started_at="2026-01-01T00:00:00Z", trace={}, environment={}, options={})

@@ -13,22 +13,22 @@ LAYERS = {"traces": 0, "initializers": 1, "replay": 2, "cli": 3}
 
 TORCH_AT_IMPORT = (
     "opreplay.initializers",
-    "opreplay.replay.executors.torch_cache",
-    "opreplay.replay.executors.torch_device",
-    "opreplay.replay.executors.torch_graph",
-    "opreplay.replay.executors.torch_profile",
-    "opreplay.replay.executors.torch_sequence",
+    "opreplay.replay.execute.executors.torch.caches",
+    "opreplay.replay.execute.executors.torch.device",
+    "opreplay.replay.execute.executors.torch.graph",
+    "opreplay.replay.execute.executors.torch.profile",
+    "opreplay.replay.execute.executors.torch.sequence_tools",
     "opreplay.replay.export",
-    "opreplay.replay.forked",
-    "opreplay.replay.meta_run",
-    "opreplay.replay.outputs",
-    "opreplay.replay.portable",
-    "opreplay.replay.reference",
-    "opreplay.replay.resolve",
-    "opreplay.replay.schema",
-    "opreplay.replay.tensors",
-    "opreplay.replay.widen",
-    "opreplay.replay.work",
+    "opreplay.replay.resolve.meta.forked",
+    "opreplay.replay.resolve.meta.check",
+    "opreplay.replay.resolve.meta.outputs",
+    "opreplay.replay.standins.aten",
+    "opreplay.replay.standins",
+    "opreplay.replay.resolve.names",
+    "opreplay.replay.resolve.schema",
+    "opreplay.replay.arguments.tensors",
+    "opreplay.replay.arguments.float32",
+    "opreplay.replay.arguments.work",
 )
 """Modules and packages that may import torch when they are imported: they make, run or resolve ops."""
 
@@ -114,7 +114,7 @@ def test_heavy_libraries_are_imported_late(sources, library: str, allowed: tuple
 
 def test_the_light_packages_bring_in_neither_torch_nor_pandas(sources) -> None:
     modules = [source.module for source in sources if within(source.module, LIGHT)]
-    modules += ["opreplay.replay.ir", "opreplay.replay.results"]
+    modules += ["opreplay.replay.ir.model", "opreplay.replay.results.records"]
     code = (
         "import importlib, sys\n"
         f"for name in {modules!r}:\n"

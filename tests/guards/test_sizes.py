@@ -1,25 +1,10 @@
-"""Files and functions stay small enough to be read in one go, and each says what it owns."""
+"""Functions stay small enough to be read in one go, and each module says what it owns."""
 
 from __future__ import annotations
 
 import ast
-import statistics
 
-MOST_LINES = 400
-MOST_LINES_MEDIAN = 150
 MOST_LINES_FUNCTION = 100
-
-LONGER_FILES: dict[str, str] = {}
-"""Module → why it may be longer."""
-
-
-def test_files_are_short(sources) -> None:
-    lengths = {source.module: len(source.text.splitlines()) for source in sources}
-    too_long = {module: n for module, n in lengths.items() if n > MOST_LINES and module not in LONGER_FILES}
-    assert not too_long, f"split them, or say in LONGER_FILES why not: {too_long}"
-    assert statistics.median(lengths.values()) <= MOST_LINES_MEDIAN
-    stale = [module for module in LONGER_FILES if lengths.get(module, 0) <= MOST_LINES]
-    assert not stale, f"no longer an exception: {stale}"
 
 
 def test_functions_are_short(sources) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from opreplay.replay.results import read_result_file
+from opreplay.replay.results.reading import read_result_file
 from opreplay.traces.samples import sample_path
 
 SCRIPT = Path(sys.executable).parent / "opreplay"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from opreplay.replay.results import read_results
+from opreplay.replay.results.reading import read_results
 
 SCRIPT = Path(sys.executable).parent / "opreplay"
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from opreplay.replay.results import OpResult, read_results
+from opreplay.replay.results.reading import read_results
+from opreplay.replay.results.records import OpResult
 
 SCRIPT = Path(sys.executable).parent / "opreplay"
 CACHE = [512, 2, 2, 16, 8]

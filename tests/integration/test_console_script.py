@@ -12,7 +12,7 @@ from time import monotonic, sleep
 
 import pytest
 
-from opreplay.replay.results import read_results
+from opreplay.replay.results.reading import read_results
 from opreplay.traces.samples import sample_path
 
 SCRIPT = Path(sys.executable).parent / "opreplay"

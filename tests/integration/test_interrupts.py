@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from opreplay.replay.results import read_result_file
+from opreplay.replay.results.reading import read_result_file
 
 SCRIPT = Path(sys.executable).parent / "opreplay"
 SAMPLE = Path(__file__).parents[2] / "traces" / "samples" / "transformer_infer.json.gz"

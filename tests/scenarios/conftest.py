@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from opreplay.cli.main import opreplay
 from opreplay.initializers.extensions import clear_registrations as clear_initializers
 from opreplay.replay import plugins
-from opreplay.replay.ascend.custom import clear_registrations
+from opreplay.replay.ascend.custom.estimators import clear_registrations
 
 Console = Callable[..., Result]
 """(*arguments, code=0) of `opreplay` → what it printed; the exit code must be `code`."""

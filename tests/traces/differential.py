@@ -20,8 +20,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
-from opreplay.traces import Trace, compiled, read_trace, scan
+from opreplay.traces import Trace, read_trace
 from opreplay.traces.errors import TraceError
+from opreplay.traces.reading import scan
+from opreplay.traces.reading.native import blocks as compiled
 from opreplay.traces.samples import SAMPLES, sample_path
 from tests.traces.test_reader import same
 

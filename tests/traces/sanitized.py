@@ -10,7 +10,7 @@ import importlib.util
 import os
 import sys
 
-_NAME = "opreplay.traces._events"
+_NAME = "opreplay.traces.reading.native._events"
 _loader = importlib.machinery.ExtensionFileLoader(_NAME, os.environ["OPREPLAY_SANITIZED_EVENTS"])
 _spec = importlib.util.spec_from_loader(_NAME, _loader)
 assert _spec is not None

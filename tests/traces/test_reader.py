@@ -16,9 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opreplay.traces import Limits, Trace, expand_paths, parallel, read_trace, summarize
+from opreplay.traces import Limits, Trace, expand_paths, read_trace, summarize
 from opreplay.traces.errors import Malformed, TooLarge, TraceError, UnknownDialect
 from opreplay.traces.model import TensorMemories
+from opreplay.traces.reading import parallel
 from tests.traces.events import DIMS, KEYS, document, kernel, op, small_events, write
 
 

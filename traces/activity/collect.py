@@ -18,11 +18,11 @@ from opreplay.traces.activity.model import (
     MemoryTable,
     WaitTable,
 )
-from opreplay.traces.collect import Collector, Interned
-from opreplay.traces.columns import Columns
-from opreplay.traces.decoding import NOT_JSON
 from opreplay.traces.limits import Limits
-from opreplay.traces.signatures import decode_name
+from opreplay.traces.reading.collect import Collector, Interned
+from opreplay.traces.reading.columns import Columns
+from opreplay.traces.reading.decoding import NOT_JSON
+from opreplay.traces.reading.signatures import decode_name
 
 _MODULE = b'"nn.Module: '
 _MEMORY = b'"[memory]"'

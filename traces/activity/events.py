@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec import Raw, Struct, field
 
-from opreplay.traces import fields
-from opreplay.traces.decoding import EventDecoder, decoded_args
+from opreplay.traces.reading import fields
+from opreplay.traces.reading.decoding import EventDecoder, decoded_args
 
 QUEUE_TAGS = ("enqueue", "dequeue")
 HOST_ARROW_TAGS = ("fwdbwd", "async_task_queue", "HostToDevice")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from opreplay.traces.links.parents import innermost_parent
 from opreplay.traces.model import OpSignature, OpTable
-from opreplay.traces.parents import innermost_parent
 
 _NOT_AN_OP = ("autograd::", "torch::")
 

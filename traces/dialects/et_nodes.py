@@ -18,7 +18,7 @@ import msgspec
 from opreplay.traces.dialects.et_repair import repair_json
 from opreplay.traces.errors import Malformed, UnknownDialect
 from opreplay.traces.limits import Limits, too_large
-from opreplay.traces.source import Source
+from opreplay.traces.reading.source import Source
 
 BLOCK_BYTES = 1 << 20
 _BOM = b"\xef\xbb\xbf"

@@ -20,6 +20,7 @@ from opreplay.traces.dialects.et_nodes import BLOCK_BYTES, Node, NodeStream
 from opreplay.traces.dialects.et_signature import BrokenArguments, results_of, signature_of
 from opreplay.traces.errors import UnknownDialect
 from opreplay.traces.limits import Limits, too_large
+from opreplay.traces.links.parents import without_cycles
 from opreplay.traces.model import (
     KERNEL_CATEGORIES,
     Annotation,
@@ -32,8 +33,7 @@ from opreplay.traces.model import (
     Trace,
     TraceInfo,
 )
-from opreplay.traces.parents import without_cycles
-from opreplay.traces.source import Source
+from opreplay.traces.reading.source import Source
 
 _USER_SCOPE = 7
 """c10's RecordScope::USER_SCOPE: an annotation; all other scopes are ops to Kineto (ATen/record_function.h)."""

@@ -23,7 +23,7 @@ from typing import TextIO
 import msgspec
 
 from opreplay.traces.errors import Malformed, TooLarge, TraceError
-from opreplay.traces.npu import TensorSpec
+from opreplay.traces.model import TensorSpec
 
 MAX_ROWS = 5_000_000
 MAX_LINE = 1 << 20

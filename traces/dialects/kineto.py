@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from opreplay.traces.decoding import NOT_JSON
 from opreplay.traces.model import MetadataLevel, OpSignature
+from opreplay.traces.reading.decoding import NOT_JSON
 
 Vendor = Literal["nvidia", "amd", "ascend", "mtia", "intel", "cpu"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opreplay.replay.ascend.cost.work import COUNTERS, Work, dtype_factor
+from opreplay.replay.ascend.cost.vector_work import COUNTERS, Work, dtype_factor
 from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
 

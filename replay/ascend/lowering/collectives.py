@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from math import prod
 
 from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
+from opreplay.replay.ascend.lowering.op_view import OpView, kernel, spec
 from opreplay.replay.ascend.lowering.registry import Rule, lowers, lowers_like
-from opreplay.replay.ascend.lowering.view import OpView, kernel, spec
 
 COLLECTIVES: dict[str, str] = {
     "c10d::allreduce_": "hcom_allReduce_", "c10d::allreduce_coalesced_": "hcom_allReduce_",

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from math import log2, prod
 
 from opreplay.replay.ascend.kernel import KernelCall
+from opreplay.replay.ascend.lowering.op_view import OpView, kernel, spec
 from opreplay.replay.ascend.lowering.registry import lowers
-from opreplay.replay.ascend.lowering.view import OpView, kernel, spec
 
 DECOMPOSITIONS: dict[str, float] = {
     "cholesky": 1 / 3, "linalg_cholesky": 1 / 3, "linalg_cholesky_ex": 1 / 3, "cholesky_solve": 2,

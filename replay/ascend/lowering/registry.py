@@ -8,23 +8,44 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from opreplay.initializers.loading import failed_at
+from opreplay.initializers.user_code import failed_at
+from opreplay.replay.arguments.work.amounts import Contents
+from opreplay.replay.ascend.custom.registrations import CustomOpError
 from opreplay.replay.ascend.kernel import KernelCall
-from opreplay.replay.ascend.lowering import view as view_module
+from opreplay.replay.ascend.lowering import op_view as view_module
+from opreplay.replay.ascend.lowering.op_view import OpView, kernel, spec
 from opreplay.replay.ascend.lowering.user_rules import UserRule, add_names, add_patterns, find_user_rule
-from opreplay.replay.ascend.lowering.view import OpView, kernel, spec
-from opreplay.replay.ascend.registrations import CustomOpError
-from opreplay.replay.ir import ReplayOp
-from opreplay.replay.reference.registry import canonical_name
-from opreplay.replay.work.contents import Contents
+from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.standins.declared.register import canonical_name
 
 Rule = Callable[[OpView], Iterable[KernelCall]]
 
 FAMILIES = (
-    "views", "matmul", "convolution", "attention", "paged", "norms", "elementwise", "reductions", "pooling", "indexing",
-    "movement", "optimizers", "random_fill", "moe", "collectives", "recurrent", "losses", "host_math", "spectral",
-    "special_functions", "more_products", "resampling", "vendor_tables", "vendor_names",
-)  # fmt: skip
+    "moves.views",
+    "products.matmul",
+    "products.convolution",
+    "layers.attention",
+    "layers.paged",
+    "rows.norms",
+    "pointwise.elementwise",
+    "rows.reductions",
+    "rows.pooling",
+    "moves.indexing",
+    "moves.movement",
+    "pointwise.optimizers",
+    "pointwise.random_fill",
+    "layers.moe",
+    "collectives",
+    "layers.recurrent",
+    "pointwise.losses",
+    "host_math",
+    "rows.spectral",
+    "pointwise.special_functions",
+    "products.contractions",
+    "rows.resampling",
+    "vendor.fbgemm",
+    "vendor.names",
+)
 """Modules of this package that register rules."""
 
 _OWN_FILES = (__file__, view_module.__file__)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from opreplay.initializers.loading import current_source, place_of, shown_place
+from opreplay.initializers.user_code import current_source, place_of, shown_place
 
 
 @dataclass(slots=True, kw_only=True)

@@ -16,22 +16,22 @@ import torch
 
 from opreplay.initializers.registry import built_in
 from opreplay.replay import register_conversion, register_executor
-from opreplay.replay.build import build_plan
-from opreplay.replay.conversions import Conversion, RecordedCall
-from opreplay.replay.executors.torch_device import TorchExecutor
+from opreplay.replay.execute.executors.torch.device import TorchExecutor
 from opreplay.replay.export import Bundle, make_bundle, write_bundle
 from opreplay.replay.export.files import readme
-from opreplay.replay.ir import Reason, RecordedKernel, ReplayPlan
-from opreplay.replay.outputs import with_outputs
-from opreplay.replay.plan_file import parse_plan
+from opreplay.replay.ir.model import Reason, RecordedKernel, ReplayPlan
+from opreplay.replay.ir.plan_file import parse_plan
+from opreplay.replay.plan.build import build_plan
+from opreplay.replay.plan.select import OpFilter
 from opreplay.replay.plugins import clear_registrations
-from opreplay.replay.policy import Policy
-from opreplay.replay.resolve import find_overload
-from opreplay.replay.select import OpFilter
+from opreplay.replay.resolve.meta.outputs import with_outputs
+from opreplay.replay.resolve.names import find_overload
+from opreplay.replay.resolve.policy import Policy
+from opreplay.replay.resolve.user.conversions import Conversion, RecordedCall
 from opreplay.traces import read_trace
 from opreplay.traces.errors import UsageError
 from opreplay.traces.samples import sample_path
-from tests.replay.test_user_code import event, one, plan_of
+from tests.replay.resolve.user.test_user_code import event, one, plan_of
 
 GB = 1 << 30
 ALONE = """

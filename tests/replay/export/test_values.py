@@ -9,10 +9,10 @@ import torch
 
 from opreplay.initializers.base import CustomInit, InitContext, InitReport
 from opreplay.initializers.registry import Registry, built_in
-from opreplay.replay.executors.base import NotReplayable
 from opreplay.replay.export import script
 from opreplay.replay.export.values import KEPT_VALUES, describe
-from opreplay.replay.ir import Recorded, ReplayArg, ReplayOp
+from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp
+from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.traces.model import TensorMeta
 
 CPU = torch.device("cpu")

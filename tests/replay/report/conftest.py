@@ -6,10 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from opreplay.replay.executors.base import Measurement
-from opreplay.replay.ir import Assumption
-from opreplay.replay.results import Header, OpResult, Simulated, Summary
-from opreplay.replay.warnings import MeasureWarning
+from opreplay.replay.ir.model import Assumption
+from opreplay.replay.results.measurement import Measurement, MeasureWarning
+from opreplay.replay.results.records import Header, OpResult, Simulated, Summary
 
 
 def measurement(us: float, *, warnings: tuple[MeasureWarning, ...] = ()) -> Measurement:

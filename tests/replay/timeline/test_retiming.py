@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from opreplay.replay.timeline.build import step_graph
 from opreplay.replay.timeline.changes import Unmatched, edited
+from opreplay.replay.timeline.graph.build import step_graph
+from opreplay.replay.timeline.graph.schedule import critical_path, retimed, slack_us
+from opreplay.replay.timeline.graph.steps import chosen_step, steps_of
 from opreplay.replay.timeline.names import Names
-from opreplay.replay.timeline.schedule import critical_path, retimed, slack_us
-from opreplay.replay.timeline.steps import chosen_step, steps_of
 from opreplay.replay.timeline.timeline import Study, timeline
 from opreplay.traces import read_trace
 from opreplay.traces.errors import TraceError

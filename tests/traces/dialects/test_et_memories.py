@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from opreplay.replay.build import build_plan
-from opreplay.replay.sequence.linking import link
+from opreplay.replay.plan.build import build_plan
+from opreplay.replay.plan.step.linking import link
 from opreplay.traces import read_trace
 from opreplay.traces.dialects.et_memories import MemoryColumn
 from opreplay.traces.dialects.et_nodes import Node

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from opreplay.replay.select import selected_rows
+from opreplay.replay.plan.select import selected_rows
 from opreplay.traces import read_trace
 from opreplay.traces.dialects.execution_trace import read_execution_trace
 from opreplay.traces.errors import Malformed, TooLarge, TraceError, UnknownDialect

@@ -1,0 +1,164 @@
+"""`opreplay batch`: many traces in one run; parses flags, merges the traces' plans, runs them, prints the sums."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from opreplay.cli.exit_codes import ExitCode
+from opreplay.cli.options.measuring import checking_options, device_versions, holding, measuring_options, tell_threads
+from opreplay.cli.options.shared import (
+    custom_op_option,
+    device_option,
+    execution_traces_option,
+    force_option,
+    init_options,
+    limit_option,
+    plugin_option,
+    selection_options,
+    soc_option,
+    values_option,
+)
+
+if TYPE_CHECKING:
+    from opreplay.cli.outputs import Outputs
+    from opreplay.replay.batch.merge import Batch
+    from opreplay.replay.batch.plan_store import PlanStore
+    from opreplay.replay.batch.reading import HowToRead, Unreadable
+    from opreplay.replay.execute.options import RunOptions
+    from opreplay.replay.plan.selection import Selection
+
+
+@click.command("batch", short_help="Run many traces or ranks at once; ops that they share run once.")
+@click.argument("traces", metavar="TRACE...", nargs=-1, required=True)
+@execution_traces_option
+@device_option
+@soc_option
+@custom_op_option
+@selection_options
+@plugin_option
+@click.option(
+    "--output", "-o", multiple=True, metavar="FILE",
+    help="Also write results: .jsonl (op by op, then traces and jobs), .csv, .md; - is JSON Lines on stdout. "
+    "Repeatable.",
+)  # fmt: skip
+@force_option
+@click.option("--dry-run", is_flag=True, help="Say what would run, then stop.")
+@click.option(
+    "--lanes", type=click.IntRange(min=1), metavar="N",
+    help="Traces read and ops measured at the same time.  [default: reads with all processors, measures one op; "
+    "with Ray as many as fit]",
+)  # fmt: skip
+@click.option(
+    "--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True,
+    help="Run on this machine, or on a Ray cluster, where a lane asks for CPUs, a GPU or an NPU.",
+)  # fmt: skip
+@click.option("--address", metavar="ADDRESS", help="Ray cluster to use, e.g. auto.  [default: one on this machine]")
+@measuring_options
+@click.option(
+    "--max-failed", type=click.IntRange(min=0), metavar="N", help="Exit with 1 when more ops are skipped or failed."
+)
+@init_options
+@values_option
+@checking_options
+@limit_option
+def command(
+    traces: tuple[str, ...], execution_trace: tuple[str, ...], device: str, soc: tuple[str, ...],
+    custom_op_dir: str | None, selection: Selection, plugin: tuple[str, ...], output: tuple[str, ...], force: bool,
+    dry_run: bool, lanes: int | None, engine: str, address: str | None, measuring: RunOptions, resume: bool,
+    max_failed: int | None, init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None,
+    check_work: bool, check_kernels: bool, limit: tuple[tuple[str, str], ...],
+) -> int:  # fmt: skip
+    """Replay the unique ops of many traces, each once, and report every trace, every job and all together.
+
+    TRACE is a profiler file, an ExecutionTrace or a plan; a glob; or a folder with such files. Filters hold for each
+    trace by itself. Files that are ranks of one job, by their metadata or names, are merged. A file that is refused
+    costs only itself; the exit code is then 3.
+    """
+    import msgspec
+
+    from opreplay.cli.opening import parse_limits
+    from opreplay.cli.outputs import Outputs
+    from opreplay.cli.reporting import engine_of, outcome_code, show_batch
+    from opreplay.cli.setup import expected_contents, load_socs, simulate_on, use_plugins
+    from opreplay.cli.terminal.console import narrate
+    from opreplay.cli.terminal.progress import FilesProgress, RunProgress
+    from opreplay.replay.batch.job import find_and_pair, read_batch
+    from opreplay.replay.execute.processes.lanes import lane_devices
+    from opreplay.replay.execute.run import run_plan
+    from opreplay.traces.errors import UsageError
+
+    if address is not None and engine != "ray":
+        raise UsageError("--address is that of a Ray cluster", hint="Add --engine ray.")
+    plugin = use_plugins(plugin, custom_op_dir)
+    contents = expected_contents(init_module, init_arg, seed=measuring.seed, values=values)
+    devices = load_socs(soc)
+    with Outputs(output, force=force, resume=resume) as outputs:
+        files, how = find_and_pair(
+            traces,
+            execution_trace,
+            selection,
+            device=device,
+            limits=parse_limits(limit),
+            plugins=plugin,
+            children=check_kernels,
+            tell=narrate,
+        )
+
+        def read(store: PlanStore | None) -> tuple[Batch, list[Unreadable]]:
+            with FilesProgress() as progress:
+                return read_batch(
+                    files, how, store, lanes=lanes, engine=engine, address=address, tell=narrate, progress=progress
+                )
+
+        if dry_run:
+            from opreplay.cli.plan_views import show_dry_run
+
+            batch, refused = read(None)
+            show_dry_run(batch.plan(), devices, measuring, contents=contents, values=values)
+            return ExitCode.REFUSED if refused else ExitCode.OK
+        options = msgspec.structs.replace(
+            measuring, device=device, allow_imports=selection.allow_imports, plugins=plugin, init_modules=init_module,
+            init_args=init_arg, lanes=lanes or 1, values=values, check_work=check_work, check_kernels=check_kernels,
+        )  # fmt: skip
+        with stored_plans(outputs, how, force=force) as store:
+            batch, refused = read(store)
+            held = [] if engine == "ray" else lane_devices(device, lanes or 1, shared=options.shared_device)
+            try:
+                with holding(held, shared=options.shared_device) as beside, RunProgress() as on_progress:
+                    run_plan(
+                        batch.plan(), options, sink=outputs, simulate=lambda op: simulate_on(op, devices, contents(op)),
+                        on_progress=on_progress, trace=batch.facts(), earlier=outputs.earlier,
+                        engine=engine_of(options, engine=engine, lanes=lanes, address=address),
+                        devices=device_versions(devices), close=batch.close, beside=beside, on_start=tell_threads,
+                    )  # fmt: skip
+            except UsageError:
+                outputs.forget()  # refused: what the file holds is of another run
+                raise
+            finally:
+                show_batch(outputs)
+    return ExitCode.REFUSED if refused else outcome_code(outputs, max_failed)
+
+
+@contextlib.contextmanager
+def stored_plans(outputs: Outputs, how: HowToRead, *, force: bool) -> Iterator[PlanStore | None]:
+    """The plans beside the .jsonl of results, gone once there is nothing to continue; None without such a file.
+
+    Raises UsageError as `PlanStore` does.
+    """
+    if outputs.results is None:
+        yield None
+        return
+    from opreplay.replay.batch.plan_store import SUFFIX, PlanStore
+    from opreplay.replay.results.resume import is_out_of_time
+
+    store = PlanStore(outputs.results.with_name(outputs.results.name + SUFFIX), how.settings(), force=force)
+    try:
+        yield store
+    except BaseException:
+        store.close()
+        raise
+    store.close(remove=not any(map(is_out_of_time, outputs.memory.results)))

@@ -1,0 +1,100 @@
+"""`opreplay calibrate`: fits a simulated device to a profile of a real one and writes its device file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from opreplay.cli.options.shared import force_option, format_option, one_soc_each_option, tables_argument
+
+if TYPE_CHECKING:
+    from opreplay.replay.ascend.calibrate.validate import Measured
+
+
+@click.command("calibrate", short_help="Fit a simulated device to a profile of a real Ascend NPU.")
+@tables_argument
+@one_soc_each_option
+@click.option("--output", "-o", required=True, metavar="FILE", help="The device file to write (.toml).")
+@click.option("--name", metavar="NAME", help="Name of the new device; the file's by default.")
+@click.option(
+    "--shipped", metavar="VERSION",
+    help="Refit all shipped devices together from their datasheets; --output is then a folder.",
+)  # fmt: skip
+@format_option("table", "json")
+@force_option
+def command(
+    kernel_details: tuple[str, ...], soc: tuple[str, ...], output: str, name: str | None, shipped: str | None,
+    format_: str, force: bool,
+) -> None:  # fmt: skip
+    """Fit the constants of a device to measured kernels, starting from what the device says now.
+
+    Priors keep little data from doing harm, and nothing moves unless unseen kernels are predicted better for it. The
+    new file is for --soc FILE. KERNEL_DETAILS as for validate.
+    """
+    from opreplay.cli.terminal import console
+    from opreplay.replay.ascend import load_device
+    from opreplay.replay.ascend.calibrate.validate import groups_of, read_measured
+    from opreplay.traces.errors import UsageError
+
+    check_target(Path(output), force=force, folder=shipped is not None)
+    measured = read_measured(kernel_details, [load_device(each) for each in soc])
+    if shipped is not None:
+        if name is not None:
+            raise UsageError("--name and --shipped exclude each other")
+        refit_shipped(measured, Path(output), version=shipped, format_=format_)
+        return
+
+    from opreplay.cli.outputs import write_file
+    from opreplay.replay.ascend.calibrate.files import own_device_text
+    from opreplay.replay.ascend.calibrate.recalibrate import recalibrate
+    from opreplay.replay.report.views import calibration as view
+
+    if len({one.device.name for one in measured}) > 1:
+        raise UsageError("tables of several devices", hint="Calibrate one device at a time.")
+    found = recalibrate(groups_of(measured), measured[0].device, on_step=console.narrate)
+    write_file(Path(output), own_device_text(found, name=name or Path(output).stem), force=force)
+    if format_ == "json":
+        console.write(console.json_text(view.facts(found, output=output)))
+    else:
+        console.show(view.render(found, output=output))
+
+
+def check_target(path: Path, *, force: bool, folder: bool) -> None:
+    """Raises UsageError for what cannot be written, before any work is done."""
+    from opreplay.cli.outputs import check_writable
+    from opreplay.traces.errors import UsageError
+
+    if folder:
+        if not path.is_dir():
+            raise UsageError(f"{path} is no folder", hint="--shipped writes a file for each device into a folder.")
+        if any(path.glob("*.toml")) and not force:
+            raise UsageError(f"{path} holds device files", hint="Overwrite them with --force.")
+        return
+    if path.suffix != ".toml":
+        raise UsageError(f"{path}: a device file ends in .toml")
+    check_writable(path, force=force)
+
+
+def refit_shipped(measured: list[Measured], folder: Path, *, version: str, format_: str) -> None:
+    """Fit all shipped devices together and write their files; prints the cross-validated figures."""
+    from opreplay.cli.outputs import write_file
+    from opreplay.cli.terminal import console
+    from opreplay.replay.ascend import list_devices, load_device
+    from opreplay.replay.ascend.calibrate.calibrate import calibrate, datasheet_only
+    from opreplay.replay.ascend.calibrate.files import shipped_texts
+    from opreplay.replay.ascend.calibrate.validate import groups_of
+    from opreplay.replay.report.views import validation as view
+
+    groups = groups_of(measured)
+    devices = {name: datasheet_only(load_device(name)) for name in list_devices()}
+    fitted, across, elsewhere = calibrate(
+        groups, devices, on_fold=lambda i, n: console.narrate(f"fitted fold {i} of {n}")
+    )
+    for name, text in shipped_texts(groups, fitted, version=version).items():
+        write_file(folder / f"{name}.toml", text, force=True)
+    if format_ == "json":
+        console.write(console.json_text(view.cross_facts(across, elsewhere)))
+    else:
+        console.show(view.render_cross(across, elsewhere))

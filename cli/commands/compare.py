@@ -1,0 +1,79 @@
+"""`opreplay compare`: two result files side by side, with an exit code for builds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from opreplay.cli.exit_codes import ExitCode
+from opreplay.cli.options.shared import format_option
+from opreplay.cli.options.types import Share
+
+if TYPE_CHECKING:
+    from opreplay.replay.results.compare.judge import Method
+
+
+@click.command("compare", short_help="Say which ops became slower or faster between two runs.")
+@click.argument("before", metavar="BEFORE")
+@click.argument("after", metavar="AFTER")
+@click.option(
+    "--also-before",
+    multiple=True,
+    metavar="FILE",
+    help="Another run like BEFORE; all of them count together. Repeatable.",
+)
+@click.option("--also-after", multiple=True, metavar="FILE", help="Another run like AFTER. Repeatable.")
+@click.option(
+    "--threshold", type=Share(), default="5%", show_default=True, metavar="SHARE",
+    help="Smaller changes are noise; raised where the two runs scatter more.",
+)  # fmt: skip
+@click.option(
+    "--fail-if", multiple=True, metavar="CONDITION",
+    help="Exit with 5 when 'slower>5%' (any op), 'total>3%' (all ops together), 'lost>0' or 'unclear>50%' (of the "
+    "ops). Repeatable.",
+)  # fmt: skip
+@click.option(
+    "--method", type=click.Choice(["gauges", "medians"]), default="gauges", show_default=True,
+    help="Compare times relative to a fixed piece of work that was timed beside them, or plain medians.",
+)  # fmt: skip
+@click.option("--all", "everything", is_flag=True, help="List ops that stayed the same or are unclear as well.")
+@click.option("--force", is_flag=True, help="Compare runs of different machines or ways to measure.")
+@format_option("table", "markdown", "json")
+def command(
+    before: str, after: str, also_before: tuple[str, ...], also_after: tuple[str, ...], threshold: float,
+    fail_if: tuple[str, ...], method: Method, everything: bool, force: bool, format_: str,
+) -> int:  # fmt: skip
+    """Compare the results AFTER with those BEFORE, op by op; both are .jsonl files of `opreplay run --output`.
+
+    A ratio above 1 means that AFTER is slower. An op is called slower or faster where that is more than its error and
+    more than the ops scatter, the speed of the machine taken out (--method). Runs in turns tell smaller changes.
+    """
+    from opreplay.cli.terminal import console
+    from opreplay.replay.report.views import comparison as view
+    from opreplay.replay.report.views import comparison_markdown, comparison_table
+    from opreplay.replay.results.compare.judge import compare
+    from opreplay.replay.results.compare.pooling import pool
+    from opreplay.replay.results.compare.regressions import parse_condition, violations
+    from opreplay.replay.results.reading import read_result_file
+
+    conditions = [parse_condition(text) for text in fail_if]
+    threshold = min([threshold, *(one.limit for one in conditions if one.what == "slower")])
+    sides = [
+        [read_result_file(path) for path in (one, *more)] for one, more in ((before, also_before), (after, also_after))
+    ]
+    first, second = (pool(runs, force=force) for runs in sides)
+    found = compare(first, second, threshold=threshold, method=method, force=force)
+    broken = violations(conditions, found)
+    if format_ == "json":
+        console.write(console.json_text({**view.facts(found), "violations": broken}))
+    elif format_ == "markdown":
+        console.write(comparison_markdown.render(found, everything=everything))
+    else:
+        console.show_line(view.first_line(found))
+        console.show_fitted(lambda width: comparison_table.render(found, width=width, everything=everything))
+    if conditions and found.applied > threshold:
+        console.narrate(f"opreplay: warning: changes below {found.applied:.0%} do not show: the runs scatter so far")
+    for line in broken:
+        console.narrate(f"opreplay: {line}")
+    return ExitCode.REGRESSION if broken else ExitCode.OK

@@ -1,0 +1,100 @@
+"""`opreplay plan`: the dry run; what would be replayed, how, and why not the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from opreplay.cli.options.shared import (
+    custom_op_option,
+    device_option,
+    execution_trace_option,
+    force_option,
+    format_option,
+    init_options,
+    kernel_details_option,
+    limit_option,
+    plugin_option,
+    seed_option,
+    selection_options,
+    soc_option,
+    trace_argument,
+    values_option,
+)
+from opreplay.cli.options.types import ByteSize
+
+if TYPE_CHECKING:
+    from opreplay.replay.plan.selection import Selection
+
+
+@click.command("plan", short_help="Say what would run and how, without running it.")
+@trace_argument
+@execution_trace_option
+@kernel_details_option
+@device_option
+@soc_option
+@custom_op_option
+@selection_options
+@plugin_option
+@init_options
+@values_option
+@seed_option
+@click.option("--max-op-memory", type=ByteSize(), metavar="SIZE", help="Mark ops that need more as skipped, e.g. 1GB.")
+@click.option("--meta", is_flag=True, help="Also call each op on meta tensors: does it fit, are the sizes as recorded?")
+@click.option(
+    "--max-failed", type=click.IntRange(min=0), metavar="N",
+    help="Exit with 1 when more ops would not be replayed or are wrong on meta tensors.",
+)  # fmt: skip
+@click.option("--explain", metavar="OP", help="Explain one op in full: a name, a glob or an id.")
+@format_option("table", "json")
+@click.option(
+    "--output", "-o", metavar="FILE", help="Write the plan as JSON; .tracelens.json for TraceLens; - is stdout."
+)
+@force_option
+@limit_option
+def command(
+    trace: str, execution_trace: str | None, kernel_details: str | None, device: str, soc: tuple[str, ...],
+    custom_op_dir: str | None, selection: Selection, plugin: tuple[str, ...],
+    init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None, seed: int, max_op_memory: int | None,
+    meta: bool, max_failed: int | None, explain: str | None, format_: str, output: str | None, force: bool,
+    limit: tuple[tuple[str, str], ...],
+) -> int:  # fmt: skip
+    """Resolve each unique op of TRACE, count its bytes and predict its time, without running anything.
+
+    --explain shows one op: its arguments by name, what was assumed, how it was resolved, and the kernels it becomes on
+    each simulated device. --meta computes nothing either: meta tensors have sizes and no contents. Where time depends
+    on lengths and routes, they are those that a run with the same --seed, --values and --init-arg would have.
+    """
+    from opreplay.cli.opening import open_input
+    from opreplay.cli.outputs import check_writable
+    from opreplay.cli.plan_views import narrate_checks, plan_code, save, show_explanation, show_plan
+    from opreplay.cli.setup import expected_contents, load_socs, tell_problems, tell_unused, use_plugins
+    from opreplay.replay.arguments.supplied import check_values_file
+    from opreplay.replay.plan.inputs import plan_of
+    from opreplay.replay.plan.make import check_on_meta
+
+    if output not in (None, "-"):
+        check_writable(Path(output), force=force)
+    plugin = use_plugins(plugin, custom_op_dir)
+    contents = expected_contents(init_module, init_arg, seed=seed, values=values)
+    devices = load_socs(soc)
+    read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details)
+    plan = plan_of(read, selection, device=device, in_order=output is not None)
+    if values is not None:
+        check_values_file(plan, values)
+    checks = check_on_meta(plan, selection) if meta else None
+    if output is not None:
+        save(plan, output, force=force)
+    if explain is not None:
+        show_explanation(
+            plan, devices, explain, contents, max_op_bytes=max_op_memory, format_=format_, checks=checks
+        )  # fmt: skip
+    elif output != "-":
+        show_plan(plan, devices, contents, max_op_bytes=max_op_memory, format_=format_, checks=checks)
+    elif checks is not None:
+        narrate_checks(plan, checks)
+    tell_problems(contents)
+    tell_unused(devices, plan.ops)
+    return plan_code(plan, checks, max_op_bytes=max_op_memory, max_failed=max_failed)

@@ -1,0 +1,27 @@
+"""`opreplay plugins`: what users' code has registered, and where it is from."""
+
+from __future__ import annotations
+
+import click
+
+from opreplay.cli.options.shared import custom_op_option, format_option, plugin_option
+
+
+@click.command("plugins", short_help="List what users' plugins have registered, and where it is from.")
+@plugin_option
+@custom_op_option
+@format_option("table", "json")
+def command(plugin: tuple[str, ...], custom_op_dir: str | None, format_: str) -> None:
+    """List what installed packages, --plugin and --custom-op-dir register: conversions, executors, initializers, and
+    for simulated devices estimators, properties and lowering rules.
+    """
+    from opreplay.cli.terminal import console
+    from opreplay.replay.plugins import load_plugins, registrations
+    from opreplay.replay.report.views.listings import registration_facts, registrations_table
+
+    load_plugins(plugin, custom_op_dir=custom_op_dir)
+    found = registration_facts(registrations())
+    if format_ == "json":
+        console.write(console.json_text(found))
+    else:
+        console.show(registrations_table(found))

@@ -1,0 +1,76 @@
+"""`opreplay report`: a saved run in any form, without running anything again."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from opreplay.cli.options.shared import force_option, format_option
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+
+@click.command("report", short_help="Print a saved run again, in any format.")
+@click.argument("result", metavar="RESULT")
+@format_option("table", "csv", "markdown", "json", "parquet")
+@click.option(
+    "--output", "-o", metavar="FILE", help="Write it there in place of stdout; for --format parquet as a rule."
+)
+@force_option
+def command(result: str, format_: str, output: str | None, force: bool) -> None:
+    """Show the results in RESULT, a .jsonl file of `opreplay run` or `batch --output`; nothing is measured.
+
+    A file that was cut short is shown as far as it goes, and called interrupted.
+    """
+    from opreplay.cli.outputs import check_writable, write_bytes, write_file
+    from opreplay.cli.reporting import batch_tables
+    from opreplay.cli.terminal import console
+    from opreplay.replay.report.run import batch_markdown, csv_, json_, markdown, parquet, sequence, table
+    from opreplay.replay.report.run.facts import coverage_line
+    from opreplay.replay.results.reading import read_result_file
+    from opreplay.replay.results.summary import summary_of
+    from opreplay.traces.errors import UsageError
+
+    if output is not None:
+        check_writable(Path(output), force=force)
+    if format_ == "parquet" and output is None and sys.stdout.isatty():
+        raise UsageError("Parquet is binary: it does not go to a terminal", hint="Name a file with --output.")
+    file = read_result_file(result)
+    run = (file.header, file.results, summary_of(file))
+    if format_ == "parquet":
+        body = parquet.render(*run)
+        if output is None:
+            sys.stdout.buffer.write(body)
+        else:
+            write_bytes(Path(output), body, force=force)
+        return
+    if format_ == "table":
+        line = coverage_line(*run)
+
+        def show(width: int) -> Group:
+            from rich.console import Group
+
+            return Group(
+                *batch_tables(file, width=width), *sequence.tables(file.sequence), table.render(*run, width=width)
+            )
+
+        if output is None:
+            console.show_line(line)
+            console.show_fitted(show)
+            return
+        text = console.plain_text(line, show)
+    elif format_ == "csv":
+        text = csv_.render(*run)
+    elif format_ == "markdown":
+        text = markdown.render(*run) + batch_markdown.render(file.traces, file.jobs)
+        text += sequence.markdown(file.sequence)
+    else:
+        text = json_.render(*run, file.traces, file.jobs, file.sequence)
+    if output is None:
+        console.write(text)
+    else:
+        write_file(Path(output), text, force=force)

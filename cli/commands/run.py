@@ -1,0 +1,111 @@
+"""`opreplay run`: the main job; parses flags, runs the plan, prints the report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from opreplay.cli.exit_codes import ExitCode
+from opreplay.cli.options.measuring import checking_options, device_versions, holding, measuring_options, tell_threads
+from opreplay.cli.options.sequence import sequence_options
+from opreplay.cli.options.shared import (
+    custom_op_option,
+    device_option,
+    execution_trace_option,
+    force_option,
+    init_options,
+    kernel_details_option,
+    limit_option,
+    plugin_option,
+    selection_options,
+    soc_option,
+    trace_argument,
+    values_option,
+)
+
+if TYPE_CHECKING:
+    from opreplay.replay.execute.options import RunOptions
+    from opreplay.replay.plan.selection import Selection
+
+
+@click.command("run", short_help="Measure each op of a trace here, predict it on a simulated NPU.")
+@trace_argument
+@execution_trace_option
+@kernel_details_option
+@device_option
+@soc_option
+@custom_op_option
+@selection_options
+@plugin_option
+@click.option(
+    "--output", "-o", multiple=True, metavar="FILE",
+    help="Also write results: .jsonl (op by op), .csv, .md; - is JSON Lines on stdout. Repeatable.",
+)  # fmt: skip
+@force_option
+@click.option("--dry-run", is_flag=True, help="Say what would run, then stop.")
+@measuring_options
+@sequence_options
+@click.option(
+    "--max-failed", type=click.IntRange(min=0), metavar="N", help="Exit with 1 when more ops are skipped or failed."
+)
+@init_options
+@values_option
+@checking_options
+@limit_option
+def command(
+    trace: str, execution_trace: str | None, kernel_details: str | None, device: str, soc: tuple[str, ...],
+    custom_op_dir: str | None, selection: Selection, plugin: tuple[str, ...], output: tuple[str, ...],
+    force: bool, dry_run: bool, measuring: RunOptions, resume: bool, max_failed: int | None,
+    init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None,
+    check_work: bool, check_kernels: bool, limit: tuple[tuple[str, str], ...],
+) -> int:  # fmt: skip
+    """Replay each unique op of TRACE on this machine, predict each on a simulated Ascend NPU, and print both beside
+    what the trace recorded.
+
+    TRACE is a PyTorch profiler file or ExecutionTrace (.json or .json.gz), a glob that matches one, - for stdin, a plan
+    of `opreplay plan`, or TraceLens's event_replay_ir.json. Times are for one call.
+    Results go to stdout, progress to stderr. Ctrl-C keeps what was measured; --resume goes on from there.
+    """
+    import msgspec
+
+    from opreplay.cli.opening import open_input
+    from opreplay.cli.outputs import Outputs
+    from opreplay.cli.reporting import outcome_code, show_report, trace_facts
+    from opreplay.cli.setup import expected_contents, load_socs, simulate_on, tell_unused, use_plugins
+    from opreplay.cli.terminal.progress import RunProgress
+    from opreplay.replay.execute.run import run_plan
+    from opreplay.replay.plan.inputs import plan_of, with_recorded_children
+    from opreplay.traces.errors import UsageError
+
+    plugin = use_plugins(plugin, custom_op_dir)
+    contents = expected_contents(init_module, init_arg, seed=measuring.seed, values=values)
+    devices = load_socs(soc)
+    with Outputs(output, force=force, resume=resume) as outputs:
+        read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details)
+        plan = plan_of(read, selection, device=device, in_order=measuring.mode == "sequence")
+        if dry_run:
+            from opreplay.cli.plan_views import show_dry_run
+
+            show_dry_run(plan, devices, measuring, contents=contents, values=values)
+            return ExitCode.OK
+        options = msgspec.structs.replace(
+            measuring, device=device, allow_imports=selection.allow_imports, plugins=plugin, init_modules=init_module,
+            init_args=init_arg, values=values, check_work=check_work, check_kernels=check_kernels,
+        )  # fmt: skip
+        if check_kernels:
+            plan = with_recorded_children(plan, read)
+        try:
+            with holding([device], shared=options.shared_device) as beside, RunProgress() as on_progress:
+                run_plan(
+                    plan, options, sink=outputs, simulate=lambda op: simulate_on(op, devices, contents(op)),
+                    on_progress=on_progress, trace=trace_facts(read), earlier=outputs.earlier,
+                    devices=device_versions(devices), beside=beside, on_start=tell_threads,
+                )  # fmt: skip
+        except UsageError:
+            outputs.forget()  # refused: what the file holds is of another run
+            raise
+        finally:
+            show_report(outputs)
+    tell_unused(devices, plan.ops)
+    return outcome_code(outputs, max_failed)

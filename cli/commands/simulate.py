@@ -1,0 +1,101 @@
+"""`opreplay simulate`: a trace on simulated devices alone; nothing is executed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from opreplay.cli.options.shared import (
+    custom_op_option,
+    force_option,
+    format_option,
+    init_options,
+    kernel_details_option,
+    limit_option,
+    plugin_option,
+    seed_option,
+    selection_options,
+    soc_option,
+    trace_argument,
+    values_option,
+)
+
+if TYPE_CHECKING:
+    from opreplay.replay.plan.selection import Selection
+
+SUFFIXES = (".json", ".csv")
+
+
+@click.command("simulate", short_help="Predict a whole step on simulated NPUs, without running it.")
+@trace_argument
+@kernel_details_option
+@soc_option
+@custom_op_option
+@selection_options
+@plugin_option
+@init_options
+@values_option
+@seed_option
+@click.option(
+    "--losers", type=click.IntRange(min=0), default=10, show_default=True, metavar="N",
+    help="List the N ops that would lose most against the recorded device.",
+)  # fmt: skip
+@format_option("table", "json")
+@click.option("--output", "-o", metavar="FILE", help="Also write all ops: .json or .csv.")
+@force_option
+@limit_option
+def command(
+    trace: str, kernel_details: str | None, soc: tuple[str, ...], custom_op_dir: str | None, selection: Selection,
+    plugin: tuple[str, ...], init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None, seed: int,
+    losers: int, format_: str, output: str | None, force: bool, limit: tuple[tuple[str, str], ...],
+) -> None:  # fmt: skip
+    """Predict the ops of TRACE on one or several simulated devices, side by side: the step's total with its band, where
+    its time goes, and which ops would lose most against the device that was recorded. What lies in the L2 cache follows
+    from the order of the calls in one recorded step.
+    """
+    from opreplay.cli.opening import open_input
+    from opreplay.cli.setup import expected_contents, load_socs, tell_problems, tell_unused, use_plugins
+    from opreplay.cli.terminal import console
+    from opreplay.replay.arguments.supplied import check_values_file
+    from opreplay.replay.ascend.simulate.step import simulate_step
+    from opreplay.replay.ascend.simulate.step_residency import resident_shares
+    from opreplay.replay.plan.inputs import plan_of
+    from opreplay.replay.report.views import simulation as view
+
+    if output is not None:
+        check_output(Path(output), force=force)
+    plugin = use_plugins(plugin, custom_op_dir)
+    devices = load_socs(soc)
+    contents = expected_contents(init_module, init_arg, seed=seed, values=values)
+    read = open_input(trace, limit, kernel_details=kernel_details)
+    plan = plan_of(read, selection, device="cpu", in_order=True)
+    if values is not None:
+        check_values_file(plan, values)
+    chosen = list(devices.values())
+    shares = resident_shares(plan.ops, plan.sequence, chosen, contents) if plan.sequence else [None] * len(chosen)
+    steps = [simulate_step(plan.ops, one, contents, known) for one, known in zip(chosen, shares, strict=True)]
+    tell_problems(contents)
+    tell_unused(devices, plan.ops)
+    if output is not None:
+        from opreplay.cli.outputs import write_file
+
+        as_csv = output.lower().endswith(".csv")
+        text = view.csv_text(plan, steps) if as_csv else console.json_text(view.facts(plan, steps, losers=losers))
+        write_file(Path(output), text, force=force)
+    if format_ == "json":
+        console.write(console.json_text(view.facts(plan, steps, losers=losers)))
+        return
+    console.show_line(view.head_line(plan, steps))
+    console.show(view.render(plan, steps, losers=losers))
+
+
+def check_output(path: Path, *, force: bool) -> None:
+    """Raises UsageError for a file of no known format or one that may not be written."""
+    from opreplay.cli.outputs import check_writable
+    from opreplay.traces.errors import UsageError
+
+    if path.suffix.lower() not in SUFFIXES:
+        raise UsageError(f"no output format for {path.name}", hint=f"Suffixes are {', '.join(SUFFIXES)}.")
+    check_writable(path, force=force)

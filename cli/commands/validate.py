@@ -1,0 +1,46 @@
+"""`opreplay validate`: predictions of the simulated device against kernels measured on silicon."""
+
+from __future__ import annotations
+
+import click
+
+from opreplay.cli.options.shared import format_option, one_soc_each_option, tables_argument
+
+
+@click.command("validate", short_help="Compare predictions with a profile of a real Ascend NPU.")
+@tables_argument
+@one_soc_each_option
+@click.option("--only-held-out", is_flag=True, help="Take only rows whose column HeldOut says 1.")
+@click.option("--exclude-communication", is_flag=True, help="Leave out collectives: they wait for other ranks.")
+@click.option(
+    "--cross-validate", is_flag=True,
+    help="Also refit from the datasheet in 5 folds, and without one SoC at a time where there are several.",
+)  # fmt: skip
+@click.option(
+    "--worst", type=click.IntRange(min=0), default=10, show_default=True, metavar="N",
+    help="List the N kernels that lose most time.",
+)  # fmt: skip
+@format_option("table", "json")
+def command(
+    kernel_details: tuple[str, ...], soc: tuple[str, ...], only_held_out: bool, exclude_communication: bool,
+    cross_validate: bool, worst: int, format_: str,
+) -> None:  # fmt: skip
+    """Say how far predictions are from measured kernels: by kernel type and overall.
+
+    KERNEL_DETAILS is kernel_details.csv or op_summary.csv of the Ascend profiler, or a table of means with a column
+    Count. Rows without a duration are left out, but count for what lies in the L2 cache.
+    """
+    from opreplay.cli.terminal import console
+    from opreplay.replay.ascend import load_device
+    from opreplay.replay.ascend.calibrate.validate import read_measured, validate
+    from opreplay.replay.report.views import validation as view
+
+    measured = read_measured(kernel_details, [load_device(name) for name in soc])
+    found = validate(
+        measured, communication=not exclude_communication, only_held_out=only_held_out, cross=cross_validate,
+        on_step=console.narrate,
+    )  # fmt: skip
+    if format_ == "json":
+        console.write(console.json_text(view.facts(found, worst=worst)))
+    else:
+        console.show(view.render(found, worst=worst))

@@ -1,0 +1,77 @@
+"""Opening what the TRACE argument names: limits of --limit, progress on stderr, and what other files gave it told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from opreplay.traces.errors import UsageError
+
+if TYPE_CHECKING:
+    from opreplay.replay.ir.model import ReplayPlan
+    from opreplay.traces import Limits, Trace
+
+
+def open_input(
+    text: str,
+    limits: Sequence[tuple[str, str]],
+    *,
+    execution_trace: str | None = None,
+    kernel_details: str | None = None,
+) -> Trace | ReplayPlan:
+    """The trace, plan or TraceLens file that the TRACE argument means; narrates what other files gave it.
+
+    Raises what `opreplay.replay.plan.inputs.open_input` and `parse_limits` do.
+    """
+    from opreplay.cli.terminal.progress import ReadProgress
+    from opreplay.replay.ir.model import ReplayPlan
+    from opreplay.replay.plan import inputs
+
+    read = inputs.open_input(
+        text,
+        limits=parse_limits(limits),
+        execution_trace=execution_trace,
+        kernel_details=kernel_details,
+        progress=ReadProgress,
+    )
+    return read if isinstance(read, ReplayPlan) else _told(read)
+
+
+def open_trace(
+    text: str, limits: Sequence[tuple[str, str]], *, kernel_details: str | None = None, activity: bool = False
+) -> Trace:  # fmt: skip
+    """Read the one profile that the TRACE argument means, with progress on stderr, and an NPU's kernel table with it.
+
+    Raises UsageError for a glob that matches several, TraceError for what cannot be read.
+    """
+    from opreplay.cli.terminal.progress import ReadProgress
+    from opreplay.replay.plan import inputs
+
+    limited = parse_limits(limits)
+    return _told(
+        inputs.open_trace(text, limits=limited, kernel_details=kernel_details, progress=ReadProgress, activity=activity)
+    )
+
+
+def parse_limits(pairs: Sequence[tuple[str, str]]) -> Limits:
+    """Limits of the reader with those of --limit. Raises UsageError that lists the names for an unknown one."""
+    from opreplay.cli.options.types import ByteSize
+    from opreplay.traces import Limits
+
+    known = {name: getattr(Limits(), name) for name in Limits.__dataclass_fields__}
+    chosen: dict[str, int] = {}
+    for name, text in pairs:
+        if name not in known:
+            raise UsageError(f"no limit is called {name!r}", hint=f"Limits are {', '.join(sorted(known))}.")
+        chosen[name] = ByteSize().convert(text, None, None)
+    return Limits(**chosen)
+
+
+def _told(trace: Trace) -> Trace:
+    """The trace, once what completed it has been told."""
+    from opreplay.cli.terminal import console
+    from opreplay.replay.plan.inputs import join_notes
+
+    for line in join_notes(trace):
+        console.narrate(line)
+    return trace

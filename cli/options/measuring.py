@@ -1,0 +1,130 @@
+"""Options that all commands have which measure, and the device that such a command holds while it does."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from opreplay.cli.options.shared import Command, seed_option
+from opreplay.cli.options.types import ByteSize, Duration
+
+if TYPE_CHECKING:
+    from opreplay.replay.ascend import DeviceProfile
+    from opreplay.replay.results.measurement import CacheState
+
+
+def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """How long, with how much memory and on what seed ops are measured: the command gets `measuring`, RunOptions that
+    it completes, and `resume`."""
+
+    @wraps(command)
+    def taking_measuring(
+        *, max_op_memory: int | None, over_budget: Literal["shrink", "skip"], op_time: float,
+        op_limit: float | None, cache: CacheState,
+        cuda_graph: bool, total_time: float | None, threads: int | None, seed: int, shared_device: bool, **others: Any,
+    ) -> Any:  # fmt: skip
+        from opreplay.replay.execute.options import RunOptions
+
+        measuring = RunOptions(
+            max_op_bytes=max_op_memory, over_budget=over_budget, op_time_s=op_time, limit_s=op_limit, cache=cache,
+            cuda_graph=cuda_graph, total_time_s=total_time, threads=threads, seed=seed, shared_device=shared_device,
+        )  # fmt: skip
+        return command(measuring=measuring, **others)
+
+    options = [
+        click.option(
+            "--max-op-memory", type=ByteSize(), metavar="SIZE",
+            help="What an op may need, e.g. 1GB.  [default: half of the free memory]",
+        ),
+        click.option(
+            "--over-budget", type=click.Choice(("shrink", "skip")), default="shrink", show_default=True,
+            help="An op that needs more runs on fewer rows of a pool or on some of its slices, or not at all.",
+        ),
+        click.option(
+            "--op-time", type=Duration(), default="0.2s", show_default=True, metavar="TIME",
+            help="Time to measure each op.",
+        ),
+        click.option(
+            "--op-limit", type=Duration(), metavar="TIME",
+            help="Give an op up after this time.  [default: 60s, or 30 times --op-time]",
+        ),
+        click.option(
+            "--cache", type=click.Choice(["cold", "warm"]), default="cold", show_default=True,
+            help="Measure with arguments outside the caches, as most are in a model, or inside, as in a loop.",
+        ),
+        click.option(
+            "--cuda-graph", is_flag=True,
+            help="Capture ops that CUDA runs faster than the host launches them, and time the graph.",
+        ),
+        click.option(
+            "--total-time", type=Duration(), metavar="TIME", help="Skip what has not run after this time, e.g. 5min."
+        ),
+        click.option(
+            "--threads", type=click.IntRange(min=1), metavar="N",
+            help="Threads an op may use.  [default: torch's choice, fewer where processors are busy]",
+        ),
+        seed_option,
+        click.option(
+            "--resume", is_flag=True,
+            help="Go on with the .jsonl of --output where an interrupted run of the same ops and options ended.",
+        ),
+        click.option(
+            "--shared-device", is_flag=True, envvar="OPREPLAY_SHARED_DEVICE", show_envvar=True,
+            help="Measure although another opreplay measures on the same device.",
+        ),
+    ]  # fmt: skip
+    taking: Callable[..., Any] = taking_measuring
+    for option in reversed(options):
+        taking = option(taking)
+    return taking
+
+
+def checking_options(command: Command) -> Command:
+    """--check-work and --check-kernels: whether what was replayed is what was recorded."""
+    command = click.option(
+        "--check-kernels", is_flag=True,
+        help="Profile a call of each op, and compare its kernels or child ops with those recorded.",
+    )(command)  # fmt: skip
+    return click.option(
+        "--check-work", is_flag=True,
+        help="Report how much work the values of the arguments cause, and warn of ops that do none.",
+    )(command)  # fmt: skip
+
+
+@contextlib.contextmanager
+def holding(devices: Sequence[str], *, shared: bool) -> Iterator[bool]:
+    """Hold the devices while ops are measured; whether another job measures on one of them all the same.
+
+    Raises EnvironmentRefused for an accelerator in use, unless `shared`.
+    """
+    from opreplay.cli.terminal import console
+    from opreplay.replay.host.device_lock import held
+
+    if shared:
+        yield False
+        return
+    with held(devices, on_wait=lambda text: console.narrate(f"opreplay: {text}")) as beside:
+        if beside:
+            console.narrate(
+                f"opreplay: warning: going on beside another job on {', '.join(beside)}: times may be too long"
+            )
+        yield bool(beside)
+
+
+def tell_threads(environment: Mapping[str, object]) -> None:
+    """Say on stderr before anything is measured where ops get fewer threads than torch would take."""
+    from opreplay.cli.terminal import console
+    from opreplay.replay.report.doubts import thread_notes
+
+    if environment.get("threads") != environment.get("threads_of_torch"):
+        for note in thread_notes(environment):
+            console.narrate(f"opreplay: {note}")
+
+
+def device_versions(devices: Mapping[str, DeviceProfile]) -> tuple[str, ...]:
+    """Names of simulated devices with their versions, for the identity of a run."""
+    return tuple(f"{name} {device.version}" for name, device in devices.items())

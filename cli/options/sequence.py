@@ -1,0 +1,64 @@
+"""--mode and what belongs to it: replaying the calls of a step in their order in place of each unique op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from opreplay.cli.options.types import ByteSize
+
+if TYPE_CHECKING:
+    from opreplay.replay.execute.options import RunOptions
+
+MEANINGLESS = {
+    "cache": "the calls before one decide what is in the caches",
+    "cuda_graph": "each call of a sequence is timed by itself",
+    "over_budget": "an op that runs in part has not the results that the next one takes",
+    "check_kernels": "it looks at single ops",
+    "check_work": "it looks at single ops",
+}
+"""Parameter of `run` → why it cannot be given with a sequence."""
+
+
+def sequence_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--mode and --max-live-memory: they complete the `measuring` that the command gets."""
+
+    @wraps(command)
+    def taking_mode(
+        *, mode: Literal["unique", "sequence"], max_live_memory: int | None, measuring: RunOptions, **others: Any
+    ) -> Any:
+        import msgspec
+
+        check_mode(mode, max_live_memory)
+        measuring = msgspec.structs.replace(measuring, mode=mode, max_live_bytes=max_live_memory)
+        return command(measuring=measuring, **others)
+
+    taking: Callable[..., Any] = taking_mode
+    taking = click.option(
+        "--max-live-memory", type=ByteSize(), metavar="SIZE",
+        help="What all tensors of a sequence may take together.  [default: half of the device's free memory]",
+    )(taking)  # fmt: skip
+    return click.option(
+        "--mode", type=click.Choice(("unique", "sequence")), default="unique", show_default=True,
+        help="Measure each unique op, or all calls of one recorded step in their order with tensors kept alive.",
+    )(taking)  # fmt: skip
+
+
+def check_mode(mode: str, max_live_memory: int | None) -> None:
+    """Raises UsageError for options that mean nothing in this mode."""
+    from opreplay.traces.errors import UsageError
+
+    if mode == "unique":
+        if max_live_memory is not None:
+            raise UsageError("--max-live-memory is for --mode sequence", hint="Limit single ops with --max-op-memory.")
+        return
+    context = click.get_current_context()
+    given = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
+    for name, why in MEANINGLESS.items():
+        if context.get_parameter_source(name) in given:
+            raise UsageError(
+                f"--{name.replace('_', '-')} does not go with --mode sequence: {why}", hint="Leave it out."
+            )

@@ -1,0 +1,83 @@
+"""Types of the values of flags: sizes, durations, shares, assignments."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+_BYTES = {"": 1, "B": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate(("k", "M", "G", "T"), start=1)
+    for suffix, base in (("", 1000), ("B", 1000), ("iB", 1024))
+}
+_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "min": 60.0, "m": 60.0, "h": 3600.0}
+_NUMBER = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*([^0-9\s]*)")
+
+
+def _scaled(text: str, units: dict[str, Any]) -> float | None:
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None or match[2] not in units:
+        return None
+    return float(match[1]) * units[match[2]]
+
+
+class ByteSize(click.ParamType):
+    """ "1GB", "512MiB", "800k", a plain number of bytes → int."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        folded = re.sub(r"(?<=[0-9.\s])K", "k", str(value))
+        size = _scaled(folded, _BYTES)
+        if size is None or size < 1:
+            self.fail(f"{value!r} is no size; write it like 1GB, 512MiB or 800k", param, ctx)
+        return int(size)
+
+
+class Duration(click.ParamType):
+    """ "0.2", "200ms", "2min" → seconds, above 0."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        seconds = _scaled(str(value), _SECONDS)
+        if seconds is None or seconds <= 0:
+            self.fail(f"{value!r} is no time; write it like 0.2s, 200ms or 2min", param, ctx)
+        return seconds
+
+
+class Share(click.ParamType):
+    """ "0.1%" or "0.001" → share of 1, from 0 to 1."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        share = _scaled(str(value), {"": 1.0, "%": 0.01})
+        if share is None or not 0 <= share <= 1:
+            self.fail(f"{value!r} is no share; write it like 0.1% or 0.001", param, ctx)
+        return share
+
+
+class Assignments(click.ParamType):
+    """One "NAME=VALUE" of a repeatable option → (name, value); both must fit their patterns."""
+
+    name = "name=value"
+
+    def __init__(self, name: re.Pattern[str], value: re.Pattern[str], example: str) -> None:
+        self._name, self._value, self._example = name, value, example
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        left, _, right = str(value).partition("=")
+        if not (self._name.fullmatch(left) and self._value.fullmatch(right)):
+            self.fail(f"{value!r}: write it like {self._example}", param, ctx)
+        return left, right

@@ -1,0 +1,114 @@
+"""Progress on stderr: a bar with the time left on a terminal, now and then a plain line elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from opreplay.replay.execute.run import Progress
+
+EVERY_S = 5.0
+"""Seconds between two plain lines."""
+NAME_WIDTH = 28
+
+
+def left(seconds: float | None) -> str:
+    """ "3 s left", "2 min 05 s left"; nothing while it is not known."""
+    if seconds is None:
+        return ""
+    whole = max(0, round(seconds))
+    return f"{whole} s left" if whole < 60 else f"{whole // 60} min {whole % 60:02} s left"
+
+
+class _Bar:
+    """A rich progress bar that exists only while it is used; nothing where stderr is no terminal."""
+
+    bar_after_s = 0.0
+    """A bar that would be gone at once only flickers."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._task: Any = None
+        self._next_line = 0.0
+        self._bar_from = monotonic() + self.bar_after_s
+
+    def __enter__(self) -> Any:
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        from opreplay.cli.terminal.console import make_console
+
+        console = make_console(stderr=True)
+        if console.is_terminal and not console.is_dumb_terminal:
+            columns = (
+                TextColumn("{task.fields[what]}", markup=False),
+                BarColumn(bar_width=24),
+                TextColumn("{task.fields[state]}", markup=False),
+            )
+            self._bar = Progress(*columns, console=console, transient=True)
+            self._task = self._bar.add_task("", total=None, what="", state="")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _tell(self, done: int, total: int | None, what: str, state: str) -> None:
+        """Move the bar, or print a line when one is due."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, total=total, what=what, state=state)
+            if monotonic() >= self._bar_from:
+                self._bar.start()
+        elif monotonic() >= self._next_line:
+            self._next_line = monotonic() + EVERY_S
+            click.echo("  ".join(part for part in (what, state) if part), file=sys.stderr)
+
+
+class ReadProgress(_Bar):
+    """Bytes read of a trace; the plain form waits `EVERY_S` before its first line."""
+
+    bar_after_s = 0.3
+
+    def __enter__(self) -> Callable[[int, int | None], None]:
+        super().__enter__()
+        self._next_line = monotonic() + EVERY_S
+        return self._update
+
+    def _update(self, done: int, total: int | None) -> None:
+        of = f" of {total / 1e6:,.0f} MB" if total else " MB"
+        self._tell(done, total, "reading", f"{done / 1e6:,.0f}{of}")
+
+
+class FilesProgress(_Bar):
+    """Traces read of a batch; the plain form waits `EVERY_S` before its first line."""
+
+    bar_after_s = 0.3
+
+    def __enter__(self) -> Callable[[int, int], None]:
+        super().__enter__()
+        self._next_line = monotonic() + EVERY_S
+        return lambda done, total: self._tell(done, total, "reading", f"{done:,} of {total:,} traces")
+
+
+class RunProgress(_Bar):
+    """Ops done, the op that is next, and the time left."""
+
+    def __enter__(self) -> Callable[[Progress], None]:
+        super().__enter__()
+        return self._update
+
+    def _update(self, now: Progress) -> None:
+        from opreplay.replay.report.text import middle, safe
+
+        state = f"{now.done:,}/{now.total:,} ops  {left(now.remaining_s)}"
+        if now.current is None:
+            state, self._next_line = f"{now.done:,}/{now.total:,} ops in {now.elapsed_s:.1f} s", 0.0
+        name = middle(safe(now.current or "done"), NAME_WIDTH)
+        self._tell(now.done, now.total, f"{name:{NAME_WIDTH}}", state)

@@ -1,0 +1,1 @@
+"""How lengths, indices, pages and experts are drawn; several rules share them."""

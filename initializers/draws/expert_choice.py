@@ -1,0 +1,141 @@
+"""Which experts tokens go to: drawn without replacement, by a distribution, and sorted as MoE kernels want it.
+
+Owns the sampling and the layouts, on the CPU so that every device gets the same routing; no rule and no argument names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from opreplay.initializers.base import InitializerError
+from opreplay.initializers.draws.distributions import read_histogram
+
+DISTRIBUTIONS = ("uniform", "zipf", "histogram")
+DISTINCT_ROWS = 8_191
+"""Tokens drawn before their experts repeat; a prime, so that blocks of common sizes differ."""
+MAX_TOP_K = 512
+"""The draws of a slot are compared with those of all earlier ones, so time grows with the square."""
+REDRAWS = 8
+"""Draws after which the rows that still have an expert twice are drawn exactly, from perturbed logarithms."""
+
+
+def probabilities(experts: int, distribution: str, exponent: float, histogram: str) -> torch.Tensor:
+    """float64 [experts], adding up to one; the first expert is the most popular for "zipf".
+
+    `histogram` is a JSON file with one count an expert; raises InitializerError when it does not fit.
+    """
+    if distribution == "zipf":
+        weight = torch.arange(1, experts + 1, dtype=torch.float64) ** -exponent
+    elif distribution == "histogram":
+        weight = torch.tensor(read_histogram(histogram), dtype=torch.float64)
+        if len(weight) != experts:
+            raise InitializerError(f"the histogram has {len(weight)} experts, the op {experts}")
+    else:
+        weight = torch.ones(experts, dtype=torch.float64)
+    return weight / weight.sum()
+
+
+def choose_experts(tokens: int, topk: int, chance: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """int64 [tokens, topk]: experts drawn one after the other without replacement, with `chance` float64 [experts].
+
+    Raises InitializerError when fewer than topk experts have a chance, and for more than `MAX_TOP_K`.
+    """
+    if topk > MAX_TOP_K:
+        raise InitializerError(f"{topk} experts for each token, limit {MAX_TOP_K}")
+    possible = int((chance > 0).sum())
+    if topk > possible:
+        raise InitializerError(f"top {topk} of {possible} experts that can be chosen")
+    edges = chance.cumsum(0)
+    edges[-1] = 1.0
+    ids = torch.empty((topk, min(tokens, DISTINCT_ROWS)), dtype=torch.int64)
+    for slot in range(topk):
+        ids[slot] = _draw(edges, ids.shape[1], generator)
+        again = _taken(ids, slot)
+        for _ in range(REDRAWS):
+            if not len(again):
+                break
+            ids[slot, again] = _draw(edges, len(again), generator)
+            again = _twice(ids, slot, again)
+        if len(again):
+            ids[slot, again] = _exact(ids[:slot, again], chance, generator)
+    return _rows(ids.t(), tokens)
+
+
+def _rows(distinct: torch.Tensor, count: int) -> torch.Tensor:
+    """`count` rows, the distinct ones again and again."""
+    made = torch.empty((count, distinct.shape[1]), dtype=distinct.dtype)
+    for begin in range(0, count, max(1, len(distinct))):
+        part = made[begin : begin + len(distinct)]
+        part.copy_(distinct[: len(part)])
+    return made
+
+
+def _twice(ids: torch.Tensor, slot: int, rows: torch.Tensor) -> torch.Tensor:
+    """Those of `rows` whose expert in `slot` is already in an earlier one."""
+    return rows[(ids[:slot, rows] == ids[slot, rows]).any(0)]
+
+
+def _taken(ids: torch.Tensor, slot: int) -> torch.Tensor:
+    """Tokens whose expert in `slot` is already in an earlier one; one comparison a slot, nothing is gathered."""
+    found = torch.zeros(ids.shape[1], dtype=torch.bool)
+    for earlier in range(slot):
+        found |= ids[earlier] == ids[slot]
+    return found.nonzero().flatten()
+
+
+def _draw(edges: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
+    draws = torch.rand(count, generator=generator, dtype=torch.float64)
+    return torch.searchsorted(edges, draws, right=True).clamp(max=len(edges) - 1)
+
+
+def _exact(taken: torch.Tensor, chance: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """One more expert for each column of `taken` [slots, rows], among those that are left."""
+    noise = torch.rand((taken.shape[1], len(chance)), generator=generator, dtype=torch.float64)
+    scores = chance.log() - (-noise.log()).log()
+    return scores.scatter_(1, taken.t(), -torch.inf).argmax(1)
+
+
+def routing_weights(tokens: int, topk: int, generator: torch.Generator) -> torch.Tensor:
+    """float32 [tokens, topk], falling along each row and adding up to one."""
+    shape = (min(tokens, DISTINCT_ROWS), topk)
+    drawn = torch.rand(shape, generator=generator).add_(0.05).sort(dim=-1, descending=True).values
+    return _rows(drawn / drawn.sum(-1, keepdim=True), tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sorted:
+    """Flat positions token · topk + slot in the order of their experts, each expert padded to whole blocks."""
+
+    positions: torch.Tensor
+    """int64 [length]; `filler` in the gaps."""
+    owners: torch.Tensor
+    """int64 [blocks]: the expert of each block, −1 where there is none."""
+    valid: int
+    """Positions in use, padding included."""
+    dropped: int
+    """Routed slots that found no place."""
+
+
+def sort_by_expert(ids: torch.Tensor, experts: int, block: int, length: int, blocks: int, filler: int) -> Sorted:
+    """Lay ids [tokens, topk] out for a kernel that works on blocks of one expert."""
+    flat = ids.reshape(-1)
+    counts = torch.bincount(flat, minlength=experts)
+    # numpy sorts 8- and 16-bit keys by radix, many times as fast as 64-bit ones.
+    kind = np.uint8 if experts <= 1 << 8 else np.int16 if experts < 1 << 15 else np.int32
+    order = torch.from_numpy(np.argsort(flat.numpy().astype(kind), kind="stable"))
+    padded = (counts + block - 1) // block * block
+    room = min(length, blocks * block)
+    positions = torch.full((length,), filler, dtype=torch.int64)
+    begin, kept = 0, 0
+    for tokens, size in zip(order.split(counts.tolist()), padded.tolist(), strict=True):
+        part = positions[begin : min(begin + len(tokens), room)]
+        part.copy_(tokens[: len(part)])
+        begin, kept = begin + size, kept + len(part)
+    owners = torch.full((blocks,), -1, dtype=torch.int64)
+    used = torch.repeat_interleave(torch.arange(experts), padded // block)[:blocks]
+    owners[: len(used)] = used
+    valid = min(int(padded.sum()), room)
+    return Sorted(positions=positions, owners=owners, valid=valid, dropped=len(flat) - kept)

@@ -1,0 +1,209 @@
+"""Lengths of the sequences in a batch: the exact totals of a batch context, or drawn by a distribution.
+
+Owns the split of totals over sequences; which argument holds a length and where keys lie is in `paged_attention`.
+All of it runs on the CPU, so that every device gets the same batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from opreplay.initializers.base import BatchLengths
+from opreplay.initializers.draws.distributions import LengthDistribution
+from opreplay.traces.links.annotations import BatchContext
+
+IMPOSSIBLE = "impossible in this call"
+"""In the notes on what an annotation tells and the call's own arguments cannot hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What the shapes of a call allow."""
+
+    sequences: int
+    tokens: int | None
+    """Rows of the packed query; None where each sequence has one."""
+    longest: int
+    """Tokens that one sequence may see."""
+    cached: bool = True
+    """Whether keys may be older than the batch; without a cache kv equals the new tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Lengths of all sequences, decode first as vLLM orders them, and what was assumed."""
+
+    query: torch.Tensor
+    """int64 [sequences]; 0 for padding."""
+    kv: torch.Tensor
+    """int64 [sequences], at least `query`."""
+    assumed: str
+
+    def lengths(self) -> BatchLengths:
+        return BatchLengths(query=tuple(self.query.tolist()), kv=tuple(self.kv.tolist()))
+
+
+def make_batch(
+    context: BatchContext | None, room: Room, *, distribution: LengthDistribution, generator: torch.Generator
+) -> Batch:
+    """Lengths as the batch context says, cut to the room there is; drawn by `distribution` where it says nothing."""
+    parts = None if context is None else _phases(context, room)
+    if parts is None:
+        batch = _drawn(room, distribution, generator)
+        if context is None:
+            return batch
+        held = f"{context.decode_sequences} decode and {context.prefill_sequences} prefill sequences"
+        return Batch(
+            query=batch.query, kv=batch.kv,
+            assumed=f"{batch.assumed}; the batch context has {held}, the arguments hold {room.sequences}",
+        )  # fmt: skip
+    made = [_phase(part, room, distribution, generator) for part in parts]
+    query = torch.cat([q for q, _, _ in made])
+    kv = torch.cat([k for _, k, _ in made])
+    notes = [note for _, _, note in made if note]
+    if room.tokens is not None and (over := int(query.sum()) - room.tokens) > 0:
+        query = _cut(query, over)
+        notes.append(f"{over} new tokens cut: the query has {room.tokens}")
+    kv = torch.maximum(kv, query)
+    if not room.cached:
+        kv = query.clone()
+    padding = room.sequences - len(query)
+    if padding:
+        query, kv = (torch.cat((x, x.new_zeros(padding))) for x in (query, kv))
+        notes.append(f"{padding} sequences are padding")
+    return Batch(query=query, kv=kv, assumed="; ".join(("from the iteration's batch", *notes)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Phase:
+    """Totals of the sequences of one phase; None where not known."""
+
+    sequences: int
+    new: int | None
+    seen: int | None
+    new_squared: int | None = None
+    new_seen: int | None = None
+
+
+def _phases(context: BatchContext, room: Room) -> list[_Phase] | None:
+    """The phases that the call's sequences belong to; None when their number fits none."""
+    decode = _Phase(
+        sequences=context.decode_sequences, new=context.decode_tokens, seen=context.decode_seen,
+        new_squared=context.decode_qq, new_seen=context.decode_qk,
+    )  # fmt: skip
+    new = context.prefill_tokens
+    if new is None and context.prefill_sequences and room.tokens is not None:
+        new = room.tokens - (context.decode_tokens or context.decode_sequences)
+        new = new if new >= context.prefill_sequences else None
+    prefill = _Phase(
+        sequences=context.prefill_sequences, new=new, seen=context.prefill_seen,
+        new_squared=context.prefill_qq, new_seen=context.prefill_qk,
+    )  # fmt: skip
+    both = [phase for phase in (decode, prefill) if phase.sequences]
+    total = sum(phase.sequences for phase in both)
+    if not total:
+        return None
+    one_each = room.tokens is None
+    if one_each and decode.sequences and room.sequences != total and room.sequences >= decode.sequences:
+        return [decode]
+    if room.sequences < total:
+        return next(([phase] for phase in both if phase.sequences == room.sequences), None)
+    return both
+
+
+def _phase(
+    phase: _Phase, room: Room, distribution: LengthDistribution, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor, str]:
+    """New and seen tokens of each sequence, and what had to be assumed."""
+    count = phase.sequences
+    new = count if phase.new is None or room.tokens is None else phase.new
+    query = _split(new, count, phase.new_squared, room.longest)
+    if phase.seen is None:
+        if phase.new is not None and phase.new > count:
+            return query, query.clone(), "prefill sees no cached tokens"
+        kv = distribution.draw(count, room.longest, generator)
+        return query, torch.maximum(kv, query), f"context lengths {distribution.kind}, up to {room.longest}"
+    cached = max(0, phase.seen - int(query.sum()))
+    old = _cached(query, cached, phase, distribution, generator)
+    kv = query + old
+    over = int((kv - room.longest).clamp(min=0).sum())
+    if over:
+        kv = _level(kv, query, room.longest)
+        left = phase.seen - int(kv.sum())
+        said = f"{left} context tokens cut, {IMPOSSIBLE}: no sequence may see more than {room.longest}"
+        return query, kv, said if left > 0 else ""
+    return query, kv, ""
+
+
+def _split(total: int, count: int, squares: int | None, longest: int) -> torch.Tensor:
+    """`count` lengths that add up to `total`, their squares about to `squares`: some long ones, the others alike."""
+    even = torch.full((count,), total // max(1, count), dtype=torch.int64)
+    even[: total % max(1, count)] += 1
+    if squares is None or count < 2 or total <= count:
+        return even
+    mean = total / count
+    variance = max(0.0, squares / count - mean * mean)
+    long = 1
+    while long < count - 1 and mean + (variance * (count - long) / long) ** 0.5 > longest:
+        long += 1
+    high = mean + (variance * (count - long) / long) ** 0.5
+    high = min(round(high), longest, (total - (count - long)) // long)
+    rest = total - high * long
+    others = count - long
+    if rest < others or high <= mean:
+        return even
+    lengths = torch.full((count,), rest // others, dtype=torch.int64)
+    lengths[:long] = high
+    lengths[long : long + rest % others] += 1
+    return lengths
+
+
+def _cached(
+    query: torch.Tensor, total: int, phase: _Phase, distribution: LengthDistribution, generator: torch.Generator
+) -> torch.Tensor:
+    """Cached tokens of each sequence, adding up to `total`; Σ new · seen about as told where the new ones differ."""
+    count = len(query)
+    if distribution.kind != "max":
+        weight = distribution.draw(count, 1 << 20, generator).double()
+        return _round_to(weight / weight.sum() * total, total)
+    if phase.new_seen is not None and count > 1 and int(query[0]) > int(query[-1]) + 1:
+        low = float(query[1:].double().mean())
+        product = phase.new_seen - float((query.double() ** 2).sum())
+        first = round(min(max(0.0, (product - low * total) / (float(query[0]) - low)), float(total)))
+        return torch.cat((torch.tensor([first]), _split(total - first, count - 1, None, total)))
+    return _split(total, count, None, total)
+
+
+def _round_to(values: torch.Tensor, total: int) -> torch.Tensor:
+    """Whole numbers near `values` that add up to `total`."""
+    edges = values.cumsum(0).round().to(torch.int64)
+    edges[-1] = total
+    return edges.diff(prepend=edges.new_zeros(1)).clamp(min=0)
+
+
+def _level(kv: torch.Tensor, query: torch.Tensor, longest: int) -> torch.Tensor:
+    """Move what is above `longest` to the sequences that have room, as far as they have."""
+    over = int((kv - longest).clamp(min=0).sum())
+    kv = torch.maximum(kv.clamp(max=longest), query)
+    free = (longest - kv).clamp(min=0)
+    taken = (free.cumsum(0).clamp(max=over)).diff(prepend=free.new_zeros(1))
+    return kv + taken
+
+
+def _cut(query: torch.Tensor, over: int) -> torch.Tensor:
+    """Take `over` new tokens away, from the last sequences first."""
+    taken = query.flip(0).cumsum(0).clamp(max=over).diff(prepend=query.new_zeros(1)).flip(0)
+    return query - taken
+
+
+def _drawn(room: Room, distribution: LengthDistribution, generator: torch.Generator) -> Batch:
+    """Nothing is known: queries of even length, keys by the distribution."""
+    tokens = room.sequences if room.tokens is None else room.tokens
+    query = _split(tokens, room.sequences, None, room.longest).clamp(max=room.longest)
+    if not room.cached:
+        return Batch(query=query, kv=query.clone(), assumed="sequences of even length")
+    kv = torch.maximum(distribution.draw(room.sequences, room.longest, generator), query)
+    how = f"{distribution.kind} lengths, up to {room.longest}; new tokens split evenly"
+    return Batch(query=query, kv=kv, assumed=how)

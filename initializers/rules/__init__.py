@@ -1,0 +1,1 @@
+"""The built-in initializers, one family of ops a file."""

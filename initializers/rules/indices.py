@@ -1,0 +1,311 @@
+"""Rules for indices, targets, offsets and lengths: in range, never all equal; owns no masks and no block tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+
+from opreplay.initializers import fill
+from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
+from opreplay.initializers.draws.distributions import IndexRule, draw_indices
+from opreplay.initializers.rules.masks import choose
+
+Bound = Callable[[InitContext], int]
+"""How many values an index may have."""
+
+
+def _size(argument: str, dim: int) -> Bound:
+    def bound(context: InitContext) -> int:
+        shape = context.need(argument).shape
+        return shape[dim] if -len(shape) <= dim < len(shape) else 1
+
+    return bound
+
+
+def _along(argument: str) -> Bound:
+    """The size of `argument` along the dimension that the op's `dim` names."""
+
+    def bound(context: InitContext) -> int:
+        dim = context.args.get("dim")
+        if not isinstance(dim, int):
+            raise InitializerError(f"{context.op}: dim is not known, so the range of the index is not either")
+        shape = context.need(argument).shape
+        return shape[dim] if shape else 1
+
+    return bound
+
+
+def _number(argument: str, default: int = 0) -> Bound:
+    def bound(context: InitContext) -> int:
+        value = context.args.get(argument)
+        return value if isinstance(value, int) and value > 0 else default
+
+    return bound
+
+
+def _elements(argument: str) -> Bound:
+    return lambda context: context.need(argument).numel()
+
+
+def _classes(context: InitContext) -> int:
+    """Classes of a loss: dimension 1 of the scores, 0 when there is no batch."""
+    shape = context.need("self").shape
+    return shape[1] if len(shape) > 1 else shape[0]
+
+
+def _along_sizes(context: InitContext) -> int:
+    sizes, dim = context.args.get("sizes"), context.args.get("dim")
+    if not isinstance(sizes, (list, tuple)) or not isinstance(dim, int):
+        raise InitializerError(f"{context.op}: sizes or dim is not known")
+    return sizes[dim]
+
+
+def _along_recorded_size(context: InitContext) -> int:
+    sizes, dim = context.args.get("self_sizes"), context.args.get("dim")
+    if not isinstance(sizes, (list, tuple)) or not isinstance(dim, int):
+        raise InitializerError(f"{context.op}: self_sizes or dim is not known")
+    return sizes[dim]
+
+
+_SCATTERS = (
+    "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_", "gather",
+    "gather_backward", "index_select", "index_add", "index_add_", "index_copy", "index_copy_", "index_fill",
+    "index_fill_", "index_reduce", "index_reduce_",
+)  # fmt: skip
+
+RANGES: dict[str, tuple[str, Bound]] = {
+    "aten::embedding": ("indices", _size("weight", 0)),
+    "aten::embedding_renorm_": ("indices", _size("self", 0)),
+    "aten::embedding_dense_backward": ("indices", _number("num_weights")),
+    "aten::embedding_backward": ("indices", _number("num_weights")),
+    "aten::embedding_sparse_backward": ("indices", _number("num_weights")),
+    **{f"aten::{base}": ("index", _along("self")) for base in _SCATTERS},
+    "aten::index_select_backward": ("index", _along_recorded_size),
+    "aten::take": ("index", _elements("self")),
+    "aten::put": ("index", _elements("self")),
+    "aten::put_": ("index", _elements("self")),
+    "fb::fast_gather": ("indices", _size("input", 0)),
+    "fbgemm::index_select_dim0": ("indices", _size("input", 0)),
+    "fbgemm::gather_along_first_dim": ("Index", _size("Data", 0)),
+    "fbgemm::scatter_add_along_first_dim": ("Index", _size("Dst", 0)),
+    "npu::_npu_index_add": ("index", _size("self", 0)),
+    "npu::_npu_index_add_": ("index", _size("self", 0)),
+    "npu::npu_gather_sparse_index": ("index", _size("input", 0)),
+    "npu::npu_cross_entropy_loss": ("target", _size("input", 1)),
+    "npu::npu_cross_entropy_loss_backward": ("target", _size("log_prob", 1)),
+    "_moe_C::shuffle_rows": ("dst2src_map", _size("input_tensor", 0)),
+    "sgl_kernel::shuffle_rows": ("dst2src_map", _size("input", 0)),
+    "sgl_kernel::apply_shuffle_mul_sum": ("permutation", _size("input", 0)),
+    "_C_cache_ops::cp_fused_concat_and_cache_mla": ("cp_local_token_select_indices", _size("kv_c", 0)),
+    "aten::value_selecting_reduction_backward": ("indices", _along_sizes),
+    "aten::take_along_dim": ("indices", _along("self")),
+    **{f"aten::{base}": ("target", _classes) for base in (
+        "nll_loss", "nll_loss_forward", "nll_loss_backward", "nll_loss_nd", "nll_loss2d", "nll_loss2d_forward",
+        "nll_loss2d_backward", "multi_margin_loss", "multi_margin_loss_backward", "multilabel_margin_loss_forward",
+        "multilabel_margin_loss_backward", "cross_entropy_loss",
+    )},
+    "aten::one_hot": ("self", _number("num_classes", 10)),
+    "aten::bincount": ("self", _number("minlength", 100)),
+    "aten::tensor_split": ("tensor_indices_or_sections", _size("self", 0)),
+}  # fmt: skip
+"""Op → its index argument and how many values that may have."""
+
+
+class IndexInit(IndexRule):
+    """Indices in range, all alike or some more popular."""
+
+    name = "index"
+    op_patterns = tuple(RANGES)
+
+    def applies_to(self, context: InitContext) -> bool:
+        tensor = context.tensor(RANGES[context.op][0])
+        return tensor is not None and fill.is_integer(tensor.dtype)
+
+    def initialize(self, context: InitContext) -> InitReport:
+        argument, bound = RANGES[context.op]
+        if (flags := context.tensor("is_target")) is not None:
+            fill.coins(flags, context.generator)
+        return _draw(context, argument, context.need(argument), bound(context))
+
+
+class IndexListInit(IndexRule):
+    """The list of index tensors of `x[i, :, j]`: the n-th indexes the n-th dimension, a mask as many as it has."""
+
+    name = "index_list"
+    op_patterns = (
+        "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_",
+    )  # fmt: skip
+
+    def initialize(self, context: InitContext) -> InitReport:
+        shape = context.need("self").shape
+        dim = 0
+        parts, how = [], "uniform"
+        for tensor in context.args.get("indices") or ():
+            if tensor is None:
+                dim += 1
+            elif tensor.dtype in (torch.bool, torch.uint8):
+                parts.append(_mask_index(context, tensor))
+                dim += tensor.dim()
+            else:
+                if dim >= len(shape):
+                    raise InitializerError(f"{context.op}: more indices than the {len(shape)} dimensions")
+                report = _draw(context, "indices", tensor, shape[dim])
+                parts.append(report.summary)
+                how = report.assumed["indices"]
+                dim += 1
+        return InitReport(summary="; ".join(parts) or "no index tensor", assumed={"indices": how})
+
+
+class BagInit(IndexRule):
+    """Embedding bags: indices in range; offsets from 0, ascending; what a backward pass has saved fits both."""
+
+    name = "embedding_bag"
+    op_patterns = (
+        "aten::embedding_bag", "aten::_embedding_bag", "aten::_embedding_bag_forward_only",
+        "aten::_embedding_bag_backward", "aten::_embedding_bag_dense_backward",
+        "aten::_embedding_bag_per_sample_weights_backward",
+    )  # fmt: skip
+
+    def initialize(self, context: InitContext) -> InitReport:
+        indices = context.need("indices")
+        weight = context.tensor("weight")
+        rows = weight.shape[0] if weight is not None else _number("num_weights")(context)
+        report = _draw(context, "indices", indices, rows)
+        offsets = context.tensor("offsets")
+        if offsets is not None and offsets.numel():
+            starts = _cut_points(offsets.numel(), indices.numel(), bool(context.args.get("include_last_offset")))
+            fill.assign(offsets, starts.to(offsets.device))
+        grad, bags = context.tensor("grad"), context.tensor("offset2bag")
+        if bags is not None and bags.numel() and grad is not None:
+            ids = torch.arange(bags.numel(), device=bags.device) * grad.shape[0] // bags.numel()
+            fill.assign(bags, ids)
+            sizes = context.tensor("bag_size")
+            if sizes is not None and sizes.numel() == grad.shape[0]:
+                fill.assign(sizes, torch.bincount(ids, minlength=grad.shape[0]))
+        largest = context.tensor("maximum_indices")
+        if largest is not None and largest.numel():
+            fill.integers(largest, context.generator, 0, max(1, rows))
+        assumed = {**report.assumed, "offsets": "bags of equal size"}
+        return InitReport(summary=f"{report.summary}, bags of equal size", assumed=assumed)
+
+
+class SortedInit(CustomInit):
+    """Boundaries of searches are ascending."""
+
+    name = "sorted"
+    op_patterns = ("aten::searchsorted", "aten::bucketize")
+    arguments: ClassVar[tuple[str, ...]] = ("sorted_sequence", "boundaries")
+
+    def initialize(self, context: InitContext) -> InitReport:
+        for name in self.arguments:
+            if (tensor := context.tensor(name)) is not None and tensor.numel():
+                fill.assign(tensor, tensor.sort(dim=-1).values)
+        return InitReport(summary="ascending boundaries")
+
+
+class FewTiesInit(CustomInit):
+    """Integers that are sorted or ranked take many values, so that ties are rare."""
+
+    name = "few_ties"
+    op_patterns = (
+        "aten::sort", "aten::topk", "aten::argsort", "aten::kthvalue", "aten::median", "aten::mode", "aten::unique_dim",
+        "aten::_unique", "aten::_unique2", "aten::msort",
+    )  # fmt: skip
+
+    def initialize(self, context: InitContext) -> InitReport:
+        tensor = context.need("self")
+        if fill.is_integer(tensor.dtype):
+            fill.integers(tensor, context.generator, 0, 2**31)
+        return InitReport(summary="values with few ties")
+
+
+class RepeatsInit(CustomInit):
+    """Repeats add up to the recorded output size, or are two on average."""
+
+    name = "repeats"
+    op_patterns = ("aten::repeat_interleave",)
+
+    def applies_to(self, context: InitContext) -> bool:
+        return context.tensor("repeats") is not None
+
+    def initialize(self, context: InitContext) -> InitReport:
+        repeats = context.need("repeats")
+        total = context.args.get("output_size")
+        if isinstance(total, int) and repeats.numel():
+            cuts = _cut_points(repeats.numel() + 1, total, True)
+            fill.assign(repeats, cuts.diff().to(repeats.device))
+            return InitReport(summary=f"repeats add up to {total}")
+        fill.integers(repeats, context.generator, 1, 4)
+        return InitReport(summary="repeats in [1, 4)", assumed={"repeats": "two on average"})
+
+
+class CtcInit(CustomInit):
+    """CTC targets avoid the blank; lengths are as long as the shapes allow."""
+
+    name = "ctc"
+    op_patterns = (
+        "aten::_ctc_loss",
+        "aten::ctc_loss",
+        "aten::_ctc_loss_backward",
+        "aten::_cudnn_ctc_loss",
+        "aten::miopen_ctc_loss",
+    )
+
+    def initialize(self, context: InitContext) -> InitReport:
+        scores, targets = context.need("log_probs"), context.need("targets")
+        fill.assign(scores, scores.float().log_softmax(-1))
+        fill.integers(targets, context.generator, 1, scores.shape[-1])
+        if (lengths := context.tensor("input_lengths")) is not None:
+            lengths.fill_(scores.shape[0])
+        if (lengths := context.tensor("target_lengths")) is not None and targets.dim() > 1:
+            lengths.fill_(targets.shape[-1])
+        elif lengths is not None and lengths.numel():  # targets one after another
+            fill.assign(lengths, _cut_points(lengths.numel() + 1, targets.numel(), True).diff().to(lengths.device))
+        return InitReport(summary="full lengths", assumed={"input_lengths": "full", "target_lengths": "full"})
+
+
+class PackInit(CustomInit):
+    """Lengths of a padded batch descend from the longest."""
+
+    name = "packed_lengths"
+    op_patterns = ("aten::_pack_padded_sequence",)
+
+    def initialize(self, context: InitContext) -> InitReport:
+        source, lengths = context.need("input"), context.need("lengths")
+        longest = source.shape[1 if context.args.get("batch_first") else 0]
+        count = lengths.numel()
+        fill.assign(lengths, longest - torch.arange(count, device=lengths.device) * (longest - 1) // max(1, count))
+        return InitReport(summary=f"lengths from {longest} down", assumed={"lengths": "descending evenly"})
+
+
+def _draw(context: InitContext, name: str, tensor: torch.Tensor, bound: int) -> InitReport:
+    """Integers in [0, bound); an empty range is an error unless there is nothing to draw."""
+    if bound < 1 and tensor.numel():
+        raise InitializerError(f"{context.op}: {name} has {tensor.numel()} elements but nothing to index")
+    how = draw_indices(context, tensor, bound)
+    return InitReport(summary=f"{tensor.numel()} {name} in [0, {bound})", assumed={name: how})
+
+
+def _mask_index(context: InitContext, mask: torch.Tensor) -> str:
+    """A mask that selects as many elements as the values to be put, or half of them."""
+    count = mask.numel() // 2
+    values = context.tensor("values")
+    if values is not None and values.dim() and values.shape[0] != 1:
+        count = min(values.shape[0], mask.numel())
+    elif context.outputs and context.outputs[0] is not None and context.outputs[0].shape:
+        count = min(context.outputs[0].shape[0], mask.numel())
+    choose(mask, count, context.generator)
+    return f"mask of {count} in {mask.numel()}"
+
+
+def _cut_points(count: int, total: int, include_last: bool) -> torch.Tensor:
+    """`count` ascending offsets from 0 that cut `total` into even parts; the last one is `total` when included."""
+    parts = max(1, count - 1 if include_last else count)
+    return torch.arange(count) * total // parts
+
+
+INITIALIZERS = (
+    IndexInit, IndexListInit, BagInit, SortedInit, FewTiesInit, RepeatsInit, CtcInit, PackInit,
+)  # fmt: skip

@@ -1,0 +1,313 @@
+"""Rules for mixture-of-experts ops: router scores, chosen experts, sorted tokens and the sizes of expert groups.
+
+How experts are drawn and sorted is in `expert_choice`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+
+from opreplay.initializers import fill
+from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport, Option, OptionValue
+from opreplay.initializers.draws import expert_choice
+from opreplay.initializers.draws.distributions import check_histogram, read_histogram
+
+MAX_EXPERTS = 1 << 16
+"""A trace may name any number of experts; models have some hundreds."""
+DISTINCT_SCORES = 1 << 18
+"""Router scores drawn before their rows repeat."""
+TOKEN_BITS = 24
+"""aiter packs slot << 24 | token; padding is topk << 24 | tokens."""
+SCORES = ("gating_output", "router_logits", "scores", "logits", "input", "x")
+CHOSEN = ("topk_ids", "topk_indices", "expert_idx", "indices", "export_for_source_row", "expert_for_source_row")
+CHOSEN_WEIGHTS = ("topk_weights", "topk_weight", "probs", "scales")
+FIRST_WEIGHTS = ("w1", "b_qweight", "b_q_weight", "gate", "weight", "B", "mat_b", "w2")
+HIDDEN = ("hidden_states", "x", "input", "tokens", "a", "inter_states", "A", "self", "mat_a", "permuted_hidden_states")
+ROUTERS = (
+    "_moe_C::topk_softmax", "_moe_C::topk_sigmoid", "_moe_C::grouped_topk", "aiter::topk_softmax",
+    "aiter::topk_softmax_asm", "aiter::topk_sigmoid", "aiter::grouped_topk", "aiter::biased_grouped_topk_hip",
+    "sgl_kernel::topk_softmax", "sgl_kernel::topk_sigmoid", "sgl_kernel::moe_fused_gate", "vllm::moe_forward",
+    "vllm::moe_forward_shared", "vllm::rocm_aiter_topk_softmax", "vllm::rocm_aiter_topk_sigmoid",
+    "vllm::rocm_aiter_grouped_topk", "vllm::rocm_aiter_biased_grouped_topk", "npu::npu_moe_gating_top_k",
+    "npu::npu_moe_gating_top_k_softmax", "npu::npu_moe_gating_top_k_softmax_v2", "_C_ascend::moe_gating_top_k",
+    "sgl_kernel::kimi_k2_moe_fused_gate", "sglang::moe_topk_softmax_out", "sglang::moe_topk_sigmoid_out",
+    "sglang::fused_topk_deepseek", "aiter::topk_softplus", "aiter::topk_gating_fwd", "aiter::moe_fused_gate",
+    "vllm::rocm_aiter_fused_topk",
+)  # fmt: skip
+"""Ops that choose experts from scores."""
+STAGES = (
+    "aiter::ck_moe_stage1", "aiter::ck_moe_stage2", "aiter::moe_stage1_g1u1", "aiter::fmoe", "aiter::fmoe_g1u1",
+    "aiter::fmoe_fp8_blockscale_g1u1", "aiter::fmoe_g1u1_a16", "aiter::fmoe_g1u1_tkw1", "aiter::fmoe_int8_g1u0",
+    "aiter::fmoe_int8_g1u0_a16",
+)  # fmt: skip
+SORTED_OPS = (
+    *STAGES, "_moe_C::moe_wna16_gemm", "_moe_C::moe_wna16_marlin_gemm", "sgl_kernel::moe_wna16_marlin_gemm",
+)  # fmt: skip
+"""Ops that get tokens already sorted by expert."""
+EXPERT_OPS = (
+    "vllm::fused_experts", "vllm::inplace_fused_experts", "vllm::outplace_fused_experts", "vllm::rocm_aiter_fused_moe",
+    "sglang::inplace_fused_experts", "sglang::outplace_fused_experts", "aiter::fused_moe_", "aiter::moe_sorting_fwd",
+    "aiter::moe_sorting_opus_fwd", "_moe_C::moe_align_block_size", "_moe_C::moe_permute", "_moe_C::moe_sum",
+    "sgl_kernel::moe_align_block_size", "npu::npu_moe_init_routing", "npu::npu_moe_init_routing_v2",
+    "npu::npu_moe_token_permute", "vllm::fused_marlin_moe", "sglang::fused_marlin_moe", "vllm::rocm_aiter_ck_moe",
+    "vllm::rocm_aiter_ck_moe_2stages", "vllm::rocm_aiter_asm_moe", "vllm::rocm_aiter_asm_moe_tkw1",
+    "sglang::rocm_aiter_asm_moe_tkw1", "_C::moe_align_block_size", "_moe_C::sgl_moe_align_block_size",
+    "_moe_C::moe_permute_with_scratch", "_moe_C::moe_lora_align_block_size", "aiter::moe_align_block_size",
+    "_C::get_cutlass_moe_mm_data", "_C::get_cutlass_moe_mm_problem_sizes", "sgl_kernel::prepare_moe_input",
+    "sgl_kernel::get_cutlass_w4a8_moe_mm_data",
+)  # fmt: skip
+"""Ops that get the chosen experts of each token."""
+GROUP_OPS = (
+    "npu::npu_grouped_matmul", "_moe_C::batched_moe_align_block_size", "aten::_grouped_mm", "aten::_scaled_grouped_mm",
+    "npu::npu_moe_compute_expert_tokens", "npu::npu_grouped_matmul_swiglu_quant",
+    "npu::npu_grouped_matmul_swiglu_quant_v2", "_C_ascend::grouped_matmul_swiglu_quant",
+    "_C_ascend::moe_grouped_matmul", "npu::npu_grouped_matmul_add", "npu::npu_grouped_matmul_add_",
+)  # fmt: skip
+"""Ops that get the sizes of the experts' groups, or where they end."""
+RETURN_OPS = (
+    "_moe_C::moe_unpermute", "npu::npu_moe_token_unpermute", "npu::npu_moe_finalize_routing",
+    "npu::npu_moe_token_permute_grad", "npu::npu_moe_token_unpermute_grad",
+)  # fmt: skip
+"""Ops that bring rows back from the experts' order."""
+
+
+class MoeRoutingInit(CustomInit):
+    """Every token goes to different experts, by the chosen distribution, in the layout that the op wants."""
+
+    name = "moe_routing"
+    op_patterns = (*ROUTERS, *SORTED_OPS, *EXPERT_OPS, *GROUP_OPS, *RETURN_OPS)
+    options: ClassVar[tuple[Option, ...]] = (
+        Option(
+            name="distribution", type=str, default="uniform", choices=expert_choice.DISTRIBUTIONS,
+            help="How popular the experts are.",
+        ),
+        Option(name="exponent", type=float, default=1.0, low=0.0, help="Of Zipf's law: 0 is uniform."),
+        Option(name="histogram", type=str, default="", help="JSON file with one count an expert."),
+    )  # fmt: skip
+
+    def check_options(self, options: Mapping[str, OptionValue]) -> None:
+        check_histogram(options, read_histogram)
+
+    def initialize(self, context: InitContext) -> InitReport:
+        generator = torch.Generator().manual_seed(context.seed)
+        if context.op in ROUTERS:
+            return _scores(context, generator)
+        if context.op in SORTED_OPS:
+            return _sorted(context, generator)
+        if context.op in GROUP_OPS:
+            return _groups(context, generator)
+        if context.op in RETURN_OPS:
+            return _return(context, generator)
+        return _chosen(context, generator)
+
+
+def _chance(context: InitContext, experts: int) -> torch.Tensor:
+    if experts > MAX_EXPERTS:
+        raise InitializerError(f"{context.op} with {experts} experts, limit {MAX_EXPERTS}")
+    given = context.options
+    return expert_choice.probabilities(
+        experts, str(given.get("distribution", "uniform")), float(given.get("exponent") or 0.0),
+        str(given.get("histogram") or ""),
+    )  # fmt: skip
+
+
+def _how(context: InitContext) -> str:
+    return f"{context.options.get('distribution', 'uniform')} over the experts"
+
+
+def _find(context: InitContext, names: tuple[str, ...]) -> torch.Tensor | None:
+    return next((t for name in names if (t := context.tensor(name)) is not None and t.numel()), None)
+
+
+def _number(context: InitContext, *names: str) -> int | None:
+    found = (context.args.get(name) for name in names)
+    return next((v for v in found if isinstance(v, int) and not isinstance(v, bool) and v > 0), None)
+
+
+def expert_count(context: InitContext) -> int:
+    """How many experts there are: as an argument says, else as many as there are weights."""
+    said = _number(context, "global_num_experts", "num_experts", "expert_num", "num_expert", "n_expert")
+    if said is not None:
+        # SGLang passes one more: number 0 of its sorted experts stands for those that are elsewhere.
+        return max(1, said - 1) if context.op == "sgl_kernel::moe_align_block_size" else said
+    for name in ("expert_map", "local_expert_mask", "expert_mask"):
+        if (mapped := context.tensor(name)) is not None and mapped.numel():
+            return mapped.numel()
+    weights = _find(context, FIRST_WEIGHTS)
+    if weights is not None and weights.dim() >= 3:
+        return weights.shape[0]
+    listed = context.args.get("weight")
+    if isinstance(listed, (list, tuple)) and listed:
+        return listed[0].shape[0] if len(listed) == 1 and listed[0].dim() == 3 else len(listed)
+    chosen = _find(context, CHOSEN)
+    return max(8, 2 * chosen.shape[-1]) if chosen is not None and chosen.dim() == 2 else 8
+
+
+def _scores(context: InitContext, generator: torch.Generator) -> InitReport:
+    """Scores whose best ones are a draw without replacement: logarithm of the chance plus Gumbel noise."""
+    scores = _find(context, SCORES)
+    if scores is None or not scores.dim():
+        raise InitializerError(f"{context.op}: no router scores among its arguments")
+    experts = scores.shape[-1]
+    rows = max(1, scores.numel() // experts)
+    distinct = min(rows, max(1, DISTINCT_SCORES // experts))
+    noise = torch.rand((distinct, experts), generator=generator, dtype=torch.float32).clamp_(1e-7, 1 - 1e-7)
+    block = _chance(context, experts).float().clamp(min=1e-30).log() - (-noise.log()).log()
+    if scores.is_contiguous():
+        fill.assign_rows(scores.view(rows, experts), block.to(scores.dtype).to(scores.device))
+    else:
+        made = block.repeat(-(-rows // distinct), 1)[:rows]
+        fill.assign(scores, made.reshape(scores.shape).to(scores.device))
+    bias = _find(context, ("bias", "correction_bias", "e_score_correction_bias"))
+    if bias is not None and bias.dtype.is_floating_point:
+        fill.uniform(bias, context.generator, 0.0, math.nextafter(0.0, 1.0))
+    return InitReport(summary=f"{rows} tokens over {experts} experts", assumed={"scores": _how(context)})
+
+
+def _local(context: InitContext, experts: int) -> None:
+    """Fill the maps from all experts to the local ones: those come first."""
+    weights = _find(context, ("w1",))
+    local = min(experts, weights.shape[0]) if weights is not None and weights.dim() == 3 else experts
+    for name in ("expert_map", "maybe_expert_map"):
+        if (mapped := context.tensor(name)) is not None and mapped.numel():
+            numbers = torch.arange(mapped.numel())
+            local_here = _number(context, "n_local_expert") or local
+            fill.assign(mapped, torch.where(numbers < local_here, numbers, -1).to(mapped.device))
+    for name in ("expert_mask", "local_expert_mask"):
+        if (mask := context.tensor(name)) is not None and mask.numel():
+            fill.assign(mask, (torch.arange(mask.numel()) < local).to(mask.device))
+
+
+def _chosen(context: InitContext, generator: torch.Generator) -> InitReport:
+    """Chosen experts and their weights, [tokens, topk]."""
+    ids = _find(context, CHOSEN)
+    if ids is None:
+        if context.op == "_moe_C::moe_sum":
+            return InitReport(summary="no experts among its arguments")
+        raise InitializerError(f"{context.op}: no chosen experts among its arguments")
+    experts = expert_count(context)
+    tokens, topk = (ids.shape[0], math.prod(ids.shape[1:])) if ids.dim() > 1 else (ids.numel(), 1)
+    _local(context, experts)
+    made = expert_choice.choose_experts(tokens, topk, _chance(context, experts), generator)
+    fill.assign(ids, made.reshape(ids.shape).to(ids.device))
+    weights = _find(context, CHOSEN_WEIGHTS)
+    if weights is not None and weights.shape == ids.shape:
+        fill.assign(weights, expert_choice.routing_weights(tokens, topk, generator).to(weights.device))
+    rows = context.tensor("row_idx")
+    if rows is not None and rows.numel() == made.numel():
+        fill.assign(rows, torch.arange(made.numel()).reshape(topk, tokens).t().reshape(rows.shape).to(rows.device))
+    if (valid := context.tensor("num_local_tokens")) is not None:
+        fill.assign(valid, torch.tensor(tokens, device=valid.device))
+    used = int((torch.bincount(made.flatten(), minlength=experts) > 0).sum())
+    return InitReport(summary=f"{tokens} tokens to {topk} of {used} experts", assumed={"topk_ids": _how(context)})
+
+
+def _sorted(context: InitContext, generator: torch.Generator) -> InitReport:
+    """Tokens sorted by expert: aiter packs slot and token, vLLM numbers them token · topk + slot."""
+    order, owners = context.need("sorted_token_ids"), _find(context, ("sorted_expert_ids", "expert_ids", "experts_ids"))
+    valid = _find(context, ("num_valid_ids", "num_tokens_post_pad", "num_tokens_past_padded"))
+    if owners is None or valid is None:
+        raise InitializerError(f"{context.op}: no expert of each block or no count of valid ids")
+    hidden = context.need("hidden_states") if context.tensor("hidden_states") is not None else _find(context, HIDDEN)
+    topk = _number(context, "topk", "top_k") or 1
+    weights = _find(context, ("topk_weights",))
+    tokens = hidden.shape[0] if hidden is not None else 0
+    if weights is not None and weights.dim() == 2:
+        tokens, topk = weights.shape
+    experts = expert_count(context)
+    # One expert id stands for each block, so the two lengths tell the block where no argument does.
+    block = _number(context, "block_m", "block_size_m", "moe_block_size", "BLOCK_SIZE_M")
+    block = block or max(1, -(-order.numel() // owners.numel()))
+    ids = expert_choice.choose_experts(tokens, topk, _chance(context, experts), generator)
+    filler = tokens * topk
+    made = expert_choice.sort_by_expert(ids, experts, block, order.numel(), owners.numel(), filler)
+    positions = made.positions
+    if context.op in STAGES:
+        fill.assign(order, _packed(positions, topk, tokens).to(order.device))
+    else:
+        fill.assign(order, positions.to(order.device))
+    fill.assign(owners, made.owners.to(owners.device))
+    counts = torch.full((valid.numel(),), tokens, dtype=torch.int64)
+    counts[0] = made.valid
+    fill.assign(valid, counts.reshape(valid.shape).to(valid.device))
+    share = expert_choice.routing_weights(tokens, topk, generator)
+    if (given := context.tensor("sorted_weights")) is not None and given.numel() == len(positions):
+        flat = torch.cat((share.flatten(), share.new_zeros(1)))
+        fill.assign(given, flat.index_select(0, positions).reshape(given.shape).to(given.device))
+    if weights is not None:
+        fill.assign(weights, share.reshape(weights.shape).to(weights.device))
+    assumed = {"sorted_token_ids": _how(context)}
+    if made.dropped:
+        assumed["capacity"] = f"{made.dropped} of {filler} routed slots find no place and are dropped"
+    return InitReport(summary=f"{tokens} tokens to {topk} of {experts} experts, blocks of {block}", assumed=assumed)
+
+
+def _packed(positions: torch.Tensor, topk: int, tokens: int) -> torch.Tensor:
+    """slot << 24 | token for token · topk + slot; the filler tokens · topk becomes topk << 24 | tokens."""
+    # Dividing each position would take several times as long as looking it up.
+    slots = torch.arange(topk, dtype=torch.int32) << TOKEN_BITS
+    table = torch.arange(tokens, dtype=torch.int32).unsqueeze(1) | slots
+    filler = torch.tensor([topk << TOKEN_BITS | tokens], dtype=torch.int32)
+    return torch.cat((table.flatten(), filler)).index_select(0, positions)
+
+
+def _groups(context: InitContext, generator: torch.Generator) -> InitReport:
+    """Rows of each expert's group: counts, cumulative ends, or sorted expert numbers."""
+    if (numbers := context.tensor("sorted_expert_for_source_row")) is not None:
+        experts = expert_count(context)
+        made = torch.multinomial(_chance(context, experts), max(1, numbers.numel()), True, generator=generator)
+        fill.assign(numbers, made[: numbers.numel()].sort().values.reshape(numbers.shape).to(numbers.device))
+        return InitReport(summary=f"{numbers.numel()} rows of {experts} experts", assumed={"experts": _how(context)})
+    groups = _find(context, ("group_list", "offs", "expert_num_tokens"))
+    if groups is None:
+        return InitReport(summary="no groups among its arguments")
+    experts = groups.shape[0]
+    most = _number(context, "max_tokens_per_batch")
+    listed = context.args.get("x")
+    hidden = listed[0] if isinstance(listed, (list, tuple)) and listed else _find(context, HIDDEN)
+    rows = most * experts // 2 if most else hidden.shape[0] if hidden is not None else 0
+    counts = torch.bincount(
+        torch.multinomial(_chance(context, experts), max(1, rows), True, generator=generator)[:rows], minlength=experts
+    )
+    assumed = {"groups": _how(context)}
+    if most and (over := int((counts - most).clamp(min=0).sum())):
+        counts = counts.clamp(max=most)
+        assumed["capacity"] = f"{over} of {rows} rows are over capacity and dropped"
+    kind = context.args.get("group_list_type")
+    if groups.dim() == 2:
+        made = torch.stack((torch.arange(experts), counts), 1)
+    elif context.tensor("expert_num_tokens") is not None or kind == 1:
+        made = counts
+    else:
+        made = counts.cumsum(0)
+    fill.assign(groups, made.to(groups.device))
+    return InitReport(summary=f"{rows} rows in {experts} groups", assumed=assumed)
+
+
+def _return(context: InitContext, generator: torch.Generator) -> InitReport:
+    """The permutation that brings rows back, and the weights that they are added with."""
+    for name in ("inv_permuted_idx", "sorted_indices", "expanded_src_to_dst_row"):
+        if (order := context.tensor(name)) is not None:
+            values = torch.randperm(order.numel(), generator=generator)
+            fill.assign(order, values.reshape(order.shape).to(order.device))
+    weights = _find(context, CHOSEN_WEIGHTS)
+    if weights is not None and weights.dim() == 2:
+        tokens, topk = weights.shape
+        fill.assign(weights, expert_choice.routing_weights(tokens, topk, generator).to(weights.device))
+    if (starts := context.tensor("expert_first_token_offset")) is not None and starts.numel():
+        rows = context.need("permuted_hidden_states").shape[0]
+        edges = torch.arange(starts.numel()) * rows // max(1, starts.numel() - 1)
+        fill.assign(starts, edges.to(starts.device))
+    if (chosen := context.tensor("export_for_source_row")) is not None and chosen.dim() == 2:
+        bias = context.tensor("bias")
+        experts = bias.shape[0] if bias is not None else max(8, 2 * chosen.shape[1])
+        made = expert_choice.choose_experts(chosen.shape[0], chosen.shape[1], _chance(context, experts), generator)
+        fill.assign(chosen, made.to(chosen.device))
+    return InitReport(summary="rows back in random order", assumed={"rows": "in random order"})
+
+
+INITIALIZERS = (MoeRoutingInit,)

@@ -1,0 +1,249 @@
+"""Rules for attention over packed and paged sequences: lengths, block tables, page lists and cache slots.
+
+How a batch is split into sequences is in `sequences`; dense attention is in `attention`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from opreplay.initializers import fill
+from opreplay.initializers.base import InitContext, InitializerError, InitReport
+from opreplay.initializers.draws.argument_names import CUMULATIVE_NEW, CUMULATIVE_SEEN, LONGEST, QUERY, SEEN, TABLES
+from opreplay.initializers.draws.distributions import LengthRule, length_distribution
+from opreplay.initializers.draws.paging import Pool, consecutive, find_pool, page_list, shared_generator, slots_of
+from opreplay.initializers.draws.sequences import Batch, Room, make_batch
+
+SCALES = (
+    "k_scale", "v_scale", "kv_scale", "q_scale", "q_descale", "k_descale", "v_descale", "k_dequant_scales",
+    "v_dequant_scales", "K_QScale", "V_QScale",
+)  # fmt: skip
+
+ATTENTION_OPS = (
+    "_C::paged_attention_v1", "_C::paged_attention_v2", "_rocm_C::paged_attention",
+    "vllm::unified_attention", "vllm::unified_attention_with_output",
+    "vllm::unified_mla_attention", "vllm::unified_mla_attention_with_output", "sglang::unified_attention_with_output",
+    "_vllm_fa2_C::varlen_fwd", "_vllm_fa2_C::fwd_kvcache", "_vllm_fa3_C::fwd",
+    "flash_attn::_flash_attn_varlen_forward", "flash_attn::_flash_attn_varlen_backward",
+    "xformers_flash::flash_fwd", "xformers_flash3::flash_fwd",
+    "aiter::mha_batch_prefill", "aiter::mha_varlen_fwd", "aiter::fmha_v3_varlen_fwd", "aiter::paged_attention_ragged",
+    "aiter::pa_fwd_asm", "aiter::paged_attention_v1", "aiter::paged_attention_rocm",
+    "sglang_profiler::mha__mha_batch_prefill", "sglang_profiler::attention_paged_attention_ragged",
+    "sgl_kernel::fwd", "sgl_kernel::cutlass_mla_decode",
+    "npu::npu_fused_infer_attention_score", "npu::npu_incre_flash_attention", "npu::npu_prompt_flash_attention",
+    "npu::_npu_paged_attention", "flash_attn_3::fwd", "flash_attn_3::_flash_attn_forward",
+    "flash_attn_3::_flash_attn_backward", "xformers_flash::flash_bwd", "xformers_flash3::flash_bwd",
+    "aiter::mha_varlen_bwd", "aiter::fmha_v3_varlen_bwd", "vllm::flash_attn_varlen_func",
+    "vllm::flash_attn_with_kvcache", "sglang::flash_attn_varlen_func_op",
+    "xformers::efficient_attention_forward_cutlass",
+    "_C_cache_ops::gather_cache", "_C_cache_ops::cp_gather_cache", "_C_cache_ops::gather_and_maybe_dequant_cache",
+)  # fmt: skip
+UNIFIED = frozenset(op for op in ATTENTION_OPS if "::unified_" in op)
+"""Ops whose lengths come from a layer's context and from no argument."""
+
+
+class PagedAttentionInit(LengthRule):
+    """Sequences as long as the iteration's batch says, on blocks of the cache in random order, none of them shared."""
+
+    name = "paged_attention"
+    op_patterns = ATTENTION_OPS
+
+    def initialize(self, context: InitContext) -> InitReport:
+        pool = find_pool(context)
+        room = _room(context, pool)
+        batch = make_batch(
+            context.batch, room, distribution=length_distribution(context),
+            generator=shared_generator(context, "lengths"),
+        )  # fmt: skip
+        batch = _fitted(context, pool, batch)
+        assumed = {"sequences": batch.assumed}
+        assumed.update(dict.fromkeys(_write_lengths(context, batch), "lengths of the sequences"))
+        if pool is not None:
+            assumed.update(_write_pages(context, pool, batch))
+        for name in SCALES:
+            scale = context.tensor(name)
+            if scale is not None and scale.dtype.is_floating_point:
+                fill.uniform(scale, context.generator, 0.5, 1.5)
+        summary = f"{int((batch.query > 0).sum())} sequences, {int(batch.query.sum())} new tokens"
+        return InitReport(
+            summary=f"{summary}, {int(batch.kv.sum())} seen", assumed=assumed,
+            lengths=batch.lengths() if context.op in UNIFIED else None,
+        )  # fmt: skip
+
+
+class CacheSlotsInit(LengthRule):
+    """New tokens go to the cache slots that the block tables of the same batch name, each to its own."""
+
+    name = "cache_slots"
+    op_patterns = (
+        "_C_cache_ops::reshape_and_cache", "_C_cache_ops::reshape_and_cache_flash",
+        "_C_cache_ops::concat_and_cache_mla",
+        "aiter::reshape_and_cache", "aiter::reshape_and_cache_flash", "sglang::store_cache",
+        "sglang_profiler::memory_pool__set_kv_buffer_impl", "npu::_npu_reshape_and_cache",
+        "npu::npu_scatter_pa_kv_cache", "npu::npu_scatter_pa_kv_cache_functional", "aiter::concat_and_cache_mla",
+        "sgl_kernel::store_kv_cache",
+    )  # fmt: skip
+
+    def initialize(self, context: InitContext) -> InitReport:
+        found = ((name, context.tensor(name)) for name in ("slot_mapping", "slot_indices", "indices", "out_loc"))
+        name, slots = next(((n, t) for n, t in found if t is not None), ("", None))
+        pool = find_pool(context)
+        if slots is None or pool is None:
+            raise InitializerError(f"{context.op}: no slots or no cache among its arguments")
+        count = slots.numel()
+        tokens = pool.blocks * pool.page
+        made, assumed = None, "distinct slots at random"
+        if context.batch is not None and count:
+            total = context.batch.prefill_sequences + context.batch.decode_sequences
+            batch = make_batch(
+                context.batch, Room(sequences=total, tokens=count, longest=tokens),
+                distribution=length_distribution(context), generator=shared_generator(context, "lengths"),
+            )  # fmt: skip
+            if int(batch.kv.sum()) <= tokens:
+                made = slots_of(batch, pool, shared_generator(context, pool.key))
+                assumed = "the slots of the batch's block tables"
+        if made is None:
+            order = torch.randperm(tokens, generator=shared_generator(context, pool.key))
+            made = order[torch.arange(min(count, tokens))]
+        values = torch.full((count,), -1, dtype=torch.int64)
+        if "sgl" in context.op.partition("::")[0]:
+            # There is no negative slot here: padding goes to slot 0, which SGLang keeps for it.
+            values.zero_()
+        values[: len(made)] = made[:count]
+        fill.assign(slots, values.reshape(slots.shape).to(slots.device))
+        return InitReport(summary=f"{len(made)} of {tokens} slots written", assumed={name: assumed})
+
+
+def _first(context: InitContext, names: tuple[str, ...]) -> torch.Tensor | None:
+    return next((t for name in names if (t := context.tensor(name)) is not None and t.numel()), None)
+
+
+def _sequences(context: InitContext) -> int | None:
+    """How many sequences the arguments hold."""
+    for name in (*CUMULATIVE_NEW, *CUMULATIVE_SEEN, "kv_indptr"):
+        if (edges := context.tensor(name)) is not None and edges.numel():
+            return edges.numel() - 1
+    for name in (*SEEN, *TABLES):
+        if (found := context.tensor(name)) is not None and found.dim():
+            return found.shape[0]
+    return None
+
+
+def _room(context: InitContext, pool: Pool | None) -> Room:
+    query = _first(context, QUERY)
+    rows = query.shape[0] if query is not None else None
+    sequences = _sequences(context)
+    if sequences is None:
+        return _room_of_layer(context, rows or 1)
+    packed = _first(context, CUMULATIVE_NEW) is not None
+    limits = [value for name in LONGEST if isinstance(value := context.args.get(name), int) and value > 0]
+    keys = _first(context, ("k", "key"))
+    if pool is not None:
+        limits.append(pool.blocks * pool.page)
+        if (table := _first(context, TABLES)) is not None and table.dim() == 2:
+            limits.append(table.shape[1] * pool.page)
+        if (pages := _first(context, ("kv_page_indices",))) is not None:
+            limits.append(pages.numel() * pool.page)
+    elif keys is not None:
+        limits.append(keys.shape[0] if packed else keys.shape[1] if keys.dim() > 1 else 1)
+    elif (gathered := context.tensor("dst")) is not None:
+        limits.append(gathered.shape[0])
+    together = pool is None and keys is not None and rows == keys.shape[0]
+    return Room(
+        sequences=sequences, tokens=rows if packed else None, longest=max(1, min(limits, default=rows or 1)),
+        cached=not together,
+    )  # fmt: skip
+
+
+def _room_of_layer(context: InitContext, rows: int) -> Room:
+    """For ops without any length among their arguments: as many sequences as the batch has."""
+    batch = context.batch
+    if batch is None:
+        return Room(sequences=1, tokens=rows, longest=rows, cached=False)
+    known = [k for k in (batch.prefill_seen, batch.decode_seen) if k is not None]
+    sequences = max(1, batch.prefill_sequences + batch.decode_sequences)
+    return Room(sequences=sequences, tokens=rows, longest=max(rows, *known, 1), cached=bool(known))
+
+
+def _fitted(context: InitContext, pool: Pool | None, batch: Batch) -> Batch:
+    """The batch, its keys cut where the arguments hold fewer tokens or name fewer pages, or taken from them."""
+    said = context.args.get("actual_seq_lengths_kv")
+    if said is None and context.op == "npu::npu_incre_flash_attention":
+        said = context.args.get("actual_seq_lengths")
+    if isinstance(said, (list, tuple)) and len(said) == len(batch.kv) and said:
+        kv = torch.tensor(said, dtype=torch.int64)
+        return Batch(query=batch.query, kv=kv, assumed="lengths as recorded")
+    keys, pages = _first(context, ("k", "key")), _first(context, ("kv_page_indices",))
+    kv = batch.kv
+    if pool is not None and pages is not None:
+        held = pages.numel()
+        wanted = int(((kv + pool.page - 1) // pool.page).sum())
+        kv = kv if wanted <= held else _even(held, len(kv)) * pool.page
+    elif pool is None and _first(context, CUMULATIVE_SEEN) is not None:
+        whole = keys if keys is not None else context.tensor("dst")
+        alike = bool((kv == batch.query).all())
+        held = whole.shape[0] if whole is not None else int(kv.sum())
+        kv = kv if int(kv.sum()) == held or (alike and int(kv.sum()) < held) else _even(held, len(kv))
+    if kv is batch.kv:
+        return batch
+    return Batch(query=batch.query, kv=kv, assumed=f"{batch.assumed}; keys split evenly over what the arguments hold")
+
+
+def _even(total: int, count: int) -> torch.Tensor:
+    edges = torch.arange(count + 1) * total // max(1, count)
+    return edges.diff()
+
+
+def _write_lengths(context: InitContext, batch: Batch) -> list[str]:
+    """Fill every argument that holds lengths, each or cumulative; their names."""
+    filled = []
+    values: dict[str, torch.Tensor] = {}
+    for names, lengths in ((CUMULATIVE_NEW, batch.query), (CUMULATIVE_SEEN, batch.kv)):
+        values.update(dict.fromkeys(names, torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))))
+    values.update(dict.fromkeys(SEEN, batch.kv))
+    values["seqused_q"] = batch.query
+    for name in ("leftpad_k", "seq_starts"):
+        values[name] = torch.zeros_like(batch.kv)
+    for name, made in values.items():
+        target = context.tensor(name)
+        if target is not None and target.numel() == len(made):
+            fill.assign(target, made.reshape(target.shape).to(target.device))
+            filled.append(name)
+    return filled
+
+
+def _write_pages(context: InitContext, pool: Pool, batch: Batch) -> dict[str, str]:
+    """Block tables or page lists, whichever the op has; what was assumed of them."""
+    counts = (batch.kv + pool.page - 1) // pool.page
+    total = int(counts.sum())
+    pages = page_list(pool, total, shared_generator(context, pool.key))
+    shared = f", each used {-(-total // pool.blocks)} times" if total > pool.blocks else ""
+    said = f"{min(total, pool.blocks)} of {pool.blocks} blocks in random order{shared}"
+    assumed: dict[str, str] = {}
+    for name in TABLES:
+        table = context.tensor(name)
+        if table is None or table.dim() != 2 or table.shape[0] != len(counts):
+            continue
+        width = table.shape[1]
+        named = counts.clamp(max=width).numpy()
+        values = torch.zeros(table.numel(), dtype=table.dtype)
+        into = consecutive(np.arange(len(named)) * width, named)
+        values.numpy()[into] = pages.numpy()[consecutive((counts.cumsum(0) - counts).numpy(), named)]
+        fill.assign(table, values.view(table.shape).to(table.device))
+        assumed[name] = said
+    listed, edges = context.tensor("kv_page_indices"), context.tensor("kv_indptr")
+    if listed is not None and edges is not None:
+        values = torch.zeros(listed.numel(), dtype=torch.int64)
+        values[:total] = pages
+        fill.assign(listed, values.to(listed.device))
+        fill.assign(edges, torch.cat((counts.new_zeros(1), counts.cumsum(0))).to(edges.device))
+        assumed["kv_page_indices"] = said
+        assumed["kv_indptr"] = "pages of the sequences"
+    last = context.tensor("kv_last_page_lens")
+    if last is not None and last.numel() == len(counts):
+        fill.assign(last, torch.where(batch.kv > 0, (batch.kv - 1) % pool.page + 1, 0).to(last.device))
+    return assumed
+
+
+INITIALIZERS = (PagedAttentionInit, CacheSlotsInit)

@@ -1,0 +1,116 @@
+"""Rules for positions: rows of a table of sines and cosines that new tokens look up, and what positions follow from.
+
+How a batch is split into sequences is in `sequences`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from opreplay.initializers import fill
+from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
+from opreplay.initializers.draws.distributions import LengthDistribution, LengthRule, length_distribution
+from opreplay.initializers.draws.paging import shared_generator
+from opreplay.initializers.draws.sequences import Batch, Room, make_batch
+
+POSITIONS = ("positions", "position_ids", "pos_ids")
+TABLES = ("cos_sin_cache", "cos_cache", "cos", "cos_sin", "freqs_cis")
+OFFSETS = ("offsets", "cos_sin_cache_offsets")
+"""Added to the positions; zero keeps them in the table."""
+
+
+class PositionsInit(LengthRule):
+    """Each new token has the place in its sequence that the iteration's batch gives it."""
+
+    name = "positions"
+    op_patterns = (
+        "_C::rotary_embedding", "_C::batched_rotary_embedding", "_C::fused_qk_norm_rope",
+        "_C_cache_ops::concat_and_cache_mla_rope_fused", "_C_ascend::rotary_embedding",
+        "sgl_kernel::rotary_embedding", "sgl_kernel::apply_rope_pos_ids_cos_sin_cache",
+        "sglang::apply_rope_inplace", "sglang::rotary_embedding_with_key", "sglang::rotary_embedding_without_key",
+        "sglang::fused_inplace_qknorm_rope",
+        "aiter::rotary_embedding_fwd", "aiter::batched_rotary_embedding", "aiter::rope_cached_positions_fwd_impl",
+        "aiter::rope_cached_positions_2c_fwd_impl", "aiter::rope_cached_positions_offsets_fwd_impl",
+        "aiter::rope_cached_positions_offsets_2c_fwd_impl", "aiter::fused_rope_rms",
+        "vllm::flashinfer_rotary_embedding", "vllm::rocm_aiter_rotary_emb_with_key_forward_hip",
+        "vllm::rocm_aiter_rotary_emb_with_key_forward_triton", "vllm::rocm_aiter_rotary_emb_without_key_forward_hip",
+        "vllm::npu_rotary_embedding", "npu::npu_mrope", "vllm::qkv_rmsnorm_rope", "vllm::qkv_rmsnorm_rope_simt",
+        "sglang::apply_rope_pos_ids_cos_sin_cache_without_kv_cache",
+    )  # fmt: skip
+
+    def initialize(self, context: InitContext) -> InitReport:
+        positions = next((t for name in POSITIONS if (t := context.tensor(name)) is not None), None)
+        if positions is None:
+            raise InitializerError(f"{context.op}: no positions among its arguments")
+        rows = table_rows(context)
+        for name in OFFSETS:
+            if (offsets := context.tensor(name)) is not None and fill.is_integer(offsets.dtype):
+                fill.assign(offsets, torch.zeros_like(offsets))
+        count = positions.shape[-1] if positions.dim() == 2 and positions.shape[0] == 3 else positions.numel()
+        batch = _batch(context, count, rows)
+        if batch is None:
+            fill.integers(positions, context.generator, 0, rows)
+            return InitReport(summary=f"{count} positions of {rows}", assumed={"positions": f"uniform in [0, {rows})"})
+        made = torch.zeros(count, dtype=torch.int64)
+        placed = places_of(batch)[:count].clamp(max=rows - 1)
+        made[: len(placed)] = placed
+        # Three rows are the axes of an image; text has the same number in each.
+        fill.assign(positions, made.reshape(-1, count).expand(positions.numel() // max(1, count), count)
+                    .reshape(positions.shape).to(positions.device))  # fmt: skip
+        return InitReport(summary=f"{len(placed)} positions of {rows}", assumed={"positions": batch.assumed})
+
+
+class NewTokensInit(CustomInit):
+    """Cached and new tokens of each sequence, as the iteration's batch says."""
+
+    name = "new_tokens"
+    op_patterns = (
+        "sglang_profiler::forward_batch_info_compute_position",
+        "sglang_profiler::forward_batch_info_compute_position_triton",
+    )
+
+    def initialize(self, context: InitContext) -> InitReport:
+        cached, new = context.need("extend_prefix_lens"), context.need("extend_seq_lens")
+        count = new.numel()
+        known = context.batch
+        tokens = None if known is None else (known.prefill_tokens or 0) + (known.decode_tokens or 0)
+        batch = make_batch(
+            known, Room(sequences=count, tokens=tokens or 128 * count, longest=1 << 20),
+            distribution=LengthDistribution(), generator=shared_generator(context, "lengths"),
+        )  # fmt: skip
+        seen = batch.kv if known is not None else batch.query
+        fill.assign(new, batch.query.reshape(new.shape).to(new.device))
+        fill.assign(cached, (seen - batch.query).reshape(cached.shape).to(cached.device))
+        what = batch.assumed if known is not None else "128 new tokens a sequence, none cached"
+        return InitReport(summary=f"{int(batch.query.sum())} new tokens", assumed={"extend_seq_lens": what})
+
+
+def table_rows(context: InitContext) -> int:
+    """Positions that the table of sines and cosines has. Raises InitializerError without one."""
+    table = next((t for name in TABLES if (t := context.tensor(name)) is not None and t.dim() and t.shape[0]), None)
+    if table is None:
+        raise InitializerError(f"{context.op}: no table of sines and cosines among its arguments")
+    return table.shape[0]
+
+
+def places_of(batch: Batch) -> torch.Tensor:
+    """int64 [new tokens]: the place of each new token in its sequence, cached ones before it counted."""
+    ends = batch.query.cumsum(0)
+    shift = batch.kv - batch.query - (ends - batch.query)
+    return torch.arange(int(batch.query.sum())) + torch.repeat_interleave(shift, batch.query)
+
+
+def _batch(context: InitContext, count: int, rows: int) -> Batch | None:
+    """The iteration's batch on `count` tokens; None where the trace says nothing."""
+    known = context.batch
+    if known is None or not count or not known.prefill_sequences + known.decode_sequences:
+        return None
+    total = known.prefill_sequences + known.decode_sequences
+    return make_batch(
+        known, Room(sequences=total, tokens=count, longest=rows),
+        distribution=length_distribution(context),
+        generator=shared_generator(context, "lengths"),
+    )  # fmt: skip
+
+
+INITIALIZERS = (PositionsInit, NewTokensInit)

@@ -1,0 +1,1 @@
+"""Tensors that the user supplies."""

@@ -1,0 +1,116 @@
+"""Real tensors that the user supplies for arguments of chosen ops: which argument a name means, and putting them in.
+
+Owns the names (`OP.ARGUMENT`), not the file format (`safetensors`) and not the check against a plan.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opreplay.initializers import fill
+from opreplay.initializers.base import InitializerError
+from opreplay.initializers.supplied.safetensors import SafetensorsFile, StoredTensor
+from opreplay.traces.errors import EnvironmentRefused, FormatError
+
+RECORDED = "recorded values"
+"""What a result says of an argument that was supplied."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The argument that one tensor of the file is for."""
+
+    key: str
+    """Its name in the file."""
+    op: str
+    """An op's id, or its exact name, which means all ops of that name."""
+    argument: str
+    index: int | None
+    """Element of a list of tensors; None for a single tensor."""
+
+    @property
+    def shown(self) -> str:
+        """The argument as reports name it."""
+        return self.argument if self.index is None else f"{self.argument}[{self.index}]"
+
+
+class RecordedValues:
+    """The tensors of a file, by the argument that they are for."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Read names, shapes and types. Raises FormatError for an unsound file and for names of another form."""
+        if sys.byteorder != "little":
+            raise EnvironmentRefused("--values needs a little-endian machine, as the format is")
+        self._file = SafetensorsFile(path)
+        self.path = self._file.path
+        self.places = tuple(_place(self.path, key) for key in self._file.tensors)
+        if len({(place.op, place.shown) for place in self.places}) != len(self.places):
+            raise FormatError(f"{self.path} has two tensors for one place", hint="0 and 00 are the same element.")
+
+    def stored(self, place: Place) -> StoredTensor:
+        """Shape and type of what is stored for a place."""
+        return self._file.tensors[place.key]
+
+    def of_op(self, op_id: str, name: str) -> tuple[Place, ...]:
+        """The places of one op; what its id says wins over what its name says."""
+        chosen = {place.shown: place for place in self.places if place.op == name}
+        chosen.update({place.shown: place for place in self.places if place.op == op_id})
+        return tuple(chosen.values())
+
+    def write(
+        self, op_id: str, name: str, args: Mapping[str, Any], *, only: Callable[[torch.Tensor], bool] | None = None
+    ) -> dict[str, str]:
+        """Put the values of one op into its tensors, in place; argument → what a report says of it.
+
+        `only` chooses the tensors that are filled.
+        Raises InitializerError where an argument is missing or has another shape.
+        """
+        said: dict[str, str] = {}
+        for place in self.of_op(op_id, name):
+            target = _target(place, args)
+            stored = self.stored(place)
+            if target is None or tuple(target.shape) != stored.shape:
+                held = "no tensor" if target is None else f"shape {list(target.shape)}"
+                raise InitializerError(f"{self.path.name}: {place.key} is {list(stored.shape)}, the argument {held}")
+            if only is not None and not only(target):
+                continue
+            fill.assign(target, self._tensor(place.key, stored).to(target.device))
+            said[place.shown] = f"{RECORDED} of {self.path.name}"
+        return said
+
+    def _tensor(self, key: str, stored: StoredTensor) -> torch.Tensor:
+        dtype: torch.dtype = getattr(torch, stored.dtype)
+        if not stored.size_bytes:
+            return torch.empty(stored.shape, dtype=dtype)
+        raw = torch.frombuffer(self._file.read(key), dtype=torch.uint8)
+        # A byte other than 0 and 1 is no valid bool in memory.
+        return (raw != 0 if dtype is torch.bool else raw.view(dtype)).reshape(stored.shape)
+
+
+def _target(place: Place, args: Mapping[str, Any]) -> torch.Tensor | None:
+    value = args.get(place.argument)
+    if place.index is not None:
+        value = value[place.index] if isinstance(value, (list, tuple)) and place.index < len(value) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _place(path: Path, key: str) -> Place:
+    """ "aten::index.indices.0" → op, argument, element."""
+    rest, _, last = key.rpartition(".")
+    index = None
+    if last.isascii() and last.isdigit() and len(last) <= 4:
+        index = int(last)
+        rest, _, last = rest.rpartition(".")
+    if not rest or not last.isidentifier():
+        raise FormatError(
+            f"{path}: {key!r} names no argument of an op",
+            hint="Name tensors OP.ARGUMENT, e.g. aten::embedding.indices, or OP.ARGUMENT.N for a list; OP is a name "
+            "or an id that `opreplay plan` shows.",
+        )
+    return Place(key=key, op=rest, argument=last, index=index)

@@ -1,0 +1,107 @@
+"""16-bit matrix products on CPUs that cannot multiply 16-bit numbers: recognises them and widens them to float32.
+
+Without AVX-512 or AMX, torch's CPU kernels for bfloat16 and float16 products are plain loops, some 300 times slower
+than float32's. A product that would take longer than `PATIENCE_S` is replayed in float32, and the result says so;
+a shorter one is replayed as recorded. Owns the decision, not the allocation.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from opreplay.replay.arguments import tensors
+from opreplay.replay.ir.model import Assumption, ReplayArg, ReplayOp
+from opreplay.traces.model import TensorMeta
+
+PATIENCE_S = 0.5
+"""Estimated time of one call above which a product is widened: the default measuring time of an op and some more."""
+PLAIN_LOOP_FLOPS = 0.4e9
+"""Floating-point operations a second of torch 2.13's bfloat16 matmul on an AVX2 CPU, one call of 512x512x512 timed."""
+WORTH_COUNTING = 1 << 18
+"""Elements of the largest argument below which no product can take `PATIENCE_S`; spares small ops the count."""
+
+
+def widened(op: ReplayOp, function: Callable[..., Any], device: torch.device) -> tuple[ReplayOp, Assumption | None]:
+    """`op` with its 16-bit tensors in float32 when it is a product too slow otherwise, and what to report; else as is.
+
+    Vendor references widen block by block themselves, and users' executors are as they are: both are left alone.
+    """
+    halves = narrow_types(op)
+    if device.type != "cpu" or not halves or op.resolved_by in ("reference", "executor") or all(map(_native, halves)):
+        return op, None
+    largest = max(math.prod(m.shape) for arg in op.args for m in arg.tensors if m is not None)
+    if largest < WORTH_COUNTING:
+        return op, None
+    seconds = _flops(op, function) / PLAIN_LOOP_FLOPS
+    if seconds <= PATIENCE_S:
+        return op, None
+    names = " and ".join(halves)
+    what = f"computed in float32: this CPU has no {names} products, about {seconds:.2g} s a call"
+    return in_float32(op), Assumption(argument="dtype", what=what)
+
+
+@lru_cache(maxsize=4)
+def _native(dtype: str) -> bool:
+    """Whether oneDNN multiplies this type on this CPU."""
+    if dtype == "bfloat16":
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
+def _flops(op: ReplayOp, function: Callable[..., Any]) -> int:
+    """Floating-point operations of the products in one call, counted by torch on meta tensors; 0 when it cannot."""
+    meta = torch.device("meta")
+    try:
+        args = tensors.arguments(op, device=meta)
+        positional = [args[arg.name] for arg in op.args if not arg.keyword_only]
+        by_name = {arg.name: args[arg.name] for arg in op.args if arg.keyword_only}
+        with FlopCounterMode(display=False) as counter:
+            function(*positional, **by_name)
+    except (RuntimeError, NotImplementedError, ValueError, TypeError, AssertionError, AttributeError, IndexError):
+        # An op without a meta kernel is no product that torch could count either.
+        return 0
+    return counter.get_total_flops()
+
+
+HALVES = ("bfloat16", "float16")
+_LACKS = re.compile(r"not implemented for '(?:Half|BFloat16)'")
+
+
+def in_float32(op: ReplayOp) -> ReplayOp:
+    """The op with float32 for every 16-bit float: tensors, results, and arguments that name the type."""
+    outputs = None if op.outputs is None else tuple(m and _wide(m) for m in op.outputs)
+    return msgspec.structs.replace(op, args=tuple(_wide_argument(arg) for arg in op.args), outputs=outputs)
+
+
+def narrow_types(op: ReplayOp) -> tuple[str, ...]:
+    """The 16-bit float types of the op's tensors."""
+    return tuple(sorted({m.dtype for arg in op.args for m in arg.tensors if m is not None and m.dtype in HALVES}))
+
+
+def without_kernel(op: ReplayOp, error: Exception) -> tuple[ReplayOp, Assumption] | None:
+    """For an op that failed because torch has no kernel of its narrow type: itself in float32, and what to report."""
+    types = narrow_types(op)
+    if not types or _LACKS.search(str(error)) is None:
+        return None
+    what = f"computed in float32: torch has no {' and '.join(types)} kernel of this op for this device"
+    return in_float32(op), Assumption(argument="dtype", what=what)
+
+
+def _wide(meta: TensorMeta) -> TensorMeta:
+    return msgspec.structs.replace(meta, dtype="float32") if meta.dtype in HALVES else meta
+
+
+def _wide_argument(arg: ReplayArg) -> ReplayArg:
+    value = arg.value
+    if isinstance(value, str) and value.removeprefix("torch.") in HALVES:
+        value = "torch.float32"
+    made = tuple(None if m is None else _wide(m) for m in arg.tensors)
+    return msgspec.structs.replace(arg, tensors=made, value=value)

@@ -1,0 +1,1 @@
+"""Ops over the memory budget, made smaller."""

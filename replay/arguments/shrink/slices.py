@@ -1,0 +1,266 @@
+"""Ops that compute slices of their tensors independently: on some of the slices, so that they fit a memory budget.
+
+Owns which dimension of which op may be cut: one along which nothing is added up, sorted or shared, so that time is
+proportional to what is left of it. Knows no torch; an op that is not listed here is never cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from opreplay.replay.arguments.shrink.pools import dense_strides
+from opreplay.replay.ir.model import ReplayArg, ReplayOp
+from opreplay.traces.model import TensorMeta
+
+MIN_PART = 1 / 64
+"""Least share of an op that may stand for all of it."""
+
+Shape = tuple[int, ...]
+
+
+class Cut(msgspec.Struct, frozen=True, kw_only=True):
+    """A dimension of the work that can be cut: where it is in each argument and in the results."""
+
+    size: int
+    dims: dict[str, int]
+    """Argument → dimension; those of a list are all cut alike. Others are left whole."""
+    out: int | None
+    """Dimension of the results; results of another size there are left whole. None for none."""
+    what: str
+
+
+Rule = Callable[[ReplayOp], Iterator[Cut]]
+Fits = Callable[[ReplayOp], bool]
+
+
+def sliced(op: ReplayOp, fits: Fits) -> tuple[ReplayOp, float, str] | None:
+    """(the op on as many slices as fit, their share of the work, what was cut), or None where that cannot be done.
+
+    Of several dimensions the one is cut that leaves the largest share.
+    """
+    rule = RULES.get(op.name.partition("::")[2] if op.name.startswith("aten::") else op.name)
+    best: tuple[ReplayOp, float, str] | None = None
+    for cut in rule(op) if rule is not None else ():
+        if cut.size < 2:
+            continue
+        kept = _most_that_fit(op, cut, fits)
+        share = kept / cut.size
+        if kept and share >= MIN_PART and (best is None or share > best[1]):
+            best = (_apply(op, cut, kept), share, f"{kept} of {cut.size} {cut.what}")
+    return best
+
+
+def _most_that_fit(op: ReplayOp, cut: Cut, fits: Fits) -> int:
+    low, high = 0, cut.size
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(_apply(op, cut, middle)) else (low, middle)
+    return low
+
+
+def _apply(op: ReplayOp, cut: Cut, kept: int) -> ReplayOp:
+    args = tuple(_cut_argument(arg, cut, kept) if arg.name in cut.dims else arg for arg in op.args)
+    outputs = op.outputs
+    if outputs is not None and cut.out is not None:
+        at = cut.out
+        outputs = tuple(
+            _cut_tensor(m, at, kept) if m is not None and -len(m.shape) <= at < len(m.shape) and m.shape[at] == cut.size
+            else m
+            for m in outputs
+        )  # fmt: skip
+    return msgspec.structs.replace(op, args=args, outputs=outputs)
+
+
+def _cut_argument(arg: ReplayArg, cut: Cut, kept: int) -> ReplayArg:
+    dim = cut.dims[arg.name]
+    if arg.type == "int[]":
+        assert isinstance(arg.value, tuple)
+        value = tuple(kept if i == dim else n for i, n in enumerate(arg.value))
+        return msgspec.structs.replace(arg, value=value)
+    return msgspec.structs.replace(arg, tensors=tuple(m and _cut_tensor(m, dim, kept) for m in arg.tensors))
+
+
+def _cut_tensor(meta: TensorMeta, dim: int, kept: int) -> TensorMeta:
+    """A dense tensor of fewer slices; its dimensions keep their order in memory."""
+    at = dim % len(meta.shape)
+    shape = tuple(kept if i == at else n for i, n in enumerate(meta.shape))
+    strides = None if meta.strides is None else dense_strides(shape, meta.strides)
+    return msgspec.structs.replace(meta, shape=shape, strides=strides, storage_offset=0, storage=None)
+
+
+def _tensors(op: ReplayOp) -> dict[str, TensorMeta]:
+    """Single tensors by argument name."""
+    return {arg.name: arg.tensors[0] for arg in op.args if arg.type == "Tensor" and arg.tensors and arg.tensors[0]}
+
+
+def _value(op: ReplayOp, name: str) -> object:
+    return next((arg.value for arg in op.args if arg.name == name), None)
+
+
+def _pointwise(op: ReplayOp) -> Iterator[Cut]:
+    """All tensors broadcast together: cut along any dimension that the widest has, counted from the end."""
+    tensors = _tensors(op)
+    if not tensors or any(arg.type == "Tensor[]" for arg in op.args):
+        return
+    rank = max(len(meta.shape) for meta in tensors.values())
+    for back in range(rank, 0, -1):
+        sizes = {name: meta.shape[-back] for name, meta in tensors.items() if len(meta.shape) >= back}
+        size = max(sizes.values())
+        if {n for n in sizes.values() if n != 1} == {size}:
+            dims = {name: -back for name, n in sizes.items() if n == size}
+            yield Cut(size=size, dims=dims, out=-back, what=f"slices of dimension {rank - back}")
+
+
+def _along(*names: str, squeezes: bool = False) -> Rule:
+    """Ops that reduce, sort or normalise along the dimension in one of the arguments `names`: cut along another."""
+
+    def rule(op: ReplayOp) -> Iterator[Cut]:
+        tensors = _tensors(op)
+        rank = max((len(meta.shape) for meta in tensors.values()), default=0)
+        said = next((v for name in names if (v := _value(op, name)) is not None), None)
+        dims = said if isinstance(said, tuple) else (said,)
+        if not rank or not dims or not all(isinstance(d, int) and -rank <= d < rank for d in dims):
+            return
+        taken = {d % rank for d in dims if isinstance(d, int)}
+        keeps = not squeezes or _value(op, "keepdim") is True
+        for dim in sorted(set(range(rank)) - taken):
+            whole = {name: meta for name, meta in tensors.items() if len(meta.shape) == rank}
+            size = max(meta.shape[dim] for meta in whole.values())
+            if all(meta.shape[dim] == size for meta in whole.values()):
+                out = dim if keeps else dim - sum(d < dim for d in taken)
+                yield Cut(size=size, dims=dict.fromkeys(whole, dim), out=out, what=f"slices of dimension {dim}")
+                return
+
+    return rule
+
+
+def _first(*names: str, rank: int = 2) -> Rule:
+    """Ops whose arguments `names` have one entry a sample, a batch or a token along dimension 0."""
+
+    def rule(op: ReplayOp) -> Iterator[Cut]:
+        tensors = {name: meta for name, meta in _tensors(op).items() if name in names and len(meta.shape) >= rank}
+        sizes = {meta.shape[0] for meta in tensors.values()}
+        if len(sizes) == 1:
+            yield Cut(size=sizes.pop(), dims=dict.fromkeys(tensors, 0), out=0, what="slices of dimension 0")
+
+    return rule
+
+
+def _product(left: str, right: str, *, right_columns: int = 1, bias: str | None = None) -> Rule:
+    """Matrix products: fewer rows of the left side or fewer columns of the right one."""
+
+    def rule(op: ReplayOp) -> Iterator[Cut]:
+        tensors = _tensors(op)
+        a, b = tensors.get(left), tensors.get(right)
+        if a is None or b is None or len(b.shape) != 2 or len(a.shape) < 2:
+            return
+        other = tensors.get(bias) if bias is not None else None
+        rows, columns = a.shape[0], b.shape[right_columns]
+        dims = {left: 0}
+        if other is not None and bias is not None and len(other.shape) == len(a.shape) and other.shape[0] == rows:
+            dims[bias] = 0
+        # What has one entry a row or column beside the bias, such as scales and out=, would have to be cut as well.
+        if all(m.shape[:1] != (rows,) for name, m in tensors.items() if name not in (*dims, right)):
+            yield Cut(size=rows, dims=dims, out=0, what="rows")
+        dims = {right: right_columns}
+        if other is not None and bias is not None and other.shape[-1:] == (columns,):
+            dims[bias] = -1
+        if all(m.shape[-1:] != (columns,) for name, m in tensors.items() if name not in (*dims, left)):
+            yield Cut(size=columns, dims=dims, out=-1, what="columns")
+
+    return rule
+
+
+def _heads(op: ReplayOp) -> Iterator[Cut]:
+    """Attention on [batch, heads, length, width]: fewer batches, or fewer heads where all have the same number."""
+    tensors = {name: meta for name, meta in _tensors(op).items() if name in ("query", "key", "value")}
+    if len(tensors) != 3 or any(len(meta.shape) != 4 for meta in tensors.values()):
+        return
+    extra = {name: meta for name, meta in _tensors(op).items() if name in ("attn_mask", "attn_bias", "grad_out", "out")}
+    for dim, what in ((0, "batches"), (1, "heads")):
+        size = tensors["query"].shape[dim]
+        if all(meta.shape[dim] == size for meta in tensors.values()):
+            more = {n: dim for n, m in extra.items() if len(m.shape) == 4 and m.shape[dim] == size}
+            yield Cut(size=size, dims=dict.fromkeys(tensors, dim) | more, out=dim, what=what)
+
+
+def _joined(op: ReplayOp) -> Iterator[Cut]:
+    """cat: another dimension than that along which tensors are joined, the same in all of them."""
+    dim = _value(op, "dim")
+    metas = [meta for arg in op.args if arg.name == "tensors" for meta in arg.tensors if meta is not None]
+    rank = len(metas[0].shape) if metas else 0
+    if not rank or not isinstance(dim, int) or any(len(meta.shape) != rank for meta in metas):
+        return
+    for at in range(rank):
+        sizes = {meta.shape[at] for meta in metas}
+        if at != dim % rank and len(sizes) == 1:
+            yield Cut(size=sizes.pop(), dims={"tensors": at}, out=at, what=f"slices of dimension {at}")
+            return
+
+
+def _factory(op: ReplayOp) -> Iterator[Cut]:
+    size = _value(op, "size")
+    if isinstance(size, tuple) and size and isinstance(size[0], int):
+        yield Cut(size=size[0], dims={"size": 0}, out=0, what="slices of dimension 0")
+
+
+def _normalised(op: ReplayOp) -> Iterator[Cut]:
+    """layer_norm: dimension 0, unless that is normalised too; statistics have one entry a sample as well."""
+    source, normalised = _tensors(op).get("input"), _value(op, "normalized_shape")
+    if source is not None and isinstance(normalised, tuple) and len(source.shape) > len(normalised):
+        yield from _first("input", "grad_out", "mean", "rstd", "out")(op)
+
+
+_POINTWISE = (
+    "add", "sub", "mul", "div", "pow", "neg", "abs", "exp", "log", "sqrt", "rsqrt", "reciprocal", "sigmoid", "tanh",
+    "relu", "gelu", "silu", "elu", "leaky_relu", "hardtanh", "hardswish", "clamp", "clamp_min", "clamp_max", "cos",
+    "sin", "erf", "sign", "floor", "ceil", "round", "maximum", "minimum", "where", "masked_fill", "eq", "ne", "lt",
+    "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "bitwise_and", "bitwise_or", "bitwise_not",
+    "isnan", "isinf", "addcmul", "addcdiv", "lerp", "threshold", "threshold_backward", "gelu_backward",
+    "silu_backward", "sigmoid_backward", "tanh_backward", "elu_backward", "native_dropout", "native_dropout_backward",
+    "dropout", "bernoulli", "fill", "zero", "copy", "clone", "_to_copy", "to", "contiguous", "rsub", "square",
+    "softplus", "remainder", "fmod", "floor_divide", "nan_to_num", "log1p", "expm1", "mish", "normal", "uniform",
+)  # fmt: skip
+_ATTENTION = (
+    "scaled_dot_product_attention", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_attention_math", "_scaled_dot_product_fused_attention_overrideable",
+)  # fmt: skip
+_SAMPLES = (
+    "convolution", "_convolution", "conv1d", "conv2d", "conv3d", "cudnn_convolution", "miopen_convolution",
+    "convolution_backward", "miopen_convolution_backward", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm",
+    "max_pool2d_with_indices", "max_pool2d", "avg_pool2d", "_adaptive_avg_pool2d", "adaptive_avg_pool2d",
+    "upsample_bilinear2d", "upsample_nearest2d", "upsample_bicubic2d",
+)  # fmt: skip
+_ROWS = (
+    "_C::silu_and_mul", "_C::gelu_and_mul", "_C::gelu_tanh_and_mul", "_C::rms_norm", "_C::fused_add_rms_norm",
+    "sgl_kernel::silu_and_mul", "sgl_kernel::rmsnorm", "aiter::rms_norm", "aiter::rmsnorm2d_fwd", "npu::npu_rms_norm",
+    "npu::npu_swiglu",
+)  # fmt: skip
+
+RULES: dict[str, Rule] = {
+    **{op + tail: _pointwise for op in _POINTWISE for tail in ("", "_")},
+    **dict.fromkeys(("_softmax", "_log_softmax", "softmax", "log_softmax", "_softmax_backward_data",
+                     "_log_softmax_backward_data", "cumsum", "cumsum_", "sort", "topk", "argsort"), _along("dim")),
+    **dict.fromkeys(("sum", "mean", "amax", "amin", "var", "std", "max", "min", "argmax", "argmin", "prod", "all",
+                     "any", "logsumexp", "norm", "linalg_vector_norm"), _along("dim", squeezes=True)),
+    "bmm": _first("self", "mat2", "out", rank=3),
+    "baddbmm": _first("self", "batch1", "batch2", "out", rank=3),
+    "mm": _product("self", "mat2"),
+    "addmm": _product("mat1", "mat2", bias="self"),
+    "_addmm_activation": _product("mat1", "mat2", bias="self"),
+    "linear": _product("input", "weight", right_columns=0, bias="bias"),
+    "matmul": _product("self", "other"),
+    **dict.fromkeys(_ATTENTION, _heads),
+    **dict.fromkeys(_SAMPLES, _first("input", "self", "grad_output", rank=3)),
+    **dict.fromkeys(("layer_norm", "native_layer_norm", "native_layer_norm_backward", "rms_norm", "_fused_rms_norm"),
+                    _normalised),
+    **dict.fromkeys(_ROWS, _first("out", "input", "residual", "x", "self", "result", "output", "res_ins")),
+    "embedding": _first("indices", rank=1),
+    **dict.fromkeys(("cat", "concat"), _joined),
+    **dict.fromkeys(("zeros", "ones", "empty", "full", "rand", "randn", "randint", "new_zeros", "new_empty",
+                     "new_ones", "new_full"), _factory),
+}  # fmt: skip
+"""aten op without its namespace, or a vendor's op in full → where it may be cut."""

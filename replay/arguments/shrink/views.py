@@ -1,0 +1,100 @@
+"""Views over a memory budget: they move nothing, so that a smaller tensor takes the same time. Knows no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from opreplay.replay.arguments.shrink.pools import dense_strides
+from opreplay.replay.ir.model import Assumption, ReplayArg, ReplayOp
+from opreplay.replay.ir.sizes import need_of
+from opreplay.traces.model import TensorMeta
+
+SIZED = frozenset({"as_strided", "as_strided_", "view", "_unsafe_view", "_reshape_alias", "expand", "reshape"})
+"""Views that are told the sizes of the result, and perhaps its strides."""
+UNSIZED = frozenset(
+    {
+        "transpose", "permute", "t", "unsqueeze", "squeeze", "alias", "detach", "select", "slice", "narrow", "movedim",
+        "unbind", "lift_fresh", "numpy_T", "swapaxes", "adjoint", "view_as_real", "view_as_complex",
+    }
+)  # fmt: skip
+"""Views that say which dimensions they mean."""
+
+
+def with_smaller_view(op: ReplayOp, limit_bytes: int) -> tuple[ReplayOp, tuple[Assumption, ...]]:
+    """A view of a smaller tensor that needs `limit_bytes` at most, and a note; else the op as it is.
+
+    The outermost dimension that suffices is cut, in the tensor and in the sizes that the call asks for.
+    """
+    short = op.name.removeprefix("aten::")
+    base = op.args[0].tensors[0] if op.args and op.args[0].type == "Tensor" and op.args[0].tensors else None
+    if base is None or short == op.name or short not in SIZED | UNSIZED:
+        return op, ()
+    for dim, size in enumerate(base.shape):
+        for at, unit in _places(op, short, base, dim):
+            # Sizes stay whole: what is cut is a number of equal pieces of the dimension.
+            low, high = 0, size // unit
+            while high - low > 1:
+                middle = (low + high) // 2
+                fits = need_of(_cut(op, base, (dim, middle * unit), at)).total <= limit_bytes
+                low, high = (middle, high) if fits else (low, middle)
+            if low:
+                what = f"{low * unit} of {size} in dimension {dim}: a view moves nothing"
+                note = Assumption(argument=op.args[0].name, what=what)
+                return _cut(op, base, (dim, low * unit), at), (note,)
+    return op, ()
+
+
+def _places(op: ReplayOp, short: str, base: TensorMeta, dim: int) -> Iterator[tuple[int | None, int]]:
+    """(dimension of the asked sizes that shrinks with `dim` or None, what the size kept must be a multiple of)."""
+    size, values = base.shape[dim], {arg.name: arg.value for arg in op.args}
+    if size < 2:
+        return
+    if short in UNSIZED:
+        if values.get("dim") not in (dim, dim - len(base.shape)):
+            yield None, 1
+        return
+    asked = values.get("size", values.get("shape"))
+    if not isinstance(asked, tuple):
+        return
+    if short == "expand":
+        at = dim + len(asked) - len(base.shape)
+        if asked[at] in (size, -1):
+            yield at, 1
+        return
+    for at, wanted in enumerate(asked):
+        shared = math.gcd(size, wanted) if isinstance(wanted, int) and wanted > 1 else 1
+        if shared > 1:
+            yield at, size // shared
+
+
+def _cut(op: ReplayOp, base: TensorMeta, cut: tuple[int, int], at: int | None) -> ReplayOp:
+    """The call with cut[1] in place of the size of dimension cut[0], and what is asked for at `at` smaller alike."""
+    dim, kept = cut
+    shape = tuple(kept if d == dim else n for d, n in enumerate(base.shape))
+    strides = None if base.strides is None else dense_strides(shape, base.strides)
+    small = msgspec.structs.replace(base, shape=shape, strides=strides, storage_offset=0, storage=None)
+    if at is None:
+        return _with(op, small, {})
+    values = {arg.name: arg.value for arg in op.args}
+    asked: Any = values.get("size", values.get("shape"))
+    sizes = tuple(n * kept // base.shape[dim] if d == at and n > 0 else n for d, n in enumerate(asked))
+    changed: dict[str, Any] = {"size": sizes, "shape": sizes}
+    given: Any = values.get("stride")
+    if isinstance(given, tuple) and len(given) == len(asked) and all(isinstance(s, int) for s in given):
+        changed["stride"] = dense_strides(sizes, given)
+        changed["storage_offset"] = 0
+    return _with(op, small, changed)
+
+
+def _with(op: ReplayOp, base: TensorMeta, values: dict[str, Any]) -> ReplayOp:
+    first = msgspec.structs.replace(op.args[0], tensors=(base,))
+    rest: tuple[ReplayArg, ...] = tuple(
+        msgspec.structs.replace(arg, value=values[arg.name]) if arg.name in values and arg.value is not None else arg
+        for arg in op.args[1:]
+    )
+    # What it gives back lies in what it was given.
+    return msgspec.structs.replace(op, args=(first, *rest), outputs=())

@@ -1,0 +1,173 @@
+"""Allocate tensors from recorded metadata, exactly as strided, and turn recorded scalars into torch's values.
+
+Owns no contents: what a fresh tensor holds is undefined until an initializer fills it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import Any
+
+import torch
+
+from opreplay.replay.ir import shared_memory as aliasing
+from opreplay.replay.ir import sizes as budget
+from opreplay.replay.ir.model import Reason, ReplayArg, ReplayOp, Value
+from opreplay.replay.ir.reasons import NotReplayable
+from opreplay.traces.dtypes import ITEMSIZE_BYTES
+from opreplay.traces.model import TensorMeta
+
+MAX_RANK = 64
+"""torch's own limit on dimensions."""
+DTYPES: dict[str, torch.dtype] = {
+    name: found for name in ITEMSIZE_BYTES if isinstance(found := getattr(torch, name, None), torch.dtype)
+}
+NAMED_VALUES: dict[str, Any] = {
+    **{f"torch.{name}": dtype for name, dtype in DTYPES.items()},
+    **{f"torch.{name}": getattr(torch, name) for name in (
+        "strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc",
+        "contiguous_format", "channels_last", "channels_last_3d", "preserve_format",
+    )},
+}  # fmt: skip
+"""What a plan may name of torch: dtypes, layouts and memory formats. Anything else is refused, never looked up."""
+NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+
+
+def allocate(
+    meta: TensorMeta, *, device: torch.device, base_elements: int = 0, memory: torch.UntypedStorage | None = None
+) -> torch.Tensor:
+    """An uninitialised tensor of the given shape, dtype, strides and storage offset.
+
+    Expanded (stride 0) and overlapping tensors share storage as recorded, so this may take far less memory than the
+    tensor looks; budgets are for the caller. The tensor lies in `memory` where that is given, else in a storage of its
+    own of at least `base_elements`.
+    Raises NotReplayable for metadata that no tensor can have and for one that reaches beyond `memory`.
+    """
+    dtype = DTYPES.get(meta.dtype)
+    if dtype is None:
+        raise NotReplayable(Reason("failed", f"dtype {meta.dtype} is not known to torch {torch.__version__}"))
+    if meta.dtype.startswith("q"):
+        raise NotReplayable(Reason("metadata missing", f"scale of a quantized tensor ({meta.dtype})"))
+    _check(meta)
+    if memory is None:
+        elements = max(budget.extent(meta), base_elements)
+        memory = torch.empty(elements, dtype=dtype, device=device).untyped_storage()
+    elif aliasing.reach_bytes(meta) > memory.nbytes():
+        raise NotReplayable(Reason("failed", "arguments that share memory do not fit into one storage"))
+    strides = meta.strides if meta.strides is not None else contiguous_strides(meta.shape)
+    offset = meta.storage_offset if memory.nbytes() else 0
+    # No view of another tensor: ops such as detach_ refuse views.
+    return torch.empty(0, dtype=dtype, device=device).set_(memory, offset, meta.shape, strides)
+
+
+def arguments(op: ReplayOp, *, device: torch.device) -> dict[str, Any]:
+    """What to call an op with, by name; tensors are uninitialised. Arguments that share memory in the plan share it.
+
+    Raises NotReplayable.
+    """
+    first = budget.base_elements(op)
+    memories = shared_memories(op, device=device)
+    return {arg.name: _argument(arg, device, first if i == 0 else 0, memories) for i, arg in enumerate(op.args)}
+
+
+def shared_memories(op: ReplayOp, *, device: torch.device) -> dict[int, torch.UntypedStorage]:
+    """A storage for each memory that several arguments share, as large as the farthest of them reaches.
+
+    Raises NotReplayable for metadata that no tensor can have.
+    """
+    made: dict[int, torch.UntypedStorage] = {}
+    base = next((meta for arg in op.args[:1] for meta in arg.tensors), None)
+    for number, members in aliasing.groups(op.args).items():
+        for _, meta in members:
+            _check(meta)
+        reach = max(aliasing.reach_bytes(meta) for _, meta in members)
+        if base is not None and base.storage == number:
+            reach = max(reach, budget.base_elements(op) * budget.itemsize(base.dtype))
+        made[number] = torch.empty(reach, dtype=torch.uint8, device=device).untyped_storage()
+    return made
+
+
+def _argument(
+    arg: ReplayArg, device: torch.device, base_elements: int, memories: dict[int, torch.UntypedStorage]
+) -> Any:
+    def one(meta: TensorMeta) -> torch.Tensor:
+        memory = None if meta.storage is None else memories[meta.storage]
+        return allocate(meta, device=device, base_elements=base_elements, memory=memory)
+
+    if arg.type == "Tensor" and arg.tensors:
+        return None if arg.tensors[0] is None else one(arg.tensors[0])
+    if arg.type == "Tensor[]" and (arg.tensors or arg.value is None):
+        return [None if meta is None else one(meta) for meta in arg.tensors] if arg.tensors else None
+    return scalar_value(arg, device=device)
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Row-major strides; dimensions of size 0 count as 1, as torch does."""
+    strides = [1] * len(shape)
+    for dim in range(len(shape) - 2, -1, -1):
+        strides[dim] = strides[dim + 1] * max(1, shape[dim + 1])
+    return tuple(strides)
+
+
+def scalar_value(arg: ReplayArg, *, device: torch.device) -> Any:
+    """The Python or torch value of an argument without tensors; see `opreplay.replay.ir.model.ReplayArg.value`.
+
+    Devices become the replay device, except "cpu": a copy to the host stays one. Raises NotReplayable for a name that
+    is not in `NAMED_VALUES`.
+    """
+    kind = arg.type.removesuffix("[]")
+    if isinstance(arg.value, tuple):
+        return [_one_value(kind, arg.name, item, device) for item in arg.value]
+    return _one_value(kind, arg.name, arg.value, device)
+
+
+def _one_value(kind: str, name: str, value: Value, device: torch.device) -> Any:
+    if isinstance(value, tuple):
+        return [_one_value(kind, name, item, device) for item in value]
+    if not isinstance(value, str):
+        return float(value) if kind == "float" and isinstance(value, int) and not isinstance(value, bool) else value
+    if kind == "str":
+        return value
+    if kind == "Device":
+        return torch.device("cpu") if value.startswith("cpu") else device
+    if kind in ("ScalarType", "Layout", "MemoryFormat"):
+        if value not in NAMED_VALUES:
+            raise NotReplayable(Reason("policy", f"argument {name} names {value!r}"))
+        return NAMED_VALUES[value]
+    if value in NON_FINITE:
+        return NON_FINITE[value]
+    try:
+        return complex(value)
+    except ValueError:
+        raise NotReplayable(Reason("metadata missing", f"argument {name}: {value!r} is no {arg_kind(kind)}")) from None
+
+
+def arg_kind(kind: str) -> str:
+    """How messages call a schema type."""
+    return {"Scalar": "number", "int": "whole number", "float": "number"}.get(kind, kind)
+
+
+def _check(meta: TensorMeta) -> None:
+    """Refuse what torch would refuse, with a reason instead of an exception from deep inside."""
+    if len(meta.shape) > MAX_RANK:
+        raise NotReplayable(Reason("metadata missing", f"a tensor of {len(meta.shape)} dimensions, limit {MAX_RANK}"))
+    if meta.strides is not None and len(meta.strides) != len(meta.shape):
+        raise NotReplayable(Reason("metadata missing", f"strides {meta.strides} do not fit shape {meta.shape}"))
+    if any(n < 0 for n in (*meta.shape, *(meta.strides or ()), meta.storage_offset)):
+        raise NotReplayable(Reason("metadata missing", f"negative size, stride or offset in {meta.shape}"))
+
+
+def seed_of(op: ReplayOp, seed: int) -> int:
+    """The seed of one op in a run: depends on the run's seed and the op's id, not on what else is in the plan."""
+    return int.from_bytes(blake2b(f"{seed}:{op.id}".encode(), digest_size=7).digest(), "little")
+
+
+def flattened(returned: Any) -> Iterable[Any]:
+    """The results of a call one by one, those of lists and tuples in their place, without those that are None."""
+    if isinstance(returned, list | tuple):
+        for item in returned:
+            yield from flattened(item)
+    elif returned is not None or isinstance(returned, torch.Tensor):
+        yield returned

@@ -1,0 +1,1 @@
+"""Fitting simulated devices to measurements."""

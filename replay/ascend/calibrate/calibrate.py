@@ -1,0 +1,233 @@
+"""Calibration as a whole: samples from kernel tables, the fit, cross-validation, and error bands from held-out kernels.
+
+Owns the procedure; `fit` owns the optimisation, `device_text` the file that results.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from statistics import fmean, median
+
+import msgspec
+
+from opreplay.replay.ascend.calibrate.fit import Sample, fit
+from opreplay.replay.ascend.cost.nearby import Place, learned, place_of
+from opreplay.replay.ascend.cost.predict import family_of
+from opreplay.replay.ascend.cost.residency import resident_of
+from opreplay.replay.ascend.devices.file import SCHEMA_VERSION, DeviceFile, compile_device
+from opreplay.replay.ascend.measured.accuracy import Compared, Launch, compare_group, percentile
+from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
+
+BAND_PRIOR_WEIGHT = 4
+"""Weight, in kernels, of all families' spread in one family's band."""
+
+MIN_BAND, MAX_BAND = 1.05, 6.0
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """All measured launches of one unique kernel on one SoC."""
+
+    soc: str
+    launches: tuple[Launch, ...]
+
+
+class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
+    """A unique kernel predicted by a fit that did not see it."""
+
+    soc: str
+    family: str
+    compared: Compared
+
+
+def datasheet_only(device: DeviceProfile) -> DeviceProfile:
+    """The device before any calibration: its datasheet, and the shared model's starting values."""
+    file = DeviceFile(
+        schema_version=SCHEMA_VERSION, name=device.name, title=device.title, version=device.version,
+        aliases=device.aliases, datasheet=device.datasheet,
+    )  # fmt: skip
+    return compile_device(file)
+
+
+def training_samples(group: Group, device: DeviceProfile) -> list[Sample]:
+    """What a fit learns from one unique kernel: a sample for each state of the cache, together of weight 1."""
+    states: dict[int | None, list[Launch]] = defaultdict(list)
+    for launch in group.launches:
+        share = resident_of(launch.touches, device)
+        states[None if share is None else round(share * 4)].append(launch)
+    samples = []
+    for alike in states.values():
+        middle = median(one.duration_us for one in alike)
+        typical = min(alike, key=lambda one: abs(one.duration_us - middle))
+        samples.append(
+            Sample(
+                call=typical.row.call,
+                soc=group.soc,
+                duration_us=middle,
+                weight=len(alike) / len(group.launches),
+                touches=typical.touches,
+            )
+        )
+    return samples
+
+
+def fitted_to(
+    groups: Sequence[Group], devices: dict[str, DeviceProfile], *, prior_width: float = 1.0
+) -> dict[str, DeviceProfile]:
+    """The devices with constants fitted to the groups, and what those leave over; see `fit` for `prior_width`."""
+    samples = [s for g in groups for s in training_samples(g, devices[g.soc])]
+    return with_nearby(fit(samples, devices, prior_width=prior_width)[0], groups)
+
+
+def with_nearby(devices: dict[str, DeviceProfile], groups: Sequence[Group]) -> dict[str, DeviceProfile]:
+    """The devices with the groups as neighbours of other kernels, each on its own SoC; those that it had are kept."""
+    found: dict[tuple[str, str], list[tuple[float, Place, float]]] = defaultdict(list)
+    for group in groups:
+        device, call = devices[group.soc], group.launches[0].row.call
+        family = family_of(call, device)
+        place, one = place_of(call, family.form), compare_group(group.launches, device)
+        if place is not None and one.predicted_us > 0:
+            found[group.soc, family.name].append((one.total_us, place, math.log(one.measured_us / one.predicted_us)))
+    out = dict(devices)
+    for (soc, name), known in found.items():
+        family = out[soc].families[name]
+        known.sort(key=lambda item: -item[0])
+        nearby = dict(family.nearby)
+        for kind, new in learned([(place, residual) for _, place, residual in known]).items():
+            nearby[kind] = nearby.get(kind, ()) + new
+        families = {**out[soc].families, name: msgspec.structs.replace(family, nearby=nearby)}
+        out[soc] = msgspec.structs.replace(out[soc], families=families)
+    return out
+
+
+def _held_out(groups: Sequence[Group], devices: dict[str, DeviceProfile]) -> list[HeldOut]:
+    return [
+        HeldOut(
+            soc=g.soc,
+            family=family_of(g.launches[0].row.call, devices[g.soc]).name,
+            compared=compare_group(g.launches, devices[g.soc]),
+        )
+        for g in groups
+    ]
+
+
+def cross_validate(
+    groups: Sequence[Group],
+    devices: dict[str, DeviceProfile],
+    *,
+    folds: int = 5,
+    seed: int = 0,
+    prior_width: float = 1.0,
+    on_fold: Callable[[int, int], None] | None = None,
+) -> list[HeldOut]:
+    """Each unique kernel predicted by a fit to the other folds; kernels are dealt to folds at random by `seed`.
+
+    A kernel seen on two SoCs goes to one fold, so that no fit has seen it anywhere.
+    """
+    keys = sorted({_name(g) for g in groups})
+    random.Random(seed).shuffle(keys)
+    fold_of = {key: i % folds for i, key in enumerate(keys)}
+    out: list[HeldOut] = []
+    for fold in range(folds):
+        train = [g for g in groups if fold_of[_name(g)] != fold]
+        test = [g for g in groups if fold_of[_name(g)] == fold]
+        if train and test:
+            out += _held_out(test, fitted_to(train, devices, prior_width=prior_width))
+        if on_fold:
+            on_fold(fold + 1, folds)
+    return out
+
+
+def _name(group: Group) -> str:
+    call = group.launches[0].row.call
+    return f"{call.type}|{call.inputs}|{call.outputs}"
+
+
+def leave_one_soc_out(groups: Sequence[Group], devices: dict[str, DeviceProfile]) -> list[HeldOut]:
+    """Each SoC's kernels predicted by a fit to all other SoCs."""
+    out: list[HeldOut] = []
+    for soc in sorted({g.soc for g in groups}):
+        train, test = [g for g in groups if g.soc != soc], [g for g in groups if g.soc == soc]
+        if train:
+            out += _held_out(test, fitted_to(train, devices))
+    return out
+
+
+def spread(own: Sequence[float], pooled: float) -> float:
+    """Mean of |log error| of a family, drawn to that of all families as if BAND_PRIOR_WEIGHT of its kernels had it."""
+    return (sum(abs(r) for r in own) + BAND_PRIOR_WEIGHT * pooled) / (len(own) + BAND_PRIOR_WEIGHT)
+
+
+def bands(held: Sequence[HeldOut]) -> tuple[dict[tuple[str, str], float], float, float]:
+    """80 % bands by (SoC, family), the one of a family without residuals, and the share of `held` that falls inside.
+
+    A band is exp(k * spread). The factor k is the 80 % quantile of |log error| / spread over all held-out kernels, each
+    kernel's own error left out of its spread; so 80 % of kernels that no band has seen fall inside by construction.
+    """
+    groups: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for one in held:
+        groups[one.soc, one.family].append(_log_error(one))
+    everything = [abs(r) for group in groups.values() for r in group]
+    pooled = fmean(everything) if everything else math.log(2.0)
+    ratios: list[float] = []
+    for group in groups.values():
+        for i, residual in enumerate(group):
+            ratios.append(abs(residual) / spread(group[:i] + group[i + 1 :], pooled))
+    k = percentile(ratios, 0.8) if ratios else 1.6
+    inside = fmean(r <= k for r in ratios) if ratios else math.nan
+    return {key: _band(k * spread(g, pooled)) for key, g in groups.items()}, _band(k * pooled), inside
+
+
+def _band(width: float) -> float:
+    return min(MAX_BAND, max(MIN_BAND, math.exp(width)))
+
+
+def _log_error(one: HeldOut) -> float:
+    return math.log(one.compared.predicted_us / one.compared.measured_us)
+
+
+def calibrate(
+    groups: Sequence[Group],
+    devices: dict[str, DeviceProfile],
+    *,
+    folds: int = 5,
+    on_fold: Callable[[int, int], None] | None = None,
+) -> tuple[dict[str, DeviceProfile], list[HeldOut], list[HeldOut]]:
+    """Fit all devices to the groups; devices without data get what is shared.
+
+    Returns the devices with sample counts and bands filled in, and the cross-validated and leave-one-SoC-out kernels.
+    """
+    across = cross_validate(groups, devices, folds=folds, on_fold=on_fold)
+    elsewhere = leave_one_soc_out(groups, devices) if len({g.soc for g in groups}) > 1 else []
+    fitted = fitted_to(groups, devices)
+    counts: dict[tuple[str, str], int] = defaultdict(int)
+    for group in groups:
+        counts[group.soc, family_of(group.launches[0].row.call, devices[group.soc]).name] += 1
+    near, near_usual, _ = bands(across)
+    far, far_usual, _ = bands(elsewhere or across)
+    by_family: dict[str, list[float]] = defaultdict(list)
+    for (_, name), band in far.items():
+        by_family[name].append(band)
+    out: dict[str, DeviceProfile] = {}
+    for soc, device in fitted.items():
+        families: dict[str, FamilyCost] = {}
+        for name, family in device.families.items():
+            own = counts.get((soc, name), 0)
+            others = sum(n for (s, f), n in counts.items() if f == name and s != soc)
+            if own:
+                band = near.get((soc, name), near_usual)
+            elif others:
+                band = max(by_family.get(name, [far_usual]))
+            else:
+                # Nobody measured this family: twice the spread of families on SoCs that no fit has seen.
+                band = _band(2 * math.log(far_usual))
+            families[name] = msgspec.structs.replace(
+                family,
+                samples=own or family.samples,
+                samples_elsewhere=others or family.samples_elsewhere,
+                band=band,
+            )
+        out[soc] = msgspec.structs.replace(device, families=families)
+    return out, across, elsewhere

@@ -1,0 +1,217 @@
+"""Fits the cost model's constants to measured kernels, with priors so that little data cannot ruin it; needs numpy.
+
+Constants are fitted by their logarithms: each has a prior centred on its value before the fit, and a width that says
+how far data may move it. Residuals are logarithms of predicted over measured, with a robust (nearly absolute) loss.
+Constants are shared by all SoCs in the fit; floors and bandwidth shares may deviate a little by SoC, and each family
+has a small correction by SoC.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from opreplay.replay.ascend.cost.predict import family_of, predict_time_us
+from opreplay.replay.ascend.cost.residency import Touch, resident_of
+from opreplay.replay.ascend.kernel import KernelCall
+from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Rates
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+NOISE = 0.12
+"""Spread of the logarithm of one kernel's time that no prediction from shapes can explain."""
+
+RATE_WIDTHS: dict[str, float] = {
+    "launch_one_us": 0.2, "launch_full_us": 0.4, "launch_exponent": 0.3, "cube_launch_us": 0.4,
+    "mix_launch_us": 0.3, "hbm_efficiency": 0.1, "hbm_cube_efficiency": 0.15, "core_hbm_bytes_per_cycle": 0.3,
+    "l2_bytes_per_cycle": 0.4, "vector_overlap": 0.25, "resident_share": 0.15, "resident_reach": 0.5,
+    "resident_sharpness": 0.3, "weight_resident_share": 0.4, "sequence_reach": 0.4, "sequence_sharpness": 0.4,
+    "mac_efficiency": 0.05, "l1_fill_bytes_per_cycle": 0.25, "l1_fill_hbm_bytes_per_cycle": 0.25,
+    "l1_narrow_exponent": 0.4, "overlap_p": 0.4, "fixpipe_bytes_per_cycle": 0.5, "wave_us": 0.8, "split_depth": 0.2,
+}  # fmt: skip
+"""Widths of the priors of shared rates, in log units."""
+
+SOC_RATE_WIDTHS: dict[str, float] = {
+    "launch_one_us": 0.1, "launch_full_us": 0.35, "cube_launch_us": 0.2, "hbm_efficiency": 0.08,
+    "hbm_cube_efficiency": 0.08, "resident_share": 0.1,
+}  # fmt: skip
+"""Widths of one SoC's deviation from the shared rate."""
+
+FAMILY_WIDTHS: dict[str, float] = {
+    "cycles": 0.5, "half_ratio": 0.3, "wide_ratio": 0.5, "row_cycles": 0.5, "fixed_us": 0.6, "launch_factor": 0.3,
+    "memory_factor": 0.15,
+}  # fmt: skip
+"""Widths of the priors of a family's constants."""
+
+CUBE_FORMS = frozenset({"matmul", "collective", "aicpu", "free"})
+VECTOR_ONLY = frozenset({"half_ratio", "wide_ratio", "launch_factor", "row_cycles", "cycles"})
+"""Constants that the cost of products does not look at."""
+
+SCALE_WIDTH = 0.06
+"""Width of a family's correction on one SoC."""
+
+LIMIT = math.log(5.0)
+"""No constant moves by more than this factor, however the data pull."""
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """A measured kernel to fit to."""
+
+    call: KernelCall
+    soc: str
+    duration_us: float
+    weight: float = 1.0
+    touches: tuple[Touch, ...] = ()
+
+
+class Parameter(msgspec.Struct, frozen=True, kw_only=True):
+    """One constant that the fit may move."""
+
+    name: str
+    """Field of Rates or FamilyCost."""
+    width: float
+    family: str | None = None
+    """None for a rate."""
+    soc: str | None = None
+    """None for a constant that all SoCs share."""
+
+
+def parameters_for(samples: Sequence[Sample], devices: dict[str, DeviceProfile]) -> list[Parameter]:
+    """The constants that these samples can say something about."""
+    socs = sorted({s.soc for s in samples})
+    out = [Parameter(name=name, width=width) for name, width in RATE_WIDTHS.items()]
+    if len(socs) > 1:
+        out += [Parameter(name=n, width=w, soc=soc) for soc in socs for n, w in SOC_RATE_WIDTHS.items()]
+    pairs = {(family_of(s.call, devices[s.soc]).name, s.soc) for s in samples}
+    for family in sorted({f for f, _ in pairs}):
+        constants = devices[socs[0]].families[family]
+        for name, width in FAMILY_WIDTHS.items():
+            if getattr(constants, name) > 0 and not (constants.form in CUBE_FORMS and name in VECTOR_ONLY):
+                out.append(Parameter(name=name, width=width, family=family))
+    out += [Parameter(name="scale", width=SCALE_WIDTH, family=f, soc=soc) for f, soc in sorted(pairs)]
+    return out
+
+
+def moved(
+    devices: dict[str, DeviceProfile], parameters: Sequence[Parameter], theta: Sequence[float]
+) -> dict[str, DeviceProfile]:
+    """The devices with each constant multiplied by exp(theta)."""
+    out: dict[str, DeviceProfile] = {}
+    for soc, device in devices.items():
+        rates = {f: getattr(device.rates, f) for f in Rates.__struct_fields__}
+        changes: dict[str, dict[str, float]] = {}
+        for parameter, step in zip(parameters, theta, strict=True):
+            if parameter.soc not in (None, soc):
+                continue
+            factor = math.exp(step)
+            if parameter.family is None:
+                rates[parameter.name] *= factor
+            elif parameter.family in device.families:
+                field = changes.setdefault(parameter.family, {})
+                if parameter.name not in field:
+                    field[parameter.name] = getattr(device.families[parameter.family], parameter.name)
+                field[parameter.name] *= factor
+        rates["resident_share"] = min(0.97, rates["resident_share"])
+        families = dict(device.families)
+        for name, values in changes.items():
+            families[name] = msgspec.structs.replace(families[name], **values)
+        out[soc] = msgspec.structs.replace(device, rates=Rates(**rates), families=families)
+    return out
+
+
+def _times(samples: Sequence[Sample], devices: dict[str, DeviceProfile]) -> list[float]:
+    return [predict_time_us(s.call, devices[s.soc], resident_of(s.touches, devices[s.soc])) for s in samples]
+
+
+def _jacobian(
+    samples: Sequence[Sample],
+    devices: dict[str, DeviceProfile],
+    parameters: Sequence[Parameter],
+    families: Sequence[str],
+    logs: npt.NDArray[np.float64],
+) -> npt.NDArray[np.float64]:
+    """d log(time) / d log(constant), by a small step; only samples that a constant touches are predicted again."""
+    import numpy as np
+
+    step = 1e-3
+    out = np.zeros((len(samples), len(parameters)))
+    for j, parameter in enumerate(parameters):
+        cache: dict[str, tuple[DeviceProfile, FamilyCost | None]] = {}
+        for i, sample in enumerate(samples):
+            if parameter.soc not in (None, sample.soc) or parameter.family not in (None, families[i]):
+                continue
+            if parameter.name == "scale":
+                out[i, j] = 1.0
+                continue
+            if sample.soc not in cache:
+                device = devices[sample.soc]
+                holder = device.rates if parameter.family is None else device.families[parameter.family]
+                changed = msgspec.structs.replace(
+                    holder, **{parameter.name: getattr(holder, parameter.name) * math.exp(step)}
+                )
+                if isinstance(changed, Rates):
+                    cache[sample.soc] = (msgspec.structs.replace(device, rates=changed), None)
+                else:
+                    assert isinstance(changed, FamilyCost)
+                    cache[sample.soc] = (device, changed)
+            device, family = cache[sample.soc]
+            time_us = predict_time_us(sample.call, device, resident_of(sample.touches, device), family)
+            out[i, j] = (math.log(max(time_us, 1e-9)) - logs[i]) / step
+    return out
+
+
+def fit(
+    samples: Sequence[Sample],
+    devices: dict[str, DeviceProfile],
+    *,
+    iterations: int = 12,
+    prior_width: float = 1.0,
+) -> tuple[dict[str, DeviceProfile], list[Parameter], list[float]]:
+    """Fit constants to samples; returns the devices with the constants that resulted, and how far each one moved.
+
+    `prior_width` multiplies the widths of all priors: below 1 for devices that are calibrated already. Damped
+    Gauss-Newton steps on robust weights (iteratively reweighted), each accepted only if the objective falls.
+    """
+    import numpy as np
+
+    parameters = parameters_for(samples, devices)
+    families = [family_of(s.call, devices[s.soc]).name for s in samples]
+    target = np.log([s.duration_us for s in samples])
+    weights = np.array([s.weight for s in samples])
+    widths = np.array([p.width * prior_width for p in parameters])
+    theta = np.zeros(len(parameters))
+    current = devices
+    logs = np.log(np.maximum(_times(samples, current), 1e-9))
+
+    def objective(residual: npt.NDArray[np.float64], at: npt.NDArray[np.float64]) -> float:
+        robust = np.sqrt(1 + (residual / NOISE) ** 2) - 1
+        return float(np.sum(weights * robust) + 0.5 * np.sum((at / widths) ** 2))
+
+    best, damping = objective(logs - target, theta), 1e-3
+    for _ in range(iterations):
+        residual = logs - target
+        jacobian = _jacobian(samples, current, parameters, families, logs)
+        robust = weights / (NOISE**2 * np.sqrt(1 + (residual / NOISE) ** 2))
+        gradient = jacobian.T @ (robust * residual) + theta / widths**2
+        hessian = (jacobian.T * robust) @ jacobian + np.diag(1 / widths**2)
+        improved = False
+        for _ in range(6):
+            step = np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), -gradient)
+            trial = np.clip(theta + np.clip(step, -0.7, 0.7), -LIMIT, LIMIT)
+            devices_trial = moved(devices, parameters, trial.tolist())
+            logs_trial = np.log(np.maximum(_times(samples, devices_trial), 1e-9))
+            value = objective(logs_trial - target, trial)
+            if value < best:
+                improved = best - value > 1e-3
+                theta, current, logs, best = trial, devices_trial, logs_trial, value
+                damping = max(1e-5, damping / 4)
+                break
+            damping *= 6
+        if not improved:
+            break
+    return current, parameters, theta.tolist()

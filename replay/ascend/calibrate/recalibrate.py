@@ -1,0 +1,100 @@
+"""Calibration of one device to a user's own profile: a cautious refit that starts from the device as it is.
+
+Owns the choice of how far to move and the report before and after; `calibrate` owns folds and bands, `fit` the fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from opreplay.replay.ascend.calibrate.calibrate import Group, HeldOut, bands, cross_validate, fitted_to
+from opreplay.replay.ascend.cost.predict import family_of
+from opreplay.replay.ascend.measured.accuracy import Compared, compare_group
+from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
+from opreplay.traces.errors import Malformed
+
+CAUTION = (0.5, 0.15)
+"""Widths of priors, relative to a fit from the datasheet, that are tried: the constants are fitted ones already."""
+
+OLD_BAND_WEIGHT = 20
+"""Weight of the device's bands so far, in measured kernels."""
+
+
+class Recalibration(msgspec.Struct, frozen=True, kw_only=True):
+    """A device before and after, and how far each is from the measurements."""
+
+    before: DeviceProfile
+    after: DeviceProfile
+    compared_before: tuple[Compared, ...]
+    compared_held_out: tuple[Compared, ...]
+    """Predicted by fits that did not see the kernel; empty when there are too few kernels."""
+    compared_after: tuple[Compared, ...]
+    """Predicted by the fit to all of them."""
+    caution: float
+    """The width of priors that predicted unseen kernels best; 0 when moving nothing did."""
+
+
+def _error(compared: Sequence[Compared]) -> float:
+    """Mean |log error|, each bounded, so that one odd kernel does not decide."""
+    return sum(min(1.0, abs(math.log(c.predicted_us / c.measured_us))) for c in compared) / len(compared)
+
+
+def recalibrate(
+    groups: Sequence[Group], device: DeviceProfile, *, folds: int = 5, on_step: Callable[[str], None] | None = None
+) -> Recalibration:
+    """Fit `device` to measured kernels of that device.
+
+    Wide and narrow priors are tried by cross-validation; the device stays as it is when neither predicts unseen kernels
+    better than it does now. Raises Malformed without kernels to fit to.
+    """
+    tell = on_step or (lambda step: None)
+    usable = [g for g in groups if compare_group(g.launches, device).predicted_us > 0]
+    if not usable:
+        raise Malformed(
+            "no measured kernels to calibrate to", hint="Rows need a duration and shapes; collectives do not count."
+        )
+    before = [compare_group(g.launches, device) for g in usable]
+    best: tuple[float, float, list[HeldOut]] = (_error(before), 0.0, [])
+    if len(usable) >= 4:
+        for caution in CAUTION:
+            tell(f"cross-validating with priors {caution} times as wide")
+            held = cross_validate(usable, {device.name: device}, folds=min(folds, len(usable)), prior_width=caution)
+            error = _error([h.compared for h in held])
+            if error < best[0]:
+                best = (error, caution, held)
+    _, caution, held = best
+    if len(usable) < 4:
+        # Too few to try anything out: what they say is weighed against narrow priors.
+        caution = CAUTION[-1]
+    after = device
+    if caution:
+        after = fitted_to(usable, {device.name: device}, prior_width=caution)[device.name]
+    after = _with_bands(after, usable, held)
+    return Recalibration(
+        before=device,
+        after=after,
+        compared_before=tuple(before),
+        compared_held_out=tuple(h.compared for h in held),
+        compared_after=tuple(compare_group(g.launches, after) for g in usable),
+        caution=caution,
+    )
+
+
+def _with_bands(device: DeviceProfile, groups: Sequence[Group], held: Sequence[HeldOut]) -> DeviceProfile:
+    """Sample counts, and bands drawn to the new residuals as far as there are enough of them."""
+    counts = Counter(family_of(g.launches[0].row.call, device).name for g in groups)
+    found, usual, _ = bands(held)
+    families: dict[str, FamilyCost] = dict(device.families)
+    for name, n in counts.items():
+        old = families[name]
+        band = old.band
+        if held:
+            new = found.get((device.name, name), usual)
+            share = len(held) / (len(held) + OLD_BAND_WEIGHT)
+            band = math.exp(share * math.log(new) + (1 - share) * math.log(old.band))
+        families[name] = msgspec.structs.replace(old, samples=n, band=band)
+    return msgspec.structs.replace(device, families=families)

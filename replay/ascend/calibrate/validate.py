@@ -1,0 +1,179 @@
+"""Predicted against measured for kernel tables: figures by kernel type, by SoC and overall, optionally cross-validated.
+
+Owns what `opreplay validate` computes; `accuracy` owns the errors, `calibrate` the folds, `report.validation` output.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from opreplay.replay.ascend.calibrate.calibrate import (
+    Group,
+    HeldOut,
+    bands,
+    cross_validate,
+    datasheet_only,
+    leave_one_soc_out,
+)
+from opreplay.replay.ascend.cost.nearby import is_learned
+from opreplay.replay.ascend.cost.predict import family_of
+from opreplay.replay.ascend.measured.accuracy import (
+    Compared,
+    Errors,
+    compare_tables,
+    errors_by_type,
+    errors_of,
+    grouped,
+    selected,
+)
+from opreplay.replay.ascend.measured.kernel_tables import KernelTable, read_kernel_table
+from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.traces.errors import Malformed, UsageError
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """A kernel table, and the device that it was measured on."""
+
+    table: KernelTable
+    device: DeviceProfile
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """Errors overall and by kernel type."""
+
+    overall: Errors
+    families: dict[str, Errors]
+    """By CANN kernel type, those with most measured time first."""
+
+
+class Validation(msgspec.Struct, frozen=True, kw_only=True):
+    """What validation found."""
+
+    figures: Figures
+    socs: dict[str, Errors]
+    compared: tuple[Compared, ...]
+    """Every unique kernel."""
+    rows: int
+    measured_rows: int
+    fitted_to: int
+    """Unique kernels of just the sizes of measured neighbours of the device: their errors tell nothing of others."""
+    dropped: dict[str, int]
+    """Reason → rows that could not be read."""
+    cross: dict[str, Figures] = {}
+    """"folds" and "unseen_soc": figures of kernels predicted by fits that did not see them."""
+
+
+def read_measured(paths: Sequence[str], devices: Sequence[DeviceProfile]) -> list[Measured]:
+    """Read kernel tables; one device for all of them or one for each, in order.
+
+    Raises UsageError when the numbers do not fit, TraceError and Malformed for files that are no kernel tables.
+    """
+    if len(devices) not in (1, len(paths)):
+        raise UsageError(
+            f"{len(paths)} kernel tables, but --soc is given {len(devices)} times",
+            hint="Give --soc once for all tables, or once for each table in the same order.",
+        )
+    chosen = list(devices) * len(paths) if len(devices) == 1 else list(devices)
+    return [Measured(table=read_kernel_table(path), device=device) for path, device in zip(paths, chosen, strict=True)]
+
+
+def by_device(measured: Sequence[Measured]) -> dict[str, list[Measured]]:
+    """Tables by the name of their device, in order of first appearance."""
+    out: dict[str, list[Measured]] = {}
+    for one in measured:
+        out.setdefault(one.device.name, []).append(one)
+    return out
+
+
+def groups_of(measured: Sequence[Measured], *, communication: bool = False) -> list[Group]:
+    """Unique measured kernels of each SoC, as a fit takes them."""
+    out: list[Group] = []
+    for name, tables in by_device(measured).items():
+        chosen = [launch for one in tables for launch in selected(one.table, communication=communication)]
+        out += [Group(soc=name, launches=tuple(group)) for group in grouped(chosen)]
+    return out
+
+
+def figures_of(compared: Sequence[Compared]) -> Figures:
+    """Errors overall and by type."""
+    return Figures(overall=errors_of(compared), families=errors_by_type(compared))
+
+
+def validate(
+    measured: Sequence[Measured],
+    *,
+    communication: bool = True,
+    only_held_out: bool = False,
+    cross: bool = False,
+    on_step: Callable[[str], None] | None = None,
+) -> Validation:
+    """Compare predictions with measurements.
+
+    `only_held_out` keeps the rows whose column HeldOut says 1. `cross` refits from the datasheets alone, on all
+    measured rows but the collectives, and predicts what each fit did not see. Raises UsageError when `only_held_out` is
+    asked of tables without that column, Malformed when no row is left to compare.
+    """
+    if only_held_out and not any(one.table.has_held_out for one in measured):
+        raise UsageError("no table has a column HeldOut", hint="Leave out --only-held-out, or add the column (0 or 1).")
+    everything: list[Compared] = []
+    fitted_to = 0
+    socs: dict[str, Errors] = {}
+    for name, tables in by_device(measured).items():
+        found = compare_tables(
+            [one.table for one in tables], tables[0].device, communication=communication, only_held_out=only_held_out
+        )
+        everything += found
+        fitted_to += sum(is_learned(one.call, family_of(one.call, tables[0].device)) for one in found)
+        if found:
+            socs[name] = errors_of(found)
+    rows = sum(len(one.table.rows) for one in measured)
+    if not everything:
+        raise Malformed(
+            f"{', '.join(one.table.path for one in measured)}: none of {rows} rows has a duration to compare with",
+            hint="The column is Duration(us) or Task Duration(us); check what the other options leave out.",
+        )
+    return Validation(
+        figures=figures_of(everything),
+        socs=socs,
+        compared=tuple(everything),
+        rows=rows,
+        measured_rows=sum(row.duration_us is not None for one in measured for row in one.table.rows),
+        fitted_to=fitted_to,
+        dropped=_sums([one.table.dropped for one in measured]),
+        cross=_cross(measured, on_step or (lambda step: None)) if cross else {},
+    )
+
+
+def _cross(measured: Sequence[Measured], on_step: Callable[[str], None]) -> dict[str, Figures]:
+    groups = groups_of(measured)
+    devices = {one.device.name: datasheet_only(one.device) for one in measured}
+    if len(groups) < 2:
+        raise UsageError("cross-validation needs at least two unique measured kernels beside collectives")
+    out = {
+        "folds": held_figures(cross_validate(groups, devices, on_fold=lambda i, n: on_step(f"fitted fold {i} of {n}"))),
+    }
+    if len(devices) > 1:
+        on_step("fitting without one SoC at a time")
+        out["unseen_soc"] = held_figures(leave_one_soc_out(groups, devices))
+    return out
+
+
+def held_figures(held: Sequence[HeldOut]) -> Figures:
+    """Errors of held-out kernels; whether they lie in their bands is told by bands made from the other kernels."""
+    made = figures_of([one.compared for one in held])
+    inside = bands(held)[2]
+    return Figures(
+        overall=msgspec.structs.replace(made.overall, in_band=inside),
+        families={name: msgspec.structs.replace(one, in_band=math.nan) for name, one in made.families.items()},
+    )
+
+
+def _sums(counts: Sequence[dict[str, int]]) -> dict[str, int]:
+    out: dict[str, int] = {}
+    for one in counts:
+        for reason, n in one.items():
+            out[reason] = out.get(reason, 0) + n
+    return out

@@ -1,0 +1,35 @@
+"""Predictions on one device that are made once: a bounded cache keyed by everything that a prediction depends on."""
+
+from __future__ import annotations
+
+from opreplay.replay.ascend.cost.predict import predict_kernel
+from opreplay.replay.ascend.kernel import KernelCall, KernelPrediction
+from opreplay.replay.ascend.profile import DeviceProfile
+
+MAX_CACHED = 200_000
+"""Predictions kept; more than that and the cache starts again."""
+
+
+class Predictor:
+    """`predict_kernel` for one device, remembered.
+
+    The key holds the type, all tensors and all attributes (sequence lengths, transposition, ranks, ...), so two calls
+    that differ in a number alone are two predictions. Not shared between devices, as two of one name may differ.
+    """
+
+    def __init__(self, device: DeviceProfile) -> None:
+        self.device = device
+        self._made: dict[object, KernelPrediction] = {}
+
+    def __call__(self, call: KernelCall, resident: float | None = None) -> KernelPrediction:
+        """The cost of one launch; see `predict_kernel`. `resident` is rounded to a hundredth."""
+        if resident is not None:
+            resident = round(resident, 2)
+        attrs = call.attrs
+        key = (call.type, call.inputs, call.outputs, resident, tuple(attrs.items()) if attrs else None)
+        found = self._made.get(key)
+        if found is None:
+            if len(self._made) >= MAX_CACHED:
+                self._made.clear()
+            found = self._made[key] = predict_kernel(call, self.device, resident)
+        return found

@@ -1,0 +1,14 @@
+"""Users' estimators and properties of ops, as the RFC "Support for Custom Operator Modeling" has them."""
+
+from opreplay.replay.ascend.custom.estimators import CustomOpError, load_custom_ops, register_op_estimator
+from opreplay.replay.ascend.custom.op_invoke import ComputeOps, OpInvokeInfo, PerformanceModel, PerformanceProperties
+
+__all__ = [
+    "ComputeOps",
+    "CustomOpError",
+    "OpInvokeInfo",
+    "PerformanceModel",
+    "PerformanceProperties",
+    "load_custom_ops",
+    "register_op_estimator",
+]

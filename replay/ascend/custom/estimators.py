@@ -1,0 +1,251 @@
+"""Users' own operators: registered estimators and properties, their priority over built-ins, and the custom-op folder.
+
+For one op, in this order: a user's estimator; a user's properties; the built-in estimate, which is the lowering to
+kernels; the bytes of its tensors. Owns no cost formula but the one for properties; `op_invoke` owns what user code
+sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from numbers import Real
+from pathlib import Path, PurePath
+from typing import Any, TypeVar
+
+from opreplay.initializers.user_code import (
+    failed_at,
+    forget_loaded,
+    loading,
+    missing_op_hint,
+    place_of,
+    run_file,
+    shown_place,
+)
+from opreplay.replay.ascend.cost.cube import mac_rate
+from opreplay.replay.ascend.cost.sizes import itemsize
+from opreplay.replay.ascend.cost.vector import memory_us, resident_share
+from opreplay.replay.ascend.custom import device_facts, op_invoke
+from opreplay.replay.ascend.custom.device_facts import DeviceFacts
+from opreplay.replay.ascend.custom.op_invoke import ComputeOps, OpInvokeInfo, PerformanceModel, PerformanceProperties
+from opreplay.replay.ascend.custom.registrations import CustomOpError, Registry, device_name, op_name
+from opreplay.replay.ascend.devices.file import is_known, no_such_device
+from opreplay.replay.ascend.lowering.user_rules import forget_user_rules, user_rules
+from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ir.model import ReplayOp
+from opreplay.traces.errors import UsageError
+
+Estimator = TypeVar("Estimator", bound=Callable[..., Any])
+
+ESTIMATORS: Registry[Callable[[OpInvokeInfo, DeviceFacts], PerformanceModel.Result]] = Registry("estimators")
+
+MAX_SECONDS = 1e9
+"""Thirty years: no op takes longer, and sums of such times stay finite."""
+MAX_AMOUNT = 1e30
+"""More bytes or operations than that are no property of an op."""
+SHOWN = 200
+"""Characters of a user's wrong value that a message repeats."""
+_OWN_FILES = (__file__, op_invoke.__file__, device_facts.__file__)
+
+VECTOR_BYTES_PER_CYCLE = 128
+"""Width of a vector core's instructions (datasheet of the 910B)."""
+
+
+def register_op_estimator(
+    op: Any, device_profile: Any = None, override: bool = False
+) -> Callable[[Estimator], Estimator]:
+    """Register a function (OpInvokeInfo, device) -> PerformanceModel.Result that estimates an op's time directly.
+
+    `op` is torch.ops.ns.name, an overload, or "ns::name"; `device_profile` a device, its name, or None for all devices.
+    It goes before every built-in. Raises ValueError for a second one for the same op and device, unless `override`.
+    """
+
+    name, on_device = op_name(op), device_name(device_profile)
+
+    def register(function: Estimator) -> Estimator:
+        ESTIMATORS.add(name, on_device, function, override=override)
+        return function
+
+    return register
+
+
+def clear_registrations() -> None:
+    """Forget all user registrations and which files were loaded; for tests and long-lived programs."""
+    ESTIMATORS.clear()
+    OpInvokeInfo.properties.clear()
+    forget_user_rules()
+    forget_loaded()
+
+
+def refuse_unknown_devices() -> None:
+    """Raises CustomOpError for an estimator of a device that neither ships nor was loaded: it would never be used."""
+    for op, device, function, _ in ESTIMATORS:
+        if device is not None and not is_known(device):
+            message, hint = no_such_device(device)
+            raise CustomOpError(
+                f"{place_of(function)}: the estimator of {op} is for {device}: {message}",
+                hint=f"{hint} that --soc names",
+            )
+
+
+def unused_registrations(devices: Sequence[str], ops: Collection[str]) -> list[str]:
+    """One line for each estimator, property function and rule of the user's that made no prediction, with the reason.
+
+    `devices` are those that were simulated, `ops` the names of the ops that were looked at.
+    """
+    known = {op_name(name) for name in ops if "::" in name}
+    found = [("estimator", op, device, place_of(function)) for op, device, function in ESTIMATORS.unused()]
+    found += [
+        ("properties", op, device, place_of(function)) for op, device, function in OpInvokeInfo.properties.unused()
+    ]
+    found += [("rule", " ".join(rule.ops), None, rule.place) for rule in user_rules() if not rule.used]
+    lines = []
+    for kind, op, device, place in found:
+        if not devices:
+            why = "no device is simulated, --soc names one"
+        elif device is not None and device not in devices:
+            why = f"it is for {device}, simulated is {', '.join(devices)}"
+        elif kind != "rule" and op not in known:
+            why = "no selected op has that name"
+        else:
+            why = "another registration goes first, or no selected op is called so"
+        lines.append(f"not used: {kind} of {op} ({PurePath(place).name}): {why}")
+    return lines
+
+
+def estimate(op: ReplayOp, device: DeviceProfile) -> tuple[float, str] | None:
+    """Microseconds that a user's estimator gives for `op` on `device`, and which it is; None where there is none.
+
+    Raises CustomOpError when the function fails or returns something else than a time.
+    """
+    function = ESTIMATORS.find(op.name, device.name) if ESTIMATORS and "::" in op.name else None
+    if function is None or (op.reason is not None and not op.args):
+        return None
+    result = _called(op, function, OpInvokeInfo(op), DeviceFacts(device))
+    seconds = result.execution_time_s if isinstance(result, PerformanceModel.Result) else result
+    if not _is_amount(seconds, MAX_SECONDS):
+        raise CustomOpError(
+            f"{place_of(function)}: the estimator of {op.name} returned {_shown(result)}, no time in seconds"
+        )
+    return float(seconds) * 1e6, shown_place(function)
+
+
+def _is_amount(value: Any, most: float) -> bool:
+    """Whether a user's value is a number from 0 to `most`; numpy's are numbers too, booleans are not."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    number: Any = value
+    return bool(0 <= number <= most)
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception as error:  # a user's class may fail to print itself
+        text = f"a {type(value).__name__} whose repr fails with {type(error).__name__}"
+    return text if len(text) <= SHOWN else text[:SHOWN] + "…"
+
+
+def property_terms(op: ReplayOp, device: DeviceProfile) -> tuple[dict[str, float], str] | None:
+    """Terms in microseconds from a user's properties of `op`, and whose they are; None when nobody registered any.
+
+    Raises CustomOpError when the function fails or returns something else than PerformanceProperties.
+    """
+    function = OpInvokeInfo.properties.find(op.name, None) if OpInvokeInfo.properties and "::" in op.name else None
+    if function is None or (op.reason is not None and not op.args):
+        return None
+    made = _called(op, function, OpInvokeInfo(op))
+    wrong = _wrong_in(made)
+    if wrong is not None or not isinstance(made, PerformanceProperties):
+        raise CustomOpError(f"{place_of(function)}: the properties of {op.name} are {wrong}")
+    return terms_of(made, device), shown_place(function)
+
+
+def _wrong_in(made: object) -> str | None:
+    """What keeps a user's value from being properties, in words; None when nothing does."""
+    if not isinstance(made, PerformanceProperties):
+        return f"{_shown(made)}, no PerformanceProperties"
+    for name in ("memory_read_bytes", "memory_write_bytes", "memory_readwrite_bytes"):
+        if not _is_amount(getattr(made, name), MAX_AMOUNT):
+            return f"wrong: {name} is {_shown(getattr(made, name))}, no number of bytes"
+    if not isinstance(made.compute_ops, dict):
+        return f"wrong: compute_ops is {_shown(made.compute_ops)}, no dict of dtype to ComputeOps"
+    for dtype, ops in made.compute_ops.items():
+        if not isinstance(ops, ComputeOps):
+            return f"wrong: compute_ops[{_shown(dtype)}] is {_shown(ops)}, no ComputeOps"
+        if not (_is_amount(ops.mma_ops, MAX_AMOUNT) and _is_amount(ops.gp_ops, MAX_AMOUNT)):
+            return f"wrong: compute_ops[{_shown(dtype)}] is {_shown(ops)}, no numbers of operations"
+    return None
+
+
+def terms_of(made: PerformanceProperties, device: DeviceProfile) -> dict[str, float]:
+    """Launch, cube, vector, hbm and l2 time of an op of these properties; all but the launch overlap (`overlap_p`).
+
+    A dtype that the cube does not know runs at the float32 rate: nothing is computed for free.
+    """
+    rates, freq = device.rates, device.freq_hz
+    cube = vector = 0.0
+    for dtype, ops in made.compute_ops.items():
+        name = str(dtype).removeprefix("torch.")
+        cube += ops.mma_ops / 2 / (mac_rate(name, device, False) * rates.mac_efficiency * device.aic_cores * freq)
+        lanes = VECTOR_BYTES_PER_CYCLE / max(2, itemsize(name))
+        vector += ops.gp_ops / (lanes * device.aiv_cores * freq)
+    read = made.memory_read_bytes + made.memory_readwrite_bytes
+    write = made.memory_write_bytes + made.memory_readwrite_bytes
+    hbm, cache = memory_us(read, write, device.aiv_cores, resident_share(read + write, device), device)
+    parts = {"cube": cube * 1e6, "vector": vector * 1e6, "hbm": hbm, "l2": cache}
+    p = rates.overlap_p
+    norm = sum(value**p for value in parts.values())
+    share = norm ** (1 / p) / norm if norm > 0 else 0.0
+    launch = rates.mix_launch_us if cube and vector else rates.cube_launch_us if cube else rates.launch_full_us
+    return {"launch": launch, **{name: value**p * share for name, value in parts.items()}}
+
+
+def _called(op: ReplayOp, function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return function(*args)
+    except (Exception, SystemExit) as error:  # user code may raise anything
+        name = getattr(function, "__name__", type(function).__name__)
+        raise CustomOpError(
+            f"{failed_at(error, _OWN_FILES) or place_of(function)}: {name} failed for {op.name}: "
+            f"{type(error).__name__}: {_text(error)}",
+            hint="Its arguments are op_invoke_info.args; `opreplay plan TRACE --explain OP` shows what was recorded.",
+        ) from error
+
+
+def _text(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception as failing:  # a user's exception may fail to print itself
+        text = f"its text fails with {type(failing).__name__}"
+    return text if len(text) <= SHOWN else text[:SHOWN] + "…"
+
+
+def load_custom_ops(folder: str | Path | None) -> list[Path]:
+    """Run every .py file of a folder, sorted by name, so that it registers its ops; files loaded before are left out.
+
+    A file that fails does not keep the ones after it from loading; afterwards CustomOpError names every failure with
+    file and line. Raises UsageError when `folder` is none. None loads nothing.
+    """
+    if folder is None:
+        return []
+    path = Path(folder)
+    if not path.is_dir():
+        raise UsageError(f"{path} is no folder", hint="--custom-op-dir wants a folder of .py files.")
+    failures: list[str] = []
+    hints: list[str] = []
+    loaded: list[Path] = []
+    for file in sorted(path.glob("*.py")):
+        try:
+            with loading(f"--custom-op-dir {folder}"):
+                ran = run_file(file)
+        except (Exception, SystemExit) as error:  # user code may raise anything
+            hints += [hint] if (hint := missing_op_hint(error)) else []
+            failures.append(f"{failed_at(error) or file.resolve()}: {type(error).__name__}: {_text(error)}")
+        else:
+            loaded += [file] if ran else []
+    if failures:
+        raise CustomOpError(
+            f"{len(failures)} custom-op file{'s' if len(failures) > 1 else ''} failed: " + "; ".join(failures),
+            hint=" ".join(dict.fromkeys((*hints, "The other files of the folder were loaded."))),
+        )
+    return loaded

@@ -1,0 +1,176 @@
+"""What user registrations see of an op: its arguments as meta tensors, its memory traffic, and the values they return.
+
+Owns those values and the registration of op properties; `custom` owns estimators, priorities and the custom-op folder.
+torch is imported only when an estimator or property function looks at arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any, TypeVar
+
+from opreplay.replay.ascend.cost.sizes import itemsize
+from opreplay.replay.ascend.custom.registrations import Registry, op_name
+from opreplay.replay.ir.model import ReplayArg, ReplayOp
+from opreplay.traces.model import TensorMeta
+
+PropertyFunction = TypeVar("PropertyFunction", bound=Callable[..., Any])
+
+LOOKUPS = frozenset(
+    {"index", "index_select", "embedding", "gather", "take", "take_along_dim", "_index_put_impl_", "slice", "select"}
+)
+"""Ops that read of their first tensor only as much as they return."""
+
+
+@dataclass(slots=True)
+class ComputeOps:
+    """Arithmetic of one dtype; a multiply-add is two operations."""
+
+    mma_ops: float = 0.0
+    """On the cube cores."""
+    gp_ops: float = 0.0
+    """On the vector cores."""
+
+
+@dataclass(slots=True)
+class PerformanceProperties:
+    """What an op does, from which the default estimator makes a time."""
+
+    compute_ops: dict[Any, ComputeOps] = field(default_factory=dict)
+    """By dtype: a torch.dtype or its name."""
+    memory_read_bytes: float = 0.0
+    memory_write_bytes: float = 0.0
+    memory_readwrite_bytes: float = 0.0
+    """Bytes updated in place: moved twice, and counted in neither of the two others."""
+
+
+class PerformanceModel:
+    """Holds the type that estimators return."""
+
+    @dataclass(slots=True)
+    class Result:
+        """A time estimate in seconds."""
+
+        execution_time_s: float
+        statistics: dict[str, Any] = field(default_factory=dict)
+
+
+class OpInvokeInfo:
+    """One call of an op, as estimators and property functions get it."""
+
+    ComputeOps = ComputeOps
+    PerformanceProperties = PerformanceProperties
+
+    properties: Registry[Callable[[OpInvokeInfo], PerformanceProperties]] = Registry("properties")
+    """User property functions by op name."""
+
+    def __init__(self, op: ReplayOp) -> None:
+        self.op = op
+
+    @classmethod
+    def register_op_properties(cls, op: Any, override: bool = False) -> Callable[[PropertyFunction], PropertyFunction]:
+        """Register a function from OpInvokeInfo to PerformanceProperties for an op.
+
+        `op` is torch.ops.ns.name, one of its overloads, or "ns::name". Raises ValueError for an op that has a user's
+        property function already, unless `override`.
+        """
+
+        name = op_name(op)
+
+        def register(function: PropertyFunction) -> PropertyFunction:
+            cls.properties.add(name, None, function, override=override)
+            return function
+
+        return register
+
+    @property
+    def name(self) -> str:
+        """ "ns::name" as recorded."""
+        return self.op.name
+
+    @cached_property
+    def func(self) -> Any:
+        """The torch op that was called, an overload where it is known; None when torch does not know it."""
+        from opreplay.replay.resolve.names import known_overload
+
+        return known_overload(self.op)
+
+    @cached_property
+    def args(self) -> tuple[Any, ...]:
+        """Positional arguments in order: meta tensors, lists of them, numbers."""
+        return tuple(_value(arg) for arg in self.op.args if not arg.keyword_only)
+
+    @cached_property
+    def kwargs(self) -> dict[str, Any]:
+        """Keyword-only arguments by name."""
+        return {arg.name: _value(arg) for arg in self.op.args if arg.keyword_only}
+
+    @cached_property
+    def out(self) -> Any:
+        """The result as a meta tensor, a tuple of them where there are several; None when it is not known."""
+        made = tuple(None if meta is None else _empty(meta) for meta in self.op.outputs or ())
+        return made[0] if len(made) == 1 else made or None
+
+    def get_memory_access_properties(self) -> PerformanceProperties:
+        """Bytes moved when every argument is read once and every result written once.
+
+        What is updated in place counts as read and written, once; a lookup reads of its table what it returns. A result
+        that nobody knows, as of an op without a fake kernel, counts like the first tensor argument.
+        """
+        base = self.op.name.partition("::")[2].split(".")[0]
+        changed = [t for arg in self.op.args if arg.mutated for t in arg.tensors if t is not None]
+        read = [t for arg in self.op.args if not arg.mutated for t in arg.tensors if t is not None]
+        outputs = self.op.outputs if self.op.outputs is not None else self.op.recorded_outputs
+        results = [t for t in outputs or () if t is not None]
+        if not results and outputs is None and not changed:
+            # No fake kernel says what is returned: like the estimate by bytes, as much as the first tensor.
+            results = read[:1]
+        for meta in changed:
+            # An in-place op returns the tensor that it updates: the same memory.
+            same = next((t for t in results if (t.shape, t.dtype) == (meta.shape, meta.dtype)), None)
+            if same is not None:
+                results.remove(same)
+        written = float(sum(map(_bytes, results)))
+        sizes = [float(_bytes(t)) for t in read]
+        if base in LOOKUPS and sizes and results:
+            sizes[0] = min(sizes[0], written)
+        return PerformanceProperties(
+            memory_read_bytes=sum(sizes),
+            memory_write_bytes=written,
+            memory_readwrite_bytes=float(sum(map(_bytes, changed))),
+        )
+
+
+def _bytes(meta: TensorMeta) -> int:
+    # A dimension of stride 0 repeats what lies in memory once.
+    shape = meta.shape
+    if meta.strides is not None and len(meta.strides) == len(shape):
+        shape = tuple(1 if stride == 0 and n > 1 else n for n, stride in zip(shape, meta.strides, strict=True))
+    return prod(shape) * itemsize(meta.dtype)
+
+
+def _empty(meta: TensorMeta) -> Any:
+    import torch
+
+    from opreplay.replay.arguments.tensors import DTYPES
+
+    dtype = DTYPES.get(meta.dtype, torch.float32)
+    if meta.strides is None or len(meta.strides) != len(meta.shape):
+        return torch.empty(meta.shape, dtype=dtype, device="meta")
+    return torch.empty_strided(meta.shape, meta.strides, dtype=dtype, device="meta")
+
+
+def _value(arg: ReplayArg) -> Any:
+    if arg.tensors:
+        made = [None if meta is None else _empty(meta) for meta in arg.tensors]
+        return made if arg.type.endswith("[]") else made[0]
+    if arg.type == "str" or arg.value is None or isinstance(arg.value, bool | int | float):
+        return arg.value
+    import torch
+
+    from opreplay.replay.arguments.tensors import scalar_value
+
+    return scalar_value(arg, device=torch.device("meta"))

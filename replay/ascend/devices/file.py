@@ -1,0 +1,362 @@
+"""Reads and checks device files (TOML): schema, units, known names; compiles them into a `DeviceProfile`.
+
+A device file holds datasheet values and, optionally, rates and family constants that replace those of the shared cost
+model `devices/_model.toml`. It may start from another device with `base = "910b3"`.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from opreplay.replay.ascend.cost.nearby import spot
+from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Form, Link, Neighbour, Quantity, Rates, Trust
+from opreplay.traces.errors import FormatError, UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pyright: ignore[reportMissingImports]
+
+SCHEMA_VERSION = 2
+"""Changes of format: 1 first version; 2 families may have `nearby`."""
+
+MAX_FILE_BYTES = 4 << 20
+
+RETIRED = frozenset({"reread_reach"})
+"""Rates that files of version 1 may give and that no cost depends on any more."""
+
+MAX_PULL = 10.0
+"""Largest pull of a neighbour that a file may give; close neighbours that disagree pull more than they say together."""
+
+DATASHEET: dict[str, str] = {
+    "aic_cores": "core", "aiv_cores": "core", "frequency": "Hz", "macs_float16": "MAC/cycle/core",
+    "macs_bfloat16": "MAC/cycle/core", "macs_int8": "MAC/cycle/core", "macs_float32": "MAC/cycle/core",
+    "macs_hf32": "MAC/cycle/core", "l2_bytes": "byte", "l0c_bytes": "byte", "hbm_bytes": "byte",
+    "hbm_bytes_per_s": "byte/s", "link_bytes_per_s": "byte/s", "link_latency": "us",
+}  # fmt: skip
+"""Datasheet entries that a device must have, and the unit each is given in."""
+
+NETWORK: dict[str, str] = {
+    "server_dies": "die", "peer_bytes_per_s": "byte/s", "pair_link_bytes_per_s": "byte/s", "pair_link_latency": "us",
+    "far_link_bytes_per_s": "byte/s", "far_link_latency": "us",
+}  # fmt: skip
+"""Datasheet entries that a device may have: dies of a server, and links beside `link`."""
+
+NUMBERS = (
+    "cycles",
+    "half_ratio",
+    "wide_ratio",
+    "row_cycles",
+    "fixed_us",
+    "launch_factor",
+    "memory_factor",
+    "row_block",
+    "scale",
+    "band",
+)
+"""Numbers of a family, all in the units that the model file declares."""
+
+
+class NeighbourEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A measured kernel as files spell it."""
+
+    sizes: tuple[int, int, int]
+    """(rows, columns, depth) of a product, (rows, row length, 1) of others."""
+    pull: float
+
+
+class FamilyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A family as files spell it: only what is given replaces what the shared model says."""
+
+    source: str
+    confidence: Trust
+    form: Form | None = None
+    types: tuple[str, ...] = ()
+    cycles: float | None = None
+    half_ratio: float | None = None
+    wide_ratio: float | None = None
+    row_cycles: float | None = None
+    fixed_us: float | None = None
+    launch_factor: float | None = None
+    memory_factor: float | None = None
+    row_block: float | None = None
+    scale: float | None = None
+    band: float | None = None
+    hf32: bool | None = None
+    nearby: dict[str, tuple[NeighbourEntry, ...]] | None = None
+    samples: int | None = None
+    samples_elsewhere: int | None = None
+
+
+class ModelFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The shared cost model."""
+
+    schema_version: int
+    units: dict[str, str]
+    rates: dict[str, Quantity]
+    families: dict[str, FamilyEntry]
+
+
+class DeviceFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One device."""
+
+    schema_version: int
+    name: str
+    title: str = ""
+    version: str = "0"
+    base: str | None = None
+    aliases: tuple[str, ...] = ()
+    datasheet: dict[str, Quantity] = {}
+    rates: dict[str, Quantity] = {}
+    families: dict[str, FamilyEntry] = {}
+
+
+def _folder() -> Any:
+    return resources.files("opreplay.replay.ascend.devices")
+
+
+def list_devices() -> list[str]:
+    """Names of the devices that ship with opreplay, sorted."""
+    names = (entry.name for entry in _folder().iterdir())
+    return sorted(n.removesuffix(".toml") for n in names if n.endswith(".toml") and not n.startswith("_"))
+
+
+def _decode(text: bytes, kind: type[Any], where: str) -> Any:
+    if len(text) > MAX_FILE_BYTES:
+        raise FormatError(f"{where}: {len(text)} bytes, over the limit of {MAX_FILE_BYTES} for a device file")
+    try:
+        raw = tomllib.loads(text.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FormatError(f"{where}: not TOML: {error}") from error
+    version = raw.get("schema_version")
+    if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
+        raise FormatError(
+            f"{where}: schema_version is {version!r}, this opreplay reads 1 to {SCHEMA_VERSION}",
+            hint="a newer opreplay may read it" if isinstance(version, int) and version > SCHEMA_VERSION else "",
+        )
+    for section, entry_kind in (("datasheet", Quantity), ("rates", Quantity), ("families", FamilyEntry)):
+        _check_entries(raw.get(section), entry_kind, f"{where}: {section}")
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        raise FormatError(f"{where}: {error}", hint="`opreplay devices --show 910b3` prints a complete file") from error
+
+
+def _check_entries(entries: object, kind: type[Any], where: str) -> None:
+    # One by one, as the decoder's own message does not name the key of a table in a table.
+    if isinstance(entries, dict):
+        for key, entry in entries.items():
+            try:
+                msgspec.convert(entry, kind)
+            except msgspec.ValidationError as error:
+                raise FormatError(f"{where}.{key}: {error}") from error
+
+
+@lru_cache(maxsize=1)
+def load_model() -> ModelFile:
+    """The shared cost model, checked: every rate is there, every number has a unit, no type has two families."""
+    model: ModelFile = _decode((_folder() / "_model.toml").read_bytes(), ModelFile, "_model.toml")
+    _check_names("_model.toml", "rates", model.rates, set(Rates.__struct_fields__), complete=True)
+    missing = set(NUMBERS) - set(model.units)
+    if missing:
+        raise FormatError(f"_model.toml: [units] lacks {', '.join(sorted(missing))}")
+    type_table(model)
+    return model
+
+
+def type_table(model: ModelFile) -> dict[str, str]:
+    """CANN kernel type → family; refuses a type that two families claim."""
+    table: dict[str, str] = {}
+    for family, entry in model.families.items():
+        for kernel_type in entry.types:
+            if kernel_type in table:
+                raise FormatError(f"_model.toml: {kernel_type} is in both {table[kernel_type]} and {family}")
+            table[kernel_type] = family
+    return table
+
+
+def _check_names(where: str, section: str, given: Any, known: set[str], *, complete: bool) -> None:
+    unknown, missing = sorted(set(given) - known), sorted(known - set(given))
+    if unknown:
+        raise FormatError(
+            f"{where}: unknown name in [{section}]: {', '.join(unknown)}", hint=f"known: {', '.join(sorted(known))}"
+        )
+    if complete and missing:
+        raise FormatError(f"{where}: [{section}] lacks {', '.join(missing)}")
+
+
+def _checked(file: DeviceFile, where: str) -> DeviceFile:
+    model = load_model()
+    given = {name: value for name, value in file.datasheet.items() if name not in NETWORK}
+    _check_names(where, "datasheet", given, set(DATASHEET), complete=file.base is None)
+    if file.schema_version == 1:
+        file = msgspec.structs.replace(file, rates={k: v for k, v in file.rates.items() if k not in RETIRED})
+    _check_names(where, "rates", file.rates, set(Rates.__struct_fields__), complete=False)
+    _check_names(where, "families", file.families, set(model.families), complete=False)
+    for name, quantity in file.datasheet.items():
+        unit = DATASHEET.get(name) or NETWORK[name]
+        if quantity.unit != unit:
+            raise FormatError(f"{where}: datasheet.{name} is in {quantity.unit!r}, expected {unit!r}")
+        if quantity.value <= 0:
+            raise FormatError(f"{where}: datasheet.{name} must be above 0, is {quantity.value}")
+    for name, quantity in file.rates.items():
+        if quantity.unit != model.rates[name].unit:
+            raise FormatError(f"{where}: rates.{name} is in {quantity.unit!r}, expected {model.rates[name].unit!r}")
+        if quantity.value <= 0:
+            raise FormatError(f"{where}: rates.{name} must be above 0, is {quantity.value}")
+    for name, entry in file.families.items():
+        for number in NUMBERS:
+            value = getattr(entry, number)
+            if value is not None and not 0 <= value < 1e9:
+                raise FormatError(f"{where}: families.{name}.{number} must be 0 or more, is {value}")
+        for kind, neighbours in (entry.nearby or {}).items():
+            if any(min(one.sizes) < 1 or not abs(one.pull) <= MAX_PULL for one in neighbours):
+                raise FormatError(
+                    f"{where}: families.{name}.nearby.{kind}: sizes must be 1 or more, pulls within {MAX_PULL:g}"
+                )
+        if entry.types or entry.form:
+            raise FormatError(f"{where}: families.{name}: form and types belong to the shared model")
+    return file
+
+
+def read_device_file(text: bytes, where: str) -> DeviceFile:
+    """Decode and check a device file's text. Raises FormatError naming the key, or the line for broken TOML."""
+    return _checked(_decode(text, DeviceFile, where), where)
+
+
+def compile_device(file: DeviceFile) -> DeviceProfile:
+    """Merge a device file with its base and the shared model into the values that predictions work on."""
+    model = load_model()
+    base = load_file(file.base) if file.base else None
+    datasheet = {**(base.datasheet if base else {}), **file.datasheet}
+    rates = {**model.rates, **(base.rates if base else {}), **file.rates}
+    families: dict[str, FamilyCost] = {}
+    for name, entry in model.families.items():
+        values: dict[str, Any] = {"name": name, "form": entry.form or "elementwise"}
+        for layer in (entry, base.families.get(name) if base else None, file.families.get(name)):
+            if layer is not None:
+                for field in (*NUMBERS, "hf32", "nearby", "samples", "samples_elsewhere"):
+                    value = getattr(layer, field)
+                    if value is not None:
+                        values[field] = value
+        if "nearby" in values:
+            values["nearby"] = {
+                kind: tuple(_neighbour(one, values["form"]) for one in entries)
+                for kind, entries in values["nearby"].items()
+            }
+        families[name] = FamilyCost(**values)
+    number = {name: quantity.value for name, quantity in datasheet.items()}
+    return DeviceProfile(
+        name=file.name,
+        title=file.title or file.name,
+        version=file.version,
+        aliases=file.aliases,
+        aic_cores=int(number["aic_cores"]),
+        aiv_cores=int(number["aiv_cores"]),
+        freq_hz=number["frequency"],
+        macs_per_cycle={k.removeprefix("macs_"): v for k, v in number.items() if k.startswith("macs_")},
+        l2_bytes=number["l2_bytes"],
+        l0c_bytes=number["l0c_bytes"],
+        hbm_bytes=number["hbm_bytes"],
+        hbm_bytes_per_s=number["hbm_bytes_per_s"],
+        link=Link(bytes_per_s=number["link_bytes_per_s"], latency_us=number["link_latency"]),
+        server_dies=int(number.get("server_dies", 8)),
+        peer_bytes_per_s=number.get("peer_bytes_per_s"),
+        pair_link=_optional_link(number, "pair_link"),
+        far_link=_optional_link(number, "far_link"),
+        rates=Rates(**{name: quantity.value for name, quantity in rates.items()}),
+        families=families,
+        types=type_table(model),
+        datasheet=datasheet,
+    )
+
+
+def _neighbour(entry: NeighbourEntry, form: Form) -> Neighbour:
+    rows, columns, depth = entry.sizes
+    return Neighbour(*spot(rows, columns, depth, form), pull=entry.pull)
+
+
+def _optional_link(number: dict[str, float], name: str) -> Link | None:
+    speed = number.get(f"{name}_bytes_per_s")
+    return None if speed is None else Link(bytes_per_s=speed, latency_us=number.get(f"{name}_latency", 0.0))
+
+
+@lru_cache(maxsize=32)
+def _shipped(name: str) -> DeviceFile:
+    return read_device_file((_folder() / f"{name}.toml").read_bytes(), f"{name}.toml")
+
+
+def canonical_name(name: str) -> str | None:
+    """The shipped device that a name or alias means, whatever its case; None when there is none."""
+    wanted = name.strip().lower().replace(" ", "").replace("-", "_")
+    for known in list_devices():
+        file = _shipped(known)
+        if wanted in {known, *(a.lower() for a in file.aliases)}:
+            return known
+    return None
+
+
+_loaded: set[str] = set()
+"""Names of devices that were read from users' own files."""
+
+
+def is_known(name: str) -> bool:
+    """Whether a device of this name ships or was loaded from a file of the user's."""
+    return name in _loaded or canonical_name(name) is not None
+
+
+def no_such_device(name: str) -> tuple[str, str]:
+    """(message, hint) for a name that is none."""
+    return f"no simulated device {name!r}", f"{_known()}; or the path of a .toml file"
+
+
+def load_file(name_or_path: str | Path) -> DeviceFile:
+    """A shipped device by name or alias, or a TOML file by path (anything with a slash or ending in .toml)."""
+    text = str(name_or_path)
+    if text.endswith(".toml") or "/" in text:
+        path = Path(text)
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise UsageError(f"cannot read device file {text}: {error.strerror}") from error
+        file = read_device_file(content, text)
+        if file.base is not None:
+            based_on = canonical_name(file.base)
+            if based_on is None:
+                raise FormatError(f"{text}: base {file.base!r} is no shipped device", hint=_known())
+        return file
+    known = canonical_name(text)
+    if known is None:
+        message, hint = no_such_device(text)
+        raise UsageError(message, hint=hint)
+    return _shipped(known)
+
+
+def _known() -> str:
+    return f"known devices: {', '.join(list_devices())}"
+
+
+@lru_cache(maxsize=32)
+def _load_shipped(name: str) -> DeviceProfile:
+    return compile_device(_shipped(name))
+
+
+def load_device(name_or_path: str | Path) -> DeviceProfile:
+    """The device to predict with: "910b3", "Ascend910B3" (any case), or the path of a device file.
+
+    Raises UsageError for an unknown name (the hint lists the known ones), FormatError for a file that does not fit.
+    """
+    text = str(name_or_path)
+    if not text.endswith(".toml") and "/" not in text:
+        known = canonical_name(text)
+        if known is not None:
+            return _load_shipped(known)
+    device = compile_device(load_file(name_or_path))
+    _loaded.add(device.name)
+    return device

@@ -1,0 +1,1 @@
+"""Lowering of whole layers: attention, experts, recurrence."""

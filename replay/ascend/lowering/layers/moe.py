@@ -1,0 +1,170 @@
+"""Lowering of mixture-of-experts ops: gating, routing, grouped products, and whole fused layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from opreplay.replay.ascend.cost.sizes import itemsize
+from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
+from opreplay.replay.ascend.lowering.op_view import OpView, elements, kernel, spec
+from opreplay.replay.ascend.lowering.products.matmul import product
+from opreplay.replay.ascend.lowering.registry import lowers
+from opreplay.traces.model import TensorMeta
+
+ASSUMED_TOP_K = 8
+"""Experts per token where a trace does not say."""
+
+
+@lowers("_moe_C::topk_softmax", "npu::npu_moe_gating_top_k", "npu::npu_moe_gating_top_k_softmax",
+        "sgl_kernel::topk_softmax", "aiter::topk_softmax", "sgl_kernel::moe_fused_gate",
+        "aiter::biased_grouped_topk_hip",
+        "aiter::grouped_topk", "_moe_C::grouped_topk", "aiter::moe_fused_gate")  # fmt: skip
+def gating(op: OpView) -> Iterable[KernelCall]:
+    """MoeGatingTopK over router logits: the widest two-dimensional float tensor."""
+    metas = [t for t in op.tensors if len(t.shape) == 2 and t.dtype not in ("int32", "int64")] or op.tensors
+    logits = max(metas, key=lambda t: t.shape[-1])
+    source = spec(logits.shape, logits.dtype)
+    k = max(1, min(op.integer("topk", "k", "num_experts_per_tok", default=ASSUMED_TOP_K), logits.shape[-1]))
+    chosen = (*logits.shape[:-1], k)
+    return [kernel("MoeGatingTopK", [source], [spec(chosen, logits.dtype), spec(chosen, "int32")])]
+
+
+@lowers("_moe_C::moe_align_block_size", "sgl_kernel::moe_align_block_size", "aiter::moe_sorting_fwd",
+        "npu::npu_moe_init_routing", "npu::npu_moe_init_routing_v2", "npu::npu_moe_token_permute",
+        "npu::npu_moe_compute_expert_tokens", "_moe_C::moe_permute", "npu::npu_moe_re_routing")  # fmt: skip
+def routing(op: OpView) -> Iterable[KernelCall]:
+    """MoeInitRouting: tokens sorted by expert and, where hidden states are given, copied in that order."""
+    index = [t for t in op.tensors if t.dtype in ("int32", "int64")]
+    hidden = next((t for t in op.tensors if len(t.shape) == 2 and t.dtype in ("bfloat16", "float16", "float32")), None)
+    n = elements(index[0]) if index else (hidden.shape[0] if hidden is not None else 1)
+    width = hidden.shape[-1] if hidden is not None else 1
+    dtype = hidden.dtype if hidden is not None else "int32"
+    return [_moved("MoeInitRouting", n, width, dtype)]
+
+
+@lowers("_moe_C::moe_sum", "aiter::moe_sum", "npu::npu_moe_token_unpermute", "npu::npu_moe_finalize_routing",
+        "_moe_C::moe_unpermute", "sgl_kernel::moe_sum", "npu::npu_moe_finalize_routing_v2")  # fmt: skip
+def combining(op: OpView) -> Iterable[KernelCall]:
+    """MoeFinalizeRouting: experts' outputs weighted and summed per token."""
+    source = max(op.tensors, key=elements)
+    width = source.shape[-1] if source.shape else 1
+    return [_moved("MoeFinalizeRouting", elements(source) // max(1, width), width, source.dtype)]
+
+
+def _moved(kind: str, rows: int, width: int, dtype: str) -> KernelCall:
+    out = spec((rows, width), dtype)
+    return kernel(kind, [out], [out], indices=max(1, rows), moved_bytes=rows * width * itemsize(dtype))
+
+
+def grouped(op: OpView, rows: int, weight: TensorMeta, k: int, n: int) -> KernelCall:
+    """GroupedMatmul: rows spread evenly over the experts, and how many the busiest expert has where that is known."""
+    loads = op.contents.expert_rows if op.contents is not None else None
+    if loads is not None:
+        rows = sum(loads)
+    else:
+        op.note(f"routing is contents: {rows} rows taken as spread evenly over the experts")
+    experts = max(1, weight.shape[0]) if len(weight.shape) == 3 else 1
+    share = -(-rows // experts)
+    used = min(experts, max(1, rows))
+    a, b = spec((used, share, k), weight.dtype), spec((used, k, n), weight.dtype)
+    return kernel(
+        "GroupedMatmul", [a, b], [spec((used, share, n), weight.dtype)], transpose_a=False, transpose_b=False,
+        rows=rows, busiest=max(loads, default=share) if loads is not None else share,
+    )  # fmt: skip
+
+
+@lowers(
+    "vllm::fused_experts", "vllm::inplace_fused_experts", "vllm::outplace_fused_experts", "vllm::rocm_aiter_fused_moe",
+    "aiter::fused_moe_", "aiter::ck_moe", "aiter::fmoe", "sglang::inplace_fused_experts",
+    "sglang::outplace_fused_experts",
+    "vllm::rocm_aiter_asm_moe_tkw1", "aiter::fmoe_g1u1",
+)  # fmt: skip
+def fused_experts(op: OpView) -> Iterable[KernelCall]:
+    """MoeInitRouting, GroupedMatmul, SwiGlu, GroupedMatmul, MoeFinalizeRouting: w1 (E, 2I, H), w2 (E, H, I)."""
+    weights = [t for t in op.tensors if len(t.shape) == 3][:2]
+    hidden = op.meta("hidden_states", "hidden", "input", at=0)
+    if len(weights) < 2 or hidden is None:
+        raise ValueError("a fused MoE needs hidden states and two weights")
+    chosen = [t for t in op.tensors if len(t.shape) == 2 and t.dtype in ("int32", "int64")]
+    top_k = chosen[0].shape[1] if chosen else ASSUMED_TOP_K
+    width = hidden.shape[-1]
+    rows = elements(hidden) // max(1, width) * top_k
+    w1, w2 = weights
+    inner = w1.shape[1]
+    gate: TensorSpec = spec((rows, inner), hidden.dtype)
+    half = spec((rows, inner // 2), hidden.dtype)
+    return [
+        _moved("MoeInitRouting", rows, width, hidden.dtype),
+        grouped(op, rows, w1, width, inner),
+        kernel("SwiGlu", [gate], [half]),
+        grouped(op, rows, w2, inner // 2, width),
+        _moved("MoeFinalizeRouting", rows, width, hidden.dtype),
+    ]
+
+
+@lowers(
+    "aten::_grouped_mm",
+    "npu::npu_grouped_matmul",
+    "aten::_scaled_grouped_mm",
+    "aten::_scaled_grouped_mm_v2",
+)
+def grouped_product(op: OpView) -> Iterable[KernelCall]:
+    """GroupedMatmul of rows (T, K) with weights (E, K, N)."""
+    weights = [t for t in op.tensors if len(t.shape) == 3]
+    flat = [t for t in op.tensors if len(t.shape) == 2]
+    if len(weights) > 1 and not flat:
+        return [product(op, weights[0], weights[1])]
+    if not weights and len(flat) > 1:
+        return _gradients_of_weights(op, flat[0], flat[1])
+    weight, rows = weights[0], flat[0]
+    k = rows.shape[1]
+    n = weight.shape[2] if weight.shape[1] == k else weight.shape[1]
+    return [grouped(op, rows.shape[0], weight, k, n)]
+
+
+def _gradients_of_weights(op: OpView, a: TensorMeta, b: TensorMeta) -> list[KernelCall]:
+    """(M, T) with (T, N), the T tokens dealt out over as many groups as offsets tell: a product a group."""
+    offsets = next((t for t in op.tensors if len(t.shape) == 1 and t.dtype in ("int32", "int64")), None)
+    groups = max(1, offsets.shape[0] if offsets is not None else 1)
+    op.note(f"routing is contents: {a.shape[1]} rows taken as spread evenly over {groups} groups")
+    share = -(-a.shape[1] // groups)
+    left, right = spec((groups, a.shape[0], share), a.dtype), spec((groups, share, b.shape[1]), b.dtype)
+    out = spec((groups, a.shape[0], b.shape[1]), a.dtype)
+    return [kernel("GroupedMatmul", [left, right], [out], transpose_a=False, transpose_b=False)]
+
+
+@lowers("npu::npu_moe_distribute_dispatch", "npu::npu_moe_distribute_dispatch_v2", "npu::npu_moe_distribute_combine",
+        "npu::npu_moe_distribute_combine_v2")  # fmt: skip
+def distributed(op: OpView) -> Iterable[KernelCall]:
+    """Tokens sent to their experts' ranks, or back: each as often as it has experts."""
+    dispatch = "dispatch" in op.op.name
+    hidden = op.meta("x", "expand_x", at=0)
+    if hidden is None or len(hidden.shape) < 2:
+        raise ValueError("needs tokens")
+    chosen = op.meta("expert_ids")
+    top_k = chosen.shape[-1] if chosen is not None and len(chosen.shape) == 2 else ASSUMED_TOP_K
+    tokens = chosen.shape[0] if chosen is not None and chosen.shape else hidden.shape[0]
+    world = op.integer("ep_world_size", "group_size", default=0) or op.op.ranks or 0
+    if world <= 0:
+        op.note("number of ranks not recorded: one server of 8 assumed")
+    dtype = "int8" if dispatch and op.integer("quant_mode", default=0) else hidden.dtype
+    sent = spec((tokens * top_k, hidden.shape[-1]), dtype)
+    kind = "MoeDistributeDispatch" if dispatch else "MoeDistributeCombine"
+    return [kernel(kind, [sent], [sent], **({"world_size": world} if world > 0 else {}))]
+
+
+@lowers("aiter::ck_moe_stage1", "aiter::ck_moe_stage2")
+def stages(op: OpView) -> Iterable[KernelCall]:
+    """GroupedMatmul of every token's slots: stage 1 (T, H) with w1 (E, 2I, H), SwiGlu; stage 2 (T, k, I) with w2."""
+    first = op.op.name.endswith("stage1")
+    hidden = op.meta("hidden_states" if first else "inter_states", at=0)
+    weight = op.meta("w1" if first else "w2", at=1 if first else 2)
+    if hidden is None or weight is None or len(weight.shape) != 3:
+        raise ValueError("a stage needs rows and the experts' weights")
+    top_k = op.integer("topk", default=ASSUMED_TOP_K)
+    rows = hidden.shape[0] * (top_k if len(hidden.shape) == 2 else hidden.shape[1])
+    product = grouped(op, rows, weight, weight.shape[2], weight.shape[1])
+    if not first:
+        return [product, _moved("MoeFinalizeRouting", rows, weight.shape[1], hidden.dtype)]
+    gate, half = ((rows, weight.shape[1] // part) for part in (1, 2))
+    return [product, kernel("SwiGlu", [spec(gate, hidden.dtype)], [spec(half, hidden.dtype)])]

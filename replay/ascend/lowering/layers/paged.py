@@ -1,0 +1,81 @@
+"""Lowering of attention over a paged cache to FusedInferAttentionScore: vLLM, SGLang, aiter and torch_npu names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from opreplay.initializers.draws.argument_names import QUERY
+from opreplay.replay.ascend.cost.sizes import itemsize
+from opreplay.replay.ascend.kernel import KernelCall
+from opreplay.replay.ascend.lowering.lengths import contents_of, page_of
+from opreplay.replay.ascend.lowering.op_view import OpView, kernel, spec
+from opreplay.replay.ascend.lowering.registry import lowers
+from opreplay.traces.model import TensorMeta
+
+LATENT = ("kv_cache", "src_cache", "kv_c_and_k_pe_cache")
+"""Caches that hold keys and values in one row a token."""
+
+
+@lowers(
+    "vllm::unified_attention", "vllm::unified_attention_with_output", "vllm::unified_mla_attention",
+    "vllm::unified_mla_attention_with_output", "vllm::unified_ascend_attention_with_output",
+    "_C::paged_attention_v1", "_C::paged_attention_v2", "_rocm_C::paged_attention", "_vllm_fa2_C::varlen_fwd",
+    "_vllm_fa2_C::fwd_kvcache", "_vllm_fa3_C::fwd",
+    "aiter::mha_batch_prefill", "aiter::paged_attention_rocm", "aiter::paged_attention_v1",
+    "aiter::paged_attention_ragged", "aiter::pa_fwd_asm", "aiter::unified_attention", "aiter::mla_decode_fwd",
+    "sglang_profiler::mha__mha_batch_prefill", "sglang_profiler::attention_paged_attention_ragged",
+    "sgl_kernel::fwd", "sgl_kernel::flash_mla_with_kvcache", "sgl_kernel::cutlass_mla_decode",
+    "sglang::unified_attention_with_output",
+    "npu::npu_fused_infer_attention_score", "npu::npu_fused_infer_attention_score_v2",
+    "npu::npu_incre_flash_attention", "npu::npu_prompt_flash_attention", "npu::_npu_paged_attention",
+    "npu::_npu_flash_attention",
+)  # fmt: skip
+def paged(op: OpView) -> Iterable[KernelCall]:
+    """Attention over a cache, of as many context tokens as the batch or the arguments say."""
+    q = op.meta(*QUERY)
+    if q is None:
+        q = next(t for t in op.tensors if len(t.shape) >= 3)
+    heads, dim, rows = _query(op, q)
+    found = contents_of(op, rows)
+    query, context = max(0, found.query_tokens or 0), max(0, found.context_tokens or 0)
+    made = spec((rows, heads, dim), q.dtype)
+    moved = context * _bytes_of_token(op, q) + 2 * query * heads * dim * itemsize(q.dtype)
+    call = kernel(
+        "FusedInferAttentionScore", [made], [made], pairs=float(max(0, found.pairs or 0) * heads), rows=query * heads,
+        head_dim=dim, moved_bytes=float(moved), context_tokens=context,
+    )  # fmt: skip
+    return [call]
+
+
+def _query(op: OpView, q: TensorMeta) -> tuple[int, int, int]:
+    """(heads, head size, query tokens)."""
+    said = op.integer("num_heads", "num_query_heads", default=0)
+    if len(q.shape) == 4:
+        heads = q.shape[1] if said == q.shape[1] != q.shape[2] else q.shape[2]
+        return max(1, heads), q.shape[3], q.shape[0] * q.shape[1] * q.shape[2] // max(1, heads)
+    if len(q.shape) == 3 and "input_layout" not in op.args:
+        return max(1, q.shape[1]), q.shape[2], q.shape[0]
+    if len(q.shape) == 3 and said == q.shape[1] and q.shape[2] % said:
+        return said, q.shape[2], q.shape[0]
+    if len(q.shape) == 3 and str(op.value("input_layout") or "").startswith("TND"):
+        return max(1, q.shape[1]), q.shape[2], q.shape[0]
+    heads = max(1, said or op.integer("num_kv_heads", default=32))
+    return heads, max(1, q.shape[-1] // heads), max(1, prod(q.shape[:-1]))
+
+
+def _bytes_of_token(op: OpView, q: TensorMeta) -> float:
+    """Bytes of one context token's key and value."""
+    paged_cache = page_of(op)
+    if paged_cache is not None:
+        cache, page = paged_cache
+        row = prod(cache.shape[1:]) / page * itemsize(cache.dtype)
+        return row if any(op.meta(name) is not None for name in LATENT) else 2 * row
+    k = op.meta("key", "k", "K")
+    if k is None or len(k.shape) < 2:
+        return 2.0 * prod(q.shape[1:]) * itemsize(q.dtype)
+    # Keys of four dimensions are [batch, tokens, heads, size] in whichever order; others have tokens first.
+    width = prod(k.shape[1:]) if len(k.shape) == 3 and "input_layout" not in op.args else k.shape[-1]
+    if len(k.shape) == 4:
+        width = k.shape[-1] * min(k.shape[1:3])
+    return 2.0 * width * itemsize(k.dtype)

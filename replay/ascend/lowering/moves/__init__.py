@@ -1,0 +1,1 @@
+"""Lowering of ops that move data: copies, views, gathers."""

@@ -1,0 +1,223 @@
+"""Lowering of gathers, scatters, embeddings, sorts and searches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from opreplay.replay.ascend.cost.sizes import itemsize
+from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
+from opreplay.replay.ascend.lowering.op_view import OpView, elements, kernel, spec
+from opreplay.replay.ascend.lowering.registry import lowers
+from opreplay.replay.ascend.measured.kernel_shapes import broadcast
+from opreplay.traces.model import TensorMeta
+
+_INTEGERS = ("int64", "int32")
+
+
+def _table(op: OpView, *names: str, at: int = 0) -> TensorMeta:
+    meta = op.meta(*names, at=at)
+    if meta is None:
+        raise ValueError("needs a table")
+    return meta
+
+
+def _indices(op: OpView, *names: str) -> list[TensorMeta]:
+    for name in names:
+        arg = op.args.get(name)
+        if arg is not None:
+            found = [t for t in arg.tensors if t is not None]
+            if found:
+                return found
+    return [t for t in op.tensors if t.dtype in _INTEGERS]
+
+
+@lowers("aten::embedding", "aten::index_select", "npu::npu_gather", "aten::embedding_renorm")
+def rows_of_table(op: OpView) -> Iterable[KernelCall]:
+    """GatherV2: whole rows."""
+    table = _table(op, "weight", "self")
+    index = _indices(op, "indices", "index")
+    picked = index[0].shape if index else (1,)
+    dim = op.integer("dim", default=0) % max(1, len(table.shape)) if "index_select" in op.op.name else 0
+    out = op.output(spec((*table.shape[:dim], *picked, *table.shape[dim + 1 :]), table.dtype))
+    runs = prod(picked) * prod(table.shape[:dim])
+    moved = elements(out) * itemsize(out.dtype)
+    source = spec(table.shape, table.dtype)
+    return [kernel("GatherV2", [source, spec(picked, "int64")], [out], indices=runs, moved_bytes=moved)]
+
+
+@lowers("aten::gather", "aten::take_along_dim", "aten::take")
+def single_elements(op: OpView) -> Iterable[KernelCall]:
+    """GatherElements: single elements."""
+    table = _table(op, "self")
+    index = _indices(op, "index")[0]
+    out = op.output(spec(index.shape, table.dtype))
+    n = elements(index)
+    moved = n * itemsize(table.dtype)
+    source = spec(table.shape, table.dtype)
+    return [
+        kernel("GatherElements", [source, spec(index.shape, "int64")], [out], indices=n // 64 + 1, moved_bytes=moved)
+    ]
+
+
+def _advanced_output(table: TensorMeta, index: list[TensorMeta]) -> tuple[int, ...]:
+    return (*broadcast([t.shape for t in index]), *table.shape[len(index) :])
+
+
+@lowers("aten::index", "aten::_unsafe_index", "aten::_index")
+def index(op: OpView) -> Iterable[KernelCall]:
+    """Index: advanced indexing; boolean masks go through NonZero first."""
+    table = _table(op, "self")
+    index = _indices(op, "indices")
+    masks = [t for t in op.tensors[1:] if t.dtype in ("bool", "uint8")]
+    kernels = [kernel("NonZero", [spec(m.shape, "bool")], [spec((elements(m), len(m.shape)), "int64")]) for m in masks]
+    out = op.output(spec(_advanced_output(table, index), table.dtype))
+    rows = max((elements(t) for t in index), default=elements(masks[0]) // 2 if masks else 1)
+    moved = elements(out) * itemsize(out.dtype)
+    inputs = [spec(table.shape, table.dtype), *(spec(t.shape, t.dtype) for t in index)]
+    return [*kernels, kernel("Index", inputs, [out], indices=rows, moved_bytes=moved)]
+
+
+@lowers("aten::index_put", "aten::_index_put_impl_", "aten::_unsafe_index_put", "aten::_index_put_impl",
+        "aten::_unsafe_masked_index_put_accumulate")  # fmt: skip
+def index_put(op: OpView) -> Iterable[KernelCall]:
+    """IndexPutV2: values written where indices say."""
+    table = _table(op, "self")
+    index = _indices(op, "indices")
+    values = op.meta("values")
+    moved = elements(values) * itemsize(table.dtype) if values is not None else 4
+    rows = max((elements(t) for t in index), default=1)
+    if values is not None and not index:
+        rows = max(1, elements(values) // max(1, table.shape[-1] if table.shape else 1))
+    out = spec(table.shape, table.dtype)
+    write = [out, *(spec(t.shape, t.dtype) for t in index)]
+    return [*_copied(op, out), kernel("IndexPutV2", write, [out], indices=rows, moved_bytes=moved)]
+
+
+def _copied(op: OpView, table: TensorSpec) -> list[KernelCall]:
+    """The copy that an op makes of what it writes to, unless it works in place."""
+    in_place = op.op.name.split(".")[0].endswith(("_", "_impl")) or any(arg.mutated for arg in op.op.args)
+    return [] if in_place else [kernel("TensorMove", [table], [table])]
+
+
+@lowers(
+    "aten::scatter", "aten::scatter_add", "aten::scatter_reduce", "aten::index_add", "aten::index_copy",
+    "aten::index_fill",
+    "aten::put", "aten::masked_scatter", "aten::_scatter_via_index_put", "aten::index_reduce",
+)  # fmt: skip
+def scatter(op: OpView) -> Iterable[KernelCall]:
+    """ScatterElements, or ScatterUpdate for whole rows."""
+    table = _table(op, "self")
+    index = _indices(op, "index")
+    source = op.meta("src", "source", "value")
+    n = elements(index[0]) if index else 1
+    rows = "index_" in op.op.name
+    moved = (elements(source) if source is not None and source.shape else n) * itemsize(table.dtype)
+    out = spec(table.shape, table.dtype)
+    kind = "InplaceIndexAdd" if "add" in op.op.name else "ScatterUpdate" if rows else "ScatterElements"
+    write = kernel(kind, [out], [out], indices=n if rows else n // 64 + 1, moved_bytes=moved)
+    return [*_copied(op, out), write]
+
+
+@lowers("aten::gather_backward", "aten::index_select_backward", "aten::masked_select_backward",
+        "aten::masked_scatter_backward")  # fmt: skip
+def gather_backward(op: OpView) -> Iterable[KernelCall]:
+    """A cleared tensor, and the gradient added where indices say."""
+    grad = _table(op, "grad", "grad_output")
+    base = op.meta("self")
+    sizes = base.shape if base is not None else op.integers("self_sizes", "sizes") or grad.shape
+    out = op.output(spec(sizes, grad.dtype))
+    n = elements(grad)
+    moved = n * itemsize(grad.dtype)
+    rows = n // max(1, grad.shape[-1]) if "index_select" in op.op.name and grad.shape else n // 64 + 1
+    add = kernel("InplaceIndexAdd", [out], [out], indices=max(1, rows), moved_bytes=moved)
+    return [kernel("ZerosLike", [out], [out]), add]
+
+
+@lowers("aten::embedding_dense_backward", "aten::embedding_backward", "aten::_embedding_bag_backward",
+        "aten::_embedding_bag_dense_backward", "npu::npu_embedding_dense_backward")  # fmt: skip
+def embedding_backward(op: OpView) -> Iterable[KernelCall]:
+    """Sort of the indices, a cleared table, and EmbeddingDenseGradV2."""
+    grad = _table(op, "grad_output", "grad")
+    index = _indices(op, "indices")[0]
+    width = grad.shape[-1] if grad.shape else 1
+    rows = op.integer("num_weights", default=max(1, elements(index)))
+    n = elements(index)
+    table = op.output(spec((rows, width), grad.dtype))
+    flat = spec((n,), "float32")
+    moved = n * width * 4
+    source = [spec(grad.shape, grad.dtype), spec((n,), "int32"), spec((n,), "int32")]
+    return [
+        kernel("Cast", [spec((n,), index.dtype)], [spec((n,), "int32")]),
+        kernel("Sort", [flat], [flat, spec((n,), "int32")]),
+        kernel("ZerosLike", [table], [table]),
+        kernel("EmbeddingDenseGradV2", source, [table], indices=n, moved_bytes=moved),
+    ]
+
+
+@lowers("aten::_embedding_bag", "aten::embedding_bag", "aten::_embedding_bag_forward_only")
+def embedding_bag(op: OpView) -> Iterable[KernelCall]:
+    """EmbeddingBag: rows gathered and summed."""
+    table = _table(op, "weight")
+    index = _indices(op, "indices")[0]
+    width = table.shape[-1] if table.shape else 1
+    offsets = op.meta("offsets")
+    bags = offsets.shape[0] if offsets is not None and offsets.shape else index.shape[0] if index.shape else 1
+    n = elements(index)
+    out = op.output(spec((bags, width), table.dtype))
+    moved = n * width * itemsize(table.dtype)
+    return [kernel("EmbeddingBag", [spec((n,), index.dtype)], [out], indices=n, moved_bytes=moved)]
+
+
+@lowers("aten::_embedding_bag_per_sample_weights_backward")
+def bag_weights_backward(op: OpView) -> Iterable[KernelCall]:
+    """For each index the product of a row with its bag's gradient."""
+    grad, index = _table(op, "grad"), _indices(op, "indices")[0]
+    rows = spec((max(1, elements(index)), grad.shape[-1] if grad.shape else 1), grad.dtype)
+    moved = elements(rows) * itemsize(rows.dtype)
+    gathered = kernel("GatherV2", [rows], [rows], indices=rows.shape[0], moved_bytes=moved)
+    added = kernel("ReduceSum", [rows], [spec(rows.shape[:1], "float32")])
+    return [gathered, kernel("Mul", [rows, rows], [rows]), added]
+
+
+@lowers("aten::topk", "aten::sort", "aten::argsort", "aten::msort", "npu::npu_sort_v2", "npu::npu_sort")
+def sort(op: OpView) -> Iterable[KernelCall]:
+    """Sort or TopKV2 along one dimension, turned innermost where it is not."""
+    meta = op.meta("self", "input", at=0)
+    if meta is None:
+        raise ValueError("needs a tensor")
+    source = op.packed(meta)
+    rank = max(1, len(source.shape))
+    dim = (0 if "msort" in op.op.name else op.integer("dim", default=-1)) % rank
+    outs = op.outputs(source, spec(source.shape, "int64"))
+    kind = "TopKV2" if "topk" in op.op.name else "Sort"
+    if dim == rank - 1:
+        return [kernel(kind, [source], outs)]
+    turned = _innermost(source, dim)
+    made = [_innermost(out, dim) if len(out.shape) == rank else out for out in outs]
+    back = [kernel("Transpose", [last], [out]) for last, out in zip(made, outs, strict=True)]
+    return [kernel("Transpose", [source], [turned]), kernel(kind, [turned], made), *back]
+
+
+def _innermost(tensor: TensorSpec, dim: int) -> TensorSpec:
+    shape = tensor.shape
+    return spec((*shape[:dim], *shape[dim + 1 :], shape[dim]), tensor.dtype)
+
+
+@lowers("aten::nonzero", "aten::argwhere", "aten::masked_select", "aten::nonzero_static", "aten::nonzero_numpy")
+def nonzero(op: OpView) -> Iterable[KernelCall]:
+    """NonZero; how many there are is contents: half is taken."""
+    source = _table(op, "self")
+    n = elements(source)
+    op.note("number of nonzeros not recorded: half of the elements assumed")
+    out = spec((n // 2, max(1, len(source.shape))), "int64")
+    read = spec(source.shape, source.dtype)
+    return [kernel("NonZero", [read], [out], indices=n // 64 + 1, moved_bytes=n * itemsize(source.dtype))]
+
+
+@lowers("aten::one_hot")
+def one_hot(op: OpView) -> Iterable[KernelCall]:
+    """OneHot."""
+    source = _table(op, "self")
+    classes = max(1, op.integer("num_classes", default=128))
+    return [kernel("OneHot", [spec(source.shape, source.dtype)], [op.output(spec((*source.shape, classes), "int64"))])]

@@ -1,0 +1,158 @@
+"""Lowering of data movement: concatenation, stacking, padding, repetition, reversal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from opreplay.replay.ascend.cost.sizes import itemsize
+from opreplay.replay.ascend.kernel import KernelCall
+from opreplay.replay.ascend.lowering.op_view import OpView, elements, kernel, promote, spec
+from opreplay.replay.ascend.lowering.registry import lowers
+
+
+@lowers("aten::cat", "aten::_cat", "aten::concat", "aten::concatenate", "aten::hstack", "aten::vstack",
+        "aten::flatten_dense_tensors", "aten::block_diag", "aten::column_stack", "aten::row_stack",
+        "aten::_chunk_cat")  # fmt: skip
+def cat(op: OpView) -> Iterable[KernelCall]:
+    """ConcatD."""
+    metas = op.metas("tensors")
+    if not metas:
+        return []
+    dim = op.integer("dim", default=0) % max(1, len(metas[0].shape))
+    shape = list(metas[0].shape) or [1]
+    shape[dim] = sum(m.shape[dim] if len(m.shape) > dim else 0 for m in metas)
+    if "flatten" in op.op.name:
+        shape = [sum(elements(m) for m in metas)]
+    out = op.output(spec(shape, promote([m.dtype for m in metas])))
+    inputs = [op.packed(m) for m in metas]
+    run = min(prod(s.shape[dim:]) for s in inputs) if inputs and dim < min(len(s.shape) for s in inputs) else 0
+    flat = [spec((max(1, elements(s) // run), run), s.dtype) for s in inputs] if run > 0 else inputs
+    return [kernel("ConcatD", flat, [spec((elements(out),), out.dtype) if len(flat[0].shape) == 1 else out])]
+
+
+@lowers("aten::stack", "aten::_stack", "aten::dstack")
+def stack(op: OpView) -> Iterable[KernelCall]:
+    """Pack."""
+    metas = op.metas("tensors")
+    if not metas:
+        return []
+    shape = metas[0].shape
+    out = op.output(spec((len(metas), *shape), metas[0].dtype))
+    return [kernel("Pack", [op.packed(m) for m in metas], [out])]
+
+
+@lowers("aten::constant_pad_nd", "aten::pad", "aten::reflection_pad2d", "aten::replication_pad2d",
+        "aten::_pad_circular",
+        "aten::reflection_pad1d", "aten::replication_pad1d", "aten::reflection_pad3d",
+        "aten::replication_pad3d", "aten::_pad_enum", "aten::zero_pad2d")  # fmt: skip
+def pad(op: OpView) -> Iterable[KernelCall]:
+    """PadV3."""
+    source = op.dense("self", at=0)
+    if source is None:
+        return []
+    widths = op.integers("pad", "padding")
+    shape = list(source.shape)
+    for i in range(min(len(widths) // 2, len(shape))):
+        shape[-1 - i] += widths[2 * i] + widths[2 * i + 1]
+    return [kernel("PadV3", [source], [op.output(spec(shape, source.dtype))])]
+
+
+@lowers(*(f"aten::{kind}_pad{n}d_backward" for kind in ("reflection", "replication") for n in (1, 2, 3)))
+def pad_backward(op: OpView) -> Iterable[KernelCall]:
+    """The gradient without its border, to which what lay in the border is added."""
+    grad, base = op.dense("grad_output", at=0), op.meta("self", at=1)
+    if grad is None or base is None:
+        return []
+    return [kernel("PadV3Grad", [grad], [spec(base.shape, base.dtype)])]
+
+
+@lowers("aten::repeat", "aten::tile", "aten::expand_copy", "aten::repeat_interleave")
+def repeat(op: OpView) -> Iterable[KernelCall]:
+    """Tile."""
+    source = op.dense("self", "repeats", at=0)
+    if source is None:
+        return []
+    times = op.integers("repeats", "dims") or (2,)
+    rank = max(len(times), len(source.shape))
+    sizes = (1,) * (rank - len(source.shape)) + source.shape
+    shape = tuple(s * t for s, t in zip(sizes, (1,) * (rank - len(times)) + times, strict=True))
+    if "interleave" in op.op.name and len(source.shape) > 1:
+        shape = (source.shape[0] * max(1, prod(times)), *source.shape[1:])
+    return [kernel("Tile", [source], [op.output(spec(shape, source.dtype))])]
+
+
+@lowers("aten::flip", "aten::fliplr", "aten::flipud", "aten::roll", "aten::rot90", "aten::channel_shuffle",
+        "aten::pixel_shuffle", "aten::pixel_unshuffle", "aten::native_channel_shuffle")  # fmt: skip
+def rearranged(op: OpView) -> Iterable[KernelCall]:
+    """The same elements in another order."""
+    source = op.dense("self", at=0)
+    if source is None:
+        return []
+    kind = {"aten::roll": "Roll", "aten::flip": "ReverseV2"}.get(op.op.name, "Transpose")
+    return [kernel(kind, [source], [op.output(source)])]
+
+
+@lowers("aten::slice_backward", "aten::select_backward", "aten::slice_scatter", "aten::select_scatter",
+        "aten::diagonal_backward", "aten::diag_backward",
+        "aten::unfold_backward", "aten::as_strided_scatter", "aten::diagonal_scatter",
+        "aten::diag_embed", "aten::diagflat", "aten::trace_backward", "aten::_nested_select_backward")  # fmt: skip
+def into_zeros(op: OpView) -> Iterable[KernelCall]:
+    """A cleared tensor and a copy into part of it."""
+    grad = op.meta("grad_output", "src", "grad", at=0)
+    if grad is None:
+        return []
+    sizes = op.integers("input_sizes")
+    base = op.meta("self")
+    shape = base.shape if base is not None else sizes or grad.shape
+    out = op.output(spec(shape, grad.dtype))
+    part = spec(grad.shape, grad.dtype)
+    return [kernel("ZerosLike", [out], [out]), kernel("ViewCopy", [part], [part])]
+
+
+@lowers("aten::slice_copy", "aten::select_copy", "aten::view_copy", "aten::permute_copy", "aten::transpose_copy",
+        "aten::as_strided_copy", "aten::split_copy", "aten::split_with_sizes_copy", "aten::unbind_copy",
+        "aten::_copy_strided", "aten::alias_copy", "aten::detach_copy", "aten::diagonal_copy", "aten::narrow_copy",
+        "aten::squeeze_copy", "aten::unsqueeze_copy", "aten::t_copy", "aten::unfold_copy", "aten::_reshape_copy",
+        "aten::_reshape_alias_copy", "aten::view_as_real_copy", "aten::view_as_complex_copy", "aten::_conj_copy",
+        "aten::diag", "aten::values_copy", "aten::indices_copy", "aten::crow_indices_copy", "aten::col_indices_copy",
+        "aten::ccol_indices_copy", "aten::row_indices_copy", "aten::_values_copy", "aten::_indices_copy",
+        "aten::_foreach_clone", "aten::_fw_primal_copy", "aten::_make_dual_copy", "aten::_nested_get_values_copy",
+        "aten::_nested_view_from_buffer_copy", "aten::_nested_view_from_jagged_copy",
+        "aten::_sparse_broadcast_to_copy")  # fmt: skip
+def copied_view(op: OpView) -> Iterable[KernelCall]:
+    """A view that is copied out."""
+    source = op.dense("self", at=0)
+    if source is None:
+        return []
+    outs = op.outputs(source)
+    if sum(elements(out) for out in outs) >= elements(source):
+        return [kernel("TensorMove", [source], [source])]
+    return [kernel("Slice", [source], outs)]
+
+
+@lowers(
+    "_C_cache_ops::reshape_and_cache", "_C_cache_ops::reshape_and_cache_flash", "vllm::unified_kv_cache_update",
+    "sglang::store_cache", "npu::npu_scatter_nd_update", "npu::_npu_reshape_and_cache", "npu::npu_scatter_pa_kv_cache",
+    "aiter::reshape_and_cache", "aiter::reshape_and_cache_flash", "npu::npu_kv_rmsnorm_rope_cache",
+    "sgl_kernel::store_kv_cache",
+)  # fmt: skip
+def cache_write(op: OpView) -> Iterable[KernelCall]:
+    """New keys and values written to their slots of the cache: one row a token."""
+    key = op.meta("key", "k", "updates", at=0)
+    if key is None or not key.shape:
+        return []
+    source = spec(key.shape, key.dtype)
+    moved = 2 * elements(key) * itemsize(key.dtype)
+    return [kernel("ReshapeAndCacheNdKernel", [source, source], [source], indices=key.shape[0], moved_bytes=moved)]
+
+
+@lowers("_C_cache_ops::copy_blocks", "_C_cache_ops::swap_blocks", "_C_cache_ops::concat_and_cache_mla")
+def cache_copy(op: OpView) -> Iterable[KernelCall]:
+    """Blocks moved within or between caches: by the smallest operand, as lists of blocks are contents."""
+    metas = [t for t in op.tensors if t.dtype not in ("int64", "int32")]
+    if not metas:
+        return []
+    least = min(metas, key=elements)
+    part = spec(least.shape, least.dtype)
+    return [kernel("ViewCopy", [part], [part])]

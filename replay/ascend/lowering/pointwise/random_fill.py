@@ -1,0 +1,88 @@
+"""Lowering of tensors made from nothing: constants, ranges, random numbers and dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
+from opreplay.replay.ascend.lowering.op_view import OpView, elements, kernel, spec
+from opreplay.replay.ascend.lowering.registry import lowers
+
+
+def _made(op: OpView) -> TensorSpec:
+    meta = op.meta("self", at=0)
+    if meta is not None and "new_" not in op.op.name:
+        return op.output(spec(meta.shape, meta.dtype))
+    dtype = op.value("dtype")
+    kind = dtype.removeprefix("torch.") if isinstance(dtype, str) else meta.dtype if meta is not None else "float32"
+    return op.output(spec(op.integers("size") or (1,), kind))
+
+
+@lowers("aten::zeros", "aten::zeros_like", "aten::new_zeros", "aten::zero", "aten::_efficientzerotensor",
+        "aten::_new_zeros_with_same_feature_meta", "aten::_no_grad_zero")  # fmt: skip
+def zeros(op: OpView) -> Iterable[KernelCall]:
+    """ZerosLike."""
+    out = _made(op)
+    return [kernel("ZerosLike", [out], [out])]
+
+
+@lowers("aten::ones", "aten::ones_like", "aten::new_ones", "aten::full", "aten::full_like", "aten::new_full",
+        "aten::fill", "aten::scalar_tensor", "aten::fill_diagonal",
+        "aten::_no_grad_fill", "aten::_fill_mem_eff_dropout_mask", "aten::_cudnn_init_dropout_state")  # fmt: skip
+def full(op: OpView) -> Iterable[KernelCall]:
+    """Fill."""
+    out = _made(op)
+    return [kernel("Fill", [], [out])]
+
+
+@lowers("aten::arange", "aten::range", "aten::linspace", "aten::eye", "aten::logspace", "aten::tril_indices",
+        "aten::triu_indices", "aten::_dim_arange")  # fmt: skip
+def ranged(op: OpView) -> Iterable[KernelCall]:
+    """Range."""
+    end, start = op.number("end", "n", "steps"), op.number("start")
+    length = max(1, int((end or 1) - (start or 0)))
+    return [kernel("Range", [], [op.output(spec((length,), "int64"))])]
+
+
+RANDOM: dict[str, str] = {
+    "uniform": "StatelessRandomUniformV2", "rand": "StatelessRandomUniformV2", "rand_like": "StatelessRandomUniformV2",
+    "normal": "StatelessRandomNormalV2", "randn": "StatelessRandomNormalV2", "randn_like": "StatelessRandomNormalV2",
+    "normal_functional": "StatelessRandomNormalV2", "bernoulli": "StatelessBernoulli", "randint": "RandomUniform",
+    "random": "RandomUniform", "exponential": "StatelessRandomUniformV2", "log_normal": "StatelessRandomNormalV2",
+    "randint_like": "RandomUniform", "randperm": "StatelessRandperm", "multinomial": "Multinomial",
+    "geometric": "StatelessRandomUniformV2", "cauchy": "StatelessRandomUniformV2", "poisson": "Multinomial",
+    "binomial": "Multinomial", "_standard_gamma": "Multinomial", "_sample_dirichlet": "Multinomial",
+    "_philox_normal": "StatelessRandomNormalV2", "_philox_uniform": "StatelessRandomUniformV2",
+    "_no_grad_normal": "StatelessRandomNormalV2", "_no_grad_uniform": "StatelessRandomUniformV2",
+    "_sobol_engine_draw": "RandomUniform", "_sobol_engine_scramble": "RandomUniform",
+    "_sobol_engine_ff": "RandomUniform", "_sobol_engine_initialize_state": "RandomUniform",
+}  # fmt: skip
+"""aten op → CANN type."""
+
+
+@lowers(*(f"aten::{name}" for name in RANDOM))
+def random(op: OpView) -> Iterable[KernelCall]:
+    """Random numbers."""
+    kind = RANDOM[op.op.name.removeprefix("aten::").split(".")[0].rstrip("_")]
+    out = spec((op.integer("n", default=1),), "int64") if kind == "StatelessRandperm" else _made(op)
+    return [kernel(kind, [], [out])]
+
+
+@lowers("aten::native_dropout", "aten::dropout", "npu::_npu_dropout", "aten::feature_dropout", "aten::alpha_dropout",
+        "aten::feature_alpha_dropout", "npu::npu_dropout_with_add_softmax")  # fmt: skip
+def dropout(op: OpView) -> Iterable[KernelCall]:
+    """DSAGenBitMask (a bit an element) and DropOutDoMask; nothing when not training."""
+    meta = op.meta("input", "self", at=0)
+    training = op.value("train", "training")
+    if meta is None or training is False or op.number("p") == 0:
+        return []
+    x = spec(meta.shape, meta.dtype)
+    mask = spec((-(-elements(x) // 8),), "uint8")
+    return [kernel("DSAGenBitMask", [], [mask]), kernel("DropOutDoMask", [op.packed(meta), mask], [x])]
+
+
+@lowers("npu::npu_dropout_backward", "npu::_npu_dropout_backward")
+def dropout_backward(op: OpView) -> Iterable[KernelCall]:
+    """DropOutDoMask on the gradient."""
+    tensors = [spec(t.shape, t.dtype) for t in op.tensors]
+    return [kernel("DropOutDoMask", tensors, tensors[:1])]

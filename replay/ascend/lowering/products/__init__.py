@@ -1,0 +1,1 @@
+"""Lowering of matrix products and convolutions."""

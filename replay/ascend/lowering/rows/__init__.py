@@ -1,0 +1,1 @@
+"""Lowering of ops that work along rows: norms, reductions, pooling, transforms."""

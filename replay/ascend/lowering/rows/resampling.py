@@ -1,0 +1,96 @@
+"""Lowering of interpolation, grid sampling, and windows laid out as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from opreplay.replay.ascend.kernel import KernelCall
+from opreplay.replay.ascend.lowering.op_view import OpView, kernel, spec
+from opreplay.replay.ascend.lowering.registry import lowers
+from opreplay.replay.ascend.lowering.rows.pooling import images, result_of, space_of
+from opreplay.traces.model import TensorMeta
+
+UPSAMPLE = (
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
+    "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d",
+    "upsample_bicubic2d", "upsample_trilinear3d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
+    "_upsample_lanczos2d_aa",
+)  # fmt: skip
+
+
+def _source(op: OpView, *names: str, at: int = 0) -> TensorMeta:
+    meta = op.meta(*names, at=at)
+    if meta is None or len(meta.shape) < 2:
+        raise ValueError("resampling needs images")
+    return meta
+
+
+@lowers(*(f"aten::{name}" for name in UPSAMPLE))
+def upsample(op: OpView) -> Iterable[KernelCall]:
+    """Interpolation: every output element from its neighbours."""
+    meta = _source(op, "self", "input")
+    space = space_of(op, meta)
+    plain = images(meta, space)
+    scales = op.value("scale_factors")
+    if not op.op.outputs and not op.integers("output_size") and isinstance(scales, tuple | list) and scales:
+        factors = [float(f) for f in scales if isinstance(f, int | float)]
+        extent = [max(1, int(n * f)) for n, f in zip(meta.shape[-space:], factors, strict=True)]
+        result = images(TensorMeta(shape=(*meta.shape[:-space], *extent), dtype=meta.dtype), space)
+    else:
+        result = result_of(op, meta, space)
+    kind = "UpsampleNearest" if "nearest" in op.op.name else "UpsampleBilinear2d"
+    return [kernel(kind, [plain], [result])]
+
+
+@lowers(*(f"aten::{name}_backward" for name in UPSAMPLE))
+def upsample_backward(op: OpView) -> Iterable[KernelCall]:
+    """The gradient: every input element from the outputs it had a part in."""
+    meta = _source(op, "grad_output", "grad")
+    space = space_of(op, meta)
+    source = images(meta, space)
+    sizes = op.integers("input_size")
+    if op.op.outputs and op.op.outputs[0] is not None:
+        target = images(op.op.outputs[0], space)
+    elif len(sizes) == len(meta.shape):
+        target = images(TensorMeta(shape=sizes, dtype=meta.dtype), space)
+    else:
+        target = source
+    return [kernel("UpsampleBilinear2dGrad", [source], [target])]
+
+
+@lowers("aten::grid_sampler_2d", "aten::grid_sampler_3d", "aten::grid_sampler", "aten::cudnn_grid_sampler",
+        "aten::_grid_sampler_2d_cpu_fallback")  # fmt: skip
+def grid_sample(op: OpView) -> Iterable[KernelCall]:
+    """GridSampler2D: images and a grid of positions in, one element a position and channel out."""
+    meta, grid = _source(op, "input", "self"), op.meta("grid", at=1)
+    space = len(meta.shape) - 2
+    if grid is None or not 1 <= space <= 3:
+        raise ValueError("needs a grid")
+    out = images(TensorMeta(shape=(*meta.shape[:2], *grid.shape[1 : 1 + space]), dtype=meta.dtype), space)
+    return [kernel("GridSampler2D", [images(meta, space), spec(grid.shape, grid.dtype)], [out])]
+
+
+@lowers("aten::grid_sampler_2d_backward", "aten::grid_sampler_3d_backward", "aten::cudnn_grid_sampler_backward",
+        "aten::_grid_sampler_2d_cpu_fallback_backward")  # fmt: skip
+def grid_sample_backward(op: OpView) -> Iterable[KernelCall]:
+    """A cleared gradient, single elements added to it, and the gradient of the grid."""
+    grad, meta = _source(op, "grad_output", at=0), _source(op, "input", at=1)
+    grid = op.meta("grid", at=2)
+    out, source = spec(meta.shape, meta.dtype), spec(grad.shape, grad.dtype)
+    positions = [spec(grid.shape, grid.dtype)] if grid is not None else []
+    return [
+        kernel("ZerosLike", [out], [out]),
+        kernel("UpsampleBilinear2dGrad", [source, out, *positions], [out, *positions]),
+    ]
+
+
+@lowers("aten::im2col", "aten::col2im")
+def columns(op: OpView) -> Iterable[KernelCall]:
+    """Windows laid out as columns, or added back from them."""
+    meta = _source(op, "self", "input")
+    outs = op.outputs()
+    if not outs:
+        window = prod(op.integers("kernel_size") or (1,))
+        outs = (spec((*meta.shape[:-2], prod(meta.shape[-2:]) * window), meta.dtype),)
+    return [kernel("Im2col" if "im2col" in op.op.name else "Col2im", [spec(meta.shape, meta.dtype)], outs)]

@@ -1,0 +1,96 @@
+"""Lowering of recommendation models' tables (FBGEMM), of generated kernels, and of single values read by the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from opreplay.replay.ascend.cost.sizes import itemsize
+from opreplay.replay.ascend.kernel import KernelCall
+from opreplay.replay.ascend.lowering.op_view import OpView, elements, kernel, spec
+from opreplay.replay.ascend.lowering.pointwise.elementwise import in_rows
+from opreplay.replay.ascend.lowering.registry import lowers, lowers_like
+from opreplay.traces.model import TensorMeta
+
+_INTEGERS = ("int64", "int32")
+USUAL_WIDTH = 128
+"""Columns of an embedding table where a trace does not tell."""
+
+
+@lowers_like(r"fbgemm::(split|dense)_embedding\w*codegen_lookup_\w+")
+def tables(op: OpView) -> Iterable[KernelCall]:
+    """EmbeddingBag over all tables, which lie behind each other: rows gathered and summed bag by bag."""
+    index = op.meta("indices") or max((t for t in op.tensors if t.dtype in _INTEGERS), key=elements)
+    stored = op.meta("dev_weights", "uvm_weights")
+    tables_of = op.meta("weights_offsets", "hash_size_cumsum")
+    count = max(1, tables_of.shape[0] if tables_of is not None and tables_of.shape else 1)
+    total = op.integer("total_D", default=0)
+    width = -(-total // count) if total > 0 else USUAL_WIDTH
+    if total <= 0:
+        op.note(f"width of the embeddings not recorded: {USUAL_WIDTH} assumed")
+    offsets = op.meta("offsets")
+    bags = max(1, offsets.shape[0] - 1) if offsets is not None and offsets.shape else 1
+    n = elements(index)
+    moved = n * width * itemsize(stored.dtype if stored is not None else "float32")
+    out = op.output(spec((max(1, bags // count), width * count), "float32"))
+    return [kernel("EmbeddingBag", [spec((n,), index.dtype)], [out], indices=n, moved_bytes=moved)]
+
+
+@lowers("fbgemm::permute_pooled_embs", "fbgemm::permute_pooled_embs_auto_grad", "fbgemm::permute_2D_sparse_data",
+        "fbgemm::permute_1D_sparse_data", "fbgemm::permute_sparse_features", "fbgemm::permute_sequence_embeddings",
+        "fbgemm::recat_embedding_grad_output_mixed_D_batch", "fbgemm::recat_embedding_grad_output",
+        "fbgemm::merge_pooled_embeddings", "fbgemm::permute_duplicate_pooled_embs_auto_grad")  # fmt: skip
+def permuted(op: OpView) -> Iterable[KernelCall]:
+    """Runs of data in another order: everything read and written once, a copy for each tensor."""
+    moved = [t for t in op.tensors if t.shape and elements(t) * 8 >= max(elements(one) for one in op.tensors)]
+    return [kernel("ConcatD", [spec(t.shape, t.dtype)], [spec(t.shape, t.dtype)]) for t in moved]
+
+
+@lowers("fbgemm::asynchronous_complete_cumsum", "fbgemm::asynchronous_inclusive_cumsum",
+        "fbgemm::asynchronous_exclusive_cumsum", "fbgemm::segment_sum_csr",
+        "fb::asynchronous_complete_cumsum")  # fmt: skip
+def scanned(op: OpView) -> Iterable[KernelCall]:
+    """Cumsum."""
+    source = op.dense(at=0)
+    return [] if source is None else [kernel("Cumsum", [source], [source])]
+
+
+@lowers("fbgemm::bounds_check_indices")
+def checked(op: OpView) -> Iterable[KernelCall]:
+    """Every index compared with the size of its table."""
+    index = op.meta("indices", at=1)
+    if index is None:
+        raise ValueError("needs indices")
+    source = spec(index.shape, index.dtype)
+    return [kernel("Less", [source], [source])]
+
+
+@lowers_like(r"fbgemm::\w*(Quantized|Quantize|ToFloat|ToHalf|ToFP8|ToHFP8|ToFused|Padded)\w*")
+def converted(op: OpView) -> Iterable[KernelCall]:
+    """Rows changed to or from few bits: read once, written once."""
+    source = max(op.tensors, key=elements)
+    plain = in_rows(spec(source.shape, source.dtype))
+    if source.dtype in ("uint8", "int8"):
+        return [kernel("AscendAntiQuantV2", [plain], [in_rows(op.output(spec(source.shape, "float32")))])]
+    return [kernel("AscendQuantV2", [plain], [in_rows(op.output(spec(source.shape, "int8")))])]
+
+
+@lowers_like(r"triton_", r"triton::")
+def generated(op: OpView) -> Iterable[KernelCall]:
+    """A kernel that a compiler made: each tensor moved once, the last one written, as far as arguments tell."""
+    metas = op.tensors
+    if not metas:
+        raise ValueError("needs tensors")
+    op.note("a generated kernel: costed by its bytes, the last tensor taken as its result")
+    inputs: list[TensorMeta] = metas[:-1] or metas
+    return [kernel("TritonKernel", [spec(t.shape, t.dtype) for t in inputs], [spec(metas[-1].shape, metas[-1].dtype)])]
+
+
+@lowers("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::Bool", "aten::Int", "aten::Float")
+def read_by_host(op: OpView) -> Iterable[KernelCall]:
+    """One value copied to the host."""
+    source = op.meta("self", at=0)
+    if source is None:
+        return ()
+    one = spec((max(1, prod(source.shape)),), source.dtype)
+    return [kernel("MemcpyAsync", [one], [one])]

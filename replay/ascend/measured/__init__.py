@@ -1,0 +1,1 @@
+"""Kernels measured on real devices, as the Ascend profiler writes them."""

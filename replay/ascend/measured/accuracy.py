@@ -1,0 +1,175 @@
+"""How far predictions are from measurements: errors by kernel type and overall; computes, never reads or prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean, median
+
+import msgspec
+
+from opreplay.replay.ascend.cost.predict import predict_kernel
+from opreplay.replay.ascend.cost.residency import Touch, resident_of, reuse_distances
+from opreplay.replay.ascend.kernel import KernelCall, KernelPrediction
+from opreplay.replay.ascend.measured.kernel_tables import KernelRow, KernelTable, call_key
+from opreplay.replay.ascend.profile import DeviceProfile
+
+
+class Errors(msgspec.Struct, frozen=True, kw_only=True):
+    """Errors of predicted against measured times, as fractions."""
+
+    n: int
+    """Unique kernels."""
+    mape: float
+    """Mean of |predicted - measured| / measured over unique kernels, medians of their launches both."""
+    median_ape: float
+    p90_ape: float
+    wape: float
+    """Sum over all launches of |predicted - measured| over the sum of measured: errors weighted by time."""
+    total_error: float
+    """(sum of predicted - sum of measured) / sum of measured over all launches; errors of either sign cancel."""
+    in_band: float
+    """Share of unique kernels whose measured time lies in their 80 % band."""
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """One measured row, and what is known of the cache before it."""
+
+    row: KernelRow
+    touches: tuple[Touch, ...] = ()
+    duration_us: float
+
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """One unique kernel, predicted and measured."""
+
+    call: KernelCall
+    measured_us: float
+    """Median over launches."""
+    predicted_us: float
+    """Median over launches."""
+    low_us: float
+    high_us: float
+    count: int
+    """Launches."""
+    total_us: float
+    absolute_us: float
+    """Sum over launches of |predicted - measured|."""
+    signed_us: float
+    """Sum over launches of predicted - measured."""
+    held_out: bool = False
+
+    @property
+    def ape(self) -> float:
+        """|predicted - measured| / measured."""
+        return abs(self.predicted_us - self.measured_us) / self.measured_us
+
+
+def launches(table: KernelTable) -> list[Launch]:
+    """The measured rows of a table; in a table of launches in order, each with the reuse distances of its tensors.
+
+    Rows without a duration take part in the sequence, as they too touch memory.
+    """
+    known = [row.call if row.has_shapes else None for row in table.rows]
+    touches = reuse_distances(known) if table.is_sequence else [()] * len(known)
+    return [
+        Launch(row=row, touches=touch, duration_us=row.duration_us)
+        for row, touch in zip(table.rows, touches, strict=True)
+        if row.duration_us is not None
+    ]
+
+
+def grouped(measured: Iterable[Launch]) -> list[list[Launch]]:
+    """Launches of the same type, shapes, dtypes and formats together, in order of first appearance."""
+    groups: dict[tuple[object, ...], list[Launch]] = {}
+    for launch in measured:
+        groups.setdefault(call_key(launch.row.call), []).append(launch)
+    return list(groups.values())
+
+
+def compare_group(group: Sequence[Launch], device: DeviceProfile) -> Compared:
+    """Predict the launches of one unique kernel and compare them with what was measured."""
+    call = group[0].row.call
+    made: dict[float | None, KernelPrediction] = {}
+    predictions = []
+    for one in group:
+        share = resident_of(one.touches, device)
+        if share not in made:
+            made[share] = predict_kernel(call, device, share)
+        predictions.append(made[share])
+    pairs = [(p.time_us, one.duration_us, one.row.count) for p, one in zip(predictions, group, strict=True)]
+    middle = median(p.time_us for p in predictions)
+    band = predictions[0].high_us / predictions[0].time_us if predictions[0].time_us else 1.0
+    return Compared(
+        call=call,
+        measured_us=median(one.duration_us for one in group),
+        predicted_us=middle,
+        low_us=middle / band,
+        high_us=middle * band,
+        count=sum(n for _, _, n in pairs),
+        total_us=sum(m * n for _, m, n in pairs),
+        absolute_us=sum(abs(p - m) * n for p, m, n in pairs),
+        signed_us=sum((p - m) * n for p, m, n in pairs),
+        held_out=any(one.row.held_out for one in group),
+    )
+
+
+def selected(table: KernelTable, *, communication: bool = True, only_held_out: bool = False) -> list[Launch]:
+    """The measured rows that figures are made from; all rows count for what is in the cache."""
+    return [
+        one
+        for one in launches(table)
+        if (communication or not one.row.communication) and (one.row.held_out or not only_held_out)
+    ]
+
+
+def compare_tables(
+    tables: Iterable[KernelTable], device: DeviceProfile, *, communication: bool = True, only_held_out: bool = False
+) -> list[Compared]:
+    """All unique measured kernels of tables of one device; a kernel that is in several tables counts once."""
+    chosen = [
+        one for table in tables for one in selected(table, communication=communication, only_held_out=only_held_out)
+    ]
+    return [compare_group(group, device) for group in grouped(chosen)]
+
+
+def compare_table(table: KernelTable, device: DeviceProfile, *, communication: bool = False) -> list[Compared]:
+    """All unique measured kernels of a table, collectives left out unless `communication`."""
+    return compare_tables([table], device, communication=communication)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` of `values` lie, by linear interpolation; NaN for none."""
+    ordered = sorted(values)
+    if not ordered:
+        return float("nan")
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def errors_of(compared: Sequence[Compared]) -> Errors:
+    """Errors over unique kernels (`mape`, `median_ape`, `p90_ape`) and over all launches; NaN when there are none."""
+    if not compared:
+        nan = float("nan")
+        return Errors(n=0, mape=nan, median_ape=nan, p90_ape=nan, wape=nan, total_error=nan, in_band=nan)
+    apes = [c.ape for c in compared]
+    measured = sum(c.total_us for c in compared)
+    return Errors(
+        n=len(apes),
+        mape=fmean(apes),
+        median_ape=median(apes),
+        p90_ape=percentile(apes, 0.9),
+        wape=sum(c.absolute_us for c in compared) / measured,
+        total_error=sum(c.signed_us for c in compared) / measured,
+        in_band=fmean(c.low_us <= c.measured_us <= c.high_us for c in compared),
+    )
+
+
+def errors_by_type(compared: Iterable[Compared]) -> dict[str, Errors]:
+    """Errors by kernel type, those with most measured time first."""
+    groups: dict[str, list[Compared]] = {}
+    for one in compared:
+        groups.setdefault(one.call.type, []).append(one)
+    ordered = sorted(groups.items(), key=lambda item: -sum(c.total_us for c in item[1]))
+    return {kernel_type: errors_of(group) for kernel_type, group in ordered}

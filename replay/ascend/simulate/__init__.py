@@ -1,0 +1,1 @@
+"""A whole op and a whole step on a simulated device."""

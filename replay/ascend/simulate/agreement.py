@@ -1,0 +1,73 @@
+"""The kernels that an NPU was recorded to run for an op, beside those that the lowering says; knows no times but these.
+
+Needs a plan of a trace that a kernel table was joined to; other plans have nothing to compare with.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from opreplay.replay.ascend.lowering import lower
+from opreplay.replay.ir.model import ReplayOp
+
+Verdict = Literal["same", "close", "differs"]
+HELPERS = frozenset({"MemSet", "TransData", "Transpose", "Cast", "BroadcastTo", "TensorMove", "ViewCopy", "AsStrided"})
+"""Types that prepare operands of another kernel: formats, types, layouts, zeros. CANN adds them as it sees fit."""
+_VERSION = re.compile(r"V\d+$")
+
+
+class KernelAgreement(msgspec.Struct, frozen=True, kw_only=True):
+    """One op: launches a call by CANN type, as recorded and as lowered."""
+
+    id: str
+    name: str
+    verdict: Verdict
+    """"same": all types and numbers; "close": the same but for versions ("MatMulV2", "MatMulV3") and helpers."""
+    recorded: dict[str, float]
+    """Of a call on average: calls of one signature may run different kernels."""
+    lowered: dict[str, int]
+    recorded_us: float
+    """Of all calls, of the kernels whose type is recorded."""
+
+
+def compare_kernels(op: ReplayOp) -> KernelAgreement | None:
+    """The two lists of one op; None where no kernel of it has a recorded type."""
+    recorded: Counter[str] = Counter()
+    total_us = 0.0
+    for kernel in op.recorded.kernels:
+        if kernel.type is not None:
+            recorded[kernel.type] += kernel.count
+            total_us += kernel.total_us
+    if not recorded:
+        return None
+    lowered: Counter[str] = Counter()
+    for call in lower(op).kernels:
+        lowered[call.type] += call.count
+    each = {type_: count / op.count for type_, count in recorded.items()}
+    return KernelAgreement(
+        id=op.id, name=op.name, verdict=_verdict(each, dict(lowered)), recorded=each, lowered=dict(lowered),
+        recorded_us=total_us,
+    )  # fmt: skip
+
+
+def compare_all(ops: Iterable[ReplayOp]) -> tuple[KernelAgreement, ...]:
+    """All ops that can be compared, those with most recorded time first."""
+    made = [found for op in ops if (found := compare_kernels(op)) is not None]
+    return tuple(sorted(made, key=lambda one: -one.recorded_us))
+
+
+def _verdict(recorded: dict[str, float], lowered: dict[str, int]) -> Verdict:
+    if {type_: round(count, 3) for type_, count in recorded.items()} == lowered:
+        return "same"
+    return "close" if _essence(recorded) == _essence(lowered) else "differs"
+
+
+def _essence(launches: dict[str, float] | dict[str, int]) -> frozenset[str]:
+    """Types without versions, and without helpers where there is more than those."""
+    types = {_VERSION.sub("", type_) for type_ in launches}
+    return frozenset(types - HELPERS or types)

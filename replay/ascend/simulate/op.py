@@ -1,0 +1,185 @@
+"""Predicts a whole op on a simulated device, and explains the prediction; pure functions over the lowering."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from opreplay.replay.arguments.work.amounts import Contents
+from opreplay.replay.ascend.cost.predict import BOUNDS, family_of, predict_kernel
+from opreplay.replay.ascend.cost.predictor import Predictor
+from opreplay.replay.ascend.custom.estimators import estimate, property_terms
+from opreplay.replay.ascend.kernel import Confidence, KernelCall, KernelPrediction, TensorSpec
+from opreplay.replay.ascend.lowering import Lowering, lower
+from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.results.records import By, Simulated
+
+_RANK: dict[Confidence, int] = {"calibrated": 0, "other SoC": 1, "uncalibrated": 2}
+
+
+class KernelExplanation(msgspec.Struct, frozen=True, kw_only=True):
+    """One kernel of an explained op."""
+
+    type: str
+    family: str
+    inputs: tuple[str, ...]
+    """Like "bfloat16[4096,1024] ND"."""
+    outputs: tuple[str, ...]
+    attrs: dict[str, object]
+    count: int
+    prediction: KernelPrediction
+    samples: int
+    """Unique kernels of this family that the device was calibrated on."""
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """Why an op is predicted to take the time it does."""
+
+    op: str
+    device: str
+    device_version: str
+    simulated: Simulated
+    kernels: tuple[KernelExplanation, ...]
+    notes: tuple[str, ...]
+
+
+_OPAQUE = frozenset({"label, not an op", "triton kernel"})
+"""Reasons of names that stand for work of any kind: the bytes of their arguments say nothing of it."""
+
+
+def is_predicted(op: ReplayOp, simulated: Simulated) -> bool:
+    """Whether a prediction stands for the op's work: not for a label by its bytes, nor for an op without arguments."""
+    if simulated.by in ("user estimator", "user properties", "user rule"):
+        return True
+    if simulated.by == "bytes":
+        return simulated.time_us > 0 and (op.reason is None or op.reason.kind not in _OPAQUE)
+    return op.reason is None or simulated.time_us > 0
+
+
+def _combine(parts: list[tuple[KernelCall, KernelPrediction]], lowering: Lowering) -> Simulated:
+    terms: dict[str, float] = {}
+    total = deviation = 0.0
+    confidence: Confidence = "calibrated"
+    for call, one in parts:
+        total += one.time_us * call.count
+        # Kernels of one op err independently, so their deviations add in quadrature.
+        deviation += (
+            (math.log(max(1.0, one.high_us / one.time_us)) * one.time_us * call.count) ** 2 if one.time_us else 0
+        )
+        for name, us in one.terms_us.items():
+            terms[name] = terms.get(name, 0.0) + us * call.count
+        if _RANK[one.confidence] > _RANK[confidence] and one.time_us > 0:
+            confidence = one.confidence
+    factor = math.exp(math.sqrt(deviation) / total) if total > 0 else 1.0
+    by_bound: dict[str, float] = {}
+    for name, us in terms.items():
+        by_bound[BOUNDS[name]] = by_bound.get(BOUNDS[name], 0.0) + us
+    return Simulated(
+        time_us=total,
+        bound=max(by_bound, key=by_bound.__getitem__) if by_bound else "none",
+        terms_us=terms,
+        kernels=tuple(call.type for call, _ in parts),
+        confidence=confidence if lowering.known else "uncalibrated",
+        low_us=total / factor,
+        high_us=total * factor,
+        by="bytes" if not lowering.known else "user rule" if lowering.source else "rule",
+        source=lowering.source,
+    )
+
+
+def simulate_op(op: ReplayOp, device: DeviceProfile, contents: Contents | None = None) -> Simulated:
+    """Time of one call of `op` on `device`, in microseconds, with what bounds it and an 80 % band.
+
+    A user's estimator goes first (bound "custom"), then a user's properties, then the lowering to kernels, then the
+    op's bytes, which are marked "uncalibrated"; `by` says which it was. Views cost nothing and have the bound "none".
+    `contents` are what the
+    values of its arguments amount to; without them they follow from the batch that the op ran in. Never raises for a
+    well-formed op but CustomOpError, when a user's function fails.
+    """
+    return simulate_by_family(op, device, contents=contents)[0]
+
+
+def simulate_by_family(
+    op: ReplayOp, device: DeviceProfile, predict: Predictor | None = None, contents: Contents | None = None,
+    resident: Sequence[float | None] = (),
+) -> tuple[Simulated, dict[str, float]]:  # fmt: skip
+    """What `simulate_op` gives, and microseconds of one call by kernel family; "custom" for a user's own estimate.
+
+    `predict` remembers kernels that several ops have in common; `resident` says what of each kernel's data is in L2,
+    where that is known.
+    """
+    own_us = estimate(op, device)
+    if own_us is not None:
+        made = _by_user({"custom": own_us[0]}, device, "user estimator", own_us[1])
+        return made, {"custom": own_us[0]}
+    terms = property_terms(op, device)
+    if terms is not None:
+        return _by_user(terms[0], device, "user properties", terms[1]), {"custom": sum(terms[0].values())}
+    lowering = lower(op, contents)
+    predict = predict or Predictor(device)
+    shares = resident if len(resident) == len(lowering.kernels) else [None] * len(lowering.kernels)
+    parts = [(call, predict(call, share)) for call, share in zip(lowering.kernels, shares, strict=True)]
+    families: dict[str, float] = {}
+    for call, one in parts:
+        name = family_of(call, device).name
+        families[name] = families.get(name, 0.0) + one.time_us * call.count
+    return _combine(parts, lowering), families
+
+
+def _by_user(terms: dict[str, float], device: DeviceProfile, by: By, source: str) -> Simulated:
+    """A prediction from a user's registration: nothing was calibrated, so the band is that of an unknown kernel."""
+    time_us = sum(terms.values())
+    band = device.families["Unknown"].band
+    by_bound = {BOUNDS.get(name, name): us for name, us in terms.items()}
+    return Simulated(
+        time_us=time_us,
+        bound=max(by_bound, key=by_bound.__getitem__),
+        terms_us={name: us for name, us in terms.items() if us > 0},
+        kernels=(),
+        confidence="uncalibrated",
+        low_us=time_us / band,
+        high_us=time_us * band,
+        by=by,
+        source=source,
+    )
+
+
+def describe(spec: TensorSpec | None) -> str:
+    """A tensor as text: "bfloat16[4096,1024] ND"."""
+    return "-" if spec is None else f"{spec.dtype}[{','.join(map(str, spec.shape))}] {spec.format}"
+
+
+def explain_op(op: ReplayOp, device: DeviceProfile, contents: Contents | None = None) -> Explanation:
+    """The kernels that `op` becomes on `device`, each with its tensors, terms, bound, confidence and band."""
+    own = simulate_op(op, device, contents)
+    lowering = lower(op, contents)
+    parts = [(call, predict_kernel(call, device)) for call in lowering.kernels]
+    if own.by in ("user estimator", "user properties"):
+        note = f"time from {own.by.removeprefix('user ')} of yours, {own.source}, not from these kernels"
+        lowering = msgspec.structs.replace(lowering, notes=(*lowering.notes, note))
+    kernels = []
+    for call, prediction in parts:
+        family = family_of(call, device)
+        kernels.append(
+            KernelExplanation(
+                type=call.type,
+                family=family.name,
+                inputs=tuple(describe(s) for s in call.inputs),
+                outputs=tuple(describe(s) for s in call.outputs),
+                attrs=dict(call.attrs),
+                count=call.count,
+                prediction=prediction,
+                samples=family.samples,
+            )
+        )
+    return Explanation(
+        op=op.name,
+        device=device.name,
+        device_version=device.version,
+        simulated=own,
+        kernels=tuple(kernels),
+        notes=lowering.notes,
+    )

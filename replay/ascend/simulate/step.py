@@ -1,0 +1,122 @@
+"""A whole step on a simulated device: its total with a band, and where the time goes; sums, no cost formulas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from opreplay.replay.arguments.work.amounts import Contents
+from opreplay.replay.ascend.cost.predict import BOUNDS
+from opreplay.replay.ascend.cost.predictor import Predictor
+from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ascend.simulate.op import is_predicted, simulate_by_family
+from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.results.records import Simulated
+
+
+class OpStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One op of a step, all its calls."""
+
+    id: str
+    simulated: Simulated
+    """One call."""
+    families_us: dict[str, float]
+    """One call, by kernel family."""
+    count: int
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """All simulated ops of a plan on one device; microseconds, all calls."""
+
+    device: str
+    device_version: str
+    total_us: float
+    low_us: float
+    high_us: float
+    """80 % band."""
+    by_bound: dict[str, float]
+    """Largest first; "custom" for users' own estimates."""
+    by_family: dict[str, float]
+    uncalibrated_share: float
+    """Of the recorded time of these ops (of the predicted time where none was recorded): ops of which some kernel
+    family was measured on no SoC. A prediction that is far too small would hide itself if it were weighed by itself."""
+    ops: tuple[OpStep, ...]
+
+
+def simulate_step(
+    ops: Iterable[ReplayOp], device: DeviceProfile, contents: Callable[[ReplayOp], Contents | None] | None = None,
+    resident: Mapping[str, Sequence[float | None]] | None = None,
+) -> Step:  # fmt: skip
+    """Simulate every op that can be; labels and ops without arguments are left out, as they are not for free.
+
+    `contents` says what the values of an op's arguments amount to, where that matters to its time; `resident` what of
+    the data of each op's kernels is in L2, by op id (see `step_residency`).
+
+    Kernels of one family err alike and their errors add; errors of different families are independent.
+    """
+    made: list[OpStep] = []
+    weights: dict[str, tuple[float, float]] = {}
+    predict = Predictor(device)
+    for op in ops:
+        shares = resident.get(op.id, ()) if resident is not None else ()
+        amounts = contents(op) if contents is not None else None
+        simulated, families = simulate_by_family(op, device, predict, amounts, shares)
+        if is_predicted(op, simulated):
+            made.append(OpStep(id=op.id, simulated=simulated, families_us=families, count=op.count))
+            weights[op.id] = op.recorded.device_us_total, op.recorded.host_us_total
+    total = sum(one.simulated.time_us * one.count for one in made)
+    by_bound: dict[str, float] = {}
+    by_family: dict[str, float] = {}
+    for one in made:
+        for name, us in one.simulated.terms_us.items():
+            bound = BOUNDS.get(name, name)
+            by_bound[bound] = by_bound.get(bound, 0.0) + us * one.count
+        for name, us in one.families_us.items():
+            by_family[name] = by_family.get(name, 0.0) + us * one.count
+    factor = math.exp(_deviation(by_family, device) / total) if total > 0 else 1.0
+    return Step(
+        device=device.name,
+        device_version=device.version,
+        total_us=total,
+        low_us=total / factor,
+        high_us=total * factor,
+        by_bound=_largest_first(by_bound),
+        by_family=_largest_first(by_family),
+        uncalibrated_share=_uncalibrated(made, weights),
+        ops=tuple(made),
+    )
+
+
+def _uncalibrated(ops: Sequence[OpStep], recorded: Mapping[str, tuple[float, float]]) -> float:
+    """Share of recorded device time, else host time, else predicted time that uncalibrated predictions stand for."""
+    predicted = {one.id: one.simulated.time_us * one.count for one in ops}
+    clocks = [{id_: times[clock] for id_, times in recorded.items()} for clock in (0, 1)]
+    weight = next((clock for clock in (*clocks, predicted) if sum(clock.values()) > 0), predicted)
+    total = sum(weight.values())
+    return sum(weight[one.id] for one in ops if one.simulated.confidence == "uncalibrated") / total if total else 0.0
+
+
+def _deviation(by_family: dict[str, float], device: DeviceProfile) -> float:
+    """80 % deviation of the total in log microseconds: families in quadrature."""
+    bands = {name: device.families[name if name in device.families else "Unknown"].band for name in by_family}
+    return math.sqrt(sum((math.log(bands[name]) * us) ** 2 for name, us in by_family.items()))
+
+
+def _largest_first(times: dict[str, float]) -> dict[str, float]:
+    return dict(sorted(((k, v) for k, v in times.items() if v > 0), key=lambda item: -item[1]))
+
+
+def losing(step: Step, ops: Sequence[ReplayOp], number: int) -> list[tuple[ReplayOp, OpStep, float]]:
+    """The ops that take longest over what the recorded device took, all calls, in microseconds; worst first.
+
+    Ops without recorded device time are left out: there is nothing to compare with.
+    """
+    known = {op.id: op for op in ops}
+    lost = [
+        (known[one.id], one, one.simulated.time_us * one.count - known[one.id].recorded.device_us_total)
+        for one in step.ops
+        if known[one.id].recorded.device_us_total > 0
+    ]
+    return sorted((one for one in lost if one[2] > 0), key=lambda item: -item[2])[:number]

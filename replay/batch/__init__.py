@@ -1,0 +1,1 @@
+"""Many traces as one job."""

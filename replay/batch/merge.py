@@ -1,0 +1,213 @@
+"""Many traces as one plan: ops that traces share are replayed once, and each trace, job and the whole get their sums.
+
+Owns the merging and the sums; reading is the caller's, running is `run`, and who is a rank of what is `ranks`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from opreplay.replay.batch.ranks import Member, labels, recognised
+from opreplay.replay.batch.stamps import Stamp
+from opreplay.replay.ir.model import ReplayOp, ReplayPlan
+from opreplay.replay.plan import passes
+from opreplay.replay.results.records import JobResult, OpResult, TraceResult
+from opreplay.replay.results.resume import digest
+
+
+class TracePlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
+    """The plan of one trace and what the trace says of its place in a job."""
+
+    path: str
+    plan: ReplayPlan
+    rank: int | None = None
+    world_size: int | None = None
+    sources: tuple[Stamp, ...] = ()
+    """All files that the plan was made of, as they were; empty where they changed meanwhile or are no files."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of how the trace was read."""
+
+
+class _Uses:
+    """How often one trace calls each op of the merged plan, in 24 bytes an op: there may be thousands of traces."""
+
+    def __init__(self, total_us: float) -> None:
+        self.op = array("l")
+        self.count = array("q")
+        self.recorded_us = array("d")
+        self.total_us = total_us
+        """Recorded time of the trace that shares refer to."""
+
+
+class Batch:
+    """Plans added one after the other; `plan` is that of all together, `close` the sums from its results."""
+
+    def __init__(self) -> None:
+        self._ops: list[ReplayOp] = []
+        self._index: dict[str, int] = {}
+        self._traces_of: list[int] = []
+        self._uses: list[_Uses] = []
+        self._paths: list[str] = []
+        self._ranks: list[tuple[int | None, int | None]] = []
+        self._first: ReplayPlan | None = None
+        self._device_us = self._host_us = 0.0
+        self._devices: dict[str, None] = {}
+
+    @classmethod
+    def of(cls, traces: Iterable[TracePlan]) -> Batch:
+        """All traces together."""
+        batch = cls()
+        for trace in traces:
+            batch.add(trace)
+        return batch
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    @property
+    def rank_ops(self) -> int:
+        """Ops of all traces added up: what would be run without merging them."""
+        return sum(len(uses.op) for uses in self._uses)
+
+    def add(self, trace: TracePlan) -> None:
+        """Take the ops of one more trace; nothing else of its plan is kept."""
+        plan = trace.plan
+        self._first = self._first or plan
+        self._device_us += plan.device_us_total
+        self._host_us += plan.host_us_total
+        if plan.device is not None:
+            self._devices[plan.device] = None
+        self._paths.append(trace.path)
+        self._ranks.append((trace.rank, trace.world_size))
+        weight = passes.weight_of(plan)
+        uses = _Uses(plan.device_us_total or plan.host_us_total)
+        for op in plan.ops:
+            key = call_key(op)
+            index = self._index.get(key)
+            if index is None:
+                index = self._index[key] = len(self._ops)
+                self._ops.append(op)
+                self._traces_of.append(1)
+            else:
+                self._ops[index] = passes.added(self._ops[index], op)
+                self._traces_of[index] += 1
+            uses.op.append(index)
+            uses.count.append(op.count)
+            uses.recorded_us.append(weight(op))
+        self._uses.append(uses)
+
+    def plan(self) -> ReplayPlan:
+        """One op a way of calling it, counts and times of all traces added, heaviest first."""
+        merged = ReplayPlan(
+            source=f"{len(self)} traces",
+            selection=self._first.selection if self._first is not None else "owner",
+            device=", ".join(self._devices) or None,
+            device_us_total=self._device_us,
+            host_us_total=self._host_us,
+            ops=tuple(self._named()),
+        )
+        return passes.by_recorded_time(merged)
+
+    def facts(self) -> dict[str, object]:
+        """What the header of the results says of the traces."""
+        jobs = {member.job for member in self._members()}
+        return {"traces": len(self), "jobs": len(jobs), "ops_of_traces": self.rank_ops}
+
+    def close(self, results: Sequence[OpResult]) -> list[TraceResult | JobResult]:
+        """Sums for each trace and for each job, from the results of the merged plan's ops."""
+        by_id = {result.id: result for result in results}
+        found = [by_id.get(op.id) for op in self._named()]
+        members = self._members()
+        traces = [
+            self._trace_result(name, member, uses, found)
+            for name, member, uses in zip(labels(self._paths), members, self._uses, strict=True)
+        ]
+        jobs: dict[str, list[int]] = {}
+        for index, member in enumerate(members):
+            jobs.setdefault(member.job, []).append(index)
+        return [*traces, *(self._job_result(job, indices, members, traces, found) for job, indices in jobs.items())]
+
+    def _members(self) -> list[Member]:
+        return recognised(self._paths, self._ranks)
+
+    def _named(self) -> list[ReplayOp]:
+        """The ops in the order they were found, those of one signature that are called differently under new ids."""
+        taken: set[str] = set()
+        out = []
+        for op, key in zip(self._ops, self._index, strict=True):
+            if op.id in taken:
+                op = msgspec.structs.replace(op, id=digest(key.encode())[:12])
+            taken.add(op.id)
+            out.append(op)
+        return out
+
+    def _trace_result(self, name: str, member: Member, uses: _Uses, found: Sequence[OpResult | None]) -> TraceResult:
+        sums = _Sums()
+        for index, count, recorded_us in zip(uses.op, uses.count, uses.recorded_us, strict=True):
+            sums.add(found[index], count, recorded_us)
+        return TraceResult(
+            source=name, job=member.job, rank=member.rank, world_size=member.world_size, ops=len(uses.op),
+            shared=sum(self._traces_of[index] > 1 for index in uses.op), replayed=sums.replayed,
+            covered_share=sums.covered_us / uses.total_us if uses.total_us else 0.0, recorded_us=sums.recorded_us,
+            measured_us=sums.measured_us, simulated_us=sums.simulated_us,
+        )  # fmt: skip
+
+    def _job_result(
+        self, job: str, indices: Sequence[int], members: Sequence[Member], traces: Sequence[TraceResult],
+        found: Sequence[OpResult | None],
+    ) -> JobResult:  # fmt: skip
+        own = [traces[index] for index in indices]
+        ops = {op for index in indices for op in self._uses[index].op}
+        total_us = sum(self._uses[index].total_us for index in indices)
+        simulated: dict[str, float] = {}
+        for trace in own:
+            for soc, time_us in trace.simulated_us.items():
+                simulated[soc] = simulated.get(soc, 0.0) + time_us
+        return JobResult(
+            job=job,
+            ranks=tuple(sorted(rank for trace in own if (rank := trace.rank) is not None)),
+            world_size=own[0].world_size,
+            rank_from=members[indices[0]].rank_from,
+            ops=len(ops),
+            rank_ops=sum(trace.ops for trace in own),
+            replayed=sum((result := found[op]) is not None and result.status == "replayed" for op in ops),
+            covered_share=(
+                sum(trace.covered_share * self._uses[index].total_us for trace, index in zip(own, indices, strict=True))
+                / total_us if total_us else 0.0
+            ),
+            recorded_us=sum(trace.recorded_us for trace in own),
+            measured_us=sum(trace.measured_us for trace in own),
+            slowest_rank_us=max(trace.recorded_us for trace in own),
+            simulated_us=simulated,
+        )  # fmt: skip
+
+
+class _Sums:
+    """Times of the ops of one trace, all calls together, in microseconds."""
+
+    def __init__(self) -> None:
+        self.replayed = 0
+        self.recorded_us = self.covered_us = self.measured_us = 0.0
+        self.simulated_us: dict[str, float] = {}
+
+    def add(self, result: OpResult | None, count: int, recorded_us: float) -> None:
+        """One op of the trace with what came of it."""
+        self.recorded_us += recorded_us
+        if result is None:
+            return
+        for soc, time_us in result.simulated_us.items():
+            self.simulated_us[soc] = self.simulated_us.get(soc, 0.0) + time_us * count
+        if result.status == "replayed":
+            self.replayed += 1
+            self.covered_us += recorded_us
+            self.measured_us += (result.measured_us or 0.0) * count
+
+
+def call_key(op: ReplayOp) -> str:
+    """The same for ops that are called the same way: not for one signature whose missing arguments were inferred
+    differently from what surrounds it."""
+    what = [op.id, op.called, op.overload, op.resolved_by, op.args, op.batch, op.reason]
+    return digest(msgspec.msgpack.encode(what))

@@ -1,0 +1,145 @@
+"""Which of many traces are ranks of one job: by recorded rank and world size, else by what their files are called.
+
+Owns the recognition; knows no plan and reads no file.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import PurePath
+
+import msgspec
+
+from opreplay.traces.errors import TraceError
+from opreplay.traces.reading.source import open_binary
+
+_NAMED = re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE)
+_NUMBER = re.compile(r"\d+")
+_Key = tuple[str, int | None, int]
+"""Path with a star for the rank, world size, and how many recordings of the same names came before."""
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """One trace and the job it is a part of."""
+
+    job: str
+    """Name of its files with `*` for the rank; the trace's own name where it stands alone."""
+    rank: int | None
+    world_size: int | None
+    rank_from: str
+    """"metadata", "file name", or "" where nothing tells a rank."""
+
+
+def recognised(paths: Sequence[str], ranks: Sequence[tuple[int | None, int | None]]) -> list[Member]:
+    """The job of each trace, from its path and its recorded (rank, world size).
+
+    Traces are of one job when they lie in one folder, agree on the world size, have names that differ in the rank
+    alone, and have different ranks. Where the names do not tell the rank, all their numbers may differ. A rank that
+    comes again begins another job: a second recording of the same names cannot be merged with the first.
+    """
+    seen: dict[tuple[str, int | None], list[set[int]]] = {}
+    keys: list[_Key | None] = []
+    known: list[tuple[int | None, str]] = []
+    for path, (recorded, world_size) in zip(paths, ranks, strict=True):
+        rank = rank_in_name(path) if recorded is None else recorded
+        known.append((rank, "" if rank is None else "file name" if recorded is None else "metadata"))
+        if rank is None:
+            keys.append(None)
+            continue
+        masked = without_rank(path.removesuffix(".gz"), rank)
+        runs = seen.setdefault((masked, world_size), [])
+        index = next((i for i, taken in enumerate(runs) if rank not in taken), len(runs))
+        if index == len(runs):
+            runs.append(set())
+        runs[index].add(rank)
+        keys.append((masked, world_size, index))
+    names = _names({key: None for key in keys if key is not None})
+    return [
+        Member(job=alone if key is None else names[key], rank=rank, world_size=world_size, rank_from=source)
+        for key, alone, (rank, source), (_, world_size) in zip(keys, labels(paths), known, ranks, strict=True)
+    ]
+
+
+def _names(keys: Iterable[_Key]) -> dict[_Key, str]:
+    """A name of its own for each job: file, folders, world size, number of the recording, as far as they are needed."""
+    known = list(keys)
+    masked = list(dict.fromkeys(path for path, _, _ in known))
+    short = dict(zip(masked, _with_star(masked), strict=True))
+    sizes: dict[str, set[int | None]] = {}
+    for path, world_size, _ in known:
+        sizes.setdefault(path, set()).add(world_size)
+    names = {}
+    for path, world_size, index in known:
+        name = short[path]
+        if len(sizes[path]) > 1:
+            name += f" of {world_size or '?'}"
+        names[path, world_size, index] = f"{name} #{index + 1}" if index else name
+    return names
+
+
+def _with_star(paths: Sequence[str]) -> list[str]:
+    """Labels that reach as far up as the star does."""
+    out = []
+    for path, label in zip(paths, labels(paths), strict=True):
+        parts = PurePath(path).parts
+        star = next((i for i, part in enumerate(parts) if "*" in part), len(parts) - 1)
+        out.append("/".join(parts[min(star, len(parts) - label.count("/") - 1) :]))
+    return out
+
+
+def rank_in_name(path: str) -> int | None:
+    """The number after the last "rank" of a path, or None."""
+    found = _NAMED.findall(path)
+    return int(found[-1]) if found else None
+
+
+def without_rank(path: str, rank: int) -> str:
+    """The path with `*` for the rank: after the last "rank", else the last number that is it, else every number."""
+    named = list(_NAMED.finditer(path))
+    if named and int(named[-1][1]) == rank:
+        start, end = named[-1].span(1)
+        return f"{path[:start]}*{path[end:]}"
+    folder, name = str(PurePath(path).parent), PurePath(path).name
+    numbers = list(_NUMBER.finditer(name))
+    own = [match for match in numbers if int(match[0]) == rank]
+    if own:
+        name = f"{name[: own[-1].start()]}*{name[own[-1].end() :]}"
+    else:
+        name = _NUMBER.sub("*", name)
+    return str(PurePath(folder) / name)
+
+
+def labels(paths: Sequence[str]) -> list[str]:
+    """Names of files with as many of their folders as tell them apart; no longer paths than that."""
+    parts = [PurePath(path).parts for path in paths]
+    depth = [1] * len(paths)
+    while True:
+        names = ["/".join(part[-n:]) for part, n in zip(parts, depth, strict=True)]
+        same: dict[str, list[int]] = {}
+        for index, name in enumerate(names):
+            same.setdefault(name, []).append(index)
+        longer = [i for indices in same.values() if len(indices) > 1 for i in indices if depth[i] < len(parts[i])]
+        if not longer:
+            return names
+        for index in longer:
+            depth[index] += 1
+
+
+PEEK_BYTES = 64 << 10
+"""Read of the file, and looked at of what it unpacks to: PyTorch writes distributedInfo before the events."""
+_RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}]{0,4000}?"rank"\s*:\s*(\d{1,9})\b')
+
+
+def rank_at_start(path: str) -> int | None:
+    """The recorded rank, where it is among the first bytes; None for any other file, readable or not."""
+    try:
+        with open_binary(path) as file:
+            data = file.read(PEEK_BYTES) or b""
+        if data[:2] == b"\x1f\x8b":
+            data = zlib.decompressobj(31).decompress(data, PEEK_BYTES)
+    except (TraceError, OSError, zlib.error):
+        return None
+    found = _RANK.search(data)
+    return None if found is None else int(found[1])

@@ -1,0 +1,206 @@
+"""The files of a batch: found in folders, and read several at a time; a file that cannot be read costs itself only.
+
+Owns the finding and the processes that read; how one file becomes a plan is handed in.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from multiprocessing import active_children, get_context
+from pathlib import Path
+
+import msgspec
+
+from opreplay.replay.batch.merge import TracePlan
+from opreplay.replay.host.limits import die_with
+from opreplay.replay.plan.selection import Selection
+from opreplay.traces import Limits, expand_paths
+from opreplay.traces.errors import OpReplayError, UsageError
+
+SUFFIXES = (".json", ".json.gz")
+"""What is taken from a folder; the reader tells by content what a file is."""
+POOL_FROM_BYTES = 100_000_000
+"""Size of all files from which processes are started to read them: each loads torch first, which takes seconds."""
+GZIP_RATIO = 10
+"""How much larger a compressed trace is to read."""
+AHEAD = 2
+"""Files handed out a process, so that finished plans do not pile up."""
+
+ReadOne = Callable[[str], bytes]
+"""Path → a TracePlan or Unreadable as msgpack; can be sent to another process."""
+
+
+class Unreadable(msgspec.Struct, frozen=True, kw_only=True, tag="unreadable"):
+    """A file of a batch that was refused."""
+
+    path: str
+    message: str
+    hint: str = ""
+    exit_code: int = 3
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of a batch."""
+
+    path: str
+    named: bool
+    """Whether the user named it, itself or by a glob; others lay in a folder and may be no traces at all."""
+
+
+def find_files(patterns: Sequence[str]) -> list[Found]:
+    """Files that paths, globs and folders mean, without repeats; a folder with all that lies below it.
+
+    Raises TraceError for a glob that matches nothing, UsageError for a folder without a .json or .json.gz and for "-".
+    """
+    found: dict[str, Found] = {}
+    for pattern in patterns:
+        if pattern == "-":
+            raise UsageError("a batch reads files; - is one stream", hint="Give stdin to `opreplay run -`.")
+        for path in expand_paths([pattern]):
+            if not os.path.isdir(path):
+                found[path] = Found(path=path, named=True)
+                continue
+            inside = sorted(
+                str(file) for file in Path(path).rglob("*") if file.name.endswith(SUFFIXES) and file.is_file()
+            )
+            if not inside:
+                raise UsageError(f"there is no {' or '.join(SUFFIXES)} file in {path}")
+            for file in inside:
+                found.setdefault(file, Found(path=file, named=False))
+    return list(found.values())
+
+
+def read_plans(paths: Sequence[str], read: ReadOne, *, processes: int) -> Iterator[TracePlan | Unreadable]:
+    """The plan of each file, in order, read by `processes` processes, by this one where there is little to read."""
+    if processes < 2 or len(paths) < 2 or sum(map(_bytes_to_read, paths)) < POOL_FROM_BYTES:
+        for path in paths:
+            yield decoded(read(path))
+        return
+    waiting = deque(paths)
+    flying: deque[tuple[str, Future[bytes]]] = deque()
+    before = set(active_children())
+    pool = ProcessPoolExecutor(
+        min(processes, len(paths)), mp_context=get_context("spawn"), initializer=die_with, initargs=(os.getpid(),)
+    )
+    try:
+        while waiting or flying:
+            while waiting and len(flying) < AHEAD * processes:
+                path = waiting.popleft()
+                flying.append((path, pool.submit(read, path)))
+            path, future = flying.popleft()
+            try:
+                yield decoded(future.result())
+            except BrokenProcessPool:
+                raise OpReplayError(
+                    f"a process that read traces died, at {path} or one of the next {len(flying)} files",
+                    hint="Most likely memory ran out: read fewer at a time with --lanes.",
+                ) from None
+    except BaseException:
+        # Ctrl-C, or nobody wants the rest: a trace may take minutes to read.
+        for process in set(active_children()) - before:
+            process.kill()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _bytes_to_read(path: str) -> int:
+    try:
+        size = os.path.getsize(path)
+    except OSError:
+        return 0
+    return size * GZIP_RATIO if path.endswith(".gz") else size
+
+
+def decoded(data: bytes) -> TracePlan | Unreadable:
+    """What a `ReadOne` returned."""
+    return msgspec.msgpack.decode(data, type=TracePlan | Unreadable)
+
+
+def encoded(one: TracePlan | Unreadable) -> bytes:
+    """What a `ReadOne` returns."""
+    return msgspec.msgpack.encode(one)
+
+
+class HowToRead(msgspec.Struct, frozen=True, kw_only=True):
+    """All that decides what plan a file gives, beside the file."""
+
+    selection: Selection
+    device: str
+    limits: Limits = Limits()
+    plugins: tuple[str, ...] = ()
+    execution_traces: Mapping[str, str] = {}
+    """Trace → its ExecutionTrace."""
+    children: bool = False
+    """Whether plans have the ops recorded below each op."""
+
+    def reader(self) -> ReadOne:
+        """What reads one file; can be sent to another process."""
+        return partial(_read, how=self)
+
+    def settings(self) -> str:
+        """A text that is the same where plans of the same files are: options, users' code, versions of packages."""
+        from importlib.metadata import distributions
+
+        from opreplay.replay.results.resume import digest, file_digest
+
+        installed = sorted(f"{one.metadata['Name']} {one.version}" for one in distributions())
+        code = [file_digest(plugin) if os.path.isfile(plugin) else plugin for plugin in self.plugins]
+        # The pairs of ExecutionTraces are not among them: they are among the files of each plan.
+        mine = msgspec.structs.replace(self, execution_traces={})
+        return digest(msgspec.json.encode([mine, code, installed], order="deterministic"))
+
+    def files(self, path: str, tables: dict[str, str | None] | None = None) -> list[str]:
+        """The file and all that is read with it. `tables` keeps what was found out of folders, for many files."""
+        folder = os.path.dirname(path)
+        known = {} if tables is None else tables
+        if folder not in known:
+            known[folder] = _table_beside(path)
+        return [path, *(file for file in (self.execution_traces.get(path), known[folder]) if file is not None)]
+
+
+def _table_beside(path: str) -> str | None:
+    from opreplay.traces.errors import UsageError
+    from opreplay.traces.joins.kernel_details import table_beside
+
+    try:
+        return table_beside(path)
+    except UsageError:  # several, of which none is used
+        return None
+
+
+def _read(path: str, *, how: HowToRead) -> bytes:
+    """A TracePlan, or Unreadable for a file that is refused, as msgpack."""
+    from opreplay.replay.batch.stamps import stamps_of
+    from opreplay.replay.plugins import load_plugins
+    from opreplay.traces.errors import OpReplayError
+
+    before = stamps_of(how.files(path))
+    try:
+        load_plugins(how.plugins)
+        made = _planned(path, how)
+    except OpReplayError as error:
+        return encoded(Unreadable(path=path, message=str(error), hint=error.hint, exit_code=error.exit_code))
+    unchanged = before is not None and before == stamps_of(how.files(path))
+    return encoded(msgspec.structs.replace(made, sources=before if before is not None and unchanged else ()))
+
+
+def _planned(path: str, how: HowToRead) -> TracePlan:
+    from opreplay.replay.batch.merge import TracePlan
+    from opreplay.replay.ir.model import ReplayPlan
+    from opreplay.replay.plan.inputs import join_notes, open_input, plan_of, with_recorded_children
+
+    read = open_input(path, limits=how.limits, execution_trace=how.execution_traces.get(path))
+    plan = plan_of(read, how.selection, device=how.device)
+    if how.children:
+        plan = with_recorded_children(plan, read)
+    alone = msgspec.structs.replace(plan, sequence=None)
+    if isinstance(read, ReplayPlan):
+        return TracePlan(path=path, plan=alone)
+    info = read.info
+    return TracePlan(path=path, plan=alone, rank=info.rank, world_size=info.world_size, notes=tuple(join_notes(read)))

@@ -1,0 +1,1 @@
+"""Ops run and timed."""

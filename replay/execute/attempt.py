@@ -1,0 +1,96 @@
+"""One op from preparation to outcome: whatever it raises becomes a reason; owns no process and no time limit.
+
+An op over its memory budget is tried again as `fitting` makes it, where that was asked for.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from time import perf_counter
+
+import msgspec
+
+from opreplay.replay.arguments.float32 import without_kernel
+from opreplay.replay.arguments.shrink.choose import Fitted, fitted
+from opreplay.replay.arguments.shrink.flops import bearable_flops
+from opreplay.replay.execute.executors.base import Executor, Prepared
+from opreplay.replay.execute.fidelity import compared
+from opreplay.replay.execute.measure import scaled
+from opreplay.replay.execute.options import MeasureOptions
+from opreplay.replay.execute.threads import measure_on_idle
+from opreplay.replay.ir.model import Reason, ReplayOp
+from opreplay.replay.ir.reasons import NotReplayable, reason_for
+from opreplay.replay.results.measurement import Measurement
+from opreplay.replay.results.outcome import Outcome, unable
+from opreplay.replay.results.records import Fidelity
+from opreplay.traces.errors import OpReplayError, PolicyError
+
+
+def attempt(
+    executor: Executor, op: ReplayOp, *, seed: int, options: MeasureOptions, shrink_to: int | None = None
+) -> Outcome:
+    """Prepare and measure one op. Raises nothing but what is meant to end the run (KeyboardInterrupt, SystemExit).
+
+    With `shrink_to`, an op that needs more bytes than that is made smaller where it can be.
+    """
+    begun = perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            part, prepared = _prepare(executor, op, seed, shrink_to)
+            started = perf_counter()
+            left_s = max(0.0, options.limit_s - (started - begun))
+            measured = measure_on_idle(executor, prepared, msgspec.structs.replace(options, limit_s=left_s))
+            measure_s = perf_counter() - started
+            measurement = scaled(measured, part.part)
+            fidelity = _fidelity(executor, prepared, op, measurement) if options.check_kernels else None
+        except NotReplayable as stopped:
+            return unable(stopped.reason)
+        except PolicyError as refused:
+            return unable(Reason("policy", str(refused)))
+        except OpReplayError as error:
+            return unable(Reason("failed", str(error)))
+        except Exception as error:
+            again = without_kernel(op, error)
+            if again is not None:
+                outcome = attempt(executor, again[0], seed=seed, options=options, shrink_to=shrink_to)
+                return msgspec.structs.replace(outcome, assumptions=(*outcome.assumptions, again[1]))
+            return msgspec.structs.replace(unable(reason_for(error)), suspect=True)
+    return Outcome(
+        status="replayed",
+        measurement=measurement,
+        initializer=prepared.initializer,
+        assumptions=part.assumptions + prepared.assumptions,
+        work=prepared.work,
+        measure_s=measure_s,
+        fidelity=fidelity,
+    )
+
+
+def _fidelity(executor: Executor, prepared: Prepared, op: ReplayOp, measurement: Measurement) -> Fidelity:
+    """How one profiled call compares; a profiler that does not work costs the comparison and not the op."""
+    try:
+        profile = executor.profile(prepared, op)
+    except RuntimeError as error:
+        why = reason_for(error).detail
+        return Fidelity(kernels="not recorded", children="not recorded", note=f"no profile: {why}")
+    return compared(op, profile, measurement.median_us)
+
+
+def _prepare(executor: Executor, op: ReplayOp, seed: int, shrink_to: int | None) -> tuple[Fitted, Prepared]:
+    """The op made ready, whole or in part."""
+    whole = Fitted(op=op)
+    if op.reason is not None or shrink_to is None:
+        return whole, executor.prepare(op, seed=seed)
+    threads = executor.facts().get("threads")
+    max_flops = bearable_flops(threads) if executor.device == "cpu" and isinstance(threads, int) else math.inf
+    # Half the bytes at the second try: an executor may have to widen 16-bit numbers, which doubles them.
+    for limit in (shrink_to, shrink_to // 2):
+        part = fitted(op, limit, max_flops)
+        try:
+            return part, executor.prepare(part.op, seed=seed)
+        except NotReplayable as stopped:
+            if stopped.reason.kind != "budget":
+                raise
+    return whole, executor.prepare(op, seed=seed)

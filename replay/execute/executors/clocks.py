@@ -1,0 +1,166 @@
+"""The clocks: the host's counter, and events of a device with its own queue; own no stopping rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import repeat
+from time import get_clock_info, perf_counter, perf_counter_ns
+from typing import Any, Protocol
+
+from opreplay.replay.host.interruptions import Interruptions, interruptions
+
+QUEUE_CALLS = 200
+"""Most calls in one batch on a device with a queue: well below the 1,024 launches that CUDA queues before it blocks."""
+HOLD_US_PER_CALL = 10.0
+"""How long the device is held back per call of a batch, so that the host has queued the batch before it starts; where
+the host was found to take longer for a launch, `HOLD_MARGIN` times that."""
+HOLD_MARGIN = 1.25
+MAX_HOLD_US = 20000.0
+
+
+class HostClock:
+    """`perf_counter_ns` around a loop; what an empty loop and an empty call cost is measured once and subtracted."""
+
+    max_calls = 100_000
+
+    def __init__(self, now_ns: Callable[[], int] = perf_counter_ns) -> None:
+        """`now_ns` reads the counter: another one, such as that of processor time, is for benchmarks of this clock."""
+        self._now_ns = now_ns
+        self.resolution_us = max(get_clock_info("perf_counter").resolution * 1e6, 1e-3)
+        self.loop_us = 0.0
+        self.call_us = 0.0
+        self._calibrate()
+
+    def time_calls(self, call: Callable[[], Any], calls: int) -> float:
+        """Microseconds that `calls` calls take, never below zero."""
+        return self._timed(repeat(call, calls), calls)
+
+    def time_each(self, calls: Sequence[Callable[[], Any]]) -> float:
+        """Microseconds that these calls take, one after the other, never below zero."""
+        return self._timed(calls, len(calls))
+
+    def launch_us(self, call: Callable[[], Any], calls: int) -> float | None:
+        """None: what a call costs on the host is a part of its time."""
+        return None
+
+    def now_s(self) -> float:
+        return perf_counter()
+
+    def interruptions(self) -> Interruptions:
+        return interruptions()
+
+    def _timed(self, calls: Iterable[Callable[[], Any]], count: int) -> float:
+        now_ns = self._now_ns
+        started = now_ns()
+        for call in calls:
+            call()
+        ended = now_ns()
+        return max(0.0, (ended - started) * 1e-3 - self.loop_us - count * self.call_us)
+
+    def _calibrate(self, calls: int = 1000, rounds: int = 15) -> None:
+        """Take the minimum over `rounds`, since all that disturbs adds time."""
+        empty = partial(id, None)
+        loop_us = min(self.time_calls(empty, 0) for _ in range(rounds))
+        full_us = min(self.time_calls(empty, calls) for _ in range(rounds))
+        self.loop_us, self.call_us = loop_us, max(0.0, (full_us - loop_us) / calls)
+
+
+class EventClock:
+    """Two events on the device's queue around the calls: device time, free of the host's launch gaps where possible.
+
+    `new_event()` makes an event with `record()` and `elapsed_time(other)` in milliseconds, as torch.cuda.Event has;
+    `synchronize()` waits for the device; `hold(us)`, where the device has one, keeps it busy for about that long so
+    that the batch is queued before it runs.
+    """
+
+    max_calls = QUEUE_CALLS
+    resolution_us = 0.5
+    """CUDA documents 0.5 us for cudaEventElapsedTime."""
+
+    def __init__(
+        self,
+        new_event: Callable[[], Any],
+        synchronize: Callable[[], None],
+        hold: Callable[[float], None] | None = None,
+    ) -> None:
+        self._start, self._end = new_event(), new_event()
+        self._synchronize = synchronize
+        self._hold = hold
+        self._hold_us_per_call = HOLD_US_PER_CALL
+        self.pair_us = 0.0
+        self.pair_us = min(self.time_calls(partial(id, None), 0) for _ in range(15))
+
+    def time_calls(self, call: Callable[[], Any], calls: int) -> float:
+        """Microseconds of device time that `calls` calls take, never below zero."""
+        return self._timed(repeat(call, calls), calls)
+
+    def time_each(self, calls: Sequence[Callable[[], Any]]) -> float:
+        """Microseconds of device time that these calls take, one after the other, never below zero."""
+        return self._timed(calls, len(calls))
+
+    def launch_us(self, call: Callable[[], Any], calls: int) -> float:
+        """Microseconds that the host needs to queue one of `calls` calls, the device's work not waited for.
+
+        Batches that follow are held back for as long as their launches take.
+        """
+        self._synchronize()
+        started = perf_counter_ns()
+        for _ in repeat(None, calls):
+            call()
+        taken_us = (perf_counter_ns() - started) * 1e-3 / max(calls, 1)
+        self._synchronize()
+        self._hold_us_per_call = max(HOLD_US_PER_CALL, HOLD_MARGIN * taken_us)
+        return taken_us
+
+    def now_s(self) -> float:
+        return perf_counter()
+
+    def interruptions(self) -> Interruptions:
+        """None: the device goes on while the host is away."""
+        return Interruptions()
+
+    def _timed(self, calls: Iterable[Callable[[], Any]], count: int) -> float:
+        self._synchronize()
+        if self._hold is not None and count > 1:
+            self._hold(min(MAX_HOLD_US, count * self._hold_us_per_call))
+        self._start.record()
+        for call in calls:
+            call()
+        self._end.record()
+        self._synchronize()
+        return max(0.0, self._start.elapsed_time(self._end) * 1e3 - self.pair_us)
+
+
+class Clock(Protocol):
+    """Measures batches of calls; a device has the clock that fits it."""
+
+    @property
+    def resolution_us(self) -> float:
+        """Smallest difference of two readings that is not zero."""
+        ...
+
+    @property
+    def max_calls(self) -> int:
+        """Most calls that one batch may hold."""
+        ...
+
+    def time_calls(self, call: Callable[[], Any], calls: int) -> float:
+        """Microseconds that `calls` calls in a row take together, the clock's own overhead subtracted."""
+        ...
+
+    def time_each(self, calls: Sequence[Callable[[], Any]]) -> float:
+        """The same for different calls, one after the other."""
+        ...
+
+    def launch_us(self, call: Callable[[], Any], calls: int) -> float | None:
+        """Microseconds of the host per call to queue a batch of `calls`; None where the host does the work itself."""
+        ...
+
+    def now_s(self) -> float:
+        """Wall time in seconds, for budgets."""
+        ...
+
+    def interruptions(self) -> Interruptions:
+        """How often other programs have taken the processor so far."""
+        ...

@@ -1,0 +1,48 @@
+"""The executor that a worker is configured for."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from opreplay.replay.execute.executors.base import Executor
+from opreplay.replay.execute.options import WorkerConfig
+
+
+def make_executor(config: WorkerConfig) -> Executor:
+    """The back-end that the configuration names; both are known here, a trace has no say in it."""
+    if config.executor == "fake":
+        from opreplay.replay.execute.executors.fake import FakeExecutor
+
+        return FakeExecutor()
+    from opreplay.initializers.extensions import open_registry
+    from opreplay.initializers.supplied.values import RecordedValues
+    from opreplay.replay.execute.executors.torch.device import TorchExecutor
+    from opreplay.replay.plugins import load_plugins
+    from opreplay.replay.resolve.names import find_overload
+    from opreplay.replay.resolve.policy import Policy
+
+    threads, idle = _threads(config)
+    load_plugins(config.plugins)
+    policy = Policy(allow_imports=config.allow_imports) if config.allow_imports else Policy()
+    return TorchExecutor(
+        config.device,
+        partial(find_overload, policy=policy),
+        memory_bytes=config.memory_bytes,
+        threads=threads,
+        idle_cpus=idle,
+        registry=open_registry(config.init_modules, config.init_args),
+        values=None if config.values is None else RecordedValues(config.values),
+        check_work=config.check_work,
+    )
+
+
+def _threads(config: WorkerConfig) -> tuple[int | None, float | None]:
+    """Threads of ops on the CPU, and how many processors were idle where the number follows from that."""
+    if config.threads is not None or config.device != "cpu":
+        return config.threads, None
+    import torch
+
+    from opreplay.replay.execute.threads import fitting_threads, idle_cpus
+
+    idle = idle_cpus()
+    return fitting_threads(torch.get_num_threads(), idle), idle

@@ -1,0 +1,75 @@
+"""What a sequence needs of an executor beside single ops: values, tensors, a timer; owns none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from opreplay.initializers.base import BatchLengths
+from opreplay.replay.execute.executors.timers import Timer
+from opreplay.replay.ir.model import Assumption, ReplayOp
+from opreplay.traces.model import TensorMeta
+
+Found = tuple[ReplayOp, Callable[..., Any], tuple[Assumption, ...]]
+"""An op as the device runs it, what to call, and what was changed."""
+
+
+class Tools(Protocol):
+    """What a pass needs to know of tensors."""
+
+    def flat(self, returned: Any) -> list[Any]:
+        """The results of a call, lists flattened, as plans list them."""
+        ...
+
+    def fits(self, result: Any, meta: TensorMeta) -> bool:
+        """Whether a result is the tensor that the plan expects."""
+        ...
+
+    def seen_as(self, result: Any, meta: TensorMeta) -> Any:
+        """The memory of a result with the shape and strides of an argument."""
+        ...
+
+    def is_finite(self, tensor: Any) -> bool:
+        """Whether all floats of a tensor are finite; True for what holds none."""
+        ...
+
+    def refill(self, tensor: Any) -> None:
+        """Give a tensor plain values."""
+        ...
+
+    def copy_into(self, tensor: Any, values: Any) -> None:
+        """Give a tensor these values."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceParts:
+    """An executor as a sequence sees it."""
+
+    found: Callable[[ReplayOp], Found]
+    """Raises NotReplayable."""
+    fill: Callable[[ReplayOp, Callable[..., Any], int, tuple[Assumption, ...]], Filled]
+    """Makes all arguments of what `found` gave, from a seed. Raises NotReplayable."""
+    tools: Tools
+    timer: Timer
+    free_bytes: Callable[[], int | None]
+    """Memory of the device that is free; None where it does not say."""
+    synchronize: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filled:
+    """What to call, with which arguments."""
+
+    op: ReplayOp
+    """As the device runs it: wider types or memory of its own where the recorded one cannot be had."""
+    function: Callable[..., Any]
+    args: dict[str, Any]
+    """By name: tensors, lists of tensors and None, numbers, ..."""
+    initializer: str
+    ruled: bool
+    """Whether a rule of its own made the values, as one does where they index."""
+    assumptions: tuple[Assumption, ...]
+    lengths: BatchLengths | None
+    """Of the batch that the values are of, where the initializer knows one."""

@@ -1,0 +1,108 @@
+"""Times of single calls inside a pass: the host's counter around each, or a pair of events; own no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter_ns
+from typing import Any, Protocol
+
+from opreplay.replay.execute.executors.clocks import HOLD_MARGIN, HOLD_US_PER_CALL, MAX_HOLD_US
+
+CHUNK = 50
+"""Calls that are queued while the device is held: of a few launches each they stay below the depth of its queue."""
+
+
+class Timer(Protocol):
+    """Times the calls of one pass."""
+
+    def begin(self) -> None:
+        """A pass begins."""
+        ...
+
+    def timed(self, function: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """What the call returns; its time is kept. What it raises passes through, and counts as no time."""
+        ...
+
+    def end(self) -> list[float]:
+        """Microseconds of each call of the pass."""
+        ...
+
+
+class HostTimer:
+    """The host's counter right before and after each call; what that costs is measured once and subtracted."""
+
+    def __init__(self, now_ns: Callable[[], int] = perf_counter_ns) -> None:
+        self._now_ns = now_ns
+        self._taken: list[int] = []
+        self._empty_us = 0.0
+        for _ in range(200):
+            self.timed(_nothing, (), {})
+        self._empty_us = min(self.end())
+
+    def begin(self) -> None:
+        self._taken = []
+
+    def timed(self, function: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        started = self._now_ns()
+        result = function(*args, **named)
+        self._taken.append(self._now_ns() - started)
+        return result
+
+    def end(self) -> list[float]:
+        return [max(0.0, taken * 1e-3 - self._empty_us) for taken in self._taken]
+
+
+class EventTimer:
+    """A pair of events on the device's queue around each call, read when the pass is over.
+
+    The device is held busy while some calls are queued, so that the host's launches do not count where they are slower;
+    for how long, is what the calls of the pass before took to be queued.
+    """
+
+    def __init__(
+        self, new_event: Callable[[], Any], synchronize: Callable[[], None], hold: Callable[[float], None] | None
+    ) -> None:
+        self._new_event, self._synchronize, self._hold = new_event, synchronize, hold
+        self._pairs: list[tuple[Any, Any]] = []
+        self._used = 0
+        self._empty_us = 0.0
+        self._queued_from = 0
+        self._launch_us = HOLD_US_PER_CALL
+        for _ in range(CHUNK):
+            self.timed(_nothing, (), {})
+        self._empty_us = min(self.end())
+
+    def begin(self) -> None:
+        self._used = 0
+        self._synchronize()
+        self._queued_from = perf_counter_ns()
+
+    def timed(self, function: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        if self._hold is not None and self._used % CHUNK == 0:
+            self._begin_chunk(self._hold)
+        if self._used == len(self._pairs):
+            self._pairs.append((self._new_event(), self._new_event()))
+        before, after = self._pairs[self._used]
+        before.record()
+        result = function(*args, **named)
+        after.record()
+        self._used += 1
+        return result
+
+    def end(self) -> list[float]:
+        self._synchronize()
+        used = self._pairs[: self._used]
+        self._used = 0
+        return [max(0.0, before.elapsed_time(after) * 1e3 - self._empty_us) for before, after in used]
+
+    def _begin_chunk(self, hold: Callable[[float], None]) -> None:
+        now = perf_counter_ns()
+        if self._used:
+            self._launch_us = max(HOLD_US_PER_CALL, (now - self._queued_from) * 1e-3 / CHUNK)
+        self._synchronize()
+        hold(min(MAX_HOLD_US, HOLD_MARGIN * CHUNK * self._launch_us))
+        self._queued_from = perf_counter_ns()
+
+
+def _nothing() -> None:
+    """What is called to learn what timing costs."""

@@ -1,0 +1,411 @@
+"""Runs plan ops through torch on the CPU or an accelerator; owns the arguments' life, not their values or times."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from contextvars import copy_context
+from dataclasses import replace
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import msgspec
+import torch
+
+from opreplay.initializers import fill
+from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
+from opreplay.initializers.dense import DenseInit
+from opreplay.initializers.registry import Registry, built_in
+from opreplay.initializers.supplied.values import RECORDED, RecordedValues
+from opreplay.replay.arguments import tensors
+from opreplay.replay.arguments.float32 import widened
+from opreplay.replay.arguments.tensors import seed_of
+from opreplay.replay.arguments.work.amounts import Work
+from opreplay.replay.arguments.work.registry import work_of
+from opreplay.replay.execute.executors.base import Profile
+from opreplay.replay.execute.executors.clocks import Clock, EventClock, HostClock
+from opreplay.replay.execute.executors.reference_load import Gauge
+from opreplay.replay.execute.executors.sequence_tools import Filled, SequenceParts
+from opreplay.replay.execute.executors.torch.caches import Caches, argument_bytes, copies
+from opreplay.replay.execute.executors.torch.graph import captured
+from opreplay.replay.execute.executors.torch.profile import profile_call
+from opreplay.replay.execute.executors.torch.sequence_tools import TorchTools, free_bytes_of, timer_on
+from opreplay.replay.ir import shared_memory as aliasing
+from opreplay.replay.ir import sizes as budget
+from opreplay.replay.ir.model import Assumption, Reason, ReplayArg, ReplayOp
+from opreplay.replay.ir.reasons import NotReplayable
+from opreplay.replay.standins import canonical_name
+from opreplay.replay.standins.batch_layout import BatchLayout, set_layout
+from opreplay.traces.errors import EnvironmentRefused, UsageError
+
+PROBE_CALLS = (1, 2, 4, 8, 16, 32, 64)
+"""Calls in a row after which an op that writes to its arguments may still have finite values."""
+PROBE_S = 0.02
+"""Wall time after which probing stops; so few calls of such an op make a sample that it need not go on."""
+
+_OVERLAP = "single memory location"
+"""In what torch says where arguments overlap that must not (ATen/MemoryOverlap.cpp)."""
+
+FindOverload = Callable[[ReplayOp], Callable[..., Any]]
+"""What to call for an op; raises NotReplayable."""
+
+
+class TorchPrepared:
+    """One op with its arguments."""
+
+    def __init__(self, call: partial[Any], written: tuple[torch.Tensor, ...], spare_bytes: int) -> None:
+        self.call = call
+        self.argument_bytes = argument_bytes(call)
+        self._spare_bytes = spare_bytes
+        self.mutates = bool(written)
+        self.max_calls: int | None = None
+        self.first_call_us: float | None = None
+        self.initializer: str | None = None
+        self.assumptions: tuple[Assumption, ...] = ()
+        self.work: Work | None = None
+        self._only_reshapes = torch.Tag.inplace_view in getattr(call.func, "tags", ())
+        spans = [] if self._only_reshapes else [fill.span(t) for t in written]
+        size = sum(t.numel() * t.element_size() for t in spans)
+        self._saved = [(t, t.clone()) for t in spans] if size <= spare_bytes else []
+        self._forms = [(t, t.untyped_storage(), _form(t)) for t in written]
+
+    def copies(self, count: int) -> Sequence[Callable[[], Any]]:
+        """One for an op that writes to its arguments: only those that were saved can be reset."""
+        room = self._spare_bytes // max(self.argument_bytes, 1)
+        return [self.call] if self.mutates else copies(self.call, max(1, min(count, 1 + room)))
+
+    def reset(self) -> None:
+        """Write the first values back into everything that the op writes to, and give it its first shape back."""
+        for tensor, saved in self._saved:
+            tensor.copy_(saved)
+        for tensor, storage, form in self._forms:
+            if _form(tensor) != form:
+                tensor.set_(storage, *form)
+
+    def call_first(self) -> None:
+        """The first call, timed on the host."""
+        started = perf_counter()
+        self.call()
+        self.first_call_us = (perf_counter() - started) * 1e6
+
+    @property
+    def reshaped(self) -> bool:
+        """Whether something that the op writes to no longer has its first shape: squeeze_, t_, resize_ and others."""
+        return any(_form(tensor) != form for tensor, _, form in self._forms)
+
+    @property
+    def resettable(self) -> bool:
+        return bool(self._saved) or self._only_reshapes or not self.mutates
+
+    def finite(self) -> bool:
+        """Whether all floats that the op writes to are still finite."""
+        return all(bool(t.isfinite().all()) for t, _ in self._saved if t.is_floating_point() and t.itemsize > 1)
+
+
+class TorchExecutor:
+    """One device of torch. Raises EnvironmentRefused when it is not there; never falls back to another."""
+
+    def __init__(
+        self, device: str, find_overload: FindOverload, *, memory_bytes: int, threads: int | None = None,
+        registry: Registry | None = None, values: RecordedValues | None = None, check_work: bool = False,
+        idle_cpus: float | None = None,
+    ) -> None:  # fmt: skip
+        self._device = open_device(device)
+        self.device = str(self._device)
+        self._find = find_overload
+        self._memory_bytes = memory_bytes
+        self._registry = built_in() if registry is None else registry
+        self._values = values
+        self._check_work = check_work
+        self._idle_cpus = idle_cpus
+        self._before = (torch.get_num_threads(), torch.is_grad_enabled())
+        if threads is not None:
+            torch.set_num_threads(threads)
+        torch.set_grad_enabled(False)
+        self.clock: Clock = self._clock()
+        self._caches = Caches(self._device)
+        self.cache_bytes, self.evicted_bytes = self._caches.cache_bytes, self._caches.evicted_bytes
+        self.gauge: Gauge | None = self._caches.gauge()
+
+    def facts(self) -> dict[str, object]:
+        """torch's version, threads, and the device's name."""
+        facts: dict[str, object] = {
+            "device": self.device,
+            "torch": str(torch.__version__),
+            "threads": torch.get_num_threads(),
+            "mkldnn": torch.backends.mkldnn.is_available(),
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "cache_bytes": self.cache_bytes,
+        }
+        if self._idle_cpus is not None:
+            facts["idle_cpus"], facts["threads_of_torch"] = round(self._idle_cpus, 1), self._before[0]
+        if self._device.type != "cpu":
+            backend = _backend(self._device.type)
+            facts["device_name"] = backend.get_device_name(self._device)
+            facts["cuda"], facts["hip"] = torch.version.cuda, torch.version.hip
+        return facts
+
+    def prepare(self, op: ReplayOp, *, seed: int) -> TorchPrepared:
+        """Resolve, check the budget, allocate and fill. Raises NotReplayable with the reason.
+
+        The same seed and op give the same bytes in every argument, whatever ran before.
+        """
+        op, function, notes = self.found(op)
+        try:
+            return self._ready(op, function, seed, notes)
+        except RuntimeError as error:
+            own, apart = aliasing.apart(op.args, aliasing.REFUSED)
+            if not apart or _OVERLAP not in str(error):
+                raise
+            # A kernel that takes overlapping arguments was recorded; the one here asks for a copy first.
+            return self._ready(self._within_budget(op, own), function, seed, notes + apart)
+
+    def found(self, op: ReplayOp) -> tuple[ReplayOp, Callable[..., Any], tuple[Assumption, ...]]:
+        """The op as this device runs it, what to call, and what was changed. Raises NotReplayable."""
+        if op.reason is not None:
+            raise NotReplayable(op.reason)
+        if (reason := budget.over_budget(op, self._memory_bytes)) is not None:
+            raise NotReplayable(reason)
+        function = self._find(op)
+        op, assumption = widened(op, function, self._device)
+        if assumption is not None and (reason := budget.over_budget(op, self._memory_bytes)) is not None:
+            raise NotReplayable(reason)
+        return op, function, () if assumption is None else (assumption,)
+
+    def fill(self, op: ReplayOp, function: Callable[..., Any], seed: int, notes: tuple[Assumption, ...] = ()) -> Filled:
+        """Allocate and fill the arguments of an op that `found` gave. Raises NotReplayable."""
+        args = tensors.arguments(op, device=self._device)
+        op_seed = seed_of(op, seed)
+        try:
+            rule = self._registry.find(self._context(op, args, op_seed, seed))
+        except InitializerError as error:
+            raise NotReplayable(Reason("failed", f"initializer {error}")) from error
+        if rule is not None:
+            own, apart = aliasing.apart(op.args, aliasing.INDEXED, integers_only=True)
+            if apart:
+                op, notes = self._within_budget(op, own), notes + apart
+                args = tensors.arguments(op, device=self._device)
+        torch.manual_seed(op_seed)
+        name, reports = self._initialize(self._context(op, args, op_seed, seed), rule)
+        name, reports = self._supply(op, args, name, reports)
+        assumed = tuple(
+            Assumption(argument=argument, what=what) for report in reports for argument, what in report.assumed.items()
+        )
+        return Filled(
+            op=op, function=_with_lengths(function, reports), args=args, initializer=name, ruled=rule is not None,
+            assumptions=notes + assumed,
+            lengths=next((report.lengths for report in reports if report.lengths is not None), None),
+        )  # fmt: skip
+
+    def _ready(
+        self, op: ReplayOp, function: Callable[..., Any], seed: int, notes: tuple[Assumption, ...]
+    ) -> TorchPrepared:
+        """Allocate and fill the arguments; for an op that writes to them, also find how often it may be called."""
+        filled = self.fill(op, function, seed, notes)
+        op, args = filled.op, filled.args
+        positional = [args[arg.name] for arg in op.args if not arg.keyword_only]
+        by_name = {arg.name: args[arg.name] for arg in op.args if arg.keyword_only}
+        spare = self._memory_bytes - budget.need_of(op).total
+        prepared = TorchPrepared(partial(filled.function, *positional, **by_name), _written(op, args), spare)
+        prepared.initializer = filled.initializer
+        if self._check_work:
+            prepared.work = work_of(self._context(op, args, seed_of(op, seed), seed), filled.lengths)
+        prepared.assumptions = filled.assumptions
+        if prepared.mutates:
+            if not prepared.resettable and aliasing.groups(op.args):
+                prepared.call_first()  # `prepare` must learn here whether the kernel takes arguments that overlap
+            self._probe(prepared)
+        return prepared
+
+    def _within_budget(self, op: ReplayOp, args: tuple[ReplayArg, ...]) -> ReplayOp:
+        """The op with arguments that need more memory, or NotReplayable."""
+        op = msgspec.structs.replace(op, args=args)
+        if (reason := budget.over_budget(op, self._memory_bytes)) is not None:
+            raise NotReplayable(reason)
+        return op
+
+    def run(self, prepared: TorchPrepared) -> Any:
+        return prepared.call()
+
+    def reset(self, prepared: TorchPrepared) -> None:
+        prepared.reset()
+
+    def for_sequences(self) -> SequenceParts:
+        return SequenceParts(
+            found=self.found, fill=self.fill, tools=TorchTools(self._device), synchronize=self.synchronize,
+            timer=timer_on(self._device, self.synchronize, _hold), free_bytes=partial(free_bytes_of, self._device),
+        )  # fmt: skip
+
+    def profile(self, prepared: TorchPrepared, op: ReplayOp) -> Profile:
+        found = profile_call(prepared.call, self._device, self.synchronize, op.called)
+        prepared.reset()
+        return found
+
+    def capture(self, calls: Sequence[Callable[[], Any]]) -> Callable[[], Any] | None:
+        return captured(calls, self._device)
+
+    @property
+    def threads(self) -> int | None:
+        return torch.get_num_threads() if self._device.type == "cpu" else None
+
+    def use_threads(self, count: int) -> None:
+        torch.set_num_threads(count)
+
+    def evict(self) -> None:
+        self._caches.evict()
+
+    def synchronize(self) -> None:
+        if self._device.type != "cpu":
+            _backend(self._device.type).synchronize(self._device)
+
+    def close(self) -> None:
+        """Give cached device memory back, and torch's settings their old values."""
+        threads, grad = self._before
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(grad)
+        if self._device.type != "cpu":
+            _backend(self._device.type).empty_cache()
+
+    def _context(self, op: ReplayOp, args: dict[str, Any], seed: int, run_seed: int) -> InitContext:
+        generator = torch.Generator(device=self._device)
+        generator.manual_seed(seed)
+        metas = {arg.name: arg.tensors for arg in op.args if arg.tensors}
+        return InitContext(
+            op=canonical_name(op.called), args=args, metas=metas, generator=generator, seed=seed, outputs=op.outputs,
+            batch=op.batch, run_seed=run_seed, keyword_only=frozenset(arg.name for arg in op.args if arg.keyword_only),
+        )  # fmt: skip
+
+    def _initialize(self, context: InitContext, rule: CustomInit | None) -> tuple[str, list[InitReport]]:
+        """Plain values for all tensors, then the op's own rule; the name of the rule and what was assumed."""
+        reports = [DenseInit().initialize(context)]
+        if rule is None:
+            return DenseInit.name, reports if context.tensors() else []
+        try:
+            report = self._registry.apply(rule, context)
+        except InitializerError as error:
+            raise NotReplayable(Reason("failed", f"initializer {rule.name}: {_first_line(error)}")) from error
+        assumed = {name: what for name, what in reports[0].assumed.items() if name not in report.assumed}
+        return rule.name, [InitReport(assumed=assumed), report]
+
+    def _supply(
+        self, op: ReplayOp, args: dict[str, Any], name: str, reports: list[InitReport]
+    ) -> tuple[str, list[InitReport]]:
+        """Values that the user has for this op, in place of what was made up; name and reports say so."""
+        if self._values is None:
+            return name, reports
+        try:
+            said = self._values.write(op.id, op.name, args)
+        except InitializerError as error:
+            raise NotReplayable(Reason("failed", str(error))) from error
+        if not said:
+            return name, reports
+        kept = [
+            replace(report, assumed={arg: what for arg, what in report.assumed.items() if arg not in said})
+            for report in reports
+        ]
+        return f"{name} + {RECORDED}", [*kept, InitReport(assumed=said)]
+
+    def _probe(self, prepared: TorchPrepared) -> None:
+        """Find how many calls in a row keep the written values finite, so that no sample holds more."""
+        if not prepared.resettable:
+            prepared.assumptions += (Assumption(argument="self", what="not reset between calls: no memory for a copy"),)
+            prepared.max_calls = PROBE_CALLS[-1]
+            return
+        prepared.call_first()
+        prepared.finite()
+        if prepared.reshaped:
+            prepared.max_calls = 1  # the next call would be another one: on another shape
+            prepared.reset()
+            return
+        prepared.reset()
+        # From here on nothing is called for the first time, so that the time limit counts only the op itself.
+        verified, done, started = 1, 0, perf_counter()
+        for wanted in PROBE_CALLS:
+            while done < wanted:
+                prepared.call()
+                done += 1
+            if not prepared.finite():
+                break
+            verified = wanted
+            if perf_counter() - started > PROBE_S:
+                break
+        prepared.max_calls = verified
+        prepared.reset()
+
+    def _clock(self) -> Clock:
+        if self._device.type == "cpu":
+            return HostClock()
+        backend = _backend(self._device.type)
+        return EventClock(
+            partial(backend.Event, enable_timing=True), self.synchronize, _hold if self._device.type == "cuda" else None
+        )
+
+
+def open_device(text: str) -> torch.device:
+    """The device that `text` names, made current. Raises UsageError for nonsense, EnvironmentRefused when absent."""
+    if text.startswith("npu") and importlib.util.find_spec("torch_npu") is not None:
+        importlib.import_module("torch_npu")
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        raise UsageError(f"{text!r} names no device", hint="Name one like cpu, cuda, cuda:1 or npu.") from None
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type == "meta":
+        raise UsageError("the meta device computes nothing", hint="Name one like cpu, cuda, cuda:1 or npu.")
+    backend = getattr(torch, device.type, None)
+    count = backend.device_count() if backend is not None and backend.is_available() else 0
+    index = device.index or 0
+    if index >= count:
+        raise EnvironmentRefused(
+            f"device {text} is not here: torch {torch.__version__} sees {count} of type {device.type}",
+            hint="Use --device cpu, or install a torch build and driver for that device; `opreplay doctor` shows both.",
+        )
+    chosen = torch.device(device.type, index)
+    _backend(device.type).set_device(chosen)
+    return chosen
+
+
+def _backend(kind: str) -> Any:
+    """torch.cuda, torch.npu, torch.xpu, ...: they share the few functions used here."""
+    return getattr(torch, kind)
+
+
+def _hold(duration_us: float) -> None:
+    """Keep the CUDA device busy for about this long, at 2 GHz."""
+    with suppress(AttributeError):
+        torch.cuda._sleep(math.ceil(duration_us * 2000))
+
+
+def _with_lengths(function: Callable[..., Any], reports: list[InitReport]) -> Callable[..., Any]:
+    """The op, called where the batch's lengths can be found, for one that has no argument for them."""
+    found = next((report.lengths for report in reports if report.lengths is not None), None)
+    if found is None:
+        return function
+    layout = BatchLayout(query_lens=found.query, kv_lens=found.kv)
+    around = copy_context()
+    around.run(set_layout, layout)
+    return partial(around.run, function)
+
+
+def _written(op: ReplayOp, args: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """The tensors that the schema says the op writes to."""
+    found: list[torch.Tensor] = []
+    for arg in op.args:
+        if arg.mutated:
+            value = args[arg.name]
+            found += [t for t in (value if isinstance(value, list) else [value]) if isinstance(t, torch.Tensor)]
+    return tuple(found)
+
+
+def _form(tensor: torch.Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
+    """Where a tensor lies in its storage: offset, shape, strides."""
+    return int(tensor.storage_offset()), tensor.shape, tensor.stride()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,45 @@
+"""One call of an op under torch.profiler: its kernels and child ops; measures nothing that is reported as a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from opreplay.replay.execute.executors.base import Profile
+from opreplay.replay.ir.model import RecordedKernel
+
+
+def profile_call(call: Callable[[], Any], device: torch.device, synchronize: Callable[[], None], name: str) -> Profile:
+    """What one call of the op `name` launches; the children of the op itself, or all that a stand-in calls.
+
+    Raises RuntimeError where the profiler cannot start.
+    """
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    synchronize()
+    with profile(activities=activities) as profiler:
+        call()
+        synchronize()
+    events = list(profiler.events() or ())
+    host = [event for event in events if event.device_type.name == "CPU"]
+    top = [event for event in host if event.cpu_parent is None and "::" in event.name]
+    below = [event for event in host if event.cpu_parent is not None and event.cpu_parent in top]
+    own = [event for event in top if event.name == name]
+    children = [event for event in below if event.cpu_parent in own[:1]] if own else top
+    kernels: dict[str, RecordedKernel] = {}
+    for event in events:
+        if event.device_type.name != "CUDA":
+            continue
+        known = kernels.get(event.name)
+        count, total = (0, 0.0) if known is None else (known.count, known.total_us)
+        kernels[event.name] = RecordedKernel(
+            name=event.name, count=count + 1, total_us=total + float(event.time_range.elapsed_us())
+        )
+    return Profile(
+        kernels=tuple(kernels.values()), children=tuple(event.name for event in children if "::" in event.name),
+        has_device=device.type != "cpu",
+    )  # fmt: skip

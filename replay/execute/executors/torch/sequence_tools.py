@@ -1,0 +1,74 @@
+"""What the passes of a sequence do with torch's tensors; owns no order and no lifetimes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from opreplay.initializers import fill
+from opreplay.replay.arguments.tensors import DTYPES, contiguous_strides, flattened
+from opreplay.replay.execute.executors.timers import EventTimer, HostTimer, Timer
+from opreplay.replay.host import environment
+from opreplay.replay.plan.step.linking import key_of
+from opreplay.traces.model import TensorMeta
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+CHECKED_BYTES = 2
+"""torch has no check for floats of one byte, which hold no infinity in most formats."""
+
+
+class TorchTools:
+    """See `opreplay.replay.execute.executors.sequence_tools.Tools`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._generator = torch.Generator(device=device)
+        self._generator.manual_seed(0)
+
+    def flat(self, returned: Any) -> list[Any]:
+        return list(flattened(returned))
+
+    def fits(self, result: Any, meta: TensorMeta) -> bool:
+        """Also on another device: a scalar that was copied to the host is no tensor for this one."""
+        if not isinstance(result, torch.Tensor) or result.layout is not torch.strided or result.device != self._device:
+            return False
+        name = _NAMES.get(result.dtype)
+        if name is None:
+            return False
+        return key_of(TensorMeta(shape=tuple(result.shape), dtype=name, strides=tuple(result.stride()))) == key_of(meta)
+
+    def seen_as(self, result: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
+        strides = contiguous_strides(meta.shape) if meta.strides is None else meta.strides
+        return result.as_strided(meta.shape, strides)
+
+    def is_finite(self, tensor: Any) -> bool:
+        if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+            return True
+        if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.itemsize < CHECKED_BYTES:
+            return True
+        return bool(tensor.isfinite().all())
+
+    def refill(self, tensor: torch.Tensor) -> None:
+        fill.plain(tensor, self._generator)
+
+    def copy_into(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
+        fill.assign(tensor, values)
+
+
+def timer_on(device: torch.device, synchronize: Callable[[], None], hold: Callable[[float], None]) -> Timer:
+    """The timer of a device; `hold(us)` keeps a CUDA device busy."""
+    if device.type == "cpu":
+        return HostTimer()
+    backend = getattr(torch, device.type)
+    return EventTimer(partial(backend.Event, enable_timing=True), synchronize, hold if device.type == "cuda" else None)
+
+
+def free_bytes_of(device: torch.device) -> int | None:
+    """Memory that can be had on a device; None where it does not say."""
+    if device.type == "cpu":
+        return environment.free_memory_bytes()
+    ask = getattr(getattr(torch, device.type), "mem_get_info", None)
+    return None if ask is None else int(ask(device)[0])

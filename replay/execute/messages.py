@@ -1,0 +1,91 @@
+"""What a run says to the process that replays a sequence, and what it answers; knows no torch and no process."""
+
+from __future__ import annotations
+
+import msgspec
+
+from opreplay.replay.execute.options import WorkerConfig
+from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
+from opreplay.replay.results.measurement import Measurement
+from opreplay.replay.results.outcome import Outcome
+from opreplay.replay.results.records import Tensors
+
+
+class SequenceTask(msgspec.Struct, frozen=True, kw_only=True, tag="sequence task"):
+    """A sequence to replay."""
+
+    ops: tuple[ReplayOp, ...]
+    calls: tuple[int, ...]
+    """Index into `ops` of each call, in order."""
+    memories: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+    """See `opreplay.replay.ir.model.RecordedSequence.memories`."""
+    budget_bytes: int | None = None
+    """For all tensors together; None for half of what is free on the device."""
+    time_s: float
+    """Wall time for the passes that count; there is at least one."""
+    left_s: float | None = None
+    """Wall time after which it is broken off between two calls, whatever is on; None for as long as it takes."""
+    heartbeat: str
+    """Path of a file into which the process writes which op it is at."""
+    own: tuple[str, ...] = ()
+    """Ids of ops that get no tensor of another one, since they ended a process with them."""
+
+
+class PassDone(msgspec.Struct, frozen=True, kw_only=True, tag="pass"):
+    """Told after each pass."""
+
+    passes: int
+    spent_s: float
+    time_s: float
+
+
+class OpTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """All calls of one op in all passes."""
+
+    measurement: Measurement
+    initializer: str
+    assumptions: tuple[Assumption, ...]
+
+
+class SequenceOutcome(msgspec.Struct, frozen=True, kw_only=True, tag="sequence outcome"):
+    """What became of a sequence."""
+
+    times: dict[str, OpTimes]
+    """By id of the op."""
+    reasons: dict[str, Reason]
+    """Of ops that could not be replayed in it."""
+    calls: int
+    """Of the ops in `times`."""
+    sums_us: tuple[float, ...] = ()
+    """Of each pass, all its calls."""
+    walls_us: tuple[float, ...] = ()
+    """Of each pass, what happens between the calls included."""
+    tensors: Tensors = Tensors()
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The device is there and the libraries are loaded."""
+
+    facts: dict[str, object]
+
+    def settled(self, config: WorkerConfig) -> WorkerConfig:
+        """The configuration for the next process of the run: with as many threads as this one chose."""
+        threads = self.facts.get("threads")
+        return msgspec.structs.replace(config, threads=threads) if isinstance(threads, int) else config
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """The worker cannot work at all, e.g. since the device is missing."""
+
+    message: str
+    hint: str
+    exit_code: int
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True, tag="task"):
+    """One op to replay."""
+
+    op: ReplayOp
+
+
+Reply = Ready | Refused | Outcome | PassDone | SequenceOutcome

@@ -1,0 +1,138 @@
+"""One child process and the socket to it: started, spoken to in frames, and ended with nothing left behind.
+
+Owns the process and why it died; which op is tried again, and when a child is replaced, is `isolation`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from time import monotonic
+
+import msgspec
+
+from opreplay.replay.execute.messages import PassDone, Ready, Refused, Reply, SequenceOutcome, Task
+from opreplay.replay.execute.options import WorkerConfig
+from opreplay.replay.host.channel import receive, send
+from opreplay.replay.ir.model import Reason, ReplayOp
+from opreplay.replay.results.outcome import Outcome
+from opreplay.traces.errors import EnvironmentRefused, UsageError
+
+START_S = 180.0
+"""Time for a child to load torch and open its device; cold file caches are slow."""
+GRACE_S = 5.0
+"""Time for a child to end by itself once its socket is closed."""
+FRAME_S = 10.0
+"""Time for the rest of a frame whose first bytes are there."""
+NOISE_BYTES = 2000
+"""How much of what a dying child wrote to stderr is looked at for a reason."""
+BOOTSTRAP = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from opreplay.replay.execute.processes.worker import serve; serve(int(sys.argv[2]), int(sys.argv[3]))"
+)
+"""Gives the child the parent's module path, so that the folder it runs in cannot slip a module in."""
+
+
+class Child:
+    """A worker process. It gets its configuration at once; whether it is ready is known from `receive`."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self.tasks = 0
+        """Ops that it was given and answered."""
+        self.facts: dict[str, object] | None = None
+        """Of its device; None until it is ready."""
+        self._noise = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
+        mine, theirs = socket.socketpair()
+        self._channel = mine
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", BOOTSTRAP, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._noise,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        self.send(config)
+
+    def fileno(self) -> int:
+        """Descriptor that is readable when `receive` has something to say."""
+        return self._channel.fileno()
+
+    def give(self, op: ReplayOp) -> None:
+        """Hand an op out; a child that is gone is found by `receive`."""
+        self.send(Task(op=op))
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Write one frame; nothing is raised for a child that is gone."""
+        self._channel.settimeout(FRAME_S)
+        with contextlib.suppress(OSError):
+            send(self._channel, message)
+
+    def receive(self) -> Outcome | Ready | PassDone | SequenceOutcome | None:
+        """What the child says next, or None when it is gone.
+
+        Raises UsageError or EnvironmentRefused when it says that it cannot work at all.
+        """
+        self._channel.settimeout(FRAME_S)
+        try:
+            frame = receive(self._channel)
+        except OSError:
+            return None
+        if frame is None:
+            return None
+        reply = msgspec.msgpack.decode(frame, type=Reply)
+        if isinstance(reply, Refused):
+            kind = UsageError if reply.exit_code == UsageError.exit_code else EnvironmentRefused
+            raise kind(reply.message, hint=reply.hint)
+        if isinstance(reply, Ready):
+            self.facts = reply.facts
+        else:
+            self.tasks += 1
+        return reply
+
+    def cause_of_death(self) -> Reason:
+        """The signal or exit status of a child whose socket closed by itself."""
+        try:
+            code = self.process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            return Reason("failed", "closed its channel and lived on")
+        last = self._last_words()
+        if code < 0:
+            name = signal.Signals(-code).name
+            if -code == signal.SIGKILL:
+                return Reason("budget", "memory: SIGKILL, most likely since memory ran out (--max-op-memory)")
+            return Reason("failed", f"{name}: {last}" if last else name)
+        return Reason("failed", f"the process ended with status {code}" + (f": {last}" if last else ""))
+
+    def end(self, *, grace_s: float) -> None:
+        """Close the socket, wait, kill, reap; never raises and leaves nothing behind."""
+        self._channel.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if grace_s:
+                self.process.wait(grace_s)
+        # The child leads a session of its own: this takes what it may have started along.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self._noise.close()
+
+    def _last_words(self) -> str:
+        """The last line on stderr that is not a part of a Python traceback's frames."""
+        self._noise.flush()
+        size = self._noise.seek(0, os.SEEK_END)
+        self._noise.seek(max(0, size - NOISE_BYTES))
+        lines = self._noise.read().decode("utf-8", errors="replace").splitlines()
+        words = [line.strip() for line in lines if line.strip() and not line.startswith((" ", "\t"))]
+        return words[-1][:200] if words else ""
+
+
+def start_deadline() -> float:
+    """When, on the monotonic clock, a child that starts now must be ready."""
+    return monotonic() + START_S

@@ -1,0 +1,83 @@
+"""The child process that runs ops, seen from inside: tasks in, outcomes out, and it dies with its parent.
+
+Started by `runner` beside it; nothing else imports it. Messages are msgpack of the values below, never pickle.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from opreplay.replay.execute.attempt import attempt
+from opreplay.replay.execute.executors.base import Executor
+from opreplay.replay.execute.executors.make import make_executor
+from opreplay.replay.execute.messages import PassDone, Ready, Refused, SequenceOutcome, SequenceTask, Task
+from opreplay.replay.execute.options import WorkerConfig
+from opreplay.replay.host import allocator, environment
+from opreplay.replay.host.channel import receive, send
+from opreplay.replay.host.limits import _limit_files, die_with, limit_memory
+from opreplay.replay.results.outcome import Outcome
+from opreplay.traces.errors import OpReplayError
+
+
+def serve(descriptor: int, parent: int) -> None:
+    """Work on tasks from the socket until it closes."""
+    die_with(parent)
+    # A scheduler that ends a job tells all its processes. An op in flight must not be taken for one that failed: the
+    # parent decides. A handler, since what is ignored would be ignored by programs that an op starts.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    with socket.socket(fileno=descriptor) as channel:
+        config = msgspec.msgpack.decode(receive(channel) or b"", type=WorkerConfig)
+        if config.cpus:
+            # Before torch is loaded, which makes as many threads as it sees processors.
+            os.sched_setaffinity(0, config.cpus)
+        try:
+            executor = make_executor(config)
+        except OpReplayError as error:
+            send(channel, Refused(message=str(error), hint=error.hint, exit_code=error.exit_code))
+            return
+        _limit_files()
+        keeps = config.device == "cpu" and config.keep_freed and allocator.keep_freed_memory()
+        send(channel, Ready(facts=executor.facts()))
+        decoder = msgspec.msgpack.Decoder(Task | SequenceTask)
+        while (frame := receive(channel)) is not None:
+            task = decoder.decode(frame)
+            if isinstance(task, SequenceTask):
+                send(channel, run_sequence(executor, config, task, partial(send, channel)))
+                continue
+            if keeps:
+                allocator.give_back()
+            if config.device == "cpu":
+                limit_memory(config.memory_bytes)
+            op = task.op
+            shrink_to = config.memory_bytes if config.over_budget == "shrink" else None
+            outcome = attempt(executor, op, seed=config.seed, options=config.measure, shrink_to=shrink_to)
+            send(channel, _checked(executor, outcome) if outcome.suspect else outcome)
+        executor.close()
+
+
+def run_sequence(
+    executor: Executor, config: WorkerConfig, task: SequenceTask, tell: Callable[[PassDone], None]
+) -> SequenceOutcome:
+    """What becomes of a sequence here, with as much memory as it may have."""
+    from opreplay.replay.execute.sequence.passes import serve_sequence
+
+    if config.device == "cpu":
+        limit_memory(max(config.memory_bytes, task.budget_bytes or environment.default_op_bytes()))
+    return serve_sequence(
+        executor, task, seed=config.seed, options=config.measure, op_bytes=config.memory_bytes, tell=tell
+    )
+
+
+def _checked(executor: Executor, outcome: Outcome) -> Outcome:
+    """The outcome of an op that raised, marked when the device is lost with it, as a CUDA context is."""
+    try:
+        executor.synchronize()
+    except Exception:
+        return msgspec.structs.replace(outcome, poisoned=True)
+    return outcome

@@ -1,0 +1,268 @@
+"""The main job: each op of a plan measured here and predicted on simulated devices, line by line into a sink.
+
+Owns the order of work, budgets of a whole run and the summary; not how one op is run (`isolation`, `attempt`) or what
+a device would take (`simulate` is handed in).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from time import monotonic
+
+import msgspec
+
+from opreplay.replay.arguments.supplied import check_values_file
+from opreplay.replay.execute.executors.make import make_executor
+from opreplay.replay.execute.messages import PassDone
+from opreplay.replay.execute.options import RunOptions, WorkerConfig
+from opreplay.replay.execute.processes.lanes import Engine, Lanes, OneByOne, lane_devices, split_cpus
+from opreplay.replay.execute.processes.runner import ChildProcess, InProcess, Runner
+from opreplay.replay.execute.processes.sequence_engine import SequenceEngine
+from opreplay.replay.host import environment
+from opreplay.replay.ir.model import Reason, ReplayOp, ReplayPlan
+from opreplay.replay.ir.sizes import need_of
+from opreplay.replay.plan.step.of_step import step_plan
+from opreplay.replay.results.of_plan import result_of, summarize
+from opreplay.replay.results.outcome import Outcome, unable
+from opreplay.replay.results.reading import ResultFile, ResultSink
+from opreplay.replay.results.records import (
+    Header,
+    JobResult,
+    OpResult,
+    Resumed,
+    SequenceResult,
+    Simulated,
+    Summary,
+    TraceResult,
+)
+from opreplay.replay.results.resume import identity_of, kept_results, whole_summary
+from opreplay.traces.errors import EnvironmentRefused
+
+MAPPED_BYTES = 128 << 10
+"""From this size on the C library maps memory anew for each result (mallopt(3), M_MMAP_THRESHOLD)."""
+
+Simulate = Callable[[ReplayOp], dict[str, Simulated]]
+"""Predictions for one op by SoC, in the order asked for."""
+Close = Callable[[Sequence[OpResult]], Sequence[TraceResult | JobResult | SequenceResult]]
+"""Records that follow from all results together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a run stands: told before each op, and once more at the end with no current op."""
+
+    done: int
+    total: int
+    current: str | None
+    """Name of the op that is next."""
+    elapsed_s: float
+    remaining_s: float | None
+    """Estimate; None before the first op."""
+
+
+def run_plan(
+    plan: ReplayPlan,
+    options: RunOptions,
+    *,
+    sink: ResultSink,
+    simulate: Simulate | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    runner: Runner | None = None,
+    engine: Engine | None = None,
+    trace: dict[str, object] | None = None,
+    earlier: ResultFile | None = None,
+    devices: tuple[str, ...] = (),
+    close: Close | None = None,
+    beside: bool = False,
+    on_start: Callable[[dict[str, object]], None] | None = None,
+) -> Summary:
+    """Measure and predict every op of the plan; each result goes to the sink as soon as it is there.
+
+    The sink gets a header first and a summary last, also when the run is interrupted: then the summary says so and the
+    exception passes on. `runner` or `engine` replace what the options would choose; `trace` is added to the header's
+    facts; `devices` names the simulated devices with their versions. With `earlier` the run goes on where that one
+    ended, without a new header. What `close` makes of all results is written before the summary. `beside` says that
+    another job measures on the same device. `on_start` is told the facts of host and device before the first op.
+    In the mode "sequence" the results are those of one recorded step, and one record more sums it up.
+    Raises EnvironmentRefused when the device is missing, UsageError or FormatError for values that fit no op, for an
+    `earlier` of another run and for a plan without the order of its calls, before anything is written.
+    """
+    started = monotonic()
+    if options.values is not None:
+        check_values_file(plan, options.values)
+    options = msgspec.structs.replace(options, max_op_bytes=options.max_op_bytes or _default_op_bytes(options, earlier))
+    continued = _with_threads(options, earlier)
+    if options.mode == "sequence":
+        plan = step_plan(plan)
+        chosen = sequence = sequence_engine(plan, continued, on_progress)
+        close = sequence.records
+    else:
+        chosen = engine if engine is not None else OneByOne(runner) if runner is not None else make_engine(continued)
+    results: list[OpResult] = []
+    begun = False
+    try:
+        facts = chosen.start() | ({"beside_another_job": True} if beside else {})
+        header = _header(plan, options, facts, trace or {}, devices)
+        if earlier is not None and (whole := whole_summary(earlier, header.identity)) is not None:
+            return whole
+        results += _begin(sink, header, earlier, again=options.mode == "sequence")
+        begun = True
+        if on_start is not None:
+            on_start(header.environment)
+        watch = _Watch(plan, options, started, len(results), on_progress)
+        done = {result.id for result in results}
+        for op, outcome in chosen.outcomes([op for op in plan.ops if op.id not in done], watch.decide):
+            result = result_of(plan, op, outcome, simulate(op) if simulate is not None else {})
+            sink.write(result)
+            results.append(result)
+            watch.done = len(results)
+        for record in close(results) if close is not None else ():
+            sink.write(record)
+    except BaseException:
+        # A full disk may be what ended the run: the error that matters is the one on its way.
+        with suppress(OSError, EnvironmentRefused):
+            if begun:
+                sink.write(summarize(plan, results, wall_s=monotonic() - started, interrupted=True))
+        raise
+    finally:
+        chosen.close()
+    summary = summarize(plan, results, wall_s=monotonic() - started, interrupted=False)
+    sink.write(summary)
+    if on_progress is not None:
+        on_progress(_progress(len(plan.ops), len(plan.ops), None, summary.wall_s))
+    return summary
+
+
+class _Watch:
+    """Says where the run stands before each op, and which op is not to run."""
+
+    def __init__(
+        self, plan: ReplayPlan, options: RunOptions, started: float, kept: int, tell: Callable[[Progress], None] | None
+    ) -> None:
+        self._total, self._options, self._started, self._kept, self._tell = len(plan.ops), options, started, kept, tell
+        self.done = kept
+
+    def decide(self, op: ReplayOp) -> Outcome | None:
+        """The op's outcome where the plan, or the run's time budget, says that it is not to be run."""
+        elapsed_s = monotonic() - self._started
+        if self._tell is not None:
+            self._tell(_progress(self.done, self._total, op.name, elapsed_s, kept=self._kept))
+        if op.reason is not None:
+            return unable(op.reason)
+        limit_s = self._options.total_time_s
+        if limit_s is not None and elapsed_s >= limit_s:
+            return unable(Reason("budget", f"time: the run's {limit_s:g} s are spent (--total-time)"))
+        return None
+
+
+def _begin(sink: ResultSink, header: Header, earlier: ResultFile | None, *, again: bool) -> list[OpResult]:
+    """Write the first line of this process; the results that are there already, none where all are made `again`."""
+    if earlier is None:
+        sink.write(header)
+        return []
+    kept = [] if again else kept_results(earlier)
+    sink.write(Resumed(started_at=header.started_at, kept=len(kept), environment=header.environment))
+    return kept
+
+
+def _default_op_bytes(options: RunOptions, earlier: ResultFile | None) -> int:
+    """What the run that is continued had, for as much may not be free any more; else a lane's part of half of what is
+    free."""
+    before = None if earlier is None else earlier.header.options.get("max_op_bytes")
+    return before if isinstance(before, int) else environment.default_op_bytes() // options.lanes
+
+
+def _with_threads(options: RunOptions, earlier: ResultFile | None) -> RunOptions:
+    """The options with as many threads as the run that is continued chose: its times are of that many."""
+    before = None if earlier is None else earlier.header.environment.get("threads")
+    if options.threads is not None or options.lanes > 1 or not isinstance(before, int):
+        return options
+    return msgspec.structs.replace(options, threads=before)
+
+
+def sequence_engine(
+    plan: ReplayPlan, options: RunOptions, on_progress: Callable[[Progress], None] | None
+) -> SequenceEngine:
+    """What replays the sequence of a plan: in a child process, or in this one where the options say so."""
+    config = msgspec.structs.replace(worker_config(options), keep_freed=False)
+    total = len(plan.ops)
+
+    def tell(done: PassDone) -> None:
+        if on_progress is not None:
+            # How long a first pass takes, nobody knows.
+            left_s = max(0.0, done.time_s - done.spent_s) if done.passes else None
+            current = f"pass {done.passes}" if done.passes else "first pass"
+            on_progress(
+                Progress(done=0, total=total, current=current, elapsed_s=done.spent_s, remaining_s=left_s)
+            )  # fmt: skip
+
+    return SequenceEngine(
+        plan, config, budget_bytes=options.max_live_bytes, op_time_s=options.op_time_s, limit_s=options.hard_limit_s(),
+        total_time_s=options.total_time_s, tell=tell,
+        executor=make_executor(config) if options.isolation == "none" else None,
+    )  # fmt: skip
+
+
+def make_engine(options: RunOptions) -> Engine:
+    """One runner, or as many lanes as the options ask for."""
+    if options.lanes == 1:
+        return OneByOne(make_runner(options))
+    base, limit_s = worker_config(options), options.hard_limit_s()
+    cpus = split_cpus(options.lanes) if options.threads is None else [()] * options.lanes
+    devices = lane_devices(options.device, options.lanes, shared=options.shared_device)
+    configs = [
+        msgspec.structs.replace(base, device=device, cpus=own) for device, own in zip(devices, cpus, strict=True)
+    ]
+    return Lanes([ChildProcess(config, limit_s=limit_s) for config in configs])
+
+
+def worker_config(options: RunOptions) -> WorkerConfig:
+    """What a process that runs ops must know of the options."""
+    return WorkerConfig(
+        executor=options.executor, device=options.device, threads=options.threads,
+        memory_bytes=options.max_op_bytes or environment.default_op_bytes(), over_budget=options.over_budget,
+        seed=options.seed, measure=options.measure_options(), allow_imports=options.allow_imports,
+        plugins=options.plugins, init_modules=options.init_modules, init_args=options.init_args,
+        values=options.values, check_work=options.check_work,
+    )  # fmt: skip
+
+
+def make_runner(options: RunOptions) -> Runner:
+    """A child process for the ops, or this process where the options say so."""
+    config = worker_config(options)
+    if options.isolation == "process":
+        return ChildProcess(config, limit_s=options.hard_limit_s())
+    shrink_to = config.memory_bytes if config.over_budget == "shrink" else None
+    return InProcess(make_executor(config), seed=options.seed, options=config.measure, shrink_to=shrink_to)
+
+
+def _header(
+    plan: ReplayPlan, options: RunOptions, facts: dict[str, object], trace: dict[str, object], devices: tuple[str, ...]
+) -> Header:
+    about: dict[str, object] = {
+        "source": plan.source,
+        "selection": plan.selection,
+        "device": plan.device,
+        "ops": len(plan.ops),
+        "device_us_total": plan.device_us_total,
+        "unowned_device_us": plan.unowned_device_us,
+        "host_us_total": plan.host_us_total,
+        "large_results": sum(need_of(op).outputs >= MAPPED_BYTES for op in plan.ops),
+    }
+    return Header(
+        opreplay_version=environment.opreplay_version(),
+        started_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        trace={**about, **trace},
+        environment={**environment.host_facts(), **facts},
+        options=msgspec.to_builtins(options),
+        identity=identity_of(plan, msgspec.to_builtins(options), facts, devices=devices),
+    )
+
+
+def _progress(done: int, total: int, current: str | None, elapsed_s: float, *, kept: int = 0) -> Progress:
+    """`kept` of the ops that are done were done by the run that this one continues, in no time of its own."""
+    remaining = elapsed_s / (done - kept) * (total - done) if done > kept else None
+    return Progress(done=done, total=total, current=current, elapsed_s=elapsed_s, remaining_s=remaining)

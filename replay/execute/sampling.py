@@ -1,0 +1,165 @@
+"""Samples of one op: timed one after the other with the gauges beside them, and taken again where another program had
+the processor meanwhile; owns when there are enough, not what they amount to."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from opreplay.replay.execute.executors.base import Executor, Prepared
+from opreplay.replay.results import stats
+from opreplay.replay.results.measurement import CacheState, MeasureWarning
+
+if TYPE_CHECKING:
+    from opreplay.replay.execute.options import MeasureOptions
+
+CHECK_EVERY = 4
+OVERTIME = 2.0
+"""So many times `op_time_s` may be spent beyond the budget on an op that is slow, or interrupted again and again."""
+WALL = 3.0
+"""So many times as long as that it may take by the clock on the wall, where other programs use the processors."""
+READINGS = 3
+"""Most times that the gauges are read for one sample, where the readings are interrupted."""
+
+
+class SamplePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What one sample is made of."""
+
+    calls: Sequence[Callable[[], Any]]
+    """One to be repeated, or as many as a sample has."""
+    count: int
+    evict: bool = False
+    rewarm: bool = False
+    """Whether a call that is not timed follows what is done between samples, so that these find warm caches."""
+    cache: CacheState
+    graph: Callable[[], Any] | None = None
+    """Launches the whole sample at once."""
+
+
+class Sample(NamedTuple):
+    """One batch of calls; times in microseconds a call."""
+
+    took_us: float
+    waited_us: float
+    """Of that, what the thread waited for a processor that another program had."""
+    gauge_us: tuple[float, ...]
+    """Means of the readings of the gauges right before and right after it; empty without a gauge."""
+
+
+class Samples:
+    """What was timed, in the order of time."""
+
+    def __init__(self) -> None:
+        self.clean: list[Sample] = []
+        self.interrupted: list[Sample] = []
+        """Those in which a thread of this process was switched out against its will."""
+        self.all: list[Sample] = []
+        self.ordered: list[float] = []
+        """Times of the clean ones, ascending."""
+        self.lost_s = 0.0
+        """Time of the interrupted ones."""
+
+    def add(self, sample: Sample, *, interrupted: bool, spent_s: float) -> None:
+        self.all.append(sample)
+        if interrupted:
+            self.interrupted.append(sample)
+            self.lost_s += spent_s
+        else:
+            self.clean.append(sample)
+            insort(self.ordered, sample.took_us)
+
+    def chosen(self, *, enough: int, one_thread: bool) -> tuple[list[Sample], list[MeasureWarning]]:
+        """The samples that count, in order, and what is wrong with them.
+
+        The clean ones where there are `enough`. Else all: what one thread waited for a processor is taken off, and
+        where there are several, whose waits hide in each other's, they count as they are.
+        """
+        if len(self.clean) >= enough or not self.interrupted:
+            return self.clean, []
+        total_us = sum(sample.took_us for sample in self.all)
+        waited_us = sum(sample.waited_us for sample in self.all) if one_thread else 0.0
+        data = {
+            "interrupted": float(len(self.interrupted)), "samples": float(len(self.all)),
+            "left_out_share": waited_us / total_us if total_us > 0 else 0.0,
+        }  # fmt: skip
+        warning = MeasureWarning(kind="interrupted", data=data)
+        if not one_thread:
+            return self.all, [warning]
+        return [s._replace(took_us=max(0.0, s.took_us - s.waited_us)) for s in self.all], [warning]
+
+
+def collect(
+    executor: Executor, prepared: Prepared, plan: SamplePlan, options: MeasureOptions, *, budget_s: float, left_s: float
+) -> Samples:
+    """Samples until their median is known well enough or the budget is spent, and in any case for less than `left_s`;
+    at least one."""
+    clock = executor.clock
+    samples = Samples()
+    turn = 0
+    started, first_us = clock.now_s(), clock.interruptions().used_us or 0.0
+    before_us = _read(executor, prepared, plan)
+    while len(samples.all) < options.max_samples:
+        if plan.evict:
+            executor.evict()
+            before_us = _read(executor, prepared, plan)
+        at = clock.interruptions()
+        if plan.graph is not None:
+            took_us = clock.time_calls(plan.graph, 1)
+        elif len(plan.calls) == 1:
+            took_us = clock.time_calls(plan.calls[0], plan.count)
+        else:
+            took_us = clock.time_each([plan.calls[(turn + i) % len(plan.calls)] for i in range(plan.count)])
+            turn += plan.count
+        since = clock.interruptions()
+        executor.reset(prepared)
+        after_us = _read(executor, prepared, plan)
+        gauge_us = tuple((a + b) / 2 for a, b in zip(before_us, after_us, strict=True))
+        before_us = after_us
+        waited_us = since.waited_since(at, took_us)
+        samples.add(
+            Sample(took_us / plan.count, waited_us / plan.count, gauge_us),
+            interrupted=since.switches > at.switches, spent_s=(took_us - waited_us) * 1e-6,
+        )  # fmt: skip
+        wall_s = clock.now_s() - started
+        spent_s = wall_s if since.used_us is None else (since.used_us - first_us) * 1e-6
+        if _enough(samples, min(spent_s, wall_s), wall_s, options, budget_s, left_s):
+            break
+    return samples
+
+
+def _read(executor: Executor, prepared: Prepared, plan: SamplePlan) -> tuple[float, ...]:
+    """Readings of the gauges; of memory where caches are meant to be cold, as it goes through them."""
+    if executor.gauge is None:
+        return ()
+    reading: tuple[float, ...] = ()
+    for _ in range(READINGS):
+        at = executor.clock.interruptions().switches
+        again = executor.gauge.read(executor.clock, memory=plan.cache == "cold")
+        # What interrupts a reading only adds to it.
+        reading = tuple(map(min, reading, again)) if reading else again
+        if executor.clock.interruptions().switches == at:
+            break
+    if plan.rewarm:
+        prepared.call()
+    return reading
+
+
+def _enough(
+    samples: Samples, spent_s: float, wall_s: float, options: MeasureOptions, budget_s: float, left_s: float
+) -> bool:
+    """Whether the median is known well enough, or the time is spent: the thread's own, or so many times as much wall
+    time."""
+    clean, count = len(samples.clean), len(samples.all)
+    a_sample_s = spent_s / count
+    most_s = max(budget_s, 0.0) + OVERTIME * options.op_time_s
+    if wall_s + wall_s / count > min(left_s, WALL * most_s):
+        return True
+    if clean < options.min_samples:
+        return spent_s + a_sample_s > most_s
+    if spent_s - samples.lost_s >= budget_s or spent_s >= most_s:
+        return True
+    settled = spent_s - samples.lost_s >= options.min_share * options.op_time_s
+    return settled and clean % CHECK_EVERY == 0 and stats.is_narrow(samples.ordered, options.target_ci)

@@ -1,0 +1,254 @@
+"""How long the tensors of a sequence live and what they take together, kept under a budget; pure, knows no torch.
+
+Owns the count of bytes and what is recycled where they are too many. Which tensor is which is `linking`.
+
+A result lives until its last use in the step, and a tensor from outside as long as the sequence runs. Where that is
+more than the budget, tensors from outside that one argument of one op takes in turns share memory, the largest first;
+then those are made anew for each call; then results whose next use is farthest are dropped early, and made anew.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+
+import msgspec
+
+from opreplay.replay.ir import sizes as budget
+from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.plan.step.linking import VIEWS, Linked, Source, Value, results_of, tensors_of
+
+NEVER = 1 << 60
+
+
+class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A linked sequence that keeps to a budget."""
+
+    linked: Linked
+    drops: tuple[tuple[Value, ...], ...]
+    """Results that are dropped after each call."""
+    peak_bytes: int
+    """Most that all tensors take together at any time, their making included."""
+    outside_bytes: int
+    """Of it, tensors from outside, which live all the time."""
+    recycled: int = 0
+    """Tensors from outside that lie in the memory of others."""
+    remade: int = 0
+    """Arguments that are made anew for their call, since what they were is gone."""
+
+
+def plan_memory(ops: Sequence[ReplayOp], linked: Linked, budget_bytes: float = math.inf) -> MemoryPlan:
+    """The sequence so that its tensors take at most `budget_bytes` at any time.
+
+    Raises ValueError where a single op needs more: such ones are to be left out before.
+    """
+    sizes = _Sizes(ops)
+    whole = _Sweep(ops, sizes, linked, math.inf).result()
+    if whole.peak_bytes <= budget_bytes:
+        return whole
+    largest = max((sizes.whole[index] for index in linked.calls), default=0)
+    if largest > budget_bytes:
+        raise ValueError(f"an op needs {largest} bytes, budget {budget_bytes:.0f}")
+    results_bytes = whole.peak_bytes - whole.outside_bytes
+    room = budget_bytes - min(max(results_bytes, largest), budget_bytes)
+    shared, recycled = _recycled(linked, sizes, room)
+    shared = _made_anew(shared, sizes, budget_bytes - largest)
+    made = _Sweep(ops, sizes, shared, budget_bytes).result()
+    return msgspec.structs.replace(made, recycled=recycled)
+
+
+def need_bytes(op: ReplayOp) -> int:
+    """An op with all its arguments and results: a budget below that has no room for it."""
+    inputs = sum(0 if meta is None else budget.tensor_bytes(meta) for _, _, meta in tensors_of(op))
+    outputs = sum(0 if meta is None else budget.tensor_bytes(meta) for meta in results_of(op))
+    # `need_of` knows what an op takes whose results nobody knows.
+    return max(budget.need_of(op).total, inputs + outputs)
+
+
+class _Sizes:
+    """Bytes of arguments and results."""
+
+    def __init__(self, ops: Sequence[ReplayOp]) -> None:
+        self.inputs = [[0 if m is None else budget.tensor_bytes(m) for _, _, m in tensors_of(op)] for op in ops]
+        self.outputs = [[0 if m is None else budget.tensor_bytes(m) for m in results_of(op)] for op in ops]
+        self.whole = [need_bytes(op) for op in ops]
+
+    def outside(self, linked: Linked) -> list[int]:
+        return [self.inputs[one.op][one.argument] for one in linked.outside]
+
+
+def _recycled(linked: Linked, sizes: _Sizes, room: float) -> tuple[Linked, int]:
+    """Tensors from outside within `room` bytes as far as sharing goes: one argument of one op keeps at least one."""
+    groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for number, one in enumerate(linked.outside):
+        groups[one.op, one.argument].append(number)
+    excess = sum(sizes.outside(linked)) - room
+    target = list(range(len(linked.outside)))
+    gone = 0
+    for (op, argument), numbers in sorted(groups.items(), key=lambda item: -sizes.inputs[item[0][0]][item[0][1]]):
+        size = sizes.inputs[op][argument]
+        if excess <= 0 or size == 0:
+            break
+        removed = min(len(numbers) - 1, math.ceil(excess / size))
+        kept = len(numbers) - removed
+        for turn, number in enumerate(numbers):
+            target[number] = numbers[turn % kept]
+        excess -= removed * size
+        gone += removed
+    return _renumbered(linked, target), gone
+
+
+def _made_anew(linked: Linked, sizes: _Sizes, room: float) -> Linked:
+    """The largest tensors from outside made for each call, until the others take at most `room` bytes."""
+    held = sizes.outside(linked)
+    total = sum(held)
+    target = list(range(len(held)))
+    for number in sorted(target, key=lambda number: -held[number]):
+        if total <= room:
+            break
+        total -= held[number]
+        target[number] = -1
+    return linked if total == sum(held) else _renumbered(linked, target)
+
+
+def _renumbered(linked: Linked, target: Sequence[int]) -> Linked:
+    """With tensor `target[n]` in place of the one from outside numbered n; -1 is one made for its call."""
+    kept = sorted(set(target) - {-1})
+    number = {old: new for new, old in enumerate(kept)}
+
+    def moved(source: Source) -> Source:
+        if source.kind != "outside":
+            return source
+        to = target[source.number]
+        return Source("own") if to < 0 else source._replace(number=number[to])
+
+    return msgspec.structs.replace(
+        linked, sources=tuple(tuple(map(moved, sources)) for sources in linked.sources),
+        outside=tuple(linked.outside[old] for old in kept),
+    )  # fmt: skip
+
+
+class _Sweep:
+    """One pass over the calls that counts what is alive, and drops early what does not fit."""
+
+    def __init__(self, ops: Sequence[ReplayOp], sizes: _Sizes, linked: Linked, limit: float) -> None:
+        self._ops, self._sizes, self._linked, self._limit = ops, sizes, linked, limit
+        self._outside_bytes = sum(sizes.outside(linked))
+        self._uses: dict[Value, list[int]] = defaultdict(list)
+        for place, sources in enumerate(linked.sources):
+            for source in sources:
+                if source.value is not None:
+                    self._uses[source.value].append(place)
+        self._memory_of: dict[Value, int] = {}
+        self._values: dict[int, list[Value]] = {}
+        self._bytes: dict[int, int] = {}
+        self._live = 0
+        self._next = 0
+        self._dropped: set[Value] = set()
+        # While tensors from outside are made, the other arguments of their op are there for a moment.
+        making = max((sum(sizes.inputs[index]) for index in set(linked.calls)), default=0)
+        self._peak = self._outside_bytes + making
+        self._in_place = [budget.is_in_place(op) or op.name in VIEWS for op in ops]
+
+    def result(self) -> MemoryPlan:
+        """The plan of this pass. Raises ValueError where it cannot keep to the limit."""
+        sources, drops, remade = [], [], 0
+        for place, index in enumerate(self._linked.calls):
+            early: list[Value] = []
+            found = self._fitting(place, index, self._linked.sources[place], early)
+            remade += sum(source.kind == "own" for source in found)
+            if early:
+                # What is dropped for the sake of this call is gone before it: after the one before.
+                drops[-1] = (*drops[-1], *early)
+            sources.append(found)
+            self._add_results(place, index, found)
+            drops.append(self._after(place, index, found))
+        linked = msgspec.structs.replace(self._linked, sources=tuple(sources))
+        return MemoryPlan(
+            linked=linked, drops=tuple(drops), peak_bytes=self._peak, outside_bytes=self._outside_bytes, remade=remade,
+        )  # fmt: skip
+
+    def _fitting(self, place: int, index: int, sources: tuple[Source, ...], early: list[Value]) -> tuple[Source, ...]:
+        """The sources of a call as they can be had within the limit; `early` gets what had to go."""
+        found = tuple(self._still_there(source) for source in sources)
+        while self._total(index, found) > self._limit:
+            used = {self._memory_of[source.value] for source in found if source.value is not None}
+            free = [memory for memory in self._values if memory not in used]
+            if free:
+                early += self._evict(max(free, key=lambda memory: (self._next_use(memory, place), memory)))
+                continue
+            if not used and all(source.kind in ("own", "absent") for source in found):
+                raise ValueError(f"call {place} needs {self._total(index, found)} bytes, budget {self._limit:.0f}")
+            # Views can lie in memory that is much larger than they are: then nothing but the call's own is kept.
+            for memory in used:
+                early += self._evict(memory)
+            found = tuple(source if source.kind == "absent" else Source("own") for source in found)
+        self._peak = max(self._peak, self._total(index, found))
+        return found
+
+    def _still_there(self, source: Source) -> Source:
+        return Source("own") if source.value is not None and source.value not in self._memory_of else source
+
+    def _total(self, index: int, sources: Sequence[Source]) -> int:
+        """All that is there while the call runs."""
+        # An initializer makes all arguments of a call, though only some of them are asked for.
+        made = sum(self._sizes.inputs[index]) if any(source.kind == "own" for source in sources) else 0
+        shared = bool(sources) and self._in_place[index] and sources[0].kind != "absent" and not made
+        results = 0 if shared else sum(self._sizes.outputs[index])
+        return self._outside_bytes + self._live + made + results
+
+    def _evict(self, memory: int) -> list[Value]:
+        values = self._values.pop(memory)
+        self._live -= self._bytes.pop(memory)
+        for value in values:
+            del self._memory_of[value]
+        self._dropped.update(values)
+        return values
+
+    def _next_use(self, memory: int, place: int) -> int:
+        """First call after `place` that uses what lies there."""
+        found = NEVER
+        for value in self._values[memory]:
+            uses = self._uses[value]
+            at = bisect_right(uses, place)
+            found = min(found, uses[at] if at < len(uses) else NEVER)
+        return found
+
+    def _add_results(self, place: int, index: int, sources: Sequence[Source]) -> None:
+        """Take the results in; those of a view or of an op in place lie where its first argument does."""
+        first = sources[0] if sources and self._in_place[index] else Source("absent")
+        root = None if first.value is None else self._memory_of[first.value]
+        if first.kind in ("outside", "own"):
+            root = self._room(0 if first.kind == "outside" else self._sizes.inputs[index][0])
+        for output, size in enumerate(self._sizes.outputs[index]):
+            memory = self._room(size) if root is None else root
+            self._memory_of[Value(place, output)] = memory
+            self._values[memory].append(Value(place, output))
+
+    def _room(self, size: int) -> int:
+        """A memory of so many bytes; 0 for one that is there anyway."""
+        self._next += 1
+        self._bytes[self._next], self._values[self._next] = size, []
+        self._live += size
+        return self._next
+
+    def _after(self, place: int, index: int, sources: Sequence[Source]) -> tuple[Value, ...]:
+        """Results that nothing uses after this call; they are taken out."""
+        candidates = {Value(place, output) for output in range(len(self._sizes.outputs[index]))}
+        candidates |= {source.value for source in sources if source.value is not None}
+        done = []
+        for value in sorted(candidates):
+            uses = self._uses.get(value, [])
+            if uses and uses[-1] > place:
+                continue
+            memory = self._memory_of.pop(value, None)
+            if memory is None:
+                continue
+            done.append(value)
+            self._values[memory].remove(value)
+            if not self._values[memory]:
+                del self._values[memory]
+                self._live -= self._bytes.pop(memory)
+        return tuple(done)

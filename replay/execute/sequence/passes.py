@@ -1,0 +1,314 @@
+"""A sequence from its ops to its outcome, inside the process that runs it; owns neither the process nor its end.
+
+Ops that cannot be made ready are left out. The others are linked and run once while everything is looked at; what that
+finds (an op that raises, a result that is not what the plan expects) changes the links, until a pass finds nothing.
+Then the passes follow that count.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import mmap
+import struct
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import msgspec
+
+from opreplay.replay.arguments.shrink.choose import fitted
+from opreplay.replay.execute.executors.base import Executor
+from opreplay.replay.execute.executors.sequence_tools import Filled, SequenceParts
+from opreplay.replay.execute.measure import summarize
+from opreplay.replay.execute.messages import OpTimes, PassDone, SequenceOutcome, SequenceTask
+from opreplay.replay.execute.options import MeasureOptions
+from opreplay.replay.execute.sequence.lifetimes import MemoryPlan, need_bytes, plan_memory
+from opreplay.replay.execute.sequence.program import Form, Program
+from opreplay.replay.ir import sizes as budget
+from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
+from opreplay.replay.ir.reasons import NotReplayable, reason_for
+from opreplay.replay.plan.step.linking import counts, link
+from opreplay.replay.results import stats
+from opreplay.replay.results.records import Tensors
+from opreplay.traces.errors import OpReplayError
+
+BEAT = struct.Struct("<qq")
+"""Index of the op, and a number that grows with each call."""
+ROUNDS = 10
+"""First passes, each linked by what the one before found, in which an op that raises gets another try; two or three are
+usual."""
+MIN_PASSES = 3
+SAMPLES = 4_000_000
+"""Times of calls that are kept; a sequence of many calls has fewer passes."""
+DEFAULT_BUDGET = 1 << 30
+"""Where a device does not say what is free."""
+
+Tell = Callable[[PassDone], None]
+
+
+class TimeIsUp(Exception):
+    """The run may take no longer."""
+
+
+class LostDevice(Exception):
+    """The device takes no more work from this process."""
+
+
+def serve_sequence(
+    executor: Executor, task: SequenceTask, *, seed: int, options: MeasureOptions, op_bytes: int, tell: Tell
+) -> SequenceOutcome:
+    """Replay the sequence of `task`. Raises LostDevice, and nothing else but what is meant to end the process.
+
+    Without a whole pass that counts there are no times.
+    `op_bytes` is what a single op may need; `tell` is called after each pass.
+    """
+    parts = executor.for_sequences()
+    limit = task.budget_bytes
+    if limit is None:
+        free = parts.free_bytes()
+        limit = DEFAULT_BUDGET if free is None else free // 2
+    with Heartbeat(task.heartbeat) as beat:
+        run = _Run(parts, task, seed, op_bytes, limit, beat)
+        try:
+            run.make_ready()
+            return run.measured(run.settled(tell), options, executor.clock.resolution_us, tell)
+        except TimeIsUp:
+            return SequenceOutcome(times={}, reasons=run.reasons, calls=0)
+
+
+class Heartbeat:
+    """A file that says which op this process is at, also when it is gone."""
+
+    def __init__(self, path: str) -> None:
+        self._file = Path(path).open("r+b")  # noqa: SIM115 - closed with the heartbeat
+        self._memory = mmap.mmap(self._file.fileno(), BEAT.size)
+        self._beats = 0
+
+    def __call__(self, index: int) -> None:
+        """This process is now at the op of this index in the task; -1 between ops."""
+        self._beats += 1
+        BEAT.pack_into(self._memory, 0, index, self._beats)
+
+    def __enter__(self) -> Heartbeat:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # What ends the process is the fault of the op that it was at.
+        if kind is None:
+            self(-1)
+        self._memory.close()
+        self._file.close()
+
+
+class _Run:
+    """One task on its way."""
+
+    def __init__(
+        self, parts: SequenceParts, task: SequenceTask, seed: int, op_bytes: int, limit: int, beat: Heartbeat
+    ) -> None:
+        self._parts, self._task, self._seed, self._op_bytes, self._limit = parts, task, seed, op_bytes, limit
+        self._beat = beat
+        self._ends = math.inf if task.left_s is None else perf_counter() + task.left_s
+        self.reasons: dict[str, Reason] = {}
+        self._ops: list[ReplayOp] = list(task.ops)
+        """As the device runs them, where it does."""
+        self._functions: dict[int, Callable[..., Any]] = {}
+        self._forms: dict[int, Form] = {}
+        self._said: dict[int, tuple[str, tuple[Assumption, ...]]] = {}
+        self._ruled: set[str] = set()
+        self._own: set[str] = set(task.own)
+        self._unknown: set[tuple[str, int]] = set()
+        self._plan: MemoryPlan | None = None
+        self._pass_s = 0.0
+
+    def make_ready(self) -> None:
+        """Find and fill each op once, to learn how it is called."""
+        for index, op in enumerate(self._task.ops):
+            self._at(index)
+            try:
+                self._make_ready(index, op)
+            except NotReplayable as stopped:
+                self.reasons[op.id] = stopped.reason
+            except OpReplayError as error:
+                self.reasons[op.id] = Reason("failed", str(error))
+            except Exception as error:
+                self._check_device(error)
+                self.reasons[op.id] = reason_for(error)
+
+    def settled(self, tell: Tell) -> Program:
+        """The program whose first pass found nothing that changes it."""
+        number = 0
+        while True:
+            number += 1
+            tell(PassDone(passes=0, spent_s=0.0, time_s=self._task.time_s))
+            program, started = self._linked(), perf_counter()
+            found = program.first_pass(self._parts.timer, self._at_call)
+            self._parts.timer.end()
+            self._pass_s = perf_counter() - started
+            if not found:
+                return program
+            for index, error in found.raised.items():
+                self._check_device(error)
+                self._raised(index, error, last=number >= ROUNDS)
+            self._unknown |= found.unknown
+            del program  # its tensors are gone before others are made
+
+    def measured(self, program: Program, options: MeasureOptions, resolution_us: float, tell: Tell) -> SequenceOutcome:
+        """The passes that count, and what they come to."""
+        assert self._plan is not None
+        calls = [self._numbers[index] for index in self._plan.linked.calls]
+        samples: dict[int, array[float]] = defaultdict(lambda: array("d"))
+        sums: list[float] = []
+        walls: list[float] = []
+        most = max(MIN_PASSES, min(options.max_samples, SAMPLES // max(1, len(calls))))
+        refilled = 0
+        self._warm_up(program)
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            started = perf_counter()
+            while calls and len(sums) < most:
+                before, aside_s, begun = program.refilled, program.aside_s, perf_counter()
+                try:
+                    program.run_pass(self._parts.timer, self._at_call)
+                except TimeIsUp:
+                    break
+                times = self._parts.timer.end()
+                wall_us = (perf_counter() - begun - (program.aside_s - aside_s)) * 1e6
+                if program.raised:
+                    # What it made in earlier passes was of another program.
+                    self._leave_out(program.raised)
+                    del program
+                    program = self.settled(tell)
+                    calls = [self._numbers[index] for index in self._plan.linked.calls]
+                    samples.clear()
+                    sums, walls = [], []
+                    continue
+                walls.append(wall_us)
+                sums.append(sum(times))
+                for index, time_us in zip(calls, times, strict=True):
+                    samples[index].append(time_us)
+                program.mend()
+                refilled = max(refilled, program.refilled - before)
+                spent = perf_counter() - started
+                tell(PassDone(passes=len(sums), spent_s=spent, time_s=self._task.time_s))
+                if self._enough(sums, spent, options):
+                    break
+        finally:
+            self._beat(-1)
+            if collecting:
+                gc.enable()
+        return self._outcome(samples, sums, walls, refilled, options, resolution_us)
+
+    def _warm_up(self, program: Program) -> None:
+        """One pass that does not count: in the first one everything was looked at, which is no way to fill a cache.
+
+        None where a pass is longer than all of them may take.
+        """
+        if self._pass_s > self._task.time_s:
+            return
+        program.run_pass(self._parts.timer, self._at_call)
+        self._parts.timer.end()
+
+    def _leave_out(self, raised: Mapping[int, Exception]) -> None:
+        """Ops that raised after all, by their place in the program."""
+        for at, error in raised.items():
+            self._check_device(error)
+            self.reasons[self._task.ops[self._numbers[at]].id] = reason_for(error)
+
+    def _at(self, index: int) -> None:
+        """The op of this index in the task is next. Raises TimeIsUp where there is no time for it."""
+        if perf_counter() > self._ends:
+            raise TimeIsUp
+        self._beat(index)
+
+    def _at_call(self, number: int) -> None:
+        """The same for the op of this number in the program."""
+        self._at(self._numbers[number])
+
+    def _make_ready(self, index: int, op: ReplayOp) -> None:
+        # A pool that is larger than it need be leaves the work as it is; slices of an op have other results.
+        part = fitted(op, min(self._op_bytes, self._limit))
+        whole = part.op if part.part == 1.0 else op
+        if (reason := budget.over_budget(whole, self._op_bytes)) is not None:
+            raise NotReplayable(reason)
+        found, function, notes = self._parts.found(whole)
+        if (need := need_bytes(found)) > self._limit:
+            needs, limit = budget.readable(need), budget.readable(self._limit)
+            raise NotReplayable(Reason("budget", f"needs {needs}, all tensors may take {limit} (--max-live-memory)"))
+        filled = self._parts.fill(found, function, self._seed, notes)
+        self._ops[index], self._functions[index] = filled.op, function
+        self._forms[index] = Form(filled).without_tensors()
+        self._said[index] = (filled.initializer, (*part.assumptions, *filled.assumptions))
+        if filled.ruled:
+            self._ruled.add(op.id)
+
+    def _linked(self) -> Program:
+        """The ops that are left, linked within the budget, with their tensors."""
+        self._numbers = [index for index in sorted(self._forms) if self._task.ops[index].id not in self.reasons]
+        place = {index: at for at, index in enumerate(self._numbers)}
+        ops = [self._ops[index] for index in self._numbers]
+        calls = [place[index] for index in self._task.calls if index in place]
+        pairs = zip(self._task.calls, self._task.memories, strict=False)
+        memories = [both for index, both in pairs if index in place]
+        self._beat(-1)  # what takes long here is the fault of no op
+        linked = link(ops, calls, memories=memories, fixed_integers=self._ruled, own=self._own, unknown=self._unknown)
+        self._links = counts(linked)
+        self._beat(-1)
+        self._plan = plan_memory(ops, linked, self._limit)
+        forms = [self._forms[index] for index in self._numbers]
+        return Program(ops, self._plan, forms, self._fill, self._parts.tools)
+
+    def _fill(self, at: int) -> Filled:
+        index = self._numbers[at]
+        self._at(index)
+        return self._parts.fill(self._ops[index], self._functions[index], self._seed, ())
+
+    def _raised(self, at: int, error: Exception, *, last: bool) -> None:
+        """An op that raised gets arguments of its own; one that had them is left out."""
+        op = self._ops[self._numbers[at]]
+        if op.id in self._own or last:
+            self.reasons[op.id] = reason_for(error)
+        self._own.add(op.id)
+
+    def _check_device(self, error: Exception) -> None:
+        """Raises LostDevice when the device is lost with the error, as a CUDA context is."""
+        try:
+            self._parts.synchronize()
+        except Exception:
+            raise LostDevice(str(error)) from error
+
+    def _enough(self, sums: Sequence[float], spent_s: float, options: MeasureOptions) -> bool:
+        if len(sums) < MIN_PASSES:
+            return spent_s + spent_s / len(sums) > 2 * self._task.time_s
+        narrow = len(sums) >= options.min_samples and stats.is_narrow(sorted(sums), options.target_ci)
+        return spent_s >= self._task.time_s or (narrow and spent_s >= options.min_share * options.op_time_s)
+
+    def _outcome(
+        self, samples: dict[int, array[float]], sums: list[float], walls: list[float], refilled: int,
+        options: MeasureOptions, resolution_us: float,
+    ) -> SequenceOutcome:  # fmt: skip
+        assert self._plan is not None
+        times = {}
+        for index, taken in samples.items():
+            op, (initializer, said) = self._task.ops[index], self._said[index]
+            if op.id in self.reasons:
+                continue
+            found = summarize(sorted(taken), calls=1, resolution_us=resolution_us, options=options)
+            found = msgspec.structs.replace(found, cache="sequence")
+            times[op.id] = OpTimes(measurement=found, initializer=initializer, assumptions=said)
+        shared = self._plan
+        return SequenceOutcome(
+            times=times, reasons=self.reasons, calls=len(shared.linked.calls) if sums else 0, sums_us=tuple(sums),
+            walls_us=tuple(walls),
+            tensors=Tensors(
+                recorded=shared.linked.recorded, results=self._links["result"], views=self._links["view"],
+                outside_arguments=self._links["outside"],
+                remade=shared.remade, outside=len(shared.linked.outside), recycled=shared.recycled, refilled=refilled,
+                peak_bytes=shared.peak_bytes, budget_bytes=self._limit,
+            ),
+        )  # fmt: skip

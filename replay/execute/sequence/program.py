@@ -1,0 +1,219 @@
+"""A linked sequence on a device: its tensors from outside, and one pass over its calls; owns no clock and no retry.
+
+Needs torch only for tensors that it is given: an executor without any runs sequences without any.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+from opreplay.replay.execute.executors.sequence_tools import Filled, Tools
+from opreplay.replay.execute.executors.timers import Timer
+from opreplay.replay.execute.sequence.lifetimes import MemoryPlan
+from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.plan.step.linking import Source, Value, results_of, tensors_of
+
+Fill = Callable[[int], Filled]
+"""Makes all arguments of an op, by its index."""
+
+
+class Findings:
+    """What the first pass finds out, so that the sequence can be linked anew."""
+
+    def __init__(self) -> None:
+        self.raised: dict[int, Exception] = {}
+        """By index of the op."""
+        self.unknown: set[tuple[str, int]] = set()
+        """(id, output) of results that something uses, and that are not what the plan expects."""
+
+    def __bool__(self) -> bool:
+        return bool(self.raised or self.unknown)
+
+
+class Program:
+    """A sequence with its tensors, to be run pass by pass."""
+
+    def __init__(
+        self, ops: Sequence[ReplayOp], plan: MemoryPlan, forms: Sequence[Form], fill: Fill, tools: Tools
+    ) -> None:
+        """`forms` are the ops as they are called, without tensors."""
+        self._ops, self._plan, self._fill, self._tools = ops, plan, fill, tools
+        self._calls = forms
+        self._metas = [[meta for _, _, meta in tensors_of(op)] for op in ops]
+        self._results = [results_of(op) for op in ops]
+        self._outside = self._made(fill)
+        self._kept = self._kept_results()
+        self._refill: dict[int, list[int]] = defaultdict(list)
+        """Results that are not finite by place of their call."""
+        self.aside_s = 0.0
+        """Wall time that went into making and filling tensors anew during passes: a model does no such thing."""
+        self.refilled = 0
+        self.raised: dict[int, Exception] = {}
+        """By index of the op, in any pass but the first one."""
+
+    def first_pass(self, timer: Timer, at: Callable[[int], None]) -> Findings:
+        """One pass that looks at everything: what raises, what is not as planned, what is not finite."""
+        found = Findings()
+        self._pass(timer, at, found)
+        return found
+
+    def run_pass(self, timer: Timer, at: Callable[[int], None]) -> None:
+        """One pass as quick as it goes; `at` is told the index of the op before each call."""
+        self._pass(timer, at, None)
+
+    def mend(self) -> int:
+        """Refill tensors from outside that calls have written to and that are not finite any more; how many."""
+        mended = 0
+        for number in self._written():
+            tensor = self._outside[number]
+            if not self._tools.is_finite(tensor):
+                one = self._plan.linked.outside[number]
+                self._tools.copy_into(tensor, Form(self._fill(one.op)).tensors[one.argument])
+                mended += 1
+        self.refilled += mended
+        return mended
+
+    def _pass(self, timer: Timer, at: Callable[[int], None], found: Findings | None) -> None:
+        linked, alive = self._plan.linked, {}
+        timer.begin()
+        for place, (index, sources) in enumerate(zip(linked.calls, linked.sources, strict=True)):
+            at(index)
+            form = self._calls[index]
+            tensors = self._arguments(index, sources, alive)
+            args, named = form.arguments(tensors)
+            try:
+                returned = timer.timed(form.function, args, named)
+            except Exception as error:
+                # The op costs itself; what it would have made is made anew for those that use it. Its traceback would
+                # keep all tensors of the program, also when another one is made.
+                error.__traceback__ = error.__context__ = error.__cause__ = None
+                (self.raised if found is None else found.raised).setdefault(index, error)
+                returned = None
+            del args, named, tensors
+            self._take(place, index, returned, alive, found)
+            del returned
+            for value in self._plan.drops[place]:
+                alive.pop(value, None)
+
+    def _arguments(self, index: int, sources: tuple[Source, ...], alive: dict[Value, Any]) -> list[Any]:
+        """The tensor arguments of a call, lists flattened."""
+        made: list[Any] | None = None
+        tensors = []
+        for argument, source in enumerate(sources):
+            meta = self._metas[index][argument]
+            if source.kind == "outside":
+                tensor = self._outside[source.number]
+                tensors.append(self._tools.seen_as(tensor, meta) if source.seen and meta is not None else tensor)
+            elif source.kind == "absent":
+                tensors.append(None)
+            elif source.value is not None and source.value in alive:
+                tensor = alive[source.value]
+                tensors.append(tensor if source.kind == "result" or meta is None else self._tools.seen_as(tensor, meta))
+            else:
+                made = self._anew(index) if made is None else made
+                tensors.append(made[argument])
+        return tensors
+
+    def _anew(self, index: int) -> list[Any]:
+        """All tensor arguments of an op, made for one call."""
+        started = perf_counter()
+        made = Form(self._fill(index)).tensors
+        self.aside_s += perf_counter() - started
+        return made
+
+    def _take(self, place: int, index: int, returned: Any, alive: dict[Value, Any], found: Findings | None) -> None:
+        """Keep the results that a later call uses."""
+        kept, refill = self._kept[place], self._refill.get(place)
+        if not kept and not refill and found is None:
+            return
+        results = self._tools.flat(returned)
+        for output in kept:
+            meta = self._results[index][output]
+            if output < len(results) and meta is not None and self._tools.fits(results[output], meta):
+                alive[Value(place, output)] = results[output]
+            elif found is not None and index not in found.raised:
+                found.unknown.add((self._ops[index].id, output))
+        if found is not None:
+            refill = [output for output, result in enumerate(results) if not self._tools.is_finite(result)]
+            if refill:
+                self._refill[place] = refill
+        started = perf_counter()
+        for output in refill or ():
+            if output < len(results):
+                self._tools.refill(results[output])
+                self.refilled += 1
+        self.aside_s += perf_counter() - started
+
+    def _made(self, fill: Fill) -> list[Any]:
+        """The tensors from outside: the first of each argument is what the initializer made, the others are copies."""
+        wanted: dict[int, list[int]] = defaultdict(list)
+        for number, one in enumerate(self._plan.linked.outside):
+            wanted[one.op].append(number)
+        made: list[Any] = [None] * len(self._plan.linked.outside)
+        for index, numbers in wanted.items():
+            tensors = Form(fill(index)).tensors
+            first = min(self._plan.linked.outside[number].occurrence for number in numbers)
+            memos: dict[int, dict[int, Any]] = defaultdict(dict)
+            for number in numbers:
+                one = self._plan.linked.outside[number]
+                tensor = tensors[one.argument]
+                # Arguments of one call that share memory share it in the copies too.
+                own = one.occurrence == first
+                made[number] = tensor if own else copy.deepcopy(tensor, memos[one.occurrence])
+        return made
+
+    def _kept_results(self) -> list[tuple[int, ...]]:
+        """By place of the call: which results a later one uses."""
+        kept: dict[int, set[int]] = defaultdict(set)
+        for sources in self._plan.linked.sources:
+            for source in sources:
+                if source.value is not None:
+                    kept[source.value.call].add(source.value.output)
+        return [tuple(sorted(kept.get(place, ()))) for place in range(len(self._plan.linked.calls))]
+
+    def _written(self) -> list[int]:
+        """Numbers of the tensors from outside that a call writes to."""
+        written = [[mutated for _, mutated, _ in tensors_of(op)] for op in self._ops]
+        found: dict[int, None] = {}
+        for index, sources in zip(self._plan.linked.calls, self._plan.linked.sources, strict=True):
+            for source, mutated in zip(sources, written[index], strict=True):
+                if mutated and source.kind == "outside":
+                    found[source.number] = None
+        return list(found)
+
+
+class Form:
+    """How an op is called, with places for its tensors."""
+
+    def __init__(self, filled: Filled) -> None:
+        self.function = filled.function
+        self.tensors: list[Any] = []
+        """Those that the initializer made, lists flattened."""
+        self._positional: list[tuple[Any, slice | int | None]] = []
+        self._named: dict[str, tuple[Any, slice | int | None]] = {}
+        for arg in filled.op.args:
+            value, place = filled.args[arg.name], None
+            if arg.tensors:
+                count = len(self.tensors)
+                place = count if arg.type == "Tensor" else slice(count, count + len(arg.tensors))
+                self.tensors += [value] if arg.type == "Tensor" else value
+                value = None
+            if arg.keyword_only:
+                self._named[arg.name] = (value, place)
+            else:
+                self._positional.append((value, place))
+
+    def without_tensors(self) -> Form:
+        """This, with the memory of its tensors given back."""
+        self.tensors = []
+        return self
+
+    def arguments(self, tensors: Sequence[Any]) -> tuple[list[Any], Mapping[str, Any]]:
+        """Positional and named arguments with these tensors."""
+        args = [value if place is None else tensors[place] for value, place in self._positional]
+        named = {name: value if place is None else tensors[place] for name, (value, place) in self._named.items()}
+        return args, named

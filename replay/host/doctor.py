@@ -1,0 +1,119 @@
+"""What this machine can replay on: versions, devices, optional and vendor libraries; looks, installs nothing.
+
+Libraries are looked up without importing them, torch excepted.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import re
+import sys
+
+import msgspec
+
+from opreplay.traces.reading.native.blocks import compiled_scanner
+
+TORCH_AT_LEAST = (2, 4)
+PYTHON_AT_LEAST = (3, 10)
+
+OPTIONAL: dict[str, str] = {
+    "isal": "reads gzip two to three times as fast",
+    "ray": "replays on more than one machine",
+    "pyarrow": "writes results as Parquet",
+}
+"""Module → what it is good for."""
+
+VENDOR: tuple[str, ...] = (
+    "torchvision", "torch_npu", "vllm", "flash_attn", "aiter", "sgl_kernel", "xformers", "fbgemm_gpu", "triton",
+)  # fmt: skip
+"""Modules whose ops occur in traces."""
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that was looked at."""
+
+    name: str
+    found: str
+    """Version or description; "" when missing."""
+    ok: bool
+    required: bool = False
+    note: str = ""
+
+
+def check_python() -> Check:
+    """The interpreter."""
+    ok = sys.version_info[:2] >= PYTHON_AT_LEAST
+    note = "" if ok else f"opreplay needs {'.'.join(map(str, PYTHON_AT_LEAST))} or newer"
+    return Check(name="python", found=platform.python_version(), ok=ok, required=True, note=note)
+
+
+def check_torch() -> Check:
+    """torch, imported, since an install may be there and broken."""
+    wanted = ".".join(map(str, TORCH_AT_LEAST))
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return Check(name="torch", found="", ok=False, required=True, note=f"{text}; pip install 'torch>={wanted}'")
+    version = str(torch.__version__)
+    ok = version_tuple(version) >= TORCH_AT_LEAST
+    note = "" if ok else f"too old: pip install 'torch>={wanted}'"
+    return Check(name="torch", found=version, ok=ok, required=True, note=note)
+
+
+def check_reader() -> Check:
+    """Whether the compiled half of the trace reader was built."""
+    if compiled_scanner() is not None:
+        return Check(name="trace reader", found="compiled", ok=True)
+    note = "reads at 45 to 85 % of the speed; install a C compiler and Python's headers, then opreplay again"
+    return Check(name="trace reader", found="Python only", ok=False, note=note)
+
+
+def version_tuple(text: str) -> tuple[int, ...]:
+    """(2, 13) of "2.13.0+cpu"; () for what is no version."""
+    match = re.match(r"(\d+)\.(\d+)", text)
+    return tuple(map(int, match.groups())) if match else ()
+
+
+def check_devices() -> list[Check]:
+    """Devices that --device can name: the CPU, and those that torch sees."""
+    import torch
+
+    checks = [Check(name="cpu", found=f"{torch.get_num_threads()} threads", ok=True)]
+    for kind in ("cuda", "xpu", "npu", "mps"):
+        backend = getattr(torch, kind, None)
+        available = backend is not None and backend.is_available()
+        name = getattr(backend, "get_device_name", lambda index, kind=kind: kind)
+        names = [str(name(i)) for i in range(backend.device_count())] if backend is not None and available else []
+        checks += [Check(name=f"{kind}:{i}", found=name, ok=True) for i, name in enumerate(names)]
+        if not names and kind in ("cuda", "npu"):
+            checks.append(Check(name=kind, found="", ok=False, note=f"--device {kind} is refused on this machine"))
+    return checks
+
+
+def check_libraries() -> list[Check]:
+    """Optional and vendor libraries, found without importing any of them."""
+    checks = [check_reader(), *(_library(name, note) for name, note in OPTIONAL.items())]
+    return checks + [_library(name, "stand-ins are used where there are any") for name in VENDOR]
+
+
+def _library(module: str, note: str) -> Check:
+    if importlib.util.find_spec(module) is None:
+        return Check(name=module, found="", ok=False, note=note)
+    names = importlib.metadata.packages_distributions().get(module, [module])
+    try:
+        version = importlib.metadata.version(names[0])
+    except importlib.metadata.PackageNotFoundError:
+        version = "installed"
+    return Check(name=module, found=version, ok=True)
+
+
+def examine() -> dict[str, list[Check]]:
+    """All checks by section; devices are left out where torch cannot be used."""
+    base = [check_python(), check_torch()]
+    sections = {"required": base}
+    if all(check.ok for check in base):
+        sections["devices"] = check_devices()
+    return {**sections, "libraries": check_libraries()}

@@ -1,0 +1,76 @@
+"""How often other programs took the processor from this process, as Linux counts it; nothing elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from time import thread_time_ns
+from typing import NamedTuple
+
+SCHEDSTAT = "/proc/thread-self/schedstat"
+"""Nanoseconds on a processor, nanoseconds waiting for one, time slices (Documentation/scheduler/sched-stats.rst)."""
+
+
+class Interruptions(NamedTuple):
+    """Since the process started; zeros where the system does not say."""
+
+    switches: int = 0
+    """Times that a thread of this process was switched out against its will."""
+    waited_us: float = 0.0
+    """What the calling thread waited for a processor, ready to run."""
+    used_us: float | None = None
+    """Processor time of the calling thread; None where the work is done elsewhere."""
+
+    def waited_since(self, before: Interruptions, took_us: float) -> float:
+        """Of `took_us` of wall time after `before`, what was spent waiting for a processor.
+
+        Readings are taken outside of what is timed, and switches are most likely right then: the thread has not waited
+        longer than it did not compute.
+        """
+        idle_us = took_us - ((self.used_us or 0.0) - (before.used_us or 0.0))
+        return max(0.0, min(self.waited_us - before.waited_us, idle_us))
+
+
+class _ThreadWait:
+    """The file that says how long a thread waited for a processor, kept open: a reading takes less than 1 us."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        try:
+            self._descriptor = os.open(SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._descriptor = -1
+            return
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def us(self) -> float:
+        if self._descriptor < 0:
+            return 0.0
+        try:
+            fields = os.pread(self._descriptor, 96, 0).split()
+        except OSError:  # the thread has ended
+            return 0.0
+        return int(fields[1]) * 1e-3 if len(fields) == 3 else 0.0
+
+
+class _OfThread(threading.local):
+    """Each thread has a file of its own."""
+
+    wait: _ThreadWait | None = None
+
+
+_own = _OfThread()
+
+
+def interruptions() -> Interruptions:
+    """Of all threads of this process, and what the calling one waited; zeros where the system does not say."""
+    if not sys.platform.startswith("linux"):
+        return Interruptions(used_us=thread_time_ns() * 1e-3)
+    import resource
+
+    if _own.wait is None or _own.wait.process != os.getpid():  # after a fork the file is the parent's
+        _own.wait = _ThreadWait()
+    count = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+    return Interruptions(switches=count, waited_us=_own.wait.us(), used_us=thread_time_ns() * 1e-3)

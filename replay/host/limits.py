@@ -1,0 +1,60 @@
+"""Limits of a process that runs ops: memory, files, and that it dies with its parent."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+from opreplay.replay.host import environment
+
+WORKSPACE = 2.0
+"""An op may take this many times its memory budget before allocations fail: inputs, outputs and workspace."""
+SLACK_BYTES = 512 << 20
+"""Room for code, thread stacks and caches of libraries that the first op of a kind sets up."""
+FILE_BYTES = 256 << 20
+"""Largest file that an op can write (compilers cache their kernels; nothing else has a reason to)."""
+PR_SET_PDEATHSIG = 1
+
+
+def limit_memory(op_bytes: int) -> None:
+    """Let private memory grow by twice the budget and some slack, never beyond what is free, then let malloc fail."""
+    if sys.platform != "linux":
+        return
+    import resource
+
+    used, free = environment.process_bytes("VmData"), environment.free_memory_bytes()
+    if used is None:
+        return
+    room = int(WORKSPACE * op_bytes) + SLACK_BYTES
+    if free is not None:
+        room = min(room, int(free * environment.RESERVE))
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = used + room
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+
+
+def die_with(parent: int) -> None:
+    """Be killed when the parent ends, however it does; Ctrl-C is the parent's business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        # If memory runs out in spite of all, the kernel shall take this process and not its parent.
+        file.write("1000")
+
+
+def _limit_files() -> None:
+    """No core dumps and no large files, whatever an op does."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    soft = FILE_BYTES if hard == resource.RLIM_INFINITY else min(FILE_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

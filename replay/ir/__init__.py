@@ -1,0 +1,1 @@
+"""The values that everything else speaks of; nothing here imports torch."""

@@ -1,0 +1,70 @@
+"""Which recorded names are no ops: labels of frameworks and autograd, collectives, generated kernels; no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from opreplay.replay.ir.model import Reason
+from opreplay.replay.ir.names import COLLECTIVE_NAMESPACES, split_name
+from opreplay.traces.model import OpSignature
+
+_GENERATED = re.compile(r"triton_|cpp_fused_|graph_\d+_cpp_fused_|graph_\d+_kernel|ProxyExecutor|inductor_")
+_COLLECTIVE_LABEL = re.compile(r"(nccl|gloo|hccl|mpi|ucc|xccl|rccl):|Hccl|hcom_|c10d::")
+_COLLECTIVE_WORDS = (
+    "all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter", "all_to_all", "alltoall", "broadcast_",
+    "send_recv", "ncclx", "moe_distribute_dispatch", "moe_distribute_combine",
+)  # fmt: skip
+_BOOKKEEPING = {
+    "aten::record_stream": "tells the allocator about a stream, computes nothing",
+    "aten::_make_dual": "pairs a tensor with its tangent, inside a level of forward differentiation that has ended",
+}
+_VENDORS_WITH_COLLECTIVES = frozenset(
+    {"vllm", "sglang", "sgl_kernel", "aiter", "_C_custom_ar", "npu", "fbgemm", "symm_mem", "flashinfer", "_C_ascend"}
+)
+
+
+def work_of_label(kernels: Sequence[str]) -> Reason | None:
+    """What a label stands for that owns device time: generated code or communication, told by all of its kernels.
+
+    A compiled function or autograd's label for one is the innermost name around the kernels that inductor launches.
+    """
+    for prefix, reason in (("triton_", Reason("triton kernel")), ("nccl", Reason("collective"))):
+        if kernels and all(kernel.startswith(prefix) for kernel in kernels):
+            return reason
+    return None
+
+
+def not_an_op(signature: OpSignature, *, on_device: bool = False) -> Reason | None:
+    """Why a recorded name is no op that could be called, or None when it looks like one.
+
+    `on_device`: calls of it own device time, so that even without arguments it is more than a label.
+    """
+    name = signature.name
+    if _GENERATED.match(name):
+        return Reason("triton kernel")
+    if _COLLECTIVE_LABEL.match(name):
+        return Reason("collective")
+    if name in _BOOKKEEPING:
+        return Reason("label, not an op", _BOOKKEEPING[name])
+    if name == "record_param_comms":
+        return Reason("collective") if signature.dims or on_device else Reason("label, not an op")
+    parts = split_name(name)
+    if parts is None:
+        return Reason("label, not an op")
+    namespace, op, _ = parts
+    if namespace in ("autograd", "torch"):
+        return Reason("label, not an op")
+    if namespace == "triton":
+        return Reason("triton kernel")
+    if namespace in COLLECTIVE_NAMESPACES:
+        return Reason("collective")
+    if namespace in _VENDORS_WITH_COLLECTIVES and any(word in op for word in _COLLECTIVE_WORDS):
+        return Reason("collective")
+    return None
+
+
+def is_collective(signature: OpSignature) -> bool:
+    """Whether a recorded name stands for communication between processes."""
+    reason = not_an_op(signature, on_device=True)
+    return reason is not None and reason.kind == "collective"

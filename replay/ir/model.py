@@ -1,0 +1,171 @@
+"""The replay IR: named, typed ops with everything that is needed to call them again.
+
+Owns the values, not how they are made (`build`), checked (`verifier`), stored (`plan_file`) or run (`executors`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from opreplay.replay.ir.reasons import Reason
+from opreplay.traces.links.annotations import BatchContext
+from opreplay.traces.model import TensorMeta
+
+SCHEMA_VERSION = 3
+"""Changes of format: 1 first version; 2 `storage` of tensors that share memory, `type` of a recorded kernel; 3 the
+recorded `sequence`."""
+MAX_CALLS = 100_000
+"""Calls that a sequence holds at most."""
+
+Resolution = Literal["jit", "torch.ops", "import", "schemaless", "equivalent", "reference", "executor"]
+"""How a name was resolved: JIT operator registry, `torch.ops`, after an allow-listed import, without a schema,
+through a portable equivalent, through opreplay's reference implementation of a vendor op, by a user's executor."""
+
+PlainValue = None | bool | int | float | str
+Value = PlainValue | tuple[PlainValue | tuple[PlainValue, ...], ...]
+"""Two levels are all that schemas have (a list of lists); msgspec decodes no recursive alias."""
+
+
+class Assumption(msgspec.Struct, frozen=True, kw_only=True):
+    """Something the trace does not say and opreplay filled in; shown in the report."""
+
+    argument: str
+    what: str
+    """What was assumed, e.g. "contiguous strides" or "approximate='none' (schema default)"."""
+
+
+class ReplayArg(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One argument of a call, by name.
+
+    `type` is the schema type's base name: "Tensor", "Tensor[]", "int", "float", "bool", "Scalar", "complex", "str",
+    "ScalarType", "Layout", "Device", "MemoryFormat", "Generator", or one of the scalar ones followed by "[]".
+    `tensors` has one entry for "Tensor", n for "Tensor[]" (None for an absent element), none else.
+    `value` is JSON-safe: dtypes, devices, layouts and memory formats as "torch.bfloat16", "cuda:0", "torch.strided",
+    "torch.channels_last"; non-finite floats as "inf", "-inf", "nan"; complex as "1+2j"; None for an absent optional.
+    """
+
+    name: str
+    type: str
+    tensors: tuple[TensorMeta | None, ...] = ()
+    value: Value = None
+    keyword_only: bool = False
+    mutated: bool = False
+    """The schema's alias annotation says that the op writes to this argument."""
+
+
+class RecordedKernel(msgspec.Struct, frozen=True, kw_only=True):
+    """Device work that the recorded calls of one op own, summed by kernel name."""
+
+    name: str
+    count: int
+    total_us: float
+    type: str | None = None
+    """CANN operator type, from the kernel table of an Ascend profile."""
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """What the trace measured for all `count` calls of one op together."""
+
+    host_us_total: float
+    host_us_median: float
+    device_us_total: float = 0.0
+    device_us_median: float | None = None
+    """Median over calls that own device time; None when none does."""
+    kernels: tuple[RecordedKernel, ...] = ()
+    children: tuple[str, ...] | None = None
+    """Names of the ops right below one of the calls, in order; None where nobody asked, or they are too many."""
+
+
+class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
+    """One unique op of a trace and how to call it again, or the reason why not."""
+
+    id: str
+    """Stable 12-hex-digit hash of the recorded signature: the same op in two traces has the same id."""
+    name: str
+    """As recorded, "namespace::op"."""
+    count: int
+    recorded: Recorded
+    resolved_by: Resolution | None = None
+    via: str | None = None
+    """The op that is really called where it is another one than `name`, e.g. "aten::convolution"."""
+    overload: str | None = None
+    """Overload name of what is called; "" for the default overload; None when schemaless or not resolved."""
+    schema: str | None = None
+    """Text of the matched schema, for people to read; never parsed."""
+    args: tuple[ReplayArg, ...] = ()
+    outputs: tuple[TensorMeta | None, ...] | None = None
+    """From a run on meta tensors; None when not known."""
+    recorded_outputs: tuple[TensorMeta | None, ...] | None = None
+    """As the trace holds them (of one of the calls), None for a result that is no tensor; None when not recorded."""
+    assumptions: tuple[Assumption, ...] = ()
+    reason: Reason | None = None
+    """Set when the op cannot be replayed; then `resolved_by` may be None."""
+    batch: BatchContext | None = None
+    """Prefill and decode split of the iteration that the calls ran in; of the one with most time where several."""
+    ranks: int | None = None
+    """Processes that take part in a collective, where the trace tells; None for any other op."""
+    origin: str | None = None
+    """JSON text of the entry in another tool's file that this op came from; data only, written back unchanged."""
+
+    @property
+    def called(self) -> str:
+        """The op whose arguments these are, "namespace::op": an equivalent takes those of the recorded op."""
+        return self.via if self.via is not None and self.resolved_by != "equivalent" else self.name
+
+
+class RecordedSequence(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of one recorded step in the order they ran, none inside another; times in microseconds."""
+
+    step: str
+    """The annotation that marks the step, "" where it is the whole trace."""
+    steps: int
+    """Recorded steps that it was chosen from, as the one of median duration."""
+    dur_us: float
+    """Wall time of the step; 0 where the file holds no times."""
+    ids: tuple[str, ...]
+    """Ops of the plan that the step calls."""
+    calls: tuple[int, ...]
+    """Index into `ids` of each call."""
+    host_us: tuple[float, ...]
+    """Recorded time of each call."""
+    device_us: tuple[float, ...] = ()
+    """Recorded device time of each call; empty where the trace has no device."""
+    memories: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+    """Of each call: which memory each tensor argument and each result lay in, absent ones left out and -1 where that is
+    not known; empty where the file does not tell."""
+    nested: int = 0
+    """Selected calls that were recorded inside another one, which runs them."""
+    cut: int = 0
+    """Calls after those that are listed: there is a limit."""
+    device_us_total: float = 0.0
+    """All recorded device time of the step."""
+    unowned_device_us: float = 0.0
+    host_us_total: float = 0.0
+    """Of all selected calls of the step, those of ops that the plan leaves out included."""
+
+
+class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The ops of one trace, those with most recorded time first, and the totals that shares refer to."""
+
+    schema_version: int = SCHEMA_VERSION
+    source: str
+    """Name of the trace file, without its folder."""
+    selection: str = "owner"
+    """Which ops were taken: owner, leaf, top or all."""
+    device: str | None = None
+    """Name of the recorded device, where known."""
+    device_us_total: float
+    """All recorded device time, owned or not."""
+    unowned_device_us: float = 0.0
+    """The part of it in kernels that no recorded op launched, such as those of a captured graph."""
+    host_us_total: float
+    """Host time of the selected ops."""
+    ops: tuple[ReplayOp, ...]
+    sequence: RecordedSequence | None = None
+    """The calls of one step in order; None where nobody asked, or the file does not say."""
+
+
+MAX_RANKS = 1 << 24
+"""More than any job has; a larger number is no number of ranks."""

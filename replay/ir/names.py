@@ -1,0 +1,20 @@
+"""Names of ops: qualified, split, and the namespaces of collectives."""
+
+from __future__ import annotations
+
+import re
+
+QUALIFIED_NAME = re.compile(
+    r"([A-Za-z_][A-Za-z0-9_]{0,127})::([A-Za-z_][A-Za-z0-9_]{0,255})(?:\.([A-Za-z0-9_]{1,128}))?"
+)
+"""`namespace::op` or `namespace::op.overload`; nothing else is ever looked up."""
+COLLECTIVE_NAMESPACES: frozenset[str] = frozenset(
+    {"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"}
+)
+"""Refused unless the user asked for collective mode."""
+
+
+def split_name(name: str) -> tuple[str, str, str | None] | None:
+    """(namespace, op, overload or None) of a qualified name, or None when it is none."""
+    match = QUALIFIED_NAME.fullmatch(name)
+    return (match[1], match[2], match[3]) if match else None

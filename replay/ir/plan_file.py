@@ -1,0 +1,68 @@
+"""Plans as JSON files: exact round trip, versions checked before fields, form checked before anything is called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from opreplay.replay.ir.model import SCHEMA_VERSION, ReplayPlan
+from opreplay.replay.ir.verify import verify
+from opreplay.traces.errors import FormatError, UsageError
+
+MAX_BYTES = 1 << 30
+"""A plan of a million ops is smaller than this."""
+
+
+class _Version(msgspec.Struct):
+    schema_version: int | None = None
+
+
+def dump_plan(plan: ReplayPlan) -> bytes:
+    """The plan as JSON on one line."""
+    return msgspec.json.encode(plan) + b"\n"
+
+
+def parse_plan(data: bytes, *, source: str = "the plan") -> ReplayPlan:
+    """The plan that `dump_plan` wrote, this version or an older one. Raises FormatError naming `source`."""
+    hint = "`opreplay plan TRACE --output plan.json` writes one."
+    try:
+        version = msgspec.json.decode(data, type=_Version).schema_version
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise FormatError(f"{source} is no opreplay plan: not a JSON object with a schema_version", hint=hint) from None
+    if version is None:
+        raise FormatError(f"{source} is no opreplay plan: it has no schema_version", hint=hint)
+    if version > SCHEMA_VERSION:
+        raise FormatError(
+            f"{source} has plan schema {version}; this opreplay reads up to {SCHEMA_VERSION}", hint="Update opreplay."
+        )
+    try:
+        plan = msgspec.json.decode(data, type=ReplayPlan)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(f"{source}: {error}", hint="The file was changed or is damaged.") from None
+    verify(plan)
+    return plan
+
+
+def save_plan(plan: ReplayPlan, path: str | Path, *, force: bool = False) -> None:
+    """Write the plan to a new file. Raises UsageError when it exists and `force` is off, or cannot be written."""
+    try:
+        with Path(path).open("wb" if force else "xb") as stream:
+            stream.write(dump_plan(plan))
+    except FileExistsError:
+        raise UsageError(f"{path} exists", hint="Name another file, or overwrite it with --force.") from None
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}", hint="Check the folder and its rights.") from None
+
+
+def load_plan(path: str | Path) -> ReplayPlan:
+    """Read a plan file. Raises FormatError for anything that is none."""
+    file = Path(path)
+    try:
+        size = file.stat().st_size
+        if size > MAX_BYTES:
+            raise FormatError(f"{path} has {size} bytes, limit {MAX_BYTES}", hint="No plan is that large.")
+        data = file.read_bytes()
+    except OSError as error:
+        raise FormatError(f"cannot read {path}: {error.strerror}", hint="Check the path.") from None
+    return parse_plan(data, source=str(path))

@@ -1,0 +1,139 @@
+"""The closed list of why an op is not replayed, and how many ops, calls and how much time each reason accounts for.
+
+Owns the kinds and their meaning; each detail is written where the obstacle is found. Knows no torch and no format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, get_args
+
+import msgspec
+
+ReasonKind = Literal[
+    "collective",
+    "triton kernel",
+    "label, not an op",
+    "metadata missing",
+    "policy",
+    "budget",
+    "library missing",
+    "failed",
+]
+KINDS: tuple[ReasonKind, ...] = get_args(ReasonKind)
+
+MEANINGS: dict[ReasonKind, str] = {
+    "collective": "moves data between processes; one process alone cannot replay it",
+    "triton kernel": "generated code, of which a trace records neither source nor arguments",
+    "label, not an op": "a name that a framework or autograd gave to a stretch of time; nothing to call",
+    "metadata missing": "the trace does not hold what the call needs, and nothing in it tells",
+    "policy": "not allowed to run or to be imported; see the page on security",
+    "budget": "needs more memory or time, or returns more tensors, than allowed",
+    "library missing": "the library that has the op is not installed, and there is no reference for it",
+    "failed": "was resolved or called, and torch refused it or broke",
+}
+"""What each kind means, in words for people."""
+
+DETAILED: frozenset[ReasonKind] = frozenset({"metadata missing", "policy", "budget", "library missing", "failed"})
+"""Kinds that say nothing without a detail: what is missing, forbidden, too large or broken."""
+
+TRIED: frozenset[ReasonKind] = frozenset({"failed"})
+"""Kinds of ops that count as failed; all others are skipped."""
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """Why one op is not replayed: a kind from the closed list and a detail. Raises ValueError for anything else."""
+
+    kind: ReasonKind
+    detail: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in MEANINGS:
+            raise ValueError(f"{self.kind!r} is no reason; the list is {', '.join(KINDS)}")
+        if not self.detail and self.kind in DETAILED:
+            raise ValueError(f"{self.kind!r} needs a detail")
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.detail}" if self.detail else self.kind
+
+    @property
+    def status(self) -> Literal["skipped", "failed"]:
+        """What becomes of the op: failed when it was tried and broke, else skipped."""
+        return "failed" if self.kind in TRIED else "skipped"
+
+
+class DetailTotal(msgspec.Struct, frozen=True, kw_only=True):
+    """What one detail of a reason accounts for; see `ReasonTotal`."""
+
+    detail: str
+    ops: int
+    calls: int
+    share: float
+
+
+class ReasonTotal(msgspec.Struct, frozen=True, kw_only=True):
+    """What one kind of reason accounts for."""
+
+    kind: str
+    ops: int
+    """Unique ops."""
+    calls: int
+    """Recorded calls of these ops."""
+    share: float
+    """Of the recorded time that the shares of ops refer to, 0..1."""
+    details: tuple[DetailTotal, ...] = ()
+    """By detail, those with most time first; ops without a detail are left out."""
+
+
+def split_reason(text: str | None) -> tuple[str, str]:
+    """Kind and detail of a reason's text as results hold it; a text without a known kind is its own kind."""
+    kind, _, detail = (text or "no reason given").partition(": ")
+    return kind, detail
+
+
+def total_reasons(entries: Iterable[tuple[str | None, int, float]]) -> tuple[ReasonTotal, ...]:
+    """Totals by kind of (reason's text, calls, share) of each op that is not replayed, most time first."""
+    kinds: dict[str, dict[str, list[float]]] = {}
+    for text, calls, share in entries:
+        kind, detail = split_reason(text)
+        sums = kinds.setdefault(kind, {}).setdefault(detail, [0, 0, 0.0])
+        for i, value in enumerate((1, calls, share)):
+            sums[i] += value
+    made = [_total(kind, details) for kind, details in kinds.items()]
+    return tuple(sorted(made, key=lambda total: (-total.share, -total.ops, total.kind)))
+
+
+def _total(kind: str, sums: dict[str, list[float]]) -> ReasonTotal:
+    details = [
+        DetailTotal(detail=detail, ops=int(ops), calls=int(calls), share=share)
+        for detail, (ops, calls, share) in sums.items()
+        if detail
+    ]
+    ops, calls, share = (sum(column) for column in zip(*sums.values(), strict=True))
+    return ReasonTotal(
+        kind=kind, ops=int(ops), calls=int(calls), share=share,
+        details=tuple(sorted(details, key=lambda one: (-one.share, -one.ops, one.detail))),
+    )  # fmt: skip
+
+
+DETAIL_CHARS = 300
+"""Errors of torch can be pages long; a reason is one line."""
+MEMORY_SIGNS = ("can't allocate memory", "out of memory", "bad_alloc", "not enough memory", "unable to mmap")
+"""What torch, oneDNN and the C++ library say when an allocation fails."""
+
+
+def reason_for(error: Exception) -> Reason:
+    """Budget for memory that could not be had, else failed with the type and the first line of the error."""
+    text = str(error)
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")[:DETAIL_CHARS]
+    if isinstance(error, MemoryError) or any(sign in text for sign in MEMORY_SIGNS):
+        return Reason("budget", f"memory: {line or 'an allocation failed'} (--max-op-memory)")
+    return Reason("failed", f"{type(error).__name__}: {line}" if line else type(error).__name__)
+
+
+class NotReplayable(Exception):
+    """Stops one op, never the run; carries the reason that the result shows."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(str(reason))
+        self.reason = reason

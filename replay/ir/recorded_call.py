@@ -1,0 +1,177 @@
+"""One recorded call as typed values: what the four metadata columns of a trace say about each argument.
+
+Owns the reading of spellings, texts and gaps. Does not know schemas (`schema`) nor what a gap may be filled with
+(`inference`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from opreplay.traces.dtypes import torch_dtype_name
+from opreplay.traces.literals import parse_literal, plain_float
+from opreplay.traces.model import OpSignature, TensorMeta
+
+Kind = Literal["tensor", "tensors", "scalar", "scalars", "absent", "unknown"]
+"""What the trace says an argument is; "absent" is an empty entry (None, a string, a device, a list too long to record);
+"unknown" when types were not recorded at all."""
+
+MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
+"""Value of a scalar or list whose text was not recorded."""
+
+_ABSENT = {"", "None", "nullptr (uninitialized)", "Undefined", "undefined"}
+_SCALARS = {"Scalar", "Int", "Double", "Bool", "Long", "Number", "ComplexDouble"}
+_SCALAR_LISTS = {"ScalarList", "IntList", "DoubleList", "BoolList"}
+_TENSOR_LISTS = {"TensorList", "Tensor[]", "OptionalTensorList"}
+_UNTOLD = re.compile(r"<\w+>")
+"""What an ExecutionTrace has for a value that it cannot write: "<ComplexDouble>"."""
+Memory = tuple[int, int | None]
+"""Offset in elements, and the number of a memory that others share, or None."""
+_OWN_MEMORY: Memory = (0, None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedArg:
+    """One argument as recorded."""
+
+    kind: Kind
+    tensor: TensorMeta | None = None
+    tensors: tuple[TensorMeta | None, ...] | None = None
+    """Of a list; None when not even the number of elements was recorded."""
+    list_dtypes_known: bool = True
+    value: Any = None
+    """Plain scalar (complex as text) or tuple of them; MISSING when not recorded."""
+    strides_recorded: bool = True
+    unlike_strided: bool = False
+    """The call's strides were recorded and this tensor has none: it is sparse, or of another layout without strides."""
+
+
+ABSENT = RecordedArg(kind="absent")
+
+
+def recorded_args(signature: OpSignature) -> tuple[RecordedArg, ...]:
+    """The arguments of a recorded call, one for each entry of "Input Dims"; () when there are none."""
+    if signature.dims is None:
+        return ()
+    shared = _shared_memories(signature)
+    # A profile of torch_npu writes the dimensions of a single 0-dim tensor as nothing at all.
+    count = len(signature.dims) or len(signature.types or ())
+    return tuple(_argument(signature, i, shared) for i in range(count))
+
+
+def recorded_results(signature: OpSignature) -> tuple[TensorMeta | None, ...] | None:
+    """The results of a recorded call, None for one that is no tensor of a known type; None when not recorded."""
+    if signature.results is None:
+        return None
+    made = []
+    for result in signature.results:
+        dtype = torch_dtype_name(result[0]) if result is not None else None
+        made.append(TensorMeta(shape=result[1], dtype=dtype) if result is not None and dtype is not None else None)
+    return tuple(made)
+
+
+def _shared_memories(signature: OpSignature) -> frozenset[int]:
+    """Numbers of the memories that more than one tensor of the call lies in."""
+    counts = Counter(number for places in signature.storage or () for number, _ in places if number >= 0)
+    return frozenset(number for number, count in counts.items() if count > 1)
+
+
+def _argument(signature: OpSignature, i: int, shared: frozenset[int]) -> RecordedArg:
+    dims: Any = signature.dims[i] if signature.dims else ()  # nothing at all: a 0-dim tensor, or no tensor
+    types, strides_all, concrete = signature.types, signature.strides, signature.concrete
+    text = concrete[i] if concrete is not None and i < len(concrete) else None
+    strides: Any = strides_all[i] if strides_all is not None and i < len(strides_all) else None
+    if types is None or i >= len(types):
+        return _untyped(dims)
+    spelled = types[i]
+    if spelled in _ABSENT:
+        return ABSENT if not text else RecordedArg(kind="scalar", value=_plain(parse_literal(text)))
+    if spelled in _SCALARS:
+        return RecordedArg(kind="scalar", value=_value_of(text))
+    if spelled in _SCALAR_LISTS:
+        value = _value_of(text)
+        return RecordedArg(kind="scalars", value=value if isinstance(value, tuple) else MISSING)
+    places = signature.storage[i] if signature.storage is not None and i < len(signature.storage) else ()
+    memory = tuple((offset, number if number in shared else None) for number, offset in places)
+    if spelled in _TENSOR_LISTS or (dims and isinstance(dims[0], tuple)):
+        dtypes = signature.list_types[i] if signature.list_types is not None and i < len(signature.list_types) else ()
+        return _tensor_list(dims, strides, dtypes, memory)
+    dtype = torch_dtype_name(spelled)
+    if dtype is None and dims and _are_integers(dims):
+        # A spelling that is not known here, of something with dimensions: a tensor, its type to be inferred.
+        dtype = ""
+    if dtype is None:
+        return ABSENT if not text else RecordedArg(kind="scalar", value=_plain(parse_literal(text)))
+    if not _are_integers(dims):
+        return RecordedArg(kind="unknown", value=MISSING)
+    meta = _meta(dims, dtype, strides, memory[0] if memory else _OWN_MEMORY)
+    return RecordedArg(
+        kind="tensor",
+        tensor=meta,
+        strides_recorded=meta.strides is not None,
+        unlike_strided=bool(dims) and strides == (),
+    )
+
+
+def _untyped(dims: Any) -> RecordedArg:
+    """An argument without a type: a tensor when it has dimensions, else anything."""
+    if dims and isinstance(dims[0], tuple):
+        return _tensor_list(dims, None, (), ())
+    if dims and _are_integers(dims):
+        return RecordedArg(kind="tensor", tensor=TensorMeta(shape=tuple(dims), dtype=""), strides_recorded=False)
+    return RecordedArg(kind="unknown", value=MISSING)
+
+
+def _tensor_list(dims: Any, strides: Any, dtypes: tuple[str, ...], memory: tuple[Memory, ...]) -> RecordedArg:
+    """A TensorList; dtype "" where the element types were not recorded, None for an absent element."""
+    if not dims:
+        return RecordedArg(kind="tensors", tensors=None, list_dtypes_known=False, strides_recorded=False)
+    nested = isinstance(strides, tuple) and len(strides) == len(dims)
+    metas: list[TensorMeta | None] = []
+    for j, shape in enumerate(dims):
+        if not _are_integers(shape):
+            return RecordedArg(kind="tensors", tensors=None, list_dtypes_known=False, strides_recorded=False)
+        spelled = dtypes[j] if j < len(dtypes) else None
+        if spelled == "":
+            metas.append(None)
+            continue
+        place = memory[j] if j < len(memory) else _OWN_MEMORY
+        metas.append(_meta(shape, torch_dtype_name(spelled or "") or "", strides[j] if nested else None, place))
+    known = all(meta is None or meta.dtype for meta in metas)
+    return RecordedArg(
+        kind="tensors", tensors=tuple(metas), list_dtypes_known=known, strides_recorded=nested,
+        unlike_strided=nested and any(shape and not step for shape, step in zip(dims, strides, strict=True)),
+    )  # fmt: skip
+
+
+def _meta(dims: Any, dtype: str, strides: Any, memory: Memory) -> TensorMeta:
+    """A tensor's metadata; strides that do not fit its rank count as not recorded (sparse and nested tensors)."""
+    shape = tuple(dims)
+    if not _are_integers(strides) or len(strides) != len(shape):
+        strides = () if not shape else None
+    offset, number = memory
+    return TensorMeta(shape=shape, dtype=dtype, strides=strides, storage_offset=max(offset, 0), storage=number)
+
+
+def _are_integers(numbers: Any) -> bool:
+    return isinstance(numbers, tuple) and all(isinstance(n, int) for n in numbers)
+
+
+def _value_of(text: str | None) -> Any:
+    if text is None or text == "" or _UNTOLD.fullmatch(text):
+        return MISSING
+    return _plain(parse_literal(text))
+
+
+def _plain(value: Any) -> Any:
+    """JSON-safe form of a parsed literal: tuples for lists, text for complex and non-finite numbers."""
+    if isinstance(value, list):
+        return tuple(_plain(item) for item in value)
+    if isinstance(value, complex):
+        return str(value).strip("()")
+    if isinstance(value, float):
+        return plain_float(value)
+    return value

@@ -1,0 +1,108 @@
+"""Which arguments of one call share memory: groups of tensors, kept only where sharing keeps the call valid.
+
+Owns the numbers in `TensorMeta.storage`, not the allocation (`tensors`) nor what a trace says of it (`recorded`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from opreplay.replay.ir.model import Assumption, ReplayArg
+from opreplay.traces.dtypes import ITEMSIZE_BYTES
+from opreplay.traces.model import TensorMeta
+
+MIXED = "memory of its own: it shared bytes with another type"
+INDEXED = "memory of its own: its numbers must be valid for this argument alone"
+REFUSED = "memory of its own: this implementation refuses arguments that share it"
+_FLOATING = ("float", "bfloat", "complex")
+
+
+def groups(args: Iterable[ReplayArg]) -> dict[int, list[tuple[str, TensorMeta]]]:
+    """(argument, tensor) by number of the memory they share, in the order of the arguments."""
+    found: dict[int, list[tuple[str, TensorMeta]]] = defaultdict(list)
+    for arg in args:
+        for meta in arg.tensors:
+            if meta is not None and meta.storage is not None:
+                found[meta.storage].append((arg.name, meta))
+    return dict(found)
+
+
+def settle(args: tuple[ReplayArg, ...]) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
+    """The arguments with memories numbered from 0, and notes on those that get memory of their own after all.
+
+    A number that a single tensor has means nothing. Numbers read as another type would be out of any range: integers
+    share memory only with tensors of their own type.
+    """
+    found = groups(args)
+    if not found:
+        return args, ()
+    numbers: dict[int, int] = {}
+    notes: list[Assumption] = []
+    for number, members in found.items():
+        if len(members) < 2:
+            continue
+        if _is_mixed([meta.dtype for _, meta in members]):
+            notes += [Assumption(argument=name, what=MIXED) for name in dict.fromkeys(name for name, _ in members)]
+        else:
+            numbers[number] = len(numbers)
+    return _renumbered(args, lambda meta: None if meta.storage is None else numbers.get(meta.storage)), tuple(notes)
+
+
+def apart(
+    args: tuple[ReplayArg, ...], why: str, *, integers_only: bool = False
+) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
+    """The arguments with memory of their own, all or those of integers, and a note on each that had shared it."""
+    chosen = {
+        number: members
+        for number, members in groups(args).items()
+        if not integers_only or any(not is_floating(meta.dtype) for _, meta in members)
+    }
+    if not chosen:
+        return args, ()
+    names = dict.fromkeys(name for members in chosen.values() for name, _ in members)
+    notes = tuple(Assumption(argument=name, what=why) for name in names)
+    return _renumbered(args, lambda meta: None if meta.storage in chosen else meta.storage), notes
+
+
+def is_floating(dtype: str) -> bool:
+    """Whether a torch dtype name is one of floats or complex numbers; bool, integers and packed types are not."""
+    return dtype.startswith(_FLOATING)
+
+
+def reach_bytes(meta: TensorMeta) -> int:
+    """Bytes from the start of its memory to the tensor's last element; 0 for an empty tensor."""
+    if math.prod(meta.shape) == 0:
+        return 0
+    if meta.strides is None:
+        last = math.prod(meta.shape)
+    else:
+        last = 1 + sum((size - 1) * step for size, step in zip(meta.shape, meta.strides, strict=True))
+    return (meta.storage_offset + last) * ITEMSIZE_BYTES.get(meta.dtype, 8)
+
+
+def sharing(args: Iterable[ReplayArg]) -> dict[str, tuple[str, ...]]:
+    """Argument → the others whose memory it shares, itself included where two tensors of its list share one."""
+    out: dict[str, dict[str, None]] = defaultdict(dict)
+    for members in groups(args).values():
+        for at, (name, _) in enumerate(members):
+            out[name].update(dict.fromkeys(other for i, (other, _) in enumerate(members) if i != at))
+    return {name: tuple(others) for name, others in out.items()}
+
+
+def _is_mixed(dtypes: list[str]) -> bool:
+    return len(set(dtypes)) > 1 and not all(is_floating(dtype) for dtype in dtypes)
+
+
+def _renumbered(args: tuple[ReplayArg, ...], number: Callable[[TensorMeta], int | None]) -> tuple[ReplayArg, ...]:
+    made = []
+    for arg in args:
+        if not any(meta is not None and meta.storage is not None for meta in arg.tensors):
+            made.append(arg)
+            continue
+        tensors = tuple(m and msgspec.structs.replace(m, storage=number(m)) for m in arg.tensors)
+        made.append(msgspec.structs.replace(arg, tensors=tensors))
+    return tuple(made)

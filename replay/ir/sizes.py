@@ -1,0 +1,198 @@
+"""How many bytes an op needs, counted from metadata before anything is allocated; knows no torch and no device.
+
+Sizes are logical: a tensor expanded by stride 0 counts as large as it looks, since whatever reads it may write it out
+in full (`empty_strided((2**40,), (0,)) + 1` asks for 4 TB).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+
+from opreplay.replay.ir.model import Reason, ReplayArg, ReplayOp, ReplayPlan
+from opreplay.traces.dtypes import ITEMSIZE_BYTES
+from opreplay.traces.model import TensorMeta
+
+SIZE_ARGUMENTS = frozenset({"size", "sizes", "output_size", "new_size"})
+"""Names of int[] arguments whose product is the number of elements an op makes."""
+FLAG = "--max-op-memory"
+
+
+class Need(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of one call."""
+
+    inputs: int
+    outputs: int
+    outputs_known: bool
+    """False when `outputs` is an estimate from the inputs."""
+
+    @property
+    def total(self) -> int:
+        return self.inputs + self.outputs
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of an element of a torch dtype name; 8 for a dtype unknown here, the safe side."""
+    return ITEMSIZE_BYTES.get(dtype, 8)
+
+
+def extent(meta: TensorMeta) -> int:
+    """Elements of storage that the tensor reaches: offset, gaps between strides and all; 0 for an empty tensor."""
+    if math.prod(meta.shape) == 0:
+        return 0
+    if meta.strides is None:
+        return meta.storage_offset + math.prod(meta.shape)
+    return meta.storage_offset + 1 + sum((d - 1) * s for d, s in zip(meta.shape, meta.strides, strict=True))
+
+
+def base_elements(op: ReplayOp) -> int:
+    """Elements that the storage under the first argument must have; 0 when its own metadata says enough.
+
+    `aten::as_strided` may look anywhere in a storage, of which the profiler records only the shape of one view.
+    """
+    if not op.name.startswith("aten::as_strided") or not op.args or not any(op.args[0].tensors):
+        return 0
+    base = op.args[0].tensors[0]
+    values = {arg.name: arg.value for arg in op.args}
+    size, strides, offset = values.get("size"), values.get("stride"), values.get("storage_offset")
+    if base is None or not isinstance(size, tuple) or not isinstance(strides, tuple) or len(size) != len(strides):
+        return 0
+    if not all(isinstance(n, int) and n >= 0 for n in (*size, *strides)):
+        return 0
+    offset = offset if isinstance(offset, int) else base.storage_offset
+    return extent(TensorMeta(shape=size, dtype=base.dtype, strides=strides, storage_offset=offset))  # type: ignore[arg-type]
+
+
+def tensor_bytes(meta: TensorMeta) -> int:
+    """The larger of the logical size and the storage that is reached."""
+    return max(math.prod(meta.shape), extent(meta)) * itemsize(meta.dtype)
+
+
+def tensors_of(op: ReplayOp) -> Iterator[TensorMeta]:
+    """All tensors among the arguments, lists flattened, absent ones left out."""
+    return (meta for arg in op.args for meta in arg.tensors if meta is not None)
+
+
+def need_of(op: ReplayOp) -> Need:
+    """Inputs from their metadata; outputs from the plan where known, else estimated.
+
+    The estimate is the most of: the largest input, what a size argument asks for, all tensors broadcast together.
+    """
+    metas = list(tensors_of(op))
+    inputs = _input_bytes(metas)
+    if metas:
+        inputs = max(inputs, base_elements(op) * itemsize(metas[0].dtype))
+    if is_in_place(op):
+        return Need(inputs=inputs, outputs=0, outputs_known=True)
+    if op.outputs is not None:
+        outputs = sum(tensor_bytes(meta) for meta in op.outputs if meta is not None)
+        return Need(inputs=inputs, outputs=outputs, outputs_known=True)
+    largest = max((math.prod(meta.shape) * itemsize(meta.dtype) for meta in metas), default=0)
+    width = max((itemsize(meta.dtype) for meta in metas), default=4)
+    made = max((_elements_asked_for(arg) for arg in op.args), default=0)
+    outputs = max(largest, width * max(made, _broadcast_elements(metas)))
+    return Need(inputs=inputs, outputs=outputs, outputs_known=False)
+
+
+def _input_bytes(metas: list[TensorMeta]) -> int:
+    """All tensors together; memory that several share counts once, as the largest of them."""
+    shared: dict[int, int] = {}
+    own = 0
+    for meta in metas:
+        if meta.storage is None:
+            own += tensor_bytes(meta)
+        else:
+            shared[meta.storage] = max(shared.get(meta.storage, 0), tensor_bytes(meta))
+    return own + sum(shared.values())
+
+
+def is_in_place(op: ReplayOp) -> bool:
+    """Whether the op gives back what it was given: torch's trailing underscore, confirmed by the schema."""
+    return op.name.endswith("_") and any(arg.mutated for arg in op.args)
+
+
+def over_budget(op: ReplayOp, limit_bytes: int) -> Reason | None:
+    """Why the op does not fit into `limit_bytes`, or None."""
+    need = need_of(op)
+    if need.total <= limit_bytes:
+        return None
+    about = "" if need.outputs_known else "about "
+    return Reason("budget", f"needs {about}{readable(need.total)}, limit {readable(limit_bytes)} ({FLAG})")
+
+
+def readable(size_bytes: int) -> str:
+    """Bytes with a decimal unit, as drives and traces count them: 3200000000 → "3.2 GB"."""
+    value = float(size_bytes)
+    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
+        if value < 1000 or unit == "PB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    raise AssertionError("unreachable")
+
+
+def _elements_asked_for(arg: ReplayArg) -> int:
+    """Elements that a factory's size argument asks for; negative entries (sizes to infer) count as one."""
+    if arg.type != "int[]" or arg.name not in SIZE_ARGUMENTS or not isinstance(arg.value, tuple):
+        return 0
+    return math.prod(max(1, n) for n in arg.value if isinstance(n, int))
+
+
+def _broadcast_elements(metas: list[TensorMeta]) -> int:
+    """Elements of all tensors broadcast together; 0 when their shapes do not allow it."""
+    sizes: list[int] = []
+    for meta in metas:
+        shape = meta.shape[::-1]
+        sizes += [1] * (len(shape) - len(sizes))
+        for dim, size in enumerate(shape):
+            if sizes[dim] == 1:
+                sizes[dim] = size
+            elif size not in (1, sizes[dim]):
+                return 0
+    return math.prod(sizes) if metas else 0
+
+
+MAX_PIECES = 65_536
+"""Results that one op may return; `split` by 1 of a huge dimension would make billions."""
+_SPLITTERS = frozenset(
+    {
+        "aten::split", "aten::split_with_sizes", "aten::unbind", "aten::chunk", "aten::tensor_split", "aten::hsplit",
+        "aten::vsplit", "aten::dsplit", "aten::unsafe_split", "aten::unsafe_chunk", "aten::unsafe_split_with_sizes",
+        "aten::split_copy", "aten::unbind_copy", "aten::split_with_sizes_copy",
+    }
+)  # fmt: skip
+
+
+def flood(op: ReplayOp) -> Reason | None:
+    """Why an op would return more tensors than anyone needs, or None."""
+    pieces = _pieces(op) if op.called in _SPLITTERS else 0
+    return Reason("budget", f"would return {pieces} tensors, limit {MAX_PIECES}") if pieces > MAX_PIECES else None
+
+
+def _pieces(op: ReplayOp) -> int:
+    """An upper bound of the number of results."""
+    shape = next((m.shape for arg in op.args for m in arg.tensors if m is not None), ())
+    values = {arg.name: arg.value for arg in op.args}
+    dim = values.get("dim", 0)
+    size = shape[dim] if shape and isinstance(dim, int) and -len(shape) <= dim < len(shape) else max(shape, default=0)
+    step = values.get("split_size")
+    if isinstance(step, int) and not isinstance(step, bool) and step > 0:
+        return math.ceil(size / step)
+    for name in ("chunks", "sections"):
+        if isinstance(pieces := values.get(name), int):
+            return min(size, pieces) if name == "chunks" else pieces
+    for name in ("split_sizes", "indices", "split_size"):
+        if isinstance(parts := values.get(name), tuple):
+            return len(parts) + 1
+    return size
+
+
+def refuse_floods(plan: ReplayPlan) -> ReplayPlan:
+    """Stop ops that would return more tensors than anyone needs."""
+    return msgspec.structs.replace(plan, ops=tuple(_without_flood(op) for op in plan.ops))
+
+
+def _without_flood(op: ReplayOp) -> ReplayOp:
+    reason = flood(op) if op.reason is None else None
+    return op if reason is None else msgspec.structs.replace(op, reason=reason)

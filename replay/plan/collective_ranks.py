@@ -1,0 +1,44 @@
+"""How many processes take part in a recorded collective: by its arguments, else by the size of the job; no torch."""
+
+from __future__ import annotations
+
+from opreplay.replay.ir.labels import is_collective
+from opreplay.replay.ir.model import MAX_RANKS
+from opreplay.traces.literals import parse_literal
+from opreplay.traces.model import OpSignature
+
+PARAMETERS = (9, 10)
+"""Arguments of `record_param_comms` without and with tensors, of torch versions that name the ranks: its last three are
+the first rank, the stride between ranks and their number."""
+
+_PLACES = {
+    "_c10d_functional::all_gather_into_tensor": 0, "_c10d_functional::all_gather_into_tensor_out": 0,
+    "_c10d_functional::reduce_scatter_tensor": 0, "_c10d_functional::all_gather_into_tensor_coalesced": 0,
+    "_c10d_functional::reduce_scatter_tensor_coalesced": 0,
+    "vllm::all_gather": 1, "vllm::reduce_scatter": 1,
+}  # fmt: skip
+"""Op → place of the number of ranks among its integers: (input, group_size, name), (tensor, dim, world_size, name)."""
+
+
+def ranks_of(signature: OpSignature, world_size: int | None) -> int | None:
+    """The ranks of a collective's group; those of the whole job where its arguments do not tell; None for other ops."""
+    if not is_collective(signature):
+        return None
+    numbers = _integers(signature)
+    if signature.name == "record_param_comms":
+        places = (-1,) if len(signature.types or ()) in PARAMETERS and len(numbers) > 2 else ()
+    else:
+        place = _PLACES.get(signature.name)
+        places = (place,) if place is not None and place < len(numbers) else ()
+    candidates = (*(numbers[place] for place in places), world_size)
+    return next((n for n in candidates if n is not None and 0 < n <= MAX_RANKS), None)
+
+
+def _integers(signature: OpSignature) -> list[int]:
+    found = []
+    for kind, text in zip(signature.types or (), signature.concrete or (), strict=False):
+        if kind == "Scalar" and text:
+            value = parse_literal(text)
+            if isinstance(value, int) and not isinstance(value, bool):
+                found.append(value)
+    return found

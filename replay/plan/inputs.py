@@ -1,0 +1,231 @@
+"""What `run`, `plan`, `simulate` and `batch` take, told by content: a trace, a plan, TraceLens's IR; and its plan.
+
+Owns the choice of the reader, the join with other files of the same run, and the way on to a plan.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from json import JSONDecodeError, JSONDecoder
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from opreplay.replay.plan.make import make_plan
+from opreplay.replay.plan.selection import Selection
+from opreplay.traces import the_one_path
+from opreplay.traces.errors import UsageError
+
+if TYPE_CHECKING:
+    from opreplay.replay.ir.model import ReplayPlan
+    from opreplay.traces import Limits, Trace
+
+
+Kind = Literal["trace", "plan", "tracelens"]
+_PEEK_BYTES = 1 << 20
+_SPACE = " \t\r\n"
+
+Progress = Callable[[], "AbstractContextManager[Callable[[int, int | None], None] | None]"]
+"""Makes what is entered while one file is read and told how far it is: bytes read, of how many."""
+
+
+def kind_of_file(path: str) -> Kind:
+    """What the first MiB of a plain file looks like; "trace" for all that is no plan and no list of TraceLens's ops.
+
+    Never raises for what a file holds or lacks: the reader of the kind says what is wrong with it.
+    """
+    if not os.path.isfile(path):
+        return "trace"
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_PEEK_BYTES).decode("utf-8", "replace").lstrip("\ufeff" + _SPACE)
+    except OSError:
+        return "trace"
+    if text.startswith("{"):
+        return "plan" if "schema_version" in _first_keys(text) else "trace"
+    if text.startswith("["):
+        inner = text[1:].lstrip(_SPACE)
+        return "tracelens" if {"op_name", "replay_ir"} <= _first_keys(inner) else "trace"
+    return "trace"
+
+
+def _first_keys(text: str) -> set[str]:
+    """Keys of the object that `text` starts with, as far as it is there and sound."""
+    decoder = JSONDecoder()
+    keys: set[str] = set()
+    at = 1 if text.startswith("{") else len(text)
+    try:
+        while at < len(text):
+            at = _skip(text, at)
+            if not text.startswith('"', at):
+                break
+            key, at = decoder.raw_decode(text, at)
+            at = _skip(text, at)
+            if not text.startswith(":", at):
+                break
+            keys.add(key)
+            _, at = decoder.raw_decode(text, _skip(text, at + 1))
+            at = _skip(text, at)
+            if not text.startswith(",", at):
+                break
+            at += 1
+    except (JSONDecodeError, RecursionError, ValueError):
+        return keys
+    return keys
+
+
+def _skip(text: str, at: int) -> int:
+    while at < len(text) and text[at] in _SPACE:
+        at += 1
+    return at
+
+
+def open_input(
+    text: str,
+    *,
+    limits: Limits | None = None,
+    execution_trace: str | None = None,
+    kernel_details: str | None = None,
+    progress: Progress = nullcontext,
+) -> Trace | ReplayPlan:
+    """What a path, a glob that matches one file, or "-" names: a trace, a plan or TraceLens's IR, told by content.
+
+    Args:
+        text: the file.
+        limits: bounds of the reader; those of `Limits()` by default.
+        execution_trace: an ExecutionTrace of the same run, which completes the arguments of a trace.
+        kernel_details: an NPU's kernel table; one that lies beside such a trace is used without being named.
+        progress: makes a context manager that gives what is told of each file that is read.
+
+    Raises UsageError for a glob that matches several and for what completes a trace with a plan, TraceError for what
+    cannot be read.
+    """
+    path = the_one_path(text)
+    kind = kind_of_file(path)
+    if kind != "trace" and kernel_details is not None:
+        raise UsageError("--kernel-details completes a trace; a plan has its kernels", hint="Leave it out.")
+    if kind != "trace" and execution_trace is not None:
+        raise UsageError("--execution-trace completes a trace; a plan has its arguments", hint="Leave it out.")
+    if kind == "plan":
+        from opreplay.replay.ir.plan_file import load_plan
+
+        return load_plan(path)
+    if kind == "tracelens":
+        from opreplay.replay.plan.tracelens import read_tracelens_ir
+
+        return read_tracelens_ir(path)
+    return open_trace(
+        path, limits=limits, execution_trace=execution_trace, kernel_details=kernel_details, progress=progress
+    )
+
+
+def open_trace(
+    text: str,
+    *,
+    limits: Limits | None = None,
+    execution_trace: str | None = None,
+    kernel_details: str | None = None,
+    progress: Progress = nullcontext,
+    activity: bool = False,
+) -> Trace:
+    """The profile that a path, a glob or "-" names, completed as `open_input` says; `activity`: all timing.
+
+    Raises as `open_input` does, and what `join_kernel_details` does for a table that was named; one that merely lies
+    beside the trace is left unused, and `info.kernel_details` says why.
+    """
+    from opreplay.traces.joins.execution_trace import join_shapes
+    from opreplay.traces.joins.kernel_details import join_kernel_details, with_table_beside
+
+    path = the_one_path(text)
+    trace = _read(path, limits, progress, ids=execution_trace is not None, activity=activity)
+    if execution_trace is not None:
+        trace = join_shapes(trace, _read(the_one_path(execution_trace), limits, progress, ids=True))
+    return with_table_beside(trace) if kernel_details is None else join_kernel_details(trace, kernel_details)
+
+
+def _read(path: str, limits: Limits | None, progress: Progress, *, ids: bool, activity: bool = False) -> Trace:
+    from opreplay.traces import Limits, read_trace
+
+    with progress() as told:
+        return read_trace(path, limits=limits or Limits(), progress=told, record_function_ids=ids, activity=activity)
+
+
+def join_notes(joined: Trace) -> list[str]:
+    """What an ExecutionTrace and a kernel table gave a trace; a warning where one looks like that of another run."""
+    from opreplay.traces.joins.kernel_details import join_text
+
+    table = joined.info.kernel_details
+    of_table = [] if table is None else [f"opreplay: {join_text(table)}"]
+    found = joined.info.joined
+    if found is None:
+        return of_table
+    given = found.by_record_function_id + found.by_sequence + found.by_context
+    notes = [
+        f"--execution-trace gave {given} of {len(joined.ops)} calls their arguments: "
+        f"{found.by_record_function_id} by id, {found.by_sequence} by sequence, {found.by_context} by context; "
+        f"{found.already_recorded} had them ({found.disagreeing} disagree and are kept), "
+        f"{found.no_arguments} have none, {found.unmatched} not found"
+    ]
+    if not found.same_process:
+        notes.append(
+            "opreplay: warning: the process ids of trace and ExecutionTrace differ: if they are of two runs, "
+            "the arguments are those of another model"
+        )
+    return [*notes, *of_table]
+
+
+def plan_of(
+    read: Trace | ReplayPlan, selection: Selection, *, device: str, in_order: bool = False
+) -> ReplayPlan:  # fmt: skip
+    """The plan of a trace, or what the filters leave of a given plan. Raises UsageError as `restricted` does.
+
+    With `in_order` that of a trace says in which order the ops of one step ran.
+    """
+    from opreplay.replay.ir.model import ReplayPlan
+
+    return (
+        restricted(read, selection, device=device)
+        if isinstance(read, ReplayPlan)
+        else make_plan(read, selection, device=device, in_order=in_order)
+    )
+
+
+def restricted(plan: ReplayPlan, selection: Selection, *, device: str) -> ReplayPlan:
+    """A plan with overloads and outputs filled in where it has none, and the filters applied; its order is kept.
+
+    Raises UsageError for another --select than the plan was made with: what it left out is not there.
+    """
+    from opreplay.replay.plan.passes import weight_of
+    from opreplay.replay.plan.select import OpFilter, keep_heaviest, keeps_name, no_such_phase
+    from opreplay.replay.resolve.by_argument_name import resolve_named
+    from opreplay.replay.resolve.meta.outputs import with_outputs
+    from opreplay.replay.resolve.policy import Policy
+
+    if selection.select not in ("owner", plan.selection):
+        raise UsageError(
+            f"{plan.source} is a plan of ops selected by {plan.selection}", hint="Make a plan with another --select."
+        )
+    filters = OpFilter(
+        include=selection.include, exclude=selection.exclude, top=selection.top, min_share=selection.min_share
+    )
+    ops = [op for op in plan.ops if keeps_name(filters, op.name)]
+    if selection.phase is not None:
+        # A plan holds one batch an op, that of most of its time; calls of other phases were counted with it.
+        batches = [op.batch for op in ops if op.batch is not None]
+        ops = [op for op in ops if op.batch is not None and op.batch.phase == selection.phase]
+        if not ops:
+            raise no_such_phase(batches, selection.phase)
+    kept = keep_heaviest(ops, filters, plan.device_us_total or plan.host_us_total, weight_of(plan))
+    policy = Policy(allow_imports=selection.allow_imports)
+    resolved = resolve_named(msgspec.structs.replace(plan, ops=tuple(kept)), policy, device=device)
+    return with_outputs(resolved, policy=policy)
+
+
+def with_recorded_children(plan: ReplayPlan, read: Trace | ReplayPlan) -> ReplayPlan:
+    """The plan with the ops recorded below each op; a plan that was read has what its file has."""
+    from opreplay.replay.ir.model import ReplayPlan
+    from opreplay.replay.plan.recorded_children import with_child_ops
+
+    return plan if isinstance(read, ReplayPlan) else with_child_ops(plan, read)

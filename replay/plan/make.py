@@ -1,0 +1,51 @@
+"""A trace and a selection to a plan with outputs."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from opreplay.replay.plan.selection import Selection
+from opreplay.traces.errors import UsageError
+
+if TYPE_CHECKING:
+    from opreplay.replay.ir.model import ReplayOp, ReplayPlan
+    from opreplay.replay.ir.verdicts import MetaCheck
+    from opreplay.traces import Trace
+
+
+def make_plan(trace: Trace, selection: Selection, *, device: str, in_order: bool = False) -> ReplayPlan:
+    """The plan for the selected ops with their outputs filled in, and `in_order` with the calls of one step."""
+    from opreplay.replay.plan.build import build_plan
+    from opreplay.replay.plan.select import OpFilter
+    from opreplay.replay.resolve.meta.outputs import with_outputs
+    from opreplay.replay.resolve.policy import Policy
+
+    filters = OpFilter(
+        include=selection.include, exclude=selection.exclude, top=selection.top, min_share=selection.min_share,
+        phase=selection.phase,
+    )  # fmt: skip
+    policy = Policy(allow_imports=selection.allow_imports)
+    plan = build_plan(
+        trace, select=selection.select, filters=filters, policy=policy, device=device, in_order=in_order
+    )  # fmt: skip
+    return with_outputs(plan, policy=policy)
+
+
+def check_on_meta(plan: ReplayPlan, selection: Selection) -> dict[str, MetaCheck]:
+    """What calls on meta tensors say of the plan's ops, by id."""
+    from opreplay.replay.resolve.meta.check import check_plan
+    from opreplay.replay.resolve.policy import Policy
+
+    return check_plan(plan, policy=Policy(allow_imports=selection.allow_imports))
+
+
+def find_ops(plan: ReplayPlan, wanted: str) -> list[ReplayOp]:
+    """Ops that a name, a glob or the start of an id means, heaviest first. Raises UsageError when there are none."""
+    exact = [op for op in plan.ops if op.name == wanted]
+    found = exact or [op for op in plan.ops if fnmatchcase(op.name, wanted) or op.id.startswith(wanted)]
+    if not found:
+        names = ", ".join(dict.fromkeys(op.name for op in plan.ops[:8]))
+        hint = f"The heaviest ops are {names}." if names else "The selection holds no ops: try --select all."
+        raise UsageError(f"no selected op matches {wanted!r}", hint=hint)
+    return found

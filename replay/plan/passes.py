@@ -1,0 +1,66 @@
+"""Pure passes over a plan, listed in the order in which `build` runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from opreplay.replay.ir.model import Recorded, RecordedKernel, ReplayOp, ReplayPlan
+from opreplay.replay.ir.sizes import refuse_floods
+
+Pass = Callable[[ReplayPlan], ReplayPlan]
+
+
+def weight_of(plan: ReplayPlan) -> Callable[[ReplayOp], float]:
+    """What shares of this plan refer to: recorded device time, or host time where the trace has no device."""
+    if plan.device_us_total > 0:
+        return lambda op: op.recorded.device_us_total
+    return lambda op: op.recorded.host_us_total
+
+
+def merge_same_ids(plan: ReplayPlan) -> ReplayPlan:
+    """One op an id: counts and times of ops that are the same are added."""
+    merged: dict[str, ReplayOp] = {}
+    for op in plan.ops:
+        first = merged.get(op.id)
+        merged[op.id] = op if first is None else added(first, op)
+    return plan if len(merged) == len(plan.ops) else msgspec.structs.replace(plan, ops=tuple(merged.values()))
+
+
+def added(a: ReplayOp, b: ReplayOp) -> ReplayOp:
+    """One op for two that are called the same way: counts, times and kernels added."""
+    kernels: dict[str, RecordedKernel] = {k.name: k for k in a.recorded.kernels}
+    for kernel in b.recorded.kernels:
+        known = kernels.get(kernel.name)
+        kernels[kernel.name] = kernel if known is None else RecordedKernel(
+            name=kernel.name, count=known.count + kernel.count, total_us=known.total_us + kernel.total_us,
+            type=known.type or kernel.type,
+        )  # fmt: skip
+    heavier = a if a.count >= b.count else b
+    recorded = Recorded(
+        host_us_total=a.recorded.host_us_total + b.recorded.host_us_total,
+        host_us_median=heavier.recorded.host_us_median,
+        device_us_total=a.recorded.device_us_total + b.recorded.device_us_total,
+        device_us_median=heavier.recorded.device_us_median,
+        kernels=tuple(kernels.values()),
+        children=b.recorded.children if a.recorded.children is None else a.recorded.children,
+    )
+    return msgspec.structs.replace(a, count=a.count + b.count, recorded=recorded)
+
+
+def by_recorded_time(plan: ReplayPlan) -> ReplayPlan:
+    """Heaviest first; ops without device time by host time; ties by id, so that the order is always the same."""
+    weight = weight_of(plan)
+    ops = sorted(plan.ops, key=lambda op: (-weight(op), -op.recorded.host_us_total, op.id))
+    return msgspec.structs.replace(plan, ops=tuple(ops))
+
+
+PASSES: tuple[Pass, ...] = (merge_same_ids, refuse_floods, by_recorded_time)
+
+
+def run(plan: ReplayPlan) -> ReplayPlan:
+    """All passes, in order."""
+    for one in PASSES:
+        plan = one(plan)
+    return plan

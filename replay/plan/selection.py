@@ -1,0 +1,22 @@
+"""Which ops of a trace are wanted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from opreplay.traces.links.annotations import Phase
+
+
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
+    """What the selection options say."""
+
+    select: str
+    include: tuple[str, ...]
+    exclude: tuple[str, ...]
+    top: int | None
+    min_share: float | None
+    allow_imports: dict[str, str]
+    phase: Phase | None = None

@@ -1,0 +1,1 @@
+"""The calls of one recorded step, in order and linked."""

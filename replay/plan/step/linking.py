@@ -1,0 +1,279 @@
+"""Which tensor each argument of a sequence is: a result of an earlier call, or one from outside; pure, knows no torch.
+
+Owns the inference. How long tensors live and what they take is `lifetimes`; the tensors are `passes`'.
+
+Where an ExecutionTrace records the memory of each tensor, what lies in one memory is one tensor. Other traces record
+sizes and not identities: there an argument whose type, shape and strides equal those of an earlier result
+is taken to be that result, the latest first; where none fits, a result of as many elements without gaps is taken to be
+seen through a view that the sequence does not hold. All else comes from outside: parameters and inputs of the model,
+each call of an op having its own, as each layer has its own weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from opreplay.replay.ir import shared_memory as aliasing
+from opreplay.replay.ir.model import ReplayOp
+from opreplay.traces.model import TensorMeta
+
+PARAMETERS = frozenset({"weight", "weights", "bias", "running_mean", "running_var", "gamma", "beta"})
+"""Names of arguments that are a model's own; they come from outside though a result of that size is alive, unless an
+op has just made the result out of a parameter."""
+CASTS = frozenset({"aten::to", "aten::_to_copy", "aten::t", "aten::transpose", "aten::detach", "aten::contiguous"})
+"""What a model does to a parameter before it is used."""
+NO_VIEWS = PARAMETERS | {"mat2"}
+"""A product's second factor is often a parameter that has as many elements as a result by chance."""
+VIEWS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "view", "view_as", "_unsafe_view", "_reshape_alias", "alias", "as_strided", "expand",
+        "expand_as", "permute", "transpose", "t", "numpy_T", "mT", "mH", "adjoint", "swapaxes", "swapdims", "movedim",
+        "moveaxis", "squeeze", "unsqueeze", "select", "slice", "narrow", "split", "split_with_sizes", "chunk",
+        "tensor_split", "unbind", "unfold", "diagonal", "detach", "flatten", "unflatten", "view_as_real",
+        "view_as_complex", "real", "imag", "lift_fresh", "broadcast_to", "hsplit", "vsplit",
+    )
+)  # fmt: skip
+"""Ops whose results lie in the memory of their first argument: it lives as long as they do."""
+
+UNKNOWN = -1
+"""In place of the number of a memory that was not recorded."""
+Memories = tuple[tuple[int, ...], tuple[int, ...]]
+"""Of the arguments of a call, and of its results; absent tensors are left out."""
+Key = tuple[tuple[int, ...], str, tuple[int, ...]]
+"""Shape, dtype, strides."""
+
+
+class Value(NamedTuple):
+    """One result."""
+
+    call: int
+    """Place of the call in the sequence."""
+    output: int
+    """Which result of it, lists flattened."""
+
+
+class Source(NamedTuple):
+    """Where one tensor argument comes from."""
+
+    kind: Literal["result", "view", "outside", "own", "absent"]
+    """"view": a result seen with the argument's own shape and strides; "own": made for this call and gone after it."""
+    value: Value | None = None
+    number: int = -1
+    """Of a tensor from outside."""
+    seen: bool = False
+    """Whether a tensor from outside is seen with the argument's own shape and strides."""
+
+
+class Outside(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor that no call makes."""
+
+    op: int
+    """Index of the op whose initializer fills it."""
+    argument: int
+    """Which tensor among the op's arguments, lists flattened."""
+    occurrence: int
+    """The how-manieth call of that op in the step uses it."""
+
+
+class Linked(msgspec.Struct, frozen=True, kw_only=True):
+    """A sequence with the source of every tensor argument."""
+
+    calls: tuple[int, ...]
+    """Index of the op of each call."""
+    sources: tuple[tuple[Source, ...], ...]
+    """Of each call: one a tensor argument, lists flattened."""
+    outside: tuple[Outside, ...]
+    recorded: int = 0
+    """Arguments whose source follows from a recorded memory."""
+
+
+def link(
+    ops: Sequence[ReplayOp], calls: Sequence[int], *, memories: Sequence[Memories] = (),
+    fixed_integers: Collection[str] = (), own: Collection[str] = (), unknown: Collection[tuple[str, int]] = (),
+) -> Linked:  # fmt: skip
+    """The source of every tensor argument of `calls`, which are indices into `ops`.
+
+    `memories`, of each call where a trace tells them, are those of its arguments and results: what lies in one memory
+    is one tensor, however often it is used and by what.
+    `fixed_integers` are ids of ops whose integers must be those of their initializer, since they index; `own` of ops
+    that take nothing from others; `unknown` are (id, output) of results that are not what the plan expects.
+    """
+    forms = [_Form(op, op.id in fixed_integers, op.id in own) for op in ops]
+    alive, known = _Alive(), _Known()
+    outside: dict[Outside, int] = {}
+    seen = [0] * len(ops)
+    sources, recorded = [], 0
+    for place, index in enumerate(calls):
+        op, form = ops[index], forms[index]
+        given, made = memories[place] if memories else ((), ())
+        at = _aligned([tensor.meta for tensor in form.tensors], given)
+        taken: set[Value] = set()
+        found = []
+        for argument, tensor in enumerate(form.tensors):
+            memory = at[argument] if tensor.linkable else UNKNOWN
+            source = known.find(memory, tensor) if tensor.meta is not None else Source("absent")
+            recorded += memory >= 0
+            if source is None and memory < 0:
+                source = alive.find(tensor, taken)
+            if source is None:
+                one = Outside(op=index, argument=argument, occurrence=seen[index])
+                source = Source("outside", number=outside.setdefault(one, len(outside)))
+                known.add(memory, source, tensor.meta)
+            elif source.value is not None:
+                taken.add(source.value)
+            found.append(source)
+        sources.append(tuple(found))
+        seen[index] += 1
+        lies_in = _aligned(results_of(op), made)
+        for output, meta in enumerate(results_of(op)):
+            if meta is not None and (op.id, output) not in unknown:
+                alive.add(Value(place, output), op.name, meta)
+                known.add(lies_in[output], Source("result", Value(place, output)), meta)
+    return Linked(calls=tuple(calls), sources=tuple(sources), outside=tuple(outside), recorded=recorded)
+
+
+def _aligned(metas: Sequence[TensorMeta | None], memories: Sequence[int]) -> list[int]:
+    """The memory of each tensor; unknown for all where the file tells of more or fewer than there are."""
+    there = [place for place, meta in enumerate(metas) if meta is not None]
+    found = [UNKNOWN] * len(metas)
+    if len(there) == len(memories):
+        for place, memory in zip(there, memories, strict=True):
+            found[place] = memory
+    return found
+
+
+def tensors_of(op: ReplayOp) -> list[tuple[str, bool, TensorMeta | None]]:
+    """(argument, written, metadata) of all tensor arguments in order, lists flattened, None for an absent one."""
+    return [(arg.name, arg.mutated, meta) for arg in op.args for meta in arg.tensors]
+
+
+def results_of(op: ReplayOp) -> tuple[TensorMeta | None, ...]:
+    """Metadata of the results that the plan expects, lists flattened; none where it does not know them."""
+    return op.outputs or op.recorded_outputs or ()
+
+
+class _Tensor(NamedTuple):
+    name: str
+    meta: TensorMeta | None
+    key: Key
+    linkable: bool
+    viewable: bool
+
+
+class _Form:
+    """The tensor arguments of an op, as far as they decide what they are linked to."""
+
+    def __init__(self, op: ReplayOp, fixed_integers: bool, own: bool) -> None:
+        shared = {name for members in aliasing.groups(op.args).values() for name, _ in members}
+        self.tensors: list[_Tensor] = []
+        for name, _, meta in tensors_of(op):
+            if meta is None:
+                self.tensors.append(_Tensor(name, None, ((), "", ()), False, False))
+                continue
+            fixed = fixed_integers and not aliasing.is_floating(meta.dtype)
+            linkable = not (own or fixed or name in shared) and math.prod(meta.shape) > 0
+            # Of one element there are too many: a scalar is no view of another one.
+            viewable = linkable and name not in NO_VIEWS and _is_dense(meta) and math.prod(meta.shape) > 1
+            self.tensors.append(_Tensor(name, meta, key_of(meta), linkable, viewable))
+
+
+class _Known:
+    """What was last seen in each recorded memory, with the shapes that it was seen with."""
+
+    def __init__(self) -> None:
+        self._exact: dict[tuple[int, Key], Source] = {}
+        self._dense: dict[tuple[int, str, int], Source] = {}
+
+    def add(self, memory: int, source: Source, meta: TensorMeta | None) -> None:
+        if memory < 0 or meta is None:
+            return
+        self._exact[memory, key_of(meta)] = source
+        if _is_dense(meta):
+            self._dense[memory, meta.dtype, math.prod(meta.shape)] = source
+
+    def find(self, memory: int, tensor: _Tensor) -> Source | None:
+        """The tensor that lies there, as it is or through a view of as many elements."""
+        if memory < 0 or tensor.meta is None:
+            return None
+        if (exact := self._exact.get((memory, tensor.key))) is not None:
+            return exact
+        found = self._dense.get((memory, tensor.meta.dtype, math.prod(tensor.meta.shape)))
+        if found is None or not _is_dense(tensor.meta):
+            return None
+        return Source("view", found.value) if found.kind == "result" else found._replace(seen=True)
+
+
+class _Alive:
+    """Results so far by what they look like, the latest last."""
+
+    def __init__(self) -> None:
+        self._exact: dict[Key, list[Value]] = defaultdict(list)
+        self._sizes: dict[tuple[str, int], list[Value]] = defaultdict(list)
+        self._cast: set[Value] = set()
+
+    def add(self, value: Value, name: str, meta: TensorMeta) -> None:
+        self._exact[key_of(meta)].append(value)
+        if _is_dense(meta):
+            self._sizes[meta.dtype, math.prod(meta.shape)].append(value)
+        if name in CASTS:
+            self._cast.add(value)
+
+    def find(self, tensor: _Tensor, taken: Collection[Value]) -> Source | None:
+        """The latest result that the argument may be; one call takes no result twice."""
+        if not tensor.linkable or tensor.meta is None:
+            return None
+        exact = _latest(self._exact.get(tensor.key, ()), taken)
+        if exact is not None and (tensor.name not in PARAMETERS or exact in self._cast):
+            return Source("result", exact)
+        if not tensor.viewable:
+            return None
+        size = (tensor.meta.dtype, math.prod(tensor.meta.shape))
+        seen = _latest(self._sizes.get(size, ()), taken)
+        return None if seen is None else Source("view", seen)
+
+
+def _latest(values: Sequence[Value], taken: Collection[Value]) -> Value | None:
+    return next((value for value in reversed(values) if value not in taken), None)
+
+
+def key_of(meta: TensorMeta) -> Key:
+    """What two tensors that are one have in common; strides that are not known are those of a contiguous tensor."""
+    strides = _contiguous(meta.shape) if meta.strides is None else meta.strides
+    # Strides of dimensions of one element mean nothing and differ from op to op.
+    plain = tuple(0 if size == 1 else step for size, step in zip(meta.shape, strides, strict=True))
+    return meta.shape, meta.dtype, plain
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(1, size)
+    return tuple(reversed(strides))
+
+
+def _is_dense(meta: TensorMeta) -> bool:
+    """Whether the elements lie side by side, each once, in any order of dimensions."""
+    strides = _contiguous(meta.shape) if meta.strides is None else meta.strides
+    expected = 1
+    for step, size in sorted((step, size) for size, step in zip(meta.shape, strides, strict=True) if size != 1):
+        if step != expected:
+            return False
+        expected *= size
+    return True
+
+
+def counts(linked: Linked) -> Mapping[str, int]:
+    """Number of tensor arguments by kind of source, absent ones left out."""
+    found = {"result": 0, "view": 0, "outside": 0, "own": 0}
+    for sources in linked.sources:
+        for source in sources:
+            if source.kind != "absent":
+                found[source.kind] += 1
+    return found

@@ -1,0 +1,55 @@
+"""The plan of one recorded step, its counts and times those of the step; owns no order and no tensors."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+
+import msgspec
+
+from opreplay.replay.ir.model import Recorded, RecordedSequence, ReplayOp, ReplayPlan
+from opreplay.replay.plan.passes import by_recorded_time
+from opreplay.traces.errors import UsageError
+
+
+def step_plan(plan: ReplayPlan) -> ReplayPlan:
+    """The plan with only what its step calls: counts, times and totals are those of the step.
+
+    Kernels stay with the ops whose every recorded call is in the step: of others it is not known which are.
+    Raises UsageError for a plan that does not say in which order its ops ran.
+    """
+    sequence = plan.sequence
+    if sequence is None:
+        raise UsageError(
+            f"{plan.source} does not say in which order its ops ran",
+            hint="--mode sequence needs a trace, or a plan that this version's `opreplay plan TRACE --output` wrote.",
+        )
+    host, device = _times(sequence, sequence.host_us), _times(sequence, sequence.device_us)
+    ops = tuple(
+        _of_step(op, host[op.id], device.get(op.id, [])) for op in plan.ops if op.id in host
+    )  # fmt: skip
+    return by_recorded_time(
+        msgspec.structs.replace(
+            plan, ops=ops, device_us_total=sequence.device_us_total, host_us_total=sequence.host_us_total,
+            unowned_device_us=sequence.unowned_device_us,
+        )
+    )  # fmt: skip
+
+
+def _times(sequence: RecordedSequence, times_us: tuple[float, ...]) -> dict[str, list[float]]:
+    """Those of each op's calls; of none where none are recorded."""
+    found: dict[str, list[float]] = {}
+    for index, time_us in zip(sequence.calls, times_us, strict=False):
+        found.setdefault(sequence.ids[index], []).append(time_us)
+    return found
+
+
+def _of_step(op: ReplayOp, host_us: list[float], device_us: list[float]) -> ReplayOp:
+    """The op with the times of its calls in the step."""
+    busy = [time_us for time_us in device_us if time_us > 0]
+    recorded = Recorded(
+        host_us_total=math.fsum(host_us), host_us_median=median(host_us), device_us_total=math.fsum(device_us),
+        device_us_median=median(busy) if busy else None,
+        kernels=op.recorded.kernels if op.count == len(host_us) else (), children=op.recorded.children,
+    )  # fmt: skip
+    return msgspec.structs.replace(op, count=len(host_us), recorded=recorded)

@@ -1,0 +1,142 @@
+"""Which recorded step a sequence replays, and its calls in the order they ran; a pure look at a trace, no torch.
+
+Owns the choice of the step and the order. Which tensor of a call is that of another one is `linking`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import numpy.typing as npt
+
+from opreplay.replay.ir.model import MAX_CALLS, RecordedSequence
+from opreplay.replay.plan.select import outermost
+from opreplay.traces.links.annotations import Phase, step_number
+from opreplay.traces.links.iterations import BatchIndex
+from opreplay.traces.links.parents import parents_of
+from opreplay.traces.model import Trace
+
+Rows = npt.NDArray[np.int64]
+Window = tuple[str, int, int, int]
+"""Name, start and end in ns, and track of a recorded step; track -1 for all processes."""
+
+
+def recorded_sequence(
+    trace: Trace, rows: Rows, owner: Rows, ids: list[str], kept: Collection[str], *, select: str,
+    phase: Phase | None = None,
+) -> RecordedSequence:  # fmt: skip
+    """The selected calls of one recorded step in order of start.
+
+    `rows` are the selected ones, `owner` [kernels] the selected row that a kernel's time counts for or -1, `ids` the op
+    of each signature, `kept` those that the plan holds. The step is the recorded iteration of median duration: one of
+    torch.profiler's steps, or of the server's iterations where there are none or a phase is asked for; the whole trace
+    where it marks neither.
+    """
+    if select == "all":
+        rows = outermost(trace, parents_of(trace))
+    windows = _with_calls(trace, rows, _iterations(trace) if phase is not None else _steps(trace) or _iterations(trace))
+    name, begin, end, track = _median(windows) if windows else ("", *_span(trace, rows), -1)
+    inside = rows if not windows else rows[_within(trace, rows, begin, end, track)]
+    order = inside[np.argsort(trace.ops.start_ns[inside], kind="stable")]
+    owned = owner >= 0
+    weights = trace.kernels.dur_ns[owned].astype(np.float64)
+    device_ns = np.bincount(owner[owned], weights=weights, minlength=len(trace.ops)).astype(np.float64)
+    top, device_ns = _not_nested(trace, order, device_ns)
+    of_signature = trace.ops.signature[top].tolist()
+    names = list(dict.fromkeys(ids[index] for index in of_signature if ids[index] in kept))
+    number = {id_: i for i, id_ in enumerate(names)}
+    chosen = top[[ids[index] in kept for index in of_signature]] if len(top) else top
+    first = chosen[:MAX_CALLS]
+    unowned = _unowned_us(trace, begin, end) if windows else _unowned_us(trace, None, None)
+    has_device = len(trace.kernels) > 0
+    return RecordedSequence(
+        step=name, steps=len(windows), dur_us=(end - begin) / 1e3, ids=tuple(names),
+        calls=tuple(number[ids[index]] for index in trace.ops.signature[first].tolist()),
+        host_us=tuple((trace.ops.dur_ns[first] / 1e3).tolist()),
+        device_us=tuple((device_ns[first] / 1e3).tolist()) if has_device else (),
+        memories=() if trace.ops.memories is None else tuple(map(trace.ops.memories.of_row, first.tolist())),
+        nested=len(order) - len(top), cut=len(chosen) - len(first),
+        device_us_total=float(device_ns[top].sum()) / 1e3 + unowned if has_device else 0.0,
+        unowned_device_us=unowned, host_us_total=float(trace.ops.dur_ns[top].sum(dtype=np.int64)) / 1e3,
+    )  # fmt: skip
+
+
+def _steps(trace: Trace) -> list[Window]:
+    """The steps that torch.profiler marked."""
+    return [
+        (note.name, note.start_ns, note.start_ns + note.dur_ns, note.track)
+        for note in trace.annotations
+        if step_number(note.name) is not None
+    ]
+
+
+def _iterations(trace: Trace) -> list[Window]:
+    """The iterations of an inference server; several of one batch are told apart by their number."""
+    found = BatchIndex(trace).iterations
+    return [(f"iteration {i + 1} of {len(found)}", one.start_ns, one.end_ns, -1) for i, one in enumerate(found)]
+
+
+def _with_calls(trace: Trace, rows: Rows, windows: list[Window]) -> list[Window]:
+    """Those in which a selected call starts, of the process that marked them."""
+    if not windows:
+        return []
+    processes = {track: _of_process(trace, rows, track) for track in {window[3] for window in windows}}
+    starts = {track: np.sort(trace.ops.start_ns[rows[mine]]) for track, mine in processes.items()}
+    return [one for one in windows if np.diff(np.searchsorted(starts[one[3]], one[1:3]))[0] > 0]
+
+
+def _within(trace: Trace, rows: Rows, begin: int, end: int, track: int) -> npt.NDArray[np.bool_]:
+    """Which rows start in the window, in the process that marked it."""
+    start = trace.ops.start_ns[rows]
+    return (start >= begin) & (start < end) & _of_process(trace, rows, track)
+
+
+def _of_process(trace: Trace, rows: Rows, track: int) -> npt.NDArray[np.bool_]:
+    """Which rows are of the process of a track: others run steps of their own. All of them for track -1."""
+    if not 0 <= track < len(trace.tracks):
+        return np.ones(len(rows), dtype=bool)
+    process = trace.tracks[track][0]
+    same = np.array([pid == process for pid, _ in trace.tracks], dtype=bool)
+    return same[trace.ops.track[rows]]
+
+
+def _median(windows: list[Window]) -> Window:
+    """The one of median duration; the shorter of two in the middle, the earlier of two that last as long."""
+    return sorted(windows, key=lambda one: (one[2] - one[1], one[1]))[(len(windows) - 1) // 2]
+
+
+def _span(trace: Trace, rows: Rows) -> tuple[int, int]:
+    """Start of the first selected call and end of the last, in ns."""
+    if not len(rows):
+        return 0, 0
+    start = trace.ops.start_ns[rows]
+    return int(start.min()), int((start + trace.ops.dur_ns[rows]).max())
+
+
+def _not_nested(trace: Trace, order: Rows, device_ns: npt.NDArray[np.float64]) -> tuple[Rows, npt.NDArray[np.float64]]:
+    """The calls that lie in no other one of them, and device time by row with that of the nested ones added on top.
+
+    A call that is replayed runs what was recorded inside it as well.
+    """
+    chosen = np.zeros(len(trace.ops), dtype=bool)
+    chosen[order] = True
+    parents = parents_of(trace)
+    above, around = parents[order], np.full(len(order), -1, dtype=np.int64)
+    while (going := np.flatnonzero(above >= 0)).size:
+        hit = going[chosen[above[going]]]
+        around[hit] = above[hit]
+        above[going] = parents[above[going]]
+    inner = order[around >= 0]
+    moved = device_ns.copy()
+    np.add.at(moved, around[around >= 0], device_ns[inner])
+    return order[around < 0], moved
+
+
+def _unowned_us(trace: Trace, begin: int | None, end: int | None) -> float:
+    """Device time that no op launched, of kernels that start in the window."""
+    kernels = trace.kernels
+    unowned = kernels.owner < 0
+    if begin is not None and end is not None:
+        unowned = unowned & (kernels.start_ns >= begin) & (kernels.start_ns < end)
+    return float(kernels.dur_ns[unowned].sum(dtype=np.int64)) / 1e3

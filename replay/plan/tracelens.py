@@ -1,0 +1,187 @@
+"""TraceLens's `event_replay_ir.json`, read into a plan and written from one; owns the file, not its arguments' values.
+
+The file is a list of `{"op_name", "replay_ir": {"list_pos_args": [...], "list_kwargs": [...]}}`, each argument being
+`{"arg_name", "arg_type", "value"}`. What was read is written back exactly, unknown fields included, for every op that
+no pass has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.ir.verify import verify_argument
+from opreplay.replay.plan.tracelens_values import Refused, Unknown, code_of, is_unicode, read_argument, write_argument
+from opreplay.traces.errors import FormatError, UsageError
+
+MAX_FILE_BYTES = 256 << 20
+MAX_ENTRIES = 1_000_000
+_MAX_ARGUMENTS = 512
+_HINT = "TraceLens's event replay writes such a file: a JSON list of objects with op_name and replay_ir."
+_NOT_RECORDED = Recorded(host_us_total=0.0, host_us_median=0.0)
+
+
+def read_tracelens_ir(path: str | Path) -> ReplayPlan:
+    """The ops of the file in its order, each with count 1 and no recorded times.
+
+    Overloads are not in the file: they are matched by argument names afterwards. An entry whose argument type or dtype
+    is not known stays in the plan with a reason. Raises FormatError, which names the entry, for all else that is wrong.
+    """
+    entries = _load(Path(path))
+    seen: Counter[str] = Counter()
+    ops = tuple(_read_entry(index, entry, seen) for index, entry in enumerate(entries))
+    return ReplayPlan(source=Path(path).name, selection="all", device_us_total=0.0, host_us_total=0.0, ops=ops)
+
+
+def write_tracelens_ir(plan: ReplayPlan, path: str | Path, *, force: bool = False) -> int:
+    """Write the ops that have arguments to call them with; how many were left out because they have a reason not to.
+
+    Raises UsageError when the file exists and `force` is not set, or cannot be written.
+    """
+    entries = [entry for entry in map(_write_entry, plan.ops) if entry is not None]
+    text = json.dumps(entries, indent=2, ensure_ascii=False)
+    if not is_unicode(text):
+        text = json.dumps(entries, indent=2)
+    try:
+        with Path(path).open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text + "\n")
+    except FileExistsError:
+        raise UsageError(f"{path} exists", hint="Name another file, or overwrite it with --force.") from None
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}", hint="Check the folder and its rights.") from None
+    return len(plan.ops) - len(entries)
+
+
+def _load(path: Path) -> list[Any]:
+    try:
+        if os.stat(path).st_size > MAX_FILE_BYTES:
+            raise FormatError(
+                f"{path}: {os.stat(path).st_size} bytes are over the limit of {MAX_FILE_BYTES}", hint=_HINT
+            )
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise FormatError(f"cannot read {path}: {error.strerror}", hint="Check the path and its rights.") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise FormatError(f"{path}: over the limit of {MAX_FILE_BYTES} bytes", hint=_HINT)
+    try:
+        entries = json.loads(data, object_pairs_hook=_without_duplicates)
+    except Refused as error:
+        raise FormatError(f"{path}: {error}", hint=_HINT) from None
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path} is not JSON: {str(error)[:200]}", hint=_HINT) from None
+    if not isinstance(entries, list):
+        raise FormatError(f"{path} holds no list of ops", hint=_HINT)
+    if len(entries) > MAX_ENTRIES:
+        raise FormatError(f"{path}: {len(entries)} entries are over the limit of {MAX_ENTRIES}", hint=_HINT)
+    return entries
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise Refused(f"an object has a key twice: {sorted(key for key, _ in pairs)}"[:200])
+    return found
+
+
+def _read_entry(index: int, entry: Any, seen: Counter[str]) -> ReplayOp:
+    try:
+        name, raw_args = _parts(entry)
+        args, reason = _arguments(raw_args)
+    except Refused as error:
+        raise FormatError(f"entry {index}: {error}", hint=_HINT) from None
+    origin = json.dumps(entry)  # ASCII: what is no Unicode text could not be saved with a plan
+    seen[origin] += 1
+    identity = f"{origin}\0{seen[origin]}" if seen[origin] > 1 else origin
+    return ReplayOp(
+        id=hashlib.blake2b(identity.encode(), digest_size=6).hexdigest(),
+        name=name,
+        count=1,
+        recorded=_NOT_RECORDED,
+        args=args,
+        reason=reason,
+        origin=origin,
+    )
+
+
+def _parts(entry: Any) -> tuple[str, list[tuple[Any, bool]]]:
+    """(name, [(argument entry, keyword only)]) of one entry. Raises Refused."""
+    if not isinstance(entry, dict):
+        raise Refused("is no object")
+    name, ir = entry.get("op_name"), entry.get("replay_ir")
+    if not isinstance(name, str) or not 0 < len(name) <= 1000 or not is_unicode(name):
+        raise Refused("op_name is missing, no text or too long")
+    if not isinstance(ir, dict):
+        raise Refused("replay_ir is missing or no object")
+    positional, keywords = ir.get("list_pos_args"), ir.get("list_kwargs")
+    if not isinstance(positional, list) or not isinstance(keywords, list):
+        raise Refused("list_pos_args or list_kwargs is missing or no list")
+    if len(positional) + len(keywords) > _MAX_ARGUMENTS:
+        raise Refused(f"more than {_MAX_ARGUMENTS} arguments")
+    return name, [*((item, False) for item in positional), *((item, True) for item in keywords)]
+
+
+def _arguments(entries: list[tuple[Any, bool]]) -> tuple[tuple[ReplayArg, ...], Reason | None]:
+    """All arguments, or none and why; every one is checked even so. Raises Refused."""
+    args: list[ReplayArg] = []
+    unknown: Unknown | None = None
+    for entry, keyword_only in entries:
+        try:
+            argument = read_argument(entry, keyword_only=keyword_only)
+            args.append(argument)
+            verify_argument(f"argument {argument.name}", argument)
+        except Unknown as error:
+            unknown = unknown or error
+        except FormatError as error:  # a value of another type than declared
+            unknown = unknown or Unknown(str(error))
+    if len({argument.name for argument in args}) < len(args):
+        raise Refused("an argument name occurs twice")
+    if unknown is not None:
+        return (), Reason("failed", str(unknown))
+    return tuple(args), None
+
+
+def _write_entry(op: ReplayOp) -> dict[str, Any] | None:
+    """The entry of one op: the one it came from where it still says the same, else made from its arguments."""
+    if op.origin is not None:
+        try:
+            entry = json.loads(op.origin)
+        except (ValueError, RecursionError):
+            entry = None  # a plan file that was edited by hand
+        if _says(entry, op):
+            return entry
+    if op.reason is not None:
+        return None
+    return {
+        "op_name": op.name,
+        "replay_ir": {
+            "list_pos_args": [write_argument(argument) for argument in op.args if not argument.keyword_only],
+            "list_kwargs": [write_argument(argument) for argument in op.args if argument.keyword_only],
+        },
+    }
+
+
+def _says(entry: Any, op: ReplayOp) -> bool:
+    """Whether an entry, read again, gives the op's name and arguments (what resolving adds to them aside)."""
+    try:
+        name, raw_args = _parts(entry)
+        args, _ = _arguments(raw_args)
+    except Refused:
+        return False
+    return name == op.name and _essence(args) == _essence(op.args)
+
+
+def _essence(args: tuple[ReplayArg, ...]) -> dict[str, tuple[Any, ...]]:
+    """What is passed under each name; types, order, and codes or lists for single values follow from the overload."""
+    return {
+        argument.name: (
+            argument.tensors,
+            tuple(map(code_of, argument.value if isinstance(argument.value, tuple) else (argument.value,))),
+        )
+        for argument in args
+    }

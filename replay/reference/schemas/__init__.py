@@ -1,1 +1,0 @@
-"""Tables of vendors' operator schemas, read by `opreplay.replay.reference.vendor_schemas`."""

@@ -1,0 +1,69 @@
+"""What a report says of times that may mislead: rows with a mark, the number of threads, what recorded times hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from opreplay.replay.report.text import plural, share_text
+from opreplay.replay.results.measurement import kind_of
+from opreplay.replay.results.records import Header, OpResult
+
+MARK = "*"
+MARKED: dict[str, str] = {
+    "first call": "the first call, with all that it set up",
+    "not settled": "calls that did not settle",
+    "interrupted": "other programs had the processor in most samples",
+    "one thread": "one thread, since several waited for processors",
+}
+"""Warnings with which a time may be another by far → what is told of it."""
+
+
+def marks(result: OpResult) -> list[str]:
+    """The kinds of warnings that mark the result's measured time."""
+    if result.measurement is None:
+        return []
+    return [kind for kind in map(kind_of, result.measurement.warnings) if kind in MARKED]
+
+
+def mark(results: Sequence[OpResult]) -> str:
+    """What stands behind a measured time of these ops, all calls together: a star or nothing."""
+    return MARK if any(map(marks, results)) else ""
+
+
+def doubt_notes(header: Header | None, results: Sequence[OpResult], *, device: bool) -> list[str]:
+    """Marked rows with their share of the measured time, the threads, and what is in recorded times."""
+    return [*_marked(results), *thread_notes({} if header is None else header.environment), *_recorded(header, device)]
+
+
+def _marked(results: Sequence[OpResult]) -> list[str]:
+    marked = [result for result in results if marks(result)]
+    if not marked:
+        return []
+    total_us = sum((r.measured_us or 0.0) * r.count for r in results)
+    share = sum((r.measured_us or 0.0) * r.count for r in marked) / total_us if total_us > 0 else 0.0
+    kinds = Counter(kind for result in marked for kind in marks(result))
+    why = ", ".join(f"{MARKED[kind]} ({count:,})" for kind, count in kinds.most_common())
+    return [f"{MARK} {plural(len(marked), 'op')} = {share_text(share)} of the measured time may take another: {why}"]
+
+
+def thread_notes(environment: Mapping[str, object]) -> list[str]:
+    """How many threads ops had, where that was chosen by the processors that were idle."""
+    threads, wanted = environment.get("threads"), environment.get("threads_of_torch")
+    idle, cpus = environment.get("idle_cpus"), environment.get("cpus")
+    if not isinstance(threads, int) or not isinstance(idle, int | float):
+        return []
+    looked = f"{idle:g} of {plural(cpus, 'processor') if isinstance(cpus, int) else 'the processors'} idle at the start"
+    if threads == wanted:
+        return [f"threads: {threads}; {looked}"]
+    return [f"threads: {threads} and not torch's {wanted}: only {looked} (--threads N for another number)"]
+
+
+def _recorded(header: Header | None, device: bool) -> list[str]:
+    count = 0 if header is None or device else header.trace.get("large_results")
+    if not isinstance(count, int) or not count:
+        return []
+    return [
+        f"recorded: on a CPU the times of {plural(count, 'op')} with results of 128 kB and more may hold page faults, "
+        "1.3 to 1.8 µs for 4 kB, which a replay does not have"
+    ]

@@ -1,0 +1,1 @@
+"""A run in every format, and its sections."""

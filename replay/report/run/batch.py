@@ -1,0 +1,84 @@
+"""What a batch says of its traces and jobs, as tables beside those of the ops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from opreplay.replay.report.columns import plain_table
+from opreplay.replay.report.text import middle, plural, safe, share_text, time_text
+from opreplay.replay.results.records import JobResult, TraceResult
+
+MAX_ROWS = 40
+"""Rows printed of each table; the files hold all."""
+LEAST_NAME, OTHER_COLUMNS = 16, 52
+"""Characters of a name at least, and those that the numbers beside it take about."""
+
+
+def sharing_line(traces: Sequence[TraceResult], unique_ops: int) -> str:
+    """ "20 traces with 2,140 ops are 107 unique ops"."""
+    ops = sum(trace.ops for trace in traces)
+    return f"{plural(len(traces), 'trace')} with {plural(ops, 'op')} are {plural(unique_ops, 'unique op')}"
+
+
+def render(traces: Sequence[TraceResult], jobs: Sequence[JobResult], *, width: int) -> RenderableType:
+    """One row a trace, and one a job where jobs have several ranks."""
+    parts: list[RenderableType] = [Text(), traces_table(traces, width=width)]
+    if len(traces) > MAX_ROWS:
+        parts.append(Text(f"and {plural(len(traces) - MAX_ROWS, 'more trace')}", style="dim"))
+    merged = [job for job in jobs if job.ranks]
+    if merged:
+        parts += [Text(), jobs_table(merged, width=width)]
+    if len(merged) > MAX_ROWS:
+        parts.append(Text(f"and {plural(len(merged) - MAX_ROWS, 'more job')}", style="dim"))
+    return Group(*parts)
+
+
+def traces_table(traces: Sequence[TraceResult], *, width: int) -> RenderableType:
+    """Times of all calls of a trace together; simulated ones on each SoC."""
+    socs = tuple(dict.fromkeys(soc for trace in traces for soc in trace.simulated_us))
+    table = plain_table()
+    table.add_column("trace", no_wrap=True)
+    for title in ("rank", "ops", "replayed", "covered", "recorded", "measured", *socs):
+        table.add_column(Text(safe(title)), justify="right", no_wrap=True)
+    room = _room(width, len(socs))
+    for trace in traces[:MAX_ROWS]:
+        table.add_row(
+            Text(short(trace.source, room)), "" if trace.rank is None else str(trace.rank), f"{trace.ops:,}",
+            f"{trace.replayed:,}", share_text(trace.covered_share), time_text(trace.recorded_us),
+            time_text(trace.measured_us), *(time_text(trace.simulated_us.get(soc)) for soc in socs),
+        )  # fmt: skip
+    return table
+
+
+def jobs_table(jobs: Sequence[JobResult], *, width: int) -> RenderableType:
+    """Ranks of a job together: what it has in common, and its slowest rank."""
+    table = plain_table()
+    table.add_column("job", no_wrap=True)
+    for title in ("ranks", "ops", "unique", "recorded", "slowest", "measured"):
+        table.add_column(title, justify="right", no_wrap=True)
+    room = _room(width, 1)
+    for job in jobs[:MAX_ROWS]:
+        table.add_row(
+            Text(short(job.job, room)), ranks_text(job), f"{job.rank_ops:,}", f"{job.ops:,}",
+            time_text(job.recorded_us), time_text(job.slowest_rank_us),
+            time_text(job.measured_us),
+        )  # fmt: skip
+    return table
+
+
+def ranks_text(job: JobResult) -> str:
+    """ "8 of 8"; "2" where the world size is not known."""
+    return f"{len(job.ranks)}" + ("" if job.world_size is None else f" of {job.world_size}")
+
+
+def short(source: str, width: int) -> str:
+    """The name of a file without the suffix that all have."""
+    return middle(safe(source.removesuffix(".gz").removesuffix(".json")), width)
+
+
+def _room(width: int, more_columns: int) -> int:
+    """Characters for names."""
+    return max(LEAST_NAME, width - OTHER_COLUMNS - 11 * more_columns)

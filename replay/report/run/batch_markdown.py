@@ -1,0 +1,45 @@
+"""Traces and jobs of a batch as Markdown tables, below those of the ops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from opreplay.replay.report.run.batch import ranks_text
+from opreplay.replay.report.run.markdown import escaped
+from opreplay.replay.report.text import share_text, time_text
+from opreplay.replay.results.records import JobResult, TraceResult
+
+
+def render(traces: Sequence[TraceResult], jobs: Sequence[JobResult]) -> str:
+    """One row a trace, then one a job; nothing without traces."""
+    if not traces:
+        return ""
+    socs = list(dict.fromkeys(soc for trace in traces for soc in trace.simulated_us))
+    lines = _head(["trace", "rank", "ops", "replayed", "covered", "recorded", "measured", *map(escaped, socs)])
+    for trace in traces:
+        lines.append(
+            _row([
+                escaped(trace.source), "" if trace.rank is None else str(trace.rank), f"{trace.ops:,}",
+                f"{trace.replayed:,}", share_text(trace.covered_share), time_text(trace.recorded_us),
+                time_text(trace.measured_us), *(time_text(trace.simulated_us.get(soc)) for soc in socs),
+            ])
+        )  # fmt: skip
+    merged = [job for job in jobs if job.ranks]
+    if merged:
+        lines += _head(["job", "ranks", "ops", "unique", "covered", "recorded", "slowest", "measured"])
+    for job in merged:
+        lines.append(
+            _row([
+                escaped(job.job), ranks_text(job), f"{job.rank_ops:,}", f"{job.ops:,}", share_text(job.covered_share),
+                time_text(job.recorded_us), time_text(job.slowest_rank_us), time_text(job.measured_us),
+            ])
+        )  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _head(titles: Sequence[str]) -> list[str]:
+    return ["", _row(titles), _row([":--", *("--:" for _ in titles[1:])])]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

@@ -1,0 +1,207 @@
+"""What every report says of a run beside its rows: coverage, totals, notes; plain text and numbers, no format."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from opreplay.replay.ascend.coverage import coverage
+from opreplay.replay.ir.reasons import ReasonTotal, split_reason, total_reasons
+from opreplay.replay.report.coverage import coverage_text
+from opreplay.replay.report.doubts import doubt_notes
+from opreplay.replay.report.run.fidelity import fidelity_notes
+from opreplay.replay.report.text import end, plural, safe, share_text
+from opreplay.replay.results.measurement import kind_of
+from opreplay.replay.results.records import Header, OpResult, Summary
+
+LISTED = 4
+"""Kinds that a note names before it says how many more there are."""
+DETAIL_CHARS = 60
+"""Of one detail of a reason where several share a line."""
+
+
+class Totals(msgspec.Struct, frozen=True, kw_only=True):
+    """Times of all calls of some ops together, in microseconds."""
+
+    label: str
+    ops: int
+    recorded_us: float
+    measured_us: float | None
+    """None where not every one of the ops was measured."""
+    simulated_us: dict[str, float]
+    """By SoC; without the SoCs on which not every one of the ops was simulated."""
+
+
+def socs_of(results: Iterable[OpResult]) -> tuple[str, ...]:
+    """The simulated SoCs, in the order asked for."""
+    return tuple(dict.fromkeys(soc for result in results for soc in result.simulated_us))
+
+
+def has_device_time(header: Header | None, results: Iterable[OpResult]) -> bool:
+    """Whether recorded times and shares refer to the device; else the trace knows host times only."""
+    total = header.trace.get("device_us_total") if header is not None else None
+    if isinstance(total, int | float):
+        return total > 0
+    return any(result.recorded_device_us is not None for result in results)
+
+
+def recorded_us(result: OpResult, *, device: bool) -> float | None:
+    """Recorded time of one call in the clock that the run's shares refer to."""
+    return result.recorded_device_us if device else result.recorded_host_us
+
+
+def coverage_line(
+    header: Header | None, results: Sequence[OpResult], summary: Summary, *, verb: str = "replayed"
+) -> str:
+    """The first line of every report: how much of the trace the run covers, and why not the rest.
+
+    "replayed 412 of 430 ops = 97.8 % of device time; 18 skipped: 9 library missing, 6 policy, 3 budget; 2 failed"
+    """
+    clock = "device" if has_device_time(header, results) or (header is None and not results) else "host"
+    # An ExecutionTrace holds no times; a share of nothing would read as if nothing were covered.
+    timed = summary.recorded_us > 0 or not results
+    share = f" = {share_text(summary.covered_share)} of {clock} time" if timed else ", no times recorded"
+    parts = [f"{verb} {summary.replayed:,} of {plural(summary.ops, 'op')}{share}"]
+    for status in ("skipped", "failed"):
+        kinds = Counter(split_reason(r.reason)[0] for r in results if r.status == status)
+        if not kinds:
+            continue
+        text = f"{kinds.total():,} {status}"
+        named = ", ".join(f"{count:,} {safe(kind)}" for kind, count in kinds.most_common() if kind != status)
+        parts.append(f"{text}: {named}" if named else text)
+    missing = summary.ops - summary.replayed - summary.skipped - summary.failed
+    if summary.interrupted:
+        parts.append(f"interrupted, {missing:,} not reached" if missing > 0 else "interrupted")
+    return "; ".join(parts)
+
+
+def not_replayed(results: Iterable[OpResult]) -> tuple[ReasonTotal, ...]:
+    """What each reason accounts for, most time first."""
+    return total_reasons((r.reason, r.count, r.recorded_share) for r in results if r.status != "replayed")
+
+
+def detail_text(total: ReasonTotal, room: int = DETAIL_CHARS) -> str:
+    """The details of a reason with their numbers of ops, the heaviest first: "vllm (5), aiter (4) and 3 others"."""
+    named = [f"{end(safe(d.detail), room)} ({d.ops:,})" for d in total.details[:LISTED]]
+    rest = len(total.details) - len(named)
+    return ", ".join(named) + (f" and {plural(rest, 'other')}" if rest else "")
+
+
+def totals(results: Sequence[OpResult], *, device: bool) -> list[Totals]:
+    """Sums over calls: of the replayed ops, whose three times can be compared, and of all ops where there are more."""
+    replayed = [r for r in results if r.measured_us is not None]
+    sums = [_sum(f"{plural(len(replayed), 'replayed op')}", replayed, device=device)] if replayed else []
+    if len(replayed) < len(results):
+        sums.append(_sum(f"all {plural(len(results), 'op')}", results, device=device))
+    return sums
+
+
+def _sum(label: str, results: Sequence[OpResult], *, device: bool) -> Totals:
+    measured = [r.measured_us * r.count for r in results if r.measured_us is not None]
+    simulated = {s: [r.simulated_us[s] * r.count for r in results if s in r.simulated_us] for s in socs_of(results)}
+    return Totals(
+        label=label,
+        ops=len(results),
+        recorded_us=sum((recorded_us(r, device=device) or 0.0) * r.count for r in results),
+        measured_us=sum(measured) if len(measured) == len(results) else None,
+        simulated_us={s: sum(times) for s, times in simulated.items() if len(times) == len(results)},
+    )
+
+
+def notes(header: Header | None, results: Sequence[OpResult], summary: Summary) -> list[str]:
+    """What a reader must know to trust the numbers: losses, stand-ins, assumptions, confidence, noise."""
+    found = doubt_notes(header, results, device=has_device_time(header, results))
+    found += [*_trace_notes(header), *stand_in_notes(results), *assumption_notes(results)]
+    found += [note for soc in socs_of(results) for note in confidence_notes(soc, results)]
+    warnings = Counter(kind_of(w) for r in results if r.measurement for w in r.measurement.warnings)
+    if warnings:
+        noisy = sum(bool(r.measurement and r.measurement.warnings) for r in results)
+        found.append(f"measuring: warnings on {plural(noisy, 'op')}: {_listed(warnings)}")
+    if outliers := [r.measurement for r in results if r.measurement and r.measurement.outliers]:
+        samples = sum(r.measurement.samples for r in results if r.measurement)
+        far = sum(measured.outliers for measured in outliers)
+        found.append(f"measuring: {far:,} of {samples:,} samples far out, on {plural(len(outliers), 'op')}; all count")
+    found += fidelity_notes(results)
+    if summary.interrupted:
+        found.append("interrupted: the results are partial")
+    return found
+
+
+def _trace_notes(header: Header | None) -> list[str]:
+    if header is None:
+        return []
+    found = unowned_notes(header.trace.get("unowned_device_us"), header.trace.get("device_us_total"))
+    for field, verb in (("losses", "lost"), ("repairs", "repaired")):
+        counts = header.trace.get(field)
+        if isinstance(counts, Mapping) and counts:
+            found.append(f"reading: {verb} {_listed(Counter({str(k): int(v) for k, v in counts.items()}))}")
+    return found
+
+
+def unowned_notes(unowned_us: object, total_us: object) -> list[str]:
+    """What share of the device time no op can answer for, however many are replayed; microseconds of a whole trace."""
+    if not isinstance(unowned_us, int | float) or not isinstance(total_us, int | float):
+        return []
+    if unowned_us <= 0 or total_us <= 0:
+        return []
+    share = share_text(unowned_us / total_us)
+    why = "as with captured graphs, communication streams and launches before the recording"
+    return [f"no op: {share} of device time is in kernels whose op is not recorded, {why}"]
+
+
+def stand_in_notes(results: Sequence[OpResult]) -> list[str]:
+    """What ran in place of the recorded op."""
+    found = []
+    words = {
+        "equivalent": "through a portable equivalent",
+        "reference": "by opreplay's reference implementation of a vendor op",
+        "executor": "by users' executors",
+    }
+    for how, text in words.items():
+        used = Counter(r.via or r.name for r in results if r.resolved_by == how and r.status == "replayed")
+        if used:
+            found.append(f"stand-ins: {plural(used.total(), 'op')} {text}: {_listed(used)}")
+    return found
+
+
+def assumption_notes(results: Sequence[OpResult]) -> list[str]:
+    """What was assumed, most frequent first."""
+    counts = Counter(a.what for r in results for a in r.assumptions)
+    if not counts:
+        return []
+    ops = sum(bool(r.assumptions) for r in results)
+    return [f"assumptions: {counts.total():,} on {plural(ops, 'op')}: {_listed(counts)}"]
+
+
+def confidence_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
+    """How much of the recorded time was predicted for that SoC, by what, and resting on no measurement of it."""
+    timed = any(r.recorded_share > 0 for r in results)
+    share_of = {r.id: r.recorded_share if timed else 1 / len(results) for r in results}
+    found = coverage((share_of[r.id], r.simulated.get(soc)) for r in results)
+    clock = "recorded time" if timed else "ops"
+    parts = [f"{found.ops:,} of {plural(len(results), 'op')} simulated = {coverage_text(found, clock)}"]
+    simulated = [(r.simulated[soc], share_of[r.id]) for r in results if soc in r.simulated]
+    for confidence, text in (("uncalibrated", "uncalibrated"), ("other SoC", "calibrated on another SoC only")):
+        chosen = [share for s, share in simulated if s.confidence == confidence]
+        if chosen:
+            parts.append(f"{plural(len(chosen), 'op')} = {share_text(sum(chosen))} {text}")
+    if len(parts) == 1 and found.ops == len(results) and not found.bytes and not found.users:
+        return []
+    return [f"{safe(soc)}: {'; '.join(parts)}", *users_notes(soc, results)]
+
+
+def users_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
+    """Which of the user's registrations made predictions."""
+    used = Counter(
+        f"{one.by} {one.source}" for r in results
+        if (one := r.simulated.get(soc)) is not None and one.by is not None and one.by.startswith("user ")
+    )  # fmt: skip
+    return [f"{safe(soc)}: predicted by {_listed(used)}"] if used else []
+
+
+def _listed(counts: Counter[str]) -> str:
+    named = [f"{safe(what)} ({count:,})" for what, count in counts.most_common(LISTED)]
+    rest = len(counts) - len(named)
+    return ", ".join(named) + (f" and {plural(rest, 'other kind')}" if rest else "")

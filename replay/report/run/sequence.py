@@ -1,0 +1,111 @@
+"""What a report says of a sequence as a whole: the recorded step beside its replay, and where the tensors came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from opreplay.replay.ir.sizes import readable
+from opreplay.replay.report.columns import plain_table
+from opreplay.replay.report.run.markdown import escaped
+from opreplay.replay.report.text import DASH, middle, plural, ratio_text, safe, share_text, time_text
+from opreplay.replay.results.records import SequenceResult
+
+STEP_CHARS = 40
+"""Of a step's name in a line."""
+RATIO = "÷ rec."
+ROUNDING = 1e-9
+"""Less than this share is left out by sums that are rounded."""
+Row = tuple[str, float | None, float | None, str]
+"""What, its time, the recorded time beside it, and what to know of it."""
+
+
+def rows(sequence: SequenceResult) -> list[Row]:
+    """The recorded step and its calls, then the same of the replay."""
+    made: list[Row] = []
+    if sequence.recorded_step_us > 0:
+        made.append(("recorded step", sequence.recorded_step_us, None, "wall time"))
+    on_device = sequence.recorded_us != sequence.recorded_host_us
+    clock = "device time" if on_device else "host time"
+    if sequence.recorded_us > 0:
+        made.append(("its calls that were replayed", sequence.recorded_us, None, f"{clock}, recorded"))
+    if on_device:
+        made.append(("the same on the host", sequence.recorded_host_us, None, "host time, recorded"))
+    interval = ""
+    if sequence.sum_low_us is not None and sequence.sum_high_us is not None:
+        interval = f"95 %: {time_text(sequence.sum_low_us)} to {time_text(sequence.sum_high_us)}"
+    made.append(("replayed, sum of the calls", sequence.sum_us, sequence.recorded_us, interval))
+    made.append(("replayed, whole pass", sequence.wall_us, sequence.recorded_step_us, "wall time"))
+    return made
+
+
+def first_line(sequence: SequenceResult) -> str:
+    """ "sequence of ProfilerStep#16, the median of 3 recorded steps: 430 of 434 calls, 21 passes"."""
+    step = middle(safe(sequence.step), STEP_CHARS) if sequence.step else "the whole trace"
+    chosen = f", the median of {sequence.steps:,} recorded steps" if sequence.steps > 1 else ""
+    calls = f"{sequence.calls_replayed:,} of {plural(sequence.calls, 'call')}"
+    return f"sequence of {step}{chosen}: {calls}, {plural(sequence.passes, 'pass').replace('passs', 'passes')}"
+
+
+def notes(sequence: SequenceResult) -> list[str]:
+    """What was left out, and what was assumed of the tensors."""
+    found = []
+    if sequence.left_out_share > ROUNDING:
+        found.append(f"not in the sequence: {share_text(sequence.left_out_share)} of the recorded time")
+    if sequence.calls_nested:
+        found.append(f"inside other calls, which run them: {plural(sequence.calls_nested, 'call')}")
+    if sequence.calls_cut:
+        found.append(f"beyond the limit of a sequence, and left out: {plural(sequence.calls_cut, 'call')}")
+    tensors = sequence.tensors
+    arguments = tensors.results + tensors.views + tensors.outside_arguments + tensors.remade
+    if arguments:
+        how = f"{tensors.recorded:,} as recorded, others inferred from shapes" if tensors.recorded else "inferred"
+        all_outside = tensors.outside + tensors.recycled
+        found.append(
+            f"tensors ({how}): of {plural(arguments, 'argument')} {tensors.results:,} were results of "
+            f"earlier calls, {tensors.views:,} views of such, {tensors.outside_arguments:,} from outside; "
+            f"{plural(all_outside, 'tensor')} from outside"
+        )
+        found.append(f"memory: at most {readable(tensors.peak_bytes)} of {readable(tensors.budget_bytes)} at a time")
+        if tensors.recycled:
+            found.append(f"recycled: {tensors.recycled:,} of {plural(all_outside, 'tensor')} in the memory of others")
+        if tensors.remade:
+            found.append(f"made anew for their call in each pass: {plural(tensors.remade, 'argument')}")
+        if tensors.refilled:
+            found.append(f"not finite, and refilled outside the timing: {plural(tensors.refilled, 'tensor')} a pass")
+    if sequence.restarts:
+        found.append(f"begun again in a new process: {plural(sequence.restarts, 'time')}")
+    return found
+
+
+def tables(sequence: SequenceResult | None) -> list[RenderableType]:
+    """For a terminal; nothing where the run was none of a sequence."""
+    if sequence is None:
+        return []
+    table: Table = plain_table()
+    table.add_column(Text("sequence"), no_wrap=True)
+    table.add_column(Text("time"), justify="right", no_wrap=True)
+    table.add_column(Text(RATIO), justify="right", no_wrap=True, style="dim")
+    table.add_column(Text(""), style="dim", overflow="fold")
+    for title, time_us, base_us, more in rows(sequence):
+        ratio = "" if base_us is None else ratio_text(time_us, base_us)
+        table.add_row(*map(Text, (title, time_text(time_us), ratio, more)))
+    grid = Table.grid(padding=(0, 1))
+    for note in notes(sequence):
+        grid.add_row(Text("·", style="dim"), Text(note, style="dim", overflow="fold"))
+    return [Text(first_line(sequence), overflow="fold"), Text(), table, Text(), grid]
+
+
+def markdown(sequence: SequenceResult | None) -> str:
+    """The same as Markdown; nothing where the run was none of a sequence."""
+    if sequence is None:
+        return ""
+    lines = ["", escaped(first_line(sequence)), "", f"| sequence | time | {RATIO} | |", "| --- | ---: | ---: | --- |"]
+    for title, time_us, base_us, more in rows(sequence):
+        ratio = DASH if base_us is None else ratio_text(time_us, base_us)
+        lines.append(f"| {title} | {time_text(time_us)} | {ratio} | {more} |")
+    listed: Sequence[str] = notes(sequence)
+    return "\n".join([*lines, "", *(f"- {escaped(note)}" for note in listed)]) + "\n"

@@ -1,0 +1,185 @@
+"""A run as rich tables for a terminal of any width; trace text is never markup, and never wider than its column."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from opreplay.replay.ir.reasons import ReasonTotal
+from opreplay.replay.report.columns import Column, OpCell, ops_table, plain_table
+from opreplay.replay.report.doubts import mark
+from opreplay.replay.report.run import npu
+from opreplay.replay.report.run.facts import (
+    Totals,
+    detail_text,
+    has_device_time,
+    not_replayed,
+    notes,
+    recorded_us,
+    socs_of,
+    totals,
+)
+from opreplay.replay.report.run.work import work_notes, work_table
+from opreplay.replay.report.text import DASH, end, plural, ratio_text, safe, share_text, time_text
+from opreplay.replay.results.records import Header, OpResult, Summary
+
+MAX_ROWS = 40
+"""Rows printed before the rest is summed up; files hold all of them."""
+RATIOS_FROM = 110
+"""Terminal width from which ratios to the recorded time are shown."""
+RATIO = "÷ rec."
+MEASURED = "measured"
+KIND_CHARS = 20
+"""Longer than every kind of reason; only a damaged file has longer ones."""
+STYLES = {"skipped": "yellow", "failed": "red"}
+
+
+def render(header: Header | None, results: Sequence[OpResult], summary: Summary, *, width: int) -> RenderableType:
+    """Table of ops, totals and notes, fitted to `width` characters; the coverage line comes before it, unbroken."""
+    parts: list[RenderableType] = [] if results or summary.interrupted else [no_ops()]
+    if results:
+        device = has_device_time(header, results)
+        shown = results[:MAX_ROWS]
+        columns = columns_of(shown, device=device, ratios=width >= RATIOS_FROM)
+        parts += [Text(), *ops_table(columns, [op_cell(r) for r in shown], width=width)]
+        parts += rest_line(results[MAX_ROWS:])
+        parts += [Text(), totals_table(results, device=device)]
+        parts += reasons_table(results)
+        parts += npu.results_table(results)
+        parts += work_table(results)
+    parts += notes_lines([*work_notes(results), *notes(header, results, summary)])
+    return Group(*parts)
+
+
+def notes_lines(found: Sequence[str]) -> list[RenderableType]:
+    """Notes below a table, one bullet each."""
+    if not found:
+        return []
+    grid = Table.grid(padding=(0, 1))
+    for note in found:
+        grid.add_row(Text("·", style="dim"), Text(note, style="dim", overflow="fold"))
+    return [Text(), grid]
+
+
+def reasons_table(results: Sequence[OpResult]) -> list[RenderableType]:
+    """Why ops are not replayed, one row a reason with unique ops, calls and share of the recorded time."""
+    return totals_by_kind("not replayed", not_replayed(results))
+
+
+def totals_by_kind(title: str, found: Sequence[ReasonTotal]) -> list[RenderableType]:
+    """One row a kind under the given title, and nothing where there is none."""
+    if not found:
+        return []
+    table = plain_table()
+    table.add_column(Text(title), no_wrap=True)
+    for title in ("ops", "calls", "share"):
+        table.add_column(Text(title), justify="right", no_wrap=True)
+    table.add_column(Text("why"), style="dim", overflow="fold")
+    for total in found:
+        cells = (end(safe(total.kind), KIND_CHARS), f"{total.ops:,}", f"{total.calls:,}", share_text(total.share))
+        table.add_row(*map(Text, (*cells, detail_text(total))))
+    return [Text(), table]
+
+
+def no_ops() -> Text:
+    """What to print in place of a table without rows."""
+    return Text(
+        "no op to replay: the trace records none, or the selection leaves none", style="yellow", overflow="fold"
+    )
+
+
+def rest_line(left_out: Sequence[OpResult]) -> list[RenderableType]:
+    """What the rows that are not printed amount to."""
+    if not left_out:
+        return []
+    share = sum(r.recorded_share for r in left_out)
+    more = plural(len(left_out), "more op")
+    return [Text(f"… {more}, {share_text(share)} of the time; --output FILE holds all", style="dim")]
+
+
+def columns_of(results: Sequence[OpResult], *, device: bool, ratios: bool) -> list[Column]:
+    """All narrow columns, in order of appearance; `device` says which recorded time is meant."""
+    recorded = [recorded_us(r, device=device) for r in results]
+    measured = [r.measured_us for r in results]
+    cells = tuple(time_text(r.measured_us) + mark([r]) if r.status == "replayed" else r.status for r in results)
+    styles = tuple(STYLES.get(r.status, "") for r in results)
+    ratio = [_ratio_column(measured, recorded)] if ratios else []
+    return [
+        *recorded_columns(results, device=device),
+        Column(title=MEASURED, cells=cells, styles=styles),
+        *ratio,
+        *simulated_columns(results, recorded if ratios else None),
+    ]
+
+
+def recorded_columns(results: Sequence[OpResult], *, device: bool) -> list[Column]:
+    """Share, count and what the trace recorded."""
+    return [
+        Column(title="share", cells=tuple(share_text(r.recorded_share) for r in results)),
+        Column(title="count", cells=tuple(f"{r.count:,}" for r in results), style="dim", gives_way=8),
+        Column(
+            title="recorded" if device else "host rec.",
+            cells=tuple(time_text(recorded_us(r, device=device)) for r in results),
+        ),
+    ]
+
+
+def simulated_columns(results: Sequence[OpResult], recorded: Sequence[float | None] | None) -> list[Column]:
+    """One column a SoC, each followed by its ratio to `recorded` where that is given, and what bounds the first."""
+    made: list[Column] = []
+    socs = socs_of(results)
+    for index, soc in enumerate(socs):
+        values = [r.simulated_us.get(soc) for r in results]
+        give = 0 if index == 0 else 2 + index / len(socs)
+        made.append(Column(title=safe(soc), cells=tuple(map(time_text, values)), style="cyan", gives_way=give))
+        if recorded is not None:
+            made.append(_ratio_column(values, recorded))
+    if socs:
+        bounds = tuple(r.bound or DASH for r in results)
+        made.append(Column(title="bound", cells=bounds, style="dim", left=True, gives_way=6))
+    return made
+
+
+def _ratio_column(values: Sequence[float | None], recorded: Sequence[float | None]) -> Column:
+    """The column right of a time: how many times the recorded time it is."""
+    cells = tuple(ratio_text(value, base) for value, base in zip(values, recorded, strict=True))
+    return Column(title=RATIO, cells=cells, style="dim", gives_way=9, named=False)
+
+
+def op_cell(result: OpResult) -> OpCell:
+    """The op with its arguments, or with the reason where it is not replayed."""
+    if result.status == "replayed":
+        return OpCell(name=result.name, detail=result.inputs)
+    detail = (result.reason or result.inputs).removeprefix("failed: ")
+    return OpCell(name=result.name, detail=detail, style=STYLES[result.status])
+
+
+def totals_table(results: Sequence[OpResult], *, device: bool) -> Table:
+    """All calls together, one row a clock, with ratios to the recorded time."""
+    recorded = "recorded" if device else "recorded (host)"
+    table = plain_table()
+    table.add_column(Text("all calls"), no_wrap=True)
+    sums = totals(results, device=device)
+    for total in sums:
+        table.add_column(Text(total.label), justify="right", no_wrap=True)
+        table.add_column(Text(RATIO), justify="right", no_wrap=True, style="dim")
+    for title, pick in _clocks(results, recorded):
+        cells: list[str] = []
+        for total in sums:
+            value = pick(total)
+            star = mark(results) if title == MEASURED and value is not None else ""
+            cells += [time_text(value) + star, "" if title == recorded else ratio_text(value, total.recorded_us)]
+        table.add_row(*map(Text, (title, *cells)))
+    return table
+
+
+def _clocks(results: Sequence[OpResult], recorded: str) -> list[tuple[str, Callable[[Totals], float | None]]]:
+    """Title of each clock and what it reads in a sum."""
+    made: list[tuple[str, Callable[[Totals], float | None]]] = [
+        (recorded, lambda total: total.recorded_us),
+        (MEASURED, lambda total: total.measured_us),
+    ]
+    return made + [(safe(soc), lambda total, soc=soc: total.simulated_us.get(soc)) for soc in socs_of(results)]

@@ -1,0 +1,69 @@
+"""What every report says of the work that arguments cause: its text, the ops that do none, and what is wrong.
+
+Owns no counting; an op whose work was not counted does not appear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from opreplay.replay.arguments.work.amounts import work_text
+from opreplay.replay.report.columns import plain_table
+from opreplay.replay.report.text import end, plural, safe, share_text
+from opreplay.replay.results.records import OpResult
+
+MAX_ROWS = 40
+LISTED = 4
+"""Ops that a note names before it says how many more there are."""
+TEXT_CHARS = 400
+"""Longer than every text of a counter; only a damaged file has longer ones."""
+
+
+def work_cell(result: OpResult) -> str:
+    """ "8,192 of 65,536 context tokens (12.5 %); ..."; a warning first where the op does none; "" where not counted."""
+    if result.work is None or not result.work.amounts:
+        return ""
+    text = end(safe(work_text(result.work)), TEXT_CHARS)
+    return f"no work: {text}" if result.work.idle else text
+
+
+def counted(results: Sequence[OpResult]) -> list[OpResult]:
+    """The results whose work was counted."""
+    return [result for result in results if work_cell(result)]
+
+
+def work_table(results: Sequence[OpResult]) -> list[RenderableType]:
+    """One row an op with its share of the recorded time and its work; nothing where none was counted."""
+    found = counted(results)
+    if not found:
+        return []
+    table = plain_table()
+    table.add_column(Text("share"), justify="right", no_wrap=True)
+    table.add_column(Text("op"), overflow="fold")
+    table.add_column(Text("work"), overflow="fold")
+    for result in found[:MAX_ROWS]:
+        style = "yellow" if result.work is not None and (result.work.idle or result.work.warnings) else ""
+        table.add_row(
+            Text(share_text(result.recorded_share)), Text(safe(result.name)), Text(work_cell(result), style=style)
+        )
+    rest = len(found) - MAX_ROWS
+    more = [Text(f"… {plural(rest, 'more op')}; --output FILE holds all", style="dim")] if rest > 0 else []
+    return [Text(), table, *more]
+
+
+def work_notes(results: Sequence[OpResult]) -> list[str]:
+    """Warnings: ops that do no work, and values that break a convention."""
+    idle = [result.name for result in counted(results) if result.work is not None and result.work.idle]
+    found = [f"warning: {plural(len(idle), 'op')} without work: {_listed(idle)}"] if idle else []
+    odd = [(result.name, result.work.warnings) for result in results if result.work and result.work.warnings]
+    wrong = [f"{name}: {warning}" for name, warnings in odd for warning in warnings]
+    return found + ([f"warning: the values of {plural(len(odd), 'op')} are odd: {_listed(wrong)}"] if wrong else [])
+
+
+def _listed(texts: Sequence[str]) -> str:
+    named = [end(safe(text), TEXT_CHARS) for text in dict.fromkeys(texts)]
+    rest = len(named) - LISTED
+    return ", ".join(named[:LISTED]) + (f" and {plural(rest, 'other')}" if rest > 0 else "")

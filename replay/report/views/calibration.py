@@ -1,0 +1,71 @@
+"""What a calibration changed: errors before and after, as a table and as JSON; computes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from opreplay.replay.ascend.calibrate.recalibrate import Recalibration
+from opreplay.replay.ascend.measured.accuracy import Compared, Errors, errors_by_type, errors_of
+from opreplay.replay.report.columns import plain_table
+from opreplay.replay.report.text import middle, safe
+from opreplay.replay.report.views.validation import errors_facts
+
+FEW = 12
+"""Kernels below which figures say little."""
+
+
+def _facts(compared: Sequence[Compared]) -> dict[str, Any] | None:
+    if not compared:
+        return None
+    families = {name: errors_facts(one) for name, one in errors_by_type(compared).items()}
+    return {"overall": errors_facts(errors_of(compared)), "families": families}
+
+
+def facts(found: Recalibration, *, output: str) -> dict[str, Any]:
+    """The whole report: "before", "after_held_out" (None where nothing could be held out), "after_seen"."""
+    return {
+        "output": output,
+        "device": found.before.name,
+        "kernels": len(found.compared_before),
+        "prior_width": found.caution,
+        "before": _facts(found.compared_before),
+        "after_held_out": _facts(found.compared_held_out),
+        "after_seen": _facts(found.compared_after),
+    }
+
+
+def verdict(found: Recalibration) -> str:
+    """One sentence on what was done."""
+    if not found.caution:
+        return "nothing was moved: no fit predicted kernels it had not seen better than the device does already"
+    if not found.compared_held_out:
+        return "too few kernels to hold any out: constants moved a little, and how well is not known"
+    return "constants moved; the figures after are of kernels that the fit had not seen (5 folds)"
+
+
+def render(found: Recalibration, *, output: str) -> RenderableType:
+    """Median error and time-weighted error by kernel type, before and after, in percent."""
+    after = found.compared_held_out or found.compared_after
+    table = plain_table()
+    table.add_column("kernel type", no_wrap=True)
+    for title in ("n", "median before", "after", "WAPE before", "after"):
+        table.add_column(title, justify="right", no_wrap=True)
+    late = errors_by_type(after)
+    rows: list[tuple[str, Errors, Errors]] = [
+        (name, early, late[name]) for name, early in errors_by_type(found.compared_before).items() if name in late
+    ]
+    rows.append(("all", errors_of(found.compared_before), errors_of(after)))
+    for name, early, now in rows:
+        numbers = (early.median_ape, now.median_ape, early.wape, now.wape)
+        table.add_row(Text(safe(middle(name, 30))), str(early.n), *(f"{100 * value:.1f}" for value in numbers))
+    parts: list[RenderableType] = [
+        Text(f"{safe(found.before.name)} → {safe(output)}", style="bold"),
+        Text(verdict(found)),
+    ]
+    if len(found.compared_before) < FEW:
+        parts.append(Text(f"only {len(found.compared_before)} unique kernels: figures this few say little"))
+    return Group(*parts, Text(), table)

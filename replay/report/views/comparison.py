@@ -1,0 +1,63 @@
+"""What every form of a comparison says: the first line, rows worth showing, notes, and the facts as plain values."""
+
+from __future__ import annotations
+
+import msgspec
+
+from opreplay.replay.report.text import plural, ratio_text, share_text
+from opreplay.replay.results.compare.judge import Comparison, OpComparison, Total, Verdict
+
+SHOWN: tuple[Verdict, ...] = ("slower", "faster", "lost", "gained", "only before", "only after")
+"""Verdicts that are listed; ops that stayed the same or are unclear are counted."""
+ORDER: tuple[Verdict, ...] = (*SHOWN, "same", "unclear")
+
+
+def first_line(found: Comparison) -> str:
+    """ "compared 48 ops: 3 slower, 1 faster, 44 same; total 1.020× (1.01 to 1.03)"."""
+    judged = found.of("slower", "faster", "same", "unclear")
+    counts = [f"{len(ops):,} {verdict}" for verdict in ORDER if (ops := found.of(verdict))]
+    total = "" if found.total is None else f"; total {precise(found.total.ratio)} ({interval(found.total)})"
+    return f"compared {plural(len(judged), 'op')}: {', '.join(counts) or 'none in both runs'}{total}"
+
+
+def rows(found: Comparison, *, everything: bool = False) -> list[OpComparison]:
+    """The ops to list, by verdict and then by how much time they won or lost."""
+    return [op for verdict in (ORDER if everything else SHOWN) for op in found.of(verdict)]
+
+
+def precise(ratio: float | None) -> str:
+    """A ratio with three decimals below ten: a change of 1 % is worth seeing here."""
+    return f"{ratio:.3f}×" if ratio is not None and 0.001 <= ratio < 10 else ratio_text(ratio, 1.0)
+
+
+def interval(op: OpComparison | Total) -> str:
+    """ "1.08 to 1.13"; empty where there is none."""
+    return "" if op.low is None or op.high is None else f"{op.low:.2f} to {op.high:.2f}"
+
+
+def notes(found: Comparison) -> list[str]:
+    """What must be known to trust the verdicts."""
+    made = [f"threshold: ±{share_text(found.threshold)}"]
+    if found.applied > found.threshold:
+        made[0] += f", raised to ±{share_text(found.applied)}: so far do ratios scatter in these two runs"
+    if found.power is not None:
+        made.append(f"power: this pair could have seen changes above {share_text(found.power)}")
+    if found.method == "gauges" and found.machine is not None:
+        made.append("ratio: of times relative to a fixed piece of work beside each sample; --method medians is without")
+    if found.machine is not None and abs(found.machine - 1.0) > 0.02:
+        made.append(f"machine: a fixed piece of work took {precise(found.machine)} as long in the second run")
+    made += [f"forced: {difference}" for difference in found.differences if difference.blocking]
+    made += [f"differs: {difference}" for difference in found.differences if not difference.blocking]
+    unclear = found.of("unclear")
+    if unclear:
+        reasons = dict.fromkeys(op.note for op in unclear if op.note)
+        made.append(f"unclear: {plural(len(unclear), 'op')}: {'; '.join(list(reasons)[:4])}")
+    return [*made, *found.notes]
+
+
+def facts(found: Comparison) -> dict[str, object]:
+    """The whole comparison as plain values, for JSON."""
+    body: dict[str, object] = msgspec.to_builtins(found)
+    ops = body.pop("ops")
+    counts = {verdict: len(found.of(verdict)) for verdict in ORDER}
+    return {"counts": counts, **body, "ops": ops}

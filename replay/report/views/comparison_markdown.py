@@ -1,0 +1,31 @@
+"""A comparison as Markdown, short enough for a comment on a pull request."""
+
+from __future__ import annotations
+
+from opreplay.replay.report.run.markdown import code, escaped
+from opreplay.replay.report.text import DASH, plural, time_text
+from opreplay.replay.report.views.comparison import first_line, interval, notes, precise, rows
+from opreplay.replay.results.compare.judge import Comparison
+
+MAX_ROWS = 50
+"""GitHub takes 65,536 characters for a comment."""
+MARKS = {"slower": "🔴", "lost": "🔴", "faster": "🟢", "gained": "🟢"}
+
+
+def render(found: Comparison, *, everything: bool = False) -> str:
+    """The first line as a heading, the ops that changed, or all, and notes."""
+    shown = rows(found, everything=everything)
+    lines = [f"### opreplay: {escaped(first_line(found))}"]
+    if shown:
+        lines += ["", "| verdict | ratio | 95 % | before | after | count | op | inputs |"]
+        lines += ["|---|---:|---:|---:|---:|---:|---|---|"]
+    for op in shown[:MAX_ROWS]:
+        cells = [
+            f"{MARKS.get(op.verdict, '')} {op.verdict}".strip(), precise(op.ratio), interval(op) or DASH,
+            time_text(op.before_us), time_text(op.after_us), f"{op.count:,}", code(op.name), code(op.note or op.inputs),
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    if len(shown) > MAX_ROWS:
+        lines += ["", f"… and {plural(len(shown) - MAX_ROWS, 'more op')}"]
+    lines += ["", *(f"- {escaped(note)}" for note in notes(found))]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,162 @@
+"""One op of a plan explained: arguments by name, how it was resolved, and how each simulated device spends its time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from opreplay.replay.ascend import Explanation
+from opreplay.replay.ir import shared_memory as aliasing
+from opreplay.replay.ir.model import ReplayArg, ReplayOp
+from opreplay.replay.ir.sizes import need_of, readable
+from opreplay.replay.report.columns import plain_table
+from opreplay.replay.report.text import DASH, safe, share_text, time_text
+from opreplay.replay.report.views.meta import STYLES
+from opreplay.replay.results.records import OpResult
+from opreplay.traces.model import TensorMeta
+
+HOW: dict[str, str] = {
+    "jit": "found in the JIT operator registry",
+    "torch.ops": "found in torch.ops",
+    "import": "found after an allowed import",
+    "schemaless": "called without a schema",
+    "equivalent": "replayed through a portable equivalent",
+    "reference": "replayed by opreplay's reference implementation, the vendor library is not here",
+    "executor": "run by a user's executor",
+}
+"""Text for each way of resolution."""
+KERNELS_SHOWN = 3
+
+
+def render(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanation]) -> RenderableType:
+    """Sections: the op, its arguments, what ran in the trace, and each simulated device."""
+    parts: list[RenderableType] = [Text.assemble((safe(op.name), "bold"), f"  ({op.id})"), _overview(op, result)]
+    if op.args:
+        parts += [Text(), Text("Arguments", style="bold"), _arguments(op)]
+    for explanation in explanations.values():
+        parts += [Text(), *_device(explanation)]
+    return Group(*parts)
+
+
+def facts(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanation]) -> dict[str, Any]:
+    """The same as JSON-safe values."""
+    return {
+        "op": msgspec.to_builtins(op), "replayable": result.status == "replayed", "reason": result.reason,
+        "meta": result.meta,
+        "bytes": need_of(op).total, "recorded_share": result.recorded_share,
+        "simulated": {name: msgspec.to_builtins(one) for name, one in explanations.items()},
+    }  # fmt: skip
+
+
+def _overview(op: ReplayOp, result: OpResult) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+
+    def add(title: str, text: str, style: str = "") -> None:
+        grid.add_row(Text(title), Text(safe(text), style=style))
+
+    share = f"{share_text(result.recorded_share)} of the time"
+    times = f"{time_text(result.recorded_device_us)} on the device, {time_text(result.recorded_host_us)} on the host"
+    add("recorded", f"{op.count:,} × {times}; {share}")
+    for kernel in op.recorded.kernels[:KERNELS_SHOWN]:
+        name = f"{kernel.type} ({kernel.name})" if kernel.type else kernel.name
+        add("", f"{kernel.count:,} × {time_text(kernel.total_us / max(kernel.count, 1))}  {name}", "dim")
+    if len(op.recorded.kernels) > KERNELS_SHOWN:
+        add("", f"and {len(op.recorded.kernels) - KERNELS_SHOWN} more kernels", "dim")
+    if result.status == "replayed":
+        add("resolved", HOW.get(op.resolved_by or "", "not resolved") + (f": {op.via}" if op.via else ""))
+    else:
+        add("not replayed", result.reason or "", "yellow")
+    if result.meta is not None:
+        add("on meta tensors", str(result.meta), STYLES.get(result.meta.status, ""))
+    if op.schema:
+        add("schema", op.schema)
+    need = need_of(op)
+    about = "" if need.outputs_known else "about "
+    add("memory", f"{readable(need.inputs)} inputs, {about}{readable(need.outputs)} outputs")
+    return grid
+
+
+def _arguments(op: ReplayOp) -> Table:
+    table = plain_table()
+    table.add_column("name", no_wrap=True)
+    table.add_column("type", no_wrap=True, style="dim")
+    table.add_column("value", overflow="fold")
+    table.add_column("note", overflow="fold", style="yellow")
+    sharing = aliasing.sharing(op.args)
+    for arg in op.args:
+        notes = [a.what for a in op.assumptions if a.argument == arg.name]
+        if arg.name in sharing:
+            others = ", ".join(name for name in sharing[arg.name] if name != arg.name) or "itself"
+            notes.append(f"shares memory with {others}")
+        if arg.mutated:
+            notes.append("written to")
+        cells = (arg.name, arg.type, argument_text(arg), "; ".join(notes))
+        table.add_row(*(Text(safe(cell)) for cell in cells))
+    known = {arg.name for arg in op.args}
+    for assumption in op.assumptions:
+        if assumption.argument not in known:
+            table.add_row(Text(safe(assumption.argument)), "", "", Text(safe(assumption.what)))
+    return table
+
+
+def argument_text(arg: ReplayArg) -> str:
+    """The value of one argument: tensors as "bfloat16[2,3] strides [3,1]", scalars as recorded."""
+    if arg.tensors:
+        return ", ".join("None" if meta is None else tensor_text(meta) for meta in arg.tensors)
+    return DASH if arg.value is None else str(list(arg.value) if isinstance(arg.value, tuple) else arg.value)
+
+
+def tensor_text(meta: TensorMeta) -> str:
+    """ "bfloat16[2,3] strides [1,2] offset 8"; strides where they are known and not contiguous."""
+    text = f"{meta.dtype}[{','.join(map(str, meta.shape))}]"
+    if meta.strides is not None and meta.strides != contiguous(meta.shape):
+        text += f" strides [{','.join(map(str, meta.strides))}]"
+    return text + (f" offset {meta.storage_offset}" if meta.storage_offset else "")
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor, in elements."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def _device(explanation: Explanation) -> list[RenderableType]:
+    """One simulated device: the total, the kernels with their terms, and notes."""
+    total = explanation.simulated
+    head = Text.assemble(
+        (safe(explanation.device), "bold"), (f" (version {safe(explanation.device_version)})", "dim"), "  ",
+        (time_text(total.time_us), "cyan"), f", 80 % within {time_text(total.low_us)} to {time_text(total.high_us)}; ",
+        f"bound by {total.bound}; {total.confidence}",
+    )  # fmt: skip
+    parts: list[RenderableType] = [head]
+    for kernel in explanation.kernels:
+        one = kernel.prediction
+        terms = " + ".join(
+            f"{safe(name)} {time_text(us)}" for name, us in sorted(one.terms_us.items(), key=lambda t: -t[1])
+        )
+        times = f"{kernel.count} × " if kernel.count > 1 else ""
+        samples = f", {kernel.samples} measured kernels" if kernel.samples else ""
+        drawn = f"; × {one.nearby_factor:.2f} by neighbours" if abs(one.nearby_factor - 1) >= 0.005 else ""
+        lines = Text.assemble(
+            (safe(kernel.type), "bold"), f"  {times}{time_text(one.time_us)} = {terms or '0'}\n",
+            (f"{', '.join(kernel.inputs)} → {', '.join(kernel.outputs)}\n", "dim"),
+            (f"bound by {one.bound}; {one.confidence} (family {kernel.family}{samples}{drawn})", "dim"),
+            *((f"\n{name} = {value}", "dim") for name, value in kernel.attrs.items()), overflow="fold",
+        )  # fmt: skip
+        parts.append(Padding(lines, (0, 0, 0, 2)))
+    if not explanation.kernels:
+        parts.append(Padding(Text("no kernel: a view costs nothing", style="dim"), (0, 0, 0, 2)))
+    parts += [Padding(Text(f"· {safe(note)}", style="dim"), (0, 0, 0, 2)) for note in explanation.notes]
+    return parts

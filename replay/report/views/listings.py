@@ -1,0 +1,94 @@
+"""Lists as tables: the checks of `doctor`, initializers with their options, and what plugins have registered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from opreplay.initializers.base import CustomInit
+from opreplay.replay.host.doctor import Check
+from opreplay.replay.plugins import Registration
+from opreplay.replay.report.columns import plain_table
+from opreplay.replay.report.text import safe
+
+
+def checks_table(sections: Mapping[str, Sequence[Check]]) -> RenderableType:
+    """One row a check, sections apart."""
+    table = plain_table()
+    table.add_column("")
+    table.add_column("what", no_wrap=True)
+    table.add_column("found", overflow="fold")
+    table.add_column("note", overflow="fold", style="dim")
+    for title, checks in sections.items():
+        if table.row_count:
+            table.add_row()
+        table.add_row("", Text(title, style="bold"))
+        for check in checks:
+            mark = (
+                Text("✓", style="green")
+                if check.ok
+                else Text("✗" if check.required else "–", style="red" if check.required else "dim")
+            )
+            note = "" if check.ok else check.note
+            table.add_row(mark, Text(safe(check.name)), Text(safe(check.found or "not found")), Text(safe(note)))
+    return table
+
+
+def initializer_facts(rules: Iterable[CustomInit]) -> list[dict[str, Any]]:
+    """Name, priority, purpose, ops and options of each initializer."""
+    return [
+        {
+            "name": rule.name,
+            "priority": rule.priority,
+            "purpose": (type(rule).__doc__ or "").strip().partition("\n")[0],
+            "ops": list(rule.op_patterns),
+            "options": [
+                {
+                    "name": option.name, "type": option.type.__name__, "default": option.default,
+                    "choices": list(option.choices), "help": option.help,
+                }
+                for option in rule.options
+            ],
+        }
+        for rule in rules
+    ]  # fmt: skip
+
+
+def initializers_table(known: list[dict[str, Any]]) -> RenderableType:
+    """One row an initializer: its options below its purpose, all its ops."""
+    table = plain_table()
+    table.add_column("name", no_wrap=True)
+    table.add_column("purpose and options", overflow="fold", ratio=2)
+    table.add_column("ops", overflow="fold", ratio=3, style="dim")
+    for rule in known:
+        lines = [rule["purpose"]]
+        for option in rule["options"]:
+            values = "|".join(option["choices"]) or option["type"]
+            lines.append(f"{option['name']}={values} [{option['default']}]: {option['help']}")
+        if rule["priority"]:
+            lines.append(f"priority {rule['priority']}")
+        table.add_row(Text(safe(rule["name"])), Text("\n".join(map(safe, lines))), Text(safe(", ".join(rule["ops"]))))
+    return table
+
+
+def registration_facts(found: Iterable[Registration]) -> list[dict[str, Any]]:
+    """Kind, name, ops, source, place and note of each registration."""
+    return [asdict(one) for one in found]
+
+
+def registrations_table(found: list[dict[str, Any]]) -> RenderableType:
+    """One row a registration."""
+    if not found:
+        return Text("No plugin has registered anything; --plugin FILE loads one.")
+    table = plain_table()
+    for name in ("kind", "ops", "name", "loaded by", "defined in"):
+        table.add_column(name, overflow="fold", style="dim" if name == "defined in" else "")
+    for one in found:
+        name = f"{one['name']} ({one['note']})" if one["note"] else one["name"]
+        ops = Text("\n".join(map(safe, one["ops"])))
+        table.add_row(one["kind"], ops, *(Text(safe(cell)) for cell in (name, one["source"], one["place"])))
+    return table

@@ -1,0 +1,73 @@
+"""What a run on meta tensors found out about the ops of a plan: a line, a column, a table of problems, JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, get_args
+
+from rich.console import RenderableType
+
+from opreplay.replay.ir.reasons import total_reasons
+from opreplay.replay.ir.verdicts import META_WRONG, MetaCheck, MetaStatus
+from opreplay.replay.report.columns import Column, OpCell
+from opreplay.replay.report.run import table
+from opreplay.replay.report.text import DASH, plural
+from opreplay.replay.results.records import OpResult
+
+STYLES: dict[str, str] = {"differs": "red", "failed": "red", "no meta kernel": "yellow", "data-dependent": "yellow"}
+SHORT: dict[str, str] = {"no meta kernel": "no kernel", "data-dependent": "data-dep."}
+"""Texts for the narrow column."""
+
+
+def counts(results: Sequence[OpResult]) -> dict[MetaStatus, int]:
+    """Ops by verdict, all verdicts in order."""
+    found = Counter(r.meta.status for r in results if r.meta is not None)
+    return {status: found[status] for status in get_args(MetaStatus)}
+
+
+def line(results: Sequence[OpResult]) -> str:
+    """ "on meta tensors: 412 ok (96 with the recorded sizes), 3 no meta kernel, 1 failed; 6 ops not called"."""
+    found = counts(results)
+    compared = sum(r.meta is not None and r.meta.status == "ok" and r.meta.results_compared > 0 for r in results)
+    parts = [f"{found['ok']:,} ok" + (f" ({compared:,} with the recorded sizes)" if compared else "")]
+    words = {"differs": "differ" if found["differs"] != 1 else "differs"}
+    parts += [f"{count:,} {words.get(status, status)}" for status, count in found.items() if count and status != "ok"]
+    left_out = sum(r.meta is None for r in results)
+    return f"on meta tensors: {', '.join(parts)}" + (f"; {plural(left_out, 'op')} not called" if left_out else "")
+
+
+def column(results: Sequence[OpResult]) -> Column:
+    """The verdict on each op."""
+    status = [None if r.meta is None else r.meta.status for r in results]
+    return Column(
+        title="meta", cells=tuple(DASH if s is None else SHORT.get(s, s) for s in status),
+        styles=tuple(STYLES.get(s or "", "") for s in status), left=True, gives_way=1,
+    )  # fmt: skip
+
+
+def op_cell(result: OpResult) -> OpCell:
+    """The op with its arguments; what speaks against it on meta tensors in their place, as a reason would be."""
+    if result.status != "replayed" or result.meta is None or result.meta.status not in META_WRONG:
+        return table.op_cell(result)
+    return OpCell(name=result.name, detail=result.meta.detail, style=STYLES[result.meta.status])
+
+
+def problems(results: Sequence[OpResult]) -> list[RenderableType]:
+    """One row a verdict other than ok, with unique ops, calls and share, and the ops that it is about."""
+    wrong = [(r, r.meta) for r in results if r.meta is not None and r.meta.status != "ok"]
+    found = total_reasons((f"{check.status}: {_about(r, check)}", r.count, r.recorded_share) for r, check in wrong)
+    return table.totals_by_kind("on meta tensors", found)
+
+
+def _about(result: OpResult, check: MetaCheck) -> str:
+    """Short where the verdict says it all, so that ops of one name are counted together."""
+    return f"{result.name}: {check.detail}" if check.status in META_WRONG else result.name
+
+
+def facts(results: Sequence[OpResult]) -> dict[str, Any] | None:
+    """Counts by verdict as JSON-safe values; None where nothing was run on meta tensors."""
+    if all(r.meta is None for r in results):
+        return None
+    compared = sum(r.meta is not None and r.meta.results_compared > 0 for r in results)
+    return {"counts": counts(results), "compared": compared, "not_called": sum(r.meta is None for r in results)}

@@ -1,0 +1,124 @@
+"""A plan as a table and as JSON: what would run, how, with how many bytes, and what a simulated device would take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+from rich.console import Group, RenderableType
+
+from opreplay.replay.arguments.shrink.choose import fitted
+from opreplay.replay.ir.model import ReplayOp, ReplayPlan
+from opreplay.replay.ir.reasons import Reason
+from opreplay.replay.ir.sizes import need_of, over_budget, readable
+from opreplay.replay.ir.verdicts import MetaCheck
+from opreplay.replay.report.columns import Column, ops_table
+from opreplay.replay.report.run.facts import assumption_notes, confidence_notes, socs_of, stand_in_notes, unowned_notes
+from opreplay.replay.report.run.table import (
+    MAX_ROWS,
+    no_ops,
+    notes_lines,
+    reasons_table,
+    recorded_columns,
+    rest_line,
+    simulated_columns,
+)
+from opreplay.replay.report.text import DASH
+from opreplay.replay.report.views import meta
+from opreplay.replay.results.of_plan import result_of, summarize
+from opreplay.replay.results.outcome import Outcome, unable
+from opreplay.replay.results.records import OpResult, Simulated, Summary
+
+SCHEMA_VERSION = 1
+"""Of the JSON form. Changes of format: 1 first version."""
+
+
+OverBudget = Literal["shrink", "skip"]
+"""What a run does with an op over its budget; see `opreplay.replay.arguments.shrink.choose`."""
+
+
+def why_not(op: ReplayOp, max_op_bytes: int | None, over: OverBudget = "shrink") -> Reason | None:
+    """Why the op would not run: what the plan says, else that it is over the budget and cannot be made smaller."""
+    if op.reason is not None or max_op_bytes is None:
+        return op.reason
+    return over_budget(op if over == "skip" else fitted(op, max_op_bytes).op, max_op_bytes)
+
+
+def _outcome(op: ReplayOp, max_op_bytes: int | None, over: OverBudget) -> Outcome:
+    reason = why_not(op, max_op_bytes, over)
+    if reason is not None:
+        return unable(reason)
+    if max_op_bytes is None or over == "skip":
+        return Outcome(status="replayed")
+    return Outcome(status="replayed", assumptions=fitted(op, max_op_bytes).assumptions)
+
+
+def planned_results(
+    plan: ReplayPlan, simulate: Callable[[ReplayOp], dict[str, Simulated]], *, max_op_bytes: int | None,
+    checks: Mapping[str, MetaCheck] | None = None, over: OverBudget = "shrink",
+) -> list[OpResult]:  # fmt: skip
+    """The results that a run would start from: "replayed" where it would try, nothing measured.
+
+    `checks`: verdicts of a run on meta tensors, by id.
+    """
+    outcomes = [_outcome(op, max_op_bytes, over) for op in plan.ops]
+    results = [result_of(plan, op, outcome, simulate(op)) for op, outcome in zip(plan.ops, outcomes, strict=True)]
+    return [msgspec.structs.replace(result, meta=checks.get(result.id)) for result in results] if checks else results
+
+
+def planned_summary(plan: ReplayPlan, results: Sequence[OpResult]) -> Summary:
+    """Counts and shares of what would run."""
+    return summarize(plan, results, wall_s=0.0, interrupted=False)
+
+
+def render(plan: ReplayPlan, results: Sequence[OpResult], *, width: int) -> RenderableType:
+    """One row an op with how it would run, fitted to `width` characters."""
+    shown, ops = results[:MAX_ROWS], plan.ops[:MAX_ROWS]
+    how = tuple("no" if r.status != "replayed" else r.resolved_by or DASH for r in shown)
+    columns = [
+        *recorded_columns(shown, device=plan.device_us_total > 0),
+        *simulated_columns(shown, None),
+        Column(title="memory", cells=tuple(memory_text(op) for op in ops), gives_way=5),
+        Column(title="runs by", cells=how, left=True, gives_way=4),
+    ]
+    if any(r.meta is not None for r in results):
+        columns.append(meta.column(shown))
+    parts = ops_table(columns, [meta.op_cell(r) for r in shown], width=width) if results else [no_ops()]
+    found = unowned_notes(plan.unowned_device_us, plan.device_us_total)
+    found += [*stand_in_notes(results), *assumption_notes(results)]
+    found += [note for soc in socs_of(results) for note in confidence_notes(soc, results)]
+    tables = [*reasons_table(results), *meta.problems(results)]
+    return Group(*parts, *rest_line(results[MAX_ROWS:]), *tables, *notes_lines(found))
+
+
+def memory_text(op: ReplayOp) -> str:
+    """Bytes of inputs and outputs; a tilde where the outputs are estimated."""
+    need = need_of(op)
+    return f"{'' if need.outputs_known else '~'}{readable(need.total)}"
+
+
+def facts(plan: ReplayPlan, results: Sequence[OpResult], summary: Summary) -> dict[str, Any]:
+    """The same as JSON-safe values; times in microseconds a call."""
+    return {
+        "schema_version": SCHEMA_VERSION, "source": plan.source, "selection": plan.selection, "device": plan.device,
+        "device_us_total": plan.device_us_total, "host_us_total": plan.host_us_total,
+        "unowned_device_us": plan.unowned_device_us, "ops": summary.ops,
+        "replayable": summary.replayed, "covered_share": summary.covered_share, "reasons": summary.reasons,
+        "not_replayed": summary.not_replayed, "meta": meta.facts(results),
+        "unique_ops": [op_facts(op, result) for op, result in zip(plan.ops, results, strict=True)],
+    }  # fmt: skip
+
+
+def op_facts(op: ReplayOp, result: OpResult) -> dict[str, Any]:
+    """One op of a plan as JSON-safe values."""
+    need = need_of(op)
+    return {
+        "id": op.id, "name": op.name, "count": op.count, "replayable": result.status == "replayed",
+        "reason": result.reason, "resolved_by": op.resolved_by, "via": op.via, "overload": op.overload,
+        "inputs": result.inputs, "bytes": need.total, "bytes_estimated": not need.outputs_known,
+        "recorded_device_us": result.recorded_device_us, "recorded_host_us": result.recorded_host_us,
+        "recorded_share": result.recorded_share, "simulated_us": result.simulated_us, "bound": result.bound,
+        "by": {soc: one.by for soc, one in result.simulated.items()}, "assumptions": op.assumptions,
+        "meta": result.meta,
+    }  # fmt: skip

@@ -1,0 +1,187 @@
+"""What is in a trace, as text for a terminal: the view of `inspect`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from opreplay.replay.ir.sizes import readable
+from opreplay.replay.report.columns import Column, OpCell, ops_table, plain_table
+from opreplay.replay.report.run import npu
+from opreplay.replay.report.text import end, middle, plural, safe, share_text, time_text
+from opreplay.traces import TraceSummary
+from opreplay.traces.joins.kernel_details import join_text
+
+MEANING: dict[str, str] = {
+    "none": "no shapes: ops cannot be replayed (record with record_shapes=True)",
+    "dims": "shapes and types: scalars are taken from defaults, strides as contiguous",
+    "dims+concrete": "shapes, types and scalars: strides are taken as contiguous",
+    "full": "shapes, types, scalars and strides: ops can be replayed as they were",
+}
+"""What each metadata level means for a replay."""
+OPS_SHOWN = 12
+ANNOTATIONS_SHOWN = 8
+BATCHES_SHOWN = 12
+WIDTH_WITH_TIMES = 80
+"""Below it the table of batches leaves its times out."""
+CATEGORIES_SHOWN = 12
+
+
+def render(summary: TraceSummary, *, width: int) -> RenderableType:
+    """Facts, then the ops with most device time, annotations and categories, fitted to `width` characters."""
+    parts: list[RenderableType] = [_facts(summary)]
+    if summary.top_ops:
+        parts += [Text(), Text("Ops by device time", style="bold"), *_top_ops(summary, width)]
+    if summary.npu_ops:
+        parts += [Text(), Text("NPU kernels by op", style="bold"), npu.kernels_table(summary.npu_ops, width=width)]
+    if summary.batches:
+        parts += [Text(), Text("Iterations by batch", style="bold"), _batches(summary, width)]
+    if summary.annotations:
+        parts += [Text(), Text("Annotations by time", style="bold"), _annotations(summary, width)]
+    if summary.categories:
+        parts += [Text(), Text("Events by category", style="bold"), Text(_categories(summary.categories), style="dim")]
+    return Group(*parts)
+
+
+def _facts(summary: TraceSummary) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+
+    def add(title: str, text: str, style: str = "") -> None:
+        if text:
+            grid.add_row(Text(title), Text(safe(text), style=style))
+
+    add("trace", summary.path, "bold")
+    add("read", f"{readable(summary.bytes_read)}, {plural(summary.events, 'event')}, {summary.dialect}")
+    add("recorded by", _recorded_by(summary))
+    add("on", _device(summary))
+    add("ops", _ops(summary))
+    add("metadata", _metadata(summary), "yellow" if summary.metadata_level == "none" else "")
+    add("device", _device_work(summary))
+    add("links", _links(summary))
+    if summary.kernel_details is not None:
+        add("kernel table", join_text(summary.kernel_details), "yellow" if summary.kernel_details.problem else "")
+    add("span", _span(summary))
+    add("iterations", _iterations(summary))
+    add("lost", _counts(summary.losses), "yellow")
+    add("repaired", _counts(summary.repairs), "yellow")
+    return grid
+
+
+def _ops(summary: TraceSummary) -> str:
+    if not summary.cpu_ops:
+        return "none recorded, so there is nothing to replay"
+    return (
+        f"{summary.cpu_ops:,}, {summary.cpu_ops_with_shapes:,} of them with shapes; "
+        f"{summary.unique_ops:,} unique, {summary.owner_ops:,} own device time"
+    )
+
+
+def _metadata(summary: TraceSummary) -> str:
+    return f"{summary.metadata_level}: {MEANING[summary.metadata_level]}" if summary.cpu_ops else ""
+
+
+def _span(summary: TraceSummary) -> str:
+    threads = f" on {plural(summary.threads, 'thread')}" if summary.threads else ""
+    return f"{time_text(summary.span_us)}{threads}" if summary.span_us else ""
+
+
+def _recorded_by(summary: TraceSummary) -> str:
+    version = f"torch {summary.torch_version}" if summary.torch_version else ""
+    ranks = "" if summary.world_size is None else f"rank {summary.rank} of {summary.world_size}"
+    return ", ".join(text for text in (version, ranks, summary.backend or "") if text)
+
+
+def _device(summary: TraceSummary) -> str:
+    names = ", ".join(dict.fromkeys(summary.device_names))
+    return f"{names} ({summary.vendor})" if names and summary.vendor else names or summary.vendor or "not recorded"
+
+
+def _device_work(summary: TraceSummary) -> str:
+    rows = [
+        plural(summary.kernels, "kernel"),
+        plural(summary.gpu_memory_events, "copy or set").replace("copy or sets", "copies and sets"),
+        plural(summary.device_events, "NPU task") if summary.device_events else "",
+    ]
+    if not (summary.kernels or summary.gpu_memory_events or summary.device_events):
+        return "no device work recorded: shares refer to host time"
+    return f"{time_text(summary.device_time_us)} in {', '.join(row for row in rows if row)}"
+
+
+def _links(summary: TraceSummary) -> str:
+    if not summary.device_time_us:
+        return ""
+    owned = summary.owned_device_time_us / summary.device_time_us
+    links = summary.links
+    how = {"External id": links.by_external_id, "containment": links.by_containment, "flow": links.by_flow}
+    named = ", ".join(f"{count:,} by {name}" for name, count in how.items() if count)
+    text = f"{share_text(owned)} of the device time has an owner" + (f": {named}" if named else "")
+    return text + (f"; {links.unowned:,} without" if links.unowned else "")
+
+
+def _iterations(summary: TraceSummary) -> str:
+    if not summary.iterations:
+        return ""
+    phases = ", ".join(f"{count:,} {phase}" for phase, count in summary.phases.items())
+    return f"{summary.iterations:,}" + (f": {phases}" if phases else "")
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{what} ({count:,})" for what, count in counts.items())
+
+
+def _top_ops(summary: TraceSummary, width: int) -> list[RenderableType]:
+    shown = summary.top_ops[:OPS_SHOWN]
+    total = summary.device_time_us or 1.0
+    columns = [
+        Column(title="share", cells=tuple(share_text(op.device_us / total) for op in shown)),
+        Column(title="time", cells=tuple(time_text(op.device_us) for op in shown)),
+        Column(title="calls", cells=tuple(f"{op.calls:,}" for op in shown)),
+        Column(title="unique", cells=tuple(f"{op.signatures:,}" for op in shown)),
+    ]
+    return ops_table(columns, [OpCell(name=op.name) for op in shown], width=width)
+
+
+def _batches(summary: TraceSummary, width: int) -> Table:
+    """For each batch, of one iteration: sequences, their new tokens and the tokens seen; then times of all together."""
+    table = plain_table()
+    titles = ["count", "phase", "prefill", "new", "seen", "decode", "new", "seen"]
+    times = ["host", "device"] if width >= WIDTH_WITH_TIMES else []
+    for title in titles + times:
+        table.add_column(title, justify="left" if title == "phase" else "right", no_wrap=True)
+    for one in summary.batches[:BATCHES_SHOWN]:
+        cells = [f"{one.iterations:,}", one.phase or "empty"]
+        cells += [_number(n) for n in (one.prefill_sequences, one.prefill_tokens, one.prefill_context)]
+        cells += [_number(n) for n in (one.decode_sequences, one.decode_tokens, one.decode_context)]
+        if times:
+            cells += [time_text(one.total_us), time_text(one.device_us) if one.device_us else "–"]
+        table.add_row(*cells)
+    if (more := len(summary.batches) - BATCHES_SHOWN) > 0:
+        table.add_row("", f"{more:,} more")
+    return table
+
+
+def _number(value: int | None) -> str:
+    return "–" if value is None else f"{value:,}"
+
+
+def _annotations(summary: TraceSummary, width: int) -> Table:
+    table = plain_table()
+    table.add_column("time", justify="right", no_wrap=True)
+    table.add_column("count", justify="right", no_wrap=True)
+    table.add_column("name", no_wrap=True)
+    for one in summary.annotations[:ANNOTATIONS_SHOWN]:
+        name = middle(safe(one.name), max(width - 24, 8))
+        table.add_row(time_text(one.total_us), f"{one.count:,}", Text(name))
+    return table
+
+
+def _categories(categories: Mapping[str, int]) -> str:
+    ranked = sorted(categories.items(), key=lambda item: -item[1])
+    named = [f"{end(safe(name), 32)} {count:,}" for name, count in ranked[:CATEGORIES_SHOWN]]
+    rest = len(ranked) - len(named)
+    return ", ".join(named) + (f" and {rest:,} more" if rest else "")

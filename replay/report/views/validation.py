@@ -1,0 +1,143 @@
+"""Predicted against measured kernels, as tables and as JSON; computes nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from opreplay.replay.ascend.calibrate.calibrate import HeldOut
+from opreplay.replay.ascend.calibrate.validate import Figures, Validation, held_figures
+from opreplay.replay.ascend.measured.accuracy import Compared, Errors
+from opreplay.replay.ascend.simulate.op import describe
+from opreplay.replay.report.columns import plain_table
+from opreplay.replay.report.text import DASH, middle, safe, time_text
+
+TITLES = {"folds": "kernels that no fit has seen (5 folds)", "unseen_soc": "SoCs that no fit has seen (one left out)"}
+WIDEST_SHAPES = 48
+
+
+def errors_facts(errors: Errors) -> dict[str, float | int | None]:
+    """The figures of one set of kernels as fractions; None for what no kernel gives."""
+    named = {name: getattr(errors, name) for name in Errors.__struct_fields__}
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in named.items()}
+
+
+def figures_facts(figures: Figures) -> dict[str, Any]:
+    """`overall` and `families`."""
+    return {
+        "overall": errors_facts(figures.overall),
+        "families": {name: errors_facts(one) for name, one in figures.families.items()},
+    }
+
+
+def worst_kernels(compared: Sequence[Compared], number: int) -> list[Compared]:
+    """The kernels that contribute most to the time-weighted error, worst first."""
+    return sorted(compared, key=lambda one: -one.absolute_us)[:number]
+
+
+def kernel_facts(one: Compared) -> dict[str, Any]:
+    """One kernel, with its tensors as text."""
+    return {
+        "type": one.call.type,
+        "inputs": [describe(spec) for spec in one.call.inputs],
+        "outputs": [describe(spec) for spec in one.call.outputs],
+        "count": one.count,
+        "measured_us": one.measured_us,
+        "predicted_us": one.predicted_us,
+        "low_us": one.low_us,
+        "high_us": one.high_us,
+        "error": one.predicted_us / one.measured_us - 1,
+        "lost_us": one.absolute_us,
+    }
+
+
+def cross_facts(across: Sequence[HeldOut], elsewhere: Sequence[HeldOut]) -> dict[str, Any]:
+    """Cross-validated figures: "folds" and "unseen_soc"."""
+    return {name: figures_facts(one) for name, one in _cross(across, elsewhere).items()}
+
+
+def _cross(across: Sequence[HeldOut], elsewhere: Sequence[HeldOut]) -> dict[str, Figures]:
+    sets = {"folds": across, "unseen_soc": elsewhere}
+    return {name: held_figures(held) for name, held in sets.items() if held}
+
+
+def render_cross(across: Sequence[HeldOut], elsewhere: Sequence[HeldOut]) -> RenderableType:
+    """Cross-validated figures by type and overall, in percent."""
+    parts: list[RenderableType] = []
+    for name, figures in _cross(across, elsewhere).items():
+        rows = [*figures.families.items(), ("all", figures.overall)]
+        parts += [Text(TITLES[name], style="bold"), _errors_table("kernel type", rows), Text()]
+    return Group(*parts)
+
+
+def facts(found: Validation, *, worst: int) -> dict[str, Any]:
+    """The whole validation for `--format json`."""
+    out = figures_facts(found.figures)
+    out["socs"] = {name: errors_facts(one) for name, one in found.socs.items()}
+    out["rows"] = {"read": found.rows, "measured": found.measured_rows, "dropped": found.dropped}
+    out["fitted_to"] = found.fitted_to
+    out["worst"] = [kernel_facts(one) for one in worst_kernels(found.compared, worst)]
+    if found.cross:
+        out["cross_validation"] = {name: figures_facts(one) for name, one in found.cross.items()}
+    return out
+
+
+def _errors_table(first: str, rows: Sequence[tuple[str, Errors]]) -> RenderableType:
+    table = plain_table()
+    table.add_column(first, no_wrap=True)
+    for title in ("n", "MAPE", "median", "p90", "WAPE", "total", "in band"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for name, e in rows:
+        numbers = [f"{100 * value:.1f}" for value in (e.mape, e.median_ape, e.p90_ape, e.wape)]
+        table.add_row(
+            Text(safe(middle(name, 30))),
+            str(e.n),
+            *numbers,
+            f"{100 * e.total_error:+.1f}",
+            DASH if math.isnan(e.in_band) else f"{100 * e.in_band:.0f}",
+        )
+    return table
+
+
+def _worst_table(compared: Sequence[Compared], number: int) -> RenderableType:
+    table = plain_table()
+    table.add_column("worst kernels", no_wrap=True)
+    for title in ("calls", "measured", "predicted"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("inputs", overflow="fold")
+    for one in worst_kernels(compared, number):
+        tensors = "; ".join(describe(spec) for spec in one.call.inputs)
+        table.add_row(
+            Text(safe(middle(one.call.type, 24))), str(one.count), time_text(one.measured_us),
+            time_text(one.predicted_us), Text(safe(middle(tensors, WIDEST_SHAPES))),
+        )  # fmt: skip
+    return table
+
+
+def render(found: Validation, *, worst: int) -> RenderableType:
+    """Figures by type and overall in percent, what cross-validation gives, and the worst kernels."""
+    dropped = "".join(f"; {n} dropped: {safe(reason)}" for reason, n in found.dropped.items())
+    head = f"{found.figures.overall.n} unique kernels in {found.measured_rows} measured of {found.rows} rows{dropped}"
+    overall = [("all", found.figures.overall)]
+    socs = list(found.socs.items()) if len(found.socs) > 1 else []
+    notes = ["errors in percent; WAPE and total are over all rows, the others over unique kernels"]
+    if found.fitted_to:
+        notes.append(
+            f"the device was fitted to {found.fitted_to} of these kernels: their errors tell nothing of others "
+            "(--cross-validate does)"
+        )
+    parts: list[RenderableType] = [
+        Text(head, style="bold"),
+        *(Text(note, style="dim") for note in notes),
+        Text(),
+        _errors_table("kernel type", [*found.figures.families.items(), *socs, *overall]),
+    ]
+    for name, figures in found.cross.items():
+        parts += [Text(), _errors_table(TITLES[name], [*figures.families.items(), ("all", figures.overall)])]
+    if worst:
+        parts += [Text(), _worst_table(found.compared, worst)]
+    return Group(*parts)

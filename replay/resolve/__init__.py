@@ -1,0 +1,1 @@
+"""A recorded name to a call."""

@@ -1,0 +1,124 @@
+"""Matches ops whose arguments are known by name, but not their overload; owns that choice, not what may run (`policy`).
+
+TraceLens's files are of this kind. Where a trace gives arguments by position, `matching` decides instead.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from opreplay.replay.ir.model import Assumption, Reason, ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.ir.names import split_name
+from opreplay.replay.ir.verify import verify_argument
+from opreplay.replay.resolve.bind import named
+from opreplay.replay.resolve.kernels import way_on
+from opreplay.replay.resolve.names import candidates
+from opreplay.replay.resolve.policy import Policy, refuse_arguments, refuse_name, refuse_value
+from opreplay.replay.resolve.schema import ArgSpec, OpSpec
+from opreplay.replay.resolve.user.executors import EXECUTORS
+from opreplay.traces.errors import FormatError, UsageError
+
+_WIDENS = {
+    "Scalar": ("int", "float", "bool", "complex"),
+    "float": ("int",),
+    "complex": ("int", "float"),
+    "ScalarType": ("int",),
+    "Layout": ("int",),
+    "MemoryFormat": ("int",),
+    "int[]": ("int",),
+    "Scalar[]": ("int[]", "float[]", "bool[]"),
+    "float[]": ("int[]",),
+}
+"""Type of a schema's argument → other types that a file may declare for it."""
+
+
+def resolve_named(plan: ReplayPlan, policy: Policy, *, device: str = "cpu") -> ReplayPlan:
+    """The plan with an overload for `device`, or a reason, for each op that has neither; others stay as they are."""
+    ops = tuple(
+        op if op.reason is not None or op.resolved_by is not None else _resolve(op, policy, device) for op in plan.ops
+    )
+    return msgspec.structs.replace(plan, ops=ops)
+
+
+def _resolve(op: ReplayOp, policy: Policy, device: str) -> ReplayOp:
+    parts = split_name(op.name)
+    if parts is None:
+        return _refused(op, Reason("label, not an op"))
+    reason = refuse_name(op.name, policy)
+    if reason is not None:
+        return _refused(op, reason)
+    name = f"{parts[0]}::{parts[1]}"
+    found = candidates(name, policy)
+    if found.reason is not None:
+        return _by_user(op, found.reason)
+    fits = [spec for spec in found.specs if (parts[2] is None or spec.overload == parts[2]) and _fits(spec, op.args)]
+    if not fits:
+        return _refused(op, Reason("metadata missing", "no overload takes arguments of these names and types"))
+    spec = min(fits, key=lambda spec: _cost(spec, op.args))
+    reason = refuse_arguments(name, [(arg.name, arg.type_text) for arg in spec.args])
+    for arg in op.args:
+        reason = reason or refuse_value(arg.name, arg.value)
+    if reason is not None:
+        return _refused(op, reason)
+    given = {arg.name: arg for arg in op.args}
+    args = tuple(_adopt(given[wanted.name], wanted) for wanted in spec.args if wanted.name in given)
+    try:
+        for arg in args:
+            verify_argument(f"argument {arg.name}", arg)
+    except FormatError as error:
+        return _refused(op, Reason("metadata missing", str(error)))
+    dtypes = {arg.name: arg.tensors[0].dtype for arg in args if arg.type == "Tensor" and arg.tensors and arg.tensors[0]}
+    way = way_on(device, name, spec, found, dtypes, {arg.name: arg.value for arg in args})
+    if way.reason is not None:
+        return _by_user(op, way.reason)
+    return msgspec.structs.replace(
+        op, args=args, resolved_by=way.resolved_by, via=way.via, overload=spec.overload, schema=spec.text
+    )
+
+
+def _by_user(op: ReplayOp, reason: Reason) -> ReplayOp:
+    """The op for a user's executor where there is one, with the arguments as the file has them; else refused."""
+    try:
+        entry = EXECUTORS.find(op.name)
+    except UsageError as error:
+        return _refused(op, Reason("failed", str(error)))
+    if entry is None:
+        return _refused(op, reason)
+    args = tuple(msgspec.structs.replace(arg, mutated=arg.mutated or arg.name in entry.mutates) for arg in op.args)
+    note = Assumption(argument="*", what=f"run by the user's executor {entry.shown}")
+    return msgspec.structs.replace(op, args=args, resolved_by="executor", assumptions=(*op.assumptions, note))
+
+
+def _refused(op: ReplayOp, reason: Reason) -> ReplayOp:
+    return msgspec.structs.replace(op, reason=reason)
+
+
+def _fits(spec: OpSpec, args: tuple[ReplayArg, ...]) -> bool:
+    """Whether the overload has every given argument, and needs no other."""
+    wanted = {arg.name: arg for arg in spec.args}
+    given = {arg.name for arg in args}
+    if any(arg.name not in wanted or not _takes(wanted[arg.name], arg) for arg in args):
+        return False
+    return all(arg.name in given or arg.has_default for arg in spec.args)
+
+
+def _takes(wanted: ArgSpec, arg: ReplayArg) -> bool:
+    if arg.value is None and not arg.tensors:
+        return wanted.optional or (wanted.kind == "Tensor[]" and arg.type == "Tensor[]")
+    return wanted.kind == arg.type or arg.type in _WIDENS.get(wanted.kind, ())
+
+
+def _cost(spec: OpSpec, args: tuple[ReplayArg, ...]) -> int:
+    """Arguments that are left out or of a wider type: fewest wins."""
+    kinds = {arg.name: arg.kind for arg in spec.args}
+    return len(spec.args) - len(args) + 2 * sum(kinds[arg.name] != arg.type for arg in args)
+
+
+def _adopt(arg: ReplayArg, wanted: ArgSpec) -> ReplayArg:
+    """The argument as the schema has it: type, whether it is written to, a number where a list of them is wanted."""
+    value = named(wanted.kind, arg.value)
+    if wanted.kind == "int[]" and isinstance(value, int):
+        value = (value,)
+    return msgspec.structs.replace(
+        arg, type=wanted.kind, value=value, keyword_only=wanted.keyword_only, mutated=wanted.mutated
+    )

@@ -1,0 +1,1 @@
+"""What a trace lacks, guessed from what it has."""

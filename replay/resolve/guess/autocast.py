@@ -1,0 +1,69 @@
+"""Calls that were recorded outside of autocast and ran inside: with the element types that autocast gave them.
+
+The profiler sees a call before autocast casts its arguments, so that a linear layer may show a float32 weight beside a
+bfloat16 input. Owns which ops autocast lowers. The casts are calls of their own in the trace and are not repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from opreplay.replay.ir.model import Assumption, ReplayArg
+from opreplay.replay.resolve.guess.values import Context
+from opreplay.traces.dtypes import torch_dtype_name
+from opreplay.traces.model import OpSignature
+
+LOWERED: frozenset[str] = frozenset(
+    f"aten::{op}"
+    for op in (
+        "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
+        "convolution", "_convolution", "prelu", "addmm", "addmv", "addr", "matmul", "einsum", "mm", "mv", "bmm",
+        "linalg_vecdot", "baddbmm", "addbmm", "linear", "chain_matmul", "linalg_multi_dot", "_thnn_fused_lstm_cell",
+        "_thnn_fused_gru_cell", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "lstm", "gru", "rnn_tanh",
+        "rnn_relu", "scaled_dot_product_attention", "_native_multi_head_attention",
+    )
+)  # fmt: skip
+"""Ops that autocast runs in its lower type (AT_FORALL_LOWER_PRECISION_FP of ATen/autocast_mode.h, and the recurrent
+networks, which it casts in a function of their own)."""
+NARROW = ("bfloat16", "float16")
+
+
+def settle(
+    name: str, args: tuple[ReplayArg, ...], context: Context
+) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
+    """The arguments as autocast passed them on, with a note on each that it had cast; as they are elsewhere.
+
+    Autocast was on where arguments that must be of one type are not, or where a call inside has a narrower type.
+    """
+    if name not in LOWERED:
+        return args, ()
+    own = {meta.dtype for arg in args for meta in arg.tensors if meta is not None}
+    if "float32" not in own:
+        return args, ()
+    narrow = next((dtype for dtype in NARROW if dtype in own), None)
+    if narrow is None:
+        narrow = _narrowed_inside(context.relatives().children)
+    if narrow is None:
+        return args, ()
+    made, notes = [], []
+    for arg in args:
+        tensors = tuple(
+            msgspec.structs.replace(meta, dtype=narrow) if meta is not None and meta.dtype == "float32" else meta
+            for meta in arg.tensors
+        )
+        made.append(arg if tensors == arg.tensors else msgspec.structs.replace(arg, tensors=tensors))
+        if tensors != arg.tensors:
+            notes.append(Assumption(argument=arg.name, what=f"{narrow}: autocast had cast it from float32"))
+    return tuple(made), tuple(notes)
+
+
+def _narrowed_inside(children: Iterable[OpSignature]) -> str | None:
+    """The narrow floating type that a call inside has."""
+    for call in children:
+        for spelled in call.types or ():
+            dtype = torch_dtype_name(spelled)
+            if dtype in NARROW:
+                return dtype
+    return None

@@ -1,0 +1,116 @@
+"""Guesses for the embedding ops of recommendation models: widths of tables and sizes that older traces lack.
+
+Owns no meaning of these ops (`reference.fbgemm_tables`, `reference.fb`).
+"""
+
+from __future__ import annotations
+
+import math
+
+from opreplay.replay.resolve.guess.lists import first_tensor_of
+from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, tensor, value
+from opreplay.traces.model import TensorMeta
+
+WIDTHS = (128, 64, 32, 16, 8, 4, 2, 1)
+"""Widths of embedding rows that models have, tried from the widest."""
+ROW_BYTES = 4
+"""fbgemm's tables have rows of a multiple of four elements."""
+_WEIGHTS = ("dev_weights", "uvm_weights", "host_weights", "weights")
+_ROWS = ("momentum1_dev", "momentum1_uvm", "momentum1_host")
+
+
+def _elements(known: Known, names: tuple[str, ...]) -> int:
+    """Elements of the largest of some tensors; 0 where there is none."""
+    return max((math.prod(m.shape) for name in names if (m := tensor(known, name)) is not None), default=0)
+
+
+def _next_wide(context: Context, rows: int) -> tuple[int, str] | None:
+    """Width of the first two-dimensional tensor of `rows` rows that is written inside the call or read after it."""
+    around = context.relatives()
+    for call in (*around.children, *around.inner, *around.following):
+        meta = first_tensor_of(call)
+        if meta is not None and len(meta.shape) == 2 and meta.shape[0] == rows and meta.shape[1]:
+            return meta.shape[1], call.name
+    return None
+
+
+def _total_width(known: Known, context: Context) -> Guess | None:
+    """Widths of all tables together: what the next call reads, else from the sizes of the tables."""
+    starts, offsets = tensor(known, "D_offsets"), tensor(known, "offsets")
+    if starts is None or len(starts.shape) != 1 or starts.shape[0] < 2:
+        return None
+    tables, weights = starts.shape[0] - 1, _elements(known, _WEIGHTS)
+    if offsets is not None and len(offsets.shape) == 1 and offsets.shape[0] > tables:
+        read = _next_wide(context, (offsets.shape[0] - 1) // tables)
+        # Each table has at least one row.
+        if read is not None and tables <= read[0] <= weights:
+            return Guess(value=read[0], why=f"{read[0]}: as wide as what {read[1]} reads next")
+    rows = _elements(known, _ROWS)
+    if rows and not weights % rows and weights // rows <= 4096 and weights != rows:
+        width = weights // rows
+        return Guess(value=width * tables, why=f"rows of {width}: weights and optimizer state")
+    width = next((w for w in WIDTHS if weights and not weights % w and weights // w >= tables), None)
+    if width is None:
+        return None
+    return Guess(value=width * tables, why=f"{tables} tables of {width} columns")
+
+
+def _widest(known: Known, context: Context) -> Guess | None:
+    starts, total = tensor(known, "D_offsets"), value(known, "total_D")
+    if starts is None or not isinstance(total, int) or not starts.shape or starts.shape[0] < 2:
+        return None
+    tables = starts.shape[0] - 1
+    widest = -(-total // tables)
+    return Guess(value=-(-widest // ROW_BYTES) * ROW_BYTES, why="tables of equal width")
+
+
+def _dense_width(first: str, fallback: int) -> Rule:
+    """Columns of a result with a row for each element of the argument `first`."""
+
+    def rule(known: Known, context: Context) -> Guess | None:
+        rows = tensor(known, first)
+        if rows is None or len(rows.shape) != 1:
+            return None
+        found = _next_wide(context, rows.shape[0])
+        if found is not None:
+            return Guess(value=found[0], why=f"{found[0]}: as wide as what {found[1]} is given")
+        return Guess(value=fallback, why=f"{fallback}: nothing in the trace tells it")
+
+    return rule
+
+
+def _truncation(known: Known, context: Context) -> Guess | None:
+    """Longest length that is kept: the mean one, if the next call reads the result."""
+    lengths = tensor(known, "lengths")
+    if lengths is None or not lengths.shape or not lengths.shape[0]:
+        return None
+    for call in context.relatives().following:
+        for position in range(min(3, len(call.dims or ()))):
+            meta: TensorMeta | None = first_tensor_of(call, position)
+            if meta is not None and len(meta.shape) == 1 and meta.shape[0] > lengths.shape[0]:
+                mean = -(-meta.shape[0] // lengths.shape[0])
+                return Guess(value=mean, why=f"{mean}: {call.name} reads that many numbers for each length")
+    return Guess(value=64, why="64: nothing in the trace tells it")
+
+
+_LOOKUPS = tuple(
+    f"{kind}_embedding_codegen_lookup_{name}function"
+    for kind in ("split", "dense")
+    for name in (
+        "", "adagrad_", "rowwise_adagrad_", "sgd_", "approx_sgd_", "approx_rowwise_adagrad_", "adam_", "lamb_",
+        "lars_sgd_", "partial_rowwise_adam_", "partial_rowwise_lamb_",
+        "rowwise_adagrad_with_counter_", "rowwise_weighted_adagrad_",
+    )
+)  # fmt: skip
+_FORWARDS = ("split_embedding_codegen_forward_cpu", "split_embedding_codegen_forward_unweighted_cuda",
+             "split_embedding_codegen_forward_weighted_cuda")  # fmt: skip
+
+TABLE_RULES: dict[tuple[str, str], Rule] = {
+    **{(op, "total_D"): _total_width for op in (*_LOOKUPS, *_FORWARDS)},
+    **{(op, "max_D"): _widest for op in (*_LOOKUPS, *_FORWARDS)},
+    ("to_dense_representation", "size"): _dense_width("values", 1),
+    ("sparse_label_to_dense", "size"): _dense_width("lengths", 128),
+    ("sparse_label_to_bool", "size"): _dense_width("lengths", 128),
+    ("lengths_range_w_truncation_size", "truncation_size"): _truncation,
+}  # fmt: skip
+"""(op without namespace, argument) → rule."""

@@ -1,0 +1,173 @@
+"""What to fill in for arguments whose value a trace does not record: strings, unread scalars, index lists, dtypes.
+
+Each guess says why; it becomes an assumption of the plan. Rules for one op go before rules for an argument name, those
+before the schema's default, and a table of plain constants comes last. Owns no shapes beyond `shapes`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from opreplay.replay.ir.model import Value
+from opreplay.replay.resolve.guess import lists as lists
+from opreplay.replay.resolve.guess import shapes as shapes
+from opreplay.replay.resolve.guess.values import Context, Guess, Known, Relatives, first_tensor
+from opreplay.replay.resolve.schema import ArgSpec, OpSpec
+from opreplay.traces.dtypes import ITEMSIZE_BYTES
+
+__all__ = ["Context", "Guess", "Known", "Relatives", "guess", "list_dtype"]
+
+STRINGS: dict[str, str] = {
+    "kv_cache_dtype": "auto", "kvcache_dtype": "auto", "activation": "silu", "layer_name": "", "quant_method": "",
+    "input_layout": "BSND", "layout": "BSND", "scoring_func": "softmax", "mode": "", "rotary_mode": "half",
+    "mfma_type": "f16", "kv_cache_layout": "NHD", "attn_type": "decoder", "scale_fmt": "ue8m0", "fp8_format": "e4m3",
+    "scaling_mode": "floor", "q_input_layout": "TND", "kv_input_layout": "TND", "backend": "auto", "kernelName": "",
+    "norm_type": "rms", "prefix": "", "api_name": "", "assert_msg": "",
+    "reduce": "sum", "padding": "valid", "indexing": "ij", "side": "left", "ord": "fro", "p": "fro",
+}  # fmt: skip
+"""Values of string arguments without a schema default, by name; strings are never recorded."""
+
+CONSTANTS: dict[str, Value] = {
+    "alpha": 1, "beta": 1, "other": 1, "value": 0, "exponent": 2, "min": 0, "max": 1, "threshold": 0, "p": 0.5,
+    "eps": 1e-5, "train": True, "training": True, "momentum": 0.1, "ord": 2, "keepdim": False, "non_blocking": False,
+    "copy": False, "sparse_grad": False, "sparse": False, "scale_grad_by_freq": False, "padding_idx": -1,
+    "accumulate": False, "unsafe": False, "implicit": False, "reduction": 1, "ignore_index": -100,
+    "label_smoothing": 0.0, "half_to_float": False, "ceil_mode": False, "transposed": False, "groups": 1,
+    "benchmark": False, "deterministic": False, "cudnn_enabled": True, "cudnn_enable": True, "allow_tf32": True,
+    "storage_offset": 0, "start": 0, "step": 1, "index": 0, "start_dim": 0, "end_dim": -1, "diagonal": 0, "k": 1,
+    "largest": True, "sorted": True, "descending": False, "stable": False, "chunks": 2, "out_int32": False,
+    "right": False, "fill_value": 0, "s": 0, "self": 1, "nan": 0.0, "pin_memory": False, "negative_slope": 0.01,
+    "lambd": 0.5, "align_corners": False, "log_target": False, "delta": 1.0, "scale": 1.0, "weight": 0.5,
+    "is_causal": False, "dropout_p": 0.0, "async_op": False, "unbiased": True, "correction": 1, "upper": False,
+    "exclusive": False, "reverse": False, "dim0": 0, "dim1": 1, "dim": 0, "requires_grad": False, "mean": 0.0,
+    "std": 1.0, "from": 0.0, "to": 1.0, "scalar": 1, "end": 1, "affine": True, "causal": False,
+    "is_grads_batched": False, "use_input_stats": True, "drop": 0.0, "atol": 1e-8, "rtol": 1e-5, "low": 0, "high": 2,
+    "interpolation": "linear", "epsilon": 1e-6, "bounds_check_mode": 1, "pooling_mode": 0,
+    "total_hash_size_bits": 32, "output_dtype": 0, "learning_rate": 0.01, "stochastic_rounding": False,
+    "weight_decay": 0.0, "weight_decay_mode": 0, "beta1": 0.9, "beta2": 0.999, "iter": 1, "gradient_clipping": False,
+    "max_gradient": 1.0, "counter_halflife": -1, "lr": 0.01,
+}  # fmt: skip
+"""Values of plain arguments by name: what most models use, or what makes the op do its work."""
+
+_DTYPE_IN_KERNEL = {
+    "c10::BFloat16": "bfloat16", "__nv_bfloat16": "bfloat16", "__hip_bfloat16": "bfloat16", "c10::Half": "float16",
+    "__half": "float16", "float": "float32", "double": "float64", "long": "int64", "int": "int32", "bool": "bool",
+}  # fmt: skip
+_TEMPLATE_WORD = re.compile(r"(?<![\w:])(c10::\w+|__\w+|float|double|long|bool)(?![\w:])")
+_OPAQUE_SIZE = re.compile(r"OpaqueType<(\d+)u?>")
+
+
+def guess(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Guess | None:
+    """A value for `arg` and why, or None when nothing sensible is known.
+
+    `known` holds the arguments that are settled, by name; lists of index tensors count as one argument.
+    """
+    op = spec.name.partition("::")[2]
+    if arg.kind == "Tensor[]" and op.startswith(("_foreach_", "_fused_")):
+        return lists.OPTIMIZER_LISTS.get(arg.name, lists.each)(known, context)
+    by_op = shapes.TEXTS if arg.kind == "str" else shapes.BY_OP
+    for rule in (by_op.get((op, arg.name)), shapes.BY_ARGUMENT.get((arg.kind, arg.name))):
+        found = rule(known, context) if rule is not None else None
+        if found is not None and (fitted := _of_kind(arg, found)) is not None:
+            return fitted
+    return _typed(spec, arg, known, context)
+
+
+def _of_kind(arg: ArgSpec, found: Guess) -> Guess | None:
+    """The guess where it is of the argument's type: of two overloads one may take a list for what is a number."""
+    if arg.kind in ("int", "float", "bool") and isinstance(found.value, tuple):
+        return replace(found, value=found.value[0]) if len(found.value) == 1 else None
+    return None if arg.kind in ("int", "int[]", "bool") and isinstance(found.value, str) else found
+
+
+def _typed(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Guess | None:
+    """Guesses by the type of the argument, then the schema's default, then the table of constants."""
+    if arg.kind == "Device":
+        return _device(spec, arg, context)
+    if arg.kind == "ScalarType":
+        return _dtype(known, context)
+    if arg.kind == "Layout":
+        return Guess(value="torch.strided", why="strided layout")
+    if arg.kind == "MemoryFormat":
+        return None if arg.optional else Guess(value="torch.contiguous_format", why="contiguous format")
+    if arg.kind == "Generator":
+        return Guess(value=None, why="default generator")
+    if arg.kind == "Tensor" and not arg.optional:
+        return Guess(value=None, why="undefined tensor, as recorded")
+    if arg.has_default and arg.default is not None and not arg.out:
+        return Guess(value=arg.default, why=f"{arg.default!r} (schema default)")
+    if arg.kind == "str":
+        return _string(arg)
+    if arg.optional and arg.kind not in ("Scalar", "float", "bool"):
+        return None  # A wrong size or index does harm; None lets the op find its own.
+    if arg.name in CONSTANTS and _fits(arg.kind, CONSTANTS[arg.name]):
+        value = CONSTANTS[arg.name]
+        return Guess(value=value, why=f"{value!r} (a common value)")
+    if arg.optional:
+        return None
+    if arg.kind == "bool":
+        return Guess(value=False, why="False")
+    if arg.kind == "opaque":
+        return None
+    return Guess(value=1, why="1") if arg.kind == "Scalar" else None
+
+
+def _fits(kind: str, value: Value) -> bool:
+    if kind == "bool":
+        return isinstance(value, bool)
+    if kind == "int":
+        return isinstance(value, int) and not isinstance(value, bool)
+    return kind in ("float", "Scalar") and isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _string(arg: ArgSpec) -> Guess | None:
+    if arg.name in STRINGS:
+        return Guess(value=STRINGS[arg.name], why=f"{STRINGS[arg.name]!r} (strings are not recorded)")
+    return None
+
+
+def _device(spec: OpSpec, arg: ArgSpec, context: Context) -> Guess | None:
+    """Devices are never recorded: a copy to the host shows in its kernel; what has no tensor to follow needs one."""
+    if any("DtoH" in name or "Device -> Host" in name for name in context.kernels):
+        return Guess(value="cpu", why="cpu: the recorded call copied to the host")
+    takes_tensors = any(a.kind in ("Tensor", "Tensor[]") and not a.out for a in spec.args)
+    if not arg.optional or (not takes_tensors and context.device != "cpu"):
+        return Guess(value=context.device, why=f"{context.device}: devices are not recorded")
+    return None
+
+
+def _dtype(known: Known, context: Context) -> Guess:
+    meta = first_tensor(known)
+    dtype = meta.dtype if meta is not None else context.float_dtype
+    return Guess(value=f"torch.{dtype}", why=f"{dtype}: that of the first tensor" if meta else f"{dtype}: most common")
+
+
+def list_dtype(siblings: Sequence[str], context: Context) -> tuple[str, str]:
+    """Element type of tensors of which none was recorded, and why: from siblings, then the kernel, then the trace."""
+    if siblings:
+        return siblings[0], "that of the other tensor arguments"
+    votes: Counter[str] = Counter()
+    for name in context.kernels:
+        for word in _TEMPLATE_WORD.findall(name):
+            if word in _DTYPE_IN_KERNEL:
+                votes[_DTYPE_IN_KERNEL[word]] += 1
+    floats = [dtype for dtype in votes if dtype.startswith(("float", "bfloat"))]
+    narrow = [dtype for dtype in floats if ITEMSIZE_BYTES[dtype] == 2]
+    if narrow or floats:
+        return (narrow or floats)[0], "named in the recorded kernel"
+    for name in context.kernels:
+        size = _OPAQUE_SIZE.search(name)
+        if size:
+            return _dtype_of_size(int(size[1]), context), f"the recorded kernel moves {size[1]}-byte elements"
+    if votes:
+        return votes.most_common(1)[0][0], "named in the recorded kernel"
+    return context.float_dtype, "the most common floating type of the trace"
+
+
+def _dtype_of_size(size: int, context: Context) -> str:
+    if ITEMSIZE_BYTES.get(context.float_dtype) == size:
+        return context.float_dtype
+    return {1: "uint8", 2: "bfloat16", 4: "float32", 8: "int64", 16: "complex128"}.get(size, context.float_dtype)

@@ -1,0 +1,300 @@
+"""The index tensors of `x[i, :, mask]`, a list that profilers leave out: told by what is called inside and read next.
+
+torch turns a mask into indices with `nonzero`, makes all indices of one size with `expand`, brings the dimensions that
+they index to the front with `permute` where those lie apart, and reshapes each (ATen/native/TensorAdvancedIndexing).
+Owns the list and the flag `accumulate`, not the numbers in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from opreplay.replay.ir.recorded_call import MISSING, RecordedArg, recorded_args
+from opreplay.replay.resolve.guess.lists import first_tensor_of
+from opreplay.replay.resolve.guess.values import Context, Guess, Known, Relatives, Rule, Shape, tensor
+from opreplay.traces.dtypes import ITEMSIZE_BYTES
+from opreplay.traces.model import OpSignature, TensorMeta
+
+MAX_MASK_ELEMENTS = 1 << 26
+"""Of a mask that is as large as the tensor it is taken of; a larger one is hardly that."""
+MAX_RANK = 8
+"""Of tensors whose indexed dimensions are searched for."""
+NEXT_READERS = 8
+BYTES_PER_US = 8e6
+"""8 TB/s: no memory moves more; a call that was recorded with less time moved fewer rows."""
+_MASKS = ("bool", "uint8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Inside:
+    """What one call of index or index_put shows of its index tensors."""
+
+    given: tuple[TensorMeta, ...]
+    """The tensors of the list, without the empty places, in order."""
+    width: int
+    """Dimensions that they index together: a mask as many as it has."""
+    broadcast: Shape
+    """The common size of the indices."""
+    before: int | None
+    """Dimensions in front of the indexed ones, where that is told."""
+    dims: tuple[int, ...] | None
+    """The indexed dimensions that lie apart from each other, where that is told."""
+    apart: bool
+    """The indexed dimensions lie apart from each other."""
+
+
+def index_tensors(known: Known, context: Context) -> Guess | None:
+    """The list of index tensors as a Guess; None where self is not known."""
+    own = tensor(known, "self")
+    if own is None:
+        return None
+    around = context.relatives()
+    calls = _calls_inside(around)
+    if (filled := _masked_fill(own, calls)) is not None:
+        return filled
+    inside = _inside(own.shape, calls)
+    values = tensor(known, "values")
+    if inside is not None and (placed := _placed(own.shape, inside, values and values.shape, around)) is not None:
+        return placed
+    if values is not None and values.shape != ():
+        return indices_for(own.shape, values.shape)
+    if not own.shape:
+        return Guess(tensors=(TensorMeta(shape=(), dtype="bool"),), why="a mask")
+    if values is not None:
+        if math.prod(own.shape) > MAX_MASK_ELEMENTS:
+            return None
+        return Guess(tensors=(TensorMeta(shape=own.shape, dtype="bool"),), why="a mask of self's shape")
+    return _read_next(own.shape, around) or _rows(own, context)
+
+
+def _calls_inside(around: Relatives) -> tuple[OpSignature, ...]:
+    """What the implementation calls: index_put leaves all to `_index_put_impl_`."""
+    names = [call.name for call in around.children]
+    if "aten::_index_put_impl_" in names or "aten::index_put_" in names:
+        return around.inner
+    return around.children
+
+
+def _masked_fill(own: TensorMeta, calls: Sequence[OpSignature]) -> Guess | None:
+    """One mask and one number: torch fills under the mask, which it unsqueezes to the rank of self."""
+    filled = next((call for call in calls if call.name == "aten::masked_fill_"), None)
+    mask = first_tensor_of(filled, 1) if filled is not None else None
+    if filled is None or mask is None:
+        return None
+    unsqueezed = [meta for call in calls if call.name == "aten::unsqueeze" and (meta := first_tensor_of(call))]
+    given = unsqueezed[0] if unsqueezed else mask
+    before = max(0, len(own.shape) - len(unsqueezed) - len(given.shape))
+    return Guess(tensors=(*(None,) * before, _index(given)), why="the mask of aten::masked_fill_ inside")
+
+
+def _index(meta: TensorMeta, shape: Shape | None = None, dtype: str | None = None) -> TensorMeta:
+    strides = meta.strides if shape is None or shape == meta.shape else None
+    return TensorMeta(shape=meta.shape if shape is None else shape, dtype=dtype or meta.dtype, strides=strides)
+
+
+def _inside(own: Shape, calls: Sequence[OpSignature]) -> _Inside | None:
+    """Reads the calls in the order in which torch makes them; None where the indices are not among them."""
+    reshaped = [(call, meta) for call in calls if call.name == "aten::reshape" and (meta := _integers(call))]
+    if not reshaped or len(reshaped) > len(own):
+        return None
+    broadcast = reshaped[0][1].shape
+    masks = [meta for call in calls if call.name == "aten::nonzero" and (meta := first_tensor_of(call)) is not None]
+    expanded = [meta for call in calls if call.name == "aten::expand" and (meta := _integers(call)) is not None]
+    narrow = [meta for call in calls if call.name == "aten::to" and (meta := _integers(call)) and meta.dtype != "int64"]
+    by_mask = sum(len(mask.shape) for mask in masks)
+    plain = [_index(meta) for _, meta in reshaped[by_mask:]]
+    for at, meta in enumerate(expanded[: len(plain)]):
+        plain[at] = _index(meta)
+    if len(narrow) == len(plain) and plain:
+        plain = [_index(meta, dtype=one.dtype) for meta, one in zip(plain, narrow, strict=True)]
+    permuted = next((call for call in calls if call.name == "aten::permute"), None)
+    return _Inside(
+        given=(*(_index(mask) for mask in masks), *plain), width=len(reshaped), broadcast=broadcast,
+        before=_ones_before(reshaped[0][0], broadcast), dims=_moved_to_front(permuted, len(reshaped)),
+        apart=permuted is not None,
+    )  # fmt: skip
+
+
+def _integers(call: OpSignature) -> TensorMeta | None:
+    meta = first_tensor_of(call)
+    return meta if meta is not None and meta.dtype.startswith(("int", "uint")) else None
+
+
+def _argument(call: OpSignature, position: int) -> tuple[int, ...] | None:
+    """A list of integers among the recorded arguments of a call."""
+    args: Sequence[RecordedArg] = recorded_args(call)
+    value = args[position].value if position < len(args) else MISSING
+    return value if isinstance(value, tuple) and all(isinstance(n, int) for n in value) else None
+
+
+def _ones_before(reshape: OpSignature, broadcast: Shape) -> int | None:
+    """An index is reshaped to ones for the dimensions before and after it."""
+    size = _argument(reshape, 1)
+    if size is None or len(size) < len(broadcast):
+        return None
+    places = [at for at in range(len(size) - len(broadcast) + 1) if size[at : at + len(broadcast)] == broadcast]
+    # Indices of size 1 look like the ones around them.
+    return places[0] if len(places) == 1 else None
+
+
+def _moved_to_front(permute: OpSignature | None, width: int) -> tuple[int, ...] | None:
+    dims = _argument(permute, 1) if permute is not None else None
+    return None if dims is None or len(dims) < width else dims[:width]
+
+
+def _placed(own: Shape, inside: _Inside, values: Shape | None, around: Relatives) -> Guess | None:
+    """The list with empty places where dimensions are taken as they are."""
+    found = _dims(own, inside, values, around)
+    if found is None:
+        return None
+    dims, told = found
+    places: list[TensorMeta | None] = [None] * (dims[-1] + 1)
+    at = 0
+    for meta in inside.given:
+        if at >= len(dims):
+            return None
+        width = len(meta.shape) if meta.dtype in _MASKS else 1
+        places[dims[at]] = meta
+        # What a mask covers has no places of its own in the list.
+        for covered in range(1, width):
+            places[dims[at] + covered] = _COVERED
+        at += width
+    tensors = tuple(meta for meta in places if meta is not _COVERED)
+    shown = ", ".join(":" if meta is None else f"{meta.dtype}{list(meta.shape)}" for meta in tensors)
+    rows = ""
+    if any(meta.dtype in _MASKS for meta in inside.given):
+        rows = f", {math.prod(inside.broadcast)} true"
+    return Guess(tensors=tensors, why=f"x[{shown}]{rows}: told by the calls inside{told}")
+
+
+_COVERED = TensorMeta(shape=(), dtype="covered")
+
+
+def _dims(own: Shape, inside: _Inside, values: Shape | None, around: Relatives) -> tuple[tuple[int, ...], str] | None:
+    """The indexed dimensions of self, and what told them where that was not the call itself; None where none can be."""
+    rank = len(own)
+    if inside.dims is not None and sorted(set(inside.dims)) == list(inside.dims) and inside.dims[-1] < rank:
+        told = [inside.dims]
+    elif inside.before is not None and not inside.apart and inside.before + inside.width <= rank:
+        told = [tuple(range(inside.before, inside.before + inside.width))]
+    else:
+        told = list(_choices(rank, inside))
+    fitting = [dims for dims in told if _takes_masks(own, dims, inside)]
+    if values is not None:
+        # Where gradients are added up, torch makes one index of several, which fits no longer.
+        fitting = [dims for dims in fitting if _broadcasts(values, _result(own, dims, inside))]
+    if not fitting:
+        return None
+    if len(fitting) == 1 or values is not None:
+        return fitting[0], ""
+    for call in around.following[:NEXT_READERS]:
+        shapes = [arg.tensor.shape for arg in recorded_args(call) if arg.tensor is not None]
+        found = [dims for dims in fitting if _result(own, dims, inside) in shapes]
+        if found:
+            return found[0], f" and what {call.name} reads next"
+    # A batch stays in front in what is made of the result.
+    for shape in (meta.shape for call in around.following[:NEXT_READERS] if (meta := first_tensor_of(call))):
+        found = [dims for dims in fitting if _result(own, dims, inside)[:1] == shape[:1]]
+        if found:
+            return found[0], ""
+    return fitting[0], ""
+
+
+def _choices(rank: int, inside: _Inside) -> Iterator[tuple[int, ...]]:
+    if rank > MAX_RANK:
+        yield tuple(range(inside.width))
+        return
+    for dims in combinations(range(rank), inside.width):
+        if (dims[-1] - dims[0] + 1 != inside.width) == inside.apart:
+            yield dims
+
+
+def _takes_masks(own: Shape, dims: tuple[int, ...], inside: _Inside) -> bool:
+    """Whether each mask is as large as the dimensions that it would index."""
+    at = 0
+    for meta in inside.given:
+        width = len(meta.shape) if meta.dtype in _MASKS else 1
+        if meta.dtype in _MASKS and tuple(own[d] for d in dims[at : at + width]) != meta.shape:
+            return False
+        at += width
+    return True
+
+
+def _result(own: Shape, dims: tuple[int, ...], inside: _Inside) -> Shape:
+    rest = tuple(n for d, n in enumerate(own) if d not in dims)
+    at = 0 if inside.apart else dims[0]
+    return (*rest[:at], *inside.broadcast, *rest[at:])
+
+
+def _broadcasts(values: Shape, result: Shape) -> bool:
+    if len(values) > len(result):
+        return False
+    return all(n in (1, m) for n, m in zip(reversed(values), reversed(result), strict=False))
+
+
+def _read_next(own: Shape, around: Relatives) -> Guess | None:
+    """Without a look inside: one index over the first dimension that gives what one of the next calls reads first."""
+    for call in around.following[:NEXT_READERS]:
+        meta = first_tensor_of(call)
+        if meta is None or meta.shape == own:
+            continue
+        tail = len(own) - 1
+        index = meta.shape[: len(meta.shape) - tail]
+        if index and meta.shape[len(index) :] == own[1:]:
+            return Guess(
+                tensors=(TensorMeta(shape=index, dtype="int64"),),
+                why=f"an int64 index of shape {list(index)}: {call.name} reads {list(meta.shape)} next",
+            )
+    return None
+
+
+def _rows(own: TensorMeta, context: Context) -> Guess:
+    """As many rows as self has, or as could be moved in the recorded time."""
+    rows, why = own.shape[0], "nothing in the trace tells it"
+    row_bytes = 2 * math.prod(own.shape[1:]) * ITEMSIZE_BYTES.get(own.dtype, 4)
+    if context.recorded_us is not None and row_bytes:
+        most = max(1, int(context.recorded_us * BYTES_PER_US / row_bytes))
+        if most < rows:
+            rows, why = most, f"no memory moves more in the recorded {context.recorded_us:.1f} µs"
+    return Guess(
+        tensors=(TensorMeta(shape=(rows,), dtype="int64"),),
+        why=f"one int64 index of {rows} elements over dimension 0: {why}",
+    )
+
+
+def indices_for(own: Shape, values: Shape) -> Guess | None:
+    """`values` = own[:kept] + index shape + own[kept + indexed:]: flat indices first, then as few as possible."""
+    options: list[tuple[bool, int, int, Shape]] = []
+    for kept in range(len(own)):
+        if own[:kept] != values[:kept]:
+            break
+        for indexed in range(1, len(own) - kept + 1):
+            tail = own[kept + indexed :]
+            middle = values[kept : len(values) - len(tail)]
+            if middle and values[kept + len(middle) :] == tail:
+                options.append((len(middle) != 1, indexed, kept, middle))
+    if not options:
+        return None
+    _, indexed, kept, middle = min(options)
+    metas = (*(None,) * kept, *(TensorMeta(shape=middle, dtype="int64"),) * indexed)
+    return Guess(tensors=metas, why=f"{indexed} int64 indices of shape {middle}, from self and values")
+
+
+def _accumulate(known: Known, context: Context) -> Guess | None:
+    """The gradient of an indexing adds up what comes from one place."""
+    parent = context.relatives().parent
+    if parent is not None and "IndexBackward" in parent.name:
+        return Guess(value=True, why=f"True: inside {parent.name}")
+    return None
+
+
+_PUTS = ("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
+
+INDEX_RULES: dict[tuple[str, str], Rule] = {
+    **{(op, "indices"): index_tensors for op in (*_PUTS, "index", "_unsafe_index", "_unsafe_masked_index")},
+    **{(op, "accumulate"): _accumulate for op in _PUTS},
+}
+"""(op without namespace, argument) → rule."""

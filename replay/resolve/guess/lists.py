@@ -1,0 +1,208 @@
+"""Lists that were not recorded: of tensors (torch before 2.0, or more than 30 elements), and of the sizes of pieces.
+
+What is inside a call tells most: a list is worked on element by element. Then what reads the result. An element type
+that is not known is left empty.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from opreplay.replay.ir.recorded_call import recorded_args
+from opreplay.replay.resolve.guess.values import Context, Guess, Known, Relatives, Rule, Shape, tensor, value
+from opreplay.traces.model import OpSignature, TensorMeta
+
+MAX_ELEMENTS = 1 << 30
+"""Of a result that only a following call tells; a larger one is hardly that."""
+_PIECES = ("aten::narrow", "aten::slice", "aten::as_strided")
+_ASIDE = (*_PIECES, "aten::copy_")
+
+
+def first_tensor_of(call: OpSignature, position: int = 0) -> TensorMeta | None:
+    """The tensor in one position of another recorded call, the only one of a list included; None for anything else."""
+    args = recorded_args(call)
+    if position >= len(args):
+        return None
+    found = args[position]
+    if found.kind == "tensors" and found.tensors is not None and len(found.tensors) == 1:
+        return found.tensors[0]
+    return found.tensor
+
+
+def _inside(calls: Sequence[OpSignature], name: str) -> list[TensorMeta]:
+    """First tensors of the calls of one name, where each has one."""
+    metas = [first_tensor_of(call) for call in calls if call.name == name]
+    found = [meta for meta in metas if meta is not None]
+    return found if len(found) == len(metas) else []
+
+
+def _joined(known: Known, context: Context) -> Guess | None:
+    """The parts of cat and concat, of equal size as far as they can be: nothing tells the size of each."""
+    dim = value(known, "dim")
+    dim = dim if isinstance(dim, int) else 0
+    out = tensor(known, "out")
+    if out is not None and out.shape:
+        return _parts(out, 2, dim, "two halves of the output")
+    around = context.relatives()
+    for calls in (around.children, around.inner):
+        pieces = _inside(calls, "aten::narrow")
+        if pieces and all(meta.shape == pieces[0].shape for meta in pieces):
+            whole = pieces[0]
+            return _parts(whole, len(pieces), dim, f"{len(pieces)} parts of the result {list(whole.shape)}")
+    return _read_next(around, dim)
+
+
+def _read_next(around: Relatives, dim: int) -> Guess | None:
+    """Two parts of what the next call reads, taking that to be the result."""
+    for call in around.following:
+        whole = first_tensor_of(call)
+        if whole is not None and whole.shape and 0 < math.prod(whole.shape) <= MAX_ELEMENTS:
+            return _parts(whole, 2, dim, f"two halves of what {call.name} reads next, {list(whole.shape)}")
+    return None
+
+
+def _parts(whole: TensorMeta, count: int, dim: int, why: str) -> Guess | None:
+    rank = len(whole.shape)
+    if not -rank <= dim < rank or count < 1:
+        return None
+    dim %= rank
+    size, rest = divmod(whole.shape[dim], count)
+    sizes = [size + (i < rest) for i in range(count)]
+    tensors = tuple(
+        TensorMeta(shape=(*whole.shape[:dim], n, *whole.shape[dim + 1 :]), dtype=whole.dtype) for n in sizes
+    )
+    return Guess(tensors=tensors, why=why)
+
+
+def _stacked(known: Known, context: Context) -> Guess | None:
+    """stack: each element is unsqueezed on its way into cat."""
+    around = context.relatives()
+    metas = _inside(around.children, "aten::unsqueeze")
+    if metas:
+        return Guess(tensors=tuple(metas), why=f"the {len(metas)} tensors that aten::unsqueeze inside is given")
+    dim = value(known, "dim")
+    dim = dim if isinstance(dim, int) else 0
+    for call in around.following:
+        whole = first_tensor_of(call)
+        if whole is None or not -len(whole.shape) <= dim < len(whole.shape):
+            continue
+        dim %= len(whole.shape)
+        count = whole.shape[dim]
+        if 0 < count <= 4096 and math.prod(whole.shape) <= MAX_ELEMENTS:
+            one = TensorMeta(shape=(*whole.shape[:dim], *whole.shape[dim + 1 :]), dtype=whole.dtype)
+            return Guess(tensors=(one,) * count, why=f"{count} slices of what {call.name} reads next")
+    return None
+
+
+def each(known: Known, context: Context) -> Guess | None:
+    """A list of a `_foreach_*` op or fused optimizer: one call inside for each element, else one for each gradient."""
+    if (sibling := _other_list(known)) is not None:
+        return Guess(tensors=sibling, why="as the other list of tensors")
+    around = context.relatives()
+    counts = Counter(call.name for call in around.children if first_tensor_of(call) is not None)
+    for name, count in counts.most_common(1):
+        metas = _inside(around.children, name)
+        if len(metas) == count:
+            return Guess(tensors=tuple(metas), why=f"the tensors of the {count} calls of {name} inside")
+    metas = [meta for call in around.gradients if (meta := first_tensor_of(call)) is not None]
+    if metas:
+        return Guess(tensors=tuple(metas), why=f"the {len(metas)} gradients of a backward pass in this trace")
+    return None
+
+
+def _other_list(known: Known) -> tuple[TensorMeta | None, ...] | None:
+    """Another list of the call that is settled and not empty."""
+    return next((arg.tensors for arg in known.values() if arg.type == "Tensor[]" and arg.tensors), None)
+
+
+def _steps(known: Known, context: Context) -> Guess | None:
+    """One 0-dim float32 step counter for each parameter of a fused optimizer."""
+    others = _other_list(known)
+    if others is None:
+        return None
+    return Guess(tensors=(TensorMeta(shape=(), dtype="float32"),) * len(others), why="one step counter a parameter")
+
+
+def _no_tensors(known: Known, context: Context) -> Guess | None:
+    return Guess(tensors=(), why="empty: only used with amsgrad")
+
+
+def _sizes(known: Known, context: Context) -> Guess | None:
+    """Sizes of pieces from the views made inside, where as many as there are add up to the whole; else even ones."""
+    own, dim = tensor(known, "self"), value(known, "dim")
+    dim = dim if isinstance(dim, int) else 0
+    if own is None or not -len(own.shape) <= dim < len(own.shape):
+        return None
+    dim, around = dim % len(own.shape), context.relatives()
+    views = next((found for name in _PIECES if (found := [c for c in around.children if c.name == name])), [])
+    if not views:
+        return None
+    whole = own.shape[dim]
+    exact = [_piece(call, dim) for call in views]
+    if all(size is not None for size in exact) and sum(size or 0 for size in exact) == whole:
+        return Guess(value=tuple(exact), why=f"the {len(exact)} pieces made inside")
+    size, rest = divmod(whole, len(views))
+    return Guess(value=tuple(size + (i < rest) for i in range(len(views))), why=f"{len(views)} even pieces")
+
+
+def _piece(call: OpSignature, dim: int) -> int | None:
+    """The size along `dim` of the view that a recorded call makes."""
+    args = recorded_args(call)
+    if call.name == "aten::as_strided":
+        size = args[1].value if len(args) > 1 and args[1].kind == "scalars" else None
+        return size[dim] if isinstance(size, tuple) and dim < len(size) else None
+    if call.name == "aten::narrow":
+        return args[3].value if len(args) > 3 and isinstance(args[3].value, int) else None
+    bounds = [arg.value for arg in args[2:4]]
+    return bounds[1] - bounds[0] if len(bounds) == 2 and all(isinstance(b, int) for b in bounds) else None
+
+
+def _flattened(known: Known, context: Context) -> Guess | None:
+    """flatten_dense_tensors: each is viewed as one dimension before they are joined."""
+    for name in ("aten::view", "aten::reshape", "aten::flatten"):
+        metas = _inside(context.relatives().children, name)
+        if metas:
+            return Guess(tensors=tuple(metas), why=f"the tensors of the {len(metas)} calls of {name} inside")
+    return _joined(known, context)
+
+
+def _unflattened(known: Known, context: Context) -> Guess | None:
+    """unflatten_dense_tensors: each piece is viewed in the shape of one tensor; else the pieces themselves."""
+    flat = tensor(known, "flat")
+    views = [call for call in context.relatives().children if call.name == "aten::view"]
+    if flat is None or not views:
+        return None
+    metas = []
+    for call in views:
+        size, piece = recorded_args(call)[1:2], first_tensor_of(call)
+        shape = size[0].value if size and isinstance(size[0].value, tuple) else piece.shape if piece else None
+        if shape is None or any(n < 0 for n in shape):
+            return None
+        metas.append(TensorMeta(shape=shape, dtype=flat.dtype))
+    return Guess(tensors=tuple(metas), why=f"the {len(metas)} views made inside")
+
+
+def size_inside(around: Relatives, writers: Sequence[str]) -> tuple[Shape, str] | None:
+    """The shape that one of `writers` is given below the children, and its name."""
+    for call in around.inner:
+        meta = first_tensor_of(call) if call.name in writers else None
+        if meta is not None:
+            return meta.shape, call.name
+    return None
+
+
+LIST_RULES: dict[tuple[str, str], Rule] = {
+    ("cat", "tensors"): _joined,
+    ("concat", "tensors"): _joined,
+    ("concatenate", "tensors"): _joined,
+    ("stack", "tensors"): _stacked,
+    ("flatten_dense_tensors", "tensors"): _flattened,
+    ("unflatten_dense_tensors", "tensors"): _unflattened,
+    ("split_with_sizes", "split_sizes"): _sizes,
+    ("split_with_sizes_copy", "split_sizes"): _sizes,
+}
+"""(op without namespace, argument) → rule."""
+OPTIMIZER_LISTS: dict[str, Rule] = {"state_steps": _steps, "max_exp_avg_sqs": _no_tensors}
+"""Arguments of `_fused_*` optimizers that are not as long or as large as the parameters."""

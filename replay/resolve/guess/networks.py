@@ -1,0 +1,217 @@
+"""Guesses for layers of networks: groups of a normalisation, layers of a recurrent network, heads, windows of a
+spectrum, rows of an embedding, and small settings that most calls have.
+
+Owns no convolutions and poolings (`windows`) nor tables of recommendation models (`embedding_tables`).
+"""
+
+from __future__ import annotations
+
+import math
+
+from opreplay.replay.ir.model import Value
+from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, Shape, tensor, value
+
+GROUPS = (32, 16, 8, 4, 2, 1)
+"""Of a group normalisation, tried in this order."""
+HEADS = (8, 12, 16, 4, 2, 1)
+EMBEDDINGS = 1000
+
+
+def _shape(known: Known, *names: str) -> Shape | None:
+    return next((meta.shape for name in names if (meta := tensor(known, name)) is not None), None)
+
+
+def _always(given: Value, why: str = "a common value") -> Rule:
+    return lambda known, context: Guess(value=given, why=f"{given!r} ({why})")
+
+
+def _group_count(known: Known, context: Context) -> Guess | None:
+    mean = _shape(known, "mean")
+    if mean is not None and len(mean) == 2:
+        return Guess(value=mean[1], why="the shape of mean")
+    own = _shape(known, "input", "self")
+    if own is None or len(own) < 2:
+        return None
+    count = next(n for n in GROUPS if own[1] % n == 0)
+    return Guess(value=count, why=f"{count} (a common value)")
+
+
+def _of_input(pick: str) -> Rule:
+    def rule(known: Known, context: Context) -> Guess | None:
+        own = _shape(known, "input")
+        if own is None or len(own) < 2:
+            return None
+        found = {"N": own[0], "C": own[1], "HxW": math.prod(own[2:])}[pick]
+        return Guess(value=found, why="the shape of the input")
+
+    return rule
+
+
+def _recurrent(which: str) -> Rule:
+    """What the list of weights tells: a layer has two matrices and two biases in each direction."""
+
+    def rule(known: Known, context: Context) -> Guess | None:
+        listed = known.get("params")
+        metas = [m.shape for m in listed.tensors if m is not None] if listed is not None else []
+        matrices = [shape for shape in metas if len(shape) == 2]
+        if len(matrices) < 2:
+            return None
+        # The reverse direction of the first layer reads what the first direction reads.
+        both = len(matrices) >= 4 and matrices[2] == matrices[0] and matrices[0][1] != matrices[1][1]
+        known_value: dict[str, Value] = {
+            "has_biases": len(matrices) < len(metas), "bidirectional": both,
+            "num_layers": max(1, len(matrices) // (4 if both else 2)),
+        }  # fmt: skip
+        return Guess(value=known_value[which], why="the shapes of the weights")
+
+    return rule
+
+
+def _head_count(known: Known, context: Context) -> Guess | None:
+    meta = next((m for n in ("query", "qkv", "src") if (m := tensor(known, n)) is not None), None)
+    if meta is None or not meta.shape:
+        return None
+    width = meta.shape[-1] // 3 if "qkv" in known else meta.shape[-1]
+    count = next(n for n in HEADS if width % n == 0)
+    return Guess(value=count, why=f"{count} (a common value)")
+
+
+def _grouped_heads(known: Known, context: Context) -> Guess | None:
+    query, key = _shape(known, "query"), _shape(known, "key")
+    if query is None or key is None or len(query) < 4 or len(key) < 4:
+        return None
+    return Guess(value=query[-3] != key[-3], why="the heads of query and key")
+
+
+def _spectrum_width(known: Known, context: Context) -> Guess | None:
+    own, window = _shape(known, "self"), _shape(known, "window")
+    if own is None or len(own) < 1:
+        return None
+    if window is not None and len(window) == 1 and window[0] > 0:
+        return Guess(value=window[0], why="the length of the window")
+    return Guess(value=max(1, min(400, own[-1])), why="400, or the length of the signal")
+
+
+def _inverse_width(known: Known, context: Context) -> Guess | None:
+    own = _shape(known, "self")
+    if own is None or len(own) < 2:
+        return None
+    return Guess(value=2 * (own[-2] - 1), why="the number of frequencies")
+
+
+def _table_rows(known: Known, context: Context) -> Guess | None:
+    """Rows of the embedding that a gradient is for: those of a parameter as wide."""
+    grad = _shape(known, "grad_output", "grad")
+    if not grad:
+        return None
+    for call in context.relatives().gradients:
+        dims = call.dims[0] if call.dims else ()
+        if isinstance(dims, tuple) and len(dims) == 2 and dims[1] == grad[-1]:
+            return Guess(value=dims[0], why=f"a parameter of {dims[0]} rows of this width")
+    return Guess(value=EMBEDDINGS, why=f"{EMBEDDINGS}: nothing in the trace tells it")
+
+
+def _kernel_of_weight(known: Known, context: Context) -> Guess | None:
+    weight = _shape(known, "weight")
+    return Guess(value=weight[2:], why="the shape of the weight") if weight and len(weight) > 2 else None
+
+
+def _one_each(known: Known, context: Context) -> Guess | None:
+    """A number for each tensor of a list."""
+    count = next((len(arg.tensors) for arg in known.values() if arg.type == "Tensor[]" and arg.tensors), None)
+    return None if count is None else Guess(value=(1.0,) * count, why="1 for each tensor")
+
+
+def _whole_dim(known: Known, context: Context) -> Guess | None:
+    own, dim = _shape(known, "self"), value(known, "dim")
+    if not own:
+        return None
+    dim = dim if isinstance(dim, int) and -len(own) <= dim < len(own) else 0
+    return Guess(value=(own[dim],), why="the dimension as it is")
+
+
+def _half_of_last(known: Known, context: Context) -> Guess | None:
+    own = _shape(known, "self")
+    return Guess(value=max(1, own[-1] // 2), why="half of the last dimension") if own else None
+
+
+def _hidden_size(known: Known, context: Context) -> Guess | None:
+    weight = _shape(known, "weight1")
+    return Guess(value=weight[1], why="the shape of the weight") if weight and len(weight) == 2 else None
+
+
+def _real_length(known: Known, context: Context) -> Guess | None:
+    own = _shape(known, "self")
+    return Guess(value=max(1, 2 * (own[-1] - 1)), why="the number of frequencies") if own else None
+
+
+def _last_dims(known: Known, context: Context) -> Guess | None:
+    own = _shape(known, "self")
+    return Guess(value=(len(own) - 1,), why="the last dimension") if own else None
+
+
+def _steps(known: Known, context: Context) -> Guess | None:
+    sizes = _shape(known, "batch_sizes")
+    return Guess(value=sizes[0], why="one step for each size of a batch") if sizes else None
+
+
+_QUANTIZERS = (
+    "quantize_per_tensor", "quantize_per_channel", "fake_quantize_per_tensor_affine",
+    "fake_quantize_per_tensor_affine_cachemask", "fake_quantize_per_channel_affine",
+    "fake_quantize_per_channel_affine_cachemask",
+)  # fmt: skip
+_FFT = ("_fft_r2c", "_fft_c2r", "_fft_c2c")
+_GRIDS = ("grid_sampler", "grid_sampler_2d", "grid_sampler_3d", "grid_sampler_2d_backward", "grid_sampler_3d_backward")
+_NETWORKS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_ROWS = (
+    "embedding_dense_backward", "embedding_backward", "embedding_sparse_backward", "_embedding_bag_backward",
+    "_embedding_bag_dense_backward", "_embedding_bag_sparse_backward",
+)  # fmt: skip
+
+NETWORK_RULES: dict[tuple[str, str], Rule] = {
+    ("group_norm", "num_groups"): _group_count,
+    **{(op, "group"): _group_count for op in ("native_group_norm", "native_group_norm_backward")},
+    **{(op, name): _of_input(name) for op in ("native_group_norm", "native_group_norm_backward")
+       for name in ("N", "C", "HxW")},
+    **{(op, name): _recurrent(name) for op in _NETWORKS for name in ("has_biases", "num_layers", "bidirectional")},
+    ("scaled_dot_product_attention", "enable_gqa"): _grouped_heads,
+    ("_scaled_dot_product_attention_math", "enable_gqa"): _grouped_heads,
+    ("_native_multi_head_attention", "num_head"): _head_count,
+    ("_transform_bias_rescale_qkv", "num_heads"): _head_count,
+    ("stft", "n_fft"): _spectrum_width,
+    ("istft", "n_fft"): _inverse_width,
+    **{(op, "normalization"): _always(0) for op in _FFT},
+    **{(op, name): _always(0) for op in _GRIDS for name in ("interpolation_mode", "padding_mode")},
+    **{(op, "num_weights"): _table_rows for op in _ROWS},
+    **{(op, "mode"): _always(0, "sum") for op in ("embedding_bag", "_embedding_bag", "_embedding_bag_backward",
+                                                   "_embedding_bag_dense_backward", "_embedding_bag_forward_only")},
+    **{(op, "kernel_size"): _kernel_of_weight for op in ("thnn_conv2d", "_slow_conv2d_forward",
+                                                          "_slow_conv2d_backward", "slow_conv3d_forward")},
+    **{(op, "dropout"): _always(0.0) for op in _NETWORKS},
+    ("mkldnn_rnn_layer", "batch_sizes"): _always(()), ("mkldnn_rnn_layer", "mode"): _always(2, "LSTM"),
+    ("mkldnn_rnn_layer", "hidden_size"): _hidden_size, ("mkldnn_rnn_layer", "num_layers"): _always(1),
+    **{(f"grid_sampler_{rank}d_backward", "output_mask"): _always((True, True), "all gradients") for rank in (2, 3)},
+    ("stft", "return_complex"): _always(True),
+    ("_fft_c2r", "last_dim_size"): _real_length,
+    **{(op, "dim"): _last_dims for op in _FFT},
+    ("_pad_packed_sequence", "total_length"): _steps,
+    ("embedding_renorm_", "max_norm"): _always(1.0), ("embedding_renorm_", "norm_type"): _always(2.0),
+    **{(op, name): _always(0) for op in _QUANTIZERS for name in ("zero_point", "axis")},
+    **{(op, name): _always(given) for op in _QUANTIZERS for name, given in (("quant_min", 0), ("quant_max", 127))},
+    ("_amp_update_scale_", "scale_growth_factor"): _always(2.0),
+    ("_amp_update_scale_", "scale_backoff_factor"): _always(0.5),
+    ("_amp_update_scale_", "growth_interval"): _always(2000),
+    ("random_", "from"): _always(0), ("random_", "to"): _always(100),
+    ("pixel_shuffle", "upscale_factor"): _always(2), ("pixel_unshuffle", "downscale_factor"): _always(2),
+    ("multinomial", "num_samples"): _always(1), ("quantile", "q"): _always(0.5),
+    ("repeat_interleave", "repeats"): _always(2), ("linalg_matrix_power", "n"): _always(2),
+    ("linalg_matrix_norm", "dim"): _always((-2, -1)),
+    ("flip", "dims"): _always((0,)), ("roll", "shifts"): _always((1,)), ("roll", "dims"): _always((0,)),
+    **{(op, "source"): _always((0,)) for op in ("movedim", "moveaxis")},
+    **{(op, "destination"): _always((-1,)) for op in ("movedim", "moveaxis")},
+    ("unfold", "dimension"): _always(-1), ("unfold", "size"): _half_of_last,
+    ("unflatten", "sizes"): _whole_dim,
+}  # fmt: skip
+"""(op without namespace, argument) → rule."""
+PER_TENSOR: dict[tuple[str, str], Rule] = {("Scalar[]", name): _one_each for name in ("scalars", "weight", "exponent")}
+"""(type, argument) → rule."""

@@ -1,0 +1,239 @@
+"""Guesses that follow from the size of the result: of an `out=`, of its gradient, of what is written or read next.
+
+Owns reductions, padding, resampling, adaptive pooling, and lengths of new sequences. A result that nothing shows has a
+plain fallback, and the reason says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import combinations
+
+from opreplay.replay.resolve.guess.lists import first_tensor_of
+from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, Shape, tensor, value
+
+NOTHING = "nothing in the trace tells it"
+_RESULTS = ("out", "values", "grad_output", "grad", "grad_out")
+_WRITERS = ("aten::fill_", "aten::copy_", "aten::zero_", "aten::constant_pad_nd")
+_NEXT_READERS = 4
+MAX_RANK = 8
+"""Of tensors whose reduced dimensions are searched for."""
+
+
+def _own(known: Known) -> Shape | None:
+    for name in ("self", "input"):
+        meta = tensor(known, name)
+        if meta is not None:
+            return meta.shape
+    return None
+
+
+def _results(known: Known, context: Context) -> Iterator[tuple[Shape, str]]:
+    """Shapes that the result may have and what shows them, the surest first."""
+    for name in _RESULTS:
+        meta = tensor(known, name)
+        if meta is not None:
+            yield meta.shape, f"the shape of {name}"
+    around = context.relatives()
+    for call in (*around.children, *around.inner):
+        meta = first_tensor_of(call) if call.name in _WRITERS else None
+        if meta is not None:
+            yield meta.shape, f"what {call.name} inside writes to"
+    for call in around.following[:_NEXT_READERS]:
+        meta = first_tensor_of(call)
+        if meta is not None:
+            yield meta.shape, f"what {call.name} reads next"
+
+
+def _reduced(known: Known, context: Context) -> tuple[tuple[int, ...], bool, str] | None:
+    """(dimensions, keepdim, why) that make the recorded output of what goes in; None without such an output."""
+    own, out = _own(known), next((m for n in ("out", "values") if (m := tensor(known, n)) is not None), None)
+    if own is None or out is None or len(own) > MAX_RANK:
+        return None
+    if len(out.shape) == len(own):
+        dims = tuple(d for d, (n, m) in enumerate(zip(own, out.shape, strict=True)) if n != m)
+        return (dims, True, "the shape of the output") if all(out.shape[d] == 1 for d in dims) else None
+    for dims in combinations(range(len(own)), len(own) - len(out.shape)) if len(out.shape) < len(own) else ():
+        if tuple(n for d, n in enumerate(own) if d not in dims) == out.shape:
+            return dims, False, "the shape of the output"
+    return None
+
+
+def _reduced_dims(known: Known, context: Context) -> Guess | None:
+    found = _reduced(known, context)
+    return None if found is None else Guess(value=found[0], why=found[2])
+
+
+def _reduced_dim(known: Known, context: Context) -> Guess | None:
+    found = _reduced(known, context)
+    if found is not None and len(found[0]) == 1:
+        return Guess(value=found[0][0], why=found[2])
+    return Guess(value=-1, why="the last dimension")
+
+
+def _keepdim(known: Known, context: Context) -> Guess | None:
+    found = _reduced(known, context)
+    return None if found is None else Guess(value=found[1], why=found[2])
+
+
+def _first_fit(known: Known, context: Context, fits: Callable[[Shape], bool]) -> tuple[Shape, str] | None:
+    return next(((shape, why) for shape, why in _results(known, context) if fits(shape)), None)
+
+
+def _padding(spatial: int | None, *, backward: bool = False) -> Rule:
+    """Pairs of a padding, the last dimension first; `spatial` dimensions, or all that differ."""
+
+    def rule(known: Known, context: Context) -> Guess | None:
+        own = _own(known)
+        if not own:
+            return None
+        same = 0 if spatial is None else len(own) - spatial
+        if same < 0:
+            return None
+
+        def fits(shape: Shape) -> bool:
+            longer = len(shape) == len(own) and all(n >= m for n, m in zip(shape, own, strict=True))
+            return longer and shape != own and shape[:same] == own[:same]
+
+        found = _first_fit(known, context, fits)
+        if found is None:
+            return None if backward else Guess(value=(1, 1) * (spatial or 1), why=f"1 on each side: {NOTHING}")
+        more = [n - m for n, m in zip(found[0], own, strict=True)]
+        count = spatial or len(own) - next(d for d, n in enumerate(more) if n)
+        pairs = tuple(side for n in reversed(more[len(own) - count :]) for side in (n // 2, n - n // 2))
+        return Guess(value=pairs, why=found[1])
+
+    return rule
+
+
+def _output_size(spatial: int, fallback: Callable[[int], int]) -> Rule:
+    """Sizes of the last dimensions of a result that keeps all others."""
+
+    def rule(known: Known, context: Context) -> Guess | None:
+        own = _own(known)
+        if own is None:  # the backward of a resampling has the gradient alone
+            meta = tensor(known, "grad_output")
+            return None if meta is None else Guess(value=meta.shape[-spatial:], why="the shape of grad_output")
+        if len(own) < spatial:
+            return None
+        same = len(own) - spatial
+        found = _first_fit(
+            known, context, lambda shape: len(shape) == len(own) and shape[:same] == own[:same] and shape != own
+        )
+        if found is not None:
+            return Guess(value=found[0][same:], why=found[1])
+        sizes = tuple(fallback(n) for n in own[same:])
+        return Guess(value=sizes, why=f"{list(sizes)}: {NOTHING}")
+
+    return rule
+
+
+def _scale_factors(spatial: int) -> Rule:
+    """Of a resampling that was not told the size of its result."""
+
+    def rule(known: Known, context: Context) -> Guess | None:
+        own = _own(known)
+        if value(known, "output_size") is not None or own is None or len(own) < spatial:
+            return None
+        size = _output_size(spatial, lambda n: 2 * n)(known, context)
+        if size is None or not all(own[-spatial:]):
+            return None
+        factors = tuple(n / m for n, m in zip(size.value, own[-spatial:], strict=True))
+        return Guess(value=factors, why=size.why)
+
+    return rule
+
+
+def _input_size(spatial: int) -> Rule:
+    """What a resampling was given, of which its backward reads the gradient alone: half the size."""
+
+    def rule(known: Known, context: Context) -> Guess | None:
+        meta = tensor(known, "grad_output")
+        if meta is None or len(meta.shape) <= spatial:
+            return None
+        same = len(meta.shape) - spatial
+        halved = tuple(max(1, n // 2) for n in meta.shape[same:])
+        return Guess(value=(*meta.shape[:same], *halved), why=f"half of the gradient: {NOTHING}")
+
+    return rule
+
+
+def _length(known: Known, context: Context) -> Guess | None:
+    """Elements of a new sequence: of its output, or of the first vector that is written or read next."""
+    found = _first_fit(known, context, lambda shape: len(shape) == 1)
+    return Guess(value=found[0][0], why=found[1]) if found is not None else Guess(value=100, why=f"100: {NOTHING}")
+
+
+def _side_of_square(known: Known, context: Context) -> Guess | None:
+    found = _first_fit(known, context, lambda shape: len(shape) == 2)
+    return Guess(value=found[0][0], why=found[1]) if found is not None else Guess(value=16, why=f"16: {NOTHING}")
+
+
+def _largest_count(known: Known, context: Context) -> Guess | None:
+    """How many of topk: the size of the only dimension in which the result is smaller."""
+    own = _own(known)
+    if not own:
+        return None
+
+    def fits(shape: Shape) -> bool:
+        return shape[:-1] == own[:-1] and len(shape) == len(own) and shape[-1] <= own[-1]
+
+    found = _first_fit(known, context, fits)
+    return None if found is None else Guess(value=found[0][-1], why=found[1])
+
+
+def _repeats(known: Known, context: Context) -> Guess | None:
+    own = _own(known)
+    if own is None:
+        return None
+
+    def fits(shape: Shape) -> bool:
+        return (
+            len(shape) == len(own) and shape != own and all(m and n % m == 0 for n, m in zip(shape, own, strict=True))
+        )
+
+    found = _first_fit(known, context, fits)
+    if found is not None:
+        return Guess(value=tuple(n // m for n, m in zip(found[0], own, strict=True)), why=found[1])
+    return Guess(value=(2, *(1,) * max(0, len(own) - 1)), why=f"twice along dimension 0: {NOTHING}")
+
+
+_REDUCTIONS = (
+    "sum", "mean", "amax", "amin", "linalg_vector_norm", "norm", "std", "var", "logsumexp", "nansum", "all", "any",
+    "prod", "argmax", "argmin", "max", "min", "median", "mode", "nanmean", "count_nonzero",
+)  # fmt: skip
+_INT_REDUCTIONS = frozenset({"argmax", "argmin", "max", "min", "median", "mode", "prod", "all", "any", "count_nonzero"})
+_RESAMPLED = {
+    1: ("upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_linear1d"),
+    2: ("upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_bilinear2d", "upsample_bicubic2d",
+        "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+    3: ("upsample_nearest3d", "_upsample_nearest_exact3d", "upsample_trilinear3d"),
+}  # fmt: skip
+_ADAPTIVE = {
+    rank: (f"adaptive_avg_pool{rank}d", f"_adaptive_avg_pool{rank}d", f"adaptive_max_pool{rank}d") for rank in (1, 2, 3)
+}
+
+_LENGTHS = (
+    ("linspace", "steps"), ("logspace", "steps"), ("randperm", "n"), ("fft_fftfreq", "n"),
+    *((f"{kind}_window", "window_length") for kind in ("hann", "hamming", "blackman", "bartlett", "kaiser")),
+)  # fmt: skip
+
+RESULT_RULES: dict[tuple[str, str], Rule] = {
+    **{(op, "dim"): _reduced_dim if op in _INT_REDUCTIONS else _reduced_dims for op in _REDUCTIONS},
+    **{(op, "keepdim"): _keepdim for op in _REDUCTIONS},
+    **{(op, "pad"): _padding(None) for op in ("pad", "constant_pad_nd", "_pad_circular", "_pad_enum")},
+    **{(f"{kind}_pad{rank}d{suffix}", "padding"): _padding(rank, backward=bool(suffix))
+       for kind in ("reflection", "replication") for rank in (1, 2, 3) for suffix in ("", "_backward")},
+    **{(op, "output_size"): _output_size(rank, lambda n: 2 * n) for rank, ops in _RESAMPLED.items() for op in ops},
+    **{(f"{op}_backward", "output_size"): _output_size(rank, lambda n: n)
+       for rank, ops in _RESAMPLED.items() for op in ops},
+    **{(f"{op}_backward", "input_size"): _input_size(rank) for rank, ops in _RESAMPLED.items() for op in ops},
+    **{(op, "output_size"): _output_size(rank, lambda n: 1) for rank, ops in _ADAPTIVE.items() for op in ops},
+    **dict.fromkeys(_LENGTHS, _length),
+    **{(op, "scale_factors"): _scale_factors(rank) for rank, ops in _RESAMPLED.items() for op in ops},
+    **{(f"max_unpool{rank}d", "output_size"): _output_size(rank, lambda n: 2 * n) for rank in (2, 3)},
+    ("eye", "n"): _side_of_square, ("eye", "m"): _side_of_square,
+    ("topk", "k"): _largest_count,
+    ("repeat", "repeats"): _repeats,
+}  # fmt: skip
+"""(op without namespace, argument) → rule."""

@@ -1,0 +1,80 @@
+"""What runs a matched overload on a device: its own kernel, a portable equivalent, or nothing.
+
+Owns that choice; which kernels there are is torch's (`resolve.has_kernel`), the equivalents are `portable`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import msgspec
+
+from opreplay.replay.ir.model import Reason, Resolution, Value
+from opreplay.replay.resolve.names import Candidates, device_has_kernels, has_kernel
+from opreplay.replay.resolve.schema import OpSpec
+from opreplay.replay.standins.aten import equivalent_for, legacy_form
+
+
+class Way(msgspec.Struct, frozen=True, kw_only=True):
+    """How a call is made, as `ReplayOp` has it; or the reason why it cannot be."""
+
+    resolved_by: Resolution
+    via: str | None = None
+    reason: Reason | None = None
+
+
+def way_on(
+    device: str, name: str, spec: OpSpec, found: Candidates, dtypes: Mapping[str, str], values: Mapping[str, Value]
+) -> Way:
+    """How `spec`, one of the overloads `found` for the op `name`, runs on `device`; `dtypes` by name of the tensors.
+
+    A device of which this torch build has no kernels at all says nothing about single ops: then as it was found.
+    """
+    form = legacy_form(name, spec.overload)
+    if form is not None:
+        return Way(resolved_by="equivalent", via=form.via)
+    as_found = Way(resolved_by=found.resolved_by, via=found.via)
+    if not device_has_kernels(device):
+        return as_found
+    kernel = has_kernel(spec, device)
+    equivalent = equivalent_for(name, dtypes, values, has_kernel=kernel, device=device)
+    if equivalent is not None:
+        return Way(resolved_by="equivalent", via=equivalent.via)
+    if not kernel:
+        return msgspec.structs.replace(
+            as_found, reason=Reason("failed", f"{spec.full_name} has no kernel for {device}")
+        )
+    return as_found
+
+
+_LAYOUTS = {
+    "SparseCPU": "sparse", "SparseCsrCPU": "compressed sparse", "NestedTensorCPU": "nested", "MkldnnCPU": "mkldnn",
+}  # fmt: skip
+_PLAIN = ("CPU", "CUDA")
+_CHECKED_INSIDE = {
+    **dict.fromkeys(("aten::coalesce", "aten::is_coalesced", "aten::indices", "aten::values"), "sparse"),
+    **dict.fromkeys(
+        ("aten::crow_indices", "aten::col_indices", "aten::ccol_indices", "aten::row_indices"), "compressed sparse"
+    ),
+}
+"""Ops that look at the layout themselves, so that the dispatcher has a kernel for any."""
+
+
+def wanted_layout(spec: OpSpec) -> str | None:
+    """The layout without which no kernel of this overload can be called, or None where strided tensors will do."""
+    if not spec.args or spec.args[0].kind != "Tensor":
+        return None
+    if not spec.registered:
+        return None
+    return _CHECKED_INSIDE.get(spec.name) or _only_layout(spec.full_name)
+
+
+@lru_cache(maxsize=65536)
+def _only_layout(full_name: str) -> str | None:
+    import torch
+
+    has = torch._C._dispatch_has_computed_kernel_for_dispatch_key
+    if any(has(full_name, key) for key in _PLAIN):
+        return None
+    return next((layout for key, layout in _LAYOUTS.items() if has(full_name, key)), None)

@@ -1,0 +1,217 @@
+"""Which overload of an op fits a recorded call best: a cost for each argument, the sum decides, never the first match.
+
+Owns the costs. Does not own the values that the chosen overload is called with (`binding`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from opreplay.replay.ir.recorded_call import MISSING, RecordedArg
+from opreplay.replay.resolve.schema import ArgSpec, OpSpec
+from opreplay.traces.dtypes import SCALAR_TYPE_CODES
+
+DEFAULTED_ARGUMENT = 0.5
+"""Cost of an argument that the schema has gained since the recording."""
+CHANGED_ARITY = 5.0
+"""Cost of any difference in arity: an overload of the recorded arity wins if it fits at all."""
+SKIPPED_ARGUMENT = 0.1
+"""Cost of a recorded entry before the arguments: of two overloads that fit the end, the longer one explains more."""
+SKIPPED_TO_OUT = 20.0
+"""Cost of taking entries of an interpreter's stack for an `out=`: what lies below the arguments is hardly one."""
+DROPPED_ARGUMENT = 8.0
+"""Cost of a recorded argument that the schema has no place for."""
+
+_COMPLEX = re.compile(r"[-+0-9.einfa]+j")
+_DEVICE = re.compile(r"[a-z]+(:\d{1,3})?")
+_CODES = len(SCALAR_TYPE_CODES)
+_IMPOSSIBLE = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """An overload and how well it fits: 0 is exact."""
+
+    spec: OpSpec
+    cost: float
+    recorded: tuple[RecordedArg, ...]
+    """The recorded arguments that are those of the overload, in its order; perhaps fewer than it has."""
+    skipped: int = 0
+    """Recorded entries before them: TorchScript's interpreter records its whole stack, the arguments last."""
+    dropped: int = 0
+    """Recorded entries after them."""
+
+
+def best_match(specs: Sequence[OpSpec], recorded: Sequence[RecordedArg], overload: str | None = None) -> Match | None:
+    """The overload that fits best, or None when none fits; among equals the one listed first by the dispatcher.
+
+    `overload` is the overload name where the trace records it (an ExecutionTrace): then it is taken if it fits.
+    """
+    best: Match | None = None
+    for spec in specs:
+        match = match_overload(spec, recorded)
+        if match is None:
+            continue
+        if overload is not None and spec.overload == overload:
+            return match
+        if best is None or match.cost < best.cost:
+            best = match
+    return best
+
+
+def stack_rival(match: Match, specs: Sequence[OpSpec], recorded: Sequence[RecordedArg]) -> Match | None:
+    """Another reading of a call that was matched as one with `out=`: the end of an interpreter's stack; or None.
+
+    TorchScript records what lies on its stack, so that a tensor below the arguments looks like one argument more.
+    """
+    if match.skipped or not any(arg.out for arg in match.spec.args):
+        return None
+    rival = best_match([spec for spec in specs if not any(arg.out for arg in spec.args)], recorded)
+    return rival if rival is not None and rival.skipped else None
+
+
+def match_overload(spec: OpSpec, recorded: Sequence[RecordedArg]) -> Match | None:
+    """How one overload fits, aligned at the front or, where more was recorded than it takes, at the end."""
+    given, wanted = len(recorded), len(spec.args)
+    if given == wanted:
+        cost = _sum(spec, recorded)
+        return None if cost is None else Match(spec=spec, cost=cost, recorded=tuple(recorded))
+    if given < wanted:
+        gained = spec.args[given:]
+        if any(arg.out or not (arg.has_default or arg.optional) for arg in gained):
+            return None
+        cost = _sum(spec, recorded)
+        if cost is None:
+            return None
+        return Match(spec=spec, cost=cost + CHANGED_ARITY + DEFAULTED_ARGUMENT * len(gained), recorded=tuple(recorded))
+    extra = given - wanted
+    last = tuple(recorded[extra:])
+    cost = _sum(spec, last)
+    if cost is not None:
+        cost += CHANGED_ARITY + SKIPPED_ARGUMENT * extra
+        if any(arg.out for arg in spec.args):
+            cost += SKIPPED_TO_OUT
+        return Match(spec=spec, cost=cost, recorded=last, skipped=extra)
+    if any(rec.kind in ("tensor", "tensors") for rec in recorded[wanted:]):
+        return None  # A dropped tensor would make another op of it.
+    first = tuple(recorded[:wanted])
+    cost = _sum(spec, first)
+    if cost is None:
+        return None
+    return Match(spec=spec, cost=cost + CHANGED_ARITY + DROPPED_ARGUMENT * extra, recorded=first, dropped=extra)
+
+
+def _sum(spec: OpSpec, recorded: Sequence[RecordedArg]) -> float | None:
+    total = 0.0
+    for arg, rec in zip(spec.args, recorded, strict=False):
+        cost = _COSTS[rec.kind](arg, rec)
+        if cost is None:
+            return None
+        total += cost
+    return total
+
+
+def _tensor_cost(arg: ArgSpec, rec: RecordedArg) -> float | None:
+    if arg.kind == "Tensor":
+        return 0.0
+    # A wrapped number: Python's 2.0 became a 0-dim tensor on the way to a Tensor overload; a Scalar one also exists.
+    if arg.kind == "Scalar" and rec.tensor is not None and rec.tensor.shape == ():
+        return 6.0
+    return _IMPOSSIBLE
+
+
+def _tensors_cost(arg: ArgSpec, rec: RecordedArg) -> float | None:
+    if arg.kind != "Tensor[]":
+        return _IMPOSSIBLE
+    if arg.size is not None and rec.tensors is not None and len(rec.tensors) != arg.size:
+        return _IMPOSSIBLE
+    return 0.5 if arg.optional_elements else 0.0
+
+
+def _scalar_cost(arg: ArgSpec, rec: RecordedArg) -> float | None:
+    kind, value = arg.kind, rec.value
+    if value is MISSING:
+        return _UNREAD_SCALAR.get(kind)
+    if isinstance(value, bool):
+        return {"bool": 0.0, "Scalar": 1.0, "int": 4.0, "ScalarType": _IMPOSSIBLE}.get(kind, _IMPOSSIBLE)
+    if isinstance(value, int):
+        if kind == "ScalarType":
+            return 0.0 if 0 <= value < _CODES else _IMPOSSIBLE
+        if kind in ("Layout", "MemoryFormat"):
+            return 0.0 if 0 <= value < 8 else _IMPOSSIBLE
+        if kind == "bool":
+            return 3.0 if value in (0, 1) else _IMPOSSIBLE
+        return {"int": 0.0, "Scalar": 0.5, "float": 1.5, "complex": 3.0, "int[]": 6.0}.get(kind, _IMPOSSIBLE)
+    if isinstance(value, float) or value in ("inf", "-inf", "nan"):
+        return {"float": 0.0, "Scalar": 0.0, "complex": 2.0}.get(kind, _IMPOSSIBLE)
+    return _text_cost(kind, value) if isinstance(value, str) else _IMPOSSIBLE
+
+
+def _text_cost(kind: str, text: str) -> float | None:
+    """Texts that are no number: complex ones, and the devices and strings of an ExecutionTrace."""
+    if kind in ("complex", "Scalar"):
+        return {"complex": 0.0, "Scalar": 1.0}[kind] if text.endswith("j") and _COMPLEX.fullmatch(text) else None
+    if kind == "Device":
+        return 0.0 if _DEVICE.fullmatch(text) else _IMPOSSIBLE
+    return 0.0 if kind == "str" else _IMPOSSIBLE
+
+
+_UNREAD_SCALAR: dict[str, float] = {
+    "int": 0.0, "Scalar": 0.0, "float": 0.0, "bool": 0.0, "ScalarType": 0.0, "Layout": 0.2, "MemoryFormat": 0.2,
+    "complex": 1.0,
+}  # fmt: skip
+"""Costs of a Scalar whose text was not recorded: its type is open."""
+
+
+def _scalars_cost(arg: ArgSpec, rec: RecordedArg) -> float | None:
+    kind, value = arg.kind, rec.value
+    if kind == "Tensor[]" and value == ():
+        return 1.0  # an empty list shows no type
+    if kind not in ("int[]", "float[]", "bool[]", "Scalar[]", "complex[]"):
+        return _IMPOSSIBLE
+    if value is MISSING:
+        return 0.0
+    if not value:
+        return 0.0
+    bools = all(isinstance(item, bool) for item in value)
+    if kind == "bool[]":
+        return 0.0 if bools else _IMPOSSIBLE
+    if bools:
+        return 2.0 if kind == "Scalar[]" else _IMPOSSIBLE
+    ints = all(isinstance(item, int) for item in value)
+    if kind == "int[]":
+        return 0.0 if ints else _IMPOSSIBLE  # int[2] is no fixed size: torch accepts any length that fits the input
+    return {"float[]": 1.0 if ints else 0.0, "Scalar[]": 0.5, "complex[]": 2.0}[kind]
+
+
+_ABSENT_COST: dict[str, float] = {
+    "Generator": 0.0, "str": 0.0, "Device": 0.0, "opaque": 5.0, "Layout": 0.5, "MemoryFormat": 0.5, "ScalarType": 4.0,
+    "str[]": 1.0, "int[]": 2.0, "float[]": 3.0, "bool[]": 3.0, "Scalar[]": 3.0, "complex[]": 3.0, "Tensor": 6.0,
+    "Tensor[]": 6.0, "int": 12.0, "float": 12.0, "bool": 12.0, "Scalar": 12.0, "complex": 12.0,
+}  # fmt: skip
+"""Costs where the entry is empty although None is no legal value: strings and devices are never recorded, nor lists of
+more than 30 elements; an undefined tensor looks the same, and a number should not."""
+
+
+def _absent_cost(arg: ArgSpec, _rec: RecordedArg) -> float | None:
+    if arg.optional:
+        return 0.0
+    if arg.kind == "Tensor[]" and arg.optional_elements:
+        return 0.0
+    return _ABSENT_COST.get(arg.kind, _IMPOSSIBLE)
+
+
+def _unknown_cost(arg: ArgSpec, _rec: RecordedArg) -> float | None:
+    return 1.0 if arg.kind in ("Tensor", "Tensor[]") and not arg.optional else 0.0
+
+
+_COSTS: dict[str, Callable[[ArgSpec, RecordedArg], float | None]] = {
+    "tensor": _tensor_cost,
+    "tensors": _tensors_cost,
+    "scalar": _scalar_cost,
+    "scalars": _scalars_cost,
+    "absent": _absent_cost,
+    "unknown": _unknown_cost,
+}

@@ -1,0 +1,142 @@
+"""The dry run of ops on meta tensors: whether each call is accepted, and whether its results are what was recorded.
+
+Nothing is computed and no memory for tensors is taken. Owns the verdict; the call itself is `outputs`'s.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+
+import msgspec
+import torch
+
+from opreplay.replay.ir.model import Reason, ReplayOp, ReplayPlan
+from opreplay.replay.ir.reasons import NotReplayable, reason_for
+from opreplay.replay.ir.verdicts import MetaCheck
+from opreplay.replay.resolve.meta import forked
+from opreplay.replay.resolve.meta.outputs import MetaCall, call_on_meta, is_torch_out
+from opreplay.replay.resolve.names import known_overload
+from opreplay.replay.resolve.policy import Policy
+from opreplay.traces.model import TensorMeta
+
+_SPEAKS_OF_META = re.compile(r"\bmeta\b", re.IGNORECASE)
+_NEEDS_CONTENTS = (
+    "Tensor.item() cannot be called on meta tensors", "Cannot copy out of meta tensor",
+    "cannot repeat_interleave a meta tensor", "torch.nonzero() raises unimplemented",
+    "on cpu, but it's on meta", "CPU int64 tensor, but got", "its data is not allocated yet",
+)  # fmt: skip
+"""What composite ops say that read contents somewhere inside, and so carry no tag of their own."""
+_SCRATCH: dict[str, frozenset[int]] = {
+    **dict.fromkeys(("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only"), frozenset({1, 2, 3})),
+    "mkldnn_rnn_layer": frozenset({3}),
+}  # fmt: skip
+"""Results by number, of ops of aten, that hold what a backward needs: each device's kernel gives them another size.
+Results of quantized types are left out too: meta tensors have none."""
+_CHECK = msgspec.msgpack.Decoder(MetaCheck)
+_NEEDS_MEMORY = ("expects CPU tensor input", "need to be on the same device")
+"""What kernels say that take meta tensors for those of their own device, or make a part of the result there."""
+_NO_KERNEL = re.compile(r"no fake impl or Meta kernel|Could not run '[^']{1,200}' with arguments from the '\w{1,60}'")
+
+
+def check_plan(plan: ReplayPlan, *, policy: Policy | None = None) -> dict[str, MetaCheck]:
+    """The verdict on each op of the plan that is resolved, by id; ops with a reason are left out."""
+    chosen = Policy() if policy is None else policy
+    ops = [op for op in plan.ops if op.reason is None and op.resolved_by is not None]
+    return {op.id: check for op, check in zip(ops, check_ops(ops, chosen), strict=True)}
+
+
+def check_ops(ops: Sequence[ReplayOp], policy: Policy) -> list[MetaCheck]:
+    """The verdict on each op, called where one that hangs or crashes does so alone."""
+    answers = forked.each(_encoded_check, ops, policy)
+    return [
+        MetaCheck(status="failed", detail=str(answer)) if isinstance(answer, Reason) else _CHECK.decode(answer)
+        for answer in answers
+    ]
+
+
+@forked.function
+def _encoded_check(op: ReplayOp, policy: Policy) -> bytes:
+    return msgspec.msgpack.encode(check_op(op, policy))
+
+
+def check_op(op: ReplayOp, policy: Policy) -> MetaCheck:
+    """Call one op on meta tensors and compare what comes back with what the trace holds.
+
+    Raises nothing, and may not return: `check_ops` is for ops of unknown origin.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            call = call_on_meta(op, policy)
+        except NotReplayable as stopped:
+            # Only users' executors lack a fake; what is missing is then not in the trace.
+            lacks_fake = op.resolved_by == "executor" and stopped.reason.kind == "metadata missing"
+            return MetaCheck(status="no meta kernel" if lacks_fake else "failed", detail=str(stopped.reason))
+        except Exception as error:
+            return _verdict(op, error)
+    resized = _resized(op, call)
+    if resized is not None:
+        return MetaCheck(status="differs", detail=resized)
+    if op.recorded_outputs is None:
+        return MetaCheck(status="ok")
+    scratch = _SCRATCH.get(op.name.removeprefix("aten::"), frozenset())
+    told = [None if number in scratch else meta for number, meta in enumerate(op.recorded_outputs)]
+    return compare(call.results, [None if m is not None and m.dtype.startswith("q") else m for m in told])
+
+
+def compare(found: Sequence[TensorMeta | None], recorded: Sequence[TensorMeta | None]) -> MetaCheck:
+    """Sizes and dtypes of results against recorded ones; None stands for a result that is no tensor.
+
+    A tensor of which the other side has none is not compared: an undefined gradient is recorded as nothing, and a
+    portable equivalent may return fewer results than the vendor's op.
+    """
+    if len(found) != len(recorded):
+        found, recorded = [m for m in found if m is not None], [m for m in recorded if m is not None]
+    compared = 0
+    for index, (ours, theirs) in enumerate(zip(found, recorded, strict=False)):
+        if ours is None or theirs is None:
+            continue
+        compared += 1
+        if ours.shape != theirs.shape or (theirs.dtype and ours.dtype != theirs.dtype):
+            detail = f"result {index} is {_text(ours)}, recorded was {_text(theirs)}"
+            return MetaCheck(status="differs", detail=detail, results_compared=compared)
+    return MetaCheck(status="ok", results_compared=compared)
+
+
+def _resized(op: ReplayOp, call: MetaCall) -> str | None:
+    """Which `out=` argument came out with another size than recorded; an empty one is there to grow."""
+    for arg in op.args:
+        meta = arg.tensors[0] if arg.tensors and is_torch_out(op, arg) else None
+        if meta is None or 0 in meta.shape:
+            continue
+        shape = tuple(call.arguments[arg.name].shape)
+        if shape != meta.shape:
+            return f"argument {arg.name} needs size {list(shape)}, recorded was {_text(meta)}"
+    return None
+
+
+def _verdict(op: ReplayOp, error: Exception) -> MetaCheck:
+    """What an error on meta tensors says of the call: that it does not fit, or only that meta tensors cannot tell."""
+    text = str(error)
+    if any(sign in text for sign in _NEEDS_MEMORY):
+        return MetaCheck(status="no meta kernel", detail=reason_for(error).detail)
+    contents = any(sign in text for sign in _NEEDS_CONTENTS)
+    if not contents and not isinstance(error, NotImplementedError) and not _SPEAKS_OF_META.search(text):
+        return MetaCheck(status="failed", detail=reason_for(error).detail)
+    if contents or _depends_on_contents(op):
+        return MetaCheck(status="data-dependent", detail="sizes or values depend on the contents of tensors")
+    if _NO_KERNEL.search(text):
+        return MetaCheck(status="no meta kernel")
+    return MetaCheck(status="no meta kernel", detail=reason_for(error).detail)
+
+
+def _depends_on_contents(op: ReplayOp) -> bool:
+    """Whether torch marks the op as one whose results depend on what tensors hold."""
+    tags = getattr(known_overload(op), "tags", ())
+    return torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
+
+
+def _text(meta: TensorMeta) -> str:
+    return f"{meta.dtype}[{','.join(map(str, meta.shape))}]"

@@ -1,0 +1,206 @@
+"""Calls functions on ops in a forked copy of this process, so that a hang or crash costs the op that caused it alone.
+
+For calls on meta tensors, which compute nothing and yet run torch's code on arguments from a trace: composite ops loop
+as often as a number among them says. Owns the fork and its limits; ops that compute have a worker (`isolation`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from threading import Lock
+
+import msgspec
+import torch
+
+from opreplay.replay.host.channel import receive, send
+from opreplay.replay.host.limits import die_with, limit_memory
+from opreplay.replay.ir.model import Reason, ReplayOp
+from opreplay.replay.resolve.policy import Policy
+from opreplay.replay.resolve.user.executors import EXECUTORS
+
+Function = Callable[[ReplayOp, Policy], bytes]
+"""Module-level, raises nothing; what it changes or prints is lost."""
+CPU_S = 10.0
+"""Processor time for one op; the first one may have to import torch's decompositions."""
+WALL_S = 120.0
+"""Time for one op that waits without computing."""
+MOST_LOST = 6
+"""Ops that may hang or crash before the rest is left alone: a file could hold any number of them."""
+MEMORY_BYTES = 512 << 20
+"""What the child may take, see `worker.limit_memory`; tensors on meta have no memory."""
+TOGETHER = 64
+"""Ops that are sent at once."""
+
+
+class _Task(msgspec.Struct, frozen=True, kw_only=True):
+    function: str
+    policy: Policy
+    cpu_s: float
+    ops: tuple[ReplayOp, ...]
+
+
+class _Answer(msgspec.Struct, frozen=True, kw_only=True):
+    body: bytes
+
+
+FUNCTIONS: dict[str, Function] = {}
+_lock = Lock()
+_lost: dict[bytes, Reason] = {}
+"""Calls that never returned: the same call is not made again, by whichever function. Its size is what they cost."""
+
+
+def function(made: Function) -> Function:
+    """Decorator: makes a function known to the child by its name."""
+    if made.__qualname__ in FUNCTIONS:
+        raise ValueError(f"two functions are called {made.__qualname__}")
+    FUNCTIONS[made.__qualname__] = made
+    return made
+
+
+def each(wanted: Function, ops: Sequence[ReplayOp], policy: Policy) -> list[bytes | Reason]:
+    """What a function returns for each op, or the reason why it never returned."""
+    if not hasattr(os, "fork"):
+        return [wanted(op, policy) for op in ops]
+    with _lock:
+        known = [_lost.get(_call_of(op)) for op in ops]
+        answers = iter(_asked(wanted, [op for op, why in zip(ops, known, strict=True) if why is None], policy, known))
+        return [next(answers) if why is None else why for why in known]
+
+
+def _asked(
+    wanted: Function, ops: Sequence[ReplayOp], policy: Policy, known: Sequence[Reason | None]
+) -> list[bytes | Reason]:
+    """What the child says of each op; `known` are the reasons of ops that were lost before."""
+    found: list[bytes | Reason] = []
+    lost = sum(why is not None for why in known)
+    while len(found) < len(ops):
+        if lost >= MOST_LOST:
+            why = Reason("budget", f"time: not called on meta tensors, after {lost} ops that hung or crashed there")
+            return found + [why] * (len(ops) - len(found))
+        some = tuple(ops[len(found) : len(found) + TOGETHER])
+        task = _Task(function=wanted.__qualname__, policy=policy, cpu_s=CPU_S, ops=some)
+        reason = _Copy.current().work(task, found)
+        if reason is not None:
+            _lost[_call_of(ops[len(found)])] = reason
+            found.append(reason)
+            lost += 1
+    return found
+
+
+def _call_of(op: ReplayOp) -> bytes:
+    """The same for ops whose calls on meta tensors are the same."""
+    return msgspec.msgpack.encode((op.called, op.overload, op.resolved_by, op.via, op.args))
+
+
+class _Copy:
+    """A child that was forked from this process, and the socket to it."""
+
+    running: _Copy | None = None
+
+    def __init__(self, state: object) -> None:
+        self._state = state
+        self._parent = os.getpid()
+        self._channel, theirs = socket.socketpair()
+        with theirs, warnings.catch_warnings():
+            # Python warns of threads that the child lacks; it computes nothing that would need them.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._pid = os.fork()
+            if self._pid == 0:
+                _serve(theirs.fileno(), self._parent)
+        self._channel.settimeout(WALL_S)
+
+    @classmethod
+    def current(cls) -> _Copy:
+        """The child, or a new one where it is gone or this process knows more ops or functions than it does."""
+        state = (os.getpid(), tuple(FUNCTIONS), tuple(EXECUTORS), len(torch._C._dispatch_get_all_op_names()))
+        if cls.running is not None and (cls.running._state != state or cls.running._ended() is not None):
+            cls.running.end()
+        if cls.running is None:
+            cls.running = cls(state)
+        return cls.running
+
+    def work(self, task: _Task, found: list[bytes | Reason]) -> Reason | None:
+        """Append answers to `found`; why the next op of the task has none, or None when all have one."""
+        try:
+            send(self._channel, task)
+            for _ in task.ops:
+                frame = receive(self._channel)
+                if frame is None:
+                    return self._why(task.cpu_s)
+                found.append(msgspec.msgpack.decode(frame, type=_Answer).body)
+        except TimeoutError:
+            self.end()
+            return Reason("budget", f"time: no result on meta tensors after {WALL_S:g} s")
+        except OSError:
+            return self._why(task.cpu_s)
+        except BaseException:  # Ctrl-C: what is still to come would be taken for other answers
+            self.end()
+            raise
+        return None
+
+    def end(self) -> None:
+        """Kill the child and reap it, unless it is another process's."""
+        self._channel.close()
+        if os.getpid() == self._parent and self._ended() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(self._pid, 0)
+        type(self).running = None
+
+    def _ended(self) -> int | None:
+        """The status of a child that is gone, which is reaped, 0 where it was before; None while it lives."""
+        try:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+        except ChildProcessError:
+            return 0
+        return status if pid else None
+
+    def _why(self, cpu_s: float) -> Reason:
+        """Why the child closed its socket."""
+        _, status = os.waitpid(self._pid, 0)
+        self.end()
+        if not os.WIFSIGNALED(status):
+            code = os.waitstatus_to_exitcode(status)
+            return Reason("failed", f"the process ended with status {code} on meta tensors")
+        number = os.WTERMSIG(status)
+        if number == signal.SIGPROF:
+            return Reason("budget", f"time: no result on meta tensors after {cpu_s:g} s")
+        return Reason("failed", f"{signal.Signals(number).name} on meta tensors")
+
+
+def _serve(descriptor: int, parent: int) -> None:
+    """The child: answers until its socket closes. Never returns, and runs no handler of the parent's exit."""
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(null, stream)
+        # Else files and sockets of the parent would stay open for as long as this process lives.
+        os.closerange(3, descriptor)
+        os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX") if sys.platform != "linux" else 1 << 16)
+        die_with(parent)
+        limit_memory(MEMORY_BYTES)
+        torch.set_num_threads(1)  # the threads of the parent's pool do not exist here
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        with socket.socket(fileno=descriptor) as channel:
+            while (frame := receive(channel)) is not None:
+                task = msgspec.msgpack.decode(frame, type=_Task)
+                for op in task.ops:
+                    signal.setitimer(signal.ITIMER_PROF, task.cpu_s)
+                    send(channel, _Answer(body=FUNCTIONS[task.function](op, task.policy)))
+                signal.setitimer(signal.ITIMER_PROF, 0)
+    finally:
+        os._exit(0 if sys.exc_info()[0] is None else 1)
+
+
+@atexit.register
+def _end() -> None:
+    if _Copy.running is not None:
+        _Copy.running.end()

@@ -1,0 +1,162 @@
+"""Shapes and dtypes of an op's results, from a call on meta tensors: nothing is allocated or computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+
+from opreplay.replay.arguments.tensors import DTYPES, MAX_RANK, allocate, flattened, scalar_value, shared_memories
+from opreplay.replay.ir.model import Reason, ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.ir.reasons import NotReplayable
+from opreplay.replay.ir.sizes import flood, refuse_floods
+from opreplay.replay.resolve.meta import forked
+from opreplay.replay.resolve.meta.recurrent import lengthened, shortened
+from opreplay.replay.resolve.names import find_overload
+from opreplay.replay.resolve.policy import Policy
+from opreplay.replay.resolve.schema import specs_of
+from opreplay.replay.resolve.user.executors import EXECUTORS
+from opreplay.traces.model import TensorMeta
+
+MAX_RESULTS = 4096
+_META = torch.device("meta")
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+Results = tuple[TensorMeta | None, ...]
+"""Of one call, lists flattened, None for a result that is no tensor; at most `MAX_RESULTS`."""
+_RESULTS = msgspec.msgpack.Decoder(Results | None)
+
+
+def with_outputs(plan: ReplayPlan, *, policy: Policy | None = None) -> ReplayPlan:
+    """The plan with `outputs` filled in where a run on meta tensors tells them; None stays where it does not.
+
+    Floods of results are stopped first: a plan may come from a file that no pass has seen.
+    """
+    chosen = Policy() if policy is None else policy
+    plan = refuse_floods(plan)
+    unknown = [op for op in plan.ops if op.reason is None and op.resolved_by is not None and op.outputs is None]
+    found: dict[int, Results | None] = {}
+    for op, answer in zip(unknown, forked.each(_encoded_outputs, unknown, chosen), strict=True):
+        found[id(op)] = None if isinstance(answer, Reason) else _RESULTS.decode(answer)
+    return msgspec.structs.replace(plan, ops=tuple(_with_outputs(op, found.get(id(op))) for op in plan.ops))
+
+
+def _with_outputs(op: ReplayOp, results: Results | None) -> ReplayOp:
+    return op if results is None else msgspec.structs.replace(op, outputs=results)
+
+
+@forked.function
+def _encoded_outputs(op: ReplayOp, policy: Policy) -> bytes:
+    results = None
+    with suppress(Exception):  # decompositions in Python raise anything for arguments that do not fit
+        results = meta_outputs(op, policy)
+    return msgspec.msgpack.encode(results)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetaCall:
+    """One call on meta tensors."""
+
+    arguments: dict[str, Any]
+    """By name; those that the op wrote to as it left them."""
+    results: Results
+
+
+def meta_outputs(op: ReplayOp, policy: Policy) -> Results:
+    """Results of one op. Raises what the meta kernel raises, and may not return; see `forked`."""
+    return call_on_meta(op, policy).results
+
+
+def call_on_meta(op: ReplayOp, policy: Policy) -> MetaCall:
+    """Call an op of a plan on meta tensors, a recurrent one on a short sequence. Raises what the meta kernel raises.
+
+    It may hang or crash, as torch does for some arguments: for ops of unknown origin it belongs into `forked`.
+    """
+    if (reason := flood(op)) is not None:
+        raise NotReplayable(reason)
+    whole, op = op, shortened(op)
+    is_factory = not any(arg.tensors for arg in op.args)
+    memories = shared_memories(op, device=_META)
+    arguments = {arg.name: _argument(arg, is_factory, memories) for arg in op.args}
+    arguments.update({arg.name: _to_grow(arguments[arg.name]) for arg in op.args if is_torch_out(op, arg)})
+    positional = [arguments[arg.name] for arg in op.args if not arg.keyword_only]
+    by_name = {arg.name: arguments[arg.name] for arg in op.args if arg.keyword_only}
+    if is_factory and "device" not in by_name and _takes_device(op):
+        by_name["device"] = _META
+    with torch.no_grad():
+        returned = _call(op, policy, positional, by_name)
+    results = tuple(_meta_of(result) for result in flattened(returned))[:MAX_RESULTS]
+    return MetaCall(arguments=arguments, results=results if op is whole else lengthened(whole, results))
+
+
+def is_torch_out(op: ReplayOp, arg: ReplayArg) -> bool:
+    """Whether torch itself gives this argument the size of the result: `out=` of ATen, not a buffer of a vendor op."""
+    return arg.mutated and arg.keyword_only and arg.type == "Tensor" and op.called.startswith("aten::")
+
+
+def _to_grow(tensor: Any) -> Any:
+    """An empty tensor in place of an `out=`: its size afterwards tells that of the result, without torch's warning."""
+    return None if tensor is None else torch.empty(0, dtype=tensor.dtype, device=_META)
+
+
+def _takes_device(op: ReplayOp) -> bool:
+    specs = specs_of(op.called.partition(".")[0])
+    return any(spec.overload == op.overload and any(arg.name == "device" for arg in spec.args) for spec in specs)
+
+
+def _call(op: ReplayOp, policy: Policy, positional: list[Any], by_name: dict[str, Any]) -> Any:
+    """The recorded op's own meta kernel where it has one, though an equivalent will be replayed."""
+    if op.resolved_by == "equivalent" and op.name.startswith("aten::"):
+        with suppress(Exception):
+            own = msgspec.structs.replace(op, resolved_by="jit", via=None)
+            return find_overload(own, policy)(*positional, **by_name)
+    if op.resolved_by == "executor":
+        return _call_fake(op, positional, by_name)
+    call: Callable[..., Any] = find_overload(op, policy)
+    return call(*positional, **by_name)
+
+
+def _call_fake(op: ReplayOp, positional: list[Any], by_name: dict[str, Any]) -> Any:
+    """A user's callable may do anything with a tensor's memory, so only its `fake` gets tensors without any."""
+    entry = EXECUTORS.find(op.called)
+    if entry is None or entry.fake is None:
+        raise NotReplayable(
+            Reason("metadata missing", f"shapes of the results: the executor of {op.called} has no fake")
+        )
+    try:
+        return entry.fake(*positional, **by_name)
+    except Exception as error:  # user code may raise anything
+        raise NotReplayable(Reason("failed", f"fake of {entry.shown}: {type(error).__name__}: {error}")) from error
+
+
+def _argument(arg: ReplayArg, is_factory: bool, memories: dict[int, torch.UntypedStorage]) -> Any:
+    if arg.type == "Tensor" and arg.tensors:
+        return None if arg.tensors[0] is None else _empty(arg.tensors[0], memories)
+    if arg.type == "Tensor[]" and (arg.tensors or arg.value is None):
+        return [None if meta is None else _empty(meta, memories) for meta in arg.tensors] if arg.tensors else None
+    value = scalar_value(arg, device=_META)
+    # A factory would allocate for real on the CPU; a pinned allocation needs a driver.
+    if arg.type == "Device":
+        return _META if is_factory or arg.value is not None else None
+    return False if arg.name == "pin_memory" and value else value
+
+
+def _empty(meta: TensorMeta, memories: dict[int, torch.UntypedStorage]) -> torch.Tensor:
+    if meta.storage is not None:
+        return allocate(meta, device=_META, memory=memories[meta.storage])
+    dtype = DTYPES.get(meta.dtype)
+    if dtype is None or len(meta.shape) > MAX_RANK or any(n < 0 for n in meta.shape):
+        raise ValueError(f"no tensor can be {meta}")
+    if meta.strides is None or len(meta.strides) != len(meta.shape) or any(n < 0 for n in meta.strides):
+        return torch.empty(meta.shape, dtype=dtype, device=_META)
+    return torch.empty_strided(meta.shape, meta.strides, dtype=dtype, device=_META)
+
+
+def _meta_of(result: Any) -> TensorMeta | None:
+    if not isinstance(result, torch.Tensor) or result.dtype not in _DTYPE_NAMES:
+        return None
+    strides = tuple(result.stride()) if result.layout is torch.strided else None
+    return TensorMeta(shape=tuple(result.shape), dtype=_DTYPE_NAMES[result.dtype], strides=strides)

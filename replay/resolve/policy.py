@@ -1,0 +1,230 @@
+"""What a trace may cause to run and to be imported: the rules, as tables and pure functions; knows no torch.
+
+A verdict is given on a schema's name and argument types, before anything is looked up as a Python attribute or called.
+Does not own the lookup (`resolve`) nor budgets (`budget`). tests/golden/policy_verdicts.txt holds the verdict for every
+schema of the torch version that the project is tested with.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from opreplay.replay.ir.model import Reason
+from opreplay.replay.ir.names import COLLECTIVE_NAMESPACES, split_name
+
+REFUSED_NAMESPACES: frozenset[str] = frozenset(
+    {
+        "prim", "profiler", "inductor", "symm_mem", "static_runtime",  # the interpreter, raw memory, the network
+        "debugprims", "debug_mode_ops", "export", "_test", "onnx",  # files, hooks and test doubles, not computation
+    }
+)  # fmt: skip
+
+
+TORCH_NAMESPACES: frozenset[str] = frozenset(
+    {
+        "aten", "prims", "quantized", "_quantized", "quantization", "onednn", "mkldnn", "mkldnn_prepacked", "mkl",
+        "sparse", "_c10d_functional", "_c10d_functional_autograd", "c10d", "rngprims", "inductor_prims", "_dtensor",
+        "_native",
+        *REFUSED_NAMESPACES,
+    }
+)  # fmt: skip
+"""Namespaces that torch itself registers; all others belong to vendors or users."""
+
+UNSAFE_WORDS: tuple[str, ...] = ("unsafe", "unchecked", "reinterpret")
+
+SAFE_DESPITE_NAME: dict[str, str] = {
+    "aten::_unsafe_view": "checks sizes like view; unsafe for autograd's view tracking only",
+    "aten::unsafe_chunk": "is chunk; unsafe for autograd's view tracking only",
+    "aten::unsafe_split": "is split; unsafe for autograd's view tracking only",
+    "aten::unsafe_split_with_sizes": "is split_with_sizes; unsafe for autograd's view tracking only",
+}
+"""Ops that check their arguments although their name says unsafe, and why that is known."""
+
+REFUSED_ARGUMENTS: frozenset[str] = frozenset({"filename"})
+"""Argument names that no op may have."""
+
+FIXED_ARGUMENTS: dict[str, bool] = {"unsafe": False}
+"""Argument name → the only value it may have: `segment_reduce(unsafe=True)` reads out of bounds."""
+
+REFUSED_TYPES: tuple[str, ...] = (
+    "Storage", "RRef", "Any", "Dict", "Future", "Await", "Stream", "AnyEnumType", "AnyClassType", "Tuple",
+    "__torch__.",  # script objects: packed weights, process groups, reduce ops
+)  # fmt: skip
+
+STRING_ARGUMENTS: frozenset[tuple[str, str]] = frozenset(
+    (f"aten::{op}", argument)
+    for argument, ops in {
+        "approximate": ("gelu", "gelu_", "gelu_backward"),
+        "rounding_mode": ("div", "div_", "divide", "divide_"),
+        "equation": ("einsum",),
+        "reduce": (
+            "scatter", "scatter_", "scatter_reduce", "scatter_reduce_", "index_reduce", "index_reduce_",
+            "segment_reduce", "_segment_reduce_backward", "_sparse_mm", "_sparse_mm_reduce_impl",
+            "_sparse_mm_reduce_impl_backward",
+        ),
+        "mode": ("pad", "linalg_qr", "_linalg_qr_helper"),
+        "norm": tuple(
+            f"fft_{kind}{rank}" for kind in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft") for rank in ("", "2", "n")
+        ),
+        "padding": ("conv1d", "conv2d", "conv3d", "_convolution_mode"),
+        "padding_side": ("pad_sequence",),
+        "pad_mode": ("stft",),
+        "side": ("searchsorted",),
+        "indexing": ("meshgrid",),
+        "interpolation": ("quantile", "nanquantile"),
+        "driver": ("linalg_lstsq", "linalg_svd", "linalg_svdvals", "_linalg_svd"),
+        "UPLO": ("linalg_eigh", "linalg_eigvalsh", "_linalg_eigh"),
+        "uplo": ("_syevd_helper",),
+        "ord": ("linalg_norm", "linalg_matrix_norm"),
+        "p": ("linalg_cond",),
+        "activation": ("_mixed_dtypes_linear", "_sparse_semi_structured_linear"),
+        "api_name": ("_linalg_check_errors",),
+        "assert_msg": ("_assert_async", "_functional_assert_async"),
+    }.items()
+    for op in ops
+)  # fmt: skip
+"""(op, argument) pairs that may take a string: it chooses between modes of the computation, or names it in an error."""
+
+VENDOR_STRING_ARGUMENTS: frozenset[str] = frozenset(
+    {
+        "kv_cache_dtype", "activation", "layer_name", "quant_method", "input_layout", "layout", "rotary_mode",
+        "kvcache_dtype", "alibi_slopes_name", "scoring_func", "activation_type", "act", "actMode", "roundMode",
+        "round_mode", "rounding_mode", "cache_mode", "quant_mode", "dispatch_policy", "mode", "prefix", "group_name",
+        "all2all_backend", "backend", "act_method", "norm_type", "approximate", "quant_type", "quant_dtype", "dtype",
+        "softcap_mode", "encoded_layer_name", "kv_layer_name", "q_dtype_str", "comm_alg", "group_ep", "group_tp",
+        "act_type", "kernelName", "kernel_name", "kernelId", "bias_type", "moe_activation", "global_layer_name",
+        "mfma_type", "ocp_mx_scheme", "shared_expert_scoring_func", "score_func", "kv_cache_layout", "dst_type",
+        "softmax_layout", "input_softmax_layout", "layout_query", "layout_key", "layout_kv", "layout_q",
+        "q_input_layout", "kv_input_layout", "attn_type", "gate_mode", "scaling_mode", "scale_calculation_mode",
+        "scale_fmt", "fp8_format", "format_mode", "conv_mode", "activation_mode", "activation_str", "reduction",
+        "hadamard", "scale_dtype", "index_cache_dtype", "output_dtype", "in_dtype", "out_dtype", "compute_type",
+        "weight_type", "scale_type", "kernel_type", "fused_op_type", "post_sample", "mapping_type", "logprobs_mode",
+        "swizzle_axis", "schedule", "maybe_schedule", "config",
+    }
+)  # fmt: skip
+"""Names of string arguments that vendor ops may have; their values come from a table here, never from a trace."""
+
+LIBRARY_MODULES: dict[str, tuple[str, ...]] = {
+    "fsdp": ("torch.distributed.fsdp",),
+    "quantized_decomposed": ("torch.ao.quantization.fx._decomposed",),
+    "torch_attn": ("torch.nn.attention.varlen",),
+    "torchvision": ("torchvision",),
+    "torchaudio": ("torchaudio",),
+    "torchao": ("torchao",),
+    "_C": ("vllm._C",),
+    "_C_cache_ops": ("vllm._C",),
+    "_C_custom_ar": ("vllm._C",),
+    "_moe_C": ("vllm._moe_C",),
+    "_rocm_C": ("vllm._rocm_C",),
+    "_vllm_fa2_C": ("vllm.vllm_flash_attn",),
+    "_vllm_fa3_C": ("vllm.vllm_flash_attn",),
+    "vllm": ("vllm",),
+    "aiter": ("aiter",),
+    "flash_attn": ("flash_attn",),
+    "flash_attn_3": ("flash_attn_interface",),
+    "sgl_kernel": ("sgl_kernel",),
+    "sglang": ("sglang",),
+    "fbgemm": ("fbgemm_gpu",),
+    "npu": ("torch_npu",),
+    "_C_ascend": ("vllm_ascend",),
+    "xformers": ("xformers.ops",),
+    "xformers_flash": ("xformers.ops",),
+    "xformers_flash3": ("xformers.ops",),
+    "flashinfer": ("flashinfer",),
+    "bitsandbytes": ("bitsandbytes",),
+    "torch_ipex": ("intel_extension_for_pytorch",),
+    "torch_scatter": ("torch_scatter",),
+    "torch_sparse": ("torch_sparse",),
+    "torchsparse": ("torchsparse",),
+    "mslk": ("mslk",),
+}
+"""Namespace → modules that register its ops. A trace chooses an entry of this table, never a module."""
+
+_PLAIN_TEXT = re.compile(r"[A-Za-z0-9_:.,+> -]{0,128}")
+"""Modes, dtypes, devices, numbers and einsum equations; no path separators, quotes or control characters."""
+_MODULE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user allowed; the default allows the libraries of `LIBRARY_MODULES` and no collectives."""
+
+    allow_imports: dict[str, str] = {}
+    """Namespace → module, as the user gave it (`--allow-import NAMESPACE=MODULE`)."""
+    known_libraries: bool = True
+    """Import modules of `LIBRARY_MODULES` where they are installed."""
+    collectives: bool = False
+    """Collective mode: ops of c10d may be called."""
+
+    def modules_for(self, namespace: str) -> tuple[str, ...]:
+        """Modules that may be imported for `namespace`; () where the user allowed none."""
+        if namespace in self.allow_imports:
+            return (self.allow_imports[namespace],)
+        return LIBRARY_MODULES.get(namespace, ()) if self.known_libraries else ()
+
+
+def parse_allow_import(text: str) -> tuple[str, str]:
+    """Split the user's NAMESPACE=MODULE. Raises ValueError that says what is wrong."""
+    namespace, _, module = text.partition("=")
+    if not namespace.isidentifier() or not _MODULE_NAME.fullmatch(module):
+        raise ValueError(f"{text!r} is not NAMESPACE=MODULE, such as mylib=mylib.ops")
+    return namespace, module
+
+
+def refuse_name(name: str, policy: Policy) -> Reason | None:
+    """Why no op of this name may run, or None. Raises ValueError when the name is not `namespace::op`."""
+    parts = split_name(name)
+    if parts is None:
+        raise ValueError(f"not a qualified op name: {name!r}")
+    namespace, op, _ = parts
+    if namespace in REFUSED_NAMESPACES:
+        return Reason("policy", f"namespace {namespace}")
+    if namespace in COLLECTIVE_NAMESPACES and not policy.collectives:
+        return Reason("policy", f"namespace {namespace} outside collective mode")
+    if f"{namespace}::{op}" not in SAFE_DESPITE_NAME:
+        for word in UNSAFE_WORDS:
+            if word in op:
+                return Reason("policy", f"name contains {word!r}")
+    return None
+
+
+def refuse_arguments(name: str, arguments: Iterable[tuple[str, str]]) -> Reason | None:
+    """Why a schema with these (argument name, type text) pairs may not run, or None.
+
+    `name` is "namespace::op" without the overload; the type text is that of the schema object, e.g. "Optional[str]".
+    """
+    namespace = name.partition("::")[0]
+    for argument, type_text in arguments:
+        if argument in REFUSED_ARGUMENTS:
+            return Reason("policy", f"argument {argument!r}")
+        for refused in REFUSED_TYPES:
+            if refused in type_text:
+                return Reason("policy", f"argument {argument!r} of type {type_text}")
+        if _base(type_text) == "str" and not _may_be_string(namespace, name, argument):
+            return Reason("policy", f"string argument {argument!r} not on the list")
+        if re.fullmatch(r"(Optional\[|List\[)*t\w*\]*", type_text):
+            return Reason("policy", f"argument {argument!r} of any type")
+    return None
+
+
+def refuse_value(argument: str, value: object) -> Reason | None:
+    """Why an argument may not have this value, or None."""
+    if argument in FIXED_ARGUMENTS and value is not None and bool(value) != FIXED_ARGUMENTS[argument]:
+        return Reason("policy", f"{argument}={value}")
+    texts = value if isinstance(value, tuple) else (value,)
+    if any(isinstance(text, str) and not _PLAIN_TEXT.fullmatch(text) for text in texts):
+        return Reason("policy", f"text of argument {argument!r}")
+    return None
+
+
+def _may_be_string(namespace: str, name: str, argument: str) -> bool:
+    if namespace in TORCH_NAMESPACES:
+        return (name, argument) in STRING_ARGUMENTS
+    return argument in VENDOR_STRING_ARGUMENTS
+
+
+def _base(type_text: str) -> str:
+    """ "str" of "Optional[List[str]]"."""
+    return type_text.replace("Optional[", "").replace("List[", "").rstrip("]")

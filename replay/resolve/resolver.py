@@ -1,0 +1,232 @@
+"""One recorded op to a call: what users registered for it, its overload and arguments, or the reason why not.
+
+Owns the order of the ways. The ways themselves are `resolve`, `matching`, `binding`, `conversions`, `user_executors`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+
+import msgspec
+import numpy as np
+
+from opreplay.replay.ir.labels import not_an_op, work_of_label
+from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
+from opreplay.replay.ir.names import COLLECTIVE_NAMESPACES, split_name
+from opreplay.replay.ir.recorded_call import MISSING, RecordedArg, recorded_args
+from opreplay.replay.ir.verdicts import META_WRONG
+from opreplay.replay.resolve import schema
+from opreplay.replay.resolve.bind import Unbound, bind, encode, unnamed_arguments
+from opreplay.replay.resolve.guess import autocast
+from opreplay.replay.resolve.guess.relatives import RelativesIndex
+from opreplay.replay.resolve.guess.values import Context
+from opreplay.replay.resolve.kernels import wanted_layout, way_on
+from opreplay.replay.resolve.match import Match, best_match, stack_rival
+from opreplay.replay.resolve.meta.check import check_ops
+from opreplay.replay.resolve.names import Candidates, candidates, refused
+from opreplay.replay.resolve.policy import Policy, refuse_name
+from opreplay.replay.resolve.schema import OpSpec
+from opreplay.replay.resolve.user.conversions import CONVERSIONS, ConversionFailed, RecordedCall, convert
+from opreplay.replay.resolve.user.executors import EXECUTORS, UserExecutor, bind_executor
+from opreplay.replay.resolve.user.table import UserFunction
+from opreplay.replay.standins.aten import EQUIVALENTS
+from opreplay.traces.dtypes import torch_dtype_name
+from opreplay.traces.errors import UsageError
+from opreplay.traces.model import OpSignature, Trace
+
+Recordeds = Sequence[RecordedArg]
+_SPELLED = 12
+"""Arguments shown when no overload fits."""
+
+
+class Resolver:
+    """Resolves the ops of one trace: name, overload, arguments."""
+
+    def __init__(self, trace: Trace, policy: Policy, device: str) -> None:
+        self._policy = policy
+        self._device = device
+        self._float_dtype = _common_float(trace)
+        self._relatives = RelativesIndex(trace)
+        self._has_shapes = any(signature.dims is not None for signature in trace.signatures)
+
+    def resolve(self, op: ReplayOp, signature: OpSignature, row: int) -> ReplayOp:
+        """The op with its arguments, or with the reason why it cannot be replayed."""
+        recorded = recorded_args(signature)
+        kernels = tuple(kernel.name for kernel in op.recorded.kernels)
+        relatives = partial(self._relatives.around, row)
+        on_device = op.recorded.device_us_median
+        context = Context(
+            device=self._device, float_dtype=self._float_dtype, kernels=kernels, relatives=relatives,
+            recorded_us=op.recorded.host_us_median if on_device is None else on_device,
+        )  # fmt: skip
+        try:
+            return self._with_users_code(op, signature, recorded, context)
+        except Unbound as stopped:
+            args = unnamed_arguments(recorded, self._float_dtype)
+            return msgspec.structs.replace(op, reason=stopped.reason, args=args)
+
+    def _with_users_code(self, op: ReplayOp, signature: OpSignature, recorded: Recordeds, context: Context) -> ReplayOp:
+        """Users' conversions and executors that override, then what is built in, then the others of the user's."""
+        try:
+            conversion, executor = CONVERSIONS.find(op.name), EXECUTORS.find(op.name)
+        except UsageError as error:
+            raise Unbound(Reason("failed", str(error))) from None
+        if conversion is not None and conversion.override:
+            converted = self._convert(op, conversion, recorded, context)
+            if converted is not None:
+                return converted
+        if executor is not None and executor.override:
+            return self._executed(op, executor, recorded, context)
+        try:
+            self._refuse(signature, context.kernels)
+            made = self._resolve(op, signature.name, recorded, signature.overload, context)
+        except Unbound:
+            converted = None if conversion is None else self._convert(op, conversion, recorded, context)
+            if converted is not None:
+                return converted
+            if executor is None or signature.dims is None:
+                raise
+            return self._executed(op, executor, recorded, context)
+        unused = tuple(
+            Assumption(argument="*", what=f"{entry.shown} is not used: the op can be replayed without it")
+            for entry in (conversion, executor) if entry is not None and not entry.override
+        )  # fmt: skip
+        return msgspec.structs.replace(made, assumptions=made.assumptions + unused) if unused else made
+
+    def _convert(self, op: ReplayOp, entry: UserFunction, recorded: Recordeds, context: Context) -> ReplayOp | None:
+        """The op as a user's conversion makes it, or None where that does not apply to the call."""
+        try:
+            made = convert(
+                entry, RecordedCall(name=op.name, args=tuple(recorded), kernels=context.kernels, batch=op.batch)
+            )
+        except ConversionFailed as failed:
+            raise Unbound(Reason("failed", str(failed))) from failed
+        if made is None:
+            return None
+        name, args, note = made
+        parts = split_name(name)
+        if parts is None:
+            raise Unbound(Reason("failed", f"conversion {entry.shown}: {name!r} is no op"))
+        refused_name = refuse_name(name, self._policy)
+        if refused_name is not None:
+            raise Unbound(refused_name)
+        base = f"{parts[0]}::{parts[1]}"
+        executor = EXECUTORS.find(base)
+        shown = Assumption(argument="*", what=f"{op.name} converted to {name} by {entry.shown}: {note}")
+        noted = msgspec.structs.replace(op, assumptions=(*op.assumptions, shown))
+        if executor is not None and executor.override:
+            return self._executed(noted, executor, args, context, via=base)
+        try:
+            resolved = self._resolve(noted, name, args, parts[2], context)
+        except Unbound:
+            if executor is None:
+                raise
+            return self._executed(noted, executor, args, context, via=base)
+        if resolved.resolved_by == "equivalent" and base in EQUIVALENTS:
+            what = f"{base} has no kernel for {self._device}; convert to {resolved.via}"
+            raise Unbound(Reason("failed", f"conversion {entry.shown}: {what}"))
+        return msgspec.structs.replace(resolved, via=resolved.via or (base if base != op.name else None))
+
+    def _executed(
+        self, op: ReplayOp, entry: UserExecutor, recorded: Recordeds, context: Context, via: str | None = None
+    ) -> ReplayOp:
+        """The op, to be run by a user's callable."""
+        name = via or op.name
+        args, assumptions, text = bind_executor(entry, name, recorded, context)
+        return msgspec.structs.replace(
+            op, resolved_by="executor", via=via, schema=text, args=args, assumptions=op.assumptions + assumptions
+        )
+
+    def _resolve(
+        self, op: ReplayOp, name: str, recorded: Recordeds, overload: str | None, context: Context
+    ) -> ReplayOp:
+        """`op` with the overload of `name` that fits the recorded arguments, and these by name."""
+        found = candidates(name, self._policy)
+        if found.reason is not None:
+            raise Unbound(found.reason)
+        match = best_match(found.specs, recorded, overload)
+        if match is not None and refused(match.spec) is not None:
+            other = best_match([spec for spec in found.specs if refused(spec) is None], recorded, overload)
+            match = other if other is not None and other.cost <= match.cost else match
+        if match is None:
+            raise Unbound(Reason("failed", _no_fit(name, found.specs, recorded)))
+        verdict = refused(match.spec)
+        if verdict is not None:
+            raise Unbound(verdict)
+        made = self._bound(op, name, match, found, context)
+        rival = stack_rival(match, found.specs, recorded) if overload is None else None
+        if rival is None or refused(rival.spec) is not None or not self._is_wrong(made):
+            return made
+        with suppress(Unbound):
+            other = self._bound(op, name, rival, found, context)
+            return made if self._is_wrong(other) else other
+        return made
+
+    def _is_wrong(self, op: ReplayOp) -> bool:
+        """Whether meta tensors speak against the call as it was understood."""
+        return check_ops([op], self._policy)[0].status in META_WRONG
+
+    def _bound(self, op: ReplayOp, name: str, match: Match, found: Candidates, context: Context) -> ReplayOp:
+        """`op` as a call of the matched overload, in the way that the device has for it."""
+        layout = wanted_layout(match.spec)
+        if layout is not None:
+            raise Unbound(Reason("metadata missing", f"{layout} layout, and the op takes no other"))
+        pairs = list(zip(match.spec.args, match.recorded, strict=False))
+        values = {arg.name: encode(arg, rec.value) for arg, rec in pairs if _is_told(rec)}
+        dtypes = {arg.name: rec.tensor.dtype for arg, rec in pairs if rec.tensor is not None}
+        way = way_on(self._device, name, match.spec, found, dtypes, values)
+        if way.reason is not None:
+            raise Unbound(way.reason)
+        args, assumptions = bind(match, context)
+        args, cast = autocast.settle(name, args, context)
+        return msgspec.structs.replace(
+            op, resolved_by=way.resolved_by, via=way.via, overload=match.spec.overload, schema=match.spec.text,
+            args=args, assumptions=op.assumptions + assumptions + cast,
+        )  # fmt: skip
+
+    def _refuse(self, signature: OpSignature, kernels: tuple[str, ...]) -> None:
+        """Reasons that need no schema."""
+        reason = not_an_op(signature, on_device=bool(kernels))
+        if reason is not None and reason.kind == "label, not an op":
+            reason = work_of_label(kernels) or reason
+        parts = split_name(signature.name)
+        if reason is not None and self._policy.collectives and parts and parts[0] in COLLECTIVE_NAMESPACES:
+            reason = None
+        if reason is None and parts is not None:
+            reason = refuse_name(signature.name, self._policy)
+        if reason is None and signature.dims is None and not self._takes_nothing(signature.name):
+            reason = Reason("metadata missing", "shapes")
+        if reason is not None:
+            raise Unbound(reason)
+
+    def _takes_nothing(self, name: str) -> bool:
+        """Whether an op without shapes has none because it takes no arguments."""
+        return self._has_shapes and any(not spec.args for spec in schema.specs_of(name))
+
+
+def _is_told(rec: RecordedArg) -> bool:
+    return rec.kind == "scalar" and rec.value is not MISSING
+
+
+def _no_fit(name: str, specs: tuple[OpSpec, ...], recorded: Recordeds) -> str:
+    shown = ", ".join(
+        "TensorList" if r.kind == "tensors" else r.tensor.dtype if r.tensor else r.kind for r in recorded[:_SPELLED]
+    )
+    more = ", ..." if len(recorded) > _SPELLED else ""
+    overloads = f"none of {len(specs)} overloads" if len(specs) > 1 else "no overload"
+    return f"{overloads} of {name} takes ({shown}{more})"
+
+
+def _common_float(trace: Trace) -> str:
+    """The floating dtype that most recorded tensor arguments have; float32 where there is none."""
+    counts = np.bincount(trace.ops.signature, minlength=len(trace.signatures)) if len(trace.ops) else np.zeros(0)
+    votes: Counter[str] = Counter()
+    for signature, count in zip(trace.signatures, counts.tolist(), strict=False):
+        for i, spelled in enumerate(signature.types or ()):
+            dtype = torch_dtype_name(spelled) if spelled not in ("", "Scalar", "ScalarList", "TensorList") else None
+            if dtype in ("float16", "bfloat16", "float32") and signature.dims and signature.dims[i]:
+                votes[dtype] += count
+    return votes.most_common(1)[0][0] if votes else "float32"

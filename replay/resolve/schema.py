@@ -1,0 +1,153 @@
+"""Torch operator schemas as plain values: one `OpSpec` per overload, read from FunctionSchema objects, never from text.
+
+Owns reading the dispatcher's table by name. Does not own what may be called (`policy`) nor which overload fits
+(`matching`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from opreplay.replay.ir.model import Value
+from opreplay.traces.literals import plain_float
+
+_LIST = "[]"
+_KINDS = {
+    "Tensor": "Tensor", "int": "int", "SymInt": "int", "float": "float", "bool": "bool", "number": "Scalar",
+    "complex": "complex", "str": "str", "ScalarType": "ScalarType", "Layout": "Layout", "Device": "Device",
+    "MemoryFormat": "MemoryFormat", "Generator": "Generator", "Dimname": "str", "QScheme": "int",
+}  # fmt: skip
+"""Text of a schema type without Optional and List → type name in the IR."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArgSpec:
+    """One argument of an overload."""
+
+    name: str
+    kind: str
+    """IR type name, "Tensor[]", "int", ...; "opaque" for a type that the IR does not know."""
+    type_text: str
+    """As torch spells it: "Optional[List[int]]"."""
+    optional: bool
+    """None is a legal value."""
+    optional_elements: bool
+    """Elements of the list may be None: `Tensor?[]`."""
+    size: int | None
+    """Length of a fixed-size list such as `int[2]`."""
+    has_default: bool
+    default: Value
+    keyword_only: bool
+    mutated: bool
+    out: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpSpec:
+    """One overload of one op."""
+
+    name: str
+    """"namespace::op"."""
+    overload: str
+    args: tuple[ArgSpec, ...]
+    text: str
+    """For people to read; never parsed."""
+    returns_list: bool
+    """At least one result is a list of tensors."""
+    registered: bool = True
+    """Whether torch's dispatcher has it; not an overload that only older versions of torch had."""
+
+    @property
+    def full_name(self) -> str:
+        """ "aten::add.Tensor"; "aten::relu" for the default overload."""
+        return f"{self.name}.{self.overload}" if self.overload else self.name
+
+
+def specs_of(name: str) -> tuple[OpSpec, ...]:
+    """All overloads of "namespace::op" that the dispatcher knows; () when there is none.
+
+    Ops of the TorchScript interpreter alone (`aten::save`, `aten::manual_seed`, list and string methods) are not in the
+    dispatcher, so they are never found. The result is cached until `forget` is called.
+    """
+    return _specs_of(name)
+
+
+def forget() -> None:
+    """Drop the cache; called after an import or registration has added ops."""
+    _specs_of.cache_clear()
+
+
+@lru_cache(maxsize=8192)
+def _specs_of(name: str) -> tuple[OpSpec, ...]:
+    import torch
+
+    return tuple(
+        compile_schema(schema)
+        for schema in torch._C._jit_get_schemas_for_operator(name)
+        if _in_dispatcher(schema.name, schema.overload_name)
+    )
+
+
+def _in_dispatcher(name: str, overload: str) -> bool:
+    import torch
+
+    try:
+        torch._C._dispatch_has_kernel_for_dispatch_key(f"{name}.{overload}" if overload else name, "CPU")
+    except RuntimeError:  # "operator ... does not exist"
+        return False
+    return True
+
+
+def compile_schema(schema: Any, *, registered: bool = True) -> OpSpec:
+    """The plain value of a torch._C.FunctionSchema."""
+    return OpSpec(
+        name=schema.name,
+        overload=schema.overload_name,
+        args=tuple(_compile_argument(argument) for argument in schema.arguments),
+        text=str(schema),
+        returns_list=any("List[" in str(result.type) for result in schema.returns),
+        registered=registered,
+    )
+
+
+def _compile_argument(argument: Any) -> ArgSpec:
+    type_text = str(argument.real_type)
+    optional = type_text.startswith("Optional[")
+    inner = type_text[len("Optional[") : -1] if optional else type_text
+    is_list = inner.startswith("List[")
+    element = inner[len("List[") : -1] if is_list else inner
+    optional_elements = is_list and element.startswith("Optional[")
+    if optional_elements:
+        element = element[len("Optional[") : -1]
+    kind = _KINDS.get(element)
+    if kind is not None and is_list:
+        kind += _LIST
+    has_default = argument.has_default_value()
+    return ArgSpec(
+        name=argument.name,
+        kind=kind or "opaque",
+        type_text=type_text,
+        optional=optional,
+        optional_elements=optional_elements,
+        size=argument.N,
+        has_default=has_default,
+        default=_plain(argument.default_value) if has_default else None,
+        keyword_only=argument.kwarg_only,
+        mutated=bool(argument.is_write),
+        out=argument.is_out,
+    )
+
+
+def _plain(value: Any) -> Value:
+    """A default as a JSON-safe value; the few objects without one (a device) as their text."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return plain_float(value)
+    if isinstance(value, complex):
+        return str(value).strip("()")
+    if isinstance(value, list | tuple):
+        return tuple(item if isinstance(item, bool | int | float | str) else str(item) for item in value)
+    return str(value)

@@ -1,0 +1,1 @@
+"""Users' code that says how ops are called and what runs them."""

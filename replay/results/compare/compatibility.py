@@ -1,0 +1,92 @@
+"""Whether two runs may be compared: the registry of facts and options that must agree, and of those only noted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from opreplay.replay.results.records import Header
+
+MUST_AGREE: dict[str, str] = {
+    "cpu": "another processor",
+    "machine": "another architecture",
+    "cpus": "another number of processors",
+    "device": "another device",
+    "device_name": "another device",
+    "threads": "another number of threads",
+    "cpu_capability": "other vector instructions",
+    "cache_bytes": "another cache",
+    "governor": "another frequency governor",
+    "boost": "boost clocks in one run only",
+}
+"""Fact of the environment → what a difference means: the times are then of two machines, not of two versions."""
+
+NOTED: tuple[str, ...] = (
+    "opreplay", "torch", "python", "system", "cuda", "hip", "mkldnn", "memory_bytes", "beside_another_job",
+)  # fmt: skip
+"""Facts that may differ, since finding out what a new version costs is what comparisons are for."""
+
+OPTIONS_MUST_AGREE: dict[str, str] = {
+    "mode": "single ops and a sequence of them",
+    "cache": "cold and warm caches",
+    "executor": "another executor",
+    "lanes": "another number of ops at a time",
+    "values": "other values of arguments",
+}
+"""Option of the run → what a difference means."""
+
+OPTIONS_NOTED: tuple[str, ...] = ("seed", "op_time_s", "isolation")
+
+WERE_ALWAYS: dict[str, object] = {"mode": "unique"}
+"""Options that older files lack, with what runs did then."""
+
+OVERLOADED = 1.0
+"""Load for each processor at the start of a run above which a note says so."""
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """One fact in which two runs differ."""
+
+    name: str
+    before: str
+    after: str
+    meaning: str = ""
+    blocking: bool
+    """Whether the runs must not be compared because of it."""
+
+    def __str__(self) -> str:
+        text = f"{self.name}: {self.before} → {self.after}"
+        return f"{text} ({self.meaning})" if self.meaning else text
+
+
+def differences(before: Header, after: Header) -> tuple[Difference, ...]:
+    """What differs, what forbids the comparison first. A fact that one run lacks is not held against it."""
+    found = [
+        *_between(before.environment, after.environment, MUST_AGREE, blocking=True),
+        *_between(WERE_ALWAYS | before.options, WERE_ALWAYS | after.options, OPTIONS_MUST_AGREE, blocking=True),
+        *_between(before.environment, after.environment, dict.fromkeys(NOTED, ""), blocking=False),
+        *_between(before.options, after.options, dict.fromkeys(OPTIONS_NOTED, ""), blocking=False),
+        *_between(before.trace, after.trace, {"source": ""}, blocking=False),
+    ]
+    return tuple(found)
+
+
+def load_notes(before: Header, after: Header) -> tuple[str, ...]:
+    """Which of the two runs started on a machine that had other work."""
+    found = []
+    for which, header in (("first", before), ("second", after)):
+        load, cpus = header.environment.get("load_1min"), header.environment.get("cpus")
+        if isinstance(load, int | float) and isinstance(cpus, int) and load > OVERLOADED * cpus:
+            found.append(f"the {which} run started under a load of {load:g} on {cpus} processors")
+    return tuple(found)
+
+
+def _between(
+    before: Mapping[str, object], after: Mapping[str, object], meanings: Mapping[str, str], *, blocking: bool
+) -> list[Difference]:
+    return [
+        Difference(name=name, before=str(before[name]), after=str(after[name]), meaning=meaning, blocking=blocking)
+        for name, meaning in meanings.items()
+        if name in before and name in after and before[name] != after[name]
+    ]

@@ -1,0 +1,86 @@
+"""Several runs as one: what each op took in all of them, and how far they differ; reads files, runs nothing."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+import msgspec
+
+from opreplay.replay.results.compare.compatibility import differences
+from opreplay.replay.results.measurement import Measurement
+from opreplay.replay.results.reading import ResultFile
+from opreplay.replay.results.records import OpResult
+from opreplay.traces.errors import EnvironmentRefused
+
+
+def pool(runs: Sequence[ResultFile], *, force: bool = False) -> ResultFile:
+    """The first run with each op's time taken from all runs that replayed it; the run itself where there is one.
+
+    Raises EnvironmentRefused when the runs are of two machines or two ways to measure, unless `force`.
+    """
+    first, *others = runs
+    blocking = [str(one) for other in others for one in differences(first.header, other.header) if one.blocking]
+    if blocking and not force:
+        raise EnvironmentRefused(
+            f"runs of one side differ: {'; '.join(dict.fromkeys(blocking))}",
+            hint="Repeat a run on the same machine with the same options, or pool them all the same with --force.",
+        )
+    if not others:
+        return first
+    found: dict[str, list[OpResult]] = {}
+    for run in runs:
+        for result in run.results:
+            found.setdefault(result.id, []).append(result)
+    return msgspec.structs.replace(first, results=tuple(_pooled(results) for results in found.values()))
+
+
+def _pooled(results: Sequence[OpResult]) -> OpResult:
+    """Of one op: the median of the runs that have the same kind of measurement as the first that has one."""
+    measured = [(result, result.measurement) for result in results if result.measurement is not None]
+    if not measured:
+        return results[0]
+    first, model = measured[0]
+    alike = [one for _, one in measured if (one.part, one.cache) == (model.part, model.cache)]
+    pooled = _together(alike) if len(alike) > 1 else model
+    return msgspec.structs.replace(first, measurement=pooled, measured_us=pooled.median_us)
+
+
+def _together(runs: Sequence[Measurement]) -> Measurement:
+    relative = error = None
+    logs = [math.log(one.relative) for one in runs if one.relative]
+    if len(logs) == len(runs):
+        relative = math.exp(statistics.mean(logs))
+        error = max(statistics.stdev(logs) / math.sqrt(len(runs)), _within(runs))
+    medians = [one.median_us for one in runs]
+    gauge_us = [one.gauge_us for one in runs if one.gauge_us]
+    return msgspec.structs.replace(
+        runs[0],
+        median_us=statistics.median(medians),
+        min_us=min(one.min_us for one in runs),
+        max_us=max(one.max_us for one in runs),
+        ci_low_us=min(one.ci_low_us for one in runs),
+        ci_high_us=max(one.ci_high_us for one in runs),
+        samples=sum(one.samples for one in runs),
+        outliers=sum(one.outliers for one in runs),
+        deciles_us=(),
+        relative=relative,
+        relative_error=error,
+        median_error=_median_error(runs),
+        gauge_us=(min(min(pair) for pair in gauge_us), max(max(pair) for pair in gauge_us)) if gauge_us else None,
+    )
+
+
+def _median_error(runs: Sequence[Measurement]) -> float | None:
+    """Of the median of the runs: how far they differ, or what their own errors make; None where one knows none."""
+    errors = [one.median_error for one in runs]
+    if any(error is None for error in errors) or min(one.median_us for one in runs) <= 0:
+        return None
+    between = statistics.stdev(math.log(one.median_us) for one in runs) / math.sqrt(len(runs))
+    return max(between, math.hypot(*(error or 0.0 for error in errors)) / len(runs))
+
+
+def _within(runs: Sequence[Measurement]) -> float:
+    """Error of the mean of the runs that their own errors make; 0 for runs that know none."""
+    return math.hypot(*(one.relative_error for one in runs if one.relative_error is not None)) / len(runs)

@@ -1,0 +1,61 @@
+"""`slower>5%`, `total>3%`, `lost>0`, `unclear>50%`: what a build can fail on in a comparison; own no comparison."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from opreplay.replay.results.compare.judge import Comparison
+from opreplay.traces.errors import UsageError
+
+_CONDITION = re.compile(r"\s*(slower|total|lost|unclear)\s*>\s*([0-9]+(?:\.[0-9]+)?)\s*(%?)\s*")
+
+
+class Condition(msgspec.Struct, frozen=True, kw_only=True):
+    """What must not be."""
+
+    what: Literal["slower", "total", "lost", "unclear"]
+    """An op that became slower, all ops together, the number of ops that are no longer replayed, the share of
+    ops that could not be judged."""
+    limit: float
+    """A share, or a number of ops for "lost"."""
+
+    def __str__(self) -> str:
+        return f"{self.what}>{self.limit:g}" if self.what == "lost" else f"{self.what}>{100 * self.limit:g}%"
+
+    def violations(self, found: Comparison) -> list[str]:
+        """One line for each thing that breaks it; none where it holds."""
+        if self.what == "lost":
+            lost = found.of("lost")
+            return [f"{self}: {len(lost)} ops are no longer replayed"] if len(lost) > self.limit else []
+        if self.what == "total":
+            total = found.total
+            if total is None or total.ratio <= 1.0 + self.limit or total.low <= 1.0:
+                return []
+            return [f"{self}: {total.ratio:.3f}× ({total.low:.3f} to {total.high:.3f})"]
+        if self.what == "unclear":
+            share = found.unclear_share
+            return [f"{self}: {share:.0%} of the ops cannot be judged"] if share > self.limit else []
+        slow = [op for op in found.of("slower") if (op.ratio or 1.0) > 1.0 + self.limit]
+        return [f"{self}: {op.name} {op.ratio or 0.0:.3f}×" for op in slow]
+
+
+def violations(conditions: Sequence[Condition], found: Comparison) -> list[str]:
+    """What breaks the conditions, one line each. Runs without an op in common hold none: nothing was looked at."""
+    if conditions and not any(op.ratio is not None for op in found.ops):
+        return ["no op was measured in both runs"]
+    return [line for condition in conditions for line in condition.violations(found)]
+
+
+def parse_condition(text: str) -> Condition:
+    """ "slower>5%" → Condition. Raises UsageError for anything else."""
+    match = _CONDITION.fullmatch(text)
+    if match is None or (match[1] == "lost") == bool(match[3]):
+        raise UsageError(
+            f"{text!r} is no condition", hint="Write it like 'slower>5%', 'total>3%', 'lost>0' or 'unclear>50%'."
+        )
+    what: Literal["slower", "total", "lost", "unclear"] = match[1]  # type: ignore[assignment]
+    return Condition(what=what, limit=float(match[2]) * (0.01 if match[3] else 1.0))

@@ -1,0 +1,103 @@
+"""What can be wrong with a measurement, as values: a kind from a closed list with its numbers, and the wording."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import msgspec
+
+WarningKind = Literal[
+    "few samples", "noisy", "timer resolution", "unstable clock", "other load", "throttled", "launch-bound",
+    "cache partly warm", "part of the op", "not captured", "first call", "not settled", "interrupted", "one thread",
+]  # fmt: skip
+KINDS: tuple[WarningKind, ...] = get_args(WarningKind)
+
+_TEXTS: dict[WarningKind, str] = {
+    "few samples": "{samples:.0f} of {wanted:.0f}",
+    "noisy": "quartiles {iqr_share:.0%} of the median apart",
+    "timer resolution": "{resolution_us:.3g} us for samples of {sample_us:.3g} us",
+    "unstable clock": "a fixed piece of work took {before_us:.3g} us before the op and {after_us:.3g} us after it",
+    "other load": "a fixed piece of work took {times:.2f} times its best time of this run",
+    "throttled": "the processor was slowed down {events:.0f} times by heat or power",
+    "launch-bound": "the host takes {host_us:.3g} us to launch a call, the device {device_us:.3g} us to run it",
+    "cache partly warm": "{flushed_bytes:.3g} of {cache_bytes:.3g} bytes of cache were flushed",
+    "not captured": "a CUDA graph cannot hold the op; its calls were launched one by one",
+    "first call": "--op-limit left no time for a second; what it set up is in its {first_s:.3g} s",
+    "not settled": "the last two calls took {before_us:.3g} and {last_us:.3g} us; a longer --op-limit may help",
+    "interrupted": (
+        "other programs had the processor in {interrupted:.0f} of {samples:.0f} samples; {left_out_share:.0%} of their "
+        "time, spent waiting for it, is left out"
+    ),
+    "one thread": "{threads:.0f} threads, which had to wait for processors, took {threads_us:.3g} us",
+    "part of the op": "{share:.3g} of it ran, times are scaled up",
+}
+
+
+class MeasureWarning(msgspec.Struct, frozen=True, kw_only=True):
+    """One reason to trust a measurement less."""
+
+    kind: WarningKind
+    data: dict[str, float] = {}
+    """The numbers behind it; units are in the names."""
+
+    def __str__(self) -> str:
+        """ "few samples: 3 of 8"; the kind alone where a file lacks the numbers."""
+        try:
+            return f"{self.kind}: {_TEXTS[self.kind].format(**self.data)}"
+        except KeyError:
+            return self.kind
+
+
+def kind_of(warning: MeasureWarning | str) -> str:
+    """The kind of a warning; of one from an older file the text before the colon."""
+    return warning.kind if isinstance(warning, MeasureWarning) else warning.partition(":")[0]
+
+
+CacheState = Literal["cold", "warm"]
+"""Whether an op finds its arguments in the device's caches, as in a loop, or not, as most of them in a model."""
+MeasuredCache = Literal["cold", "warm", "sequence"]
+"""The same of a measurement; in a sequence an op finds what the ops before it left."""
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    """Times of one replayed op, in microseconds a call, overhead of the clock subtracted."""
+
+    median_us: float
+    iqr_us: float
+    min_us: float
+    max_us: float
+    samples: int
+    calls_per_sample: int
+    ci_low_us: float
+    ci_high_us: float
+    """Order-statistic 95 % confidence interval of the median."""
+    warnings: tuple[MeasureWarning | str, ...] = ()
+    """Text in files of schema 1."""
+    part: float = 1.0
+    """Share of the op's work that ran; the times are what that part took, divided by it."""
+    deciles_us: tuple[float, ...] = ()
+    """Quantiles 0, 0.1, ..., 1 of the samples."""
+    outliers: int = 0
+    """Samples more than three times the distance of the quartiles above the upper one; they count like all others."""
+    cache: MeasuredCache = "warm"
+    host_us: float | None = None
+    """What the host needs to launch a call; None where that is a part of the call's time."""
+    graph: bool = False
+    """Whether the calls of a sample were launched together, as a captured graph."""
+    gauge_us: tuple[float, float] | None = None
+    """Time of a fixed piece of work on the same device, read beside the samples: medians of their first and second
+    half."""
+    relative: float | None = None
+    """Median over the samples of the time over the root of the gauge readings around it (`measure.against_gauge`): only
+    its ratio to that of another run means something. None where the device has no gauge."""
+    relative_error: float | None = None
+    """Standard error of the logarithm of `relative`, from batch means; None with fewer than 16 samples."""
+    median_error: float | None = None
+    """The same of `median_us`."""
+    first_call_us: float | None = None
+    """What the very first call took, which may compile, tune or load; never a part of the other times, but for one with
+    the warning "first call"."""
+    repeated: int = 0
+    """Samples that were taken again, since another program had the processor meanwhile; in none of the times."""
+    threads: int | None = None
+    """Threads that an op could use on the CPU; None elsewhere and in older files."""

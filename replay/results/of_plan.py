@@ -1,0 +1,66 @@
+"""The recorded kernels of an op by CANN type, for results; the trace's kernels have names of their own a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from opreplay.replay.ir.describe import describe_inputs
+from opreplay.replay.ir.model import Recorded, ReplayOp, ReplayPlan
+from opreplay.replay.results.outcome import Outcome
+from opreplay.replay.results.records import NpuKernel, OpResult, Simulated, Summary
+from opreplay.replay.results.summary import summarized
+
+
+def npu_kernels(recorded: Recorded) -> tuple[NpuKernel, ...]:
+    """All launches whose type is known, all calls together, heaviest type first; () without a kernel table."""
+    by_type: dict[str, tuple[int, float]] = {}
+    for kernel in recorded.kernels:
+        if kernel.type is not None:
+            count, total_us = by_type.get(kernel.type, (0, 0.0))
+            by_type[kernel.type] = (count + kernel.count, total_us + kernel.total_us)
+    made = (NpuKernel(type=type_, count=count, total_us=total_us) for type_, (count, total_us) in by_type.items())
+    return tuple(sorted(made, key=lambda kernel: -kernel.total_us))
+
+
+def summarize(plan: ReplayPlan, results: Sequence[OpResult], *, wall_s: float, interrupted: bool) -> Summary:
+    """Counts, shares and totals of results so far; times in microseconds, all calls together."""
+    recorded_us = sum(_recorded_us(plan, op) for op in plan.ops)
+    return summarized(results, ops=len(plan.ops), recorded_us=recorded_us, wall_s=wall_s, interrupted=interrupted)
+
+
+def result_of(plan: ReplayPlan, op: ReplayOp, outcome: Outcome, simulated: dict[str, Simulated]) -> OpResult:
+    """What a report says of one op: the outcome beside what was recorded and predicted; microseconds a call."""
+    recorded = op.recorded
+    total = plan.device_us_total or plan.host_us_total
+    first = next(iter(simulated.values()), None)
+    on_device = recorded.device_us_total > 0 or bool(recorded.kernels)
+    return OpResult(
+        id=op.id,
+        name=op.name,
+        count=op.count,
+        status=outcome.status,
+        reason=None if outcome.reason is None else str(outcome.reason),
+        resolved_by=op.resolved_by,
+        via=op.via,
+        inputs=describe_inputs(op),
+        recorded_device_us=recorded.device_us_total / op.count if on_device else None,
+        recorded_host_us=recorded.host_us_total / op.count,
+        recorded_share=_recorded_us(plan, op) / total if total else 0.0,
+        measured_us=None if outcome.measurement is None else outcome.measurement.median_us,
+        measurement=outcome.measurement,
+        simulated_us={soc: prediction.time_us for soc, prediction in simulated.items()},
+        bound=None if first is None else first.bound,
+        simulated=simulated,
+        npu_kernels=npu_kernels(recorded),
+        initializer=outcome.initializer,
+        assumptions=op.assumptions + outcome.assumptions,
+        work=outcome.work,
+        fidelity=outcome.fidelity,
+        measure_s=outcome.measure_s,
+        attempts=outcome.attempts,
+    )
+
+
+def _recorded_us(plan: ReplayPlan, op: ReplayOp) -> float:
+    """Recorded time of all calls of an op: on the device, or on the host where the trace has no device."""
+    return op.recorded.device_us_total if plan.device_us_total > 0 else op.recorded.host_us_total

@@ -1,0 +1,37 @@
+"""What became of one op."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from opreplay.replay.arguments.work.amounts import Work
+from opreplay.replay.ir.model import Assumption, Reason
+from opreplay.replay.results.measurement import Measurement
+from opreplay.replay.results.records import Fidelity
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
+    """What became of one op."""
+
+    status: Literal["replayed", "skipped", "failed"]
+    reason: Reason | None = None
+    measurement: Measurement | None = None
+    initializer: str | None = None
+    assumptions: tuple[Assumption, ...] = ()
+    work: Work | None = None
+    fidelity: Fidelity | None = None
+    measure_s: float | None = None
+    """Wall time of the measuring loop; the rest of the op's time went into its arguments and into talking of it."""
+    attempts: int = 1
+    """2 for an op that went wrong among others and was tried again alone; this is what it came to there."""
+    suspect: bool = False
+    """It raised something that a process in a bad state could raise as well."""
+    poisoned: bool = False
+    """The device takes no more work from this process."""
+
+
+def unable(reason: Reason) -> Outcome:
+    """The outcome of an op that was not replayed."""
+    return Outcome(status=reason.status, reason=reason)

@@ -1,0 +1,150 @@
+"""Results kept in memory, and result files read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from opreplay.replay.results.records import (
+    SCHEMA_VERSION,
+    Header,
+    JobResult,
+    OpResult,
+    Record,
+    Resumed,
+    SequenceResult,
+    Summary,
+    TraceResult,
+)
+from opreplay.traces.errors import FormatError
+
+
+class ResultSink(Protocol):
+    """Takes the records of a run in order: one header, one line an op, a summary."""
+
+    def write(self, record: Record) -> None: ...
+
+
+class MemorySink:
+    """Keeps the records of a run in memory: one result an op, also where a continued run did it again."""
+
+    def __init__(self) -> None:
+        self.header: Header | None = None
+        self.results: list[OpResult] = []
+        self.summary: Summary | None = None
+        self.traces: list[TraceResult] = []
+        self.jobs: list[JobResult] = []
+        self.sequence: SequenceResult | None = None
+        self._places: dict[str, int] | None = None
+        """Op id → index of its result, from when the run is continued."""
+
+    def take(self, file: ResultFile) -> None:
+        """Keep what an earlier part of the run came to."""
+        self.header, self.results, self.summary = file.header, list(file.results), file.summary
+        self.traces, self.jobs, self.sequence = list(file.traces), list(file.jobs), file.sequence
+
+    def records(self) -> list[Record]:
+        """All that is kept but the summary, in the order of a file."""
+        head, sequence = ([] if one is None else [one] for one in (self.header, self.sequence))
+        return [*head, *self.results, *self.traces, *self.jobs, *sequence]
+
+    def write(self, record: Record) -> None:
+        if isinstance(record, OpResult):
+            place = None if self._places is None else self._places.get(record.id)
+            if place is None:
+                self.results.append(record)
+            else:
+                self.results[place] = record
+        elif isinstance(record, Resumed):
+            self._places = {result.id: index for index, result in enumerate(self.results)}
+            self.summary, self.traces, self.jobs, self.sequence = None, [], [], None
+        elif isinstance(record, Header):
+            self.header = record
+        elif isinstance(record, Summary):
+            self.summary = record
+        elif isinstance(record, TraceResult):
+            self.traces.append(record)
+        elif isinstance(record, JobResult):
+            self.jobs.append(record)
+        elif isinstance(record, SequenceResult):
+            self.sequence = record
+
+
+class _Line(msgspec.Struct):
+    """What every line has, whatever the version of the file."""
+
+    record: str = ""
+    schema_version: int | None = None
+
+
+class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a result file holds."""
+
+    header: Header
+    results: tuple[OpResult, ...]
+    """One an op: where a continued run did one again, what came of it then."""
+    summary: Summary | None
+    """None where the file was cut short or is being continued."""
+    traces: tuple[TraceResult, ...] = ()
+    jobs: tuple[JobResult, ...] = ()
+    sequence: SequenceResult | None = None
+    complete_bytes: int
+    """Length of the lines that are whole; what comes after is one that was cut short."""
+
+
+def read_results(path: str | Path) -> tuple[Header, list[OpResult], Summary | None]:
+    """The header, ops and summary of a result file; see `read_result_file`."""
+    file = read_result_file(path)
+    return file.header, list(file.results), file.summary
+
+
+def read_result_file(path: str | Path) -> ResultFile:
+    """Read a result file; a last line cut short by a crash is left out, and then there is no summary.
+
+    Raises FormatError for anything else that is not a result file of this version or an older one.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise FormatError(f"cannot read {path}: {error.strerror}") from None
+    lines = data.split(b"\n")
+    complete = lines[:-1]
+    if not complete:
+        raise FormatError(f"{path} is no opreplay result: it has no complete line")
+    header = _read_header(complete[0], path)
+    sink = MemorySink()
+    decoder = msgspec.json.Decoder(OpResult | Resumed | TraceResult | JobResult | SequenceResult | Summary)
+    for number, line in enumerate(complete[1:], start=2):
+        try:
+            record = decoder.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise FormatError(f"{path}, line {number}: {error}", hint="The file was changed or is damaged.") from None
+        if sink.summary is not None and not isinstance(record, Resumed):
+            raise FormatError(f"{path}, line {number}: there is a line after the summary")
+        sink.write(record)
+    return ResultFile(
+        header=header, results=tuple(sink.results), summary=sink.summary, traces=tuple(sink.traces),
+        jobs=tuple(sink.jobs), sequence=sink.sequence, complete_bytes=len(data) - len(lines[-1]),
+    )  # fmt: skip
+
+
+def _read_header(line: bytes, path: str | Path) -> Header:
+    """The first line, its version checked before its fields, so that a newer file is named as such."""
+    hint = 'A result file starts with a line whose record is "header"; `opreplay run --output r.jsonl` writes one.'
+    try:
+        start = msgspec.json.decode(line, type=_Line)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise FormatError(f"{path} is no opreplay result: its first line is not a header", hint=hint) from None
+    if start.record != "header" or start.schema_version is None:
+        raise FormatError(f"{path} is no opreplay result: its first line is not a header", hint=hint)
+    if start.schema_version > SCHEMA_VERSION:
+        raise FormatError(
+            f"{path} has result schema {start.schema_version}; this opreplay reads up to {SCHEMA_VERSION}",
+            hint="Update opreplay.",
+        )
+    try:
+        return msgspec.json.decode(line, type=Header)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise FormatError(f"{path}, line 1: {error}") from None

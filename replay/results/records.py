@@ -1,0 +1,259 @@
+"""The result of a run: an append-only JSON Lines file with a versioned schema, and its values.
+
+Owns the records and how a file of them is read; how one is written so that no crash damages it is `result_lines`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from opreplay.replay.arguments.work.amounts import Work
+from opreplay.replay.ir.model import Assumption, Resolution
+from opreplay.replay.ir.reasons import ReasonTotal
+from opreplay.replay.ir.verdicts import MetaCheck
+from opreplay.replay.results.measurement import Measurement
+
+SCHEMA_VERSION = 3
+"""Changes of format: 1 first version; 2 records "resumed", "trace" and "job", ops after an interrupted summary; 3
+record "sequence", measurements in a sequence."""
+
+Status = Literal["replayed", "skipped", "failed"]
+
+
+By = Literal["user estimator", "user properties", "user rule", "rule", "bytes"]
+"""What made a prediction, in the order in which they go before each other."""
+
+
+class Simulated(msgspec.Struct, frozen=True, kw_only=True):
+    """A prediction of one op on one simulated device."""
+
+    time_us: float
+    bound: str
+    """"cube", "vector", "hbm", "l2", "launch", "link", "custom" for a user's own estimate, or "none" for a view."""
+    terms_us: dict[str, float]
+    kernels: tuple[str, ...]
+    """CANN kernel types the op was lowered to."""
+    confidence: Literal["calibrated", "other SoC", "uncalibrated"]
+    low_us: float
+    high_us: float
+    """80 % band."""
+    by: By | None = None
+    """What made the prediction; None in files of older versions."""
+    source: str = ""
+    """Of a user's registration: "function (file.py:line)"."""
+
+
+class NpuKernel(msgspec.Struct, frozen=True, kw_only=True):
+    """All launches of one CANN type that the recorded calls of one op own."""
+
+    type: str
+    count: int
+    total_us: float
+
+
+class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="record"):
+    """One op of a run. Times are microseconds a call; multiply by `count` for a total."""
+
+    id: str
+    name: str
+    count: int
+    status: Status
+    reason: str | None = None
+    resolved_by: Resolution | None = None
+    via: str | None = None
+    inputs: str = ""
+    """Short text of the arguments, for people: "bf16[512,512] · bf16[512,2048]"."""
+    recorded_device_us: float | None = None
+    recorded_host_us: float | None = None
+    recorded_share: float = 0.0
+    """Of the trace's device time (host time where the trace has no device), all `count` calls together."""
+    measured_us: float | None = None
+    measurement: Measurement | None = None
+    simulated_us: dict[str, float] = {}
+    """By SoC, in the order asked for."""
+    bound: str | None = None
+    """On the first SoC asked for."""
+    simulated: dict[str, Simulated] = {}
+    npu_kernels: tuple[NpuKernel, ...] = ()
+    """What the NPU that was recorded ran, all calls, heaviest type first; only where a kernel table says it."""
+    initializer: str | None = None
+    assumptions: tuple[Assumption, ...] = ()
+    meta: MetaCheck | None = None
+    """Of a plan that was run on meta tensors."""
+    work: Work | None = None
+    """What the values of the arguments make the op do; None where that was not asked, or shapes alone decide."""
+    fidelity: Fidelity | None = None
+    """How kernels, child ops and times compare with those recorded; None where that was not asked."""
+    measure_s: float | None = None
+    """Wall time of the measuring loop."""
+    attempts: int = 1
+    """2 where the op went wrong among others and was tried again alone in a fresh process."""
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header", tag_field="record"):
+    """First line of a result file."""
+
+    schema_version: int = SCHEMA_VERSION
+    opreplay_version: str
+    started_at: str
+    """UTC, ISO 8601."""
+    trace: dict[str, object]
+    environment: dict[str, object]
+    options: dict[str, object]
+    identity: dict[str, str] = {}
+    """What must be the same for the run to be continued: digests of plan and options, versions, device, seed."""
+
+
+class Resumed(msgspec.Struct, frozen=True, kw_only=True, tag="resumed", tag_field="record"):
+    """From here on lines are of a later process that continued the run."""
+
+    started_at: str
+    """UTC, ISO 8601."""
+    kept: int
+    """Ops whose results were there already."""
+    environment: dict[str, object]
+
+
+class TraceResult(msgspec.Struct, frozen=True, kw_only=True, tag="trace", tag_field="record"):
+    """What a run of several traces says of one of them, all calls together; times in microseconds."""
+
+    source: str
+    """Name of the file, with as much of its folder as tells it from the others."""
+    job: str
+    """Name of the job that the trace is a rank of; its own `source` where it stands alone."""
+    rank: int | None = None
+    world_size: int | None = None
+    ops: int
+    shared: int
+    """Of `ops`, those that other traces have as well."""
+    replayed: int
+    covered_share: float
+    recorded_us: float
+    measured_us: float
+    simulated_us: dict[str, float] = {}
+
+
+class JobResult(msgspec.Struct, frozen=True, kw_only=True, tag="job", tag_field="record"):
+    """The ranks of one job together."""
+
+    job: str
+    ranks: tuple[int, ...]
+    world_size: int | None
+    """As recorded; None where no rank says."""
+    rank_from: str
+    """"metadata", "file name", or "" for a trace that stands alone."""
+    ops: int
+    """Unique ops of all ranks."""
+    rank_ops: int
+    """Ops of the ranks added up: what would be run without merging them."""
+    replayed: int
+    covered_share: float
+    recorded_us: float
+    measured_us: float
+    slowest_rank_us: float
+    """Most recorded time of one rank."""
+    simulated_us: dict[str, float] = {}
+
+
+class SequenceResult(msgspec.Struct, frozen=True, kw_only=True, tag="sequence", tag_field="record"):
+    """A recorded step beside its replay in recorded order; times in microseconds."""
+
+    step: str
+    """The annotation that marks it, "" for the whole trace."""
+    steps: int
+    """Recorded steps that it was chosen from."""
+    calls: int
+    """Of the step, those inside others left out."""
+    calls_replayed: int
+    calls_nested: int
+    calls_cut: int
+    """Calls beyond the limit of a sequence."""
+    recorded_step_us: float
+    """Wall time of the step."""
+    recorded_us: float
+    """Of the replayed calls, in the time that shares refer to: the device's where the trace has one."""
+    recorded_host_us: float
+    left_out_share: float
+    """Of the recorded time of the step: what is not in the sequence."""
+    passes: int
+    sum_us: float | None
+    """Of all calls of one pass, the median of the passes; None where no pass was over."""
+    sum_low_us: float | None
+    sum_high_us: float | None
+    """95 % interval of that median."""
+    wall_us: float | None
+    """Of one pass, with what happens between the calls, such as tensors that are freed."""
+    tensors: Tensors
+    restarts: int = 0
+    """Processes that ended before the sequence was over."""
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True, tag="summary", tag_field="record"):
+    """Last line of a result file; a file without one was cut short. After an interrupted one a run may be continued."""
+
+    ops: int
+    replayed: int
+    skipped: int
+    failed: int
+    reasons: dict[str, int]
+    """Reason kind → number of ops."""
+    not_replayed: tuple[ReasonTotal, ...] = ()
+    """What each reason accounts for: unique ops, calls, share of recorded time."""
+    covered_share: float
+    """Share of recorded time that the replayed ops own."""
+    recorded_us: float
+    """Of all ops in the plan, all calls, in the time that `recorded_share` refers to."""
+    measured_us: float
+    """Of the replayed ops, median times count."""
+    simulated_us: dict[str, float]
+    wall_s: float
+    interrupted: bool = False
+
+
+Record = Header | OpResult | Resumed | TraceResult | JobResult | SequenceResult | Summary
+
+
+Agreement = Literal["match", "differ", "not recorded", "other device"]
+"""Other device: the trace has kernels of an accelerator, and the op was replayed on one without, or the other way."""
+
+
+class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
+    """One op: what ran here against what the trace recorded."""
+
+    kernels: Agreement
+    """Names of the device's kernels and how many of each a call launches."""
+    children: Agreement
+    """Names of the ops right below, in order."""
+    missing: tuple[str, ...] = ()
+    """Kernels, or where those cannot be compared child ops, that were recorded and did not run here."""
+    extra: tuple[str, ...] = ()
+    """Those that ran here and were not recorded."""
+    time_ratio: float | None = None
+    """Time here by the time recorded: of the kernels where both have them, of the host where neither has."""
+    note: str = ""
+    """Why there is no profile."""
+
+
+class Tensors(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the tensor arguments of the calls came from, and what all of them took."""
+
+    recorded: int = 0
+    """Arguments whose memory was recorded; what the others are is inferred."""
+    results: int = 0
+    """Arguments that were a result of an earlier call."""
+    views: int = 0
+    """Arguments that were such a result with another shape."""
+    outside_arguments: int = 0
+    """Arguments that were a tensor from outside."""
+    remade: int = 0
+    """Arguments made anew for their call."""
+    outside: int = 0
+    """Tensors from outside, each with memory of its own."""
+    recycled: int = 0
+    """Further ones that lay in the memory of others."""
+    refilled: int = 0
+    """Results of a pass that were not finite, and were filled anew after their call."""
+    peak_bytes: int = 0
+    budget_bytes: int = 0

@@ -1,0 +1,110 @@
+"""Whether an interrupted run may be continued: what must be the same for its results and new ones to be of one run.
+
+Owns the comparison; the file is `result_lines`, the order of work `run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from opreplay.replay.host import environment
+from opreplay.replay.ir.model import ReplayPlan
+from opreplay.replay.results.reading import ResultFile
+from opreplay.replay.results.records import OpResult, Summary
+from opreplay.traces.errors import UsageError
+
+FREE = frozenset({"total_time_s", "limit_s", "shared_device"})
+"""Options that may differ: they say how long a run may take, not what is measured."""
+NAMED = frozenset({"seed", "device"})
+"""Options named one by one where they differ; the others are one digest."""
+OUT_OF_TIME = "budget: time: the run's"
+"""Start of the reason of ops that a run had no time for: continuing it is another chance for them."""
+WORDS = {
+    "plan": "the ops (another trace, or other filters)",
+    "options": "the options of measuring",
+    "devices": "the simulated devices",
+    "values": "the values of arguments",
+}
+"""What is told of parts of the identity that are digests."""
+
+
+def identity_of(
+    plan: ReplayPlan, options: Mapping[str, Any], facts: Mapping[str, object], *, devices: tuple[str, ...] = ()
+) -> dict[str, str]:
+    """Name → text of all that a run must share with the one it continues.
+
+    `options` are those of the run as plain values, `facts` those of its device, `devices` the simulated ones.
+    """
+    rest = {key: value for key, value in options.items() if key not in FREE | NAMED}
+    identity = {
+        "plan": digest(msgspec.json.encode([plan.selection, plan.device_us_total, plan.host_us_total, plan.ops])),
+        "options": digest(msgspec.json.encode(rest, order="deterministic")),
+        "devices": ",".join(devices),
+        "opreplay": environment.opreplay_version(),
+        **{key: str(facts[key]) for key in ("torch", "device_name") if key in facts},
+        **{key: str(options[key]) for key in sorted(NAMED) if key in options},
+    }
+    cpu = environment.cpu_model()
+    if cpu:
+        identity["cpu"] = cpu
+    values = options.get("values")
+    if isinstance(values, str):
+        identity["values"] = file_digest(values)
+    return identity
+
+
+def refuse_another(earlier: ResultFile, now: Mapping[str, str]) -> None:
+    """Raises UsageError that says what differs between the run to be continued and this one."""
+    before = earlier.header.identity
+    if not before:
+        raise UsageError(
+            "the results are of an opreplay that could not continue runs", hint="Run again into another file."
+        )
+    differing = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+    if not differing:
+        return
+    told = [
+        WORDS[key] if key in WORDS else f"{key} ({before.get(key, 'none')} before, {now.get(key, 'none')} now)"
+        for key in differing
+    ]
+    raise UsageError(
+        f"not a continuation: {', '.join(told)} differ", hint="Give what the first run was given, or name another file."
+    )
+
+
+def whole_summary(earlier: ResultFile, now: Mapping[str, str]) -> Summary | None:
+    """The summary of a run that has nothing left to do, None where it goes on; raises as `refuse_another`."""
+    refuse_another(earlier, now)
+    summary = earlier.summary
+    if summary is None or summary.interrupted or len(kept_results(earlier)) < summary.ops:
+        return None
+    return summary
+
+
+def kept_results(earlier: ResultFile) -> list[OpResult]:
+    """Results that need not be made again: all but those of ops that there was no time for."""
+    return [result for result in earlier.results if not is_out_of_time(result)]
+
+
+def is_out_of_time(result: OpResult) -> bool:
+    """Whether the run had no time for the op."""
+    return (result.reason or "").startswith(OUT_OF_TIME)
+
+
+def digest(data: bytes) -> str:
+    """32 hex digits that are the same for the same bytes."""
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def file_digest(path: str) -> str:
+    """The digest of a file's contents."""
+    hasher = blake2b(digest_size=16)
+    with Path(path).open("rb") as stream:
+        while block := stream.read(1 << 20):
+            hasher.update(block)
+    return hasher.hexdigest()

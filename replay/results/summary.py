@@ -1,0 +1,57 @@
+"""What the results of a run come to: counts, shares, sums; also of a file whose run was killed before its summary."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from opreplay.replay.ir.reasons import total_reasons
+from opreplay.replay.results.reading import ResultFile
+from opreplay.replay.results.records import OpResult, Summary
+
+
+def summarized(
+    results: Sequence[OpResult], *, ops: int, recorded_us: float, wall_s: float, interrupted: bool
+) -> Summary:
+    """Counts, shares and totals so far, all calls together; `ops` and `recorded_us` are of the whole plan."""
+    replayed = [result for result in results if result.status == "replayed"]
+    by_status = Counter(result.status for result in results)
+    not_replayed = total_reasons((r.reason, r.count, r.recorded_share) for r in results if r.status != "replayed")
+    simulated: dict[str, float] = {}
+    for result in results:
+        for soc, time_us in result.simulated_us.items():
+            simulated[soc] = simulated.get(soc, 0.0) + time_us * result.count
+    return Summary(
+        ops=ops,
+        replayed=by_status["replayed"],
+        skipped=by_status["skipped"],
+        failed=by_status["failed"],
+        reasons={total.kind: total.ops for total in sorted(not_replayed, key=lambda total: -total.ops)},
+        not_replayed=not_replayed,
+        covered_share=sum(result.recorded_share for result in replayed),
+        recorded_us=recorded_us,
+        measured_us=sum((result.measured_us or 0.0) * result.count for result in replayed),
+        simulated_us=simulated,
+        wall_s=round(wall_s, 3),
+        interrupted=interrupted,
+    )
+
+
+def summary_of(file: ResultFile) -> Summary:
+    """The file's own summary, or one of its ops that says that the run was interrupted.
+
+    Number and recorded time of all ops are then the plan's, as far as the header has them.
+    """
+    if file.summary is not None:
+        return file.summary
+    trace = file.header.trace
+    ops = trace.get("ops")
+    return summarized(
+        file.results, ops=ops if isinstance(ops, int) else len(file.results),
+        recorded_us=_number(trace.get("device_us_total")) or _number(trace.get("host_us_total")), wall_s=0.0,
+        interrupted=True,
+    )  # fmt: skip
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0

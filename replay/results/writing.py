@@ -1,0 +1,163 @@
+"""Writes a result file so that nothing but the line in flight can be lost: each line whole, on the disk, at once.
+
+Owns the file while a run lasts, and opening one again to continue it; the records and reading are `results`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+import msgspec
+
+from opreplay.replay.results.reading import ResultFile, read_result_file
+from opreplay.replay.results.records import Record
+from opreplay.traces.errors import EnvironmentRefused, UsageError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+
+class JsonLinesSink:
+    """Writes each record as one line: a crash loses the op in flight and nothing else.
+
+    A file gets each line in one piece and down to the disk before `write` returns, so that neither kill -9 nor a power
+    failure takes it back; a line for which there is no room is taken out again. A stream (`close` off) is flushed.
+    """
+
+    def __init__(self, stream: BinaryIO, *, close: bool = False) -> None:
+        self._stream = stream
+        self._close = close
+        self._encoder = msgspec.json.Encoder()
+
+    @classmethod
+    def open(cls, path: str | Path, *, force: bool = False) -> JsonLinesSink:
+        """Open a new result file, before anything is measured. Raises UsageError when it exists and `force` is off."""
+        try:
+            stream = Path(path).open("ab" if force else "xb", buffering=0)  # noqa: SIM115 - the sink closes it
+        except FileExistsError:
+            raise UsageError(
+                f"{path} exists", hint="Name another file, overwrite it with --force, or continue it with --resume."
+            ) from None
+        except OSError as error:
+            raise UsageError(
+                f"cannot write {path}: {error.strerror}", hint="Check the folder and its rights."
+            ) from None
+        sink = cls._owned(stream, path)
+        stream.truncate(0)
+        _name_to_disk(Path(path))
+        return sink
+
+    @classmethod
+    def reopen(cls, path: str | Path) -> tuple[JsonLinesSink, ResultFile]:
+        """Open a file of an interrupted run to continue it, a last line cut short taken out; and what is in it.
+
+        Raises FormatError when it is no result file, UsageError when it cannot be written or another run writes it.
+        """
+        if not Path(path).is_file():
+            raise UsageError(f"there is no file {path} to continue")
+        try:
+            stream = Path(path).open("ab", buffering=0)  # noqa: SIM115 - the sink closes it
+        except OSError as error:
+            raise UsageError(
+                f"cannot write {path}: {error.strerror}", hint="Check the folder and its rights."
+            ) from None
+        sink = cls._owned(stream, path)
+        try:
+            earlier = read_result_file(path)
+        except BaseException:
+            sink.close()
+            raise
+        stream.truncate(earlier.complete_bytes)
+        stream.seek(0, os.SEEK_END)
+        return sink, earlier
+
+    @classmethod
+    def _owned(cls, stream: BinaryIO, path: str | Path) -> JsonLinesSink:
+        """A sink that nobody else has; two runs that write one file would spoil it."""
+        try:
+            lock_file(stream, path)
+        except UsageError:
+            stream.close()
+            raise
+        return cls(stream, close=True)
+
+    def write(self, record: Record) -> None:
+        """Write one line. Raises EnvironmentRefused when the file takes no more, OSError when a stream does not."""
+        line = self._encoder.encode(record) + b"\n"
+        if not self._close:
+            self._stream.write(line)
+            self._stream.flush()
+            return
+        start = os.fstat(self._stream.fileno()).st_size
+        try:
+            write_whole(self._stream.write, line)
+            _to_disk(self._stream.fileno())
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._stream.truncate(start)
+            raise EnvironmentRefused(
+                f"cannot write {getattr(self._stream, 'name', 'the results')}: {error.strerror}",
+                hint="The lines before are whole: make room, then continue with --resume.",
+            ) from None
+
+    def close(self) -> None:
+        """Close the file, unless the stream was the caller's."""
+        if self._close and not self._stream.closed:
+            self._stream.close()
+
+    def __enter__(self) -> JsonLinesSink:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def lock_file(stream: BinaryIO, path: str | Path) -> None:
+    """Have the file for this process alone until it is closed, where the file system has locks.
+
+    Raises UsageError when another run has it.
+    """
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(f"another run is writing {path}", hint="Wait for it, or name another file.") from None
+    except OSError:
+        return  # a file system without locks: the file is written all the same
+
+
+def write_whole(write: Callable[[memoryview], int | None], data: bytes) -> None:
+    """All of `data`, in as many pieces as the system takes. Raises OSError."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[write(rest) or 0 :]
+
+
+def _name_to_disk(path: Path) -> None:
+    """The entry of a new file in its folder, without which a power failure takes the file as a whole."""
+    with contextlib.suppress(OSError):  # some file systems have no such thing, and some folders may not be opened
+        descriptor = os.open(path.absolute().parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _to_disk(descriptor: int) -> None:
+    """Down to the disk. Raises OSError, but not for what is no file on a disk, as a pipe or a terminal."""
+    try:
+        getattr(os, "fdatasync", os.fsync)(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise

@@ -1,0 +1,1 @@
+"""Declarations of vendor ops: schemas, names, libraries."""

@@ -1,0 +1,192 @@
+"""Declares portable stand-ins for vendor ops and puts them into torch's dispatcher when the library is not installed.
+
+Owns the declaration, the overload names of schema versions, and the rule that a real op is never touched. Does not own
+the mathematics (the other modules here) nor the decision to call a vendor op (`opreplay.replay.resolve.names`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+from opreplay.replay.standins.declared.catalog import ALIASES, MODULES, PROFILER_WRAPPERS
+from opreplay.traces.dtypes import SCALAR_TYPE_CODES
+
+_NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(\.[A-Za-z_]\w*)?")
+_WRAPPER = re.compile(r"sglang_profiler::(\w+?)_\d{1,9}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """One schema version of a vendor op and the plain torch function that stands in for it."""
+
+    name: str
+    """"namespace::op"."""
+    overload: str
+    """The vendor's own overload name, "" for most."""
+    schema: str
+    since: str
+    """ISO date of the first library version with this schema; "" where no version is public."""
+    run: Callable[..., Any]
+    """Called with those of the schema's arguments that it names."""
+    fake: Callable[..., Any] | None
+    """Output shapes and dtypes; None: nothing is returned, or `run` itself works on meta tensors."""
+
+
+_declared: dict[str, list[Reference]] = {}
+_registered: dict[str, tuple[str, ...]] = {}
+_libraries: dict[str, torch.library.Library] = {}
+
+
+def reference(
+    schema: str, *, since: str = "", fake: Callable[..., Any] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare a plain torch function as the stand-in for `schema` ("ns::op(Tensor x) -> Tensor").
+
+    The function gets, by name, those of the schema's arguments that its signature has, so one function may serve
+    several versions. `since` orders the versions of an op: the newest becomes the default overload, an older one
+    `since_YYYYMMDD`. `fake` describes the outputs of a function whose control flow depends on tensor contents.
+    Raises ValueError when the same version is declared twice or the name is malformed.
+    """
+    qualified = schema.partition("(")[0].strip()
+    if not _NAME.fullmatch(qualified):
+        raise ValueError(f"not a qualified op name: {qualified!r}")
+    name, _, overload = qualified.partition(".")
+
+    def declare(run: Callable[..., Any]) -> Callable[..., Any]:
+        versions = _declared.setdefault(name, [])
+        if any((version.overload, version.since) == (overload, since) for version in versions):
+            raise ValueError(f"{qualified} of {since or 'no date'} is declared twice")
+        versions.append(Reference(name=name, overload=overload, schema=schema, since=since, run=run, fake=fake))
+        return run
+
+    return declare
+
+
+def canonical_name(name: str) -> str:
+    """The name under which a recorded op is implemented: aliases and numbered profiling wrappers are resolved.
+
+    `_rocm_C::wvSpltK` → `_rocm_C::wvSplitK`; `sglang_profiler::rmsnorm_rmsnorm2d_fwd_109` → the same without its
+    running number. Any other name comes back unchanged.
+    """
+    wrapper = _WRAPPER.fullmatch(name)
+    if wrapper and wrapper[1] in PROFILER_WRAPPERS:
+        return f"sglang_profiler::{wrapper[1]}"
+    return ALIASES.get(name, name)
+
+
+def is_reference(op_name: str) -> bool:
+    """Whether calling `op_name` ("ns::op") in this process runs an implementation of this package."""
+    return canonical_name(op_name) in _registered
+
+
+def implemented() -> dict[str, tuple[str, ...]]:
+    """The names this package can stand in for, by namespace. Imports torch."""
+    for namespace in MODULES:
+        _load(namespace)
+    return {ns: tuple(sorted(n for n in _declared if n.startswith(f"{ns}::"))) for ns in MODULES}
+
+
+def register_namespace(namespace: str) -> tuple[str, ...]:
+    """Define and implement every known op of `namespace` that does not exist yet; returns the names that are ours.
+
+    Idempotent. An op that a library has defined stays as it is, whatever its kernels; so import the library first. The
+    implementations run on any device (CompositeExplicitAutograd) and have fake kernels. Unknown namespace: ().
+    """
+    if namespace not in MODULES:
+        return ()
+    _load(namespace)
+    for name in sorted(n for n in _declared if n.startswith(f"{namespace}::")):
+        if name not in _registered and not _exists(name):
+            _registered[name] = tuple(_define(version, overload) for version, overload in _versions(name))
+    return tuple(sorted(n for n in _registered if n.startswith(f"{namespace}::")))
+
+
+def overloads_of(op_name: str) -> tuple[str, ...]:
+    """Overload names of a registered reference, the newest version first; () when it is not ours."""
+    return _registered.get(canonical_name(op_name), ())
+
+
+def _load(namespace: str) -> None:
+    for module in MODULES[namespace]:
+        import_module(f"opreplay.replay.standins.{module}")
+
+
+def _exists(name: str) -> bool:
+    import torch
+
+    return bool(torch._C._jit_get_schemas_for_operator(name))
+
+
+def _versions(name: str) -> list[tuple[Reference, str]]:
+    """The versions of an op, the newest first, each with its overload name."""
+    seen: set[str] = set()
+    found = []
+    for version in sorted(_declared[name], key=lambda version: version.since, reverse=True):
+        overload = version.overload
+        if overload in seen:
+            overload = "_".join(part for part in (overload, f"since_{version.since.replace('-', '')}") if part)
+        seen.add(version.overload)
+        found.append((version, overload))
+    return found
+
+
+def _define(version: Reference, overload: str) -> str:
+    """Register one schema version under an overload name, which is returned."""
+    import torch
+
+    namespace, _, operator = version.name.partition("::")
+    operator = f"{operator}.{overload}" if overload else operator
+    text = f"{operator}({version.schema.partition('(')[2]}"
+    library = _libraries.get(namespace)
+    if library is None:
+        # A Library takes its definitions along when it is collected, so it has to outlive every call.
+        library = _libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")
+    library.define(text)
+    schema = torch._C.parse_schema(f"{namespace}::{text}")
+    library.impl(operator, _adapt(version.run, schema), "CompositeExplicitAutograd")
+    fake = _adapt(version.fake or version.run, schema) if schema.returns else _nothing
+    torch.library.register_fake(f"{namespace}::{operator}", fake, lib=library)
+    return overload
+
+
+def _nothing(*_args: Any, **_kwargs: Any) -> None:
+    """The fake kernel of an op that only writes to its arguments."""
+
+
+def _adapt(run: Callable[..., Any], schema: Any) -> Callable[..., Any]:
+    """A kernel that hands `run` the arguments it names; the dispatcher leaves out those that equal their default."""
+    names: Sequence[str] = [argument.name for argument in schema.arguments]
+    wanted = tuple(inspect.signature(run).parameters)
+    unknown = [
+        name
+        for name, parameter in inspect.signature(run).parameters.items()
+        if name not in names and parameter.default is parameter.empty
+    ]
+    if unknown:
+        raise ValueError(f"{schema.name}: {run.__name__} wants {', '.join(unknown)}, which the schema does not have")
+    wanted = tuple(name for name in wanted if name in names)
+    defaults = {a.name: _default(a) for a in schema.arguments if a.has_default_value()}
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+        return run(**{name: given[name] for name in wanted})
+
+    return kernel
+
+
+def _default(argument: Any) -> Any:
+    """An argument's default as the dispatcher would pass it: dtypes, which a schema keeps as codes."""
+    import torch
+
+    value = argument.default_value
+    if isinstance(value, int) and "ScalarType" in str(argument.real_type):
+        return getattr(torch, SCALAR_TYPE_CODES[value])
+    return value

@@ -1,0 +1,1 @@
+"""Tables of vendors' operator schemas, read by `opreplay.replay.standins.declared.schemas`."""

@@ -1,0 +1,1 @@
+"""The mathematics of vendor ops, without a declared op."""

@@ -1,0 +1,1 @@
+"""Stand-ins for torch_npu's ops."""

@@ -1,0 +1,106 @@
+"""torch_npu's attention of training, `npu::npu_fusion_attention`, forward."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.npu.attention import attend_sequences, refuse
+from opreplay.replay.standins.npu.layouts import Lengths, from_sequences, to_sequences
+
+_FUSION = (
+    "npu::npu_fusion_attention(Tensor query, Tensor key, Tensor value, int head_num, str input_layout, "
+    "Tensor? pse=None, Tensor? padding_mask=None, Tensor? atten_mask=None, float scale=1., float keep_prob=1., "
+    "int pre_tockens=2147483647, int next_tockens=2147483647, int inner_precise=0, int[]? prefix=None, "
+    "int[]? actual_seq_qlen=None, int[]? actual_seq_kvlen=None, int sparse_mode=0, bool gen_mask_parallel=True, "
+    "bool sync=False"
+)
+_FUSION_RETURNS = "-> (Tensor, Tensor, Tensor, Tensor, int, int, int)"
+_Fusion = tuple[Tensor, Tensor, Tensor, Tensor, int, int, int]
+
+
+def _statistics_shape(query: Tensor, layout: str, heads: int) -> tuple[int, ...]:
+    if layout == "TND":
+        return (query.shape[0], heads, 8)
+    if layout == "SBH":
+        return (query.shape[1], heads, query.shape[0], 8)
+    return (query.shape[0], heads, query.shape[2] if layout == "BNSD" else query.shape[1], 8)
+
+
+def fusion_layout(query: Tensor, input_layout: str) -> str:
+    """The layout; where it was not recorded, 4 dims are taken as BNSD and 3 as BSH."""
+    return input_layout or ("BNSD" if query.dim() == 4 else "BSH")
+
+
+def fake_fusion(query: Tensor, head_num: int, input_layout: str) -> _Fusion:
+    """Output shapes of the forward pass."""
+    shape = _statistics_shape(query, fusion_layout(query, input_layout), head_num)
+    top, total = query.new_empty(shape, dtype=torch.float32), query.new_empty(shape, dtype=torch.float32)
+    return torch.empty_like(query), top, total, query.new_empty((0,)), 0, 0, 0
+
+
+@reference(
+    f'{_FUSION}, str softmax_layout="", Tensor? sink=None) {_FUSION_RETURNS}', since="2025-12-29", fake=fake_fusion
+)
+@reference(f'{_FUSION}, str softmax_layout="") {_FUSION_RETURNS}', since="2025-08-25", fake=fake_fusion)
+@reference(f"{_FUSION}) {_FUSION_RETURNS}", since="2023-12-27", fake=fake_fusion)
+def npu_fusion_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    head_num: int,
+    input_layout: str,
+    pse: Tensor | None,
+    atten_mask: Tensor | None,
+    scale: float,
+    keep_prob: float,
+    pre_tockens: int,
+    next_tockens: int,
+    actual_seq_qlen: Lengths,
+    actual_seq_kvlen: Lengths,
+    sparse_mode: int,
+    sink: Tensor | None = None,
+) -> _Fusion:
+    """(out, softmax_max, softmax_sum float32 [.., 8], softmax_out (empty), seed, offset, number of mask elements).
+
+    The maximum holds the log-sum-exp and the sum ones: exp(score − max) / sum is the same weight. Raises ValueError for
+    dropout.
+    """
+    refuse(pse=pse, sink=sink, dropout=keep_prob < 1)
+    layout = fusion_layout(query, input_layout)
+    queries = to_sequences(query, layout, head_num, actual_seq_qlen)
+    kv_heads = kv_heads_of(query, key, layout, head_num)
+    keys = to_sequences(key, layout, kv_heads, actual_seq_kvlen)
+    values = to_sequences(value, layout, kv_heads, actual_seq_kvlen)
+    outs, sums = attend_sequences(
+        queries,
+        keys,
+        values,
+        scale,
+        mask=atten_mask,
+        sparse_mode=sparse_mode,
+        pre_tokens=pre_tockens,
+        next_tokens=next_tockens,
+        need_lse=True,
+    )
+    top = query.new_zeros(_statistics_shape(query, layout, head_num), dtype=torch.float32)
+    start = 0
+    for i, part in enumerate(sums):
+        assert part is not None
+        if layout == "TND":
+            top[start : start + part.shape[1]] = part.t().unsqueeze(-1)
+            start += part.shape[1]
+        else:
+            top[i, :, : part.shape[1]] = part.unsqueeze(-1)
+    result = from_sequences(outs, query, layout, values[0].shape[-1])
+    return result, top, torch.ones_like(top), query.new_empty((0,)), 0, 0, 0
+
+
+def kv_heads_of(query: Tensor, key: Tensor, layout: str, heads: int) -> int:
+    """How many heads the keys have, which no argument says."""
+    if layout == "BNSD":
+        return key.shape[1]
+    if layout in ("TND", "BSND"):
+        return key.shape[-2]
+    return key.shape[-1] // (query.shape[-1] // heads)

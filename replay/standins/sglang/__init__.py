@@ -1,0 +1,1 @@
+"""Stand-ins for SGLang's ops."""

@@ -1,0 +1,297 @@
+"""SGLang's Python ops `sglang::*` and the wrappers that its profiling patch records as `sglang_profiler::*`.
+
+A wrapper records only the tensors of the function it wraps; the scalars are taken as that function's usual ones.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opreplay.replay.standins.aiter.attention import mha_batch_prefill, paged_attention_ragged
+from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.maths.activations import gate_by_name
+from opreplay.replay.standins.maths.experts import Weights, fused_experts
+from opreplay.replay.standins.maths.norms import fused_add_rms_norm, rms_norm
+from opreplay.replay.standins.maths.rope import rotate_by_position
+from opreplay.replay.standins.vllm.layers import unified_attention_with_output
+
+_STORE = "sglang::store_cache(Tensor k, Tensor v, Tensor! k_cache, Tensor! v_cache, Tensor indices, *, "
+
+
+@reference(
+    f"{_STORE}SymInt row_bytes=0, SymInt v_row_bytes=0, SymInt num_split=0, SymInt size_limit=0, "
+    "SymInt reserved_skip_index=0) -> ()",
+    since="2026-08-06",
+)
+def store_cache_reserved(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, indices: Tensor, reserved_skip_index: int
+) -> None:
+    """As store_cache; a token whose slot is the reserved one is not stored."""
+    kept = indices != reserved_skip_index
+    store_cache(k[kept], v[kept], k_cache, v_cache, indices[kept])
+
+
+@reference(
+    f"{_STORE}SymInt row_bytes=0, SymInt num_split=0, SymInt size_limit=0) -> ()",
+    since="2026-06-11",
+)
+@reference(f"{_STORE}SymInt row_bytes=0, SymInt num_split=0) -> ()", since="2026-04-02")
+def store_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, indices: Tensor) -> None:
+    """Rows of k, v [T, ..] into k_cache, v_cache [slots, ..] at indices [T]; num_split only tunes the kernel."""
+    slots = indices.to(torch.int64)
+    k_cache[slots] = k.reshape(k.shape[0], *k_cache.shape[1:]).to(k_cache.dtype)
+    v_cache[slots] = v.reshape(v.shape[0], *v_cache.shape[1:]).to(v_cache.dtype)
+
+
+@reference(
+    "sglang::apply_rope_inplace(Tensor! q, Tensor! k, Tensor cos_sin_cache, Tensor positions, *, bool is_neox, "
+    "SymInt rope_dim=0) -> ()",
+    since="2026-03-05",
+)
+def apply_rope_inplace(q: Tensor, k: Tensor, cos_sin_cache: Tensor, positions: Tensor, is_neox: bool) -> None:
+    """q, k [T, heads, head] rotated in place."""
+    for tensor in (q, k):
+        tensor.copy_(rotate_by_position(tensor, positions, cos_sin_cache, head_size=tensor.shape[-1], neox=is_neox))
+
+
+@reference(
+    "sglang::unified_attention_with_output(Tensor query, Tensor? key, Tensor? value, Tensor! output, "
+    "bool save_kv_cache, SymInt layer_id, *, Tensor? q_rope=None, Tensor? k_rope=None, Tensor? sinks=None, "
+    "Tensor? cos_sin_cache=None, bool? is_neox=None, Tensor? llama_4_scaling=None, Tensor? topk_indices=None) -> ()",
+    since="2026-05-28",
+)
+@reference(
+    "sglang::unified_attention_with_output(Tensor query, Tensor key, Tensor value, Tensor! output, "
+    "bool save_kv_cache, SymInt layer_id, *, Tensor? q_rope=None, Tensor? k_rope=None, Tensor? sinks=None) -> ()",
+    since="2025-11-13",
+)
+@reference(
+    "sglang::unified_attention_with_output(Tensor query, Tensor key, Tensor value, Tensor! output, "
+    "bool save_kv_cache, SymInt layer_id) -> ()",
+    since="2025-10-16",
+)
+def sglang_unified_attention(query: Tensor, key: Tensor | None, value: Tensor | None, output: Tensor) -> None:
+    """As `vllm::unified_attention_with_output`, with its assumptions; without a key the query stands for it."""
+    key = query if key is None else key
+    unified_attention_with_output(query, key, key if value is None else value, output)
+
+
+_EXPERTS = (
+    "Tensor w1, Tensor w2, Tensor topk_weights, Tensor topk_ids, Tensor? b1=None, Tensor? b2=None, "
+    'str activation="silu", {gated}bool apply_router_weight_on_input=False, bool use_fp8_w8a8=False, '
+    "bool use_int8_w8a8=False, bool use_int8_w8a16=False, bool use_int4_w4a16=False, bool per_channel_quant=False, "
+    "Tensor? w1_scale=None, Tensor? w2_scale=None, Tensor? w1_zp=None, Tensor? w2_zp=None, Tensor? a1_scale=None, "
+    "Tensor? a2_scale=None, SymInt[]? block_shape=None, {combine}float? routed_scaling_factor=None, "
+    "float? gemm1_alpha=None, float? gemm1_limit=None{filter}"
+)
+_VERSIONS = {
+    "2025-11-27": ("bool is_gated=True, ", ", bool filter_expert=True"),
+    "2025-10-30": ("", ", bool filter_expert=True"),
+    "2025-08-21": ("", ""),
+}
+
+
+def _outplace(
+    hidden_states: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    b1: Tensor | None,
+    b2: Tensor | None,
+    activation: str,
+    apply_router_weight_on_input: bool,
+    use_int4_w4a16: bool,
+    w1_scale: Tensor | None,
+    w2_scale: Tensor | None,
+    routed_scaling_factor: float | None,
+    no_combine: bool = False,
+) -> Tensor:
+    """As `vllm::outplace_fused_experts`, times routed_scaling_factor; no_combine and 4-bit weights are refused."""
+    if no_combine or use_int4_w4a16:
+        raise ValueError("experts without the sum or with packed 4-bit weights are not implemented")
+    found = fused_experts(
+        hidden_states,
+        Weights(w1, w2, w1_scale, w2_scale, b1, b2),
+        topk_weights,
+        topk_ids,
+        gate_by_name(activation),
+        weigh_input=apply_router_weight_on_input,
+    )
+    return found if routed_scaling_factor is None else found * routed_scaling_factor
+
+
+def _inplace(
+    hidden_states: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    b1: Tensor | None,
+    b2: Tensor | None,
+    activation: str,
+    apply_router_weight_on_input: bool,
+    use_int4_w4a16: bool,
+    w1_scale: Tensor | None,
+    w2_scale: Tensor | None,
+    routed_scaling_factor: float | None,
+) -> None:
+    """As the out-of-place form; the result overwrites hidden_states."""
+    found = _outplace(
+        hidden_states,
+        w1,
+        w2,
+        topk_weights,
+        topk_ids,
+        b1,
+        b2,
+        activation,
+        apply_router_weight_on_input,
+        use_int4_w4a16,
+        w1_scale,
+        w2_scale,
+        routed_scaling_factor,
+    )
+    hidden_states.copy_(found)
+
+
+for _since, (_gated, _filter) in _VERSIONS.items():
+    _in = _EXPERTS.format(gated=_gated, combine="", filter=_filter)
+    _out = _EXPERTS.format(gated=_gated, combine="bool no_combine=False, ", filter=_filter)
+    reference(f"sglang::inplace_fused_experts(Tensor! hidden_states, {_in}) -> ()", since=_since)(_inplace)
+    reference(
+        f"sglang::outplace_fused_experts(Tensor hidden_states, {_out}) -> Tensor",
+        since=_since,
+        fake=lambda hidden_states: torch.empty_like(hidden_states, memory_format=torch.contiguous_format),
+    )(_outplace)
+
+
+@reference("sglang_profiler::rmsnorm_rmsnorm2d_fwd(Tensor input, Tensor weight) -> ()")
+def profiler_rmsnorm(input: Tensor, weight: Tensor) -> None:
+    """rms_norm with epsilon 1e-6; the result is dropped."""
+    rms_norm(input, weight, 1e-6)
+
+
+@reference(
+    "sglang_profiler::rmsnorm_rmsnorm2d_fwd_with_add(Tensor! out, Tensor input, Tensor residual_in, "
+    "Tensor! residual_out, Tensor weight) -> ()"
+)
+def profiler_add_rmsnorm(out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor, weight: Tensor) -> None:
+    """residual_out = input + residual_in; out = its norm with epsilon 1e-6."""
+    normed, total = fused_add_rms_norm(input, residual_in, weight, 1e-6)
+    residual_out.copy_(total)
+    out.copy_(normed)
+
+
+@reference("sglang_profiler::utils__reshape_for_qk_norm(Tensor x) -> ()")
+def profiler_reshape(x: Tensor) -> None:
+    """x [T, heads · head] made into rows [T · heads, head], copied if strided; a head of 128 is assumed."""
+    x.reshape(-1, 128 if x.shape[-1] % 128 == 0 else x.shape[-1])
+
+
+@reference("sglang_profiler::utils_apply_qk_norm(Tensor q, Tensor k) -> ()")
+def profiler_qk_norm(q: Tensor, k: Tensor) -> None:
+    """RMS norm of the heads of q and k, heads of 128 assumed; the results are dropped."""
+    for tensor in (q, k):
+        rms_norm(tensor.reshape(-1, 128 if tensor.shape[-1] % 128 == 0 else tensor.shape[-1]), None, 1e-6)
+
+
+@reference(
+    "sglang_profiler::memory_pool__set_kv_buffer_impl(Tensor k, Tensor v, Tensor! k_cache, Tensor! v_cache, "
+    "Tensor indices) -> ()"
+)
+def profiler_set_kv_buffer(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, indices: Tensor) -> None:
+    """As `sglang::store_cache`."""
+    store_cache(k, v, k_cache, v_cache, indices)
+
+
+@reference(
+    "sglang_profiler::mha__mha_batch_prefill(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor kv_indptr, "
+    "Tensor kv_page_indices, Tensor? bias, Tensor? alibi_slopes, Tensor!? out, Tensor? kv_last_page_lens, "
+    "Tensor? block_table, Tensor? seqlen_k, Tensor? q_descale, Tensor? k_descale, Tensor? v_descale, "
+    "Tensor? kv_block_descale, Tensor? sink_ptr) -> ()"
+)
+def profiler_batch_prefill(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    kv_indptr: Tensor,
+    kv_page_indices: Tensor,
+    alibi_slopes: Tensor | None,
+    out: Tensor | None,
+    kv_last_page_lens: Tensor | None,
+    seqlen_k: Tensor | None,
+    sink_ptr: Tensor | None,
+) -> None:
+    """As `aiter::mha_batch_prefill`, causal, scale 1/√D."""
+    mha_batch_prefill(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        kv_indptr,
+        kv_page_indices,
+        0.0,
+        q.shape[-1] ** -0.5,
+        0.0,
+        True,
+        -1,
+        -1,
+        False,
+        out,
+        alibi_slopes,
+        kv_last_page_lens=kv_last_page_lens,
+        seqlen_k=seqlen_k,
+        sink_ptr=sink_ptr,
+    )
+
+
+@reference(
+    "sglang_profiler::attention_paged_attention_ragged(Tensor! out, Tensor workspace_buffer, Tensor query, "
+    "Tensor key_cache, Tensor value_cache, Tensor kv_indptr, Tensor kv_page_indices, Tensor kv_last_page_lens, "
+    "Tensor? alibi_slopes, Tensor k_scale, Tensor v_scale, Tensor? fp8_out_scale) -> ()"
+)
+def profiler_paged_attention(
+    out: Tensor,
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    kv_indptr: Tensor,
+    kv_page_indices: Tensor,
+    kv_last_page_lens: Tensor,
+    alibi_slopes: Tensor | None,
+    k_scale: Tensor,
+    v_scale: Tensor,
+) -> None:
+    """As `aiter::paged_attention_ragged`, scale 1/√D; a cache [slots, 1, Hkv, D] or [slots, Hkv, D]."""
+    paged_attention_ragged(
+        out,
+        query,
+        key_cache,
+        value_cache,
+        query.shape[-1] ** -0.5,
+        kv_indptr,
+        kv_page_indices,
+        kv_last_page_lens,
+        alibi_slopes,
+        "",
+        "",
+        0.0,
+        k_scale,
+        v_scale,
+    )
+
+
+_POSITION = "(Tensor extend_prefix_lens, Tensor extend_seq_lens) -> ()"
+
+
+@reference(f"sglang_profiler::forward_batch_info_compute_position{_POSITION}")
+@reference(f"sglang_profiler::forward_batch_info_compute_position_triton{_POSITION}")
+def profiler_compute_position(extend_prefix_lens: Tensor, extend_seq_lens: Tensor) -> None:
+    """Positions prefix .. prefix + new − 1 of each sequence, one after the other; the result is dropped."""
+    lengths = extend_seq_lens.to(torch.int64).clamp(min=0)
+    start = lengths.cumsum(0) - lengths
+    shift = torch.repeat_interleave(extend_prefix_lens.to(torch.int64) - start, lengths)
+    torch.arange(int(lengths.sum()), device=lengths.device).add_(shift)

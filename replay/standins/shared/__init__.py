@@ -1,0 +1,1 @@
+"""Stand-ins for ops that several libraries have under several names."""

@@ -1,0 +1,227 @@
+"""vLLM's `_moe_C` (csrc/libtorch_stable/moe): choosing experts, sorting tokens, summing the experts' outputs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.maths.routing import align, choose, grouped_topk, slot_major
+
+_TOPK = "(Tensor! topk_weights, Tensor! topk_indices, Tensor! token_expert_indices, Tensor gating_output"
+
+
+def write_choice(
+    scores: Tensor,
+    topk_weights: Tensor,
+    topk_indices: Tensor,
+    *,
+    renormalize: bool,
+    bias: Tensor | None = None,
+    scaling: float = 1.0,
+) -> None:
+    """Write the best experts of scores [T, E] to topk_weights and topk_indices [T, k]."""
+    weights, ids = choose(scores, topk_weights.shape[-1], renormalize=renormalize, bias=bias)
+    topk_weights.copy_(weights * scaling)
+    topk_indices.copy_(ids)
+
+
+@reference(
+    f"_moe_C::topk_softmax{_TOPK}, bool renormalize, Tensor? bias, Tensor? is_padding) -> ()", since="2026-07-21"
+)
+@reference(f"_moe_C::topk_softmax{_TOPK}, bool renormalize, Tensor? bias) -> ()", since="2026-01-21")
+@reference(f"_moe_C::topk_softmax{_TOPK}, bool renormalize) -> ()", since="2025-10-17")
+@reference(f"_moe_C::topk_softmax{_TOPK}) -> ()", since="2024-06-09")
+def topk_softmax(
+    topk_weights: Tensor,
+    topk_indices: Tensor,
+    token_expert_indices: Tensor,
+    gating_output: Tensor,
+    renormalize: bool = False,
+    bias: Tensor | None = None,
+) -> None:
+    """Softmax over E experts, the k best of each token; token_expert_indices = slot · T + token."""
+    scores = torch.softmax(gating_output.float(), dim=-1)
+    write_choice(scores, topk_weights, topk_indices, renormalize=renormalize, bias=bias)
+    token_expert_indices.copy_(slot_major(gating_output.shape[0], topk_weights.shape[-1], gating_output.device))
+
+
+@reference(
+    f"_moe_C::topk_sigmoid{_TOPK}, bool renormalize, Tensor? bias, float routed_scaling_factor, "
+    "Tensor? is_padding) -> ()",
+    since="2026-07-21",
+)
+@reference(
+    f"_moe_C::topk_sigmoid{_TOPK}, bool renormalize, Tensor? bias, float routed_scaling_factor) -> ()",
+    since="2026-07-07",
+)
+@reference(f"_moe_C::topk_sigmoid{_TOPK}, bool renormalize, Tensor? bias) -> ()", since="2026-01-21")
+def topk_sigmoid(
+    topk_weights: Tensor,
+    topk_indices: Tensor,
+    token_expert_indices: Tensor,
+    gating_output: Tensor,
+    renormalize: bool,
+    bias: Tensor | None,
+    routed_scaling_factor: float = 1.0,
+) -> None:
+    """As topk_softmax, each expert's sigmoid as its score."""
+    scores = torch.sigmoid(gating_output.float())
+    write_choice(scores, topk_weights, topk_indices, renormalize=renormalize, bias=bias, scaling=routed_scaling_factor)
+    token_expert_indices.copy_(slot_major(gating_output.shape[0], topk_weights.shape[-1], gating_output.device))
+
+
+def _fake_grouped(scores: Tensor, topk: int) -> tuple[Tensor, Tensor]:
+    shape = (scores.shape[0], topk)
+    return scores.new_empty(shape, dtype=torch.float32), scores.new_empty(shape, dtype=torch.int32)
+
+
+@reference(
+    "_moe_C::grouped_topk(Tensor scores, int n_group, int topk_group, int topk, bool renormalize, "
+    "float routed_scaling_factor, Tensor bias, int scoring_func) -> (Tensor, Tensor)",
+    since="2025-11-07",
+    fake=_fake_grouped,
+)
+def grouped_topk_biased(
+    scores: Tensor,
+    n_group: int,
+    topk_group: int,
+    topk: int,
+    renormalize: bool,
+    routed_scaling_factor: float,
+    bias: Tensor,
+    scoring_func: int,
+) -> tuple[Tensor, Tensor]:
+    """DeepSeek-V3's router: scoring_func 0 takes scores as they are, 1 their sigmoid."""
+    values = scores.float().sigmoid() if scoring_func == 1 else scores.float()
+    weights, ids = grouped_topk(
+        values,
+        topk,
+        groups=n_group,
+        keep=topk_group,
+        renormalize=renormalize,
+        scaling=routed_scaling_factor,
+        bias=bias.float(),
+    )
+    return weights, ids.to(torch.int32)
+
+
+@reference(
+    "_moe_C::moe_align_block_size(Tensor topk_ids, int num_experts, int block_size, Tensor! sorted_token_ids, "
+    "Tensor! experts_ids, Tensor! num_tokens_post_pad, Tensor? maybe_expert_map) -> ()",
+    since="2025-12-07",
+)
+@reference(
+    "_moe_C::moe_align_block_size(Tensor topk_ids, int num_experts, int block_size, Tensor! sorted_token_ids, "
+    "Tensor! experts_ids, Tensor! num_tokens_post_pad) -> ()",
+    since="2024-10-24",
+)
+def moe_align_block_size(
+    topk_ids: Tensor,
+    num_experts: int,
+    block_size: int,
+    sorted_token_ids: Tensor,
+    experts_ids: Tensor,
+    num_tokens_post_pad: Tensor,
+    maybe_expert_map: Tensor | None = None,
+) -> None:
+    """Flat indices of topk_ids [T, k] sorted by expert, each padded to block_size with the filler T · k."""
+    ids = topk_ids if maybe_expert_map is None else maybe_expert_map[topk_ids.to(torch.int64)]
+    # The buffers hold whole blocks for experts_ids, though the token buffer may end inside one.
+    length = max(sorted_token_ids.numel(), experts_ids.numel() * block_size)
+    order, owners, total = align(ids, num_experts, block_size, topk_ids.numel(), length)
+    sorted_token_ids.copy_(order[: sorted_token_ids.numel()])
+    experts_ids.copy_(owners[: experts_ids.numel()])
+    num_tokens_post_pad.copy_(total)
+
+
+@reference(
+    "_moe_C::batched_moe_align_block_size(int max_tokens_per_batch, int block_size, Tensor expert_num_tokens, "
+    "Tensor! sorted_token_ids, Tensor! experts_ids, Tensor! num_tokens_post_pad) -> ()",
+    since="2025-10-16",
+)
+def batched_moe_align_block_size(
+    max_tokens_per_batch: int,
+    block_size: int,
+    expert_num_tokens: Tensor,
+    sorted_token_ids: Tensor,
+    experts_ids: Tensor,
+    num_tokens_post_pad: Tensor,
+) -> None:
+    """Expert e's tokens are rows e · max_tokens_per_batch and on, expert_num_tokens[e] of them; filler E · max."""
+    experts = expert_num_tokens.shape[0]
+    number = expert_num_tokens.to(torch.int64)
+    row = torch.arange(max_tokens_per_batch, device=number.device)
+    ids = torch.where(row < number.unsqueeze(1), torch.arange(experts, device=number.device).unsqueeze(1), -1)
+    moe_align_block_size(ids, experts, block_size, sorted_token_ids, experts_ids, num_tokens_post_pad)
+
+
+@reference(
+    "_moe_C::moe_sum(Tensor input, Tensor! output, Tensor? topk_ids=None, Tensor? expert_map=None) -> ()",
+    since="2026-07-14",
+)
+@reference("_moe_C::moe_sum(Tensor input, Tensor! output) -> ()", since="2024-10-24")
+def moe_sum(input: Tensor, output: Tensor, topk_ids: Tensor | None = None, expert_map: Tensor | None = None) -> None:
+    """output [T, H] = Σ over k of input [T, k, H]; with a map only over the slots whose expert is local."""
+    if topk_ids is not None and expert_map is not None:
+        local = expert_map[topk_ids.to(torch.int64)] >= 0
+        input = input.masked_fill(~local.unsqueeze(-1), 0)
+    output.copy_(input.sum(1))
+
+
+@reference(
+    "_moe_C::moe_permute(Tensor input, Tensor topk_ids, Tensor token_expert_indices, Tensor? expert_map, "
+    "int n_expert, int n_local_expert, int topk, Tensor! permuted_input, Tensor! expert_first_token_offset, "
+    "Tensor! inv_permuted_idx, Tensor! permuted_idx) -> ()",
+    since="2026-02-06",
+)
+def moe_permute(
+    input: Tensor,
+    topk_ids: Tensor,
+    expert_map: Tensor | None,
+    n_local_expert: int,
+    topk: int,
+    permuted_input: Tensor,
+    expert_first_token_offset: Tensor,
+    inv_permuted_idx: Tensor,
+    permuted_idx: Tensor,
+) -> None:
+    """Rows of input [T, H] sorted by local expert; where each expert starts, and the permutation both ways.
+
+    permuted_idx[i] is the flat index t · k + slot of sorted row i; inv_permuted_idx is its inverse. Rows of experts
+    elsewhere come last and are not copied.
+    """
+    flat = topk_ids.flatten().to(torch.int64)
+    local = flat if expert_map is None else expert_map[flat].to(torch.int64)
+    bucket = torch.where((local >= 0) & (local < n_local_expert), local, torch.full_like(local, n_local_expert))
+    order = torch.argsort(bucket, stable=True)
+    edges = torch.searchsorted(bucket[order], torch.arange(n_local_expert + 1, device=flat.device))
+    expert_first_token_offset.copy_(edges)
+    permuted_idx.copy_(order.reshape(permuted_idx.shape))
+    inverse = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
+    inv_permuted_idx.copy_(inverse.reshape(inv_permuted_idx.shape))
+    rows = min(order.numel(), permuted_input.shape[0])
+    permuted_input[:rows] = input.index_select(0, order[:rows] // topk)
+
+
+@reference(
+    "_moe_C::moe_unpermute(Tensor permuted_hidden_states, Tensor topk_weights, Tensor inv_permuted_idx, "
+    "Tensor? expert_first_token_offset, int topk, Tensor! hidden_states) -> ()",
+    since="2025-07-27",
+)
+def moe_unpermute(
+    permuted_hidden_states: Tensor,
+    topk_weights: Tensor,
+    inv_permuted_idx: Tensor,
+    expert_first_token_offset: Tensor | None,
+    topk: int,
+    hidden_states: Tensor,
+) -> None:
+    """hidden_states [T, H] = Σ over slots of weight · the row that the slot was moved to; others add nothing."""
+    place = inv_permuted_idx.reshape(-1, topk).to(torch.int64)
+    weights = topk_weights.float()
+    if expert_first_token_offset is not None:
+        weights = weights.masked_fill(place >= expert_first_token_offset[-1], 0.0)
+    last = permuted_hidden_states.shape[0] - 1
+    rows = permuted_hidden_states[place.clamp(max=last)].float()
+    hidden_states.copy_((rows * weights.unsqueeze(-1)).sum(1))

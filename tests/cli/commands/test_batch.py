@@ -1,0 +1,303 @@
+"""`opreplay batch`: files found, merged, measured once; sums, refused files, interrupts and continuation."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from opreplay.cli.main import opreplay
+from opreplay.replay.execute import run as orchestrator
+from opreplay.replay.execute.executors.fake import FakeExecutor
+from opreplay.replay.execute.options import MeasureOptions
+from opreplay.replay.execute.processes.runner import InProcess
+from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.results.reading import read_result_file
+
+SEEN: dict[str, object] = {}
+
+
+def write_rank(path: Path, rank: int, *, own: int = 0, world_size: int = 2) -> Path:
+    """A trace with one op that all ranks have, and one of its own size."""
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": "aten::relu", "ts": 10 * i, "dur": 5, "pid": 1, "tid": 1,
+         "args": {"Input Dims": [[8, size]], "Input type": ["float"], "Input Strides": [[size, 1]],
+                  "Concrete Inputs": [""]}}
+        for i, size in enumerate([4, 4, 16 + own])
+    ]  # fmt: skip
+    content = json.dumps({"distributedInfo": {"rank": rank, "world_size": world_size}, "traceEvents": events})
+    data = content.encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+@pytest.fixture
+def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with two ranks of a job; the fake executor runs their ops in this process."""
+
+    def make_runner(options: orchestrator.RunOptions) -> InProcess:
+        SEEN["options"] = options
+        return InProcess(FakeExecutor(), seed=options.seed, options=MeasureOptions(op_time_s=options.op_time_s))
+
+    monkeypatch.setattr(orchestrator, "make_runner", make_runner)
+    folder = tmp_path / "job"
+    folder.mkdir()
+    write_rank(folder / "rank0.json", 0)
+    write_rank(folder / "rank1.json.gz", 1, own=1)
+    return folder
+
+
+def batch(*args: object) -> Result:
+    return CliRunner().invoke(opreplay, ["batch", *map(str, args)], env={"COLUMNS": "100"})
+
+
+def test_a_folder_of_ranks_is_reported_by_trace_and_by_job(ranks: Path, tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    result = batch(ranks, "-o", path, "-o", tmp_path / "r.md", "-o", tmp_path / "r.csv")
+    assert result.exit_code == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("replayed 3 of 3 ops = ")
+    assert lines[1] == "2 traces with 4 ops are 3 unique ops"
+    assert any(line.split()[:3] == ["rank0", "0", "2"] for line in lines)
+    assert any(line.split()[:6] == ["rank*", "2", "of", "2", "4", "3"] for line in lines)
+    assert max(map(len, lines[2:])) <= 100
+    file = read_result_file(path)
+    assert [op.count for op in file.results] == [4, 1, 1]
+    assert [(trace.source, trace.rank, trace.shared) for trace in file.traces] == [
+        ("rank0.json", 0, 1), ("rank1.json.gz", 1, 1)
+    ]  # fmt: skip
+    assert [(job.ranks, job.world_size) for job in file.jobs] == [((0, 1), 2)]
+    assert str(tmp_path) not in path.read_text()
+    page = (tmp_path / "r.md").read_text()
+    assert page.startswith("replayed 3 of 3 ops")
+    assert "| rank0.json | 0 | 2 | 2 |" in page
+    assert "| rank\\*.json | 2 of 2 | 4 | 3 |" in page
+
+
+def test_filters_and_options_are_those_of_run(ranks: Path) -> None:
+    result = batch(
+        ranks / "*.json*", "--top", "1", "--op-filter", "aten::*", "--exclude", "aten::mm", "--select", "top",
+        "--seed", "7", "--op-time", "5ms", "--op-limit", "9s", "--threads", "1", "--max-op-memory", "1GB",
+        "--device", "cpu",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert "2 traces with 2 ops are 1 unique op" in result.stdout
+    options = SEEN["options"]
+    assert isinstance(options, orchestrator.RunOptions)
+    assert (options.seed, options.op_time_s, options.threads, options.max_op_bytes) == (7, 0.005, 1, 10**9)
+    assert options.limit_s == 9.0
+    assert (options.lanes, options.shared_device) == (1, True)
+
+
+def test_a_file_that_is_refused_costs_itself(ranks: Path, tmp_path: Path) -> None:
+    (ranks / "notes.json").write_text('{"a": 1}')
+    beside = batch(ranks)
+    assert beside.exit_code == 0, beside.stderr
+    assert "left out: " in beside.stderr
+    named = batch(ranks, ranks / "notes.json", ranks / "absent.json")
+    assert named.exit_code == 3
+    assert named.stderr.count("refused: ") == 2
+    assert "absent.json" in named.stderr
+    assert named.stdout.startswith("replayed 3 of 3 ops")
+    nothing = batch(ranks / "notes.json", "-o", tmp_path / "r.jsonl")
+    assert nothing.exit_code == 3
+    assert nothing.stdout == ""
+    assert not (tmp_path / "r.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [(["-"], 2, "a batch reads files"), (["EMPTY"], 2, "there is no .json"), (["no*such"], 3, "no file matches"),
+     (["RANKS", "--address", "auto"], 2, "--engine ray"), (["RANKS", "--device", "cuda:0", "--lanes", "2"], 2, "lanes"),
+     (["RANKS", "--max-failed", "0", "--op-filter", "aten::relu"], 0, "")],
+)  # fmt: skip
+def test_usage(
+    ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], code: int, says: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.delenv("OPREPLAY_SHARED_DEVICE")
+    places = {"RANKS": ranks, "EMPTY": tmp_path / "empty"}
+    result = batch(*(places.get(arg, arg) for arg in args))
+    assert result.exit_code == code, result.stderr
+    assert says in result.stderr
+
+
+def test_a_dry_run_shows_the_merged_plan(ranks: Path) -> None:
+    result = batch(ranks, "--dry-run")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith("would replay 3 of 3 ops")
+
+
+def test_an_interrupted_batch_is_resumed(ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, measured = tmp_path / "r.jsonl", InProcess.measure
+    calls = []
+
+    def interrupted(self: InProcess, op: ReplayOp) -> object:
+        calls.append(op.id)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return measured(self, op)
+
+    monkeypatch.setattr(InProcess, "measure", interrupted)
+    first = batch(ranks, "-o", path)
+    assert first.exit_code == 130
+    assert first.stdout.startswith("replayed 1 of 3 ops")
+    again = batch(ranks, "-o", path, "--resume")
+    assert again.exit_code == 0, again.stderr
+    assert calls[0] not in calls[2:]
+    assert len(calls) == 4
+    file = read_result_file(path)
+    assert [trace.replayed for trace in file.traces] == [2, 2]
+    write_rank(ranks / "rank2.json", 2, own=5)
+    other = batch(ranks, "-o", path, "--resume")
+    assert other.exit_code == 2
+    assert "another trace" in other.stderr
+
+
+def test_several_processes_read_the_files(ranks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opreplay.replay.batch.reading.POOL_FROM_BYTES", 1)
+    result = batch(ranks, "--lanes", "2", "--dry-run")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith("would replay 3 of 3 ops")
+
+
+def test_stdout_can_take_the_records(ranks: Path) -> None:
+    result = batch(ranks, "-o", "-")
+    records = [json.loads(line)["record"] for line in result.stdout.splitlines()]
+    assert records == ["header", "op", "op", "op", "trace", "trace", "job", "summary"]
+
+
+def bare_rank(path: Path, rank: int) -> Path:
+    """A trace whose op has no arguments but an id."""
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 5, "pid": 1, "tid": 1,
+             "args": {"Record function id": 5}}  # fmt: skip
+    content = {"distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": [event]}
+    path.write_text(json.dumps(content))
+    return path
+
+
+def execution_trace(path: Path, rows: int) -> Path:
+    """The arguments of that op."""
+    node = {
+        "id": 5, "name": "aten::mm", "ctrl_deps": 1,
+        "inputs": {"values": [[3, 3, 0, 32, 4, "cpu"], [4, 4, 0, 8, 4, "cpu"]], "shapes": [[rows, 4], [4, 2]],
+                   "types": ["Tensor(float)"] * 2},
+        "outputs": {"values": [], "shapes": [], "types": []},
+        "attrs": [{"name": "rf_id", "type": "uint64", "value": 5}, {"name": "tid", "type": "uint64", "value": 1}],
+    }  # fmt: skip
+    path.write_text(json.dumps({"schema": "1.1.0-chakra.0.0.4", "pid": 77, "nodes": [node]}))
+    return path
+
+
+def test_each_trace_gets_the_execution_trace_of_its_rank(ranks: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    for rank in range(2):
+        bare_rank(folder / f"node{7 - rank}.json", rank)
+        execution_trace(folder / f"et_rank{rank}.json", 8 + rank)
+    execution_trace(folder / "et_rank5.json", 3)
+    result = batch(folder, "--execution-trace", folder / "et_*.json", "-o", tmp_path / "r.jsonl")
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr.count("--execution-trace gave 1 of 1 calls their arguments") == 2
+    assert "1 of 3 ExecutionTraces have no trace: " in result.stderr
+    file = read_result_file(tmp_path / "r.jsonl")
+    assert sorted(op.inputs[:8] for op in file.results) == ["f32[8,4]", "f32[9,4]"]
+    assert [(trace.rank, trace.source) for trace in file.traces] == [(1, "node6.json"), (0, "node7.json")]
+    none = batch(ranks, "--execution-trace", folder / "et_rank5.json", "--dry-run")
+    assert none.exit_code == 2
+    assert "no trace has an ExecutionTrace" in none.stderr
+
+
+def test_values_and_checks_are_those_of_run(ranks: Path, tmp_path: Path) -> None:
+    entry = {"aten::relu.self": {"dtype": "F32", "shape": [8, 4], "data_offsets": [0, 128]}}
+    text = json.dumps(entry).encode()
+    values = tmp_path / "v.safetensors"
+    values.write_bytes(len(text).to_bytes(8, "little") + text + bytes(128))
+    refused = batch(ranks, "--values", values, "--dry-run")
+    assert refused.exit_code == 2
+    assert "aten::relu.self is float32[8, 4]" in refused.stderr
+    assert batch(ranks, "--values", values).exit_code == 2
+    first = batch(ranks / "rank0.json", "--values", values, "--op-filter", "aten::relu", "--top", "1", "--check-work",
+                  "--check-kernels")  # fmt: skip
+    assert first.exit_code == 0, first.stderr
+    options = SEEN["options"]
+    assert isinstance(options, orchestrator.RunOptions)
+    assert (options.values, options.check_work, options.check_kernels) == (str(values), True, True)
+
+
+def test_traces_that_are_as_they_were_are_read_once(
+    ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, measured = tmp_path / "r.jsonl", InProcess.measure
+    plans = tmp_path / "r.jsonl.plans"
+
+    def interrupted(self: InProcess, op: ReplayOp) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(InProcess, "measure", interrupted)
+    assert batch(ranks, "-o", path).exit_code == 130
+    assert plans.exists()
+    write_rank(ranks / "rank0.json", 0)
+    monkeypatch.setattr(InProcess, "measure", measured)
+    again = batch(ranks, "-o", path, "--resume")
+    assert again.exit_code == 0, again.stderr
+    assert f"plans of 1 of 2 traces are those in {plans}" in again.stderr
+    assert not plans.exists()
+    file = read_result_file(path)
+    assert [op.count for op in file.results] == [4, 1, 1]
+    assert [trace.rank for trace in file.traces] == [0, 1]
+
+
+def test_a_batch_interrupted_while_reading_goes_on_there(
+    ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from opreplay.replay.batch import reading as batch_files
+
+    planned, read = batch_files._planned, []
+
+    def counting(path: str, how: batch_files.HowToRead) -> object:
+        read.append(path)
+        if len(read) == 2:
+            raise KeyboardInterrupt
+        return planned(path, how)
+
+    monkeypatch.setattr(batch_files, "_planned", counting)
+    assert batch(ranks, "-o", tmp_path / "r.jsonl").exit_code == 130
+    assert not (tmp_path / "r.jsonl").exists()
+    assert batch(ranks, "-o", tmp_path / "r.jsonl", "--resume").exit_code == 0
+    assert [Path(path).name for path in read] == ["rank0.json", "rank1.json.gz", "rank1.json.gz"]
+    assert batch(ranks, "-o", tmp_path / "s.jsonl", "--top", "1", "--total-time", "1us").exit_code == 0
+    assert (tmp_path / "s.jsonl.plans").exists()
+    other = batch(ranks, "-o", tmp_path / "s.jsonl", "--top", "1", "--resume")
+    assert other.exit_code == 0, other.stderr
+    assert "plans of 2 of 2 traces" in other.stderr
+    assert other.stdout.startswith("replayed 1 of 1 op ")
+    assert other.stdout.count("aten::relu") == 1
+    assert not (tmp_path / "s.jsonl.plans").exists()
+
+
+@pytest.mark.slow
+def test_processes_that_read_end_when_nobody_waits_for_them(ranks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import multiprocessing
+    import os
+    import time
+
+    from opreplay.replay.batch.reading import HowToRead, read_plans
+    from opreplay.replay.plan.selection import Selection
+
+    monkeypatch.setattr("opreplay.replay.batch.reading.POOL_FROM_BYTES", 1)
+    pipes = [ranks / "one", ranks / "two"]
+    for pipe in pipes:
+        os.mkfifo(pipe)  # which nobody writes: reading it takes for ever
+    selection = Selection(select="owner", include=(), exclude=(), top=None, min_share=None, allow_imports={})
+    read = HowToRead(selection=selection, device="cpu").reader()
+    before = set(multiprocessing.active_children())
+    plans = read_plans([str(ranks / "rank0.json"), *map(str, pipes)], read, processes=2)
+    assert next(plans).path == str(ranks / "rank0.json")
+    started = time.monotonic()
+    plans.close()  # type: ignore[attr-defined]
+    assert time.monotonic() - started < 20
+    assert set(multiprocessing.active_children()) <= before

@@ -1,0 +1,121 @@
+"""`opreplay calibrate`."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from opreplay.cli.main import opreplay
+from opreplay.replay.ascend import DeviceProfile, KernelCall, TensorSpec, list_devices, load_device
+from opreplay.replay.ascend.cost.predict import predict_time_us
+from opreplay.replay.ascend.profile import Rates
+
+HEADER = "Type,Duration(us),Input Shapes,Input Data Types,Output Shapes,Output Data Types,Count"
+DEVICE = load_device("910b3")
+
+
+def call(kind: str, n: int) -> KernelCall:
+    spec = TensorSpec(shape=(n,), dtype="float32")
+    return KernelCall(type=kind, inputs=(spec,), outputs=(spec,))
+
+
+def profile(path: Path, times: dict[tuple[str, int], float]) -> Path:
+    rows = [f'{kind},{us},"""{n}""",FLOAT,"""{n}""",FLOAT,3' for (kind, n), us in times.items()]
+    path.write_text("\n".join((HEADER, *rows)) + "\n")
+    return path
+
+
+def invoke(*args: object) -> Result:
+    return CliRunner().invoke(opreplay, ["calibrate", *map(str, args)], env={"COLUMNS": "100"})
+
+
+def slower(factor: float) -> DeviceProfile:
+    rates = {name: getattr(DEVICE.rates, name) for name in Rates.__struct_fields__}
+    for name in ("launch_one_us", "launch_full_us"):
+        rates[name] *= factor
+    return msgspec.structs.replace(DEVICE, rates=Rates(**rates))
+
+
+def test_a_slower_device_is_learned_and_its_file_is_used(tmp_path: Path) -> None:
+    other = slower(1.4)
+    random.seed(1)
+    kernels = [(kind, 1 << k) for kind in ("Relu", "Exp", "Cast", "Neg") for k in (8, 12, 16, 20)]
+    times = {k: predict_time_us(call(*k), other) * random.uniform(0.97, 1.03) for k in kernels}
+    path = profile(tmp_path / "kernels.csv", times)
+    out = tmp_path / "my.toml"
+    result = invoke(path, "--soc", "910b3", "-o", out, "--name", "mine", "--format", "json")
+    assert result.exit_code == 0, result.stderr
+    facts = json.loads(result.stdout)
+    assert facts["after_held_out"]["overall"]["mape"] < 0.5 * facts["before"]["overall"]["mape"]
+    mine = load_device(out)
+    assert mine.name == "mine"
+    assert mine.datasheet["aic_cores"].value == DEVICE.aic_cores
+    assert "opreplay calibrate" in out.read_text()
+    unseen = call("Relu", 1 << 10)
+    assert abs(predict_time_us(unseen, mine) / predict_time_us(unseen, other) - 1) < 0.1
+    validated = CliRunner().invoke(opreplay, ["validate", str(path), "--soc", str(out), "--format", "json"])
+    assert json.loads(validated.stdout)["overall"]["median_ape"] < 0.1
+    assert mine.families["Activation"].samples == 4
+
+
+@pytest.mark.parametrize("factor", [0.02, 50.0])
+def test_one_absurd_measurement_does_little(tmp_path: Path, factor: float) -> None:
+    path = profile(tmp_path / "k.csv", {("Relu", 1 << 16): predict_time_us(call("Relu", 1 << 16), DEVICE) * factor})
+    result = invoke(path, "--soc", "910b3", "--output", tmp_path / "my.toml")
+    assert result.exit_code == 0, result.stderr
+    assert "too few kernels" in result.stdout
+    mine = load_device(tmp_path / "my.toml")
+    for probe in (call("Add", 1 << 20), call("Cast", 64), call("Relu", 1 << 22)):
+        assert 0.8 < predict_time_us(probe, mine) / predict_time_us(probe, DEVICE) < 1.25
+
+
+def test_noise_moves_nothing(tmp_path: Path) -> None:
+    random.seed(3)
+    kernels = [("Relu", 1 << k) for k in range(8, 20)]
+    times = {k: predict_time_us(call(*k), DEVICE) * random.choice((0.5, 2.0)) for k in kernels}
+    result = invoke(profile(tmp_path / "k.csv", times), "--soc", "910b3", "-o", tmp_path / "my.toml")
+    probe = call("SwiGlu", 1 << 20)
+    ratio = predict_time_us(probe, load_device(tmp_path / "my.toml")) / predict_time_us(probe, DEVICE)
+    assert 0.85 < ratio < 1.18, result.stdout
+
+
+def test_what_cannot_be_written_is_refused_before_work(tmp_path: Path) -> None:
+    path = profile(tmp_path / "k.csv", {("Relu", 64): 3.0})
+    (tmp_path / "old.toml").write_text("")
+    assert "exists" in invoke(path, "--soc", "910b3", "-o", tmp_path / "old.toml").stderr
+    assert ".toml" in invoke(path, "--soc", "910b3", "-o", tmp_path / "x.json").stderr
+    assert "holds device files" in invoke(path, "--soc", "910b3", "--shipped", "1", "-o", tmp_path).stderr
+    assert "several devices" in invoke(path, path, "--soc", "910b3", "--soc", "910b4", "-o", tmp_path / "y.toml").stderr
+    assert invoke(path, "--soc", "910b3", "-o", tmp_path / "old.toml", "--force").exit_code == 0
+
+
+def test_no_kernels_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "k.csv"
+    path.write_text(HEADER + "\n")
+    result = invoke(path, "--soc", "910b3", "-o", tmp_path / "my.toml")
+    assert result.exit_code == 3
+    assert "no measured kernels" in result.stderr
+    assert not (tmp_path / "my.toml").exists()
+
+
+def test_shipped_files_come_from_this_command(tmp_path: Path) -> None:
+    path = profile(tmp_path / "k.csv", {("Relu", 1 << k): 3.0 + k / 10 for k in range(8, 14)})
+    result = invoke(path, "--soc", "910b4", "--shipped", "2026.1", "-o", tmp_path)
+    assert result.exit_code == 0, result.stderr
+    assert sorted(p.stem for p in tmp_path.glob("*.toml")) == list_devices()
+    made = load_device(tmp_path / "910b4.toml")
+    assert made.version == "2026.1"
+    assert made.families["Activation"].samples == 6
+    assert load_device(tmp_path / "910b1.toml").families["Activation"].samples_elsewhere == 6
+    assert "no fit has seen" in result.stdout
+
+
+@pytest.mark.parametrize("name", list_devices())
+def test_the_header_of_a_shipped_file_names_the_command(name: str) -> None:
+    folder = Path(__file__).parents[3] / "replay/ascend/devices"
+    assert "opreplay calibrate --shipped" in (folder / f"{name}.toml").read_text()[:300]

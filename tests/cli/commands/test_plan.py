@@ -1,0 +1,74 @@
+"""`opreplay plan` and `simulate`: predictions follow from what the initializers of a run would give."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from opreplay.cli.main import opreplay
+from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.ir.plan_file import save_plan
+from opreplay.traces.model import TensorMeta
+
+LAYER = "vllm::outplace_fused_experts"
+TOKENS, CHOICES = 512, 4
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    """A plan of one layer of experts, whose time depends on the routes."""
+    shapes = {"hidden_states": (TOKENS, 512), "w1": (64, 1024, 512), "w2": (64, 512, 512)}
+    metas = {name: TensorMeta(shape=shape, dtype="bfloat16") for name, shape in shapes.items()}
+    metas["topk_ids"] = TensorMeta(shape=(TOKENS, CHOICES), dtype="int32")
+    layer = ReplayOp(
+        id="a" * 12, name=LAYER, count=1, recorded=Recorded(host_us_total=9.0, host_us_median=9.0),
+        resolved_by="reference", args=tuple(ReplayArg(name=n, type="Tensor", tensors=(m,)) for n, m in metas.items()),
+        outputs=(None,),
+    )  # fmt: skip
+    path = tmp_path / "plan.json"
+    save_plan(ReplayPlan(source="t", device_us_total=0.0, host_us_total=9.0, ops=(layer,)), path)
+    return path
+
+
+def invoke(*args: object) -> Result:
+    return CliRunner().invoke(opreplay, [*map(str, args)], env={"COLUMNS": "100"})
+
+
+def facts(*args: object) -> Any:
+    result = invoke(*args, "--format", "json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def predicted_us(plan: Path, *args: object) -> float:
+    """What `plan`, `plan --explain` and `simulate` say alike."""
+    (op,) = facts("plan", plan, *args)["unique_ops"]
+    explained = facts("plan", plan, "--explain", LAYER, *args)
+    stepped = facts("simulate", plan, *args)["socs"]["910b3"]["total_us"]
+    assert explained["simulated"]["910b3"]["simulated"]["time_us"] == pytest.approx(op["simulated_us"]["910b3"])
+    assert stepped == pytest.approx(op["simulated_us"]["910b3"])
+    return stepped
+
+
+def test_routes_follow_from_seed_settings_and_values(plan: Path, tmp_path: Path) -> None:
+    module = tmp_path / "mine.py"
+    module.write_text("LOADED = True\n")
+    even = predicted_us(plan)
+    assert predicted_us(plan, "--seed", 0) == even
+    zipf = ("--init-arg", "moe_routing.distribution=zipf", "--init-module", module)
+    skewed = {predicted_us(plan, *zipf, "--seed", seed) for seed in range(3)}
+    assert even not in skewed
+    assert len(skewed) > 1
+    data = b"".join(bytes([choice, 0, 0, 0]) for _ in range(TOKENS) for choice in range(CHOICES))
+    entry = {f"{LAYER}.topk_ids": {"dtype": "I32", "shape": [TOKENS, CHOICES], "data_offsets": [0, len(data)]}}
+    header = json.dumps(entry).encode()
+    values = tmp_path / "routes.safetensors"
+    values.write_bytes(len(header).to_bytes(8, "little") + header + data)
+    assert predicted_us(plan, "--values", values) not in {even, *skewed}
+    values.write_bytes(values.read_bytes().replace(LAYER.encode(), LAYER.upper().encode()))
+    assert "is for an op that the plan does not hold" in invoke("plan", plan, "--values", values).stderr
+    assert invoke("plan", plan, "--init-arg", "moe_routing.colour=red").exit_code == 2

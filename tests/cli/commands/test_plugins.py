@@ -1,0 +1,115 @@
+"""`opreplay plugins`, and --plugin on the commands that make or run plans."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from opreplay.cli.main import opreplay
+from opreplay.initializers import extensions
+from opreplay.replay import plugins
+from opreplay.replay.ascend.custom import estimators as custom
+
+CODE = """
+from opreplay.initializers.base import CustomInit
+from opreplay.initializers.extensions import register_initializer
+from opreplay.replay import Conversion, register_conversion, register_executor
+from opreplay.replay.ascend.custom import register_op_estimator
+
+@register_conversion("mylib::act")
+def act(call):
+    return Conversion(op="aten::relu", args=call.args, note="same")
+
+@register_executor("mylib::run", override=True)
+def run(x):
+    return x + 1
+
+@register_initializer
+class Mine(CustomInit):
+    name = "mine"
+    op_patterns = ("mylib::run",)
+    priority = 3
+
+@register_op_estimator("mylib::run", "910b3")
+def estimate(op_invoke_info, device):
+    return 1e-6
+"""
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    yield
+    plugins.clear_registrations()
+    extensions.clear_registrations()
+    custom.clear_registrations()
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Path:
+    path = tmp_path / "my_ops.py"
+    path.write_text(CODE)
+    return path
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    args = {"Input Dims": [[4, 4]], "Input type": ["float"], "Input Strides": [[4, 1]], "Concrete Inputs": [""]}
+    event = {"ph": "X", "cat": "cpu_op", "name": "mylib::act", "pid": 1, "tid": 1, "ts": 1, "dur": 2, "args": args}
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"traceEvents": [event]}))
+    return path
+
+
+def invoke(*args: object) -> Result:
+    return CliRunner().invoke(opreplay, [str(arg) for arg in args], env={"COLUMNS": "160"})
+
+
+def test_everything_registered_is_listed_with_its_origin(plugin: Path) -> None:
+    result = invoke("plugins", "--plugin", plugin, "--format", "json")
+    assert result.exit_code == 0, result.stderr
+    found = {(one["kind"], one["name"]): one for one in json.loads(result.stdout)}
+    assert set(found) == {
+        ("conversion", "act"), ("executor", "run"), ("initializer", "mine"), ("estimator", "estimate"),
+    }  # fmt: skip
+    assert {one["source"] for one in found.values()} == {f"--plugin {plugin}"}
+    assert found["conversion", "act"]["place"].endswith("my_ops.py:7")
+    assert [found[key]["note"] for key in sorted(found)] == ["", found["estimator", "estimate"]["note"], "override",
+                                                            "priority 3"]  # fmt: skip
+    text = invoke("plugins", "--plugin", plugin).stdout
+    assert "run (override)" in text
+    assert "mylib::act" in text
+
+
+def test_without_plugins_the_list_says_how_to_load_one() -> None:
+    assert "--plugin FILE" in invoke("plugins").stdout
+    assert json.loads(invoke("plugins", "--format", "json").stdout) == []
+
+
+def test_a_plugin_that_fails_is_a_usage_error_with_file_and_line(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("x = 1\n1 / 0\n")
+    result = invoke("plugins", "--plugin", broken)
+    assert result.exit_code == 2
+    assert f"--plugin {broken} fails: {broken}:2: ZeroDivisionError" in result.stderr
+    assert invoke("plugins", "--plugin", "no.such.module").exit_code == 2
+    broken.write_text("import sys\nsys.exit(3)\n")
+    result = invoke("plugins", "--plugin", broken)
+    assert result.exit_code == 2
+    assert f"--plugin {broken} fails: {broken}:2: SystemExit: 3" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate", "run"])
+def test_commands_use_plugins_and_say_so(command: str, plugin: Path, trace: Path, tmp_path: Path) -> None:
+    more = {"run": ["--op-time", "1ms"], "plan": ["--output", tmp_path / "plan.json"]}.get(command, [])
+    result = invoke(command, trace, "--plugin", plugin, *more)
+    assert result.exit_code == 0, result.stderr
+    assert f"--plugin {plugin}: 1 conversion, 1 executor, 1 initializer, 1 estimator" in result.stderr
+    if command == "run":
+        assert "replayed 1 of 1 op " in result.stdout
+    if command == "plan":
+        (op,) = json.loads((tmp_path / "plan.json").read_text())["ops"]
+        assert (op["name"], op["via"]) == ("mylib::act", "aten::relu")

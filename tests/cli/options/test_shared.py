@@ -1,0 +1,68 @@
+"""Option values: sizes, times, shares, assignments."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from opreplay.cli.main import opreplay
+from opreplay.cli.options.types import Assignments, ByteSize, Duration, Share
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1GB", 10**9), ("1 GB", 10**9), ("512MiB", 512 << 20), ("800k", 800_000), ("1.5G", 1_500_000_000), ("7", 7),
+     ("800K", 800_000), ("2KiB", 2048)],
+)  # fmt: skip
+def test_sizes(text: str, size: int) -> None:
+    assert ByteSize().convert(text, None, None) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "1 parsec", "0", "nan", "1e999x"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is no size"):
+        ByteSize().convert(text, None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("0.2", 0.2), ("200ms", 0.2), ("2min", 120.0), ("1s", 1.0), ("50us", 5e-5)]
+)
+def test_times(text: str, seconds: float) -> None:
+    assert Duration().convert(text, None, None) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["0", "-1s", "1 fortnight", "soon"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is no time"):
+        Duration().convert(text, None, None)
+
+
+@pytest.mark.parametrize(("text", "share"), [("0.1%", 0.001), ("0.001", 0.001), ("100%", 1.0), ("0", 0.0)])
+def test_shares(text: str, share: float) -> None:
+    assert Share().convert(text, None, None) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["101%", "2", "-1%", "x"])
+def test_what_is_no_share_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is no share"):
+        Share().convert(text, None, None)
+
+
+def test_assignments_fit_their_patterns() -> None:
+    kind = Assignments(re.compile("[a-z]+"), re.compile("[a-z.]+"), "ns=module")
+    assert kind.convert("myops=my.ops", None, None) == ("myops", "my.ops")
+    for text in ("myops", "=x", "a=", "a=b c", "A=b"):
+        with pytest.raises(click.BadParameter, match="write it like ns=module"):
+            kind.convert(text, None, None)
+
+
+def test_custom_op_files_run_before_the_trace_is_read(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("raise RuntimeError('read me')\n")
+    for command in ("run", "plan", "simulate"):
+        result = CliRunner().invoke(opreplay, [command, "nowhere.json", "--custom-op-dir", str(tmp_path)])
+        assert result.exit_code == 2
+        assert f"{tmp_path}/mine.py:1: RuntimeError: read me" in result.stderr

@@ -1,0 +1,75 @@
+"""Collectives by latency and bandwidth: levels of the network, algorithms, and measured totals."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from opreplay.replay.ascend import KernelCall, TensorSpec, list_devices, load_device
+from opreplay.replay.ascend.cost.collective import Level, levels_of, phase_us
+from opreplay.replay.ascend.cost.predict import predict_kernel
+from opreplay.replay.ascend.profile import Link
+
+B3, C = load_device("910b3"), load_device("910c")
+LINK = Link(bytes_per_s=1e9, latency_us=10.0)
+
+
+def time_us(kind: str, size: int, world: int, device=B3) -> float:
+    spec = TensorSpec(shape=(size,), dtype="int8")
+    call = KernelCall(type=kind, inputs=(spec,), outputs=(spec,), attrs={"world_size": world})
+    return predict_kernel(call, device).terms_us.get("link", 0.0)
+
+
+def test_a_mesh_has_one_link_a_peer() -> None:
+    assert levels_of(1, B3) == []
+    (pair,) = levels_of(2, B3)
+    assert pair.link.bytes_per_s == pytest.approx(19.8e9)
+    (server,) = levels_of(8, B3)
+    assert server.link.bytes_per_s == pytest.approx(7 * 19.8e9)
+    inner, outer = levels_of(32, B3)
+    assert (inner.dies, outer.dies) == (8, 4)
+    assert outer.link.bytes_per_s == 25e9
+
+
+def test_dies_of_a_package_are_closer_than_those_of_a_server() -> None:
+    assert levels_of(2, C)[0].link.bytes_per_s == 224e9
+    assert levels_of(16, C)[0].link.bytes_per_s == 218e9
+    assert levels_of(32, C)[1].link.latency_us == 5.5
+
+
+@pytest.mark.parametrize(("size", "dies", "expected"), [(0, 8, 30.0), (0, 5, 30.0), (8e9, 8, 7e6 + 30)])
+def test_without_direct_links_the_quicker_of_ring_and_halving(size: float, dies: int, expected: float) -> None:
+    assert phase_us(size, Level(dies, LINK, False)) == pytest.approx(expected)
+    assert phase_us(1e9, Level(5, LINK, False)) == pytest.approx(0.8e6 + 40)
+    assert phase_us(8e9, Level(8, LINK, True)) == pytest.approx(7e6 + 10)
+
+
+def test_all_gather_of_sixteen_dies_reaches_the_measured_bandwidth() -> None:
+    # A3, TP16: all-gather achieves 218 GB/s per die beyond its start.
+    size = 1 << 30
+    assert time_us("hcom_allGather_", size, 16, C) == pytest.approx(size * 15 / 16 / 218e9 * 1e6, rel=0.01)
+
+
+@pytest.mark.parametrize("name", list_devices())
+@pytest.mark.parametrize("kind", ["hcom_allReduce_", "hcom_allGather_", "hcom_alltoallv_", "hcom_broadcast_"])
+def test_more_bytes_take_longer_and_servers_apart_longer_still(name: str, kind: str) -> None:
+    device = load_device(name)
+    sizes = [time_us(kind, 1 << k, 8, device) for k in (10, 20, 30)]
+    assert sizes == sorted(sizes)
+    dies = device.server_dies
+    # Of an all-to-all most leaves the server, where A3 is about as fast as within it.
+    least = 0.85 if "alltoall" in kind else 1.0
+    assert time_us(kind, 1 << 28, 4 * dies, device) > least * time_us(kind, 1 << 28, dies, device)
+    assert time_us(kind, 1 << 28, 1, device) == 0
+
+
+def test_all_reduce_is_reduce_scatter_and_all_gather() -> None:
+    parts = time_us("hcom_reduceScatter_", 1 << 26, 32) + time_us("hcom_allGather_", 1 << 26, 32)
+    assert time_us("hcom_allReduce_", 1 << 26, 32) == pytest.approx(parts)
+    assert time_us("hcom_barrier_", 1 << 26, 32) < 20
+    assert time_us("hcom_send_", 1 << 26, 2) > time_us("hcom_barrier_", 1 << 26, 2)
+
+
+def test_a_device_without_a_far_link_goes_on_with_its_own() -> None:
+    alone = msgspec.structs.replace(B3, far_link=None, pair_link=None, peer_bytes_per_s=None)
+    assert levels_of(16, alone)[1].link == alone.link

@@ -1,0 +1,149 @@
+"""Device files: schema, units, names, and what ships."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from opreplay.replay.ascend import list_devices, load_device
+from opreplay.replay.ascend.devices.file import compile_device, load_file, load_model, read_device_file
+from opreplay.replay.ascend.devices.text import device_text
+from opreplay.traces.errors import FormatError, UsageError
+
+SHIPPED = ["910b1", "910b2", "910b3", "910b4", "910c"]
+
+
+def test_shipped_devices() -> None:
+    assert list_devices() == SHIPPED
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_number_has_unit_source_and_confidence(name: str) -> None:
+    file = load_file(name)
+    for quantity in [*file.datasheet.values(), *file.rates.values()]:
+        assert quantity.unit
+        assert quantity.source
+    assert all(entry.source and entry.confidence for entry in file.families.values())
+
+
+def test_golden_totals() -> None:
+    """Peak rates from the datasheet: bf16 TFLOP/s = 2 * MAC/cycle * cores * MHz."""
+    peaks = {}
+    for name in SHIPPED:
+        device = load_device(name)
+        peaks[name] = round(2 * device.macs_per_cycle["bfloat16"] * device.aic_cores * device.freq_hz / 1e12, 1)
+    assert peaks == {"910b1": 363.7, "910b2": 353.9, "910b3": 294.9, "910b4": 270.3, "910c": 353.9}
+    assert load_device("910b4").l2_bytes == 96 * 2**20
+    assert load_device("910b4").hbm_bytes_per_s == 0.8e12
+
+
+@pytest.mark.parametrize(
+    "name", ["Ascend910B3", "ASCEND910b3", "910B3", " 910b3 ", "ATLAS_800_A2_313T", "atlas-800-a2-313t"]
+)
+def test_names_and_aliases_in_any_case(name: str) -> None:
+    assert load_device(name).name == "910b3"
+
+
+def test_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="910z") as caught:
+        load_device("910z")
+    assert all(name in caught.value.hint for name in SHIPPED)
+
+
+def test_missing_file_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot read"):
+        load_device(tmp_path / "none.toml")
+
+
+MINIMAL = """
+schema_version = 1
+name = "mine"
+base = "910b3"
+[datasheet.aic_cores]
+value = 10
+unit = "core"
+source = "my own machine"
+confidence = "measured"
+"""
+
+
+def test_a_file_may_start_from_a_shipped_device(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(MINIMAL)
+    mine, base = load_device(path), load_device("910b3")
+    assert (mine.name, mine.aic_cores) == ("mine", 10)
+    assert mine.rates == base.rates
+    assert mine.families == base.families
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("schema_version = 1", "schema_version = 9"), "schema_version is 9"),
+        (("schema_version = 1", ""), "schema_version is None"),
+        (("[datasheet.aic_cores]", "[datasheet.aic_core]"), "unknown name in .datasheet.: aic_core"),
+        (('unit = "core"', 'unit = "Hz"'), "datasheet.aic_cores is in 'Hz', expected 'core'"),
+        (("value = 10", "value = -1"), "must be above 0"),
+        (("value = 10", "value = nan"), "finite"),
+        (("value = 10", 'value = "ten"'), r"datasheet.aic_cores: Expected `float`, got `str`"),
+        (('confidence = "measured"', 'confidence = "sure"'), "confidence"),
+        (('source = "my own machine"', ""), r"datasheet.aic_cores: .*missing required field `source`"),
+        (("value = 10", "value = "), "line 6"),
+        (('base = "910b3"', ""), "lacks"),
+        (('base = "910b3"', 'colour = "red"'), "colour"),
+    ],
+)
+def test_broken_files_name_the_key_or_line(change: tuple[str, str], message: str) -> None:
+    assert change[0] in MINIMAL
+    with pytest.raises(FormatError, match=message):
+        read_device_file(MINIMAL.replace(*change).encode(), "mine.toml")
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ("[rates.warp_speed]\nvalue = 1\nunit = 'us'\nsource = 'x'\nconfidence = 'fitted'", "warp_speed"),
+        ("[rates.launch_one_us]\nvalue = 1\nunit = 'ms'\nsource = 'x'\nconfidence = 'fitted'", "expected 'us'"),
+        ("[families.Nonsense]\nsource = 'x'\nconfidence = 'fitted'", "Nonsense"),
+        ("[families.Add]\ncycles = -1\nsource = 'x'\nconfidence = 'fitted'", "families.Add.cycles"),
+        ("[families.Add]\ntypes = ['Add']\nsource = 'x'\nconfidence = 'fitted'", "shared model"),
+    ],
+)
+def test_broken_sections(section: str, message: str) -> None:
+    with pytest.raises(FormatError, match=message):
+        read_device_file(f"{MINIMAL}\n{section}\n".encode(), "mine.toml")
+
+
+def test_unknown_base(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(MINIMAL.replace('"910b3"', '"910z"'))
+    with pytest.raises(FormatError, match="no shipped device"):
+        load_device(path)
+
+
+def test_what_is_written_reads_back(tmp_path: Path) -> None:
+    file = load_file("910b2")
+    device = compile_device(file)
+    plain = compile_device(read_device_file(_bare("910b2").encode(), "bare"))
+    path = tmp_path / "again.toml"
+    path.write_text(device_text(file, device, header="again", source="test", model=plain))
+    again = load_device(path)
+    assert again.families.keys() == device.families.keys()
+    for name, family in device.families.items():
+        assert again.families[name].cycles == pytest.approx(family.cycles, rel=1e-3)
+        assert again.families[name].band == pytest.approx(family.band, rel=1e-3)
+    assert again.rates.launch_full_us == pytest.approx(device.rates.launch_full_us, rel=1e-3)
+
+
+def _bare(name: str) -> str:
+    text = [f'schema_version = 1\nname = "{name}"\n']
+    for key, q in load_file(name).datasheet.items():
+        text.append(f'[datasheet.{key}]\nvalue={q.value}\nunit="{q.unit}"\nsource="x"\nconfidence="{q.confidence}"\n')
+    return "\n".join(text)
+
+
+def test_model_is_sound() -> None:
+    model = load_model()
+    assert "Unknown" in model.families
+    assert all(entry.form for entry in model.families.values())

@@ -1,0 +1,59 @@
+"""The work of ops in the reports: table, Markdown, CSV, and warnings of ops that do none."""
+
+from __future__ import annotations
+
+import csv
+import io
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from opreplay.replay.arguments.work.amounts import Amount, Work, work
+from opreplay.replay.report.run import csv_, markdown
+from opreplay.replay.report.run.work import work_cell, work_notes, work_table
+from opreplay.replay.results.records import OpResult
+
+
+@pytest.fixture
+def results(made: SimpleNamespace) -> list[OpResult]:
+    tokens = work(Amount(what="context tokens", done=8192, most=65536))
+    idle = work(Amount(what="rows", done=0, most=7), warnings=("offsets | descend",))
+    replaced = [
+        msgspec.structs.replace(result, work=found)
+        for result, found in zip(made.results, (tokens, idle, None), strict=False)
+    ]
+    return [*replaced, *made.results[3:]]
+
+
+@pytest.mark.parametrize("width", [40, 80, 160])
+def test_table(results: list[OpResult], width: int) -> None:
+    stream = io.StringIO()
+    for part in work_table(results):
+        Console(file=stream, width=width, markup=False, highlight=False).print(part)
+    text = stream.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    flat = " ".join(text.split())
+    assert "no work: 0 of 7" in flat or width == 40
+    assert ("8,192 of 65,536 context tokens (12.5 %)" in flat) or width == 40
+
+
+def test_without_counts_there_is_nothing(made: SimpleNamespace) -> None:
+    assert work_table(made.results) == []
+    assert work_notes(made.results) == []
+    assert work_cell(msgspec.structs.replace(made.results[0], work=Work(amounts=()))) == ""
+
+
+def test_idle_ops_and_odd_values_are_warned_of(results: list[OpResult]) -> None:
+    first, second = work_notes(results)
+    assert first == "warning: 1 op without work: aten::cudnn_convolution"
+    assert second == "warning: the values of 1 op are odd: aten::cudnn_convolution: offsets | descend"
+
+
+def test_files(made: SimpleNamespace, results: list[OpResult]) -> None:
+    page = markdown.render(made.header, results, made.summary)
+    assert "| `aten::addmm` | 74.1 % | 8,192 of 65,536 context tokens (12.5 %) |" in page
+    assert "- warning: 1 op without work" in page
+    rows = list(csv.DictReader(io.StringIO(csv_.render(made.header, results, made.summary))))
+    assert [row["work"] for row in rows[:3]] == ["8,192 of 65,536 context tokens (12.5 %)", "no work: 0 of 7 rows", ""]

@@ -1,0 +1,178 @@
+"""Lists that a trace lacks: recovered from the calls inside, from what reads the result, from autograd's labels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from opreplay.replay.ir.model import ReplayArg, ReplayOp
+from opreplay.replay.plan.build import build_plan
+from opreplay.replay.resolve.guess.relatives import RelativesIndex
+from opreplay.traces.model import OpSignature
+from tests.replay.plan.test_build import trace
+
+
+def call(name: str, *args: tuple[object, str] | tuple[object, str, str]) -> OpSignature:
+    """args: (dims, type) or (dims, type, concrete text)."""
+    concrete = tuple(str(arg[2]) if len(arg) > 2 else "" for arg in args)
+    dims: Any = tuple(arg[0] for arg in args)
+    return OpSignature(name=name, dims=dims, types=tuple(arg[1] for arg in args), concrete=concrete)
+
+
+LIST, FLAG = ((), "TensorList"), ((), "Scalar")
+
+
+def zero() -> tuple[object, str, str]:
+    return ((), "Scalar", "0")
+
+
+def f(*shape: int) -> tuple[object, str]:
+    return (shape, "float")
+
+
+def planned(name: str, *rows: tuple[OpSignature, int, int]) -> ReplayOp:
+    return next(op for op in build_plan(trace(list(rows)), select="all").ops if op.name == name)
+
+
+def argument(op: ReplayOp, name: str) -> ReplayArg:
+    return next(arg for arg in op.args if arg.name == name)
+
+
+def shapes(op: ReplayOp, name: str) -> list[tuple[int, ...]]:
+    return [meta.shape for meta in argument(op, name).tensors if meta is not None]
+
+
+def note(op: ReplayOp, name: str) -> str:
+    return "; ".join(found.what for found in op.assumptions if found.argument == name)
+
+
+CAT = call("aten::cat", LIST, zero())
+
+
+def test_parts_of_cat_from_the_views_of_its_result() -> None:
+    """torch 1.x on a GPU narrows the result once a part."""
+    inside = call("aten::narrow", ((417,), "long int"), FLAG, FLAG, FLAG)
+    op = planned("aten::cat", (CAT, 0, 100), (inside, 10, 5), (inside, 20, 5), (inside, 30, 5))
+    assert shapes(op, "tensors") == [(139,), (139,), (139,)]
+    assert all(meta is not None and meta.dtype == "int64" for meta in argument(op, "tensors").tensors)
+    assert "3 parts of the result [417]" in note(op, "tensors")
+
+
+def test_parts_of_concat_from_what_cat_does_inside() -> None:
+    inside = call("aten::narrow", f(10, 4), FLAG, FLAG, FLAG)
+    rows = [(call("aten::concat", LIST, zero()), 0, 100), (CAT, 10, 80), (inside, 20, 5), (inside, 30, 5)]
+    assert shapes(planned("aten::concat", *rows), "tensors") == [(5, 4), (5, 4)]
+
+
+def test_parts_of_cat_from_what_reads_the_result() -> None:
+    """DDP flattens its parameters and broadcasts them: a list of one tensor, whose type the kernel has to tell."""
+    reader = call("c10d::broadcast_", (((9600,),), "TensorList"), FLAG)
+    op = planned("aten::cat", (CAT, 0, 100), (reader, 120, 50))
+    assert shapes(op, "tensors") == [(4800,), (4800,)]
+    assert "c10d::broadcast_ reads next, [9600]; float32" in note(op, "tensors")
+
+
+def test_a_call_on_another_thread_is_no_reader() -> None:
+    made = trace([(CAT, 0, 100), (call("aten::neg", f(8)), 120, 50)])
+    made.ops.track[1] = 1
+    op = next(op for op in build_plan(made, select="all").ops if op.name == "aten::cat")
+    assert str(op.reason) == "metadata missing: shapes of tensor list tensors"
+
+
+def test_stack_from_its_unsqueezes() -> None:
+    inside = call("aten::unsqueeze", f(8), FLAG)
+    rows = [(call("aten::stack", LIST, zero()), 0, 100), *((inside, 10 * i, 5) for i in range(1, 4))]
+    assert shapes(planned("aten::stack", *rows), "tensors") == [(8,), (8,), (8,)]
+
+
+def test_all_parameters_of_a_foreach_from_the_calls_inside() -> None:
+    """62 parameters of a ResNet: a list of more than 30 elements is not recorded."""
+    sizes = [(64, 3, 7, 7), (64,), (128, 64, 3, 3)] * 20 + [(1000, 512), (1000,)]
+    inside = [(call("aten::result_type", f(*size), FLAG), 10 + i, 1) for i, size in enumerate(sizes)]
+    op = planned("aten::_foreach_add_", (call("aten::_foreach_add_", LIST, LIST, zero()), 0, 1000), *inside)
+    assert shapes(op, "self") == shapes(op, "other") == sizes
+
+
+def test_a_fused_optimizer_has_the_parameters_that_gradients_were_accumulated_for() -> None:
+    """Two steps: every gradient appears twice."""
+    label = "torch::autograd::AccumulateGrad"
+    grads = [call(label, f(64, 32)), call(label, f(64)), call(label, f(64))]
+    rows = [(grad, 10 * i, 5) for i, grad in enumerate(grads * 2)]
+    lists = [LIST] * 6
+    fused = call("aten::_fused_sgd_", *lists[:3], zero(), zero(), zero(), zero(), zero(), zero(), zero())
+    op = planned("aten::_fused_sgd_", *rows, (fused, 200, 50))
+    assert sorted(shapes(op, "self")) == [(64,), (64,), (64, 32)]
+    assert shapes(op, "grads") == shapes(op, "self")
+    assert "gradients of a backward pass" in note(op, "self")
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_sizes_of_pieces(exact: bool) -> None:
+    whole = ((6, 416), "float")
+    text = "[6, {}]" if exact else ""
+    inside = [
+        (call("aten::as_strided", whole, ((), "ScalarList", text.format(n)), ((), "ScalarList", ""), FLAG), 10 * i, 5)
+        for i, n in enumerate((13, 3, 400), start=1)
+    ]
+    split = call("aten::split_with_sizes", whole, ((), ""), ((), "Scalar", "1"))
+    op = planned("aten::split_with_sizes", (split, 0, 100), *inside)
+    assert argument(op, "split_sizes").value == ((13, 3, 400) if exact else (139, 139, 138))
+    assert ("3 pieces made inside" if exact else "3 even pieces") in note(op, "split_sizes")
+
+
+def test_sizes_of_new_tensors_from_what_is_written_two_levels_below() -> None:
+    zeros = call("aten::zeros", ((), ""), ((), ""), ((), ""), ((), ""), FLAG)
+    rows = [(zeros, 0, 100), (call("aten::zeros", *[((), "")] * 5), 10, 80), (call("aten::zero_", f(7, 3)), 20, 5)]
+    assert argument(planned("aten::zeros", *rows), "size").value == (7, 3)
+
+
+def test_an_allocation_of_unknown_size_is_small_and_says_so() -> None:
+    op = planned("aten::empty", (call("aten::empty", ((), ""), ((), ""), ((), ""), ((), ""), FLAG, ((), "")), 0, 5))
+    assert op.reason is None
+    assert argument(op, "size").value == (1,)
+    assert "nothing in the trace tells it" in note(op, "size")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "equation"),
+    [
+        (((1, 3600, 768), (1, 2, 768)), "acb,adb->acd"),
+        (((16, 64), (32, 64)), "ba,ca->bc"),
+        (((16, 64), (16, 64)), "ba,ca->bc"),
+        (((2, 12, 50, 64), (2, 12, 70, 64)), "abdc,abec->abde"),
+        (((3, 4), (4, 5)), None),
+    ],
+)
+def test_an_equation_follows_from_the_shapes(shapes: tuple[tuple[int, ...], ...], equation: str | None) -> None:
+    strides = tuple(tuple(math.prod(shape[d + 1 :]) for d in range(len(shape))) for shape in shapes)
+    signature = OpSignature(
+        name="aten::einsum", dims=((), shapes, ()), types=("", "TensorList", ""), strides=((), strides, ()),
+        concrete=("", "", ""),
+    )  # fmt: skip
+    op = planned("aten::einsum", (signature, 0, 10))
+    if equation is None:
+        assert str(op.reason) == "metadata missing: value of equation"
+        return
+    assert argument(op, "equation").value == equation
+    out = torch.einsum(equation, *(torch.zeros(shape) for shape in shapes))
+    assert out.dim() == len(shapes[0])
+
+
+def test_a_single_scalar_tensor_of_an_npu_profile() -> None:
+    """torch_npu writes the dimensions of a lone 0-dim tensor as an empty text."""
+    op = planned("aten::item", (OpSignature(name="aten::item", dims=(), types=("double",)), 0, 10))
+    assert (shapes(op, "self"), op.reason) == ([()], None)
+
+
+def test_ops_that_are_their_own_ancestors_do_no_harm() -> None:
+    """A damaged ExecutionTrace may say so."""
+    made = trace([(CAT, 0, 100), (CAT, 10, 50)])
+    looped = replace(made, ops=replace(made.ops, parent=np.array([1, 0], dtype=np.int64)))
+    around = RelativesIndex(looped).around(0)
+    assert around.parent is not None
+    assert len(around.inner) <= 64

@@ -1,0 +1,1 @@
+"""A second file that completes the first."""

@@ -1,0 +1,271 @@
+"""Gives the ops of one trace the argument metadata that an ExecutionTrace of the same run recorded.
+
+Owns which op of the one is which of the other, and what is taken; alignment of sequences is `align`'s.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from opreplay.traces.dtypes import torch_dtype_name
+from opreplay.traces.errors import UsageError
+from opreplay.traces.joins.align import Aligner
+from opreplay.traces.model import Dims, MetadataLevel, OpSignature, OpTable, ShapeJoin, TensorMemories, Trace
+
+Rows = npt.NDArray[np.int64]
+_AMBIGUOUS = -2
+_LEAST_AGREEING = 0.9
+"""Share of equal record function ids whose names must agree, or the ids are of different runs."""
+
+
+def join_shapes(trace: Trace, donor: Trace) -> Trace:
+    """The trace with signatures completed from `donor`, an ExecutionTrace; `info.joined` counts by evidence.
+
+    Evidence, best first: equal record function ids with equal names; a run of ops of the same names in both (each
+    iteration of the trace finds itself in the donor's); the same neighbours, where the donor knows only one signature
+    for them. Metadata that the trace itself has is kept; where it contradicts the donor, nothing is taken.
+    Raises UsageError when the donor is no ExecutionTrace or records no arguments.
+    """
+    if donor.info.dialect != "execution_trace":
+        raise UsageError(
+            f"{donor.info.path} is no ExecutionTrace but a {donor.info.dialect} trace",
+            hint="Give the file that torch.profiler.ExecutionTraceObserver wrote in the same run.",
+        )
+    if donor.info.metadata_level == "none":
+        raise UsageError(f"{donor.info.path} records no arguments", hint="It cannot tell the shapes of another trace.")
+    match = np.full(len(trace.ops), -1, np.int64)
+    by_id = _match_ids(trace, donor, match)
+    by_sequence, by_context = _match_names(trace, donor, match)
+    return _Joined(trace=trace, donor=donor).join(match, by_id, by_sequence, by_context)
+
+
+def _match_ids(trace: Trace, donor: Trace, match: Rows) -> npt.NDArray[np.bool_]:
+    """Fill `match` (row of the trace → row of the donor) by record function id; which rows were."""
+    none = np.zeros(len(match), dtype=bool)
+    ours, theirs = trace.ops.record_function_id, donor.ops.record_function_id
+    if ours is None or theirs is None or not len(theirs):
+        return none
+    unique, first, count = np.unique(theirs, return_index=True, return_counts=True)
+    at = np.minimum(np.searchsorted(unique, ours), len(unique) - 1)
+    same_id = (unique[at] == ours) & (ours >= 0) & (count[at] == 1)
+    tokens, donor_tokens = _tokens(trace, donor)
+    same = same_id & (tokens == donor_tokens[first[at]])
+    if np.count_nonzero(same) < _LEAST_AGREEING * max(1, np.count_nonzero(same_id)):
+        return none
+    match[same] = first[at[same]]
+    return same
+
+
+def _tokens(trace: Trace, donor: Trace) -> tuple[Rows, Rows]:
+    """A number for each row's name, the same in both."""
+    numbers: dict[str, int] = {}
+    out = []
+    for side in (trace, donor):
+        by_signature = [numbers.setdefault(signature.name, len(numbers)) for signature in side.signatures]
+        out.append(np.array(by_signature, dtype=np.int64)[side.ops.signature])
+    return out[0], out[1]
+
+
+def _sequences(ops: OpTable) -> list[Rows]:
+    """Rows of each track, enclosing ops before what they hold."""
+    if ops.parent is None:
+        order = np.lexsort((-ops.dur_ns.astype(np.int64), ops.start_ns, ops.track))
+    else:
+        order = _preorder(ops.parent)
+        order = order[np.argsort(ops.track[order], kind="stable")]
+    return np.split(order, np.flatnonzero(np.diff(ops.track[order])) + 1) if len(order) else []
+
+
+def _preorder(parent: Rows) -> Rows:
+    """Rows of a forest, parents first, siblings in the order of the table."""
+    children: dict[int, list[int]] = {}
+    for row, above in enumerate(parent.tolist()):
+        children.setdefault(above, []).append(row)
+    order, stack = [], children.get(-1, [])[::-1]
+    while stack:
+        row = stack.pop()
+        order.append(row)
+        stack.extend(reversed(children.get(row, ())))
+    return np.array(order, dtype=np.int64)
+
+
+def _match_names(trace: Trace, donor: Trace, match: Rows) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Fill what is still open in `match` by runs of names, then by neighbours; which rows were, by either."""
+    tokens, donor_tokens = _tokens(trace, donor)
+    donor_rows, short = [], []
+    for number, rows in enumerate(_sequences(donor.ops)):
+        donor_rows += [rows, np.array([-1])]
+        short += [donor_tokens[rows], np.array([-1 - number])]
+    if not donor_rows:
+        return match == _AMBIGUOUS, match == _AMBIGUOUS
+    places = np.concatenate(donor_rows)
+    flat = np.concatenate(short)
+    aligner = Aligner(flat)
+    signature_at = np.where(places >= 0, donor.ops.signature[places].astype(np.int64), -1)
+    found = np.full(len(match), -1, np.int64)
+    sequences = _sequences(trace.ops)
+    for rows in sequences:
+        for run in aligner.runs(tokens[rows]):
+            first = run.places[0]
+            agreed = np.ones(run.length, dtype=bool)
+            for other in run.places[1:]:
+                agreed &= signature_at[first : first + run.length] == signature_at[other : other + run.length]
+            target = rows[run.start : run.start + run.length]
+            found[target[agreed]] = places[first : first + run.length][agreed]
+    by_sequence = (match < 0) & (found >= 0)
+    match[by_sequence] = found[by_sequence]
+    by_context = _match_neighbours([tokens[rows] for rows in sequences], sequences, flat, places, signature_at, match)
+    return by_sequence, by_context
+
+
+def _match_neighbours(
+    sequences: list[Rows], rows: list[Rows], short: Rows, places: Rows, signature_at: Rows, match: Rows
+) -> npt.NDArray[np.bool_]:
+    """Fill what is open by (name before, name, name after) wherever the donor knows one signature for that."""
+    known: dict[tuple[int, int, int], int] = {}
+    for at, key in enumerate(_triples(short)):
+        before = known.setdefault(key, at)
+        if before >= 0 and signature_at[before] != signature_at[at]:
+            known[key] = _AMBIGUOUS
+    filled = np.zeros(len(match), dtype=bool)
+    for tokens, sequence in zip(sequences, rows, strict=True):
+        for key, row in zip(_triples(tokens), sequence.tolist(), strict=True):
+            at = known.get(key, -1)
+            if match[row] < 0 and at >= 0 and places[at] >= 0:
+                match[row] = places[at]
+                filled[row] = True
+    return filled
+
+
+def _triples(tokens: Rows) -> zip[tuple[int, int, int]]:
+    """Each token with its neighbours; -1 beyond the ends."""
+    values = tokens.tolist()
+    return zip([-1, *values[:-1]], values, [*values[1:], -1], strict=True)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Joined:
+    """Builds the result and counts."""
+
+    trace: Trace
+    donor: Trace
+    signatures: dict[OpSignature, int] = field(default_factory=dict)
+
+    def join(
+        self,
+        match: Rows,
+        by_id: npt.NDArray[np.bool_],
+        by_sequence: npt.NDArray[np.bool_],
+        by_context: npt.NDArray[np.bool_],
+    ) -> Trace:
+        """One merged signature for each distinct pair (ours, the donor's)."""
+        ours = self.trace.ops.signature.astype(np.int64)
+        theirs = np.where(match >= 0, self.donor.ops.signature[match].astype(np.int64), -1)
+        pairs, first, inverse = np.unique(
+            np.stack([ours, theirs], axis=1), axis=0, return_index=True, return_inverse=True
+        )
+        merged = np.zeros(len(pairs), dtype=np.uint32)
+        outcomes = np.zeros(len(pairs), dtype="U16")
+        for index in np.argsort(first).tolist():  # new signatures are numbered in the order of the table
+            signature, outcomes[index] = self._merge(*pairs[index].tolist())
+            merged[index] = self.signatures.setdefault(signature, len(self.signatures))
+        inverse = inverse.reshape(-1)
+        outcome = outcomes[inverse]
+        counts = Counter(outcome.tolist())
+        given = outcome == "given"
+        info = replace(
+            self.trace.info,
+            metadata_level=self._level(),
+            joined=ShapeJoin(
+                donor=self.donor.info.path,
+                same_process=self._same_process(),
+                by_record_function_id=int(np.count_nonzero(given & by_id)),
+                by_sequence=int(np.count_nonzero(given & by_sequence)),
+                by_context=int(np.count_nonzero(given & by_context)),
+                already_recorded=counts["already recorded"] + counts["disagreeing"],
+                disagreeing=counts["disagreeing"],
+                no_arguments=counts["no arguments"],
+                unmatched=counts["unmatched"],
+            ),
+        )
+        return replace(
+            self.trace,
+            info=info,
+            signatures=tuple(self.signatures),
+            ops=replace(self.trace.ops, signature=merged[inverse], memories=self._memories(match, by_id | by_sequence)),
+        )
+
+    def _memories(self, match: Rows, same_call: npt.NDArray[np.bool_]) -> TensorMemories | None:
+        """Which memory each tensor lies in, of calls that are the donor's and not only alike."""
+        known = self.donor.ops.memories
+        return None if known is None else known.of_calls(np.where(same_call, match, -1))
+
+    def _merge(self, ours: int, theirs: int) -> tuple[OpSignature, str]:
+        signature = self.trace.signatures[ours]
+        other = self.donor.signatures[theirs] if theirs >= 0 else None
+        if signature.dims is None:
+            if other is None:
+                return signature, "unmatched"
+            return (other, "given") if other.dims is not None else (signature, "no arguments")
+        if other is None or other.dims is None:
+            return signature, "already recorded"
+        completed = _complete(signature, other)
+        return (completed, "already recorded") if completed is not None else (signature, "disagreeing")
+
+    def _level(self) -> MetadataLevel:
+        if any(signature.strides for signature in self.signatures):
+            return "full"
+        return "dims+concrete" if any(signature.concrete for signature in self.signatures) else "dims"
+
+    def _same_process(self) -> bool:
+        return bool({pid for pid, _ in self.trace.tracks} & {pid for pid, _ in self.donor.tracks})
+
+
+def _complete(ours: OpSignature, other: OpSignature) -> OpSignature | None:
+    """Our signature with what only the donor knows; None where they contradict each other.
+
+    An argument that Kineto leaves blank (`Tensor?[]`, a list over 30, a string) is taken from the donor as a whole.
+    """
+    if ours.dims is None or other.dims is None or ours.types is None or other.types is None:
+        return None
+    if not len(ours.dims) == len(other.dims) == len(ours.types) == len(other.types):
+        return None
+    blank = [type_ == "" and dims == () for type_, dims in zip(ours.types, ours.dims, strict=True)]
+    for index, skip in enumerate(blank):
+        if not skip and (ours.dims[index] != other.dims[index] or _kind(ours, index) != _kind(other, index)):
+            return None
+
+    def pick(mine: tuple[Dims, ...] | None, theirs: tuple[Dims, ...] | None) -> tuple[Dims, ...] | None:
+        if mine is None or theirs is None:
+            return theirs if mine is None else mine
+        return tuple(b if skip else a for a, b, skip in zip(mine, theirs, blank, strict=True))
+
+    # strides that only we know cannot be joined with a list of tensors that only the donor knows
+    listed = any(skip and type_ == "TensorList" for skip, type_ in zip(blank, other.types, strict=True))
+    keep_blank = listed and ours.strides is not None and other.strides is None
+    concrete = other.concrete
+    if ours.concrete is not None and other.concrete is not None:
+        concrete = tuple(a or b for a, b in zip(ours.concrete, other.concrete, strict=True))
+    return replace(
+        ours,
+        dims=ours.dims if keep_blank else pick(ours.dims, other.dims),
+        types=ours.types
+        if keep_blank
+        else tuple(b if skip else a for a, b, skip in zip(ours.types, other.types, blank, strict=True)),
+        strides=pick(ours.strides, other.strides),
+        concrete=concrete if concrete is not None else ours.concrete,
+        overload=other.overload,
+        results=other.results,
+        list_types=None if keep_blank else other.list_types,
+        storage=None if keep_blank else other.storage,
+    )
+
+
+def _kind(signature: OpSignature, index: int) -> str:
+    """The type of an argument, dtype spellings of different builds made equal."""
+    recorded = signature.types[index] if signature.types is not None else ""
+    return torch_dtype_name(recorded) or recorded

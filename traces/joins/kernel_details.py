@@ -1,0 +1,213 @@
+"""Joins torch_npu's kernel table (kernel_details.csv, op_summary*.csv) to the tasks of its trace_view.json.
+
+Owns which row is which task, and where a table may lie. Not the table's format (`kernel_table`), nor which op owns a
+task: the trace says that. A file that the trace names is never opened.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+from opreplay.traces.dialects.kernel_table import MAX_ROWS, TableRow, open_table
+from opreplay.traces.errors import TraceError, UsageError
+from opreplay.traces.model import KERNEL_CATEGORIES, DetailsJoin, KernelDetails, KernelKind, Trace
+
+NAME = "kernel_details.csv"
+SUMMARIES = ("op_summary", ".csv")
+"""Beginning and end of the name of the tables that msprof writes, of which there may be several."""
+MAX_ENTRIES = 10_000
+"""Entries of the trace's folder that are looked at."""
+SAME_START_NS = 1_000
+"""Two writers round one start differently; no two launches of a kernel begin this close."""
+SAME_OFFSET_NS = 1_000_000
+"""Spread of the differences between two clocks over one profile."""
+SAME_DURATION = 0.01
+Pair = tuple[int, int]
+_TASK = KERNEL_CATEGORIES.index("task")
+
+
+def table_beside(path: str) -> str | None:
+    """The table in the folder of a trace: kernel_details.csv, else the only op_summary*.csv; None for none.
+
+    Raises UsageError where several op_summary*.csv lie there, for they are of several devices or runs.
+    """
+    if path == "-" or not os.path.isfile(path):
+        return None
+    folder = Path(path).parent
+    if (folder / NAME).is_file():
+        return str(folder / NAME)
+    begin, end = SUMMARIES
+    found: list[str] = []
+    try:
+        with os.scandir(folder) as entries:
+            for _, entry in zip(range(MAX_ENTRIES), entries, strict=False):
+                if entry.name.startswith(begin) and entry.name.endswith(end) and entry.is_file():
+                    found.append(entry.name)
+    except OSError:
+        return None  # a folder that may be entered but not listed: its tables can still be named
+    if len(found) > 1:
+        raise UsageError(f"{len(found)} tables {begin}*{end} beside the trace", hint="Name one with --kernel-details.")
+    return str(folder / found[0]) if found else None
+
+
+def with_table_beside(trace: Trace) -> Trace:
+    """The trace joined with the table in its folder, where it is an NPU's and there is one.
+
+    A table that cannot be used leaves the trace as it is; `info.kernel_details` then says why.
+    """
+    if trace.info.dialect != "ascend":
+        return trace
+    name = f"{SUMMARIES[0]}*{SUMMARIES[1]}"
+    try:
+        path = table_beside(trace.info.path)
+        if path is None:
+            return trace
+        name = Path(path).name
+        return join_kernel_details(trace, path, discovered=True)
+    except (TraceError, UsageError) as error:
+        return _informed(trace, DetailsJoin(file=name, discovered=True, problem=str(error)))
+
+
+def join_kernel_details(trace: Trace, path: str, *, discovered: bool = False, max_rows: int = MAX_ROWS) -> Trace:
+    """The trace with type, shapes, formats and waiting time of its tasks, and the durations that the table has.
+
+    Raises UsageError for a trace without NPU tasks, TraceError for a file that is no such table or of another run.
+    """
+    if trace.info.dialect != "ascend":
+        raise UsageError("a kernel table completes a trace of torch_npu; this is none", hint="Leave it out.")
+    tasks = _tasks_by_name(trace)
+    with open_table(path, max_rows=max_rows) as table:
+        rows = _Rows()
+        for row in table:
+            rows.add(row, known=row.name in tasks)
+        dropped = dict(table.dropped)
+    kernels = trace.kernels
+    kind, wait_ns = np.full(len(kernels), -1, np.int32), np.full(len(kernels), -1, np.int64)
+    dur_ns = kernels.dur_ns.astype(np.int64)
+    timed, ordered = rows.paired(tasks, kernels.start_ns)
+    others = 0
+    for index, at in (*timed, *ordered):
+        kind[at], wait_ns[at] = rows.kind[index], rows.wait_ns[index]
+        duration = rows.dur_ns[index]
+        if duration >= 0:
+            others += abs(duration - int(dur_ns[at])) > SAME_DURATION * duration
+            dur_ns[at] = duration
+    if not timed and not ordered:
+        raise TraceError(
+            f"{path}: none of its {rows.count} kernels is in the trace", hint="It is of another run or another rank."
+        )
+    joined = DetailsJoin(
+        file=Path(path).name, discovered=discovered, rows=rows.count, by_start=len(timed), by_order=len(ordered),
+        communication_rows=rows.communication, other_durations=others, dropped=dropped,
+        unmatched_rows=rows.count - rows.communication - len(timed) - len(ordered),
+        unmatched_tasks=int(((kind < 0) & (kernels.category == _TASK)).sum()),
+    )  # fmt: skip
+    return dataclasses.replace(
+        _informed(trace, joined),
+        kernels=dataclasses.replace(kernels, dur_ns=dur_ns),
+        details=KernelDetails(kinds=tuple(rows.kinds), kind=kind, wait_ns=wait_ns),
+    )
+
+
+def _informed(trace: Trace, joined: DetailsJoin) -> Trace:
+    return dataclasses.replace(trace, info=dataclasses.replace(trace.info, kernel_details=joined))
+
+
+def _tasks_by_name(trace: Trace) -> dict[str, list[int]]:
+    """Rows of `Trace.kernels` that are NPU tasks, by name, in order of their start."""
+    kernels = trace.kernels
+    tasks = np.flatnonzero(kernels.category == _TASK)
+    found: dict[str, list[int]] = defaultdict(list)
+    for at in tasks[np.argsort(kernels.start_ns[tasks], kind="stable")].tolist():
+        found[trace.kernel_names[int(kernels.name[at])]].append(at)
+    return dict(found)
+
+
+class _Rows:
+    """What the join needs of a table's rows: a few numbers each, and only of kernels that the trace has."""
+
+    def __init__(self) -> None:
+        self.count = self.communication = 0
+        self.kinds: dict[KernelKind, int] = {}
+        self.by_name: dict[str, list[int]] = defaultdict(list)
+        self.kind: list[int] = []
+        self.start_ns: list[int] = []
+        self.dur_ns: list[int] = []
+        self.wait_ns: list[int] = []
+
+    def add(self, row: TableRow, *, known: bool) -> None:
+        """Count a row, and keep it where it may be a task of the trace; -1 stands for what it does not say."""
+        self.count += 1
+        if not known:
+            self.communication += row.communication
+            return
+        kind = KernelKind(type=row.type, core=row.core, inputs=row.inputs, outputs=row.outputs)
+        self.by_name[row.name].append(len(self.kind))
+        self.kind.append(self.kinds.setdefault(kind, len(self.kinds)))
+        self.start_ns.append(-1 if row.start_ns is None else row.start_ns)
+        self.dur_ns.append(-1 if row.duration_us is None else round(row.duration_us * 1000))
+        self.wait_ns.append(-1 if row.wait_ns is None else row.wait_ns)
+
+    def paired(self, tasks: dict[str, list[int]], start_ns: np.ndarray) -> tuple[list[Pair], list[Pair]]:
+        """((row, task) that start together, (row, task) of names that are left equally often, in order).
+
+        Rows that have a start are paired by order only where all of them are off by the same time: another clock.
+        """
+        timed: list[Pair] = []
+        ordered: list[Pair] = []
+        for name, rows in self.by_name.items():
+            left, free = self._same_start(rows, tasks[name], start_ns, timed)
+            if len(left) == len(free):
+                left.sort(key=lambda row: (self.start_ns[row], row))
+                ordered += zip(left, free, strict=True)
+        off = [int(start_ns[task]) - self.start_ns[row] for row, task in ordered if self.start_ns[row] >= 0]
+        if off and (timed or max(off) - min(off) > SAME_OFFSET_NS):
+            ordered = [(row, task) for row, task in ordered if self.start_ns[row] < 0]
+        return timed, ordered
+
+    def _same_start(
+        self, rows: list[int], tasks: list[int], start_ns: np.ndarray, timed: list[Pair]
+    ) -> tuple[list[int], list[int]]:
+        """Add to `timed` what starts together; (rows left, tasks left)."""
+        starts = start_ns[tasks]
+        taken = np.zeros(len(tasks), bool)
+        left: list[int] = []
+        for row in rows:
+            wanted = self.start_ns[row]
+            at = int(np.searchsorted(starts, wanted))
+            near = [i for i in (at - 1, at) if 0 <= i < len(tasks) and not taken[i]] if wanted >= 0 else []
+            best = min(near, key=lambda i: abs(int(starts[i]) - wanted), default=None)
+            if best is None or abs(int(starts[best]) - wanted) > SAME_START_NS:
+                left.append(row)
+            else:
+                taken[best] = True
+                timed.append((row, tasks[best]))
+        return left, [task for task, used in zip(tasks, taken.tolist(), strict=True) if not used]
+
+
+def join_text(joined: DetailsJoin) -> str:
+    """One line: which table, how many of its rows were found and how, what was not, and whose durations count."""
+    where = "beside the trace" if joined.discovered else "as named"
+    if joined.problem is not None:
+        return f"{joined.file} {where} is not used: {joined.problem}"
+    how = {"start": joined.by_start, "order": joined.by_order}
+    found = ", ".join(f"{count:,} by {name}" for name, count in how.items() if count)
+    matched = joined.by_start + joined.by_order
+    text = f"{joined.file} {where}: {matched:,} of {_plural(joined.rows, 'kernel')} found ({found})"
+    counts = {
+        _plural(joined.communication_rows, "collective"): joined.communication_rows,
+        f"{joined.unmatched_rows:,} not in the trace": joined.unmatched_rows,
+        f"{_plural(joined.unmatched_tasks, 'task')} of the trace without a row": joined.unmatched_tasks,
+        f"{_plural(joined.other_durations, 'duration')} taken from the table": joined.other_durations,
+        f"{_plural(sum(joined.dropped.values()), 'broken row')} left out": sum(joined.dropped.values()),
+    }
+    return "; ".join([text, *(what for what, count in counts.items() if count)])
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"

@@ -1,0 +1,1 @@
+"""What belongs to what: device time to ops, ops to ops, ops to batches."""

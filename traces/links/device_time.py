@@ -1,0 +1,158 @@
+"""Which op owns which device time: External id, else correlation or a flow to the launch and the op around it.
+
+Owns the rules, on columns; where the columns come from is `collect`'s concern.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from opreplay.traces.links.parents import innermost_at
+from opreplay.traces.model import LinkStats
+from opreplay.traces.reading.columns import distinct as distinct_values
+
+Array = npt.NDArray[Any]
+NONE = -1
+_CHUNK = 1 << 20
+
+
+@dataclass(slots=True, kw_only=True)
+class LinkInput:
+    """Columns, one row an op, a kernel, a launch, an end of a flow; ids are -1 where absent."""
+
+    op_start: Array
+    op_dur: Array
+    op_track: Array
+    op_ext: Array
+    kernel_start: Array
+    kernel_dur: Array
+    kernel_track: Array
+    kernel_ext: Array
+    kernel_corr: Array
+    launch_start: Array
+    launch_track: Array
+    launch_corr: Array
+    flow_start: Array
+    flow_track: Array
+    flow_id: Array
+    flow_is_end: Array
+
+
+def link(data: LinkInput) -> tuple[Array, LinkStats]:
+    """(row of the owning op by kernel, or -1; how each link was found)."""
+    n = len(data.kernel_ext)
+    owner = np.full(n, NONE, np.int64)
+    if not n:
+        return owner, LinkStats()
+    ext = data.kernel_ext.astype(np.int64)
+    corr = data.kernel_corr.astype(np.int64)
+    both = (ext >= 0) & (corr >= 0)
+    # In eras B and C of torch "External id" holds the correlation id; every link made by it would be wrong.
+    is_correlation = bool(both.any()) and int((ext[both] == corr[both]).sum()) * 2 > int(both.sum())
+    launch = _launches(data, corr)
+    if not is_correlation:
+        when = np.where(launch >= 0, _at(data.launch_start, launch), data.kernel_start)
+        owner = _by_key(data.op_ext, data.op_start, ext, when)
+    by_external = int((owner >= 0).sum())
+    missing = np.flatnonzero((owner < 0) & (launch >= 0))
+    owner[missing] = _containing(data, data.launch_track[launch[missing]], data.launch_start[launch[missing]])
+    by_containment = int((owner >= 0).sum()) - by_external
+    missing = np.flatnonzero((owner < 0) & (launch < 0))
+    by_flow = _by_flows(data, owner, missing)
+    unowned = owner < 0
+    return owner, LinkStats(
+        by_external_id=by_external,
+        by_containment=by_containment,
+        by_flow=by_flow,
+        unowned=int(unowned.sum()),
+        unowned_device_ns=int(data.kernel_dur[unowned].astype(np.int64).sum()),
+        external_id_is_correlation=is_correlation,
+    )
+
+
+def _at(column: Array, rows: Array) -> Array:
+    return column[np.maximum(rows, 0)] if len(column) else np.zeros(len(rows), np.int64)
+
+
+def _launches(data: LinkInput, corr: Array) -> Array:
+    """Row of the runtime call that launched each kernel, by correlation, or -1."""
+    return _by_key(data.launch_corr, data.launch_start, corr, data.kernel_start)
+
+
+def _by_key(keys: Array, starts: Array, wanted: Array, when: Array) -> Array:
+    """Row with the wanted key for each query, or -1; among equal keys the last that starts no later than `when`.
+
+    Keys repeat in traces merged of several ranks or runs; the nearest in time before is then the likely one.
+    """
+    out = np.full(len(wanted), NONE, np.int64)
+    distinct = distinct_values(wanted[wanted != NONE])
+    if not len(distinct) or not len(keys):
+        return out
+    rows, codes = _matching(keys, distinct)
+    if not len(rows):
+        return out
+    begin = starts[rows]
+    order = np.lexsort((begin, codes))
+    rows, codes, begin = rows[order], codes[order], begin[order]
+    asked = wanted != NONE
+    code = np.searchsorted(distinct, wanted[asked])
+    lo, hi = np.searchsorted(codes, code), np.searchsorted(codes, code, side="right")
+    at = np.where(hi > lo, lo, NONE)
+    several = np.flatnonzero(hi > lo + 1)
+    if len(several):
+        times = np.sort(begin)
+        # (key, time) as one sortable number: rank of the time within this table, below the rank of the key
+        combined = codes * (len(times) + 1) + np.searchsorted(times, begin)
+        rank = np.searchsorted(times, when[asked][several], side="right") - 1
+        query = code[several] * (len(times) + 1) + rank
+        found = np.searchsorted(combined, query, side="right") - 1
+        at[several] = np.maximum(found, lo[several])
+    out[asked] = np.where(at >= 0, rows[at], NONE)
+    return out
+
+
+def _matching(keys: Array, distinct: Array) -> tuple[Array, Array]:
+    """(rows whose key is one of the sorted distinct ones, position of that key); in chunks, to bound memory."""
+    rows, codes = [], []
+    for begin in range(0, len(keys), _CHUNK):
+        chunk = keys[begin : begin + _CHUNK].astype(np.int64)
+        code = np.minimum(np.searchsorted(distinct, chunk), len(distinct) - 1)
+        hit = np.flatnonzero(distinct[code] == chunk)
+        rows.append(hit + begin)
+        codes.append(code[hit])
+    return np.concatenate(rows), np.concatenate(codes)
+
+
+def _containing(data: LinkInput, tracks: Array, times: Array) -> Array:
+    """Row of the innermost op on each track that holds each time, or -1."""
+    out = np.full(len(tracks), NONE, np.int64)
+    for track in distinct_values(tracks):
+        rows = np.flatnonzero(data.op_track == track)
+        if len(rows):
+            asked = tracks == track
+            out[asked] = innermost_at(times[asked], rows, data.op_start[rows], data.op_dur[rows].astype(np.int64))
+    return out
+
+
+def _by_flows(data: LinkInput, owner: Array, kernels: Array) -> int:
+    """Fill the owners of kernels without a launch by the arrows that end at them; how many were found."""
+    is_end = data.flow_is_end.astype(bool)
+    ends, begins = np.flatnonzero(is_end), np.flatnonzero(~is_end)
+    if not len(kernels) or not len(ends) or not len(begins):
+        return 0
+    # an arrow ends on the kernel's track at the kernel's start
+    track = data.kernel_track[kernels].astype(np.int64)
+    hit = _by_key(data.flow_start[ends], data.flow_track[ends].astype(np.int64), data.kernel_start[kernels], track)
+    good = hit >= 0
+    good[good] = data.flow_track[ends][hit[good]] == track[good]
+    kernels, flow = kernels[good], ends[hit[good]]
+    source = _by_key(data.flow_id[begins], data.flow_start[begins], data.flow_id[flow], data.flow_start[flow])
+    good = source >= 0
+    kernels, source = kernels[good], begins[source[good]]
+    found = _containing(data, data.flow_track[source], data.flow_start[source])
+    owner[kernels] = found
+    return int((found >= 0).sum())

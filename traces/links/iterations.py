@@ -1,0 +1,157 @@
+"""Which batch each recorded op worked on: the innermost iteration annotation around its start, on whatever thread.
+
+Owns the search by time and the list of iterations; what an annotation's name says is in `annotations`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from opreplay.traces.links.annotations import AnnotationTable, BatchContext, batch_context
+from opreplay.traces.model import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class DominantBatch:
+    """The batch that most of some calls' time belongs to."""
+
+    context: BatchContext
+    share: float
+    """Of the calls' time, 0 to 1."""
+    others: int
+    """Further batches, calls outside any iteration counted as one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One pass of a server over one batch."""
+
+    context: int
+    """Index into `BatchIndex.contexts`."""
+    start_ns: int
+    end_ns: int
+
+
+class BatchIndex:
+    """The batch contexts of a trace, by row of its op table."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.contexts, self.of_row, self.iterations = _assign(trace)
+
+    def in_phase(self, rows: npt.NDArray[np.int64], phase: str) -> npt.NDArray[np.int64]:
+        """Those of `rows` that ran in an iteration of this phase: "prefill", "decode" or "mixed"."""
+        wanted = np.array([context.phase == phase for context in self.contexts] + [False], dtype=bool)
+        return rows[wanted[self.of_row[rows]]]
+
+    def dominant(self, rows: npt.NDArray[np.int64], weights: npt.NDArray[Any]) -> DominantBatch | None:
+        """The context with most weight among `rows`; None where no row lies in an iteration.
+
+        `weights` [len(rows)], e.g. device time; where all are zero each call counts alike.
+        """
+        if not self.contexts or not len(rows):
+            return None
+        found = self.of_row[rows]
+        if not (found >= 0).any():
+            return None
+        weights = weights if weights.sum() > 0 else np.ones(len(rows))
+        totals = np.bincount(found + 1, weights=weights, minlength=len(self.contexts) + 1)
+        # An op that mostly runs outside iterations still worked on a known batch when inside.
+        best = int(totals[1:].argmax())
+        if totals[best + 1] == 0:
+            best = int(found[found >= 0][0])
+        share = float(totals[best + 1] / totals.sum())
+        return DominantBatch(self.contexts[best], share, len(np.unique(found)) - 1)
+
+
+@dataclass(slots=True)
+class _Span:
+    """An iteration annotation."""
+
+    start: int
+    end: int
+    process: str
+    context: BatchContext
+    marked_again: bool = False
+    """Another one inside it says the same of the batch, more or less fully."""
+    repeats_outer: bool = False
+    """It is the first such one: both are one iteration."""
+
+
+def _assign(trace: Trace) -> tuple[list[BatchContext], npt.NDArray[np.int32], tuple[Iteration, ...]]:
+    """All distinct contexts; for each op row the number of its own or -1; and the iterations by time."""
+    of_row = np.full(len(trace.ops), -1, dtype=np.int32)
+    spans = _spans(trace)
+    if not spans:
+        return [], of_row, ()
+    contexts: dict[BatchContext, int] = {}
+    _complete(spans)
+    made = tuple(
+        Iteration(contexts.setdefault(span.context, len(contexts)), span.start, span.end)
+        for span in spans if not span.repeats_outer
+    )  # fmt: skip
+    order = np.argsort(trace.ops.start_ns, kind="stable") if len(trace.ops) else np.zeros(0, np.int64)
+    starts = trace.ops.start_ns[order]
+    process = _process_of(trace, order, {span.process for span in spans})
+    # Longest first: what is written last is innermost.
+    for span in sorted(spans, key=lambda span: (span.start - span.end, span.start)):
+        number = contexts.setdefault(span.context, len(contexts))
+        low, high = np.searchsorted(starts, (span.start, span.end))
+        rows = order[low:high]
+        of_row[rows if process is None else rows[process[low:high] == span.process]] = number
+    return list(contexts), of_row, made
+
+
+def _process_of(trace: Trace, order: npt.NDArray[np.int64], marked: set[str]) -> npt.NDArray[Any] | None:
+    """Process of each op in `order` where several processes mark iterations: those do not concern each other's ops."""
+    if len(marked) < 2 or not len(order):
+        return None
+    names = np.array([pid for pid, _ in trace.tracks] or [""], dtype=object)
+    return names[trace.ops.track[order]]
+
+
+def _spans(trace: Trace) -> list[_Span]:
+    """The iteration annotations by start, an outer one before those inside it."""
+    notes = trace.annotations
+    if isinstance(notes, AnnotationTable):
+        parsed = [batch_context(name) for name in notes.names]
+        kept = np.flatnonzero(np.array([p is not None for p in parsed], dtype=bool)[notes.name]) if len(notes) else []
+        found = [
+            (int(notes.start_ns[i]), int(notes.dur_ns[i]), int(notes.track[i]), parsed[notes.name[i]]) for i in kept
+        ]
+    else:
+        found = [(note.start_ns, note.dur_ns, note.track, batch_context(note.name)) for note in notes]
+    spans = [
+        _Span(start, start + dur, trace.tracks[track][0] if track < len(trace.tracks) else "", context)
+        for start, dur, track, context in found if context is not None
+    ]  # fmt: skip
+    return sorted(spans, key=lambda span: (span.start, -span.end))
+
+
+def _complete(spans: list[_Span]) -> None:
+    """Give each context what it leaves out and the one around it says, or the reverse, where they do not contradict."""
+    around: list[_Span] = []
+    for span in spans:
+        around = [outer for outer in around if outer.end > span.start]
+        enclosing = sorted((o for o in around if o.end >= span.end), key=lambda outer: outer.end - outer.start)
+        for outer in enclosing:
+            if outer.process == span.process and _agree(span.context, outer.context):
+                span.context = _filled(span.context, outer.context)
+                if not outer.marked_again:
+                    outer.context = _filled(outer.context, span.context)
+                    outer.marked_again = span.repeats_outer = True
+                break
+        around.append(span)
+
+
+def _filled(context: BatchContext, other: BatchContext) -> BatchContext:
+    missing = {f.name: getattr(other, f.name) for f in fields(context) if getattr(context, f.name) is None}
+    return replace(context, **missing)
+
+
+def _agree(a: BatchContext, b: BatchContext) -> bool:
+    pairs = ((getattr(a, f.name), getattr(b, f.name)) for f in fields(BatchContext))
+    return all(x == y for x, y in pairs if x is not None and y is not None)

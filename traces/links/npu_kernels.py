@@ -1,0 +1,84 @@
+"""Which kernels the ops of an NPU's trace own, by op name; needs a trace that a kernel table was joined to."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import msgspec
+import numpy as np
+
+from opreplay.traces.model import KernelDetails, KernelKind, TensorSpec, Trace, tensor_text
+
+TENSORS = 4
+"""Of each side of a kernel that are spelled out."""
+
+
+class OwnedKernel(msgspec.Struct, frozen=True, kw_only=True):
+    """All launches of one kernel type on one core that calls of one op own."""
+
+    type: str
+    core: str
+    count: int
+    total_us: float
+    wait_us: float
+    """Time that the launches had waited for the task before them; 0 where it is not recorded."""
+    tensors: str
+    """Shapes, types and formats of the heaviest of them: "float32[8,4] ND → float32[8,4] ND"."""
+
+
+class OpKernels(msgspec.Struct, frozen=True, kw_only=True):
+    """All calls of one op name with the kernels they own, heaviest first."""
+
+    op: str | None
+    """None for kernels that no op owns."""
+    calls: int
+    device_us: float
+    kernels: tuple[OwnedKernel, ...]
+
+
+def kernels_by_op(trace: Trace) -> tuple[OpKernels, ...]:
+    """Ops by the time of their kernels, heaviest first; () for a trace without a kernel table.
+
+    Only tasks that the table describes are counted: not copies, events and waits.
+    """
+    if trace.details is None:
+        return ()
+    described = np.flatnonzero(trace.details.kind >= 0)
+    owner = trace.kernels.owner[described]
+    signature = np.where(owner >= 0, trace.ops.signature[np.maximum(owner, 0)], -1) if len(trace.ops) else owner
+    rows: dict[str | None, list[int]] = defaultdict(list)
+    calls: dict[str | None, set[int]] = defaultdict(set)
+    for at, op, which in zip(described.tolist(), owner.tolist(), signature.tolist(), strict=True):
+        name = trace.signatures[which].name if op >= 0 else None
+        rows[name].append(at)
+        calls[name].add(op)
+    dur_ns, details = trace.kernels.dur_ns, trace.details
+    made = [_op(name, found, 0 if name is None else len(calls[name]), details, dur_ns) for name, found in rows.items()]
+    return tuple(sorted(made, key=lambda one: -one.device_us))
+
+
+def _op(name: str | None, rows: list[int], calls: int, details: KernelDetails, dur_ns: np.ndarray) -> OpKernels:
+    grouped: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for at in rows:
+        kind = details.kinds[int(details.kind[at])]
+        grouped[kind.type, kind.core].append(at)
+    kernels = []
+    for (type_, core), found in grouped.items():
+        heaviest = max(found, key=lambda at: int(dur_ns[at]))
+        kernels.append(OwnedKernel(
+            type=type_, core=core, count=len(found), total_us=int(dur_ns[found].sum()) / 1e3,
+            wait_us=int(np.maximum(details.wait_ns[found], 0).sum()) / 1e3,
+            tensors=_tensors(details.kinds[int(details.kind[heaviest])]),
+        ))  # fmt: skip
+    kernels.sort(key=lambda kernel: -kernel.total_us)
+    return OpKernels(op=name, calls=calls, device_us=sum(k.total_us for k in kernels), kernels=tuple(kernels))
+
+
+def _tensors(kind: KernelKind) -> str:
+    return f"{_side(kind.inputs)} → {_side(kind.outputs)}" if kind.inputs or kind.outputs else ""
+
+
+def _side(specs: tuple[TensorSpec | None, ...]) -> str:
+    """The first few tensors: a fused kernel over all parameters has hundreds."""
+    shown = ", ".join(map(tensor_text, specs[:TENSORS]))
+    return (shown or "-") + (f" and {len(specs) - TENSORS} more" if len(specs) > TENSORS else "")

@@ -1,0 +1,220 @@
+"""Closed JSON arrays of events → event structs: the fast way for known categories, a tolerant way for all else.
+
+Owns which decoder is tried when; text that is no JSON is `salvage`'s concern.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from opreplay.traces.reading import fields
+from opreplay.traces.reading.blocks import last_separator
+
+MAX_LEARNED_CATEGORIES = 64
+"""Unknown categories that get a class of their own; the rest are counted together as "other"."""
+PIECE_BYTES = 16 * 1024
+SMALL_PIECE_BYTES = 2 * 1024
+"""A block with an event that the fast decoder refuses is decoded in pieces, the refused ones in smaller pieces."""
+MANY_BARE_BLOCKS = 4
+NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError)
+NO_CATEGORY = "(none)"
+OTHER_CATEGORY = "other"
+
+_RAW_LIST = msgspec.json.Decoder(list[Raw])
+
+
+class EventDecoder:
+    """Decodes blocks of one file; learns unknown categories and whether most events have any."""
+
+    def __init__(self) -> None:
+        self.bases: dict[str, type[Struct]] = dict(fields.KIND_BASES)
+        self.exact = False
+        self.old_spelling = False
+        self.losses: Counter[str] = Counter()
+        self._generic_first = False
+        self._streak = 0
+        self._bare = 0
+        self._learned: list[str] = []
+        self.tagged = fields.make_tagged(self.bases)
+        self.uncategorised = fields.make_tagged({NO_CATEGORY: fields.Skipped, OTHER_CATEGORY: fields.Skipped})
+        self.task = fields.make_tagged({"npu task": fields.Kernel})["npu task"]
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        self._fast, self._any = fields.make_decoders(self.tagged, exact=self.exact)
+
+    def skip_arrows(self) -> None:
+        """From now on only count the flows that are not needed where kernels have correlation ids."""
+        changed: dict[str, type[Struct]] = dict.fromkeys(fields.ARROW_TAGS, fields.Skipped)
+        self.bases.update(changed)
+        self.tagged.update(fields.make_tagged(changed))
+        self._rebuild()
+
+    def use_exact_decimals(self) -> None:
+        """From now on decode decimal numbers as Decimal: times in this file are too large for float64."""
+        self.exact = True
+        self._rebuild()
+
+    def use_record_function_ids(self) -> None:
+        """From now on read torch's number of each op as well."""
+        changed: dict[str, type[Struct]] = dict.fromkeys(fields.OP_TAGS, fields.NumberedOp)
+        self.bases.update(changed)
+        self.tagged.update(fields.make_tagged(changed))
+        self._rebuild()
+
+    def use_old_spelling(self) -> None:
+        """From now on read "Input dims" rather than "Input Dims" (torch up to 1.8)."""
+        self.old_spelling = True
+        changed: dict[str, type[Struct]] = dict.fromkeys(fields.OP_TAGS, fields.OldOp)
+        self.bases.update(changed)
+        self.tagged.update(fields.make_tagged(changed))
+        self._rebuild()
+
+    def block(self, text: bytes) -> list[Any] | None:
+        """Events of a closed array, or None when the text is no JSON array."""
+        if not self._generic_first:
+            try:
+                return self._fast.decode(text)
+            except msgspec.ValidationError:
+                return self._mixed_block(text)
+            except NOT_JSON:
+                return None
+        bare = self._bare
+        events = self._generic(text)
+        if events is not None:
+            self._choose(len(events), self._bare - bare)
+        return events
+
+    def passed_over(self, events: int, bare: int) -> None:
+        """Another reader took a sound block of so many events, of which `bare` have no category."""
+        if bare or self._generic_first:
+            self._choose(events, bare)
+
+    def _choose(self, events: int, bare: int) -> None:
+        """Which decoder is tried first after a block that the fast one did not, or cannot, decode by itself.
+
+        Where most events of some blocks in a row have no category (torch_npu), it is not the fast one.
+        """
+        if self._generic_first:
+            self._generic_first = 5 * bare > events
+        else:
+            self._streak = self._streak + 1 if 2 * bare > events else 0
+            self._generic_first = self._streak >= MANY_BARE_BLOCKS
+
+    def fast(self, text: memoryview) -> list[Any] | None:
+        """As `block`, but the events may refer to `text`, which must stay as it is while they are in use."""
+        if self._generic_first:
+            return None
+        try:
+            return self._fast.decode(text)
+        except msgspec.ValidationError:
+            return self._mixed_block(bytes(text))
+        except NOT_JSON:
+            return None
+
+    def _mixed_block(self, text: bytes) -> list[Any] | None:
+        """A block in which some events have no category or one not yet known."""
+        bare = self._bare
+        out: list[Any] | None = []
+        if not self._mixed(text, 1, len(text) - 1, PIECE_BYTES, out):
+            bare = self._bare
+            out = self._generic(text)  # cut inside a string, or no JSON at all: the whole block decides
+        if out is not None:
+            self._choose(len(out), self._bare - bare)
+        return out
+
+    def _mixed(self, text: bytes, lo: int, hi: int, size: int, out: list[Any]) -> bool:
+        """Decode text[lo:hi] in pieces of about `size` bytes, and those the fast decoder refuses in smaller ones."""
+        while lo < hi:
+            cut, following = hi, hi
+            if hi - lo > size and (found := last_separator(text, lo, lo + size)):
+                cut, following = found
+            piece = b"".join((b"[", memoryview(text)[lo:cut], b"]"))
+            try:
+                out += self._fast.decode(piece)
+            except msgspec.ValidationError:
+                if size > SMALL_PIECE_BYTES and cut - lo > SMALL_PIECE_BYTES:
+                    if not self._mixed(text, lo, cut, SMALL_PIECE_BYTES, out):
+                        return False
+                elif (got := self._generic(piece)) is not None:
+                    out += got
+                else:
+                    return False
+            except NOT_JSON:
+                return False
+            lo = following
+        return True
+
+    def _generic(self, text: bytes) -> list[Any] | None:
+        try:
+            events = self._any.decode(text)
+        except msgspec.ValidationError:
+            return self._one_by_one(text)
+        except NOT_JSON:
+            return None
+        out = [self._typed(event) for event in events]
+        self._bare += sum(event.cat is None for event in events)
+        self._learn()
+        return out
+
+    def _one_by_one(self, text: bytes) -> list[Any] | None:
+        try:
+            raws = _RAW_LIST.decode(text)
+        except NOT_JSON:
+            return None
+        out: list[Any] = []
+        for raw in raws:
+            try:
+                out += [self._typed(event) for event in self._any.decode(b"[" + bytes(raw) + b"]")]
+            except NOT_JSON:
+                self.losses["unreadable entry"] += 1
+        self._learn()
+        return out
+
+    def _typed(self, event: fields.AnyEvent) -> Struct:
+        """The struct that the fast decoder would have made of an event."""
+        cat = event.cat
+        if not isinstance(cat, str):
+            if event.ph == "X" and event.args is not fields.NONE and b'"Task Type"' in bytes(event.args):
+                return self._npu_task(event)
+            return self.uncategorised[NO_CATEGORY]()
+        cls = self.tagged.get(cat)
+        if cls is None:
+            if cat in self._learned or len(self._learned) >= MAX_LEARNED_CATEGORIES:
+                return self.uncategorised[OTHER_CATEGORY]()
+            self._learned.append(cat)
+            self.bases[cat] = fields.Skipped
+            self.tagged |= fields.make_tagged({cat: fields.Skipped})
+            cls = self.tagged[cat]
+        base = self.bases[cat]
+        if base is fields.Skipped:
+            return cls()
+        kept = {name: getattr(event, name) for name in cls.__struct_fields__ if name != "args"}
+        if "args" in cls.__struct_fields__:
+            kept["args"] = decoded_args(event.args, type(cls().args))  # type: ignore[attr-defined]
+        return cls(**kept)
+
+    def _learn(self) -> None:
+        if self._learned and self._learned[-1] is not self._known_last:
+            self._known_last = self._learned[-1]
+            self._rebuild()
+
+    _known_last: str | None = None
+
+    def _npu_task(self, event: fields.AnyEvent) -> Struct:
+        args = decoded_args(event.args, fields.TaskArgs)
+        if str(args.task_type).upper().startswith(fields.NPU_WAITS):
+            return self.uncategorised[NO_CATEGORY]()
+        return self.task(name=event.name, ph="X", pid=event.pid, tid=event.tid, ts=event.ts, dur=event.dur)
+
+
+def decoded_args(raw: Raw, kind: type[Any]) -> Any:
+    """Arguments of one event, or their defaults where they are absent or no object."""
+    try:
+        return msgspec.json.decode(raw, type=kind) if bytes(raw) else kind()
+    except NOT_JSON:
+        return kind()

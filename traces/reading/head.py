@@ -1,0 +1,241 @@
+"""What surrounds the array of events: finds where it starts, proves it, and reads the keys before and after it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from opreplay.traces.errors import Malformed, UnknownDialect
+from opreplay.traces.limits import Limits
+from opreplay.traces.reading.blocks import Buffer
+from opreplay.traces.reading.decoding import NOT_JSON
+from opreplay.traces.reading.repair import repairs
+from opreplay.traces.reading.salvage import Tally
+
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*')
+_NODES = re.compile(rb'"nodes"\s*:\s*\[')
+_EMPTY_ARRAY = re.compile(rb"\s*\]")
+_SPACE = b" \t\r\n"
+_OBJECT = msgspec.json.Decoder(dict[str, Raw])
+HINT = "opreplay reads what torch.profiler's export_chrome_trace writes: JSON with traceEvents, plain or gzip."
+EXACT_DUPLICATES_BYTES = 4 << 20
+"""Text up to this size is searched for duplicate keys."""
+
+
+class ExecutionTraceFound(Exception):
+    """The file is an ExecutionTrace; `prefix` is what was read of it."""
+
+    def __init__(self, prefix: bytes) -> None:
+        super().__init__("an ExecutionTrace")
+        self.prefix = prefix
+
+
+@dataclass(slots=True)
+class Head:
+    """Where the array starts and what came before."""
+
+    layout: str
+    """"object" (traceEvents is a key) or "list" (the file is the array)."""
+    keys: dict[str, bytes] = field(default_factory=dict)
+    """Top-level key → raw JSON value."""
+    empty: bool = False
+    """The array has no entry; the buffer stands after its "]"."""
+
+
+def read_head(buffer: Buffer, limits: Limits, tally: Tally) -> Head:
+    """Move the buffer to the first event. Raises Malformed, UnknownDialect, TooLarge or ExecutionTraceFound."""
+    more = True
+    while more:
+        more = buffer.fill(limits.metadata_bytes, "metadata_bytes", "bytes before traceEvents")
+        text = buffer.text(buffer.lo, buffer.hi)
+        skipped = 3 if text.startswith(b"\xef\xbb\xbf") else 0
+        body = text[skipped:].lstrip(_SPACE)
+        if not body:
+            continue
+        if body[:1] not in (b"{", b"["):
+            raise Malformed(f"{buffer.source.path} is not JSON: it starts with {body[:12]!r}", hint=HINT)
+        start = buffer.lo + len(text) - len(body)
+        if body[:1] == b"[":
+            if len(body.lstrip(b"[" + _SPACE)) or not more:
+                return _list_head(buffer, body, start)
+            continue
+        found = _object_head(buffer, body, start, tally)
+        if found is not None:
+            return found
+        if _is_execution_trace(body):
+            raise ExecutionTraceFound(text)
+    return _no_events(buffer, buffer.text(buffer.lo, buffer.hi), tally)
+
+
+def _list_head(buffer: Buffer, body: bytes, start: int) -> Head:
+    first = body[1:].lstrip(_SPACE)
+    if first[:1] == b"{":
+        buffer.lo = start + len(body) - len(first)
+        return Head("list")
+    if first[:1] == b"]":
+        buffer.lo = start + len(body) - len(first) + 1
+        return Head("list", empty=True)
+    raise Malformed(f"{buffer.source.path} is a JSON array, but not of events", hint=HINT)
+
+
+_SECOND_ARRAY = 1 << 20
+"""An empty traceEvents is passed over for a second one this close behind it."""
+
+
+def _object_head(buffer: Buffer, body: bytes, start: int, tally: Tally) -> Head | None:
+    """The head when the text up to some "traceEvents": [ proves to be one: closed, it decodes."""
+    for match in _EVENTS.finditer(body):
+        at = match.end()
+        if at == len(body):
+            return None
+        if body[at : at + 1] != b"[":
+            if _keys_of(body[: match.start()] + b'"traceEvents":0}') is not None and not body[at:].startswith(b"["):
+                raise Malformed(f"{buffer.source.path}: traceEvents is no array", hint=HINT)
+            continue
+        keys = _keys_of(body[:at] + b"[]}")
+        if keys is None or keys.get("traceEvents") != b"[]":
+            keys = _keys_repaired(body[:at] + b"[]}", tally) if match.start() < 1 << 20 else None
+            if keys is None or keys.get("traceEvents") != b"[]":
+                continue
+        empty = _EMPTY_ARRAY.match(body, at + 1)
+        if empty and _second_array(body, empty.end()):
+            continue
+        count_duplicates(body[:at] + b"[]}", tally)
+        del keys["traceEvents"]
+        after = empty.end() if empty else at + 1
+        rest = body[after:]
+        buffer.lo = start + after + (0 if empty else len(rest) - len(rest.lstrip(_SPACE)))
+        if not rest and not buffer.eof:
+            return _after_bracket(buffer, keys)
+        return Head("object", keys, empty=bool(empty))
+    return None
+
+
+def _second_array(body: bytes, after: int) -> bool:
+    """Whether an empty traceEvents is followed by another one: the last of equal keys counts."""
+    match = _EVENTS.search(body, after, after + _SECOND_ARRAY)
+    return match is not None and _keys_of(body[: match.end()] + b"[]}") is not None
+
+
+def _after_bracket(buffer: Buffer, keys: dict[str, bytes]) -> Head:
+    """The block ended just after the "[": read on to see whether the array is empty."""
+    while not buffer.text(buffer.lo, buffer.hi).strip(_SPACE) and buffer.fill(
+        buffer.source.limits.metadata_bytes, "metadata_bytes", "white space after traceEvents"
+    ):
+        pass
+    text = buffer.text(buffer.lo, buffer.hi)
+    rest = text.lstrip(_SPACE)
+    buffer.lo += len(text) - len(rest)
+    if rest.startswith(b"]"):
+        buffer.lo += 1
+        return Head("object", keys, empty=True)
+    return Head("object", keys)
+
+
+def _is_execution_trace(body: bytes) -> bool:
+    """Whether the text up to "nodes": [ proves to be the head of an ExecutionTrace."""
+    match = _NODES.search(body)
+    keys = _keys_of(body[: match.end()] + b"]}") if match else None
+    return keys is not None and "schema" in keys
+
+
+def _no_events(buffer: Buffer, text: bytes, tally: Tally) -> Head:
+    path = buffer.source.path
+    if not text.strip(_SPACE):
+        what = ", ".join(buffer.source.losses) or "nothing in it"
+        raise Malformed(f"{path} is empty ({what})", hint="Was the profiler stopped before the file was written?")
+    keys = _keys_of(text)
+    if keys is None:
+        raise Malformed(f"{path} is damaged or cut off before any event", hint=HINT)
+    shown = ", ".join(repr(key[:30]) for key in list(keys)[:6]) or "none"
+    raise UnknownDialect(f"{path} is JSON without traceEvents; its keys: {shown}", hint=HINT)
+
+
+def read_tail(buffer: Buffer, layout: str, limits: Limits, tally: Tally) -> dict[str, bytes]:
+    """The keys after the array; the buffer stands after its "]"."""
+    while buffer.fill(limits.metadata_bytes, "metadata_bytes", "bytes after traceEvents"):
+        pass
+    text = buffer.text(buffer.lo, buffer.hi).strip(_SPACE + b"\0")
+    if layout == "list":
+        if text:
+            tally.losses["data after the end of the trace"] += 1
+        return {}
+    if text.startswith(b"}"):
+        if text[1:].strip(_SPACE):
+            tally.losses["data after the end of the trace"] += 1
+        return {}
+    body = b"{" + text.removeprefix(b",")
+    keys = _keys_of(body)
+    if keys is None:
+        keys = _keys_repaired(body, tally)
+    if keys is None:
+        return _cut_tail(body, tally)
+    count_duplicates(body, tally)
+    if keys.pop("traceEvents", None) is not None:
+        tally.losses["duplicate key traceEvents"] += 1
+    return keys
+
+
+def _cut_tail(body: bytes, tally: Tally) -> dict[str, bytes]:
+    """The keys of a tail that is cut off or followed by something else."""
+    try:
+        _OBJECT.decode(body)
+    except msgspec.DecodeError as err:
+        _, found, rest = str(err).partition("trailing characters (byte ")
+        end = body.rfind(b"}", 0, int(rest.split(")")[0]) + 1) + 1 if found else 0
+        if (keys := _keys_of(body[:end])) is not None:
+            tally.losses["data after the end of the trace"] += 1
+            keys.pop("traceEvents", None)
+            return keys
+    except NOT_JSON:
+        pass
+    ends = [m.end() for m in re.finditer(rb"\}", body)][::-1][:200]
+    for end in ends:
+        if (keys := _keys_of(body[:end])) is not None:
+            tally.losses["data after the end of the trace"] += 1
+            keys.pop("traceEvents", None)
+            return keys
+    tally.losses["truncated file"] += 1
+    for end in [m.start() for m in re.finditer(rb",", body)][::-1][:200]:
+        if (keys := _keys_of(body[:end] + b"}")) is not None:
+            keys.pop("traceEvents", None)
+            return keys
+    return {}
+
+
+def _keys_of(text: bytes) -> dict[str, bytes] | None:
+    try:
+        return {key: bytes(raw) for key, raw in _OBJECT.decode(text).items()}
+    except NOT_JSON:
+        return None
+
+
+def _keys_repaired(text: bytes, tally: Tally) -> dict[str, bytes] | None:
+    for fixed, reasons in repairs(text):
+        if (keys := _keys_of(fixed)) is not None:
+            tally.repairs.update(reasons)
+            return keys
+    return None
+
+
+def count_duplicates(text: bytes, tally: Tally) -> None:
+    """Count keys that occur twice in one JSON object, anywhere in a text that is known to be JSON."""
+    if len(text) > EXACT_DUPLICATES_BYTES:
+        return
+    seen: Counter[str] = Counter()
+
+    def pairs(items: list[tuple[str, Any]]) -> None:
+        if len({key for key, _ in items}) != len(items):
+            seen.update(f"duplicate key {key[:60]}" for key, n in Counter(key for key, _ in items).items() if n > 1)
+
+    try:
+        json.loads(text, object_pairs_hook=pairs, parse_int=len, parse_float=len)
+    except (ValueError, RecursionError):
+        return
+    tally.losses.update(seen)

@@ -1,0 +1,1 @@
+"""The compiled half of reading, Python and C together."""

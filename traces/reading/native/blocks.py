@@ -1,0 +1,119 @@
+"""The compiled reader of blocks behind the Python one: what it takes, in the same tables; absent without a C compiler.
+
+Owns what the compiled half is told (categories, where names are interned) and how its rows reach the tables. It takes
+a block whole or leaves it whole to `decoding`, so what is unusual is judged in one place only.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from opreplay.traces.reading import fields
+from opreplay.traces.reading.collect import Collector, Tracks
+from opreplay.traces.reading.decoding import NO_CATEGORY, EventDecoder
+
+if TYPE_CHECKING:
+    from opreplay.traces.reading.native._events import EventScanner
+
+FLUSH_ROWS = 1 << 15
+MAX_REFUSED = 16
+"""Blocks refused in a row after which the rest of the file is left to the Python reader."""
+
+_KINDS: tuple[type[Any], ...] = (fields.Skipped, fields.Op, fields.Kernel, fields.Launch, fields.Flow, fields.Note)
+"""Kind of an event, by the number that the compiled half gives it (native/record.h)."""
+_TABLES = (None, "ops", "kernels", "launches", "flows", "notes")
+_COLUMNS = (0, 6, 9, 3, 4, 4)
+"""Integers in a row of each kind; those of ops end with the record function id."""
+
+
+def compiled_scanner() -> Callable[..., EventScanner] | None:
+    """The compiled half, or None where it was not built."""
+    try:
+        from opreplay.traces.reading.native._events import EventScanner
+    except ImportError:
+        return None
+    return EventScanner
+
+
+class CompiledBlocks:
+    """Reads blocks of one file into the tables of a collector."""
+
+    def __init__(self, decoder: EventDecoder, collector: Collector, *, wanted: bool = True) -> None:
+        self._decoder, self._collector = decoder, collector
+        self._make = compiled_scanner() if wanted else None
+        self._scanner: EventScanner | None = None
+        self._categories: tuple[str, ...] = ()
+        self._known = 0
+        self._refused = 0
+
+    def read(self, data: bytearray, start: int, stop: int) -> bool:
+        """Keep the events of data[start:stop], which commas separate; False: nothing was done. Raises TooLarge."""
+        scanner = self._ready()
+        if scanner is None:
+            return False
+        counts = scanner.scan(data, start, stop, self._decoder.exact)
+        if counts is None:
+            self._refused += 1
+            if self._refused >= MAX_REFUSED:
+                self.flush()
+                self._make = self._scanner = None
+            return False
+        self._refused = 0
+        self._decoder.passed_over(*counts)
+        self._collector.count_events(counts[0])
+        if scanner.pending_rows >= FLUSH_ROWS:
+            self.flush()
+        return True
+
+    def flush(self) -> None:
+        """Hand over the rows read so far: before anything else adds rows, and at the end. Raises TooLarge."""
+        if self._scanner is None:
+            return
+        got = self._collector
+        counts, tables, uncorrelated = self._scanner.take()
+        got.uncorrelated |= uncorrelated
+        for category, count in zip((*self._categories, NO_CATEGORY), counts, strict=True):
+            if count:
+                got.by_category[category] += count
+        for name, width, rows in zip(_TABLES, _COLUMNS, tables, strict=True):
+            if name is not None and rows:
+                table = got.tables[name]
+                table.append_rows(np.frombuffer(rows, np.int64).reshape(-1, width)[:, : len(table.kinds)])
+        got.check_rows()
+
+    def _ready(self) -> EventScanner | None:
+        """A scanner that knows the decoder's present categories."""
+        if self._make is None or self._decoder.old_spelling:
+            return None
+        bases = self._decoder.bases
+        if self._scanner is None or len(bases) != self._known:
+            self.flush()
+            # Compared as written: what JSON may write with escapes is not for the compiled half to judge.
+            self._categories = tuple(cat for cat in bases if cat.isascii() and cat.isprintable() and "\\" not in cat)
+            self._known = len(bases)
+            got = self._collector
+            self._scanner = self._make(
+                categories=tuple((c.encode(), _kind(bases[c]), fields.KERNEL_TAGS.get(c, 0)) for c in self._categories),
+                signatures=got.signatures.__getitem__,
+                kernel_names=got.kernel_names.__getitem__,
+                note_names=got.note_names.__getitem__,
+                # No bound method of this object: the scanner would keep it, and all its tables, alive for ever.
+                tracks=partial(_track, got.tracks),
+                seed=secrets.randbits(64),
+            )
+        return self._scanner
+
+
+def _track(tracks: Tracks, ids: bytes) -> int:
+    pid, tid = ids.split(b"\0")
+    return tracks[msgspec.json.decode(pid), msgspec.json.decode(tid)]
+
+
+def _kind(base: type[Any]) -> int:
+    return next(kind for kind, known in enumerate(_KINDS) if issubclass(base, known))

@@ -1,0 +1,323 @@
+/* Blocks of trace events -> rows of integers, for the common case; whatever else is left to the Python reader.
+ *
+ * `EventScanner.scan(buffer, start, stop, exact)` reads a run of events separated by commas. It takes all of them or
+ * none: a block with anything unusual changes nothing and gives None, and `opreplay.traces.reading.decoding` then reads
+ * it. Rows gather
+ * until `take()` hands them over.
+ */
+#define PY_SSIZE_T_CLEAN
+#include "record.h"
+
+#define MAX_CATEGORIES 256
+#define MAX_COLUMNS 9
+
+static const int COLUMNS[KINDS] = {[OP] = 6, [KERNEL] = 9, [LAUNCH] = 3, [FLOW] = 4, [NOTE] = 4};
+
+typedef struct {
+    int64_t *data;
+    size_t rows, capacity;
+} Table;
+
+typedef struct {
+    PyObject_HEAD
+    Names signatures, kernel_names, note_names, tracks;
+    Category categories[MAX_CATEGORIES];
+    PyObject *category_texts; /* keeps the texts alive */
+    size_t n_categories;
+    int64_t counts[MAX_CATEGORIES + 1], block_counts[MAX_CATEGORIES + 1]; /* the last: events without a category */
+    Record *records;
+    size_t n_records, record_capacity;
+    Table tables[KINDS];
+    int uncorrelated, block_uncorrelated, busy;
+    uint64_t seed;
+    Span last_pid, last_tid;
+    int64_t last_track;
+} EventScanner;
+
+/* Read all events of the text into `records`; the number of events, -1 for the Python reader, -2 out of memory. */
+static int64_t read_block(EventScanner *self, Text p, Text end, int exact)
+{
+    Span fields[EVENT_FIELDS], arguments[ARGUMENTS];
+    int64_t events = 0;
+    const Category *last = NULL;
+    self->n_records = 0;
+    self->block_uncorrelated = 0;
+    memset(self->block_counts, 0, sizeof self->block_counts);
+    p = skip_space(p, end);
+    for (;;) {
+        if (!(p = read_event(p, end, fields, arguments)))
+            return -1;
+        Span cat = fields[CAT];
+        if (!cat.size) {
+            if (is_complete(fields[PH]) && fields[ARGS].size) /* torch_npu's device rows */
+                return -1;
+            self->block_counts[self->n_categories]++;
+            events++;
+            goto next;
+        }
+        if (!last || cat.size != last->size + 2 || memcmp(cat.at + 1, last->text, last->size) || *cat.at != '"')
+            last = find_category(cat, self->categories, self->n_categories);
+        if (!last)
+            return -1;
+        if (self->n_records == self->record_capacity) {
+            size_t capacity = self->record_capacity ? 2 * self->record_capacity : 1024;
+            Record *records = realloc(self->records, capacity * sizeof(Record));
+            if (!records)
+                return -2;
+            self->records = records;
+            self->record_capacity = capacity;
+        }
+        Record *record = &self->records[self->n_records];
+        int kept = make_record(last, fields, arguments, exact, record);
+        if (kept < 0)
+            return -1;
+        self->n_records += (size_t)kept;
+        if (kept && record->kind == KERNEL && record->end)
+            self->block_uncorrelated = 1;
+        self->block_counts[last - self->categories]++;
+        events++;
+    next:
+        p = skip_space(p, end);
+        if (p == end)
+            return events;
+        if (*p != ',')
+            return -1;
+        p = skip_space(p + 1, end);
+    }
+}
+
+static int64_t *new_row(EventScanner *self, enum Kind kind)
+{
+    Table *table = &self->tables[kind];
+    if (table->rows == table->capacity) {
+        size_t capacity = table->capacity ? 2 * table->capacity : 4096;
+        int64_t *data = PyMem_Realloc(table->data, capacity * (size_t)COLUMNS[kind] * sizeof(int64_t));
+        if (!data) {
+            PyErr_NoMemory();
+            return NULL;
+        }
+        table->data = data;
+        table->capacity = capacity;
+    }
+    return table->data + table->rows++ * (size_t)COLUMNS[kind];
+}
+
+static int64_t track_of(EventScanner *self, const Record *r)
+{
+    if (self->last_pid.size == r->pid.size && self->last_tid.size == r->tid.size &&
+        !memcmp(self->last_pid.at, r->pid.at, r->pid.size) && !memcmp(self->last_tid.at, r->tid.at, r->tid.size))
+        return self->last_track;
+    Span parts[2] = {r->pid, r->tid};
+    int64_t track = names_index(&self->tracks, self->seed, parts, 2);
+    self->last_pid = r->pid, self->last_tid = r->tid, self->last_track = track;
+    return track;
+}
+
+static int add_row(EventScanner *self, const Record *r)
+{
+    int64_t name = 0, track = track_of(self, r);
+    if (track < 0)
+        return -1;
+    if (r->kind == OP) {
+        Span parts[5] = {r->name, r->dims, r->types, r->strides, r->concrete};
+        name = names_index(&self->signatures, self->seed, parts, 5);
+    } else if (r->kind == KERNEL) {
+        name = names_index(&self->kernel_names, self->seed, &r->name, 1);
+    } else if (r->kind == NOTE) {
+        name = names_index(&self->note_names, self->seed, &r->name, 1);
+    }
+    int64_t *row = name < 0 ? NULL : new_row(self, r->kind);
+    if (!row)
+        return -1;
+    switch (r->kind) {
+    case OP:
+        row[0] = name, row[1] = track, row[2] = r->start, row[3] = r->dur, row[4] = r->ext, row[5] = r->rf;
+        break;
+    case KERNEL:
+        row[0] = name, row[1] = r->category, row[2] = track, row[3] = r->start, row[4] = r->dur;
+        row[5] = r->device, row[6] = r->stream, row[7] = r->ext, row[8] = r->corr;
+        break;
+    case LAUNCH:
+        row[0] = track, row[1] = r->start, row[2] = r->corr;
+        break;
+    case FLOW:
+        row[0] = track, row[1] = r->start, row[2] = r->id, row[3] = r->end;
+        break;
+    default:
+        row[0] = name, row[1] = track, row[2] = r->start, row[3] = r->dur;
+    }
+    return 0;
+}
+
+static PyObject *scan(EventScanner *self, PyObject *args)
+{
+    Py_buffer buffer;
+    Py_ssize_t start, stop;
+    int64_t events;
+    int exact;
+    if (!PyArg_ParseTuple(args, "y*nnp:scan", &buffer, &start, &stop, &exact))
+        return NULL;
+    if (start < 0 || stop < start || stop > buffer.len || self->busy) {
+        PyBuffer_Release(&buffer);
+        PyErr_SetString(PyExc_ValueError, self->busy ? "the scanner is in use" : "start and stop are no range in it");
+        return NULL;
+    }
+    self->busy = 1;
+    Py_BEGIN_ALLOW_THREADS
+    events = read_block(self, (Text)buffer.buf + start, (Text)buffer.buf + stop, exact);
+    Py_END_ALLOW_THREADS
+    int failed = events == -2;
+    if (failed)
+        PyErr_NoMemory();
+    self->last_pid.size = self->last_tid.size = 0; /* they point into the text of an earlier call */
+    for (size_t i = 0; events > 0 && i < self->n_records && !failed; i++)
+        failed = add_row(self, &self->records[i]) < 0;
+    PyBuffer_Release(&buffer);
+    self->busy = 0;
+    if (failed)
+        return NULL;
+    if (events < 0)
+        Py_RETURN_NONE;
+    for (size_t i = 0; i <= self->n_categories; i++)
+        self->counts[i] += self->block_counts[i];
+    self->uncorrelated |= self->block_uncorrelated;
+    return Py_BuildValue("LL", (long long)events, (long long)self->block_counts[self->n_categories]);
+}
+
+/* ([events of each category, then of none], [rows of each kind as bytes], [columns of each kind], whether a kernel is uncorrelated) */
+static PyObject *take(EventScanner *self, PyObject *Py_UNUSED(ignored))
+{
+    PyObject *counts = PyList_New((Py_ssize_t)self->n_categories + 1), *tables = PyList_New(KINDS);
+    for (size_t i = 0; counts && tables && i <= self->n_categories; i++) {
+        PyObject *count = PyLong_FromLongLong(self->counts[i]);
+        if (!count)
+            goto fail;
+        PyList_SET_ITEM(counts, (Py_ssize_t)i, count);
+    }
+    for (int kind = 0; counts && tables && kind < KINDS; kind++) {
+        Table *table = &self->tables[kind];
+        size_t size = table->rows * (size_t)COLUMNS[kind] * sizeof(int64_t);
+        PyObject *rows = PyBytes_FromStringAndSize((const char *)table->data, (Py_ssize_t)size);
+        if (!rows)
+            goto fail;
+        PyList_SET_ITEM(tables, kind, rows);
+    }
+    if (!counts || !tables)
+        goto fail;
+    memset(self->counts, 0, sizeof self->counts);
+    for (int kind = 0; kind < KINDS; kind++)
+        self->tables[kind].rows = 0;
+    return Py_BuildValue("NNN", counts, tables, PyBool_FromLong(self->uncorrelated));
+fail:
+    Py_XDECREF(counts);
+    Py_XDECREF(tables);
+    return NULL;
+}
+
+static PyObject *pending_rows(EventScanner *self, void *Py_UNUSED(closure))
+{
+    size_t rows = 0;
+    for (int kind = 0; kind < KINDS; kind++)
+        rows += self->tables[kind].rows;
+    return PyLong_FromSize_t(rows);
+}
+
+static int set_categories(EventScanner *self, PyObject *categories)
+{
+    Py_ssize_t n = PyTuple_GET_SIZE(categories);
+    if (n > MAX_CATEGORIES) {
+        PyErr_Format(PyExc_ValueError, "%zd categories, at most %d are possible", n, MAX_CATEGORIES);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *text;
+        int kind, index;
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(categories, i), "O!ii", &PyBytes_Type, &text, &kind, &index))
+            return -1;
+        if (kind < 0 || kind >= KINDS) {
+            PyErr_Format(PyExc_ValueError, "%d is no kind of event", kind);
+            return -1;
+        }
+        self->categories[i] = (Category){PyBytes_AS_STRING(text), (size_t)PyBytes_GET_SIZE(text), kind, index};
+    }
+    self->n_categories = (size_t)n;
+    self->category_texts = Py_NewRef(categories);
+    return 0;
+}
+
+static void clear(EventScanner *self)
+{
+    names_clear(&self->signatures);
+    names_clear(&self->kernel_names);
+    names_clear(&self->note_names);
+    names_clear(&self->tracks);
+    Py_CLEAR(self->category_texts);
+    self->n_categories = 0;
+}
+
+static int init(EventScanner *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"categories", "signatures", "kernel_names", "note_names", "tracks", "seed", NULL};
+    PyObject *categories, *signatures, *kernel_names, *note_names, *tracks;
+    unsigned long long seed;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOOOK", names, &PyTuple_Type, &categories, &signatures,
+                                     &kernel_names, &note_names, &tracks, &seed))
+        return -1;
+    if (self->category_texts) {
+        PyErr_SetString(PyExc_ValueError, "a scanner is set up once");
+        return -1;
+    }
+    self->signatures.ask = Py_NewRef(signatures);
+    self->kernel_names.ask = Py_NewRef(kernel_names);
+    self->note_names.ask = Py_NewRef(note_names);
+    self->tracks.ask = Py_NewRef(tracks);
+    self->seed = seed;
+    return set_categories(self, categories);
+}
+
+static void dealloc(EventScanner *self)
+{
+    clear(self);
+    free(self->records);
+    for (int kind = 0; kind < KINDS; kind++)
+        PyMem_Free(self->tables[kind].data);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyMethodDef methods[] = {
+    {"scan", (PyCFunction)scan, METH_VARARGS, "Read the events in buffer[start:stop]; their number and how many have no category, or None."},
+    {"take", (PyCFunction)take, METH_NOARGS, "Counts and rows since the last call."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef attributes[] = {
+    {"pending_rows", (getter)pending_rows, NULL, "Rows that take() would hand over.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyTypeObject EventScannerType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "opreplay.traces.reading.native._events.EventScanner",
+    .tp_doc = "Reads blocks of trace events into rows of integers.",
+    .tp_basicsize = sizeof(EventScanner),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = PyType_GenericNew,
+    .tp_init = (initproc)init,
+    .tp_dealloc = (destructor)dealloc,
+    .tp_methods = methods,
+    .tp_getset = attributes,
+};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "opreplay.traces.reading.native._events",
+    .m_doc = "The compiled half of the trace reader.",
+    .m_size = -1,
+};
+
+PyMODINIT_FUNC PyInit__events(void)
+{
+    PyObject *made = PyModule_Create(&module);
+    if (made && PyModule_AddType(made, &EventScannerType) < 0)
+        Py_CLEAR(made);
+    return made;
+}

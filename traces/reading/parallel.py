@@ -1,0 +1,256 @@
+"""A plain file read by several processes: parts cut at guessed event boundaries, each proven by the part before it.
+
+Owns the split, the worker process and the exact merge of tables; what a part is read into is `scan`'s concern.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+
+from opreplay.traces.limits import Limits
+from opreplay.traces.reading.blocks import SEPARATOR
+from opreplay.traces.reading.collect import Collector
+from opreplay.traces.reading.columns import smallest
+from opreplay.traces.reading.decoding import NOT_JSON
+from opreplay.traces.reading.fields import AnyEvent
+from opreplay.traces.reading.head import ExecutionTraceFound
+from opreplay.traces.reading.scan import Progress, Scanned, Scanner
+from opreplay.traces.reading.source import Source
+
+MIN_PART_BYTES = 96 << 20
+"""Smaller parts do not pay for the start of a process (0.2 s)."""
+HEAD_START_BYTES = 96 << 20
+"""What the first part is longer than the others: about what is read while a worker process starts."""
+_GUESS_BYTES = 1 << 20
+_TABLE_INDEXES = {
+    "ops": {"signature": "signatures", "track": "tracks"},
+    "kernels": {"name": "kernel_names", "track": "tracks"},
+    "launches": {"track": "tracks"},
+    "flows": {"track": "tracks"},
+    "notes": {"name": "note_names", "track": "tracks"},
+}
+"""Column → the collector's table of distinct values that it points into."""
+
+
+class _Job(msgspec.Struct, kw_only=True):
+    """One part of a file for a worker to read: bytes start to stop (None: to the end)."""
+
+    path: str
+    limits: dict[str, int]
+    start: int
+    stop: int | None
+    block: int
+    layout: str
+
+
+class _Part(msgspec.Struct, kw_only=True):
+    """What a worker sends back; arrays as (dtype, bytes)."""
+
+    complete: bool
+    failed: bool = False
+    uncorrelated: bool = False
+    events: int = 0
+    bytes_read: int = 0
+    by_category: dict[str, int] = {}
+    losses: dict[str, int] = {}
+    repairs: dict[str, int] = {}
+    keys: dict[str, bytes] = {}
+    signatures: list[bytes] = []
+    kernel_names: list[bytes] = []
+    note_names: list[bytes] = []
+    tracks: list[tuple[str, str]] = []
+    dropped: dict[str, int] = {}
+    zeroed: dict[str, int] = {}
+    inexact: dict[str, bool] = {}
+    tables: dict[str, dict[str, tuple[str, bytes]]] = {}
+
+
+def scan_parallel(
+    path: str, limits: Limits, processes: int, *, block_bytes: int, progress: Progress | None, min_part: int = 0
+) -> Scanned | None:
+    """Read a plain file in parts; None when it cannot be split or a cut proved wrong (then read it in one process)."""
+    cuts = _guess_cuts(path, processes, min_part or MIN_PART_BYTES)
+    if not cuts:
+        return None
+    layout = _layout(path)
+    stops: Sequence[int | None] = (*cuts[1:], None)
+    jobs = [
+        _Job(
+            path=os.path.abspath(path), limits=asdict(limits), start=start, stop=stop, block=block_bytes, layout=layout
+        )
+        for start, stop in zip(cuts, stops, strict=True)
+    ]
+    workers = [_start(job) for job in jobs]
+    try:
+        with Source(path, limits, stop=cuts[0]) as source:
+            scanner = Scanner(source, block_bytes=block_bytes, progress=progress, last=False, arrows=False)
+            try:
+                first = scanner.run()
+            except ExecutionTraceFound:
+                return None
+        if not first.complete or not first.collector.events:
+            return None
+        parts = [_receive(worker) for worker in workers]
+    finally:
+        for worker in workers:
+            if worker.poll() is None:
+                worker.kill()
+            worker.wait()
+            for pipe in (worker.stdin, worker.stdout):
+                if pipe:
+                    pipe.close()
+    if any(part is None or part.failed or not part.complete for part in parts):
+        return None
+    for part in parts:
+        assert part is not None
+        _merge(first, part)
+    return None if first.collector.wants_arrows else first
+
+
+def _guess_cuts(path: str, processes: int, min_part: int) -> list[int]:
+    """Offsets where an event seems to start, about evenly spread; none for what is no plain file or too small."""
+    try:
+        if path == "-" or not stat.S_ISREG(os.stat(path).st_mode):
+            return []
+        size = os.path.getsize(path)
+        parts = min(processes, size // min_part)
+        cuts = []
+        with open(path, "rb") as file:
+            if file.read(2) == b"\x1f\x8b":
+                return []
+            ahead = min(HEAD_START_BYTES, size // 8)
+            for i in range(1, parts):
+                at = ahead + (size - ahead) * i // parts
+                file.seek(at)
+                if (found := _event_start(file.read(_GUESS_BYTES))) is not None:
+                    cuts.append(at + found)
+    except (OSError, ValueError):  # reading it in one process will say what is wrong
+        return []
+    return sorted(set(cuts))
+
+
+def _event_start(text: bytes) -> int | None:
+    """Offset of the first "{" that follows "}," and opens an event: an object with a phase."""
+    starts = [m.end() - 1 for m in SEPARATOR.finditer(text)]
+    for n, start in enumerate(starts[:200]):
+        for stop in starts[n + 1 : n + 9]:
+            piece = text[start:stop].rstrip()
+            try:
+                event = msgspec.json.decode(piece[:-1], type=AnyEvent)
+            except NOT_JSON:
+                continue
+            if isinstance(event.ph, str):
+                return start
+            break
+    return None
+
+
+def _layout(path: str) -> str:
+    """ "list" when the file is an array itself, else "object"."""
+    with open(path, "rb") as file:
+        return "list" if file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[") else "object"
+
+
+def _start(job: _Job) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "opreplay.traces.reading.parallel"]
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert worker.stdin
+    worker.stdin.write(msgspec.json.encode(job))
+    worker.stdin.close()
+    return worker
+
+
+def _receive(worker: subprocess.Popen[bytes]) -> _Part | None:
+    assert worker.stdout
+    try:
+        return msgspec.msgpack.decode(worker.stdout.read(), type=_Part)
+    except msgspec.DecodeError:  # the worker died: the serial reader decides what that means
+        return None
+
+
+def _merge(into: Scanned, part: _Part) -> None:
+    """Append a part's rows; its indexes are rewritten to those of the whole, in order of first appearance."""
+    got = into.collector
+    maps: dict[str, Any] = {
+        "tracks": np.array([got.tracks.of_texts(pid, tid) for pid, tid in part.tracks], np.uint32),
+        "signatures": np.array([got.signatures[key] for key in part.signatures], np.uint32),
+        "kernel_names": np.array([got.kernel_names[key] for key in part.kernel_names], np.uint32),
+        "note_names": np.array([got.note_names[key] for key in part.note_names], np.uint32),
+    }
+    for table, columns in part.tables.items():
+        to = got.tables[table]
+        arrays = {}
+        for name, (kind, data) in columns.items():
+            array = np.frombuffer(data, np.dtype(kind))
+            index = _TABLE_INDEXES[table].get(name)
+            if index is not None and len(array):
+                array = smallest(maps[index][array], (np.uint16, np.uint32))
+            arrays[name] = array
+        to.append(arrays)
+        to.dropped += part.dropped[table]
+        to.zeroed += part.zeroed[table]
+        to.inexact |= part.inexact[table]
+    got.events += part.events
+    got.uncorrelated |= part.uncorrelated
+    got.by_category.update(part.by_category)
+    into.tally.losses.update(part.losses)
+    into.tally.repairs.update(part.repairs)
+    for key in part.keys.keys() & into.keys.keys():
+        into.tally.losses[f"duplicate key {key[:60]}"] += 1
+    into.keys.update(part.keys)
+    into.bytes_read += part.bytes_read
+
+
+def _pack(scanned: Scanned) -> _Part:
+    got: Collector = scanned.collector
+    return _Part(
+        complete=scanned.complete,
+        uncorrelated=got.uncorrelated,
+        events=got.events,
+        bytes_read=scanned.bytes_read,
+        by_category=dict(got.by_category),
+        losses=dict(scanned.tally.losses),
+        repairs=dict(scanned.tally.repairs),
+        keys=scanned.keys,
+        signatures=list(got.signatures),
+        kernel_names=list(got.kernel_names),
+        note_names=list(got.note_names),
+        tracks=list(got.tracks.texts),
+        dropped={name: table.dropped for name, table in got.tables.items()},
+        zeroed={name: table.zeroed for name, table in got.tables.items()},
+        inexact={name: table.inexact for name, table in got.tables.items()},
+        tables={
+            name: {c: (a.dtype.str, a.tobytes()) for c in table.kinds for a in (table.take(c),)}
+            for name, table in got.tables.items()
+        },
+    )
+
+
+def work(stdin: BinaryIO, stdout: BinaryIO) -> None:
+    """The worker process: one job on stdin, one part on stdout; any failure is reported as one, not raised."""
+    import gc
+
+    gc.disable()
+    job = msgspec.json.decode(stdin.read(), type=_Job)
+    try:
+        with Source(job.path, Limits(**job.limits), start=job.start, stop=job.stop) as source:
+            scanner = Scanner(
+                source, block_bytes=job.block, first=False, last=job.stop is None, layout=job.layout, arrows=False
+            )
+            part = _pack(scanner.run())
+    except Exception:  # the parent reads the file again in one process and meets the error there
+        part = _Part(complete=False, failed=True)
+    stdout.write(msgspec.msgpack.encode(part))
+
+
+if __name__ == "__main__":
+    work(sys.stdin.buffer, sys.stdout.buffer)

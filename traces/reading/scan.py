@@ -1,0 +1,309 @@
+"""One pass over one file: head, blocks of events, tail; every cut is proven by what decodes. Links come later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from opreplay.traces.errors import Malformed
+from opreplay.traces.limits import Limits
+from opreplay.traces.reading.blocks import Buffer, last_separator
+from opreplay.traces.reading.collect import Collector
+from opreplay.traces.reading.decoding import NO_CATEGORY, NOT_JSON, OTHER_CATEGORY, EventDecoder
+from opreplay.traces.reading.head import HINT, Head, count_duplicates, read_head, read_tail
+from opreplay.traces.reading.native.blocks import CompiledBlocks
+from opreplay.traces.reading.salvage import Tally, salvage
+from opreplay.traces.reading.source import Source
+
+BLOCK_BYTES = 1 << 18
+"""Text decoded at a time; larger blocks fall out of the processor's cache and are slower."""
+SNIFF_BYTES = 1 << 20
+"""Events searched for duplicate keys and for features of the torch era."""
+JUNK_EVENTS = 200_000
+"""Entries after which a file without a single trace event is given up."""
+NO_EVENTS = {NO_CATEGORY, OTHER_CATEGORY}
+PATIENCE_BYTES = 1 << 16
+"""Text beyond two blocks in which the rest of an undecodable event is looked for."""
+EARLIER_CUTS = 3
+"""Earlier separators tried when a cut proves wrong, before the block counts as broken."""
+
+FEATURES: dict[str, bytes] = {
+    "old categories": b'"Operator"',
+    "old dims": b'"Input dims"',
+    "event index": b'"Profiler Event Index"',
+    "ev idx": b'"Ev Idx"',
+    "record function id": b'"Record function id"',
+    "concrete inputs": b'"Concrete Inputs"',
+    "strides": b'"Input Strides"',
+    "task type": b'"Task Type"',
+    "hip": b'"hip',
+    "cuda": b'"cuda',
+    "mtia": b'"mtia_',
+}
+"""Feature → text that shows it, looked for in the first events."""
+
+_RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+Progress = Callable[[int, "int | None"], None]
+
+
+@dataclass(slots=True)
+class Scanned:
+    """All that one pass found; the collector's tables are not linked yet."""
+
+    collector: Collector
+    tally: Tally
+    layout: str = "object"
+    keys: dict[str, bytes] = field(default_factory=dict)
+    features: set[str] = field(default_factory=set)
+    bytes_read: int = 0
+    complete: bool = True
+    """False when a part that should end at a given place did not."""
+
+
+class Scanner:
+    """Reads one source, or one part of a file's events."""
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        block_bytes: int = BLOCK_BYTES,
+        progress: Progress | None = None,
+        first: bool = True,
+        last: bool = True,
+        layout: str = "object",
+        numbered: bool = False,
+        arrows: bool = True,
+        timing: tuple[EventDecoder, Collector] | None = None,
+    ) -> None:
+        """`first`: the source starts with the head; `last`: it ends with the tail, else just after an event.
+
+        `numbered`: also keep each op's record function id. `arrows`: keep flows that correlation ids make superfluous.
+        `timing`: decoder and tables that keep more; the compiled half, which does not, is then left out.
+        """
+        self.source, self.limits, self.progress = source, source.limits, progress
+        self.first, self.last, self.layout = first, last, layout
+        self.buffer = Buffer(source, block_bytes)
+        decoder, collector = timing or (EventDecoder(), Collector(source.limits, numbered=numbered))
+        self.decoder = decoder
+        if numbered:
+            self.decoder.use_record_function_ids()
+        if not arrows:
+            self.decoder.skip_arrows()
+        self.tally = Tally()
+        self.out = Scanned(collector, self.tally)
+        self.compiled = CompiledBlocks(self.decoder, self.out.collector, wanted=timing is None)
+        self._sniffed = 0
+
+    def run(self) -> Scanned:
+        """Read to the end. Raises TraceError."""
+        out, buffer = self.out, self.buffer
+        head = read_head(buffer, self.limits, self.tally) if self.first else Head(self.layout)
+        out.layout, out.keys = head.layout, head.keys
+        ended = head.empty
+        while not ended:
+            ended = self._block()
+            if JUNK_EVENTS < out.collector.events < 2 * JUNK_EVENTS:
+                self.compiled.flush()
+                _refuse_what_is_no_trace(
+                    self.source, out
+                )  # junk that inflates a thousandfold need not be read to its end
+        if not self.last:
+            out.complete = not self.tally.losses["truncated file"]
+        elif buffer.eof and not len(buffer) and self.tally.losses["truncated file"]:
+            pass
+        else:
+            self._tail(head)
+        out.bytes_read = self.source.bytes_out
+        self.tally.losses.update(self.source.losses)
+        self.tally.losses.update(self.decoder.losses)
+        self.compiled.flush()
+        for table in out.collector.tables.values():
+            table.flush()
+        return out
+
+    def _tail(self, head: Head) -> None:
+        tail = read_tail(self.buffer, head.layout, self.limits, self.tally)
+        for key in tail.keys() & self.out.keys.keys():
+            self.tally.losses[f"duplicate key {key[:60]}"] += 1
+        self.out.keys.update(tail)
+
+    def _block(self) -> bool:
+        """Decode up to the last separator at hand; True when the array (or the file) has ended."""
+        buffer = self.buffer
+        cut = last_separator(buffer.data, buffer.lo, buffer.hi)
+        if cut is None or len(buffer) < buffer.block_bytes // 2:
+            if buffer.fill(self.limits.event_bytes, "event_bytes", "bytes in one event"):
+                if self.progress:
+                    self.progress(self.source.progress_bytes, self.source.total)
+                cut = last_separator(buffer.data, buffer.lo, buffer.hi)
+                if cut is None:
+                    return self._array_end()
+            elif not self.last:
+                return self._last_of_part()
+            else:
+                return self._array_end() or self._rest_of_file()
+        if self._take_in_place(cut[0]):
+            buffer.lo = cut[1]
+            return False
+        tried = 0
+        first_cut = cut
+        while cut is not None and tried <= EARLIER_CUTS:
+            if self._take(buffer.closed(cut[0])):
+                buffer.lo = cut[1]
+                return False
+            if not tried and self._array_end():
+                return True
+            tried += 1
+            cut = last_separator(buffer.data, buffer.lo, cut[0])
+        return self._salvage(first_cut[0], first_cut[1])
+
+    def _take_in_place(self, cut: int) -> bool:
+        """As `_take` for the common case: past the first megabyte, nothing to repair, no copy of the text."""
+        if self._sniffed < SNIFF_BYTES:
+            return False
+        if self.compiled.read(self.buffer.data, self.buffer.lo, cut):
+            return True
+        view, covered = self.buffer.bracket(cut)
+        events = self.decoder.fast(view)
+        good = events is not None
+        if events is not None:
+            groups = Collector.group(events)
+            good = self.decoder.exact or not Collector.wants_exact(groups)
+            if good:  # before the brackets go: raw fields refer to the buffer
+                self.compiled.flush()
+                self.out.collector.add(events, groups)
+        self.buffer.unbracket(cut, covered)
+        return good
+
+    def _take(self, text: bytes) -> bool:
+        """Decode a closed array and keep its events; False when it is no JSON."""
+        if self._sniffed < SNIFF_BYTES:
+            self._sniff(text)
+        events = self.decoder.block(text)
+        if events is None:
+            return False
+        self._keep(events, lambda: self.decoder.block(text) or [])
+        return True
+
+    def _keep(self, events: list[Any], again: Callable[[], list[Any]]) -> None:
+        groups = Collector.group(events)
+        if not self.decoder.exact and Collector.wants_exact(groups):
+            self.decoder.use_exact_decimals()
+            events = again()
+            groups = Collector.group(events)
+        self.compiled.flush()
+        self.out.collector.add(events, groups)
+
+    def _sniff(self, text: bytes) -> None:
+        if not self._sniffed and not self.first:
+            self._sniffed = SNIFF_BYTES
+        self._sniffed += len(text)
+        for feature, needle in FEATURES.items():
+            if feature not in self.out.features and needle in text:
+                self.out.features.add(feature)
+                if feature == "old dims":
+                    self.decoder.use_old_spelling()
+        if self.first:
+            count_duplicates(text, self.tally)
+
+    def _array_end(self) -> bool:
+        """Whether the array ends in the buffer, proven by decoding up to its "]"; then its last events are taken."""
+        buffer = self.buffer
+        text = b"[" + buffer.text(buffer.lo, buffer.hi)
+        end = len(text.rstrip())
+        try:
+            _RAW_LIST.decode(text)
+        except msgspec.DecodeError as err:
+            _, found, rest = str(err).partition("trailing characters (byte ")
+            if not found:
+                return False
+            end = text.rfind(b"]", 0, int(rest.split(")")[0]) + 1) + 1
+        except NOT_JSON:
+            return False
+        if not self._take(text[:end]):
+            return False
+        buffer.lo += end - 1
+        return True
+
+    def _last_of_part(self) -> bool:
+        buffer = self.buffer
+        text = buffer.text(buffer.lo, buffer.hi).rstrip().removesuffix(b",")
+        if not self._take(b"[" + text + b"]"):
+            self.tally.losses["truncated file"] += 1
+        buffer.lo = buffer.hi
+        return True
+
+    def _rest_of_file(self) -> bool:
+        """The end of the file without an end of the array."""
+        if len(self.buffer) and self._salvage_finally(self.buffer.hi, self.buffer.hi):
+            return True
+        self.tally.losses["truncated file"] += 1
+        self.buffer.lo = self.buffer.hi
+        return True
+
+    def _salvage(self, cut: int, following: int) -> bool:
+        """Take what can be had of a broken block; True when the array's end was found in it."""
+        buffer = self.buffer
+        text = buffer.text(buffer.lo, cut)
+        got = salvage(text, self.decoder.block, self.tally)
+        self._keep(got.events, lambda: salvage(text, self.decoder.block, Tally()).events)
+        if got.array_end is not None:
+            buffer.lo += got.array_end
+            return True
+        if got.rest is None:
+            buffer.lo = following
+            return False
+        # The cut may lie in a string: see whether more text completes the event.
+        buffer.lo += got.rest
+        if got.rest:
+            return False
+        cut, following = cut - buffer.lo, following - buffer.lo
+        patient = len(buffer) < PATIENCE_BYTES + 2 * buffer.block_bytes
+        if patient and buffer.fill(self.limits.event_bytes, "event_bytes", "bytes in one event"):
+            return False
+        return self._salvage_finally(buffer.lo + cut, buffer.lo + following)
+
+    def _salvage_finally(self, cut: int, following: int) -> bool:
+        """As `_salvage`, when no more text can help."""
+        buffer = self.buffer
+        text = buffer.text(buffer.lo, cut)
+        got = salvage(text, self.decoder.block, self.tally, final=True)
+        self._keep(got.events, lambda: salvage(text, self.decoder.block, Tally(), final=True).events)
+        if got.array_end is not None:
+            buffer.lo += got.array_end
+            return True
+        if got.rest is not None and cut != buffer.hi:
+            self.tally.losses["broken event"] += 1
+        buffer.lo = following
+        return False
+
+
+def scan(
+    source: Source,
+    limits: Limits,
+    *,
+    block_bytes: int = BLOCK_BYTES,
+    progress: Progress | None = None,
+    numbered: bool = False,
+    arrows: bool = True,
+    timing: tuple[EventDecoder, Collector] | None = None,
+) -> Scanned:
+    """Read a whole trace. Raises Malformed when it holds nothing that looks like an event."""
+    out = Scanner(
+        source, block_bytes=block_bytes, progress=progress, numbered=numbered, arrows=arrows, timing=timing
+    ).run()
+    _refuse_what_is_no_trace(source, out)
+    if not out.collector.events and out.tally.losses and "duplicate key traceEvents" not in out.tally.losses:
+        raise Malformed(f"{source.path}: no event can be read ({', '.join(out.tally.losses)})", hint=HINT)
+    return out
+
+
+def _refuse_what_is_no_trace(source: Source, out: Scanned) -> None:
+    """Raise Malformed when there are entries, but none has anything of a trace event."""
+    got = out.collector
+    if got.events and not out.features and set(got.by_category) <= NO_EVENTS and not got.kernels.rows:
+        raise Malformed(f"{source.path}: none of its {got.events} entries is a trace event", hint=HINT)

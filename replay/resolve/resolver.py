@@ -21,13 +21,13 @@ from opreplay.replay.ir.verdicts import META_WRONG
 from opreplay.replay.resolve import schema
 from opreplay.replay.resolve.bind import Unbound, bind, encode, unnamed_arguments
 from opreplay.replay.resolve.guess import autocast
-from opreplay.replay.resolve.guess.relatives import RelativesIndex
 from opreplay.replay.resolve.guess.values import Context
 from opreplay.replay.resolve.kernels import wanted_layout, way_on
 from opreplay.replay.resolve.match import Match, best_match, stack_rival
 from opreplay.replay.resolve.meta.check import check_ops
 from opreplay.replay.resolve.names import Candidates, candidates, refused
 from opreplay.replay.resolve.policy import Policy, refuse_name
+from opreplay.replay.resolve.relatives import RelativesIndex
 from opreplay.replay.resolve.schema import OpSpec
 from opreplay.replay.resolve.user.conversions import CONVERSIONS, ConversionFailed, RecordedCall, convert
 from opreplay.replay.resolve.user.executors import EXECUTORS, UserExecutor, bind_executor

@@ -1,6 +1,6 @@
 """Portable equivalents of ops that exist on some devices only; used where the replay device has no kernel for them."""
 
-from opreplay.replay.standins.aten.legacy import RENAMED, Legacy, legacy_form, legacy_of
+from opreplay.replay.standins.aten.legacy.forms import RENAMED, Legacy, legacy_form, legacy_of
 from opreplay.replay.standins.aten.table import EQUIVALENTS, Equivalent, equivalent_for, equivalent_of
 
 __all__ = [

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from opreplay.replay.ir.model import ReplayOp
-from opreplay.replay.standins.aten.legacy import Legacy, legacy_form
+from opreplay.replay.standins.aten.legacy.forms import Legacy, legacy_form
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import torch
 
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.replay.plan.build import build_plan
-from opreplay.replay.resolve.guess.relatives import RelativesIndex
+from opreplay.replay.resolve.relatives import RelativesIndex
 from opreplay.traces.model import OpSignature
 from tests.replay.plan.test_build import trace
 

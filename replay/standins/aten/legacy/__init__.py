@@ -1,0 +1,1 @@
+"""Ops of torch 1.8 to 1.13 that torch has no more."""

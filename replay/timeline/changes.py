@@ -13,6 +13,7 @@ from opreplay.replay.timeline.graph.model import (
     KERNEL,
     LAUNCH,
     STREAM,
+    Bools,
     Floats,
     Ints,
     StepGraph,
@@ -133,7 +134,7 @@ def _scale(names: Names, out: Edited, pattern: str, value: str) -> None:
     _scale_host(names, out, ops & ~launching, number, factor)
 
 
-def _or_above(names: Names, marked: Ints) -> Ints:
+def _or_above(names: Names, marked: Bools) -> Bools:
     """Ops that are marked or hold a marked one."""
     parents, out = op_parents(names.trace), marked.copy()
     rows = np.flatnonzero(marked)
@@ -143,7 +144,7 @@ def _or_above(names: Names, marked: Ints) -> Ints:
     return out
 
 
-def _scale_host(names: Names, out: Edited, ops: Ints, number: float, factor: bool) -> None:
+def _scale_host(names: Names, out: Edited, ops: Bools, number: float, factor: bool) -> None:
     """Slices inside the ops. A time is per call of the op, shared by its slices as they were."""
     graph, slices = out.graph, out.graph.slices
     if not len(slices.dur_us) or not ops.any():
@@ -167,7 +168,7 @@ def _scale_host(names: Names, out: Edited, ops: Ints, number: float, factor: boo
     out.matched += len(changed)
 
 
-def _outermost(names: Names, ops: Ints) -> Ints:
+def _outermost(names: Names, ops: Bools) -> Ints:
     """Per op: the outermost of the chosen ops around it, itself included."""
     parents, top = op_parents(names.trace), np.arange(len(ops))
     up = top.copy()
@@ -184,7 +185,7 @@ def host_durations(graph: StepGraph, slice_us: Floats) -> Floats:
     return total[graph.nodes.first_slice + graph.nodes.slices] - total[graph.nodes.first_slice]
 
 
-def matching_ops(names: Names, pattern: str) -> Ints:
+def matching_ops(names: Names, pattern: str) -> Bools:
     """Per row of the ops: whether its name, or that of an op around it, matches a shell pattern."""
     hits = np.array([fnmatchcase(s.name, pattern) for s in names.trace.signatures] or [False])
     if not len(names.trace.ops) or not hits.any():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -355,7 +356,7 @@ def _ending_at(blocks: Blocks, base: int, time_us: float) -> int:
     return base + max(0, int(np.searchsorted(blocks.end_us, time_us + 1e-6, side="right")) - 1)
 
 
-def _joined(parts: list[Floats] | list[Ints], kind: type) -> Floats:
+def _joined(parts: list[Any], kind: type) -> Any:
     return np.concatenate(parts) if parts else np.empty(0, kind)
 
 

@@ -11,6 +11,7 @@ from opreplay.replay.timeline.graph.steps import Step
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 EDGE_KINDS: tuple[str, ...] = (
     "thread order", "launch", "stream order", "synchronisation", "stream waits for stream", "thread waits for thread",

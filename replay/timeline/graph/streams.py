@@ -6,7 +6,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from opreplay.replay.timeline.graph.model import COLLECTIVE, CROSS_STREAM, SHARED, STREAM, Floats, Ints, Unexplained
+from opreplay.replay.timeline.graph.model import (
+    COLLECTIVE,
+    CROSS_STREAM,
+    SHARED,
+    STREAM,
+    Bools,
+    Floats,
+    Ints,
+    Unexplained,
+)
 from opreplay.replay.timeline.graph.steps import Step
 from opreplay.replay.timeline.graph.tasks import Tasks
 from opreplay.traces import Trace
@@ -141,7 +150,7 @@ def _previous(tasks: Tasks) -> Ints:
     return out
 
 
-def _first_of_launch(tasks: Tasks) -> Ints:
+def _first_of_launch(tasks: Tasks) -> Bools:
     """Whether each task is the first of its launch: a captured graph is one launch of many."""
     _, first = np.unique(tasks.correlation, return_index=True)
     out = tasks.correlation < 0

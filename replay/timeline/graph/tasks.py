@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from opreplay.replay.timeline.graph.model import COLLECTIVE, COPY, KERNEL, SET, Floats, Ints
+from opreplay.replay.timeline.graph.model import COLLECTIVE, COPY, KERNEL, SET, Bools, Floats, Ints
 from opreplay.replay.timeline.graph.steps import Step
 from opreplay.traces import Trace
 
@@ -112,7 +112,7 @@ def tasks_of(trace: Trace, step: Step, home: Ints) -> tuple[Tasks, Earlier]:
     )  # fmt: skip
 
 
-def _first_start(device: Ints, stream: Ints, start: Ints, inside: Ints) -> Ints:
+def _first_start(device: Ints, stream: Ints, start: Ints, inside: Bools) -> Ints:
     """Per task: start of the first task that the step launched on its stream, else on its device; else the lowest."""
     least = np.full(len(start), np.iinfo(np.int64).min)
     for key in np.unique(device[inside]):
@@ -124,7 +124,7 @@ def _first_start(device: Ints, stream: Ints, start: Ints, inside: Ints) -> Ints:
     return least
 
 
-def _own_device(device: Ints, inside: Ints) -> Ints:
+def _own_device(device: Ints, inside: Bools) -> Bools:
     """Whether tasks without a launch are on a device that the step launched on (all are, where it launched nothing)."""
     used = np.unique(device[inside])
     return np.isin(device, used) if len(used) else np.ones(len(device), bool)

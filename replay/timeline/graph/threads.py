@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from opreplay.replay.timeline.graph.model import NO_OP, Floats, Ints, Slices
+from opreplay.replay.timeline.graph.model import NO_OP, Bools, Floats, Ints, Slices
 from opreplay.replay.timeline.graph.steps import Step
 from opreplay.traces import Trace
 from opreplay.traces.links.parents import nest
@@ -79,18 +81,18 @@ def host_events(trace: Trace, step: Step, main: int, home: Ints) -> list[HostEve
     return out
 
 
-def _is_mark(trace: Trace, ops: Ints) -> Ints:
+def _is_mark(trace: Trace, ops: Ints) -> Bools:
     """Whether ops are torch_npu's marks of steps, which are no work."""
     marks = np.array([s.name.startswith("ProfilerStep") for s in trace.signatures] or [False])
     return marks[trace.ops.signature[ops]] if len(trace.ops) else np.zeros(len(ops), bool)
 
 
-def _of(chosen: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
+def _of(chosen: Bools, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
     rows = np.flatnonzero(chosen)
     return rows, start[rows], (end - start)[rows]
 
 
-def _within(start: Ints, dur: Ints, step: Step) -> Ints:
+def _within(start: Ints, dur: npt.NDArray[Any], step: Step) -> Bools:
     return (start < step.end_ns) & (start + dur > step.start_ns)
 
 

@@ -19,21 +19,43 @@ from opreplay.cli.options.shared import format_option, kernel_details_option, li
     help="Show what the step would take: 'aten::mm*=0.5x', 'nccl*=0', 'fuse aten::add,aten::mul', 'dtype bf16', "
     "'cudagraph', 'overlap comm'. Repeatable.",
 )  # fmt: skip
+@click.option(
+    "--soc", multiple=True, metavar="NAME|FILE",
+    help="Also put the step on this simulated device, or on that of a device file (.toml). Repeatable.",
+)  # fmt: skip
+@click.option(
+    "--host-scale", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True, metavar="X",
+    help="On simulated devices the host takes X times what was recorded.",
+)  # fmt: skip
 @format_option("table", "json")
 @limit_option
 def command(
-    trace: str, kernel_details: str | None, step: int | None, what_if: tuple[str, ...], format_: str,
-    limit: tuple[tuple[str, str], ...],
+    trace: str, kernel_details: str | None, step: int | None, what_if: tuple[str, ...], soc: tuple[str, ...],
+    host_scale: float, format_: str, limit: tuple[tuple[str, str], ...],
 ) -> None:  # fmt: skip
     """Rebuild one step of TRACE as a graph of what waited for what, and time it again: what the device did and why it
     idled, the critical path, and what changes would gain. The first line says how far the graph explains the recording.
+    With --soc also what the step would take on a simulated device.
     """
     from opreplay.cli.opening import open_trace
+    from opreplay.cli.setup import load_socs
     from opreplay.cli.terminal import console
     from opreplay.replay.report.step import text as view
     from opreplay.replay.timeline.timeline import timeline
 
-    study = timeline(open_trace(trace, limit, kernel_details=kernel_details, activity=True), step=step, what_if=what_if)
+    devices = list(load_socs(soc).values())
+    read = open_trace(trace, limit, kernel_details=kernel_details, activity=True)
+    plan = contents = None
+    if devices:
+        from opreplay.cli.setup import expected_contents
+        from opreplay.replay.plan.inputs import plan_of
+        from opreplay.replay.plan.selection import Selection
+
+        plan = plan_of(read, Selection(select="owner"), device="cpu", in_order=True)
+        contents = expected_contents()
+    study = timeline(
+        read, step=step, what_if=what_if, devices=devices, plan=plan, contents=contents, host_scale=host_scale
+    )
     if format_ == "json":
         console.write(console.json_text(view.facts(study.timeline)))
         return

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ascend.simulate.step_residency import Shares, resident_shares
+from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.timeline.categories import Categories, categories
-from opreplay.replay.timeline.changes import edited
+from opreplay.replay.timeline.changes import Edited, edited
 from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.model import LAUNCH, STREAM, Floats, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, retimed
 from opreplay.replay.timeline.graph.steps import Step, chosen_step, steps_of
 from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.paths import PathPart, Slack, path_parts, slack_of_ops
+from opreplay.replay.timeline.simulated import ContentsOf, Predicted, SocStep, paced, predict, step_on
 from opreplay.traces import Trace
 
 SCHEMA_VERSION = 1
@@ -54,6 +58,8 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     matched: int
     """Device tasks or stretches of host time that it changes."""
     assumptions: tuple[str, ...] = ()
+    socs_us: dict[str, float] = {}
+    """The same change of the step on each simulated device."""
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,10 +84,20 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     unexplained_us: float
     """Waiting that no dependency explains, summed over all streams; re-timing leaves it out."""
     dropped_edges: int
+    socs: dict[str, SocStep] = {}
+    """By the name of the simulated device."""
     what_if: tuple[WhatIf, ...] = ()
     what_if_together: WhatIf | None = None
     """All changes at once, where there are several and each is a scaling."""
     notes: tuple[str, ...] = ()
+
+
+class OnDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """The step on one simulated device, and the schedule that it is."""
+
+    step: SocStep
+    made: Predicted
+    schedule: Schedule
 
 
 class Study(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,12 +107,18 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     graph: StepGraph
     names: Names
     schedule: Schedule
+    simulated: dict[str, OnDevice]
 
 
-def timeline(trace: Trace, *, step: int | None = None, what_if: Sequence[str] = ()) -> Study:
+def timeline(
+    trace: Trace, *, step: int | None = None, what_if: Sequence[str] = (), devices: Sequence[DeviceProfile] = (),
+    plan: ReplayPlan | None = None, contents: ContentsOf | None = None, host_scale: float = 1.0,
+) -> Study:  # fmt: skip
     """Look at one step of a trace that was read with its activity.
 
-    `step` as `chosen_step` takes it. Raises TraceError for a step that there is not and for text that is no change.
+    `step` as `chosen_step` takes it. `devices` are simulated with the ops of `plan`, which is needed for tasks that no
+    kernel table describes; `host_scale` multiplies the host's time there. Raises TraceError for a step that there is
+    not, for text that is no change, and for devices where the step has no device work.
     """
     chosen = chosen_step(trace, step)
     graph = step_graph(trace, chosen)
@@ -104,15 +126,18 @@ def timeline(trace: Trace, *, step: int | None = None, what_if: Sequence[str] = 
     schedule = retimed(graph)
     recorded = recorded_schedule(graph)
     parts, modules = path_parts(names, graph, schedule)
-    changes = tuple(what_if_of(names, graph, change, schedule) for change in what_if)
+    error = relative(schedule.step_us, graph.recorded_us)
+    typical = relative(retimed(graph, lags_us=typical_lags(graph)).step_us, graph.recorded_us)
+    simulated = _on_devices(trace, graph, names, devices, plan, contents, max(abs(error), abs(typical)), host_scale)
+    changes = tuple(what_if_of(names, graph, change, schedule, simulated) for change in what_if)
     return Study(
         timeline=Timeline(
             source=trace.info.path.rsplit("/", 1)[-1],
             step=_mark(chosen, graph, len(steps_of(trace))),
             recorded_step_us=graph.recorded_us,
             retimed_step_us=schedule.step_us,
-            structure_error=relative(schedule.step_us, graph.recorded_us),
-            structure_error_typical=relative(retimed(graph, lags_us=typical_lags(graph)).step_us, graph.recorded_us),
+            structure_error=error,
+            structure_error_typical=typical,
             categories_us=categories(graph, recorded, step_us=graph.recorded_us),
             critical_path=tuple(parts),
             critical_path_modules_us=dict(modules),
@@ -121,28 +146,69 @@ def timeline(trace: Trace, *, step: int | None = None, what_if: Sequence[str] = 
             unexplained_waits=graph.unexplained.waits,
             unexplained_us=graph.unexplained.us,
             dropped_edges=graph.dropped_edges,
+            socs={name: one.step for name, one in simulated.items()},
             what_if=changes,
-            what_if_together=_together(names, graph, what_if, schedule),
+            what_if_together=_together(names, graph, what_if, schedule, simulated),
             notes=tuple(_notes(chosen, graph)),
         ),
         graph=graph,
         names=names,
         schedule=schedule,
+        simulated=simulated,
     )
 
 
-def what_if_of(names: Names, graph: StepGraph, change: str, before: Schedule) -> WhatIf:
-    """One change, from recorded durations."""
+def _on_devices(
+    trace: Trace, graph: StepGraph, names: Names, devices: Sequence[DeviceProfile], plan: ReplayPlan | None,
+    contents: ContentsOf | None, structure_error: float, host_scale: float,
+) -> dict[str, OnDevice]:  # fmt: skip
+    ops = {op.id: op for op in plan.ops} if plan is not None else {}
+    shares: list[Shares] | list[None] = [None] * len(devices)
+    if devices and plan is not None and plan.sequence is not None:
+        shares = resident_shares(plan.ops, plan.sequence, devices, contents)
+    out: dict[str, OnDevice] = {}
+    for device, resident in zip(devices, shares, strict=True):
+        made = predict(trace, graph, device, ops, contents=contents, resident=resident, host_scale=host_scale)
+        step, schedule = step_on(
+            trace, graph, names, device, made, structure_error=structure_error, host_scale=host_scale
+        )
+        out[device.name] = OnDevice(step=step, made=made, schedule=schedule)
+    return out
+
+
+def what_if_of(
+    names: Names, graph: StepGraph, change: str, before: Schedule, simulated: Mapping[str, OnDevice] | None = None
+) -> WhatIf:
+    """One change, from recorded durations, and from those of simulated devices."""
     made = edited(names, graph, change)
     after = made.schedule()
     return WhatIf(
         change=change, step_us=after.step_us, gain_us=before.step_us - after.step_us,
         work_gain_us=float((graph.nodes.dur_us - made.durations_us).sum()), matched=made.matched,
-        assumptions=tuple(made.notes),
+        assumptions=tuple(made.notes), socs_us=_changed(names, graph, [change], simulated or {}),
     )  # fmt: skip
 
 
-def _together(names: Names, graph: StepGraph, changes: Sequence[str], before: Schedule) -> WhatIf | None:
+def _changed(
+    names: Names, graph: StepGraph, changes: Sequence[str], simulated: Mapping[str, OnDevice]
+) -> dict[str, float]:
+    """The step on each simulated device after changes."""
+    out: dict[str, float] = {}
+    for name, one in simulated.items():
+        durations, lags, overlap = one.made.durations_us, one.made.lags_us, False
+        for change in changes:
+            made = edited(names, graph, change, durations_us=durations, lags_us=lags)
+            durations, lags, overlap = made.durations_us, made.lags_us, overlap or made.overlap
+        if overlap:
+            out[name] = Edited(graph, durations, lags, overlap=True).schedule().step_us
+        else:
+            out[name] = paced(graph, durations, lags)[0].step_us
+    return out
+
+
+def _together(
+    names: Names, graph: StepGraph, changes: Sequence[str], before: Schedule, simulated: Mapping[str, OnDevice]
+) -> WhatIf | None:
     if len(changes) < 2:
         return None
     durations, lags, notes, matched, overlap = graph.nodes.dur_us, graph.edges.lag_us, [], 0, False
@@ -158,7 +224,7 @@ def _together(names: Names, graph: StepGraph, changes: Sequence[str], before: Sc
     return WhatIf(
         change=" and ".join(changes), step_us=after.step_us, gain_us=before.step_us - after.step_us,
         work_gain_us=float((graph.nodes.dur_us - durations).sum()), matched=matched,
-        assumptions=tuple(dict.fromkeys(notes)),
+        assumptions=tuple(dict.fromkeys(notes)), socs_us=_changed(names, graph, changes, simulated),
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from opreplay.replay.report.columns import plain_table
-from opreplay.replay.report.text import DASH, middle, plural, safe, share_text, time_text
+from opreplay.replay.report.text import DASH, middle, plural, ratio_text, safe, share_text, time_text
 from opreplay.replay.timeline.categories import Categories
 from opreplay.replay.timeline.timeline import Timeline, WhatIf
 
@@ -42,6 +42,8 @@ def facts(found: Timeline) -> dict[str, Any]:
 def render(found: Timeline) -> RenderableType:
     """Step, categories, critical path, slack, and what the changes gain."""
     parts: list[RenderableType] = [_head(found), Text(), _categories(found)]
+    if found.socs:
+        parts += [Text(), _socs(found)]
     parts += [Text(), _path(found)]
     if len(found.critical_path_modules_us) > 1:
         parts += [Text(), _modules(found)]
@@ -83,6 +85,7 @@ def _categories(found: Timeline) -> Table:
     table = plain_table()
     table.add_column("time of the step", no_wrap=True)
     columns: list[tuple[str, Categories, float]] = [("recorded", found.categories_us, found.recorded_step_us)]
+    columns += [(name, one.categories_us, one.step_us) for name, one in found.socs.items()]
     for title, _, _ in columns:
         table.add_column(Text(safe(title)), justify="right", no_wrap=True)
         table.add_column("", justify="right", no_wrap=True)
@@ -96,6 +99,20 @@ def _categories(found: Timeline) -> Table:
         table.add_row(Text(f"  {title}" if part else title, style="dim" if part else ""), *cells)
     total_cells = [cell for _, _, total in columns for cell in (time_text(total), "")]
     table.add_row(Text("step", style="bold"), *total_cells)
+    return table
+
+
+def _socs(found: Timeline) -> Table:
+    table = plain_table()
+    table.add_column("simulated", no_wrap=True)
+    for title in ("step", "80 % band", "÷ recorded", "predicted", "uncalibrated"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for name, one in found.socs.items():
+        table.add_row(
+            Text(safe(name), style="bold"), time_text(one.step_us),
+            f"{time_text(one.low_us)} to {time_text(one.high_us)}", ratio_text(one.step_us, found.recorded_step_us),
+            share_text(one.predicted_share), share_text(one.uncalibrated_share),
+        )  # fmt: skip
     return table
 
 
@@ -142,13 +159,15 @@ def _what_if(found: Timeline) -> Table:
     table.add_column("what if", no_wrap=True)
     for title in ("step", "gain", "", "gain of the work alone"):
         table.add_column(title, justify="right", no_wrap=True)
+    for name in found.socs:
+        table.add_column(Text(safe(name)), justify="right", no_wrap=True)
     rows = [*found.what_if, *([found.what_if_together] if found.what_if_together is not None else [])]
     for index, one in enumerate(rows):
         name = "all of these" if index == len(found.what_if) else one.change
         table.add_row(
             Text(safe(middle(name, NAME_WIDTH))), time_text(one.step_us), time_text(one.gain_us),
             share_text(one.gain_us / found.retimed_step_us if found.retimed_step_us else None),
-            time_text(one.work_gain_us),
+            time_text(one.work_gain_us), *(time_text(one.socs_us.get(name)) for name in found.socs),
         )  # fmt: skip
     return table
 
@@ -156,6 +175,7 @@ def _what_if(found: Timeline) -> Table:
 def _notes(found: Timeline) -> list[RenderableType]:
     lines = list(found.notes)
     changes: list[WhatIf] = list(found.what_if)
+    lines += [f"{name}: {note}" for name, soc in found.socs.items() for note in soc.notes]
     lines += [f"{one.change}: {note}" for one in changes for note in one.assumptions]
     if found.dropped_edges:
         lines.append(f"{plural(found.dropped_edges, 'dependency')} against the recorded order left out")

@@ -1,18 +1,17 @@
-"""The plans of a batch in a file beside its results, so that continuing it reads no trace again that is as it was.
+"""The plans of a batch in a database beside its results, so that continuing it reads no trace again that is as it was.
 
-Owns that file: one frame a trace, appended when the trace is planned, each op written out once. What makes a plan of a
-trace is the caller's, and so is the text that stands for all that decides how.
+Owns that file: a row a trace, written when the trace is planned, and a row for each op that any of them has. What makes
+a plan of a trace is the caller's, and so is the text that stands for all that decides how.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import struct
+import sqlite3
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import TypeVar
 
 import msgspec
 
@@ -21,17 +20,23 @@ from opreplay.replay.batch.stamps import Stamp, stamps_of
 from opreplay.replay.ir.model import SCHEMA_VERSION, Recorded, ReplayOp
 from opreplay.replay.ir.verify import verify
 from opreplay.replay.results.resume import digest
-from opreplay.replay.results.writing import lock_file, write_whole
 from opreplay.traces.errors import FormatError, UsageError
 
 SUFFIX = ".plans"
 """What the file's name has more than that of the results."""
-MAGIC = b"opreplay plans 1\n"
-FRAME = struct.Struct("<II")
-"""Bytes of the packed body and their CRC-32."""
-MAX_FRAME = 1 << 30
+MAGIC = b"SQLite format 3\0"
+"""How every file of SQLite begins (sqlite.org/fileformat.html)."""
+APPLICATION_ID = 0x6F70706C
+"""Tells a file of ours from another program's database: "oppl"."""
+MAX_BODY = 1 << 30
 """Bytes of one trace's plan, unpacked; as much as a plan file may have."""
+_Value = TypeVar("_Value", bound=msgspec.Struct)
 _NOTHING = Recorded(host_us_total=0.0, host_us_median=0.0)
+_TABLES = """
+CREATE TABLE settings (text TEXT NOT NULL, plan_schema INTEGER NOT NULL);
+CREATE TABLE ops (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, crc INTEGER NOT NULL, body BLOB NOT NULL);
+CREATE TABLE traces (path TEXT PRIMARY KEY, crc INTEGER NOT NULL, body BLOB NOT NULL);
+"""
 
 
 class _Use(msgspec.Struct, frozen=True, array_like=True):
@@ -47,16 +52,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     trace: TracePlan
     """Its plan without the ops."""
-    new: tuple[ReplayOp, ...]
-    """Ops that no entry before has."""
     uses: tuple[_Use, ...]
-
-
-class _Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The first frame."""
-
-    settings: str
-    plan_schema: int = SCHEMA_VERSION
 
 
 class PlanStore:
@@ -65,42 +61,33 @@ class PlanStore:
     def __init__(self, path: Path, settings: str, *, force: bool = False) -> None:
         """Open or make the file. What was planned with other settings is dropped, with `force` whatever there is.
 
-        Raises UsageError for a file that is no such file or that another run writes.
+        Raises UsageError for a file that holds something else or that another run writes.
         """
         self.path = path
         self.problem: str | None = None
         """Why plans are no longer kept: reading goes on without."""
-        self._ops: list[ReplayOp] = []
-        self._index: dict[str, int] = {}
-        self._places: dict[str, tuple[int, tuple[Stamp, ...]]] = {}
+        self._ops: dict[int, ReplayOp] = {}
+        self._sources: dict[str, tuple[Stamp, ...]] = {}
         try:
-            self._file: BinaryIO = path.open("a+b", buffering=0)
-        except OSError as error:
-            raise UsageError(
-                f"cannot write {path}: {error.strerror}", hint="Check the folder and its rights."
-            ) from None
-        try:
-            lock_file(self._file, path)
-            self._begin(settings, force=force)
-        except BaseException:
-            self._file.close()
-            raise
+            self._open(settings, anew=force or not _is_ours(path))
+        except sqlite3.OperationalError as error:
+            if "locked" in str(error):
+                raise UsageError(f"another run writes {path}", hint="Wait for it, or name another --output.") from None
+            raise UsageError(f"cannot write {path}: {error}", hint="Check the folder and its rights.") from None
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._sources)
 
     def holds(self, path: str, files: Sequence[str]) -> bool:
         """Whether the plan of a file is here, made of just these files, which are as they were then."""
-        place = self._places.get(path)
-        return place is not None and [stamp.path for stamp in place[1]] == list(files) and stamps_of(files) == place[1]
+        sources = self._sources.get(path)
+        return sources is not None and [stamp.path for stamp in sources] == list(files) and stamps_of(files) == sources
 
     def load(self, path: str) -> TracePlan:
         """The plan of a file that is here. Raises FormatError for one that was tampered with."""
-        self._file.seek(self._places[path][0])
-        body = _read_frame(self._file)
-        if body is None:
+        entry = self._entry(path)
+        if entry is None:
             raise FormatError(f"{self.path} was changed while it was read", hint="Delete it.")
-        entry = msgspec.msgpack.decode(body, type=_Entry)
         ops = tuple(
             msgspec.structs.replace(self._ops[use.op], count=use.count, recorded=use.recorded) for use in entry.uses
         )
@@ -112,113 +99,133 @@ class PlanStore:
         """Keep one more plan. A full disk ends the keeping, not the batch; nothing is kept of files without stamps."""
         if not trace.sources or self.problem is not None:
             return
-        start, new, keys, uses = len(self._ops), list[ReplayOp](), list[str](), list[_Use]()
-        for op in trace.plan.ops:
-            bare = msgspec.structs.replace(op, count=1, recorded=_NOTHING)
-            key = digest(msgspec.msgpack.encode(bare))
-            index = self._index.get(key)
-            if index is None:
-                index = self._index[key] = start + len(new)
-                new.append(bare)
-                keys.append(key)
-            uses.append(_Use(index, op.count, op.recorded))
-        without = msgspec.structs.replace(trace, plan=msgspec.structs.replace(trace.plan, ops=()))
-        entry = _Entry(trace=without, new=tuple(new), uses=tuple(uses))
-        place = self._append(msgspec.msgpack.encode(entry))
-        if place is None:
-            for key in keys:
-                del self._index[key]
+        new: dict[int, ReplayOp] = {}
+        try:
+            self.connection.execute("BEGIN")
+            uses = tuple(_Use(self._place(op, new), op.count, op.recorded) for op in trace.plan.ops)
+            bare = msgspec.structs.replace(trace, plan=msgspec.structs.replace(trace.plan, ops=()))
+            row = (trace.path, *_packed(_Entry(trace=bare, uses=uses)))
+            self.connection.execute("INSERT OR REPLACE INTO traces VALUES (?, ?, ?)", row)
+            self.connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            self.problem = str(error)
+            with contextlib.suppress(sqlite3.Error):
+                self.connection.execute("ROLLBACK")
             return
-        self._ops += new
-        self._places[trace.path] = (place, trace.sources)
+        self._ops |= new
+        self._sources[trace.path] = trace.sources
 
     def close(self, *, remove: bool = False) -> None:
         """Close the file; with `remove`, when the batch is complete, it goes."""
-        if remove and not self._file.closed:
-            with contextlib.suppress(OSError):
-                self.path.unlink()
-        self._file.close()
+        self.connection.close()
+        if remove:
+            _unlink(self.path)
 
-    def _append(self, body: bytes) -> int | None:
-        """Where the frame begins; None when there is no room for it."""
-        start = self._file.seek(0, os.SEEK_END)
-        packed = zlib.compress(body, 1)
+    def _place(self, op: ReplayOp, new: dict[int, ReplayOp]) -> int:
+        """The row of an op as all traces have it, written if there is none."""
+        bare = msgspec.structs.replace(op, count=1, recorded=_NOTHING)
+        key = digest(msgspec.msgpack.encode(bare))
+        found = self.connection.execute("SELECT id FROM ops WHERE key = ?", (key,)).fetchone()
+        if found is not None:
+            return found[0]
+        done = self.connection.execute("INSERT INTO ops (key, crc, body) VALUES (?, ?, ?)", (key, *_packed(bare)))
+        assert done.lastrowid is not None
+        new[done.lastrowid] = bare
+        return done.lastrowid
+
+    def _open(self, settings: str, *, anew: bool) -> None:
+        """Go on with what is there; `anew`, or where it is damaged, with nothing."""
+        self.connection = _connected(self.path)
         try:
-            write_whole(self._file.write, FRAME.pack(len(packed), zlib.crc32(packed)) + packed)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                self._file.truncate(start)
-            self.problem = error.strerror or str(error)
-            return None
-        return start
+            _lock(self.connection)
+            if not anew:
+                self._begin(settings)
+                return
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                self.connection.close()
+                raise
+        self.connection.close()
+        _unlink(self.path)
+        self.connection = _connected(self.path)
+        _lock(self.connection)
+        self._begin(settings)
 
-    def _begin(self, settings: str, *, force: bool) -> None:
-        """Take in what is there, up to a last frame cut short; begin anew where it is of no use."""
-        self._file.seek(0)
-        head = self._file.read(len(MAGIC)) or b""
-        if not force and not MAGIC.startswith(head):
-            raise UsageError(f"{self.path} exists and holds no plans", hint="Name another --output, or use --force.")
-        end = len(MAGIC)
-        if not force and head == MAGIC and self._is_of(settings):
-            end = self._load()
-            self._file.truncate(end)
-            return
-        self._file.truncate(0)
-        try:
-            write_whole(self._file.write, MAGIC)
-        except OSError as error:
-            self.problem = error.strerror or str(error)
-            return
-        self._append(msgspec.msgpack.encode(_Settings(settings=settings)))
+    def _begin(self, settings: str) -> None:
+        """Take in what is there; begin anew where it was made in another way."""
+        wanted = (settings, SCHEMA_VERSION)
+        tables = {name for (name,) in self.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        known = "settings" in tables and self.connection.execute("SELECT * FROM settings").fetchall() == [wanted]
+        if not known:
+            for table in sorted(tables):
+                self.connection.execute(f'DROP TABLE "{table}"')
+            for statement in _TABLES.split(";"):
+                self.connection.execute(statement)
+            self.connection.execute("INSERT INTO settings VALUES (?, ?)", wanted)
+            self.connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        for row, crc, body in self.connection.execute("SELECT id, crc, body FROM ops").fetchall():
+            if (op := _unpacked(crc, body, ReplayOp)) is not None:
+                self._ops[row] = op
+        for (path,) in self.connection.execute("SELECT path FROM traces").fetchall():
+            if (entry := self._entry(path)) is not None:
+                self._sources[path] = entry.trace.sources
+        self.connection.execute("COMMIT")
 
-    def _is_of(self, settings: str) -> bool:
-        body = _read_frame(self._file)
-        try:
-            return body is not None and msgspec.msgpack.decode(body, type=_Settings) == _Settings(settings=settings)
-        except msgspec.MsgspecError:
-            return False
-
-    def _load(self) -> int:
-        """Where the last whole frame ends."""
-        while True:
-            start = self._file.tell()
-            body = _read_frame(self._file)
-            try:
-                entry = None if body is None else msgspec.msgpack.decode(body, type=_Entry)
-                if entry is None or any(not 0 <= use.op < len(self._ops) + len(entry.new) for use in entry.uses):
-                    return start
-            except msgspec.MsgspecError:
-                return start
-            for op in entry.new:
-                self._index[digest(msgspec.msgpack.encode(op))] = len(self._ops)
-                self._ops.append(op)
-            self._places[entry.trace.path] = (start, entry.trace.sources)
+    def _entry(self, path: str) -> _Entry | None:
+        """What is kept of a trace; None where a part of it is damaged."""
+        found = self.connection.execute("SELECT crc, body FROM traces WHERE path = ?", (path,)).fetchone()
+        entry = None if found is None else _unpacked(found[0], found[1], _Entry)
+        usable = entry is not None and entry.trace.path == path and all(use.op in self._ops for use in entry.uses)
+        return entry if usable else None
 
 
-def _read_frame(file: BinaryIO) -> bytes | None:
-    """The next frame unpacked; None for one that is cut short, damaged or over the limit."""
-    head = file.read(FRAME.size) or b""
-    if len(head) < FRAME.size:
-        return None
-    length, checksum = FRAME.unpack(head)
-    if length > MAX_FRAME:
-        return None
-    packed = _exactly(file, length)
-    if packed is None or zlib.crc32(packed) != checksum:
+def _is_ours(path: Path) -> bool:
+    """Whether there is a file to go on with. Raises UsageError for one that is something else."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(72)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}", hint="Check the folder and its rights.") from None
+    mark = int.from_bytes(head[68:72], "big")  # where a file of SQLite has its application_id
+    if not MAGIC.startswith(head[: len(MAGIC)]) or (len(head) == 72 and mark not in (0, APPLICATION_ID)):
+        raise UsageError(f"{path} exists and holds no plans", hint="Name another --output, or use --force.")
+    return len(head) == 72 and mark == APPLICATION_ID
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=0.0, isolation_level=None)
+
+
+def _lock(connection: sqlite3.Connection) -> None:
+    """Begin a transaction that no other process can have at the same time.
+
+    A process that is killed loses at most the transaction it is in; after a power failure checksums tell what is whole.
+    """
+    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+    connection.execute("PRAGMA synchronous = OFF")
+    connection.execute("BEGIN EXCLUSIVE")
+
+
+def _unlink(path: Path) -> None:
+    for one in (path, path.with_name(path.name + "-journal")):
+        with contextlib.suppress(OSError):
+            one.unlink()
+
+
+def _packed(value: msgspec.Struct) -> tuple[int, bytes]:
+    body = zlib.compress(msgspec.msgpack.encode(value), 1)
+    return zlib.crc32(body), body
+
+
+def _unpacked(crc: int, body: bytes, kind: type[_Value]) -> _Value | None:
+    """The value; None where its bytes are not those that were written, or over the limit."""
+    if not isinstance(body, bytes) or zlib.crc32(body) != crc:
         return None
     unpacker = zlib.decompressobj()
     try:
-        body = unpacker.decompress(packed, MAX_FRAME)
-    except zlib.error:
+        raw = unpacker.decompress(body, MAX_BODY)
+        return msgspec.msgpack.decode(raw, type=kind) if unpacker.eof else None
+    except (zlib.error, msgspec.MsgspecError):
         return None
-    return body if unpacker.eof else None
-
-
-def _exactly(file: BinaryIO, count: int) -> bytes | None:
-    parts = bytearray()
-    while len(parts) < count:
-        part = file.read(min(1 << 24, count - len(parts)))
-        if not part:
-            return None
-        parts += part
-    return bytes(parts)

@@ -48,7 +48,7 @@ def die_with(parent: int) -> None:
         file.write("1000")
 
 
-def _limit_files() -> None:
+def limit_files() -> None:
     """No core dumps and no large files, whatever an op does."""
     if sys.platform == "win32":
         return

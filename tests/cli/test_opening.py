@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opreplay.cli import opening as inputs
 from opreplay.cli.main import opreplay
 from opreplay.replay.ir.plan_file import load_plan
+from opreplay.replay.plan import inputs
 
 MM = {"Input Dims": [[8, 4], [4, 2]], "Input type": ["float", "float"], "Input Strides": [[4, 1], [2, 1]],
       "Concrete Inputs": ["", ""]}  # fmt: skip
@@ -202,7 +202,7 @@ def test_phase_takes_calls_of_one_phase_from_a_trace_and_from_a_plan(tmp_path: P
     for file in (trace, plan):
         done = CliRunner().invoke(opreplay, [command, str(file), "--phase", "decode", *fast])
         assert done.exit_code == 0, done.output
-        assert " 1 of 1 op" in done.output
+        assert "1 of 1 op" in done.output
         assert "aten::mm" not in done.output
         refused = CliRunner().invoke(opreplay, [command, str(file), "--phase", "mixed", *fast])
         assert refused.exit_code == 2

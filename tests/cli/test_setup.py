@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from opreplay.cli import setup as planning
+from opreplay.cli.opening import open_trace, parse_limits
 from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.plan.make import find_ops
 from opreplay.traces import Limits
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta
@@ -28,29 +30,29 @@ PLAN = ReplayPlan(
     [("aten::mm", "ac"), ("aten::*mm", "abc"), ("bbbb", "b"), ("cccccccccccc", "c"), ("aten::b?m", "b")],
 )
 def test_an_op_is_found_by_name_glob_or_id(wanted: str, ids: str) -> None:
-    assert "".join(found.id[0] for found in planning.find_ops(PLAN, wanted)) == ids
+    assert "".join(found.id[0] for found in find_ops(PLAN, wanted)) == ids
 
 
 def test_an_unknown_op_is_a_usage_error_that_names_some() -> None:
     with pytest.raises(UsageError, match="no selected op matches 'aten::conv'") as caught:
-        planning.find_ops(PLAN, "aten::conv")
+        find_ops(PLAN, "aten::conv")
     assert "aten::mm, aten::bmm" in caught.value.hint
 
 
 def test_limits_take_units() -> None:
-    assert planning.parse_limits([("decompressed_bytes", "128GiB"), ("events", "7")]) == Limits(
+    assert parse_limits([("decompressed_bytes", "128GiB"), ("events", "7")]) == Limits(
         decompressed_bytes=128 << 30, events=7
     )
     with pytest.raises(UsageError, match="no limit is called 'colour'"):
-        planning.parse_limits([("colour", "1")])
+        parse_limits([("colour", "1")])
 
 
 def test_a_glob_must_mean_one_file(tmp_path: Path) -> None:
     for name in ("a.json", "b.json"):
         (tmp_path / name).write_text('{"traceEvents": []}')
-    assert planning.open_trace(str(tmp_path / "a*.json"), []).info.events == 0
+    assert open_trace(str(tmp_path / "a*.json"), []).info.events == 0
     with pytest.raises(UsageError, match="matches 2 files"):
-        planning.open_trace(str(tmp_path / "*.json"), [])
+        open_trace(str(tmp_path / "*.json"), [])
 
 
 def test_labels_are_not_simulated_as_if_they_were_free() -> None:

@@ -20,7 +20,7 @@ from opreplay.replay.execute.messages import PassDone, Ready, Refused, SequenceO
 from opreplay.replay.execute.options import WorkerConfig
 from opreplay.replay.host import allocator, environment
 from opreplay.replay.host.channel import receive, send
-from opreplay.replay.host.limits import _limit_files, die_with, limit_memory
+from opreplay.replay.host.limits import limit_files, die_with, limit_memory
 from opreplay.replay.results.outcome import Outcome
 from opreplay.traces.errors import OpReplayError
 
@@ -41,7 +41,7 @@ def serve(descriptor: int, parent: int) -> None:
         except OpReplayError as error:
             send(channel, Refused(message=str(error), hint=error.hint, exit_code=error.exit_code))
             return
-        _limit_files()
+        limit_files()
         keeps = config.device == "cpu" and config.keep_freed and allocator.keep_freed_memory()
         send(channel, Ready(facts=executor.facts()))
         decoder = msgspec.msgpack.Decoder(Task | SequenceTask)

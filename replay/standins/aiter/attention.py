@@ -5,14 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.declared.schemas import stands_for
 from opreplay.replay.standins.flash_attention.forward import sequences
 from opreplay.replay.standins.maths.attention import Rules, attend, attend_packed, ends, gather_blocks
 from opreplay.replay.standins.maths.quantize import fp8_view
 from opreplay.replay.standins.vllm.attention import paged_keys_values
 
 _Four = tuple[Tensor, Tensor, Tensor, Tensor]
-_RETURNS = "-> (Tensor, Tensor, Tensor, Tensor)"
 
 
 def _out_dtype(q: Tensor) -> torch.dtype:
@@ -46,37 +45,7 @@ def _state(q: Tensor) -> Tensor:
     return torch.zeros(2, dtype=torch.int64, device=q.device)
 
 
-_DENSE = (
-    "Tensor q, Tensor k, Tensor v, float dropout_p, float softmax_scale, bool is_causal, SymInt window_size_left, "
-    "SymInt window_size_right, "
-)
-_FLAGS = "bool return_softmax_lse, bool return_dropout_randval, "
-_OPTIONS = "Tensor!? out=None, Tensor? bias=None, Tensor? alibi_slopes=None, "
-_DESCALES = "Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, "
-_CU = "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_kv=None, "
-
-
-@reference(
-    f"aiter::fmha_v3_fwd({_DENSE}{_FLAGS}SymInt how_v3_bf16_cvt, {_OPTIONS}{_DESCALES}Generator? gen=None) {_RETURNS}",
-    since="2026-03-09",
-    fake=_fake_dense,
-)
-@reference(
-    f"aiter::fmha_v3_fwd({_DENSE}{_FLAGS}SymInt how_v3_bf16_cvt, {_OPTIONS}Generator? gen=None) {_RETURNS}",
-    since="2025-11-08",
-    fake=_fake_dense,
-)
-@reference(
-    f"aiter::mha_fwd({_DENSE}SymInt sink_size, {_FLAGS}{_CU}{_OPTIONS}{_DESCALES}Tensor? sink_ptr=None, "
-    f"Generator? gen=None) {_RETURNS}",
-    since="2026-01-17",
-    fake=_fake_dense,
-)
-@reference(
-    f"aiter::mha_fwd({_DENSE}{_FLAGS}{_CU}{_OPTIONS}{_DESCALES}Generator? gen=None) {_RETURNS}",
-    since="2025-12-08",
-    fake=_fake_dense,
-)
+@stands_for("aiter::fmha_v3_fwd", "aiter::mha_fwd", fake=_fake_dense)
 def dense_forward(
     q: Tensor,
     k: Tensor,
@@ -116,9 +85,7 @@ def dense_forward(
     return result, lse, _empty(q), _state(q)
 
 
-@reference(
-    "aiter::_flash_attn_forward(Tensor q, Tensor k, Tensor v) -> Tensor", fake=lambda q, v: _fake_dense(q, v, False)[0]
-)
+@stands_for("aiter::_flash_attn_forward", fake=lambda q, v: _fake_dense(q, v, False)[0])
 def flash_attn_forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The form with three tensors that test traces hold: dense [B, S, H, D], no mask, scale 1/√D."""
     rules = Rules(scale=q.shape[-1] ** -0.5)
@@ -132,38 +99,7 @@ def _fake_packed(q: Tensor, v: Tensor, return_softmax_lse: bool) -> _Four:
     return out, q.new_empty(shape, dtype=torch.float32), _empty(q), q.new_empty((2,), dtype=torch.int64)
 
 
-_VARLEN = (
-    "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, "
-    "SymInt max_seqlen_k, SymInt min_seqlen_q, float dropout_p, float softmax_scale, float logits_soft_cap, "
-    "bool zero_tensors, bool is_causal, SymInt window_size_left, SymInt window_size_right, "
-)
-_PAGED_OPTIONS = "Tensor!? out=None, Tensor? block_table=None, Tensor? bias=None, Tensor? alibi_slopes=None, "
-_PADDED = "Tensor? cu_seqlens_q_padded=None, Tensor? cu_seqlens_k_padded=None"
-
-
-@reference(
-    f"aiter::fmha_v3_varlen_fwd({_VARLEN}{_FLAGS}SymInt how_v3_bf16_cvt, {_PAGED_OPTIONS}{_DESCALES}"
-    f"Generator? gen=None, {_PADDED}) {_RETURNS}",
-    since="2026-03-09",
-    fake=_fake_packed,
-)
-@reference(
-    f"aiter::fmha_v3_varlen_fwd({_VARLEN}{_FLAGS}SymInt how_v3_bf16_cvt, {_PAGED_OPTIONS}Generator? gen=None, "
-    f"{_PADDED}) {_RETURNS}",
-    since="2025-12-18",
-    fake=_fake_packed,
-)
-@reference(
-    f"aiter::mha_varlen_fwd({_VARLEN}SymInt sink_size, {_FLAGS}{_PAGED_OPTIONS}{_DESCALES}Generator? gen=None, "
-    f"{_PADDED}, Tensor? sink_ptr=None) {_RETURNS}",
-    since="2026-01-17",
-    fake=_fake_packed,
-)
-@reference(
-    f"aiter::mha_varlen_fwd({_VARLEN}{_FLAGS}{_PAGED_OPTIONS}{_DESCALES}Generator? gen=None, {_PADDED}) {_RETURNS}",
-    since="2025-12-08",
-    fake=_fake_packed,
-)
+@stands_for("aiter::fmha_v3_varlen_fwd", "aiter::mha_varlen_fwd", fake=_fake_packed)
 def varlen_forward(
     q: Tensor,
     k: Tensor,
@@ -214,40 +150,7 @@ def _packed_result(
     return result, q.new_empty((0,), dtype=torch.float32) if lse is None else lse, _empty(q), _state(q)
 
 
-_PREFILL = (
-    "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor kv_indptr, Tensor kv_page_indices, "
-    "SymInt max_seqlen_q, SymInt max_seqlen_k, float dropout_p, float softmax_scale, float logits_soft_cap, "
-    "bool zero_tensors, bool is_causal, SymInt window_size_left, SymInt window_size_right, "
-)
-_PREFILL_TAIL = (
-    "Tensor? kv_last_page_lens=None, Tensor? block_table=None, Tensor? seqlen_k=None, Tensor? sink_ptr=None, "
-    "Generator? gen=None"
-)
-
-
-@reference(
-    f"aiter::mha_batch_prefill({_PREFILL}SymInt sink_size, {_FLAGS}{_OPTIONS}{_DESCALES}"
-    f"Tensor? kv_block_descale=None, {_PREFILL_TAIL}) {_RETURNS}",
-    since="2026-05-08",
-    fake=_fake_packed,
-)
-@reference(
-    f"aiter::mha_batch_prefill({_PREFILL}{_FLAGS}{_OPTIONS}{_DESCALES}Tensor? kv_block_descale=None, "
-    f"{_PREFILL_TAIL}) {_RETURNS}",
-    since="2026-02-06",
-    fake=_fake_packed,
-)
-@reference(
-    f"aiter::mha_batch_prefill({_PREFILL}{_FLAGS}{_OPTIONS}{_DESCALES}{_PREFILL_TAIL}) {_RETURNS}",
-    since="2026-01-17",
-    fake=_fake_packed,
-)
-@reference(
-    f"aiter::mha_batch_prefill({_PREFILL}{_FLAGS}Tensor!? out=None, Tensor? alibi_slopes=None, "
-    f"Generator? gen=None) {_RETURNS}",
-    since="2025-10-29",
-    fake=_fake_packed,
-)
+@stands_for("aiter::mha_batch_prefill", fake=_fake_packed)
 def mha_batch_prefill(
     q: Tensor,
     k: Tensor,
@@ -319,18 +222,7 @@ def csr_keys_values(
     return pairs
 
 
-_RAGGED = (
-    "Tensor! out, Tensor! workspace_buffer, Tensor query, Tensor key_cache, Tensor value_cache, float scale, "
-    "Tensor kv_indptr, Tensor kv_page_indices, Tensor kv_last_page_lens, SymInt block_size, "
-    "SymInt max_num_partitions, Tensor? alibi_slopes, str kv_cache_dtype, str kv_cache_layout, "
-    "float logits_soft_cap, Tensor k_scale, Tensor v_scale, Tensor? fp8_out_scale=None, SymInt partition_size=256, "
-    "SymInt mtp=1"
-)
-
-
-@reference(
-    f"aiter::paged_attention_ragged({_RAGGED}) -> Tensor", since="2025-10-29", fake=lambda out: torch.empty_like(out)
-)
+@stands_for("aiter::paged_attention_ragged", fake=lambda out: torch.empty_like(out))
 def paged_attention_ragged(
     out: Tensor,
     query: Tensor,
@@ -362,14 +254,7 @@ def paged_attention_ragged(
     return result.to(out.dtype)
 
 
-_PA_ASM = (
-    "Tensor Q, Tensor K, Tensor V, Tensor block_tables, Tensor context_lens, SymInt block_tables_stride0, "
-    "SymInt max_qlen=1, Tensor? K_QScale=None, Tensor? V_QScale=None, Tensor!? out_=None, Tensor? qo_indptr=None, "
-    "SymInt? high_precision=1, str? kernelName=None"
-)
-
-
-@reference(f"aiter::pa_fwd_asm({_PA_ASM}) -> Tensor", since="2025-10-29", fake=lambda Q: torch.empty_like(Q))
+@stands_for("aiter::pa_fwd_asm", fake=lambda Q: torch.empty_like(Q))
 def pa_fwd_asm(
     Q: Tensor, K: Tensor, V: Tensor, block_tables: Tensor, context_lens: Tensor, out_: Tensor | None
 ) -> Tensor:

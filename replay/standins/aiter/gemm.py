@@ -8,16 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.declared.schemas import stands_for
 from opreplay.replay.standins.maths.products import linear
 from opreplay.replay.standins.maths.quantize import dequantize, scaled_linear
 
 
-@reference(
-    "aiter::gemm_a16w16(Tensor A, Tensor B, Tensor? bias=None, ScalarType? otype=None, Tensor? scale_a=None, "
-    "Tensor? scale_b=None, Tensor? scale_c=None) -> Tensor",
-    since="2025-10-29",
-)
+@stands_for("aiter::gemm_a16w16")
 def gemm_a16w16(
     A: Tensor,
     B: Tensor,
@@ -36,22 +32,7 @@ def gemm_a16w16(
     return out if scale_c is None else (out.float() / scale_c).to(out.dtype)
 
 
-_SCALED = "Tensor XQ, Tensor WQ, Tensor x_scale, Tensor w_scale"
-
-
-@reference(
-    f"aiter::gemm_a8w8({_SCALED}, Tensor? bias=None, ScalarType dtype=bfloat16, SymInt? splitK=None) -> Tensor",
-    since="2025-11-08",
-)
-@reference(
-    f"aiter::gemm_a8w8_bpreshuffle({_SCALED}, Tensor? bias=None, ScalarType dtype=bfloat16, bool check=False) "
-    "-> Tensor",
-    since="2025-11-08",
-)
-@reference(
-    f"aiter::gemm_a8w8_blockscale({_SCALED}, ScalarType dtype=bfloat16, bool isBpreshuffled=False) -> Tensor",
-    since="2025-10-29",
-)
+@stands_for("aiter::gemm_a8w8", "aiter::gemm_a8w8_blockscale", "aiter::gemm_a8w8_bpreshuffle")
 def gemm_a8w8(
     XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, dtype: torch.dtype, bias: Tensor | None = None
 ) -> Tensor:
@@ -59,14 +40,7 @@ def gemm_a8w8(
     return scaled_linear(XQ, WQ, x_scale, w_scale, bias, dtype)
 
 
-@reference(
-    f"aiter::gemm_a8w8_ck({_SCALED}, Tensor(a!) Out, Tensor? bias=None, SymInt splitK=0) -> Tensor(a!)",
-    since="2025-10-29",
-)
-@reference(
-    f'aiter::gemm_a8w8_blockscale_ck({_SCALED}, Tensor(a!) Out, SymInt splitK=0, str kernelName="") -> Tensor(a!)',
-    since="2025-10-29",
-)
+@stands_for("aiter::gemm_a8w8_blockscale_ck", "aiter::gemm_a8w8_ck")
 def gemm_a8w8_out(
     XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, Out: Tensor, bias: Tensor | None = None
 ) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from opreplay.replay.standins.aiter.gemm import dequantized
-from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.declared.schemas import stands_for
 from opreplay.replay.standins.maths.activations import gate_by_name
 from opreplay.replay.standins.maths.experts import Weights, expert_scale
 from opreplay.replay.standins.maths.products import linear
@@ -24,19 +24,7 @@ ACTIVATIONS: dict[int, str] = {0: "silu", 1: "gelu", 2: "swigluoai"}
 """aiter's ActivationType (csrc/include/aiter_enum.h) → vLLM's name."""
 
 
-@reference(
-    "aiter::moe_sorting_fwd(Tensor topk_ids, Tensor topk_weights, Tensor! sorted_token_ids, Tensor! sorted_weights, "
-    "Tensor! sorted_expert_ids, Tensor! num_valid_ids, Tensor! moe_buf, SymInt num_experts, SymInt unit_size, "
-    "Tensor? local_expert_mask=None, Tensor? num_local_tokens=None, SymInt dispatch_policy=0) -> ()",
-    since="2025-10-29",
-)
-@reference(
-    "aiter::moe_sorting_opus_fwd(Tensor topk_ids, Tensor topk_weights, Tensor! sorted_token_ids, "
-    "Tensor! sorted_weights, Tensor! sorted_expert_ids, Tensor! num_valid_ids, Tensor! moe_buf, SymInt num_experts, "
-    "SymInt unit_size, Tensor? local_expert_mask=None, Tensor? num_local_tokens=None, Tensor? workspace=None, "
-    "SymInt dispatch_policy=0) -> ()",
-    since="2026-05-08",
-)
+@stands_for("aiter::moe_sorting_fwd", "aiter::moe_sorting_opus_fwd")
 def moe_sorting_fwd(
     topk_ids: Tensor,
     topk_weights: Tensor,
@@ -101,18 +89,7 @@ def blocks_by_expert(
     return runs
 
 
-_STAGE = (
-    "Tensor w1, Tensor w2, Tensor sorted_token_ids, Tensor sorted_expert_ids, Tensor num_valid_ids, Tensor! out, "
-    "SymInt topk, str? kernelName=None, Tensor? {0}_scale=None, Tensor? {1}_scale=None, SymInt? block_m=32, "
-    "Tensor? sorted_weights=None, SymInt quant_type=0, SymInt activation=0"
-)
-_STAGE1 = "aiter::ck_moe_stage1(Tensor hidden_states, " + _STAGE.format("w1", "a1")
-_STAGE2 = "aiter::ck_moe_stage2(Tensor inter_states, " + _STAGE.format("w2", "a2")
-_NEWER = "bool use_non_temporal_load=False, str? dst_type=None, bool is_shuffled=True"
-
-
-@reference(f"{_STAGE1}, SymInt? splitk=1, {_NEWER}) -> ()", since="2026-01-17")
-@reference(f"{_STAGE1}) -> ()", since="2025-10-29")
+@stands_for("aiter::ck_moe_stage1")
 def ck_moe_stage1(
     hidden_states: Tensor,
     w1: Tensor,
@@ -142,8 +119,7 @@ def ck_moe_stage1(
         rows[token, slot] = result.to(out.dtype)
 
 
-@reference(f"{_STAGE2}, SymInt splitk=1, {_NEWER}) -> ()", since="2026-01-17")
-@reference(f"{_STAGE2}) -> ()", since="2025-10-29")
+@stands_for("aiter::ck_moe_stage2")
 def ck_moe_stage2(
     inter_states: Tensor,
     w2: Tensor,
@@ -170,28 +146,11 @@ def ck_moe_stage2(
         out.index_add_(0, token, result.to(out.dtype))
 
 
-_FUSED = (
-    "aiter::fused_moe_(Tensor hidden_states, Tensor w1, Tensor w2, Tensor topk_weight, Tensor topk_ids, "
-    "Tensor? expert_mask=None, SymInt activation=0, SymInt quant_type=0, bool doweight_stage1=False, "
-    "Tensor? w1_scale=None, Tensor? w2_scale=None, Tensor? a1_scale=None, Tensor? a2_scale=None, "
-    "SymInt block_size_M=-1, Tensor? num_local_tokens=None, "
-)
-_FUSED_BIAS = (
-    "SymInt moe_sorting_dispatch_policy=0, ScalarType? dtype=None, SymInt hidden_pad=0, SymInt intermediate_pad=0, "
-    "Tensor? bias1=None, Tensor? bias2=None"
-)
-
-
 def _fake_fused(hidden_states: Tensor, w2: Tensor, dtype: torch.dtype | None) -> Tensor:
     return hidden_states.new_empty((hidden_states.shape[0], w2.shape[1]), dtype=dtype or hidden_states.dtype)
 
 
-@reference(f"{_FUSED}{_FUSED_BIAS}) -> Tensor", since="2026-04-18", fake=_fake_fused)
-@reference(
-    f"{_FUSED}bool moe_sorting_dispatch_policy=0, ScalarType? dtype=None) -> Tensor",
-    since="2025-10-29",
-    fake=_fake_fused,
-)
+@stands_for("aiter::fused_moe_", fake=_fake_fused)
 def fused_moe(
     hidden_states: Tensor,
     w1: Tensor,
@@ -220,22 +179,13 @@ def fused_moe(
     return found.to(dtype or hidden_states.dtype)
 
 
-@reference("aiter::moe_sum(Tensor input, Tensor! output) -> ()", since="2025-10-29")
+@stands_for("aiter::moe_sum")
 def moe_sum(input: Tensor, output: Tensor) -> None:
     """output [T, H] = Σ over k of input [T, k, H]."""
     output.copy_(input.sum(1) if input.dim() == 3 else input)
 
 
-_TOPK = "Tensor! topk_weights, Tensor! topk_indices, Tensor! token_expert_indices, Tensor gating_output"
-
-
-@reference(
-    f"aiter::topk_softmax({_TOPK}, bool need_renorm, SymInt num_shared_experts=0, "
-    'str shared_expert_scoring_func="") -> ()',
-    since="2026-03-29",
-)
-@reference(f"aiter::topk_softmax({_TOPK}, bool need_renorm) -> ()", since="2025-10-29")
-@reference(f"aiter::topk_softmax_asm({_TOPK}, bool need_renorm) -> ()", since="2025-10-29")
+@stands_for("aiter::topk_softmax", "aiter::topk_softmax_asm")
 def topk_softmax(
     topk_weights: Tensor,
     topk_indices: Tensor,
@@ -249,19 +199,13 @@ def topk_softmax(
     write_choice(torch.softmax(gating_output.float(), -1), topk_weights, topk_indices, renormalize=need_renorm)
 
 
-@reference(
-    "aiter::topk_sigmoid(Tensor! topk_weights, Tensor! topk_indices, Tensor gating_output) -> ()", since="2025-11-08"
-)
+@stands_for("aiter::topk_sigmoid")
 def topk_sigmoid(topk_weights: Tensor, topk_indices: Tensor, gating_output: Tensor) -> None:
     """The k best experts by sigmoid."""
     write_choice(gating_output.float().sigmoid(), topk_weights, topk_indices, renormalize=False)
 
 
-@reference(
-    "aiter::grouped_topk(Tensor gating_output, Tensor! topk_weights, Tensor! topk_ids, SymInt num_expert_group, "
-    "SymInt topk_group, bool need_renorm, bool is_softmax=True, float routed_scaling_factor=1.0) -> ()",
-    since="2025-10-29",
-)
+@stands_for("aiter::grouped_topk")
 def grouped_topk(
     gating_output: Tensor,
     topk_weights: Tensor,
@@ -278,12 +222,7 @@ def grouped_topk(
     write_grouped(scores, topk_weights, topk_ids, num_expert_group, topk_group, need_renorm, routed_scaling_factor)
 
 
-@reference(
-    "aiter::biased_grouped_topk_hip(Tensor gating_output, Tensor correction_bias, Tensor! topk_weights, "
-    "Tensor! topk_ids, SymInt num_expert_group, SymInt topk_group, bool need_renorm, "
-    "float routed_scaling_factor=1.0) -> ()",
-    since="2025-10-29",
-)
+@stands_for("aiter::biased_grouped_topk_hip")
 def biased_grouped_topk(
     gating_output: Tensor,
     correction_bias: Tensor,

@@ -6,44 +6,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.declared.schemas import stands_for
 from opreplay.replay.standins.maths.norms import fused_add_rms_norm, rms_norm
 from opreplay.replay.standins.maths.quantize import group_scale, largest, quantize_groups, row_scale, to_quantized
 
-_SENSITIVE = "SymInt use_model_sensitive_rmsnorm=0"
 
-
-@reference(f"aiter::rms_norm(Tensor input, Tensor weight, float epsilon, {_SENSITIVE}) -> Tensor", since="2025-10-29")
-@reference(
-    f"aiter::rmsnorm2d_fwd(Tensor input, Tensor weight, float epsilon, {_SENSITIVE}) -> Tensor", since="2025-10-29"
-)
-@reference(
-    f"aiter::rmsnorm2d_fwd_ck(Tensor input, Tensor weight, float epsilon, {_SENSITIVE}) -> Tensor", since="2026-01-27"
-)
+@stands_for("aiter::rms_norm", "aiter::rmsnorm2d_fwd", "aiter::rmsnorm2d_fwd_ck")
 def rms_norm_returned(input: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """rms_norm(input) · weight."""
     return rms_norm(input, weight, epsilon)
 
 
-_OUT = "Tensor! out, Tensor input, Tensor weight, float epsilon"
-
-
-@reference(f"aiter::rmsnorm({_OUT}, bool gemma_norm=False) -> ()", since="2026-06-27")
-@reference(f"aiter::rmsnorm({_OUT}) -> ()", since="2026-01-27")
-@reference(f"aiter::rms_norm_cu({_OUT}) -> ()", since="2025-10-29")
+@stands_for("aiter::rms_norm_cu", "aiter::rmsnorm")
 def rms_norm_out(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, gemma_norm: bool = False) -> None:
     """out = rms_norm(input) · weight."""
     out.copy_(rms_norm(input, weight, epsilon, gemma=gemma_norm))
 
 
-_ADD = "Tensor! out, Tensor input, Tensor residual_in, Tensor! residual_out, Tensor weight, float epsilon"
-
-
-@reference(f"aiter::add_rmsnorm({_ADD}, bool gemma_norm=False) -> ()", since="2026-06-27")
-@reference(f"aiter::add_rmsnorm({_ADD}) -> ()", since="2026-01-27")
-@reference(f"aiter::rmsnorm2d_fwd_with_add({_ADD}, bool gemma_norm=False, {_SENSITIVE}) -> ()", since="2026-07-07")
-@reference(f"aiter::rmsnorm2d_fwd_with_add({_ADD}, {_SENSITIVE}) -> ()", since="2025-10-29")
-@reference(f"aiter::rmsnorm2d_fwd_with_add_ck({_ADD}, {_SENSITIVE}) -> ()", since="2026-01-27")
+@stands_for("aiter::add_rmsnorm", "aiter::rmsnorm2d_fwd_with_add", "aiter::rmsnorm2d_fwd_with_add_ck")
 def add_rms_norm(
     out: Tensor,
     input: Tensor,
@@ -59,12 +39,7 @@ def add_rms_norm(
     out.copy_(normed)
 
 
-_DYNAMIC = f"Tensor! yscale, Tensor weight, float epsilon, {_SENSITIVE}"
-_DYNAMIC_ADD = f"Tensor! out, Tensor input, Tensor residual_in, Tensor! residual_out, {_DYNAMIC}"
-
-
-@reference(f"aiter::rmsnorm2d_fwd_with_add_dynamicquant({_DYNAMIC_ADD}) -> ()", since="2025-10-29")
-@reference(f"aiter::rmsnorm2d_fwd_with_add_dynamicquant_ck({_DYNAMIC_ADD}) -> ()", since="2026-01-27")
+@stands_for("aiter::rmsnorm2d_fwd_with_add_dynamicquant", "aiter::rmsnorm2d_fwd_with_add_dynamicquant_ck")
 def add_rms_norm_dynamic_quant(
     out: Tensor,
     input: Tensor,
@@ -80,20 +55,13 @@ def add_rms_norm_dynamic_quant(
     _write_rows(normed, out, yscale)
 
 
-@reference(f"aiter::rmsnorm2d_fwd_with_dynamicquant(Tensor! out, Tensor input, {_DYNAMIC}) -> ()", since="2025-10-29")
-@reference(
-    f"aiter::rmsnorm2d_fwd_with_dynamicquant_ck(Tensor! out, Tensor input, {_DYNAMIC}) -> ()", since="2026-01-27"
-)
+@stands_for("aiter::rmsnorm2d_fwd_with_dynamicquant", "aiter::rmsnorm2d_fwd_with_dynamicquant_ck")
 def rms_norm_dynamic_quant(out: Tensor, input: Tensor, yscale: Tensor, weight: Tensor, epsilon: float) -> None:
     """The norm quantised with a scale for each row."""
     _write_rows(rms_norm(input, weight, epsilon), out, yscale)
 
 
-@reference(
-    "aiter::rmsnorm_quant(Tensor! out, Tensor input, Tensor! scale, Tensor weight, float epsilon, "
-    "SymInt group_size=0, bool shuffle_scale=False, bool gemma_norm=False) -> ()",
-    since="2026-01-27",
-)
+@stands_for("aiter::rmsnorm_quant")
 def rms_norm_quant(
     out: Tensor, input: Tensor, scale: Tensor, weight: Tensor, epsilon: float, group_size: int, gemma_norm: bool
 ) -> None:
@@ -113,10 +81,7 @@ def _write_rows(normed: Tensor, out: Tensor, scale: Tensor) -> None:
     out.copy_(to_quantized(normed, rows, out.dtype))
 
 
-_LAYER = "Tensor input, Tensor? weight=None, Tensor? bias=None, float epsilon=1e-05, Tensor? x_bias=None"
-
-
-@reference(f"aiter::layernorm2d_fwd({_LAYER}) -> Tensor", since="2025-10-29")
+@stands_for("aiter::layernorm2d_fwd")
 def layer_norm(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, x_bias: Tensor | None
 ) -> Tensor:
@@ -125,11 +90,7 @@ def layer_norm(
     return F.layer_norm(x, (x.shape[-1],), weight, bias, epsilon)
 
 
-@reference(
-    "aiter::layernorm2d_fwd_with_add(Tensor! out, Tensor input, Tensor residual_in, Tensor! residual_out, "
-    "Tensor weight, Tensor bias, float epsilon, Tensor? x_bias=None) -> ()",
-    since="2025-10-29",
-)
+@stands_for("aiter::layernorm2d_fwd_with_add")
 def add_layer_norm(
     out: Tensor,
     input: Tensor,
@@ -146,21 +107,13 @@ def add_layer_norm(
     out.copy_(layer_norm(total, weight, bias, epsilon, None))
 
 
-@reference(
-    "aiter::_groupnorm_run(Tensor! y, Tensor! workspace, Tensor input, SymInt num_groups, Tensor weight, Tensor bias, "
-    "float eps) -> ()",
-    since="2026-07-27",
-)
+@stands_for("aiter::_groupnorm_run")
 def group_norm_out(y: Tensor, input: Tensor, num_groups: int, weight: Tensor, bias: Tensor, eps: float) -> None:
     """y = group norm of input [N, C, ..]."""
     y.copy_(F.group_norm(input, num_groups, weight, bias, eps))
 
 
-@reference(
-    "aiter::_groupnorm_run(Tensor input, SymInt num_groups, Tensor weight, Tensor bias, float eps) -> Tensor",
-    since="2026-01-07",
-    fake=lambda input: torch.empty_like(input),
-)
+@stands_for("aiter::_groupnorm_run", lacking=("workspace",), fake=lambda input: torch.empty_like(input))
 def group_norm(input: Tensor, num_groups: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Group norm of input [N, C, ..], in input's layout."""
     return torch.empty_like(input).copy_(F.group_norm(input, num_groups, weight, bias, eps))

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.declared.schemas import stands_for
 from opreplay.replay.standins.maths.activations import gated, gelu_tanh
 from opreplay.replay.standins.maths.quantize import (
     group_scale,
@@ -30,28 +30,26 @@ def _declare_gated(name: str, activation: Callable[[Tensor], Tensor]) -> None:
         else:
             out.copy_(gated(input, activation))
 
-    if name == "silu_and_mul":
-        reference(f"aiter::{name}(Tensor! out, Tensor input, float limit=0.0) -> ()", since="2026-05-18")(write_out)
-    reference(f"aiter::{name}(Tensor! out, Tensor input) -> ()", since="2025-10-29")(write_out)
+    stands_for(f"aiter::{name}")(write_out)
 
 
 for _name, _activation in {"silu_and_mul": F.silu, "gelu_and_mul": F.gelu, "gelu_tanh_and_mul": gelu_tanh}.items():
     _declare_gated(_name, _activation)
 
 
-@reference("aiter::scaled_silu_and_mul(Tensor! out, Tensor input, Tensor scale) -> ()", since="2025-10-29")
+@stands_for("aiter::scaled_silu_and_mul")
 def scaled_silu_and_mul(out: Tensor, input: Tensor, scale: Tensor) -> None:
     """silu_and_mul, then one fp8 scale."""
     out.copy_(to_quantized(gated(input.float(), F.silu), scale, out.dtype))
 
 
-@reference("aiter::static_per_tensor_quant(Tensor! out, Tensor input, Tensor scale) -> ()", since="2025-10-29")
+@stands_for("aiter::static_per_tensor_quant")
 def static_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor) -> None:
     """out = input / scale."""
     out.copy_(to_quantized(input, scale, out.dtype))
 
 
-@reference("aiter::dynamic_per_tensor_quant(Tensor! out, Tensor input, Tensor! scale) -> ()", since="2025-10-29")
+@stands_for("aiter::dynamic_per_tensor_quant")
 def dynamic_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor) -> None:
     """One scale from the largest magnitude."""
     found = tensor_scale(input, out.dtype)
@@ -59,11 +57,7 @@ def dynamic_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor) -> None:
     out.copy_(to_quantized(input, found.clamp(min=1e-12), out.dtype))
 
 
-@reference(
-    "aiter::dynamic_per_token_scaled_quant(Tensor! out, Tensor input, Tensor! scales, Tensor? scale_ub=None, "
-    "bool shuffle_scale=False, Tensor? num_rows=None, SymInt num_rows_factor=1) -> ()",
-    since="2025-10-29",
-)
+@stands_for("aiter::dynamic_per_token_scaled_quant")
 def dynamic_per_token_scaled_quant(out: Tensor, input: Tensor, scales: Tensor, scale_ub: Tensor | None) -> None:
     """A scale for each row."""
     rows = row_scale(input, out.dtype, scale_ub)
@@ -71,22 +65,14 @@ def dynamic_per_token_scaled_quant(out: Tensor, input: Tensor, scales: Tensor, s
     out.copy_(to_quantized(input, rows, out.dtype))
 
 
-@reference(
-    "aiter::per_token_quant_hip(Tensor x, Tensor? scale=None, ScalarType quant_dtype=int8, Tensor? num_rows=None, "
-    "SymInt num_rows_factor=1) -> (Tensor, Tensor)",
-    since="2025-12-08",
-)
+@stands_for("aiter::per_token_quant_hip")
 def per_token_quant(x: Tensor, scale: Tensor | None, quant_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """(quantised, scale of each row [.., 1])."""
     rows = row_scale(x, quant_dtype) if scale is None else scale.clone()
     return to_quantized(x, rows, quant_dtype), rows
 
 
-@reference(
-    "aiter::per_group_quant_hip(Tensor x, Tensor? scale=None, ScalarType quant_dtype=int8, SymInt group_size=128, "
-    "bool transpose_scale=False, Tensor? num_rows=None, SymInt num_rows_factor=1) -> (Tensor, Tensor)",
-    since="2025-12-08",
-)
+@stands_for("aiter::per_group_quant_hip")
 def per_group_quant(
     x: Tensor, quant_dtype: torch.dtype, group_size: int, transpose_scale: bool
 ) -> tuple[Tensor, Tensor]:
@@ -109,10 +95,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, style: int, front: bool, nop
     return torch.cat((x[..., :start], turned, x[..., start + rot :]), dim=-1)
 
 
-_STYLE = "SymInt rotate_style, bool reuse_freqs_front_part, bool nope_first"
-
-
-@reference(f"aiter::rope_fwd_impl(Tensor! output, Tensor input, Tensor freqs, {_STYLE}) -> ()", since="2025-10-29")
+@stands_for("aiter::rope_fwd_impl")
 def rope_fwd(
     output: Tensor, input: Tensor, freqs: Tensor, rotate_style: int, reuse_freqs_front_part: bool, nope_first: bool
 ) -> None:
@@ -120,10 +103,7 @@ def rope_fwd(
     output.copy_(apply_rope(input, freqs.cos(), freqs.sin(), rotate_style, reuse_freqs_front_part, nope_first))
 
 
-@reference(
-    f"aiter::rope_cached_fwd_impl(Tensor! output, Tensor input, Tensor cos, Tensor sin, {_STYLE}) -> ()",
-    since="2025-10-29",
-)
+@stands_for("aiter::rope_cached_fwd_impl")
 def rope_cached_fwd(
     output: Tensor,
     input: Tensor,
@@ -137,17 +117,12 @@ def rope_cached_fwd(
     output.copy_(apply_rope(input, cos, sin, rotate_style, reuse_freqs_front_part, nope_first))
 
 
-_ONE = "Tensor! output, Tensor input, Tensor cos, Tensor sin, Tensor positions, "
-_TWO = "Tensor! output_x, Tensor! output_y, Tensor input_x, Tensor input_y, Tensor cos, Tensor sin, Tensor positions, "
-
-
 def _at(cos: Tensor, positions: Tensor) -> Tensor:
     """Rows of a cache [max position, 1, 1, R] for positions [S, B] → [S, B, 1, R]."""
     return cos.reshape(cos.shape[0], -1)[positions.to(torch.int64)].unsqueeze(-2)
 
 
-@reference(f"aiter::rope_cached_positions_fwd_impl({_ONE}{_STYLE}) -> ()", since="2025-10-29")
-@reference(f"aiter::rope_cached_positions_offsets_fwd_impl({_ONE}Tensor offsets, {_STYLE}) -> ()", since="2025-10-29")
+@stands_for("aiter::rope_cached_positions_fwd_impl", "aiter::rope_cached_positions_offsets_fwd_impl")
 def rope_positions(
     output: Tensor,
     input: Tensor,
@@ -165,10 +140,7 @@ def rope_positions(
     output.copy_(apply_rope(input, *angles, rotate_style, reuse_freqs_front_part, nope_first))
 
 
-@reference(f"aiter::rope_cached_positions_2c_fwd_impl({_TWO}{_STYLE}) -> ()", since="2025-10-29")
-@reference(
-    f"aiter::rope_cached_positions_offsets_2c_fwd_impl({_TWO}Tensor offsets, {_STYLE}) -> ()", since="2025-10-29"
-)
+@stands_for("aiter::rope_cached_positions_2c_fwd_impl", "aiter::rope_cached_positions_offsets_2c_fwd_impl")
 def rope_positions_two(
     output_x: Tensor,
     output_y: Tensor,
@@ -187,10 +159,7 @@ def rope_positions_two(
         rope_positions(output, input, cos, sin, positions, rotate_style, reuse_freqs_front_part, nope_first, offsets)
 
 
-_CACHE = "(Tensor key, Tensor value, Tensor! key_cache, Tensor! value_cache, Tensor slot_mapping, str kv_cache_dtype, "
-
-
-@reference(f"aiter::reshape_and_cache_flash{_CACHE}Tensor k_scale, Tensor v_scale) -> ()", since="2025-10-29")
+@stands_for("aiter::reshape_and_cache_flash")
 def reshape_and_cache_flash(
     key: Tensor,
     value: Tensor,
@@ -207,10 +176,7 @@ def reshape_and_cache_flash(
     )
 
 
-@reference(
-    f"aiter::reshape_and_cache{_CACHE}Tensor? k_scale=None, Tensor? v_scale=None, bool asm_layout=False) -> ()",
-    since="2025-10-29",
-)
+@stands_for("aiter::reshape_and_cache")
 def reshape_and_cache(
     key: Tensor,
     value: Tensor,

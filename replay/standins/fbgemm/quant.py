@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.declared.schemas import stands_for
 
 _TYPES: dict[int, tuple[torch.dtype, int]] = {4: (torch.float8_e4m3fn, 7), 5: (torch.float8_e5m2, 15)}
 
@@ -30,18 +30,13 @@ def _kind(ebits: int) -> tuple[torch.dtype, int]:
     return _TYPES[ebits]
 
 
-@reference(
-    "fbgemm::FloatToHFP8Quantized(Tensor input, int ebits=4, int exponent_bias=15, float max_pos=0.9375) -> Tensor",
-    since="2022-04-04",
-)
+@stands_for("fbgemm::FloatToHFP8Quantized")
 def float_to_hfp8(input: Tensor, ebits: int, exponent_bias: int, max_pos: float) -> Tensor:
     """float32 → uint8 of the same shape. The defaults, FBGEMM's for forward passes, serve traces without values."""
     return _encode(input, ebits, exponent_bias, max_pos)
 
 
-@reference(
-    "fbgemm::HFP8QuantizedToFloat(Tensor input, int ebits=4, int exponent_bias=15) -> Tensor", since="2022-04-04"
-)
+@stands_for("fbgemm::HFP8QuantizedToFloat")
 def hfp8_to_float(input: Tensor, ebits: int, exponent_bias: int) -> Tensor:
     """uint8 → float32 of the same shape."""
     return _decode(input, ebits, exponent_bias)
@@ -52,7 +47,7 @@ _BACKWARD = (5, 31, 0.875)
 _SCALE_BYTES = 8
 
 
-@reference("fbgemm::FloatToFP8RowwiseQuantized(Tensor t, bool forward=True) -> Tensor", since="2022-12-01")
+@stands_for("fbgemm::FloatToFP8RowwiseQuantized")
 def float_to_fp8_rowwise(t: Tensor, forward: bool) -> Tensor:
     """[.., C] → uint8 [.., C rounded up to 4, plus 8]: the row times its scale, then the scale as float32 and 4 bytes
     of zeros; forward uses e4m3, backward e5m2."""
@@ -65,11 +60,7 @@ def float_to_fp8_rowwise(t: Tensor, forward: bool) -> Tensor:
     return out
 
 
-@reference(
-    "fbgemm::FP8RowwiseQuantizedToFloat(Tensor input, bool forward=True, int output_dtype=0) -> Tensor",
-    since="2023-09-27",
-)
-@reference("fbgemm::FP8RowwiseQuantizedToFloat(Tensor input, bool forward=True) -> Tensor", since="2022-12-01")
+@stands_for("fbgemm::FP8RowwiseQuantizedToFloat")
 def fp8_rowwise_to_float(input: Tensor, forward: bool, output_dtype: int = 0) -> Tensor:
     """The inverse: uint8 [.., C + 8] → [.., C], float32 or with output_dtype 1 float16, 5 bfloat16."""
     ebits, bias, _ = _FORWARD if forward else _BACKWARD

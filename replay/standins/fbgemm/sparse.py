@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.declared.schemas import stands_for
 
 
 def complete_cumsum(x: Tensor) -> Tensor:
@@ -18,15 +18,9 @@ def complete_cumsum(x: Tensor) -> Tensor:
     return torch.nn.functional.pad(sums, (1, 0))
 
 
-reference("fbgemm::asynchronous_complete_cumsum(Tensor t_in) -> Tensor", since="2021-10-05")(
-    lambda t_in: complete_cumsum(t_in)
-)
-reference("fbgemm::asynchronous_inclusive_cumsum(Tensor t_in) -> Tensor", since="2021-10-05")(
-    lambda t_in: torch.cumsum(t_in, dim=-1, dtype=t_in.dtype)
-)
-reference("fbgemm::asynchronous_exclusive_cumsum(Tensor t_in) -> Tensor", since="2021-10-05")(
-    lambda t_in: complete_cumsum(t_in)[..., :-1].clone()
-)
+stands_for("fbgemm::asynchronous_complete_cumsum")(lambda t_in: complete_cumsum(t_in))
+stands_for("fbgemm::asynchronous_inclusive_cumsum")(lambda t_in: torch.cumsum(t_in, dim=-1, dtype=t_in.dtype))
+stands_for("fbgemm::asynchronous_exclusive_cumsum")(lambda t_in: complete_cumsum(t_in)[..., :-1].clone())
 
 
 def positions_in_segments(offsets: Tensor, total: int) -> Tensor:
@@ -36,11 +30,7 @@ def positions_in_segments(offsets: Tensor, total: int) -> Tensor:
     return place - offsets[segment.clamp(min=0)]
 
 
-@reference(
-    "fbgemm::offsets_range(Tensor offsets, SymInt range_size) -> Tensor",
-    since="2021-12-04",
-    fake=lambda offsets, range_size: offsets.new_empty((range_size,)),
-)
+@stands_for("fbgemm::offsets_range", fake=lambda offsets, range_size: offsets.new_empty((range_size,)))
 def offsets_range(offsets: Tensor, range_size: int) -> Tensor:
     """Positions within segments that start at offsets [n] and fill range_size places."""
     return positions_in_segments(offsets, range_size)
@@ -87,16 +77,12 @@ def _fake_permute(
     return lengths.new_empty((permute.shape[0], *lengths.shape[1:])), found[0], found[1]
 
 
-_JAGGED = "(Tensor permute, Tensor lengths, Tensor values, Tensor? weights=None, SymInt? permuted_lengths_sum=None)"
-
-
-@reference(
-    f"fbgemm::permute_2D_sparse_data{_JAGGED} -> (Tensor, Tensor, Tensor?)", since="2022-04-04", fake=_fake_permute
+@stands_for(
+    "fbgemm::permute_1D_sparse_data",
+    "fbgemm::permute_2D_sparse_data",
+    "fbgemm::permute_sparse_data",
+    fake=_fake_permute,
 )
-@reference(
-    f"fbgemm::permute_1D_sparse_data{_JAGGED} -> (Tensor, Tensor, Tensor?)", since="2023-11-27", fake=_fake_permute
-)
-@reference(f"fbgemm::permute_sparse_data{_JAGGED} -> (Tensor, Tensor, Tensor?)", since="2023-11-27", fake=_fake_permute)
 def permute_sparse_data(
     permute: Tensor, lengths: Tensor, values: Tensor, weights: Tensor | None, permuted_lengths_sum: int | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -105,10 +91,8 @@ def permute_sparse_data(
     return permute_jagged(permute, lengths, values, weights, total)
 
 
-@reference(
-    "fbgemm::permute_sparse_features(Tensor permute, Tensor lengths, Tensor indices, Tensor? weights=None) "
-    "-> (Tensor, Tensor, Tensor?)",
-    since="2022-04-04",
+@stands_for(
+    "fbgemm::permute_sparse_features",
     fake=lambda permute, lengths, indices, weights: _fake_permute(permute, lengths, indices, weights),
 )
 def permute_sparse_features(
@@ -118,18 +102,9 @@ def permute_sparse_features(
     return permute_jagged(permute, lengths, indices, weights, None)
 
 
-_POOLED = (
-    "(Tensor pooled_embs, Tensor offset_dim_list, Tensor permute_list, Tensor inv_offset_dim_list, "
-    "Tensor inv_permute_list) -> Tensor"
-)
-
-
-@reference(
-    f"fbgemm::permute_pooled_embs{_POOLED}", since="2021-12-04", fake=lambda pooled_embs: torch.empty_like(pooled_embs)
-)
-@reference(
-    f"fbgemm::permute_pooled_embs_auto_grad{_POOLED}",
-    since="2021-12-04",
+@stands_for(
+    "fbgemm::permute_pooled_embs",
+    "fbgemm::permute_pooled_embs_auto_grad",
     fake=lambda pooled_embs: torch.empty_like(pooled_embs),
 )
 def permute_pooled_embs(pooled_embs: Tensor, offset_dim_list: Tensor, permute_list: Tensor) -> Tensor:
@@ -147,10 +122,8 @@ def permute_pooled_embs(pooled_embs: Tensor, offset_dim_list: Tensor, permute_li
     return out
 
 
-@reference(
-    "fbgemm::recat_embedding_grad_output_mixed_D_batch(Tensor grad_output, Tensor dim_sum_per_rank, "
-    "Tensor cumsum_dim_sum_per_rank) -> Tensor",
-    since="2021-12-04",
+@stands_for(
+    "fbgemm::recat_embedding_grad_output_mixed_D_batch",
     fake=lambda grad_output: grad_output.new_empty((grad_output.numel(),)),
 )
 def recat_embedding_grad_output(grad_output: Tensor, dim_sum_per_rank: Tensor) -> Tensor:
@@ -164,14 +137,7 @@ def recat_embedding_grad_output(grad_output: Tensor, dim_sum_per_rank: Tensor) -
     return out
 
 
-_BOUNDS = (
-    "(Tensor rows_per_table, Tensor! indices, Tensor! offsets, int bounds_check_mode, Tensor! warning, "
-    "Tensor? weights=None"
-)
-
-
-@reference(f"fbgemm::bounds_check_indices{_BOUNDS}, Tensor? B_offsets=None, SymInt max_B=-1) -> ()", since="2023-05-30")
-@reference(f"fbgemm::bounds_check_indices{_BOUNDS}) -> ()", since="2022-06-03")
+@stands_for("fbgemm::bounds_check_indices")
 def bounds_check_indices(rows_per_table: Tensor, indices: Tensor, offsets: Tensor, warning: Tensor) -> None:
     """Indices outside their table become 0 (−1, a pruned row, stays), bad offsets are cut; warning counts them."""
     tables = max(rows_per_table.numel(), 1)
@@ -189,11 +155,6 @@ def _places(indices: Tensor, edges: Tensor) -> Tensor:
     return torch.arange(indices.numel(), device=indices.device, dtype=edges.dtype)
 
 
-_BUCKETS = (
-    "(Tensor lengths, Tensor indices, bool bucketize_pos, bool sequence, Tensor block_sizes, SymInt my_size, "
-    "Tensor? weights=None"
-)
-_FIVE = "-> (Tensor, Tensor, Tensor?, Tensor?, Tensor?)"
 _Buckets = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
 
 
@@ -209,13 +170,7 @@ def _fake_buckets(
     )
 
 
-@reference(
-    f"fbgemm::block_bucketize_sparse_features{_BUCKETS}, Tensor? batch_size_per_feature=None, SymInt max_B=-1, "
-    f"Tensor[]? block_bucketize_pos=None, bool keep_orig_idx=False) {_FIVE}",
-    since="2024-09-24",
-    fake=_fake_buckets,
-)
-@reference(f"fbgemm::block_bucketize_sparse_features{_BUCKETS}) {_FIVE}", since="2021-08-06", fake=_fake_buckets)
+@stands_for("fbgemm::block_bucketize_sparse_features", fake=_fake_buckets)
 def block_bucketize_sparse_features(
     lengths: Tensor,
     indices: Tensor,

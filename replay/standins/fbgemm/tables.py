@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.declared.schemas import stands_for
 from opreplay.replay.standins.fbgemm.quant import OUTPUT_DTYPES
 
 _MODES = {0: "sum", 1: "mean"}
@@ -85,24 +85,7 @@ def _fake(
     return D_offsets.new_empty(((offsets.shape[0] - 1) // max(tables, 1), total_D), dtype=dtype)
 
 
-_INDICES = (
-    "Tensor hash_size_cumsum, int total_hash_size_bits, Tensor indices, Tensor offsets, int pooling_mode, "
-    "Tensor? indice_weights, Tensor? feature_requires_grad"
-)
-_VBE = (
-    "Tensor? B_offsets=None, Tensor? vbe_output_offsets_feature_rank=None, "
-    "Tensor? vbe_B_offsets_rank_per_feature=None, SymInt max_B=-1, SymInt max_B_feature_rank=-1, "
-    "SymInt vbe_output_size=-1"
-)
-_DENSE = (
-    "fbgemm::dense_embedding_codegen_lookup_function(Tensor dev_weights, Tensor weights_offsets, Tensor D_offsets, "
-    f"SymInt total_D, SymInt max_D, {_INDICES}"
-)
-
-
-@reference(f"{_DENSE}, int output_dtype=0, {_VBE}) -> Tensor", since="2024-07-26", fake=_fake)
-@reference(f"{_DENSE}, int output_dtype=0) -> Tensor", since="2022-12-01", fake=_fake)
-@reference(f"{_DENSE}) -> Tensor", since="2022-02-03", fake=_fake)
+@stands_for("fbgemm::dense_embedding_codegen_lookup_function", fake=_fake)
 def dense_lookup(
     dev_weights: Tensor,
     weights_offsets: Tensor,
@@ -130,31 +113,11 @@ def dense_lookup(
     )
 
 
-_SPLIT = (
-    "(Tensor placeholder_autograd_tensor, Tensor dev_weights, Tensor uvm_weights, Tensor lxu_cache_weights, "
-    "Tensor weights_placements, Tensor weights_offsets, Tensor D_offsets, SymInt total_D, SymInt max_D, "
-    f"{_INDICES}, Tensor lxu_cache_locations, bool gradient_clipping, float max_gradient, bool stochastic_rounding, "
-    "Tensor momentum1_dev, Tensor momentum1_uvm, Tensor momentum1_placements, Tensor momentum1_offsets, "
-    "float eps=0, float learning_rate=0"
-)
-_ROWWISE = "float weight_decay=0.0, int weight_decay_mode=0"
-_ADAGRAD_OP = "fbgemm::split_embedding_codegen_lookup_adagrad_function"
-_ROWWISE_OP = "fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function"
-
-
-@reference(
-    f"{_ADAGRAD_OP}{_SPLIT}, int output_dtype=0, {_VBE}, bool is_experimental=False) -> Tensor",
-    since="2023-08-16",
+@stands_for(
+    "fbgemm::split_embedding_codegen_lookup_adagrad_function",
+    "fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function",
     fake=_fake,
 )
-@reference(f"{_ADAGRAD_OP}{_SPLIT}, int output_dtype=0) -> Tensor", since="2022-04-12", fake=_fake)
-@reference(
-    f"{_ROWWISE_OP}{_SPLIT}, {_ROWWISE}, float max_norm=0.0, int output_dtype=0, {_VBE}, "
-    "bool is_experimental=False) -> Tensor",
-    since="2023-08-16",
-    fake=_fake,
-)
-@reference(f"{_ROWWISE_OP}{_SPLIT}, {_ROWWISE}, int output_dtype=0) -> Tensor", since="2022-04-12", fake=_fake)
 def split_lookup(
     dev_weights: Tensor,
     uvm_weights: Tensor,
@@ -184,13 +147,7 @@ def split_lookup(
     )
 
 
-@reference(
-    "fbgemm::split_embedding_codegen_forward_cpu(Tensor weights, Tensor weights_offsets, Tensor D_offsets, "
-    "SymInt total_D, Tensor hash_size_cumsum, Tensor indices, Tensor offsets, int pooling_mode, "
-    "Tensor? indice_weights, int output_dtype) -> Tensor",
-    since="2023-09-27",
-    fake=_fake,
-)
+@stands_for("fbgemm::split_embedding_codegen_forward_cpu", fake=_fake)
 def forward_cpu(
     weights: Tensor,
     weights_offsets: Tensor,
@@ -218,16 +175,7 @@ def forward_cpu(
     )
 
 
-_CPU = (
-    "fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function_cpu(Tensor host_weights, "
-    "Tensor weights_placements, Tensor weights_offsets, Tensor D_offsets, SymInt total_D, SymInt max_D, "
-    f"{_INDICES}, bool gradient_clipping, float max_gradient, bool stochastic_rounding, Tensor momentum1_host, "
-    "Tensor momentum1_placements, Tensor momentum1_offsets, float eps=0, float learning_rate=0, "
-    f"{_ROWWISE}, float max_norm=0.0, int output_dtype=0) -> Tensor"
-)
-
-
-@reference(_CPU, since="2024-05-27", fake=_fake)
+@stands_for("fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function_cpu", fake=_fake)
 def rowwise_lookup_cpu(
     host_weights: Tensor,
     weights_offsets: Tensor,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.declared.schemas import stands_for
 from opreplay.replay.standins.maths.attention import SCORE_BYTES, ends
 
 
@@ -89,14 +89,7 @@ def _fake_lse(softmax_lse: Tensor) -> Tensor:
     return torch.empty_like(softmax_lse, memory_format=torch.contiguous_format)
 
 
-@reference(
-    "flash_attn::_flash_attn_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, "
-    "Tensor(a6!)? dq, Tensor(a7!)? dk, Tensor(a8!)? dv, float dropout_p, float softmax_scale, bool causal, "
-    "SymInt window_size_left, SymInt window_size_right, float softcap, Tensor? alibi_slopes, bool deterministic, "
-    "Tensor? rng_state=None) -> Tensor",
-    since="2024-10-05",
-    fake=_fake_lse,
-)
+@stands_for("flash_attn::_flash_attn_backward", fake=_fake_lse)
 def flash_attn_backward(
     dout: Tensor,
     q: Tensor,
@@ -127,17 +120,7 @@ def flash_attn_backward(
     return columns[3]
 
 
-_VARLEN = (
-    "flash_attn::_flash_attn_varlen_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, "
-    "Tensor softmax_lse, Tensor(a6!)? dq, Tensor(a7!)? dk, Tensor(a8!)? dv, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
-    "SymInt max_seqlen_q, SymInt max_seqlen_k, float dropout_p, float softmax_scale, bool causal, "
-    "SymInt window_size_left, SymInt window_size_right, float softcap, Tensor? alibi_slopes, bool deterministic, "
-    "Tensor? rng_state=None"
-)
-
-
-@reference(f"{_VARLEN}, bool zero_tensors=False) -> Tensor", since="2025-01-17", fake=_fake_lse)
-@reference(f"{_VARLEN}) -> Tensor", since="2024-10-05", fake=_fake_lse)
+@stands_for("flash_attn::_flash_attn_varlen_backward", fake=_fake_lse)
 def flash_attn_varlen_backward(
     dout: Tensor,
     q: Tensor,

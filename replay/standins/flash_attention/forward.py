@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.declared.schemas import stands_for
 from opreplay.replay.standins.maths.attention import Rules, attend, attend_packed, ends, gather_pages
 
 
@@ -67,22 +67,7 @@ def _fake_varlen_list(q: Tensor, v: Tensor) -> list[Tensor]:
     return list(_fake_varlen(q, v)[:2])
 
 
-@reference(
-    "_vllm_fa2_C::varlen_fwd(Tensor q, Tensor k, Tensor v, Tensor!? out, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
-    "Tensor? seqused_k, Tensor? leftpad_k, Tensor? block_table, Tensor? alibi_slopes, int max_seqlen_q, "
-    "int max_seqlen_k, float p_dropout, float softmax_scale, bool zero_tensors, bool is_causal, int window_size_left, "
-    "int window_size_right, float softcap, bool return_softmax, int num_splits, Generator? gen) -> Tensor[]",
-    since="2025-12-11",
-    fake=_fake_varlen_list,
-)
-@reference(
-    "_vllm_fa2_C::varlen_fwd(Tensor q, Tensor k, Tensor v, Tensor!? out, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
-    "Tensor? seqused_k, Tensor? leftpad_k, Tensor? block_table, Tensor? alibi_slopes, int max_seqlen_q, "
-    "int max_seqlen_k, float p_dropout, float softmax_scale, bool zero_tensors, bool is_causal, int window_size_left, "
-    "int window_size_right, float softcap, bool return_softmax, Generator? gen) -> Tensor[]",
-    since="2025-01-23",
-    fake=_fake_varlen_list,
-)
+@stands_for("_vllm_fa2_C::varlen_fwd", fake=_fake_varlen_list)
 def vllm_varlen_fwd(
     q: Tensor,
     k: Tensor,
@@ -130,30 +115,7 @@ def _wide(q: Tensor) -> torch.dtype:
     return torch.bfloat16 if q.dtype.itemsize == 1 else q.dtype
 
 
-_FA3 = (
-    "_vllm_fa3_C::fwd(Tensor q, Tensor k, Tensor v, Tensor? k_new, Tensor? v_new, Tensor? q_v, Tensor!? out, "
-    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? cu_seqlens_k_new, Tensor? seqused_q, Tensor? seqused_k, "
-    "int? max_seqlen_q, int? max_seqlen_k, Tensor? page_table, Tensor? kv_batch_idx, Tensor? leftpad_k, "
-    "Tensor? rotary_cos, Tensor? rotary_sin, "
-)
-_FA3_SCALES = (
-    "Tensor? q_descale, Tensor? k_descale, Tensor? v_descale, float softmax_scale, bool is_causal, "
-    "int window_size_left, int window_size_right, float softcap, bool is_rotary_interleaved, "
-    "Tensor? scheduler_metadata, int num_splits, bool? pack_gqa, int sm_margin"
-)
-
-
-@reference(
-    f"{_FA3}Tensor? seqlens_rotary, {_FA3_SCALES}, Tensor? s_aux, int cp_world_size, int cp_rank, "
-    "Tensor? cp_tot_seqused_k) -> Tensor[]",
-    since="2025-10-04",
-    fake=fake_fa3,
-)
-@reference(
-    f"{_FA3}Tensor? seqlens_rotary, {_FA3_SCALES}, Tensor? s_aux) -> Tensor[]", since="2025-08-05", fake=fake_fa3
-)
-@reference(f"{_FA3}Tensor? seqlens_rotary, {_FA3_SCALES}) -> Tensor[]", since="2025-04-10", fake=fake_fa3)
-@reference(f"{_FA3}{_FA3_SCALES}) -> Tensor[]", since="2025-03-20", fake=fake_fa3)
+@stands_for("_vllm_fa3_C::fwd", fake=fake_fa3)
 def vllm_fa3_fwd(
     q: Tensor,
     k: Tensor,
@@ -230,13 +192,7 @@ def _fake_dense(q: Tensor, v: Tensor, return_softmax: bool) -> tuple[Tensor, Ten
     )
 
 
-@reference(
-    "flash_attn::_flash_attn_forward(Tensor q, Tensor k, Tensor v, float dropout_p, float softmax_scale, bool causal, "
-    "SymInt window_size_left, SymInt window_size_right, float softcap, Tensor? alibi_slopes, bool return_softmax) "
-    "-> (Tensor, Tensor, Tensor, Tensor)",
-    since="2024-10-05",
-    fake=_fake_dense,
-)
+@stands_for("flash_attn::_flash_attn_forward", fake=_fake_dense)
 def flash_attn_forward(
     q: Tensor,
     k: Tensor,
@@ -267,18 +223,7 @@ def _fake_varlen(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     )
 
 
-_VARLEN = (
-    "flash_attn::_flash_attn_varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
-    "SymInt max_seqlen_q, SymInt max_seqlen_k, float dropout_p, float softmax_scale, bool causal, "
-    "SymInt window_size_left=-1, SymInt window_size_right=-1, float softcap=0.0, Tensor? alibi_slopes=None, "
-    "bool return_softmax=False, Tensor? block_table=None, Tensor? leftpad_k=None, Tensor? seqused_k=None"
-)
-_FOUR = ") -> (Tensor, Tensor, Tensor, Tensor)"
-
-
-@reference(f"{_VARLEN}, bool zero_tensors=False, SymInt num_splits=0{_FOUR}", since="2026-04-20", fake=_fake_varlen)
-@reference(f"{_VARLEN}, bool zero_tensors=False{_FOUR}", since="2025-01-17", fake=_fake_varlen)
-@reference(f"{_VARLEN}{_FOUR}", since="2024-10-05", fake=_fake_varlen)
+@stands_for("flash_attn::_flash_attn_varlen_forward", fake=_fake_varlen)
 def flash_attn_varlen_forward(
     q: Tensor,
     k: Tensor,

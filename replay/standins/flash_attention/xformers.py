@@ -8,11 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.declared.schemas import stands_for
 from opreplay.replay.standins.flash_attention.forward import sequences
 from opreplay.replay.standins.maths.attention import Rules, attend, attend_packed
-
-_COMMON = "(Tensor query, Tensor key, Tensor value, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, "
 
 
 def _lse_shape(query: Tensor, cu_seqlens_q: Tensor | None) -> tuple[int, ...]:
@@ -45,13 +43,7 @@ def forward(
     return out, lse
 
 
-@reference(
-    f"xformers_flash::flash_fwd{_COMMON}SymInt max_seqlen_q, SymInt max_seqlen_k, float p, float softmax_scale, "
-    "bool is_causal, SymInt window_left, SymInt window_right, bool return_softmax, Tensor? block_tables) "
-    "-> (Tensor, Tensor, Tensor)",
-    since="2024-09-10",
-    fake=_fake_three,
-)
+@stands_for("xformers_flash::flash_fwd", fake=_fake_three)
 def flash_fwd(
     query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
     seqused_k: Tensor | None, p: float, softmax_scale: float, is_causal: bool, window_left: int, window_right: int,
@@ -65,14 +57,7 @@ def flash_fwd(
     return out, lse, torch.zeros(2, dtype=torch.int64, device=query.device)
 
 
-@reference(
-    f"xformers_flash3::flash_fwd{_COMMON}Tensor? leftpad_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float p, "
-    "float softmax_scale, bool is_causal, Tensor? descale_q=None, Tensor? descale_k=None, Tensor? descale_v=None, "
-    "Tensor? block_table=None, bool use_kvsplit=False, SymInt window_left=-1, SymInt window_right=-1) "
-    "-> (Tensor, Tensor)",
-    since="2025-07-01",
-    fake=_fake_two,
-)
+@stands_for("xformers_flash3::flash_fwd", fake=_fake_two)
 def flash3_fwd(
     query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
     seqused_k: Tensor | None, leftpad_k: Tensor | None, p: float, softmax_scale: float, is_causal: bool,

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.declared.schemas import stands_for
 from opreplay.replay.standins.maths.attention import Rules, attend, gather_blocks
 from opreplay.replay.standins.npu.layouts import (
     Lengths,
@@ -125,38 +125,7 @@ def _fake_infer(
     return query.new_empty(shape), query.new_empty(lse, dtype=torch.float32)
 
 
-_INFER = (
-    "npu::npu_fused_infer_attention_score(Tensor query, Tensor key, Tensor value, *, Tensor? pse_shift=None, "
-    "Tensor? atten_mask=None, SymInt[]? actual_seq_lengths=None, SymInt[]? actual_seq_lengths_kv=None, "
-    "Tensor? dequant_scale1=None, Tensor? quant_scale1=None, Tensor? dequant_scale2=None, "
-    "Tensor? quant_scale2=None, Tensor? quant_offset2=None, Tensor? antiquant_scale=None, "
-    "Tensor? antiquant_offset=None, {antiquant}Tensor? block_table=None, Tensor? query_padding_size=None, "
-    "Tensor? kv_padding_size=None, {prefix}int num_heads=1, float scale=1.0, int pre_tokens=2147483647, "
-    'int next_tokens=2147483647, str input_layout="BSH", int num_key_value_heads=0, int sparse_mode=0, '
-    "int inner_precise=0, int block_size=0, int antiquant_mode=0, {modes}bool softmax_lse_flag=False) "
-    "-> (Tensor, Tensor)"
-)
-_ANTIQUANT = (
-    "Tensor? key_antiquant_scale=None, Tensor? key_antiquant_offset=None, Tensor? value_antiquant_scale=None, "
-    "Tensor? value_antiquant_offset=None, "
-)
-_PREFIX = "Tensor? key_shared_prefix=None, Tensor? value_shared_prefix=None, SymInt[]? actual_shared_prefix_len=None, "
-_ROPE = "Tensor? query_rope=None, Tensor? key_rope=None, "
-_MODES = "int key_antiquant_mode=0, int value_antiquant_mode=0, "
-
-
-@reference(
-    _INFER.format(
-        antiquant=_ANTIQUANT, prefix=f"{_PREFIX}{_ROPE}Tensor? key_rope_antiquant_scale=None, ", modes=_MODES
-    ),
-    since="2025-06-23",
-    fake=_fake_infer,
-)
-@reference(
-    _INFER.format(antiquant=_ANTIQUANT, prefix=_PREFIX + _ROPE, modes=_MODES), since="2025-03-31", fake=_fake_infer
-)
-@reference(_INFER.format(antiquant=_ANTIQUANT, prefix=_PREFIX, modes=_MODES), since="2024-07-01", fake=_fake_infer)
-@reference(_INFER.format(antiquant="", prefix="", modes=""), since="2024-04-29", fake=_fake_infer)
+@stands_for("npu::npu_fused_infer_attention_score", fake=_fake_infer)
 def npu_fused_infer_attention_score(
     query: Tensor,
     key: Tensor,
@@ -242,14 +211,8 @@ def _lse(sums: list[Tensor | None], query: Tensor, layout: str, heads: int, flag
     return out
 
 
-@reference(
-    "npu::npu_prompt_flash_attention(Tensor query, Tensor key, Tensor value, *, Tensor? padding_mask=None, "
-    "Tensor? atten_mask=None, Tensor? pse_shift=None, int[]? actual_seq_lengths=None, Tensor? deq_scale1=None, "
-    "Tensor? quant_scale1=None, Tensor? deq_scale2=None, Tensor? quant_scale2=None, Tensor? quant_offset2=None, "
-    "int num_heads=1, float scale_value=1.0, int pre_tokens=2147473647, int next_tokens=0, "
-    'str input_layout="BSH", int num_key_value_heads=0, int[]? actual_seq_lengths_kv=None, int sparse_mode=0) '
-    "-> Tensor",
-    since="2024-02-06",
+@stands_for(
+    "npu::npu_prompt_flash_attention",
     fake=lambda query, value, num_heads, num_key_value_heads, input_layout: _fake_infer(
         query, value, None, num_heads, num_key_value_heads, input_layout, False
     )[0],
@@ -292,15 +255,8 @@ def npu_prompt_flash_attention(
     )[0]
 
 
-@reference(
-    "npu::npu_incre_flash_attention(Tensor query, Tensor key, Tensor value, *, Tensor? padding_mask=None, "
-    "Tensor? atten_mask=None, Tensor? pse_shift=None, SymInt[]? actual_seq_lengths=None, "
-    "Tensor? antiquant_scale=None, Tensor? antiquant_offset=None, Tensor? block_table=None, "
-    "Tensor? dequant_scale1=None, Tensor? quant_scale1=None, Tensor? dequant_scale2=None, "
-    "Tensor? quant_scale2=None, Tensor? quant_offset2=None, Tensor? kv_padding_size=None, int num_heads=1, "
-    'float scale_value=1.0, str input_layout="BSH", int num_key_value_heads=0, int block_size=0, '
-    "int inner_precise=1) -> Tensor",
-    since="2024-03-18",
+@stands_for(
+    "npu::npu_incre_flash_attention",
     fake=lambda query, value, block_table, num_heads, num_key_value_heads, input_layout: _fake_infer(
         query, value, block_table, num_heads, num_key_value_heads, input_layout, False
     )[0],
@@ -341,10 +297,7 @@ def npu_incre_flash_attention(
     )[0]
 
 
-@reference(
-    "npu::_npu_paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, int num_kv_heads, int num_heads, "
-    "float scale_value, Tensor block_table, Tensor context_lens, Tensor(a!) out) -> ()"
-)
+@stands_for("npu::_npu_paged_attention")
 def npu_paged_attention(
     query: Tensor,
     key_cache: Tensor,

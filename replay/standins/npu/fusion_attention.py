@@ -5,18 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.declared.schemas import stands_for
 from opreplay.replay.standins.npu.attention import attend_sequences, refuse
 from opreplay.replay.standins.npu.layouts import Lengths, from_sequences, to_sequences
 
-_FUSION = (
-    "npu::npu_fusion_attention(Tensor query, Tensor key, Tensor value, int head_num, str input_layout, "
-    "Tensor? pse=None, Tensor? padding_mask=None, Tensor? atten_mask=None, float scale=1., float keep_prob=1., "
-    "int pre_tockens=2147483647, int next_tockens=2147483647, int inner_precise=0, int[]? prefix=None, "
-    "int[]? actual_seq_qlen=None, int[]? actual_seq_kvlen=None, int sparse_mode=0, bool gen_mask_parallel=True, "
-    "bool sync=False"
-)
-_FUSION_RETURNS = "-> (Tensor, Tensor, Tensor, Tensor, int, int, int)"
 _Fusion = tuple[Tensor, Tensor, Tensor, Tensor, int, int, int]
 
 
@@ -40,11 +32,7 @@ def fake_fusion(query: Tensor, head_num: int, input_layout: str) -> _Fusion:
     return torch.empty_like(query), top, total, query.new_empty((0,)), 0, 0, 0
 
 
-@reference(
-    f'{_FUSION}, str softmax_layout="", Tensor? sink=None) {_FUSION_RETURNS}', since="2025-12-29", fake=fake_fusion
-)
-@reference(f'{_FUSION}, str softmax_layout="") {_FUSION_RETURNS}', since="2025-08-25", fake=fake_fusion)
-@reference(f"{_FUSION}) {_FUSION_RETURNS}", since="2023-12-27", fake=fake_fusion)
+@stands_for("npu::npu_fusion_attention", fake=fake_fusion)
 def npu_fusion_attention(
     query: Tensor,
     key: Tensor,

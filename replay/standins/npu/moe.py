@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.declared.schemas import stands_for
 from opreplay.replay.standins.maths.products import linear
 from opreplay.replay.standins.maths.routing import counts, mask_groups, slot_major
 
@@ -21,11 +21,7 @@ def _fake_gating(x: Tensor, k: int) -> _Three:
     return x.new_empty(shape), x.new_empty(shape, dtype=torch.int32), x.new_empty(shape, dtype=torch.int32)
 
 
-@reference(
-    "npu::npu_moe_gating_top_k_softmax(Tensor x, Tensor? finished=None, int k=1) -> (Tensor, Tensor, Tensor)",
-    since="2024-04-09",
-    fake=_fake_gating,
-)
+@stands_for("npu::npu_moe_gating_top_k_softmax", fake=_fake_gating)
 def npu_moe_gating_top_k_softmax(x: Tensor, finished: Tensor | None, k: int) -> _Three:
     """x [T, E] → (weights [T, k], experts int32 [T, k], row_idx int32 = slot · T + token); finished rows: E."""
     weights, ids = torch.softmax(x.float(), -1).topk(k, dim=-1)
@@ -43,13 +39,7 @@ def _fake_gating_groups(x: Tensor, k: int, out_flag: bool) -> _Three:
     )
 
 
-@reference(
-    "npu::npu_moe_gating_top_k(Tensor x, int k, *, Tensor? bias=None, int k_group=1, int group_count=1, "
-    "int group_select_mode=0, int renorm=0, int norm_type=0, bool out_flag=False, float routed_scaling_factor=1.0, "
-    "float eps=1e-20) -> (Tensor, Tensor, Tensor)",
-    since="2025-04-21",
-    fake=_fake_gating_groups,
-)
+@stands_for("npu::npu_moe_gating_top_k", fake=_fake_gating_groups)
 def npu_moe_gating_top_k(
     x: Tensor,
     k: int,
@@ -88,12 +78,7 @@ def _fake_init(x: Tensor, expert_idx: Tensor) -> _Three:
     )
 
 
-@reference(
-    "npu::npu_moe_init_routing(Tensor x, Tensor row_idx, Tensor expert_idx, int active_num) "
-    "-> (Tensor, Tensor, Tensor)",
-    since="2024-04-09",
-    fake=_fake_init,
-)
+@stands_for("npu::npu_moe_init_routing", fake=_fake_init)
 def npu_moe_init_routing(x: Tensor, row_idx: Tensor, expert_idx: Tensor) -> _Three:
     """x [T, H], row_idx and expert_idx [T, k] → (rows in expert order [T · k, H], where each (slot, token) went, the
     experts in order). All rows are expanded, as with active_num ≥ T."""
@@ -119,14 +104,7 @@ def _fake_init_v2(x: Tensor, expert_idx: Tensor, expert_num: int, active_expert_
     )
 
 
-@reference(
-    "npu::npu_moe_init_routing_v2(Tensor x, Tensor expert_idx, *, Tensor? scale=None, Tensor? offset=None, "
-    "int active_num=-1, int expert_capacity=-1, int expert_num=-1, int drop_pad_mode=0, "
-    "int expert_tokens_num_type=0, bool expert_tokens_num_flag=False, int quant_mode=-1, "
-    "int[2] active_expert_range=[], int row_idx_type=0) -> (Tensor, Tensor, Tensor, Tensor)",
-    since="2025-04-21",
-    fake=_fake_init_v2,
-)
+@stands_for("npu::npu_moe_init_routing_v2", fake=_fake_init_v2)
 def npu_moe_init_routing_v2(
     x: Tensor,
     expert_idx: Tensor,
@@ -162,11 +140,7 @@ def npu_moe_init_routing_v2(
     return rows, index.to(torch.int32), number.cumsum(0) if expert_tokens_num_type == 0 else number, row_scale
 
 
-@reference(
-    "npu::npu_moe_finalize_routing(Tensor expanded_permuted_rows, Tensor? skip1, Tensor? skip2, Tensor? bias, "
-    "Tensor? scales, Tensor expanded_src_to_dst_row, Tensor? export_for_source_row, int? drop_pad_mode=0) -> Tensor",
-    since="2024-09-25",
-)
+@stands_for("npu::npu_moe_finalize_routing")
 def npu_moe_finalize_routing(
     expanded_permuted_rows: Tensor,
     skip1: Tensor | None,
@@ -196,10 +170,7 @@ def npu_moe_finalize_routing(
     return out.to(rows.dtype)
 
 
-@reference(
-    "npu::npu_moe_compute_expert_tokens(Tensor sorted_expert_for_source_row, int num_expert) -> Tensor",
-    since="2024-04-09",
-)
+@stands_for("npu::npu_moe_compute_expert_tokens")
 def npu_moe_compute_expert_tokens(sorted_expert_for_source_row: Tensor, num_expert: int) -> Tensor:
     """Cumulative number of rows up to each expert, int32 [num_expert]."""
     return counts(sorted_expert_for_source_row, num_expert).cumsum(0).to(torch.int32)
@@ -210,12 +181,7 @@ def _fake_permute(tokens: Tensor, indices: Tensor, num_out_tokens: int | None) -
     return tokens.new_empty((rows, tokens.shape[1])), tokens.new_empty((indices.numel(),), dtype=torch.int32)
 
 
-@reference(
-    "npu::npu_moe_token_permute(Tensor tokens, Tensor indices, int? num_out_tokens=None, bool padded_mode=False) "
-    "-> (Tensor, Tensor)",
-    since="2025-06-23",
-    fake=_fake_permute,
-)
+@stands_for("npu::npu_moe_token_permute", fake=_fake_permute)
 def npu_moe_token_permute(tokens: Tensor, indices: Tensor, num_out_tokens: int | None) -> tuple[Tensor, Tensor]:
     """tokens [T, H] in the order of their experts indices [T, k]; second: where flat position t · k + slot went."""
     topk = indices.shape[1] if indices.dim() > 1 else 1
@@ -225,11 +191,7 @@ def npu_moe_token_permute(tokens: Tensor, indices: Tensor, num_out_tokens: int |
     return tokens.index_select(0, order[:rows] // topk), place.to(torch.int32)
 
 
-@reference(
-    "npu::npu_moe_token_unpermute(Tensor permuted_tokens, Tensor sorted_indices, Tensor? probs=None, "
-    "bool padded_mode=False, int[]? restore_shape=None) -> Tensor",
-    since="2025-06-23",
-)
+@stands_for("npu::npu_moe_token_unpermute")
 def npu_moe_token_unpermute(permuted_tokens: Tensor, sorted_indices: Tensor, probs: Tensor | None) -> Tensor:
     """Σ over slots of probs [T, k] · the rows that sorted_indices names → [T, H]."""
     topk = probs.shape[1] if probs is not None else 1
@@ -283,15 +245,6 @@ def _product(
     return linear(x, weight.to(x.dtype).t(), bias, dtype)
 
 
-_GROUPED = (
-    "(Tensor[] x, Tensor[] weight, *, Tensor[]? bias=None, Tensor[]? scale=None, Tensor[]? offset=None, "
-    "Tensor[]? antiquant_scale=None, Tensor[]? antiquant_offset=None, Tensor[]? per_token_scale=None, "
-    "{groups}? group_list=None, Tensor[]? activation_input=None, Tensor[]? activation_quant_scale=None, "
-    "Tensor[]? activation_quant_offset=None, int? split_item=0, int? group_type={type}, int? group_list_type=0, "
-    "int? act_type=0, {tuning}ScalarType? output_dtype=None) -> Tensor[]"
-)
-
-
 def _fake_grouped(
     x: list[Tensor],
     weight: list[Tensor],
@@ -307,21 +260,7 @@ def _fake_grouped(
     return [x[0].new_empty((x[0].shape[0], weight[0].shape[-1]), dtype=dtype)]
 
 
-@reference(
-    "npu::npu_grouped_matmul" + _GROUPED.format(groups="Tensor", type="None", tuning="int[]? tuning_config=None, "),
-    since="2025-07-14",
-    fake=_fake_grouped,
-)
-@reference(
-    "npu::npu_grouped_matmul" + _GROUPED.format(groups="Tensor", type="-1", tuning=""),
-    since="2025-01-27",
-    fake=_fake_grouped,
-)
-@reference(
-    "npu::npu_grouped_matmul.List" + _GROUPED.format(groups="int[]", type="None", tuning=""),
-    since="2025-07-14",
-    fake=_fake_grouped,
-)
+@stands_for("npu::npu_grouped_matmul", fake=_fake_grouped)
 def npu_grouped_matmul(
     x: list[Tensor],
     weight: list[Tensor],

@@ -9,32 +9,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.declared.schemas import stands_for
 from opreplay.replay.standins.maths.norms import rms_norm_backward, rms_norm_with_scale
 from opreplay.replay.standins.maths.quantize import row_scale, to_quantized
 from opreplay.replay.standins.maths.rope import rotate_by_position, rotate_whole
 from opreplay.replay.standins.vllm.cache import write_slots
 
 
-@reference("npu::npu_rms_norm(Tensor self, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)", since="2023-11-17")
+@stands_for("npu::npu_rms_norm")
 def npu_rms_norm(self: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """(norm · gamma, reciprocal root mean square float32 [.., 1])."""
     return rms_norm_with_scale(self, gamma, epsilon)
 
 
-@reference(
-    "npu::npu_rms_norm_backward(Tensor dy, Tensor self, Tensor gamma, Tensor rstd) -> (Tensor, Tensor)",
-    since="2023-11-17",
-)
+@stands_for("npu::npu_rms_norm_backward")
 def npu_rms_norm_backward(dy: Tensor, self: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     """(dx in self's dtype, dgamma float32)."""
     return rms_norm_backward(dy, self, gamma, rstd)
 
 
-@reference(
-    "npu::npu_add_rms_norm(Tensor x1, Tensor x2, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor, Tensor)",
-    since="2024-02-06",
-)
+@stands_for("npu::npu_add_rms_norm")
 def npu_add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
     """(norm of the sum, rstd float32, x1 + x2)."""
     total = x1 + x2
@@ -42,11 +36,7 @@ def npu_add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> t
     return normed, rstd, total
 
 
-@reference(
-    "npu::npu_add_layer_norm(Tensor x1, Tensor x2, Tensor gamma, Tensor beta, float epsilon=1e-05, "
-    "bool additional_output=False) -> (Tensor, Tensor, Tensor, Tensor)",
-    since="2023-11-17",
-)
+@stands_for("npu::npu_add_layer_norm")
 def npu_add_layer_norm(
     x1: Tensor, x2: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, additional_output: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -58,11 +48,7 @@ def npu_add_layer_norm(
     return normed, mean, rstd, total if additional_output else total.new_empty((0,))
 
 
-@reference(
-    "npu::npu_layer_norm_eval(Tensor input, int[] normalized_shape, Tensor? weight=None, Tensor? bias=None, "
-    "float eps=1e-05) -> Tensor",
-    since="2023-08-28",
-)
+@stands_for("npu::npu_layer_norm_eval")
 def npu_layer_norm_eval(
     input: Tensor, normalized_shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
@@ -70,14 +56,14 @@ def npu_layer_norm_eval(
     return F.layer_norm(input, normalized_shape, weight, bias, eps)
 
 
-@reference("npu::npu_swiglu(Tensor self, int dim=-1) -> Tensor", since="2023-12-07")
+@stands_for("npu::npu_swiglu")
 def npu_swiglu(self: Tensor, dim: int) -> Tensor:
     """silu(first half) · second half along dim."""
     gate, up = self.chunk(2, dim=dim)
     return F.silu(gate) * up
 
 
-@reference("npu::npu_swiglu_backward(Tensor grad_output, Tensor self, int dim=-1) -> Tensor", since="2023-12-07")
+@stands_for("npu::npu_swiglu_backward")
 def npu_swiglu_backward(grad_output: Tensor, self: Tensor, dim: int) -> Tensor:
     """Gradient of npu_swiglu."""
     gate, up = self.chunk(2, dim=dim)
@@ -86,41 +72,25 @@ def npu_swiglu_backward(grad_output: Tensor, self: Tensor, dim: int) -> Tensor:
     return torch.cat((dgate, grad_output * gate * share), dim=dim)
 
 
-@reference("npu::npu_fast_gelu(Tensor self) -> Tensor", since="2023-08-28")
+@stands_for("npu::npu_fast_gelu")
 def npu_fast_gelu(self: Tensor) -> Tensor:
     """x · sigmoid(1.702 x)."""
     return self * torch.sigmoid(1.702 * self)
 
 
-@reference("npu::npu_gelu(Tensor self, *, str approximate='none') -> Tensor", since="2024-11-25")
+@stands_for("npu::npu_gelu")
 def npu_gelu(self: Tensor, approximate: str) -> Tensor:
     """GELU."""
     return F.gelu(self, approximate=approximate or "none")
 
 
-@reference(
-    "npu::npu_rotary_mul(Tensor self, Tensor r1, Tensor r2, str rotary_mode='half', Tensor? rotate=None) -> Tensor",
-    since="2026-01-19",
-)
-@reference(
-    "npu::npu_rotary_mul(Tensor self, Tensor r1, Tensor r2, str rotary_mode='half') -> Tensor", since="2025-03-31"
-)
-@reference("npu::npu_rotary_mul(Tensor self, Tensor r1, Tensor r2) -> Tensor", since="2023-08-28")
+@stands_for("npu::npu_rotary_mul")
 def npu_rotary_mul(self: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half") -> Tensor:
     """self · r1 + turned(self) · r2, with cosines r1 and sines r2 of every element; half or interleaved pairs."""
     return rotate_whole(self, r1, r2, neox=rotary_mode != "interleave")
 
 
-@reference(
-    "npu::npu_apply_rotary_pos_emb(Tensor query, Tensor key, Tensor cos, Tensor sin, str layout='BSH', "
-    "str rotary_mode='half') -> (Tensor, Tensor)",
-    since="2025-07-14",
-)
-@reference(
-    "npu::npu_apply_rotary_pos_emb(Tensor query, Tensor key, Tensor cos, Tensor sin, str layout='BSH') "
-    "-> (Tensor, Tensor)",
-    since="2024-03-18",
-)
+@stands_for("npu::npu_apply_rotary_pos_emb")
 def npu_apply_rotary_pos_emb(
     query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, rotary_mode: str = "half"
 ) -> tuple[Tensor, Tensor]:
@@ -129,7 +99,7 @@ def npu_apply_rotary_pos_emb(
     return rotate_whole(query, cos, sin, neox=neox), rotate_whole(key, cos, sin, neox=neox)
 
 
-@reference("npu::npu_interleave_rope(Tensor x, Tensor cos, Tensor sin) -> Tensor", since="2025-04-21")
+@stands_for("npu::npu_interleave_rope")
 def npu_interleave_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Interleaved pairs of x [B, N, S, D] brought into halves, then rotated as halves."""
     return rotate_whole(_to_halves(x), cos, sin, neox=True)
@@ -139,11 +109,7 @@ def _to_halves(x: Tensor) -> Tensor:
     return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
 
 
-@reference(
-    "npu::npu_mrope(Tensor positions, Tensor query, Tensor key, Tensor cos_sin_cache, int head_size, *, "
-    "int[]? mrope_section=None, str? rotary_mode='half') -> (Tensor, Tensor)",
-    since="2025-03-31",
-)
+@stands_for("npu::npu_mrope")
 def npu_mrope(
     positions: Tensor,
     query: Tensor,
@@ -164,31 +130,25 @@ def npu_mrope(
     )
 
 
-@reference("npu::npu_dtype_cast(Tensor self, ScalarType dtype) -> Tensor", since="2023-08-28")
-@reference("npu::_npu_dtype_cast(Tensor self, ScalarType dtype) -> Tensor", since="2025-06-23")
+@stands_for("npu::_npu_dtype_cast", "npu::npu_dtype_cast")
 def npu_dtype_cast(self: Tensor, dtype: torch.dtype) -> Tensor:
     """A copy in another dtype."""
     return self.to(dtype, copy=True)
 
 
-@reference(
-    "npu::npu_format_cast(Tensor self, int acl_format, *, int? customize_dtype=None, int? input_dtype=None) -> Tensor",
-    since="2026-08-21",
-)
-@reference("npu::npu_format_cast(Tensor self, int acl_format) -> Tensor", since="2023-08-28")
-@reference("npu::_npu_format_cast(Tensor self, int acl_format) -> Tensor", since="2023-08-28")
+@stands_for("npu::_npu_format_cast", "npu::npu_format_cast")
 def npu_format_cast(self: Tensor) -> Tensor:
     """A copy: the bytes move, their order stays."""
     return self.clone()
 
 
-@reference("npu::npu_transpose(Tensor self, int[] perm, bool require_contiguous=True) -> Tensor", since="2023-08-28")
+@stands_for("npu::npu_transpose")
 def npu_transpose(self: Tensor, perm: list[int]) -> Tensor:
     """A contiguous permuted copy."""
     return self.permute(perm).clone(memory_format=torch.contiguous_format)
 
 
-@reference("npu::npu_linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor", since="2023-08-28")
+@stands_for("npu::npu_linear")
 def npu_linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """input [.., K] @ weight [N, K]ᵀ + bias."""
     return F.linear(input, weight, bias)
@@ -207,7 +167,7 @@ def mask_bytes(elements: int) -> int:
     return -(-elements // _MASK_BITS) * _MASK_BITS // 8
 
 
-@reference("npu::_npu_dropout(Tensor self, float p) -> (Tensor, Tensor)", since="2023-08-28", fake=_fake_dropout)
+@stands_for("npu::_npu_dropout", fake=_fake_dropout)
 def npu_dropout(self: Tensor, p: float) -> tuple[Tensor, Tensor]:
     """(self with each element kept with probability 1 − p and scaled, packed mask uint8, first element in bit 0)."""
     kept = torch.rand(mask_bytes(self.numel()) * 8, device=self.device) >= p
@@ -217,7 +177,7 @@ def npu_dropout(self: Tensor, p: float) -> tuple[Tensor, Tensor]:
     return out.to(self.dtype), (kept.reshape(-1, 8) * weights).sum(-1).to(torch.uint8)
 
 
-@reference("npu::npu_dropout_backward(Tensor grad_output, Tensor mask, float p) -> Tensor", since="2023-08-28")
+@stands_for("npu::npu_dropout_backward")
 def npu_dropout_backward(grad_output: Tensor, mask: Tensor, p: float) -> Tensor:
     """grad_output where the packed mask has a one, scaled as in the forward pass."""
     weights = torch.tensor(_BITS, device=mask.device, dtype=torch.uint8)
@@ -226,11 +186,7 @@ def npu_dropout_backward(grad_output: Tensor, mask: Tensor, p: float) -> Tensor:
     return (grad_output * kept.reshape(grad_output.shape) * scale).to(grad_output.dtype)
 
 
-@reference(
-    "npu::npu_dynamic_quant(Tensor input, *, Tensor? smooth_scales=None, Tensor? group_index=None, "
-    "ScalarType? dst_type=None) -> (Tensor, Tensor)",
-    since="2024-11-25",
-)
+@stands_for("npu::npu_dynamic_quant")
 def npu_dynamic_quant(
     input: Tensor, smooth_scales: Tensor | None, dst_type: torch.dtype | None
 ) -> tuple[Tensor, Tensor]:
@@ -242,11 +198,7 @@ def npu_dynamic_quant(
     return to_quantized(x, rows, torch.int8), rows.squeeze(-1)
 
 
-@reference(
-    "npu::npu_quantize(Tensor self, Tensor scales, Tensor? zero_points, ScalarType dtype, int axis=1, "
-    "bool div_mode=True) -> Tensor",
-    since="2024-05-20",
-)
+@stands_for("npu::npu_quantize")
 def npu_quantize(
     self: Tensor, scales: Tensor, zero_points: Tensor | None, dtype: torch.dtype, axis: int, div_mode: bool
 ) -> Tensor:
@@ -274,18 +226,7 @@ def _fake_quant_matmul(x1: Tensor, x2: Tensor, output_dtype: torch.dtype | None)
     return x1.new_empty((*x1.shape[:-1], x2.shape[-1]), dtype=output_dtype or torch.int8)
 
 
-@reference(
-    "npu::npu_quant_matmul(Tensor x1, Tensor x2, Tensor scale, *, Tensor? offset=None, Tensor? pertoken_scale=None, "
-    "Tensor? bias=None, ScalarType? output_dtype=None, SymInt[]? group_sizes=None) -> Tensor",
-    since="2025-06-23",
-    fake=_fake_quant_matmul,
-)
-@reference(
-    "npu::npu_quant_matmul(Tensor x1, Tensor x2, Tensor scale, *, Tensor? offset=None, Tensor? pertoken_scale=None, "
-    "Tensor? bias=None, ScalarType? output_dtype=None) -> Tensor",
-    since="2024-04-09",
-    fake=_fake_quant_matmul,
-)
+@stands_for("npu::npu_quant_matmul", fake=_fake_quant_matmul)
 def npu_quant_matmul(
     x1: Tensor,
     x2: Tensor,
@@ -310,30 +251,19 @@ def npu_quant_matmul(
     return product.round().clamp(-128, 127).to(dtype) if dtype == torch.int8 else product.to(dtype)
 
 
-@reference(
-    "npu::npu_scatter_nd_update_(Tensor(a!) self, Tensor indices, Tensor updates) -> Tensor(a!)", since="2024-03-18"
-)
+@stands_for("npu::npu_scatter_nd_update_")
 def npu_scatter_nd_update_(self: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     """self[indices[.., 0], indices[.., 1], ..] = updates, in place."""
     return self.index_put_(tuple(indices.to(torch.int64).unbind(-1)), updates)
 
 
-@reference("npu::npu_scatter_nd_update(Tensor self, Tensor indices, Tensor updates) -> Tensor", since="2024-03-18")
+@stands_for("npu::npu_scatter_nd_update")
 def npu_scatter_nd_update(self: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     """As npu_scatter_nd_update_ on a copy."""
     return npu_scatter_nd_update_(self.clone(), indices, updates)
 
 
-@reference(
-    "npu::npu_scatter_pa_kv_cache(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
-    "Tensor slot_mapping, *, Tensor? compress_lens=None, Tensor? compress_seq_offsets=None, Tensor? seq_lens=None) "
-    "-> ()",
-    since="2025-08-25",
-)
-@reference(
-    "npu::_npu_reshape_and_cache(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
-    "Tensor slot_indices) -> ()"
-)
+@stands_for("npu::_npu_reshape_and_cache", "npu::npu_scatter_pa_kv_cache")
 def npu_write_cache(
     key: Tensor,
     value: Tensor,
@@ -349,13 +279,7 @@ def npu_write_cache(
     write_slots(value.reshape(value.shape[0], *value_cache.shape[2:]).to(value_cache.dtype), value_cache, slots)
 
 
-@reference(
-    "npu::npu_kv_rmsnorm_rope_cache(Tensor kv, Tensor gamma, Tensor cos, Tensor sin, Tensor index, "
-    "Tensor(a!) k_cache, Tensor(b!) ckv_cache, *, Tensor? k_rope_scale=None, Tensor? c_kv_scale=None, "
-    "Tensor? k_rope_offset=None, Tensor? c_kv_offset=None, float epsilon=1e-5, str cache_mode='Norm', "
-    "bool is_output_kv=False) -> (Tensor(a!), Tensor(b!), Tensor, Tensor)",
-    since="2025-04-21",
-)
+@stands_for("npu::npu_kv_rmsnorm_rope_cache")
 def npu_kv_rmsnorm_rope_cache(
     kv: Tensor,
     gamma: Tensor,

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.declared.schemas import stands_for
 from opreplay.replay.standins.flash_attention.forward import fake_fa3, vllm_fa3_fwd
 from opreplay.replay.standins.maths.activations import gated, gelu_quick, gelu_tanh
 from opreplay.replay.standins.maths.norms import fused_add_rms_norm, rms_norm
@@ -32,40 +32,32 @@ def _declare_gated(name: str, activation: Callable[[Tensor], Tensor]) -> None:
     def write_out(out: Tensor, input: Tensor) -> None:
         out.copy_(gated(input, activation))
 
-    reference(f"sgl_kernel::{name}(Tensor! out, Tensor input) -> ()", since="2025-07-24")(write_out)
-    reference(f"sgl_kernel::{name}(Tensor! out, Tensor input, int cuda_stream) -> ()", since="2025-03-08")(write_out)
+    stands_for(f"sgl_kernel::{name}")(write_out)
 
 
 for _name, _activation in {"silu_and_mul": F.silu, "gelu_and_mul": F.gelu, "gelu_tanh_and_mul": gelu_tanh}.items():
     _declare_gated(_name, _activation)
 
 
-@reference("sgl_kernel::gelu_quick(Tensor! out, Tensor input) -> ()", since="2025-07-24")
+@stands_for("sgl_kernel::gelu_quick")
 def gelu_quick_out(out: Tensor, input: Tensor) -> None:
     """x · sigmoid(1.702 x)."""
     out.copy_(gelu_quick(input))
 
 
-_NORM = "(Tensor! output, Tensor input, Tensor weight, float eps"
-_ADD = "(Tensor! input, Tensor! residual, Tensor weight, float eps"
-
-
-@reference(f"sgl_kernel::rmsnorm{_NORM}, bool enable_pdl) -> ()", since="2025-04-17")
-@reference(f"sgl_kernel::rmsnorm{_NORM}, int cuda_stream) -> ()", since="2025-03-08")
+@stands_for("sgl_kernel::rmsnorm")
 def rmsnorm(output: Tensor, input: Tensor, weight: Tensor, eps: float) -> None:
     """output = rms_norm(input) · weight."""
     output.copy_(rms_norm(input, weight, eps))
 
 
-@reference(f"sgl_kernel::gemma_rmsnorm{_NORM}, bool enable_pdl) -> ()", since="2025-04-17")
-@reference(f"sgl_kernel::gemma_rmsnorm{_NORM}, int cuda_stream) -> ()", since="2025-03-08")
+@stands_for("sgl_kernel::gemma_rmsnorm")
 def gemma_rmsnorm(output: Tensor, input: Tensor, weight: Tensor, eps: float) -> None:
     """output = rms_norm(input) · (1 + weight)."""
     output.copy_(rms_norm(input, weight, eps, gemma=True))
 
 
-@reference(f"sgl_kernel::fused_add_rmsnorm{_ADD}, bool enable_pdl) -> ()", since="2025-04-17")
-@reference(f"sgl_kernel::fused_add_rmsnorm{_ADD}) -> ()", since="2025-03-08")
+@stands_for("sgl_kernel::fused_add_rmsnorm")
 def fused_add_rmsnorm(input: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
     """residual += input, then input = the norm of it."""
     normed, total = fused_add_rms_norm(input, residual, weight, eps)
@@ -73,7 +65,7 @@ def fused_add_rmsnorm(input: Tensor, residual: Tensor, weight: Tensor, eps: floa
     input.copy_(normed)
 
 
-@reference(f"sgl_kernel::gemma_fused_add_rmsnorm{_ADD}, bool enable_pdl) -> ()", since="2025-04-17")
+@stands_for("sgl_kernel::gemma_fused_add_rmsnorm")
 def gemma_fused_add_rmsnorm(input: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
     """As fused_add_rmsnorm with 1 + weight."""
     normed, total = fused_add_rms_norm(input, residual, weight, eps, gemma=True)
@@ -81,11 +73,7 @@ def gemma_fused_add_rmsnorm(input: Tensor, residual: Tensor, weight: Tensor, eps
     input.copy_(normed)
 
 
-@reference(
-    "sgl_kernel::rotary_embedding(Tensor positions, Tensor! query, Tensor!? key, int head_size, Tensor cos_sin_cache, "
-    "bool is_neox) -> ()",
-    since="2025-12-04",
-)
+@stands_for("sgl_kernel::rotary_embedding")
 def rotary_embedding(
     positions: Tensor, query: Tensor, key: Tensor | None, head_size: int, cos_sin_cache: Tensor, is_neox: bool
 ) -> None:
@@ -95,14 +83,7 @@ def rotary_embedding(
             tensor.copy_(rotate_by_position(tensor, positions, cos_sin_cache, head_size=head_size, neox=is_neox))
 
 
-_ROPE = "Tensor q, Tensor k, Tensor! q_rope, Tensor! k_rope, Tensor cos_sin_cache, Tensor pos_ids, bool interleave"
-_ROPE_CACHE = "Tensor? v, Tensor!? k_buffer, Tensor!? v_buffer, Tensor? kv_cache_loc"
-_ROPE_OP = "sgl_kernel::apply_rope_pos_ids_cos_sin_cache"
-
-
-@reference(f"{_ROPE_OP}({_ROPE}, bool enable_pdl, {_ROPE_CACHE}) -> ()", since="2025-11-02")
-@reference(f"{_ROPE_OP}({_ROPE}, bool enable_pdl, int cuda_stream, {_ROPE_CACHE}) -> ()", since="2025-08-20")
-@reference(f"{_ROPE_OP}({_ROPE}, int cuda_stream) -> ()", since="2025-03-08")
+@stands_for("sgl_kernel::apply_rope_pos_ids_cos_sin_cache")
 def apply_rope_pos_ids_cos_sin_cache(
     q: Tensor,
     k: Tensor,
@@ -127,10 +108,7 @@ def apply_rope_pos_ids_cos_sin_cache(
         v_buffer[slots] = v.reshape(slots.numel(), *v_buffer.shape[1:]).to(v_buffer.dtype)
 
 
-@reference(
-    "sgl_kernel::sgl_per_tensor_quant_fp8(Tensor input, Tensor! output_q, Tensor! output_s, bool is_static) -> ()",
-    since="2025-03-08",
-)
+@stands_for("sgl_kernel::sgl_per_tensor_quant_fp8")
 def per_tensor_quant_fp8(input: Tensor, output_q: Tensor, output_s: Tensor, is_static: bool) -> None:
     """One scale, given (static) or computed and written."""
     if not is_static:
@@ -138,9 +116,7 @@ def per_tensor_quant_fp8(input: Tensor, output_q: Tensor, output_s: Tensor, is_s
     output_q.copy_(to_quantized(input, output_s, output_q.dtype))
 
 
-@reference(
-    "sgl_kernel::sgl_per_token_quant_fp8(Tensor input, Tensor! output_q, Tensor! output_s) -> ()", since="2025-03-08"
-)
+@stands_for("sgl_kernel::sgl_per_token_quant_fp8")
 def per_token_quant_fp8(input: Tensor, output_q: Tensor, output_s: Tensor) -> None:
     """A scale for each row."""
     rows = row_scale(input, output_q.dtype)
@@ -148,13 +124,11 @@ def per_token_quant_fp8(input: Tensor, output_q: Tensor, output_s: Tensor) -> No
     output_q.copy_(to_quantized(input, rows, output_q.dtype))
 
 
-_GROUPS = "Tensor input, Tensor! output_q, Tensor! output_s, int group_size, float eps, float fp8_min, float fp8_max"
-
-
-@reference(f"sgl_kernel::sgl_per_token_group_quant_8bit({_GROUPS}, bool scale_ue8m0) -> ()", since="2025-10-11")
-@reference(f"sgl_kernel::sgl_per_token_group_quant_fp8({_GROUPS}, bool scale_ue8m0) -> ()", since="2025-06-10")
-@reference(f"sgl_kernel::sgl_per_token_group_quant_fp8({_GROUPS}) -> ()", since="2025-03-08")
-@reference(f"sgl_kernel::sgl_per_token_group_quant_int8({_GROUPS}) -> ()", since="2025-03-08")
+@stands_for(
+    "sgl_kernel::sgl_per_token_group_quant_8bit",
+    "sgl_kernel::sgl_per_token_group_quant_fp8",
+    "sgl_kernel::sgl_per_token_group_quant_int8",
+)
 def per_token_group_quant(
     input: Tensor,
     output_q: Tensor,
@@ -170,12 +144,7 @@ def per_token_group_quant(
     output_q.copy_(quantize_groups(input, groups, output_q.dtype))
 
 
-_MM = "Tensor mat_a, Tensor mat_b, Tensor scales_a, Tensor scales_b, ScalarType out_dtype"
-
-
-@reference(f"sgl_kernel::fp8_scaled_mm({_MM}, Tensor? bias) -> Tensor", since="2025-03-08")
-@reference(f"sgl_kernel::int8_scaled_mm({_MM}, Tensor? bias) -> Tensor", since="2025-03-08")
-@reference(f"sgl_kernel::fp8_blockwise_scaled_mm({_MM}) -> Tensor", since="2025-03-08")
+@stands_for("sgl_kernel::fp8_blockwise_scaled_mm", "sgl_kernel::fp8_scaled_mm", "sgl_kernel::int8_scaled_mm")
 def scaled_mm(
     mat_a: Tensor,
     mat_b: Tensor,
@@ -189,55 +158,31 @@ def scaled_mm(
     return scaled_linear(mat_a, mat_b.t(), scales_a, columns, bias, out_dtype)
 
 
-@reference("sgl_kernel::dsv3_fused_a_gemm(Tensor! output, Tensor mat_a, Tensor mat_b) -> ()", since="2025-06-29")
+@stands_for("sgl_kernel::dsv3_fused_a_gemm")
 def dsv3_fused_a_gemm(output: Tensor, mat_a: Tensor, mat_b: Tensor) -> None:
     """output [M, N] = mat_a [M, K] @ mat_b [K, N]."""
     output.copy_(linear(mat_a, mat_b.t()))
 
 
-@reference("sgl_kernel::dsv3_router_gemm(Tensor! output, Tensor mat_a, Tensor mat_b) -> ()", since="2025-06-29")
+@stands_for("sgl_kernel::dsv3_router_gemm")
 def dsv3_router_gemm(output: Tensor, mat_a: Tensor, mat_b: Tensor) -> None:
     """output [M, N] = mat_a [M, K] @ mat_b [N, K]ᵀ."""
     output.copy_(linear(mat_a, mat_b, dtype=output.dtype))
 
 
-@reference(
-    "sgl_kernel::bmm_fp8(Tensor A, Tensor B, Tensor! D, Tensor A_scale, Tensor B_scale, Tensor workspace_buffer, "
-    "int cublas_handle) -> ()",
-    since="2025-11-02",
-)
-@reference(
-    "sgl_kernel::bmm_fp8(Tensor A, Tensor B, Tensor! D, Tensor A_scale, Tensor B_scale, Tensor workspace_buffer, "
-    "int cublas_handle, int cuda_stream) -> ()",
-    since="2025-03-08",
-)
+@stands_for("sgl_kernel::bmm_fp8")
 def bmm_fp8(A: Tensor, B: Tensor, D: Tensor, A_scale: Tensor, B_scale: Tensor) -> None:
     """D [b, M, N] = A_scale · B_scale · A [b, M, K] @ B [b, K, N]."""
     D.copy_(torch.bmm(A.float(), B.float()) * (A_scale * B_scale))
 
 
-_STATES = "(Tensor v_a, Tensor s_a, Tensor v_b, Tensor s_b, Tensor! v_merged, Tensor! s_merged) -> ()"
-
-
-@reference(f"sgl_kernel::merge_state{_STATES}", since="2025-04-12")
-@reference(f"sgl_kernel::merge_state_v2{_STATES}", since="2025-04-14")
+@stands_for("sgl_kernel::merge_state", "sgl_kernel::merge_state_v2")
 def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor, v_merged: Tensor, s_merged: Tensor) -> None:
     """Join two partial attentions [T, H, D] by their log-sum-exps [T, H]."""
     merge_attn_states(v_merged, s_merged.t(), v_a, s_a.t(), v_b, s_b.t())
 
 
-_FA3 = (
-    "sgl_kernel::fwd(Tensor q, Tensor k, Tensor v, Tensor? k_new, Tensor? v_new, Tensor? q_v, Tensor!? out, "
-    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? cu_seqlens_k_new, Tensor? seqused_q, Tensor? seqused_k, "
-    "int? max_seqlen_q, int? max_seqlen_k, Tensor? page_table, Tensor? kv_batch_idx, Tensor? leftpad_k, "
-    "Tensor? rotary_cos, Tensor? rotary_sin, Tensor? seqlens_rotary, Tensor? q_descale, Tensor? k_descale, "
-    "Tensor? v_descale, float? softmax_scale, bool is_causal, int window_size_left, int window_size_right, "
-    "int attention_chunk, float softcap, bool is_rotary_interleaved, Tensor? scheduler_metadata, int num_splits, "
-    "bool? pack_gqa, int sm_margin, Tensor? sinks"
-)
-
-
-@reference(f"{_FA3}) -> Tensor[]", since="2025-08-09", fake=fake_fa3)
+@stands_for("sgl_kernel::fwd", fake=fake_fa3)
 def fa3_fwd(
     q: Tensor,
     k: Tensor,

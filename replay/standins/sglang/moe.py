@@ -5,17 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.declared.schemas import stands_for
 from opreplay.replay.standins.maths.routing import align, counts, grouped_topk
 from opreplay.replay.standins.vllm.moe import write_choice
 
-_TOPK = "Tensor! topk_weights, Tensor! topk_indices, Tensor gating_output, bool renormalize"
 
-
-@reference(
-    f"sgl_kernel::topk_softmax({_TOPK}, float moe_softcapping, Tensor? correction_bias) -> ()", since="2025-10-31"
-)
-@reference(f"sgl_kernel::topk_softmax({_TOPK}) -> ()", since="2025-07-03")
+@stands_for("sgl_kernel::topk_softmax")
 def topk_softmax(
     topk_weights: Tensor,
     topk_indices: Tensor,
@@ -31,7 +26,7 @@ def topk_softmax(
     write_choice(logits.softmax(-1), topk_weights, topk_indices, renormalize=renormalize, bias=correction_bias)
 
 
-@reference(f"sgl_kernel::topk_sigmoid({_TOPK}, Tensor? correction_bias) -> ()", since="2025-11-20")
+@stands_for("sgl_kernel::topk_sigmoid")
 def topk_sigmoid(
     topk_weights: Tensor,
     topk_indices: Tensor,
@@ -44,19 +39,7 @@ def topk_sigmoid(
     write_choice(scores, topk_weights, topk_indices, renormalize=renormalize, bias=correction_bias)
 
 
-_ALIGN = (
-    "sgl_kernel::moe_align_block_size(Tensor topk_ids, int num_experts, int block_size, Tensor! sorted_token_ids, "
-    "Tensor! experts_ids, Tensor! num_tokens_post_pad, "
-)
-
-
-@reference(
-    f"{_ALIGN}Tensor! cumsum_buffer, bool pad_sorted_token_ids, bool ignore_invalid_expert) -> ()", since="2026-07-14"
-)
-@reference(f"{_ALIGN}Tensor! cumsum_buffer, bool pad_sorted_token_ids) -> ()", since="2025-07-30")
-@reference(
-    f"{_ALIGN}Tensor! token_cnts_buffer, Tensor! cumsum_buffer, bool pad_sorted_token_ids) -> ()", since="2025-06-24"
-)
+@stands_for("sgl_kernel::moe_align_block_size")
 def moe_align_block_size(
     topk_ids: Tensor,
     num_experts: int,
@@ -91,15 +74,7 @@ def _fake_gate(input: Tensor, topk: int) -> list[Tensor]:
     return [input.new_empty(shape, dtype=torch.float32), input.new_empty(shape, dtype=torch.int32)]
 
 
-_GATE = "sgl_kernel::moe_fused_gate(Tensor input, Tensor bias, int num_expert_group, int topk_group, int topk"
-_SHARED = "int num_fused_shared_experts, float routed_scaling_factor"
-
-
-@reference(
-    f"{_GATE}, {_SHARED}, bool apply_routed_scaling_factor_on_output) -> Tensor[]", since="2025-08-01", fake=_fake_gate
-)
-@reference(f"{_GATE}, {_SHARED}) -> Tensor[]", since="2025-04-17", fake=_fake_gate)
-@reference(f"{_GATE}) -> Tensor[]", since="2025-03-29", fake=_fake_gate)
+@stands_for("sgl_kernel::moe_fused_gate", fake=_fake_gate)
 def moe_fused_gate(
     input: Tensor,
     bias: Tensor,
@@ -134,10 +109,7 @@ def moe_fused_gate(
     return [weights, ids.to(torch.int32)]
 
 
-@reference("sgl_kernel::moe_sum(Tensor input, Tensor! output) -> ()", since="2025-10-11")
-@reference(
-    "sgl_kernel::moe_sum_reduce(Tensor input, Tensor! output, float routed_scaling_factor) -> ()", since="2025-09-19"
-)
+@stands_for("sgl_kernel::moe_sum", "sgl_kernel::moe_sum_reduce")
 def moe_sum(input: Tensor, output: Tensor, routed_scaling_factor: float = 1.0) -> None:
     """output [T, H] = routed_scaling_factor · Σ over k of input [T, k, H]."""
     output.copy_(input.sum(1) * routed_scaling_factor)

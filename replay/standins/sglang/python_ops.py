@@ -9,21 +9,15 @@ import torch
 from torch import Tensor
 
 from opreplay.replay.standins.aiter.attention import mha_batch_prefill, paged_attention_ragged
-from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.declared.schemas import stands_for
 from opreplay.replay.standins.maths.activations import gate_by_name
 from opreplay.replay.standins.maths.experts import Weights, fused_experts
 from opreplay.replay.standins.maths.norms import fused_add_rms_norm, rms_norm
 from opreplay.replay.standins.maths.rope import rotate_by_position
 from opreplay.replay.standins.vllm.layers import unified_attention_with_output
 
-_STORE = "sglang::store_cache(Tensor k, Tensor v, Tensor! k_cache, Tensor! v_cache, Tensor indices, *, "
 
-
-@reference(
-    f"{_STORE}SymInt row_bytes=0, SymInt v_row_bytes=0, SymInt num_split=0, SymInt size_limit=0, "
-    "SymInt reserved_skip_index=0) -> ()",
-    since="2026-08-06",
-)
+@stands_for("sglang::store_cache")
 def store_cache_reserved(
     k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, indices: Tensor, reserved_skip_index: int
 ) -> None:
@@ -32,11 +26,7 @@ def store_cache_reserved(
     store_cache(k[kept], v[kept], k_cache, v_cache, indices[kept])
 
 
-@reference(
-    f"{_STORE}SymInt row_bytes=0, SymInt num_split=0, SymInt size_limit=0) -> ()",
-    since="2026-06-11",
-)
-@reference(f"{_STORE}SymInt row_bytes=0, SymInt num_split=0) -> ()", since="2026-04-02")
+@stands_for("sglang::store_cache", lacking=("reserved_skip_index",))
 def store_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, indices: Tensor) -> None:
     """Rows of k, v [T, ..] into k_cache, v_cache [slots, ..] at indices [T]; num_split only tunes the kernel."""
     slots = indices.to(torch.int64)
@@ -44,52 +34,18 @@ def store_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, indices:
     v_cache[slots] = v.reshape(v.shape[0], *v_cache.shape[1:]).to(v_cache.dtype)
 
 
-@reference(
-    "sglang::apply_rope_inplace(Tensor! q, Tensor! k, Tensor cos_sin_cache, Tensor positions, *, bool is_neox, "
-    "SymInt rope_dim=0) -> ()",
-    since="2026-03-05",
-)
+@stands_for("sglang::apply_rope_inplace")
 def apply_rope_inplace(q: Tensor, k: Tensor, cos_sin_cache: Tensor, positions: Tensor, is_neox: bool) -> None:
     """q, k [T, heads, head] rotated in place."""
     for tensor in (q, k):
         tensor.copy_(rotate_by_position(tensor, positions, cos_sin_cache, head_size=tensor.shape[-1], neox=is_neox))
 
 
-@reference(
-    "sglang::unified_attention_with_output(Tensor query, Tensor? key, Tensor? value, Tensor! output, "
-    "bool save_kv_cache, SymInt layer_id, *, Tensor? q_rope=None, Tensor? k_rope=None, Tensor? sinks=None, "
-    "Tensor? cos_sin_cache=None, bool? is_neox=None, Tensor? llama_4_scaling=None, Tensor? topk_indices=None) -> ()",
-    since="2026-05-28",
-)
-@reference(
-    "sglang::unified_attention_with_output(Tensor query, Tensor key, Tensor value, Tensor! output, "
-    "bool save_kv_cache, SymInt layer_id, *, Tensor? q_rope=None, Tensor? k_rope=None, Tensor? sinks=None) -> ()",
-    since="2025-11-13",
-)
-@reference(
-    "sglang::unified_attention_with_output(Tensor query, Tensor key, Tensor value, Tensor! output, "
-    "bool save_kv_cache, SymInt layer_id) -> ()",
-    since="2025-10-16",
-)
+@stands_for("sglang::unified_attention_with_output")
 def sglang_unified_attention(query: Tensor, key: Tensor | None, value: Tensor | None, output: Tensor) -> None:
     """As `vllm::unified_attention_with_output`, with its assumptions; without a key the query stands for it."""
     key = query if key is None else key
     unified_attention_with_output(query, key, key if value is None else value, output)
-
-
-_EXPERTS = (
-    "Tensor w1, Tensor w2, Tensor topk_weights, Tensor topk_ids, Tensor? b1=None, Tensor? b2=None, "
-    'str activation="silu", {gated}bool apply_router_weight_on_input=False, bool use_fp8_w8a8=False, '
-    "bool use_int8_w8a8=False, bool use_int8_w8a16=False, bool use_int4_w4a16=False, bool per_channel_quant=False, "
-    "Tensor? w1_scale=None, Tensor? w2_scale=None, Tensor? w1_zp=None, Tensor? w2_zp=None, Tensor? a1_scale=None, "
-    "Tensor? a2_scale=None, SymInt[]? block_shape=None, {combine}float? routed_scaling_factor=None, "
-    "float? gemm1_alpha=None, float? gemm1_limit=None{filter}"
-)
-_VERSIONS = {
-    "2025-11-27": ("bool is_gated=True, ", ", bool filter_expert=True"),
-    "2025-10-30": ("", ", bool filter_expert=True"),
-    "2025-08-21": ("", ""),
-}
 
 
 def _outplace(
@@ -156,27 +112,20 @@ def _inplace(
     hidden_states.copy_(found)
 
 
-for _since, (_gated, _filter) in _VERSIONS.items():
-    _in = _EXPERTS.format(gated=_gated, combine="", filter=_filter)
-    _out = _EXPERTS.format(gated=_gated, combine="bool no_combine=False, ", filter=_filter)
-    reference(f"sglang::inplace_fused_experts(Tensor! hidden_states, {_in}) -> ()", since=_since)(_inplace)
-    reference(
-        f"sglang::outplace_fused_experts(Tensor hidden_states, {_out}) -> Tensor",
-        since=_since,
-        fake=lambda hidden_states: torch.empty_like(hidden_states, memory_format=torch.contiguous_format),
-    )(_outplace)
+stands_for("sglang::inplace_fused_experts")(_inplace)
+stands_for(
+    "sglang::outplace_fused_experts",
+    fake=lambda hidden_states: torch.empty_like(hidden_states, memory_format=torch.contiguous_format),
+)(_outplace)
 
 
-@reference("sglang_profiler::rmsnorm_rmsnorm2d_fwd(Tensor input, Tensor weight) -> ()")
+@stands_for("sglang_profiler::rmsnorm_rmsnorm2d_fwd")
 def profiler_rmsnorm(input: Tensor, weight: Tensor) -> None:
     """rms_norm with epsilon 1e-6; the result is dropped."""
     rms_norm(input, weight, 1e-6)
 
 
-@reference(
-    "sglang_profiler::rmsnorm_rmsnorm2d_fwd_with_add(Tensor! out, Tensor input, Tensor residual_in, "
-    "Tensor! residual_out, Tensor weight) -> ()"
-)
+@stands_for("sglang_profiler::rmsnorm_rmsnorm2d_fwd_with_add")
 def profiler_add_rmsnorm(out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor, weight: Tensor) -> None:
     """residual_out = input + residual_in; out = its norm with epsilon 1e-6."""
     normed, total = fused_add_rms_norm(input, residual_in, weight, 1e-6)
@@ -184,34 +133,26 @@ def profiler_add_rmsnorm(out: Tensor, input: Tensor, residual_in: Tensor, residu
     out.copy_(normed)
 
 
-@reference("sglang_profiler::utils__reshape_for_qk_norm(Tensor x) -> ()")
+@stands_for("sglang_profiler::utils__reshape_for_qk_norm")
 def profiler_reshape(x: Tensor) -> None:
     """x [T, heads · head] made into rows [T · heads, head], copied if strided; a head of 128 is assumed."""
     x.reshape(-1, 128 if x.shape[-1] % 128 == 0 else x.shape[-1])
 
 
-@reference("sglang_profiler::utils_apply_qk_norm(Tensor q, Tensor k) -> ()")
+@stands_for("sglang_profiler::utils_apply_qk_norm")
 def profiler_qk_norm(q: Tensor, k: Tensor) -> None:
     """RMS norm of the heads of q and k, heads of 128 assumed; the results are dropped."""
     for tensor in (q, k):
         rms_norm(tensor.reshape(-1, 128 if tensor.shape[-1] % 128 == 0 else tensor.shape[-1]), None, 1e-6)
 
 
-@reference(
-    "sglang_profiler::memory_pool__set_kv_buffer_impl(Tensor k, Tensor v, Tensor! k_cache, Tensor! v_cache, "
-    "Tensor indices) -> ()"
-)
+@stands_for("sglang_profiler::memory_pool__set_kv_buffer_impl")
 def profiler_set_kv_buffer(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, indices: Tensor) -> None:
     """As `sglang::store_cache`."""
     store_cache(k, v, k_cache, v_cache, indices)
 
 
-@reference(
-    "sglang_profiler::mha__mha_batch_prefill(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor kv_indptr, "
-    "Tensor kv_page_indices, Tensor? bias, Tensor? alibi_slopes, Tensor!? out, Tensor? kv_last_page_lens, "
-    "Tensor? block_table, Tensor? seqlen_k, Tensor? q_descale, Tensor? k_descale, Tensor? v_descale, "
-    "Tensor? kv_block_descale, Tensor? sink_ptr) -> ()"
-)
+@stands_for("sglang_profiler::mha__mha_batch_prefill")
 def profiler_batch_prefill(
     q: Tensor,
     k: Tensor,
@@ -248,11 +189,7 @@ def profiler_batch_prefill(
     )
 
 
-@reference(
-    "sglang_profiler::attention_paged_attention_ragged(Tensor! out, Tensor workspace_buffer, Tensor query, "
-    "Tensor key_cache, Tensor value_cache, Tensor kv_indptr, Tensor kv_page_indices, Tensor kv_last_page_lens, "
-    "Tensor? alibi_slopes, Tensor k_scale, Tensor v_scale, Tensor? fp8_out_scale) -> ()"
-)
+@stands_for("sglang_profiler::attention_paged_attention_ragged")
 def profiler_paged_attention(
     out: Tensor,
     query: Tensor,
@@ -284,11 +221,10 @@ def profiler_paged_attention(
     )
 
 
-_POSITION = "(Tensor extend_prefix_lens, Tensor extend_seq_lens) -> ()"
-
-
-@reference(f"sglang_profiler::forward_batch_info_compute_position{_POSITION}")
-@reference(f"sglang_profiler::forward_batch_info_compute_position_triton{_POSITION}")
+@stands_for(
+    "sglang_profiler::forward_batch_info_compute_position",
+    "sglang_profiler::forward_batch_info_compute_position_triton",
+)
 def profiler_compute_position(extend_prefix_lens: Tensor, extend_seq_lens: Tensor) -> None:
     """Positions prefix .. prefix + new − 1 of each sequence, one after the other; the result is dropped."""
     lengths = extend_seq_lens.to(torch.int64).clamp(min=0)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor
 
-from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.declared.schemas import stands_for
 from opreplay.replay.standins.maths.activations import gated, gelu_quick, gelu_tanh, swiglu_oai
 from opreplay.replay.standins.maths.quantize import to_quantized
 
@@ -30,20 +30,20 @@ def _declare_gated(name: str, target: str, activation: Callable[[Tensor], Tensor
         def write_result(result: Tensor, input: Tensor) -> None:
             result.copy_(gated(input, activation))
 
-        reference(f"_C::{name}(Tensor! result, Tensor input) -> ()", since="2024-06-09")(write_result)
+        stands_for(f"_C::{name}")(write_result)
         return
 
     def write_out(out: Tensor, input: Tensor) -> None:
         out.copy_(gated(input, activation))
 
-    reference(f"_C::{name}(Tensor! out, Tensor input) -> ()", since="2024-06-09")(write_out)
+    stands_for(f"_C::{name}")(write_out)
 
 
 def _declare_plain(name: str, activation: Callable[[Tensor], Tensor]) -> None:
     def write_out(out: Tensor, input: Tensor) -> None:
         out.copy_(activation(input))
 
-    reference(f"_C::{name}(Tensor! out, Tensor input) -> ()", since="2024-06-09")(write_out)
+    stands_for(f"_C::{name}")(write_out)
 
 
 for _name, (_target, _activation) in _GATED.items():
@@ -52,31 +52,26 @@ for _name, _activation in _PLAIN.items():
     _declare_plain(_name, _activation)
 
 
-@reference("_C::mul_and_silu(Tensor! out, Tensor input) -> ()", since="2025-01-15")
+@stands_for("_C::mul_and_silu")
 def mul_and_silu(out: Tensor, input: Tensor) -> None:
     """[.., 2d] → [.., d]: the first half times the activated second half."""
     up, gate = input.chunk(2, dim=-1)
     out.copy_(up * F.silu(gate))
 
 
-@reference("_C::fatrelu_and_mul(Tensor! out, Tensor input, float threshold) -> ()", since="2024-10-24")
+@stands_for("_C::fatrelu_and_mul")
 def fatrelu_and_mul(out: Tensor, input: Tensor, threshold: float) -> None:
     """The first half where it is above the threshold, else 0, times the second."""
     out.copy_(gated(input, lambda gate: F.threshold(gate, threshold, 0.0)))
 
 
-@reference(
-    "_C::swigluoai_and_mul(Tensor! out, Tensor input, float alpha=1.702, float limit=7.0) -> ()", since="2025-08-17"
-)
+@stands_for("_C::swigluoai_and_mul")
 def swigluoai_and_mul(out: Tensor, input: Tensor, alpha: float, limit: float) -> None:
     """gpt-oss's gate; gate and up are interleaved."""
     out.copy_(swiglu_oai(input, alpha, limit))
 
 
-@reference(
-    "_C::silu_and_mul_with_clamp(Tensor! result, Tensor input, float limit, float alpha=1.0, float beta=0.0) -> ()",
-    since="2026-06-16",
-)
+@stands_for("_C::silu_and_mul_with_clamp")
 def silu_and_mul_with_clamp(result: Tensor, input: Tensor, limit: float, alpha: float, beta: float) -> None:
     """gate · sigmoid(alpha · gate) · (up + beta), the gate clamped from above and up on both sides."""
     gate, up = input.chunk(2, dim=-1)
@@ -84,7 +79,7 @@ def silu_and_mul_with_clamp(result: Tensor, input: Tensor, limit: float, alpha: 
     result.copy_(gate * (alpha * gate).sigmoid() * (up.clamp(-limit, limit) + beta))
 
 
-@reference("_C::silu_and_mul_quant(Tensor! result, Tensor input, Tensor scale) -> ()", since="2025-05-01")
+@stands_for("_C::silu_and_mul_quant")
 def silu_and_mul_quant(result: Tensor, input: Tensor, scale: Tensor) -> None:
     """silu_and_mul, then one fp8 scale for the whole tensor."""
     result.copy_(to_quantized(gated(input.float(), F.silu), scale, result.dtype))

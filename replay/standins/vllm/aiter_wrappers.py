@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.declared.schemas import stands_for
 from opreplay.replay.standins.maths.activations import gate_by_name, gated
 from opreplay.replay.standins.maths.experts import Weights, fused_experts
 from opreplay.replay.standins.maths.norms import fused_add_rms_norm, rms_norm
@@ -27,17 +27,13 @@ FP8 = torch.float8_e4m3fn
 """Element type of fp8 results whose dtype no argument tells."""
 
 
-@reference("vllm::rocm_aiter_rms_norm(Tensor x, Tensor weight, float variance_epsilon) -> Tensor", since="2025-09-12")
+@stands_for("vllm::rocm_aiter_rms_norm")
 def rocm_aiter_rms_norm(x: Tensor, weight: Tensor, variance_epsilon: float) -> Tensor:
     """rms_norm(x) · weight."""
     return rms_norm(x, weight, variance_epsilon)
 
 
-@reference(
-    "vllm::rocm_aiter_rmsnorm2d_fwd_with_add(Tensor x, Tensor residual, Tensor weight, float variance_epsilon) "
-    "-> (Tensor, Tensor)",
-    since="2025-09-12",
-)
+@stands_for("vllm::rocm_aiter_rmsnorm2d_fwd_with_add")
 def rocm_aiter_rmsnorm2d_fwd_with_add(
     x: Tensor, residual: Tensor, weight: Tensor, variance_epsilon: float
 ) -> tuple[Tensor, Tensor]:
@@ -45,11 +41,7 @@ def rocm_aiter_rmsnorm2d_fwd_with_add(
     return fused_add_rms_norm(x, residual, weight, variance_epsilon)
 
 
-@reference(
-    "vllm::rocm_aiter_rmsnorm_fp8_group_quant(Tensor x, Tensor weight, float variance_epsilon, SymInt group_size) "
-    "-> (Tensor, Tensor)",
-    since="2025-12-19",
-)
+@stands_for("vllm::rocm_aiter_rmsnorm_fp8_group_quant")
 def rmsnorm_fp8_group_quant(
     x: Tensor, weight: Tensor, variance_epsilon: float, group_size: int
 ) -> tuple[Tensor, Tensor]:
@@ -57,11 +49,7 @@ def rmsnorm_fp8_group_quant(
     return group_fp8_quant(rms_norm(x, weight, variance_epsilon), group_size)
 
 
-@reference(
-    "vllm::rocm_aiter_rmsnorm_with_add_fp8_group_quant(Tensor x, Tensor residual, Tensor weight, "
-    "float variance_epsilon, SymInt group_size) -> (Tensor, Tensor, Tensor)",
-    since="2025-12-19",
-)
+@stands_for("vllm::rocm_aiter_rmsnorm_with_add_fp8_group_quant")
 def rmsnorm_with_add_fp8_group_quant(
     x: Tensor, residual: Tensor, weight: Tensor, variance_epsilon: float, group_size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -71,11 +59,7 @@ def rmsnorm_with_add_fp8_group_quant(
     return quantized, total, scale
 
 
-@reference(
-    "vllm::rocm_aiter_rmsnorm_fused_dynamic_quant(Tensor x, Tensor weight, float epsilon, ScalarType quant_dtype) "
-    "-> (Tensor, Tensor)",
-    since="2026-01-02",
-)
+@stands_for("vllm::rocm_aiter_rmsnorm_fused_dynamic_quant")
 def rmsnorm_fused_dynamic_quant(
     x: Tensor, weight: Tensor, epsilon: float, quant_dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
@@ -83,11 +67,7 @@ def rmsnorm_fused_dynamic_quant(
     return per_token_quant(rms_norm(x, weight, epsilon), quant_dtype)
 
 
-@reference(
-    "vllm::rocm_aiter_rmsnorm_fused_add_dynamic_quant(Tensor x, Tensor residual, Tensor weight, float epsilon, "
-    "ScalarType quant_dtype) -> (Tensor, Tensor, Tensor)",
-    since="2026-01-02",
-)
+@stands_for("vllm::rocm_aiter_rmsnorm_fused_add_dynamic_quant")
 def rmsnorm_fused_add_dynamic_quant(
     x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, quant_dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -97,11 +77,7 @@ def rmsnorm_fused_add_dynamic_quant(
     return quantized, total, scale
 
 
-@reference(
-    "vllm::rocm_aiter_triton_add_rmsnorm_pad(Tensor x, Tensor weight, float variance_epsilon, Tensor residual, "
-    "SymInt x_pad_to_multiple) -> (Tensor, Tensor)",
-    since="2026-01-30",
-)
+@stands_for("vllm::rocm_aiter_triton_add_rmsnorm_pad")
 def add_rmsnorm_pad(
     x: Tensor, weight: Tensor, variance_epsilon: float, residual: Tensor, x_pad_to_multiple: int
 ) -> tuple[Tensor, Tensor]:
@@ -110,36 +86,27 @@ def add_rmsnorm_pad(
     return F.pad(normed, (0, -x.shape[-1] % max(x_pad_to_multiple, 1))), total
 
 
-@reference("vllm::rocm_aiter_group_fp8_quant(Tensor x, SymInt group_size) -> (Tensor, Tensor)", since="2025-11-21")
+@stands_for("vllm::rocm_aiter_group_fp8_quant")
 def group_fp8_quant(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
     """(fp8, float32 scales [.., groups])."""
     scale = group_scale(x, group_size, largest(FP8))
     return quantize_groups(x, scale, FP8), scale
 
 
-@reference(
-    "vllm::rocm_aiter_act_mul_and_fp8_group_quant(Tensor x, SymInt group_size) -> (Tensor, Tensor)",
-    since="2025-12-19",
-)
+@stands_for("vllm::rocm_aiter_act_mul_and_fp8_group_quant")
 def act_mul_and_fp8_group_quant(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
     """silu_and_mul, then as group_fp8_quant."""
     return group_fp8_quant(gated(x, F.silu), group_size)
 
 
-@reference(
-    "vllm::rocm_aiter_per_tensor_quant(Tensor x, ScalarType quant_dtype, Tensor? scale=None) -> (Tensor, Tensor)",
-    since="2025-12-19",
-)
+@stands_for("vllm::rocm_aiter_per_tensor_quant")
 def per_tensor_quant(x: Tensor, quant_dtype: torch.dtype, scale: Tensor | None) -> tuple[Tensor, Tensor]:
     """(quantised, scale [1]); the scale computed when it is not given."""
     found = tensor_scale(x, quant_dtype).clamp(min=1e-12) if scale is None else scale.clone()
     return to_quantized(x, found, quant_dtype), found.reshape(1)
 
 
-@reference(
-    "vllm::rocm_aiter_per_token_quant(Tensor x, ScalarType quant_dtype, Tensor? scale=None) -> (Tensor, Tensor)",
-    since="2025-12-19",
-)
+@stands_for("vllm::rocm_aiter_per_token_quant")
 def per_token_quant(x: Tensor, quant_dtype: torch.dtype, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """(quantised, scale of each row [.., 1])."""
     found = row_scale(x, quant_dtype) if scale is None else scale.clone()
@@ -150,31 +117,13 @@ def _fake_gemm(A: Tensor, B: Tensor, output_dtype: torch.dtype) -> Tensor:
     return A.new_empty((A.shape[0], B.shape[0]), dtype=output_dtype)
 
 
-_GEMM = "Tensor A, Tensor B, Tensor As, Tensor Bs, "
-
-
-@reference(
-    f"vllm::rocm_aiter_gemm_a8w8({_GEMM}Tensor? bias=None, ScalarType output_dtype=float16) -> Tensor",
-    since="2025-11-21",
-)
-@reference(
-    f"vllm::rocm_aiter_gemm_w8a8({_GEMM}Tensor? bias=None, ScalarType output_dtype=float16) -> Tensor",
-    since="2025-07-18",
-)
-@reference(
-    f"vllm::rocm_aiter_w8a8_gemm({_GEMM}Tensor? bias=None, ScalarType output_dtype=float16) -> Tensor",
-    since="2026-04-24",
-)
-@reference(
-    f"vllm::rocm_aiter_gemm_a8w8_blockscale({_GEMM}ScalarType output_dtype=float16) -> Tensor", since="2025-11-21"
-)
-@reference(
-    f"vllm::rocm_aiter_triton_gemm_a8w8_blockscale({_GEMM}ScalarType output_dtype=float16) -> Tensor",
-    since="2026-01-02",
-)
-@reference(
-    f"vllm::rocm_aiter_gemm_w8a8_blockscale({_GEMM}SymInt[] block_size, ScalarType output_dtype=float16) -> Tensor",
-    since="2025-05-23",
+@stands_for(
+    "vllm::rocm_aiter_gemm_a8w8",
+    "vllm::rocm_aiter_gemm_a8w8_blockscale",
+    "vllm::rocm_aiter_gemm_w8a8",
+    "vllm::rocm_aiter_gemm_w8a8_blockscale",
+    "vllm::rocm_aiter_triton_gemm_a8w8_blockscale",
+    "vllm::rocm_aiter_w8a8_gemm",
 )
 def gemm_a8w8(
     A: Tensor, B: Tensor, As: Tensor, Bs: Tensor, output_dtype: torch.dtype, bias: Tensor | None = None
@@ -187,18 +136,7 @@ def _fake_hidden(hidden_states: Tensor) -> Tensor:
     return torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
 
 
-_MOE = "vllm::rocm_aiter_fused_moe(Tensor hidden_states, Tensor w1, Tensor w2, Tensor topk_weight, Tensor topk_ids, "
-_MOE_BASE = (
-    "Tensor? expert_mask=None, SymInt activation_method=0, SymInt quant_method=0, bool doweight_stage1=False, "
-    "Tensor? w1_scale=None, Tensor? w2_scale=None, Tensor? a1_scale=None, Tensor? a2_scale=None"
-)
-_MOE_TYPE = ", Tensor? num_local_tokens=None, ScalarType? output_dtype=None"
-_MOE_BIAS = ", SymInt hidden_pad=0, SymInt intermediate_pad=0, Tensor? bias1=None, Tensor? bias2=None"
-
-
-@reference(f"{_MOE}{_MOE_BASE}{_MOE_TYPE}{_MOE_BIAS}) -> Tensor", since="2026-03-13", fake=_fake_hidden)
-@reference(f"{_MOE}{_MOE_BASE}{_MOE_TYPE}) -> Tensor", since="2026-01-30", fake=_fake_hidden)
-@reference(f"{_MOE}{_MOE_BASE}) -> Tensor", since="2025-06-06", fake=_fake_hidden)
+@stands_for("vllm::rocm_aiter_fused_moe", fake=_fake_hidden)
 def rocm_aiter_fused_moe(
     hidden_states: Tensor,
     w1: Tensor,
@@ -254,15 +192,7 @@ def run_aiter_experts(
     )
 
 
-_TOPK = "Tensor! topk_weights, Tensor! topk_indices, Tensor! token_expert_indices, Tensor gating_output"
-
-
-@reference(
-    f"vllm::rocm_aiter_topk_softmax({_TOPK}, bool renormalize, SymInt num_shared_experts=0, "
-    'str shared_expert_scoring_func="") -> ()',
-    since="2026-05-22",
-)
-@reference(f"vllm::rocm_aiter_topk_softmax({_TOPK}, bool renormalize) -> ()", since="2025-05-09")
+@stands_for("vllm::rocm_aiter_topk_softmax")
 def rocm_aiter_topk_softmax(
     topk_weights: Tensor,
     topk_indices: Tensor,
@@ -277,21 +207,13 @@ def rocm_aiter_topk_softmax(
     topk_softmax(topk_weights, topk_indices, token_expert_indices, gating_output, renormalize)
 
 
-@reference(
-    "vllm::rocm_aiter_topk_sigmoid(Tensor! topk_weights, Tensor! topk_indices, Tensor gating_output) -> ()",
-    since="2026-01-30",
-)
+@stands_for("vllm::rocm_aiter_topk_sigmoid")
 def rocm_aiter_topk_sigmoid(topk_weights: Tensor, topk_indices: Tensor, gating_output: Tensor) -> None:
     """The k best experts by sigmoid."""
     write_choice(torch.sigmoid(gating_output.float()), topk_weights, topk_indices, renormalize=False)
 
 
-@reference(
-    "vllm::rocm_aiter_grouped_topk(Tensor gating_output, Tensor! topk_weights, Tensor! topk_ids, "
-    'SymInt num_expert_group, SymInt topk_group, bool need_renorm, str scoring_func="softmax", '
-    "float routed_scaling_factor=1.0) -> ()",
-    since="2025-06-06",
-)
+@stands_for("vllm::rocm_aiter_grouped_topk")
 def rocm_aiter_grouped_topk(
     gating_output: Tensor,
     topk_weights: Tensor,
@@ -308,12 +230,7 @@ def rocm_aiter_grouped_topk(
     write_grouped(scores, topk_weights, topk_ids, num_expert_group, topk_group, need_renorm, routed_scaling_factor)
 
 
-@reference(
-    "vllm::rocm_aiter_biased_grouped_topk(Tensor gating_output, Tensor correction_bias, Tensor! topk_weights, "
-    "Tensor! topk_ids, SymInt num_expert_group, SymInt topk_group, bool need_renorm, "
-    "float routed_scaling_factor=1.0) -> ()",
-    since="2025-05-23",
-)
+@stands_for("vllm::rocm_aiter_biased_grouped_topk")
 def rocm_aiter_biased_grouped_topk(
     gating_output: Tensor,
     correction_bias: Tensor,
@@ -362,16 +279,7 @@ def write_grouped(
     topk_ids.copy_(ids)
 
 
-@reference(
-    "vllm::rocm_aiter_triton_rotary_embedding(Tensor positions, Tensor! query, Tensor! key, SymInt head_size, "
-    "Tensor cos_sin_cache, bool is_neox, Tensor? offsets=None) -> ()",
-    since="2026-02-27",
-)
-@reference(
-    "vllm::flashinfer_rotary_embedding(Tensor positions, Tensor! query, Tensor! key, SymInt head_size, "
-    "Tensor cos_sin_cache, bool is_neox) -> ()",
-    since="2025-09-26",
-)
+@stands_for("vllm::flashinfer_rotary_embedding", "vllm::rocm_aiter_triton_rotary_embedding")
 def rotary_embedding(
     positions: Tensor,
     query: Tensor,

@@ -8,20 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.declared.schemas import stands_for
 from opreplay.replay.standins.maths.attention import Rules, attend, ends, gather_blocks
 from opreplay.replay.standins.maths.quantize import fp8_view
-
-_INPUTS = (
-    "Tensor query, Tensor key_cache, Tensor value_cache, int num_kv_heads, float scale, Tensor block_tables, "
-    "Tensor seq_lens, int block_size, int max_seq_len, Tensor? alibi_slopes, str kv_cache_dtype"
-)
-_SPARSE = (
-    "int tp_rank, int blocksparse_local_blocks, int blocksparse_vert_stride, int blocksparse_block_size, "
-    "int blocksparse_head_sliding_step"
-)
-_V1 = f"_C::paged_attention_v1(Tensor! out, {_INPUTS}"
-_V2 = f"_C::paged_attention_v2(Tensor! out, Tensor! exp_sums, Tensor! max_logits, Tensor! tmp_out, {_INPUTS}"
 
 
 def paged_keys_values(
@@ -58,10 +47,7 @@ def _decode(
         out[row] = attend(query[row : row + 1], k.to(query.dtype), v.to(query.dtype), rules)[0][0].to(out.dtype)
 
 
-@reference(f"{_V1}, Tensor k_scale, Tensor v_scale, {_SPARSE}) -> ()", since="2025-01-23")
-@reference(f"{_V1}, float k_scale, float v_scale, {_SPARSE}) -> ()", since="2024-07-16")
-@reference(f"{_V2}, Tensor k_scale, Tensor v_scale, {_SPARSE}) -> ()", since="2025-01-23")
-@reference(f"{_V2}, float k_scale, float v_scale, {_SPARSE}) -> ()", since="2024-07-16")
+@stands_for("_C::paged_attention_v1", "_C::paged_attention_v2")
 def paged_attention(
     out: Tensor,
     query: Tensor,
@@ -85,36 +71,7 @@ def paged_attention(
     _decode(out, query, caches, block_tables, seq_lens.tolist(), rows, rules, (k_scale, v_scale))
 
 
-_ROCM = (
-    "_rocm_C::paged_attention(Tensor! out, Tensor exp_sums, Tensor max_logits, Tensor tmp_out, Tensor query, "
-    "Tensor key_cache, Tensor value_cache, int num_kv_heads, float scale, Tensor block_tables, "
-)
-_ROCM_TAIL = "int block_size, int {0}, Tensor? alibi_slopes, str kv_cache_dtype, "
-
-
-@reference(
-    f"{_ROCM}Tensor seq_lens, Tensor? query_start_loc, {_ROCM_TAIL.format('max_seq_len')}Tensor k_scale, "
-    "Tensor v_scale, Tensor? fp8_out_scale, str mfma_type) -> ()",
-    since="2025-09-15",
-)
-@reference(
-    f"{_ROCM}Tensor seq_lens, Tensor? query_start_loc, {_ROCM_TAIL.format('max_seq_len')}Tensor k_scale, "
-    "Tensor v_scale, Tensor? fp8_out_scale) -> ()",
-    since="2025-05-07",
-)
-@reference(
-    f"{_ROCM}Tensor seq_lens, Tensor? query_start_loc, {_ROCM_TAIL.format('max_seq_len')}Tensor k_scale, "
-    "Tensor v_scale) -> ()",
-    since="2025-04-02",
-)
-@reference(
-    f"{_ROCM}Tensor seq_lens, {_ROCM_TAIL.format('max_seq_len')}Tensor k_scale, Tensor v_scale) -> ()",
-    since="2025-01-23",
-)
-@reference(
-    f"{_ROCM}Tensor seq_lens, {_ROCM_TAIL.format('max_seq_len')}float k_scale, float v_scale) -> ()",
-    since="2024-09-19",
-)
+@stands_for("_rocm_C::paged_attention")
 def rocm_paged_attention(
     out: Tensor,
     query: Tensor,
@@ -148,16 +105,7 @@ def rocm_paged_attention(
     out.copy_((wide / fp8_out_scale).to(out.dtype))
 
 
-@reference(
-    "_C::merge_attn_states(Tensor! output, Tensor!? output_lse, Tensor prefix_output, Tensor prefix_lse, "
-    "Tensor suffix_output, Tensor suffix_lse, int? prefill_tokens_with_context, Tensor? output_scale=None) -> ()",
-    since="2026-04-03",
-)
-@reference(
-    "_C::merge_attn_states(Tensor! output, Tensor!? output_lse, Tensor prefix_output, Tensor prefix_lse, "
-    "Tensor suffix_output, Tensor suffix_lse) -> ()",
-    since="2025-04-11",
-)
+@stands_for("_C::merge_attn_states")
 def merge_attn_states(
     output: Tensor,
     output_lse: Tensor | None,

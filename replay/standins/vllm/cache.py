@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.declared.schemas import stands_for
 from opreplay.replay.standins.maths.attention import ends, gather_pages
 from opreplay.replay.standins.maths.quantize import FP8_BY_KIND, fp8_view, largest
-
-_HEAD = "(Tensor key, Tensor value, Tensor! key_cache, Tensor! value_cache, Tensor slot_mapping, str kv_cache_dtype"
 
 
 def as_stored(x: Tensor, cache: Tensor, scale: Tensor | float) -> Tensor:
@@ -35,8 +33,7 @@ def write_slots(rows: Tensor, pages: Tensor, slots: Tensor) -> None:
     pages.index_put_((slots // page, slots % page), rows)
 
 
-@reference(f"_C_cache_ops::reshape_and_cache{_HEAD}, Tensor k_scale, Tensor v_scale) -> ()", since="2025-01-23")
-@reference(f"_C_cache_ops::reshape_and_cache{_HEAD}, float k_scale, float v_scale) -> ()", since="2024-07-16")
+@stands_for("_C_cache_ops::reshape_and_cache")
 def reshape_and_cache(
     key: Tensor,
     value: Tensor,
@@ -54,9 +51,7 @@ def reshape_and_cache(
     write_slots(as_stored(value, values, v_scale), values.permute(0, 3, 1, 2), slot_mapping)
 
 
-@reference(f"_C_cache_ops::reshape_and_cache_flash{_HEAD}, Tensor k_scale, Tensor v_scale) -> ()", since="2025-01-23")
-@reference(f"_C_cache_ops::reshape_and_cache_flash{_HEAD}, float k_scale, float v_scale) -> ()", since="2024-07-24")
-@reference(f"_C_cache_ops::reshape_and_cache_flash{_HEAD}) -> ()", since="2024-06-09")
+@stands_for("_C_cache_ops::reshape_and_cache_flash")
 def reshape_and_cache_flash(
     key: Tensor,
     value: Tensor,
@@ -73,11 +68,7 @@ def reshape_and_cache_flash(
         write_slots(as_stored(rows, pages, scale), pages, slot_mapping)
 
 
-@reference(
-    "_C_cache_ops::concat_and_cache_mla(Tensor kv_c, Tensor k_pe, Tensor! kv_cache, Tensor slot_mapping, "
-    "str kv_cache_dtype, Tensor scale) -> ()",
-    since="2025-01-30",
-)
+@stands_for("_C_cache_ops::concat_and_cache_mla")
 def concat_and_cache_mla(
     kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_cache_dtype: str, scale: Tensor
 ) -> None:
@@ -92,10 +83,7 @@ def concat_and_cache_mla(
     write_slots(as_stored(rows, pages, scale), pages, slot_mapping)
 
 
-@reference(
-    "_C_cache_ops::copy_blocks(Tensor(a!)[] key_caches, Tensor(b!)[] value_caches, Tensor block_mapping) -> ()",
-    since="2024-06-09",
-)
+@stands_for("_C_cache_ops::copy_blocks")
 def copy_blocks(key_caches: list[Tensor], value_caches: list[Tensor], block_mapping: Tensor) -> None:
     """Copy block block_mapping[:, 0] to block block_mapping[:, 1] in the caches of all layers."""
     source, target = block_mapping.to(key_caches[0].device, torch.int64).unbind(1)
@@ -103,27 +91,20 @@ def copy_blocks(key_caches: list[Tensor], value_caches: list[Tensor], block_mapp
         cache[target] = cache[source]
 
 
-@reference("_C_cache_ops::copy_blocks_mla(Tensor(a!)[] kv_caches, Tensor block_mapping) -> ()", since="2025-02-04")
+@stands_for("_C_cache_ops::copy_blocks_mla")
 def copy_blocks_mla(kv_caches: list[Tensor], block_mapping: Tensor) -> None:
     """As copy_blocks, for MLA caches."""
     copy_blocks(kv_caches, [], block_mapping)
 
 
-@reference(
-    "_C_cache_ops::swap_blocks(Tensor src, Tensor! dst, int block_size_in_bytes, Tensor block_mapping) -> ()",
-    since="2026-01-22",
-)
-@reference("_C_cache_ops::swap_blocks(Tensor src, Tensor! dst, Tensor block_mapping) -> ()", since="2024-06-09")
+@stands_for("_C_cache_ops::swap_blocks")
 def swap_blocks(src: Tensor, dst: Tensor, block_mapping: Tensor) -> None:
     """dst[block_mapping[:, 1]] = src[block_mapping[:, 0]], between host and device as well."""
     source, target = block_mapping.to(torch.int64).unbind(1)
     dst[target.to(dst.device)] = src[source.to(src.device)].to(dst.device)
 
 
-@reference(
-    "_C_cache_ops::convert_fp8(Tensor! dst_cache, Tensor src_cache, float scale, str kv_cache_dtype) -> ()",
-    since="2024-06-09",
-)
+@stands_for("_C_cache_ops::convert_fp8")
 def convert_fp8(dst_cache: Tensor, src_cache: Tensor, scale: float, kv_cache_dtype: str) -> None:
     """Between an fp8 cache kept as uint8 and a wider one, either way."""
     kind = FP8_BY_KIND.get(kv_cache_dtype, torch.float8_e4m3fn)
@@ -133,20 +114,8 @@ def convert_fp8(dst_cache: Tensor, src_cache: Tensor, scale: float, kv_cache_dty
         dst_cache.copy_(src_cache.view(kind).float() * scale)
 
 
-@reference(
-    "_C_cache_ops::gather_and_maybe_dequant_cache(Tensor src_cache, Tensor! dst, Tensor block_table, "
-    "Tensor cu_seq_lens, int batch_size, str kv_cache_dtype, Tensor scale, Tensor? seq_starts) -> ()",
-    since="2025-08-22",
-)
-@reference(
-    "_C_cache_ops::cp_gather_cache(Tensor src_cache, Tensor! dst, Tensor block_table, Tensor cu_seq_lens, "
-    "int batch_size, Tensor? seq_starts) -> ()",
-    since="2025-08-28",
-)
-@reference(
-    "_C_cache_ops::gather_cache(Tensor src_cache, Tensor! dst, Tensor block_table, Tensor cu_seq_lens, int batch_size, "
-    "Tensor? seq_starts) -> ()",
-    since="2025-02-21",
+@stands_for(
+    "_C_cache_ops::cp_gather_cache", "_C_cache_ops::gather_and_maybe_dequant_cache", "_C_cache_ops::gather_cache"
 )
 def gather_cache(
     src_cache: Tensor,

@@ -8,32 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.declared.schemas import stands_for
 from opreplay.replay.standins.maths.activations import gate_by_name
 from opreplay.replay.standins.maths.experts import Weights, fused_experts
 from opreplay.replay.standins.maths.products import linear
-
-_HEAD = 'Tensor w1, Tensor w2, Tensor topk_weights, Tensor topk_ids, str activation="silu", '
-_GATE = "bool is_act_and_mul=True, "
-_INPUT = "bool apply_router_weight_on_input=False, "
-_FLAGS = "bool use_fp8_w8a8=False, bool use_int8_w8a8=False, bool use_int8_w8a16=False, bool use_int4_w4a16=False, "
-_SCHEME = "str? ocp_mx_scheme=None, "
-_MXFP4 = "bool use_mxfp4_w4a4=False, "
-_TAIL = (
-    "bool per_channel_quant=False, SymInt global_num_experts=-1, Tensor? expert_map=None, Tensor? w1_scale=None, "
-    "Tensor? w2_scale=None, Tensor? w1_zp=None, Tensor? w2_zp=None, Tensor? a1_scale=None, Tensor? a2_scale=None, "
-    "SymInt[]? block_shape=None"
-)
-_BIAS = ", Tensor? w1_bias=None, Tensor? w2_bias=None"
-VERSIONS: dict[str, str] = {
-    "2025-10-10": _HEAD + _INPUT + _FLAGS + _SCHEME + _TAIL + _BIAS,
-    "2025-09-26": _HEAD + _INPUT + _FLAGS + _MXFP4 + _TAIL + _BIAS,
-    "2025-08-15": _HEAD + _GATE + _INPUT + _FLAGS + _MXFP4 + _TAIL + _BIAS,
-    "2025-08-01": _HEAD + _GATE + _INPUT + _FLAGS + _MXFP4 + _TAIL,
-    "2025-07-18": _HEAD + _INPUT + _FLAGS + _MXFP4 + _TAIL,
-    "2025-04-25": _HEAD + _INPUT + _FLAGS + _TAIL,
-}
-"""Arguments behind hidden_states, by the date since when they hold."""
 
 
 def _run(
@@ -109,18 +87,11 @@ def _run_inplace(
     hidden_states.copy_(found)
 
 
-for _since, _arguments in VERSIONS.items():
-    reference(f"vllm::outplace_fused_experts(Tensor hidden_states, {_arguments}) -> Tensor", since=_since, fake=_fake)(
-        _run
-    )
-    reference(f"vllm::inplace_fused_experts(Tensor! hidden_states, {_arguments}) -> ()", since=_since)(_run_inplace)
-reference(
-    f"vllm::fused_experts(Tensor hidden_states, {VERSIONS['2025-10-10']}) -> Tensor", since="2026-06-05", fake=_fake
-)(_run)
+stands_for("vllm::outplace_fused_experts", "vllm::fused_experts", fake=_fake)(_run)
+stands_for("vllm::inplace_fused_experts")(_run_inplace)
 
 
-@reference("vllm::rocm_unquantized_gemm(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor", since="2025-11-07")
-@reference("vllm::rocm_unquantized_gemm_impl(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor", since="2025-08-01")
+@stands_for("vllm::rocm_unquantized_gemm", "vllm::rocm_unquantized_gemm_impl")
 def rocm_unquantized_gemm(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x [.., K] @ weight [N, K]ᵀ + bias."""
     return linear(x, weight, bias)

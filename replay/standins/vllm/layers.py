@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opreplay.replay.standins.batch_layout import current_layout
-from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.declared.schemas import stands_for
 from opreplay.replay.standins.maths.activations import gated
 from opreplay.replay.standins.maths.attention import Rules, attend_packed
 from opreplay.replay.standins.maths.experts import by_expert
@@ -50,21 +50,7 @@ def _heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, T
     return tuple(x if x.dim() == 3 else x.reshape(x.shape[0], 1, -1) for x in (query, key, value))  # type: ignore[return-value]
 
 
-_UNIFIED = "(Tensor query, Tensor key, Tensor value, Tensor! output, str layer_name"
-
-
-@reference(
-    f"vllm::unified_attention_with_output{_UNIFIED}, Tensor? output_scale=None, Tensor!? output_block_scale=None, "
-    "Tensor? kv_cache_dummy_dep=None) -> ()",
-    since="2026-01-30",
-)
-@reference(
-    f"vllm::unified_attention_with_output{_UNIFIED}, Tensor? output_scale=None, Tensor!? output_block_scale=None) "
-    "-> ()",
-    since="2025-08-29",
-)
-@reference(f"vllm::unified_attention_with_output{_UNIFIED}, Tensor? output_scale=None) -> ()", since="2025-06-20")
-@reference(f"vllm::unified_attention_with_output{_UNIFIED}) -> ()", since="2025-01-17")
+@stands_for("vllm::unified_attention_with_output")
 def unified_attention_with_output(
     query: Tensor, key: Tensor, value: Tensor, output: Tensor, output_scale: Tensor | None = None
 ) -> None:
@@ -88,11 +74,7 @@ def _fake_attention(query: Tensor, value: Tensor) -> Tensor:
     return query.new_empty(query.shape if query.dim() != 3 else (*query.shape[:-1], value.shape[-1]))
 
 
-@reference(
-    "vllm::unified_attention(Tensor query, Tensor key, Tensor value, str layer_name) -> Tensor",
-    since="2025-01-17",
-    fake=_fake_attention,
-)
+@stands_for("vllm::unified_attention", fake=_fake_attention)
 def unified_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """As unified_attention_with_output, the result returned."""
     out = _fake_attention(query, value)
@@ -104,11 +86,7 @@ def _fake_empty(key: Tensor) -> Tensor:
     return key.new_empty((0,))
 
 
-@reference(
-    "vllm::unified_kv_cache_update(Tensor key, Tensor value, str layer_name) -> Tensor",
-    since="2026-01-30",
-    fake=_fake_empty,
-)
+@stands_for("vllm::unified_kv_cache_update", fake=_fake_empty)
 def unified_kv_cache_update(key: Tensor, value: Tensor) -> Tensor:
     """Writes key and value [T, Hkv, D] once, to memory of its own instead of the layer's cache; returns an empty tensor
     that only orders this op before the attention."""
@@ -116,19 +94,11 @@ def unified_kv_cache_update(key: Tensor, value: Tensor) -> Tensor:
     return key.new_empty((0,))
 
 
-_MLA = "(Tensor q, Tensor kv_c_normed, Tensor k_pe, "
-
-
 def _fake_mla(q: Tensor, kv_c_normed: Tensor) -> Tensor:
     return q.new_empty((*q.shape[:-1], kv_c_normed.shape[-1]))
 
 
-@reference(
-    f"vllm::unified_mla_attention{_MLA}str layer_name, Tensor? kv_cache_dummy_dep=None) -> Tensor",
-    since="2026-03-13",
-    fake=_fake_mla,
-)
-@reference(f"vllm::unified_mla_attention{_MLA}str layer_name) -> Tensor", since="2025-10-10", fake=_fake_mla)
+@stands_for("vllm::unified_mla_attention", fake=_fake_mla)
 def unified_mla_attention(q: Tensor, kv_c_normed: Tensor, k_pe: Tensor) -> Tensor:
     """q [T, H, D] against one latent head kv_c ‖ k_pe, padded or cut to D; values are kv_c: [T, H, rank]."""
     latent = torch.cat((kv_c_normed, k_pe.reshape(k_pe.shape[0], -1)), dim=-1)
@@ -137,16 +107,7 @@ def unified_mla_attention(q: Tensor, kv_c_normed: Tensor, k_pe: Tensor) -> Tenso
     return attend_batch(q, key.unsqueeze(1), kv_c_normed.unsqueeze(1), q.dtype)
 
 
-@reference(
-    f"vllm::unified_mla_attention_with_output{_MLA}Tensor! output, str layer_name, Tensor? output_scale=None, "
-    "Tensor!? output_block_scale=None, Tensor? kv_cache_dummy_dep=None) -> ()",
-    since="2026-03-13",
-)
-@reference(
-    f"vllm::unified_mla_attention_with_output{_MLA}Tensor! output, str layer_name, Tensor? output_scale=None, "
-    "Tensor!? output_block_scale=None) -> ()",
-    since="2025-10-10",
-)
+@stands_for("vllm::unified_mla_attention_with_output")
 def unified_mla_attention_with_output(q: Tensor, kv_c_normed: Tensor, k_pe: Tensor, output: Tensor) -> None:
     """As unified_mla_attention; each head's result cut to output's width (the up-projection is the layer's own)."""
     found = unified_mla_attention(q, kv_c_normed, k_pe).flatten(1)
@@ -198,17 +159,7 @@ def _fake_two(hidden_states: Tensor) -> tuple[Tensor, Tensor]:
     return _fake_hidden(hidden_states), _fake_hidden(hidden_states)
 
 
-_MOE = "(Tensor hidden_states, Tensor router_logits, "
-_UNPADDED = "Tensor? shared_experts_input, Tensor? input_ids, str layer_name, SymInt hidden_dim_unpadded"
-
-
-@reference(f"vllm::moe_forward{_MOE}{_UNPADDED}) -> Tensor", since="2026-05-08", fake=_fake_hidden)
-@reference(
-    f"vllm::moe_forward{_MOE}Tensor? shared_experts_input, str layer_name) -> Tensor",
-    since="2026-02-13",
-    fake=_fake_hidden,
-)
-@reference(f"vllm::moe_forward{_MOE}str layer_name) -> Tensor", since="2025-03-14", fake=_fake_hidden)
+@stands_for("vllm::moe_forward", fake=_fake_hidden)
 def moe_forward(hidden_states: Tensor, router_logits: Tensor) -> Tensor:
     """Mixture of experts from hidden_states [T, H] and router_logits [T, E].
 
@@ -218,13 +169,7 @@ def moe_forward(hidden_states: Tensor, router_logits: Tensor) -> Tensor:
     return _experts(hidden_states, router_logits)
 
 
-@reference(f"vllm::moe_forward_shared{_MOE}{_UNPADDED}) -> (Tensor, Tensor)", since="2026-05-08", fake=_fake_two)
-@reference(
-    f"vllm::moe_forward_shared{_MOE}Tensor? shared_experts_input, str layer_name) -> (Tensor, Tensor)",
-    since="2026-02-13",
-    fake=_fake_two,
-)
-@reference(f"vllm::moe_forward_shared{_MOE}str layer_name) -> (Tensor, Tensor)", since="2025-09-12", fake=_fake_two)
+@stands_for("vllm::moe_forward_shared", fake=_fake_two)
 def moe_forward_shared(hidden_states: Tensor, router_logits: Tensor) -> tuple[Tensor, Tensor]:
     """(a shared expert's output, the routed experts' output), with the assumptions of moe_forward."""
     up, down = _shared_expert(hidden_states.shape[-1], hidden_states.device, hidden_states.dtype)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opreplay.replay.standins.declared.register import reference
 from opreplay.replay.standins.declared.schemas import stands_for
 from opreplay.replay.standins.maths.products import linear
 from opreplay.replay.standins.maths.quantize import group_scale, largest, quantize_groups, scaled_linear
@@ -211,13 +210,13 @@ def scaled_mm_dq(out: Tensor, a: Tensor, b: Tensor, a_scales: Tensor, b_scales: 
     out.copy_(scaled_linear(a, b.t(), a_scales, scale, None, out.dtype))
 
 
-@reference("_C::weak_ref_tensor(Tensor(a) input) -> Tensor(a)", since="2024-10-27")
+@stands_for("_C::weak_ref_tensor")
 def weak_ref_tensor(input: Tensor) -> Tensor:
     """A tensor on the same memory; here it shares ownership as well."""
     return input.view_as(input)
 
 
-@reference("_C::permute_cols(Tensor A, Tensor perm) -> Tensor", since="2024-09-23")
+@stands_for("_C::permute_cols")
 def permute_cols(A: Tensor, perm: Tensor) -> Tensor:
     """A[:, perm]."""
     return A.index_select(1, perm.to(torch.int64))
@@ -227,14 +226,7 @@ def _scale_of_columns(scale: Tensor) -> Tensor:
     return scale.t() if scale.dim() == 2 else scale
 
 
-@reference(
-    "_C::cutlass_scaled_mm(Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor? bias) -> ()",
-    since="2024-06-26",
-)
-@reference(
-    "_C::cutlass_scaled_mm(Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales) -> ()",
-    since="2024-06-13",
-)
+@stands_for("_C::cutlass_scaled_mm")
 def cutlass_scaled_mm(
     out: Tensor, a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, bias: Tensor | None = None
 ) -> None:
@@ -242,11 +234,7 @@ def cutlass_scaled_mm(
     out.copy_(scaled_linear(a, b.t(), a_scales, _scale_of_columns(b_scales), bias, out.dtype))
 
 
-@reference(
-    "_C::cutlass_scaled_mm_azp(Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor azp_adj, "
-    "Tensor? azp, Tensor? bias) -> ()",
-    since="2024-08-06",
-)
+@stands_for("_C::cutlass_scaled_mm_azp")
 def cutlass_scaled_mm_azp(
     out: Tensor,
     a: Tensor,
@@ -270,24 +258,13 @@ def _fake_skinny(in_a: Tensor, in_b: Tensor) -> Tensor:
     return in_b.new_empty((in_b.shape[0], in_a.shape[0]))
 
 
-@reference("_rocm_C::wvSplitK(Tensor in_a, Tensor in_b, Tensor? in_bias, int CuCount) -> Tensor", since="2025-09-23")
-@reference("_rocm_C::wvSplitK(Tensor in_a, Tensor in_b, int CuCount) -> Tensor", since="2025-04-21")
-@reference("_rocm_C::wvSplitKrc(Tensor in_a, Tensor in_b, Tensor? in_bias, int CuCount) -> Tensor", since="2026-01-16")
-@reference("_rocm_C::LLMM1(Tensor in_a, Tensor in_b, int rows_per_block) -> Tensor", since="2025-04-21")
+@stands_for("_rocm_C::LLMM1", "_rocm_C::wvSplitK", "_rocm_C::wvSplitKrc")
 def skinny_gemm(in_a: Tensor, in_b: Tensor, in_bias: Tensor | None = None) -> Tensor:
     """in_b [N, K] @ in_a [M, K]ᵀ → [N, M]; in_a is the weight, N is small."""
     return linear(in_b, in_a, in_bias)
 
 
-@reference(
-    "_rocm_C::wvSplitKQ(Tensor in_a, Tensor in_b, Tensor? in_bias, Tensor! out_c, Tensor scale_a, Tensor scale_b, "
-    "int CuCount) -> ()",
-    since="2025-09-23",
-)
-@reference(
-    "_rocm_C::wvSplitKQ(Tensor in_a, Tensor in_b, Tensor! out_c, Tensor scale_a, Tensor scale_b, int CuCount) -> ()",
-    since="2025-04-21",
-)
+@stands_for("_rocm_C::wvSplitKQ")
 def skinny_gemm_fp8(
     in_a: Tensor, in_b: Tensor, out_c: Tensor, scale_a: Tensor, scale_b: Tensor, in_bias: Tensor | None = None
 ) -> None:
@@ -310,21 +287,13 @@ def _awq_weight(kernel: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
     return (_awq_unpack(kernel) - zero) * scales.float().repeat_interleave(group, 0)
 
 
-@reference(
-    "_C::awq_dequantize(Tensor _kernel, Tensor _scaling_factors, Tensor _zeros, SymInt split_k_iters, int thx, "
-    "int thy) -> Tensor",
-    since="2024-09-11",
-)
+@stands_for("_C::awq_dequantize")
 def awq_dequantize(_kernel: Tensor, _scaling_factors: Tensor, _zeros: Tensor) -> Tensor:
     """4-bit weight int32 [K, N/8] with scales [K/group, N] and zeros int32 [K/group, N/8] → [K, N]."""
     return _awq_weight(_kernel, _scaling_factors, _zeros).to(_scaling_factors.dtype)
 
 
-@reference(
-    "_C::awq_gemm(Tensor _in_feats, Tensor _kernel, Tensor _scaling_factors, Tensor _zeros, SymInt split_k_iters) "
-    "-> Tensor",
-    since="2024-09-11",
-)
+@stands_for("_C::awq_gemm")
 def awq_gemm(_in_feats: Tensor, _kernel: Tensor, _scaling_factors: Tensor, _zeros: Tensor) -> Tensor:
     """_in_feats [M, K] @ the dequantised weight [K, N]."""
     weight = _awq_weight(_kernel, _scaling_factors, _zeros).to(_in_feats.dtype)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.declared.schemas import stands_for
 from opreplay.replay.standins.maths.routing import align, choose, grouped_topk, slot_major
-
-_TOPK = "(Tensor! topk_weights, Tensor! topk_indices, Tensor! token_expert_indices, Tensor gating_output"
 
 
 def write_choice(
@@ -26,12 +24,7 @@ def write_choice(
     topk_indices.copy_(ids)
 
 
-@reference(
-    f"_moe_C::topk_softmax{_TOPK}, bool renormalize, Tensor? bias, Tensor? is_padding) -> ()", since="2026-07-21"
-)
-@reference(f"_moe_C::topk_softmax{_TOPK}, bool renormalize, Tensor? bias) -> ()", since="2026-01-21")
-@reference(f"_moe_C::topk_softmax{_TOPK}, bool renormalize) -> ()", since="2025-10-17")
-@reference(f"_moe_C::topk_softmax{_TOPK}) -> ()", since="2024-06-09")
+@stands_for("_moe_C::topk_softmax")
 def topk_softmax(
     topk_weights: Tensor,
     topk_indices: Tensor,
@@ -46,16 +39,7 @@ def topk_softmax(
     token_expert_indices.copy_(slot_major(gating_output.shape[0], topk_weights.shape[-1], gating_output.device))
 
 
-@reference(
-    f"_moe_C::topk_sigmoid{_TOPK}, bool renormalize, Tensor? bias, float routed_scaling_factor, "
-    "Tensor? is_padding) -> ()",
-    since="2026-07-21",
-)
-@reference(
-    f"_moe_C::topk_sigmoid{_TOPK}, bool renormalize, Tensor? bias, float routed_scaling_factor) -> ()",
-    since="2026-07-07",
-)
-@reference(f"_moe_C::topk_sigmoid{_TOPK}, bool renormalize, Tensor? bias) -> ()", since="2026-01-21")
+@stands_for("_moe_C::topk_sigmoid")
 def topk_sigmoid(
     topk_weights: Tensor,
     topk_indices: Tensor,
@@ -76,12 +60,7 @@ def _fake_grouped(scores: Tensor, topk: int) -> tuple[Tensor, Tensor]:
     return scores.new_empty(shape, dtype=torch.float32), scores.new_empty(shape, dtype=torch.int32)
 
 
-@reference(
-    "_moe_C::grouped_topk(Tensor scores, int n_group, int topk_group, int topk, bool renormalize, "
-    "float routed_scaling_factor, Tensor bias, int scoring_func) -> (Tensor, Tensor)",
-    since="2025-11-07",
-    fake=_fake_grouped,
-)
+@stands_for("_moe_C::grouped_topk", fake=_fake_grouped)
 def grouped_topk_biased(
     scores: Tensor,
     n_group: int,
@@ -106,16 +85,7 @@ def grouped_topk_biased(
     return weights, ids.to(torch.int32)
 
 
-@reference(
-    "_moe_C::moe_align_block_size(Tensor topk_ids, int num_experts, int block_size, Tensor! sorted_token_ids, "
-    "Tensor! experts_ids, Tensor! num_tokens_post_pad, Tensor? maybe_expert_map) -> ()",
-    since="2025-12-07",
-)
-@reference(
-    "_moe_C::moe_align_block_size(Tensor topk_ids, int num_experts, int block_size, Tensor! sorted_token_ids, "
-    "Tensor! experts_ids, Tensor! num_tokens_post_pad) -> ()",
-    since="2024-10-24",
-)
+@stands_for("_moe_C::moe_align_block_size")
 def moe_align_block_size(
     topk_ids: Tensor,
     num_experts: int,
@@ -135,11 +105,7 @@ def moe_align_block_size(
     num_tokens_post_pad.copy_(total)
 
 
-@reference(
-    "_moe_C::batched_moe_align_block_size(int max_tokens_per_batch, int block_size, Tensor expert_num_tokens, "
-    "Tensor! sorted_token_ids, Tensor! experts_ids, Tensor! num_tokens_post_pad) -> ()",
-    since="2025-10-16",
-)
+@stands_for("_moe_C::batched_moe_align_block_size")
 def batched_moe_align_block_size(
     max_tokens_per_batch: int,
     block_size: int,
@@ -156,11 +122,7 @@ def batched_moe_align_block_size(
     moe_align_block_size(ids, experts, block_size, sorted_token_ids, experts_ids, num_tokens_post_pad)
 
 
-@reference(
-    "_moe_C::moe_sum(Tensor input, Tensor! output, Tensor? topk_ids=None, Tensor? expert_map=None) -> ()",
-    since="2026-07-14",
-)
-@reference("_moe_C::moe_sum(Tensor input, Tensor! output) -> ()", since="2024-10-24")
+@stands_for("_moe_C::moe_sum")
 def moe_sum(input: Tensor, output: Tensor, topk_ids: Tensor | None = None, expert_map: Tensor | None = None) -> None:
     """output [T, H] = Σ over k of input [T, k, H]; with a map only over the slots whose expert is local."""
     if topk_ids is not None and expert_map is not None:
@@ -169,12 +131,7 @@ def moe_sum(input: Tensor, output: Tensor, topk_ids: Tensor | None = None, exper
     output.copy_(input.sum(1))
 
 
-@reference(
-    "_moe_C::moe_permute(Tensor input, Tensor topk_ids, Tensor token_expert_indices, Tensor? expert_map, "
-    "int n_expert, int n_local_expert, int topk, Tensor! permuted_input, Tensor! expert_first_token_offset, "
-    "Tensor! inv_permuted_idx, Tensor! permuted_idx) -> ()",
-    since="2026-02-06",
-)
+@stands_for("_moe_C::moe_permute")
 def moe_permute(
     input: Tensor,
     topk_ids: Tensor,
@@ -204,11 +161,7 @@ def moe_permute(
     permuted_input[:rows] = input.index_select(0, order[:rows] // topk)
 
 
-@reference(
-    "_moe_C::moe_unpermute(Tensor permuted_hidden_states, Tensor topk_weights, Tensor inv_permuted_idx, "
-    "Tensor? expert_first_token_offset, int topk, Tensor! hidden_states) -> ()",
-    since="2025-07-27",
-)
+@stands_for("_moe_C::moe_unpermute")
 def moe_unpermute(
     permuted_hidden_states: Tensor,
     topk_weights: Tensor,

@@ -5,25 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.declared.schemas import stands_for
 from opreplay.replay.standins.maths.norms import fused_add_rms_norm, rms_norm
 from opreplay.replay.standins.maths.quantize import group_scale, largest, quantize_groups, row_scale, to_quantized
 from opreplay.replay.standins.maths.rope import rotate_by_position
 
 
-@reference("_C::rms_norm(Tensor! result, Tensor input, Tensor? weight, float epsilon) -> ()", since="2026-06-16")
-@reference("_C::rms_norm(Tensor! result, Tensor input, Tensor weight, float epsilon) -> ()", since="2024-11-08")
+@stands_for("_C::rms_norm")
 def rms_norm_out(result: Tensor, input: Tensor, weight: Tensor | None, epsilon: float) -> None:
     """result = rms_norm(input) · weight."""
     result.copy_(rms_norm(input, weight, epsilon))
 
 
-@reference(
-    "_C::fused_add_rms_norm(Tensor! input, Tensor! residual, Tensor? weight, float epsilon) -> ()", since="2026-06-16"
-)
-@reference(
-    "_C::fused_add_rms_norm(Tensor! input, Tensor! residual, Tensor weight, float epsilon) -> ()", since="2024-06-09"
-)
+@stands_for("_C::fused_add_rms_norm")
 def fused_add(input: Tensor, residual: Tensor, weight: Tensor | None, epsilon: float) -> None:
     """residual += input, then input = rms_norm(residual) · weight; repeated calls let the residual grow."""
     normed, total = fused_add_rms_norm(input, residual, weight, epsilon)
@@ -31,20 +25,13 @@ def fused_add(input: Tensor, residual: Tensor, weight: Tensor | None, epsilon: f
     input.copy_(normed)
 
 
-@reference(
-    "_C::rms_norm_static_fp8_quant(Tensor! result, Tensor input, Tensor weight, Tensor scale, float epsilon) -> ()",
-    since="2024-11-08",
-)
+@stands_for("_C::rms_norm_static_fp8_quant")
 def rms_norm_static_fp8_quant(result: Tensor, input: Tensor, weight: Tensor, scale: Tensor, epsilon: float) -> None:
     """rms_norm, then one fp8 scale for the whole tensor."""
     result.copy_(to_quantized(rms_norm(input, weight, epsilon), scale, result.dtype))
 
 
-@reference(
-    "_C::fused_add_rms_norm_static_fp8_quant(Tensor! result, Tensor input, Tensor! residual, Tensor weight, "
-    "Tensor scale, float epsilon) -> ()",
-    since="2024-11-08",
-)
+@stands_for("_C::fused_add_rms_norm_static_fp8_quant")
 def fused_add_static_fp8_quant(
     result: Tensor, input: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, epsilon: float
 ) -> None:
@@ -54,11 +41,7 @@ def fused_add_static_fp8_quant(
     result.copy_(to_quantized(normed, scale, result.dtype))
 
 
-@reference(
-    "_C::rms_norm_dynamic_per_token_quant(Tensor! result, Tensor input, Tensor weight, Tensor! scale, float epsilon, "
-    "Tensor? scale_ub, Tensor!? residual) -> ()",
-    since="2024-12-13",
-)
+@stands_for("_C::rms_norm_dynamic_per_token_quant")
 def rms_norm_dynamic_per_token_quant(
     result: Tensor,
     input: Tensor,
@@ -75,11 +58,7 @@ def rms_norm_dynamic_per_token_quant(
     result.copy_(to_quantized(normed, rows, result.dtype))
 
 
-@reference(
-    "_C::rms_norm_per_block_quant(Tensor! result, Tensor input, Tensor weight, Tensor! scale, float epsilon, "
-    "Tensor? scale_ub, Tensor!? residual, int group_size, bool is_scale_transposed) -> ()",
-    since="2025-12-07",
-)
+@stands_for("_C::rms_norm_per_block_quant")
 def rms_norm_per_block_quant(
     result: Tensor,
     input: Tensor,
@@ -98,12 +77,7 @@ def rms_norm_per_block_quant(
     result.copy_(quantize_groups(normed, groups, result.dtype))
 
 
-@reference(
-    "_C::fused_qk_norm_rope(Tensor! qkv, int num_heads_q, int num_heads_k, int num_heads_v, int head_dim, float eps, "
-    "Tensor q_weight, Tensor k_weight, Tensor cos_sin_cache, bool is_neox, Tensor position_ids, "
-    "int forced_token_heads_per_warp=-1) -> ()",
-    since="2026-04-12",
-)
+@stands_for("_C::fused_qk_norm_rope")
 def fused_qk_norm_rope(
     qkv: Tensor,
     num_heads_q: int,
@@ -125,9 +99,7 @@ def fused_qk_norm_rope(
         start += heads * head_dim
 
 
-@reference(
-    "_C::poly_norm(Tensor! out, Tensor input, Tensor weight, Tensor bias, float epsilon) -> ()", since="2025-09-10"
-)
+@stands_for("_C::poly_norm")
 def poly_norm(out: Tensor, input: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> None:
     """w0 · norm(x³) + w1 · norm(x²) + w2 · norm(x) + bias, with weight [3]."""
     x = input.float()

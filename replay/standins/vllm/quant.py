@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.declared.schemas import stands_for
 from opreplay.replay.standins.maths.quantize import (
     expand_scale,
     group_scale,
@@ -16,11 +16,7 @@ from opreplay.replay.standins.maths.quantize import (
 )
 
 
-@reference(
-    "_C::static_scaled_fp8_quant(Tensor! result, Tensor input, Tensor scale, int[]? group_shape=None) -> ()",
-    since="2026-01-09",
-)
-@reference("_C::static_scaled_fp8_quant(Tensor! result, Tensor input, Tensor scale) -> ()", since="2024-06-09")
+@stands_for("_C::static_scaled_fp8_quant")
 def static_scaled_fp8_quant(result: Tensor, input: Tensor, scale: Tensor) -> None:
     """result = input / scale; one scale, or one for each group whose shape the scale's shape tells."""
     rows = input.reshape(-1, input.shape[-1])
@@ -28,7 +24,7 @@ def static_scaled_fp8_quant(result: Tensor, input: Tensor, scale: Tensor) -> Non
     result.copy_(to_quantized(rows, by_row, result.dtype).reshape(input.shape))
 
 
-@reference("_C::dynamic_scaled_fp8_quant(Tensor! result, Tensor input, Tensor! scale) -> ()", since="2024-06-09")
+@stands_for("_C::dynamic_scaled_fp8_quant")
 def dynamic_scaled_fp8_quant(result: Tensor, input: Tensor, scale: Tensor) -> None:
     """One scale, computed from the largest magnitude; an all-zero input keeps scale 0 and gives zeros."""
     found = tensor_scale(input, result.dtype)
@@ -36,13 +32,7 @@ def dynamic_scaled_fp8_quant(result: Tensor, input: Tensor, scale: Tensor) -> No
     result.copy_(to_quantized(input, found.clamp(min=torch.finfo(torch.float32).tiny), result.dtype))
 
 
-@reference(
-    "_C::dynamic_per_token_scaled_fp8_quant(Tensor! result, Tensor input, Tensor! scale, Tensor? scale_ub) -> ()",
-    since="2024-07-19",
-)
-@reference(
-    "_C::dynamic_per_token_scaled_fp8_quant(Tensor! result, Tensor input, Tensor! scale) -> ()", since="2024-07-18"
-)
+@stands_for("_C::dynamic_per_token_scaled_fp8_quant")
 def dynamic_per_token_scaled_fp8_quant(
     result: Tensor, input: Tensor, scale: Tensor, scale_ub: Tensor | None = None
 ) -> None:
@@ -52,21 +42,14 @@ def dynamic_per_token_scaled_fp8_quant(
     result.copy_(to_quantized(input, rows, result.dtype))
 
 
-@reference(
-    "_C::static_scaled_int8_quant(Tensor! result, Tensor input, Tensor scale, Tensor? azp) -> ()", since="2024-09-16"
-)
-@reference("_C::static_scaled_int8_quant(Tensor! result, Tensor input, Tensor scale) -> ()", since="2024-06-09")
+@stands_for("_C::static_scaled_int8_quant")
 def static_scaled_int8_quant(result: Tensor, input: Tensor, scale: Tensor, azp: Tensor | None = None) -> None:
     """round(input / scale) + zero point, saturated."""
     scaled = (input.float() / scale).round()
     result.copy_((scaled if azp is None else scaled + azp).clamp(-128, 127))
 
 
-@reference(
-    "_C::dynamic_scaled_int8_quant(Tensor! result, Tensor input, Tensor! scale, Tensor!? azp) -> ()",
-    since="2024-09-16",
-)
-@reference("_C::dynamic_scaled_int8_quant(Tensor! result, Tensor input, Tensor! scale) -> ()", since="2024-06-09")
+@stands_for("_C::dynamic_scaled_int8_quant")
 def dynamic_scaled_int8_quant(result: Tensor, input: Tensor, scale: Tensor, azp: Tensor | None = None) -> None:
     """One scale for each row; with azp also a zero point, so that min..max of the row maps to −128..127."""
     if azp is None:
@@ -82,16 +65,7 @@ def dynamic_scaled_int8_quant(result: Tensor, input: Tensor, scale: Tensor, azp:
     result.copy_(((input.float() / rows).round() + zero).clamp(-128, 127))
 
 
-@reference(
-    "_C::per_token_group_fp8_quant(Tensor input, Tensor! output_q, Tensor! output_s, int group_size, float eps, "
-    "float fp8_min, float fp8_max, bool scale_ue8m0, bool dummy_is_scale_transposed, bool dummy_is_tma_aligned) -> ()",
-    since="2026-02-17",
-)
-@reference(
-    "_C::per_token_group_fp8_quant(Tensor input, Tensor! output_q, Tensor! output_s, int group_size, float eps, "
-    "float fp8_min, float fp8_max, bool scale_ue8m0) -> ()",
-    since="2025-07-22",
-)
+@stands_for("_C::per_token_group_fp8_quant")
 def per_token_group_fp8_quant(
     input: Tensor,
     output_q: Tensor,
@@ -107,11 +81,7 @@ def per_token_group_fp8_quant(
     output_q.copy_(quantize_groups(input, groups, output_q.dtype))
 
 
-@reference(
-    "_C::per_token_group_quant_int8(Tensor input, Tensor! output_q, Tensor! output_s, int group_size, float eps, "
-    "float int8_min, float int8_max) -> ()",
-    since="2025-07-25",
-)
+@stands_for("_C::per_token_group_quant_int8")
 def per_token_group_quant_int8(
     input: Tensor, output_q: Tensor, output_s: Tensor, group_size: int, eps: float, int8_max: float
 ) -> None:

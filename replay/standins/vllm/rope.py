@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from opreplay.replay.standins.declared.register import reference
+from opreplay.replay.standins.declared.schemas import stands_for
 from opreplay.replay.standins.maths.rope import rotate_by_position
 
 
-@reference(
-    "_C::rotary_embedding(Tensor positions, Tensor! query, Tensor!? key, int head_size, Tensor cos_sin_cache, "
-    "bool is_neox, int rope_dim_offset=0, bool inverse=False) -> ()",
-    since="2026-04-26",
-)
-@reference(
-    "_C::rotary_embedding(Tensor positions, Tensor! query, Tensor!? key, int head_size, Tensor cos_sin_cache, "
-    "bool is_neox) -> ()",
-    since="2024-06-09",
-)
+@stands_for("_C::rotary_embedding")
 def rotary_embedding(
     positions: Tensor,
     query: Tensor,
@@ -43,11 +34,7 @@ def rotary_embedding(
             tensor.copy_(turned)
 
 
-@reference(
-    "_C::batched_rotary_embedding(Tensor positions, Tensor! query, Tensor!? key, int head_size, Tensor cos_sin_cache, "
-    "bool is_neox, int rot_dim, Tensor cos_sin_cache_offsets) -> ()",
-    since="2024-06-09",
-)
+@stands_for("_C::batched_rotary_embedding")
 def batched_rotary_embedding(
     positions: Tensor,
     query: Tensor,

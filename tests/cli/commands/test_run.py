@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from opreplay.cli import setup as planning
 from opreplay.cli.main import opreplay
 from opreplay.replay.execute import run as orchestrator
 from opreplay.replay.execute.executors.fake import FakeExecutor
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.processes.runner import InProcess
 from opreplay.replay.ir.model import Reason, Recorded, ReplayOp, ReplayPlan
+from opreplay.replay.plan import inputs
+from opreplay.replay.plan.selection import Selection
 from opreplay.replay.results.reading import read_results
 
 SEEN: dict[str, object] = {}
@@ -36,7 +37,7 @@ PLAN = ReplayPlan(
 def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A readable trace; its plan is made up, and the fake executor runs it in this process."""
 
-    def make_plan(trace: object, selection: planning.Selection, *, device: str, in_order: bool) -> ReplayPlan:
+    def make_plan(trace: object, selection: Selection, *, device: str, in_order: bool) -> ReplayPlan:
         SEEN.update(selection=selection, device=device, in_order=in_order)
         return PLAN
 
@@ -44,7 +45,7 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         SEEN["options"] = options
         return InProcess(FakeExecutor(), seed=options.seed, options=MeasureOptions(op_time_s=options.op_time_s))
 
-    monkeypatch.setattr(planning, "make_plan", make_plan)
+    monkeypatch.setattr(inputs, "make_plan", make_plan)
     monkeypatch.setattr(orchestrator, "make_runner", make_runner)
     path = tmp_path / "t.json"
     path.write_text(json.dumps({"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 2}]}))
@@ -98,7 +99,7 @@ def test_values_of_options_reach_the_library(trace: Path) -> None:
     assert (options.over_budget, options.limit_s) == ("skip", 9.0)
     assert options.measure_options().limit_s == 9.0
     assert (options.total_time_s, options.allow_imports) == (120.0, {"mine": "my.ops"})
-    assert SEEN["selection"] == planning.Selection(
+    assert SEEN["selection"] == Selection(
         select="leaf", include=("aten::*",), exclude=("aten::a*",), top=7, min_share=0.001,
         allow_imports={"mine": "my.ops"},
     )  # fmt: skip

@@ -11,16 +11,17 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from opreplay.cli import setup as planning
 from opreplay.cli.main import opreplay
 from opreplay.initializers.extensions import clear_registrations as clear_initializers
 from opreplay.replay.ascend import load_device, simulate_op
 from opreplay.replay.ascend.custom.estimators import clear_registrations
 from opreplay.replay.ascend.simulate.step import losing, simulate_step
 from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.plan import inputs
+from opreplay.replay.plan.selection import Selection
 from opreplay.traces.model import TensorMeta
 
-SELECTION: list[planning.Selection] = []
+SELECTION: list[Selection] = []
 
 
 def op(name: str, number: int, device_us: float, *shapes: tuple[int, ...], reason: Reason | None = None) -> ReplayOp:
@@ -50,12 +51,12 @@ PLAN = ReplayPlan(
 def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A readable trace; its plan is made up."""
 
-    def make_plan(trace: object, selection: planning.Selection, *, device: str, in_order: bool) -> ReplayPlan:
+    def make_plan(trace: object, selection: Selection, *, device: str, in_order: bool) -> ReplayPlan:
         assert in_order
         SELECTION.append(selection)
         return PLAN
 
-    monkeypatch.setattr(planning, "make_plan", make_plan)
+    monkeypatch.setattr(inputs, "make_plan", make_plan)
     path = tmp_path / "t.json"
     path.write_text(json.dumps({"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 2}]}))
     return path
@@ -153,7 +154,7 @@ def test_selection_and_custom_ops_are_passed_on(trace: Path, tmp_path: Path) -> 
     finally:
         clear_registrations()
     assert found["socs"]["910b3"]["by_family_us"]["custom"] == pytest.approx(4 * 4096 * 1024 * 1e6)
-    assert SELECTION[-1] == planning.Selection(
+    assert SELECTION[-1] == Selection(
         select="all", include=("aten::*",), exclude=("x",), top=3, min_share=0.01, allow_imports={"a": "b"}
     )
 
@@ -176,7 +177,7 @@ def test_routing_follows_the_initializers_settings(
     metas["topk_ids"] = TensorMeta(shape=(8192, 4), dtype="int32")
     args = tuple(ReplayArg(name=name, type="Tensor", tensors=(meta,)) for name, meta in metas.items())
     plan = msgspec.structs.replace(PLAN, ops=(msgspec.structs.replace(layer, args=args),))
-    monkeypatch.setattr(planning, "make_plan", lambda *args, **kwargs: plan)
+    monkeypatch.setattr(inputs, "make_plan", lambda *args, **kwargs: plan)
     module = tmp_path / "mine.py"
     module.write_text("LOADED = True\n")
     even = facts(trace)["socs"]["910b3"]["total_us"]
@@ -209,7 +210,7 @@ def test_a_trace_without_device_time_is_said_to_be_one(trace: Path, monkeypatch:
     import msgspec
 
     hosts = msgspec.structs.replace(PLAN, device_us_total=0.0, ops=(op("aten::mm", 1, 0.0, (8, 8), (8, 8)),))
-    monkeypatch.setattr(planning, "make_plan", lambda *args, **kwargs: hosts)
+    monkeypatch.setattr(inputs, "make_plan", lambda *args, **kwargs: hosts)
     text = invoke(trace).stdout
     assert "of host time" in text
     assert "no device time" in text

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from opreplay.replay.batch import plan_store as batch_plans
 from opreplay.replay.batch.merge import TracePlan
 from opreplay.replay.batch.plan_store import MAGIC, PlanStore
 from opreplay.replay.batch.stamps import stamps_of
@@ -127,7 +125,7 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
     assert not (tmp_path / "s.plans").exists()
 
 
-def test_files_without_stamps_and_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_without_stamps_and_a_full_disk(tmp_path: Path) -> None:
     traces = [trace_of(tmp_path / f"rank{n}.json", [n + 1, 9], n) for n in range(2)]
     store = PlanStore(tmp_path / "s.plans", "how")
     bare = TracePlan(path=traces[0].path, plan=traces[0].plan)
@@ -135,13 +133,11 @@ def test_files_without_stamps_and_a_full_disk(tmp_path: Path, monkeypatch: pytes
     assert len(store) == 0
     store.add(traces[0])
 
-    def full(write: object, data: bytes) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(batch_plans, "write_whole", full)
-        store.add(traces[1])
-    assert store.problem == "No space left on device"
+    (pages,) = store.connection.execute("PRAGMA page_count").fetchone()
+    store.connection.execute(f"PRAGMA max_page_count = {pages}")
+    large = trace_of(tmp_path / "rank1.json", list(range(1, 200)), 1)
+    store.add(large)
+    assert store.problem == "database or disk is full"
     assert [store.holds(trace.path, [trace.path]) for trace in traces] == [True, False]
     store.close()
     assert held(tmp_path / "s.plans", traces) == traces[:1]

@@ -15,7 +15,7 @@ from opreplay.replay.resolve.schema import compile_schema, specs_of
 from opreplay.replay.standins.aten import RENAMED, legacy_form
 from opreplay.replay.standins.aten.legacy.forms import LEGACY, WITHOUT
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "aten_ops_removed_since_1_8.txt"
+GOLDEN = Path(__file__).parents[2] / "golden" / "aten_ops_removed_since_1_8.txt"
 REMOVED = [line.split("\t")[0] for line in GOLDEN.read_text().splitlines()]
 
 

@@ -24,7 +24,7 @@ class Legacy:
     via: str
     """The op that does the work today; "plain torch" for a composition of several."""
     function: str = ""
-    """"module.function" of this package, which takes the arguments of `schema`; "" calls `via` with those of its
+    """"module.function" of `standins.aten`, which takes the arguments of `schema`; "" calls `via` with those of its
     arguments that `schema` has by name."""
     given: tuple[tuple[str, Any], ...] = ()
     """Arguments of `via` that the old form did not have."""
@@ -42,8 +42,8 @@ class Legacy:
     def load(self) -> Callable[..., Any]:
         """The function; it takes the arguments of `schema`, keyword-only ones by name."""
         if self.function:
-            module, _, function = self.function.partition(".")
-            return getattr(import_module(f"opreplay.replay.standins.aten.legacy.{module}"), function)
+            module, _, function = self.function.rpartition(".")
+            return getattr(import_module(f"opreplay.replay.standins.aten.{module}"), function)
         return _by_name(self)
 
 
@@ -112,7 +112,7 @@ _WINDOW = "int[{n}] kernel_size, int[{n}] stride, int[{n}] padding"
 
 
 def _back(schema: str, function: str = "backward", via: str = _BACK) -> Legacy:
-    return Legacy(schema=schema, via=via, function=f"convolution.{function}")
+    return Legacy(schema=schema, via=via, function=f"legacy.convolution.{function}")
 
 
 def _whole(prefix: str, tensors: str, rest: str, outs: int) -> str:
@@ -203,10 +203,10 @@ _OPTIONS = ("Tensor? attn_mask=None, float dropout_p=0.0, bool need_attn_weights
 
 _GRADIENTS: tuple[Legacy, ...] = (
     *(_row(f"_{kind}_backward_data.until_1_10(Tensor grad_output, Tensor output, int dim, Tensor self) -> Tensor",
-           f"aten::_{kind}_backward_data", f"gradients.{kind}_backward_data")
+           f"aten::_{kind}_backward_data", f"legacy.gradients.{kind}_backward_data")
       for kind in ("softmax", "log_softmax")),
     _row("batch_norm_backward_elemt.until_1_8(Tensor grad_out, Tensor input, Tensor mean, Tensor invstd, "
-         "Tensor? weight, Tensor mean_dy, Tensor mean_dy_xmu) -> Tensor", function="gradients.batch_norm_elemt"),
+         "Tensor? weight, Tensor mean_dy, Tensor mean_dy_xmu) -> Tensor", function="legacy.gradients.batch_norm_elemt"),
     _row("_embedding_bag_dense_backward.until_1_8(Tensor grad, Tensor indices, Tensor offsets, Tensor offset2bag, "
          "Tensor bag_size, Tensor maximum_indices, int num_weights, bool scale_grad_by_freq, int mode, "
          "Tensor? per_sample_weights) -> Tensor", "aten::_embedding_bag_dense_backward"),
@@ -216,10 +216,10 @@ _GRADIENTS: tuple[Legacy, ...] = (
     _row("adaptive_avg_pool3d_backward(Tensor grad_output, Tensor self) -> Tensor",
          "aten::_adaptive_avg_pool3d_backward"),
     _row("cumprod_backward.until_1_8(Tensor grad, Tensor input, int dim) -> Tensor",
-         function="gradients.cumprod_backward"),
+         function="legacy.gradients.cumprod_backward"),
     *(_row(f"{name}_backward.vec(Tensor grad_output, int[]? output_size, int[] input_size, {corners}"
            "float[]? scale_factors) -> Tensor", f"aten::{name}_backward",
-           f"gradients.{name.strip('_')}_backward")
+           f"legacy.gradients.{name.strip('_')}_backward")
       for names, corners in (
           (("upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d",
             "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"), "bool align_corners, "),
@@ -228,34 +228,34 @@ _GRADIENTS: tuple[Legacy, ...] = (
       ) for name in names),
     _row("binary_cross_entropy_with_logits_backward(Tensor grad_output, Tensor self, Tensor target, "
          "Tensor? weight=None, Tensor? pos_weight=None, int reduction=1) -> Tensor",
-         function="gradients.binary_cross_entropy_with_logits_backward"),
+         function="legacy.gradients.binary_cross_entropy_with_logits_backward"),
     _row("kl_div_backward(Tensor grad_output, Tensor self, Tensor target, int reduction=1, *, bool log_target=False) "
-         "-> Tensor", function="gradients.kl_div_backward"),
+         "-> Tensor", function="legacy.gradients.kl_div_backward"),
     _row("l1_loss_backward(Tensor grad_output, Tensor self, Tensor target, int reduction) -> Tensor",
-         function="gradients.l1_loss_backward"),
+         function="legacy.gradients.l1_loss_backward"),
     _row("prelu_backward(Tensor grad_output, Tensor self, Tensor weight) -> (Tensor, Tensor)",
-         function="gradients.prelu_backward"),
+         function="legacy.gradients.prelu_backward"),
     _row("col2im_backward(Tensor grad_output, int[2] kernel_size, int[2] dilation, int[2] padding, int[2] stride) "
-         "-> Tensor", "aten::im2col", "gradients.col2im_backward"),
+         "-> Tensor", "aten::im2col", "legacy.gradients.col2im_backward"),
     _row("im2col_backward(Tensor grad_output, int[2] input_size, int[2] kernel_size, int[2] dilation, "
-         "int[2] padding, int[2] stride) -> Tensor", "aten::col2im", "gradients.im2col_backward"),
+         "int[2] padding, int[2] stride) -> Tensor", "aten::col2im", "legacy.gradients.im2col_backward"),
     _row("diag_backward(Tensor grad, int[] input_sizes, int diagonal) -> Tensor",
-         function="gradients.diag_backward"),
+         function="legacy.gradients.diag_backward"),
     _row("take_backward(Tensor grad, Tensor input, Tensor index) -> Tensor", "aten::put_",
-         "gradients.take_backward"),
+         "legacy.gradients.take_backward"),
     _row("max_unpool2d_backward(Tensor grad_output, Tensor self, Tensor indices, int[2] output_size) -> Tensor",
-         "aten::gather", "gradients.max_unpool2d_backward"),
+         "aten::gather", "legacy.gradients.max_unpool2d_backward"),
     _row("max_unpool3d_backward(Tensor grad_output, Tensor self, Tensor indices, int[3] output_size, int[3] stride, "
-         "int[3] padding) -> Tensor", "aten::gather", "gradients.max_unpool3d_backward"),
+         "int[3] padding) -> Tensor", "aten::gather", "legacy.gradients.max_unpool3d_backward"),
     _row("_mps_linear_backward_input(int[] input_size, Tensor grad_output, Tensor weight) -> Tensor",
-         "aten::matmul", "gradients.linear_to_input"),
+         "aten::matmul", "legacy.gradients.linear_to_input"),
     _row("_mps_linear_backward_weights(Tensor grad_output, Tensor input, Tensor weight, bool bias_defined) "
-         "-> (Tensor, Tensor)", function="gradients.linear_to_weights"),
+         "-> (Tensor, Tensor)", function="legacy.gradients.linear_to_weights"),
     _row("mps_linear_backward(Tensor self, Tensor grad_output, Tensor weight, bool[3] output_mask) "
-         "-> (Tensor, Tensor, Tensor)", function="gradients.linear_backward"),
+         "-> (Tensor, Tensor, Tensor)", function="legacy.gradients.linear_backward"),
     _row("mps_max_pool2d_backward(Tensor grad_output, Tensor self, int[2] kernel_size, int[2] stride=[], "
          "int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> Tensor",
-         function="gradients.max_pool2d_backward"),
+         function="legacy.gradients.max_pool2d_backward"),
     _row("segment_reduce_backward(Tensor grad, Tensor output, Tensor data, *, Tensor? lengths=None) -> Tensor",
          "aten::_segment_reduce_backward", reduce="max"),
 )  # fmt: skip
@@ -263,55 +263,55 @@ _GRADIENTS: tuple[Legacy, ...] = (
 _OTHERS: tuple[Legacy, ...] = (
     _row("_bmm(Tensor self, Tensor mat2, *, bool deterministic=False) -> Tensor", "aten::bmm"),
     _row("_addmv_impl_(Tensor(a!) self, Tensor self2, Tensor mat, Tensor vec, *, Scalar beta=1, Scalar alpha=1) "
-         "-> Tensor(a!)", "aten::addmv", "linalg.addmv_impl"),
+         "-> Tensor(a!)", "aten::addmv", "legacy.linalg.addmv_impl"),
     _row("_amp_update_scale.until_1_8(Tensor(a!) growth_tracker, Tensor current_scale, Tensor found_inf, "
          "float scale_growth_factor, float scale_backoff_factor, int growth_interval) -> Tensor",
-         "aten::_amp_update_scale_", "linalg.amp_update_scale"),
-    _row("_Bfloat16QuantizedToFloat(Tensor input) -> Tensor", function="linalg.bfloat16_to_float"),
-    _row("_FloatToBfloat16Quantized(Tensor input) -> Tensor", function="linalg.float_to_bfloat16"),
+         "aten::_amp_update_scale_", "legacy.linalg.amp_update_scale"),
+    _row("_Bfloat16QuantizedToFloat(Tensor input) -> Tensor", function="legacy.linalg.bfloat16_to_float"),
+    _row("_FloatToBfloat16Quantized(Tensor input) -> Tensor", function="legacy.linalg.float_to_bfloat16"),
     _row(f"_scaled_dot_product_attention{_ATTENTION}{_OPTIONS}", "aten::scaled_dot_product_attention",
-         "linalg.attention"),
+         "legacy.linalg.attention"),
     _row(f"_scaled_dot_product_attention_forward{_ATTENTION}{_OPTIONS}", "aten::scaled_dot_product_attention",
-         "linalg.attention"),
+         "legacy.linalg.attention"),
     _row(f"_scaled_dot_product_attention_math.until_1_13{_ATTENTION}{_OPTIONS}",
          "aten::_scaled_dot_product_attention_math"),
     _row(f"_flash_scaled_dot_product_attention{_ATTENTION}Tensor cum_seq_q, Tensor cum_seq_k, int max_q, int max_k, "
          "float dropout_p, bool is_causal) -> Tensor", "aten::scaled_dot_product_attention",
-         "linalg.flash_attention"),
-    _row("_cholesky_helper(Tensor self, bool upper) -> Tensor", "aten::linalg_cholesky", "linalg.cholesky"),
+         "legacy.linalg.flash_attention"),
+    _row("_cholesky_helper(Tensor self, bool upper) -> Tensor", "aten::linalg_cholesky", "legacy.linalg.cholesky"),
     _row("_det_lu_based_helper(Tensor self) -> (Tensor det, Tensor lu, Tensor pivs)",
-         function="linalg.determinant"),
+         function="legacy.linalg.determinant"),
     _row("_det_lu_based_helper_backward_helper(Tensor det_grad, Tensor det, Tensor self, Tensor lu, Tensor pivs) "
-         "-> Tensor", "aten::linalg_lu_solve", "linalg.determinant_backward"),
-    _row("_inverse_helper(Tensor self) -> Tensor", "aten::linalg_inv", "linalg.inverse"),
+         "-> Tensor", "aten::linalg_lu_solve", "legacy.linalg.determinant_backward"),
+    _row("_inverse_helper(Tensor self) -> Tensor", "aten::linalg_inv", "legacy.linalg.inverse"),
     _row("_linalg_inv_out_helper_(Tensor(a!) self, Tensor(b!) infos_lu, Tensor(c!) infos_getri) -> Tensor(a!)",
-         "aten::linalg_inv_ex", "linalg.inverse_in_place"),
+         "aten::linalg_inv_ex", "legacy.linalg.inverse_in_place"),
     _row("_linalg_solve_out_helper_(Tensor(a!) self, Tensor(b!) other, Tensor(c!) infos) -> Tensor(a!)",
-         "aten::linalg_solve_ex", "linalg.solve_in_place"),
-    _row("_linalg_qr_helper(Tensor self, str mode) -> (Tensor, Tensor)", "aten::linalg_qr", "linalg.qr"),
+         "aten::linalg_solve_ex", "legacy.linalg.solve_in_place"),
+    _row("_linalg_qr_helper(Tensor self, str mode) -> (Tensor, Tensor)", "aten::linalg_qr", "legacy.linalg.qr"),
     _row("_lu_solve_helper(Tensor self, Tensor LU_data, Tensor LU_pivots) -> Tensor", "aten::linalg_lu_solve",
-         "linalg.lu_solve"),
+         "legacy.linalg.lu_solve"),
     _row("_svd_helper(Tensor self, bool some, bool compute_uv) -> (Tensor U, Tensor S, Tensor V)",
-         "aten::_linalg_svd", "linalg.svd"),
+         "aten::_linalg_svd", "legacy.linalg.svd"),
     _row("linalg_svd.until_1_8(Tensor self, bool full_matrices=True, bool compute_uv=True) "
-         "-> (Tensor U, Tensor S, Tensor V)", "aten::_linalg_svd", "linalg.svd_by_form"),
+         "-> (Tensor U, Tensor S, Tensor V)", "aten::_linalg_svd", "legacy.linalg.svd_by_form"),
     _row("_syevd_helper(Tensor self, bool compute_eigenvectors, str uplo) -> (Tensor, Tensor)", "aten::_linalg_eigh",
-         "linalg.syevd"),
+         "legacy.linalg.syevd"),
     _row("_symeig_helper(Tensor self, bool eigenvectors, bool upper) -> (Tensor, Tensor)", "aten::_linalg_eigh",
-         "linalg.symeig"),
+         "legacy.linalg.symeig"),
     _row("symeig(Tensor self, bool eigenvectors=False, bool upper=True) -> (Tensor eigenvalues, Tensor eigenvectors)",
-         "aten::_linalg_eigh", "linalg.symeig"),
+         "aten::_linalg_eigh", "legacy.linalg.symeig"),
     _row("eig(Tensor self, bool eigenvectors=False) -> (Tensor eigenvalues, Tensor eigenvectors)",
-         function="linalg.eig"),
-    _row("solve(Tensor self, Tensor A) -> (Tensor solution, Tensor LU)", function="linalg.solve"),
-    _row("_solve_helper(Tensor self, Tensor A) -> (Tensor, Tensor)", function="linalg.solve"),
-    _row("lstsq(Tensor self, Tensor A) -> (Tensor solution, Tensor QR)", function="linalg.lstsq"),
+         function="legacy.linalg.eig"),
+    _row("solve(Tensor self, Tensor A) -> (Tensor solution, Tensor LU)", function="legacy.linalg.solve"),
+    _row("_solve_helper(Tensor self, Tensor A) -> (Tensor, Tensor)", function="legacy.linalg.solve"),
+    _row("lstsq(Tensor self, Tensor A) -> (Tensor solution, Tensor QR)", function="legacy.linalg.lstsq"),
     _row("matrix_rank(Tensor self, bool symmetric=False) -> Tensor", "aten::linalg_matrix_rank",
-         "linalg.matrix_rank"),
+         "legacy.linalg.matrix_rank"),
     _row("matrix_rank.tol(Tensor self, float tol, bool symmetric=False) -> Tensor", "aten::linalg_matrix_rank",
-         "linalg.matrix_rank_with_tolerance"),
+         "legacy.linalg.matrix_rank_with_tolerance"),
     _row("frobenius_norm.until_1_13(Tensor self) -> Tensor", "aten::linalg_vector_norm",
-         "linalg.frobenius_norm"),
+         "legacy.linalg.frobenius_norm"),
 )  # fmt: skip
 
 LEGACY: tuple[Legacy, ...] = _CONVOLUTIONS + _GRADIENTS + _OTHERS

@@ -141,7 +141,7 @@ def test_an_op_that_does_not_return_is_left_out() -> None:
 def test_a_process_may_take_what_all_tensors_may(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A limit for single ops is none for all tensors of a step together."""
     limits: list[int] = []
-    monkeypatch.setattr("opreplay.replay.host.limits.limit_memory", limits.append)
+    monkeypatch.setattr("opreplay.replay.execute.processes.worker.limit_memory", limits.append)
     beat = tmp_path / "beat"
     beat.write_bytes(BEAT.pack(-1, 0))
     for budget in (None, 5 << 30):

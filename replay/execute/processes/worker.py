@@ -20,7 +20,7 @@ from opreplay.replay.execute.messages import PassDone, Ready, Refused, SequenceO
 from opreplay.replay.execute.options import WorkerConfig
 from opreplay.replay.host import allocator, environment
 from opreplay.replay.host.channel import receive, send
-from opreplay.replay.host.limits import limit_files, die_with, limit_memory
+from opreplay.replay.host.limits import die_with, limit_files, limit_memory
 from opreplay.replay.results.outcome import Outcome
 from opreplay.traces.errors import OpReplayError
 

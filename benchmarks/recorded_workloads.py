@@ -1,3 +1,5 @@
+# pyright: basic, reportIndexIssue=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
+# pyright: reportArgumentType=false, reportPrivateImportUsage=false
 """Small workloads of many kinds, to be recorded: each builds what it needs and returns the step that is recorded.
 
 Owns what is run. Recording and comparing are `replayed_as_recorded`'s.

@@ -247,7 +247,7 @@ def _plain_difference(ours: Any, exact: Any) -> str | None:
     if isinstance(ours, str) and isinstance(exact, float):
         ours = float(ours)  # "inf", "nan"
     if any(isinstance(x, float) for x in (ours, exact)) and not any(isinstance(x, str) for x in (ours, exact)):
-        same = ours == exact or (ours is not None and exact is not None and abs(ours - exact) <= ROUNDED * abs(exact))
+        same = ours == exact or (ours is not None and exact is not None and abs(ours - exact) <= ROUNDED * abs(exact))  # pyright: ignore
         return None if same or (ours != ours and exact != exact) else "number"
     return "value"
 

@@ -23,6 +23,7 @@ COMMANDS: dict[str, str] = {
     "plan": "opreplay.cli.commands.plan",
     "simulate": "opreplay.cli.commands.simulate",
     "timeline": "opreplay.cli.commands.timeline",
+    "trim": "opreplay.cli.commands.trim",
     "compare": "opreplay.cli.commands.compare",
     "report": "opreplay.cli.commands.report",
     "export": "opreplay.cli.commands.export",

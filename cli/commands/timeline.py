@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from opreplay.cli.options.shared import format_option, kernel_details_option, limit_option, trace_argument
+from opreplay.cli.options.shared import force_option, format_option, kernel_details_option, limit_option, trace_argument
 
 
 @click.command("timeline", short_help="Say why a step takes as long as it does, and what would change it.")
@@ -27,22 +27,32 @@ from opreplay.cli.options.shared import format_option, kernel_details_option, li
     "--host-scale", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True, metavar="X",
     help="On simulated devices the host takes X times what was recorded.",
 )  # fmt: skip
+@click.option(
+    "--timeline", "timeline_file", metavar="FILE.json.gz",
+    help="Write recorded and simulated timelines side by side, for ui.perfetto.dev and chrome://tracing.",
+)  # fmt: skip
 @format_option("table", "json")
+@force_option
 @limit_option
 def command(
     trace: str, kernel_details: str | None, step: int | None, what_if: tuple[str, ...], soc: tuple[str, ...],
-    host_scale: float, format_: str, limit: tuple[tuple[str, str], ...],
+    host_scale: float, timeline_file: str | None, format_: str, force: bool, limit: tuple[tuple[str, str], ...],
 ) -> None:  # fmt: skip
     """Rebuild one step of TRACE as a graph of what waited for what, and time it again: what the device did and why it
     idled, the critical path, and what changes would gain. The first line says how far the graph explains the recording.
     With --soc also what the step would take on a simulated device.
     """
+    from pathlib import Path
+
     from opreplay.cli.opening import open_trace
+    from opreplay.cli.outputs import check_writable
     from opreplay.cli.setup import load_socs
     from opreplay.cli.terminal import console
     from opreplay.replay.report.step import text as view
     from opreplay.replay.timeline.timeline import timeline
 
+    if timeline_file is not None:
+        check_writable(Path(timeline_file), force=force)
     devices = list(load_socs(soc).values())
     read = open_trace(trace, limit, kernel_details=kernel_details, activity=True)
     plan = contents = None
@@ -56,6 +66,11 @@ def command(
     study = timeline(
         read, step=step, what_if=what_if, devices=devices, plan=plan, contents=contents, host_scale=host_scale
     )
+    if timeline_file is not None:
+        from opreplay.replay.report.step import tracks
+
+        count = tracks.write(study, Path(timeline_file), force=force)
+        console.narrate(f"opreplay: {count:,} events in {timeline_file}: open it in ui.perfetto.dev")
     if format_ == "json":
         console.write(console.json_text(view.facts(study.timeline)))
         return

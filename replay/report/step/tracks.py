@@ -55,11 +55,11 @@ def events(study: Study) -> Iterator[Event]:
 
 def _process(study: Study, pid: int, title: str, schedule: Schedule, on: OnDevice | None) -> Iterator[Event]:
     graph, names = study.graph, study.names
-    yield _meta("process_name", pid, 0, name=safe(title))
-    yield _meta("process_sort_index", pid, 0, sort_index=pid)
+    yield _meta("process_name", pid, 0, {"name": safe(title)})
+    yield _meta("process_sort_index", pid, 0, {"sort_index": pid})
     for lane, told in enumerate(graph.lanes):
-        yield _meta("thread_name", pid, lane + 1, name=safe(told.name))
-        yield _meta("thread_sort_index", pid, lane + 1, sort_index=lane)
+        yield _meta("thread_name", pid, lane + 1, {"name": safe(told.name)})
+        yield _meta("thread_sort_index", pid, lane + 1, {"sort_index": lane})
     nodes = graph.nodes
     launched = set(graph.edges.target[graph.edges.kind == LAUNCH].tolist())
     for node in range(len(nodes)):
@@ -114,7 +114,7 @@ def _prediction(on: OnDevice, node: int) -> dict[str, Any]:
     return {"families": families, "low_us": total / band, "high_us": total * band}
 
 
-def _meta(name: str, pid: int, tid: int, **args: Any) -> Event:
+def _meta(name: str, pid: int, tid: int, args: Event) -> Event:
     return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
 
 

@@ -31,26 +31,32 @@ from opreplay.cli.options.shared import force_option, format_option, kernel_deta
     "--timeline", "timeline_file", metavar="FILE.json.gz",
     help="Write recorded and simulated timelines side by side, for ui.perfetto.dev and chrome://tracing.",
 )  # fmt: skip
+@click.option("--output", "-o", metavar="FILE.html", help="Also write it as one HTML page that works offline.")
 @format_option("table", "json")
 @force_option
 @limit_option
 def command(
     trace: str, kernel_details: str | None, step: int | None, what_if: tuple[str, ...], soc: tuple[str, ...],
-    host_scale: float, timeline_file: str | None, format_: str, force: bool, limit: tuple[tuple[str, str], ...],
+    host_scale: float, timeline_file: str | None, output: str | None, format_: str, force: bool,
+    limit: tuple[tuple[str, str], ...],
 ) -> None:  # fmt: skip
     """Rebuild one step of TRACE as a graph of what waited for what, and time it again: what the device did and why it
     idled, the critical path, and what changes would gain. The first line says how far the graph explains the recording.
     With --soc also what the step would take on a simulated device.
     """
+    from functools import partial
     from pathlib import Path
 
     from opreplay.cli.opening import open_trace
     from opreplay.cli.outputs import check_writable
+    from opreplay.cli.pages import check_page, write_page
     from opreplay.cli.setup import load_socs
     from opreplay.cli.terminal import console
+    from opreplay.replay.report.page import of_timeline
     from opreplay.replay.report.step import text as view
     from opreplay.replay.timeline.timeline import timeline
 
+    page = check_page(output, force=force)
     if timeline_file is not None:
         check_writable(Path(timeline_file), force=force)
     devices = list(load_socs(soc).values())
@@ -66,6 +72,7 @@ def command(
     study = timeline(
         read, step=step, what_if=what_if, devices=devices, plan=plan, contents=contents, host_scale=host_scale
     )
+    write_page(page, partial(of_timeline.page, study), force=force)
     if timeline_file is not None:
         from opreplay.replay.report.step import tracks
 

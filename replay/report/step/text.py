@@ -173,10 +173,15 @@ def _what_if(found: Timeline) -> Table:
 
 
 def _notes(found: Timeline) -> list[RenderableType]:
+    return [Text(f"· {safe(line)}", style="dim") for line in note_lines(found)]
+
+
+def note_lines(found: Timeline) -> list[str]:
+    """What to know before trusting the numbers, a line each."""
     lines = list(found.notes)
     changes: list[WhatIf] = list(found.what_if)
     lines += [f"{name}: {note}" for name, soc in found.socs.items() for note in soc.notes]
     lines += [f"{one.change}: {note}" for one in changes for note in one.assumptions]
     if found.dropped_edges:
         lines.append(f"{plural(found.dropped_edges, 'dependency')} against the recorded order left out")
-    return [Text(f"· {safe(line)}", style="dim") for line in lines]
+    return lines

@@ -265,7 +265,7 @@ def _whole(path: Path, fault: str, position: int) -> list[str]:
         wrong.append("a partial line")
     for index, result in enumerate(sorted(file.results, key=lambda result: result.id)):
         expected = IN_OP.get(fault, "") if index == position else ""
-        if not (result.reason or "").startswith(expected) or (not expected and result.status != "replayed"):
+        if not str(result.reason or "").startswith(expected) or (not expected and result.status != "replayed"):
             wrong.append(f"op {index} came to {result.status}: {result.reason}")
     return wrong
 

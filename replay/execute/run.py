@@ -154,7 +154,7 @@ class _Watch:
             return unable(op.reason)
         limit_s = self._options.total_time_s
         if limit_s is not None and elapsed_s >= limit_s:
-            return unable(Reason("budget", f"time: the run's {limit_s:g} s are spent (--total-time)"))
+            return unable(Reason("out of time", f"the run's {limit_s:g} s are spent (--total-time)"))
         return None
 
 

@@ -17,6 +17,7 @@ ReasonKind = Literal[
     "metadata missing",
     "policy",
     "budget",
+    "out of time",
     "library missing",
     "failed",
 ]
@@ -29,12 +30,15 @@ MEANINGS: dict[ReasonKind, str] = {
     "metadata missing": "the trace does not hold what the call needs, and nothing in it tells",
     "policy": "not allowed to run or to be imported; see the page on security",
     "budget": "needs more memory or time, or returns more tensors, than allowed",
+    "out of time": "the run had no time left for it; continuing the run is another chance",
     "library missing": "the library that has the op is not installed, and there is no reference for it",
     "failed": "was resolved or called, and torch refused it or broke",
 }
 """What each kind means, in words for people."""
 
-DETAILED: frozenset[ReasonKind] = frozenset({"metadata missing", "policy", "budget", "library missing", "failed"})
+DETAILED: frozenset[ReasonKind] = frozenset(
+    {"metadata missing", "policy", "budget", "out of time", "library missing", "failed"}
+)
 """Kinds that say nothing without a detail: what is missing, forbidden, too large or broken."""
 
 TRIED: frozenset[ReasonKind] = frozenset({"failed"})
@@ -85,17 +89,14 @@ class ReasonTotal(msgspec.Struct, frozen=True, kw_only=True):
     """By detail, those with most time first; ops without a detail are left out."""
 
 
-def split_reason(text: str | None) -> tuple[str, str]:
-    """Kind and detail of a reason's text as results hold it; a text without a known kind is its own kind."""
-    kind, _, detail = (text or "no reason given").partition(": ")
-    return kind, detail
+NOT_GIVEN = Reason("failed", "no reason given")
+"""Of an op that was not replayed and does not say why."""
 
 
-def total_reasons(entries: Iterable[tuple[str | None, int, float]]) -> tuple[ReasonTotal, ...]:
-    """Totals by kind of (reason's text, calls, share) of each op that is not replayed, most time first."""
+def total_reasons(entries: Iterable[tuple[str, str, int, float]]) -> tuple[ReasonTotal, ...]:
+    """Totals by kind of (kind, detail, calls, share) of each op that something is wrong with, most time first."""
     kinds: dict[str, dict[str, list[float]]] = {}
-    for text, calls, share in entries:
-        kind, detail = split_reason(text)
+    for kind, detail, calls, share in entries:
         sums = kinds.setdefault(kind, {}).setdefault(detail, [0, 0, 0.0])
         for i, value in enumerate((1, calls, share)):
             sums[i] += value

@@ -39,7 +39,7 @@ def result_of(plan: ReplayPlan, op: ReplayOp, outcome: Outcome, simulated: dict[
         name=op.name,
         count=op.count,
         status=outcome.status,
-        reason=None if outcome.reason is None else str(outcome.reason),
+        reason=outcome.reason,
         resolved_by=op.resolved_by,
         via=op.via,
         inputs=describe_inputs(op),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import msgspec
 
+from opreplay.replay.ir.reasons import Reason
 from opreplay.replay.results.records import (
     SCHEMA_VERSION,
     Header,
@@ -72,6 +73,12 @@ class MemorySink:
             self.sequence = record
 
 
+REASONS_ARE_VALUES = 4
+"""The first version in which the reason of an op is a value; before, it was "kind: detail"."""
+_Later: TypeAlias = OpResult | Resumed | TraceResult | JobResult | SequenceResult | Summary
+"""All but the first line."""
+
+
 class _Line(msgspec.Struct):
     """What every line has, whatever the version of the file."""
 
@@ -115,10 +122,10 @@ def read_result_file(path: str | Path) -> ResultFile:
         raise FormatError(f"{path} is no opreplay result: it has no complete line")
     header = _read_header(complete[0], path)
     sink = MemorySink()
-    decoder = msgspec.json.Decoder(OpResult | Resumed | TraceResult | JobResult | SequenceResult | Summary)
+    decoder = msgspec.json.Decoder(_Later)
     for number, line in enumerate(complete[1:], start=2):
         try:
-            record = decoder.decode(line)
+            record = decoder.decode(line) if header.schema_version >= REASONS_ARE_VALUES else _decoded_older(line)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise FormatError(f"{path}, line {number}: {error}", hint="The file was changed or is damaged.") from None
         if sink.summary is not None and not isinstance(record, Resumed):
@@ -148,3 +155,22 @@ def _read_header(line: bytes, path: str | Path) -> Header:
         return msgspec.json.decode(line, type=Header)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise FormatError(f"{path}, line 1: {error}") from None
+
+
+def _decoded_older(line: bytes) -> _Later:
+    """A record of a version whose reasons are text. Raises MsgspecError as a decoder does."""
+    raw = msgspec.json.decode(line)
+    if isinstance(raw, dict) and isinstance(raw.get("reason"), str):
+        raw["reason"] = _reason_of(raw["reason"])
+    return msgspec.convert(raw, type=_Later)
+
+
+def _reason_of(text: str) -> Reason:
+    """The value of a reason's text; a text of no known kind is the detail of a failure."""
+    kind, _, detail = text.partition(": ")
+    if text.startswith("budget: time: the run's"):
+        kind, detail = "out of time", detail.removeprefix("time: ")
+    try:
+        return msgspec.convert({"kind": kind, "detail": detail}, type=Reason)
+    except msgspec.ValidationError:
+        return Reason("failed", text or "no reason given")

@@ -11,13 +11,13 @@ import msgspec
 
 from opreplay.replay.arguments.work.amounts import Work
 from opreplay.replay.ir.model import Assumption, Resolution
-from opreplay.replay.ir.reasons import ReasonTotal
+from opreplay.replay.ir.reasons import NOT_GIVEN, Reason, ReasonTotal
 from opreplay.replay.ir.verdicts import MetaCheck
 from opreplay.replay.results.measurement import Measurement
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Changes of format: 1 first version; 2 records "resumed", "trace" and "job", ops after an interrupted summary; 3
-record "sequence", measurements in a sequence."""
+record "sequence", measurements in a sequence; 4 `reason` of an op is a value, was its text."""
 
 Status = Literal["replayed", "skipped", "failed"]
 
@@ -60,7 +60,8 @@ class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="r
     name: str
     count: int
     status: Status
-    reason: str | None = None
+    reason: Reason | None = None
+    """Why the op was not replayed; None where it was."""
     resolved_by: Resolution | None = None
     via: str | None = None
     inputs: str = ""
@@ -90,6 +91,10 @@ class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="r
     """Wall time of the measuring loop."""
     attempts: int = 1
     """2 where the op went wrong among others and was tried again alone in a fresh process."""
+
+    def why_not(self) -> Reason:
+        """Why the op was not replayed."""
+        return self.reason or NOT_GIVEN
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header", tag_field="record"):

@@ -22,8 +22,6 @@ FREE = frozenset({"total_time_s", "limit_s", "shared_device"})
 """Options that may differ: they say how long a run may take, not what is measured."""
 NAMED = frozenset({"seed", "device"})
 """Options named one by one where they differ; the others are one digest."""
-OUT_OF_TIME = "budget: time: the run's"
-"""Start of the reason of ops that a run had no time for: continuing it is another chance for them."""
 WORDS = {
     "plan": "the ops (another trace, or other filters)",
     "options": "the options of measuring",
@@ -93,7 +91,7 @@ def kept_results(earlier: ResultFile) -> list[OpResult]:
 
 def is_out_of_time(result: OpResult) -> bool:
     """Whether the run had no time for the op."""
-    return (result.reason or "").startswith(OUT_OF_TIME)
+    return result.reason is not None and result.reason.kind == "out of time"
 
 
 def digest(data: bytes) -> str:

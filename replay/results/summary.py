@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from opreplay.replay.ir.reasons import total_reasons
+from opreplay.replay.ir.reasons import ReasonTotal, total_reasons
 from opreplay.replay.results.reading import ResultFile
 from opreplay.replay.results.records import OpResult, Summary
 
@@ -16,7 +16,7 @@ def summarized(
     """Counts, shares and totals so far, all calls together; `ops` and `recorded_us` are of the whole plan."""
     replayed = [result for result in results if result.status == "replayed"]
     by_status = Counter(result.status for result in results)
-    not_replayed = total_reasons((r.reason, r.count, r.recorded_share) for r in results if r.status != "replayed")
+    not_replayed = reasons_of(results)
     simulated: dict[str, float] = {}
     for result in results:
         for soc, time_us in result.simulated_us.items():
@@ -55,3 +55,10 @@ def summary_of(file: ResultFile) -> Summary:
 
 def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
+
+
+def reasons_of(results: Iterable[OpResult]) -> tuple[ReasonTotal, ...]:
+    """What each reason for not being replayed accounts for, most time first."""
+    return total_reasons(
+        (r.why_not().kind, r.why_not().detail, r.count, r.recorded_share) for r in results if r.status != "replayed"
+    )

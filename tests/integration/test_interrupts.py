@@ -130,7 +130,7 @@ def test_every_way_to_end_a_run_keeps_the_results_and_leaves_no_process(tmp_path
             assert file.summary is not None, end.__name__
             assert file.summary.interrupted
             assert file.results
-            assert not [result.reason for result in file.results if "SIG" in (result.reason or "")], end.__name__
+            assert not [result.reason for result in file.results if "SIG" in str(result.reason)], end.__name__
     finally:
         for run in runs:
             run.process.kill()

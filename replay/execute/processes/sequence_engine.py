@@ -188,8 +188,8 @@ class SequenceEngine:
         """What became of one op."""
         times = outcome.times.get(op.id)
         if times is None:
-            spent = f"time: the run's {self._total_time_s or 0.0:g} s were over before a pass was (--total-time)"
-            return unable(outcome.reasons.get(op.id, Reason("budget", spent)))
+            spent = f"the run's {self._total_time_s or 0.0:g} s were over before a pass was (--total-time)"
+            return unable(outcome.reasons.get(op.id, Reason("out of time", spent)))
         return Outcome(
             status="replayed", measurement=times.measurement, initializer=times.initializer,
             assumptions=times.assumptions,

@@ -6,7 +6,6 @@ import csv
 import io
 from collections.abc import Sequence
 
-from opreplay.replay.ir.reasons import split_reason
 from opreplay.replay.report.run.facts import socs_of
 from opreplay.replay.report.run.fidelity import fidelity_cell
 from opreplay.replay.report.run.work import work_cell
@@ -38,7 +37,8 @@ def values(result: OpResult, socs: Sequence[str]) -> list[str | int | float | No
     """What stands in the columns, text as it is; None or "" for what is missing."""
     r, measured = result, result.measurement
     return [
-        r.id, r.name, r.count, r.status, r.reason, split_reason(r.reason)[0] if r.status != "replayed" else None,
+        r.id, r.name, r.count, r.status, r.reason and str(r.reason),
+        None if r.status == "replayed" else r.why_not().kind,
         r.resolved_by, r.via, r.inputs, r.recorded_device_us, r.recorded_host_us, r.recorded_share, r.measured_us,
         measured.ci_low_us if measured else None, measured.ci_high_us if measured else None,
         *(r.simulated_us.get(soc) for soc in socs), r.bound,

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from opreplay.replay.ascend.coverage import coverage
-from opreplay.replay.ir.reasons import ReasonTotal, split_reason, total_reasons
+from opreplay.replay.ir.reasons import ReasonTotal
 from opreplay.replay.report.coverage import coverage_text
 from opreplay.replay.report.doubts import doubt_notes
 from opreplay.replay.report.run.fidelity import fidelity_notes
 from opreplay.replay.report.text import end, plural, safe, share_text
 from opreplay.replay.results.measurement import kind_of
 from opreplay.replay.results.records import Header, OpResult, Summary
+from opreplay.replay.results.summary import reasons_of
 
 LISTED = 4
 """Kinds that a note names before it says how many more there are."""
@@ -65,7 +66,7 @@ def coverage_line(
     share = f" = {share_text(summary.covered_share)} of {clock} time" if timed else ", no times recorded"
     parts = [f"{verb} {summary.replayed:,} of {plural(summary.ops, 'op')}{share}"]
     for status in ("skipped", "failed"):
-        kinds = Counter(split_reason(r.reason)[0] for r in results if r.status == status)
+        kinds = Counter(r.why_not().kind for r in results if r.status == status)
         if not kinds:
             continue
         text = f"{kinds.total():,} {status}"
@@ -79,7 +80,7 @@ def coverage_line(
 
 def not_replayed(results: Iterable[OpResult]) -> tuple[ReasonTotal, ...]:
     """What each reason accounts for, most time first."""
-    return total_reasons((r.reason, r.count, r.recorded_share) for r in results if r.status != "replayed")
+    return reasons_of(results)
 
 
 def detail_text(total: ReasonTotal, room: int = DETAIL_CHARS) -> str:

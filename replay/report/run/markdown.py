@@ -68,7 +68,7 @@ def render(header: Header, results: Sequence[OpResult], summary: Summary) -> str
     lines = [escaped(coverage_line(header, results, summary)), ""]
     lines += [_row(columns), _row(["---:" if c in right else "---" for c in columns])]
     for r in results:
-        note = r.reason if r.status != "replayed" else (f"via {r.via}" if r.via else "")
+        note = str(r.why_not()) if r.status != "replayed" else (f"via {r.via}" if r.via else "")
         lines.append(_row([
             code(r.name), code(r.inputs), f"{r.count:,}", share_text(r.recorded_share),
             time_text(recorded_us(r, device=device)), time_text(r.measured_us) + escaped(mark([r])),

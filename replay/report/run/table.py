@@ -153,7 +153,7 @@ def op_cell(result: OpResult) -> OpCell:
     """The op with its arguments, or with the reason where it is not replayed."""
     if result.status == "replayed":
         return OpCell(name=result.name, detail=result.inputs)
-    detail = (result.reason or result.inputs).removeprefix("failed: ")
+    detail = result.inputs if result.reason is None else str(result.reason).removeprefix("failed: ")
     return OpCell(name=result.name, detail=detail, style=STYLES[result.status])
 
 

@@ -47,7 +47,8 @@ def render(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanatio
 def facts(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanation]) -> dict[str, Any]:
     """The same as JSON-safe values."""
     return {
-        "op": msgspec.to_builtins(op), "replayable": result.status == "replayed", "reason": result.reason,
+        "op": msgspec.to_builtins(op), "replayable": result.status == "replayed",
+        "reason": result.reason and str(result.reason),
         "meta": result.meta,
         "bytes": need_of(op).total, "recorded_share": result.recorded_share,
         "simulated": {name: msgspec.to_builtins(one) for name, one in explanations.items()},
@@ -73,7 +74,7 @@ def _overview(op: ReplayOp, result: OpResult) -> Table:
     if result.status == "replayed":
         add("resolved", HOW.get(op.resolved_by or "", "not resolved") + (f": {op.via}" if op.via else ""))
     else:
-        add("not replayed", result.reason or "", "yellow")
+        add("not replayed", str(result.reason or ""), "yellow")
     if result.meta is not None:
         add("on meta tensors", str(result.meta), STYLES.get(result.meta.status, ""))
     if op.schema:

@@ -56,7 +56,7 @@ def op_cell(result: OpResult) -> OpCell:
 def problems(results: Sequence[OpResult]) -> list[RenderableType]:
     """One row a verdict other than ok, with unique ops, calls and share, and the ops that it is about."""
     wrong = [(r, r.meta) for r in results if r.meta is not None and r.meta.status != "ok"]
-    found = total_reasons((f"{check.status}: {_about(r, check)}", r.count, r.recorded_share) for r, check in wrong)
+    found = total_reasons((check.status, _about(r, check), r.count, r.recorded_share) for r, check in wrong)
     return table.totals_by_kind("on meta tensors", found)
 
 

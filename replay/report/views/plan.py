@@ -115,7 +115,8 @@ def op_facts(op: ReplayOp, result: OpResult) -> dict[str, Any]:
     need = need_of(op)
     return {
         "id": op.id, "name": op.name, "count": op.count, "replayable": result.status == "replayed",
-        "reason": result.reason, "resolved_by": op.resolved_by, "via": op.via, "overload": op.overload,
+        "reason": result.reason and str(result.reason),
+        "resolved_by": op.resolved_by, "via": op.via, "overload": op.overload,
         "inputs": result.inputs, "bytes": need.total, "bytes_estimated": not need.outputs_known,
         "recorded_device_us": result.recorded_device_us, "recorded_host_us": result.recorded_host_us,
         "recorded_share": result.recorded_share, "simulated_us": result.simulated_us, "bound": result.bound,

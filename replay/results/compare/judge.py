@@ -176,7 +176,7 @@ def compare_op(before: OpResult, after: OpResult, method: Method = "gauges") -> 
     )  # fmt: skip
     if a is None or b is None:
         verdict: Verdict = "lost" if b is None else "gained"
-        return msgspec.structs.replace(made, verdict=verdict, note=(after if b is None else before).reason or "")
+        return msgspec.structs.replace(made, verdict=verdict, note=str((after if b is None else before).reason or ""))
     if a.median_us <= 0 or b.median_us <= 0:
         return msgspec.structs.replace(made, verdict="unclear", note="too short for the clock")
     ratio, low, high = _ratio(a, b, method)

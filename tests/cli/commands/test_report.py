@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from opreplay.cli.main import opreplay
 from opreplay.replay.execute.measure import summarize
 from opreplay.replay.execute.options import MeasureOptions
+from opreplay.replay.ir.reasons import Reason
 from opreplay.replay.results.records import Header, JobResult, OpResult, Summary, TraceResult
 from opreplay.replay.results.writing import JsonLinesSink
 
@@ -26,7 +27,7 @@ HEADER = Header(
 OPS = (
     OpResult(id="a" * 12, name="aten::mm", count=3, status="replayed", measurement=MEASURED, measured_us=1.04,
              recorded_device_us=20.0, recorded_share=0.6, simulated_us={"910b3": 2.0}),
-    OpResult(id="b" * 12, name="nccl:all_reduce", count=1, status="skipped", reason="collective: c10d",
+    OpResult(id="b" * 12, name="nccl:all_reduce", count=1, status="skipped", reason=Reason("collective", "c10d"),
              recorded_device_us=40.0, recorded_share=0.4),
 )  # fmt: skip
 SUMMARY = Summary(
@@ -118,7 +119,14 @@ def test_parquet_of_runs_with_and_without_ops_can_be_read_as_one() -> None:
 
     from opreplay.replay.report.run import parquet as view
 
-    odd = OpResult(id="c" * 12, name="=evil\x1b\ud800", count=2**40, status="failed", reason="-x", recorded_share=0.0)
+    odd = OpResult(
+        id="c" * 12,
+        name="=evil\x1b\ud800",
+        count=2**40,
+        status="failed",
+        reason=Reason("failed", "-x"),
+        recorded_share=0.0,
+    )
     tables = [parquet.read_table(io.BytesIO(view.render(HEADER, ops, SUMMARY))) for ops in ((), (odd,), OPS)]
     assert [len(table) for table in tables] == [0, 1, 2]
     assert tables[0].schema.equals(tables[1].schema)

@@ -39,7 +39,7 @@ def test_lines_come_in_order_with_both_times_and_a_summary() -> None:
     collective = fake_op("all_reduce", device_us=70, reason=Reason("collective", "needs 8 ranks"))
     summary = run_plan(plan_of(collective, fake_op("10us", device_us=30)), OPTIONS, sink=sink, simulate=predict)
     skipped, replayed = sink.results
-    assert (skipped.status, skipped.reason, skipped.measured_us) == ("skipped", "collective: needs 8 ranks", None)
+    assert (skipped.status, str(skipped.reason), skipped.measured_us) == ("skipped", "collective: needs 8 ranks", None)
     assert skipped.simulated_us == {"910B3": 3.0}, "what cannot be replayed is predicted all the same"
     assert replayed.measured_us == pytest.approx(10, rel=0.02)
     assert (replayed.bound, replayed.recorded_device_us, replayed.recorded_share) == ("hbm", 15.0, 0.3)
@@ -77,7 +77,7 @@ def test_progress_names_each_op_and_ends_with_none() -> None:
 def test_ops_beyond_the_time_of_the_run_are_skipped_with_that_reason() -> None:
     sink = MemorySink()
     run_plan(plan_of(fake_op("1us")), RunOptions(executor="fake", isolation="none", total_time_s=0.0), sink=sink)
-    assert sink.results[0].reason == "budget: time: the run's 0 s are spent (--total-time)"
+    assert str(sink.results[0].reason) == "out of time: the run's 0 s are spent (--total-time)"
 
 
 class Interrupting(InProcess):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from opreplay.replay.ir.model import Assumption
+from opreplay.replay.ir.reasons import Reason
 from opreplay.replay.results.measurement import Measurement, MeasureWarning
 from opreplay.replay.results.records import Header, OpResult, Simulated, Summary
 
@@ -35,9 +36,10 @@ def replayed(name: str = "aten::addmm", us: float = 41.52, **changes: object) ->
     return OpResult(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def skipped(name: str = "nccl:all_reduce", reason: str = "collective: c10d", **changes: object) -> OpResult:
+def skipped(name: str = "nccl:all_reduce", reason: Reason | None = None, **changes: object) -> OpResult:
     values: dict[str, object] = {
-        "id": "ba9876543210", "name": name, "count": 3, "status": "skipped", "reason": reason,
+        "id": "ba9876543210", "name": name, "count": 3, "status": "skipped",
+        "reason": reason or Reason("collective", "c10d"),
         "recorded_device_us": 1234.5, "recorded_share": 0.1,
     }  # fmt: skip
     return OpResult(**{**values, **changes})  # type: ignore[arg-type]
@@ -57,8 +59,8 @@ RESULTS = [
     ),
     replayed("_C::a_very_long_operator_name_that_never_fits_anywhere_forward", 0.0123, recorded_share=0.00001),
     skipped(),
-    skipped("os::system", "policy: namespace os is not allowed"),
-    skipped("aten::bmm", "failed: RuntimeError: expected\x1b[31m [red]markup[/red]", status="failed"),
+    skipped("os::system", Reason("policy", "namespace os is not allowed")),
+    skipped("aten::bmm", Reason("failed", "RuntimeError: expected\x1b[31m [red]markup[/red]"), status="failed"),
 ]
 """Three replayed, two skipped, one failed."""
 

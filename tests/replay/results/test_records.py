@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from opreplay.replay.results.reading import read_results
+from opreplay.replay.results.reading import read_result_file, read_results
 from opreplay.replay.results.records import SCHEMA_VERSION, Header, OpResult, Record, Summary
+from opreplay.replay.results.resume import is_out_of_time
 from opreplay.replay.results.writing import JsonLinesSink
 from opreplay.traces.errors import FormatError, UsageError
 
@@ -110,3 +111,21 @@ def test_damage_inside_is_no_partial_last_line(tmp_path: Path) -> None:
         read_results(path)
     with pytest.raises(FormatError, match="cannot read"):
         read_results(tmp_path / "absent.jsonl")
+
+
+def test_reasons_of_older_files_are_text(tmp_path: Path) -> None:
+    texts = ["collective: c10d", "budget: time: the run's 3 s are spent (--total-time)", "budget: memory: 4 GB", "odd"]
+    lines = [{"record": "header", "schema_version": 3, "opreplay_version": "0", "started_at": "", "trace": {},
+              "environment": {}, "options": {}}]  # fmt: skip
+    lines += [{"record": "op", "id": f"{n:012x}", "name": "a::b", "count": 1, "status": "skipped", "reason": text}
+              for n, text in enumerate(texts)]  # fmt: skip
+    path = tmp_path / "old.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    read = read_result_file(path).results
+    assert [(one.why_not().kind, one.why_not().detail) for one in read] == [
+        ("collective", "c10d"),
+        ("out of time", "the run's 3 s are spent (--total-time)"),
+        ("budget", "memory: 4 GB"),
+        ("failed", "odd"),
+    ]
+    assert list(map(is_out_of_time, read)) == [False, True, False, False]

@@ -54,7 +54,9 @@ def run(plan: ReplayPlan, options: RunOptions = HERE) -> MemorySink:
 
 
 def statuses(sink: MemorySink) -> dict[str, tuple[str, str | None]]:
-    return {result.name: (result.status, result.reason) for result in sink.results}
+    return {
+        result.name: (result.status, None if result.reason is None else str(result.reason)) for result in sink.results
+    }
 
 
 def test_each_op_has_the_median_of_its_calls_and_the_step_their_sum() -> None:
@@ -120,14 +122,14 @@ def test_a_run_that_is_out_of_time_stops_between_two_calls() -> None:
         total_time_s=0.0, executor=FakeExecutor(),
     )  # fmt: skip
     found = [outcome.reason for _, outcome in engine.outcomes(plan.ops, lambda _: None)]
-    assert list(map(str, found)) == ["budget: time: the run's 0 s were over before a pass was (--total-time)"] * 2
+    assert list(map(str, found)) == ["out of time: the run's 0 s were over before a pass was (--total-time)"] * 2
     (record,) = engine.records([])
     assert (record.passes, record.calls_replayed, record.sum_us) == (0, 0, None)
 
 
 def test_what_there_was_no_time_for_has_another_chance() -> None:
     """The reason that a sequence gives is known to those who continue a run."""
-    reason = "budget: time: the run's 3 s were over before a pass was (--total-time)"
+    reason = Reason("out of time", "the run's 3 s were over before a pass was (--total-time)")
     assert is_out_of_time(OpResult(id="0" * 12, name="a::b", count=1, status="skipped", reason=reason))
 
 

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from opreplay.replay.ir.model import Assumption
+from opreplay.replay.ir.reasons import Reason
 from opreplay.replay.report.run import facts
 
 
@@ -35,7 +36,7 @@ def test_coverage_of_a_trace_without_times_claims_no_share(made: SimpleNamespace
 
 
 def test_reasons_from_a_trace_are_escaped(made: SimpleNamespace) -> None:
-    line = facts.coverage_line(made.header, [made.skipped(reason="bad\x1b[2J: x")], made.summary)
+    line = facts.coverage_line(made.header, [made.skipped(reason=Reason("failed", "bad\x1b[2J: x"))], made.summary)
     assert "\x1b" not in line
 
 
@@ -48,7 +49,7 @@ def test_every_reason_is_totalled_with_ops_calls_and_share(made: SimpleNamespace
 
 
 def test_many_and_long_details_are_cut(made: SimpleNamespace) -> None:
-    results = [made.skipped(reason=f"policy: {i}" + "x" * 500, recorded_share=1 / (i + 1)) for i in range(9)]
+    results = [made.skipped(reason=Reason("policy", str(i) + "x" * 500), recorded_share=1 / (i + 1)) for i in range(9)]
     (total,) = facts.not_replayed(results)
     text = facts.detail_text(total)
     assert text.startswith("0xxx")

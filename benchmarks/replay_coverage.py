@@ -64,7 +64,7 @@ def files(named: list[Path]) -> list[Path]:
 def problem(result: OpResult) -> str | None:
     """Why a result is listed with --verbose."""
     if result.status != "replayed":
-        return result.reason
+        return None if result.reason is None else str(result.reason)
     return str(result.meta) if result.meta is not None and result.meta.status != "ok" else None
 
 

@@ -26,7 +26,7 @@ def command_line() -> str:
 PAGES: dict[str, Render] = {
     ".csv": csv_.render,
     ".md": markdown.render,
-    ".html": lambda *run: of_run.render(*run, command_line()),
+    ".html": lambda header, results, summary: of_run.render(header, results, summary, command_line()),
 }
 """Suffix → format that is written as a whole at the end."""
 LINES = (".jsonl", ".ndjson")

@@ -22,7 +22,6 @@ from opreplay.replay.ascend.measured.kernel_shapes import complete_outputs
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.op import simulate_by_family
 from opreplay.replay.ir.model import ReplayOp
-from opreplay.replay.plan.build import signature_id
 from opreplay.replay.timeline.categories import Categories, categories
 from opreplay.replay.timeline.graph.model import (
     COLLECTIVE,
@@ -308,6 +307,8 @@ def _lowered_ops(
 
     Where it becomes more kernels than were recorded, their gaps are added; fewer only remove the gaps between those.
     """
+    from opreplay.replay.plan.build import signature_id  # late: planning imports torch
+
     nodes, device = graph.nodes, predictor.device
     rows = np.flatnonzero((nodes.owner >= 0) & (nodes.name >= 0) & ~done & ~_host_copies(trace, graph))
     # Of an op with tasks that a kernel table describes, the others (fills, copies) are not the whole op again.

@@ -99,4 +99,4 @@ def _row(r: OpResult, socs: Sequence[str], *, device: bool) -> tuple[Cell, ...]:
         cells += [time_cell(r.simulated_us.get(soc))]
         cells += [Cell(text=r.simulated[soc].bound if soc in r.simulated else "")]
     ratio = r.measured_us / recorded if recorded and r.measured_us is not None else None
-    return (*cells, ratio_cell(ratio), Cell(text=r.reason or ""))
+    return (*cells, ratio_cell(ratio), Cell(text=str(r.reason or "")))

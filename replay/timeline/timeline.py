@@ -15,6 +15,7 @@ from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.model import LAUNCH, STREAM, Floats, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, retimed
 from opreplay.replay.timeline.graph.steps import Step, chosen_step, steps_of
+from opreplay.replay.timeline.memory import MemoryUse, memory_of
 from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.paths import PathPart, Slack, path_parts, slack_of_ops
 from opreplay.replay.timeline.simulated import ContentsOf, Predicted, SocStep, paced, predict, step_on
@@ -86,6 +87,8 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     dropped_edges: int
     socs: dict[str, SocStep] = {}
     """By the name of the simulated device."""
+    memory: MemoryUse | None = None
+    """None where the trace records no allocations in the step."""
     what_if: tuple[WhatIf, ...] = ()
     what_if_together: WhatIf | None = None
     """All changes at once, where there are several and each is a scaling."""
@@ -147,6 +150,7 @@ def timeline(
             unexplained_us=graph.unexplained.us,
             dropped_edges=graph.dropped_edges,
             socs={name: one.step for name, one in simulated.items()},
+            memory=memory_of(trace, chosen, devices),
             what_if=changes,
             what_if_together=_together(names, graph, what_if, schedule, simulated),
             notes=tuple(_notes(chosen, graph)),

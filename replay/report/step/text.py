@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from opreplay.replay.ir.sizes import readable
 from opreplay.replay.report.columns import plain_table
 from opreplay.replay.report.text import DASH, middle, plural, ratio_text, safe, share_text, time_text
 from opreplay.replay.timeline.categories import Categories
@@ -75,6 +76,12 @@ def _head(found: Timeline) -> Table:
         chosen = f", 1 of {step.steps:,} marked" if step.steps > 1 else ""
         grid.add_row("step", Text(safe(middle(step.name, NAME_WIDTH)) + chosen))
     grid.add_row("host range", Text(time_text(step.host_us)))
+    if found.memory is not None:
+        memory = found.memory
+        where = "device" if memory.on_device else "host"
+        text = f"{readable(memory.peak_bytes)} on the {where} at most, {time_text(memory.peak_at_us)} into the step"
+        text += "".join(f"; {'fits' if fits else 'does NOT fit'} {safe(soc)}" for soc, fits in memory.fits.items())
+        grid.add_row("memory", Text(text))
     edges = found.edges.values()
     told, guessed = sum(e.recorded for e in edges), sum(e.inferred for e in edges)
     grid.add_row("dependencies", Text(f"{told:,} recorded, {guessed:,} inferred from times"))

@@ -22,6 +22,8 @@ COMMANDS: dict[str, str] = {
     "inspect": "opreplay.cli.commands.inspect",
     "plan": "opreplay.cli.commands.plan",
     "simulate": "opreplay.cli.commands.simulate",
+    "timeline": "opreplay.cli.commands.timeline",
+    "trim": "opreplay.cli.commands.trim",
     "compare": "opreplay.cli.commands.compare",
     "report": "opreplay.cli.commands.report",
     "export": "opreplay.cli.commands.export",

@@ -40,8 +40,9 @@ def open_input(
 
 
 def open_trace(
-    text: str, limits: Sequence[tuple[str, str]], *, kernel_details: str | None = None, capture: str | None = None
-) -> Trace:
+    text: str, limits: Sequence[tuple[str, str]], *, kernel_details: str | None = None, capture: str | None = None,
+    activity: bool = False,
+) -> Trace:  # fmt: skip
     """Read the one profile that the TRACE argument means, with progress on stderr, and what lies beside it with it.
 
     Raises UsageError for a glob that matches several, TraceError for what cannot be read.
@@ -49,13 +50,15 @@ def open_trace(
     from opreplay.cli.terminal.progress import ReadProgress
     from opreplay.replay.plan import inputs
 
+    limited = parse_limits(limits)
     return _told(
         inputs.open_trace(
             text,
-            limits=parse_limits(limits),
+            limits=limited,
             kernel_details=kernel_details,
             capture=capture,
             progress=ReadProgress,
+            activity=activity,
         )
     )
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from opreplay.replay.report.page import of_run
 from opreplay.replay.report.run import batch_markdown, csv_, markdown, sequence
 from opreplay.replay.results.reading import MemorySink, ResultFile
 from opreplay.replay.results.records import Header, OpResult, Record, Summary
@@ -15,7 +17,17 @@ from opreplay.traces.errors import UsageError
 
 Render = Callable[[Header, Sequence[OpResult], Summary], str]
 
-PAGES: dict[str, Render] = {".csv": csv_.render, ".md": markdown.render}
+
+def command_line() -> str:
+    """What was typed, ready to be run again."""
+    return shlex.join(["opreplay", *sys.argv[1:]])
+
+
+PAGES: dict[str, Render] = {
+    ".csv": csv_.render,
+    ".md": markdown.render,
+    ".html": lambda header, results, summary: of_run.render(header, results, summary, command_line()),
+}
 """Suffix → format that is written as a whole at the end."""
 LINES = (".jsonl", ".ndjson")
 """Suffixes of JSON Lines, which are written op by op."""

@@ -10,6 +10,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from opreplay.traces.activity.model import Activity
+
 Dims = tuple["int | Dims", ...]
 """A shape or strides; one level deeper for a TensorList entry."""
 
@@ -289,6 +291,8 @@ class Trace:
     """None where no captured graph ran."""
     calls: RuntimeCalls | None = None
     """None unless asked for."""
+    activity: Activity | None = None
+    """What else the file says of when things ran; only where it was asked for."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

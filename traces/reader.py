@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from opreplay.traces.activity.collect import TimingCollector
+from opreplay.traces.activity.events import TimingDecoder
 from opreplay.traces.dialects.ascend import owners_above_launches
 from opreplay.traces.dialects.kineto import ERAS, era_of, metadata_level, run_facts
 from opreplay.traces.errors import TraceError, UsageError
@@ -52,6 +54,7 @@ def read_trace(
     progress: Progress | None = None,
     record_function_ids: bool = False,
     calls: bool = False,
+    activity: bool = False,
     _block_bytes: int = BLOCK_BYTES,
 ) -> Trace:
     """Read one profile, plain or gzip JSON ("-" for stdin), in bounded memory, and link device time to ops.
@@ -59,11 +62,11 @@ def read_trace(
     `processes` > 1 splits a plain file. `progress(bytes_done, total)` counts bytes of the file; total may be None.
     `record_function_ids` fills that column of the ops where the trace has it, to join an ExecutionTrace of the same
     run, and `calls` the runtime calls with their names, to find what a graph was captured from; one process then
-    reads all.
+    reads all. `activity`: also what else ran when (`Trace.activity`), some three times slower and in one process.
     Raises TraceError: Malformed, UnknownDialect, or TooLarge for a file over one of `limits`.
     """
     with collector_off():
-        if processes > 1 and not record_function_ids and not calls:
+        if processes > 1 and not record_function_ids and not calls and not activity:
             from opreplay.traces.reading.parallel import scan_parallel
 
             scanned = scan_parallel(str(path), limits, processes, block_bytes=_block_bytes, progress=progress)
@@ -81,6 +84,7 @@ def read_trace(
                         numbered=record_function_ids,
                         calls=calls,
                         arrows=arrows,
+                        timing=(TimingDecoder(), TimingCollector(limits)) if activity else None,
                     )
                 except ExecutionTraceFound as found:
                     from opreplay.traces.dialects.execution_trace import read_nodes
@@ -119,7 +123,7 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
     )
     launches = {name: got.launches.take(name) for name in got.launches.kinds}
     launches["track"] = _take(track_remap, launches["track"])
-    kernels, stats, graphs = _kernels(got, ops, ext, track_remap, launches)
+    kernels, stats, graphs, correlation = _kernels(got, ops, ext, track_remap, launches)
     task_rows = int((kernels.category == TASK).sum())
     del ext
     level = metadata_level(signatures)
@@ -160,6 +164,7 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
         annotations=notes,
         graphs=graphs,
         calls=_calls(got, launches, tally.repairs) if "kernel" in launches else None,
+        activity=got.activity(correlation, track_remap) if isinstance(got, TimingCollector) else None,
     )
 
 
@@ -194,7 +199,7 @@ def _take(remap: Any, indexes: Any) -> Any:
 
 def _kernels(
     got: Collector, ops: OpTable, ext: Any, track_remap: Any, launches: dict[str, Any]
-) -> tuple[KernelTable, LinkStats, GraphLaunches | None]:
+) -> tuple[KernelTable, LinkStats, GraphLaunches | None, Any]:
     table = {name: got.kernels.take(name) for name in got.kernels.kinds}
     if got.by_category[fields.MTIA_CATEGORY]:
         table = _mtia_work(table, list(got.kernel_names))
@@ -228,7 +233,7 @@ def _kernels(
         stream=_int32(table["stream"]),
         owner=owner,
     )
-    return kernels, stats, graph_launches(columns, category)
+    return kernels, stats, graph_launches(columns, category), table["corr"]
 
 
 def _mtia_work(table: dict[str, Any], names: list[bytes]) -> dict[str, Any]:

@@ -39,17 +39,24 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--all", "everything", is_flag=True, help="List ops that stayed the same or are unclear as well.")
 @click.option("--force", is_flag=True, help="Compare runs of different machines or ways to measure.")
+@click.option("--output", "-o", metavar="FILE.html", help="Also write it as one HTML page that works offline.")
+@click.option("--overwrite", is_flag=True, help="Overwrite the file of --output.")
 @format_option("table", "markdown", "json")
 def command(
     before: str, after: str, also_before: tuple[str, ...], also_after: tuple[str, ...], threshold: float,
-    fail_if: tuple[str, ...], method: Method, everything: bool, force: bool, format_: str,
+    fail_if: tuple[str, ...], method: Method, everything: bool, force: bool, output: str | None,
+    overwrite: bool, format_: str,
 ) -> int:  # fmt: skip
     """Compare the results AFTER with those BEFORE, op by op; both are .jsonl files of `opreplay run --output`.
 
     A ratio above 1 means that AFTER is slower. An op is called slower or faster where that is more than its error and
     more than the ops scatter, the speed of the machine taken out (--method). Runs in turns tell smaller changes.
     """
+    from functools import partial
+
+    from opreplay.cli.pages import check_page, write_page
     from opreplay.cli.terminal import console
+    from opreplay.replay.report.page import of_checks
     from opreplay.replay.report.views import comparison as view
     from opreplay.replay.report.views import comparison_markdown, comparison_table
     from opreplay.replay.results.compare.judge import compare
@@ -57,6 +64,7 @@ def command(
     from opreplay.replay.results.compare.regressions import parse_condition, violations
     from opreplay.replay.results.reading import read_result_file
 
+    page = check_page(output, force=overwrite)
     conditions = [parse_condition(text) for text in fail_if]
     threshold = min([threshold, *(one.limit for one in conditions if one.what == "slower")])
     sides = [
@@ -65,6 +73,7 @@ def command(
     first, second = (pool(runs, force=force) for runs in sides)
     found = compare(first, second, threshold=threshold, method=method, force=force)
     broken = violations(conditions, found)
+    write_page(page, partial(of_checks.of_comparison, found), force=overwrite)
     if format_ == "json":
         console.write(console.json_text({**view.facts(found), "violations": broken}))
     elif format_ == "markdown":

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from opreplay.replay.plan.selection import Selection
     from opreplay.replay.results.records import L2State
 
-SUFFIXES = (".json", ".csv")
+SUFFIXES = (".json", ".csv", ".html")
 
 
 @click.command("simulate", short_help="Predict a whole step on simulated NPUs, without running it.")
@@ -49,7 +49,7 @@ SUFFIXES = (".json", ".csv")
     help="List the N ops that would lose most against the recorded device.",
 )  # fmt: skip
 @format_option("table", "json")
-@click.option("--output", "-o", metavar="FILE", help="Also write all ops: .json or .csv.")
+@click.option("--output", "-o", metavar="FILE", help="Also write all ops: .json, .csv or .html (works offline).")
 @force_option
 @limit_option
 @cache_option
@@ -104,8 +104,17 @@ def command(
     if output is not None:
         from opreplay.cli.outputs import write_file
 
-        as_csv = output.lower().endswith(".csv")
-        text = view.csv_text(plan, steps) if as_csv else console.json_text(view.facts(plan, steps, losers=losers))
+        suffix = Path(output).suffix.lower()
+        if suffix == ".html":
+            from opreplay.cli.outputs import command_line
+            from opreplay.replay.report.page import of_simulation
+            from opreplay.replay.report.page.render import render
+
+            text = render(of_simulation.page(plan, steps, command_line()))
+        elif suffix == ".csv":
+            text = view.csv_text(plan, steps)
+        else:
+            text = console.json_text(view.facts(plan, steps, losers=losers))
         write_file(Path(output), text, force=force)
     if format_ == "json":
         console.write(console.json_text(view.facts(plan, steps, losers=losers)))

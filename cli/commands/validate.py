@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from opreplay.cli.options.shared import format_option, tables_argument
+from opreplay.cli.options.shared import force_option, format_option, tables_argument
 
 
 @click.command("validate", short_help="Compare predictions with a profile of a real Ascend NPU.")
@@ -27,10 +27,12 @@ from opreplay.cli.options.shared import format_option, tables_argument
     "--worst", type=click.IntRange(min=0), default=10, show_default=True, metavar="N",
     help="List the N kernels that lose most time.",
 )  # fmt: skip
+@click.option("--output", "-o", metavar="FILE.html", help="Also write it as one HTML page that works offline.")
+@force_option
 @format_option("table", "json")
 def command(
     kernel_details: tuple[str, ...], soc: tuple[str, ...], all_tables: bool, only_held_out: bool,
-    exclude_communication: bool, cross_validate: bool, worst: int, format_: str,
+    exclude_communication: bool, cross_validate: bool, worst: int, output: str | None, force: bool, format_: str,
 ) -> None:  # fmt: skip
     """Say how far predictions are from measured kernels: by kernel type and overall.
 
@@ -38,6 +40,9 @@ def command(
     Count, or a table of ops (KernelBench's columns, sweeps, serving). Rows without a duration are left out, but count
     for what lies in the L2 cache.
     """
+    from functools import partial
+
+    from opreplay.cli.pages import check_page, write_page
     from opreplay.cli.terminal import console
     from opreplay.traces.errors import UsageError
 
@@ -57,13 +62,16 @@ def command(
         raise UsageError("which device was measured is not said", hint="Give --soc, or --all and a folder of tables.")
     from opreplay.replay.ascend import load_device
     from opreplay.replay.ascend.calibrate.validate import read_measured, validate
+    from opreplay.replay.report.page import of_checks
     from opreplay.replay.report.views import validation as view
 
+    page = check_page(output, force=force)
     measured = read_measured(kernel_details, [load_device(name) for name in soc])
     found = validate(
         measured, communication=not exclude_communication, only_held_out=only_held_out, cross=cross_validate,
         on_step=console.narrate,
     )  # fmt: skip
+    write_page(page, partial(of_checks.of_validation, found), force=force)
     if format_ == "json":
         console.write(console.json_text(view.facts(found, worst=worst)))
     else:

@@ -139,8 +139,9 @@ def open_trace(
     kernel_details: str | None = None,
     capture: str | None = None,
     progress: Progress = nullcontext,
+    activity: bool = False,
 ) -> Trace:
-    """The profile that a path, a glob or "-" names, completed as `open_input` says.
+    """The profile that a path, a glob or "-" names, completed as `open_input` says; `activity`: all timing.
 
     Raises as `open_input` does, and what `join_kernel_details` does for a table that was named; one that merely lies
     beside the trace is left unused, and `info.kernel_details` says why.
@@ -151,7 +152,7 @@ def open_trace(
     from opreplay.traces.joins.kernel_details import join_kernel_details, with_table_beside
 
     path = the_one_path(text)
-    trace = _read(path, limits, progress, ids=execution_trace is not None)
+    trace = _read(path, limits, progress, ids=execution_trace is not None, activity=activity)
     if execution_trace is not None:
         trace = join_shapes(trace, _read(the_one_path(execution_trace), limits, progress, ids=True))
     trace = with_table_beside(trace) if kernel_details is None else join_kernel_details(trace, kernel_details)
@@ -160,11 +161,11 @@ def open_trace(
     return with_captures(trace, capture_files(capture), limits or Limits())
 
 
-def _read(path: str, limits: Limits | None, progress: Progress, *, ids: bool) -> Trace:
+def _read(path: str, limits: Limits | None, progress: Progress, *, ids: bool, activity: bool = False) -> Trace:
     from opreplay.traces import Limits, read_trace
 
     with progress() as told:
-        return read_trace(path, limits=limits or Limits(), progress=told, record_function_ids=ids)
+        return read_trace(path, limits=limits or Limits(), progress=told, record_function_ids=ids, activity=activity)
 
 
 def join_notes(joined: Trace) -> list[str]:

@@ -14,11 +14,11 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     """What the selection options say."""
 
     select: str
-    include: tuple[str, ...]
-    exclude: tuple[str, ...]
-    top: int | None
-    min_share: float | None
-    allow_imports: dict[str, str]
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    top: int | None = None
+    min_share: float | None = None
+    allow_imports: dict[str, str] = {}
     phase: Phase | None = None
     ops: tuple[str, ...] = ()
     """Names, globs, starts of ids, or "#4" for the fourth of what the others leave."""

@@ -202,7 +202,7 @@ class EventDecoder:
             return cls()
         kept = {name: getattr(event, name) for name in cls.__struct_fields__ if name != "args"}
         if "args" in cls.__struct_fields__:
-            kept["args"] = _args(event.args, type(cls().args))  # type: ignore[attr-defined]
+            kept["args"] = decoded_args(event.args, type(cls().args))  # type: ignore[attr-defined]
         return cls(**kept)
 
     def _learn(self) -> None:
@@ -213,13 +213,13 @@ class EventDecoder:
     _known_last: str | None = None
 
     def _npu_task(self, event: fields.AnyEvent) -> Struct:
-        args = _args(event.args, fields.TaskArgs)
+        args = decoded_args(event.args, fields.TaskArgs)
         if str(args.task_type).upper().startswith(fields.NPU_WAITS):
             return self.uncategorised[NO_CATEGORY]()
         return self.task(name=event.name, ph="X", pid=event.pid, tid=event.tid, ts=event.ts, dur=event.dur)
 
 
-def _args(raw: Raw, kind: type[Any]) -> Any:
+def decoded_args(raw: Raw, kind: type[Any]) -> Any:
     """Arguments of one event, or their defaults where they are absent or no object."""
     try:
         return msgspec.json.decode(raw, type=kind) if bytes(raw) else kind()

@@ -78,16 +78,19 @@ class Scanner:
         numbered: bool = False,
         calls: bool = False,
         arrows: bool = True,
+        timing: tuple[EventDecoder, Collector] | None = None,
     ) -> None:
         """`first`: the source starts with the head; `last`: it ends with the tail, else just after an event.
 
         `numbered`: also keep each op's record function id. `calls`: and the names of runtime calls. `arrows`: keep
-        flows that correlation ids make superfluous.
+        flows that correlation ids make superfluous. `timing`: decoder and tables that keep more; the compiled half,
+        which does not, is then left out.
         """
         self.source, self.limits, self.progress = source, source.limits, progress
         self.first, self.last, self.layout = first, last, layout
         self.buffer = Buffer(source, block_bytes)
-        self.decoder = EventDecoder()
+        decoder, collector = timing or (EventDecoder(), Collector(source.limits, numbered=numbered, calls=calls))
+        self.decoder = decoder
         if numbered:
             self.decoder.use_record_function_ids()
         if calls:
@@ -95,8 +98,8 @@ class Scanner:
         if not arrows:
             self.decoder.skip_arrows()
         self.tally = Tally()
-        self.out = Scanned(Collector(source.limits, numbered=numbered, calls=calls), self.tally)
-        self.compiled = CompiledBlocks(self.decoder, self.out.collector, usable=not calls)
+        self.out = Scanned(collector, self.tally)
+        self.compiled = CompiledBlocks(self.decoder, self.out.collector, usable=not calls and timing is None)
         self._sniffed = 0
 
     def run(self) -> Scanned:
@@ -292,10 +295,17 @@ def scan(
     numbered: bool = False,
     calls: bool = False,
     arrows: bool = True,
+    timing: tuple[EventDecoder, Collector] | None = None,
 ) -> Scanned:
     """Read a whole trace. Raises Malformed when it holds nothing that looks like an event."""
     out = Scanner(
-        source, block_bytes=block_bytes, progress=progress, numbered=numbered, calls=calls, arrows=arrows
+        source,
+        block_bytes=block_bytes,
+        progress=progress,
+        numbered=numbered,
+        calls=calls,
+        arrows=arrows,
+        timing=timing,
     ).run()
     _refuse_what_is_no_trace(source, out)
     if not out.collector.events and out.tally.losses and "duplicate key traceEvents" not in out.tally.losses:

@@ -1,0 +1,122 @@
+"""How far the graph of a step explains it: re-timed ÷ recorded for every public trace with device work; and the cost.
+
+python benchmarks/timeline.py [--traces FOLDER] [--events 1000000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from opreplay.replay.timeline.graph.steps import steps_of
+from opreplay.replay.timeline.timeline import timeline
+from opreplay.traces import read_trace
+from opreplay.traces.errors import OpReplayError
+
+SHARED = Path(__file__).parent.parent.parent / "shared" / "traces"
+BIG = "h100_owlv2_large.json.gz"
+MEAN_BAR, WORST_BAR = 0.03, 0.08
+LIMIT_S, LIMIT_BYTES = 10.0, 1 << 30
+
+
+def errors(folder: Path) -> list[float]:
+    """Print a line for each step of each trace; absolute errors of GPU traces that mark steps."""
+    found: list[float] = []
+    print(f"{'trace':40} {'step':18} {'recorded µs':>12} {'÷ recorded':>11} {'typical':>9} {'unexplained':>12}")
+    for path in sorted(folder.glob("*.json.gz")):
+        try:
+            trace = read_trace(path, activity=True)
+        except OpReplayError as error:
+            print(f"{path.name[:40]:40} {error}")
+            continue
+        if trace.activity is None or not len(trace.kernels):
+            continue
+        for step in steps_of(trace) or [None]:
+            try:
+                one = timeline(trace, step=None if step is None else step.number).timeline
+            except OpReplayError as error:
+                print(f"{path.name[:40]:40} {error}")
+                continue
+            if one.step.marked and trace.info.dialect == "kineto":
+                found += [abs(one.structure_error)]
+            print(
+                f"{path.name[:40]:40} {one.step.name[:18]:18} {one.recorded_step_us:12.0f} "
+                f"{1 + one.structure_error:11.4f} {1 + one.structure_error_typical:9.4f} "
+                f"{one.unexplained_us / one.recorded_step_us if one.recorded_step_us else 0:11.1%}"
+            )
+            if step is None or step.number is None:
+                break
+    return found
+
+
+def big_trace(source: Path, target: Path, events: int) -> int:
+    """A trace of one step with about `events` events: the step of a public one again and again, ids moved on."""
+    document = json.loads(gzip.decompress(source.read_bytes()))
+    timed = [
+        e for e in document["traceEvents"] if e.get("ph") in ("X", "s", "f", "i") and "ProfilerStep" not in e["name"]
+    ]
+    first = min(float(e["ts"]) for e in timed)
+    last = max(float(e["ts"]) + float(e.get("dur", 0)) for e in timed if e.get("cat") != "Trace")
+    mark = next(
+        e for e in document["traceEvents"] if "ProfilerStep" in e.get("name", "") and e["cat"] == "user_annotation"
+    )
+    copies = -(-events // len(timed))
+    written = 0
+    with target.open("w") as out:
+        out.write('{"schemaVersion": 1, "traceEvents": [\n')
+        out.write(json.dumps({**mark, "ts": first, "dur": copies * (last - first + 100.0)}))
+        for copy in range(copies):
+            for event in timed:
+                if event.get("cat") == "Trace":
+                    continue
+                moved = {**event, "ts": float(event["ts"]) + copy * (last - first + 100.0)}
+                if "args" in event:
+                    moved["args"] = dict(event["args"])
+                    for key in ("correlation", "External id"):
+                        if isinstance(moved["args"].get(key), int):
+                            moved["args"][key] += copy * 10_000_000
+                if "id" in event:
+                    moved["id"] = int(event["id"]) + copy * 10_000_000
+                out.write(",\n" + json.dumps(moved))
+                written += 1
+        out.write("\n]}")
+    return written
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--traces", type=Path, default=SHARED)
+    parser.add_argument("--events", type=int, default=1_000_000)
+    chosen = parser.parse_args()
+    found = errors(chosen.traces)
+    mean, worst = sum(found) / len(found), max(found)
+    print(
+        f"{len(found)} GPU steps: mean error {mean:.2%} (bar {MEAN_BAR:.0%}), worst {worst:.2%} (bar {WORST_BAR:.0%})"
+    )
+    good = mean <= MEAN_BAR and worst <= WORST_BAR
+    if chosen.events:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "big.json"
+            n = big_trace(chosen.traces / BIG, path, chosen.events)
+            began = time.process_time()
+            trace = read_trace(path, activity=True)
+            read_s = time.process_time() - began
+            study = timeline(trace)
+            total_s = time.process_time() - began
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        print(
+            f"{n:,} events in one step: {len(study.graph.nodes):,} nodes; read {read_s:.1f} s, graph, re-timing and "
+            f"report {total_s - read_s:.1f} s of processor time, peak {peak / 2**20:.0f} MiB (with the benchmark's own)"
+        )
+        good &= total_s <= LIMIT_S and peak <= LIMIT_BYTES
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

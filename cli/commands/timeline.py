@@ -1,0 +1,85 @@
+"""`opreplay timeline`: one step as a whole: why it takes as long as it does, and what would change that."""
+
+from __future__ import annotations
+
+import click
+
+from opreplay.cli.options.shared import force_option, format_option, kernel_details_option, limit_option, trace_argument
+
+
+@click.command("timeline", short_help="Say why a step takes as long as it does, and what would change it.")
+@trace_argument
+@kernel_details_option
+@click.option(
+    "--step", type=click.IntRange(min=0), metavar="N",
+    help="N of ProfilerStep#N, or the Nth iteration of a server.  [default: the one of median length]",
+)  # fmt: skip
+@click.option(
+    "--what-if", multiple=True, metavar="CHANGE",
+    help="Show what the step would take: 'aten::mm*=0.5x', 'nccl*=0', 'fuse aten::add,aten::mul', 'dtype bf16', "
+    "'cudagraph', 'overlap comm'. Repeatable.",
+)  # fmt: skip
+@click.option(
+    "--soc", multiple=True, metavar="NAME|FILE",
+    help="Also put the step on this simulated device, or on that of a device file (.toml). Repeatable.",
+)  # fmt: skip
+@click.option(
+    "--host-scale", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True, metavar="X",
+    help="On simulated devices the host takes X times what was recorded.",
+)  # fmt: skip
+@click.option(
+    "--timeline", "timeline_file", metavar="FILE.json.gz",
+    help="Write recorded and simulated timelines side by side, for ui.perfetto.dev and chrome://tracing.",
+)  # fmt: skip
+@click.option("--output", "-o", metavar="FILE.html", help="Also write it as one HTML page that works offline.")
+@format_option("table", "json")
+@force_option
+@limit_option
+def command(
+    trace: str, kernel_details: str | None, step: int | None, what_if: tuple[str, ...], soc: tuple[str, ...],
+    host_scale: float, timeline_file: str | None, output: str | None, format_: str, force: bool,
+    limit: tuple[tuple[str, str], ...],
+) -> None:  # fmt: skip
+    """Rebuild one step of TRACE as a graph of what waited for what, and time it again: what the device did and why it
+    idled, the critical path, and what changes would gain. The first line says how far the graph explains the recording.
+    With --soc also what the step would take on a simulated device.
+    """
+    from functools import partial
+    from pathlib import Path
+
+    from opreplay.cli.opening import open_trace
+    from opreplay.cli.outputs import check_writable
+    from opreplay.cli.pages import check_page, write_page
+    from opreplay.cli.terminal import console
+    from opreplay.replay.ascend.simulate.devices import load_socs
+    from opreplay.replay.report.page import of_timeline
+    from opreplay.replay.report.step import text as view
+    from opreplay.replay.timeline.timeline import timeline
+
+    page = check_page(output, force=force)
+    if timeline_file is not None:
+        check_writable(Path(timeline_file), force=force)
+    devices = list(load_socs(soc).values())
+    read = open_trace(trace, limit, kernel_details=kernel_details, activity=True)
+    plan = contents = None
+    if devices:
+        from opreplay.replay.arguments.work.expected import expected_contents
+        from opreplay.replay.plan.inputs import plan_of
+        from opreplay.replay.plan.selection import Selection
+
+        plan = plan_of(read, Selection(select="owner"), device="cpu", in_order=True)
+        contents = expected_contents()
+    study = timeline(
+        read, step=step, what_if=what_if, devices=devices, plan=plan, contents=contents, host_scale=host_scale
+    )
+    write_page(page, partial(of_timeline.page, study), force=force)
+    if timeline_file is not None:
+        from opreplay.replay.report.step import tracks
+
+        count = tracks.write(study, Path(timeline_file), force=force)
+        console.narrate(f"opreplay: {count:,} events in {timeline_file}: open it in ui.perfetto.dev")
+    if format_ == "json":
+        console.write(console.json_text(view.facts(study.timeline)))
+        return
+    console.show_line(view.head_line(study.timeline))
+    console.show(view.render(study.timeline))

@@ -1,0 +1,86 @@
+"""`opreplay trim`: a small trace out of a large one; imports no torch."""
+
+from __future__ import annotations
+
+import click
+
+from opreplay.cli.options.shared import force_option, limit_option, trace_argument
+
+
+@click.command("trim", short_help="Cut a step, a time or some ops out of a huge trace.")
+@trace_argument
+@click.option("--step", type=click.IntRange(min=0), metavar="N", help="Keep what starts in ProfilerStep#N.")
+@click.option(
+    "--between", metavar="A..B",
+    help="Keep what starts from A until B: with a unit since the first event (1.5s..2s), without as the file's ts.",
+)  # fmt: skip
+@click.option(
+    "--op-filter", multiple=True, metavar="PATTERN",
+    help="Keep ops of these names, what runs inside them, and their device work. Repeatable.",
+)  # fmt: skip
+@click.option("--output", "-o", required=True, metavar="FILE", help="The new trace; compressed where it ends with .gz.")
+@force_option
+@limit_option
+def command(
+    trace: str, step: int | None, between: str | None, op_filter: tuple[str, ...], output: str, force: bool,
+    limit: tuple[tuple[str, str], ...],
+) -> None:  # fmt: skip
+    """Write a part of TRACE as a trace of its own that other viewers open as well: its events as they are, the device
+    work that they launched, and all metadata. Streams, so the size of TRACE does not matter. Give one of --step,
+    --between and --op-filter.
+    """
+    from pathlib import Path
+
+    from opreplay.cli.opening import parse_limits
+    from opreplay.cli.outputs import check_writable
+    from opreplay.cli.terminal import console
+    from opreplay.cli.terminal.progress import ReadProgress
+    from opreplay.replay.plan.inputs import the_one_path
+    from opreplay.traces.errors import UsageError
+    from opreplay.traces.trim import Wanted, op_spans, step_span, trim
+
+    if (step is not None) + (between is not None) + bool(op_filter) != 1:
+        raise UsageError("give one of --step, --between and --op-filter", hint="For example --step 12.")
+    path, limits = the_one_path(trace), parse_limits(limit)
+    if path == "-":
+        raise UsageError("trim reads the file more than once", hint="Save it first.")
+    check_writable(Path(output), force=force)
+    if step is not None:
+        wanted = Wanted(spans=(step_span(path, step, limits),))
+    elif between is not None:
+        wanted = Wanted(spans=(_between(between, path, limits),))
+    else:
+        wanted = Wanted(of_threads=op_spans(path, op_filter, limits))
+    with ReadProgress() as progress:
+        made = trim(path, output, wanted, limits=limits, progress=progress, force=force)
+    console.show_line(
+        f"kept {made.events:,} of {made.of_events:,} events, {made.device_events:,} of them device work, in {output}"
+    )
+    for reason, count in made.losses.items():
+        console.narrate(f"opreplay: not readable in {path}: {reason} ({count:,})")
+
+
+def _between(text: str, path: str, limits: object) -> tuple[float, float]:
+    """The span that --between means, µs as in the file. Raises UsageError for text that is none."""
+    from opreplay.cli.options.types import Duration
+    from opreplay.traces.errors import UsageError
+    from opreplay.traces.limits import Limits
+    from opreplay.traces.trim import first_time_us
+
+    hint = "Write 1.5s..2s (since the first event) or 1719.5..2044 (µs, as in the file)."
+    low, dots, high = text.partition("..")
+    if not dots or not low or not high:
+        raise UsageError(f"--between {text!r} is no span", hint=hint)
+    try:
+        span = float(low), float(high)
+    except ValueError:
+        assert isinstance(limits, Limits)
+        first = first_time_us(path, limits)
+        try:
+            after = [0.0 if part.strip() == "0" else Duration().convert(part, None, None) for part in (low, high)]
+        except click.BadParameter:
+            raise UsageError(f"--between {text!r} is no span", hint=hint) from None
+        span = first + after[0] * 1e6, first + after[1] * 1e6
+    if not span[0] < span[1]:
+        raise UsageError(f"--between {text!r} ends before it begins", hint=hint)
+    return span

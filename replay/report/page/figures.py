@@ -1,0 +1,126 @@
+"""Geometry of a page's figures: values → positions and paths of an SVG; no markup, no text from a trace."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+import msgspec
+
+from opreplay.replay.report.page.model import Roofline, Strip
+
+WIDTH, HEIGHT, MARGIN = 640.0, 300.0, 44.0
+_DECADES_X, _DECADES_Y = (-3.0, 2.0), (-3.0, 0.1)
+_PIXELS = 1200
+"""Of a strip's width: what is narrower is drawn as one with its neighbours."""
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """A point of a roofline."""
+
+    x: float
+    y: float
+    r: float
+    bound: str
+    label: str
+
+
+class Ticks(msgspec.Struct, frozen=True, kw_only=True):
+    """Positions and texts along an axis."""
+
+    at: float
+    text: str
+
+
+class RooflineFigure(msgspec.Struct, frozen=True, kw_only=True):
+    """One roofline, drawn."""
+
+    device: str
+    marks: tuple[Mark, ...]
+    roof: str
+    x_ticks: tuple[Ticks, ...]
+    y_ticks: tuple[Ticks, ...]
+    left_out: int
+    """Ops that neither compute nor move: views, launches alone."""
+
+
+def roofline(found: Roofline) -> RooflineFigure:
+    """Arithmetic over memory time (1: the ridge) against the share of the device's arithmetic peak that is reached.
+
+    The roof is min(1, x): the roofline model in units of the device's own peaks (Williams, Waterman, Patterson 2009).
+    """
+
+    def x_of(value: float) -> float:
+        low, high = _DECADES_X
+        share = (min(max(math.log10(value), low), high) - low) / (high - low) if value > 0 else 0.0
+        return MARGIN + share * (WIDTH - MARGIN - 12)
+
+    def y_of(value: float) -> float:
+        low, high = _DECADES_Y
+        share = (min(max(math.log10(value), low), high) - low) / (high - low) if value > 0 else 0.0
+        return HEIGHT - MARGIN - share * (HEIGHT - MARGIN - 12)
+
+    marks, left_out = [], 0
+    for point in found.points:
+        if point.time_us <= 0.0 or point.arithmetic_us + point.memory_us <= 0.0:
+            left_out += 1
+            continue
+        ratio = point.arithmetic_us / point.memory_us if point.memory_us > 0 else 1e9
+        reached = point.arithmetic_us / point.time_us
+        radius = 2.0 + 14.0 * math.sqrt(min(max(point.share, 0.0), 1.0))
+        marks.append(
+            Mark(
+                x=round(x_of(ratio), 1), y=round(y_of(reached), 1), r=round(radius, 1), bound=point.bound,
+                label=f"{point.name} {point.detail}".strip(),
+            )
+        )  # fmt: skip
+    corners = [(10 ** _DECADES_X[0], 10 ** _DECADES_X[0]), (1.0, 1.0), (10 ** _DECADES_X[1], 1.0)]
+    roof = "M" + " L".join(f"{x_of(x):.1f} {y_of(y):.1f}" for x, y in corners)
+    return RooflineFigure(
+        device=found.device, marks=tuple(sorted(marks, key=lambda mark: -mark.r)), roof=roof, left_out=left_out,
+        x_ticks=tuple(Ticks(at=round(x_of(10.0**d), 1), text=_power(d)) for d in range(-3, 3)),
+        y_ticks=tuple(Ticks(at=round(y_of(10.0**d), 1), text=f"{100 * 10.0**d:g} %") for d in range(-3, 1)),
+    )  # fmt: skip
+
+
+def _power(decade: int) -> str:
+    return f"{10.0**decade:g}"
+
+
+class LaneFigure(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of a strip: a path of rectangles for each kind."""
+
+    name: str
+    paths: tuple[tuple[str, str], ...]
+    """(kind, SVG path in units of the strip's pixels)"""
+
+
+class StripFigure(msgspec.Struct, frozen=True, kw_only=True):
+    """Timelines above each other, drawn."""
+
+    title: str
+    width: int
+    until_us: float
+    lanes: tuple[LaneFigure, ...]
+
+
+def strip(found: Strip) -> StripFigure:
+    """Rectangles on whole pixels, neighbours of one kind drawn as one, so that size does not grow with the step."""
+    scale = _PIXELS / found.until_us if found.until_us > 0 else 0.0
+    lanes = []
+    for lane in found.lanes:
+        spans: defaultdict[str, list[list[int]]] = defaultdict(list)
+        for one in sorted(lane.stretches, key=lambda stretch: stretch.start_us):
+            low = min(max(int(one.start_us * scale), 0), _PIXELS - 1)
+            high = min(max(math.ceil(one.end_us * scale), low + 1), _PIXELS)
+            of_kind = spans[one.kind]
+            if of_kind and low <= of_kind[-1][1]:
+                of_kind[-1][1] = max(of_kind[-1][1], high)
+            else:
+                of_kind.append([low, high])
+        paths = tuple(
+            (kind, "".join(f"M{low} 0h{high - low}v10h-{high - low}z" for low, high in of_kind))
+            for kind, of_kind in sorted(spans.items())
+        )
+        lanes.append(LaneFigure(name=lane.name, paths=paths))
+    return StripFigure(title=found.title, width=_PIXELS, until_us=found.until_us, lanes=tuple(lanes))

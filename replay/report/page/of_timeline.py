@@ -1,0 +1,114 @@
+"""The page of a step's timeline."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from opreplay.replay.report.page.model import Cell, Column, Lane, Page, Stretch, Strip, Table
+from opreplay.replay.report.page.parts import bars_by_name, count_cell, numbers, time_cell
+from opreplay.replay.report.step.text import CATEGORY_ROWS, head_line, note_lines
+from opreplay.replay.report.text import plural, time_text
+from opreplay.replay.timeline.graph.model import HOST, NODE_KINDS
+from opreplay.replay.timeline.graph.schedule import Schedule
+from opreplay.replay.timeline.timeline import Study, recorded_schedule
+
+MOST_LANES = 8
+MOST_ROWS = 300
+
+
+def page(study: Study, command: str) -> Page:
+    """Everything of a step that a page shows."""
+    found = study.timeline
+    recorded = recorded_schedule(study.graph)
+    schedules = {"recorded": recorded} | {f"simulated {n}": one.schedule for n, one in study.simulated.items()}
+    until = max([float(one.end_us.max(initial=0.0)) for one in schedules.values()])
+    columns = {"recorded": found.categories_us} | {name: one.categories_us for name, one in found.socs.items()}
+    rows = [(title, field) for title, field, part in CATEGORY_ROWS if not part or "overlapped" in field]
+    by_category = {
+        name: {title: float(getattr(made, field)) for title, field in rows} for name, made in columns.items()
+    }
+    work = {"recorded": _work(study, recorded)} | {n: _work(study, one.schedule) for n, one in study.simulated.items()}
+    return Page(
+        title=f"Timeline of {found.step.name}: {found.source}",
+        headline=head_line(found),
+        command=command,
+        facts=(
+            ("recorded step", time_text(found.recorded_step_us)),
+            ("re-timed step", f"{time_text(found.retimed_step_us)} ({100 * found.structure_error:+.2f} %)"),
+            *(
+                (name, f"{time_text(one.step_us)}, 80 % band {time_text(one.low_us)} to {time_text(one.high_us)}")
+                for name, one in found.socs.items()
+            ),
+            *((f"what if {one.change}", f"{time_text(one.step_us)}, gains {time_text(one.gain_us)}")
+              for one in found.what_if),
+        ),
+        strips=tuple(Strip(title=title, until_us=until, lanes=_lanes(study, one)) for title, one in schedules.items()),
+        bars=(
+            bars_by_name("What the device did", by_category),
+            bars_by_name("Work of the device by op", work, "times of ops, which may overlap"),
+        ),
+        tables=(
+            Table(
+                title="Critical path", left_out=max(0, len(found.critical_path) - MOST_ROWS),
+                columns=(Column(title="what"), Column(title="where"), *numbers("time", "stretches")),
+                rows=tuple(
+                    (Cell(text=part.name), Cell(text=part.where), time_cell(part.us), count_cell(part.times))
+                    for part in found.critical_path[:MOST_ROWS]
+                ),
+            ),
+            Table(
+                title="Off the critical path", left_out=max(0, len(found.slack) - MOST_ROWS),
+                columns=(Column(title="what"), *numbers("time", "least slack")),
+                rows=tuple(
+                    (Cell(text=one.name), time_cell(one.us), time_cell(one.slack_us))
+                    for one in found.slack[:MOST_ROWS]
+                ),
+            ),
+        ),
+        notes=tuple(note_lines(found)),
+    )  # fmt: skip
+
+
+def _work(study: Study, schedule: Schedule) -> dict[str, float]:
+    out: defaultdict[str, float] = defaultdict(float)
+    for node in np.flatnonzero(study.graph.nodes.name >= 0).tolist():
+        out[study.names.task(node)] += float(schedule.end_us[node] - schedule.start_us[node])
+    return dict(out)
+
+
+def _lanes(study: Study, schedule: Schedule) -> tuple[Lane, ...]:
+    """The busiest lanes; of host threads the time in ops, of streams their tasks."""
+    graph, nodes = study.graph, study.graph.nodes
+    spent = np.bincount(nodes.lane, weights=schedule.end_us - schedule.start_us, minlength=len(graph.lanes))
+    chosen = sorted(np.argsort(-spent)[:MOST_LANES].tolist())
+    out = []
+    for lane in chosen:
+        stretches: list[Stretch] = []
+        for node in np.flatnonzero(nodes.lane == lane).tolist():
+            start, end = float(schedule.start_us[node]), float(schedule.end_us[node])
+            if nodes.name[node] >= 0:
+                stretches.append(Stretch(start_us=start, end_us=end, kind=NODE_KINDS[nodes.kind[node]]))
+            elif nodes.kind[node] == HOST and nodes.slices[node]:
+                stretches += _host(study, node, start, end)
+        if stretches:
+            out.append(Lane(name=graph.lanes[lane].name, stretches=tuple(stretches)))
+    rest = len(graph.lanes) - len(chosen)
+    return (*out, Lane(name=plural(rest, "quieter lane"), stretches=())) if rest > 0 else tuple(out)
+
+
+def _host(study: Study, node: int, start: float, end: float) -> list[Stretch]:
+    graph = study.graph
+    low, count = int(graph.nodes.first_slice[node]), int(graph.nodes.slices[node])
+    lengths, ops = graph.slices.dur_us[low : low + count], graph.slices.op[low : low + count]
+    total = float(lengths.sum())
+    if total <= 0.0:
+        return []
+    edges = start + np.concatenate([[0.0], np.cumsum(lengths)]) * ((end - start) / total)
+    inside = ops >= 0
+    first = np.flatnonzero(inside & ~np.append(False, inside[:-1]))
+    last = np.flatnonzero(inside & ~np.append(inside[1:], False)) + 1
+    return [
+        Stretch(start_us=float(edges[a]), end_us=float(edges[b]), kind="host") for a, b in zip(first, last, strict=True)
+    ]

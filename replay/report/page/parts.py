@@ -1,0 +1,74 @@
+"""Parts that pages have in common: cells, bars by family, points of a roofline, from simulated results."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from opreplay.replay.ascend.cost.predict import BOUNDS
+from opreplay.replay.report.page.model import Bar, Bars, Cell, Column, Point
+from opreplay.replay.report.text import DASH, share_text, time_text
+from opreplay.replay.results.records import Simulated
+
+MOST_ROWS = 500
+MOST_BARS = 14
+_ARITHMETIC, _MEMORY = ("cube", "vector"), ("hbm", "l2")
+
+
+def time_cell(us: float | None) -> Cell:
+    """A time, or a dash."""
+    return Cell(text=time_text(us), value=us)
+
+
+def share_cell(share: float | None) -> Cell:
+    """A share, or a dash."""
+    return Cell(text=share_text(share), value=share)
+
+
+def count_cell(count: int) -> Cell:
+    """A number."""
+    return Cell(text=f"{count:,}", value=count)
+
+
+def ratio_cell(value: float | None) -> Cell:
+    """A ratio, or a dash."""
+    known = value is not None and math.isfinite(value)
+    return Cell(text=f"{value:.3g}×" if known else DASH, value=value if known else None)
+
+
+def numbers(*titles: str) -> tuple[Column, ...]:
+    """Columns of numbers."""
+    return tuple(Column(title=title, number=True) for title in titles)
+
+
+def bars_by_name(title: str, series: Mapping[str, Mapping[str, float]], note: str = "") -> Bars:
+    """Series → name → µs, as bars beside each other; what is beyond `MOST_BARS` names is one bar of its own."""
+    total: defaultdict[str, float] = defaultdict(float)
+    for values in series.values():
+        for name, us in values.items():
+            total[name] = max(total[name], us)
+    order = sorted(total, key=lambda name: (-total[name], name))
+    shown, rest = order[:MOST_BARS], order[MOST_BARS:]
+    bars = [Bar(name=name, values_us=tuple(one.get(name) for one in series.values())) for name in shown]
+    if rest:
+        sums = tuple(sum(one.get(name, 0.0) for name in rest) for one in series.values())
+        bars.append(Bar(name=f"{len(rest)} others", values_us=sums))
+    return Bars(title=title, series=tuple(series), bars=tuple(bars), note=note)
+
+
+def point_of(name: str, detail: str, simulated: Simulated, share: float) -> Point:
+    """One op of a roofline."""
+    terms: defaultdict[str, float] = defaultdict(float)
+    for term, us in simulated.terms_us.items():
+        terms[BOUNDS.get(term, term)] += us
+    return Point(
+        name=name, detail=detail, bound=simulated.bound, time_us=simulated.time_us,
+        arithmetic_us=max((terms[b] for b in _ARITHMETIC), default=0.0),
+        memory_us=max((terms[b] for b in _MEMORY), default=0.0), share=share,
+    )  # fmt: skip
+
+
+def heaviest(weights: Sequence[float]) -> list[int]:
+    """Places of the `MOST_ROWS` largest, largest first."""
+    return sorted(range(len(weights)), key=lambda i: -weights[i])[:MOST_ROWS]

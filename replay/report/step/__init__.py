@@ -1,0 +1,1 @@
+"""One step in every form: text, timelines, a page."""

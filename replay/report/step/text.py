@@ -1,0 +1,194 @@
+"""One step's timeline as text for a terminal and as JSON: the view of `timeline`; computes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from opreplay.replay.ir.sizes import readable
+from opreplay.replay.report.columns import plain_table
+from opreplay.replay.report.text import DASH, middle, plural, ratio_text, safe, share_text, time_text
+from opreplay.replay.timeline.categories import Categories
+from opreplay.replay.timeline.timeline import Timeline, WhatIf
+
+PATH_SHOWN = 12
+MODULES_SHOWN = 8
+SLACK_SHOWN = 6
+NAME_WIDTH = 36
+
+CATEGORY_ROWS: tuple[tuple[str, str, bool], ...] = (
+    ("computing", "computing", False),
+    ("communication not overlapped", "communication_not_overlapped", False),
+    ("communication overlapped", "communication_overlapped", True),
+    ("copies", "copies", False),
+    ("idle", "idle", False),
+    ("before the first task", "idle_before_first", True),
+    ("host-bound", "idle_host_bound", True),
+    ("launch latency", "idle_launch_latency", True),
+    ("waiting for another stream, gaps", "idle_dependency", True),
+    ("after the last task", "idle_after_last", True),
+)
+"""(title, field of `Categories`, part of the row above it)."""
+
+
+def facts(found: Timeline) -> dict[str, Any]:
+    """The stable JSON form; see docs/timeline.md."""
+    return msgspec.to_builtins(found)
+
+
+def render(found: Timeline) -> RenderableType:
+    """Step, categories, critical path, slack, and what the changes gain."""
+    parts: list[RenderableType] = [_head(found), Text(), _categories(found)]
+    if found.socs:
+        parts += [Text(), _socs(found)]
+    parts += [Text(), _path(found)]
+    if len(found.critical_path_modules_us) > 1:
+        parts += [Text(), _modules(found)]
+    if found.slack:
+        parts += [Text(), _slack(found)]
+    if found.what_if:
+        parts += [Text(), _what_if(found)]
+    parts += [Text(), *_notes(found)]
+    return Group(*parts)
+
+
+def head_line(found: Timeline) -> str:
+    """The first line: which step, and how far its graph explains it."""
+    which = found.step.name if found.step.marked else "the whole trace (it marks no steps)"
+    error = 100 * found.structure_error
+    typical = 100 * found.structure_error_typical
+    return (
+        f"{safe(middle(which, 60))}: recorded {time_text(found.recorded_step_us)}, re-timed "
+        f"{time_text(found.retimed_step_us)} (structure {error:+.2f} %, with median latencies {typical:+.2f} %)"
+    )
+
+
+def _head(found: Timeline) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    step = found.step
+    if step.marked:
+        chosen = f", 1 of {step.steps:,} marked" if step.steps > 1 else ""
+        grid.add_row("step", Text(safe(middle(step.name, NAME_WIDTH)) + chosen))
+    grid.add_row("host range", Text(time_text(step.host_us)))
+    if found.memory is not None:
+        memory = found.memory
+        where = "device" if memory.on_device else "host"
+        text = f"{readable(memory.peak_bytes)} on the {where} at most, {time_text(memory.peak_at_us)} into the step"
+        text += "".join(f"; {'fits' if fits else 'does NOT fit'} {safe(soc)}" for soc, fits in memory.fits.items())
+        grid.add_row("memory", Text(text))
+    edges = found.edges.values()
+    told, guessed = sum(e.recorded for e in edges), sum(e.inferred for e in edges)
+    grid.add_row("dependencies", Text(f"{told:,} recorded, {guessed:,} inferred from times"))
+    return grid
+
+
+def _categories(found: Timeline) -> Table:
+    table = plain_table()
+    table.add_column("time of the step", no_wrap=True)
+    columns: list[tuple[str, Categories, float]] = [("recorded", found.categories_us, found.recorded_step_us)]
+    columns += [(name, one.categories_us, one.step_us) for name, one in found.socs.items()]
+    for title, _, _ in columns:
+        table.add_column(Text(safe(title)), justify="right", no_wrap=True)
+        table.add_column("", justify="right", no_wrap=True)
+    for title, field, part in CATEGORY_ROWS:
+        values = [getattr(made, field) for _, made, _ in columns]
+        if part and not any(values):
+            continue
+        cells = []
+        for value, (_, _, total) in zip(values, columns, strict=True):
+            cells += [time_text(value), share_text(value / total if total else None)]
+        table.add_row(Text(f"  {title}" if part else title, style="dim" if part else ""), *cells)
+    total_cells = [cell for _, _, total in columns for cell in (time_text(total), "")]
+    table.add_row(Text("step", style="bold"), *total_cells)
+    return table
+
+
+def _socs(found: Timeline) -> Table:
+    table = plain_table()
+    table.add_column("simulated", no_wrap=True)
+    for title in ("step", "80 % band", "÷ recorded", "predicted", "uncalibrated"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for name, one in found.socs.items():
+        table.add_row(
+            Text(safe(name), style="bold"), time_text(one.step_us),
+            f"{time_text(one.low_us)} to {time_text(one.high_us)}", ratio_text(one.step_us, found.recorded_step_us),
+            share_text(one.predicted_share), share_text(one.uncalibrated_share),
+        )  # fmt: skip
+    return table
+
+
+def _path(found: Timeline) -> Table:
+    table = plain_table()
+    table.add_column("critical path", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for title in ("time", "share", "stretches"):
+        table.add_column(title, justify="right", no_wrap=True)
+    total = sum(part.us for part in found.critical_path)
+    for part in found.critical_path[:PATH_SHOWN]:
+        table.add_row(
+            Text(safe(middle(part.name, NAME_WIDTH))), Text(part.where, style="dim"), time_text(part.us),
+            share_text(part.us / total if total else None), f"{part.times:,}",
+        )  # fmt: skip
+    rest = found.critical_path[PATH_SHOWN:]
+    if rest:
+        spent = sum(part.us for part in rest)
+        table.add_row(Text(f"{len(rest):,} others", style="dim"), "", time_text(spent), share_text(spent / total), DASH)
+    return table
+
+
+def _modules(found: Timeline) -> Table:
+    table = plain_table()
+    table.add_column("critical path by module", no_wrap=True)
+    table.add_column("time", justify="right", no_wrap=True)
+    for name, us in list(found.critical_path_modules_us.items())[:MODULES_SHOWN]:
+        table.add_row(Text(safe(middle(name, NAME_WIDTH))), time_text(us))
+    return table
+
+
+def _slack(found: Timeline) -> Table:
+    table = plain_table()
+    table.add_column("off the path", no_wrap=True)
+    table.add_column("time", justify="right", no_wrap=True)
+    table.add_column("least slack", justify="right", no_wrap=True)
+    for one in found.slack[:SLACK_SHOWN]:
+        table.add_row(Text(safe(middle(one.name, NAME_WIDTH))), time_text(one.us), time_text(one.slack_us))
+    return table
+
+
+def _what_if(found: Timeline) -> Table:
+    table = plain_table()
+    table.add_column("what if", no_wrap=True)
+    for title in ("step", "gain", "", "gain of the work alone"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for name in found.socs:
+        table.add_column(Text(safe(name)), justify="right", no_wrap=True)
+    rows = [*found.what_if, *([found.what_if_together] if found.what_if_together is not None else [])]
+    for index, one in enumerate(rows):
+        name = "all of these" if index == len(found.what_if) else one.change
+        table.add_row(
+            Text(safe(middle(name, NAME_WIDTH))), time_text(one.step_us), time_text(one.gain_us),
+            share_text(one.gain_us / found.retimed_step_us if found.retimed_step_us else None),
+            time_text(one.work_gain_us), *(time_text(one.socs_us.get(name)) for name in found.socs),
+        )  # fmt: skip
+    return table
+
+
+def _notes(found: Timeline) -> list[RenderableType]:
+    return [Text(f"· {safe(line)}", style="dim") for line in note_lines(found)]
+
+
+def note_lines(found: Timeline) -> list[str]:
+    """What to know before trusting the numbers, a line each."""
+    lines = list(found.notes)
+    changes: list[WhatIf] = list(found.what_if)
+    lines += [f"{name}: {note}" for name, soc in found.socs.items() for note in soc.notes]
+    lines += [f"{one.change}: {note}" for one in changes for note in one.assumptions]
+    if found.dropped_edges:
+        lines.append(f"{plural(found.dropped_edges, 'dependency')} against the recorded order left out")
+    return lines

@@ -1,0 +1,1 @@
+"""The step: execution graph of a trace, re-timed with other durations; knows no printing."""

@@ -1,0 +1,145 @@
+"""A step's time by what the device did: computing, communicating, copying, idle and why. Unions of intervals."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from opreplay.replay.timeline.graph.model import COLLECTIVE, COPY, KERNEL, LAUNCH, SET, Floats, StepGraph
+from opreplay.replay.timeline.graph.schedule import Schedule
+
+
+class Categories(msgspec.Struct, frozen=True, kw_only=True):
+    """µs of a step; computing + communication_not_overlapped + copies + idle is the step.
+
+    As step_trace_time.csv of msprof-analyze has them. Of a step without device work, computing is time in ops on any
+    host thread and idle is the rest.
+    """
+
+    computing: float
+    communication: float
+    communication_overlapped: float
+    """With computing."""
+    communication_not_overlapped: float
+    copies: float
+    """Copies and fills beside which nothing computes or communicates."""
+    idle: float
+    idle_before_first: float = 0.0
+    """Until the step's first device task starts."""
+    idle_host_bound: float = 0.0
+    """The next task was launched too late."""
+    idle_launch_latency: float = 0.0
+    """The next task was launched, and the device took its time to start it."""
+    idle_dependency: float = 0.0
+    """The next task waited for another stream or for a gap between tasks of its own."""
+    idle_after_last: float = 0.0
+    """From the last device task to the end of the step."""
+
+
+def categories(graph: StepGraph, schedule: Schedule, *, step_us: float, begin_us: float | None = None) -> Categories:
+    """What one schedule of a step did; `step_us` is its length, `begin_us` when it began (default: the graph's)."""
+    begin = graph.begin_us if begin_us is None else begin_us
+    nodes = graph.nodes
+    device = np.array([lane.device for lane in graph.lanes] or [False])[nodes.lane]
+    work = device & (nodes.row >= 0) | (nodes.collective >= 0) | (nodes.kind == COLLECTIVE)
+    if not work.any():
+        return _of_host(graph, schedule, step_us)
+    # The window ends with the step's completion: work of the step before fills what lies before `begin`.
+    until = max(float(schedule.end_us[work].max()), begin + step_us)
+    window = (until - step_us, until)
+
+    def busy(kinds: tuple[int, ...]) -> Floats:
+        rows = work & np.isin(nodes.kind, kinds)
+        return union(schedule.start_us[rows], schedule.end_us[rows], *window)
+
+    computing, talking, copying = busy((KERNEL,)), busy((COLLECTIVE,)), busy((COPY, SET))
+    either = merged(computing, talking)
+    anything = merged(either, copying)
+    compute, talk, both, all_ = length(computing), length(talking), length(either), length(anything)
+    overlapped = compute + talk - both
+    idle = _idle_causes(graph, schedule, work, anything, window)
+    return Categories(
+        computing=compute,
+        communication=talk,
+        communication_overlapped=overlapped,
+        communication_not_overlapped=talk - overlapped,
+        copies=all_ - both,
+        idle=max(0.0, step_us - all_),
+        **idle,
+    )
+
+
+def _of_host(graph: StepGraph, schedule: Schedule, step_us: float) -> Categories:
+    """Host time in ops, all threads together, and the rest."""
+    nodes, slices = graph.nodes, graph.slices
+    starts, ends = [], []
+    for node in range(len(nodes)):
+        low, count = int(nodes.first_slice[node]), int(nodes.slices[node])
+        if not count:
+            continue
+        lengths = slices.dur_us[low : low + count]
+        recorded = float(lengths.sum())
+        scale = (float(schedule.end_us[node] - schedule.start_us[node]) / recorded) if recorded else 0.0
+        to = schedule.start_us[node] + np.cumsum(lengths) * scale
+        inside = slices.op[low : low + count] >= 0
+        starts.append((to - lengths * scale)[inside])
+        ends.append(to[inside])
+    busy = union(np.concatenate(starts), np.concatenate(ends), 0.0, step_us) if starts else np.empty((0, 2))
+    computing = length(busy)
+    return Categories(
+        computing=computing, communication=0.0, communication_overlapped=0.0, communication_not_overlapped=0.0,
+        copies=0.0, idle=max(0.0, step_us - computing), idle_host_bound=max(0.0, step_us - computing),
+    )  # fmt: skip
+
+
+def _idle_causes(graph: StepGraph, schedule: Schedule, work: Floats, busy: Floats, window: tuple[float, float]):
+    """Idle stretches by what the task that ended each had waited for."""
+    out = {
+        "idle_before_first": 0.0, "idle_host_bound": 0.0, "idle_launch_latency": 0.0, "idle_dependency": 0.0,
+        "idle_after_last": 0.0,
+    }  # fmt: skip
+    begin, until = window
+    if not len(busy):
+        out["idle_after_last"] = until - begin
+        return out
+    out["idle_before_first"] = float(busy[0, 0]) - begin
+    out["idle_after_last"] = until - float(busy[-1, 1])
+    rows = np.flatnonzero(work)
+    rows = rows[np.argsort(schedule.start_us[rows], kind="stable")]
+    ended_by = rows[np.minimum(np.searchsorted(schedule.start_us[rows], busy[1:, 0] - 1e-6), len(rows) - 1)]
+    for (_, low), (high, _), task in zip(busy[:-1], busy[1:], ended_by, strict=True):
+        gap = float(high - low)
+        edge = int(schedule.cause[task])
+        if edge >= 0 and graph.edges.kind[edge] == LAUNCH:
+            latency = float(schedule.start_us[task] - schedule.end_us[graph.edges.source[edge]])
+            latency = min(gap, max(0.0, latency))
+            out["idle_launch_latency"] += latency
+            out["idle_host_bound"] += gap - latency
+        else:
+            out["idle_dependency"] += gap
+    return out
+
+
+def union(starts: Floats, ends: Floats, low: float, high: float) -> Floats:
+    """[n, 2]: the intervals within [low, high] merged, in order."""
+    starts, ends = np.clip(starts, low, high), np.clip(ends, low, high)
+    kept = ends > starts
+    starts, ends = starts[kept], ends[kept]
+    if not len(starts):
+        return np.empty((0, 2))
+    order = np.argsort(starts, kind="stable")
+    starts, latest = starts[order], np.maximum.accumulate(ends[order])
+    first = np.append(True, starts[1:] > latest[:-1])
+    last = np.append(first[1:], True)
+    return np.stack([starts[first], latest[last]], axis=1)
+
+
+def merged(a: Floats, b: Floats) -> Floats:
+    """The union of two unions."""
+    both = np.concatenate([a, b])
+    return union(both[:, 0], both[:, 1], -np.inf, np.inf) if len(both) else both
+
+
+def length(intervals: Floats) -> float:
+    """Sum of the lengths of intervals that do not overlap."""
+    return float((intervals[:, 1] - intervals[:, 0]).sum())

@@ -1,0 +1,285 @@
+"""What-if: a change as text → other durations and latencies of a step's graph; owns the grammar and each assumption."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from opreplay.replay.timeline.graph.model import (
+    COLLECTIVE,
+    KERNEL,
+    LAUNCH,
+    STREAM,
+    Bools,
+    Floats,
+    Ints,
+    StepGraph,
+)
+from opreplay.replay.timeline.graph.schedule import Schedule, retimed
+from opreplay.replay.timeline.names import Names, ancestors_or_self, op_parents
+from opreplay.traces.errors import TraceError
+
+NEVER = -1e15
+"""A lag that makes an edge bind nothing."""
+_FACTOR = re.compile(r"^(\d+(?:\.\d+)?|\.\d+)(x|us|ms|s)?$")
+_UNIT_US = {"us": 1.0, "ms": 1e3, "s": 1e6}
+_HINT = (
+    "A change is 'PATTERN=0.5x', 'PATTERN=0', 'PATTERN=120us', several of these with commas between, "
+    "'fuse OP,OP', 'dtype bf16', 'cudagraph' or 'overlap comm'."
+)
+_WIDTHS = {"bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "half": 2, "fp8": 1, "float8": 1, "int8": 1,
+           "fp32": 4, "float32": 4}  # fmt: skip
+_RECORDED_WIDTHS = {"float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2}
+"""Bytes of the floating types as a trace spells them."""
+
+
+@dataclass(slots=True)
+class Edited:
+    """A step's graph with other numbers."""
+
+    graph: StepGraph
+    durations_us: Floats
+    lags_us: Floats
+    notes: list[str] = field(default_factory=list)
+    """What was assumed."""
+    matched: int = 0
+    """Device tasks, or stretches of host time, that were changed."""
+    overlap: bool = False
+    """Collectives run beside everything else."""
+
+    def schedule(self, *, release_us: Floats | None = None, begin_us: float | None = None) -> Schedule:
+        """The changed graph's schedule."""
+        if not self.overlap:
+            return retimed(
+                self.graph, self.durations_us, lags_us=self.lags_us, release_us=release_us, begin_us=begin_us
+            )
+        return _overlapped(self.graph, self.durations_us, self.lags_us, release_us, begin_us)
+
+
+class Unmatched(TraceError):
+    """A change that changes nothing."""
+
+
+def edited(
+    names: Names, graph: StepGraph, change: str, *, durations_us: Floats | None = None, lags_us: Floats | None = None
+) -> Edited:
+    """The graph after a change, from `durations_us` and `lags_us` (default: as recorded).
+
+    Raises TraceError for text that is no change, Unmatched where nothing in the step is meant by it.
+    """
+    out = Edited(
+        graph,
+        (graph.nodes.dur_us if durations_us is None else durations_us).copy(),
+        (graph.edges.lag_us if lags_us is None else lags_us).copy(),
+    )
+    text = change.strip()
+    word, _, rest = text.partition(" ")
+    if word == "fuse" and rest.strip():
+        _fuse(names, out, [part.strip() for part in rest.split(",") if part.strip()])
+    elif word == "dtype" and rest.strip():
+        _dtype(names, out, rest.strip().lower())
+    elif text.lower() in ("cudagraph", "graph", "aclgraph"):
+        _captured(out)
+    elif text.lower() in ("overlap comm", "overlap communication"):
+        out.overlap = True
+        out.matched = int((graph.nodes.kind == COLLECTIVE).sum())
+        out.notes.append(
+            "no task waits for a collective, and collectives cost others nothing; the step still ends last"
+        )
+    elif "=" in text:
+        for part in text.split(","):
+            pattern, equals, value = part.strip().rpartition("=")
+            if not equals or not pattern:
+                raise TraceError(f"{part.strip()!r} is no change", hint=_HINT)
+            _scale(names, out, pattern.strip(), value.strip())
+    else:
+        raise TraceError(f"{change!r} is no change", hint=_HINT)
+    if not out.matched:
+        raise Unmatched(
+            f"{change!r} changes nothing in this step", hint="Patterns are matched with op and kernel names."
+        )
+    return out
+
+
+def _parsed(value: str) -> tuple[float, bool]:
+    """(number, whether it is a factor); a bare 0 is a time."""
+    found = _FACTOR.match(value)
+    if not found or (found[2] is None and float(found[1]) != 0.0):
+        raise TraceError(f"{value!r} is neither a factor such as 0.5x nor a time such as 120us", hint=_HINT)
+    if found[2] == "x":
+        return float(found[1]), True
+    return float(found[1]) * _UNIT_US.get(found[2] or "us", 1.0), False
+
+
+def _scale(names: Names, out: Edited, pattern: str, value: str) -> None:
+    """Tasks of matching ops or kernels, and host time of matching ops that start no device work, take `value`."""
+    number, factor = _parsed(value)
+    nodes = out.graph.nodes
+    ops = matching_ops(names, pattern)
+    kernels = np.array([fnmatchcase(name, pattern) for name in names.trace.kernel_names] or [False])
+    device = np.flatnonzero(nodes.name >= 0)
+    hit = kernels[nodes.name[device]]
+    owner = nodes.owner[device]
+    hit |= (owner >= 0) & (ops[np.maximum(owner, 0)] if len(ops) else False)
+    chosen = device[hit]
+    out.durations_us[chosen] = out.durations_us[chosen] * number if factor else number
+    out.matched += len(chosen)
+    launching = np.zeros(len(ops), bool)
+    if len(device) and len(ops):
+        launching[nodes.owner[device][nodes.owner[device] >= 0]] = True
+        launching = _or_above(names, launching)
+    _scale_host(names, out, ops & ~launching, number, factor)
+
+
+def _or_above(names: Names, marked: Bools) -> Bools:
+    """Ops that are marked or hold a marked one."""
+    parents, out = op_parents(names.trace), marked.copy()
+    rows = np.flatnonzero(marked)
+    while len(rows := np.unique(parents[rows][parents[rows] >= 0])):
+        rows = rows[~out[rows]]
+        out[rows] = True
+    return out
+
+
+def _scale_host(names: Names, out: Edited, ops: Bools, number: float, factor: bool) -> None:
+    """Slices inside the ops. A time is per call of the op, shared by its slices as they were."""
+    graph, slices = out.graph, out.graph.slices
+    if not len(slices.dur_us) or not ops.any():
+        return
+    inside = (slices.op >= 0) & ops[np.maximum(slices.op, 0)]
+    if not inside.any():
+        return
+    scaled = slices.dur_us.copy()
+    if factor:
+        scaled[inside] *= number
+    else:
+        top = _outermost(names, ops)
+        rows = np.flatnonzero(inside)
+        of = top[slices.op[rows]]
+        spent = np.bincount(of, weights=slices.dur_us[rows], minlength=len(ops))
+        scaled[rows] *= number / np.maximum(spent[of], 1e-9)
+    before, after = host_durations(graph, slices.dur_us), host_durations(graph, scaled)
+    changed = np.flatnonzero(after != before)
+    # An earlier part of the same change may have scaled this stretch: what is taken off adds up.
+    out.durations_us[changed] = np.maximum(0.0, out.durations_us[changed] + (after - before)[changed])
+    out.matched += len(changed)
+
+
+def _outermost(names: Names, ops: Bools) -> Ints:
+    """Per op: the outermost of the chosen ops around it, itself included."""
+    parents, top = op_parents(names.trace), np.arange(len(ops))
+    up = top.copy()
+    while (alive := up >= 0).any():
+        found = alive & ops[np.maximum(up, 0)]
+        top[found] = up[found]
+        up[alive] = parents[up[alive]]
+    return top
+
+
+def host_durations(graph: StepGraph, slice_us: Floats) -> Floats:
+    """Per node the sum of its slices; device nodes 0."""
+    total = np.concatenate([[0.0], np.cumsum(slice_us)])
+    return total[graph.nodes.first_slice + graph.nodes.slices] - total[graph.nodes.first_slice]
+
+
+def matching_ops(names: Names, pattern: str) -> Bools:
+    """Per row of the ops: whether its name, or that of an op around it, matches a shell pattern."""
+    hits = np.array([fnmatchcase(s.name, pattern) for s in names.trace.signatures] or [False])
+    if not len(names.trace.ops) or not hits.any():
+        return np.zeros(len(names.trace.ops), bool)
+    return ancestors_or_self(op_parents(names.trace), hits[names.trace.ops.signature])
+
+
+def _fuse(names: Names, out: Edited, patterns: list[str]) -> None:
+    """Runs of matching tasks that follow each other on a stream become one, as long as its longest part."""
+    if len(patterns) < 2:
+        raise TraceError("a fusion needs two ops or more", hint="Write 'fuse aten::add,aten::mul'.")
+    graph, nodes, edges = out.graph, out.graph.nodes, out.graph.edges
+    hit = np.zeros(len(nodes), bool)
+    for pattern in patterns:
+        ops = matching_ops(names, pattern)
+        owned = nodes.owner >= 0
+        hit[owned] |= ops[nodes.owner[owned]] if len(ops) else False
+    hit &= nodes.kind == KERNEL
+    order = np.flatnonzero(edges.kind == STREAM)
+    for edge in order[np.argsort(edges.target[order], kind="stable")].tolist():
+        first, second = int(edges.source[edge]), int(edges.target[edge])
+        if not (hit[first] and hit[second]) or names.task(first) == names.task(second):
+            continue
+        longest = max(out.durations_us[first], out.durations_us[second])
+        out.durations_us[first], out.durations_us[second] = 0.0, longest
+        out.lags_us[edge] = 0.0
+        out.matched += 1
+    if not len(graph.lanes) or not any(lane.device for lane in graph.lanes):
+        raise TraceError(
+            "ops can be fused where device tasks were recorded", hint="This step has none: scale ops instead."
+        )
+    out.notes.append("a fused kernel takes as long as its longest part; the host still launches each part")
+
+
+def _dtype(names: Names, out: Edited, wanted: str) -> None:
+    """Tasks of ops with wider floating inputs take as much less time as they move fewer bytes."""
+    if wanted not in _WIDTHS:
+        raise TraceError(f"{wanted!r} is no type", hint=f"Known: {', '.join(_WIDTHS)}.")
+    graph, nodes = out.graph, out.graph.nodes
+    factors = np.ones(len(names.trace.signatures) or 1)
+    for index, signature in enumerate(names.trace.signatures):
+        widths = [_RECORDED_WIDTHS[t] for t in signature.types or () if t in _RECORDED_WIDTHS]
+        if widths:
+            factors[index] = min(1.0, _WIDTHS[wanted] / max(widths))
+    if len(names.trace.ops):
+        of_op = factors[names.trace.ops.signature]
+        rows = np.flatnonzero((nodes.owner >= 0) & (nodes.name >= 0))
+        scale = of_op[nodes.owner[rows]]
+        out.durations_us[rows] *= scale
+        out.matched += int((scale < 1.0).sum())
+        if not len(rows):
+            slices = graph.slices
+            inside = slices.op >= 0
+            scaled = slices.dur_us * np.where(inside, of_op[np.maximum(slices.op, 0)], 1.0)
+            before, after = host_durations(graph, slices.dur_us), host_durations(graph, scaled)
+            out.durations_us += after - before
+            out.matched += int((after != before).sum())
+    out.notes.append(f"work on wider floats takes {wanted}'s share of their bytes, also where arithmetic bounds it")
+
+
+def _captured(out: Edited) -> None:
+    """One launch for the whole step: no host time between launches, no latency but the first."""
+    graph, edges = out.graph, out.graph.edges
+    launches = np.flatnonzero(edges.kind == LAUNCH)
+    if not len(launches):
+        return
+    sources = np.unique(edges.source[launches])
+    # Host time from the first launch to the last; what waits for the device in between still waits.
+    first, last = int(sources[0]), int(sources[-1])
+    host = np.zeros(len(graph.nodes), bool)
+    host[first + 1 : last + 1] = ~np.array([lane.device for lane in graph.lanes])[
+        graph.nodes.lane[first + 1 : last + 1]
+    ]
+    out.durations_us[host] = 0.0
+    out.lags_us[launches[1:]] = np.minimum(out.lags_us[launches[1:]], 0.0)
+    order = edges.kind == STREAM
+    out.lags_us[order] = np.minimum(out.lags_us[order], graph.stream_gap_us)
+    out.matched = len(launches)
+    out.notes.append("everything from the first launch to the last is one captured graph: no host time between")
+
+
+def _overlapped(
+    graph: StepGraph, durations: Floats, lags: Floats, release: Floats | None, begin: float | None
+) -> Schedule:
+    """Collectives on a stream of their own that nothing but the end of the step waits for."""
+    talking = np.flatnonzero(graph.nodes.kind == COLLECTIVE)
+    alone = durations.copy()
+    alone[talking] = 0.0
+    schedule = retimed(graph, alone, lags_us=lags, release_us=release, begin_us=begin)
+    start, end, free = schedule.start_us.copy(), schedule.end_us.copy(), 0.0
+    for node in talking[np.argsort(start[talking], kind="stable")].tolist():
+        start[node] = max(start[node], free)
+        end[node] = free = start[node] + durations[node]
+    from opreplay.replay.timeline.graph.schedule import step_length
+
+    origin = graph.begin_us if begin is None else begin
+    return Schedule(start_us=start, end_us=end, cause=schedule.cause, step_us=step_length(graph, start, end, origin))

@@ -1,0 +1,1 @@
+"""A step as a graph of what waited for what: found in a trace, and scheduled."""

@@ -1,0 +1,371 @@
+"""Trace → the execution graph of one of its steps: threads, tasks and waits put together; owns no rule of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from opreplay.replay.timeline.graph.model import (
+    CROSS_THREAD,
+    EARLIER,
+    HOST,
+    LAUNCH,
+    THREAD,
+    WOKEN,
+    Edges,
+    Floats,
+    Ints,
+    Lane,
+    Nodes,
+    Slices,
+    StepGraph,
+)
+from opreplay.replay.timeline.graph.schedule import step_length
+from opreplay.replay.timeline.graph.steps import Step
+from opreplay.replay.timeline.graph.streams import TaskEdges, task_edges
+from opreplay.replay.timeline.graph.tasks import Tasks, tasks_of
+from opreplay.replay.timeline.graph.threads import Blocks, HostEvents, blocks_of, homes, host_events, main_track
+from opreplay.replay.timeline.graph.waits import HostWait, as_wait, device_waits, handovers, queue_arrows, top_level
+from opreplay.traces import Trace
+from opreplay.traces.errors import TraceError
+
+_WOKEN_US = 1000.0
+"""A thread other than the main one that did nothing for longer than this was waiting to be woken."""
+
+
+def step_graph(trace: Trace, step: Step) -> StepGraph:
+    """The graph of one step. The trace must have been read with its activity. Raises TraceError: nothing ran in it."""
+    if trace.activity is None:
+        raise ValueError("read the trace with activity=True")
+    main = main_track(trace, step)
+    home = homes(trace, main) if main >= 0 else np.full(len(trace.tracks), -1, np.int64)
+    threads = host_events(trace, step, main, home) if main >= 0 else []
+    tasks, earlier = tasks_of(trace, step, home)
+    if not len(tasks) and not any(len(events.op) for events in threads):
+        raise TraceError(f"nothing ran in {step.name} of {trace.info.path}", hint="Choose another one with --step N.")
+    end_us = (step.end_ns - step.start_ns) / 1e3
+    busy_until = {tasks.streams.index(key): us for key, us in earlier.until_us.items() if key in tasks.streams}
+    device = task_edges(trace, tasks, busy_until, step)
+    waits = device_waits(trace, threads, tasks)
+    starts: list[_Start] = []
+    if threads:
+        more, starts = _between_threads(trace, step, threads, end_us)
+        waits += more
+    lanes = [_Thread(events, _blocks(events, tasks, waits, starts, end_us, main)) for events in threads]
+    parts = _parts(lanes, tasks, device, {**busy_until, **device.busy_before_us})
+    return _assemble(trace, step, parts, waits, starts, end_us)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Start:
+    """Another thread begins to work at `at_us` because of a point on a thread; it idled since `idle_us`."""
+
+    track: int
+    idle_us: float
+    at_us: float
+    source: tuple[int, float]
+    lag_us: float
+    after_previous_us: float | None
+    """Lag from the end of its own work before, where that may bind as well."""
+    kind: int
+    recorded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Thread:
+    events: HostEvents
+    blocks: Blocks
+
+
+def _between_threads(
+    trace: Trace, step: Step, threads: list[HostEvents], end_us: float
+) -> tuple[list[HostWait], list[_Start]]:
+    """Waits of the main thread for others, and what made the others begin after being idle."""
+    main, others = threads[0], threads[1:]
+    given = handovers(main, others, 0.0, end_us)
+    waits = [as_wait(handover, main.track) for handover in given]
+    released = {(handover.track, handover.first_us): handover for handover in given}
+    arrows = queue_arrows(trace, step, {events.track for events in threads})
+    starts: list[_Start] = []
+    for events in others:
+        begins, ends = top_level(events)
+        if not len(begins):
+            continue
+        latest = np.concatenate([[-np.inf], np.maximum.accumulate(ends)[:-1]])
+        asked = [arrows.get((events.track, begin)) for begin in begins.tolist()]
+        delays = [begin - told[1] for begin, told in zip(begins.tolist(), asked, strict=True) if told is not None]
+        typical = float(np.median(delays)) if delays else 0.0
+        for begin, previous, told in zip(begins.tolist(), latest.tolist(), asked, strict=True):
+            handover = released.get((events.track, begin))
+            common = {"track": events.track, "idle_us": max(previous, -1.0), "at_us": begin}
+            if told is not None:
+                by_it = told[1] + typical >= previous
+                delay = begin - told[1] if by_it else min(begin - told[1], typical)
+                own = 0.0 if by_it else begin - previous
+                starts.append(
+                    _Start(**common, source=told, lag_us=delay, after_previous_us=own, kind=CROSS_THREAD, recorded=True)
+                )
+            elif handover is not None:
+                source, delay = (main.track, handover.start_us), begin - handover.start_us
+                starts.append(
+                    _Start(
+                        **common, source=source, lag_us=delay, after_previous_us=0.0, kind=CROSS_THREAD, recorded=False
+                    )
+                )
+            elif begin - previous > _WOKEN_US:
+                source = (main.track, begin)
+                starts.append(
+                    _Start(**common, source=source, lag_us=0.0, after_previous_us=None, kind=WOKEN, recorded=False)
+                )
+    return waits, starts
+
+
+def _blocks(
+    events: HostEvents, tasks: Tasks, waits: list[HostWait], starts: list[_Start], end_us: float, main: int
+) -> Blocks:
+    """One thread cut at its launches, its waits and the points that others wait for."""
+    points = tasks.launch_us[tasks.launch_track == events.track].tolist()
+    points += [start.source[1] for start in starts if start.source[0] == events.track]
+    points += [wait.thread[1] for wait in waits if wait.thread is not None and wait.thread[0] == events.track]
+    idle = [(wait.start_us, wait.until_us) for wait in waits if wait.track == events.track]
+    idle += [(start.idle_us, start.at_us) for start in starts if start.track == events.track]
+    points += [start.at_us for start in starts if start.track == events.track]
+    points += [wait.until_us for wait in waits if wait.track == events.track]
+    points += [wait.start_us for wait in waits if wait.track == events.track]
+    begin, end = 0.0, end_us
+    if events.track != main:
+        own = [*points, *events.start_us.tolist()[:1]]
+        begin = min(own, default=0.0)
+        end = max([*points, float(events.end_us.max(initial=begin))], default=begin)
+    return blocks_of(events, begin, end, points, idle)
+
+
+class _Edges:
+    """Edges between rows of nodes before these are put in order."""
+
+    def __init__(self) -> None:
+        self.source: list[int] = []
+        self.target: list[int] = []
+        self.lag: list[float] = []
+        self.kind: list[int] = []
+        self.recorded: list[bool] = []
+
+    def add(self, source: int, target: int, lag: float, kind: int, recorded: bool) -> None:
+        self.source.append(source)
+        self.target.append(target)
+        self.lag.append(lag)
+        self.kind.append(kind)
+        self.recorded.append(recorded)
+
+    def extend(self, source: Ints, target: Ints, lag: Floats, kind: int, recorded: bool) -> None:
+        self.source += source.tolist()
+        self.target += target.tolist()
+        self.lag += lag.tolist()
+        self.kind += [kind] * len(source)
+        self.recorded += [recorded] * len(source)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """What a graph is put together from, and where each part's nodes stand before they are put in order.
+
+    First the blocks of all threads, then the tasks, then one node a stream that was busy with earlier work.
+    """
+
+    threads: list[_Thread]
+    tasks: Tasks
+    device: TaskEdges
+    busy_until: dict[int, float]
+    first_block: dict[int, int]
+    """Track → the node of its first block."""
+    first_task: int
+    first_earlier: int
+    total: int
+    start: Floats
+    end: Floats
+
+    @property
+    def streams(self) -> list[int]:
+        """Those with earlier work, in the order of their nodes."""
+        return sorted(self.busy_until)
+
+
+def _parts(threads: list[_Thread], tasks: Tasks, device: TaskEdges, busy_until: dict[int, float]) -> _Parts:
+    first_block: dict[int, int] = {}
+    host = 0
+    for thread in threads:
+        first_block[thread.events.track] = host
+        host += len(thread.blocks.start_us)
+    blocks = [thread.blocks for thread in threads]
+    zeros = np.zeros(len(busy_until))
+    return _Parts(
+        threads=threads, tasks=tasks, device=device, busy_until=busy_until, first_block=first_block, first_task=host,
+        first_earlier=host + len(tasks), total=host + len(tasks) + len(busy_until),
+        start=np.concatenate([*(b.start_us for b in blocks), tasks.start_us, zeros]),
+        end=np.concatenate([*(b.end_us for b in blocks), tasks.end_us, zeros]),
+    )  # fmt: skip
+
+
+def _assemble(
+    trace: Trace, step: Step, parts: _Parts, waits: list[HostWait], starts: list[_Start], end_us: float
+) -> StepGraph:  # fmt: skip
+    tasks, device, total = parts.tasks, parts.device, parts.total
+    edges = _Edges()
+    for thread in parts.threads:
+        _thread_edges(thread, parts.first_block[thread.events.track], starts, edges)
+        _launch_edges(parts, thread, edges)
+    edges.source += [parts.first_task + s for s in device.source]
+    edges.target += [parts.first_task + t for t in device.target]
+    edges.lag += device.lag_us
+    edges.kind += device.kind
+    edges.recorded += device.recorded
+    _wait_edges(parts, waits, starts, edges)
+    _earlier_edges(parts, edges)
+    # Clocks of host and device differ a little: for the order alone, no task starts before its launch.
+    key = parts.start.copy()
+    key[parts.first_task : parts.first_earlier] = np.fmax(tasks.start_us, tasks.launch_us)
+    place = np.lexsort((np.arange(total), parts.end, key))
+    rank = np.empty(total, np.int64)
+    rank[place] = np.arange(total)
+    source, target = np.array(edges.source, np.int64), np.array(edges.target, np.int64)
+    forward = rank[source] < rank[target]
+    release = np.zeros(total)
+    release[parts.first_earlier :] = [parts.busy_until[stream] for stream in parts.streams]
+    loose = np.ones(total, bool)
+    loose[target[forward]] = False
+    loose[parts.first_earlier :] = False
+    release[loose] = parts.start[loose]  # nothing is known to have held it back
+    picked = np.flatnonzero(forward)[np.lexsort((rank[source[forward]], rank[target[forward]]))]
+    nodes = _nodes(parts, place)
+    begin = max([0.0, *parts.busy_until.values()])
+    slices = [thread.blocks.parts for thread in parts.threads]
+    graph = StepGraph(
+        step=step, nodes=nodes,
+        edges=Edges(
+            source=rank[source[picked]], target=rank[target[picked]], lag_us=np.array(edges.lag, np.float64)[picked],
+            kind=np.array(edges.kind, np.uint8)[picked], recorded=np.array(edges.recorded, bool)[picked],
+        ),
+        slices=Slices(
+            dur_us=_joined([part.dur_us for part in slices], np.float64),
+            op=_joined([part.op for part in slices], np.int64),
+            call=_joined([part.call for part in slices], np.int64),
+        ),
+        lanes=_lanes(trace, parts.threads, tasks), main_lane=0 if parts.threads else -1, release_us=release[place],
+        begin_us=begin, recorded_us=0.0, host_us=end_us, launch_latency_us=device.latency_us,
+        stream_gap_us=device.gap_us, unexplained=device.unexplained, dropped_edges=int((~forward).sum()),
+    )  # fmt: skip
+    return replace(graph, recorded_us=step_length(graph, nodes.start_us, nodes.start_us + nodes.dur_us, begin))
+
+
+def _nodes(parts: _Parts, place: Ints) -> Nodes:
+    """The nodes in order."""
+    tasks, streams = parts.tasks, np.array(parts.streams, np.int64)
+    blocks = [thread.blocks for thread in parts.threads]
+    base = np.concatenate([[0], np.cumsum([len(b.parts.dur_us) for b in blocks])]).astype(np.int64)
+    none, last = np.full(parts.first_task, -1, np.int64), np.full(len(streams), -1, np.int64)
+    zeros = np.zeros(parts.total - parts.first_task, np.int64)
+    lanes = [np.full(len(b.start_us), lane) for lane, b in enumerate(blocks)]
+    lane = np.concatenate([*lanes, len(blocks) + tasks.stream, len(blocks) + streams])
+    kind = np.concatenate([np.full(parts.first_task, HOST), tasks.kind, np.full(len(streams), HOST)])
+    first = np.concatenate([*(b.first_slice + base[i] for i, b in enumerate(blocks)), zeros])
+
+    def of_tasks(column: Ints) -> Ints:
+        return np.concatenate([none, column, last])[place]
+
+    return Nodes(
+        kind=kind[place].astype(np.uint8), lane=lane[place].astype(np.int64), start_us=parts.start[place],
+        dur_us=np.maximum(parts.end - parts.start, 0.0)[place], name=of_tasks(tasks.name), owner=of_tasks(tasks.owner),
+        row=of_tasks(tasks.row), collective=of_tasks(tasks.collective), first_slice=first[place].astype(np.int64),
+        slices=np.concatenate([*(b.slices for b in blocks), zeros])[place].astype(np.int64),
+    )  # fmt: skip
+
+
+def _launch_edges(parts: _Parts, thread: _Thread, edges: _Edges) -> None:
+    """From the block that ends with the launch to each task that the thread launched."""
+    tasks, blocks = parts.tasks, thread.blocks
+    launched = np.flatnonzero(tasks.launch_track == thread.events.track)
+    # A launch before the thread's first block ends waits for none of it.
+    launched = launched[tasks.launch_us[launched] >= blocks.end_us[0]] if len(blocks.end_us) else launched[:0]
+    at = np.searchsorted(blocks.end_us, tasks.launch_us[launched], side="right") - 1
+    late = tasks.launch_us[launched] - blocks.end_us[at]
+    source = parts.first_block[thread.events.track] + at
+    edges.extend(source, parts.first_task + launched, parts.device.launch_lag_us[launched] + late, LAUNCH, True)
+
+
+def _wait_edges(parts: _Parts, waits: list[HostWait], starts: list[_Start], edges: _Edges) -> None:
+    """What threads wait for, and what sets idle ones to work."""
+    by_track = {thread.events.track: thread for thread in parts.threads}
+    first = parts.first_block
+    for wait in waits:
+        target = _starting_at(by_track[wait.track].blocks, first[wait.track], wait.until_us)
+        for task in wait.tasks:
+            lag = min(0.0, wait.until_us - float(parts.tasks.end_us[task]))
+            edges.add(parts.first_task + task, target, lag, wait.kind, wait.recorded)
+        if wait.thread is not None:
+            source = _ending_at(by_track[wait.thread[0]].blocks, first[wait.thread[0]], wait.thread[1])
+            edges.add(source, target, 0.0, wait.kind, wait.recorded)
+    for start in starts:
+        target = _starting_at(by_track[start.track].blocks, first[start.track], start.at_us)
+        source = _ending_at(by_track[start.source[0]].blocks, first[start.source[0]], start.source[1])
+        ended = float(parts.end[source])
+        if ended <= start.at_us:  # else the other thread was idle as well: nothing known woke this one
+            lag = start.at_us - ended if start.kind == WOKEN else start.lag_us
+            edges.add(source, target, lag, start.kind, start.recorded)
+
+
+def _earlier_edges(parts: _Parts, edges: _Edges) -> None:
+    """The first task of a stream after what the stream still had to do of the step before."""
+    tasks, device = parts.tasks, parts.device
+    streams, first = np.unique(tasks.stream, return_index=True)
+    for stream, task in zip(streams.tolist(), first.tolist(), strict=True):
+        if stream in parts.busy_until:
+            lag = max(0.0, float(tasks.start_us[task]) - parts.busy_until[stream])
+            told = stream not in device.busy_before_us
+            node = parts.first_earlier + parts.streams.index(stream)
+            edges.add(node, parts.first_task + task, min(lag, device.gap_us), EARLIER, told)
+
+
+def _thread_edges(thread: _Thread, base: int, starts: list[_Start], edges: _Edges) -> None:
+    """Each block after the one before; a thread that was idle and then woken does not wait for its own past."""
+    n = len(thread.blocks.start_us)
+    if n < 2:
+        return
+    lags = np.zeros(n - 1)
+    keep = np.ones(n - 1, bool)
+    for start in starts:
+        if start.track == thread.events.track:
+            at = _starting_at(thread.blocks, 0, start.at_us)
+            if at > 0:
+                if start.after_previous_us is None:
+                    keep[at - 1] = False
+                else:
+                    lags[at - 1] = start.after_previous_us
+    rows = np.flatnonzero(keep)
+    edges.extend(base + rows, base + rows + 1, lags[rows], THREAD, True)
+
+
+def _starting_at(blocks: Blocks, base: int, time_us: float) -> int:
+    """The first block that starts no earlier than a time."""
+    return base + min(int(np.searchsorted(blocks.start_us, time_us - 1e-6)), len(blocks.start_us) - 1)
+
+
+def _ending_at(blocks: Blocks, base: int, time_us: float) -> int:
+    """The last block that ends no later than a time, else the first."""
+    return base + max(0, int(np.searchsorted(blocks.end_us, time_us + 1e-6, side="right")) - 1)
+
+
+def _joined(parts: list[Any], kind: type) -> Any:
+    return np.concatenate(parts) if parts else np.empty(0, kind)
+
+
+def _lanes(trace: Trace, threads: list[_Thread], tasks: Tasks) -> tuple[Lane, ...]:
+    several = len({device for device, _ in tasks.streams}) > 1
+    out = [
+        Lane(device=False, name=f"thread {trace.tracks[thread.events.track][1]}", track=thread.events.track)
+        for thread in threads
+    ]
+    for device, stream in tasks.streams:
+        out.append(Lane(device=True, name=f"stream {stream}" + (f" of device {device}" if several else "")))
+    return tuple(out)

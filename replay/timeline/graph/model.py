@@ -1,0 +1,140 @@
+"""The execution graph of one step as arrays: what ran, what it waited for, whether that was recorded or inferred."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from opreplay.replay.timeline.graph.steps import Step
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+EDGE_KINDS: tuple[str, ...] = (
+    "thread order", "launch", "stream order", "synchronisation", "stream waits for stream", "thread waits for thread",
+    "thread woken", "queue full", "earlier step", "device shared", "collective members",
+)  # fmt: skip
+(THREAD, LAUNCH, STREAM, SYNC, CROSS_STREAM, CROSS_THREAD, WOKEN, QUEUE_FULL, EARLIER, SHARED, MEMBERS) = range(11)
+
+NODE_KINDS: tuple[str, ...] = ("host", "kernel", "memcpy", "memset", "collective")
+HOST, KERNEL, COPY, SET, COLLECTIVE = range(5)
+
+NO_OP = -1
+"""Owner of host time in which no recorded op or call ran: Python between ops."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nodes:
+    """One row a stretch of a host thread between two points that matter, or a device task.
+
+    Rows stand in an order in which each edge leads to a later row. Times are µs after the step's start.
+    """
+
+    kind: npt.NDArray[np.uint8]
+    """Index into `NODE_KINDS`."""
+    lane: Ints
+    """Index into `StepGraph.lanes`."""
+    start_us: Floats
+    dur_us: Floats
+    name: Ints
+    """Of a device task: index into `Trace.kernel_names`; -1 for the host."""
+    owner: Ints
+    """Of a device task: row in `Trace.ops` of the op that it belongs to, or -1."""
+    row: Ints
+    """Of a device task: row in `Trace.kernels`; -1 for the host and for an NPU's whole collective."""
+    collective: Ints
+    """Index into `Activity.collectives`, or -1."""
+    first_slice: Ints
+    """Of the host: its slices are `first_slice[i]` up to `first_slice[i] + slices[i]` of `StepGraph.slices`."""
+    slices: Ints
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edges:
+    """Row `target` cannot start before `lag_us` after the end of row `source`; sorted by target."""
+
+    source: Ints
+    target: Ints
+    lag_us: Floats
+    """May be negative: a task that is known to have started before the one before it on its stream had ended."""
+    kind: npt.NDArray[np.uint8]
+    """Index into `EDGE_KINDS`."""
+    recorded: npt.NDArray[np.bool_]
+    """The trace says so; else it was inferred from when things ran."""
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slices:
+    """Host time by what ran innermost, in the order of the threads."""
+
+    dur_us: Floats
+    op: Ints
+    """Row in `Trace.ops` of the op it is in, whatever else runs inside; `NO_OP` outside ops."""
+    call: Ints
+    """Row in `Activity.calls` where a call of a runtime ran; -1 else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """A host thread or a device's stream."""
+
+    device: bool
+    name: str
+    """"thread 1234" or "stream 7" (with the device where there are several)."""
+    track: int = -1
+    """Of a thread: index into `Trace.tracks`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unexplained:
+    """Waiting in the recording that no dependency explains, which re-timing therefore leaves out."""
+
+    waits: int = 0
+    us: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepGraph:
+    """All of one step."""
+
+    step: Step
+    nodes: Nodes
+    edges: Edges
+    slices: Slices
+    lanes: tuple[Lane, ...]
+    main_lane: int
+    """The thread that marks the step."""
+    release_us: Floats
+    """Per node: it never starts before; 0 but for what runs on from before the step."""
+    begin_us: float
+    """When the step before was done, where that is after this one's start on the host; 0 else."""
+    recorded_us: float
+    """Length of the step as recorded, by the rule of `schedule.step_length`."""
+    host_us: float
+    """The marked range on the host alone."""
+    launch_latency_us: float
+    """Median from launch to start of a task whose stream was idle; 0 without device work."""
+    stream_gap_us: float
+    """Median between tasks of a stream that had work waiting."""
+    unexplained: Unexplained = field(default_factory=Unexplained)
+    dropped_edges: int = 0
+    """Dependencies that contradict the recorded order of time, left out."""
+
+    def edge_counts(self) -> dict[str, tuple[int, int]]:
+        """Kind → (recorded, inferred) number of edges."""
+        out: dict[str, tuple[int, int]] = {}
+        for index, kind in enumerate(EDGE_KINDS):
+            rows = self.edges.kind == index
+            if rows.any():
+                recorded = int(self.edges.recorded[rows].sum())
+                out[kind] = (recorded, int(rows.sum()) - recorded)
+        return out

@@ -1,0 +1,121 @@
+"""Which part of a trace is one step: the marks of the profiler or of a server; owns the choice, not what ran in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from opreplay.traces import Trace, batch_context
+from opreplay.traces.errors import TraceError
+from opreplay.traces.links.annotations import AnnotationTable, step_number
+
+_HINT = "Record with torch.profiler and call profiler.step(), or cut with `opreplay trim TRACE --between A..B`."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step's range on the host thread that marks it."""
+
+    name: str
+    """"ProfilerStep#7", "execute_…", or "the whole trace" where nothing is marked."""
+    number: int | None
+    start_ns: int
+    end_ns: int
+    track: int
+    """Index into `Trace.tracks`; -1 where nothing is marked."""
+    marked: bool
+    """False: no step is marked, the whole trace stands for one."""
+
+
+def steps_of(trace: Trace) -> tuple[Step, ...]:
+    """All marked steps by time: the profiler's, else a server's iterations that lie in no other."""
+    marks = _marks(trace)
+    profiler = [mark for mark in marks if mark.number is not None]
+    if profiler:
+        return tuple(sorted(profiler, key=lambda step: (step.start_ns, step.track)))
+    marks.sort(key=lambda step: (step.start_ns, -step.end_ns))
+    outer: list[Step] = []
+    for mark in marks:
+        if not outer or mark.start_ns >= outer[-1].end_ns or mark.track != outer[-1].track:
+            outer.append(mark)
+    return tuple(outer)
+
+
+def chosen_step(trace: Trace, number: int | None = None) -> Step:
+    """Step `number` (of "ProfilerStep#number", else counted from 0), or without one the step of median length.
+
+    Steps that launch no work where others do are no candidates. Raises TraceError for a number that there is not.
+    """
+    steps = steps_of(trace)
+    if not steps:
+        if number is not None:
+            raise TraceError(f"{trace.info.path} marks no step, so there is no step {number}", hint=_HINT)
+        return _whole(trace)
+    if number is not None:
+        found = [s for i, s in enumerate(steps) if (i if s.number is None else s.number) == number]
+        if not found:
+            known = ", ".join(str(i if s.number is None else s.number) for i, s in enumerate(steps))
+            raise TraceError(f"{trace.info.path} has no step {number}", hint=f"It has these: {known[:400]}.")
+        return found[0]
+    busy = [step for step, calls in zip(steps, _calls_in(trace, steps), strict=True) if calls]
+    ordered = sorted(busy or list(steps), key=lambda step: (step.end_ns - step.start_ns, step.start_ns))
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def _calls_in(trace: Trace, steps: Sequence[Step]) -> list[int]:
+    """How many calls that launch device work each step holds; where none does, how many ops."""
+    starts: npt.NDArray[np.int64] = np.sort(trace.ops.start_ns)
+    activity = trace.activity
+    if activity is not None and len(trace.kernels):
+        launching = np.isin(activity.calls.correlation, activity.correlation[activity.correlation >= 0])
+        if launching.any():
+            starts = np.sort(activity.calls.start_ns[launching])
+    edges = np.array([(step.start_ns, step.end_ns) for step in steps], np.int64).reshape(-1, 2)
+    at = np.searchsorted(starts, edges)
+    return (at[:, 1] - at[:, 0]).tolist()
+
+
+def _marks(trace: Trace) -> list[Step]:
+    """Every annotation that marks a step or a server's iteration; torch_npu records its steps as ops."""
+    found: list[Step] = []
+    notes = trace.annotations
+    if isinstance(notes, AnnotationTable):
+        wanted = np.array([_is_mark(name) for name in notes.names] or [False])
+        rows = np.flatnonzero(wanted[notes.name]) if len(notes) else []
+        picked = [notes[int(row)] for row in rows]
+    else:
+        picked = [note for note in notes if _is_mark(note.name)]
+    for note in picked:
+        found.append(_step(note.name, note.start_ns, note.dur_ns, note.track))
+    for index, signature in enumerate(trace.signatures):
+        if step_number(signature.name) is not None:
+            for row in np.flatnonzero(trace.ops.signature == index):
+                ops = trace.ops
+                found.append(_step(signature.name, int(ops.start_ns[row]), int(ops.dur_ns[row]), int(ops.track[row])))
+    return [step for step in found if step.end_ns > step.start_ns]
+
+
+def _is_mark(name: str) -> bool:
+    return step_number(name) is not None or batch_context(name) is not None
+
+
+def _step(name: str, start: int, dur: int, track: int) -> Step:
+    return Step(name=name, number=step_number(name), start_ns=start, end_ns=start + dur, track=track, marked=True)
+
+
+def _whole(trace: Trace) -> Step:
+    """From the first event to the last one."""
+    starts = [trace.ops.start_ns, trace.kernels.start_ns]
+    ends = [trace.ops.start_ns + trace.ops.dur_ns, trace.kernels.start_ns + trace.kernels.dur_ns]
+    if trace.activity is not None:
+        calls = trace.activity.calls
+        starts.append(calls.start_ns)
+        ends.append(calls.start_ns + calls.dur_ns)
+    starts, ends = [a for a in starts if len(a)], [a for a in ends if len(a)]
+    if not starts:
+        raise TraceError(f"{trace.info.path} holds nothing that ran, so there is no step to time", hint=_HINT)
+    begin, end = min(int(a.min()) for a in starts), max(int(a.max()) for a in ends)
+    return Step(name="the whole trace", number=None, start_ns=begin, end_ns=end, track=-1, marked=False)

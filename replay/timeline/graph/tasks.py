@@ -1,0 +1,202 @@
+"""Device tasks of one step: which were launched in it, by which thread and when; knows no dependencies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from opreplay.replay.timeline.graph.model import COLLECTIVE, COPY, KERNEL, SET, Bools, Floats, Ints
+from opreplay.replay.timeline.graph.steps import Step
+from opreplay.traces import Trace
+
+_KIND_OF_CATEGORY = np.array([KERNEL, COPY, SET, KERNEL], np.int64)
+_COLLECTIVE_NAMES = (
+    "nccl",
+    "rccl",
+    "hccl",
+    "hcom_",
+    "oneccl",
+    "msccl",
+    "deep_ep",
+    "cross_device_reduce",
+    "allreduce_fusion",
+)
+"""In names of kernels (lower case) that talk to other devices."""
+_COPY_NAMES = ("memcpy",)
+"""What an NPU's copies are called: its tasks have no category."""
+HOST_TO_DEVICE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tasks:
+    """Device work launched in a step, or that runs in it and of which no launch is known, by start. µs as elsewhere."""
+
+    kind: Ints
+    name: Ints
+    row: Ints
+    """In `Trace.kernels`; -1 for a whole collective of an NPU."""
+    owner: Ints
+    collective: Ints
+    stream: Ints
+    """Index into `streams`."""
+    streams: tuple[tuple[int, int], ...]
+    """(device, stream)"""
+    start_us: Floats
+    end_us: Floats
+    launch_us: Floats
+    """Start of the call that launched it; NaN where none is known."""
+    launch_track: Ints
+    """Thread of that call (its home track), or -1."""
+    correlation: Ints
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """Work launched before the step that still ran in it: per stream, µs after the step's start when it was done."""
+
+    until_us: dict[tuple[int, int], float]
+
+
+def tasks_of(trace: Trace, step: Step, home: Ints) -> tuple[Tasks, Earlier]:
+    """The step's device work, and what it found running. `home` [tracks]: thread of each track, or -1 if not of it."""
+    activity, kernels = trace.activity, trace.kernels
+    assert activity is not None
+    n, spans = len(kernels), activity.spans
+    start = np.concatenate([kernels.start_ns, spans.start_ns]).astype(np.int64)
+    dur = np.concatenate([kernels.dur_ns.astype(np.int64), spans.dur_ns.astype(np.int64)])
+    correlation = np.concatenate([activity.correlation, spans.correlation])
+    name = np.concatenate([kernels.name.astype(np.int64), spans.name.astype(np.int64)])
+    collective = np.concatenate([activity.collective, spans.collective])
+    row = np.concatenate([np.arange(n), np.full(len(spans), -1)])
+    owner = np.concatenate([kernels.owner, np.full(len(spans), -1)])
+    device, stream = np.zeros(len(start), np.int64), np.zeros(len(start), np.int64)
+    device[:n], stream[:n] = kernels.device, kernels.stream
+    parts = np.isin(activity.correlation, spans.correlation[spans.correlation >= 0]) & (activity.correlation >= 0)
+    for index in range(len(spans)):  # a handful: the whole runs where its parts do
+        of_it = np.flatnonzero(activity.correlation == spans.correlation[index])
+        if len(of_it):
+            device[n + index], stream[n + index] = device[of_it[0]], stream[of_it[0]]
+            owner[n + index] = owner[of_it[0]]
+    launch_ns, launch_home = _launches(trace, home, correlation, start)
+    own = _own_device(device, (launch_home >= 0) & (launch_ns >= step.start_ns) & (launch_ns < step.end_ns))
+    kind = _kinds(trace, name, collective)
+    known = launch_home >= 0
+    before = known & (launch_ns < step.start_ns)
+    inside = known & (launch_ns >= step.start_ns) & (launch_ns < step.end_ns)
+    # Work without a known launch belongs to the step unless it ran before anything that the step launched.
+    first = _first_start(device, stream, start, inside)
+    loose = ~known & (start >= step.start_ns) & (start < step.end_ns) & own & (start >= first)
+    unknown_before = ~known & own & (start < np.minimum(first, step.end_ns))
+    drop = np.concatenate([parts, np.zeros(len(spans), bool)])
+    still = ((before & own) | unknown_before) & (start + dur > step.start_ns) & ~drop
+    earlier: dict[tuple[int, int], float] = {}
+    for at in np.flatnonzero(still).tolist():
+        key = (int(device[at]), int(stream[at]))
+        earlier[key] = max(earlier.get(key, 0.0), (int(start[at] + dur[at]) - step.start_ns) / 1e3)
+    rows = np.flatnonzero((inside | loose) & ~drop)
+    rows = rows[np.lexsort((rows, start[rows] + dur[rows], start[rows]))]
+    keys, places = np.unique(np.stack([device[rows], stream[rows]], axis=1), axis=0, return_inverse=True)
+    return (
+        Tasks(
+            kind=kind[rows], name=name[rows], row=row[rows], owner=owner[rows], collective=collective[rows],
+            stream=places.reshape(-1).astype(np.int64), streams=tuple((int(d), int(s)) for d, s in keys),
+            start_us=(start[rows] - step.start_ns) / 1e3, end_us=(start[rows] + dur[rows] - step.start_ns) / 1e3,
+            launch_us=np.where(known[rows], (launch_ns[rows] - step.start_ns) / 1e3, np.nan),
+            launch_track=np.where(known[rows], launch_home[rows], -1), correlation=correlation[rows],
+        ),
+        Earlier(until_us=earlier),
+    )  # fmt: skip
+
+
+def _first_start(device: Ints, stream: Ints, start: Ints, inside: Bools) -> Ints:
+    """Per task: start of the first task that the step launched on its stream, else on its device; else the lowest."""
+    least = np.full(len(start), np.iinfo(np.int64).min)
+    for key in np.unique(device[inside]):
+        on = device == key
+        least[on] = start[on & inside].min()
+        for number in np.unique(stream[on & inside]):
+            here = on & (stream == number)
+            least[here] = start[here & inside].min()
+    return least
+
+
+def _own_device(device: Ints, inside: Bools) -> Bools:
+    """Whether tasks without a launch are on a device that the step launched on (all are, where it launched nothing)."""
+    used = np.unique(device[inside])
+    return np.isin(device, used) if len(used) else np.ones(len(device), bool)
+
+
+def _launches(trace: Trace, home: Ints, correlation: Ints, start: Ints) -> tuple[Ints, Ints]:
+    """(time, thread) of the call that launched each task; thread -1: none known, or one of another process.
+
+    A correlation id that several calls share belongs to the last that began before the task did: ids repeat in files
+    that were merged. An outer call is preferred to the driver's call inside it.
+    """
+    activity = trace.activity
+    assert activity is not None
+    calls, arrows = activity.calls, activity.arrows
+    arrow = (arrows.kind == HOST_TO_DEVICE) & ~arrows.is_end
+    key = np.concatenate([calls.correlation, arrows.id[arrow]])
+    until = np.concatenate([calls.start_ns + calls.dur_ns, arrows.start_ns[arrow]])
+    when = np.concatenate([calls.start_ns, arrows.start_ns[arrow]])
+    track = np.concatenate([calls.track, arrows.track[arrow]]).astype(np.int64)
+    by_queue = np.concatenate([calls.kind == 2, np.zeros(int(arrow.sum()), bool)])
+    usable = (key >= 0) & ~by_queue
+    key, when, until, track = key[usable], when[usable], until[usable], track[usable]
+    none = np.full(len(correlation), -1, np.int64)
+    if not len(key) or not len(correlation):
+        return none, none
+    order = np.lexsort((when, key))
+    key, when, until, track = key[order], when[order], until[order], track[order]
+    low, high = np.searchsorted(key, correlation), np.searchsorted(key, correlation, side="right")
+    found = (high > low) & (correlation >= 0)
+    at = np.minimum(low, len(key) - 1)
+    # Of several calls the first, unless they lie far apart: then ids repeat, and the last before the task counts.
+    several = np.flatnonzero(found & (high > low + 1))
+    for task in several.tolist():
+        of_it = when[low[task] : high[task]]
+        if of_it[-1] - of_it[0] > _REPEATED_NS:
+            at[task] = low[task] + max(0, int(np.searchsorted(of_it, start[task], side="right")) - 1)
+    homes = _home_of_launch(trace, home)[track[at]]
+    # A call that took long loaded the kernel's module, or waited for room in a queue, and launched at its end.
+    slow = (until[at] - when[at] > _SLOW_LAUNCH_NS) & (start >= until[at] - _SKEW_NS)
+    return np.where(found, np.where(slow, until[at], when[at]), -1), np.where(found, homes, -1)
+
+
+_SLOW_LAUNCH_NS = 100_000
+_SKEW_NS = 5_000
+"""Host and device clocks of one trace may differ by this much."""
+
+
+_REPEATED_NS = 50_000_000
+"""Calls of one correlation id further apart than this are not one inside the other."""
+
+
+def _home_of_launch(trace: Trace, home: Ints) -> Ints:
+    """As `home`, and threads of a process that has no ops (CANN's under another number) by their thread id."""
+    own = {trace.tracks[index][1]: int(home[index]) for index in range(len(trace.tracks)) if home[index] >= 0}
+    busy = {trace.tracks[int(track)][0] for track in np.unique(trace.ops.track)} if len(trace.ops) else set()
+    out = home.copy()
+    for index, (pid, tid) in enumerate(trace.tracks):
+        if home[index] < 0 and pid not in busy and busy:
+            out[index] = own.get(tid, -1)
+    return out
+
+
+def _kinds(trace: Trace, name: Ints, collective: Ints) -> Ints:
+    """Index into `NODE_KINDS` of each task, by its category and name."""
+    category = trace.kernels.category.astype(np.int64)
+    kind = np.full(len(name), COLLECTIVE, np.int64)
+    kind[: len(category)] = _KIND_OF_CATEGORY[category]
+    talks = np.array(
+        [any(word in text.lower() for word in _COLLECTIVE_NAMES) for text in trace.kernel_names] or [False]
+    )
+    copies = np.array([any(word in text.lower() for word in _COPY_NAMES) for text in trace.kernel_names] or [False])
+    if len(name):
+        kind[(kind == KERNEL) & copies[name]] = COPY
+        kind[(collective >= 0) | (talks[name] & (kind == KERNEL))] = COLLECTIVE
+    return kind

@@ -1,0 +1,216 @@
+"""Host threads of one step: which events ran on each, cut into slices by what ran innermost; knows no device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from opreplay.replay.timeline.graph.model import NO_OP, Bools, Floats, Ints, Slices
+from opreplay.replay.timeline.graph.steps import Step
+from opreplay.traces import Trace
+from opreplay.traces.links.parents import nest
+
+_CANN = "CANN"
+"""Name of the process under which torch_npu records calls of the threads of another one."""
+_FRAME = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostEvents:
+    """What ran on one thread within a step: ops and calls, an outer one before those inside it. µs after its start."""
+
+    track: int
+    start_us: Floats
+    end_us: Floats
+    parent: Ints
+    """Position of the enclosing event here, or -1."""
+    op: Ints
+    """Row in `Trace.ops`, or -1 where the event is a call."""
+    call: Ints
+    """Row in `Activity.calls`, or -1 where the event is an op."""
+
+    def enclosing_op(self) -> Ints:
+        """Per event: row of the op that it is, or that is innermost around it; `NO_OP` for none."""
+        up = np.where(self.op >= 0, np.arange(len(self.op)), self.parent)
+        while True:
+            climbing = np.flatnonzero(up >= 0)
+            climbing = climbing[self.op[up[climbing]] < 0]
+            if not len(climbing):
+                return np.where(up >= 0, self.op[up], NO_OP)
+            up[climbing] = self.parent[up[climbing]]
+
+
+def host_events(trace: Trace, step: Step, main: int, home: Ints) -> list[HostEvents]:
+    """The threads of the step's process that ran anything within it, the one that marks it (`main`) first."""
+    activity, ops = trace.activity, trace.ops
+    assert activity is not None
+    calls = activity.calls
+    op_home = home[ops.track] if len(ops) else np.empty(0, np.int64)
+    call_home = home[calls.track] if len(calls) else np.empty(0, np.int64)
+    op_rows = np.flatnonzero((op_home >= 0) & _within(ops.start_ns, ops.dur_ns, step) & (ops.dur_ns > 0))
+    call_rows = np.flatnonzero(
+        (call_home >= 0) & _within(calls.start_ns, calls.dur_ns, step) & (calls.dur_ns > 0) & (calls.kind != _FRAME)
+    )
+    track = np.concatenate([op_home[op_rows], call_home[call_rows]])
+    start = np.concatenate([ops.start_ns[op_rows], calls.start_ns[call_rows]])
+    end = start + np.concatenate([ops.dur_ns[op_rows].astype(np.int64), calls.dur_ns[call_rows].astype(np.int64)])
+    start, end = np.maximum(start, step.start_ns), np.minimum(end, step.end_ns)
+    op = np.concatenate([op_rows, np.full(len(call_rows), -1)])
+    call = np.concatenate([np.full(len(op_rows), -1), call_rows])
+    out = []
+    for at in [main, *sorted(set(track.tolist()) - {main})]:
+        rows, parent = nest(*_of(track == at, start, end))
+        ends = end[rows]
+        for _ in range(8):  # a damaged trace: no event ends after the one around it
+            ends = np.where(parent >= 0, np.minimum(ends, ends[parent]), ends)
+        kept = (op[rows] < 0) | ~_is_mark(trace, op[rows])
+        out.append(
+            HostEvents(
+                track=at,
+                start_us=(start[rows] - step.start_ns) / 1e3,
+                end_us=(np.maximum(ends, start[rows]) - step.start_ns) / 1e3,
+                parent=parent,
+                op=np.where(kept, op[rows], -1),
+                call=call[rows],
+            )
+        )
+    return out
+
+
+def _is_mark(trace: Trace, ops: Ints) -> Bools:
+    """Whether ops are torch_npu's marks of steps, which are no work."""
+    marks = np.array([s.name.startswith("ProfilerStep") for s in trace.signatures] or [False])
+    return marks[trace.ops.signature[ops]] if len(trace.ops) else np.zeros(len(ops), bool)
+
+
+def _of(chosen: Bools, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
+    rows = np.flatnonzero(chosen)
+    return rows, start[rows], (end - start)[rows]
+
+
+def _within(start: Ints, dur: npt.NDArray[Any], step: Step) -> Bools:
+    return (start < step.end_ns) & (start + dur > step.start_ns)
+
+
+def homes(trace: Trace, main: int) -> Ints:
+    """Track → the track of the main process that it belongs to, or -1: CANN's threads are those of another process."""
+    assert trace.activity is not None
+    pid = trace.tracks[main][0]
+    own = {tid: index for index, (process, tid) in enumerate(trace.tracks) if process == pid}
+    home = np.full(len(trace.tracks), -1, np.int64)
+    for index, (process, tid) in enumerate(trace.tracks):
+        if process == pid:
+            home[index] = index
+        elif trace.activity.processes.get(process) == _CANN:
+            home[index] = own.get(tid, index)
+    return home
+
+
+def main_track(trace: Trace, step: Step) -> int:
+    """The thread that marks the step, else the one with most time in ops that is not autograd's; -1: none.
+
+    Where there are no ops, the one with most calls of the runtime.
+    """
+    if step.track >= 0:
+        return step.track
+    assert trace.activity is not None
+    calls, n = trace.activity.calls, len(trace.tracks)
+    if not len(trace.ops):
+        return int(np.bincount(calls.track, minlength=n).argmax()) if len(calls) else -1
+    spent = np.bincount(trace.ops.track, weights=trace.ops.dur_ns.astype(np.float64), minlength=n)
+    backward = np.array([s.name.startswith(_AUTOGRAD) for s in trace.signatures] or [False])
+    of_autograd = np.zeros(n, bool)
+    of_autograd[np.unique(trace.ops.track[backward[trace.ops.signature]])] = True
+    return int(np.where(of_autograd & ~of_autograd.all(), -1.0, spent).argmax())
+
+
+_AUTOGRAD = "autograd::engine::evaluate_function"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """One thread's time in slices, and those in blocks between the points at which others wait for it or it for them.
+
+    Times in µs after the step's start; blocks leave out what the thread spent waiting.
+    """
+
+    start_us: Floats
+    end_us: Floats
+    first_slice: Ints
+    slices: Ints
+    parts: Slices
+
+
+def blocks_of(
+    events: HostEvents,
+    begin_us: float,
+    end_us: float,
+    points_us: Iterable[float],
+    waits_us: Sequence[tuple[float, float]],
+) -> Blocks:
+    """The thread from `begin_us` to `end_us`, cut at `points_us`, without what it waited: `waits_us` (from, until).
+
+    A block of no length stands at the end, so that something can wait for the last point.
+    """
+    bound, owner = _tiles(events, begin_us, end_us)
+    waits = _merged(waits_us, begin_us, end_us)
+    cuts = {begin_us, end_us, *(p for p in points_us if begin_us < p < end_us)}
+    cuts.update(t for wait in waits for t in wait)
+    edges = np.array(sorted(cuts), np.float64)
+    starts, ends = np.append(edges[:-1], end_us), np.append(edges[1:], end_us)
+    middle = (starts + ends) / 2
+    waiting = np.zeros(len(starts), bool)
+    if waits:
+        at = np.searchsorted([w[0] for w in waits], middle, side="right") - 1
+        waiting = (at >= 0) & (middle < np.array([w[1] for w in waits])[at])
+        waiting[-1] = False
+    # slices: tiles cut at the edges of blocks as well
+    lines = np.union1d(bound, edges)
+    tile = np.searchsorted(bound, lines[:-1], side="right") - 1 if len(lines) > 1 else np.empty(0, np.int64)
+    lengths = np.diff(lines)
+    starts, ends = starts[~waiting], ends[~waiting]
+    first = np.searchsorted(lines[:-1], starts, side="left") if len(lengths) else np.zeros(len(starts), np.int64)
+    last = np.searchsorted(lines[:-1], ends, side="left") if len(lengths) else np.zeros(len(starts), np.int64)
+    event = owner[tile]
+    op = events.enclosing_op()
+    return Blocks(
+        start_us=starts,
+        end_us=ends,
+        first_slice=first,
+        slices=np.maximum(last - first, 0),
+        parts=Slices(
+            dur_us=lengths,
+            op=np.where(event >= 0, op[event], NO_OP) if len(op) else np.full(len(event), NO_OP),
+            call=np.where(event >= 0, events.call[event], -1) if len(op) else np.full(len(event), -1),
+        ),
+    )
+
+
+def _tiles(events: HostEvents, begin_us: float, end_us: float) -> tuple[Floats, Ints]:
+    """(starts of stretches in which one event runs innermost, position of that event or -1), from begin to end."""
+    n = len(events.start_us)
+    position = np.flatnonzero(events.end_us > events.start_us)
+    times = np.concatenate([[begin_us], events.start_us[position], events.end_us[position]])
+    owner = np.concatenate([[-1], position, events.parent[position]])
+    # At one time: what ends does so before anything starts, an inner one first; an outer one starts first.
+    order = np.lexsort((np.concatenate([[-n - 1], position, -position - 1]), times))
+    times, owner = np.clip(times[order], begin_us, end_us), owner[order]
+    last_of_time = np.append(times[1:] > times[:-1], True)
+    return times[last_of_time], owner[last_of_time]
+
+
+def _merged(waits: Sequence[tuple[float, float]], begin_us: float, end_us: float) -> list[tuple[float, float]]:
+    """Waits within the range, in order, overlapping ones as one."""
+    out: list[tuple[float, float]] = []
+    for start, end in sorted((max(a, begin_us), min(b, end_us)) for a, b in waits):
+        if end <= start:
+            continue
+        if out and start <= out[-1][1]:
+            out[-1] = (out[-1][0], max(out[-1][1], end))
+        else:
+            out.append((start, end))
+    return out

@@ -1,0 +1,308 @@
+"""What host threads wait for: synchronising calls, blocking copies, full queues, other threads; rules on times.
+
+Each rule says whether the trace records the dependency or the times only suggest it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+
+import numpy as np
+
+from opreplay.replay.timeline.graph.model import CROSS_THREAD, QUEUE_FULL, SYNC, Floats
+from opreplay.replay.timeline.graph.steps import Step
+from opreplay.replay.timeline.graph.tasks import Tasks
+from opreplay.replay.timeline.graph.threads import HostEvents
+from opreplay.traces import Trace
+
+LONG_CALL_US = 30.0
+"""A call of the runtime that takes longer than this, and ends as a task does, is looked at as a wait."""
+_RETURN_US = 25.0
+"""From the end of a task to the return of the call that waited for it, at most, where only time links them."""
+_SKEW_US = 5.0
+"""Host and device clocks of one trace may differ by this much."""
+_FULL_QUEUE = 500
+"""Launches ahead of the device from which a slow launch counts as held back by a full queue."""
+_GAP_US = 100.0
+"""A thread idle for longer than this while another one works may be waiting for it."""
+_BLOCKING_OPS = (
+    "aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::is_nonzero", "aten::copy_", "aten::_to_copy",
+    "aten::equal", "aten::masked_select", "aten::unique",
+)  # fmt: skip
+"""Ops that wait for the device by themselves, for traces that record no calls of the runtime."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostWait:
+    """One thread waits from `start_us` until `until_us` for tasks, or for a point on another thread."""
+
+    track: int
+    start_us: float
+    until_us: float
+    tasks: tuple[int, ...] = ()
+    """Positions in `Tasks`."""
+    thread: tuple[int, float] | None = None
+    """(track, time) of the point waited for."""
+    kind: int
+    recorded: bool
+
+
+class Launched:
+    """The tasks by stream in the order of their launches: which was the last one launched before a given time."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self.tasks = tasks
+        self._ends = tasks.end_us.tolist()
+        self._by_stream: list[tuple[list[float], list[int]]] = []
+        for stream in range(len(tasks.streams)):
+            rows = np.flatnonzero((tasks.stream == stream) & ~np.isnan(tasks.launch_us))
+            rows = rows[np.lexsort((rows, tasks.launch_us[rows]))]
+            self._by_stream.append((tasks.launch_us[rows].tolist(), rows.tolist()))
+        known = np.flatnonzero(~np.isnan(tasks.launch_us))
+        self._all_launches = np.sort(tasks.launch_us[known]).tolist()
+        self._all_starts = np.sort(tasks.start_us[known]).tolist()
+        self._order = np.argsort(tasks.end_us, kind="stable").tolist()
+        self._sorted_ends = tasks.end_us[self._order].tolist() if len(tasks) else []
+
+    def last_on(self, stream: int, time_us: float) -> int:
+        """Position of the last task launched on a stream before a time, or -1."""
+        launches, rows = self._by_stream[stream]
+        at = bisect_left(launches, time_us) - 1
+        return rows[at] if at >= 0 else -1
+
+    def last_of_all(self, time_us: float) -> list[int]:
+        """The last task on each stream that was launched before a time."""
+        found = (self.last_on(stream, time_us) for stream in range(len(self._by_stream)))
+        return [task for task in found if task >= 0]
+
+    def ended_by(self, time_us: float) -> int:
+        """The task that ended last before a time, or -1."""
+        at = bisect_right(self._sorted_ends, time_us) - 1
+        return self._order[at] if at >= 0 else -1
+
+    def waiting(self, time_us: float) -> int:
+        """How many tasks were launched but had not started."""
+        return bisect_right(self._all_launches, time_us) - bisect_right(self._all_starts, time_us)
+
+
+def device_waits(trace: Trace, threads: list[HostEvents], tasks: Tasks) -> list[HostWait]:
+    """Every wait of a host thread for the device."""
+    activity = trace.activity
+    assert activity is not None
+    if not len(tasks):
+        return []
+    launched = Launched(tasks)
+    kinds = np.array([_wait_kind(name) for name in activity.names] or [0])
+    within = np.array([_within_device(name) for name in trace.kernel_names] or [False])[tasks.name]
+    streams = _recorded_streams(trace, tasks)
+    own = {int(c): i for i, c in enumerate(tasks.correlation.tolist()) if c >= 0}
+    out: list[HostWait] = []
+    for events in threads:
+        calls = np.flatnonzero(events.call >= 0)
+        if len(calls):
+            rows = events.call[calls]
+            interesting = (activity.calls.kind[rows] == 0) & (
+                (kinds[activity.calls.name[rows]] > 0) | (events.end_us[calls] - events.start_us[calls] >= LONG_CALL_US)
+            )
+            for at in calls[interesting].tolist():
+                row = int(events.call[at])
+                start, end = float(events.start_us[at]), float(events.end_us[at])
+                correlation = int(activity.calls.correlation[row])
+                kind = int(kinds[activity.calls.name[row]])
+                mine = own.get(correlation, -1)
+                if kind == _COPY and mine >= 0 and within[mine]:
+                    continue
+                found = _one_wait(events.track, kind, start, end, mine, streams.get(correlation), launched)
+                if found is not None:
+                    out.append(found)
+        if not (len(calls) and (activity.calls.kind[events.call[calls]] == 0).any()):
+            out += _waits_of_ops(trace, events, launched)
+    return out
+
+
+_NONE, _STREAM, _DEVICE, _EVENT, _COPY, _NEVER = range(6)
+
+
+def _wait_kind(name: str) -> int:
+    """What a call of a runtime waits for, by its name in any of the runtimes."""
+    text = name.lower()
+    if "synchronize" in text:
+        if "event" in text:
+            return _EVENT
+        return _STREAM if "stream" in text else _DEVICE
+    if "memcpy" in text:
+        return _COPY
+    if "graphinstantiate" in text or "moduleload" in text or "getdevicecount" in text:
+        return _NEVER
+    return _NONE
+
+
+def _within_device(name: str) -> bool:
+    """Whether a copy's name says that no host memory takes part: such a copy never holds the host."""
+    text = name.lower().replace(" ", "")
+    return "dtod" in text or "device->device" in text or "devicetodevice" in text or "ptop" in text
+
+
+def _recorded_streams(trace: Trace, tasks: Tasks) -> dict[int, int]:
+    """Correlation of a synchronising call → the stream that it waits for, where the trace says so (-1: all)."""
+    assert trace.activity is not None
+    waits = trace.activity.waits
+    numbers = {stream: index for index, (_, stream) in enumerate(tasks.streams)}
+    out: dict[int, int] = {}
+    rows = zip(waits.correlation.tolist(), waits.stream.tolist(), waits.waits_for_stream.tolist(), strict=True)
+    for correlation, stream, waits_for in rows:
+        if waits_for < 0 and correlation >= 0:
+            out[correlation] = numbers.get(stream, -1)
+    return out
+
+
+def _one_wait(
+    track: int, kind: int, start: float, end: float, own: int, stream: int | None, launched: Launched
+) -> HostWait | None:
+    """The wait that one call is, or None: it waited for nothing that is known."""
+    ends = launched.tasks.end_us
+    sources: list[int] = []
+    recorded = False
+    if kind == _COPY:
+        if own >= 0 and start < ends[own] <= end:
+            sources, recorded = [own], True
+    elif kind == _DEVICE:
+        sources, recorded = launched.last_of_all(start), True
+    elif kind == _STREAM:
+        if stream is not None and stream >= 0:
+            found = launched.last_on(stream, start)
+            sources, recorded = ([found] if found >= 0 else []), True
+        else:
+            sources = _likely_stream(launched, start, end)
+            recorded = len(launched.tasks.streams) == 1
+    elif kind == _EVENT:
+        found = launched.ended_by(end + _SKEW_US)
+        sources = [found] if found >= 0 and launched.tasks.launch_us[found] < start else []
+    elif kind == _NONE:
+        found = launched.ended_by(end)
+        if found >= 0 and ends[found] > start and end - ends[found] <= _RETURN_US:
+            if own >= 0 and launched.tasks.launch_us[found] >= start and found != own:
+                return None
+            if launched.waiting(start) >= _FULL_QUEUE:
+                until = float(ends[found])
+                return HostWait(
+                    track=track, start_us=start, until_us=until, tasks=(found,), kind=QUEUE_FULL, recorded=False
+                )
+            if own < 0:  # cudaMalloc, cudaFree, cudaHostAlloc: they wait for the device without saying so
+                sources = [found]
+    sources = [task for task in sources if ends[task] <= end + _SKEW_US]
+    if not sources:
+        return None
+    until = min(max(start, *(float(ends[task]) for task in sources)), end)
+    return HostWait(track=track, start_us=start, until_us=until, tasks=tuple(sources), kind=SYNC, recorded=recorded)
+
+
+def _likely_stream(launched: Launched, start: float, end: float) -> list[int]:
+    """The last task of the stream that a synchronisation most likely waited for: it ended nearest the call's end."""
+    found = [task for task in launched.last_of_all(start) if launched.tasks.end_us[task] <= end + _SKEW_US]
+    if not found:
+        return []
+    return [max(found, key=lambda task: (launched.tasks.end_us[task], launched.tasks.launch_us[task]))]
+
+
+def _waits_of_ops(trace: Trace, events: HostEvents, launched: Launched) -> list[HostWait]:
+    """Waits within ops that are known to block, on a thread whose calls of the runtime the trace does not record."""
+    blocking = np.array([s.name in _BLOCKING_OPS for s in trace.signatures] or [False])
+    own = events.op >= 0
+    rows = np.flatnonzero(own)
+    rows = rows[blocking[trace.ops.signature[events.op[rows]]]] if len(rows) else rows
+    out: list[HostWait] = []
+    for at in rows.tolist():
+        start, end = float(events.start_us[at]), float(events.end_us[at])
+        if end - start < LONG_CALL_US or (events.parent == at).any():
+            continue
+        found = launched.ended_by(end)
+        if found >= 0 and start < launched.tasks.end_us[found] and end - launched.tasks.end_us[found] <= 4 * _RETURN_US:
+            until = float(launched.tasks.end_us[found])
+            wait = HostWait(
+                track=events.track, start_us=start, until_us=until, tasks=(found,), kind=SYNC, recorded=False
+            )
+            out.append(wait)
+    return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handover:
+    """The main thread idles from `start_us` to `end_us` while another one works from `first_us` to `last_us`."""
+
+    track: int
+    start_us: float
+    end_us: float
+    first_us: float
+    last_us: float
+
+
+def handovers(main: HostEvents, others: list[HostEvents], begin_us: float, end_us: float) -> list[Handover]:
+    """Gaps of the main thread that another thread's work fills: backward, run by autograd's own thread.
+
+    The other thread must have been idle when the gap began and be idle again when it ends.
+    """
+    out: list[Handover] = []
+    top = main.parent < 0
+    starts, ends = main.start_us[top], main.end_us[top]
+    gap_from = np.concatenate([[begin_us], np.maximum.accumulate(ends)]) if len(ends) else np.array([begin_us])
+    gap_to = np.append(starts, end_us)
+    long = np.flatnonzero(gap_to - gap_from >= _GAP_US)
+    for other in others:
+        tops = other.parent < 0
+        from_, to = other.start_us[tops], other.end_us[tops]
+        if not len(from_):
+            continue
+        latest = np.maximum.accumulate(to)
+        for at in long.tolist():
+            low, high = float(gap_from[at]), float(gap_to[at])
+            first = int(np.searchsorted(from_, low))
+            last = int(np.searchsorted(from_, high)) - 1
+            if last < first or (first > 0 and latest[first - 1] > low) or latest[last] > high:
+                continue
+            # Work that fills hardly any of the gap did not make the thread wait for it.
+            if (to[first : last + 1] - from_[first : last + 1]).sum() < _GAP_US / 2:
+                continue
+            out.append(
+                Handover(
+                    track=other.track,
+                    start_us=low,
+                    end_us=high,
+                    first_us=float(from_[first]),
+                    last_us=float(latest[last]),
+                )
+            )
+    return out
+
+
+def as_wait(handover: Handover, main: int) -> HostWait:
+    """What the main thread waits for in a handover."""
+    return HostWait(
+        track=main, start_us=handover.start_us, until_us=handover.last_us,
+        thread=(handover.track, handover.last_us), kind=CROSS_THREAD, recorded=False,
+    )  # fmt: skip
+
+
+def queue_arrows(trace: Trace, step: Step, tracks: set[int]) -> dict[tuple[int, float], tuple[int, float]]:
+    """(thread, start) of what was taken from an NPU's task queue → (thread, time) at which it was handed in."""
+    assert trace.activity is not None
+    arrows = trace.activity.arrows
+    rows = np.flatnonzero((arrows.kind == 1) & (arrows.start_ns >= step.start_ns) & (arrows.start_ns < step.end_ns))
+    begun: dict[int, tuple[int, float]] = {}
+    out: dict[tuple[int, float], tuple[int, float]] = {}
+    for row in sorted(rows.tolist(), key=lambda r: (arrows.start_ns[r], arrows.is_end[r])):
+        track, at = int(arrows.track[row]), (int(arrows.start_ns[row]) - step.start_ns) / 1e3
+        if track not in tracks:
+            continue
+        if not arrows.is_end[row]:
+            begun[int(arrows.id[row])] = (track, at)
+        elif int(arrows.id[row]) in begun:
+            out[track, at] = begun[int(arrows.id[row])]
+    return out
+
+
+def top_level(events: HostEvents) -> tuple[Floats, Floats]:
+    """(starts, ends) of what encloses all else on a thread."""
+    top = events.parent < 0
+    return events.start_us[top], events.end_us[top]

@@ -1,0 +1,123 @@
+"""The critical path and the slack of the rest, by op and by module: time on the path adds up to the step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import msgspec
+import numpy as np
+
+from opreplay.replay.timeline.graph.model import Floats, Ints, StepGraph
+from opreplay.replay.timeline.graph.schedule import Schedule, critical_path, slack_us
+from opreplay.replay.timeline.names import Names
+
+HOST, DEVICE, WAIT = "host", "device", "wait"
+
+
+class PathPart(msgspec.Struct, frozen=True, kw_only=True):
+    """What one op, or one kind of waiting, adds to the step."""
+
+    name: str
+    us: float
+    where: str
+    """"device", "host" or "wait" (latencies and gaps, in which neither works)."""
+    times: int
+    """Stretches on the path."""
+
+
+class Slack(msgspec.Struct, frozen=True, kw_only=True):
+    """Work off the critical path."""
+
+    name: str
+    us: float
+    slack_us: float
+    """How much longer its least free instance could take without the step taking longer."""
+    where: str
+
+
+def path_parts(names: Names, graph: StepGraph, schedule: Schedule) -> tuple[list[PathPart], list[tuple[str, float]]]:
+    """(parts by op, longest first; (module, µs) of the same time, longest first).
+
+    Host time counts for the op it is in; the scale of a stretch whose length was changed is shared by all its ops.
+    """
+    path, waits = critical_path(graph, schedule)
+    nodes, slices, begin = graph.nodes, graph.slices, _begin(graph, schedule)
+    spent, waited = _shares(schedule, path, waits, begin)
+    device = np.array([lane.device for lane in graph.lanes] or [False])[nodes.lane[path]]
+    us: defaultdict[tuple[str, str], float] = defaultdict(float)
+    times: defaultdict[tuple[str, str], int] = defaultdict(int)
+    modules: defaultdict[str, float] = defaultdict(float)
+
+    def add(name: str, where: str, amount: float, module: str) -> None:
+        us[name, where] += amount
+        times[name, where] += 1
+        modules[module] += amount
+
+    for place in np.flatnonzero(device).tolist():
+        node = int(path[place])
+        add(names.task(node), DEVICE, float(spent[place]), names.module_of_op(int(nodes.owner[node])))
+    for place in np.flatnonzero(waited > 0.0).tolist():
+        edge = int(schedule.cause[path[place]])
+        label = names.wait(int(graph.edges.kind[edge])) if edge >= 0 else "(start of the thread or stream)"
+        add(label, WAIT, float(waited[place]), label)
+    host = path[~device]
+    counts = nodes.slices[host]
+    rows = np.repeat(nodes.first_slice[host] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts) + np.arange(
+        counts.sum()
+    )
+    total = np.add.reduceat(np.append(slices.dur_us[rows], 0.0), np.cumsum(counts) - counts) if len(host) else counts
+    scale = np.where((total > 0) & (counts > 0), spent[~device] / np.where(total > 0, total, 1.0), 0.0)
+    amount = slices.dur_us[rows] * np.repeat(scale, counts)
+    ops, index = np.unique(slices.op[rows], return_inverse=True)
+    for op, part, n in zip(ops.tolist(), np.bincount(index, weights=amount), np.bincount(index), strict=True):
+        add(names.op(op), HOST, float(part), names.module_of_op(op))
+        times[names.op(op), HOST] += int(n) - 1
+    parts = [PathPart(name=n, us=v, where=w, times=times[n, w]) for (n, w), v in us.items() if v > 0.0]
+    parts.sort(key=lambda part: (-part.us, part.name))
+    return parts, sorted(((m, v) for m, v in modules.items() if v > 0.0), key=lambda item: (-item[1], item[0]))
+
+
+def _shares(schedule: Schedule, path: Ints, waits: Floats, begin: float) -> tuple[Floats, Floats]:
+    """(µs that each node of the path adds to the step, µs waited before each)."""
+    spent, waited = np.zeros(len(path)), np.zeros(len(path))
+    owed = 0.0  # a task that starts before the one before it has ended: that one's part of the path is shorter
+    for place in range(len(path) - 1, -1, -1):
+        node, wait = path[place], float(waits[place])
+        start, end = float(schedule.start_us[node]), float(schedule.end_us[node])
+        left = max(0.0, end - max(start, begin)) - owed
+        owed = max(0.0, -left)
+        spent[place] = max(0.0, left)
+        if wait < 0.0:
+            owed -= wait
+        else:
+            waited[place] = min(wait, max(0.0, start - begin))
+    return spent, waited
+
+
+def _begin(graph: StepGraph, schedule: Schedule) -> float:
+    """Where the step that the path explains begins, on the graph's clock."""
+    return max(0.0, float(schedule.end_us.max(initial=0.0)) - schedule.step_us)
+
+
+def slack_of_ops(names: Names, graph: StepGraph, schedule: Schedule, lags_us: Floats | None = None) -> list[Slack]:
+    """Device work off the critical path by op, that with most time first."""
+    slack = slack_us(graph, schedule, lags_us)
+    device = np.array([lane.device for lane in graph.lanes] or [False])[graph.nodes.lane]
+    off = np.flatnonzero(device & (graph.nodes.name >= 0))
+    off = off[~np.isin(off, critical_path(graph, schedule)[0])]
+    signature = np.full(len(off), -1, np.int64)
+    owned = graph.nodes.owner[off] >= 0
+    signature[owned] = names.trace.ops.signature[graph.nodes.owner[off[owned]]]
+    kinds, index = np.unique(
+        np.stack([signature, np.where(owned, 0, graph.nodes.name[off])]), axis=1, return_inverse=True
+    )
+    spent = np.bincount(index.reshape(-1), weights=(schedule.end_us - schedule.start_us)[off], minlength=kinds.shape[1])
+    least = np.full(kinds.shape[1], np.inf)
+    np.minimum.at(least, index.reshape(-1), slack[off])
+    by_name: dict[str, tuple[float, float]] = {}
+    for (op, kernel), us, free in zip(kinds.T.tolist(), spent.tolist(), least.tolist(), strict=True):
+        name = names.trace.signatures[op].name if op >= 0 else names.trace.kernel_names[kernel]
+        before = by_name.get(name, (0.0, np.inf))
+        by_name[name] = (before[0] + us, min(before[1], free))
+    found = [Slack(name=name, us=us, slack_us=free, where=DEVICE) for name, (us, free) in by_name.items()]
+    return sorted(found, key=lambda item: (-item.us, item.name))

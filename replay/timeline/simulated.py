@@ -1,0 +1,416 @@
+"""A recorded step on a simulated device: predicted kernels, that device's latencies, recorded host time; with a band.
+
+Owns which prediction a task gets and what becomes of tasks without one. Predictions themselves are `ascend`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from opreplay.replay.arguments.work.amounts import Contents
+from opreplay.replay.ascend.cost.predict import HOST_COPY, family_of
+from opreplay.replay.ascend.cost.predictor import Predictor
+from opreplay.replay.ascend.cost.residency import resident_of, reuse_distances
+from opreplay.replay.ascend.kernel import KernelCall
+from opreplay.replay.ascend.measured.kernel_shapes import complete_outputs
+from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ascend.simulate.op import simulate_by_family
+from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.timeline.categories import Categories, categories
+from opreplay.replay.timeline.graph.model import (
+    COLLECTIVE,
+    COPY,
+    EARLIER,
+    HOST,
+    LAUNCH,
+    STREAM,
+    Bools,
+    Floats,
+    Ints,
+    StepGraph,
+)
+from opreplay.replay.timeline.graph.schedule import Schedule, retimed
+from opreplay.replay.timeline.names import Names
+from opreplay.replay.timeline.paths import PathPart, path_parts
+from opreplay.traces import Trace
+from opreplay.traces.activity import Collective
+from opreplay.traces.errors import TraceError
+from opreplay.traces.model import TensorSpec
+
+LAUNCH_LATENCY_US = 44.0
+"""From the launch by torch_npu's dequeuing thread to the start of the task on an idle stream: the median of the public
+AlexNet profile on a 910B2 (MindStudio Insight test data). Recorded latencies are kept for NPU traces."""
+TASK_GAP_US = 1.0
+"""Between tasks of a stream that has work waiting: `Wait Time` of the public Qwen profiles on a 910B4 is 0.1 µs at the
+first quartile and 1.1 µs at the median."""
+UNPREDICTED_BAND = 3.0
+"""80 % factor for tasks that have no prediction and are scaled as the predicted ones are: assumed."""
+HOST_BOUND_SHARE = 0.3
+"""Idle time for the host above which a step is called host-bound."""
+LEAST_BAND = 0.01
+"""No step is known better than this, whatever its graph reproduces."""
+LATENCY_BAND = 2.0
+"""80 % factor on launch latencies and gaps between tasks that are not those of the recording: assumed."""
+MOST_FAMILIES = 16
+"""Families whose error is followed through the graph one by one; the others are taken together."""
+_DTYPES = {
+    "float": "float32", "fp32": "float32", "float32": "float32", "bfloat16": "bfloat16", "bfp16": "bfloat16",
+    "bf16": "bfloat16", "half": "float16", "float16": "float16", "fp16": "float16", "long": "int64", "int64": "int64",
+    "int": "int32", "int32": "int32", "byte": "uint8", "uint8": "uint8", "char": "int8", "int8": "int8",
+    "double": "float64", "float64": "float64", "bool": "bool",
+}  # fmt: skip
+_COLLECTIVE_TYPES = (
+    ("allreduce", "hcom_allReduce_"), ("reducescatter", "hcom_reduceScatter_"), ("allgather", "hcom_allGather_"),
+    ("alltoall", "hcom_alltoallv_"), ("broadcast", "hcom_broadcast_"), ("reduce", "hcom_reduce_"),
+    ("send", "hcom_send_"), ("recv", "hcom_receive_"), ("barrier", "hcom_barrier_"),
+)  # fmt: skip
+
+ContentsOf = Callable[[ReplayOp], Contents | None]
+
+
+class SocStep(msgspec.Struct, frozen=True, kw_only=True):
+    """The step on one simulated device, µs."""
+
+    device: str
+    device_version: str
+    step_us: float
+    low_us: float
+    high_us: float
+    """80 % band: errors of one kernel family together, of different ones independent; no narrower than the structure's
+    own error."""
+    categories_us: Categories
+    critical_path: tuple[PathPart, ...]
+    by_family_us: dict[str, float]
+    """Time of predicted tasks by kernel family, largest first; it does not add up to the step."""
+    predicted_share: float
+    """Of the recorded device time: tasks that have a prediction."""
+    uncalibrated_share: float
+    """Of the predicted time: families that were measured on no SoC."""
+    scaled_us: float
+    """Predicted time of tasks without a prediction: as much shorter or longer as the predicted ones are."""
+    kept_us: float
+    """Time of tasks that are as recorded: copies between host and device, collectives of unknown size."""
+    host_scale: float
+    host_bound: bool
+    """More than 30 % of the step the device waits for the host."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Predicted:
+    """Durations of a step's nodes on one device."""
+
+    durations_us: Floats
+    lags_us: Floats
+    families: dict[str, Floats] = field(default_factory=dict)
+    """Family → µs of each node; they add up to the predicted nodes' durations."""
+    bands: dict[str, float] = field(default_factory=dict)
+    """Family → 80 % factor."""
+    uncalibrated_us: float = 0.0
+    predicted_recorded_us: float = 0.0
+    recorded_us: float = 0.0
+    scaled_us: float = 0.0
+    kept_us: float = 0.0
+    latencies_assumed: bool = False
+    """Launch latencies and gaps are not those of the recording."""
+    notes: list[str] = field(default_factory=list)
+
+
+def predict(
+    trace: Trace, graph: StepGraph, device: DeviceProfile, ops: Mapping[str, ReplayOp], *,
+    contents: ContentsOf | None = None, resident: Mapping[str, Sequence[float | None]] | None = None,
+    host_scale: float = 1.0, world_size: int | None = None,
+) -> Predicted:  # fmt: skip
+    """Durations of all nodes on `device`. `ops` are the plan's by id, `resident` what of their data is in L2.
+
+    Raises TraceError for a step without device work.
+    """
+    nodes = graph.nodes
+    tasks = np.flatnonzero(nodes.name >= 0)
+    if not len(tasks):
+        raise TraceError(
+            "this step has no device work to put on a simulated device",
+            hint="`opreplay simulate` predicts its ops one by one.",
+        )
+    out = Predicted(nodes.dur_us.copy(), graph.edges.lag_us.copy())
+    out.recorded_us = float(nodes.dur_us[tasks].sum())
+    host = nodes.kind == HOST
+    out.durations_us[host] *= host_scale
+    done = np.zeros(len(nodes), bool)
+    predictor = Predictor(device)
+    _collectives(trace, graph, predictor, world_size or trace.info.world_size, out, done)
+    _recorded_kernels(trace, graph, predictor, out, done)
+    _lowered_ops(trace, graph, predictor, ops, contents, resident, out, done)
+    _rest(trace, graph, tasks, out, done)
+    _latencies(trace, graph, out)
+    return out
+
+
+def step_on(
+    trace: Trace, graph: StepGraph, names: Names, device: DeviceProfile, made: Predicted, *, structure_error: float,
+    host_scale: float = 1.0,
+) -> tuple[SocStep, Schedule]:  # fmt: skip
+    """The step with the durations that `predict` made; `structure_error` is the graph's own, a share."""
+    schedule, begin = paced(graph, made.durations_us, made.lags_us)
+    low, high = _band(graph, made, schedule.step_us)
+    error = max(abs(structure_error), LEAST_BAND)
+    found = categories(graph, schedule, step_us=schedule.step_us, begin_us=begin)
+    parts, _ = path_parts(names, graph, schedule)
+    predicted = sum(float(us.sum()) for us in made.families.values())
+    idle_host = found.idle_host_bound + found.idle_before_first + found.idle_after_last
+    host_bound = schedule.step_us > 0 and idle_host > HOST_BOUND_SHARE * schedule.step_us
+    notes = list(made.notes)
+    if host_bound:
+        notes.append(
+            f"host-bound: {device.name} idles {idle_host / schedule.step_us:.0%} of the step for the host, with "
+            f"{'the time' if host_scale == 1.0 else f'{host_scale:g} times the time'} that was recorded"
+        )
+    by_family = {name: float(us.sum()) for name, us in made.families.items()}
+    return (
+        SocStep(
+            device=device.name, device_version=device.version, step_us=schedule.step_us,
+            low_us=min(low, schedule.step_us / (1.0 + error)), high_us=max(high, schedule.step_us * (1.0 + error)),
+            categories_us=found, critical_path=tuple(parts),
+            by_family_us=dict(sorted(by_family.items(), key=lambda item: -item[1])),
+            predicted_share=made.predicted_recorded_us / made.recorded_us if made.recorded_us else 0.0,
+            uncalibrated_share=made.uncalibrated_us / predicted if predicted else 0.0,
+            scaled_us=made.scaled_us, kept_us=made.kept_us, host_scale=host_scale, host_bound=host_bound,
+            notes=tuple(notes),
+        ),
+        schedule,
+    )  # fmt: skip
+
+
+def paced(graph: StepGraph, durations_us: Floats, lags_us: Floats) -> tuple[Schedule, float]:
+    """The schedule of a step that follows one like it, and when the device is done with that one.
+
+    Where the recorded device was still at work on the step before, this one finds what its own kind leaves behind.
+    """
+    if graph.begin_us <= 0.0:
+        return retimed(graph, durations_us, lags_us=lags_us), 0.0
+    earlier = np.unique(graph.edges.source[graph.edges.kind == EARLIER])
+    release = graph.release_us.copy()
+    begin = 0.0
+    schedule = None
+    for _ in range(3):
+        release[earlier] = begin
+        schedule = retimed(graph, durations_us, lags_us=lags_us, release_us=release, begin_us=begin)
+        device = graph.nodes.name >= 0
+        main = graph.nodes.lane == graph.main_lane
+        left = float(schedule.end_us[device].max(initial=0.0)) - float(schedule.end_us[main].max(initial=0.0))
+        begin = max(0.0, left)
+    assert schedule is not None
+    release[earlier] = begin
+    return retimed(graph, durations_us, lags_us=lags_us, release_us=release, begin_us=begin), begin
+
+
+def _add(out: Predicted, nodes: Sequence[int], family: str, band: float, us: Floats | float) -> None:
+    """Give nodes time of one family."""
+    if family not in out.families:
+        out.families[family] = np.zeros(len(out.durations_us))
+    out.families[family][nodes] += us
+    out.bands[family] = max(out.bands.get(family, 1.0), band)
+
+
+def _finish(graph: StepGraph, out: Predicted, done: Bools, nodes: Sequence[int], us: Floats | float) -> None:
+    out.durations_us[nodes] = us
+    out.predicted_recorded_us += float(graph.nodes.dur_us[nodes].sum())
+    done[nodes] = True
+
+
+def _collectives(
+    trace: Trace, graph: StepGraph, predictor: Predictor, world: int | None, out: Predicted, done: Bools
+) -> None:
+    """Collectives of known size by the link model; a recorded one has waited for other ranks, this one does not."""
+    assert trace.activity is not None
+    nodes, device = graph.nodes, predictor.device
+    kept = assumed = 0
+    for node in np.flatnonzero((nodes.kind == COLLECTIVE) & (nodes.name >= 0)).tolist():
+        told = trace.activity.collectives[nodes.collective[node]] if nodes.collective[node] >= 0 else None
+        call = None if told is None else collective_call(told, world)
+        if call is None:
+            out.kept_us += float(nodes.dur_us[node])
+            kept += 1
+            done[node] = True
+            continue
+        assumed += told is not None and told.group_size is None and world is None
+        made = predictor(call)
+        family = family_of(call, device)
+        _add(out, [node], family.name, family.band, made.time_us)
+        _finish(graph, out, done, [node], made.time_us)
+    if kept:
+        out.notes.append(f"{kept} collectives of unknown size are as recorded, their waiting for other ranks included")
+    if assumed:
+        out.notes.append(f"{assumed} collectives of unknown group: taken over the 8 dies of a server")
+
+
+def collective_call(told: Collective, world: int | None) -> KernelCall | None:
+    """The kernel of a collective as the trace tells it; None where its size or kind is not known."""
+    text = told.name.lower().replace("_", "").removeprefix("hcom").removeprefix("hccl")
+    kind = next((type_ for start, type_ in _COLLECTIVE_TYPES if start in text), None)
+    dtype = _DTYPES.get((told.dtype or "").lower())
+    if kind is None or dtype is None or told.elements is None or told.elements < 0:
+        return None
+    spec = TensorSpec(shape=(told.elements,), dtype=dtype)
+    size = told.group_size or world
+    return KernelCall(type=kind, inputs=(spec,), outputs=(spec,), attrs={} if size is None else {"world_size": size})
+
+
+def _recorded_kernels(trace: Trace, graph: StepGraph, predictor: Predictor, out: Predicted, done: Bools) -> None:
+    """Tasks of an NPU whose kernel the joined table describes, in launch order, which says what is in L2."""
+    details, nodes = trace.details, graph.nodes
+    if details is None:
+        return
+    rows = np.flatnonzero((nodes.row >= 0) & ~done)
+    rows = rows[details.kind[nodes.row[rows]] >= 0]
+    calls: list[KernelCall | None] = []
+    made: dict[int, KernelCall | None] = {}
+    for node in rows.tolist():
+        kind = int(details.kind[nodes.row[node]])
+        if kind not in made:
+            made[kind] = _call_of(trace, kind)
+        calls.append(made[kind])
+    for node, call, touches in zip(rows.tolist(), calls, reuse_distances(calls), strict=True):
+        if call is None:
+            continue
+        one = predictor(call, resident_of(touches, predictor.device))
+        family = family_of(call, predictor.device)
+        _add(out, [node], family.name, family.band, one.time_us)
+        _finish(graph, out, done, [node], one.time_us)
+        out.uncalibrated_us += one.time_us if one.confidence == "uncalibrated" else 0.0
+
+
+def _call_of(trace: Trace, kind: int) -> KernelCall | None:
+    assert trace.details is not None
+    told = trace.details.kinds[kind]
+    if not told.inputs and not told.outputs:
+        return None
+    try:
+        outputs = told.outputs if told.outputs or not told.inputs else complete_outputs(told.type, told.inputs)
+    except (ValueError, OverflowError):
+        return None
+    on_host = told.core.upper() in ("AI_CPU", "AICPU")
+    return KernelCall(type=told.type, inputs=told.inputs, outputs=outputs, attrs={"core": "AI_CPU"} if on_host else {})
+
+
+def _lowered_ops(
+    trace: Trace, graph: StepGraph, predictor: Predictor, ops: Mapping[str, ReplayOp], contents: ContentsOf | None,
+    resident: Mapping[str, Sequence[float | None]] | None, out: Predicted, done: Bools,
+) -> None:  # fmt: skip
+    """Tasks by the op that owns them: what the op is predicted to take, shared among its tasks as they were recorded.
+
+    Where it becomes more kernels than were recorded, their gaps are added; fewer only remove the gaps between those.
+    """
+    from opreplay.replay.plan.build import signature_id  # late: planning imports torch
+
+    nodes, device = graph.nodes, predictor.device
+    rows = np.flatnonzero((nodes.owner >= 0) & (nodes.name >= 0) & ~done & ~_host_copies(trace, graph))
+    # Of an op with tasks that a kernel table describes, the others (fills, copies) are not the whole op again.
+    rows = rows[~np.isin(nodes.owner[rows], nodes.owner[done & (nodes.owner >= 0)])]
+    by_call: defaultdict[int, list[int]] = defaultdict(list)
+    for node in rows.tolist():
+        by_call[int(nodes.owner[node])].append(node)
+    known: dict[int, tuple[float, int, dict[str, float], bool] | None] = {}
+    for owner, of_it in by_call.items():
+        signature = int(trace.ops.signature[owner])
+        if signature not in known:
+            op = ops.get(signature_id(trace.signatures[signature]))
+            known[signature] = None
+            if op is not None and (op.reason is None or op.reason.kind != "metadata missing"):
+                shares = resident.get(op.id, ()) if resident is not None else ()
+                amounts = contents(op) if contents is not None else None
+                one, families = simulate_by_family(op, device, predictor, amounts, shares)
+                if one.time_us > 0.0 or op.reason is None:
+                    known[signature] = (
+                        one.time_us, max(1, len(one.kernels)), families, one.confidence == "uncalibrated"
+                    )  # fmt: skip
+        found = known[signature]
+        if found is None:
+            continue
+        time_us, kernels, families, uncalibrated = found
+        recorded = nodes.dur_us[of_it]
+        total = float(recorded.sum())
+        share = recorded / total if total else np.full(len(of_it), 1.0 / len(of_it))
+        more = TASK_GAP_US * max(0, kernels - len(of_it))
+        for name, us in families.items():
+            band = device.families[name if name in device.families else "Unknown"].band
+            _add(out, of_it, name, HOST_COPY.band if name == HOST_COPY.name else band, us * share)
+        _finish(graph, out, done, of_it, (time_us + more) * share)
+        out.uncalibrated_us += time_us if uncalibrated else 0.0
+
+
+def _host_copies(trace: Trace, graph: StepGraph) -> Bools:
+    """Tasks that copy between host and device: the link of the machine decides, not the SoC."""
+    words = ("htod", "dtoh", "hosttodevice", "devicetohost", "host->device", "device->host")
+    names = [name.lower().replace(" ", "") for name in trace.kernel_names] or [""]
+    across = np.array([any(word in name for word in words) for name in names])
+    return (graph.nodes.kind == COPY) & (graph.nodes.name >= 0) & across[np.maximum(graph.nodes.name, 0)]
+
+
+def _rest(trace: Trace, graph: StepGraph, tasks: Ints, out: Predicted, done: Bools) -> None:
+    """Tasks without a prediction: copies between host and device as recorded, others scaled as the predicted ones."""
+    nodes = graph.nodes
+    left = tasks[~done[tasks]]
+    copies = left[nodes.kind[left] == COPY]
+    out.kept_us += float(nodes.dur_us[copies].sum())
+    others = left[nodes.kind[left] != COPY]
+    if not len(others):
+        return
+    compute = done & (nodes.kind != COLLECTIVE) & (nodes.name >= 0)
+    before = float(nodes.dur_us[compute].sum())
+    ratio = float(out.durations_us[compute].sum()) / before if before else 1.0
+    scaled = nodes.dur_us[others] * ratio
+    out.durations_us[others] = scaled
+    out.scaled_us = float(scaled.sum())
+    _add(out, others.tolist(), "(not predicted)", UNPREDICTED_BAND, scaled)
+    out.uncalibrated_us += out.scaled_us
+    share = float(nodes.dur_us[others].sum()) / out.recorded_us if out.recorded_us else 0.0
+    why = "in proportion to the predicted ones" if before else "as recorded: nothing of this step is predicted"
+    out.notes.append(f"{len(others)} tasks = {share:.1%} of the recorded device time have no prediction: taken {why}")
+
+
+def _latencies(trace: Trace, graph: StepGraph, out: Predicted) -> None:
+    """Launches and gaps of the simulated device; an NPU's own recording has them already."""
+    if trace.info.dialect == "ascend":
+        return
+    out.latencies_assumed = True
+    edges = graph.edges
+    launches = edges.kind == LAUNCH
+    # Within one launch of many (a captured graph) only the first task has the latency.
+    firsts = launches & (edges.lag_us > 0.5 * graph.launch_latency_us)
+    out.lags_us[firsts] = LAUNCH_LATENCY_US
+    out.lags_us[edges.kind == STREAM] = TASK_GAP_US
+    out.notes.append(
+        f"launch latency {LAUNCH_LATENCY_US:g} µs and {TASK_GAP_US:g} µs between tasks, of public 910B profiles; host "
+        "time is that of the recorded machine and framework"
+    )
+
+
+def _band(graph: StepGraph, made: Predicted, step_us: float) -> tuple[float, float]:
+    """80 % band of the step: each family's error is followed through the graph, their effects add in quadrature."""
+    order = sorted(made.families, key=lambda name: -float(made.families[name].sum()) * math.log(made.bands[name]))
+    groups = [[name] for name in order[:MOST_FAMILIES]]
+    if order[MOST_FAMILIES:]:
+        groups.append(order[MOST_FAMILIES:])
+    up = down = 0.0
+    for group in groups:
+        more, less = made.durations_us.copy(), made.durations_us.copy()
+        for name in group:
+            more += made.families[name] * (made.bands[name] - 1.0)
+            less -= made.families[name] * (1.0 - 1.0 / made.bands[name])
+        up += max(0.0, paced(graph, more, made.lags_us)[0].step_us - step_us) ** 2
+        down += max(0.0, step_us - paced(graph, np.maximum(less, 0.0), made.lags_us)[0].step_us) ** 2
+    if made.latencies_assumed:
+        lags = graph.edges.kind == LAUNCH
+        lags |= graph.edges.kind == STREAM
+        more = np.where(lags, np.maximum(made.lags_us, 0.0) * LATENCY_BAND, made.lags_us)
+        less = np.where(lags, np.maximum(made.lags_us, 0.0) / LATENCY_BAND, made.lags_us)
+        up += max(0.0, paced(graph, made.durations_us, more)[0].step_us - step_us) ** 2
+        down += max(0.0, step_us - paced(graph, made.durations_us, less)[0].step_us) ** 2
+    return max(0.0, step_us - math.sqrt(down)), step_us + math.sqrt(up)

@@ -1,0 +1,281 @@
+"""`timeline`: a trace → what one of its steps did, why it took that long, and what would change it; one value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ascend.simulate.step_residency import Shares, resident_shares
+from opreplay.replay.ir.model import ReplayPlan
+from opreplay.replay.timeline.categories import Categories, categories
+from opreplay.replay.timeline.changes import Edited, edited
+from opreplay.replay.timeline.graph.build import step_graph
+from opreplay.replay.timeline.graph.model import LAUNCH, STREAM, Floats, StepGraph
+from opreplay.replay.timeline.graph.schedule import Schedule, retimed
+from opreplay.replay.timeline.graph.steps import Step, chosen_step, steps_of
+from opreplay.replay.timeline.memory import MemoryUse, memory_of
+from opreplay.replay.timeline.names import Names
+from opreplay.replay.timeline.paths import PathPart, Slack, path_parts, slack_of_ops
+from opreplay.replay.timeline.simulated import ContentsOf, Predicted, SocStep, paced, predict, step_on
+from opreplay.traces import Trace
+
+SCHEMA_VERSION = 1
+"""Of the JSON form. Changes of format: 1 first version."""
+
+
+class EdgeCount(msgspec.Struct, frozen=True, kw_only=True):
+    """Dependencies of one kind."""
+
+    recorded: int
+    inferred: int
+
+
+class StepMark(msgspec.Struct, frozen=True, kw_only=True):
+    """Which step it is."""
+
+    name: str
+    number: int | None
+    marked: bool
+    """False: the trace marks no steps, the whole of it was taken for one."""
+    steps: int
+    """Marked steps of the trace."""
+    host_us: float
+    """The marked range on its host thread."""
+    begin_us: float
+    """When the device was done with what it still had to do of the step before, after this range began."""
+
+
+class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
+    """One change and what the step would take."""
+
+    change: str
+    step_us: float
+    gain_us: float
+    """Of the step."""
+    work_gain_us: float
+    """Of the changed work alone: what adding up ops would promise."""
+    matched: int
+    """Device tasks or stretches of host time that it changes."""
+    assumptions: tuple[str, ...] = ()
+    socs_us: dict[str, float] = {}
+    """The same change of the step on each simulated device."""
+
+
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+    """One step. Times in µs; those of `categories_us` and `critical_path` are recorded ones unless under `socs`."""
+
+    schema_version: int = SCHEMA_VERSION
+    source: str
+    step: StepMark
+    recorded_step_us: float
+    retimed_step_us: float
+    """The graph scheduled with recorded durations and latencies."""
+    structure_error: float
+    """retimed ÷ recorded − 1."""
+    structure_error_typical: float
+    """The same with the median latency of each kind instead of each one's own: what the graph alone explains."""
+    categories_us: Categories
+    critical_path: tuple[PathPart, ...]
+    critical_path_modules_us: dict[str, float]
+    slack: tuple[Slack, ...]
+    edges: dict[str, EdgeCount]
+    unexplained_waits: int
+    unexplained_us: float
+    """Waiting that no dependency explains, summed over all streams; re-timing leaves it out."""
+    dropped_edges: int
+    socs: dict[str, SocStep] = {}
+    """By the name of the simulated device."""
+    memory: MemoryUse | None = None
+    """None where the trace records no allocations in the step."""
+    what_if: tuple[WhatIf, ...] = ()
+    what_if_together: WhatIf | None = None
+    """All changes at once, where there are several and each is a scaling."""
+    notes: tuple[str, ...] = ()
+
+
+class OnDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """The step on one simulated device, and the schedule that it is."""
+
+    step: SocStep
+    made: Predicted
+    schedule: Schedule
+
+
+class Study(msgspec.Struct, frozen=True, kw_only=True):
+    """What was looked at, kept for views that draw it: not part of the JSON form."""
+
+    timeline: Timeline
+    graph: StepGraph
+    names: Names
+    schedule: Schedule
+    simulated: dict[str, OnDevice]
+
+
+def timeline(
+    trace: Trace, *, step: int | None = None, what_if: Sequence[str] = (), devices: Sequence[DeviceProfile] = (),
+    plan: ReplayPlan | None = None, contents: ContentsOf | None = None, host_scale: float = 1.0,
+) -> Study:  # fmt: skip
+    """Look at one step of a trace that was read with its activity.
+
+    `step` as `chosen_step` takes it. `devices` are simulated with the ops of `plan`, which is needed for tasks that no
+    kernel table describes; `host_scale` multiplies the host's time there. Raises TraceError for a step that there is
+    not, for text that is no change, and for devices where the step has no device work.
+    """
+    chosen = chosen_step(trace, step)
+    graph = step_graph(trace, chosen)
+    names = Names(trace, graph)
+    schedule = retimed(graph)
+    recorded = recorded_schedule(graph)
+    parts, modules = path_parts(names, graph, schedule)
+    error = relative(schedule.step_us, graph.recorded_us)
+    typical = relative(retimed(graph, lags_us=typical_lags(graph)).step_us, graph.recorded_us)
+    simulated = _on_devices(trace, graph, names, devices, plan, contents, max(abs(error), abs(typical)), host_scale)
+    changes = tuple(what_if_of(names, graph, change, schedule, simulated) for change in what_if)
+    return Study(
+        timeline=Timeline(
+            source=trace.info.path.rsplit("/", 1)[-1],
+            step=_mark(chosen, graph, len(steps_of(trace))),
+            recorded_step_us=graph.recorded_us,
+            retimed_step_us=schedule.step_us,
+            structure_error=error,
+            structure_error_typical=typical,
+            categories_us=categories(graph, recorded, step_us=graph.recorded_us),
+            critical_path=tuple(parts),
+            critical_path_modules_us=dict(modules),
+            slack=tuple(slack_of_ops(names, graph, schedule)),
+            edges={kind: EdgeCount(recorded=r, inferred=i) for kind, (r, i) in graph.edge_counts().items()},
+            unexplained_waits=graph.unexplained.waits,
+            unexplained_us=graph.unexplained.us,
+            dropped_edges=graph.dropped_edges,
+            socs={name: one.step for name, one in simulated.items()},
+            memory=memory_of(trace, chosen, devices),
+            what_if=changes,
+            what_if_together=_together(names, graph, what_if, schedule, simulated),
+            notes=tuple(_notes(chosen, graph)),
+        ),
+        graph=graph,
+        names=names,
+        schedule=schedule,
+        simulated=simulated,
+    )
+
+
+def _on_devices(
+    trace: Trace, graph: StepGraph, names: Names, devices: Sequence[DeviceProfile], plan: ReplayPlan | None,
+    contents: ContentsOf | None, structure_error: float, host_scale: float,
+) -> dict[str, OnDevice]:  # fmt: skip
+    ops = {op.id: op for op in plan.ops} if plan is not None else {}
+    shares: list[Shares] | list[None] = [None] * len(devices)
+    if devices and plan is not None and plan.sequence is not None:
+        shares = resident_shares(plan.ops, plan.sequence, devices, contents)
+    out: dict[str, OnDevice] = {}
+    for device, resident in zip(devices, shares, strict=True):
+        made = predict(trace, graph, device, ops, contents=contents, resident=resident, host_scale=host_scale)
+        step, schedule = step_on(
+            trace, graph, names, device, made, structure_error=structure_error, host_scale=host_scale
+        )
+        out[device.name] = OnDevice(step=step, made=made, schedule=schedule)
+    return out
+
+
+def what_if_of(
+    names: Names, graph: StepGraph, change: str, before: Schedule, simulated: Mapping[str, OnDevice] | None = None
+) -> WhatIf:
+    """One change, from recorded durations, and from those of simulated devices."""
+    made = edited(names, graph, change)
+    after = made.schedule()
+    return WhatIf(
+        change=change, step_us=after.step_us, gain_us=before.step_us - after.step_us,
+        work_gain_us=float((graph.nodes.dur_us - made.durations_us).sum()), matched=made.matched,
+        assumptions=tuple(made.notes), socs_us=_changed(names, graph, [change], simulated or {}),
+    )  # fmt: skip
+
+
+def _changed(
+    names: Names, graph: StepGraph, changes: Sequence[str], simulated: Mapping[str, OnDevice]
+) -> dict[str, float]:
+    """The step on each simulated device after changes."""
+    out: dict[str, float] = {}
+    for name, one in simulated.items():
+        durations, lags, overlap = one.made.durations_us, one.made.lags_us, False
+        for change in changes:
+            made = edited(names, graph, change, durations_us=durations, lags_us=lags)
+            durations, lags, overlap = made.durations_us, made.lags_us, overlap or made.overlap
+        if overlap:
+            out[name] = Edited(graph, durations, lags, overlap=True).schedule().step_us
+        else:
+            out[name] = paced(graph, durations, lags)[0].step_us
+    return out
+
+
+def _together(
+    names: Names, graph: StepGraph, changes: Sequence[str], before: Schedule, simulated: Mapping[str, OnDevice]
+) -> WhatIf | None:
+    if len(changes) < 2:
+        return None
+    durations, lags, notes, matched, overlap = graph.nodes.dur_us, graph.edges.lag_us, [], 0, False
+    made = None
+    for change in changes:
+        made = edited(names, graph, change, durations_us=durations, lags_us=lags)
+        durations, lags, overlap = made.durations_us, made.lags_us, overlap or made.overlap
+        notes += made.notes
+        matched += made.matched
+    assert made is not None
+    made.overlap = overlap
+    after = made.schedule()
+    return WhatIf(
+        change=" and ".join(changes), step_us=after.step_us, gain_us=before.step_us - after.step_us,
+        work_gain_us=float((graph.nodes.dur_us - durations).sum()), matched=matched,
+        assumptions=tuple(dict.fromkeys(notes)), socs_us=_changed(names, graph, changes, simulated),
+    )  # fmt: skip
+
+
+def recorded_schedule(graph: StepGraph) -> Schedule:
+    """The recorded times in the form of a schedule; why each node waited is what re-timing finds."""
+    nodes = graph.nodes
+    again = retimed(graph)
+    return Schedule(
+        start_us=nodes.start_us, end_us=nodes.start_us + nodes.dur_us, cause=again.cause, step_us=graph.recorded_us
+    )
+
+
+def typical_lags(graph: StepGraph) -> Floats:
+    """Latencies of launches and gaps of streams as their medians; of other edges as recorded."""
+    edges = graph.edges
+    lags = edges.lag_us.copy()
+    launch, stream = edges.kind == LAUNCH, (edges.kind == STREAM) & (edges.lag_us >= 0)
+    lags[launch] = graph.launch_latency_us
+    lags[stream] = graph.stream_gap_us
+    return lags
+
+
+def relative(value: float, base: float) -> float:
+    """value ÷ base − 1; 0 for a base of 0."""
+    return value / base - 1.0 if base else 0.0
+
+
+def _mark(step: Step, graph: StepGraph, steps: int) -> StepMark:
+    return StepMark(
+        name=step.name, number=step.number, marked=step.marked, steps=steps, host_us=graph.host_us,
+        begin_us=graph.begin_us,
+    )  # fmt: skip
+
+
+def _notes(step: Step, graph: StepGraph) -> list[str]:
+    notes = []
+    if not step.marked:
+        notes.append("the trace marks no steps: the whole of it is taken for one, start-up and profiler included")
+    if graph.begin_us > 0.0:
+        notes.append(
+            f"the device was at work on the step before for {graph.begin_us:.0f} µs of this one: "
+            "the step is counted from completion to completion, and no less than the host needed"
+        )
+    if graph.recorded_us and graph.unexplained.us > 0.05 * graph.recorded_us:
+        notes.append(
+            f"{graph.unexplained.waits} tasks waited {graph.unexplained.us:.0f} µs in all for nothing that is recorded"
+        )
+    if not any(lane.device for lane in graph.lanes):
+        notes.append("no device work: the step is that of its host threads")
+    return notes

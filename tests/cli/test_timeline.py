@@ -1,0 +1,116 @@
+"""`opreplay timeline`."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from opreplay.cli.main import opreplay
+from tests.replay.timeline.machine import Machine, training
+
+CONTRACT = {
+    "socs", "recorded_step_us", "retimed_step_us", "structure_error", "categories_us", "critical_path", "what_if",
+}  # fmt: skip
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    return training().write(tmp_path / "t.json")
+
+
+def invoke(*args: str) -> Result:
+    return CliRunner().invoke(opreplay, ["timeline", *args])
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_first_line_says_how_far_the_graph_explains_the_step(trace: str) -> None:
+    result = invoke(trace)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith("ProfilerStep#0: recorded 3.61 ms, re-timed 3.61 ms (structure ")
+    for text in ("computing", "critical path", "aten::mm", "off the path"):
+        assert text in result.stdout
+
+
+def test_json_keeps_its_contract(trace: str) -> None:
+    result = invoke(trace, "--format", "json", "--what-if", "aten::mm=0.5x", "--what-if", "nccl*=0")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found.keys() >= CONTRACT
+    assert found["schema_version"] == 1
+    assert {"name", "us"} <= found["critical_path"][0].keys()
+    assert [one["change"] for one in found["what_if"]] == ["aten::mm=0.5x", "nccl*=0"]
+    assert all(one["step_us"] < found["retimed_step_us"] for one in found["what_if"])
+
+
+def test_step_is_chosen(trace: str) -> None:
+    assert invoke(trace, "--step", "1").stdout.startswith("ProfilerStep#1: ")
+    result = invoke(trace, "--step", "5")
+    assert result.exit_code == 3
+    assert "has no step 5" in result.stderr
+
+
+def test_a_bad_change_says_what_a_change_is(trace: str) -> None:
+    result = invoke(trace, "--what-if", "faster please")
+    assert result.exit_code == 3
+    assert "PATTERN=0.5x" in result.stderr
+
+
+def test_a_simulated_device_stands_beside_the_recording(shared_traces: Path, shared_ascend: Path) -> None:
+    trace = str(shared_traces / "h100_qwen1.5_0.5b.json.gz")
+    result = invoke(trace, "--soc", "910b3", "--soc", "910b4", "--what-if", "aten::mm=0.5x", "--format", "json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    for name in ("910b3", "910b4"):
+        one = found["socs"][name]
+        assert one["low_us"] < one["step_us"] < one["high_us"]
+        made = one["categories_us"]
+        total = made["computing"] + made["communication_not_overlapped"] + made["copies"] + made["idle"]
+        assert total == pytest.approx(one["step_us"])
+        assert one["predicted_share"] > 0.95
+        assert found["what_if"][0]["socs_us"][name] < one["step_us"]
+    assert found["socs"]["910b3"]["step_us"] < found["socs"]["910b4"]["step_us"]
+    table = invoke(trace, "--soc", "910b3", "--host-scale", "2")
+    assert table.exit_code == 0
+    assert "80 % band" in table.stdout
+
+
+def test_a_public_step_of_an_npu_takes_what_its_profile_says(shared_traces: Path, shared_ascend: Path) -> None:
+    trace, table = shared_traces / "npu_alexnet_trace_view.json.gz", shared_ascend / "910b2_alexnet_train_level1.csv"
+    result = invoke(str(trace), "--kernel-details", str(table), "--soc", "910b2", "--format", "json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    steps = rows_of(shared_ascend / "step_times.csv")
+    profiled = float(steps[0]["computing_us"])
+    assert found["socs"]["910b2"]["categories_us"]["computing"] == pytest.approx(profiled, rel=0.15)
+    rows = [row["Duration(us)"] for row in rows_of(table) if "hcom" not in row["Name"]]
+    known, blank = [float(text) for text in rows if text], rows.count("")
+    # Of kernels whose duration is kept aside, the trace holds 10 µs.
+    assert found["categories_us"]["computing"] == pytest.approx(sum(known) + 10 * blank, rel=0.01)
+
+
+def test_a_step_of_the_cpu_has_nothing_to_simulate(tmp_path: Path) -> None:
+    machine = Machine()
+    machine.begin()
+    machine.op("aten::mm", 100.0)
+    machine.end()
+    result = invoke(machine.write(tmp_path / "t.json"), "--soc", "910b3")
+    assert result.exit_code == 3
+    assert "opreplay simulate" in result.stderr
+
+
+def test_names_of_a_trace_cannot_act_on_the_terminal(tmp_path: Path) -> None:
+    machine = training()
+    for event in machine.events:
+        event["name"] = event["name"].replace("aten::mm", "aten::\x1b[31mmm\u202e")
+    result = invoke(machine.write(tmp_path / "t.json"))
+    assert result.exit_code == 0
+    assert "\x1b[31m" not in result.stdout
+    assert "\u202e" not in result.stdout

@@ -1,0 +1,212 @@
+"""The graph of a step against a machine whose rules are known: recorded times, and times after a change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from opreplay.replay.timeline.changes import Unmatched, edited
+from opreplay.replay.timeline.graph.build import step_graph
+from opreplay.replay.timeline.graph.schedule import critical_path, retimed, slack_us
+from opreplay.replay.timeline.graph.steps import chosen_step, steps_of
+from opreplay.replay.timeline.names import Names
+from opreplay.replay.timeline.timeline import Study, timeline
+from opreplay.traces import read_trace
+from opreplay.traces.errors import TraceError
+from tests.replay.timeline.machine import Machine, training
+
+
+def study(machine: Machine, path: Path, **how: object) -> Study:
+    return timeline(read_trace(machine.write(path / "t.json"), activity=True), **how)  # type: ignore[arg-type]
+
+
+def recorded_us(machine: Machine, path: Path) -> float:
+    return study(machine, path).timeline.recorded_step_us
+
+
+def test_recorded_durations_give_the_recorded_step(tmp_path: Path) -> None:
+    found = study(training(), tmp_path).timeline
+    assert found.step.steps == 2
+    assert abs(found.structure_error) < 0.002
+    assert abs(found.structure_error_typical) < 0.01
+    assert found.dropped_edges == 0
+    assert found.unexplained_waits == 0
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [
+        {"gemm": 0.5},
+        {"gemm": 0.5, "splitk": 0.5, "foreach": 0.5},
+        {"gemm": 2.0},
+        {"gemm": 0.05},
+        {"ncclDevKernel_AllReduce": 0.25},
+        {"ncclDevKernel_AllReduce": 8.0},
+        {"add_kernel": 30.0},
+    ],
+    ids=str,
+)
+def test_changed_kernels_give_the_step_that_the_machine_would_take(tmp_path: Path, scale: dict[str, float]) -> None:
+    change = ",".join(f"{kernel}={factor}x" for kernel, factor in scale.items())
+    foreseen = study(training(), tmp_path, what_if=[change]).timeline.what_if[0]
+    assert foreseen.step_us == pytest.approx(recorded_us(training(**scale), tmp_path), rel=0.02)
+
+
+def test_a_change_of_an_op_is_one_of_its_kernels(tmp_path: Path) -> None:
+    ops = study(training(), tmp_path, what_if=["aten::mm=0.5x"]).timeline.what_if[0]
+    kernels = study(training(), tmp_path, what_if=["gemm=0.5x,splitk=0.5x"]).timeline.what_if[0]
+    assert ops.step_us == pytest.approx(kernels.step_us)
+    assert ops.work_gain_us == pytest.approx(12 * 100.0)
+
+
+def test_several_changes_are_shown_alone_and_together(tmp_path: Path) -> None:
+    found = study(training(), tmp_path, what_if=["gemm=0", "nccl*=0"]).timeline
+    assert [one.change for one in found.what_if] == ["gemm=0", "nccl*=0"]
+    assert found.what_if_together is not None
+    assert found.what_if_together.step_us <= min(one.step_us for one in found.what_if)
+
+
+def test_a_captured_graph_leaves_the_device_alone(tmp_path: Path) -> None:
+    machine = Machine()
+    machine.begin()
+    for _ in range(50):
+        machine.op("aten::add", 30.0, ("add", 5.0))
+    machine.synchronize()
+    machine.end()
+    found = study(machine, tmp_path, what_if=["cudagraph"]).timeline
+    assert found.recorded_step_us > 50 * 30
+    assert 50 * 5 < found.what_if[0].step_us < 50 * 8
+    assert found.what_if[0].assumptions
+
+
+def test_collectives_that_overlap_leave_computing(tmp_path: Path) -> None:
+    machine = Machine()
+    machine.begin()
+    for _ in range(4):
+        machine.op("aten::mm", 10.0, ("gemm", 200.0))
+        machine.wait_for(20, 7)
+        machine.op("c10d::allreduce_", 10.0, ("nccl_AllReduce", 150.0), stream=20)
+        machine.wait_for(7, 20)
+    machine.synchronize()
+    machine.end()
+    found = study(machine, tmp_path, what_if=["overlap comm"]).timeline
+    assert found.categories_us.communication_overlapped == pytest.approx(0.0, abs=1.0)
+    assert found.what_if[0].step_us == pytest.approx(4 * 200 + 150 + 30, rel=0.05)
+
+
+def test_fused_kernels_take_as_long_as_the_longest(tmp_path: Path) -> None:
+    machine = Machine()
+    machine.begin()
+    machine.op("aten::mm", 10.0, ("gemm", 500.0))
+    machine.op("aten::add", 10.0, ("add", 100.0))
+    machine.op("aten::mul", 10.0, ("mul", 80.0))
+    machine.synchronize()
+    machine.end()
+    found = study(machine, tmp_path, what_if=["fuse aten::add,aten::mul"]).timeline
+    assert found.what_if[0].gain_us == pytest.approx(81.0, abs=1.0)
+
+
+def test_categories_and_path_add_up_to_the_step(tmp_path: Path) -> None:
+    found = study(training(), tmp_path).timeline
+    made = found.categories_us
+    total = made.computing + made.communication_not_overlapped + made.copies + made.idle
+    assert total == pytest.approx(found.recorded_step_us)
+    causes = (
+        made.idle_before_first + made.idle_host_bound + made.idle_launch_latency + made.idle_dependency
+        + made.idle_after_last
+    )  # fmt: skip
+    assert causes == pytest.approx(made.idle)
+    assert sum(part.us for part in found.critical_path) == pytest.approx(found.retimed_step_us)
+    assert made.communication == pytest.approx(900.0)
+    assert made.idle_host_bound > 500.0  # the first half
+
+
+def test_what_has_slack_can_grow_by_it(tmp_path: Path) -> None:
+    trace = read_trace(training().write(tmp_path / "t.json"), activity=True)
+    graph = step_graph(trace, chosen_step(trace))
+    schedule = retimed(graph)
+    slack = slack_us(graph, schedule)
+    free = int(np.argmax(slack * (graph.nodes.kind > 0)))
+    longer = graph.nodes.dur_us.copy()
+    longer[free] += slack[free]
+    assert retimed(graph, longer).step_us == pytest.approx(schedule.step_us)
+    longer[free] += 10.0
+    assert retimed(graph, longer).step_us == pytest.approx(schedule.step_us + 10.0)
+    assert slack[critical_path(graph, schedule)[0]].max() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_backward_on_another_thread_is_waited_for(tmp_path: Path) -> None:
+    machine = Machine()
+    machine.begin()
+    for _ in range(5):
+        machine.op("aten::mm", 100.0)
+    forward_end = machine.now
+    machine.tid = 2
+    machine.now += 50.0
+    for _ in range(5):
+        machine.op("MmBackward0", 200.0)
+    machine.tid = 1
+    machine.now += 30.0
+    machine.op("Optimizer.step", 100.0)
+    machine.end()
+    assert forward_end < machine.now
+    found = study(machine, tmp_path, what_if=["MmBackward0=0.5x", "aten::mm=0"]).timeline
+    assert found.retimed_step_us == pytest.approx(found.recorded_step_us)
+    assert found.edges["thread waits for thread"].inferred == 2
+    assert found.what_if[0].gain_us == pytest.approx(500.0)
+    assert found.what_if[1].gain_us == pytest.approx(500.0)
+
+
+def test_work_of_the_step_before_is_not_counted(tmp_path: Path) -> None:
+    machine = Machine()
+    for _ in range(4):  # the host runs ahead
+        machine.begin()
+        for _ in range(10):
+            machine.op("aten::mm", 5.0, ("gemm", 100.0))
+        machine.end()
+    trace = read_trace(machine.write(tmp_path / "t.json"), activity=True)
+    for number in (1, 2, 3):
+        found = timeline(trace, step=number, what_if=["gemm=0.5x"]).timeline
+        assert found.recorded_step_us == pytest.approx(10 * 101.0, rel=0.01)
+        assert found.retimed_step_us == pytest.approx(found.recorded_step_us)
+        assert found.what_if[0].step_us == pytest.approx(10 * 51.0, rel=0.02)
+
+
+def test_a_step_is_chosen_by_number_and_else_by_length(tmp_path: Path) -> None:
+    machine = Machine()
+    for us in (900.0, 100.0, 500.0):
+        machine.begin()
+        machine.op("aten::mm", us)
+        machine.end()
+    trace = read_trace(machine.write(tmp_path / "t.json"), activity=True)
+    assert [step.number for step in steps_of(trace)] == [0, 1, 2]
+    assert chosen_step(trace).number == 2
+    assert chosen_step(trace, 1).number == 1
+    with pytest.raises(TraceError, match="no step 7") as error:
+        chosen_step(trace, 7)
+    assert "0, 1, 2" in error.value.hint
+
+
+def test_a_trace_without_steps_is_taken_whole(tmp_path: Path) -> None:
+    machine = Machine()
+    machine.op("aten::mm", 100.0, ("gemm", 50.0))
+    machine.synchronize()
+    found = study(machine, tmp_path).timeline
+    assert not found.step.marked
+    assert any("marks no steps" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "mm=fast", "=0.5x", "mm=3", "dtype int77", "fuse aten::mm"])
+def test_text_that_is_no_change_says_what_one_is(tmp_path: Path, text: str) -> None:
+    trace = read_trace(training().write(tmp_path / "t.json"), activity=True)
+    graph = step_graph(trace, chosen_step(trace))
+    with pytest.raises(TraceError) as error:
+        edited(Names(trace, graph), graph, text)
+    assert error.value.hint
+
+
+def test_a_change_of_nothing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(Unmatched, match="changes nothing"):
+        study(training(), tmp_path, what_if=["aten::conv2d=0.5x"])

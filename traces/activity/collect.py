@@ -1,0 +1,222 @@
+"""Timing events → columns, beside the tables that every reading fills; and those columns → an `Activity`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from opreplay.traces.activity import events as timing
+from opreplay.traces.activity.model import (
+    Activity,
+    ArrowTable,
+    CallTable,
+    Collective,
+    CollectiveSpans,
+    MemoryTable,
+    WaitTable,
+)
+from opreplay.traces.limits import Limits
+from opreplay.traces.reading.collect import Collector, Interned
+from opreplay.traces.reading.columns import Columns
+from opreplay.traces.reading.decoding import NOT_JSON
+from opreplay.traces.reading.signatures import decode_name
+
+_MODULE = b'"nn.Module: '
+_MEMORY = b'"[memory]"'
+_RUNTIME, _FRAME, _QUEUE = range(3)
+MAX_PROCESSES = 100_000
+_CPU_TYPE = 0
+"""torch's number of the device type CPU."""
+
+
+class TimingCollector(Collector):
+    """The tables of one file, with those of its timing."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self.call_names = Interned("names", limits.names, "names of calls", limits.name_bytes)
+        self.collective_keys = Interned("names", limits.names, "distinct collectives", limits.name_bytes)
+        self.processes: dict[str, str] = {}
+        self.kernels = Columns(
+            name="index", category="index", track="index", start="time", dur="span",
+            device="id", stream="id", ext="id", corr="id", connection="id", collective="index",
+        )  # fmt: skip
+        self.calls = Columns(name="index", kind="index", track="index", start="time", dur="span", corr="id")
+        self.whole = Columns(
+            name="index", track="index", start="time", dur="span", connection="id", collective="index"
+        )  # fmt: skip
+        self.waits = Columns(corr="id", stream="id", waits_for="id", record="id")
+        self.host_arrows = Columns(kind="index", id="id", end="index", track="index", start="time")
+        self.memory = Columns(
+            start="time", bytes="id", address="id", allocated="id", device_type="id", device="id", track="index"
+        )
+        self.tables |= {
+            "kernels": self.kernels, "calls": self.calls, "collectives": self.whole, "waits": self.waits,
+            "arrows": self.host_arrows, "memory": self.memory,
+        }  # fmt: skip
+
+    def _handler(self, cls: type[Struct]) -> tuple[str, Any]:
+        category, handle = super()._handler(cls)
+        own: tuple[tuple[type[Struct], Any], ...] = (
+            (timing.WholeCollective, self._add_whole),
+            (timing.CannCall, self._add_cann),
+            (timing.QueuePart, self._add_queue),
+            (timing.Call, self._add_calls),
+            (timing.Frame, self._add_frames),
+            (timing.Wait, self._add_waits),
+            (timing.HostArrow, self._add_arrows),
+            (timing.Memory, self._add_memory),
+            (timing.Named, self._add_names),
+        )
+        handle = next((found for base, found in own if issubclass(cls, base)), handle)
+        if issubclass(cls, (timing.Named, timing.WholeCollective, timing.CannCall)):
+            category = "(none)"
+        self._handlers[cls] = found = (category, handle)
+        return found
+
+    def _add_kernels(self, events: list[Any]) -> None:
+        super()._add_kernels(events)
+        kept = [e for e in events if e.ph == "X"]
+        table, keys = self.kernels.pending, self.collective_keys
+        table["connection"] += [e.args.connection for e in kept]
+        table["collective"] += [0 if a.collective is None else 1 + keys[_key(a)] for e in kept for a in (e.args,)]
+
+    def _add_whole(self, events: list[Any]) -> None:
+        table, keys, names = self.whole.pending, self.collective_keys, self.kernel_names
+        table["name"] += [names[bytes(e.name)] for e in events]
+        table["track"] += self.tracks.of(events)
+        table["start"] += [e.ts for e in events]
+        table["dur"] += [e.dur for e in events]
+        table["connection"] += [e.args.connection for e in events]
+        table["collective"] += [1 + keys[_key(e.args)] for e in events]
+
+    def _calls(self, events: list[Any], kind: int, ids: list[Any]) -> None:
+        table, names = self.calls.pending, self.call_names
+        table["name"] += [names[bytes(e.name)] for e in events]
+        table["kind"] += [kind] * len(events)
+        table["track"] += self.tracks.of(events)
+        table["start"] += [e.ts for e in events]
+        table["dur"] += [e.dur for e in events]
+        table["corr"] += ids
+
+    def _add_calls(self, events: list[Any]) -> None:
+        self._add_launches(events)
+        events = [e for e in events if e.ph == "X"]
+        self._calls(events, _RUNTIME, [e.args.corr for e in events])
+
+    def _add_cann(self, events: list[Any]) -> None:
+        self._calls(events, _RUNTIME, [e.args.corr for e in events])
+
+    def _add_queue(self, events: list[Any]) -> None:
+        events = [e for e in events if e.ph == "X"]
+        self._calls(events, _QUEUE, [e.args.queue for e in events])
+
+    def _add_frames(self, events: list[Any]) -> None:
+        events = [e for e in events if e.ph == "X" and bytes(e.name).startswith(_MODULE)]
+        self._calls(events, _FRAME, [None] * len(events))
+
+    def _add_waits(self, events: list[Any]) -> None:
+        table, args = self.waits.pending, [e.args for e in events]
+        table["corr"] += [a.corr for a in args]
+        table["stream"] += [a.stream for a in args]
+        table["waits_for"] += [a.waits_for for a in args]
+        table["record"] += [a.record for a in args]
+
+    def _add_arrows(self, events: list[Any]) -> None:
+        events = [e for e in events if e.ph in ("s", "f")]
+        table = self.host_arrows.pending
+        kinds = {tag: i for i, tag in enumerate(timing.HOST_ARROW_TAGS)}
+        table["kind"] += [kinds[type(e).__struct_config__.tag] for e in events]
+        table["id"] += [e.id for e in events]
+        table["end"] += [e.ph == "f" for e in events]
+        table["track"] += self.tracks.of(events)
+        table["start"] += [e.ts for e in events]
+
+    def _add_memory(self, events: list[Any]) -> None:
+        events = [e for e in events if bytes(e.name) == _MEMORY and e.args.bytes is not None]
+        table, args = self.memory.pending, [e.args for e in events]
+        table["start"] += [e.ts for e in events]
+        table["bytes"] += [a.bytes for a in args]
+        table["address"] += [a.address for a in args]
+        table["allocated"] += [a.allocated for a in args]
+        table["device_type"] += [a.device_type for a in args]
+        table["device"] += [a.device for a in args]
+        table["track"] += self.tracks.of(events)
+
+    def _add_names(self, events: list[Any]) -> None:
+        for event in events:
+            try:
+                name = msgspec.json.decode(event.args)["name"]
+            except (*NOT_JSON, KeyError, TypeError):
+                continue
+            if isinstance(name, str) and len(self.processes) < MAX_PROCESSES:
+                self.processes[str(event.pid)[:200]] = name[:200]
+
+    def activity(self, correlation: Any, track_remap: Any) -> Activity:
+        """The columns as a value; `correlation` is that of the kernels, taken already. The tables are empty then."""
+
+        def tracks(table: Columns) -> Any:
+            indexes = table.take("track")
+            return track_remap[indexes] if len(indexes) else indexes
+
+        connection = self.kernels.take("connection").astype(np.int64)
+        correlation = correlation.astype(np.int64)
+        calls, arrows, memory, waits = self.calls, self.host_arrows, self.memory, self.waits
+        return Activity(
+            names=tuple(decode_name(raw)[0] for raw in self.call_names),
+            calls=CallTable(
+                name=calls.take("name").astype(np.uint32), kind=calls.take("kind").astype(np.uint8),
+                start_ns=calls.take("start"), dur_ns=calls.take("dur"), track=tracks(calls),
+                correlation=calls.take("corr").astype(np.int64),
+            ),
+            correlation=np.where(connection >= 0, connection, correlation) if len(correlation) else correlation,
+            collective=self.kernels.take("collective").astype(np.int64) - 1,
+            collectives=tuple(_collective(key) for key in self.collective_keys),
+            waits=WaitTable(
+                correlation=waits.take("corr").astype(np.int64), stream=waits.take("stream").astype(np.int64),
+                waits_for_stream=waits.take("waits_for").astype(np.int64),
+                record_correlation=waits.take("record").astype(np.int64),
+            ),
+            arrows=ArrowTable(
+                kind=arrows.take("kind").astype(np.uint8), id=arrows.take("id").astype(np.int64),
+                is_end=arrows.take("end").astype(bool), track=tracks(arrows), start_ns=arrows.take("start"),
+            ),
+            memory=MemoryTable(
+                time_ns=memory.take("start"), bytes=memory.take("bytes").astype(np.int64),
+                address=memory.take("address").astype(np.int64),
+                allocated_bytes=memory.take("allocated").astype(np.int64),
+                on_device=memory.take("device_type").astype(np.int64) != _CPU_TYPE,
+                device=memory.take("device").astype(np.int64), track=tracks(memory),
+            ),
+            spans=CollectiveSpans(
+                name=self.whole.take("name").astype(np.uint32), start_ns=self.whole.take("start"),
+                dur_ns=self.whole.take("dur"), correlation=self.whole.take("connection").astype(np.int64),
+                collective=self.whole.take("collective").astype(np.int64) - 1,
+            ),
+            processes=self.processes,
+        )  # fmt: skip
+
+
+def _key(args: timing.DeviceArgs) -> bytes:
+    """What is recorded of a collective, as text that is the same for the same."""
+    told = (args.collective, args.elements, args.dtype, args.group, args.group_size, args.sequence)
+    return msgspec.json.encode([value if isinstance(value, (str, int)) else None for value in told])
+
+
+def _collective(key: bytes) -> Collective:
+    name, elements, dtype, group, size, sequence = msgspec.json.decode(key)
+    return Collective(
+        name=str(name).lower(), elements=_whole(elements), dtype=None if dtype is None else str(dtype),
+        group=None if group is None else str(group), group_size=_whole(size), sequence=_whole(sequence),
+    )  # fmt: skip
+
+
+def _whole(value: Any) -> int | None:
+    """A number, also where it is recorded as text; None else."""
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,134 @@
+"""What a profile says of when things ran, beside its ops and device work: frozen values and columns, no logic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+CALL_KINDS: tuple[str, ...] = ("runtime", "frame", "queue")
+""""runtime" calls a device's runtime or driver, "frame" is a Python frame that names a module, "queue" is an NPU
+task queue's part (enqueue on the thread of the op, dequeue on the thread that launches)."""
+
+ARROW_KINDS: tuple[str, ...] = ("forward to backward", "queue", "host to device")
+
+
+class Collective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the trace says of one collective on the device; None where it does not."""
+
+    name: str
+    """"allreduce", "_allgather_base", ..., "hcom_allReduce_": as recorded, lower case."""
+    elements: int | None = None
+    """Of the message that one rank hands in."""
+    dtype: str | None = None
+    """As recorded: "BFloat16", "FP32", ..."""
+    group: str | None = None
+    group_size: int | None = None
+    sequence: int | None = None
+    """Number of the collective within its group, the same on all its members."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallTable:
+    """Calls on host threads that are no ops, one row a call, in the order of each kind in the file."""
+
+    name: npt.NDArray[np.uint32]
+    """Index into `Activity.names`."""
+    kind: npt.NDArray[np.uint8]
+    """Index into `CALL_KINDS`."""
+    start_ns: npt.NDArray[np.int64]
+    dur_ns: npt.NDArray[np.integer]
+    track: npt.NDArray[np.integer]
+    """Index into `Trace.tracks`."""
+    correlation: npt.NDArray[np.int64]
+    """The same as that of the device work that it starts; -1 unknown."""
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitTable:
+    """Waits that the device's runtime recorded (CUPTI's synchronisation records, an NPU's event tasks)."""
+
+    correlation: npt.NDArray[np.int64]
+    """Of the call that asked for the wait."""
+    stream: npt.NDArray[np.int64]
+    """That waits; a negative or huge number is the whole device."""
+    waits_for_stream: npt.NDArray[np.int64]
+    """-1: not a wait of one stream for another, or not recorded."""
+    record_correlation: npt.NDArray[np.int64]
+    """Of the call that recorded the event; -1 unknown."""
+
+    def __len__(self) -> int:
+        return len(self.correlation)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrowTable:
+    """Ends of arrows between host threads, in file order."""
+
+    kind: npt.NDArray[np.uint8]
+    """Index into `ARROW_KINDS`."""
+    id: npt.NDArray[np.int64]
+    is_end: npt.NDArray[np.bool_]
+    track: npt.NDArray[np.integer]
+    start_ns: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryTable:
+    """Allocations (positive) and releases (negative) that the profiler recorded, in file order."""
+
+    time_ns: npt.NDArray[np.int64]
+    bytes: npt.NDArray[np.int64]
+    address: npt.NDArray[np.int64]
+    allocated_bytes: npt.NDArray[np.int64]
+    """What the allocator says is in use after this, -1 where it does not."""
+    on_device: npt.NDArray[np.bool_]
+    device: npt.NDArray[np.int64]
+    track: npt.NDArray[np.integer]
+
+    def __len__(self) -> int:
+        return len(self.time_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveSpans:
+    """Collectives of an NPU from the first to the last of their tasks, which are device work as well."""
+
+    name: npt.NDArray[np.uint32]
+    """Index into `Trace.kernel_names`."""
+    start_ns: npt.NDArray[np.int64]
+    dur_ns: npt.NDArray[np.integer]
+    correlation: npt.NDArray[np.int64]
+    """The same as that of its tasks."""
+    collective: npt.NDArray[np.int64]
+    """Index into `Activity.collectives`."""
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """The timing of one profile; rows of device work are those of `Trace.kernels`."""
+
+    names: tuple[str, ...]
+    calls: CallTable
+    correlation: npt.NDArray[np.int64]
+    """Of each row of `Trace.kernels`; -1 unknown."""
+    collective: npt.NDArray[np.int64]
+    """Of each row of `Trace.kernels`: index into `collectives`, or -1."""
+    collectives: tuple[Collective, ...]
+    spans: CollectiveSpans
+    waits: WaitTable
+    arrows: ArrowTable
+    memory: MemoryTable
+    processes: dict[str, str]
+    """pid as text → its name, where the trace gives one ("CANN", "Ascend Hardware", "HCCL", ...)."""

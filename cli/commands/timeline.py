@@ -31,13 +31,17 @@ from opreplay.cli.options.shared import force_option, format_option, kernel_deta
     "--timeline", "timeline_file", metavar="FILE.json.gz",
     help="Write recorded and simulated timelines side by side, for ui.perfetto.dev and chrome://tracing.",
 )  # fmt: skip
+@click.option(
+    "--measured", metavar="RESULTS.jsonl",
+    help="Also time a step of the CPU with what `run --output` measured for its ops.",
+)  # fmt: skip
 @click.option("--output", "-o", metavar="FILE.html", help="Also write it as one HTML page that works offline.")
 @format_option("table", "json")
 @force_option
 @limit_option
 def command(
     trace: str, kernel_details: str | None, step: int | None, what_if: tuple[str, ...], soc: tuple[str, ...],
-    host_scale: float, timeline_file: str | None, output: str | None, format_: str, force: bool,
+    host_scale: float, timeline_file: str | None, measured: str | None, output: str | None, format_: str, force: bool,
     limit: tuple[tuple[str, str], ...],
 ) -> None:  # fmt: skip
     """Rebuild one step of TRACE as a graph of what waited for what, and time it again: what the device did and why it
@@ -69,8 +73,20 @@ def command(
 
         plan = plan_of(read, Selection(select="owner"), device="cpu", in_order=True)
         contents = expected_contents()
+    measured_us = None
+    if measured is not None:
+        from opreplay.replay.results.reading import read_result_file
+
+        measured_us = {one.id: one.measured_us for one in read_result_file(measured).results if one.measured_us}
     study = timeline(
-        read, step=step, what_if=what_if, devices=devices, plan=plan, contents=contents, host_scale=host_scale
+        read,
+        step=step,
+        what_if=what_if,
+        devices=devices,
+        plan=plan,
+        contents=contents,
+        host_scale=host_scale,
+        measured_us=measured_us,
     )
     write_page(page, partial(of_timeline.page, study), force=force)
     if timeline_file is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -283,3 +284,35 @@ def _overlapped(
 
     origin = graph.begin_us if begin is None else begin
     return Schedule(start_us=start, end_us=end, cause=schedule.cause, step_us=step_length(graph, start, end, origin))
+
+
+def with_measured(names: Names, graph: StepGraph, us_by_id: Mapping[str, float]) -> Edited:
+    """A step of the host with the times that a run measured, by op id, in place of the recorded ones.
+
+    Of nested ops the outermost measured one counts; its slices keep their shares. Raises TraceError for a step with
+    device work, whose host only launches, and Unmatched where no op of the step was measured.
+    """
+    from opreplay.replay.plan.build import signature_id  # late: planning imports torch
+
+    if any(lane.device for lane in graph.lanes):
+        raise TraceError("measured times are for steps of the host alone", hint="This step has device work: try --soc.")
+    ops, slices = names.trace.ops, graph.slices
+    us = np.array([us_by_id.get(signature_id(one), np.nan) for one in names.trace.signatures] or [np.nan])
+    of_row = us[ops.signature] if len(ops) else np.empty(0)
+    known = ~np.isnan(of_row)
+    inside = np.flatnonzero((slices.op >= 0) & _covered(names, known)[np.maximum(slices.op, 0)])
+    if not len(inside):
+        raise Unmatched("the results hold none of the ops of this step", hint="Give results of a run of this trace.")
+    top = _outermost(names, known)[slices.op[inside]]
+    spent = np.bincount(top, weights=slices.dur_us[inside], minlength=len(ops))
+    scaled = slices.dur_us.copy()
+    scaled[inside] *= of_row[top] / np.maximum(spent[top], 1e-9)
+    before, after = host_durations(graph, slices.dur_us), host_durations(graph, scaled)
+    out = Edited(graph, np.maximum(0.0, graph.nodes.dur_us + after - before), graph.edges.lag_us.copy())
+    out.matched = len(np.unique(top))
+    return out
+
+
+def _covered(names: Names, marked: Bools) -> Bools:
+    """Whether each op, or one around it, is marked."""
+    return ancestors_or_self(op_parents(names.trace), marked)

@@ -10,7 +10,7 @@ from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.step_residency import Shares, resident_shares
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.timeline.categories import Categories, categories
-from opreplay.replay.timeline.changes import Edited, edited
+from opreplay.replay.timeline.changes import Edited, edited, with_measured
 from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.model import LAUNCH, STREAM, Floats, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, retimed
@@ -87,6 +87,10 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     dropped_edges: int
     socs: dict[str, SocStep] = {}
     """By the name of the simulated device."""
+    measured_step_us: float | None = None
+    """With times of ops that a run measured in place of the recorded ones; None where none were given."""
+    measured_ops: int = 0
+    """Calls that took a measured time."""
     memory: MemoryUse | None = None
     """None where the trace records no allocations in the step."""
     what_if: tuple[WhatIf, ...] = ()
@@ -116,11 +120,13 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
 def timeline(
     trace: Trace, *, step: int | None = None, what_if: Sequence[str] = (), devices: Sequence[DeviceProfile] = (),
     plan: ReplayPlan | None = None, contents: ContentsOf | None = None, host_scale: float = 1.0,
+    measured_us: Mapping[str, float] | None = None,
 ) -> Study:  # fmt: skip
     """Look at one step of a trace that was read with its activity.
 
     `step` as `chosen_step` takes it. `devices` are simulated with the ops of `plan`, which is needed for tasks that no
-    kernel table describes; `host_scale` multiplies the host's time there. Raises TraceError for a step that there is
+    kernel table describes; `host_scale` multiplies the host's time there. `measured_us` has times of
+    ops by id, one call each, that a run measured, for a step of the host. Raises TraceError for a step that there is
     not, for text that is no change, and for devices where the step has no device work.
     """
     chosen = chosen_step(trace, step)
@@ -132,6 +138,7 @@ def timeline(
     error = relative(schedule.step_us, graph.recorded_us)
     typical = relative(retimed(graph, lags_us=typical_lags(graph)).step_us, graph.recorded_us)
     simulated = _on_devices(trace, graph, names, devices, plan, contents, max(abs(error), abs(typical)), host_scale)
+    measured = None if measured_us is None else with_measured(names, graph, measured_us)
     changes = tuple(what_if_of(names, graph, change, schedule, simulated) for change in what_if)
     return Study(
         timeline=Timeline(
@@ -151,6 +158,8 @@ def timeline(
             dropped_edges=graph.dropped_edges,
             socs={name: one.step for name, one in simulated.items()},
             memory=memory_of(trace, chosen, devices),
+            measured_step_us=None if measured is None else measured.schedule().step_us,
+            measured_ops=0 if measured is None else measured.matched,
             what_if=changes,
             what_if_together=_together(names, graph, what_if, schedule, simulated),
             notes=tuple(_notes(chosen, graph)),

@@ -106,6 +106,18 @@ def test_a_step_of_the_cpu_has_nothing_to_simulate(tmp_path: Path) -> None:
     assert "opreplay simulate" in result.stderr
 
 
+def test_measured_times_are_those_of_a_result_file(tmp_path: Path) -> None:
+    sample = str(Path("traces/samples/cnn_train.json.gz").absolute())
+    lines = str(tmp_path / "r.jsonl")
+    run = CliRunner().invoke(opreplay, ["run", sample, "--top", "3", "--op-time", "50ms", "--output", lines])
+    assert run.exit_code == 0, run.stderr
+    result = invoke(sample, "--measured", lines, "--format", "json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["measured_ops"] > 0
+    assert 0 < found["measured_step_us"] != found["recorded_step_us"]
+
+
 def test_names_of_a_trace_cannot_act_on_the_terminal(tmp_path: Path) -> None:
     machine = training()
     for event in machine.events:

@@ -82,6 +82,10 @@ def _head(found: Timeline) -> Table:
         text = f"{readable(memory.peak_bytes)} on the {where} at most, {time_text(memory.peak_at_us)} into the step"
         text += "".join(f"; {'fits' if fits else 'does NOT fit'} {safe(soc)}" for soc, fits in memory.fits.items())
         grid.add_row("memory", Text(text))
+    if found.measured_step_us is not None:
+        ratio = ratio_text(found.measured_step_us, found.recorded_step_us)
+        text = f"{time_text(found.measured_step_us)} with {plural(found.measured_ops, 'call')} as measured, {ratio}"
+        grid.add_row("measured", Text(f"{text} the recording"))
     edges = found.edges.values()
     told, guessed = sum(e.recorded for e in edges), sum(e.inferred for e in edges)
     grid.add_row("dependencies", Text(f"{told:,} recorded, {guessed:,} inferred from times"))

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from opreplay.replay.plan.build import signature_id
 from opreplay.replay.timeline.changes import Unmatched, edited
 from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.schedule import critical_path, retimed, slack_us
@@ -210,3 +211,22 @@ def test_text_that_is_no_change_says_what_one_is(tmp_path: Path, text: str) -> N
 def test_a_change_of_nothing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(Unmatched, match="changes nothing"):
         study(training(), tmp_path, what_if=["aten::conv2d=0.5x"])
+
+
+def test_measured_times_replace_those_of_ops(tmp_path: Path) -> None:
+    machine = Machine()
+    machine.begin()
+    machine.op("aten::mm", 100.0)
+    machine.host(30.0)
+    machine.op("aten::add", 50.0)
+    machine.op("aten::mm", 200.0)
+    machine.end()
+    trace = read_trace(machine.write(tmp_path / "t.json"), activity=True)
+    ids = {one.name: signature_id(one) for one in trace.signatures}
+    found = timeline(trace, measured_us={ids["aten::mm"]: 40.0}).timeline
+    assert found.measured_step_us == pytest.approx(40 + 30 + 50 + 40)
+    assert found.measured_ops == 2
+    with pytest.raises(Unmatched, match="none of the ops"):
+        timeline(trace, measured_us={"0": 1.0})
+    with pytest.raises(TraceError, match="host"):
+        study(training(), tmp_path, measured_us={ids["aten::mm"]: 40.0})

@@ -7,9 +7,13 @@ import zipfile
 from pathlib import PurePosixPath
 
 REQUIRED = (
-    "/LICENSE", "opreplay/__init__.py", "opreplay/tracelens.py", "traces/samples/transformer_infer.json.gz",
-    "replay/ascend/devices/910b3.toml", "cli/main.py",
-)  # fmt: skip
+    "/LICENSE",
+    "opreplay/__init__.py",
+    "opreplay/tracelens.py",
+    "traces/samples/transformer_infer.json.gz",
+    "replay/ascend/devices/910b3.toml",
+    "cli/main.py",
+)
 
 
 def problems(names: list[str]) -> list[str]:

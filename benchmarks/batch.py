@@ -46,9 +46,14 @@ def _add(index: int) -> ReplayOp:
         ReplayArg(name="alpha", type="Scalar", value=1, keyword_only=True),
     )
     return ReplayOp(
-        id=f"{index:012x}", name="aten::add", count=1, overload="Tensor", resolved_by="jit", args=args,
+        id=f"{index:012x}",
+        name="aten::add",
+        count=1,
+        overload="Tensor",
+        resolved_by="jit",
+        args=args,
         recorded=Recorded(host_us_total=1.0, host_us_median=1.0),
-    )  # fmt: skip
+    )
 
 
 def run(plan: ReplayPlan, options: RunOptions, engine: Engine | None = None) -> tuple[float, float, float]:
@@ -71,8 +76,10 @@ def isolation(ops: int) -> None:
     """A run through the console's path: child process, result file on the disk."""
     wall, start, loops = run(plan_of(ops), RunOptions(max_op_bytes=10**8))
     each_ms = 1e3 * (wall - start - loops) / ops
-    print(f"isolation: {ops:,} ops in {wall:.1f} s = {wall / loops:.2f} x {loops:.1f} s of measuring loops; "
-          f"start {start:.1f} s, {each_ms:.2f} ms an op beside its loop")  # fmt: skip
+    print(
+        f"isolation: {ops:,} ops in {wall:.1f} s = {wall / loops:.2f} x {loops:.1f} s of measuring loops; "
+        f"start {start:.1f} s, {each_ms:.2f} ms an op beside its loop"
+    )
 
 
 def lanes(ops: int) -> None:
@@ -102,8 +109,11 @@ def ranks(ops: int) -> None:
         for name, pattern in (("one", "rank0.json.gz"), ("all", "")):
             output = Path(folder) / f"{name}.jsonl"
             started = perf_counter()
-            subprocess.run([SCRIPT, "batch", Path(folder) / pattern, "-o", output, "--shared-device"],
-                           check=True, capture_output=True)  # fmt: skip
+            subprocess.run(
+                [SCRIPT, "batch", Path(folder) / pattern, "-o", output, "--shared-device"],
+                check=True,
+                capture_output=True,
+            )
             walls.append(perf_counter() - started)
             file = read_result_file(output)
             ops_of_traces = sum(trace.ops for trace in file.traces)
@@ -146,28 +156,45 @@ def stored(ops: int) -> None:
     if again != planned:
         raise SystemExit("a stored plan differs from the one that was read")
     each_ms = 1e3 * reading / RANKS
-    print(f"stored: {RANKS} ranks of {ops} ops, {50 * ops:,} calls each: read in {each_ms:.1f} ms a rank, "
-          f"from the file in {1e3 * loading / RANKS:.1f} ms = {loading / reading:.3f} of it; "
-          f"{first / RANKS / 1e3:.1f} kB a rank")  # fmt: skip
+    print(
+        f"stored: {RANKS} ranks of {ops} ops, {50 * ops:,} calls each: read in {each_ms:.1f} ms a rank, "
+        f"from the file in {1e3 * loading / RANKS:.1f} ms = {loading / reading:.3f} of it; "
+        f"{first / RANKS / 1e3:.1f} kB a rank"
+    )
 
 
 def _write_rank(path: Path, rank: int, ops: int, calls: int = 1) -> None:
     """A trace of CPU ops, each called so many times: those of every rank, and one of its own."""
     sizes = [*range(1, ops), 10_000 + rank] * calls
     events = [
-        {"ph": "X", "cat": "cpu_op", "name": "aten::relu", "ts": 10 * i, "dur": 5, "pid": 1, "tid": 1,
-         "args": {"Input Dims": [[4, size]], "Input type": ["float"], "Input Strides": [[size, 1]],
-                  "Concrete Inputs": [""]}}
+        {
+            "ph": "X",
+            "cat": "cpu_op",
+            "name": "aten::relu",
+            "ts": 10 * i,
+            "dur": 5,
+            "pid": 1,
+            "tid": 1,
+            "args": {
+                "Input Dims": [[4, size]],
+                "Input type": ["float"],
+                "Input Strides": [[size, 1]],
+                "Concrete Inputs": [""],
+            },
+        }
         for i, size in enumerate(sizes)
-    ]  # fmt: skip
+    ]
     content = {"distributedInfo": {"rank": rank, "world_size": RANKS}, "traceEvents": events}
     path.write_bytes(gzip.compress(json.dumps(content).encode()))
 
 
 PARTS: dict[str, tuple[Callable[[int], None], int]] = {
-    "isolation": (isolation, 1000), "lanes": (lanes, 120), "ray": (ray, 120), "ranks": (ranks, 60),
+    "isolation": (isolation, 1000),
+    "lanes": (lanes, 120),
+    "ray": (ray, 120),
+    "ranks": (ranks, 60),
     "stored": (stored, 200),
-}  # fmt: skip
+}
 
 
 def main() -> None:

@@ -68,8 +68,9 @@ def line(path: Path, plan: ReplayPlan, max_bytes: int) -> str:
     differ = sum(r["outputs"] != outputs[r["id"]] for r in ran if r["id"] in outputs and r["via"] is None)
     here = sum(result.status == "replayed" for result in mine.values())
     name = path.name.removesuffix(".json.gz")
-    return (f"{name:34} {len(can):5} {len(aten):5} {len(bundle.plan.ops):5} {len(small):6} {len(ran):7} {here:9} "
-            f"{differ:7}")  # fmt: skip
+    return (
+        f"{name:34} {len(can):5} {len(aten):5} {len(bundle.plan.ops):5} {len(small):6} {len(ran):7} {here:9} {differ:7}"
+    )
 
 
 def main() -> None:

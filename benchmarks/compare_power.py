@@ -73,10 +73,15 @@ def run(
         found = measure(executor, TorchPrepared(called, (), 10**9), options)
         results.append(
             OpResult(
-                id=f"{index:012x}", name=str(call.func), count=1, status="replayed", resolved_by="jit",
-                measured_us=found.median_us, measurement=found,
+                id=f"{index:012x}",
+                name=str(call.func),
+                count=1,
+                status="replayed",
+                resolved_by="jit",
+                measured_us=found.median_us,
+                measurement=found,
             )
-        )  # fmt: skip
+        )
     return ResultFile(header=HEADER, results=tuple(results), summary=None, complete_bytes=0)
 
 

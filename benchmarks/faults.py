@@ -46,18 +46,28 @@ from opreplay.traces.errors import OpReplayError
 
 OPS = 12
 IN_OP = {
-    "raise": "failed: RuntimeError", "segfault": "failed: SIGSEGV", "abort": "failed: SIGABRT",
-    "exit": "failed: the process ended", "allocate": "budget: ", "hang": "budget: time",
-}  # fmt: skip
+    "raise": "failed: RuntimeError",
+    "segfault": "failed: SIGSEGV",
+    "abort": "failed: SIGABRT",
+    "exit": "failed: the process ended",
+    "allocate": "budget: ",
+    "hang": "budget: time",
+}
 """Fake op → start of the reason that its result must have."""
 SURVIVED = ("kill the worker", "kill a lane", "kill a Ray worker")
 """What a run must live through without being continued."""
 SIGNALS = {
-    "kill the worker": signal.SIGKILL, "kill the run": signal.SIGKILL, "Ctrl-C": signal.SIGINT,
-    "SIGTERM": signal.SIGTERM, "power loss": signal.SIGKILL, "kill a lane": signal.SIGKILL,
-    "kill a batch": signal.SIGKILL, "Ctrl-C of a batch": signal.SIGINT, "kill a Ray worker": signal.SIGKILL,
+    "kill the worker": signal.SIGKILL,
+    "kill the run": signal.SIGKILL,
+    "Ctrl-C": signal.SIGINT,
+    "SIGTERM": signal.SIGTERM,
+    "power loss": signal.SIGKILL,
+    "kill a lane": signal.SIGKILL,
+    "kill a batch": signal.SIGKILL,
+    "Ctrl-C of a batch": signal.SIGINT,
+    "kill a Ray worker": signal.SIGKILL,
     "kill a run on Ray": signal.SIGKILL,
-}  # fmt: skip
+}
 KINDS = (*IN_OP, "full disk", *SIGNALS)
 OPTIONS = RunOptions(executor="fake", max_op_bytes=10**6, limit_s=2.0)
 MOMENTS_S = (0.0, 1.2)

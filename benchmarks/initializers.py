@@ -49,9 +49,13 @@ def batch_of(tokens: int) -> BatchContext:
     """A mixed batch: an eighth of a percent of the tokens are decoded, the rest are prefilled in sixteen sequences."""
     decode = max(1, tokens // 800)
     return BatchContext(
-        prefill_sequences=16, prefill_tokens=tokens - decode, prefill_k=2 * (tokens - decode),
-        decode_sequences=decode, decode_tokens=decode, decode_k=100 * decode,
-    )  # fmt: skip
+        prefill_sequences=16,
+        prefill_tokens=tokens - decode,
+        prefill_k=2 * (tokens - decode),
+        decode_sequences=decode,
+        decode_tokens=decode,
+        decode_k=100 * decode,
+    )
 
 
 def varlen(n: int) -> dict[str, Any]:
@@ -60,9 +64,13 @@ def varlen(n: int) -> dict[str, Any]:
     sequences = batch.prefill_sequences + batch.decode_sequences
     pool = torch.empty(4 * n // PAGE + sequences + 1, PAGE, 1, 1)
     return {
-        "q": torch.empty(n, 1, 1), "k": pool, "v": pool, "cu_seqlens_q": ints(sequences + 1),
-        "seqused_k": ints(sequences), "block_table": ints(sequences, 4 * n // PAGE // 8 + 1),
-    }  # fmt: skip
+        "q": torch.empty(n, 1, 1),
+        "k": pool,
+        "v": pool,
+        "cu_seqlens_q": ints(sequences + 1),
+        "seqused_k": ints(sequences),
+        "block_table": ints(sequences, 4 * n // PAGE // 8 + 1),
+    }
 
 
 def slots(n: int) -> dict[str, Any]:
@@ -75,16 +83,25 @@ def stage(n: int) -> dict[str, Any]:
     """aiter's sorted and packed tokens."""
     blocks = n * TOPK // 32 + EXPERTS
     return {
-        "hidden_states": torch.empty(n, 1), "w1": torch.empty(EXPERTS, 1, 1), "sorted_token_ids": ints(blocks * 32),
-        "sorted_expert_ids": ints(blocks), "num_valid_ids": ints(2), "topk": TOPK, "block_m": 32,
+        "hidden_states": torch.empty(n, 1),
+        "w1": torch.empty(EXPERTS, 1, 1),
+        "sorted_token_ids": ints(blocks * 32),
+        "sorted_expert_ids": ints(blocks),
+        "num_valid_ids": ints(2),
+        "topk": TOPK,
+        "block_m": 32,
         "sorted_weights": torch.empty(blocks * 32),
-    }  # fmt: skip
+    }
 
 
 def experts(n: int) -> dict[str, Any]:
     """Chosen experts and their weights."""
-    return {"hidden_states": torch.empty(n, 1), "w1": torch.empty(EXPERTS, 1, 1), "topk_ids": ints(n, TOPK),
-            "topk_weights": torch.empty(n, TOPK)}  # fmt: skip
+    return {
+        "hidden_states": torch.empty(n, 1),
+        "w1": torch.empty(EXPERTS, 1, 1),
+        "topk_ids": ints(n, TOPK),
+        "topk_weights": torch.empty(n, TOPK),
+    }
 
 
 def attention(n: int) -> dict[str, Any]:
@@ -183,9 +200,13 @@ SETTINGS = {
 def context_of(op: str, args: dict[str, Any], tokens: int, seed: int) -> InitContext:
     """A call whose tensors are not filled yet."""
     return InitContext(
-        op=op, args=args, generator=torch.Generator().manual_seed(seed), seed=seed, run_seed=seed,
+        op=op,
+        args=args,
+        generator=torch.Generator().manual_seed(seed),
+        seed=seed,
+        run_seed=seed,
         batch=batch_of(tokens),
-    )  # fmt: skip
+    )
 
 
 def initialise(registry: Registry, op: str, args: dict[str, Any], tokens: int, *, seed: int = 0) -> str:
@@ -254,10 +275,13 @@ def one_trace(path: Path) -> None:
         except (NotReplayable, RuntimeError):
             continue
         context = InitContext(
-            op=canonical_name(op.name), args=tensors.arguments(op, device=torch.device("cpu")), outputs=op.outputs,
-            generator=torch.Generator().manual_seed(0), batch=op.batch,
+            op=canonical_name(op.name),
+            args=tensors.arguments(op, device=torch.device("cpu")),
+            outputs=op.outputs,
+            generator=torch.Generator().manual_seed(0),
+            batch=op.batch,
             metas={arg.name: arg.tensors for arg in op.args if arg.tensors},
-        )  # fmt: skip
+        )
         start = perf_counter()
         DenseInit().initialize(context)
         rule = registry.find(context)

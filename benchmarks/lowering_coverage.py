@@ -52,8 +52,10 @@ def report(plan: ReplayPlan, soc: str, factor: float, share: float) -> list[str]
         us, ratio = op.recorded.device_us_total, one.simulated.time_us * one.count / op.recorded.device_us_total
         if us >= share * recorded and not 1 / factor <= ratio <= factor:
             notes = "; ".join(lower(op).notes)
-            lines.append(f"    x{ratio:7.2f} {100 * us / recorded:5.1f} % {one.simulated.bound:6} {op.name[:48]} "
-                         f"{describe_inputs(op)[:60]} {notes[:80]}")  # fmt: skip
+            lines.append(
+                f"    x{ratio:7.2f} {100 * us / recorded:5.1f} % {one.simulated.bound:6} {op.name[:48]} "
+                f"{describe_inputs(op)[:60]} {notes[:80]}"
+            )
     return lines
 
 

@@ -125,15 +125,19 @@ def main() -> None:
         lacking = [one for one in ops if one.initializer is None]
         idle = [one for one in ops if one.work is not None and (one.work.idle or one.work.warnings)]
         counted = sum(one.work is not None for one in ops)
-        print(f"{path.name}: {len(ops)} data-dependent ops, {len(ops) - len(lacking)} with an initializer, "
-              f"{counted} counted, {counted - len(idle)} at work")  # fmt: skip
+        print(
+            f"{path.name}: {len(ops)} data-dependent ops, {len(ops) - len(lacking)} with an initializer, "
+            f"{counted} counted, {counted - len(idle)} at work"
+        )
         for one in (*lacking, *idle, *(ops if options.verbose else ())):
             said = one.problem or (work_text(one.work) if one.work is not None else "")
             print(f"    {one.op.name}: {one.initializer or 'no initializer'} {said}")
         missed += len(lacking) + len(idle)
         for iteration in audit_iterations(trace, plan, registry):
-            print(f"    iteration {iteration.told} {'=' if iteration.equal else '≠'} {iteration.encoded} "
-                  f"{iteration.name or 'no attention op inside'}")  # fmt: skip
+            print(
+                f"    iteration {iteration.told} {'=' if iteration.equal else '≠'} {iteration.encoded} "
+                f"{iteration.name or 'no attention op inside'}"
+            )
             missed += not iteration.equal
     sys.exit(1 if missed else 0)
 

@@ -68,11 +68,19 @@ class Alexnet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(3, 16, 11, stride=4, padding=2), nn.ReLU(inplace=True), nn.MaxPool2d(3, stride=2),
-            nn.Conv2d(16, 24, 5, padding=2), nn.ReLU(inplace=True), nn.MaxPool2d(3, stride=2),
-            nn.Conv2d(24, 32, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(32, 24, 3, padding=1),
-            nn.ReLU(inplace=True), nn.MaxPool2d(3, stride=2), nn.AdaptiveAvgPool2d((6, 6)),
-        )  # fmt: skip
+            nn.Conv2d(3, 16, 11, stride=4, padding=2),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, stride=2),
+            nn.Conv2d(16, 24, 5, padding=2),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, stride=2),
+            nn.Conv2d(24, 32, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(32, 24, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, stride=2),
+            nn.AdaptiveAvgPool2d((6, 6)),
+        )
         self.classifier = nn.Sequential(nn.Dropout(), nn.Linear(24 * 36, 64), nn.ReLU(inplace=True), nn.Linear(64, 10))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -332,9 +340,12 @@ def unet_denoising() -> Step:
 
 def generator_and_critic() -> Step:
     make = nn.Sequential(
-        nn.ConvTranspose2d(16, 12, 4, 1, 0, bias=False), nn.BatchNorm2d(12), nn.ReLU(),
-        nn.ConvTranspose2d(12, 3, 4, 2, 1, bias=False), nn.Tanh(),
-    )  # fmt: skip
+        nn.ConvTranspose2d(16, 12, 4, 1, 0, bias=False),
+        nn.BatchNorm2d(12),
+        nn.ReLU(),
+        nn.ConvTranspose2d(12, 3, 4, 2, 1, bias=False),
+        nn.Tanh(),
+    )
     judge = nn.Sequential(
         nn.Conv2d(3, 8, 4, 2, 1, bias=False), nn.LeakyReLU(0.2), nn.Conv2d(8, 1, 4, 1, 0), nn.Sigmoid()
     )
@@ -345,11 +356,18 @@ def generator_and_critic() -> Step:
 
 def mobile_depthwise() -> Step:
     model = nn.Sequential(
-        nn.Conv2d(3, 16, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(16), nn.Hardswish(),
-        nn.Conv2d(16, 16, 5, stride=2, padding=2, groups=16, bias=False), nn.BatchNorm2d(16), nn.ReLU6(),
-        nn.Conv2d(16, 24, 1), nn.Conv2d(24, 24, 3, padding=2, dilation=2), nn.AdaptiveAvgPool2d(1),
-        nn.Conv2d(24, 6, 1), nn.Hardsigmoid(),
-    )  # fmt: skip
+        nn.Conv2d(3, 16, 3, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.Hardswish(),
+        nn.Conv2d(16, 16, 5, stride=2, padding=2, groups=16, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU6(),
+        nn.Conv2d(16, 24, 1),
+        nn.Conv2d(24, 24, 3, padding=2, dilation=2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Conv2d(24, 6, 1),
+        nn.Hardsigmoid(),
+    )
     x = torch.randn(2, 3, 48, 48).to(memory_format=torch.channels_last)
     return lambda: model(x).sum().backward()
 
@@ -587,12 +605,30 @@ def reductions() -> Step:
     def step() -> None:
         x = torch.randn(4, 6, 8, requires_grad=True)
         parts = [
-            x.sum((0, 2)), x.mean(1, keepdim=True), x.mean((0, 1, 2)), x.amax(2), x.amin((0, 1), keepdim=True),
-            x.std(2), x.var((0, 1), unbiased=False), x.norm(dim=2), x.norm(p=1, dim=0, keepdim=True), x.prod(1),
-            x.logsumexp((1, 2)), x.max(1).values, x.min(2, keepdim=True).values, x.median(1).values, x.cumsum(1),
-            x.sum(-1, dtype=torch.double), torch.nansum(x, 0), x.softmax(1), x.log_softmax(0), x.cummax(1).values,
-            x.kthvalue(3, 1).values, x.mode(1).values, x.quantile(0.3, dim=1),
-        ]  # fmt: skip
+            x.sum((0, 2)),
+            x.mean(1, keepdim=True),
+            x.mean((0, 1, 2)),
+            x.amax(2),
+            x.amin((0, 1), keepdim=True),
+            x.std(2),
+            x.var((0, 1), unbiased=False),
+            x.norm(dim=2),
+            x.norm(p=1, dim=0, keepdim=True),
+            x.prod(1),
+            x.logsumexp((1, 2)),
+            x.max(1).values,
+            x.min(2, keepdim=True).values,
+            x.median(1).values,
+            x.cumsum(1),
+            x.sum(-1, dtype=torch.double),
+            torch.nansum(x, 0),
+            x.softmax(1),
+            x.log_softmax(0),
+            x.cummax(1).values,
+            x.kthvalue(3, 1).values,
+            x.mode(1).values,
+            x.quantile(0.3, dim=1),
+        ]
         torch.stack([part.sum() for part in parts]).sum().backward()
         plain = x.detach()
         plain.argmax(1), plain.argmin(2, keepdim=True), plain.argmax(), plain.sort(1), plain.argsort(0, descending=True)
@@ -679,8 +715,11 @@ def resampling() -> Step:
         grid = F.affine_grid(torch.eye(2, 3)[None].expand(2, -1, -1), [2, 3, 6, 6], align_corners=False)
         out = F.grid_sample(image, grid, mode="bilinear", padding_mode="border", align_corners=False)
         out = out.sum() + F.interpolate(image, (24, 20), mode="bicubic").sum()
-        out = out + F.interpolate(image, scale_factor=0.5, mode="area").sum() + F.pixel_shuffle(
-            torch.randn(1, 12, 4, 4), 2).sum()  # fmt: skip
+        out = (
+            out
+            + F.interpolate(image, scale_factor=0.5, mode="area").sum()
+            + F.pixel_shuffle(torch.randn(1, 12, 4, 4), 2).sum()
+        )
         out = out + F.adaptive_max_pool2d(image, (3, 2)).sum() + F.lp_pool2d(image, 2, 2).sum()
         pooled, where = F.max_pool2d(image, 2, return_indices=True)
         (out + F.max_unpool2d(pooled, where, [2, 2]).sum() + F.avg_pool2d(image, 3, 2, 1).sum()).backward()
@@ -775,13 +814,48 @@ def neighbours() -> Step:
 
 
 WORKLOADS: tuple[Callable[[], Step], ...] = (
-    perceptron_sgd, resnet_training, resnet_inference, alexnet_inference, alexnet_training, gpt_training_fused_adamw,
-    deep_training_fused_adamw, deep_training_foreach_adam, gpt_decoding, llama_with_cache, encoder_training,
-    encoder_inference, bert_masked, windowed_vision, unet_denoising, generator_and_critic, mobile_depthwise, volumes,
-    speech_recurrent, recommendation, graph_convolution, detection, experts, state_space, spectrograms, rays,
-    linear_algebra, policy_gradient, losses, reductions, views, indexing, texts, resampling, sparse, quantised,
-    autocast_training, checkpointed, functional_transforms, data_parallel, neighbours,
-)  # fmt: skip
+    perceptron_sgd,
+    resnet_training,
+    resnet_inference,
+    alexnet_inference,
+    alexnet_training,
+    gpt_training_fused_adamw,
+    deep_training_fused_adamw,
+    deep_training_foreach_adam,
+    gpt_decoding,
+    llama_with_cache,
+    encoder_training,
+    encoder_inference,
+    bert_masked,
+    windowed_vision,
+    unet_denoising,
+    generator_and_critic,
+    mobile_depthwise,
+    volumes,
+    speech_recurrent,
+    recommendation,
+    graph_convolution,
+    detection,
+    experts,
+    state_space,
+    spectrograms,
+    rays,
+    linear_algebra,
+    policy_gradient,
+    losses,
+    reductions,
+    views,
+    indexing,
+    texts,
+    resampling,
+    sparse,
+    quantised,
+    autocast_training,
+    checkpointed,
+    functional_transforms,
+    data_parallel,
+    neighbours,
+)
 
 
 def warm(make: Callable[[], Step]) -> Step:

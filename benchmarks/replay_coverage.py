@@ -33,10 +33,16 @@ from opreplay.traces import read_trace
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "traces"
 FULL_METADATA = (
-    "h100_bert_small", "h100_qwen1.5_0.5b", "h100_falconsai_vit", "h100_timesformer", "h100_owlv2_large",
-    "mi300_resnet_ddp_act_checkpoint", "mi300_normalization", "mi300_vllm_piecewise_capture",
+    "h100_bert_small",
+    "h100_qwen1.5_0.5b",
+    "h100_falconsai_vit",
+    "h100_timesformer",
+    "h100_owlv2_large",
+    "mi300_resnet_ddp_act_checkpoint",
+    "mi300_normalization",
+    "mi300_vllm_piecewise_capture",
     "mi300_vllm_piecewise_exec",
-)  # fmt: skip
+)
 QUICK = {"op_time_s": 0.0, "min_samples": 1, "max_samples": 1, "warmup_calls": 1, "warmup_s": 0.0}
 """One call to warm up and one sample."""
 APART = ("collective", "triton kernel")

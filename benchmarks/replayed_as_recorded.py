@@ -49,19 +49,29 @@ from opreplay.traces.dtypes import SCALAR_TYPE_CODES, torch_dtype_name
 from opreplay.traces.model import TensorMeta
 
 LEVELS: dict[str, tuple[str, ...]] = {
-    "all": (), "strides": ("Input Strides",), "dims": ("Input Strides", "Concrete Inputs"),
-}  # fmt: skip
+    "all": (),
+    "strides": ("Input Strides",),
+    "dims": ("Input Strides", "Concrete Inputs"),
+}
 """Name of a level → what of the profile is taken away."""
 ROUNDED = 1e-5
 """A profile holds floating numbers with six digits."""
 KINDS = ("size", "value", "layout", "number", "right")
 ON_PURPOSE = frozenset({"unsafe", "assert_msg", "api_name"})
 """Arguments that a plan leaves out on purpose: a flag that skips checks of bounds, texts that only an error shows."""
-PLACES = frozenset({
-    "as_strided(stride)", "as_strided(storage_offset)", "as_strided_(stride)", "as_strided_(storage_offset)",
-    "_reshape_alias(stride)", "empty_strided(stride)", "new_empty_strided(stride)", "select(index)",
-    "select_backward(index)",
-})  # fmt: skip
+PLACES = frozenset(
+    {
+        "as_strided(stride)",
+        "as_strided(storage_offset)",
+        "as_strided_(stride)",
+        "as_strided_(storage_offset)",
+        "_reshape_alias(stride)",
+        "empty_strided(stride)",
+        "new_empty_strided(stride)",
+        "select(index)",
+        "select_backward(index)",
+    }
+)
 """Arguments that say where in memory something lies, and nothing of how large it is."""
 COUNTED = frozenset({"start", "end", "step", "steps", "n", "repeats"})
 """Arguments of the type Scalar that sizes follow from; others are operands."""
@@ -137,8 +147,9 @@ def exact_calls(path: Path) -> dict[int, ExactCall]:
             continue
         schema = torch._C.parse_schema(attrs["op_schema"])
         inputs = node["inputs"]
-        columns = zip(schema.arguments, inputs["values"], inputs["shapes"], inputs["types"], inputs["strides"],
-                      strict=False)  # fmt: skip
+        columns = zip(
+            schema.arguments, inputs["values"], inputs["shapes"], inputs["types"], inputs["strides"], strict=False
+        )
         args = {arg.name: _exact(str(arg.type), *rest) for arg, *rest in columns}
         found[attrs["rf_id"]] = ExactCall(overload=schema.overload_name, args=args)
     return found
@@ -153,9 +164,11 @@ def _exact(wanted: str, value: Any, shape: Any, spelled: str, strides: Any) -> A
         return None
     if spelled.startswith("GenericList["):
         kinds = re.findall(r"Tensor\([^)]*\)+|\w+", spelled.removeprefix("GenericList["))
-        return tuple(
-            _exact(wanted, *item) for item in zip(value, shape, kinds, strides, strict=False)
-        ) if len(kinds) >= len(value) else _UNKNOWN  # fmt: skip
+        return (
+            tuple(_exact(wanted, *item) for item in zip(value, shape, kinds, strides, strict=False))
+            if len(kinds) >= len(value)
+            else _UNKNOWN
+        )
     if isinstance(value, str) and value.startswith("<"):
         return _UNKNOWN
     codes = _codes(wanted)
@@ -330,9 +343,11 @@ def verdict(op: ReplayOp, calls: list[ExactCall], *, strides: bool) -> Verdict:
             wrong = [one for one in found if one[0] in ("size", "value")]
             noted = {note.argument for note in op.assumptions}
             best = Verdict(
-                kind=kind, differing=tuple(f"{name}: {what}" for _, name, what in found),
-                wrong=tuple(name for _, name, _ in wrong), said=all(name in noted for _, name, _ in wrong),
-            )  # fmt: skip
+                kind=kind,
+                differing=tuple(f"{name}: {what}" for _, name, what in found),
+                wrong=tuple(name for _, name, _ in wrong),
+                said=all(name in noted for _, name, _ in wrong),
+            )
     assert best is not None
     return best
 
@@ -376,8 +391,10 @@ def measured(
             counts["unsaid"] += not found.said
             tally.names.update(found.names(op.name))
         if args.verbose and found.kind != "right":
-            print(f"      {found.kind:6} {'' if found.said else 'UNSAID '}{op.name}.{op.overload}: "
-                  f"{'; '.join(found.differing)[:400]}")  # fmt: skip
+            print(
+                f"      {found.kind:6} {'' if found.said else 'UNSAID '}{op.name}.{op.overload}: "
+                f"{'; '.join(found.differing)[:400]}"
+            )
     tally.kinds.update(counts)
     return counts
 

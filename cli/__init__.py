@@ -1,1 +1,2 @@
+# pyright: strict
 """The command line: one file a command."""

@@ -1,3 +1,4 @@
+# pyright: strict
 """What the process returns; errors carry their own code, the rest is named here."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """The `opreplay` command: finds subcommands, turns errors into messages and exit codes; holds no work of its own.
 
 Commands are imported when they are needed and import the library when they run, so that `--help` stays fast.

@@ -1,3 +1,4 @@
+# pyright: strict
 """Opening what the TRACE argument names: limits of --limit, progress on stderr, and what other files gave it told."""
 
 from __future__ import annotations
@@ -40,9 +41,13 @@ def open_input(
 
 
 def open_trace(
-    text: str, limits: Sequence[tuple[str, str]], *, kernel_details: str | None = None, capture: str | None = None,
+    text: str,
+    limits: Sequence[tuple[str, str]],
+    *,
+    kernel_details: str | None = None,
+    capture: str | None = None,
     activity: bool = False,
-) -> Trace:  # fmt: skip
+) -> Trace:
     """Read the one profile that the TRACE argument means, with progress on stderr, and what lies beside it with it.
 
     Raises UsageError for a glob that matches several, TraceError for what cannot be read.

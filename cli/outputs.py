@@ -1,3 +1,4 @@
+# pyright: strict
 """The files of --output: checked early, opened before anything is measured, written op by op where the format can."""
 
 from __future__ import annotations

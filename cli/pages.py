@@ -1,3 +1,4 @@
+# pyright: strict
 """Writing the HTML page of a command: the command line that made it, and the file."""
 
 from __future__ import annotations

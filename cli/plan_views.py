@@ -1,3 +1,4 @@
+# pyright: strict
 """What `plan` writes, prints and returns once there is a plan; `run --dry-run` prints the same."""
 
 from __future__ import annotations
@@ -40,10 +41,16 @@ def save(plan: ReplayPlan, output: str, *, force: bool) -> None:
 
 
 def show_plan(
-    plan: ReplayPlan, devices: dict[str, DeviceProfile], contents: Callable[[ReplayOp], Contents | None], *,
-    max_op_bytes: int | None, format_: str = "table", checks: Mapping[str, MetaCheck] | None = None,
-    over_budget: Literal["shrink", "skip"] = "shrink", l2: L2State = "cold",
-) -> None:  # fmt: skip
+    plan: ReplayPlan,
+    devices: dict[str, DeviceProfile],
+    contents: Callable[[ReplayOp], Contents | None],
+    *,
+    max_op_bytes: int | None,
+    format_: str = "table",
+    checks: Mapping[str, MetaCheck] | None = None,
+    over_budget: Literal["shrink", "skip"] = "shrink",
+    l2: L2State = "cold",
+) -> None:
     """Print the coverage that a run would have, what meta tensors said, then the ops."""
     from opreplay.replay.ascend.simulate.devices import simulate_on
     from opreplay.replay.report.run.facts import coverage_line
@@ -51,9 +58,12 @@ def show_plan(
     from opreplay.replay.report.views import plan as view
 
     results = view.planned_results(
-        plan, lambda op: simulate_on(op, devices, contents(op), l2), max_op_bytes=max_op_bytes, checks=checks,
+        plan,
+        lambda op: simulate_on(op, devices, contents(op), l2),
+        max_op_bytes=max_op_bytes,
+        checks=checks,
         over=over_budget,
-    )  # fmt: skip
+    )
     summary = view.planned_summary(plan, results)
     if format_ == "json":
         console.write(console.json_text(view.facts(plan, results, summary)))
@@ -65,9 +75,14 @@ def show_plan(
 
 
 def show_dry_run(
-    plan: ReplayPlan, devices: dict[str, DeviceProfile], measuring: RunOptions, *,
-    contents: Callable[[ReplayOp], Contents | None], values: str | None, l2: L2State,
-) -> None:  # fmt: skip
+    plan: ReplayPlan,
+    devices: dict[str, DeviceProfile],
+    measuring: RunOptions,
+    *,
+    contents: Callable[[ReplayOp], Contents | None],
+    values: str | None,
+    l2: L2State,
+) -> None:
     """What a run of the plan would do. Raises UsageError or FormatError for values that fit no op."""
     from opreplay.replay.arguments.supplied import check_values_file
 
@@ -85,10 +100,16 @@ def narrate_checks(plan: ReplayPlan, checks: Mapping[str, MetaCheck]) -> None:
 
 
 def show_explanation(
-    plan: ReplayPlan, devices: dict[str, DeviceProfile], wanted: str,
-    contents: Callable[[ReplayOp], Contents | None], *, max_op_bytes: int | None, format_: str,
-    checks: Mapping[str, MetaCheck] | None = None, l2: L2State = "cold",
-) -> None:  # fmt: skip
+    plan: ReplayPlan,
+    devices: dict[str, DeviceProfile],
+    wanted: str,
+    contents: Callable[[ReplayOp], Contents | None],
+    *,
+    max_op_bytes: int | None,
+    format_: str,
+    checks: Mapping[str, MetaCheck] | None = None,
+    l2: L2State = "cold",
+) -> None:
     """Print all that is known of the heaviest op that `wanted` matches. Raises UsageError when none does."""
     import msgspec
 
@@ -104,7 +125,7 @@ def show_explanation(
     held = contents(one)
     (result,) = planned_results(
         alone, lambda op: simulate_on(op, devices, held, l2), max_op_bytes=max_op_bytes, checks=checks
-    )  # fmt: skip
+    )
     explanations = {name: explain_op(one, device, held, l2) for name, device in devices.items()}
     if format_ == "json":
         console.write(console.json_text(view.facts(one, result, explanations)))

@@ -1,3 +1,4 @@
+# pyright: strict
 """What `run` prints when it is done, or interrupted, and the exit code it amounts to."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """Plugins, and what predictions could not do, told on stderr: what `run`, `plan` and `simulate` have in common."""
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ def use_plugins(names: Sequence[str], custom_op_dir: str | None = None) -> tuple
     for source in dict.fromkeys(source for source, _ in by_source):
         counts = ", ".join(
             f"{n} {kind}{'s' if n > 1 and kind != 'properties' else ''}"
-            for (of, kind), n in by_source.items() if of == source
-        )  # fmt: skip
+            for (of, kind), n in by_source.items()
+            if of == source
+        )
         console.narrate(f"{source}: {counts}")
     return (*names, *custom_op_files(custom_op_dir))
 

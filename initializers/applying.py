@@ -67,9 +67,10 @@ def _report(result: Any) -> InitReport:
     if result.lengths is not None and not isinstance(result.lengths, BatchLengths):
         raise InitializerError("the report's lengths must be BatchLengths")
     return replace(
-        result, summary=_short(result.summary),
+        result,
+        summary=_short(result.summary),
         assumed={_short(name): _short(what) for name, what in result.assumed.items()},
-    )  # fmt: skip
+    )
 
 
 def _short(text: str) -> str:

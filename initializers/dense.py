@@ -1,3 +1,4 @@
+# pyright: strict
 """Values that every tensor gets before an op's own rule: N(0, 1), safe integers, fair coins, and by argument name.
 
 Owns no rule for a single op: see `domains`, `indices`, `masks` and `attention`.
@@ -14,12 +15,43 @@ import torch
 from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitReport
 
-POSITIVE = frozenset({
-    "running_var", "save_var", "save_invstd", "saved_var", "save_variance", "saveVariance", "reserve_invstd",
-    "invstd", "rstd", "var", "variance", "weight_sq", "exp_avg_sqs", "max_exp_avg_sqs", "state_sums", "square_avgs",
-    "scale", "scales", "scale_a", "scale_b", "a_scale", "b_scale", "q_scale", "k_scale", "v_scale", "x_scale",
-    "w_scale", "input_scale", "weight_scale", "inv_scale", "grad_scale", "total_weight", "bag_size",
-})  # fmt: skip
+POSITIVE = frozenset(
+    {
+        "running_var",
+        "save_var",
+        "save_invstd",
+        "saved_var",
+        "save_variance",
+        "saveVariance",
+        "reserve_invstd",
+        "invstd",
+        "rstd",
+        "var",
+        "variance",
+        "weight_sq",
+        "exp_avg_sqs",
+        "max_exp_avg_sqs",
+        "state_sums",
+        "square_avgs",
+        "scale",
+        "scales",
+        "scale_a",
+        "scale_b",
+        "a_scale",
+        "b_scale",
+        "q_scale",
+        "k_scale",
+        "v_scale",
+        "x_scale",
+        "w_scale",
+        "input_scale",
+        "weight_scale",
+        "inv_scale",
+        "grad_scale",
+        "total_weight",
+        "bag_size",
+    }
+)
 """Names of float arguments that a square, a standard deviation or a scale stands behind: uniform in [0.5, 1.5)."""
 ZERO = frozenset({"found_inf"})
 """Names of float arguments that switch work off when they are not zero."""

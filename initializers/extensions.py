@@ -1,3 +1,4 @@
+# pyright: strict
 """Users' initializers: registered by decorator, from a file or module, or by entry point; and TraceLens's classes.
 
 Owns how they are found and loaded; which one an op gets is decided in `registry`.

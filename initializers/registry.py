@@ -1,3 +1,4 @@
+# pyright: strict
 """The ordered rules that say which initializer an op gets; the first match wins and duplicates are refused."""
 
 from __future__ import annotations
@@ -128,9 +129,21 @@ def built_in() -> Registry:
 
     registry = Registry()
     modules = (
-        domains, indices, embedding_tables, jagged, masks, quantized, attention, paged_attention, moe_routing,
-        positions, factorizations, segments, serving_lists, row_numbers,
-    )  # fmt: skip
+        domains,
+        indices,
+        embedding_tables,
+        jagged,
+        masks,
+        quantized,
+        attention,
+        paged_attention,
+        moe_routing,
+        positions,
+        factorizations,
+        segments,
+        serving_lists,
+        row_numbers,
+    )
     for module in modules:
         for kind in module.INITIALIZERS:
             registry.register(kind())

@@ -1,3 +1,4 @@
+# pyright: strict
 """Settings of initializers as text, `NAME.OPTION=VALUE`, checked against what the initializer declares.
 
 Owns the grammar and the checks; who reads the values are the initializers.
@@ -72,6 +73,9 @@ def _value(option: Option, shown: str, text: str) -> OptionValue:
     except ValueError:
         raise UsageError(f"{shown} must be a number, not {text!r}") from None
     if not math.isfinite(number) or (option.low is not None and number < option.low):
-        raise UsageError(f"{shown} must be at least {option.low}, not {text}" if option.low is not None else
-                         f"{shown} must be finite, not {text}")  # fmt: skip
+        raise UsageError(
+            f"{shown} must be at least {option.low}, not {text}"
+            if option.low is not None
+            else f"{shown} must be finite, not {text}"
+        )
     return number

@@ -1,3 +1,4 @@
+# pyright: strict
 """From a trace to results: the IR, resolution, execution, prediction and reports; here what users' plugins need."""
 
 from opreplay.replay.ir.recorded_call import RecordedArg

@@ -75,9 +75,13 @@ def _functions() -> Iterator[Registration]:
     for kind, table in tables:
         for entry in table:
             yield Registration(
-                kind=kind, name=getattr(entry.function, "__name__", repr(entry.function)), ops=entry.ops,
-                source=entry.source, place=entry.place, note="override" if entry.override else "",
-            )  # fmt: skip
+                kind=kind,
+                name=getattr(entry.function, "__name__", repr(entry.function)),
+                ops=entry.ops,
+                source=entry.source,
+                place=entry.place,
+                note="override" if entry.override else "",
+            )
 
 
 def _initializers() -> Iterator[Registration]:
@@ -94,14 +98,19 @@ def _estimates() -> Iterator[Registration]:
     from opreplay.replay.ascend.lowering.user_rules import user_rules
 
     tables: tuple[tuple[Kind, Iterator], ...] = (
-        ("estimator", iter(ESTIMATORS)), ("properties", iter(OpInvokeInfo.properties)),
-    )  # fmt: skip
+        ("estimator", iter(ESTIMATORS)),
+        ("properties", iter(OpInvokeInfo.properties)),
+    )
     for kind, table in tables:
         for op, device, function, source in table:
             yield Registration(
-                kind=kind, name=getattr(function, "__name__", "a callable"), ops=(op,), source=source,
-                place=place_of(function), note=device or "",
-            )  # fmt: skip
+                kind=kind,
+                name=getattr(function, "__name__", "a callable"),
+                ops=(op,),
+                source=source,
+                place=place_of(function),
+                note=device or "",
+            )
     for rule in user_rules():
         name = getattr(rule.rule, "__name__", "a callable")
         yield Registration(kind="rule", name=name, ops=rule.ops, source=rule.loaded_by, place=rule.place)

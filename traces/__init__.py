@@ -1,3 +1,4 @@
+# pyright: strict
 """Read profile files; no torch."""
 
 from opreplay.traces.limits import Limits

@@ -1,14 +1,35 @@
+# pyright: strict
 """Data types by torch's names ("bfloat16"): sizes, and the C++ spellings that profilers record; no torch needed."""
 
 from __future__ import annotations
 
 ITEMSIZE_BYTES: dict[str, int] = {
-    "bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "uint32": 4, "int32": 4, "uint64": 8, "int64": 8,
-    "float8_e4m3fn": 1, "float8_e4m3fnuz": 1, "float8_e5m2": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
-    "float4_e2m1fn_x2": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
-    "complex32": 4, "complex64": 8, "complex128": 16,
-    "qint8": 1, "quint8": 1, "qint32": 4,
-}  # fmt: skip
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "uint16": 2,
+    "int16": 2,
+    "uint32": 4,
+    "int32": 4,
+    "uint64": 8,
+    "int64": 8,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex32": 4,
+    "complex64": 8,
+    "complex128": 16,
+    "qint8": 1,
+    "quint8": 1,
+    "qint32": 4,
+}
 """Bytes of one element, by torch dtype name."""
 
 CPP_SPELLINGS: dict[str, str] = {
@@ -29,11 +50,37 @@ CPP_SPELLINGS: dict[str, str] = {
 """C++ type names as gcc and clang builds of torch record them under "Input type" → torch dtype name."""
 
 SCALAR_TYPE_CODES: tuple[str, ...] = (
-    "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64",
-    "complex32", "complex64", "complex128", "bool", "qint8", "quint8", "qint32", "bfloat16",
-    "quint4x2", "quint2x4", "bits1x8", "bits2x4", "bits4x2", "bits8", "bits16",
-    "float8_e5m2", "float8_e4m3fn", "float8_e5m2fnuz", "float8_e4m3fnuz", "uint16", "uint32", "uint64",
-)  # fmt: skip
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+    "complex32",
+    "complex64",
+    "complex128",
+    "bool",
+    "qint8",
+    "quint8",
+    "qint32",
+    "bfloat16",
+    "quint4x2",
+    "quint2x4",
+    "bits1x8",
+    "bits2x4",
+    "bits4x2",
+    "bits8",
+    "bits16",
+    "float8_e5m2",
+    "float8_e4m3fn",
+    "float8_e5m2fnuz",
+    "float8_e4m3fnuz",
+    "uint16",
+    "uint32",
+    "uint64",
+)
 """torch dtype name by the integer that stands for a c10::ScalarType in a trace (c10/core/ScalarType.h)."""
 
 

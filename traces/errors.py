@@ -1,3 +1,4 @@
+# pyright: strict
 """The root of opreplay's error tree; every error a user can meet has an exit code and a hint.
 
     OpReplayError

@@ -1,3 +1,4 @@
+# pyright: strict
 """Bounds on what a trace may make this process do; owns the numbers and the error text, not where they are checked."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """The grammar of "Concrete Inputs" text: values as the profiler prints them, parsed without eval, and printed back."""
 
 from __future__ import annotations

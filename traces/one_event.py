@@ -49,17 +49,24 @@ def trace_of_event(event: Mapping[str, Any]) -> Trace:
         ),
         signatures=signatures,
         ops=OpTable(
-            signature=np.zeros(1, np.uint32), start_ns=np.zeros(1, np.int64), dur_ns=np.array([duration_ns], np.int64),
+            signature=np.zeros(1, np.uint32),
+            start_ns=np.zeros(1, np.int64),
+            dur_ns=np.array([duration_ns], np.int64),
             track=np.zeros(1, np.uint16),
         ),
         tracks=(("", ""),),
         kernel_names=(),
         kernels=KernelTable(
-            name=none.astype(np.uint32), category=none.astype(np.uint8), start_ns=none, dur_ns=none,
-            device=none.astype(np.int32), stream=none.astype(np.int32), owner=none,
+            name=none.astype(np.uint32),
+            category=none.astype(np.uint8),
+            start_ns=none,
+            dur_ns=none,
+            device=none.astype(np.int32),
+            stream=none.astype(np.int32),
+            owner=none,
         ),
         annotations=(),
-    )  # fmt: skip
+    )
 
 
 def _nanoseconds(duration_us: object, name: str) -> int:

@@ -1,3 +1,4 @@
+# pyright: strict
 """What `inspect` shows of a trace: counts, times and facts as one JSON-safe value; nothing is printed here."""
 
 from __future__ import annotations
@@ -226,8 +227,9 @@ def _top_host_ops(trace: Trace) -> tuple[TopOp, ...]:
     rows = breakdown(trace, "op").rows[:TOP_OPS]
     return tuple(
         TopOp(name=row.name, calls=row.calls, device_us=0.0, signatures=unique[row.name], host_us=row.time_us)
-        for row in rows if row.time_us > 0
-    )  # fmt: skip
+        for row in rows
+        if row.time_us > 0
+    )
 
 
 def _note_totals(trace: Trace) -> dict[str, tuple[int, int]]:
@@ -273,13 +275,20 @@ def _batches(trace: Trace, index: BatchIndex) -> tuple[BatchSummary, ...]:
     device = np.bincount(inside + 1, weights=trace.kernels.dur_ns[owned] / 1000, minlength=size + 1)[1:]
     made = (
         BatchSummary(
-            phase=batch.phase, iterations=int(count[i]), prefill_sequences=batch.prefill_sequences,
-            prefill_tokens=batch.prefill_tokens, prefill_context=batch.prefill_k,
-            decode_sequences=batch.decode_sequences, decode_tokens=batch.decode_tokens, decode_context=batch.decode_k,
-            total_us=float(total[i]), ops=int(calls[i]), device_us=float(device[i]),
+            phase=batch.phase,
+            iterations=int(count[i]),
+            prefill_sequences=batch.prefill_sequences,
+            prefill_tokens=batch.prefill_tokens,
+            prefill_context=batch.prefill_k,
+            decode_sequences=batch.decode_sequences,
+            decode_tokens=batch.decode_tokens,
+            decode_context=batch.decode_k,
+            total_us=float(total[i]),
+            ops=int(calls[i]),
+            device_us=float(device[i]),
         )
         for i, batch in enumerate(index.contexts)
-    )  # fmt: skip
+    )
     return tuple(sorted(made, key=lambda one: -one.total_us)[:TOP_BATCHES])
 
 

@@ -156,9 +156,14 @@ def _times_in(text: bytes | memoryview) -> Any:
 
 
 def trim(
-    path: str | Path, output: str | Path, wanted: Wanted, *, limits: Limits | None = None,
-    progress: Progress | None = None, force: bool = False,
-) -> Trimmed:  # fmt: skip
+    path: str | Path,
+    output: str | Path,
+    wanted: Wanted,
+    *,
+    limits: Limits | None = None,
+    progress: Progress | None = None,
+    force: bool = False,
+) -> Trimmed:
     """Write the events of `path` that are wanted to `output` (gzip where its name ends with .gz), with all metadata.
 
     An event is taken when it starts in a span; device work and its arrows also when a taken call launched it.
@@ -184,9 +189,12 @@ def trim(
         target.unlink(missing_ok=True)
         raise TraceError("no event lies in what is to be kept", hint="`opreplay inspect` says which steps there are.")
     return Trimmed(
-        events=picker.written, of_events=collector.events, device_events=picker.device_events,
-        missing_device_work=len(picker.launched - picker.found), losses=dict(scanned.tally.losses),
-    )  # fmt: skip
+        events=picker.written,
+        of_events=collector.events,
+        device_events=picker.device_events,
+        missing_device_work=len(picker.launched - picker.found),
+        losses=dict(scanned.tally.losses),
+    )
 
 
 def _zipped(path: Path) -> bool:

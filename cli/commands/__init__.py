@@ -1,1 +1,2 @@
+# pyright: strict
 """One command a file: parse, call one library function, print."""

@@ -41,21 +41,29 @@ if TYPE_CHECKING:
 @selection_options
 @plugin_option
 @click.option(
-    "--output", "-o", multiple=True, metavar="FILE",
+    "--output",
+    "-o",
+    multiple=True,
+    metavar="FILE",
     help="Also write results: .jsonl (op by op, then traces and jobs), .csv, .md; - is JSON Lines on stdout. "
     "Repeatable.",
-)  # fmt: skip
+)
 @force_option
 @click.option("--dry-run", is_flag=True, help="Say what would run, then stop.")
 @click.option(
-    "--lanes", type=click.IntRange(min=1), metavar="N",
+    "--lanes",
+    type=click.IntRange(min=1),
+    metavar="N",
     help="Traces read and ops measured at the same time.  [default: reads with all processors, measures one op; "
     "with Ray as many as fit]",
-)  # fmt: skip
+)
 @click.option(
-    "--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True,
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
     help="Run on this machine, or on a Ray cluster, where a lane asks for CPUs, a GPU or an NPU.",
-)  # fmt: skip
+)
 @click.option("--address", metavar="ADDRESS", help="Ray cluster to use, e.g. auto.  [default: one on this machine]")
 @measuring_options
 @click.option(
@@ -66,12 +74,30 @@ if TYPE_CHECKING:
 @checking_options
 @limit_option
 def command(
-    traces: tuple[str, ...], execution_trace: tuple[str, ...], device: str, soc: tuple[str, ...],
-    custom_op_dir: str | None, selection: Selection, plugin: tuple[str, ...], output: tuple[str, ...], force: bool,
-    dry_run: bool, lanes: int | None, engine: str, address: str | None, measuring: RunOptions, resume: bool,
-    max_failed: int | None, init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None,
-    check_work: bool, check_kernels: bool, check_values: bool, limit: tuple[tuple[str, str], ...],
-) -> int:  # fmt: skip
+    traces: tuple[str, ...],
+    execution_trace: tuple[str, ...],
+    device: str,
+    soc: tuple[str, ...],
+    custom_op_dir: str | None,
+    selection: Selection,
+    plugin: tuple[str, ...],
+    output: tuple[str, ...],
+    force: bool,
+    dry_run: bool,
+    lanes: int | None,
+    engine: str,
+    address: str | None,
+    measuring: RunOptions,
+    resume: bool,
+    max_failed: int | None,
+    init_module: tuple[str, ...],
+    init_arg: tuple[str, ...],
+    values: str | None,
+    check_work: bool,
+    check_kernels: bool,
+    check_values: bool,
+    limit: tuple[tuple[str, str], ...],
+) -> int:
     """Replay the unique ops of many traces, each once, and report every trace, every job and all together.
 
     TRACE is a profiler file, an ExecutionTrace or a plan; a glob; or a folder with such files. Filters hold for each
@@ -123,10 +149,18 @@ def command(
             show_dry_run(batch.plan(), devices, measuring, contents=contents, values=values, l2=measuring.cache)
             return ExitCode.REFUSED if refused else ExitCode.OK
         options = msgspec.structs.replace(
-            measuring, device=device, allow_imports=selection.allow_imports, plugins=plugin, init_modules=init_module,
-            init_args=init_arg, lanes=lanes or 1, values=values, check_work=check_work, check_kernels=check_kernels,
+            measuring,
+            device=device,
+            allow_imports=selection.allow_imports,
+            plugins=plugin,
+            init_modules=init_module,
+            init_args=init_arg,
+            lanes=lanes or 1,
+            values=values,
+            check_work=check_work,
+            check_kernels=check_kernels,
             check_values=check_values,
-        )  # fmt: skip
+        )
         with stored_plans(outputs, how, force=force) as store:
             batch, refused = read(store)
             if not batch.rank_ops and selection.narrows:
@@ -135,12 +169,19 @@ def command(
             try:
                 with holding(held, shared=options.shared_device) as beside, RunProgress() as on_progress:
                     run_plan(
-                        batch.plan(), options, sink=outputs,
+                        batch.plan(),
+                        options,
+                        sink=outputs,
                         simulate=lambda op: simulate_on(op, devices, contents(op), options.cache),
-                        on_progress=on_progress, trace=batch.facts(), earlier=outputs.earlier,
+                        on_progress=on_progress,
+                        trace=batch.facts(),
+                        earlier=outputs.earlier,
                         engine=engine_of(options, engine=engine, lanes=lanes, address=address),
-                        devices=device_versions(devices), close=batch.close, beside=beside, on_start=tell_threads,
-                    )  # fmt: skip
+                        devices=device_versions(devices),
+                        close=batch.close,
+                        beside=beside,
+                        on_start=tell_threads,
+                    )
             except UsageError:
                 outputs.forget()  # refused: what the file holds is of another run
                 raise

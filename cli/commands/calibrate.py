@@ -1,3 +1,4 @@
+# pyright: strict
 """`opreplay calibrate`: fits a simulated device to a profile of a real one and writes its device file."""
 
 from __future__ import annotations
@@ -16,22 +17,30 @@ if TYPE_CHECKING:
 @click.command("calibrate", short_help="Fit a simulated device to a profile of a real Ascend NPU.")
 @tables_argument
 @click.option(
-    "--soc", multiple=True, metavar="NAME|FILE",
+    "--soc",
+    multiple=True,
+    metavar="NAME|FILE",
     help="The device measured, or a device file (.toml); once for all tables or once for each.",
-)  # fmt: skip
+)
 @click.option("--output", "-o", required=True, metavar="FILE", help="The device file to write (.toml).")
 @click.option("--name", metavar="NAME", help="Name of the new device; the file's by default.")
 @click.option(
-    "--shipped", metavar="VERSION",
+    "--shipped",
+    metavar="VERSION",
     help="Refit all shipped devices together from their datasheets; --output is then a folder, and KERNEL_DETAILS may "
     "be one too, whose files' names tell the device.",
-)  # fmt: skip
+)
 @format_option("table", "json")
 @force_option
 def command(
-    kernel_details: tuple[str, ...], soc: tuple[str, ...], output: str, name: str | None, shipped: str | None,
-    format_: str, force: bool,
-) -> None:  # fmt: skip
+    kernel_details: tuple[str, ...],
+    soc: tuple[str, ...],
+    output: str,
+    name: str | None,
+    shipped: str | None,
+    format_: str,
+    force: bool,
+) -> None:
     """Fit the constants of a device to measured kernels, starting from what the device says now.
 
     Priors keep little data from doing harm, and nothing moves unless unseen kernels are predicted better for it. The

@@ -1,3 +1,4 @@
+# pyright: strict
 """`opreplay compare`: two result files side by side, with an exit code for builds."""
 
 from __future__ import annotations
@@ -25,28 +26,46 @@ if TYPE_CHECKING:
 )
 @click.option("--also-after", multiple=True, metavar="FILE", help="Another run like AFTER. Repeatable.")
 @click.option(
-    "--threshold", type=Share(), default="5%", show_default=True, metavar="SHARE",
+    "--threshold",
+    type=Share(),
+    default="5%",
+    show_default=True,
+    metavar="SHARE",
     help="Smaller changes are noise; raised where the two runs scatter more.",
-)  # fmt: skip
+)
 @click.option(
-    "--fail-if", multiple=True, metavar="CONDITION",
+    "--fail-if",
+    multiple=True,
+    metavar="CONDITION",
     help="Exit with 5 when 'slower>5%' (any op), 'total>3%' (all ops together), 'lost>0' or 'unclear>50%' (of the "
     "ops). Repeatable.",
-)  # fmt: skip
+)
 @click.option(
-    "--method", type=click.Choice(["gauges", "medians"]), default="gauges", show_default=True,
+    "--method",
+    type=click.Choice(["gauges", "medians"]),
+    default="gauges",
+    show_default=True,
     help="Compare times relative to a fixed piece of work that was timed beside them, or plain medians.",
-)  # fmt: skip
+)
 @click.option("--all", "everything", is_flag=True, help="List ops that stayed the same or are unclear as well.")
 @click.option("--force", is_flag=True, help="Compare runs of different machines or ways to measure.")
 @click.option("--output", "-o", metavar="FILE.html", help="Also write it as one HTML page that works offline.")
 @click.option("--overwrite", is_flag=True, help="Overwrite the file of --output.")
 @format_option("table", "markdown", "json")
 def command(
-    before: str, after: str, also_before: tuple[str, ...], also_after: tuple[str, ...], threshold: float,
-    fail_if: tuple[str, ...], method: Method, everything: bool, force: bool, output: str | None,
-    overwrite: bool, format_: str,
-) -> int:  # fmt: skip
+    before: str,
+    after: str,
+    also_before: tuple[str, ...],
+    also_after: tuple[str, ...],
+    threshold: float,
+    fail_if: tuple[str, ...],
+    method: Method,
+    everything: bool,
+    force: bool,
+    output: str | None,
+    overwrite: bool,
+    format_: str,
+) -> int:
     """Compare the results AFTER with those BEFORE, op by op; both are .jsonl files of `opreplay run --output`.
 
     A ratio above 1 means that AFTER is slower. An op is called slower or faster where that is more than its error and

@@ -1,3 +1,4 @@
+# pyright: strict
 """`opreplay devices`: the simulated devices and where each of their numbers comes from."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """`opreplay doctor`: what this machine can do, and what is missing."""
 
 from __future__ import annotations

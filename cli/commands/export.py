@@ -1,3 +1,4 @@
+# pyright: strict
 """`opreplay export`: chosen ops as a bundle that replays them with nothing but torch installed."""
 
 from __future__ import annotations
@@ -38,17 +39,28 @@ if TYPE_CHECKING:
 @plugin_option
 @click.option("--keep-names", is_flag=True, help="Keep names of the trace, its device and kernels, and of private ops.")
 @click.option(
-    "--max-op-memory", type=ByteSize(), metavar="SIZE",
+    "--max-op-memory",
+    type=ByteSize(),
+    metavar="SIZE",
     help="Leave out ops whose inputs must be made here and need more.  [default: half of the free memory]",
-)  # fmt: skip
+)
 @init_options
 @force_option
 @limit_option
 def command(
-    trace: str, execution_trace: str | None, output: str, device: str, selection: Selection, plugin: tuple[str, ...],
-    keep_names: bool, max_op_memory: int | None, init_module: tuple[str, ...], init_arg: tuple[str, ...],
-    force: bool, limit: tuple[tuple[str, str], ...],
-) -> None:  # fmt: skip
+    trace: str,
+    execution_trace: str | None,
+    output: str,
+    device: str,
+    selection: Selection,
+    plugin: tuple[str, ...],
+    keep_names: bool,
+    max_op_memory: int | None,
+    init_module: tuple[str, ...],
+    init_arg: tuple[str, ...],
+    force: bool,
+    limit: tuple[tuple[str, str], ...],
+) -> None:
     """Write the ops of TRACE as a bundle: ops.json, a script replay.py that needs nothing but torch, and a README.
 
     The bundle names neither the model nor its files, machine or kernels, unless --keep-names is given. Ops that a
@@ -70,9 +82,12 @@ def command(
     registry = open_registry(init_module, init_arg)
     plan = plan_of(open_input(trace, limit, execution_trace=execution_trace), selection, device=device)
     bundle = make_bundle(
-        plan, registry, policy=Policy(allow_imports=selection.allow_imports),
-        memory_bytes=max_op_memory or default_op_bytes(), keep_names=keep_names,
-    )  # fmt: skip
+        plan,
+        registry,
+        policy=Policy(allow_imports=selection.allow_imports),
+        memory_bytes=max_op_memory or default_op_bytes(),
+        keep_names=keep_names,
+    )
     if not bundle.plan.ops:
         raise UsageError(
             f"nothing to export: none of {len(plan.ops)} ops can be replayed by a script",

@@ -1,3 +1,4 @@
+# pyright: strict
 """`opreplay initializers`: what fills the arguments of ops, and what can be set."""
 
 from __future__ import annotations

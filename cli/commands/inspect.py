@@ -1,3 +1,4 @@
+# pyright: strict
 """`opreplay inspect`: what is in a trace; imports no torch."""
 
 from __future__ import annotations
@@ -25,16 +26,22 @@ TOP = 30
 @kernel_details_option
 @capture_option
 @click.option(
-    "--by", type=click.Choice(["op", "category", "module", "kernel", "phase"]),
+    "--by",
+    type=click.Choice(["op", "category", "module", "kernel", "phase"]),
     help="One table instead: where the time goes, summed up by this.",
-)  # fmt: skip
+)
 @click.option("--top", type=click.IntRange(min=1), metavar="N", help=f"Rows of that table.  [default: {TOP}, CSV all]")
 @format_option("table", "json", "csv")
 @limit_option
 def command(
-    trace: str, kernel_details: str | None, capture: str | None, by: By | None, top: int | None, format_: str,
+    trace: str,
+    kernel_details: str | None,
+    capture: str | None,
+    by: By | None,
+    top: int | None,
+    format_: str,
     limit: tuple[tuple[str, str], ...],
-) -> None:  # fmt: skip
+) -> None:
     """Say what is in TRACE: events, ops, how busy its device was and with what, how much of the ops' arguments it
     recorded, and what was lost. --by gives one table of where the time goes.
     """

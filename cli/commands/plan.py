@@ -1,3 +1,4 @@
+# pyright: strict
 """`opreplay plan`: the dry run; what would be replayed, how, and why not the rest."""
 
 from __future__ import annotations
@@ -50,9 +51,11 @@ if TYPE_CHECKING:
 @click.option("--max-op-memory", type=ByteSize(), metavar="SIZE", help="Mark ops that need more as skipped, e.g. 1GB.")
 @click.option("--meta", is_flag=True, help="Also call each op on meta tensors: does it fit, are the sizes as recorded?")
 @click.option(
-    "--max-failed", type=click.IntRange(min=0), metavar="N",
+    "--max-failed",
+    type=click.IntRange(min=0),
+    metavar="N",
     help="Exit with 1 when more ops would not be replayed or are wrong on meta tensors.",
-)  # fmt: skip
+)
 @click.option("--explain", metavar="OP", help="Explain one op in full: a name, a glob, an id, or #4.")
 @format_option("table", "json")
 @click.option(
@@ -62,12 +65,30 @@ if TYPE_CHECKING:
 @limit_option
 @cache_option
 def command(
-    trace: str, execution_trace: str | None, kernel_details: str | None, capture: str | None, device: str,
-    soc: tuple[str, ...], l2: L2State, custom_op_dir: str | None, selection: Selection, plugin: tuple[str, ...],
-    init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None, seed: int, max_op_memory: int | None,
-    meta: bool, max_failed: int | None, explain: str | None, format_: str, output: str | None, force: bool,
-    limit: tuple[tuple[str, str], ...], no_cache: bool,
-) -> int:  # fmt: skip
+    trace: str,
+    execution_trace: str | None,
+    kernel_details: str | None,
+    capture: str | None,
+    device: str,
+    soc: tuple[str, ...],
+    l2: L2State,
+    custom_op_dir: str | None,
+    selection: Selection,
+    plugin: tuple[str, ...],
+    init_module: tuple[str, ...],
+    init_arg: tuple[str, ...],
+    values: str | None,
+    seed: int,
+    max_op_memory: int | None,
+    meta: bool,
+    max_failed: int | None,
+    explain: str | None,
+    format_: str,
+    output: str | None,
+    force: bool,
+    limit: tuple[tuple[str, str], ...],
+    no_cache: bool,
+) -> int:
     """Resolve each unique op of TRACE, count its bytes and predict its time, without running anything.
 
     --explain shows one op: its arguments by name, what was assumed, how it was resolved, and the kernels it becomes on
@@ -114,8 +135,15 @@ def command(
         save(plan, output, force=force)
     if explain is not None:
         show_explanation(
-            plan, devices, explain, contents, max_op_bytes=max_op_memory, format_=format_, checks=checks, l2=l2,
-        )  # fmt: skip
+            plan,
+            devices,
+            explain,
+            contents,
+            max_op_bytes=max_op_memory,
+            format_=format_,
+            checks=checks,
+            l2=l2,
+        )
     elif output != "-":
         show_plan(plan, devices, contents, max_op_bytes=max_op_memory, format_=format_, checks=checks, l2=l2)
     elif checks is not None:

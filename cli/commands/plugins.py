@@ -1,3 +1,4 @@
+# pyright: strict
 """`opreplay plugins`: what users' code has registered, and where it is from."""
 
 from __future__ import annotations

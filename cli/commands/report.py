@@ -1,3 +1,4 @@
+# pyright: strict
 """`opreplay report`: a saved run in any form, without running anything again."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """`opreplay run`: the main job; parses flags, runs the plan, prints the report."""
 
 from __future__ import annotations
@@ -44,9 +45,12 @@ if TYPE_CHECKING:
 @selection_options
 @plugin_option
 @click.option(
-    "--output", "-o", multiple=True, metavar="FILE",
+    "--output",
+    "-o",
+    multiple=True,
+    metavar="FILE",
     help="Also write results: .jsonl (op by op), .csv, .md; - is JSON Lines on stdout. Repeatable.",
-)  # fmt: skip
+)
 @force_option
 @click.option("--dry-run", is_flag=True, help="Say what would run, then stop.")
 @measuring_options
@@ -59,13 +63,30 @@ if TYPE_CHECKING:
 @checking_options
 @limit_option
 def command(
-    trace: str, execution_trace: str | None, kernel_details: str | None, capture: str | None, device: str,
-    soc: tuple[str, ...], l2: L2State | None, custom_op_dir: str | None, selection: Selection,
-    plugin: tuple[str, ...], output: tuple[str, ...], force: bool, dry_run: bool, measuring: RunOptions, resume: bool,
+    trace: str,
+    execution_trace: str | None,
+    kernel_details: str | None,
+    capture: str | None,
+    device: str,
+    soc: tuple[str, ...],
+    l2: L2State | None,
+    custom_op_dir: str | None,
+    selection: Selection,
+    plugin: tuple[str, ...],
+    output: tuple[str, ...],
+    force: bool,
+    dry_run: bool,
+    measuring: RunOptions,
+    resume: bool,
     max_failed: int | None,
-    init_module: tuple[str, ...], init_arg: tuple[str, ...], values: str | None,
-    check_work: bool, check_kernels: bool, check_values: bool, limit: tuple[tuple[str, str], ...],
-) -> int:  # fmt: skip
+    init_module: tuple[str, ...],
+    init_arg: tuple[str, ...],
+    values: str | None,
+    check_work: bool,
+    check_kernels: bool,
+    check_values: bool,
+    limit: tuple[tuple[str, str], ...],
+) -> int:
     """Replay each unique op of TRACE on this machine, predict each on a simulated Ascend NPU, and print both beside
     what the trace recorded.
 
@@ -100,19 +121,33 @@ def command(
             show_dry_run(plan, devices, measuring, contents=contents, values=values, l2=state)
             return ExitCode.OK
         options = msgspec.structs.replace(
-            measuring, device=device, allow_imports=selection.allow_imports, plugins=plugin, init_modules=init_module,
-            init_args=init_arg, values=values, check_work=check_work, check_kernels=check_kernels,
+            measuring,
+            device=device,
+            allow_imports=selection.allow_imports,
+            plugins=plugin,
+            init_modules=init_module,
+            init_args=init_arg,
+            values=values,
+            check_work=check_work,
+            check_kernels=check_kernels,
             check_values=check_values,
-        )  # fmt: skip
+        )
         if check_kernels:
             plan = with_recorded_children(plan, read)
         try:
             with holding([device], shared=options.shared_device) as beside, RunProgress() as on_progress:
                 run_plan(
-                    plan, options, sink=outputs, simulate=lambda op: simulate_on(op, devices, contents(op), state),
-                    on_progress=on_progress, trace=trace_facts(read), earlier=outputs.earlier,
-                    devices=device_versions(devices), beside=beside, on_start=tell_threads,
-                )  # fmt: skip
+                    plan,
+                    options,
+                    sink=outputs,
+                    simulate=lambda op: simulate_on(op, devices, contents(op), state),
+                    on_progress=on_progress,
+                    trace=trace_facts(read),
+                    earlier=outputs.earlier,
+                    devices=device_versions(devices),
+                    beside=beside,
+                    on_start=tell_threads,
+                )
         except UsageError:
             outputs.forget()  # refused: what the file holds is of another run
             raise

@@ -1,3 +1,4 @@
+# pyright: strict
 """`opreplay simulate`: a trace on simulated devices alone; nothing is executed."""
 
 from __future__ import annotations
@@ -45,20 +46,38 @@ SUFFIXES = (".json", ".csv", ".html")
 @values_option
 @seed_option
 @click.option(
-    "--losers", type=click.IntRange(min=0), default=10, show_default=True, metavar="N",
+    "--losers",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    metavar="N",
     help="List the N ops that would lose most against the recorded device.",
-)  # fmt: skip
+)
 @format_option("table", "json")
 @click.option("--output", "-o", metavar="FILE", help="Also write all ops: .json, .csv or .html (works offline).")
 @force_option
 @limit_option
 @cache_option
 def command(
-    trace: str, kernel_details: str | None, capture: str | None, soc: tuple[str, ...], l2: L2State,
-    custom_op_dir: str | None, selection: Selection, plugin: tuple[str, ...], init_module: tuple[str, ...],
-    init_arg: tuple[str, ...], values: str | None, seed: int, losers: int, format_: str, output: str | None,
-    force: bool, limit: tuple[tuple[str, str], ...], no_cache: bool,
-) -> None:  # fmt: skip
+    trace: str,
+    kernel_details: str | None,
+    capture: str | None,
+    soc: tuple[str, ...],
+    l2: L2State,
+    custom_op_dir: str | None,
+    selection: Selection,
+    plugin: tuple[str, ...],
+    init_module: tuple[str, ...],
+    init_arg: tuple[str, ...],
+    values: str | None,
+    seed: int,
+    losers: int,
+    format_: str,
+    output: str | None,
+    force: bool,
+    limit: tuple[tuple[str, str], ...],
+    no_cache: bool,
+) -> None:
     """Predict the ops of TRACE on one or several simulated devices, side by side: the step's total with its band, where
     its time goes, and which ops would lose most against the device that was recorded. What lies in the L2 cache follows
     from the order of the calls in one recorded step, unless --l2 says otherwise.

@@ -1,3 +1,4 @@
+# pyright: strict
 """`opreplay timeline`: one step as a whole: why it takes as long as it does, and what would change that."""
 
 from __future__ import annotations
@@ -11,39 +12,61 @@ from opreplay.cli.options.shared import force_option, format_option, kernel_deta
 @trace_argument
 @kernel_details_option
 @click.option(
-    "--step", type=click.IntRange(min=0), metavar="N",
+    "--step",
+    type=click.IntRange(min=0),
+    metavar="N",
     help="N of ProfilerStep#N, or the Nth iteration of a server.  [default: the one of median length]",
-)  # fmt: skip
+)
 @click.option(
-    "--what-if", multiple=True, metavar="CHANGE",
+    "--what-if",
+    multiple=True,
+    metavar="CHANGE",
     help="Show what the step would take: 'aten::mm*=0.5x', 'nccl*=0', 'fuse aten::add,aten::mul', 'dtype bf16', "
     "'cudagraph', 'overlap comm'. Repeatable.",
-)  # fmt: skip
+)
 @click.option(
-    "--soc", multiple=True, metavar="NAME|FILE",
+    "--soc",
+    multiple=True,
+    metavar="NAME|FILE",
     help="Also put the step on this simulated device, or on that of a device file (.toml). Repeatable.",
-)  # fmt: skip
+)
 @click.option(
-    "--host-scale", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True, metavar="X",
+    "--host-scale",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    metavar="X",
     help="On simulated devices the host takes X times what was recorded.",
-)  # fmt: skip
+)
 @click.option(
-    "--timeline", "timeline_file", metavar="FILE.json.gz",
+    "--timeline",
+    "timeline_file",
+    metavar="FILE.json.gz",
     help="Write recorded and simulated timelines side by side, for ui.perfetto.dev and chrome://tracing.",
-)  # fmt: skip
+)
 @click.option(
-    "--measured", metavar="RESULTS.jsonl",
+    "--measured",
+    metavar="RESULTS.jsonl",
     help="Also time a step of the CPU with what `run --output` measured for its ops.",
-)  # fmt: skip
+)
 @click.option("--output", "-o", metavar="FILE.html", help="Also write it as one HTML page that works offline.")
 @format_option("table", "json")
 @force_option
 @limit_option
 def command(
-    trace: str, kernel_details: str | None, step: int | None, what_if: tuple[str, ...], soc: tuple[str, ...],
-    host_scale: float, timeline_file: str | None, measured: str | None, output: str | None, format_: str, force: bool,
+    trace: str,
+    kernel_details: str | None,
+    step: int | None,
+    what_if: tuple[str, ...],
+    soc: tuple[str, ...],
+    host_scale: float,
+    timeline_file: str | None,
+    measured: str | None,
+    output: str | None,
+    format_: str,
+    force: bool,
     limit: tuple[tuple[str, str], ...],
-) -> None:  # fmt: skip
+) -> None:
     """Rebuild one step of TRACE as a graph of what waited for what, and time it again: what the device did and why it
     idled, the critical path, and what changes would gain. The first line says how far the graph explains the recording.
     With --soc also what the step would take on a simulated device.

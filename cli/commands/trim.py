@@ -1,3 +1,4 @@
+# pyright: strict
 """`opreplay trim`: a small trace out of a large one; imports no torch."""
 
 from __future__ import annotations
@@ -11,20 +12,28 @@ from opreplay.cli.options.shared import force_option, limit_option, trace_argume
 @trace_argument
 @click.option("--step", type=click.IntRange(min=0), metavar="N", help="Keep what starts in ProfilerStep#N.")
 @click.option(
-    "--between", metavar="A..B",
+    "--between",
+    metavar="A..B",
     help="Keep what starts from A until B: with a unit since the first event (1.5s..2s), without as the file's ts.",
-)  # fmt: skip
+)
 @click.option(
-    "--op-filter", multiple=True, metavar="PATTERN",
+    "--op-filter",
+    multiple=True,
+    metavar="PATTERN",
     help="Keep ops of these names, what runs inside them, and their device work. Repeatable.",
-)  # fmt: skip
+)
 @click.option("--output", "-o", required=True, metavar="FILE", help="The new trace; compressed where it ends with .gz.")
 @force_option
 @limit_option
 def command(
-    trace: str, step: int | None, between: str | None, op_filter: tuple[str, ...], output: str, force: bool,
+    trace: str,
+    step: int | None,
+    between: str | None,
+    op_filter: tuple[str, ...],
+    output: str,
+    force: bool,
     limit: tuple[tuple[str, str], ...],
-) -> None:  # fmt: skip
+) -> None:
     """Write a part of TRACE as a trace of its own that other viewers open as well: its events as they are, the device
     work that they launched, and all metadata. Streams, so the size of TRACE does not matter. Give one of --step,
     --between and --op-filter.

@@ -1,3 +1,4 @@
+# pyright: strict
 """`opreplay validate`: predictions of the simulated device against kernels measured on silicon."""
 
 from __future__ import annotations
@@ -10,30 +11,47 @@ from opreplay.cli.options.shared import force_option, format_option, tables_argu
 @click.command("validate", short_help="Compare predictions with a profile of a real Ascend NPU.")
 @tables_argument
 @click.option(
-    "--soc", multiple=True, metavar="NAME|FILE",
+    "--soc",
+    multiple=True,
+    metavar="NAME|FILE",
     help="The device measured, or a device file (.toml); once for all tables or once for each.",
-)  # fmt: skip
+)
 @click.option(
-    "--all", "all_tables", is_flag=True,
+    "--all",
+    "all_tables",
+    is_flag=True,
     help="KERNEL_DETAILS is a folder: one table of errors over all files there, whose names tell the device.",
-)  # fmt: skip
+)
 @click.option("--only-held-out", is_flag=True, help="Take only rows whose column HeldOut says 1.")
 @click.option("--exclude-communication", is_flag=True, help="Leave out collectives: they wait for other ranks.")
 @click.option(
-    "--cross-validate", is_flag=True,
+    "--cross-validate",
+    is_flag=True,
     help="Also refit from the datasheet in 5 folds, and without one SoC at a time where there are several.",
-)  # fmt: skip
+)
 @click.option(
-    "--worst", type=click.IntRange(min=0), default=10, show_default=True, metavar="N",
+    "--worst",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    metavar="N",
     help="List the N kernels that lose most time.",
-)  # fmt: skip
+)
 @click.option("--output", "-o", metavar="FILE.html", help="Also write it as one HTML page that works offline.")
 @force_option
 @format_option("table", "json")
 def command(
-    kernel_details: tuple[str, ...], soc: tuple[str, ...], all_tables: bool, only_held_out: bool,
-    exclude_communication: bool, cross_validate: bool, worst: int, output: str | None, force: bool, format_: str,
-) -> None:  # fmt: skip
+    kernel_details: tuple[str, ...],
+    soc: tuple[str, ...],
+    all_tables: bool,
+    only_held_out: bool,
+    exclude_communication: bool,
+    cross_validate: bool,
+    worst: int,
+    output: str | None,
+    force: bool,
+    format_: str,
+) -> None:
     """Say how far predictions are from measured kernels: by kernel type and overall.
 
     KERNEL_DETAILS is kernel_details.csv or op_summary.csv of the Ascend profiler, or a table of means with a column
@@ -68,9 +86,12 @@ def command(
     page = check_page(output, force=force)
     measured = read_measured(kernel_details, [load_device(name) for name in soc])
     found = validate(
-        measured, communication=not exclude_communication, only_held_out=only_held_out, cross=cross_validate,
+        measured,
+        communication=not exclude_communication,
+        only_held_out=only_held_out,
+        cross=cross_validate,
         on_step=console.narrate,
-    )  # fmt: skip
+    )
     write_page(page, partial(of_checks.of_validation, found), force=force)
     if format_ == "json":
         console.write(console.json_text(view.facts(found, worst=worst)))

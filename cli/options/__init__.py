@@ -1,1 +1,2 @@
+# pyright: strict
 """Flags that several commands share, and the types of their values."""

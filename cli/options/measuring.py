@@ -17,68 +17,109 @@ if TYPE_CHECKING:
     from opreplay.replay.results.measurement import CacheState
 
 
+_MEASURING = [
+    click.option(
+        "--max-op-memory",
+        type=ByteSize(),
+        metavar="SIZE",
+        help="What an op may need, e.g. 1GB.  [default: half of the free memory]",
+    ),
+    click.option(
+        "--over-budget",
+        type=click.Choice(("shrink", "skip")),
+        default="shrink",
+        show_default=True,
+        help="An op that needs more runs on fewer rows of a pool or on some of its slices, or not at all.",
+    ),
+    click.option(
+        "--op-time",
+        type=Duration(),
+        default="0.2s",
+        show_default=True,
+        metavar="TIME",
+        help="Time to measure each op.",
+    ),
+    click.option(
+        "--op-limit",
+        type=Duration(),
+        metavar="TIME",
+        help="Give an op up after this time.  [default: 60s, or 30 times --op-time]",
+    ),
+    click.option(
+        "--cache",
+        type=click.Choice(["cold", "warm"]),
+        default="cold",
+        show_default=True,
+        help="Measure with arguments outside the caches, as most are in a model, or inside, as in a loop.",
+    ),
+    click.option(
+        "--cuda-graph",
+        is_flag=True,
+        help="Capture ops that CUDA runs faster than the host launches them, and time the graph.",
+    ),
+    click.option(
+        "--total-time", type=Duration(), metavar="TIME", help="Skip what has not run after this time, e.g. 5min."
+    ),
+    click.option(
+        "--threads",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Threads an op may use.  [default: torch's choice, fewer where processors are busy]",
+    ),
+    seed_option,
+    click.option(
+        "--resume",
+        is_flag=True,
+        help="Go on with the .jsonl of --output where an interrupted run of the same ops and options ended.",
+    ),
+    click.option(
+        "--shared-device",
+        is_flag=True,
+        envvar="OPREPLAY_SHARED_DEVICE",
+        show_envvar=True,
+        help="Measure although another opreplay measures on the same device.",
+    ),
+]
+"""What `measuring_options` adds to a command."""
+
+
 def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """How long, with how much memory and on what seed ops are measured: the command gets `measuring`, RunOptions that
     it completes, and `resume`."""
 
     @wraps(command)
     def taking_measuring(
-        *, max_op_memory: int | None, over_budget: Literal["shrink", "skip"], op_time: float,
-        op_limit: float | None, cache: CacheState,
-        cuda_graph: bool, total_time: float | None, threads: int | None, seed: int, shared_device: bool, **others: Any,
-    ) -> Any:  # fmt: skip
+        *,
+        max_op_memory: int | None,
+        over_budget: Literal["shrink", "skip"],
+        op_time: float,
+        op_limit: float | None,
+        cache: CacheState,
+        cuda_graph: bool,
+        total_time: float | None,
+        threads: int | None,
+        seed: int,
+        shared_device: bool,
+        **others: Any,
+    ) -> Any:
         from opreplay.replay.execute.options import RunOptions
 
         measuring = RunOptions(
-            max_op_bytes=max_op_memory, over_budget=over_budget, op_time_s=op_time, limit_s=op_limit, cache=cache,
-            cuda_graph=cuda_graph, total_time_s=total_time, threads=threads, seed=seed, shared_device=shared_device,
-        )  # fmt: skip
+            max_op_bytes=max_op_memory,
+            over_budget=over_budget,
+            op_time_s=op_time,
+            limit_s=op_limit,
+            cache=cache,
+            cuda_graph=cuda_graph,
+            total_time_s=total_time,
+            threads=threads,
+            seed=seed,
+            shared_device=shared_device,
+        )
         return command(measuring=measuring, **others)
 
-    options = [
-        click.option(
-            "--max-op-memory", type=ByteSize(), metavar="SIZE",
-            help="What an op may need, e.g. 1GB.  [default: half of the free memory]",
-        ),
-        click.option(
-            "--over-budget", type=click.Choice(("shrink", "skip")), default="shrink", show_default=True,
-            help="An op that needs more runs on fewer rows of a pool or on some of its slices, or not at all.",
-        ),
-        click.option(
-            "--op-time", type=Duration(), default="0.2s", show_default=True, metavar="TIME",
-            help="Time to measure each op.",
-        ),
-        click.option(
-            "--op-limit", type=Duration(), metavar="TIME",
-            help="Give an op up after this time.  [default: 60s, or 30 times --op-time]",
-        ),
-        click.option(
-            "--cache", type=click.Choice(["cold", "warm"]), default="cold", show_default=True,
-            help="Measure with arguments outside the caches, as most are in a model, or inside, as in a loop.",
-        ),
-        click.option(
-            "--cuda-graph", is_flag=True,
-            help="Capture ops that CUDA runs faster than the host launches them, and time the graph.",
-        ),
-        click.option(
-            "--total-time", type=Duration(), metavar="TIME", help="Skip what has not run after this time, e.g. 5min."
-        ),
-        click.option(
-            "--threads", type=click.IntRange(min=1), metavar="N",
-            help="Threads an op may use.  [default: torch's choice, fewer where processors are busy]",
-        ),
-        seed_option,
-        click.option(
-            "--resume", is_flag=True,
-            help="Go on with the .jsonl of --output where an interrupted run of the same ops and options ended.",
-        ),
-        click.option(
-            "--shared-device", is_flag=True, envvar="OPREPLAY_SHARED_DEVICE", show_envvar=True,
-            help="Measure although another opreplay measures on the same device.",
-        ),
-    ]  # fmt: skip
     taking: Callable[..., Any] = taking_measuring
-    for option in reversed(options):
+    for option in reversed(_MEASURING):
         taking = option(taking)
     return taking
 
@@ -86,17 +127,20 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def checking_options(command: Command) -> Command:
     """--check-work, --check-kernels and --check-values: whether what was replayed is what was recorded."""
     command = click.option(
-        "--check-values", is_flag=True,
+        "--check-values",
+        is_flag=True,
         help="Compare the results of ops that something else runs with those of their own implementation.",
-    )(command)  # fmt: skip
+    )(command)
     command = click.option(
-        "--check-kernels", is_flag=True,
+        "--check-kernels",
+        is_flag=True,
         help="Profile a call of each op, and compare its kernels or child ops with those recorded.",
-    )(command)  # fmt: skip
+    )(command)
     return click.option(
-        "--check-work", is_flag=True,
+        "--check-work",
+        is_flag=True,
         help="Report how much work the values of the arguments cause, and warn of ops that do none.",
-    )(command)  # fmt: skip
+    )(command)
 
 
 @contextlib.contextmanager

@@ -1,3 +1,4 @@
+# pyright: strict
 """--mode and what belongs to it: replaying the calls of a step in their order in place of each unique op."""
 
 from __future__ import annotations
@@ -39,13 +40,18 @@ def sequence_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     taking: Callable[..., Any] = taking_mode
     taking = click.option(
-        "--max-live-memory", type=ByteSize(), metavar="SIZE",
+        "--max-live-memory",
+        type=ByteSize(),
+        metavar="SIZE",
         help="What all tensors of a sequence may take together.  [default: half of the device's free memory]",
-    )(taking)  # fmt: skip
+    )(taking)
     return click.option(
-        "--mode", type=click.Choice(("unique", "sequence")), default="unique", show_default=True,
+        "--mode",
+        type=click.Choice(("unique", "sequence")),
+        default="unique",
+        show_default=True,
         help="Measure each unique op, or all calls of one recorded step in their order with tensors kept alive.",
-    )(taking)  # fmt: skip
+    )(taking)
 
 
 def check_mode(mode: str, max_live_memory: int | None) -> None:

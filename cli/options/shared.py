@@ -1,3 +1,4 @@
+# pyright: strict
 """Option types and groups of options that several commands share; values arrive parsed, in library units."""
 
 from __future__ import annotations
@@ -28,51 +29,60 @@ def trace_argument(command: Command) -> Command:
 def execution_trace_option(command: Command) -> Command:
     """--execution-trace: where the arguments of a trace without shapes come from."""
     return click.option(
-        "--execution-trace", metavar="FILE",
+        "--execution-trace",
+        metavar="FILE",
         help="Take shapes that TRACE lacks from this ExecutionTrace of the same run.",
-    )(command)  # fmt: skip
+    )(command)
 
 
 def execution_traces_option(command: Command) -> Command:
     """--execution-trace of many traces: which one belongs to which is told by names and ranks."""
     return click.option(
-        "--execution-trace", multiple=True, metavar="FILE|GLOB|FOLDER",
+        "--execution-trace",
+        multiple=True,
+        metavar="FILE|GLOB|FOLDER",
         help="Take shapes that a trace lacks from the ExecutionTrace of its name or rank among these. Repeatable.",
-    )(command)  # fmt: skip
+    )(command)
 
 
 def kernel_details_option(command: Command) -> Command:
     """--kernel-details: what the NPU's profiler says of each kernel."""
     return click.option(
-        "--kernel-details", metavar="FILE",
+        "--kernel-details",
+        metavar="FILE",
         help="Kernel table of TRACE, of torch_npu.  [default: kernel_details.csv or op_summary*.csv beside it]",
-    )(command)  # fmt: skip
+    )(command)
 
 
 def cache_option(command: Command) -> Command:
     """--no-cache: no plan of an earlier run, and none for the next."""
     return click.option(
-        "--no-cache", is_flag=True,
+        "--no-cache",
+        is_flag=True,
         help="Make the plan anew, and keep it not. Else it is kept in $XDG_CACHE_HOME/opreplay or ~/.cache/opreplay.",
-    )(command)  # fmt: skip
+    )(command)
 
 
 def capture_option(command: Command) -> Command:
     """--capture: from which ops the graphs were captured."""
     return click.option(
-        "--capture", metavar="FILE|FOLDER",
+        "--capture",
+        metavar="FILE|FOLDER",
         help="Recording of the capture of the CUDA or HIP graphs that TRACE replays, for the ops of their kernels.  "
-             "[default: files beside it with capture in their name]",
-    )(command)  # fmt: skip
+        "[default: files beside it with capture in their name]",
+    )(command)
 
 
 def limit_option(command: Command) -> Command:
     """--limit, which raises the bounds that protect against hostile files."""
     kind = Assignments(_NAMESPACE, re.compile(r"\S+"), "events=2000000000 or decompressed_bytes=128GiB")
     return click.option(
-        "--limit", type=kind, multiple=True, metavar="NAME=VALUE",
+        "--limit",
+        type=kind,
+        multiple=True,
+        metavar="NAME=VALUE",
         help="Raise a limit of the trace reader; an error about a limit names it. Repeatable.",
-    )(command)  # fmt: skip
+    )(command)
 
 
 def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -80,42 +90,68 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def taking_selection(
-        *, select: str, op_filter: tuple[str, ...], exclude: tuple[str, ...], phase: Phase | None, top: int | None,
-        min_share: float | None, op: tuple[str, ...], allow_import: tuple[tuple[str, str], ...], **others: Any,
-    ) -> Any:  # fmt: skip
+        *,
+        select: str,
+        op_filter: tuple[str, ...],
+        exclude: tuple[str, ...],
+        phase: Phase | None,
+        top: int | None,
+        min_share: float | None,
+        op: tuple[str, ...],
+        allow_import: tuple[tuple[str, str], ...],
+        **others: Any,
+    ) -> Any:
         from opreplay.replay.plan.selection import Selection
 
         selection = Selection(
-            select=select, include=op_filter, exclude=exclude, phase=phase, top=top, min_share=min_share,
-            allow_imports=dict(allow_import), ops=op,
-        )  # fmt: skip
+            select=select,
+            include=op_filter,
+            exclude=exclude,
+            phase=phase,
+            top=top,
+            min_share=min_share,
+            allow_imports=dict(allow_import),
+            ops=op,
+        )
         return command(selection=selection, **others)
 
     options = [
         click.option(
-            "--select", type=click.Choice(["owner", "leaf", "top", "all"]), default="owner", show_default=True,
+            "--select",
+            type=click.Choice(["owner", "leaf", "top", "all"]),
+            default="owner",
+            show_default=True,
             help="Ops that own device time, innermost ops, outermost ops, or all.",
         ),
         click.option(
-            "--op-filter", "op_filter", multiple=True, metavar="GLOB",
+            "--op-filter",
+            "op_filter",
+            multiple=True,
+            metavar="GLOB",
             help="Take only ops whose name matches, e.g. 'aten::mm'. Repeatable.",
         ),
         click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out ops whose name matches. Repeatable."),
         click.option(
-            "--phase", type=click.Choice(["prefill", "decode", "mixed"]),
+            "--phase",
+            type=click.Choice(["prefill", "decode", "mixed"]),
             help="Take only calls in iterations whose batch is all prefill, all decode, or both.",
         ),
         click.option("--top", type=click.IntRange(min=1), metavar="N", help="Take the N ops with most recorded time."),
         click.option(
-            "--op", multiple=True, metavar="ID|NAME|GLOB|#N",
+            "--op",
+            multiple=True,
+            metavar="ID|NAME|GLOB|#N",
             help="Take these of what the others leave: the start of an id, a name, #4 for the fourth. Repeatable.",
         ),
         click.option("--min-share", type=Share(), metavar="SHARE", help="Leave out ops below this share, e.g. 0.1%."),
         click.option(
-            "--allow-import", type=Assignments(_NAMESPACE, _MODULE, "myops=my_package.ops"), multiple=True,
-            metavar="NS=MODULE", help="Import MODULE to find the ops of namespace NS. Repeatable.",
+            "--allow-import",
+            type=Assignments(_NAMESPACE, _MODULE, "myops=my_package.ops"),
+            multiple=True,
+            metavar="NS=MODULE",
+            help="Import MODULE to find the ops of namespace NS. Repeatable.",
         ),
-    ]  # fmt: skip
+    ]
     taking: Callable[..., Any] = taking_selection
     for option in reversed(options):
         taking = option(taking)
@@ -125,27 +161,37 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def device_option(command: Command) -> Command:
     """--device: where ops are resolved for and run."""
     return click.option(
-        "--device", default="cpu", show_default=True, metavar="DEVICE",
+        "--device",
+        default="cpu",
+        show_default=True,
+        metavar="DEVICE",
         help="Where to replay: cpu, cuda, cuda:1, npu. Never another one silently.",
-    )(command)  # fmt: skip
+    )(command)
 
 
 def soc_option(command: Command) -> Command:
     """--soc: the simulated devices."""
     return click.option(
-        "--soc", multiple=True, default=("910b3",), show_default=True, metavar="NAME|FILE",
+        "--soc",
+        multiple=True,
+        default=("910b3",),
+        show_default=True,
+        metavar="NAME|FILE",
         help="Simulated device, or a device file (.toml). Repeatable.",
-    )(command)  # fmt: skip
+    )(command)
 
 
 def l2_option(default: str | None) -> Callable[[Command], Command]:
     """--l2: what the caches of simulated devices hold when an op starts."""
     return click.option(
-        "--l2", type=click.Choice(["cold", "warm", "sequence"]), default=default, show_default=default is not None,
+        "--l2",
+        type=click.Choice(["cold", "warm", "sequence"]),
+        default=default,
+        show_default=default is not None,
         help="What simulated devices' caches hold when an op starts: nothing of its data, its own data and code as in "
         "a loop, or what the calls before it leave there."
         + ("" if default is not None else " By default as --cache measures here."),
-    )  # fmt: skip
+    )
 
 
 def tables_argument(command: Command) -> Command:
@@ -156,41 +202,53 @@ def tables_argument(command: Command) -> Command:
 def one_soc_each_option(command: Command) -> Command:
     """--soc for measured kernels: the device of all tables, or of each."""
     return click.option(
-        "--soc", multiple=True, required=True, metavar="NAME|FILE",
+        "--soc",
+        multiple=True,
+        required=True,
+        metavar="NAME|FILE",
         help="The device measured, or a device file (.toml); once for all tables or once for each.",
-    )(command)  # fmt: skip
+    )(command)
 
 
 def custom_op_option(command: Command) -> Command:
     """--custom-op-dir: users' estimators and properties of ops."""
     return click.option(
-        "--custom-op-dir", metavar="FOLDER", envvar="OPREPLAY_CUSTOM_OP_DIR", show_envvar=True,
+        "--custom-op-dir",
+        metavar="FOLDER",
+        envvar="OPREPLAY_CUSTOM_OP_DIR",
+        show_envvar=True,
         help="Run every .py file there first: they register estimates for your own ops.",
-    )(command)  # fmt: skip
+    )(command)
 
 
 def plugin_option(command: Command) -> Command:
     """--plugin: users' conversions, executors and whatever else they register."""
     return click.option(
-        "--plugin", multiple=True, metavar="FILE|MODULE",
+        "--plugin",
+        multiple=True,
+        metavar="FILE|MODULE",
         help="Run this file or module first: it registers how ops of yours are replayed. Repeatable.",
-    )(command)  # fmt: skip
+    )(command)
 
 
 def init_module_option(command: Command) -> Command:
     """--init-module: users' initializers."""
     return click.option(
-        "--init-module", multiple=True, metavar="FILE|MODULE",
+        "--init-module",
+        multiple=True,
+        metavar="FILE|MODULE",
         help="Run this file or module first: it registers initializers of yours. Repeatable.",
-    )(command)  # fmt: skip
+    )(command)
 
 
 def init_options(command: Command) -> Command:
     """--init-module and --init-arg: what fills the arguments, and how."""
     command = click.option(
-        "--init-arg", multiple=True, metavar="NAME.OPTION=VALUE",
+        "--init-arg",
+        multiple=True,
+        metavar="NAME.OPTION=VALUE",
         help="Set an option of an initializer; `opreplay initializers` lists them. Repeatable.",
-    )(command)  # fmt: skip
+    )(command)
     return init_module_option(command)
 
 
@@ -202,16 +260,17 @@ def seed_option(command: Command) -> Command:
 def values_option(command: Command) -> Command:
     """--values: real tensors for arguments of chosen ops."""
     return click.option(
-        "--values", metavar="FILE",
+        "--values",
+        metavar="FILE",
         help="Real values for arguments: a .safetensors file whose tensors are named OP.ARGUMENT.",
-    )(command)  # fmt: skip
+    )(command)
 
 
 def format_option(*names: str) -> Callable[[Command], Command]:
     """--format, the first name being the default."""
     return click.option(
         "--format", "format_", type=click.Choice(names), default=names[0], show_default=True, help="Form of the output."
-    )  # fmt: skip
+    )
 
 
 def force_option(command: Command) -> Command:

@@ -1,1 +1,2 @@
+# pyright: strict
 """The terminal: console, progress, signals."""

@@ -1,3 +1,4 @@
+# pyright: strict
 """The terminal: consoles for data and narration, made when they are needed; owns no content."""
 
 from __future__ import annotations

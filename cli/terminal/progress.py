@@ -1,3 +1,4 @@
+# pyright: strict
 """Progress on stderr: a bar with the time left on a terminal, now and then a plain line elsewhere."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """What ends a command early: Ctrl-C, SIGTERM of a scheduler, SIGHUP of a terminal that was closed.
 
 The first of them ends the command in order: processes are ended, what was measured is kept, and the results say that

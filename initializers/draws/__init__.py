@@ -1,1 +1,2 @@
+# pyright: strict
 """How lengths, indices, pages and experts are drawn; several rules share them."""

@@ -25,19 +25,25 @@ _MULTIPLIER = 2_654_435_761
 
 LENGTH_OPTIONS = (
     Option(
-        name="distribution", type=str, default="max", choices=("max", "uniform", "lognormal", "histogram"),
+        name="distribution",
+        type=str,
+        default="max",
+        choices=("max", "uniform", "lognormal", "histogram"),
         help="Context lengths: as long as possible, uniform, log-normal or measured; totals of the trace stay exact.",
     ),
     Option(name="histogram", type=str, default="", help="JSON file with a list of [length, count]."),
-)  # fmt: skip
+)
 INDEX_OPTIONS = (
     Option(
-        name="distribution", type=str, default="uniform", choices=("uniform", "zipf", "histogram"),
+        name="distribution",
+        type=str,
+        default="uniform",
+        choices=("uniform", "zipf", "histogram"),
         help="How popular the indices are.",
     ),
     Option(name="exponent", type=float, default=1.0, low=0.0, help="Of Zipf's law: 0 is uniform."),
     Option(name="histogram", type=str, default="", help="JSON file with one count an index, spread over the range."),
-)  # fmt: skip
+)
 
 
 class LengthRule(CustomInit):

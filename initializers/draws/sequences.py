@@ -56,9 +56,10 @@ def make_batch(
             return batch
         held = f"{context.decode_sequences} decode and {context.prefill_sequences} prefill sequences"
         return Batch(
-            query=batch.query, kv=batch.kv,
+            query=batch.query,
+            kv=batch.kv,
             assumed=f"{batch.assumed}; the batch context has {held}, the arguments hold {room.sequences}",
-        )  # fmt: skip
+        )
     made = [_phase(part, room, distribution, generator) for part in parts]
     query = torch.cat([q for q, _, _ in made])
     kv = torch.cat([k for _, k, _ in made])
@@ -90,17 +91,23 @@ class _Phase:
 def _phases(context: BatchContext, room: Room) -> list[_Phase] | None:
     """The phases that the call's sequences belong to; None when their number fits none."""
     decode = _Phase(
-        sequences=context.decode_sequences, new=context.decode_tokens, seen=context.decode_seen,
-        new_squared=context.decode_qq, new_seen=context.decode_qk,
-    )  # fmt: skip
+        sequences=context.decode_sequences,
+        new=context.decode_tokens,
+        seen=context.decode_seen,
+        new_squared=context.decode_qq,
+        new_seen=context.decode_qk,
+    )
     new = context.prefill_tokens
     if new is None and context.prefill_sequences and room.tokens is not None:
         new = room.tokens - (context.decode_tokens or context.decode_sequences)
         new = new if new >= context.prefill_sequences else None
     prefill = _Phase(
-        sequences=context.prefill_sequences, new=new, seen=context.prefill_seen,
-        new_squared=context.prefill_qq, new_seen=context.prefill_qk,
-    )  # fmt: skip
+        sequences=context.prefill_sequences,
+        new=new,
+        seen=context.prefill_seen,
+        new_squared=context.prefill_qq,
+        new_seen=context.prefill_qk,
+    )
     both = [phase for phase in (decode, prefill) if phase.sequences]
     total = sum(phase.sequences for phase in both)
     if not total:

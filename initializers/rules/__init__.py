@@ -1,1 +1,2 @@
+# pyright: strict
 """The built-in initializers, one family of ops a file."""

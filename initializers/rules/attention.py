@@ -37,12 +37,14 @@ class AttentionBackwardInit(CustomInit):
 
     name = "attention_backward"
     op_patterns = (
-        "aten::_flash_attention_backward", "aten::_efficient_attention_backward",
-        "aten::_scaled_dot_product_flash_attention_backward", "aten::_scaled_dot_product_efficient_attention_backward",
+        "aten::_flash_attention_backward",
+        "aten::_efficient_attention_backward",
+        "aten::_scaled_dot_product_flash_attention_backward",
+        "aten::_scaled_dot_product_efficient_attention_backward",
         "aten::_scaled_dot_product_cudnn_attention_backward",
         "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
         "aten::_scaled_dot_product_fused_attention_overrideable_backward",
-    )  # fmt: skip
+    )
 
     def initialize(self, context: InitContext) -> InitReport:
         lengths = _cut_evenly(context)
@@ -69,9 +71,13 @@ class AttentionBackwardInit(CustomInit):
 
 
 _LENGTHS = {
-    "cum_seq_q": "query", "cum_seq_k": "key", "cu_seqlens_q": "query", "cu_seqlens_k": "key",
-    "cum_seqlens_q": "query", "cum_seqlens_k": "key",
-}  # fmt: skip
+    "cum_seq_q": "query",
+    "cum_seq_k": "key",
+    "cu_seqlens_q": "query",
+    "cu_seqlens_k": "key",
+    "cum_seqlens_q": "query",
+    "cum_seqlens_k": "key",
+}
 
 
 def _cut_evenly(context: InitContext) -> str:
@@ -90,9 +96,14 @@ def _cut_evenly(context: InitContext) -> str:
 
 
 def _save_forward(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor | None, saved: torch.Tensor,
-    scale: float, causal: bool,
-) -> None:  # fmt: skip
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    output: torch.Tensor | None,
+    saved: torch.Tensor,
+    scale: float,
+    causal: bool,
+) -> None:
     """Write out and logsumexp, one head at a time; [batch, heads, sequence, head size]; key heads may be fewer."""
     shared = query.shape[1] // max(1, key.shape[1])
     rows = query.shape[2]

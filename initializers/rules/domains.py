@@ -138,12 +138,27 @@ class WellConditionedInit(CustomInit):
 
     name = "well_conditioned"
     op_patterns = (
-        "aten::cholesky", "aten::linalg_cholesky_ex", "aten::linalg_cholesky", "aten::cholesky_inverse",
-        "aten::cholesky_solve", "aten::linalg_inv_ex", "aten::linalg_inv", "aten::inverse", "aten::linalg_solve_ex",
-        "aten::_linalg_solve_ex", "aten::linalg_solve", "aten::linalg_lu_factor_ex", "aten::linalg_lu",
-        "aten::linalg_eigh", "aten::_linalg_eigh", "aten::linalg_eig", "aten::_linalg_det", "aten::_linalg_slogdet",
-        "aten::triangular_solve", "aten::linalg_solve_triangular",
-    )  # fmt: skip
+        "aten::cholesky",
+        "aten::linalg_cholesky_ex",
+        "aten::linalg_cholesky",
+        "aten::cholesky_inverse",
+        "aten::cholesky_solve",
+        "aten::linalg_inv_ex",
+        "aten::linalg_inv",
+        "aten::inverse",
+        "aten::linalg_solve_ex",
+        "aten::_linalg_solve_ex",
+        "aten::linalg_solve",
+        "aten::linalg_lu_factor_ex",
+        "aten::linalg_lu",
+        "aten::linalg_eigh",
+        "aten::_linalg_eigh",
+        "aten::linalg_eig",
+        "aten::_linalg_det",
+        "aten::_linalg_slogdet",
+        "aten::triangular_solve",
+        "aten::linalg_solve_triangular",
+    )
 
     def initialize(self, context: InitContext) -> InitReport:
         done = []

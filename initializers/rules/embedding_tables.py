@@ -1,3 +1,4 @@
+# pyright: strict
 """Table-batched embedding lookups of fbgemm: where tables begin, how wide they are, and indices within each.
 
 Plain lookups in one table are in `indices`.
@@ -14,10 +15,20 @@ WIDTH_STEP = 4
 """fbgemm's rows have a multiple of four elements."""
 WEIGHTS = ("dev_weights", "uvm_weights", "host_weights", "weights")
 _OPTIMIZERS = (
-    "", "adagrad_", "rowwise_adagrad_", "sgd_", "approx_sgd_", "approx_rowwise_adagrad_", "adam_", "lamb_",
-    "lars_sgd_", "partial_rowwise_adam_", "partial_rowwise_lamb_", "rowwise_adagrad_with_counter_",
+    "",
+    "adagrad_",
+    "rowwise_adagrad_",
+    "sgd_",
+    "approx_sgd_",
+    "approx_rowwise_adagrad_",
+    "adam_",
+    "lamb_",
+    "lars_sgd_",
+    "partial_rowwise_adam_",
+    "partial_rowwise_lamb_",
+    "rowwise_adagrad_with_counter_",
     "rowwise_weighted_adagrad_",
-)  # fmt: skip
+)
 LOOKUPS = (
     *(
         f"fbgemm::split_embedding_codegen_lookup_{name}function{suffix}"

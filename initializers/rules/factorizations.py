@@ -1,3 +1,4 @@
+# pyright: strict
 """Rules for what linear algebra hands from one op to the next: pivots of a factorisation, error codes, triangles.
 
 Owns no matrices that are only to be well conditioned (`domains`).
@@ -19,8 +20,11 @@ class PivotsInit(CustomInit):
 
     name = "pivots"
     op_patterns = (
-        "aten::linalg_lu_solve", "aten::lu_solve", "aten::lu_unpack", "aten::linalg_ldl_solve",
-    )  # fmt: skip
+        "aten::linalg_lu_solve",
+        "aten::lu_solve",
+        "aten::lu_unpack",
+        "aten::linalg_ldl_solve",
+    )
 
     def initialize(self, context: InitContext) -> InitReport:
         pivots = next((t for name in _PIVOTS if (t := context.tensor(name)) is not None), None)

@@ -70,10 +70,24 @@ def _along_recorded_size(context: InitContext) -> int:
 
 
 _SCATTERS = (
-    "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_", "gather",
-    "gather_backward", "index_select", "index_add", "index_add_", "index_copy", "index_copy_", "index_fill",
-    "index_fill_", "index_reduce", "index_reduce_",
-)  # fmt: skip
+    "scatter",
+    "scatter_",
+    "scatter_add",
+    "scatter_add_",
+    "scatter_reduce",
+    "scatter_reduce_",
+    "gather",
+    "gather_backward",
+    "index_select",
+    "index_add",
+    "index_add_",
+    "index_copy",
+    "index_copy_",
+    "index_fill",
+    "index_fill_",
+    "index_reduce",
+    "index_reduce_",
+)
 
 RANGES: dict[str, tuple[str, Bound]] = {
     "aten::embedding": ("indices", _size("weight", 0)),
@@ -135,8 +149,11 @@ class IndexListInit(IndexRule):
 
     name = "index_list"
     op_patterns = (
-        "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_",
-    )  # fmt: skip
+        "aten::index",
+        "aten::index_put",
+        "aten::index_put_",
+        "aten::_index_put_impl_",
+    )
 
     def initialize(self, context: InitContext) -> InitReport:
         shape = context.need("self").shape
@@ -163,10 +180,13 @@ class BagInit(IndexRule):
 
     name = "embedding_bag"
     op_patterns = (
-        "aten::embedding_bag", "aten::_embedding_bag", "aten::_embedding_bag_forward_only",
-        "aten::_embedding_bag_backward", "aten::_embedding_bag_dense_backward",
+        "aten::embedding_bag",
+        "aten::_embedding_bag",
+        "aten::_embedding_bag_forward_only",
+        "aten::_embedding_bag_backward",
+        "aten::_embedding_bag_dense_backward",
         "aten::_embedding_bag_per_sample_weights_backward",
-    )  # fmt: skip
+    )
 
     def initialize(self, context: InitContext) -> InitReport:
         indices = context.need("indices")
@@ -210,9 +230,17 @@ class FewTiesInit(CustomInit):
 
     name = "few_ties"
     op_patterns = (
-        "aten::sort", "aten::topk", "aten::argsort", "aten::kthvalue", "aten::median", "aten::mode", "aten::unique_dim",
-        "aten::_unique", "aten::_unique2", "aten::msort",
-    )  # fmt: skip
+        "aten::sort",
+        "aten::topk",
+        "aten::argsort",
+        "aten::kthvalue",
+        "aten::median",
+        "aten::mode",
+        "aten::unique_dim",
+        "aten::_unique",
+        "aten::_unique2",
+        "aten::msort",
+    )
 
     def initialize(self, context: InitContext) -> InitReport:
         tensor = context.need("self")
@@ -307,5 +335,12 @@ def _cut_points(count: int, total: int, include_last: bool) -> torch.Tensor:
 
 
 INITIALIZERS = (
-    IndexInit, IndexListInit, BagInit, SortedInit, FewTiesInit, RepeatsInit, CtcInit, PackInit,
-)  # fmt: skip
+    IndexInit,
+    IndexListInit,
+    BagInit,
+    SortedInit,
+    FewTiesInit,
+    RepeatsInit,
+    CtcInit,
+    PackInit,
+)

@@ -11,14 +11,22 @@ from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitReport
 
 CUMSUMS = (
-    "fb::asynchronous_complete_cumsum", "fbgemm::asynchronous_complete_cumsum", "fbgemm::asynchronous_inclusive_cumsum",
-    "fbgemm::asynchronous_exclusive_cumsum", "fbgemm::asynchronous_batched_complete_cumsum",
-)  # fmt: skip
+    "fb::asynchronous_complete_cumsum",
+    "fbgemm::asynchronous_complete_cumsum",
+    "fbgemm::asynchronous_inclusive_cumsum",
+    "fbgemm::asynchronous_exclusive_cumsum",
+    "fbgemm::asynchronous_batched_complete_cumsum",
+)
 PERMUTES = (
-    "fbgemm::permute_2D_sparse_data", "fbgemm::permute_1D_sparse_data", "fbgemm::permute_sparse_data",
-    "fbgemm::permute_sparse_features", "fbgemm::permute_pooled_embs", "fbgemm::permute_pooled_embs_auto_grad",
-    "fbgemm::expand_into_jagged_permute", "fbgemm::invert_permute",
-)  # fmt: skip
+    "fbgemm::permute_2D_sparse_data",
+    "fbgemm::permute_1D_sparse_data",
+    "fbgemm::permute_sparse_data",
+    "fbgemm::permute_sparse_features",
+    "fbgemm::permute_pooled_embs",
+    "fbgemm::permute_pooled_embs_auto_grad",
+    "fbgemm::expand_into_jagged_permute",
+    "fbgemm::invert_permute",
+)
 JAGGED = (
     "fb::offsets_range", "fb::lengths_range_w_truncation_size", "fb::to_dense_representation",
     "fb::sparse_label_to_dense", "fb::sparse_label_to_bool", "fbgemm::offsets_range", "fbgemm::lengths_range",

@@ -31,9 +31,16 @@ class MaskInit(CustomInit):
 
     name = "mask"
     op_patterns = (
-        "aten::masked_fill", "aten::masked_fill_", "aten::masked_select", "aten::where", "aten::masked_select_backward",
-        "aten::nonzero", "aten::nonzero_static", "aten::argwhere", "aten::count_nonzero",
-    )  # fmt: skip
+        "aten::masked_fill",
+        "aten::masked_fill_",
+        "aten::masked_select",
+        "aten::where",
+        "aten::masked_select_backward",
+        "aten::nonzero",
+        "aten::nonzero_static",
+        "aten::argwhere",
+        "aten::count_nonzero",
+    )
 
     def initialize(self, context: InitContext) -> InitReport:
         assumed = {}
@@ -64,11 +71,16 @@ class AttentionMaskInit(CustomInit):
 
     name = "attention_mask"
     op_patterns = (
-        "aten::scaled_dot_product_attention", "aten::_scaled_dot_product_attention_math",
-        "aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_cudnn_attention",
-        "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_fused_attention_overrideable",
-        "aten::_fused_sdp_choice", "aten::_efficient_attention_forward", "aten::_masked_softmax",
-    )  # fmt: skip
+        "aten::scaled_dot_product_attention",
+        "aten::_scaled_dot_product_attention_math",
+        "aten::_scaled_dot_product_efficient_attention",
+        "aten::_scaled_dot_product_cudnn_attention",
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+        "aten::_scaled_dot_product_fused_attention_overrideable",
+        "aten::_fused_sdp_choice",
+        "aten::_efficient_attention_forward",
+        "aten::_masked_softmax",
+    )
 
     def applies_to(self, context: InitContext) -> bool:
         return self._mask(context) is not None

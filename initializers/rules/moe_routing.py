@@ -28,25 +28,55 @@ CHOSEN_WEIGHTS = ("topk_weights", "topk_weight", "probs", "scales")
 FIRST_WEIGHTS = ("w1", "b_qweight", "b_q_weight", "gate", "weight", "B", "mat_b", "w2")
 HIDDEN = ("hidden_states", "x", "input", "tokens", "a", "inter_states", "A", "self", "mat_a", "permuted_hidden_states")
 ROUTERS = (
-    "_moe_C::topk_softmax", "_moe_C::topk_sigmoid", "_moe_C::grouped_topk", "aiter::topk_softmax",
-    "aiter::topk_softmax_asm", "aiter::topk_sigmoid", "aiter::grouped_topk", "aiter::biased_grouped_topk_hip",
-    "sgl_kernel::topk_softmax", "sgl_kernel::topk_sigmoid", "sgl_kernel::moe_fused_gate", "vllm::moe_forward",
-    "vllm::moe_forward_shared", "vllm::rocm_aiter_topk_softmax", "vllm::rocm_aiter_topk_sigmoid",
-    "vllm::rocm_aiter_grouped_topk", "vllm::rocm_aiter_biased_grouped_topk", "npu::npu_moe_gating_top_k",
-    "npu::npu_moe_gating_top_k_softmax", "npu::npu_moe_gating_top_k_softmax_v2", "_C_ascend::moe_gating_top_k",
-    "sgl_kernel::kimi_k2_moe_fused_gate", "sglang::moe_topk_softmax_out", "sglang::moe_topk_sigmoid_out",
-    "sglang::fused_topk_deepseek", "aiter::topk_softplus", "aiter::topk_gating_fwd", "aiter::moe_fused_gate",
+    "_moe_C::topk_softmax",
+    "_moe_C::topk_sigmoid",
+    "_moe_C::grouped_topk",
+    "aiter::topk_softmax",
+    "aiter::topk_softmax_asm",
+    "aiter::topk_sigmoid",
+    "aiter::grouped_topk",
+    "aiter::biased_grouped_topk_hip",
+    "sgl_kernel::topk_softmax",
+    "sgl_kernel::topk_sigmoid",
+    "sgl_kernel::moe_fused_gate",
+    "vllm::moe_forward",
+    "vllm::moe_forward_shared",
+    "vllm::rocm_aiter_topk_softmax",
+    "vllm::rocm_aiter_topk_sigmoid",
+    "vllm::rocm_aiter_grouped_topk",
+    "vllm::rocm_aiter_biased_grouped_topk",
+    "npu::npu_moe_gating_top_k",
+    "npu::npu_moe_gating_top_k_softmax",
+    "npu::npu_moe_gating_top_k_softmax_v2",
+    "_C_ascend::moe_gating_top_k",
+    "sgl_kernel::kimi_k2_moe_fused_gate",
+    "sglang::moe_topk_softmax_out",
+    "sglang::moe_topk_sigmoid_out",
+    "sglang::fused_topk_deepseek",
+    "aiter::topk_softplus",
+    "aiter::topk_gating_fwd",
+    "aiter::moe_fused_gate",
     "vllm::rocm_aiter_fused_topk",
-)  # fmt: skip
+)
 """Ops that choose experts from scores."""
 STAGES = (
-    "aiter::ck_moe_stage1", "aiter::ck_moe_stage2", "aiter::moe_stage1_g1u1", "aiter::fmoe", "aiter::fmoe_g1u1",
-    "aiter::fmoe_fp8_blockscale_g1u1", "aiter::fmoe_g1u1_a16", "aiter::fmoe_g1u1_tkw1", "aiter::fmoe_int8_g1u0",
+    "aiter::ck_moe_stage1",
+    "aiter::ck_moe_stage2",
+    "aiter::moe_stage1_g1u1",
+    "aiter::fmoe",
+    "aiter::fmoe_g1u1",
+    "aiter::fmoe_fp8_blockscale_g1u1",
+    "aiter::fmoe_g1u1_a16",
+    "aiter::fmoe_g1u1_tkw1",
+    "aiter::fmoe_int8_g1u0",
     "aiter::fmoe_int8_g1u0_a16",
-)  # fmt: skip
+)
 SORTED_OPS = (
-    *STAGES, "_moe_C::moe_wna16_gemm", "_moe_C::moe_wna16_marlin_gemm", "sgl_kernel::moe_wna16_marlin_gemm",
-)  # fmt: skip
+    *STAGES,
+    "_moe_C::moe_wna16_gemm",
+    "_moe_C::moe_wna16_marlin_gemm",
+    "sgl_kernel::moe_wna16_marlin_gemm",
+)
 """Ops that get tokens already sorted by expert."""
 EXPERT_OPS = (
     "vllm::fused_experts", "vllm::inplace_fused_experts", "vllm::outplace_fused_experts", "vllm::rocm_aiter_fused_moe",
@@ -62,16 +92,26 @@ EXPERT_OPS = (
 )  # fmt: skip
 """Ops that get the chosen experts of each token."""
 GROUP_OPS = (
-    "npu::npu_grouped_matmul", "_moe_C::batched_moe_align_block_size", "aten::_grouped_mm", "aten::_scaled_grouped_mm",
-    "npu::npu_moe_compute_expert_tokens", "npu::npu_grouped_matmul_swiglu_quant",
-    "npu::npu_grouped_matmul_swiglu_quant_v2", "_C_ascend::grouped_matmul_swiglu_quant",
-    "_C_ascend::moe_grouped_matmul", "npu::npu_grouped_matmul_add", "npu::npu_grouped_matmul_add_",
-)  # fmt: skip
+    "npu::npu_grouped_matmul",
+    "_moe_C::batched_moe_align_block_size",
+    "aten::_grouped_mm",
+    "aten::_scaled_grouped_mm",
+    "npu::npu_moe_compute_expert_tokens",
+    "npu::npu_grouped_matmul_swiglu_quant",
+    "npu::npu_grouped_matmul_swiglu_quant_v2",
+    "_C_ascend::grouped_matmul_swiglu_quant",
+    "_C_ascend::moe_grouped_matmul",
+    "npu::npu_grouped_matmul_add",
+    "npu::npu_grouped_matmul_add_",
+)
 """Ops that get the sizes of the experts' groups, or where they end."""
 RETURN_OPS = (
-    "_moe_C::moe_unpermute", "npu::npu_moe_token_unpermute", "npu::npu_moe_finalize_routing",
-    "npu::npu_moe_token_permute_grad", "npu::npu_moe_token_unpermute_grad",
-)  # fmt: skip
+    "_moe_C::moe_unpermute",
+    "npu::npu_moe_token_unpermute",
+    "npu::npu_moe_finalize_routing",
+    "npu::npu_moe_token_permute_grad",
+    "npu::npu_moe_token_unpermute_grad",
+)
 """Ops that bring rows back from the experts' order."""
 
 
@@ -82,12 +122,15 @@ class MoeRoutingInit(CustomInit):
     op_patterns = (*ROUTERS, *SORTED_OPS, *EXPERT_OPS, *GROUP_OPS, *RETURN_OPS)
     options: ClassVar[tuple[Option, ...]] = (
         Option(
-            name="distribution", type=str, default="uniform", choices=expert_choice.DISTRIBUTIONS,
+            name="distribution",
+            type=str,
+            default="uniform",
+            choices=expert_choice.DISTRIBUTIONS,
             help="How popular the experts are.",
         ),
         Option(name="exponent", type=float, default=1.0, low=0.0, help="Of Zipf's law: 0 is uniform."),
         Option(name="histogram", type=str, default="", help="JSON file with one count an expert."),
-    )  # fmt: skip
+    )
 
     def check_options(self, options: Mapping[str, OptionValue]) -> None:
         check_histogram(options, read_histogram)
@@ -110,9 +153,11 @@ def _chance(context: InitContext, experts: int) -> torch.Tensor:
         raise InitializerError(f"{context.op} with {experts} experts, limit {MAX_EXPERTS}")
     given = context.options
     return expert_choice.probabilities(
-        experts, str(given.get("distribution", "uniform")), float(given.get("exponent") or 0.0),
+        experts,
+        str(given.get("distribution", "uniform")),
+        float(given.get("exponent") or 0.0),
         str(given.get("histogram") or ""),
-    )  # fmt: skip
+    )
 
 
 def _how(context: InitContext) -> str:

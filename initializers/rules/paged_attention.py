@@ -16,9 +16,18 @@ from opreplay.initializers.draws.paging import Pool, consecutive, find_pool, pag
 from opreplay.initializers.draws.sequences import Batch, Room, make_batch
 
 SCALES = (
-    "k_scale", "v_scale", "kv_scale", "q_scale", "q_descale", "k_descale", "v_descale", "k_dequant_scales",
-    "v_dequant_scales", "K_QScale", "V_QScale",
-)  # fmt: skip
+    "k_scale",
+    "v_scale",
+    "kv_scale",
+    "q_scale",
+    "q_descale",
+    "k_descale",
+    "v_descale",
+    "k_dequant_scales",
+    "v_dequant_scales",
+    "K_QScale",
+    "V_QScale",
+)
 
 ATTENTION_OPS = (
     "_C::paged_attention_v1", "_C::paged_attention_v2", "_rocm_C::paged_attention",
@@ -53,9 +62,11 @@ class PagedAttentionInit(LengthRule):
         pool = find_pool(context)
         room = _room(context, pool)
         batch = make_batch(
-            context.batch, room, distribution=length_distribution(context),
+            context.batch,
+            room,
+            distribution=length_distribution(context),
             generator=shared_generator(context, "lengths"),
-        )  # fmt: skip
+        )
         batch = _fitted(context, pool, batch)
         assumed = {"sequences": batch.assumed}
         assumed.update(dict.fromkeys(_write_lengths(context, batch), "lengths of the sequences"))
@@ -67,9 +78,10 @@ class PagedAttentionInit(LengthRule):
                 fill.uniform(scale, context.generator, 0.5, 1.5)
         summary = f"{int((batch.query > 0).sum())} sequences, {int(batch.query.sum())} new tokens"
         return InitReport(
-            summary=f"{summary}, {int(batch.kv.sum())} seen", assumed=assumed,
+            summary=f"{summary}, {int(batch.kv.sum())} seen",
+            assumed=assumed,
             lengths=batch.lengths() if context.op in UNIFIED else None,
-        )  # fmt: skip
+        )
 
 
 class CacheSlotsInit(LengthRule):
@@ -77,13 +89,19 @@ class CacheSlotsInit(LengthRule):
 
     name = "cache_slots"
     op_patterns = (
-        "_C_cache_ops::reshape_and_cache", "_C_cache_ops::reshape_and_cache_flash",
+        "_C_cache_ops::reshape_and_cache",
+        "_C_cache_ops::reshape_and_cache_flash",
         "_C_cache_ops::concat_and_cache_mla",
-        "aiter::reshape_and_cache", "aiter::reshape_and_cache_flash", "sglang::store_cache",
-        "sglang_profiler::memory_pool__set_kv_buffer_impl", "npu::_npu_reshape_and_cache",
-        "npu::npu_scatter_pa_kv_cache", "npu::npu_scatter_pa_kv_cache_functional", "aiter::concat_and_cache_mla",
+        "aiter::reshape_and_cache",
+        "aiter::reshape_and_cache_flash",
+        "sglang::store_cache",
+        "sglang_profiler::memory_pool__set_kv_buffer_impl",
+        "npu::_npu_reshape_and_cache",
+        "npu::npu_scatter_pa_kv_cache",
+        "npu::npu_scatter_pa_kv_cache_functional",
+        "aiter::concat_and_cache_mla",
         "sgl_kernel::store_kv_cache",
-    )  # fmt: skip
+    )
 
     def initialize(self, context: InitContext) -> InitReport:
         found = ((name, context.tensor(name)) for name in ("slot_mapping", "slot_indices", "indices", "out_loc"))
@@ -97,9 +115,11 @@ class CacheSlotsInit(LengthRule):
         if context.batch is not None and count:
             total = context.batch.prefill_sequences + context.batch.decode_sequences
             batch = make_batch(
-                context.batch, Room(sequences=total, tokens=count, longest=tokens),
-                distribution=length_distribution(context), generator=shared_generator(context, "lengths"),
-            )  # fmt: skip
+                context.batch,
+                Room(sequences=total, tokens=count, longest=tokens),
+                distribution=length_distribution(context),
+                generator=shared_generator(context, "lengths"),
+            )
             if int(batch.kv.sum()) <= tokens:
                 made = slots_of(batch, pool, shared_generator(context, pool.key))
                 assumed = "the slots of the batch's block tables"
@@ -151,9 +171,11 @@ def _room(context: InitContext, pool: Pool | None) -> Room:
         limits.append(gathered.shape[0])
     together = pool is None and keys is not None and rows == keys.shape[0]
     return Room(
-        sequences=sequences, tokens=rows if packed else None, longest=max(1, min(limits, default=rows or 1)),
+        sequences=sequences,
+        tokens=rows if packed else None,
+        longest=max(1, min(limits, default=rows or 1)),
         cached=not together,
-    )  # fmt: skip
+    )
 
 
 def _room_of_layer(context: InitContext, rows: int) -> Room:

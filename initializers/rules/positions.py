@@ -1,3 +1,4 @@
+# pyright: strict
 """Rules for positions: rows of a table of sines and cosines that new tokens look up, and what positions follow from.
 
 How a batch is split into sequences is in `sequences`.
@@ -24,19 +25,34 @@ class PositionsInit(LengthRule):
 
     name = "positions"
     op_patterns = (
-        "_C::rotary_embedding", "_C::batched_rotary_embedding", "_C::fused_qk_norm_rope",
-        "_C_cache_ops::concat_and_cache_mla_rope_fused", "_C_ascend::rotary_embedding",
-        "sgl_kernel::rotary_embedding", "sgl_kernel::apply_rope_pos_ids_cos_sin_cache",
-        "sglang::apply_rope_inplace", "sglang::rotary_embedding_with_key", "sglang::rotary_embedding_without_key",
+        "_C::rotary_embedding",
+        "_C::batched_rotary_embedding",
+        "_C::fused_qk_norm_rope",
+        "_C_cache_ops::concat_and_cache_mla_rope_fused",
+        "_C_ascend::rotary_embedding",
+        "sgl_kernel::rotary_embedding",
+        "sgl_kernel::apply_rope_pos_ids_cos_sin_cache",
+        "sglang::apply_rope_inplace",
+        "sglang::rotary_embedding_with_key",
+        "sglang::rotary_embedding_without_key",
         "sglang::fused_inplace_qknorm_rope",
-        "aiter::rotary_embedding_fwd", "aiter::batched_rotary_embedding", "aiter::rope_cached_positions_fwd_impl",
-        "aiter::rope_cached_positions_2c_fwd_impl", "aiter::rope_cached_positions_offsets_fwd_impl",
-        "aiter::rope_cached_positions_offsets_2c_fwd_impl", "aiter::fused_rope_rms",
-        "vllm::flashinfer_rotary_embedding", "vllm::rocm_aiter_rotary_emb_with_key_forward_hip",
-        "vllm::rocm_aiter_rotary_emb_with_key_forward_triton", "vllm::rocm_aiter_rotary_emb_without_key_forward_hip",
-        "vllm::npu_rotary_embedding", "npu::npu_mrope", "vllm::qkv_rmsnorm_rope", "vllm::qkv_rmsnorm_rope_simt",
+        "aiter::rotary_embedding_fwd",
+        "aiter::batched_rotary_embedding",
+        "aiter::rope_cached_positions_fwd_impl",
+        "aiter::rope_cached_positions_2c_fwd_impl",
+        "aiter::rope_cached_positions_offsets_fwd_impl",
+        "aiter::rope_cached_positions_offsets_2c_fwd_impl",
+        "aiter::fused_rope_rms",
+        "vllm::flashinfer_rotary_embedding",
+        "vllm::rocm_aiter_rotary_emb_with_key_forward_hip",
+        "vllm::rocm_aiter_rotary_emb_with_key_forward_triton",
+        "vllm::rocm_aiter_rotary_emb_without_key_forward_hip",
+        "vllm::npu_rotary_embedding",
+        "npu::npu_mrope",
+        "vllm::qkv_rmsnorm_rope",
+        "vllm::qkv_rmsnorm_rope_simt",
         "sglang::apply_rope_pos_ids_cos_sin_cache_without_kv_cache",
-    )  # fmt: skip
+    )
 
     def initialize(self, context: InitContext) -> InitReport:
         positions = next((t for name in POSITIONS if (t := context.tensor(name)) is not None), None)
@@ -55,8 +71,13 @@ class PositionsInit(LengthRule):
         placed = places_of(batch)[:count].clamp(max=rows - 1)
         made[: len(placed)] = placed
         # Three rows are the axes of an image; text has the same number in each.
-        fill.assign(positions, made.reshape(-1, count).expand(positions.numel() // max(1, count), count)
-                    .reshape(positions.shape).to(positions.device))  # fmt: skip
+        fill.assign(
+            positions,
+            made.reshape(-1, count)
+            .expand(positions.numel() // max(1, count), count)
+            .reshape(positions.shape)
+            .to(positions.device),
+        )
         return InitReport(summary=f"{len(placed)} positions of {rows}", assumed={"positions": batch.assumed})
 
 
@@ -75,9 +96,11 @@ class NewTokensInit(CustomInit):
         known = context.batch
         tokens = None if known is None else (known.prefill_tokens or 0) + (known.decode_tokens or 0)
         batch = make_batch(
-            known, Room(sequences=count, tokens=tokens or 128 * count, longest=1 << 20),
-            distribution=LengthDistribution(), generator=shared_generator(context, "lengths"),
-        )  # fmt: skip
+            known,
+            Room(sequences=count, tokens=tokens or 128 * count, longest=1 << 20),
+            distribution=LengthDistribution(),
+            generator=shared_generator(context, "lengths"),
+        )
         seen = batch.kv if known is not None else batch.query
         fill.assign(new, batch.query.reshape(new.shape).to(new.device))
         fill.assign(cached, (seen - batch.query).reshape(cached.shape).to(cached.device))
@@ -107,10 +130,11 @@ def _batch(context: InitContext, count: int, rows: int) -> Batch | None:
         return None
     total = known.prefill_sequences + known.decode_sequences
     return make_batch(
-        known, Room(sequences=total, tokens=count, longest=rows),
+        known,
+        Room(sequences=total, tokens=count, longest=rows),
         distribution=length_distribution(context),
         generator=shared_generator(context, "lengths"),
-    )  # fmt: skip
+    )
 
 
 INITIALIZERS = (PositionsInit, NewTokensInit)

@@ -1,3 +1,4 @@
+# pyright: strict
 """Rules for quantised operands: all codes of packed weights, symmetric int8, scales and zero points that fit.
 
 Scales of fp8 operands, which themselves are N(0, 1), are plain values; see `dense`.
@@ -13,36 +14,70 @@ from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitReport
 
 PACKED = (
-    "aten::_weight_int4pack_mm", "aten::_weight_int4pack_mm_for_cpu", "aten::_dyn_quant_matmul_4bit",
-    "_C::awq_gemm", "_C::awq_dequantize", "_C::awq_marlin_repack", "_C::gptq_gemm", "_C::gptq_shuffle",
-    "_C::gptq_marlin_gemm", "_C::gptq_marlin_repack", "_C::marlin_gemm", "_C::marlin_qqq_gemm", "_C::fp8_marlin_gemm",
-    "_C::allspark_w8a16_gemm", "_C::permute_cols", "sgl_kernel::awq_dequantize", "sgl_kernel::awq_marlin_repack",
-    "sgl_kernel::gptq_gemm", "sgl_kernel::gptq_shuffle", "sgl_kernel::gptq_marlin_gemm",
-    "sgl_kernel::gptq_marlin_repack", "npu::npu_weight_quant_batchmatmul",
-)  # fmt: skip
+    "aten::_weight_int4pack_mm",
+    "aten::_weight_int4pack_mm_for_cpu",
+    "aten::_dyn_quant_matmul_4bit",
+    "_C::awq_gemm",
+    "_C::awq_dequantize",
+    "_C::awq_marlin_repack",
+    "_C::gptq_gemm",
+    "_C::gptq_shuffle",
+    "_C::gptq_marlin_gemm",
+    "_C::gptq_marlin_repack",
+    "_C::marlin_gemm",
+    "_C::marlin_qqq_gemm",
+    "_C::fp8_marlin_gemm",
+    "_C::allspark_w8a16_gemm",
+    "_C::permute_cols",
+    "sgl_kernel::awq_dequantize",
+    "sgl_kernel::awq_marlin_repack",
+    "sgl_kernel::gptq_gemm",
+    "sgl_kernel::gptq_shuffle",
+    "sgl_kernel::gptq_marlin_gemm",
+    "sgl_kernel::gptq_marlin_repack",
+    "npu::npu_weight_quant_batchmatmul",
+)
 """Ops whose integer operand holds several codes an element, or one; any bit pattern is a weight."""
 INT8 = (
-    "aten::_int_mm", "aten::_weight_int8pack_mm", "_C::cutlass_scaled_mm", "_C::cutlass_scaled_mm_azp",
-    "sgl_kernel::int8_scaled_mm", "sgl_kernel::fp8_scaled_mm", "sgl_kernel::fp8_blockwise_scaled_mm",
-    "aiter::gemm_a8w8", "aiter::gemm_a8w8_ck", "aiter::gemm_a8w8_asm", "aiter::gemm_a8w8_bpreshuffle",
-    "aiter::gemm_a8w8_blockscale", "aiter::gemm_a8w8_blockscale_ck", "aiter::batched_gemm_a8w8",
-    "vllm::rocm_aiter_gemm_a8w8", "vllm::rocm_aiter_gemm_w8a8", "vllm::rocm_aiter_gemm_a8w8_blockscale",
-    "vllm::rocm_aiter_gemm_w8a8_blockscale", "npu::npu_quant_matmul",
-)  # fmt: skip
+    "aten::_int_mm",
+    "aten::_weight_int8pack_mm",
+    "_C::cutlass_scaled_mm",
+    "_C::cutlass_scaled_mm_azp",
+    "sgl_kernel::int8_scaled_mm",
+    "sgl_kernel::fp8_scaled_mm",
+    "sgl_kernel::fp8_blockwise_scaled_mm",
+    "aiter::gemm_a8w8",
+    "aiter::gemm_a8w8_ck",
+    "aiter::gemm_a8w8_asm",
+    "aiter::gemm_a8w8_bpreshuffle",
+    "aiter::gemm_a8w8_blockscale",
+    "aiter::gemm_a8w8_blockscale_ck",
+    "aiter::batched_gemm_a8w8",
+    "vllm::rocm_aiter_gemm_a8w8",
+    "vllm::rocm_aiter_gemm_w8a8",
+    "vllm::rocm_aiter_gemm_a8w8_blockscale",
+    "vllm::rocm_aiter_gemm_w8a8_blockscale",
+    "npu::npu_quant_matmul",
+)
 """Matrix products of 8-bit operands with scales."""
 FAKE = (
-    "aten::fake_quantize_per_tensor_affine", "aten::fake_quantize_per_channel_affine",
-    "aten::fake_quantize_per_channel_affine_cachemask", "aten::_fake_quantize_learnable_per_channel_affine",
+    "aten::fake_quantize_per_tensor_affine",
+    "aten::fake_quantize_per_channel_affine",
+    "aten::fake_quantize_per_channel_affine_cachemask",
+    "aten::_fake_quantize_learnable_per_channel_affine",
     "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
-    "aten::_fake_quantize_learnable_per_tensor_affine", "aten::quantize_per_channel", "aten::quantize_per_tensor",
-)  # fmt: skip
+    "aten::_fake_quantize_learnable_per_tensor_affine",
+    "aten::quantize_per_channel",
+    "aten::quantize_per_tensor",
+)
 """Ops that quantise with a given scale and zero point."""
 ROWWISE = {
-    "fbgemm::FP8RowwiseQuantizedToFloat": (8, 1.0), "fbgemm::Fused8BitRowwiseQuantizedToFloat": (8, 1 / 255),
+    "fbgemm::FP8RowwiseQuantizedToFloat": (8, 1.0),
+    "fbgemm::Fused8BitRowwiseQuantizedToFloat": (8, 1 / 255),
     "fbgemm::Fused8BitRowwiseQuantizedToHalf": (8, 1 / 255),
     "fbgemm::Fused8BitRowwiseQuantizedToBfloat16": (8, 1 / 255),
     "fbgemm::Fused8BitRowwiseQuantizedToFloatOrHalf": (8, 1 / 255),
-}  # fmt: skip
+}
 """Bytes at the end of each row that hold its scale (first four) and bias, and the scale."""
 CODES = ("fbgemm::HFP8QuantizedToFloat",)
 """Ops on 8-bit floats kept as bytes."""

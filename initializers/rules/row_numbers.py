@@ -234,10 +234,19 @@ TABLE: dict[str, dict[str, Kind]] = {op: kinds for ops, kinds in RULES for op in
 ANY: dict[str, str] = {
     "aiter::_topk_plain": "lists that it writes",
     "aiter::topk_plain": "lists that it writes",
-    **dict.fromkeys(("npu::npu_anti_quant", "npu::npu_ffn", "npu::npu_quant_matmul_dequant", "npu::npu_rms_norm_quant",
-                     "npu::npu_trans_quant_param", "vllm::quantize"), "an offset of quantisation is added to values"),
+    **dict.fromkeys(
+        (
+            "npu::npu_anti_quant",
+            "npu::npu_ffn",
+            "npu::npu_quant_matmul_dequant",
+            "npu::npu_rms_norm_quant",
+            "npu::npu_trans_quant_param",
+            "vllm::quantize",
+        ),
+        "an offset of quantisation is added to values",
+    ),
     "sglang::_run_activation_filtered_inplace": "which expert a row is for decides nothing: every row is computed",
-}  # fmt: skip
+}
 """Op with an argument that looks like an index → why any values do."""
 
 

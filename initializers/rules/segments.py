@@ -17,9 +17,15 @@ class BatchSizesInit(CustomInit):
 
     name = "batch_sizes"
     op_patterns = (
-        "aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu", "aten::quantized_lstm", "aten::quantized_gru",
-        "aten::_pad_packed_sequence", "aten::_pack_padded_sequence_backward",
-    )  # fmt: skip
+        "aten::lstm",
+        "aten::gru",
+        "aten::rnn_tanh",
+        "aten::rnn_relu",
+        "aten::quantized_lstm",
+        "aten::quantized_gru",
+        "aten::_pad_packed_sequence",
+        "aten::_pack_padded_sequence_backward",
+    )
 
     def applies_to(self, context: InitContext) -> bool:
         return context.tensor("batch_sizes") is not None
@@ -90,11 +96,17 @@ class CompressedInit(CustomInit):
 
     name = "compressed"
     op_patterns = (
-        "aten::_convert_indices_from_csr_to_coo", "aten::_convert_indices_from_coo_to_csr",
-        "aten::sparse_compressed_tensor", "aten::sparse_csr_tensor", "aten::sparse_bsr_tensor",
-        "aten::sparse_csc_tensor", "aten::sparse_bsc_tensor", "aten::_validate_sparse_compressed_tensor_args",
-        "aten::_validate_sparse_csr_tensor_args", "aten::_validate_sparse_bsr_tensor_args",
-    )  # fmt: skip
+        "aten::_convert_indices_from_csr_to_coo",
+        "aten::_convert_indices_from_coo_to_csr",
+        "aten::sparse_compressed_tensor",
+        "aten::sparse_csr_tensor",
+        "aten::sparse_bsr_tensor",
+        "aten::sparse_csc_tensor",
+        "aten::sparse_bsc_tensor",
+        "aten::_validate_sparse_compressed_tensor_args",
+        "aten::_validate_sparse_csr_tensor_args",
+        "aten::_validate_sparse_bsr_tensor_args",
+    )
 
     def initialize(self, context: InitContext) -> InitReport:
         if context.op == "aten::_convert_indices_from_coo_to_csr":

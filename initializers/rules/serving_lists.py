@@ -29,17 +29,40 @@ class AdaptersInit(CustomInit):
 
     name = "lora_adapters"
     op_patterns = (
-        "vllm::lora_shrink", "vllm::lora_expand", "vllm::v1_shrink", "vllm::v1_expand", "vllm::sgmv_shrink",
-        "vllm::sgmv_expand", "vllm::sgmv_expand_slice", "vllm::bgmv_shrink", "vllm::bgmv_expand",
-        "vllm::bgmv_expand_slice", "vllm::xpu_bgmv_shrink", "vllm::xpu_bgmv_expand", "vllm::xpu_bgmv_expand_slice",
-        "_punica_C::dispatch_bgmv", "_punica_C::dispatch_bgmv_low_level", "_C_ascend::bgmv_shrink",
-        "_C_ascend::bgmv_expand", "_C_ascend::sgmv_shrink", "_C_ascend::sgmv_expand", "npu::bgmv_shrink",
-        "npu::bgmv_expand", "npu::sgmv_shrink", "npu::sgmv_expand",
-    )  # fmt: skip
+        "vllm::lora_shrink",
+        "vllm::lora_expand",
+        "vllm::v1_shrink",
+        "vllm::v1_expand",
+        "vllm::sgmv_shrink",
+        "vllm::sgmv_expand",
+        "vllm::sgmv_expand_slice",
+        "vllm::bgmv_shrink",
+        "vllm::bgmv_expand",
+        "vllm::bgmv_expand_slice",
+        "vllm::xpu_bgmv_shrink",
+        "vllm::xpu_bgmv_expand",
+        "vllm::xpu_bgmv_expand_slice",
+        "_punica_C::dispatch_bgmv",
+        "_punica_C::dispatch_bgmv_low_level",
+        "_C_ascend::bgmv_shrink",
+        "_C_ascend::bgmv_expand",
+        "_C_ascend::sgmv_shrink",
+        "_C_ascend::sgmv_expand",
+        "npu::bgmv_shrink",
+        "npu::bgmv_expand",
+        "npu::sgmv_shrink",
+        "npu::sgmv_expand",
+    )
 
     def initialize(self, context: InitContext) -> InitReport:
-        given = next((v for name in ("lora_a_weights", "lora_b_weights", "weight", "w") if (v := context.args.get(name))
-                      is not None), None)  # fmt: skip
+        given = next(
+            (
+                v
+                for name in ("lora_a_weights", "lora_b_weights", "weight", "w")
+                if (v := context.args.get(name)) is not None
+            ),
+            None,
+        )
         weights = given[0] if isinstance(given, (list, tuple)) and given else given
         if not isinstance(weights, torch.Tensor) or not weights.dim():
             raise InitializerError(f"{context.op}: no weights of adapters among its arguments")
@@ -67,13 +90,19 @@ class StateSlotsInit(CustomInit):
 
     name = "state_slots"
     op_patterns = (
-        "_C::causal_conv1d_fwd", "_C::causal_conv1d_update", "_C::selective_scan_fwd", "sgl_kernel::causal_conv1d_fwd",
-        "sgl_kernel::causal_conv1d_update", "sglang::mamba_causal_conv1d_fwd", "sglang::mamba_causal_conv1d_update",
-    )  # fmt: skip
+        "_C::causal_conv1d_fwd",
+        "_C::causal_conv1d_update",
+        "_C::selective_scan_fwd",
+        "sgl_kernel::causal_conv1d_fwd",
+        "sgl_kernel::causal_conv1d_update",
+        "sglang::mamba_causal_conv1d_fwd",
+        "sglang::mamba_causal_conv1d_update",
+    )
 
     def initialize(self, context: InitContext) -> InitReport:
-        states = next((t for name in ("conv_states", "conv_state", "ssm_states") if (t := context.tensor(name))
-                       is not None), None)  # fmt: skip
+        states = next(
+            (t for name in ("conv_states", "conv_state", "ssm_states") if (t := context.tensor(name)) is not None), None
+        )
         slots = states.shape[0] if states is not None and states.dim() else 1
         assumed = {}
         for name in ("cache_indices", "conv_state_indices"):
@@ -100,13 +129,24 @@ class RowLimitsInit(CustomInit):
 
     name = "row_limits"
     op_patterns = (
-        "_C::top_k_per_row", "_C::top_k_per_row_prefill", "_C::top_k_per_row_decode", "_C::persistent_topk",
-        "_C::cooperative_topk", "_C::large_context_topk", "aiter::topk_per_row", "aiter::topk_per_row_decode",
-        "aiter::top_k_per_row_prefill", "aiter::top_k_per_row_prefill_fast", "aiter::_top_k_per_row_prefill",
-        "aiter::top_k_per_row_decode", "aiter::top_k_per_row_decode_fast", "aiter::_top_k_per_row_decode",
-        "sgl_kernel::fast_topk", "sgl_kernel::fast_topk_transform_fused",
+        "_C::top_k_per_row",
+        "_C::top_k_per_row_prefill",
+        "_C::top_k_per_row_decode",
+        "_C::persistent_topk",
+        "_C::cooperative_topk",
+        "_C::large_context_topk",
+        "aiter::topk_per_row",
+        "aiter::topk_per_row_decode",
+        "aiter::top_k_per_row_prefill",
+        "aiter::top_k_per_row_prefill_fast",
+        "aiter::_top_k_per_row_prefill",
+        "aiter::top_k_per_row_decode",
+        "aiter::top_k_per_row_decode_fast",
+        "aiter::_top_k_per_row_decode",
+        "sgl_kernel::fast_topk",
+        "sgl_kernel::fast_topk_transform_fused",
         "sgl_kernel::fast_topk_transform_ragged_fused",
-    )  # fmt: skip
+    )
 
     def initialize(self, context: InitContext) -> InitReport:
         scores = _one(context, "logits", "score")
@@ -130,9 +170,11 @@ class GroupSizesInit(CustomInit):
 
     name = "group_sizes"
     op_patterns = (
-        "_C::cutlass_moe_mm", "_C::cutlass_blockwise_scaled_grouped_mm", "sgl_kernel::fp8_blockwise_scaled_grouped_mm",
+        "_C::cutlass_moe_mm",
+        "_C::cutlass_blockwise_scaled_grouped_mm",
+        "sgl_kernel::fp8_blockwise_scaled_grouped_mm",
         "sgl_kernel::es_fp8_blockwise_scaled_grouped_mm",
-    )  # fmt: skip
+    )
 
     def initialize(self, context: InitContext) -> InitReport:
         sizes, offsets = context.need("problem_sizes"), context.need("expert_offsets")

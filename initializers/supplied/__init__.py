@@ -1,1 +1,2 @@
+# pyright: strict
 """Tensors that the user supplies."""

@@ -22,12 +22,26 @@ MAX_RANK = 64
 _LENGTH_BYTES = 8
 
 DTYPES: dict[str, tuple[str, int]] = {
-    "BOOL": ("bool", 1), "U8": ("uint8", 1), "I8": ("int8", 1), "F8_E4M3": ("float8_e4m3fn", 1),
-    "F8_E5M2": ("float8_e5m2", 1), "F8_E8M0": ("float8_e8m0fnu", 1), "F8_E4M3FNUZ": ("float8_e4m3fnuz", 1),
-    "F8_E5M2FNUZ": ("float8_e5m2fnuz", 1), "I16": ("int16", 2), "U16": ("uint16", 2), "F16": ("float16", 2),
-    "BF16": ("bfloat16", 2), "I32": ("int32", 4), "U32": ("uint32", 4), "F32": ("float32", 4), "I64": ("int64", 8),
-    "U64": ("uint64", 8), "F64": ("float64", 8), "C64": ("complex64", 8),
-}  # fmt: skip
+    "BOOL": ("bool", 1),
+    "U8": ("uint8", 1),
+    "I8": ("int8", 1),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "F8_E8M0": ("float8_e8m0fnu", 1),
+    "F8_E4M3FNUZ": ("float8_e4m3fnuz", 1),
+    "F8_E5M2FNUZ": ("float8_e5m2fnuz", 1),
+    "I16": ("int16", 2),
+    "U16": ("uint16", 2),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "I32": ("int32", 4),
+    "U32": ("uint32", 4),
+    "F32": ("float32", 4),
+    "I64": ("int64", 8),
+    "U64": ("uint64", 8),
+    "F64": ("float64", 8),
+    "C64": ("complex64", 8),
+}
 """The format's name → torch's name and bytes an element. Types below a byte are not read."""
 
 
@@ -93,8 +107,9 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
     start = _LENGTH_BYTES + length
     found = {
         name: _entry(path, name, entry, start, total - start)
-        for name, entry in header.items() if name != "__metadata__"
-    }  # fmt: skip
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
     _check_layout(path, found, start, total)
     if not found:
         raise FormatError(f"{path} holds no tensors")

@@ -1,1 +1,2 @@
+# pyright: strict
 """From a plan op to tensors."""

@@ -1,3 +1,4 @@
+# pyright: strict
 """16-bit matrix products on CPUs that cannot multiply 16-bit numbers: recognises them and widens them to float32.
 
 Without AVX-512 or AMX, torch's CPU kernels for bfloat16 and float16 products are plain loops, some 300 times slower

@@ -1,3 +1,4 @@
+# pyright: strict
 """Checks that the tensors of a `--values` file fit the ops of a plan, before anything runs; puts no value anywhere."""
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ def check_values(plan: ReplayPlan, values: RecordedValues) -> None:
         ops = [op for op in plan.ops if place.op in (op.id, op.name)]
         if not ops:
             known = _some(f"{op.name} ({op.id})" for op in plan.ops)
-            raise UsageError(f"{values.path}: {place.key} is for an op that the plan does not hold",
-                             hint=f"Its ops: {known}." if known else "The plan holds no ops.")  # fmt: skip
+            raise UsageError(
+                f"{values.path}: {place.key} is for an op that the plan does not hold",
+                hint=f"Its ops: {known}." if known else "The plan holds no ops.",
+            )
         callable_ops = [op for op in ops if op.reason is None]
         if not callable_ops:
             raise UsageError(f"{values.path}: {place.key} is for an op that cannot be replayed: {ops[0].reason}")
@@ -58,8 +61,10 @@ def _recorded(place: Place, op: ReplayOp, path: str) -> TensorMeta:
     """Metadata of the tensor that a place means. Raises UsageError when the op has no such tensor."""
     arg = next((arg for arg in op.args if arg.name == place.argument), None)
     if arg is None or not arg.tensors:
-        raise UsageError(f"{path}: {op.name} has no tensor argument {place.argument!r}",
-                         hint=f"Its tensor arguments: {_some(_names(op.args))}.")  # fmt: skip
+        raise UsageError(
+            f"{path}: {op.name} has no tensor argument {place.argument!r}",
+            hint=f"Its tensor arguments: {_some(_names(op.args))}.",
+        )
     is_list = arg.type.endswith("[]")
     if is_list != (place.index is not None):
         want = f"{place.op}.{place.argument}.0, .1, ..." if is_list else f"{place.op}.{place.argument}"

@@ -26,11 +26,22 @@ DTYPES: dict[str, torch.dtype] = {
 }
 NAMED_VALUES: dict[str, Any] = {
     **{f"torch.{name}": dtype for name, dtype in DTYPES.items()},
-    **{f"torch.{name}": getattr(torch, name) for name in (
-        "strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc",
-        "contiguous_format", "channels_last", "channels_last_3d", "preserve_format",
-    )},
-}  # fmt: skip
+    **{
+        f"torch.{name}": getattr(torch, name)
+        for name in (
+            "strided",
+            "sparse_coo",
+            "sparse_csr",
+            "sparse_csc",
+            "sparse_bsr",
+            "sparse_bsc",
+            "contiguous_format",
+            "channels_last",
+            "channels_last_3d",
+            "preserve_format",
+        )
+    },
+}
 """What a plan may name of torch: dtypes, layouts and memory formats. Anything else is refused, never looked up."""
 NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 

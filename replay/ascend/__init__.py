@@ -1,3 +1,4 @@
+# pyright: strict
 """The simulated Ascend device: ops become CANN kernels, kernels become microseconds; no torch, nothing executed."""
 
 from opreplay.replay.ascend.cost.predict import predict_kernel

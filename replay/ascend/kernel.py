@@ -1,3 +1,4 @@
+# pyright: strict
 """Values of the simulated device: a CANN kernel call with its shapes, dtypes and formats, and a prediction for it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """The values that cost functions work on: a device flattened to plain floats, with its cost table by kernel type.
 
 Owns the compiled form only; `device_file` reads and checks the files it is made from.

@@ -1,1 +1,2 @@
+# pyright: strict
 """Many traces as one job."""

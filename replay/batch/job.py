@@ -21,9 +21,16 @@ NAMED = 3
 
 
 def find_and_pair(
-    patterns: Sequence[str], donors: Sequence[str], selection: Selection, *, device: str,
-    limits: Limits, plugins: Sequence[str], children: bool, tell: Tell,
-) -> tuple[list[Found], HowToRead]:  # fmt: skip
+    patterns: Sequence[str],
+    donors: Sequence[str],
+    selection: Selection,
+    *,
+    device: str,
+    limits: Limits,
+    plugins: Sequence[str],
+    children: bool,
+    tell: Tell,
+) -> tuple[list[Found], HowToRead]:
     """The files to read and how; ExecutionTraces that are paired with a trace are no traces of their own.
 
     Raises UsageError where no trace has one, or as `find_files` and `pair` do.
@@ -48,15 +55,26 @@ def find_and_pair(
         if unused := [path for path in given.values() if path not in pairs.values()]:
             tell(f"{len(unused)} of {len(given)} ExecutionTraces have no trace: {_some(unused)}")
     return files, HowToRead(
-        selection=selection, device=device, limits=limits, plugins=tuple(plugins), execution_traces=pairs,
+        selection=selection,
+        device=device,
+        limits=limits,
+        plugins=tuple(plugins),
+        execution_traces=pairs,
         children=children,
-    )  # fmt: skip
+    )
 
 
 def read_batch(
-    files: Sequence[Found], how: HowToRead, store: PlanStore | None, *, lanes: int | None, engine: str,
-    address: str | None, tell: Tell, progress: Callable[[int, int], None],
-) -> tuple[Batch, list[Unreadable]]:  # fmt: skip
+    files: Sequence[Found],
+    how: HowToRead,
+    store: PlanStore | None,
+    *,
+    lanes: int | None,
+    engine: str,
+    address: str | None,
+    tell: Tell,
+    progress: Callable[[int, int], None],
+) -> tuple[Batch, list[Unreadable]]:
     """All files that can be read, merged, and those that were refused: named by the user, or damaged in a folder.
 
     Files whose plan is in the store and that are as they were are not read again; others are put there. Files of a
@@ -91,9 +109,15 @@ def read_batch(
 
 
 def _plans(
-    paths: Sequence[str], how: HowToRead, store: PlanStore | None, *, lanes: int | None, engine: str,
-    address: str | None, tell: Tell,
-) -> Iterator[TracePlan | Unreadable]:  # fmt: skip
+    paths: Sequence[str],
+    how: HowToRead,
+    store: PlanStore | None,
+    *,
+    lanes: int | None,
+    engine: str,
+    address: str | None,
+    tell: Tell,
+) -> Iterator[TracePlan | Unreadable]:
     """The plan of each file, in order: from the store, or read here, by processes or on a cluster."""
     from opreplay.replay.batch.merge import TracePlan
     from opreplay.replay.batch.reading import decoded, read_plans

@@ -149,16 +149,27 @@ class Batch:
         for index, count, recorded_us in zip(uses.op, uses.count, uses.recorded_us, strict=True):
             sums.add(found[index], count, recorded_us)
         return TraceResult(
-            source=name, job=member.job, rank=member.rank, world_size=member.world_size, ops=len(uses.op),
-            shared=sum(self._traces_of[index] > 1 for index in uses.op), replayed=sums.replayed,
-            covered_share=sums.covered_us / uses.total_us if uses.total_us else 0.0, recorded_us=sums.recorded_us,
-            measured_us=sums.measured_us, simulated_us=sums.simulated_us,
-        )  # fmt: skip
+            source=name,
+            job=member.job,
+            rank=member.rank,
+            world_size=member.world_size,
+            ops=len(uses.op),
+            shared=sum(self._traces_of[index] > 1 for index in uses.op),
+            replayed=sums.replayed,
+            covered_share=sums.covered_us / uses.total_us if uses.total_us else 0.0,
+            recorded_us=sums.recorded_us,
+            measured_us=sums.measured_us,
+            simulated_us=sums.simulated_us,
+        )
 
     def _job_result(
-        self, job: str, indices: Sequence[int], members: Sequence[Member], traces: Sequence[TraceResult],
+        self,
+        job: str,
+        indices: Sequence[int],
+        members: Sequence[Member],
+        traces: Sequence[TraceResult],
         found: Sequence[OpResult | None],
-    ) -> JobResult:  # fmt: skip
+    ) -> JobResult:
         own = [traces[index] for index in indices]
         ops = {op for index in indices for op in self._uses[index].op}
         total_us = sum(self._uses[index].total_us for index in indices)
@@ -176,13 +187,15 @@ class Batch:
             replayed=sum((result := found[op]) is not None and result.status == "replayed" for op in ops),
             covered_share=(
                 sum(trace.covered_share * self._uses[index].total_us for trace, index in zip(own, indices, strict=True))
-                / total_us if total_us else 0.0
+                / total_us
+                if total_us
+                else 0.0
             ),
             recorded_us=sum(trace.recorded_us for trace in own),
             measured_us=sum(trace.measured_us for trace in own),
             slowest_rank_us=max(trace.recorded_us for trace in own),
             simulated_us=simulated,
-        )  # fmt: skip
+        )
 
 
 class _Sums:

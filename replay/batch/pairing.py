@@ -1,3 +1,4 @@
+# pyright: strict
 """Which ExecutionTrace belongs to which trace of a batch: told by names, folders and ranks, never by guessing.
 
 Owns the choice between files; reading and joining them is `opreplay.traces.joins.execution_trace`'s.
@@ -15,9 +16,24 @@ from opreplay.traces.errors import UsageError
 
 _WORDS = re.compile(r"[A-Za-z]+|\d+")
 KINDS = frozenset(
-    ("et", "execution", "trace", "traces", "chakra", "kineto", "pytorch", "torch", "pt", "profile", "profiler", "host",
-     "device", "json", "gz")
-)  # fmt: skip
+    (
+        "et",
+        "execution",
+        "trace",
+        "traces",
+        "chakra",
+        "kineto",
+        "pytorch",
+        "torch",
+        "pt",
+        "profile",
+        "profiler",
+        "host",
+        "device",
+        "json",
+        "gz",
+    )
+)
 """Words of file names that say what kind of file it is, not of what run or rank."""
 
 

@@ -40,7 +40,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 def recognised(
     paths: Sequence[str], ranks: Sequence[tuple[int | None, int | None]], ops: Sequence[frozenset[int]] | None = None
-) -> list[Member]:  # fmt: skip
+) -> list[Member]:
     """The job of each trace, from its path, its recorded (rank, world size) and its ops, as numbers, where given.
 
     Traces are of one job when they lie in one folder, agree on the world size, have names that differ in the rank

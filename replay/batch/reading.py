@@ -1,3 +1,4 @@
+# pyright: strict
 """The files of a batch: found in folders, and read several at a time; a file that cannot be read costs itself only.
 
 Owns the finding and the processes that read; how one file becomes a plan is handed in.

@@ -1,3 +1,4 @@
+# pyright: strict
 """What tells, without reading all of it, that a file is the one that was read before: size, time and both ends.
 
 Owns the comparison of files on the disk; what was made of them is the caller's.

@@ -1,1 +1,2 @@
+# pyright: strict
 """Ops run and timed."""

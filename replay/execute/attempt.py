@@ -1,3 +1,4 @@
+# pyright: strict
 """One op from preparation to outcome: whatever it raises becomes a reason; owns no process and no time limit.
 
 An op over its memory budget is tried again as `fitting` makes it, where that was asked for.

@@ -1,3 +1,4 @@
+# pyright: strict
 """How faithful a replayed call was: kernels, child ops and times beside those of the trace; profiles nothing itself."""
 
 from __future__ import annotations

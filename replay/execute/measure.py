@@ -1,3 +1,4 @@
+# pyright: strict
 """The measuring loop: what makes a sample, what samples amount to, and what to warn about; owns no device, no clock."""
 
 from __future__ import annotations
@@ -82,10 +83,16 @@ def measure(executor: Executor, prepared: Prepared, options: MeasureOptions) -> 
     if (events := environment.throttle_events() - throttled) > 0:
         warnings.append(MeasureWarning(kind="throttled", data={"events": events}))
     return msgspec.structs.replace(
-        found, warnings=tuple(warnings), cache=plan.cache, host_us=host_us, graph=plan.graph is not None,
-        first_call_us=first_us, repeated=len(samples.all) - len(chosen), median_error=stats.log_error(in_order),
+        found,
+        warnings=tuple(warnings),
+        cache=plan.cache,
+        host_us=host_us,
+        graph=plan.graph is not None,
+        first_call_us=first_us,
+        repeated=len(samples.all) - len(chosen),
+        median_error=stats.log_error(in_order),
         threads=executor.threads,
-    )  # fmt: skip
+    )
 
 
 def _of_slow(warm: WarmUp, first_us: float, executor: Executor, options: MeasureOptions) -> Measurement:
@@ -173,10 +180,18 @@ def summarize(ordered: list[float], *, calls: int, resolution_us: float, options
         data = {"resolution_us": resolution_us, "sample_us": median * calls}
         warnings.append(MeasureWarning(kind="timer resolution", data=data))
     return Measurement(
-        median_us=median, iqr_us=iqr, min_us=ordered[0], max_us=ordered[-1], samples=len(ordered),
-        calls_per_sample=calls, ci_low_us=low, ci_high_us=high, warnings=tuple(warnings), deciles_us=deciles,
+        median_us=median,
+        iqr_us=iqr,
+        min_us=ordered[0],
+        max_us=ordered[-1],
+        samples=len(ordered),
+        calls_per_sample=calls,
+        ci_low_us=low,
+        ci_high_us=high,
+        warnings=tuple(warnings),
+        deciles_us=deciles,
         outliers=sum(sample > upper + stats.FAR_OUT * iqr for sample in ordered),
-    )  # fmt: skip
+    )
 
 
 def scaled(measurement: Measurement, part: float) -> Measurement:

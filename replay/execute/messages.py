@@ -1,3 +1,4 @@
+# pyright: strict
 """What a run says to the process that replays a sequence, and what it answers; knows no torch and no process."""
 
 from __future__ import annotations

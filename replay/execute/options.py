@@ -1,3 +1,4 @@
+# pyright: strict
 """How ops are measured and run: options of a run, of a measurement, of a worker; values only."""
 
 from __future__ import annotations
@@ -100,11 +101,18 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     def measure_options(self) -> MeasureOptions:
         """The part that the measuring loop needs."""
         return MeasureOptions(
-            op_time_s=self.op_time_s, target_ci=self.target_ci, min_samples=self.min_samples,
-            max_samples=self.max_samples, warmup_calls=self.warmup_calls, warmup_s=self.warmup_s, cache=self.cache,
-            check_kernels=self.check_kernels, cuda_graph=self.cuda_graph, limit_s=self.hard_limit_s(),
+            op_time_s=self.op_time_s,
+            target_ci=self.target_ci,
+            min_samples=self.min_samples,
+            max_samples=self.max_samples,
+            warmup_calls=self.warmup_calls,
+            warmup_s=self.warmup_s,
+            cache=self.cache,
+            check_kernels=self.check_kernels,
+            cuda_graph=self.cuda_graph,
+            limit_s=self.hard_limit_s(),
             check_values=self.check_values,
-        )  # fmt: skip
+        )
 
     def hard_limit_s(self) -> float:
         """Seconds after which an op's process is killed."""

@@ -1,3 +1,4 @@
+# pyright: strict
 """The main job: each op of a plan measured here and predicted on simulated devices, line by line into a sink.
 
 Owns the order of work, budgets of a whole run and the summary; not how one op is run (`isolation`, `attempt`) or what
@@ -195,15 +196,18 @@ def sequence_engine(
             # How long a first pass takes, nobody knows.
             left_s = max(0.0, done.time_s - done.spent_s) if done.passes else None
             current = f"pass {done.passes}" if done.passes else "first pass"
-            on_progress(
-                Progress(done=0, total=total, current=current, elapsed_s=done.spent_s, remaining_s=left_s)
-            )  # fmt: skip
+            on_progress(Progress(done=0, total=total, current=current, elapsed_s=done.spent_s, remaining_s=left_s))
 
     return SequenceEngine(
-        plan, config, budget_bytes=options.max_live_bytes, op_time_s=options.op_time_s, limit_s=options.hard_limit_s(),
-        total_time_s=options.total_time_s, tell=tell,
+        plan,
+        config,
+        budget_bytes=options.max_live_bytes,
+        op_time_s=options.op_time_s,
+        limit_s=options.hard_limit_s(),
+        total_time_s=options.total_time_s,
+        tell=tell,
         executor=make_executor(config) if options.isolation == "none" else None,
-    )  # fmt: skip
+    )
 
 
 def make_engine(options: RunOptions) -> Engine:
@@ -222,12 +226,20 @@ def make_engine(options: RunOptions) -> Engine:
 def worker_config(options: RunOptions) -> WorkerConfig:
     """What a process that runs ops must know of the options."""
     return WorkerConfig(
-        executor=options.executor, device=options.device, threads=options.threads,
-        memory_bytes=options.max_op_bytes or environment.default_op_bytes(), over_budget=options.over_budget,
-        seed=options.seed, measure=options.measure_options(), allow_imports=options.allow_imports,
-        plugins=options.plugins, init_modules=options.init_modules, init_args=options.init_args,
-        values=options.values, check_work=options.check_work,
-    )  # fmt: skip
+        executor=options.executor,
+        device=options.device,
+        threads=options.threads,
+        memory_bytes=options.max_op_bytes or environment.default_op_bytes(),
+        over_budget=options.over_budget,
+        seed=options.seed,
+        measure=options.measure_options(),
+        allow_imports=options.allow_imports,
+        plugins=options.plugins,
+        init_modules=options.init_modules,
+        init_args=options.init_args,
+        values=options.values,
+        check_work=options.check_work,
+    )
 
 
 def make_runner(options: RunOptions) -> Runner:

@@ -1,3 +1,4 @@
+# pyright: strict
 """Samples of one op: timed one after the other with the gauges beside them, and taken again where another program had
 the processor meanwhile; owns when there are enough, not what they amount to."""
 
@@ -82,9 +83,10 @@ class Samples:
         total_us = sum(sample.took_us for sample in self.all)
         waited_us = sum(sample.waited_us for sample in self.all) if one_thread else 0.0
         data = {
-            "interrupted": float(len(self.interrupted)), "samples": float(len(self.all)),
+            "interrupted": float(len(self.interrupted)),
+            "samples": float(len(self.all)),
             "left_out_share": waited_us / total_us if total_us > 0 else 0.0,
-        }  # fmt: skip
+        }
         warning = MeasureWarning(kind="interrupted", data=data)
         if not one_thread:
             return self.all, [warning]
@@ -121,8 +123,9 @@ def collect(
         waited_us = since.waited_since(at, took_us)
         samples.add(
             Sample(took_us / plan.count, waited_us / plan.count, gauge_us),
-            interrupted=since.switches > at.switches, spent_s=(took_us - waited_us) * 1e-6,
-        )  # fmt: skip
+            interrupted=since.switches > at.switches,
+            spent_s=(took_us - waited_us) * 1e-6,
+        )
         wall_s = clock.now_s() - started
         spent_s = wall_s if since.used_us is None else (since.used_us - first_us) * 1e-6
         if _enough(samples, min(spent_s, wall_s), wall_s, options, budget_s, left_s):

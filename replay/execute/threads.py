@@ -1,3 +1,4 @@
+# pyright: strict
 """How many threads ops use on a CPU that has other work: chosen at the start, and judged again by an op's samples."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """Calls before the first sample, until times have settled: what a first call sets up is never measured if a second call
 can be had; owns no clock and no sample."""
 

@@ -1,3 +1,4 @@
+# pyright: strict
 """Standalone bundles: chosen ops of a plan with one script that replays them wherever torch is installed."""
 
 from opreplay.replay.export.bundle import Bundle, LeftOut, make_bundle

@@ -1,3 +1,4 @@
+# pyright: strict
 """Which ops of a plan can be replayed by a script with torch alone, and the plan that such a bundle holds.
 
 Owns the choice and what is taken out of the plan so that it names nothing of the model; not the files (`files`).
@@ -97,9 +98,12 @@ def make_bundle(
             instead[op.id] = other
     source, device = (plan.source, plan.device) if keep_names else (SOURCE, None)
     return Bundle(
-        plan=msgspec.structs.replace(plan, source=source, device=device, ops=tuple(ops)), inputs=inputs,
-        instead=instead, left_out=tuple(left_out), keeps_names=keep_names,
-    )  # fmt: skip
+        plan=msgspec.structs.replace(plan, source=source, device=device, ops=tuple(ops)),
+        inputs=inputs,
+        instead=instead,
+        left_out=tuple(left_out),
+        keeps_names=keep_names,
+    )
 
 
 def _prepared(

@@ -1,3 +1,4 @@
+# pyright: strict
 """The three files of a bundle, in a folder or a zip archive; owns their text and where they may be written."""
 
 from __future__ import annotations
@@ -77,8 +78,11 @@ def readme(bundle: Bundle) -> str:
         parts.append(f"\nand {len(ops) - SHOWN} more in `ops.json`.")
     if bundle.instead:
         named = Counter(op.name for op in ops if op.id in bundle.instead)
-        parts.append("\nWhere the device has no kernel for these, the script calls another op and says so: "
-                     + ", ".join(f"`{name}`" for name in sorted(named)) + ".")  # fmt: skip
+        parts.append(
+            "\nWhere the device has no kernel for these, the script calls another op and says so: "
+            + ", ".join(f"`{name}`" for name in sorted(named))
+            + "."
+        )
     elsewhere = sorted({op.name for op in ops if op.resolved_by == "equivalent" and op.id not in bundle.instead})
     if elsewhere:
         shown = ", ".join(f"`{name}`" for name in elsewhere)

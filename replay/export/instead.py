@@ -93,9 +93,11 @@ def _argument(arg: ArgSpec, value: Any) -> ReplayArg:
 
 def _meta(tensor: torch.Tensor) -> TensorMeta:
     return TensorMeta(
-        shape=tuple(tensor.shape), dtype=_DTYPE_NAMES[tensor.dtype], strides=tuple(tensor.stride()),
+        shape=tuple(tensor.shape),
+        dtype=_DTYPE_NAMES[tensor.dtype],
+        strides=tuple(tensor.stride()),
         storage_offset=int(tensor.storage_offset()),
-    )  # fmt: skip
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -209,9 +209,13 @@ def causal(tensor: torch.Tensor, spec: Json, _: torch.Generator) -> torch.Tensor
 
 
 ARRANGED: dict[str, Callable[..., torch.Tensor]] = {
-    "values": listed, "ramp": ramp, "softmax": softmax, "positive definite": positive_definite, "chosen": chosen,
+    "values": listed,
+    "ramp": ramp,
+    "softmax": softmax,
+    "positive definite": positive_definite,
+    "chosen": chosen,
     "causal": causal,
-}  # fmt: skip
+}
 
 
 class Call:
@@ -385,8 +389,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the inputs' values (default: 0)")
     parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds an op may take; 0: none, and no child")
-    parser.add_argument("--import", dest="imports", action="append", default=[], metavar="NS=MODULE",
-                        help="import MODULE, which defines the ops of namespace NS; repeatable")  # fmt: skip
+    parser.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="NS=MODULE",
+        help="import MODULE, which defines the ops of namespace NS; repeatable",
+    )
     options = parser.parse_args()
     imported(parser, options.imports)
     if options.iterations < 1:

@@ -1,3 +1,4 @@
+# pyright: strict
 """One op as a few lines of plain PyTorch that make the call, to paste into a console, a bug report or a test.
 
 Names and values are those of the plan; every text of a trace is quoted, so that nothing in it becomes code.
@@ -16,10 +17,18 @@ from opreplay.traces.model import TensorMeta
 _NAME = re.compile(r"([A-Za-z_]\w*)::([A-Za-z_]\w*)")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _DTYPE = re.compile(r"\w+")
-_NAMED = frozenset(f"torch.{name}" for name in (
-    *ITEMSIZE_BYTES, "strided", "sparse_coo", "contiguous_format", "preserve_format", "channels_last",
-    "channels_last_3d",
-))  # fmt: skip
+_NAMED = frozenset(
+    f"torch.{name}"
+    for name in (
+        *ITEMSIZE_BYTES,
+        "strided",
+        "sparse_coo",
+        "contiguous_format",
+        "preserve_format",
+        "channels_last",
+        "channels_last_3d",
+    )
+)
 """Dtypes, layouts and memory formats."""
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64", "complex64", "complex128"})
 """Types that torch.randn makes."""

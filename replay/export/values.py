@@ -73,11 +73,16 @@ def describe(
 def _context(op: ReplayOp, device: torch.device, seed: int) -> InitContext:
     op_seed = seed_of(op, seed)
     return InitContext(
-        op=op.called, args=tensors.arguments(op, device=device),
+        op=op.called,
+        args=tensors.arguments(op, device=device),
         metas={arg.name: arg.tensors for arg in op.args if arg.tensors},
-        generator=torch.Generator().manual_seed(op_seed), seed=op_seed, outputs=op.outputs, batch=op.batch,
-        run_seed=seed, keyword_only=frozenset(arg.name for arg in op.args if arg.keyword_only),
-    )  # fmt: skip
+        generator=torch.Generator().manual_seed(op_seed),
+        seed=op_seed,
+        outputs=op.outputs,
+        batch=op.batch,
+        run_seed=seed,
+        keyword_only=frozenset(arg.name for arg in op.args if arg.keyword_only),
+    )
 
 
 def _listed(value: Any) -> Sequence[torch.Tensor | None]:

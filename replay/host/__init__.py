@@ -1,1 +1,2 @@
+# pyright: strict
 """This machine: memory, processes, locks, versions."""

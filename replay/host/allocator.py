@@ -1,3 +1,4 @@
+# pyright: strict
 """The C library's allocator in a process that measures: freed memory is kept for the next call; owns no tensor.
 
 By default glibc maps blocks above a moving limit anew for each call and unmaps them after it: an op with a large result

@@ -1,3 +1,4 @@
+# pyright: strict
 """Frames between a process and the one that started it."""
 
 from __future__ import annotations

@@ -26,8 +26,16 @@ OPTIONAL: dict[str, str] = {
 """Module → what it is good for."""
 
 VENDOR: tuple[str, ...] = (
-    "torchvision", "torch_npu", "vllm", "flash_attn", "aiter", "sgl_kernel", "xformers", "fbgemm_gpu", "triton",
-)  # fmt: skip
+    "torchvision",
+    "torch_npu",
+    "vllm",
+    "flash_attn",
+    "aiter",
+    "sgl_kernel",
+    "xformers",
+    "fbgemm_gpu",
+    "triton",
+)
 """Modules whose ops occur in traces."""
 
 

@@ -1,3 +1,4 @@
+# pyright: strict
 """Facts of this machine that a result needs to be comparable; no host names, paths, addresses or user names."""
 
 from __future__ import annotations

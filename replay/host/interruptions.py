@@ -1,3 +1,4 @@
+# pyright: strict
 """How often other programs took the processor from this process, as Linux counts it; nothing elsewhere."""
 
 from __future__ import annotations

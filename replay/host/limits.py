@@ -1,3 +1,4 @@
+# pyright: strict
 """Limits of a process that runs ops: memory, files, and that it dies with its parent."""
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
+# pyright: strict
 """The values that everything else speaks of; nothing here imports torch."""

@@ -1,3 +1,4 @@
+# pyright: strict
 """The ops below a call as names, told alike of a trace and of torch's profiler, so that the two can be compared."""
 
 from __future__ import annotations

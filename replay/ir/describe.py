@@ -1,16 +1,36 @@
+# pyright: strict
 """Short texts for people of a plan's ops: "bf16[512,512] · bf16[512,2048]"; knows no terminal and no format."""
 
 from __future__ import annotations
+
+import math
 
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.traces.model import TensorMeta
 
 SHORT_DTYPES = {
-    "bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64", "complex32": "c32", "complex64": "c64",
-    "complex128": "c128", "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64", "uint8": "u8",
-    "uint16": "u16", "uint32": "u32", "uint64": "u64", "float8_e4m3fn": "f8e4m3", "float8_e4m3fnuz": "f8e4m3z",
-    "float8_e5m2": "f8e5m2", "float8_e5m2fnuz": "f8e5m2z", "float8_e8m0fnu": "f8e8m0", "float4_e2m1fn_x2": "f4e2m1x2",
-}  # fmt: skip
+    "bfloat16": "bf16",
+    "float16": "f16",
+    "float32": "f32",
+    "float64": "f64",
+    "complex32": "c32",
+    "complex64": "c64",
+    "complex128": "c128",
+    "int8": "i8",
+    "int16": "i16",
+    "int32": "i32",
+    "int64": "i64",
+    "uint8": "u8",
+    "uint16": "u16",
+    "uint32": "u32",
+    "uint64": "u64",
+    "float8_e4m3fn": "f8e4m3",
+    "float8_e4m3fnuz": "f8e4m3z",
+    "float8_e5m2": "f8e5m2",
+    "float8_e5m2fnuz": "f8e5m2z",
+    "float8_e8m0fnu": "f8e8m0",
+    "float4_e2m1fn_x2": "f4e2m1x2",
+}
 LIST_SHOWN = 3
 """Tensors of a list that are spelled out."""
 
@@ -40,3 +60,32 @@ def _describe_argument(arg: ReplayArg) -> str:
     shown = [describe_tensor(meta) for meta in present[:LIST_SHOWN]]
     more = [f"… {len(present)} in all"] if len(present) > LIST_SHOWN else []
     return f"({', '.join(shown + more)})"
+
+
+DASH = "–"
+"""Stands for a value that is not there."""
+
+_UNITS = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))
+"""Microseconds in a unit of time, largest first."""
+
+
+def digits(value: float, count: int = 3) -> str:
+    """`value` with `count` significant digits and no exponent: 0.0123, 1.23, 12.3, 123, 1230."""
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else str(value)
+    places = count - 1 - math.floor(math.log10(abs(value)))
+    rounded = round(value, places)
+    if rounded and math.floor(math.log10(abs(rounded))) > math.floor(math.log10(abs(value))):
+        places -= 1
+    return f"{rounded:.{min(max(places, 0), 9)}f}"
+
+
+def time_text(us: float | None) -> str:
+    """Microseconds with three significant digits in the unit that suits: "0.450 µs", "12.3 µs", "1.20 ms", "3.40 s"."""
+    if us is None:
+        return DASH
+    for size, unit in _UNITS:
+        # 999.6 µs would round to four digits: it is written as 1.00 ms.
+        if abs(us) >= 0.9995 * size or size == 1.0:
+            return f"{digits(us / size)} {unit}"
+    raise AssertionError("unreachable")

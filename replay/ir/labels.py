@@ -1,3 +1,4 @@
+# pyright: strict
 """Which recorded names are no ops: labels of frameworks and autograd, collectives, generated kernels; no torch."""
 
 from __future__ import annotations
@@ -12,9 +13,19 @@ from opreplay.traces.model import OpSignature
 _GENERATED = re.compile(r"triton_|cpp_fused_|graph_\d+_cpp_fused_|graph_\d+_kernel|ProxyExecutor|inductor_")
 _COLLECTIVE_LABEL = re.compile(r"(nccl|gloo|hccl|mpi|ucc|xccl|rccl):|Hccl|hcom_|c10d::")
 _COLLECTIVE_WORDS = (
-    "all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter", "all_to_all", "alltoall", "broadcast_",
-    "send_recv", "ncclx", "moe_distribute_dispatch", "moe_distribute_combine",
-)  # fmt: skip
+    "all_reduce",
+    "allreduce",
+    "all_gather",
+    "allgather",
+    "reduce_scatter",
+    "all_to_all",
+    "alltoall",
+    "broadcast_",
+    "send_recv",
+    "ncclx",
+    "moe_distribute_dispatch",
+    "moe_distribute_combine",
+)
 _BOOKKEEPING = {
     "aten::record_stream": "tells the allocator about a stream, computes nothing",
     "aten::_make_dual": "pairs a tensor with its tangent, inside a level of forward differentiation that has ended",

@@ -1,3 +1,4 @@
+# pyright: strict
 """The replay IR: named, typed ops with everything that is needed to call them again.
 
 Owns the values, not how they are made (`build`), checked (`verifier`), stored (`plan_file`) or run (`executors`).

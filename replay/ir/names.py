@@ -1,3 +1,4 @@
+# pyright: strict
 """Names of ops: qualified, split, and the namespaces of collectives."""
 
 from __future__ import annotations

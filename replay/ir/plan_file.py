@@ -1,3 +1,4 @@
+# pyright: strict
 """Plans as JSON files: exact round trip, versions checked before fields, form checked before anything is called."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """The closed list of why an op is not replayed, and how many ops, calls and how much time each reason accounts for.
 
 Owns the kinds and their meaning; each detail is written where the obstacle is found. Knows no torch and no format.
@@ -112,9 +113,12 @@ def _total(kind: str, sums: dict[str, list[float]]) -> ReasonTotal:
     ]
     ops, calls, share = (sum(column) for column in zip(*sums.values(), strict=True))
     return ReasonTotal(
-        kind=kind, ops=int(ops), calls=int(calls), share=share,
+        kind=kind,
+        ops=int(ops),
+        calls=int(calls),
+        share=share,
         details=tuple(sorted(details, key=lambda one: (-one.share, -one.ops, one.detail))),
-    )  # fmt: skip
+    )
 
 
 DETAIL_CHARS = 300

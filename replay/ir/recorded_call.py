@@ -142,9 +142,12 @@ def _tensor_list(dims: Any, strides: Any, dtypes: tuple[str, ...], memory: tuple
         metas.append(_meta(shape, torch_dtype_name(spelled or "") or "", strides[j] if nested else None, place))
     known = all(meta is None or meta.dtype for meta in metas)
     return RecordedArg(
-        kind="tensors", tensors=tuple(metas), list_dtypes_known=known, strides_recorded=nested,
+        kind="tensors",
+        tensors=tuple(metas),
+        list_dtypes_known=known,
+        strides_recorded=nested,
         unlike_strided=nested and any(shape and not step for shape, step in zip(dims, strides, strict=True)),
-    )  # fmt: skip
+    )
 
 
 def _meta(dims: Any, dtype: str, strides: Any, memory: Memory) -> TensorMeta:

@@ -1,3 +1,4 @@
+# pyright: strict
 """How many bytes an op needs, counted from metadata before anything is allocated; knows no torch and no device.
 
 Sizes are logical: a tensor expanded by stride 0 counts as large as it looks, since whatever reads it may write it out
@@ -157,11 +158,22 @@ MAX_PIECES = 65_536
 """Results that one op may return; `split` by 1 of a huge dimension would make billions."""
 _SPLITTERS = frozenset(
     {
-        "aten::split", "aten::split_with_sizes", "aten::unbind", "aten::chunk", "aten::tensor_split", "aten::hsplit",
-        "aten::vsplit", "aten::dsplit", "aten::unsafe_split", "aten::unsafe_chunk", "aten::unsafe_split_with_sizes",
-        "aten::split_copy", "aten::unbind_copy", "aten::split_with_sizes_copy",
+        "aten::split",
+        "aten::split_with_sizes",
+        "aten::unbind",
+        "aten::chunk",
+        "aten::tensor_split",
+        "aten::hsplit",
+        "aten::vsplit",
+        "aten::dsplit",
+        "aten::unsafe_split",
+        "aten::unsafe_chunk",
+        "aten::unsafe_split_with_sizes",
+        "aten::split_copy",
+        "aten::unbind_copy",
+        "aten::split_with_sizes_copy",
     }
-)  # fmt: skip
+)
 
 
 def flood(op: ReplayOp) -> Reason | None:

@@ -1,3 +1,4 @@
+# pyright: strict
 """What calls on meta tensors, and results beside those of the own implementation, say of an op."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """Checks that a plan is one: what every pass must keep and what a file must hold before anything is called.
 
 Owns form, not policy: whether an op may run is asked again where it is resolved (`resolve.find_overload`).
@@ -29,10 +30,20 @@ MAX_NAME = 4096
 """Characters of a recorded name."""
 SCALAR_TYPES = frozenset(
     {
-        "int", "float", "bool", "Scalar", "complex", "str", "ScalarType", "Layout", "Device", "MemoryFormat",
-        "Generator", "opaque",
+        "int",
+        "float",
+        "bool",
+        "Scalar",
+        "complex",
+        "str",
+        "ScalarType",
+        "Layout",
+        "Device",
+        "MemoryFormat",
+        "Generator",
+        "opaque",
     }
-)  # fmt: skip
+)
 LIST_TYPES = frozenset({"int[]", "float[]", "bool[]", "Scalar[]", "complex[]", "str[]"})
 _ID = re.compile(r"[0-9a-f]{12}")
 _NAMED = {

@@ -1,1 +1,2 @@
+# pyright: strict
 """From a trace to a plan."""

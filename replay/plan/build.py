@@ -32,9 +32,18 @@ _DEFAULT_POLICY = Policy()
 
 
 _ARITHMETIC = (
-    "aten::_foreach_add", "aten::_foreach_sub", "aten::_foreach_mul", "aten::_foreach_div", "aten::_foreach_lerp",
-    "aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad", "aten::addcdiv", "aten::addcmul", "aten::lerp",
-)  # fmt: skip
+    "aten::_foreach_add",
+    "aten::_foreach_sub",
+    "aten::_foreach_mul",
+    "aten::_foreach_div",
+    "aten::_foreach_lerp",
+    "aten::_fused_adam",
+    "aten::_fused_sgd",
+    "aten::_fused_adagrad",
+    "aten::addcdiv",
+    "aten::addcmul",
+    "aten::lerp",
+)
 """Beginnings of the names of ops of optimizers, whose numbers change from step to step."""
 _FLOAT = r"[-+]?(?:\d+\.\d*|\.\d+|\d+(?=e))(?:e[-+]?\d+)?"
 _FLOATS = re.compile(rf"\[?{_FLOAT}(?:, {_FLOAT})*\]?")
@@ -42,9 +51,14 @@ _FLOATS = re.compile(rf"\[?{_FLOAT}(?:, {_FLOAT})*\]?")
 
 
 def build_plan(
-    trace: Trace, *, select: str = "owner", filters: OpFilter = _NO_FILTER, policy: Policy = _DEFAULT_POLICY,
-    device: str = "cpu", in_order: bool = False,
-) -> ReplayPlan:  # fmt: skip
+    trace: Trace,
+    *,
+    select: str = "owner",
+    filters: OpFilter = _NO_FILTER,
+    policy: Policy = _DEFAULT_POLICY,
+    device: str = "cpu",
+    in_order: bool = False,
+) -> ReplayPlan:
     """The unique ops of a trace, each resolved for `device` or with the reason why not, heaviest first.
 
     `select`: "owner" (ops that own device time; the outermost ops where none does), "leaf", "top" or "all". With
@@ -65,17 +79,31 @@ def build_plan(
     device_us = float(trace.kernels.dur_ns.sum(dtype=np.int64)) / 1e3 if on_device else 0.0
     host_us = float(sum(group.recorded.host_us_total for group in groups))
     shell = ReplayPlan(
-        source=PurePath(trace.info.path).name, selection=select,
-        device=next(iter(trace.info.device_names), None), device_us_total=device_us, host_us_total=host_us, ops=(),
+        source=PurePath(trace.info.path).name,
+        selection=select,
+        device=next(iter(trace.info.device_names), None),
+        device_us_total=device_us,
+        host_us_total=host_us,
+        ops=(),
         unowned_device_us=float(trace.kernels.dur_ns[unowned].sum(dtype=np.int64)) / 1e3,
-    )  # fmt: skip
+    )
     kept = [
-        (group, ReplayOp(id=signature_id(group.signature), name=group.signature.name, count=group.count,
-                         recorded=group.recorded, recorded_outputs=recorded_results(group.signature),
-                         batch=group.batch and group.batch.context, assumptions=_shared_batch(group.batch),
-                         ranks=ranks_of(group.signature, trace.info.world_size)))
-        for group in groups if keeps_name(filters, group.signature.name)
-    ]  # fmt: skip
+        (
+            group,
+            ReplayOp(
+                id=signature_id(group.signature),
+                name=group.signature.name,
+                count=group.count,
+                recorded=group.recorded,
+                recorded_outputs=recorded_results(group.signature),
+                batch=group.batch and group.batch.context,
+                assumptions=_shared_batch(group.batch),
+                ranks=ranks_of(group.signature, trace.info.world_size),
+            ),
+        )
+        for group in groups
+        if keeps_name(filters, group.signature.name)
+    ]
     weight = passes.weight_of(shell)
     kept.sort(key=lambda pair: -weight(pair[1]))
     chosen = keep_heaviest([op for _, op in kept], filters, device_us or host_us, weight)
@@ -86,9 +114,14 @@ def build_plan(
     if not in_order:
         return plan
     sequence = recorded_sequence(
-        trace, rows, _selected_owner(trace, rows, select), [signature_id(one) for one in trace.signatures], ids,
-        select=select, phase=filters.phase,
-    )  # fmt: skip
+        trace,
+        rows,
+        _selected_owner(trace, rows, select),
+        [signature_id(one) for one in trace.signatures],
+        ids,
+        select=select,
+        phase=filters.phase,
+    )
     return msgspec.structs.replace(plan, sequence=sequence)
 
 
@@ -144,15 +177,21 @@ def _group(trace: Trace, rows: Rows, select: str, batches: BatchIndex) -> list[_
         host, on_device = trace.ops.dur_ns[part] / 1e3, device_ns[part] / 1e3
         busy = on_device[on_device > 0]
         recorded = Recorded(
-            host_us_total=float(host.sum()), host_us_median=float(np.median(host)),
+            host_us_total=float(host.sum()),
+            host_us_median=float(np.median(host)),
             device_us_total=float(on_device.sum()),
             device_us_median=float(np.median(busy)) if len(busy) else None,
             kernels=kernels.get(index, ()),
-        )  # fmt: skip
-        groups.append(_Group(
-            signature=trace.signatures[index], row=int(part[0]), count=len(part), recorded=recorded,
-            batch=batches.dominant(part, on_device),
-        ))  # fmt: skip
+        )
+        groups.append(
+            _Group(
+                signature=trace.signatures[index],
+                row=int(part[0]),
+                count=len(part),
+                recorded=recorded,
+                batch=batches.dominant(part, on_device),
+            )
+        )
     groups.sort(key=lambda group: group.row)
     return groups
 

@@ -12,11 +12,14 @@ PARAMETERS = (9, 10)
 the first rank, the stride between ranks and their number."""
 
 _PLACES = {
-    "_c10d_functional::all_gather_into_tensor": 0, "_c10d_functional::all_gather_into_tensor_out": 0,
-    "_c10d_functional::reduce_scatter_tensor": 0, "_c10d_functional::all_gather_into_tensor_coalesced": 0,
+    "_c10d_functional::all_gather_into_tensor": 0,
+    "_c10d_functional::all_gather_into_tensor_out": 0,
+    "_c10d_functional::reduce_scatter_tensor": 0,
+    "_c10d_functional::all_gather_into_tensor_coalesced": 0,
     "_c10d_functional::reduce_scatter_tensor_coalesced": 0,
-    "vllm::all_gather": 1, "vllm::reduce_scatter": 1,
-}  # fmt: skip
+    "vllm::all_gather": 1,
+    "vllm::reduce_scatter": 1,
+}
 """Op → place of the number of ranks among its integers: (input, group_size, name), (tensor, dim, world_size, name)."""
 
 

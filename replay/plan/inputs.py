@@ -218,9 +218,7 @@ def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:
     }
 
 
-def plan_of(
-    read: Trace | ReplayPlan, selection: Selection, *, device: str, in_order: bool = False
-) -> ReplayPlan:  # fmt: skip
+def plan_of(read: Trace | ReplayPlan, selection: Selection, *, device: str, in_order: bool = False) -> ReplayPlan:
     """The plan of a trace, or what the filters leave of a given plan.
 
     Raises UsageError as `restricted` does, and with the nearest names where the filters leave nothing of a file that

@@ -1,3 +1,4 @@
+# pyright: strict
 """A trace and a selection to a plan with outputs."""
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ def make_plan(trace: Trace, selection: Selection, *, device: str, in_order: bool
     from opreplay.replay.resolve.policy import Policy
 
     filters = OpFilter(
-        include=selection.include, exclude=selection.exclude, top=selection.top, min_share=selection.min_share,
-        phase=selection.phase, ops=selection.ops,
-    )  # fmt: skip
+        include=selection.include,
+        exclude=selection.exclude,
+        top=selection.top,
+        min_share=selection.min_share,
+        phase=selection.phase,
+        ops=selection.ops,
+    )
     policy = Policy(allow_imports=selection.allow_imports)
-    plan = build_plan(
-        trace, select=selection.select, filters=filters, policy=policy, device=device, in_order=in_order
-    )  # fmt: skip
+    plan = build_plan(trace, select=selection.select, filters=filters, policy=policy, device=device, in_order=in_order)
     return mark_impossible(with_outputs(plan, policy=policy))
 
 

@@ -1,3 +1,4 @@
+# pyright: strict
 """Pure passes over a plan, listed in the order in which `build` runs them."""
 
 from __future__ import annotations
@@ -33,10 +34,16 @@ def added(a: ReplayOp, b: ReplayOp) -> ReplayOp:
     kernels: dict[str, RecordedKernel] = {k.name: k for k in a.recorded.kernels}
     for kernel in b.recorded.kernels:
         known = kernels.get(kernel.name)
-        kernels[kernel.name] = kernel if known is None else RecordedKernel(
-            name=kernel.name, count=known.count + kernel.count, total_us=known.total_us + kernel.total_us,
-            type=known.type or kernel.type,
-        )  # fmt: skip
+        kernels[kernel.name] = (
+            kernel
+            if known is None
+            else RecordedKernel(
+                name=kernel.name,
+                count=known.count + kernel.count,
+                total_us=known.total_us + kernel.total_us,
+                type=known.type or kernel.type,
+            )
+        )
     heavier = a if a.count >= b.count else b
     recorded = Recorded(
         host_us_total=a.recorded.host_us_total + b.recorded.host_us_total,

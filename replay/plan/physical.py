@@ -1,3 +1,4 @@
+# pyright: strict
 """Ops of a plan that would move more memory than any device could have in the recorded time: guessed too large.
 
 Owns the check and the peak bandwidths of recorded devices. Only what a call must touch counts: arguments that it reads
@@ -17,12 +18,25 @@ from opreplay.traces.model import TensorMeta
 TOLERANCE = 1.3
 """Of the recorded time: clocks and sizes are not exact."""
 PEAK_BYTES_PER_S: tuple[tuple[str, float, int], ...] = (
-    ("H200", 4.8e12, 50 << 20), ("H100", 3.35e12, 50 << 20), ("H800", 3.35e12, 50 << 20), ("H20", 4.0e12, 60 << 20),
-    ("GH200", 4.9e12, 60 << 20), ("B200", 8.0e12, 126 << 20), ("A100", 2.04e12, 40 << 20), ("A800", 2.04e12, 40 << 20),
-    ("V100", 0.9e12, 6 << 20), ("L40", 0.864e12, 96 << 20), ("A10", 0.6e12, 6 << 20), ("T4", 0.32e12, 4 << 20),
-    ("MI355", 8.0e12, 256 << 20), ("MI325", 6.0e12, 256 << 20), ("MI300", 5.3e12, 256 << 20),
-    ("MI250", 3.28e12, 16 << 20), ("MI210", 1.64e12, 8 << 20), ("MI100", 1.23e12, 8 << 20),
-)  # fmt: skip
+    ("H200", 4.8e12, 50 << 20),
+    ("H100", 3.35e12, 50 << 20),
+    ("H800", 3.35e12, 50 << 20),
+    ("H20", 4.0e12, 60 << 20),
+    ("GH200", 4.9e12, 60 << 20),
+    ("B200", 8.0e12, 126 << 20),
+    ("A100", 2.04e12, 40 << 20),
+    ("A800", 2.04e12, 40 << 20),
+    ("V100", 0.9e12, 6 << 20),
+    ("L40", 0.864e12, 96 << 20),
+    ("A10", 0.6e12, 6 << 20),
+    ("T4", 0.32e12, 4 << 20),
+    ("MI355", 8.0e12, 256 << 20),
+    ("MI325", 6.0e12, 256 << 20),
+    ("MI300", 5.3e12, 256 << 20),
+    ("MI250", 3.28e12, 16 << 20),
+    ("MI210", 1.64e12, 8 << 20),
+    ("MI100", 1.23e12, 8 << 20),
+)
 """Part of a device's name, peak of its memory in bytes/s, size of its last cache in bytes; makers' data sheets."""
 FASTEST = (8.0e12, 256 << 20)
 """Of a device that is not listed: no other is faster."""
@@ -31,22 +45,81 @@ CACHE_SPEEDUP = 4.0
 SHORTEST_US = 2.0
 """A recorded time below this is that of a launch, not of any work."""
 
-_READ_IN_PART = frozenset({
-    "index", "_unsafe_index", "index_select", "gather", "embedding", "embedding_bag", "_embedding_bag", "take",
-    "_embedding_bag_forward_only", "take_along_dim", "masked_select", "index_put", "index_put_", "_index_put_impl_",
-    "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "index_add", "index_add_", "index_copy_",
-    "index_fill_", "searchsorted", "bucketize", "grid_sampler_2d", "grid_sampler_3d", "index_copy", "index_fill",
-    "scatter_reduce_", "nll_loss_forward", "nll_loss_backward", "cross_entropy_loss", "nll_loss_nd",
-    "nll_loss2d_forward",
-    "embedding_dense_backward", "embedding_backward", "resize_", "resize_as_", "masked_fill", "masked_fill_",
-    "native_dropout_backward", "_flash_attention_forward", "_flash_attention_backward", "set_",
-})  # fmt: skip
+_READ_IN_PART = frozenset(
+    {
+        "index",
+        "_unsafe_index",
+        "index_select",
+        "gather",
+        "embedding",
+        "embedding_bag",
+        "_embedding_bag",
+        "take",
+        "_embedding_bag_forward_only",
+        "take_along_dim",
+        "masked_select",
+        "index_put",
+        "index_put_",
+        "_index_put_impl_",
+        "scatter",
+        "scatter_",
+        "scatter_add",
+        "scatter_add_",
+        "scatter_reduce",
+        "index_add",
+        "index_add_",
+        "index_copy_",
+        "index_fill_",
+        "searchsorted",
+        "bucketize",
+        "grid_sampler_2d",
+        "grid_sampler_3d",
+        "index_copy",
+        "index_fill",
+        "scatter_reduce_",
+        "nll_loss_forward",
+        "nll_loss_backward",
+        "cross_entropy_loss",
+        "nll_loss_nd",
+        "nll_loss2d_forward",
+        "embedding_dense_backward",
+        "embedding_backward",
+        "resize_",
+        "resize_as_",
+        "masked_fill",
+        "masked_fill_",
+        "native_dropout_backward",
+        "_flash_attention_forward",
+        "_flash_attention_backward",
+        "set_",
+    }
+)
 """ATen ops that need not touch all of each argument."""
-_WRITTEN_ONLY = frozenset({
-    "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "fill", "empty", "empty_like",
-    "empty_strided", "new_empty", "new_empty_strided", "zeros_like", "ones_like", "full_like", "rand_like",
-    "randn_like", "new_zeros", "new_ones", "new_full",
-})  # fmt: skip
+_WRITTEN_ONLY = frozenset(
+    {
+        "fill_",
+        "zero_",
+        "normal_",
+        "uniform_",
+        "random_",
+        "bernoulli_",
+        "exponential_",
+        "fill",
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "rand_like",
+        "randn_like",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+    }
+)
 """ATen ops that look at no element of their arguments."""
 
 

@@ -1,3 +1,4 @@
+# pyright: strict
 """Which ops of a trace are wanted."""
 
 from __future__ import annotations

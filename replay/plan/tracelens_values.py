@@ -17,21 +17,44 @@ from opreplay.traces.model import TensorMeta
 _MAX_RANK = 64
 _MAX_ITEMS = 100_000
 _KINDS = {
-    "Tensor": "Tensor", "int": "int", "SymInt": "int", "float": "float", "double": "float", "SymFloat": "float",
-    "bool": "bool", "SymBool": "bool", "Scalar": "Scalar", "number": "Scalar", "complex": "complex", "str": "str",
-    "string": "str", "ScalarType": "ScalarType", "Layout": "Layout", "Device": "Device",
-    "MemoryFormat": "MemoryFormat", "Generator": "Generator",
-}  # fmt: skip
+    "Tensor": "Tensor",
+    "int": "int",
+    "SymInt": "int",
+    "float": "float",
+    "double": "float",
+    "SymFloat": "float",
+    "bool": "bool",
+    "SymBool": "bool",
+    "Scalar": "Scalar",
+    "number": "Scalar",
+    "complex": "complex",
+    "str": "str",
+    "string": "str",
+    "ScalarType": "ScalarType",
+    "Layout": "Layout",
+    "Device": "Device",
+    "MemoryFormat": "MemoryFormat",
+    "Generator": "Generator",
+}
 """Spelling of an argument type without "?", "[]" and alias set → type name in the IR."""
 _DECLARED = re.compile(r"(\w{1,40})(?:\([a-zA-Z0-9!*|> -]{0,40}\))?(\?)?(\[\d{0,3}\])?(\?)?")
 _TORCHSCRIPT = re.compile(r"(Optional\[)?(List\[)?(?:Optional\[)?(\w{1,40})\]*")
 _LAYOUTS = (
-    "torch.strided", "torch.sparse_coo", "torch.sparse_csr", "torch._mkldnn", "torch.sparse_csc", "torch.sparse_bsr",
-    "torch.sparse_bsc", "torch.jagged",
-)  # fmt: skip
+    "torch.strided",
+    "torch.sparse_coo",
+    "torch.sparse_csr",
+    "torch._mkldnn",
+    "torch.sparse_csc",
+    "torch.sparse_bsr",
+    "torch.sparse_bsc",
+    "torch.jagged",
+)
 _MEMORY_FORMATS = (
-    "torch.contiguous_format", "torch.preserve_format", "torch.channels_last", "torch.channels_last_3d",
-)  # fmt: skip
+    "torch.contiguous_format",
+    "torch.preserve_format",
+    "torch.channels_last",
+    "torch.channels_last_3d",
+)
 _CODES: dict[str, tuple[str, ...]] = {
     "ScalarType": tuple(f"torch.{name}" for name in SCALAR_TYPE_CODES),
     "Layout": _LAYOUTS,

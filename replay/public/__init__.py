@@ -1,3 +1,4 @@
+# pyright: strict
 """opreplay: replay the ops of a PyTorch profiler trace, measure them here, predict them on a simulated Ascend NPU.
 
     import opreplay

@@ -1,3 +1,4 @@
+# pyright: strict
 """For programs written for TraceLens: `from opreplay.tracelens import EventReplayer, benchmark_func`."""
 
 from opreplay.replay.session.tracelens import EventReplayer, benchmark_func

@@ -1,1 +1,2 @@
+# pyright: strict
 """One file per output format, all fed by the same results."""

@@ -1,3 +1,4 @@
+# pyright: strict
 """Where the time of a trace goes, as a table for a terminal, JSON-safe facts and CSV; sums alone."""
 
 from __future__ import annotations
@@ -65,8 +66,9 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
         Column(title="median", cells=tuple(time_text(row.median_us) for row in rows), gives_way=4),
     ]
     rates = (
-        ("TFLOP/s", [row.tflops_per_s for row in rows], "{:,.3g}"), ("GB/s", [row.gb_per_s for row in rows], "{:,.4g}"),
-    )  # fmt: skip
+        ("TFLOP/s", [row.tflops_per_s for row in rows], "{:,.3g}"),
+        ("GB/s", [row.gb_per_s for row in rows], "{:,.4g}"),
+    )
     for title, values, form in rates:
         if any(value is not None for value in values):
             cells = tuple(DASH if value is None else form.format(value) for value in values)

@@ -1,3 +1,4 @@
+# pyright: strict
 """A table of ops for a terminal of any width: narrow columns of numbers, and the op in what is left."""
 
 from __future__ import annotations
@@ -53,15 +54,18 @@ def plain_table() -> Table:
 
 def ops_table(
     columns: Sequence[Column], ops: Sequence[OpCell], *, width: int, title: str = "op"
-) -> list[RenderableType]:  # fmt: skip
+) -> list[RenderableType]:
     """The table, and a line that names the columns for which there was no room."""
     kept, hidden = fitting(columns, width)
     table = plain_table()
     for column in kept:
         table.add_column(
-            Text(column.title), justify="left" if column.left else "right", style=column.style, no_wrap=True,
+            Text(column.title),
+            justify="left" if column.left else "right",
+            style=column.style,
+            no_wrap=True,
             width=column.width,
-        )  # fmt: skip
+        )
     table.add_column(Text(title), no_wrap=True)
     space = max(width - sum(column.width + GAP for column in kept), 8)
     for row, op in enumerate(ops):

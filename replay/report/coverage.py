@@ -1,3 +1,4 @@
+# pyright: strict
 """What predictions stand for, in words and as facts: shares of the recorded time by what made them."""
 
 from __future__ import annotations

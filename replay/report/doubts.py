@@ -1,3 +1,4 @@
+# pyright: strict
 """What a report says of times that may mislead: rows with a mark, the number of threads, what recorded times hold."""
 
 from __future__ import annotations
@@ -72,8 +73,9 @@ def value_notes(results: Sequence[OpResult]) -> list[str]:
         return []
     found = [
         f"values: {safe(result.name)} differs from its own implementation ({check.against}): {safe(check.detail)}"
-        for result, check in checked if check.status == "differs"
-    ]  # fmt: skip
+        for result, check in checked
+        if check.status == "differs"
+    ]
     if len(found) > NAMED:
         found = [*found[:NAMED], f"values: {plural(len(found) - NAMED, 'more op')} that differ"]
     counts = Counter(check.status for _, check in checked)

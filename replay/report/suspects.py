@@ -1,3 +1,4 @@
+# pyright: strict
 """What a report says first of rows whose times contradict each other by far, and of times that cannot be compared."""
 
 from __future__ import annotations

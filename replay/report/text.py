@@ -1,12 +1,21 @@
+# pyright: strict
 """How numbers and trace text are written for people: units, digits, control characters; knows no output format."""
 
 from __future__ import annotations
 
-from opreplay.replay.ir.times import DASH, digits, time_text
+from opreplay.replay.ir.describe import DASH, digits, time_text
 
 __all__ = [
-    "DASH", "digits", "end", "middle", "plural", "ratio_text", "safe", "share_text", "time_text",
-]  # fmt: skip
+    "DASH",
+    "digits",
+    "end",
+    "middle",
+    "plural",
+    "ratio_text",
+    "safe",
+    "share_text",
+    "time_text",
+]
 
 
 def safe(text: str) -> str:

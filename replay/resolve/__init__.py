@@ -1,1 +1,2 @@
+# pyright: strict
 """A recorded name to a call."""

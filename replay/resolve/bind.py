@@ -25,13 +25,22 @@ from opreplay.traces.dtypes import SCALAR_TYPE_CODES
 from opreplay.traces.model import TensorMeta
 
 LAYOUT_CODES = (
-    "torch.strided", "torch.sparse_coo", "torch.sparse_csr", "torch._mkldnn", "torch.sparse_csc", "torch.sparse_bsr",
-    "torch.sparse_bsc", "torch.jagged",
-)  # fmt: skip
+    "torch.strided",
+    "torch.sparse_coo",
+    "torch.sparse_csr",
+    "torch._mkldnn",
+    "torch.sparse_csc",
+    "torch.sparse_bsr",
+    "torch.sparse_bsc",
+    "torch.jagged",
+)
 """By the integer that stands for a c10::Layout (c10/core/Layout.h)."""
 MEMORY_FORMAT_CODES = (
-    "torch.contiguous_format", "torch.preserve_format", "torch.channels_last", "torch.channels_last_3d",
-)  # fmt: skip
+    "torch.contiguous_format",
+    "torch.preserve_format",
+    "torch.channels_last",
+    "torch.channels_last_3d",
+)
 """By the integer that stands for a c10::MemoryFormat (c10/core/MemoryFormat.h)."""
 _CODES = {
     "ScalarType": tuple(f"torch.{name}" for name in SCALAR_TYPE_CODES),
@@ -239,9 +248,12 @@ def _check_int(arg: ArgSpec, value: object) -> None:
 
 
 def _complete_dtypes(
-    name: str, bound: dict[str, ReplayArg], pairs: Sequence[tuple[ArgSpec, RecordedArg]], context: Context,
+    name: str,
+    bound: dict[str, ReplayArg],
+    pairs: Sequence[tuple[ArgSpec, RecordedArg]],
+    context: Context,
     notes: list[Assumption],
-) -> None:  # fmt: skip
+) -> None:
     """Fill in element types that were not recorded: those of a tensor list are not."""
     siblings = [m.dtype for a in bound.values() if a.type == "Tensor" for m in a.tensors if m is not None and m.dtype]
     for arg, rec in pairs:

@@ -49,8 +49,11 @@ def way_on(
 
 
 _LAYOUTS = {
-    "SparseCPU": "sparse", "SparseCsrCPU": "compressed sparse", "NestedTensorCPU": "nested", "MkldnnCPU": "mkldnn",
-}  # fmt: skip
+    "SparseCPU": "sparse",
+    "SparseCsrCPU": "compressed sparse",
+    "NestedTensorCPU": "nested",
+    "MkldnnCPU": "mkldnn",
+}
 _PLAIN = ("CPU", "CUDA")
 _CHECKED_INSIDE = {
     **dict.fromkeys(("aten::coalesce", "aten::is_coalesced", "aten::indices", "aten::values"), "sparse"),

@@ -1,3 +1,4 @@
+# pyright: strict
 """Which overload of an op fits a recorded call best: a cost for each argument, the sum decides, never the first match.
 
 Owns the costs. Does not own the values that the chosen overload is called with (`binding`).
@@ -159,9 +160,15 @@ def _text_cost(kind: str, text: str) -> float | None:
 
 
 _UNREAD_SCALAR: dict[str, float] = {
-    "int": 0.0, "Scalar": 0.0, "float": 0.0, "bool": 0.0, "ScalarType": 0.0, "Layout": 0.2, "MemoryFormat": 0.2,
+    "int": 0.0,
+    "Scalar": 0.0,
+    "float": 0.0,
+    "bool": 0.0,
+    "ScalarType": 0.0,
+    "Layout": 0.2,
+    "MemoryFormat": 0.2,
     "complex": 1.0,
-}  # fmt: skip
+}
 """Costs of a Scalar whose text was not recorded: its type is open."""
 
 
@@ -187,10 +194,27 @@ def _scalars_cost(arg: ArgSpec, rec: RecordedArg) -> float | None:
 
 
 _ABSENT_COST: dict[str, float] = {
-    "Generator": 0.0, "str": 0.0, "Device": 0.0, "opaque": 5.0, "Layout": 0.5, "MemoryFormat": 0.5, "ScalarType": 4.0,
-    "str[]": 1.0, "int[]": 2.0, "float[]": 3.0, "bool[]": 3.0, "Scalar[]": 3.0, "complex[]": 3.0, "Tensor": 6.0,
-    "Tensor[]": 6.0, "int": 12.0, "float": 12.0, "bool": 12.0, "Scalar": 12.0, "complex": 12.0,
-}  # fmt: skip
+    "Generator": 0.0,
+    "str": 0.0,
+    "Device": 0.0,
+    "opaque": 5.0,
+    "Layout": 0.5,
+    "MemoryFormat": 0.5,
+    "ScalarType": 4.0,
+    "str[]": 1.0,
+    "int[]": 2.0,
+    "float[]": 3.0,
+    "bool[]": 3.0,
+    "Scalar[]": 3.0,
+    "complex[]": 3.0,
+    "Tensor": 6.0,
+    "Tensor[]": 6.0,
+    "int": 12.0,
+    "float": 12.0,
+    "bool": 12.0,
+    "Scalar": 12.0,
+    "complex": 12.0,
+}
 """Costs where the entry is empty although None is no legal value: strings and devices are never recorded, nor lists of
 more than 30 elements; an undefined tensor looks the same, and a number should not."""
 

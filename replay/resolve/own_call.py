@@ -1,3 +1,4 @@
+# pyright: strict
 """Which call an op that something else runs is held against: how the recorded op's own implementation is called.
 
 Owns no tensor: the comparison is `opreplay.replay.execute.executors.torch.values`.
@@ -59,11 +60,15 @@ def own_call(op: ReplayOp, policy: Policy) -> OwnCall | ValueCheck:
     against: Against = "torch" if op.name.partition("::")[0] in TORCHS else "library"
     return OwnCall(
         op=msgspec.structs.replace(
-            op, resolved_by=found.resolved_by, via=found.via, overload=match.spec.overload, schema=match.spec.text,
+            op,
+            resolved_by=found.resolved_by,
+            via=found.via,
+            overload=match.spec.overload,
+            schema=match.spec.text,
             args=_with_values(args, op.args),
         ),
         against="stand-in" if found.resolved_by == "reference" else against,
-    )  # fmt: skip
+    )
 
 
 def _recorded(arg: ReplayArg) -> RecordedArg:

@@ -17,20 +17,42 @@ from opreplay.replay.ir.names import COLLECTIVE_NAMESPACES, split_name
 
 REFUSED_NAMESPACES: frozenset[str] = frozenset(
     {
-        "prim", "profiler", "inductor", "symm_mem", "static_runtime",  # the interpreter, raw memory, the network
-        "debugprims", "debug_mode_ops", "export", "_test", "onnx",  # files, hooks and test doubles, not computation
+        "prim",
+        "profiler",
+        "inductor",
+        "symm_mem",
+        "static_runtime",  # the interpreter, raw memory, the network
+        "debugprims",
+        "debug_mode_ops",
+        "export",
+        "_test",
+        "onnx",  # files, hooks and test doubles, not computation
     }
-)  # fmt: skip
+)
 
 
 TORCH_NAMESPACES: frozenset[str] = frozenset(
     {
-        "aten", "prims", "quantized", "_quantized", "quantization", "onednn", "mkldnn", "mkldnn_prepacked", "mkl",
-        "sparse", "_c10d_functional", "_c10d_functional_autograd", "c10d", "rngprims", "inductor_prims", "_dtensor",
+        "aten",
+        "prims",
+        "quantized",
+        "_quantized",
+        "quantization",
+        "onednn",
+        "mkldnn",
+        "mkldnn_prepacked",
+        "mkl",
+        "sparse",
+        "_c10d_functional",
+        "_c10d_functional_autograd",
+        "c10d",
+        "rngprims",
+        "inductor_prims",
+        "_dtensor",
         "_native",
         *REFUSED_NAMESPACES,
     }
-)  # fmt: skip
+)
 """Namespaces that torch itself registers; all others belong to vendors or users."""
 
 UNSAFE_WORDS: tuple[str, ...] = ("unsafe", "unchecked", "reinterpret")
@@ -50,9 +72,18 @@ FIXED_ARGUMENTS: dict[str, bool] = {"unsafe": False}
 """Argument name → the only value it may have: `segment_reduce(unsafe=True)` reads out of bounds."""
 
 REFUSED_TYPES: tuple[str, ...] = (
-    "Storage", "RRef", "Any", "Dict", "Future", "Await", "Stream", "AnyEnumType", "AnyClassType", "Tuple",
+    "Storage",
+    "RRef",
+    "Any",
+    "Dict",
+    "Future",
+    "Await",
+    "Stream",
+    "AnyEnumType",
+    "AnyClassType",
+    "Tuple",
     "__torch__.",  # script objects: packed weights, process groups, reduce ops
-)  # fmt: skip
+)
 
 STRING_ARGUMENTS: frozenset[tuple[str, str]] = frozenset(
     (f"aten::{op}", argument)

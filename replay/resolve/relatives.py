@@ -1,3 +1,4 @@
+# pyright: strict
 """The recorded calls around one call of a trace, found when a rule asks for them; built once a trace, lazily."""
 
 from __future__ import annotations

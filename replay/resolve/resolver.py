@@ -1,3 +1,4 @@
+# pyright: strict
 """One recorded op to a call: what users registered for it, its overload and arguments, or the reason why not.
 
 Owns the order of the ways. The ways themselves are `resolve`, `matching`, `binding`, `conversions`, `user_executors`.
@@ -64,10 +65,14 @@ class Resolver:
         relatives = partial(self._relatives.around, row)
         on_device = op.recorded.device_us_median
         context = Context(
-            device=self._device, float_dtype=self._float_dtype, kernels=kernels, relatives=relatives,
-            lists_recorded=self._lists_recorded, calls=op.count,
+            device=self._device,
+            float_dtype=self._float_dtype,
+            kernels=kernels,
+            relatives=relatives,
+            lists_recorded=self._lists_recorded,
+            calls=op.count,
             recorded_us=op.recorded.host_us_median if on_device is None else on_device,
-        )  # fmt: skip
+        )
         try:
             refuse_absurd(recorded)
             return self._with_users_code(op, signature, recorded, context)
@@ -99,8 +104,9 @@ class Resolver:
             return self._executed(op, executor, recorded, context)
         unused = tuple(
             Assumption(argument="*", what=f"{entry.shown} is not used: the op can be replayed without it")
-            for entry in (conversion, executor) if entry is not None and not entry.override
-        )  # fmt: skip
+            for entry in (conversion, executor)
+            if entry is not None and not entry.override
+        )
         return msgspec.structs.replace(made, assumptions=made.assumptions + unused) if unused else made
 
     def _convert(self, op: ReplayOp, entry: UserFunction, recorded: Recordeds, context: Context) -> ReplayOp | None:
@@ -195,9 +201,14 @@ class Resolver:
             if not made_up:
                 assumptions += tuple(Assumption(argument="*", what=what) for what in assumed_by(way.via or name))
         return msgspec.structs.replace(
-            op, resolved_by=way.resolved_by, via=way.via, overload=match.spec.overload, schema=match.spec.text,
-            args=args, assumptions=op.assumptions + assumptions + cast,
-        )  # fmt: skip
+            op,
+            resolved_by=way.resolved_by,
+            via=way.via,
+            overload=match.spec.overload,
+            schema=match.spec.text,
+            args=args,
+            assumptions=op.assumptions + assumptions + cast,
+        )
 
     def _refuse(self, signature: OpSignature, kernels: tuple[str, ...]) -> None:
         """Reasons that need no schema."""

@@ -15,10 +15,22 @@ from opreplay.traces.literals import plain_float
 
 _LIST = "[]"
 _KINDS = {
-    "Tensor": "Tensor", "int": "int", "SymInt": "int", "float": "float", "bool": "bool", "number": "Scalar",
-    "complex": "complex", "str": "str", "ScalarType": "ScalarType", "Layout": "Layout", "Device": "Device",
-    "MemoryFormat": "MemoryFormat", "Generator": "Generator", "Dimname": "str", "QScheme": "int",
-}  # fmt: skip
+    "Tensor": "Tensor",
+    "int": "int",
+    "SymInt": "int",
+    "float": "float",
+    "bool": "bool",
+    "number": "Scalar",
+    "complex": "complex",
+    "str": "str",
+    "ScalarType": "ScalarType",
+    "Layout": "Layout",
+    "Device": "Device",
+    "MemoryFormat": "MemoryFormat",
+    "Generator": "Generator",
+    "Dimname": "str",
+    "QScheme": "int",
+}
 """Text of a schema type without Optional and List → type name in the IR."""
 
 

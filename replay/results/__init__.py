@@ -1,1 +1,2 @@
+# pyright: strict
 """What a run came to: records, files, summaries."""

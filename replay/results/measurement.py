@@ -1,3 +1,4 @@
+# pyright: strict
 """What can be wrong with a measurement, as values: a kind from a closed list with its numbers, and the wording."""
 
 from __future__ import annotations
@@ -6,12 +7,24 @@ from typing import Literal, get_args
 
 import msgspec
 
-from opreplay.replay.ir.times import time_text
+from opreplay.replay.ir.describe import time_text
 
 WarningKind = Literal[
-    "few samples", "noisy", "timer resolution", "unstable clock", "other load", "throttled", "launch-bound",
-    "cache partly warm", "part of the op", "not captured", "first call", "not settled", "interrupted", "one thread",
-]  # fmt: skip
+    "few samples",
+    "noisy",
+    "timer resolution",
+    "unstable clock",
+    "other load",
+    "throttled",
+    "launch-bound",
+    "cache partly warm",
+    "part of the op",
+    "not captured",
+    "first call",
+    "not settled",
+    "interrupted",
+    "one thread",
+]
 KINDS: tuple[WarningKind, ...] = get_args(WarningKind)
 
 _TEXTS: dict[WarningKind, str] = {

@@ -1,3 +1,4 @@
+# pyright: strict
 """The recorded kernels of an op by CANN type, for results; the trace's kernels have names of their own a launch."""
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def summarize(plan: ReplayPlan, results: Sequence[OpResult], *, wall_s: float, i
 
 def result_of(
     plan: ReplayPlan, op: ReplayOp, outcome: Outcome, simulated: dict[str, Simulated], *, device: str | None = None
-) -> OpResult:  # fmt: skip
+) -> OpResult:
     """What a report says of one op: the outcome beside what was recorded and predicted; microseconds a call.
 
     `device` is what it was measured on; None where nothing was.

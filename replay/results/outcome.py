@@ -1,3 +1,4 @@
+# pyright: strict
 """What became of one op."""
 
 from __future__ import annotations

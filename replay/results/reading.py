@@ -132,9 +132,14 @@ def read_result_file(path: str | Path) -> ResultFile:
             raise FormatError(f"{path}, line {number}: there is a line after the summary")
         sink.write(record)
     return ResultFile(
-        header=header, results=tuple(sink.results), summary=sink.summary, traces=tuple(sink.traces),
-        jobs=tuple(sink.jobs), sequence=sink.sequence, complete_bytes=len(data) - len(lines[-1]),
-    )  # fmt: skip
+        header=header,
+        results=tuple(sink.results),
+        summary=sink.summary,
+        traces=tuple(sink.traces),
+        jobs=tuple(sink.jobs),
+        sequence=sink.sequence,
+        complete_bytes=len(data) - len(lines[-1]),
+    )
 
 
 def _read_header(line: bytes, path: str | Path) -> Header:

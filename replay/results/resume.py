@@ -1,3 +1,4 @@
+# pyright: strict
 """Whether an interrupted run may be continued: what must be the same for its results and new ones to be of one run.
 
 Owns the comparison; the file is `result_lines`, the order of work `run`.

@@ -1,3 +1,4 @@
+# pyright: strict
 """Order statistics of timing samples: median, spread and a distribution-free interval; owns no clock and no loop."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """What the results of a run come to: counts, shares, sums; also of a file whose run was killed before its summary."""
 
 from __future__ import annotations
@@ -47,10 +48,12 @@ def summary_of(file: ResultFile) -> Summary:
     trace = file.header.trace
     ops = trace.get("ops")
     return summarized(
-        file.results, ops=ops if isinstance(ops, int) else len(file.results),
-        recorded_us=_number(trace.get("device_us_total")) or _number(trace.get("host_us_total")), wall_s=0.0,
+        file.results,
+        ops=ops if isinstance(ops, int) else len(file.results),
+        recorded_us=_number(trace.get("device_us_total")) or _number(trace.get("host_us_total")),
+        wall_s=0.0,
         interrupted=True,
-    )  # fmt: skip
+    )
 
 
 def _number(value: object) -> float:

@@ -33,9 +33,13 @@ def recorded_kind(plan: ReplayPlan) -> str:
 
 
 def suspicions(
-    op: ReplayOp, *, share: float, recorded_us: float | None, measured_us: float | None,
+    op: ReplayOp,
+    *,
+    share: float,
+    recorded_us: float | None,
+    measured_us: float | None,
     simulated: Iterable[tuple[str, Simulated]] = (),
-) -> tuple[str, ...]:  # fmt: skip
+) -> tuple[str, ...]:
     """What contradicts in one row, each as "simulated on 910b3: 1.49 µs = 0.00005 × recorded; ...", with a cause.
 
     `share` is of all recorded time, times are microseconds of one call; `measured_us` only where it was measured on the

@@ -1,3 +1,4 @@
+# pyright: strict
 """Writes a result file so that nothing but the line in flight can be lost: each line whole, on the disk, at once.
 
 Owns the file while a run lasts, and opening one again to continue it; the records and reading are `results`.

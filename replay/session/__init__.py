@@ -1,1 +1,2 @@
+# pyright: strict
 """The objects that `import opreplay` gives."""

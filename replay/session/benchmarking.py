@@ -19,9 +19,13 @@ ACCELERATORS = ("cuda", "npu", "xpu")
 
 
 def benchmark(
-    function: Callable[..., Any], *args: Any, device: str | None = None, cache: CacheState = "cold",
-    op_time_s: float = 0.2, options: RunOptions | None = None,
-) -> Measurement:  # fmt: skip
+    function: Callable[..., Any],
+    *args: Any,
+    device: str | None = None,
+    cache: CacheState = "cold",
+    op_time_s: float = 0.2,
+    options: RunOptions | None = None,
+) -> Measurement:
     """Time `function(*args)` in this process: warm-up, samples until the median is known, its interval, warnings.
 
     Args:

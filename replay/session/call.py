@@ -1,3 +1,4 @@
+# pyright: strict
 """One op made ready in this process: its tensors to look at and to change, its result, its time."""
 
 from __future__ import annotations

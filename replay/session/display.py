@@ -1,3 +1,4 @@
+# pyright: strict
 """What objects look like at a prompt and in a notebook: the tables that the command line prints; owns no content."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """Ops of a session as a bundle; what goes into one is `export`'s."""
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ def bundle_of(plan: ReplayPlan, setting: Setting, *, keep_names: bool, max_op_by
     from opreplay.replay.resolve.policy import Policy
 
     return make_bundle(
-        plan, open_registry(), policy=Policy(allow_imports=setting.allow_imports),
-        memory_bytes=max_op_bytes or default_op_bytes(), keep_names=keep_names,
-    )  # fmt: skip
+        plan,
+        open_registry(),
+        policy=Policy(allow_imports=setting.allow_imports),
+        memory_bytes=max_op_bytes or default_op_bytes(),
+        keep_names=keep_names,
+    )

@@ -118,9 +118,13 @@ class Op(Shown):
         return Explained(self._plan, {name: explain_op(self.ir, device, held) for name, device in devices.items()})
 
     def export(
-        self, path: str | os.PathLike[str], *, keep_names: bool = False, force: bool = False,
+        self,
+        path: str | os.PathLike[str],
+        *,
+        keep_names: bool = False,
+        force: bool = False,
         max_op_bytes: int | None = None,
-    ) -> Path:  # fmt: skip
+    ) -> Path:
         """Write a folder, or a .zip file, with a script that replays the op with nothing but torch.
 
         Without `keep_names` it names nothing of the model. Raises NotReplayable for an op that torch alone cannot run,

@@ -1,3 +1,4 @@
+# pyright: strict
 """What this program has registered by itself, and that worker processes do not know of it."""
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ def refuse_what_workers_lack(plan: ReplayPlan, options: RunOptions) -> None:
     executed = {op.called for op in plan.ops if op.resolved_by == "executor"}
     lacking = [
         f"the executor {entry.shown} of {name}"
-        for name in sorted(executed) if (entry := EXECUTORS.find(name)) is not None and entry.source == PROGRAM
-    ]  # fmt: skip
+        for name in sorted(executed)
+        if (entry := EXECUTORS.find(name)) is not None and entry.source == PROGRAM
+    ]
     lacking += [
         f"the initializer {name}"
-        for name, (kind, source) in registered().items() if source == PROGRAM and names & set(kind.op_patterns)
-    ]  # fmt: skip
+        for name, (kind, source) in registered().items()
+        if source == PROGRAM and names & set(kind.op_patterns)
+    ]
     if lacking:
         raise UsageError(
             f"worker processes do not have {lacking[0]}, which this program registered",

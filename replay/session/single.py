@@ -28,9 +28,7 @@ ALIGNED_BYTES = 512
 """What torch's allocators align memory to: where a tensor lies in it counts up to here."""
 
 
-def op_of_event(
-    event: Mapping[str, Any], *, device: str = "cpu", allow_imports: dict[str, str] | None = None
-) -> Op:  # fmt: skip
+def op_of_event(event: Mapping[str, Any], *, device: str = "cpu", allow_imports: dict[str, str] | None = None) -> Op:
     """The op that an entry of a Kineto trace's `traceEvents` records, as it would be read from the file.
 
     What a trace would tell beside the event, its neighbours, kernels and iteration, is not there to fill gaps from.
@@ -115,9 +113,12 @@ def _argument(arg: ArgSpec, value: Any, metas: _Metas) -> ReplayArg:
     plain = tuple(_plain(item) for item in items)
     kind = arg.kind if value is None or not items else f"{_kind(items[0])}{'[]' if is_list else ''}"
     return ReplayArg(
-        name=arg.name, type=kind, value=plain if is_list else plain[0], keyword_only=arg.keyword_only,
+        name=arg.name,
+        type=kind,
+        value=plain if is_list else plain[0],
+        keyword_only=arg.keyword_only,
         mutated=arg.mutated,
-    )  # fmt: skip
+    )
 
 
 def _kind(value: Any) -> str:
@@ -125,9 +126,16 @@ def _kind(value: Any) -> str:
     import torch
 
     kinds = {
-        bool: "bool", int: "int", float: "float", complex: "complex", str: "str", torch.dtype: "ScalarType",
-        torch.device: "Device", torch.layout: "Layout", torch.memory_format: "MemoryFormat",
-    }  # fmt: skip
+        bool: "bool",
+        int: "int",
+        float: "float",
+        complex: "complex",
+        str: "str",
+        torch.dtype: "ScalarType",
+        torch.device: "Device",
+        torch.layout: "Layout",
+        torch.memory_format: "MemoryFormat",
+    }
     kind = kinds.get(type(value))
     if kind is None:
         raise UsageError(f"an op takes no {type(value).__name__}", hint="Give tensors, numbers, texts, dtypes, lists.")
@@ -191,6 +199,9 @@ def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
 
 def _meta(tensor: torch.Tensor, begin: int, storage: int | None) -> TensorMeta:
     return TensorMeta(
-        shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."), strides=tuple(tensor.stride()),
-        storage_offset=begin // tensor.itemsize, storage=storage,
-    )  # fmt: skip
+        shape=tuple(tensor.shape),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        strides=tuple(tensor.stride()),
+        storage_offset=begin // tensor.itemsize,
+        storage=storage,
+    )

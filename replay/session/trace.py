@@ -1,3 +1,4 @@
+# pyright: strict
 """A trace opened: its ops as a table, and each of them by name, glob, id or rank."""
 
 from __future__ import annotations
@@ -75,11 +76,20 @@ class OpenTrace(Shown):
 
 
 def open(
-    source: Source, *, device: str = "cpu", select: Literal["owner", "leaf", "top", "all"] = "owner",
-    include: Sequence[str] = (), exclude: Sequence[str] = (), top: int | None = None, min_share: float | None = None,
-    phase: Phase | None = None, allow_imports: dict[str, str] | None = None, execution_trace: str | None = None,
-    kernel_details: str | None = None, limits: Limits | None = None,
-) -> OpenTrace:  # fmt: skip
+    source: Source,
+    *,
+    device: str = "cpu",
+    select: Literal["owner", "leaf", "top", "all"] = "owner",
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    top: int | None = None,
+    min_share: float | None = None,
+    phase: Phase | None = None,
+    allow_imports: dict[str, str] | None = None,
+    execution_trace: str | None = None,
+    kernel_details: str | None = None,
+    limits: Limits | None = None,
+) -> OpenTrace:
     """Open a profile (.json, .json.gz), a plan, or TraceLens's IR, told by content; plugins that are installed count.
 
     Args:
@@ -106,9 +116,14 @@ def open(
             os.fspath(source), limits=limits, execution_trace=execution_trace, kernel_details=kernel_details
         )
     selection = Selection(
-        select=select, include=tuple(include), exclude=tuple(exclude), top=top, min_share=min_share,
-        allow_imports=dict(allow_imports or {}), phase=phase,
-    )  # fmt: skip
+        select=select,
+        include=tuple(include),
+        exclude=tuple(exclude),
+        top=top,
+        min_share=min_share,
+        allow_imports=dict(allow_imports or {}),
+        phase=phase,
+    )
     return OpenTrace(read, selection, Setting(device=device, allow_imports=dict(allow_imports or {})))
 
 

@@ -30,9 +30,14 @@ class EventReplayer:
     """
 
     def __init__(
-        self, event: Mapping[str, Any], device: str = "cuda", lazy: bool = False, verbose: bool = False,
-        auto_init: bool = True, init_kwargs: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        event: Mapping[str, Any],
+        device: str = "cuda",
+        lazy: bool = False,
+        verbose: bool = False,
+        auto_init: bool = True,
+        init_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
         self.event = event
         self.device = device
         self.lazy = lazy

@@ -1,3 +1,4 @@
+# pyright: strict
 """Whole traces: measured, simulated and compared; each result is a value and shows itself as the command line does."""
 
 from __future__ import annotations
@@ -84,10 +85,14 @@ class _Both:
 
 
 def run(
-    trace: Source | OpenTrace, *, soc: str | Sequence[str] = (), options: RunOptions | None = None,
-    output: str | os.PathLike[str] | None = None, force: bool = False,
+    trace: Source | OpenTrace,
+    *,
+    soc: str | Sequence[str] = (),
+    options: RunOptions | None = None,
+    output: str | os.PathLike[str] | None = None,
+    force: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
-) -> Results:  # fmt: skip
+) -> Results:
     """Measure each op of a trace on this machine, in worker processes unless the options say otherwise, and predict it
     on each simulated device that is named.
 
@@ -119,20 +124,28 @@ def run(
     try:
         with held([] if chosen.shared_device else [chosen.device]) as beside:
             run_plan(
-                plan, chosen, sink=sink, simulate=lambda op: simulate_on(op, devices, contents(op)),
-                on_progress=on_progress, trace=trace_facts(read.read), beside=bool(beside),
+                plan,
+                chosen,
+                sink=sink,
+                simulate=lambda op: simulate_on(op, devices, contents(op)),
+                on_progress=on_progress,
+                trace=trace_facts(read.read),
+                beside=bool(beside),
                 devices=tuple(f"{one.name} {one.version}" for one in devices.values()),
-            )  # fmt: skip
+            )
     finally:
         sink.close()
     kept = sink.memory
     assert kept.header is not None  # written before the first op
     return Results(
         ResultFile(
-            header=kept.header, results=tuple(kept.results), summary=kept.summary, sequence=kept.sequence,
+            header=kept.header,
+            results=tuple(kept.results),
+            summary=kept.summary,
+            sequence=kept.sequence,
             complete_bytes=0,
         )
-    )  # fmt: skip
+    )
 
 
 def read_results(path: str | os.PathLike[str]) -> Results:
@@ -218,9 +231,13 @@ class Comparison(Shown):
 
 
 def compare(
-    before: Results | str | os.PathLike[str], after: Results | str | os.PathLike[str], *,
-    threshold: float = DEFAULT_THRESHOLD, method: Method = "gauges", force: bool = False,
-) -> Comparison:  # fmt: skip
+    before: Results | str | os.PathLike[str],
+    after: Results | str | os.PathLike[str],
+    *,
+    threshold: float = DEFAULT_THRESHOLD,
+    method: Method = "gauges",
+    force: bool = False,
+) -> Comparison:
     """Judge each op of two runs, given as results or as .jsonl files; `threshold` is a share, 0.05 for 5 %.
 
     Raises EnvironmentRefused when they are of two machines or two ways to measure, unless `force`.

@@ -1,3 +1,4 @@
+# pyright: strict
 """Portable stand-ins for vendor ops whose library is not installed; the real library always wins."""
 
 from opreplay.replay.standins.declared.catalog import library_of

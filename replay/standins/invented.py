@@ -1,3 +1,4 @@
+# pyright: strict
 """What stand-ins make up because no argument of the recorded call tells it: weights, caches, sizes; data alone."""
 
 from __future__ import annotations

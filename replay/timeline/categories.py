@@ -87,17 +87,25 @@ def _of_host(graph: StepGraph, schedule: Schedule, step_us: float) -> Categories
     busy = union(np.concatenate(starts), np.concatenate(ends), 0.0, step_us) if starts else np.empty((0, 2))
     computing = length(busy)
     return Categories(
-        computing=computing, communication=0.0, communication_overlapped=0.0, communication_not_overlapped=0.0,
-        copies=0.0, idle=max(0.0, step_us - computing), idle_host_bound=max(0.0, step_us - computing),
-    )  # fmt: skip
+        computing=computing,
+        communication=0.0,
+        communication_overlapped=0.0,
+        communication_not_overlapped=0.0,
+        copies=0.0,
+        idle=max(0.0, step_us - computing),
+        idle_host_bound=max(0.0, step_us - computing),
+    )
 
 
 def _idle_causes(graph: StepGraph, schedule: Schedule, work: Floats, busy: Floats, window: tuple[float, float]):
     """Idle stretches by what the task that ended each had waited for."""
     out = {
-        "idle_before_first": 0.0, "idle_host_bound": 0.0, "idle_launch_latency": 0.0, "idle_dependency": 0.0,
+        "idle_before_first": 0.0,
+        "idle_host_bound": 0.0,
+        "idle_launch_latency": 0.0,
+        "idle_dependency": 0.0,
         "idle_after_last": 0.0,
-    }  # fmt: skip
+    }
     begin, until = window
     if not len(busy):
         out["idle_after_last"] = until - begin

@@ -31,8 +31,18 @@ _HINT = (
     "A change is 'PATTERN=0.5x', 'PATTERN=0', 'PATTERN=120us', several of these with commas between, "
     "'fuse OP,OP', 'dtype bf16', 'cudagraph' or 'overlap comm'."
 )
-_WIDTHS = {"bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "half": 2, "fp8": 1, "float8": 1, "int8": 1,
-           "fp32": 4, "float32": 4}  # fmt: skip
+_WIDTHS = {
+    "bf16": 2,
+    "bfloat16": 2,
+    "fp16": 2,
+    "float16": 2,
+    "half": 2,
+    "fp8": 1,
+    "float8": 1,
+    "int8": 1,
+    "fp32": 4,
+    "float32": 4,
+}
 _RECORDED_WIDTHS = {"float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2}
 """Bytes of the floating types as a trace spells them."""
 

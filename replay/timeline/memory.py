@@ -1,3 +1,4 @@
+# pyright: strict
 """Memory over a step as the profiler recorded it: the peak, what was live at it by op, and what device it fits."""
 
 from __future__ import annotations
@@ -57,12 +58,15 @@ def memory_of(trace: Trace, step: Step, devices: Sequence[DeviceProfile]) -> Mem
     if before > 0:
         by_op[BEFORE] = before
     return MemoryUse(
-        on_device=on_device, begin_bytes=int(live[0] - change[0]), peak_bytes=int(live[peak]),
-        peak_at_us=float(table.time_ns[rows[peak]] - step.start_ns) / 1e3, end_bytes=int(live[-1]),
+        on_device=on_device,
+        begin_bytes=int(live[0] - change[0]),
+        peak_bytes=int(live[peak]),
+        peak_at_us=float(table.time_ns[rows[peak]] - step.start_ns) / 1e3,
+        end_bytes=int(live[-1]),
         allocations=int((change > 0).sum()),
         at_peak_by_op=dict(sorted(by_op.items(), key=lambda item: -item[1])[:MOST_OPS]),
         fits={device.name: int(live[peak]) <= device.hbm_bytes for device in devices},
-    )  # fmt: skip
+    )
 
 
 def _live_by_op(trace: Trace, rows: np.ndarray) -> dict[str, int]:

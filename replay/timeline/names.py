@@ -83,8 +83,11 @@ def _modules(trace: Trace) -> tuple[tuple[str, ...], Ints]:
     frames = np.flatnonzero(calls.kind == _FRAME)
     if len(frames):
         start, dur, track, label = (
-            calls.start_ns[frames], calls.dur_ns[frames].astype(np.int64), calls.track[frames], calls.name[frames],
-        )  # fmt: skip
+            calls.start_ns[frames],
+            calls.dur_ns[frames].astype(np.int64),
+            calls.track[frames],
+            calls.name[frames],
+        )
         names = tuple(name.removeprefix(_MODULE) for name in activity.names)
     else:
         notes = trace.annotations
@@ -92,8 +95,11 @@ def _modules(trace: Trace) -> tuple[tuple[str, ...], Ints]:
             return (), out
         wanted = np.array([step_number(n) is None and batch_context(n) is None for n in notes.names])[notes.name]
         start, dur, track, label = (
-            notes.start_ns[wanted], notes.dur_ns[wanted].astype(np.int64), notes.track[wanted], notes.name[wanted],
-        )  # fmt: skip
+            notes.start_ns[wanted],
+            notes.dur_ns[wanted].astype(np.int64),
+            notes.track[wanted],
+            notes.name[wanted],
+        )
         names = notes.names
     for at in np.unique(track):
         rows, asked = np.flatnonzero(track == at), np.flatnonzero(ops.track == at)

@@ -60,16 +60,38 @@ LATENCY_BAND = 2.0
 MOST_FAMILIES = 16
 """Families whose error is followed through the graph one by one; the others are taken together."""
 _DTYPES = {
-    "float": "float32", "fp32": "float32", "float32": "float32", "bfloat16": "bfloat16", "bfp16": "bfloat16",
-    "bf16": "bfloat16", "half": "float16", "float16": "float16", "fp16": "float16", "long": "int64", "int64": "int64",
-    "int": "int32", "int32": "int32", "byte": "uint8", "uint8": "uint8", "char": "int8", "int8": "int8",
-    "double": "float64", "float64": "float64", "bool": "bool",
-}  # fmt: skip
+    "float": "float32",
+    "fp32": "float32",
+    "float32": "float32",
+    "bfloat16": "bfloat16",
+    "bfp16": "bfloat16",
+    "bf16": "bfloat16",
+    "half": "float16",
+    "float16": "float16",
+    "fp16": "float16",
+    "long": "int64",
+    "int64": "int64",
+    "int": "int32",
+    "int32": "int32",
+    "byte": "uint8",
+    "uint8": "uint8",
+    "char": "int8",
+    "int8": "int8",
+    "double": "float64",
+    "float64": "float64",
+    "bool": "bool",
+}
 _COLLECTIVE_TYPES = (
-    ("allreduce", "hcom_allReduce_"), ("reducescatter", "hcom_reduceScatter_"), ("allgather", "hcom_allGather_"),
-    ("alltoall", "hcom_alltoallv_"), ("broadcast", "hcom_broadcast_"), ("reduce", "hcom_reduce_"),
-    ("send", "hcom_send_"), ("recv", "hcom_receive_"), ("barrier", "hcom_barrier_"),
-)  # fmt: skip
+    ("allreduce", "hcom_allReduce_"),
+    ("reducescatter", "hcom_reduceScatter_"),
+    ("allgather", "hcom_allGather_"),
+    ("alltoall", "hcom_alltoallv_"),
+    ("broadcast", "hcom_broadcast_"),
+    ("reduce", "hcom_reduce_"),
+    ("send", "hcom_send_"),
+    ("recv", "hcom_receive_"),
+    ("barrier", "hcom_barrier_"),
+)
 
 ContentsOf = Callable[[ReplayOp], Contents | None]
 
@@ -123,10 +145,16 @@ class Predicted:
 
 
 def predict(
-    trace: Trace, graph: StepGraph, device: DeviceProfile, ops: Mapping[str, ReplayOp], *,
-    contents: ContentsOf | None = None, resident: Mapping[str, Sequence[float | None]] | None = None,
-    host_scale: float = 1.0, world_size: int | None = None,
-) -> Predicted:  # fmt: skip
+    trace: Trace,
+    graph: StepGraph,
+    device: DeviceProfile,
+    ops: Mapping[str, ReplayOp],
+    *,
+    contents: ContentsOf | None = None,
+    resident: Mapping[str, Sequence[float | None]] | None = None,
+    host_scale: float = 1.0,
+    world_size: int | None = None,
+) -> Predicted:
     """Durations of all nodes on `device`. `ops` are the plan's by id, `resident` what of their data is in L2.
 
     Raises TraceError for a step without device work.
@@ -153,9 +181,15 @@ def predict(
 
 
 def step_on(
-    trace: Trace, graph: StepGraph, names: Names, device: DeviceProfile, made: Predicted, *, structure_error: float,
+    trace: Trace,
+    graph: StepGraph,
+    names: Names,
+    device: DeviceProfile,
+    made: Predicted,
+    *,
+    structure_error: float,
     host_scale: float = 1.0,
-) -> tuple[SocStep, Schedule]:  # fmt: skip
+) -> tuple[SocStep, Schedule]:
     """The step with the durations that `predict` made; `structure_error` is the graph's own, a share."""
     schedule, begin = paced(graph, made.durations_us, made.lags_us)
     low, high = _band(graph, made, schedule.step_us)
@@ -174,17 +208,24 @@ def step_on(
     by_family = {name: float(us.sum()) for name, us in made.families.items()}
     return (
         SocStep(
-            device=device.name, device_version=device.version, step_us=schedule.step_us,
-            low_us=min(low, schedule.step_us / (1.0 + error)), high_us=max(high, schedule.step_us * (1.0 + error)),
-            categories_us=found, critical_path=tuple(parts),
+            device=device.name,
+            device_version=device.version,
+            step_us=schedule.step_us,
+            low_us=min(low, schedule.step_us / (1.0 + error)),
+            high_us=max(high, schedule.step_us * (1.0 + error)),
+            categories_us=found,
+            critical_path=tuple(parts),
             by_family_us=dict(sorted(by_family.items(), key=lambda item: -item[1])),
             predicted_share=made.predicted_recorded_us / made.recorded_us if made.recorded_us else 0.0,
             uncalibrated_share=made.uncalibrated_us / predicted if predicted else 0.0,
-            scaled_us=made.scaled_us, kept_us=made.kept_us, host_scale=host_scale, host_bound=host_bound,
+            scaled_us=made.scaled_us,
+            kept_us=made.kept_us,
+            host_scale=host_scale,
+            host_bound=host_bound,
             notes=tuple(notes),
         ),
         schedule,
-    )  # fmt: skip
+    )
 
 
 def paced(graph: StepGraph, durations_us: Floats, lags_us: Floats) -> tuple[Schedule, float]:
@@ -300,9 +341,15 @@ def _call_of(trace: Trace, kind: int) -> KernelCall | None:
 
 
 def _lowered_ops(
-    trace: Trace, graph: StepGraph, predictor: Predictor, ops: Mapping[str, ReplayOp], contents: ContentsOf | None,
-    resident: Mapping[str, Sequence[float | None]] | None, out: Predicted, done: Bools,
-) -> None:  # fmt: skip
+    trace: Trace,
+    graph: StepGraph,
+    predictor: Predictor,
+    ops: Mapping[str, ReplayOp],
+    contents: ContentsOf | None,
+    resident: Mapping[str, Sequence[float | None]] | None,
+    out: Predicted,
+    done: Bools,
+) -> None:
     """Tasks by the op that owns them: what the op is predicted to take, shared among its tasks as they were recorded.
 
     Where it becomes more kernels than were recorded, their gaps are added; fewer only remove the gaps between those.
@@ -328,8 +375,11 @@ def _lowered_ops(
                 one, families = simulate_by_family(op, device, predictor, amounts, shares)
                 if one.time_us > 0.0 or op.reason is None:
                     known[signature] = (
-                        one.time_us, max(1, len(one.kernels)), families, one.confidence == "uncalibrated"
-                    )  # fmt: skip
+                        one.time_us,
+                        max(1, len(one.kernels)),
+                        families,
+                        one.confidence == "uncalibrated",
+                    )
         found = known[signature]
         if found is None:
             continue

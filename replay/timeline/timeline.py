@@ -118,10 +118,16 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def timeline(
-    trace: Trace, *, step: int | None = None, what_if: Sequence[str] = (), devices: Sequence[DeviceProfile] = (),
-    plan: ReplayPlan | None = None, contents: ContentsOf | None = None, host_scale: float = 1.0,
+    trace: Trace,
+    *,
+    step: int | None = None,
+    what_if: Sequence[str] = (),
+    devices: Sequence[DeviceProfile] = (),
+    plan: ReplayPlan | None = None,
+    contents: ContentsOf | None = None,
+    host_scale: float = 1.0,
     measured_us: Mapping[str, float] | None = None,
-) -> Study:  # fmt: skip
+) -> Study:
     """Look at one step of a trace that was read with its activity.
 
     `step` as `chosen_step` takes it. `devices` are simulated with the ops of `plan`, which is needed for tasks that no
@@ -172,9 +178,15 @@ def timeline(
 
 
 def _on_devices(
-    trace: Trace, graph: StepGraph, names: Names, devices: Sequence[DeviceProfile], plan: ReplayPlan | None,
-    contents: ContentsOf | None, structure_error: float, host_scale: float,
-) -> dict[str, OnDevice]:  # fmt: skip
+    trace: Trace,
+    graph: StepGraph,
+    names: Names,
+    devices: Sequence[DeviceProfile],
+    plan: ReplayPlan | None,
+    contents: ContentsOf | None,
+    structure_error: float,
+    host_scale: float,
+) -> dict[str, OnDevice]:
     ops = {op.id: op for op in plan.ops} if plan is not None else {}
     shares: list[Shares] | list[None] = [None] * len(devices)
     if devices and plan is not None and plan.sequence is not None:
@@ -196,10 +208,14 @@ def what_if_of(
     made = edited(names, graph, change)
     after = made.schedule()
     return WhatIf(
-        change=change, step_us=after.step_us, gain_us=before.step_us - after.step_us,
-        work_gain_us=float((graph.nodes.dur_us - made.durations_us).sum()), matched=made.matched,
-        assumptions=tuple(made.notes), socs_us=_changed(names, graph, [change], simulated or {}),
-    )  # fmt: skip
+        change=change,
+        step_us=after.step_us,
+        gain_us=before.step_us - after.step_us,
+        work_gain_us=float((graph.nodes.dur_us - made.durations_us).sum()),
+        matched=made.matched,
+        assumptions=tuple(made.notes),
+        socs_us=_changed(names, graph, [change], simulated or {}),
+    )
 
 
 def _changed(
@@ -235,10 +251,14 @@ def _together(
     made.overlap = overlap
     after = made.schedule()
     return WhatIf(
-        change=" and ".join(changes), step_us=after.step_us, gain_us=before.step_us - after.step_us,
-        work_gain_us=float((graph.nodes.dur_us - durations).sum()), matched=matched,
-        assumptions=tuple(dict.fromkeys(notes)), socs_us=_changed(names, graph, changes, simulated),
-    )  # fmt: skip
+        change=" and ".join(changes),
+        step_us=after.step_us,
+        gain_us=before.step_us - after.step_us,
+        work_gain_us=float((graph.nodes.dur_us - durations).sum()),
+        matched=matched,
+        assumptions=tuple(dict.fromkeys(notes)),
+        socs_us=_changed(names, graph, changes, simulated),
+    )
 
 
 def recorded_schedule(graph: StepGraph) -> Schedule:
@@ -267,9 +287,13 @@ def relative(value: float, base: float) -> float:
 
 def _mark(step: Step, graph: StepGraph, steps: int) -> StepMark:
     return StepMark(
-        name=step.name, number=step.number, marked=step.marked, steps=steps, host_us=graph.host_us,
+        name=step.name,
+        number=step.number,
+        marked=step.marked,
+        steps=steps,
+        host_us=graph.host_us,
         begin_us=graph.begin_us,
-    )  # fmt: skip
+    )
 
 
 def _notes(step: Step, graph: StepGraph) -> list[str]:

@@ -19,9 +19,21 @@ from opreplay.replay.standins.declared.register import canonical_name
 from opreplay.traces import read_trace
 
 WORDS = (
-    "embedding", "index", "gather", "scatter", "attention", "mha_", "paged", "moe", "expert", "topk_", "cache", "kv_",
-    "rotary", "loss",
-)  # fmt: skip
+    "embedding",
+    "index",
+    "gather",
+    "scatter",
+    "attention",
+    "mha_",
+    "paged",
+    "moe",
+    "expert",
+    "topk_",
+    "cache",
+    "kv_",
+    "rotary",
+    "loss",
+)
 """Ops with one of these in their names are looked at."""
 FAMILIES = re.compile(
     r"embedding(?!_grad)|::index|gather|scatter|attention|mha_|paged|moe|expert|topk_|reshape_and_cache|store_cache|"
@@ -39,9 +51,11 @@ def names_of_families(plan: ReplayPlan) -> set[str]:
     return {
         canonical_name(op.called)
         for op in plan.ops
-        if op.reason is None and FAMILIES.search(op.name) and not WITHOUT_INDICES.search(op.name)
+        if op.reason is None
+        and FAMILIES.search(op.name)
+        and not WITHOUT_INDICES.search(op.name)
         and any(meta is not None and meta.dtype in whole for arg in op.args for meta in arg.tensors)
-    }  # fmt: skip
+    }
 
 
 def test_public_traces(shared_traces: Path) -> None:
@@ -83,9 +97,12 @@ def event(name: str, ts: int, dims: list[Any], types: list[str], values: list[st
 )
 def test_each_annotated_iteration_is_compared(tmp_path: Path, note: str, told: tuple[int | None, int | None]) -> None:
     layer = event(
-        "vllm::unified_attention_with_output", 10, [[48, 4, 8], [48, 2, 8], [48, 2, 8], [48, 4, 8], [], [], []],
-        ["c10::BFloat16"] * 4 + [""] * 3, [""] * 7,
-    )  # fmt: skip
+        "vllm::unified_attention_with_output",
+        10,
+        [[48, 4, 8], [48, 2, 8], [48, 2, 8], [48, 4, 8], [], [], []],
+        ["c10::BFloat16"] * 4 + [""] * 3,
+        [""] * 7,
+    )
     mark = {"ph": "X", "cat": "user_annotation", "name": note, "pid": 1, "tid": 1, "ts": 1, "dur": 100}
     path = tmp_path / "t.json"
     path.write_text(json.dumps({"traceEvents": [mark, layer]}))

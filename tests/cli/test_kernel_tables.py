@@ -30,9 +30,16 @@ def trace(tmp_path: Path) -> Path:
         events += [
             {"ph": "s", "cat": "async_npu", "name": "async_npu", "pid": 7, "tid": 7, "ts": begin, "id": f"{i}"},
             {"ph": "f", "cat": "async_npu", "name": "async_npu", "pid": 9, "tid": 2, "ts": end, "id": f"{i}"},
-            {"ph": "X", "name": name, "pid": 9, "tid": 2, "ts": end, "dur": 10.0,
-             "args": {"Task Type": "AI_CORE", "connection_id": i}},
-        ]  # fmt: skip
+            {
+                "ph": "X",
+                "name": name,
+                "pid": 9,
+                "tid": 2,
+                "ts": end,
+                "dur": 10.0,
+                "args": {"Task Type": "AI_CORE", "connection_id": i},
+            },
+        ]
     path = tmp_path / "trace_view.json"
     path.write_text(json.dumps(events))
     return path
@@ -60,8 +67,9 @@ def test_inspect_lists_the_kernels_of_each_op(trace: Path, tmp_path: Path) -> No
     (op,) = facts["npu_ops"]
     assert (op["op"], op["calls"], op["device_us"]) == ("aten::mm", 1, 13.75)
     assert [(k["type"], k["core"], k["total_us"], k["wait_us"]) for k in op["kernels"]] == [
-        ("MatMulV2", "AI_CORE", 12.5, 3.5), ("MemSet", "AI_VECTOR_CORE", 1.25, 0.0)
-    ]  # fmt: skip
+        ("MatMulV2", "AI_CORE", 12.5, 3.5),
+        ("MemSet", "AI_VECTOR_CORE", 1.25, 0.0),
+    ]
     assert facts["device_time_us"] == 13.75
     assert facts["kernel_details"]["discovered"]
     shown = invoke("inspect", trace).stdout
@@ -97,8 +105,9 @@ def test_plans_keep_the_types_and_take_no_table(trace: Path, tmp_path: Path) -> 
     assert invoke("plan", trace, "--kernel-details", named, "--output", plan).exit_code == 0
     (op,) = json.loads(plan.read_text())["ops"]
     assert [(k["name"], k["type"], k["total_us"]) for k in op["recorded"]["kernels"]] == [
-        ("mm_matmul", "MatMulV2", 12.5), ("mm_memset", "MemSet", 1.25)
-    ]  # fmt: skip
+        ("mm_matmul", "MatMulV2", 12.5),
+        ("mm_memset", "MemSet", 1.25),
+    ]
     assert invoke("plan", plan).exit_code == 0
     refused = invoke("plan", plan, "--kernel-details", named)
     assert refused.exit_code == 2
@@ -116,8 +125,9 @@ def test_run_shows_recorded_beside_simulated_kernels(trace: Path, tmp_path: Path
     header, op, _ = map(json.loads, lines.read_text().splitlines())
     assert header["trace"]["kernel_details"]["by_start"] == 2
     assert op["npu_kernels"] == [
-        {"type": "MatMulV2", "count": 1, "total_us": 12.5}, {"type": "MemSet", "count": 1, "total_us": 1.25}
-    ]  # fmt: skip
+        {"type": "MatMulV2", "count": 1, "total_us": 12.5},
+        {"type": "MemSet", "count": 1, "total_us": 1.25},
+    ]
     assert "MatMulV2 x1 12.5 us; MemSet x1 1.25 us" in sheet.read_text()
     assert "NPU kernels of" not in invoke("run", trace, "--op-time", "5ms").stdout
 

@@ -57,9 +57,7 @@ def test_usage_errors_exit_with_2(args: list[str]) -> None:
     assert "Usage:" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("error", "code"), [(UsageError("u"), 2), (Malformed("m"), 3), (EnvironmentRefused("e"), 4)]
-)  # fmt: skip
+@pytest.mark.parametrize(("error", "code"), [(UsageError("u"), 2), (Malformed("m"), 3), (EnvironmentRefused("e"), 4)])
 def test_errors_have_their_own_exit_code(error: Exception, code: int) -> None:
     exit_code, out, err = invoke_raising(error)
     assert exit_code == code

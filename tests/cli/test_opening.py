@@ -18,8 +18,12 @@ from opreplay.replay.plan import inputs
 from opreplay.traces import Limits
 from opreplay.traces.errors import UsageError
 
-MM = {"Input Dims": [[8, 4], [4, 2]], "Input type": ["float", "float"], "Input Strides": [[4, 1], [2, 1]],
-      "Concrete Inputs": ["", ""]}  # fmt: skip
+MM = {
+    "Input Dims": [[8, 4], [4, 2]],
+    "Input type": ["float", "float"],
+    "Input Strides": [[4, 1], [2, 1]],
+    "Concrete Inputs": ["", ""],
+}
 TENSOR = {"shape": [8, 8], "dtype": "c10::BFloat16", "strides": [8, 1], "init": "normal"}
 
 
@@ -29,11 +33,13 @@ def event(name: str, ts: int, **args: Any) -> dict[str, Any]:
 
 def node(number: int, name: str, values: list[Any], shapes: list[Any], types: list[str]) -> dict[str, Any]:
     return {
-        "id": number, "name": name, "ctrl_deps": 1,
+        "id": number,
+        "name": name,
+        "ctrl_deps": 1,
         "inputs": {"values": values, "shapes": shapes, "types": types},
         "outputs": {"values": [], "shapes": [], "types": []},
         "attrs": [{"name": "rf_id", "type": "uint64", "value": number}, {"name": "tid", "type": "uint64", "value": 1}],
-    }  # fmt: skip
+    }
 
 
 def tracelens_entry(name: str) -> dict[str, Any]:
@@ -48,9 +54,19 @@ def saved(path: Path, value: Any) -> Path:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    return saved(tmp_path / "t.json", {"traceEvents": [event("aten::mm", 1, **MM), event("aten::relu", 9,
-                 **{"Input Dims": [[8]], "Input type": ["float"], "Input Strides": [[1]],
-                    "Concrete Inputs": [""]})]})  # fmt: skip
+    return saved(
+        tmp_path / "t.json",
+        {
+            "traceEvents": [
+                event("aten::mm", 1, **MM),
+                event(
+                    "aten::relu",
+                    9,
+                    **{"Input Dims": [[8]], "Input type": ["float"], "Input Strides": [[1]], "Concrete Inputs": [""]},
+                ),
+            ]
+        },
+    )
 
 
 @pytest.fixture
@@ -61,8 +77,14 @@ def bare(tmp_path: Path) -> Path:
 @pytest.fixture
 def donor(tmp_path: Path) -> Path:
     tensors = [[3, 3, 0, 32, 4, "cpu"], [4, 4, 0, 8, 4, "cpu"]]
-    return saved(tmp_path / "et.json", {"schema": "1.1.0-chakra.0.0.4", "pid": 77, "nodes": [
-        node(5, "aten::mm", tensors, [[8, 4], [4, 2]], ["Tensor(float)"] * 2)]})  # fmt: skip
+    return saved(
+        tmp_path / "et.json",
+        {
+            "schema": "1.1.0-chakra.0.0.4",
+            "pid": 77,
+            "nodes": [node(5, "aten::mm", tensors, [[8, 4], [4, 2]], ["Tensor(float)"] * 2)],
+        },
+    )
 
 
 def opreplay_(*args: object) -> Result:
@@ -89,7 +111,7 @@ def plan_of(*args: object) -> tuple[Any, Result]:
         ("[]", "trace"),
         ("", "trace"),
     ],
-)  # fmt: skip
+)
 def test_the_kind_is_told_by_content(tmp_path: Path, text: str, kind: str) -> None:
     path = tmp_path / "misleading_plan_event_replay_ir.txt"
     path.write_text(text, encoding="utf-8")

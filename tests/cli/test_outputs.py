@@ -14,9 +14,17 @@ from opreplay.traces.errors import UsageError
 HEADER = Header(opreplay_version="0", started_at="2026-01-01T00:00:00Z", trace={}, environment={}, options={})
 OP = OpResult(id="0" * 12, name="aten::mm", count=2, status="replayed", measured_us=3.0, recorded_host_us=1.0)
 SUMMARY = Summary(
-    ops=1, replayed=1, skipped=0, failed=0, reasons={}, covered_share=1.0, recorded_us=2.0, measured_us=6.0,
-    simulated_us={}, wall_s=0.1,
-)  # fmt: skip
+    ops=1,
+    replayed=1,
+    skipped=0,
+    failed=0,
+    reasons={},
+    covered_share=1.0,
+    recorded_us=2.0,
+    measured_us=6.0,
+    simulated_us={},
+    wall_s=0.1,
+)
 
 
 def test_each_suffix_has_its_format(tmp_path: Path) -> None:

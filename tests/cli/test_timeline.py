@@ -13,8 +13,14 @@ from opreplay.cli.main import opreplay
 from tests.replay.timeline.machine import Machine, training
 
 CONTRACT = {
-    "socs", "recorded_step_us", "retimed_step_us", "structure_error", "categories_us", "critical_path", "what_if",
-}  # fmt: skip
+    "socs",
+    "recorded_step_us",
+    "retimed_step_us",
+    "structure_error",
+    "categories_us",
+    "critical_path",
+    "what_if",
+}
 
 
 @pytest.fixture

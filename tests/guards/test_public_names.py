@@ -43,8 +43,12 @@ def test_the_names_of_opreplay_are_those_that_it_says(sources) -> None:
 
     (root,) = (source for source in sources if source.module == "opreplay")
     (typing_only,) = (node for node in root.tree.body if isinstance(node, ast.If))
-    seen = {alias.asname: f"{node.module}.{alias.name}" for node in typing_only.body
-            if isinstance(node, ast.ImportFrom) for alias in node.names}  # fmt: skip
+    seen = {
+        alias.asname: f"{node.module}.{alias.name}"
+        for node in typing_only.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
     assert set(opreplay.__all__) == seen.keys() == opreplay._HOMES.keys()
     for name, home in seen.items():
         module, _, attribute = home.rpartition(".")

@@ -5,16 +5,28 @@ from __future__ import annotations
 import ast
 
 MOST_LINES_FUNCTION = 100
+MOST_UNFORMATTED = 40
 
 
 def test_functions_are_short(sources) -> None:
+    """Their bodies: a command has as many parameters as flags, one a line."""
     too_long = [
-        f"{source.path}:{node.lineno} {node.name}: {node.end_lineno - node.lineno + 1} lines"
+        f"{source.path}:{node.lineno} {node.name}: {lines} lines"
         for source in sources
         for node in source.functions()
-        if node.end_lineno - node.lineno + 1 > MOST_LINES_FUNCTION
+        if (lines := (node.end_lineno or 0) - node.body[0].lineno + 1) > MOST_LINES_FUNCTION
     ]
     assert not too_long, "\n".join(too_long)
+
+
+def test_the_formatter_is_off_for_tables_only(sources) -> None:
+    off = [
+        f"{source.path}:{number}"
+        for source in sources
+        for number, line in enumerate(source.text.splitlines(), start=1)
+        if "# fmt: " in line
+    ]
+    assert len(off) <= MOST_UNFORMATTED, "only a table at the top of a module earns that: " + ", ".join(off)
 
 
 def test_every_module_says_what_it_is(sources) -> None:

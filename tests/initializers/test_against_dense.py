@@ -22,9 +22,10 @@ MIXED = batch_context("execute_48_context_2(sq44sk60sqsq1096sqsk1448)_generation
 DECODE = BatchContext(prefill_sequences=0, decode_sequences=6, decode_tokens=6, decode_k=110)
 PREFILL = BatchContext(prefill_sequences=3, prefill_tokens=48, prefill_k=48, decode_sequences=0)
 CASES = [
-    pytest.param(DECODE, 6, 6, id="decode"), pytest.param(PREFILL, 48, 3, id="prefill"),
+    pytest.param(DECODE, 6, 6, id="decode"),
+    pytest.param(PREFILL, 48, 3, id="prefill"),
     pytest.param(MIXED, 48, 6, id="mixed"),
-]  # fmt: skip
+]
 SCALE = 8**-0.5
 HEADS, KV_HEADS, SIZE = 4, 2, 8
 
@@ -58,10 +59,13 @@ def attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.T
 @pytest.mark.parametrize(("batch", "tokens", "sequences"), CASES)
 def test_page_lists(batch: BatchContext, tokens: int, sequences: int, distribution: str) -> None:
     args = {
-        "q": torch.randn(tokens, HEADS, SIZE), "k": torch.randn(300, KV_HEADS, SIZE),
-        "v": torch.randn(300, KV_HEADS, SIZE), "cu_seqlens_q": ints(sequences + 1), "kv_indptr": ints(sequences + 1),
+        "q": torch.randn(tokens, HEADS, SIZE),
+        "k": torch.randn(300, KV_HEADS, SIZE),
+        "v": torch.randn(300, KV_HEADS, SIZE),
+        "cu_seqlens_q": ints(sequences + 1),
+        "kv_indptr": ints(sequences + 1),
         "kv_page_indices": ints(140),
-    }  # fmt: skip
+    }
     initialize("aiter::mha_batch_prefill", args, f"distribution={distribution}", batch=batch)
     found = mha_batch_prefill(*args.values(), 0.0, SCALE, 0.0, True, -1, -1, False, None, None)[0]
     wanted = torch.zeros_like(found)
@@ -79,11 +83,19 @@ def test_page_lists(batch: BatchContext, tokens: int, sequences: int, distributi
 def test_packed_caches(distribution: str) -> None:
     page = 4
     args = {
-        "out": torch.zeros(6, HEADS, SIZE), "query": torch.randn(6, HEADS, SIZE),
-        "key_cache": torch.randn(40, KV_HEADS, 2, page, 4), "value_cache": torch.randn(40, KV_HEADS, SIZE, page),
-        "scale": SCALE, "block_tables": ints(6, 8), "seq_lens": ints(6), "alibi_slopes": None,
-        "kv_cache_dtype": "auto", "k_scale": torch.zeros(1), "v_scale": torch.zeros(1), "blocksparse_vert_stride": 0,
-    }  # fmt: skip
+        "out": torch.zeros(6, HEADS, SIZE),
+        "query": torch.randn(6, HEADS, SIZE),
+        "key_cache": torch.randn(40, KV_HEADS, 2, page, 4),
+        "value_cache": torch.randn(40, KV_HEADS, SIZE, page),
+        "scale": SCALE,
+        "block_tables": ints(6, 8),
+        "seq_lens": ints(6),
+        "alibi_slopes": None,
+        "kv_cache_dtype": "auto",
+        "k_scale": torch.zeros(1),
+        "v_scale": torch.zeros(1),
+        "blocksparse_vert_stride": 0,
+    }
     initialize("_C::paged_attention_v1", args, f"distribution={distribution}", batch=DECODE)
     args["k_scale"].fill_(1)
     args["v_scale"].fill_(1)
@@ -103,9 +115,10 @@ def test_layers_without_lengths(batch: BatchContext, tokens: int) -> None:
 
     reference.register_namespace("vllm")
     args = {
-        "query": torch.randn(tokens, HEADS, SIZE), "key": torch.randn(tokens, KV_HEADS, SIZE),
+        "query": torch.randn(tokens, HEADS, SIZE),
+        "key": torch.randn(tokens, KV_HEADS, SIZE),
         "value": torch.randn(tokens, KV_HEADS, SIZE),
-    }  # fmt: skip
+    }
     lengths = initialize("vllm::unified_attention", args, batch=batch).lengths
     with batch_layout(BatchLayout(query_lens=lengths.query, kv_lens=lengths.kv)):
         found = torch.ops.vllm.unified_attention(*args.values(), "")
@@ -138,18 +151,43 @@ def test_both_stages(distribution: str) -> None:
     block, length = 16, 272
     hidden, inner = torch.randn(TOKENS, WIDTH), torch.zeros(TOKENS, TOPK, INNER)
     args = {
-        "hidden_states": hidden, "w1": torch.randn(EXPERTS, 2 * INNER, WIDTH),
-        "w2": torch.randn(EXPERTS, WIDTH, INNER), "sorted_token_ids": ints(length),
-        "sorted_expert_ids": ints(length // block), "num_valid_ids": ints(2), "out": inner, "topk": TOPK,
-        "block_m": block, "sorted_weights": torch.zeros(length),
-    }  # fmt: skip
+        "hidden_states": hidden,
+        "w1": torch.randn(EXPERTS, 2 * INNER, WIDTH),
+        "w2": torch.randn(EXPERTS, WIDTH, INNER),
+        "sorted_token_ids": ints(length),
+        "sorted_expert_ids": ints(length // block),
+        "num_valid_ids": ints(2),
+        "out": inner,
+        "topk": TOPK,
+        "block_m": block,
+        "sorted_weights": torch.zeros(length),
+    }
     initialize("aiter::ck_moe_stage1", args, f"distribution={distribution}")
     lists = {name: args[name] for name in ("sorted_token_ids", "sorted_expert_ids", "num_valid_ids")}
-    ck_moe_stage1(hidden, args["w1"], **lists, out=inner, topk=TOPK, w1_scale=None, a1_scale=None, block_m=block,
-                  sorted_weights=None, activation=0)  # fmt: skip
+    ck_moe_stage1(
+        hidden,
+        args["w1"],
+        **lists,
+        out=inner,
+        topk=TOPK,
+        w1_scale=None,
+        a1_scale=None,
+        block_m=block,
+        sorted_weights=None,
+        activation=0,
+    )
     found = torch.zeros(TOKENS, WIDTH)
-    ck_moe_stage2(inner, args["w2"], **lists, out=found, topk=TOPK, w2_scale=None, a2_scale=None, block_m=block,
-                  sorted_weights=args["sorted_weights"])  # fmt: skip
+    ck_moe_stage2(
+        inner,
+        args["w2"],
+        **lists,
+        out=found,
+        topk=TOPK,
+        w2_scale=None,
+        a2_scale=None,
+        block_m=block,
+        sorted_weights=args["sorted_weights"],
+    )
     mixture = torch.zeros(TOKENS, EXPERTS)
     for place in range(int(args["num_valid_ids"][0])):
         token = int(args["sorted_token_ids"][place]) & 0xFFFFFF
@@ -167,9 +205,11 @@ def test_grouped_products(kind: int, distribution: str) -> None:
 
     reference.register_namespace("npu")
     args = {
-        "x": [torch.randn(90, WIDTH)], "weight": [torch.randn(EXPERTS, WIDTH, INNER)],
-        "group_list": torch.zeros(EXPERTS, dtype=torch.int64), "group_list_type": kind,
-    }  # fmt: skip
+        "x": [torch.randn(90, WIDTH)],
+        "weight": [torch.randn(EXPERTS, WIDTH, INNER)],
+        "group_list": torch.zeros(EXPERTS, dtype=torch.int64),
+        "group_list_type": kind,
+    }
     initialize("npu::npu_grouped_matmul", args, f"distribution={distribution}")
     (found,) = torch.ops.npu.npu_grouped_matmul(
         args["x"], args["weight"], group_list=args["group_list"], group_list_type=kind, group_type=0, split_item=3

@@ -67,7 +67,7 @@ def _replaces_in_list(context: InitContext) -> None:
         (lambda context: InitReport(assumed=[1]), "must be text"),  # type: ignore[arg-type]
         (lambda context: InitReport(lengths=(1, 2)), "must be BatchLengths"),  # type: ignore[arg-type]
     ],
-)  # fmt: skip
+)
 def test_what_goes_wrong_is_said(does: Callable[[InitContext], Any], said: str) -> None:
     with pytest.raises(InitializerError, match=said):
         apply(rule(does), call())
@@ -108,7 +108,7 @@ def test_conditions_that_fail_are_said() -> None:
         (("my::op",), (Option(name="n", type=str, default="c", choices=("a", "b"), help=""),), "none of its choices"),
         (("my::op",), (Option(name="n", type=int, default=1, help=""),) * 2, "two options of one name"),
     ],
-)  # fmt: skip
+)
 def test_unsound_declarations_are_refused(patterns: Any, options: Any, said: str) -> None:
     kind = type("Odd", (CustomInit,), {"name": "odd", "op_patterns": patterns, "options": options})
     with pytest.raises(UsageError, match=said):

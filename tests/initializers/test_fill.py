@@ -12,10 +12,29 @@ from opreplay.initializers import fill
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
 NAMES = (
-    "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float8_e4m3fn",
-    "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2", "float16", "bfloat16",
-    "float32", "float64", "complex32", "complex64", "complex128",
-)  # fmt: skip
+    "bool",
+    "uint8",
+    "int8",
+    "uint16",
+    "int16",
+    "uint32",
+    "int32",
+    "uint64",
+    "int64",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "float4_e2m1fn_x2",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "complex32",
+    "complex64",
+    "complex128",
+)
 DTYPES = [getattr(torch, name) for name in NAMES if hasattr(torch, name)]
 INTEGERS = [dtype for dtype in DTYPES if fill.is_integer(dtype)]
 

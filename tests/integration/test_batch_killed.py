@@ -19,8 +19,21 @@ RANKS = ("ddp_step_rank0", "ddp_step_rank1")
 
 def command(path: Path, *more: str) -> list[str]:
     traces = [str(sample_path(name)) for name in RANKS]
-    return [str(SCRIPT), "batch", *traces, "--lanes", "2", "--top", "6", "--op-time", "0.3s", "--shared-device",
-            "--output", str(path), *more]  # fmt: skip
+    return [
+        str(SCRIPT),
+        "batch",
+        *traces,
+        "--lanes",
+        "2",
+        "--top",
+        "6",
+        "--op-time",
+        "0.3s",
+        "--shared-device",
+        "--output",
+        str(path),
+        *more,
+    ]
 
 
 def ids(path: Path) -> list[str]:

@@ -54,9 +54,19 @@ def profiled(path: Path) -> Path:
 def test_a_profile_of_this_torch_agrees_at_all_depths(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
     command = [
-        SCRIPT, "run", profiled(tmp_path / "t.json"), "--select", "all", "--op-time", "1ms", "--threads", "1",
-        "--check-kernels", "--output", out,
-    ]  # fmt: skip
+        SCRIPT,
+        "run",
+        profiled(tmp_path / "t.json"),
+        "--select",
+        "all",
+        "--op-time",
+        "1ms",
+        "--threads",
+        "1",
+        "--check-kernels",
+        "--output",
+        out,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     compared = {r.name: r.fidelity for r in read_results(out)[1] if r.fidelity is not None}
@@ -67,9 +77,21 @@ def test_a_profile_of_this_torch_agrees_at_all_depths(tmp_path: Path) -> None:
 def test_child_ops_are_compared(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
     command = [
-        SCRIPT, "run", trace(tmp_path / "t.json"), "--select", "top", "--op-time", "5ms", "--threads", "1",
-        "--cache", "warm", "--check-kernels", "--output", out,
-    ]  # fmt: skip
+        SCRIPT,
+        "run",
+        trace(tmp_path / "t.json"),
+        "--select",
+        "top",
+        "--op-time",
+        "5ms",
+        "--threads",
+        "1",
+        "--cache",
+        "warm",
+        "--check-kernels",
+        "--output",
+        out,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     results = {result.name: result for result in read_results(out)[1]}

@@ -27,21 +27,68 @@ def event(name: str, ts: int, dims: list[Any], types: list[str], values: list[st
 def trace(path: Path) -> Path:
     """Decoding of 4 sequences that see 900 tokens together, and a layer of 8 experts."""
     decode = event(
-        "_C::paged_attention_v1", 10,
-        [[4, 4, 16], [4, 4, 16], CACHE, [512, 2, 16, 16], [], [], [4, 32], [4], [], [], [], [], [1], [1],
-         [], [], [], [], []],
-        ["c10::BFloat16", "c10::BFloat16", "c10::BFloat16", "c10::BFloat16", "Scalar", "Scalar", "int", "int", "Scalar",
-         "Scalar", "", "", "float", "float", "Scalar", "Scalar", "Scalar", "Scalar", "Scalar"],
+        "_C::paged_attention_v1",
+        10,
+        [
+            [4, 4, 16],
+            [4, 4, 16],
+            CACHE,
+            [512, 2, 16, 16],
+            [],
+            [],
+            [4, 32],
+            [4],
+            [],
+            [],
+            [],
+            [],
+            [1],
+            [1],
+            [],
+            [],
+            [],
+            [],
+            [],
+        ],
+        [
+            "c10::BFloat16",
+            "c10::BFloat16",
+            "c10::BFloat16",
+            "c10::BFloat16",
+            "Scalar",
+            "Scalar",
+            "int",
+            "int",
+            "Scalar",
+            "Scalar",
+            "",
+            "",
+            "float",
+            "float",
+            "Scalar",
+            "Scalar",
+            "Scalar",
+            "Scalar",
+            "Scalar",
+        ],
         ["", "", "", "", "2", "0.25", "", "", "16", "512", "", "", "", "", "0", "0", "0", "64", "0"],
-    )  # fmt: skip
+    )
     lookup = event(
-        "aten::embedding", 30, [[1000, 16], [4], [], [], []],
-        ["c10::BFloat16", "long int", "Scalar", "Scalar", "Scalar"], ["", "", "-1", "False", "False"],
-    )  # fmt: skip
+        "aten::embedding",
+        30,
+        [[1000, 16], [4], [], [], []],
+        ["c10::BFloat16", "long int", "Scalar", "Scalar", "Scalar"],
+        ["", "", "-1", "False", "False"],
+    )
     note = {
-        "ph": "X", "cat": "user_annotation", "name": "execute_4_context_0(sq0sk0sqsq0sqsk0)_generation_4"
-        "(sq4sk900sqsq4sqsk900)", "pid": 1, "tid": 1, "ts": 1, "dur": 100,
-    }  # fmt: skip
+        "ph": "X",
+        "cat": "user_annotation",
+        "name": "execute_4_context_0(sq0sk0sqsq0sqsk0)_generation_4(sq4sk900sqsq4sqsk900)",
+        "pid": 1,
+        "tid": 1,
+        "ts": 1,
+        "dur": 100,
+    }
     path.write_text(json.dumps({"traceEvents": [note, decode, lookup]}))
     return path
 
@@ -50,8 +97,11 @@ def run(tmp_path: Path, *flags: str) -> tuple[str, dict[str, OpResult]]:
     out = tmp_path / "r.jsonl"
     done = subprocess.run(
         [SCRIPT, "run", trace(tmp_path / "t.json"), "--op-time", "5ms", "--output", out, "--force", *flags],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout, {result.name: result for result in read_results(out)[1]}
 

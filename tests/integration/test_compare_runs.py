@@ -18,19 +18,31 @@ pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="opreplay is not ins
 def trace(path: Path) -> Path:
     """Six ops of some 100 us."""
     shapes = {
-        "aten::mm": [[256, 256], [256, 256]], "aten::gelu": [[1 << 18], []], "aten::exp": [[1 << 18]],
-        "aten::relu": [[1 << 20]], "aten::sigmoid": [[1 << 18]], "aten::tanh": [[1 << 18]],
-    }  # fmt: skip
+        "aten::mm": [[256, 256], [256, 256]],
+        "aten::gelu": [[1 << 18], []],
+        "aten::exp": [[1 << 18]],
+        "aten::relu": [[1 << 20]],
+        "aten::sigmoid": [[1 << 18]],
+        "aten::tanh": [[1 << 18]],
+    }
     events = [
         {
-            "ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": 100 * at, "dur": 50,
+            "ph": "X",
+            "cat": "cpu_op",
+            "name": name,
+            "pid": 1,
+            "tid": 1,
+            "ts": 100 * at,
+            "dur": 50,
             "args": {
-                "Input Dims": dims, "Input type": ["float" if d else "" for d in dims],
-                "Concrete Inputs": ["" if d else "none" for d in dims], "External id": at,
+                "Input Dims": dims,
+                "Input type": ["float" if d else "" for d in dims],
+                "Concrete Inputs": ["" if d else "none" for d in dims],
+                "External id": at,
             },
         }
         for at, (name, dims) in enumerate(shapes.items(), start=1)
-    ]  # fmt: skip
+    ]
     path.write_text(json.dumps({"traceEvents": events}))
     return path
 

@@ -24,9 +24,12 @@ pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="opreplay is not ins
 
 def opreplay(*args: object, stdin: bytes | None = None, **env: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [SCRIPT, *map(str, args)], input=stdin, capture_output=True, timeout=120,
+        [SCRIPT, *map(str, args)],
+        input=stdin,
+        capture_output=True,
+        timeout=120,
         env={**os.environ, "COLUMNS": "80", **env},
-    )  # fmt: skip
+    )
     text = done.stdout.decode(), done.stderr.decode()
     assert "Traceback" not in text[1], text[1]
     return subprocess.CompletedProcess(done.args, done.returncode, *text)
@@ -49,8 +52,22 @@ def test_inspect_prints_the_promised_fields_without_torch_or_pandas() -> None:
 
 def test_a_run_reports_coverage_first_and_writes_every_format(tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("r.jsonl", "r.csv", "r.md")]
-    done = opreplay("run", SAMPLE, "--top", 3, *QUICK, "--soc", "910b3", "--soc", "910b2", "--threads", 1, "--seed", 7,
-                    *(part for file in files for part in ("--output", file)))  # fmt: skip
+    done = opreplay(
+        "run",
+        SAMPLE,
+        "--top",
+        3,
+        *QUICK,
+        "--soc",
+        "910b3",
+        "--soc",
+        "910b2",
+        "--threads",
+        1,
+        "--seed",
+        7,
+        *(part for file in files for part in ("--output", file)),
+    )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("replayed 3 of 3 ops = ")
@@ -75,8 +92,20 @@ def test_a_run_reports_coverage_first_and_writes_every_format(tmp_path: Path) ->
 
 
 def test_stdin_and_stdout_make_a_pipe() -> None:
-    done = opreplay("run", "-", "--op-filter", "aten::add*", "--exclude", "aten::addmm", "--top", 2, *QUICK, "-o", "-",
-                    stdin=SAMPLE.read_bytes())  # fmt: skip
+    done = opreplay(
+        "run",
+        "-",
+        "--op-filter",
+        "aten::add*",
+        "--exclude",
+        "aten::addmm",
+        "--top",
+        2,
+        *QUICK,
+        "-o",
+        "-",
+        stdin=SAMPLE.read_bytes(),
+    )
     assert done.returncode == 0, done.stderr
     records = [json.loads(line) for line in done.stdout.splitlines()]
     assert [records[0]["record"], records[-1]["record"]] == ["header", "summary"]
@@ -94,9 +123,15 @@ def test_a_missing_device_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("command", "content"),
-    [("inspect", b""), ("inspect", b"\x89PNG\r\n\x1a\n\0\0"), ("inspect", b"[1, 2, 3]"), ("plan", b'{"a": 1}'),
-     ("run", b"\x1f\x8b\x08broken"), ("inspect", b'{"traceEvents": 7}')],
-)  # fmt: skip
+    [
+        ("inspect", b""),
+        ("inspect", b"\x89PNG\r\n\x1a\n\0\0"),
+        ("inspect", b"[1, 2, 3]"),
+        ("plan", b'{"a": 1}'),
+        ("run", b"\x1f\x8b\x08broken"),
+        ("inspect", b'{"traceEvents": 7}'),
+    ],
+)
 def test_what_is_no_trace_is_refused(command: str, content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(content)
@@ -183,9 +218,12 @@ def test_no_color_and_dumb_terminals_get_no_escapes() -> None:
 def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     with subprocess.Popen(
-        [SCRIPT, "run", SAMPLE, "--op-time", "300ms", "--output", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, start_new_session=True,
-    ) as process:  # fmt: skip
+        [SCRIPT, "run", SAMPLE, "--op-time", "300ms", "--output", path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
         deadline = monotonic() + 60
         while monotonic() < deadline and not (path.exists() and path.read_bytes().count(b"\n") >= 2):
             sleep(0.05)

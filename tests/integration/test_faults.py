@@ -12,9 +12,16 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "faults.py"
 
 
 KINDS = (
-    "segfault", "hang", "full disk", "kill the worker", "kill the run", "SIGTERM", "power loss", "kill a lane",
+    "segfault",
+    "hang",
+    "full disk",
+    "kill the worker",
+    "kill the run",
+    "SIGTERM",
+    "power loss",
+    "kill a lane",
     "kill a batch",
-)  # fmt: skip
+)
 """Those on Ray need a cluster, which takes its time to start; `test_schedule_ray` has one."""
 
 

@@ -53,21 +53,30 @@ STEP = [
     Call("aten::addmm", [f(10), f(2, 16), f(16, 10), NUMBER, NUMBER], kernel_us=6),
     Call("aten::_log_softmax", [f(2, 10), NUMBER, FLAG], kernel_us=3),
     Call("aten::nll_loss_forward", [f(2, 10), ([2], "long int"), NONE, NUMBER, NUMBER], kernel_us=3),
-    Call("aten::nll_loss_backward",
-         [f(), f(2, 10), ([2], "long int"), NONE, NUMBER, NUMBER, f()], kernel_us=3),
+    Call("aten::nll_loss_backward", [f(), f(2, 10), ([2], "long int"), NONE, NUMBER, NUMBER, f()], kernel_us=3),
     Call("aten::_log_softmax_backward_data", [f(2, 10), f(2, 10), NUMBER, f(2, 10)], kernel_us=3),
     Call("aten::mm", [f(10, 2), f(2, 16)], kernel_us=6),
-    Call("aten::max_pool2d_with_indices_backward",
-         [f(2, 16, 3, 3), f(*Y), LIST, LIST, LIST, LIST, FLAG, ([2, 16, 3, 3], "long int")], kernel_us=9),
+    Call(
+        "aten::max_pool2d_with_indices_backward",
+        [f(2, 16, 3, 3), f(*Y), LIST, LIST, LIST, LIST, FLAG, ([2, 16, 3, 3], "long int")],
+        kernel_us=9,
+    ),
     Call("aten::threshold_backward", [f(*Y), f(*Y), NUMBER], kernel_us=6),
-    Call("aten::cudnn_batch_norm_backward",
-         [f(*Y), f(*Y), f(16), f(16), f(16), *STATS, REAL, ([0], "unsigned char")], kernel_us=30),
-    Call("aten::cudnn_convolution_backward", [f(*X), f(*Y), f(*W), *REST, LIST], [
-        Call("aten::cudnn_convolution_backward_input", [LIST, f(*Y), f(*W), *REST], kernel_us=90),
-        Call("aten::cudnn_convolution_backward_weight", [LIST, f(*Y), f(*X), *REST], kernel_us=80),
-    ]),
+    Call(
+        "aten::cudnn_batch_norm_backward",
+        [f(*Y), f(*Y), f(16), f(16), f(16), *STATS, REAL, ([0], "unsigned char")],
+        kernel_us=30,
+    ),
+    Call(
+        "aten::cudnn_convolution_backward",
+        [f(*X), f(*Y), f(*W), *REST, LIST],
+        [
+            Call("aten::cudnn_convolution_backward_input", [LIST, f(*Y), f(*W), *REST], kernel_us=90),
+            Call("aten::cudnn_convolution_backward_weight", [LIST, f(*Y), f(*X), *REST], kernel_us=80),
+        ],
+    ),
     Call("aten::add_", [f(*W), f(*W), NUMBER], kernel_us=3),
-]  # fmt: skip
+]
 
 
 def events(calls: list[Call]) -> list[dict[str, Any]]:
@@ -81,15 +90,44 @@ def events(calls: list[Call]) -> list[dict[str, Any]]:
         for child in call.children:
             end = emit(child, end)
         if call.kernel_us:
-            made.append({"ph": "X", "cat": "Runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": end,
-                         "dur": 5, "args": {"correlation": number}})  # fmt: skip
-            made.append({"ph": "X", "cat": "Kernel", "name": "kernel", "pid": 0, "tid": 7, "ts": end + 1000,
-                         "dur": call.kernel_us, "args": {"correlation": number, "external id": number, "device": 0,
-                                                         "stream": 7}})  # fmt: skip
+            made.append(
+                {
+                    "ph": "X",
+                    "cat": "Runtime",
+                    "name": "cudaLaunchKernel",
+                    "pid": 1,
+                    "tid": 1,
+                    "ts": end,
+                    "dur": 5,
+                    "args": {"correlation": number},
+                }
+            )
+            made.append(
+                {
+                    "ph": "X",
+                    "cat": "Kernel",
+                    "name": "kernel",
+                    "pid": 0,
+                    "tid": 7,
+                    "ts": end + 1000,
+                    "dur": call.kernel_us,
+                    "args": {"correlation": number, "external id": number, "device": 0, "stream": 7},
+                }
+            )
             end += 10
         arguments = {"Input Dims": [a[0] for a in call.arguments], "Input type": [a[1] for a in call.arguments]}
-        made.append({"ph": "X", "cat": "Operator", "name": call.name, "pid": 1, "tid": 1, "ts": start,
-                     "dur": end - start, "args": {"External id": number, **arguments}})  # fmt: skip
+        made.append(
+            {
+                "ph": "X",
+                "cat": "Operator",
+                "name": call.name,
+                "pid": 1,
+                "tid": 1,
+                "ts": start,
+                "dur": end - start,
+                "args": {"External id": number, **arguments},
+            }
+        )
         return end + 10
 
     now = 100

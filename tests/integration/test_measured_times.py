@@ -23,14 +23,23 @@ def trace(path: Path, **ops: list[list[int]]) -> Path:
     """One call of each op, "lib__op" for lib::op, with float tensors of these sizes."""
     events = [
         {
-            "ph": "X", "cat": "cpu_op", "name": name.replace("__", "::"), "pid": 1, "tid": 1, "ts": 100 * at, "dur": 50,
+            "ph": "X",
+            "cat": "cpu_op",
+            "name": name.replace("__", "::"),
+            "pid": 1,
+            "tid": 1,
+            "ts": 100 * at,
+            "dur": 50,
             "args": {
-                "Input Dims": dims, "Input type": ["float" for _ in dims], "Input Strides": [strides(d) for d in dims],
-                "Concrete Inputs": ["" for _ in dims], "External id": at,
+                "Input Dims": dims,
+                "Input type": ["float" for _ in dims],
+                "Input Strides": [strides(d) for d in dims],
+                "Concrete Inputs": ["" for _ in dims],
+                "External id": at,
             },
         }
         for at, (name, dims) in enumerate(ops.items(), start=1)
-    ]  # fmt: skip
+    ]
     path.write_text(json.dumps({"traceEvents": events}))
     return path
 

@@ -114,8 +114,15 @@ def without_arguments() -> None:
 
 
 STEPS: tuple[Step, ...] = (
-    factorised, packed, graph, shaped_in_place, drawn, margins, compressed, without_arguments,
-)  # fmt: skip
+    factorised,
+    packed,
+    graph,
+    shaped_in_place,
+    drawn,
+    margins,
+    compressed,
+    without_arguments,
+)
 
 
 @pytest.mark.filterwarnings("ignore")

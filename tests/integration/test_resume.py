@@ -60,9 +60,12 @@ def test_a_full_disk_ends_with_a_hint_and_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     done = subprocess.run(
         [SCRIPT, "run", SAMPLE, "--top", "4", "--op-time", "5ms", "--max-op-memory", "500MB", "-o", path],
-        capture_output=True, text=True, timeout=120, env={**os.environ, "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "COLUMNS": "80"},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (6000, resource.RLIM_INFINITY)),
-    )  # fmt: skip
+    )
     assert done.returncode == 4, (done.returncode, done.stderr)
     assert "--resume" in done.stderr
     assert path.read_bytes().endswith(b"\n")

@@ -27,10 +27,16 @@ from opreplay.traces.samples.catalog import SAMPLES, sample_path
 
 POLICY = Policy()
 SHARED = (
-    "cpu_only_rank34", "h100_owlv2_large", "mi210_gpu_only", "mi300_resnet_ddp_act_checkpoint",
-    "mi300_sglang_prefilldecode", "mi300_vllm_piecewise_exec", "npu_alexnet_trace_view", "nvidia_rank_non_gpu",
+    "cpu_only_rank34",
+    "h100_owlv2_large",
+    "mi210_gpu_only",
+    "mi300_resnet_ddp_act_checkpoint",
+    "mi300_sglang_prefilldecode",
+    "mi300_vllm_piecewise_exec",
+    "npu_alexnet_trace_view",
+    "nvidia_rank_non_gpu",
     "param_linear_et",
-)  # fmt: skip
+)
 """One of each kind; benchmarks/round_trips.py takes all."""
 
 
@@ -48,10 +54,8 @@ def as_tracelens_has_it(op: ReplayOp) -> tuple[ReplayArg, ...]:
     made = []
     for arg in op.args:
         tensors = tuple(
-            meta and TensorMeta(shape=meta.shape, dtype=meta.dtype,
-                                strides=known_strides(meta))
-            for meta in arg.tensors
-        )  # fmt: skip
+            meta and TensorMeta(shape=meta.shape, dtype=meta.dtype, strides=known_strides(meta)) for meta in arg.tensors
+        )
         made.append(msgspec.structs.replace(arg, tensors=tensors, mutated=False))
     return tuple(made)
 
@@ -89,22 +93,34 @@ def test_public_traces(name: str, shared_traces: Path, tmp_path: Path) -> None:
 SIZES = st.integers(0, 2**62)
 METAS = st.lists(SIZES, max_size=4).flatmap(
     lambda shape: st.builds(
-        TensorMeta, shape=st.just(tuple(shape)), dtype=st.sampled_from(sorted(ITEMSIZE_BYTES)),
-        strides=st.none() | st.tuples(*[SIZES] * len(shape)), storage_offset=SIZES,
+        TensorMeta,
+        shape=st.just(tuple(shape)),
+        dtype=st.sampled_from(sorted(ITEMSIZE_BYTES)),
+        strides=st.none() | st.tuples(*[SIZES] * len(shape)),
+        storage_offset=SIZES,
         storage=st.none() | st.integers(0, 3),
     )
-)  # fmt: skip
+)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from(["inf", "-inf", "nan"])
 INTS = st.integers(-(2**63), 2**63 - 1)
 VALUES: dict[str, st.SearchStrategy[Any]] = {
-    "int": INTS, "bool": st.booleans(), "float": FLOATS, "Scalar": FLOATS | INTS | st.booleans() | st.just("1+2j"),
-    "str": st.text(max_size=6), "ScalarType": st.sampled_from(["torch.bfloat16", "torch.float8_e4m3fn", "torch.bool"]),
-    "Layout": st.sampled_from(["torch.strided", "torch.jagged"]), "Device": st.sampled_from(["cpu", "cuda:0"]),
-    "MemoryFormat": st.sampled_from(["torch.channels_last", "torch.preserve_format"]), "Generator": st.none(),
-    "complex": st.just("1+2j"), "int[]": st.lists(INTS, max_size=3).map(tuple),
-    "bool[]": st.lists(st.booleans(), max_size=3).map(tuple), "float[]": st.lists(FLOATS, max_size=3).map(tuple),
-    "Scalar[]": st.lists(INTS | FLOATS, max_size=3).map(tuple), "str[]": st.lists(st.text(max_size=3)).map(tuple),
-}  # fmt: skip
+    "int": INTS,
+    "bool": st.booleans(),
+    "float": FLOATS,
+    "Scalar": FLOATS | INTS | st.booleans() | st.just("1+2j"),
+    "str": st.text(max_size=6),
+    "ScalarType": st.sampled_from(["torch.bfloat16", "torch.float8_e4m3fn", "torch.bool"]),
+    "Layout": st.sampled_from(["torch.strided", "torch.jagged"]),
+    "Device": st.sampled_from(["cpu", "cuda:0"]),
+    "MemoryFormat": st.sampled_from(["torch.channels_last", "torch.preserve_format"]),
+    "Generator": st.none(),
+    "complex": st.just("1+2j"),
+    "int[]": st.lists(INTS, max_size=3).map(tuple),
+    "bool[]": st.lists(st.booleans(), max_size=3).map(tuple),
+    "float[]": st.lists(FLOATS, max_size=3).map(tuple),
+    "Scalar[]": st.lists(INTS | FLOATS, max_size=3).map(tuple),
+    "str[]": st.lists(st.text(max_size=3)).map(tuple),
+}
 
 
 @st.composite
@@ -147,14 +163,36 @@ JSON_TENSOR = st.just({"shape": [4, 4], "dtype": "float", "strides": [4, 1], "in
 JSON_VALUES = st.none() | st.booleans() | st.integers(-3, 99) | st.floats() | st.text(max_size=4) | JSON_TENSOR
 JSON_VALUES |= st.lists(JSON_VALUES, max_size=3)
 DECLARED = st.sampled_from(
-    ["Tensor", "Tensor?", "Tensor[]", "int", "int[1]?", "float", "bool", "Scalar", "ScalarType?", "Device?", "str",
-     "MemoryFormat?", "number", "List[int]", "Generator?", "complex", "Layout"]
-)  # fmt: skip
+    [
+        "Tensor",
+        "Tensor?",
+        "Tensor[]",
+        "int",
+        "int[1]?",
+        "float",
+        "bool",
+        "Scalar",
+        "ScalarType?",
+        "Device?",
+        "str",
+        "MemoryFormat?",
+        "number",
+        "List[int]",
+        "Generator?",
+        "complex",
+        "Layout",
+    ]
+)
 REAL_CALLS = (
-    ("aten::to", ("self", "dtype", "non_blocking", "copy", "memory_format")), ("aten::sum", ("self", "dim", "keepdim")),
-    ("aten::add", ("self", "other", "alpha")), ("aten::linspace", ("start", "end", "steps", "dtype", "layout")),
-    ("aten::relu_", ("self",)), ("no_such::op", ("x",)), ("a label", ("x", "y")), ("aten::cat", ("tensors", "dim")),
-)  # fmt: skip
+    ("aten::to", ("self", "dtype", "non_blocking", "copy", "memory_format")),
+    ("aten::sum", ("self", "dim", "keepdim")),
+    ("aten::add", ("self", "other", "alpha")),
+    ("aten::linspace", ("start", "end", "steps", "dtype", "layout")),
+    ("aten::relu_", ("self",)),
+    ("no_such::op", ("x",)),
+    ("a label", ("x", "y")),
+    ("aten::cat", ("tensors", "dim")),
+)
 
 
 @st.composite

@@ -102,15 +102,22 @@ def test_without_shapes_the_reason_says_so(planned: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("detach", "label, not an op"), ("detach_", "label, not an op"), ("AddmmBackward0", "label, not an op"),
+        ("detach", "label, not an op"),
+        ("detach_", "label, not an op"),
+        ("AddmmBackward0", "label, not an op"),
         ("autograd::engine::evaluate_function: MmBackward0", "label, not an op"),
-        ("torch::autograd::AccumulateGrad", "label, not an op"), ("TorchDynamo Cache Lookup", "label, not an op"),
-        ("Pregraph bytecode", "label, not an op"), ("Torch-Compiled Region: 0/0", "label, not an op"),
-        ("triton_poi_fused_add_cos_sin_0", "triton kernel"), ("triton_red_fused__to_copy_mean_1", "triton kernel"),
-        ("record_param_comms", "collective"), ("nccl:all_reduce", "collective"), ("c10d::allreduce_", "collective"),
+        ("torch::autograd::AccumulateGrad", "label, not an op"),
+        ("TorchDynamo Cache Lookup", "label, not an op"),
+        ("Pregraph bytecode", "label, not an op"),
+        ("Torch-Compiled Region: 0/0", "label, not an op"),
+        ("triton_poi_fused_add_cos_sin_0", "triton kernel"),
+        ("triton_red_fused__to_copy_mean_1", "triton kernel"),
+        ("record_param_comms", "collective"),
+        ("nccl:all_reduce", "collective"),
+        ("c10d::allreduce_", "collective"),
         ("_c10d_functional::all_gather_into_tensor", "collective"),
     ],
-)  # fmt: skip
+)
 def test_labels_collectives_and_generated_kernels_are_classes_of_their_own(planned: Any, name: str, kind: str) -> None:
     assert planned(name, t(8)).reason.kind == kind
 
@@ -121,17 +128,34 @@ def test_labels_collectives_and_generated_kernels_are_classes_of_their_own(plann
 @pytest.mark.parametrize(
     ("spelled", "dtype"),
     [
-        ("float", torch.float32), ("double", torch.float64), ("c10::Half", torch.float16),
-        ("c10::BFloat16", torch.bfloat16), ("long int", torch.int64), ("long", torch.int64), ("int", torch.int32),
-        ("short int", torch.int16), ("short", torch.int16), ("signed char", torch.int8), ("char", torch.int8),
-        ("unsigned char", torch.uint8), ("unsigned short", torch.uint16), ("short unsigned int", torch.uint16),
-        ("unsigned int", torch.uint32), ("unsigned long", torch.uint64), ("long unsigned int", torch.uint64),
-        ("bool", torch.bool), ("c10::complex<float>", torch.complex64), ("c10::complex<double>", torch.complex128),
-        ("c10::complex<c10::Half>", torch.complex32), ("c10::Float8_e4m3fn", torch.float8_e4m3fn),
-        ("c10::Float8_e5m2", torch.float8_e5m2), ("c10::Float8_e4m3fnuz", torch.float8_e4m3fnuz),
-        ("c10::Float8_e5m2fnuz", torch.float8_e5m2fnuz), ("c10::Float8_e8m0fnu", torch.float8_e8m0fnu),
+        ("float", torch.float32),
+        ("double", torch.float64),
+        ("c10::Half", torch.float16),
+        ("c10::BFloat16", torch.bfloat16),
+        ("long int", torch.int64),
+        ("long", torch.int64),
+        ("int", torch.int32),
+        ("short int", torch.int16),
+        ("short", torch.int16),
+        ("signed char", torch.int8),
+        ("char", torch.int8),
+        ("unsigned char", torch.uint8),
+        ("unsigned short", torch.uint16),
+        ("short unsigned int", torch.uint16),
+        ("unsigned int", torch.uint32),
+        ("unsigned long", torch.uint64),
+        ("long unsigned int", torch.uint64),
+        ("bool", torch.bool),
+        ("c10::complex<float>", torch.complex64),
+        ("c10::complex<double>", torch.complex128),
+        ("c10::complex<c10::Half>", torch.complex32),
+        ("c10::Float8_e4m3fn", torch.float8_e4m3fn),
+        ("c10::Float8_e5m2", torch.float8_e5m2),
+        ("c10::Float8_e4m3fnuz", torch.float8_e4m3fnuz),
+        ("c10::Float8_e5m2fnuz", torch.float8_e5m2fnuz),
+        ("c10::Float8_e8m0fnu", torch.float8_e8m0fnu),
     ],
-)  # fmt: skip
+)
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 def test_every_spelling_of_a_type_is_replayed(replayed: Any, spelled: str, dtype: torch.dtype) -> None:
     made = replayed("aten::clone", t(3, 5, dtype=spelled), NONE)
@@ -150,12 +174,30 @@ def test_an_unknown_spelling_is_a_tensor_of_the_type_of_the_others(planned: Any)
 @pytest.mark.parametrize(
     ("shape", "strides"),
     [
-        ((), ()), ((0, 4), (4, 1)), ((3, 0), (1, 1)), ((4, 3), (1, 4)), ((4, 3), (0, 1)), ((4, 3), (0, 0)),
-        ((6, 4), (1, 1)), ((2, 3, 4, 5), (60, 1, 15, 3)), ((4, 8), (24, 1)), ((1, 12, 64), (768, 64, 1)),
+        ((), ()),
+        ((0, 4), (4, 1)),
+        ((3, 0), (1, 1)),
+        ((4, 3), (1, 4)),
+        ((4, 3), (0, 1)),
+        ((4, 3), (0, 0)),
+        ((6, 4), (1, 1)),
+        ((2, 3, 4, 5), (60, 1, 15, 3)),
+        ((4, 8), (24, 1)),
+        ((1, 12, 64), (768, 64, 1)),
     ],
-    ids=["0-dim", "no rows", "no columns", "transposed", "expanded", "one element", "windows", "channels last",
-         "part of a row", "size 1"],
-)  # fmt: skip
+    ids=[
+        "0-dim",
+        "no rows",
+        "no columns",
+        "transposed",
+        "expanded",
+        "one element",
+        "windows",
+        "channels last",
+        "part of a row",
+        "size 1",
+    ],
+)
 def test_strides_arrive_as_recorded(
     planned: Any, executor: TorchExecutor, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> None:
@@ -178,9 +220,19 @@ def test_a_wrapped_number_is_a_double_without_dimensions(replayed: Any, planned:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("0.", 0.0), ("-0.", 0.0), ("2.", 2.0), ("-3", -3.0), ("1e-05", 1e-5), ("inf", math.inf), ("-inf", -math.inf),
-     ("True", 1.0), ("False", 0.0), ("3.4028234663852886e+38", 3.4028234663852886e38)],
-)  # fmt: skip
+    [
+        ("0.", 0.0),
+        ("-0.", 0.0),
+        ("2.", 2.0),
+        ("-3", -3.0),
+        ("1e-05", 1e-5),
+        ("inf", math.inf),
+        ("-inf", -math.inf),
+        ("True", 1.0),
+        ("False", 0.0),
+        ("3.4028234663852886e+38", 3.4028234663852886e38),
+    ],
+)
 def test_scalars(replayed: Any, text: str, value: float) -> None:
     made = replayed("aten::fill_", t(4), s(text))
     assert made.tolist() == pytest.approx([value] * 4)
@@ -208,8 +260,17 @@ def test_lists_of_numbers(replayed: Any) -> None:
     assert replayed("aten::permute", t(2, 3, 4), ints("[2, 0, 1]")).shape == (4, 2, 3)
     assert replayed("aten::view", t(1), ints("[]")).shape == ()
     assert replayed("aten::sum", t(2, 3), ints("[]"), s("False"), NONE).shape == ()
-    grads = replayed("aten::native_layer_norm_backward", t(4, 8), t(4, 8), ints("[8]"), t(4, 1), t(4, 1), t(8), t(8),
-                     ints("[True, True, False]"))  # fmt: skip
+    grads = replayed(
+        "aten::native_layer_norm_backward",
+        t(4, 8),
+        t(4, 8),
+        ints("[8]"),
+        t(4, 1),
+        t(4, 1),
+        t(8),
+        t(8),
+        ints("[True, True, False]"),
+    )
     assert [None if grad is None else grad.shape for grad in grads] == [(4, 8), (8,), None]
     assert replayed("aten::upsample_nearest2d", t(1, 2, 4, 4), NONE, ints("[2., 2.]")).shape == (1, 2, 8, 8)
 
@@ -276,23 +337,61 @@ def test_an_alias_of_a_vendor_op_and_a_library_that_is_not_here(planned: Any, re
 @pytest.mark.parametrize(
     ("name", "args", "shape"),
     [
-        ("aten::cudnn_convolution", (t(2, 3, 8, 8), t(4, 3, 3, 3), ints("[1, 1]"), ints("[2, 2]"), ints("[1, 1]"),
-                                     s("1"), s("True"), s("False"), s("True")), (2, 4, 4, 4)),
-        ("aten::miopen_convolution", (t(2, 3, 8, 8), t(4, 3, 3, 3), NONE, ints("[1, 1]"), ints("[1, 1]"),
-                                      ints("[1, 1]"), s("1"), s("False"), s("False")), (2, 4, 8, 8)),
-        ("aten::miopen_batch_norm", (t(2, 3, 4, 4), t(3), t(3), t(3), t(3), s("True"), s("0.1"), s("1e-05")),
-         (2, 3, 4, 4)),
-        ("aten::_flash_attention_forward", (t(2, 8, 4, 16, dtype="c10::Half"),) * 3 + (
-            NONE, NONE, s("8"), s("8"), s("0."), s("False"), s("False"), s("0.25"), NONE, NONE, NONE, NONE),
-         (2, 8, 4, 16)),
-        ("aten::_efficient_attention_forward", (t(2, 8, 4, 16),) * 3 + (
-            NONE, NONE, NONE, NONE, NONE, s("0."), s("0"), s("False"), s("0.25"), NONE, NONE), (2, 8, 4, 16)),
-        ("aten::_scaled_dot_product_cudnn_attention", (t(2, 4, 8, 16, dtype="c10::Half"),) * 3 + (
-            NONE, s("False"), s("0."), s("False"), s("False"), s("0.25")), (2, 4, 8, 16)),
+        (
+            "aten::cudnn_convolution",
+            (
+                t(2, 3, 8, 8),
+                t(4, 3, 3, 3),
+                ints("[1, 1]"),
+                ints("[2, 2]"),
+                ints("[1, 1]"),
+                s("1"),
+                s("True"),
+                s("False"),
+                s("True"),
+            ),
+            (2, 4, 4, 4),
+        ),
+        (
+            "aten::miopen_convolution",
+            (
+                t(2, 3, 8, 8),
+                t(4, 3, 3, 3),
+                NONE,
+                ints("[1, 1]"),
+                ints("[1, 1]"),
+                ints("[1, 1]"),
+                s("1"),
+                s("False"),
+                s("False"),
+            ),
+            (2, 4, 8, 8),
+        ),
+        (
+            "aten::miopen_batch_norm",
+            (t(2, 3, 4, 4), t(3), t(3), t(3), t(3), s("True"), s("0.1"), s("1e-05")),
+            (2, 3, 4, 4),
+        ),
+        (
+            "aten::_flash_attention_forward",
+            (t(2, 8, 4, 16, dtype="c10::Half"),) * 3
+            + (NONE, NONE, s("8"), s("8"), s("0."), s("False"), s("False"), s("0.25"), NONE, NONE, NONE, NONE),
+            (2, 8, 4, 16),
+        ),
+        (
+            "aten::_efficient_attention_forward",
+            (t(2, 8, 4, 16),) * 3 + (NONE, NONE, NONE, NONE, NONE, s("0."), s("0"), s("False"), s("0.25"), NONE, NONE),
+            (2, 8, 4, 16),
+        ),
+        (
+            "aten::_scaled_dot_product_cudnn_attention",
+            (t(2, 4, 8, 16, dtype="c10::Half"),) * 3 + (NONE, s("False"), s("0."), s("False"), s("False"), s("0.25")),
+            (2, 4, 8, 16),
+        ),
         ("aten::_fused_rms_norm", (t(4, 16), ints("[16]"), t(16), s("1e-06")), (4, 16)),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
-)  # fmt: skip
+)
 def test_a_portable_equivalent_stands_in(
     replayed: Any, name: str, args: tuple[Any, ...], shape: tuple[int, ...]
 ) -> None:
@@ -306,10 +405,13 @@ def test_a_portable_equivalent_stands_in(
 @pytest.mark.parametrize(
     ("name", "args"),
     [
-        ("aten::mul_", (t(64), s("1.5"))), ("aten::add_", (t(64), t(64), s("1"))), ("aten::div_", (t(64), s("0.1"))),
-        ("aten::exp_", (t(64),)), ("aten::addcmul_", (t(64), t(64), t(64), s("1"))),
+        ("aten::mul_", (t(64), s("1.5"))),
+        ("aten::add_", (t(64), t(64), s("1"))),
+        ("aten::div_", (t(64), s("0.1"))),
+        ("aten::exp_", (t(64),)),
+        ("aten::addcmul_", (t(64), t(64), t(64), s("1"))),
     ],
-)  # fmt: skip
+)
 def test_values_stay_finite_however_often_a_call_is_repeated(
     planned: Any, executor: TorchExecutor, name: str, args: tuple[Any, ...]
 ) -> None:
@@ -341,9 +443,23 @@ def test_packed_attention_of_xformers_gets_lengths_that_fit(replayed: Any) -> No
     half = "c10::Half"
     q, edges = t(48, 4, 16, dtype=half), t(4, dtype="int")
     out = replayed(
-        "xformers_flash::flash_fwd", q, q, q, edges, edges, NONE, s("32"), s("32"), s("0."), s("0.25"), s("True"),
-        s("-1"), s("-1"), s("False"), NONE,
-    )[0]  # fmt: skip
+        "xformers_flash::flash_fwd",
+        q,
+        q,
+        q,
+        edges,
+        edges,
+        NONE,
+        s("32"),
+        s("32"),
+        s("0."),
+        s("0.25"),
+        s("True"),
+        s("-1"),
+        s("-1"),
+        s("False"),
+        NONE,
+    )[0]
     assert out.shape == (48, 4, 16)
     assert bool((out != 0).any(-1).all()), "every token attends"
 

@@ -21,9 +21,12 @@ pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="opreplay is not ins
 
 def opreplay(*args: object, width: int = 80) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [SCRIPT, *map(str, args)], capture_output=True, text=True, timeout=120,
+        [SCRIPT, *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=120,
         env={**os.environ, "COLUMNS": str(width)},
-    )  # fmt: skip
+    )
     assert "Traceback" not in done.stderr, done.stderr
     return done
 
@@ -130,7 +133,7 @@ def test_memory_of_a_public_trace_stays_below_the_limit(shared_traces: Path, tmp
         (["--max-live-memory", "1GB"], "--max-live-memory is for --mode sequence"),
         (["--mode", "unique", "--max-live-memory", "1GB"], "--max-live-memory is for --mode sequence"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_go_with_it_is_refused(args: list[str], says: str) -> None:
     done = opreplay("run", sample_path("cnn_train"), *args)
     assert done.returncode == 2

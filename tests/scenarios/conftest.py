@@ -39,14 +39,22 @@ def console() -> Iterator[Console]:
 
 
 def op(
-    name: str, ts: float, dims: Sequence[Any], types: Sequence[str], values: Sequence[str] | None = None, *,
-    dur: float = 10.0, id_: int | None = None, strides: Sequence[Any] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    name: str,
+    ts: float,
+    dims: Sequence[Any],
+    types: Sequence[str],
+    values: Sequence[str] | None = None,
+    *,
+    dur: float = 10.0,
+    id_: int | None = None,
+    strides: Sequence[Any] | None = None,
+) -> dict[str, Any]:
     """One recorded call on the host."""
     args: dict[str, Any] = {
-        "Input Dims": list(dims), "Input type": list(types),
+        "Input Dims": list(dims),
+        "Input type": list(types),
         "Concrete Inputs": list(values) if values is not None else [""] * len(dims),
-    }  # fmt: skip
+    }
     if strides is not None:
         args["Input Strides"] = list(strides)
     if id_ is not None:
@@ -57,8 +65,16 @@ def op(
 def launch(ts: float, number: int) -> dict[str, Any]:
     """The launch of kernel `number` on the host."""
     args = {"correlation": number, "External id": number}
-    return {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": ts, "dur": 1.0,
-            "args": args}  # fmt: skip
+    return {
+        "ph": "X",
+        "cat": "cuda_runtime",
+        "name": "cudaLaunchKernel",
+        "pid": 1,
+        "tid": 1,
+        "ts": ts,
+        "dur": 1.0,
+        "args": args,
+    }
 
 
 def kernel(

@@ -52,13 +52,21 @@ def call(name: str, ts: float, *args: tuple[str, str] | str) -> dict[str, Any]:
     sizes = {"T": SHAPE, "W": [SHAPE[0], 2 * SHAPE[1]]}
     dims = [sizes[a] if isinstance(a, str) else [] for a in args]
     return {
-        "ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": 5.0,
+        "ph": "X",
+        "cat": "cpu_op",
+        "name": name,
+        "pid": 1,
+        "tid": 1,
+        "ts": ts,
+        "dur": 5.0,
         "args": {
-            "Input Dims": dims, "Input type": ["float" if isinstance(a, str) else a[0] for a in args],
+            "Input Dims": dims,
+            "Input type": ["float" if isinstance(a, str) else a[0] for a in args],
             "Input Strides": [[d[1], 1] if d else [] for d in dims],
-            "Concrete Inputs": ["" if isinstance(a, str) else a[1] for a in args], "External id": int(ts),
+            "Concrete Inputs": ["" if isinstance(a, str) else a[1] for a in args],
+            "External id": int(ts),
         },
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture
@@ -72,27 +80,38 @@ def test_an_executor_that_computes_something_else_is_found(
     console: Console, trace_of: Callable[..., Path], plugin: Path, tmp_path: Path
 ) -> None:
     trace = trace_of(
-        call("aten::add", 10, "T", "T", ("Scalar", "1")), call("aten::mul", 20, "T", "T"), call("aten::relu_", 30, "T"),
+        call("aten::add", 10, "T", "T", ("Scalar", "1")),
+        call("aten::mul", 20, "T", "T"),
+        call("aten::relu_", 30, "T"),
         call("aten::dropout", 40, "T", ("Scalar", "0.5"), ("Scalar", "True")),
-        call("aten::softmax", 50, "T", ("Scalar", "1"), ("", "")), call("nowhere::op", 60, "T"),
-        call("_C::silu_and_mul", 70, "T", "W"), call("aten::sigmoid", 80, "T"), call("_C::gelu_and_mul", 90, "T", "W"),
+        call("aten::softmax", 50, "T", ("Scalar", "1"), ("", "")),
+        call("nowhere::op", 60, "T"),
+        call("_C::silu_and_mul", 70, "T", "W"),
+        call("aten::sigmoid", 80, "T"),
+        call("_C::gelu_and_mul", 90, "T", "W"),
         device=None,
-    )  # fmt: skip
+    )
     flags = ["run", trace, "--plugin", plugin, "--op-time", "5ms", "-o", tmp_path / "r.jsonl", "--force"]
     done = console(*flags, "--check-values")
     ops = {
         record["name"]: record
-        for record in map(json.loads, (tmp_path / "r.jsonl").read_text().splitlines()) if record["record"] == "op"
-    }  # fmt: skip
+        for record in map(json.loads, (tmp_path / "r.jsonl").read_text().splitlines())
+        if record["record"] == "op"
+    }
     assert {op["status"] for op in ops.values()} == {"replayed"}, [op["reason"] for op in ops.values()]
     values = {name: op["values"] for name, op in ops.items()}
     found = {name: (check["status"], check["against"]) for name, check in values.items()}
     assert found == {
-        "aten::add": ("differs", "torch"), "aten::mul": ("agrees", "torch"), "aten::relu_": ("differs", "torch"),
-        "aten::dropout": ("not compared", None), "aten::softmax": ("differs", "torch"),
-        "nowhere::op": ("not compared", None), "_C::silu_and_mul": ("differs", "stand-in"),
-        "aten::sigmoid": ("own", None), "_C::gelu_and_mul": ("not compared", None),
-    }  # fmt: skip
+        "aten::add": ("differs", "torch"),
+        "aten::mul": ("agrees", "torch"),
+        "aten::relu_": ("differs", "torch"),
+        "aten::dropout": ("not compared", None),
+        "aten::softmax": ("differs", "torch"),
+        "nowhere::op": ("not compared", None),
+        "_C::silu_and_mul": ("differs", "stand-in"),
+        "aten::sigmoid": ("own", None),
+        "_C::gelu_and_mul": ("not compared", None),
+    }
     assert "of 3,072 elements differ" in values["aten::add"]["detail"]
     assert values["aten::softmax"]["detail"] == "result 0: torch.float16 in place of torch.float32"
     assert values["aten::dropout"]["detail"] == "its results are random"

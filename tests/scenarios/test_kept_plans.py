@@ -34,11 +34,14 @@ def test_the_second_run_says_the_same_and_imports_no_torch(command: str) -> None
     code += "print('torch' in sys.modules, file=sys.stderr)"
     runs = [
         subprocess.run(
-            [sys.executable, "-c", code, command, str(SAMPLE)], capture_output=True, text=True, check=True,
+            [sys.executable, "-c", code, command, str(SAMPLE)],
+            capture_output=True,
+            text=True,
+            check=True,
             env={**os.environ, "COLUMNS": "80"},
         )
         for _ in range(2)
-    ]  # fmt: skip
+    ]
     assert runs[0].stdout == runs[1].stdout
     assert [run.stderr.split()[-1] for run in runs] == ["True", "False"]
 

@@ -34,9 +34,13 @@ def test_a_bundle_of_own_ops_is_told_what_to_import(
 
     def replay(*more: str) -> list[dict[str, str]]:
         done = subprocess.run(
-            [sys.executable, out / "replay.py", "--json", "--iterations", "2", *more], capture_output=True, text=True,
-            check=False, env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=120,
-        )  # fmt: skip
+            [sys.executable, out / "replay.py", "--json", "--iterations", "2", *more],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            timeout=120,
+        )
         return json.loads(done.stdout)["results"]
 
     (without,) = replay()

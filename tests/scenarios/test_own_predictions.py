@@ -28,16 +28,20 @@ SOC = ("--soc", "910b3")
 
 def fused(ts: float = 1.0) -> dict[str, Any]:
     args = {
-        "Input Dims": [SHAPE, [], [], SHAPE], "Input type": ["c10::BFloat16", "", "Double", "c10::BFloat16"],
-        "Concrete Inputs": ["", "", "2.5", ""], "External id": 1,
-    }  # fmt: skip
+        "Input Dims": [SHAPE, [], [], SHAPE],
+        "Input type": ["c10::BFloat16", "", "Double", "c10::BFloat16"],
+        "Concrete Inputs": ["", "", "2.5", ""],
+        "External id": 1,
+    }
     return {"ph": "X", "cat": "cpu_op", "name": "mylib::fused", "pid": 1, "tid": 1, "ts": ts, "dur": 20.0, "args": args}
 
 
 def add(name: str = "my_ops::scaled_add", ts: float = 50.0) -> dict[str, Any]:
     args = {
-        "Input Dims": [SHAPE, SHAPE], "Input type": ["c10::BFloat16"] * 2, "Concrete Inputs": ["", ""],
-    }  # fmt: skip
+        "Input Dims": [SHAPE, SHAPE],
+        "Input type": ["c10::BFloat16"] * 2,
+        "Concrete Inputs": ["", ""],
+    }
     return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": 20.0, "args": args}
 
 

@@ -61,11 +61,22 @@ def test_more_context_than_the_call_holds_is_impossible_and_said(
     """32 pages of 16 tokens: no sequence of this call sees a million."""
     rows, scalar = [4, HEADS, DIM], ([], "Scalar")
     arguments = [
-        (rows, "c10::BFloat16", ""), (rows, "c10::BFloat16", ""), ([32, HEADS, 16, 16, 8], "c10::BFloat16", ""),
-        ([32, HEADS, DIM, 16], "c10::BFloat16", ""), (*scalar, "16"), (*scalar, "0.1"), ([4, 32], "int", ""),
-        ([4], "int", ""), (*scalar, "16"), (*scalar, "512"), ([], "", ""), ([], "", ""), ([1], "float", ""),
-        ([1], "float", ""), *[(*scalar, "0")] * 5,
-    ]  # fmt: skip
+        (rows, "c10::BFloat16", ""),
+        (rows, "c10::BFloat16", ""),
+        ([32, HEADS, 16, 16, 8], "c10::BFloat16", ""),
+        ([32, HEADS, DIM, 16], "c10::BFloat16", ""),
+        (*scalar, "16"),
+        (*scalar, "0.1"),
+        ([4, 32], "int", ""),
+        ([4], "int", ""),
+        (*scalar, "16"),
+        (*scalar, "512"),
+        ([], "", ""),
+        ([], "", ""),
+        ([1], "float", ""),
+        ([1], "float", ""),
+        *[(*scalar, "0")] * 5,
+    ]
     call = event("_C::paged_attention_v1", 10.0, [a[0] for a in arguments], [a[1] for a in arguments])
     call["args"] |= {"Concrete Inputs": [a[2] for a in arguments]}  # type: ignore[operator]
     trace = trace_of(*step("execute_4_context_0(sq0sk0sqsq0sqsk0)_generation_4(sq4sk4000000sqsq4sqsk4000000)", call))

@@ -27,13 +27,37 @@ def owner(
     args = {"Input Dims": dims, "Input type": given, "Concrete Inputs": [""] * len(dims)}
     launch = {"correlation": number, "External id": number}
     return [
-        {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": 50.0,
-         "args": {**args, "External id": number}},
-        {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": ts + 5, "dur": 2.0,
-         "args": launch},
-        {"ph": "X", "cat": "kernel", "name": f"kernel_{number}", "pid": 0, "tid": 7, "ts": 1e6 + 1e4 * number,
-         "dur": device_us, "args": {**launch, "device": 0, "stream": 7}},
-    ]  # fmt: skip
+        {
+            "ph": "X",
+            "cat": "cpu_op",
+            "name": name,
+            "pid": 1,
+            "tid": 1,
+            "ts": ts,
+            "dur": 50.0,
+            "args": {**args, "External id": number},
+        },
+        {
+            "ph": "X",
+            "cat": "cuda_runtime",
+            "name": "cudaLaunchKernel",
+            "pid": 1,
+            "tid": 1,
+            "ts": ts + 5,
+            "dur": 2.0,
+            "args": launch,
+        },
+        {
+            "ph": "X",
+            "cat": "kernel",
+            "name": f"kernel_{number}",
+            "pid": 0,
+            "tid": 7,
+            "ts": 1e6 + 1e4 * number,
+            "dur": device_us,
+            "args": {**launch, "device": 0, "stream": 7},
+        },
+    ]
 
 
 def flat(text: str) -> str:
@@ -42,9 +66,10 @@ def flat(text: str) -> str:
 
 def test_a_row_that_is_off_by_twenty_times_is_listed_first(console: Console, trace_of: Callable[..., Path]) -> None:
     trace = trace_of(
-        *owner("aten::mm", 1, [SHAPE, SHAPE], 10.0), *owner("mylib::opaque", 2, [SHAPE], 900.0),
+        *owner("aten::mm", 1, [SHAPE, SHAPE], 10.0),
+        *owner("mylib::opaque", 2, [SHAPE], 900.0),
         *owner("aten::add", 3, [SHAPE, SHAPE], 1.0),
-    )  # fmt: skip
+    )
     lines = console("simulate", trace, "--soc", "910b3").stdout.splitlines()
     marked = [i for i, line in enumerate(lines) if line.startswith("! ")]
     assert len(marked) == 1, "the small rows stay below 1 % of the time, the product is as it was"
@@ -76,7 +101,7 @@ def test_the_headline_tells_stand_ins_by_their_share_of_time(console: Console, t
         *owner("vllm::moe_forward", 2, [hidden, logits, []], 521.0, ["c10::BFloat16", "c10::BFloat16", ""]),
         *owner("_C::silu_and_mul", 3, [[32, 64], [32, 128]], 115.0),
         *owner("nolib::opaque", 4, [SHAPE], 184.0),
-    )  # fmt: skip
+    )
     first = console("plan", trace).stdout.splitlines()[0]
     assert "= 81.6 % of device time = 18.0 % torch + 63.6 % stand-ins (52.1 % with invented weights)" in first
     explained = flat(console("plan", trace, "--explain", "vllm::moe_forward").stdout)

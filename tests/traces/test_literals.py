@@ -55,9 +55,13 @@ def test_nan_and_nesting() -> None:
         parse_literal("[" * 40 + "]" * 40)
 
 
-scalars = st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats(allow_nan=False) | st.complex_numbers(
-    allow_nan=False
-)  # fmt: skip
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats(allow_nan=False)
+    | st.complex_numbers(allow_nan=False)
+)
 
 
 @settings(max_examples=200, deadline=None)

@@ -296,10 +296,18 @@ def test_a_trace_is_no_address_on_the_network() -> None:
 def test_device_rows_of_mtia_are_device_work(tmp_path: Path) -> None:
     rows = [("pe_exe", 700), ("dma_request", 20), ("event_wait", 9000), ("event_record", 1), ("remote", 80)]
     events: list[dict[str, object]] = [
-        {"ph": "X", "cat": "mtia_ccp_events", "name": name, "pid": 17, "tid": 3, "ts": 10_000 * i, "dur": dur,
-         "args": {"stream": 5, "column": "0"}}
+        {
+            "ph": "X",
+            "cat": "mtia_ccp_events",
+            "name": name,
+            "pid": 17,
+            "tid": 3,
+            "ts": 10_000 * i,
+            "dur": dur,
+            "args": {"stream": 5, "column": "0"},
+        }
         for i, (name, dur) in enumerate(rows)
-    ]  # fmt: skip
+    ]
     events.append({"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 5, "dur": 9, "args": {}})
     path = tmp_path / "mtia.json"
     path.write_text(json.dumps({"traceEvents": events}))

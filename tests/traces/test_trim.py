@@ -27,16 +27,22 @@ def expected(events: list[dict[str, Any]], low: float, high: float) -> int:
     """By the rule, with the standard library: all metadata, what starts in the span, device work launched in it."""
     inside = [e for e in events if e.get("ph") != "M" and "ts" in e and low <= float(e["ts"]) < high]
     launched = {
-        e["args"]["correlation"] for e in inside
+        e["args"]["correlation"]
+        for e in inside
         if e.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in e["args"]
-    }  # fmt: skip
+    }
     arrows = {e["id"] for e in inside if e.get("cat") == "ac2g" and e["ph"] == "s"}
     late = [
-        e for e in events
-        if e.get("ph") != "M" and "ts" in e and float(e["ts"]) >= high
-        and ((e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset") and e["args"].get("correlation") in launched)
-             or (e.get("cat") == "ac2g" and e["ph"] == "f" and e["id"] in arrows | launched))
-    ]  # fmt: skip
+        e
+        for e in events
+        if e.get("ph") != "M"
+        and "ts" in e
+        and float(e["ts"]) >= high
+        and (
+            (e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset") and e["args"].get("correlation") in launched)
+            or (e.get("cat") == "ac2g" and e["ph"] == "f" and e["id"] in arrows | launched)
+        )
+    ]
     return sum(e.get("ph") == "M" for e in events) + len(inside) + len(late)
 
 
@@ -111,9 +117,16 @@ def test_odd_entries_and_device_work_before_its_launch(tmp_path: Path) -> None:
         }
 
     events = [
-        event("kernel", 250.0, 1), event("kernel", 260.0, 2), 3, None, {"ph": "X"}, {"ph": "X", "ts": "soon"},
-        event("cuda_runtime", "150.5", 1), event("cuda_runtime", 90, 2), {"ph": "M", "name": "process_name"},
-    ]  # fmt: skip
+        event("kernel", 250.0, 1),
+        event("kernel", 260.0, 2),
+        3,
+        None,
+        {"ph": "X"},
+        {"ph": "X", "ts": "soon"},
+        event("cuda_runtime", "150.5", 1),
+        event("cuda_runtime", 90, 2),
+        {"ph": "M", "name": "process_name"},
+    ]
     source, target = tmp_path / "t.json", tmp_path / "small.json"
     source.write_text(json.dumps({"traceEvents": events, "x": [1]}))
     made = trim(source, target, Wanted(spans=((100.0, 200.0),)))

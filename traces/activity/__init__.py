@@ -1,3 +1,4 @@
+# pyright: strict
 """What ran when: calls into runtimes, device tasks, arrows, waits and memory of a profile; no torch."""
 
 from opreplay.traces.activity.model import (

@@ -41,22 +41,33 @@ class TimingCollector(Collector):
         self.collective_keys = Interned("names", limits.names, "distinct collectives", limits.name_bytes)
         self.processes: dict[str, str] = {}
         self.kernels = Columns(
-            name="index", category="index", track="index", start="time", dur="span",
-            device="id", stream="id", ext="id", corr="id", connection="id", collective="index",
-        )  # fmt: skip
+            name="index",
+            category="index",
+            track="index",
+            start="time",
+            dur="span",
+            device="id",
+            stream="id",
+            ext="id",
+            corr="id",
+            connection="id",
+            collective="index",
+        )
         self.calls = Columns(name="index", kind="index", track="index", start="time", dur="span", corr="id")
-        self.whole = Columns(
-            name="index", track="index", start="time", dur="span", connection="id", collective="index"
-        )  # fmt: skip
+        self.whole = Columns(name="index", track="index", start="time", dur="span", connection="id", collective="index")
         self.waits = Columns(corr="id", stream="id", waits_for="id", record="id")
         self.host_arrows = Columns(kind="index", id="id", end="index", track="index", start="time")
         self.memory = Columns(
             start="time", bytes="id", address="id", allocated="id", device_type="id", device="id", track="index"
         )
         self.tables |= {
-            "kernels": self.kernels, "calls": self.calls, "collectives": self.whole, "waits": self.waits,
-            "arrows": self.host_arrows, "memory": self.memory,
-        }  # fmt: skip
+            "kernels": self.kernels,
+            "calls": self.calls,
+            "collectives": self.whole,
+            "waits": self.waits,
+            "arrows": self.host_arrows,
+            "memory": self.memory,
+        }
 
     def _handler(self, cls: type[Struct]) -> tuple[str, Any]:
         category, handle = super()._handler(cls)
@@ -168,36 +179,47 @@ class TimingCollector(Collector):
         return Activity(
             names=tuple(decode_name(raw)[0] for raw in self.call_names),
             calls=CallTable(
-                name=calls.take("name").astype(np.uint32), kind=calls.take("kind").astype(np.uint8),
-                start_ns=calls.take("start"), dur_ns=calls.take("dur"), track=tracks(calls),
+                name=calls.take("name").astype(np.uint32),
+                kind=calls.take("kind").astype(np.uint8),
+                start_ns=calls.take("start"),
+                dur_ns=calls.take("dur"),
+                track=tracks(calls),
                 correlation=calls.take("corr").astype(np.int64),
             ),
             correlation=np.where(connection >= 0, connection, correlation) if len(correlation) else correlation,
             collective=self.kernels.take("collective").astype(np.int64) - 1,
             collectives=tuple(_collective(key) for key in self.collective_keys),
             waits=WaitTable(
-                correlation=waits.take("corr").astype(np.int64), stream=waits.take("stream").astype(np.int64),
+                correlation=waits.take("corr").astype(np.int64),
+                stream=waits.take("stream").astype(np.int64),
                 waits_for_stream=waits.take("waits_for").astype(np.int64),
                 record_correlation=waits.take("record").astype(np.int64),
             ),
             arrows=ArrowTable(
-                kind=arrows.take("kind").astype(np.uint8), id=arrows.take("id").astype(np.int64),
-                is_end=arrows.take("end").astype(bool), track=tracks(arrows), start_ns=arrows.take("start"),
+                kind=arrows.take("kind").astype(np.uint8),
+                id=arrows.take("id").astype(np.int64),
+                is_end=arrows.take("end").astype(bool),
+                track=tracks(arrows),
+                start_ns=arrows.take("start"),
             ),
             memory=MemoryTable(
-                time_ns=memory.take("start"), bytes=memory.take("bytes").astype(np.int64),
+                time_ns=memory.take("start"),
+                bytes=memory.take("bytes").astype(np.int64),
                 address=memory.take("address").astype(np.int64),
                 allocated_bytes=memory.take("allocated").astype(np.int64),
                 on_device=memory.take("device_type").astype(np.int64) != _CPU_TYPE,
-                device=memory.take("device").astype(np.int64), track=tracks(memory),
+                device=memory.take("device").astype(np.int64),
+                track=tracks(memory),
             ),
             spans=CollectiveSpans(
-                name=self.whole.take("name").astype(np.uint32), start_ns=self.whole.take("start"),
-                dur_ns=self.whole.take("dur"), correlation=self.whole.take("connection").astype(np.int64),
+                name=self.whole.take("name").astype(np.uint32),
+                start_ns=self.whole.take("start"),
+                dur_ns=self.whole.take("dur"),
+                correlation=self.whole.take("connection").astype(np.int64),
                 collective=self.whole.take("collective").astype(np.int64) - 1,
             ),
             processes=self.processes,
-        )  # fmt: skip
+        )
 
 
 def _key(args: timing.DeviceArgs) -> bytes:
@@ -209,9 +231,13 @@ def _key(args: timing.DeviceArgs) -> bytes:
 def _collective(key: bytes) -> Collective:
     name, elements, dtype, group, size, sequence = msgspec.json.decode(key)
     return Collective(
-        name=str(name).lower(), elements=_whole(elements), dtype=None if dtype is None else str(dtype),
-        group=None if group is None else str(group), group_size=_whole(size), sequence=_whole(sequence),
-    )  # fmt: skip
+        name=str(name).lower(),
+        elements=_whole(elements),
+        dtype=None if dtype is None else str(dtype),
+        group=None if group is None else str(group),
+        group_size=_whole(size),
+        sequence=_whole(sequence),
+    )
 
 
 def _whole(value: Any) -> int | None:

@@ -1,3 +1,4 @@
+# pyright: strict
 """Events as `fields` decodes them, with what timing needs besides; and the decoder of one file that reads them so."""
 
 from __future__ import annotations
@@ -168,9 +169,13 @@ class TimingDecoder(EventDecoder):
         if name.startswith(_COLLECTIVES):
             found = decoded_args(event.args, _HcclArgs)
             told = DeviceArgs(
-                connection=args.connection, collective=name.decode("utf-8", "replace").strip('"'), elements=found.count,
-                dtype=found.dtype, device=-1, stream=-1,
-            )  # fmt: skip
+                connection=args.connection,
+                collective=name.decode("utf-8", "replace").strip('"'),
+                elements=found.count,
+                dtype=found.dtype,
+                device=-1,
+                stream=-1,
+            )
             return self.collective(name=event.name, args=told, **times)
         return self._call(name=event.name, args=CallArgs(corr=args.connection), **times)
 
@@ -180,9 +185,14 @@ class TimingDecoder(EventDecoder):
             return made
         connection = decoded_args(event.args, fields.TaskArgs).connection
         return self.task(
-            name=event.name, ph="X", pid=event.pid, tid=event.tid, ts=event.ts, dur=event.dur,
+            name=event.name,
+            ph="X",
+            pid=event.pid,
+            tid=event.tid,
+            ts=event.ts,
+            dur=event.dur,
             args=DeviceArgs(connection=connection),
-        )  # fmt: skip
+        )
 
 
 class _HcclArgs(Struct, gc=False, frozen=True):

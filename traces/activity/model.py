@@ -1,3 +1,4 @@
+# pyright: strict
 """What a profile says of when things ran, beside its ops and device work: frozen values and columns, no logic."""
 
 from __future__ import annotations

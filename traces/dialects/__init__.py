@@ -1,1 +1,2 @@
+# pyright: strict
 """One reader per kind of profile file."""

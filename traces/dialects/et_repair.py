@@ -1,3 +1,4 @@
+# pyright: strict
 """Repairs one damaged JSON value: unescaped quotes, bad escapes, missing commas, bare nan and inf.
 
 Owns the repair of text only; what was repaired is returned as reasons for the caller to count. It never guesses at

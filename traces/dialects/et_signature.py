@@ -53,8 +53,15 @@ class _Arguments:
     concrete: list[str] = field(default_factory=list)
     tensors: list[tuple[_Tensor | None, ...]] = field(default_factory=list)
 
-    def add(self, type_: str, *, concrete: str = "", dims: Dims = (), strides: Dims = (),
-            tensors: tuple[_Tensor | None, ...] = ()) -> None:  # fmt: skip
+    def add(
+        self,
+        type_: str,
+        *,
+        concrete: str = "",
+        dims: Dims = (),
+        strides: Dims = (),
+        tensors: tuple[_Tensor | None, ...] = (),
+    ) -> None:
         self.types.append(type_)
         self.concrete.append(concrete)
         self.dims.append(dims)

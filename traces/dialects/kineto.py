@@ -24,10 +24,18 @@ ERAS: dict[str, str] = {
 """Era → range of torch versions; counted over 96 public traces (docs/trace-reading.md)."""
 
 _VENDOR_WORDS: tuple[tuple[str, Vendor], ...] = (
-    ("nvidia", "nvidia"), ("tesla", "nvidia"), ("geforce", "nvidia"), ("quadro", "nvidia"),
-    ("amd", "amd"), ("instinct", "amd"), ("radeon", "amd"),
-    ("ascend", "ascend"), ("artemis", "mtia"), ("mtia", "mtia"), ("intel", "intel"),
-)  # fmt: skip
+    ("nvidia", "nvidia"),
+    ("tesla", "nvidia"),
+    ("geforce", "nvidia"),
+    ("quadro", "nvidia"),
+    ("amd", "amd"),
+    ("instinct", "amd"),
+    ("radeon", "amd"),
+    ("ascend", "ascend"),
+    ("artemis", "mtia"),
+    ("mtia", "mtia"),
+    ("intel", "intel"),
+)
 _NVIDIA_MODEL = re.compile(r"\b(?:[ABHLVT]\d{1,3}|GB?\d{3}|GH200|RTX)", re.IGNORECASE)
 
 

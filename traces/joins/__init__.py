@@ -1,1 +1,2 @@
+# pyright: strict
 """A second file that completes the first."""

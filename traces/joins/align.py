@@ -1,3 +1,4 @@
+# pyright: strict
 """Aligns two sequences of op names, one of which repeats the other in part; knows tokens, not ops or shapes.
 
 A profile spans many iterations, its ExecutionTrace often one. So each run of the long sequence is looked up in the

@@ -425,9 +425,10 @@ def files_beside(trace: Trace) -> list[Path]:
     if not own.is_file():
         return []
     found = [
-        file for file in own.parent.iterdir()
+        file
+        for file in own.parent.iterdir()
         if file.name.endswith((".json", ".json.gz")) and "capture" in file.name.lower() and file != own
-    ]  # fmt: skip
+    ]
 
     def shared(file: Path) -> int:
         return next((n for n, (a, b) in enumerate(zip(file.name, own.name, strict=False)) if a != b), len(own.name))

@@ -1,3 +1,4 @@
+# pyright: strict
 """Joins torch_npu's kernel table (kernel_details.csv, op_summary*.csv) to the tasks of its trace_view.json.
 
 Owns which row is which task, and where a table may lie. Not the table's format (`kernel_table`), nor which op owns a
@@ -102,11 +103,17 @@ def join_kernel_details(trace: Trace, path: str, *, discovered: bool = False, ma
             f"{path}: none of its {rows.count} kernels is in the trace", hint="It is of another run or another rank."
         )
     joined = DetailsJoin(
-        file=Path(path).name, discovered=discovered, rows=rows.count, by_start=len(timed), by_order=len(ordered),
-        communication_rows=rows.communication, other_durations=others, dropped=dropped,
+        file=Path(path).name,
+        discovered=discovered,
+        rows=rows.count,
+        by_start=len(timed),
+        by_order=len(ordered),
+        communication_rows=rows.communication,
+        other_durations=others,
+        dropped=dropped,
         unmatched_rows=rows.count - rows.communication - len(timed) - len(ordered),
         unmatched_tasks=int(((kind < 0) & (kernels.category == _TASK)).sum()),
-    )  # fmt: skip
+    )
     return dataclasses.replace(
         _informed(trace, joined),
         kernels=dataclasses.replace(kernels, dur_ns=dur_ns),

@@ -77,17 +77,33 @@ def batch_context(name: str) -> BatchContext | None:
     if match := _FULL.match(name):
         total, pn, pq, pk, pqq, pqk, dn, dq, dk, dqq, dqk = (int(g) for g in match.groups())
         return BatchContext(
-            prefill_sequences=pn, prefill_tokens=pq, prefill_k=pk, prefill_qq=pqq, prefill_qk=pqk,
-            decode_sequences=dn, decode_tokens=dq, decode_k=dk, decode_qq=dqq, decode_qk=dqk, scheduled_tokens=total,
-        )  # fmt: skip
+            prefill_sequences=pn,
+            prefill_tokens=pq,
+            prefill_k=pk,
+            prefill_qq=pqq,
+            prefill_qk=pqk,
+            decode_sequences=dn,
+            decode_tokens=dq,
+            decode_k=dk,
+            decode_qq=dqq,
+            decode_qk=dqk,
+            scheduled_tokens=total,
+        )
     if match := _SHORT.match(name):
         pn, pq, pp, dn, dq, dp = (int(g) if g is not None else None for g in match.groups())
         prefill, decode = _products(pn or 0, pq or 0, pp), _products(dn or 0, dq or 0, dp)
         return BatchContext(
-            prefill_sequences=pn or 0, prefill_tokens=pq, prefill_k=prefill.k, prefill_qq=prefill.qq,
-            prefill_qk=prefill.qk, decode_sequences=dn or 0, decode_tokens=dq, decode_k=decode.k,
-            decode_qq=decode.qq, decode_qk=decode.qk,
-        )  # fmt: skip
+            prefill_sequences=pn or 0,
+            prefill_tokens=pq,
+            prefill_k=prefill.k,
+            prefill_qq=prefill.qq,
+            prefill_qk=prefill.qk,
+            decode_sequences=dn or 0,
+            decode_tokens=dq,
+            decode_k=decode.k,
+            decode_qq=decode.qq,
+            decode_qk=decode.qk,
+        )
     if match := _NEW.match(name):
         return BatchContext(prefill_sequences=int(match[1]), decode_sequences=int(match[2]))
     if match := _CAPTURE.match(name):

@@ -91,8 +91,9 @@ def _assign(trace: Trace) -> tuple[list[BatchContext], npt.NDArray[np.int32], tu
     _complete(spans)
     made = tuple(
         Iteration(contexts.setdefault(span.context, len(contexts)), span.start, span.end)
-        for span in spans if not span.repeats_outer
-    )  # fmt: skip
+        for span in spans
+        if not span.repeats_outer
+    )
     order = np.argsort(trace.ops.start_ns, kind="stable") if len(trace.ops) else np.zeros(0, np.int64)
     starts = trace.ops.start_ns[order]
     process = _process_of(trace, order, {span.process for span in spans})
@@ -126,8 +127,9 @@ def _spans(trace: Trace) -> list[_Span]:
         found = [(note.start_ns, note.dur_ns, note.track, batch_context(note.name)) for note in notes]
     spans = [
         _Span(start, start + dur, trace.tracks[track][0] if track < len(trace.tracks) else "", context)
-        for start, dur, track, context in found if context is not None
-    ]  # fmt: skip
+        for start, dur, track, context in found
+        if context is not None
+    ]
     return sorted(spans, key=lambda span: (span.start, -span.end))
 
 

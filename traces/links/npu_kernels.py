@@ -65,11 +65,16 @@ def _op(name: str | None, rows: list[int], calls: int, details: KernelDetails, d
     kernels = []
     for (type_, core), found in grouped.items():
         heaviest = max(found, key=lambda at: int(dur_ns[at]))
-        kernels.append(OwnedKernel(
-            type=type_, core=core, count=len(found), total_us=int(dur_ns[found].sum()) / 1e3,
-            wait_us=int(np.maximum(details.wait_ns[found], 0).sum()) / 1e3,
-            tensors=_tensors(details.kinds[int(details.kind[heaviest])]),
-        ))  # fmt: skip
+        kernels.append(
+            OwnedKernel(
+                type=type_,
+                core=core,
+                count=len(found),
+                total_us=int(dur_ns[found].sum()) / 1e3,
+                wait_us=int(np.maximum(details.wait_ns[found], 0).sum()) / 1e3,
+                tensors=_tensors(details.kinds[int(details.kind[heaviest])]),
+            )
+        )
     kernels.sort(key=lambda kernel: -kernel.total_us)
     return OpKernels(op=name, calls=calls, device_us=sum(k.total_us for k in kernels), kernels=tuple(kernels))
 

@@ -1,1 +1,2 @@
+# pyright: strict
 """Bytes of a file to tables."""

@@ -1,3 +1,4 @@
+# pyright: strict
 """Cutting the array of events at event boundaries, in one reused buffer; knows JSON's brackets, not its events.
 
 A cut is only guessed here; the caller proves it: a prefix that is closed with "]" and decodes was cut at a boundary.

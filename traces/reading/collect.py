@@ -91,18 +91,28 @@ class Collector:
         number = _NUMBER if numbered else {}
         self.ops = Columns(signature="index", track="index", start="time", dur="span", ext="id", **number)
         self.kernels = Columns(
-            name="index", category="index", track="index", start="time", dur="span",
-            device="id", stream="id", ext="id", corr="id",
-        )  # fmt: skip
+            name="index",
+            category="index",
+            track="index",
+            start="time",
+            dur="span",
+            device="id",
+            stream="id",
+            ext="id",
+            corr="id",
+        )
         self.launches = Columns(track="index", start="time", corr="id", **(_CALL if calls else {}))
         self.flows = Columns(track="index", start="time", id="id", end="index")
         self.notes = Columns(name="index", track="index", start="time", dur="span")
         self.uncorrelated = False
         """Some kernel has no correlation id: only flows can link it to its launch."""
         self.tables: dict[str, Columns] = {
-            "ops": self.ops, "kernels": self.kernels, "launches": self.launches, "flows": self.flows,
+            "ops": self.ops,
+            "kernels": self.kernels,
+            "launches": self.launches,
+            "flows": self.flows,
             "notes": self.notes,
-        }  # fmt: skip
+        }
         self._handlers: dict[type[Struct], tuple[str, Any]] = {}
         self._kernel_category: dict[type[Struct], int] = {}
 

@@ -1,3 +1,4 @@
+# pyright: strict
 """Closed JSON arrays of events → event structs: the fast way for known categories, a tolerant way for all else.
 
 Owns which decoder is tried when; text that is no JSON is `salvage`'s concern.

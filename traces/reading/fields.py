@@ -1,3 +1,4 @@
+# pyright: strict
 """The vocabulary of trace files: categories, keys and the structs that msgspec decodes events into; no logic.
 
 Fields stand in the order in which Kineto writes them: msgspec then finds each at once.
@@ -18,8 +19,14 @@ NONE = Raw(b"")
 """The default of an absent raw field."""
 
 KERNEL_TAGS: dict[str, int] = {
-    "kernel": 0, "Kernel": 0, "gpu_memcpy": 1, "Memcpy": 1, "gpu_memset": 2, "Memset": 2, "mtia_ccp_events": 0,
-}  # fmt: skip
+    "kernel": 0,
+    "Kernel": 0,
+    "gpu_memcpy": 1,
+    "Memcpy": 1,
+    "gpu_memset": 2,
+    "Memset": 2,
+    "mtia_ccp_events": 0,
+}
 """Device-side category → index into `model.KERNEL_CATEGORIES`; capitalised up to torch 1.10."""
 MTIA_CATEGORY = "mtia_ccp_events"
 MTIA_COPIES = (b'"dma_',)
@@ -33,18 +40,42 @@ NPU_WAITS = ("EVENT_", "NOTIFY_", "PLACE_HOLDER", "PROFILER_")
 
 OP_TAGS = ("cpu_op", "Operator")
 LAUNCH_TAGS = (
-    "cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "Runtime", "Driver", "xpu_runtime", "musa_runtime",
-    "privateuse1_runtime", "privateuse1_driver", "mtia_runtime",
-)  # fmt: skip
+    "cuda_runtime",
+    "cuda_driver",
+    "hip_runtime",
+    "hip_driver",
+    "Runtime",
+    "Driver",
+    "xpu_runtime",
+    "musa_runtime",
+    "privateuse1_runtime",
+    "privateuse1_driver",
+    "mtia_runtime",
+)
 ARROW_TAGS = ("ac2g", "async_cpu_to_gpu", "async", "async_gpu")
 """Flows that only say again what kernels with a correlation id say: read when some kernel has none."""
 FLOW_TAGS = (*ARROW_TAGS, "async_npu")
 NOTE_TAGS = ("user_annotation",)
 SKIP_TAGS = (
-    "python_function", "cpu_instant_event", "gpu_user_annotation", "overhead", "Trace", "fwdbwd", "enqueue", "dequeue",
-    "async_task_queue", "HostToDevice", "cuda_profiler_range", "cuda_sync", "cuda_event",
-    "mtia_insight", "xpu_driver", "collective_comm", "hpu_op", "async_acl_npu",
-)  # fmt: skip
+    "python_function",
+    "cpu_instant_event",
+    "gpu_user_annotation",
+    "overhead",
+    "Trace",
+    "fwdbwd",
+    "enqueue",
+    "dequeue",
+    "async_task_queue",
+    "HostToDevice",
+    "cuda_profiler_range",
+    "cuda_sync",
+    "cuda_event",
+    "mtia_insight",
+    "xpu_driver",
+    "collective_comm",
+    "hpu_op",
+    "async_acl_npu",
+)
 
 
 class OpArgs(Struct, gc=False, frozen=True):

@@ -1,3 +1,4 @@
+# pyright: strict
 """Repairs of the text of one broken event; owns what can be repaired, not how broken events are found (`salvage`)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """Small real profiles recorded by this project, and the script that records them; holds no reader."""
 
 from opreplay.traces.samples.catalog import SAMPLES, sample_path

@@ -1,3 +1,4 @@
+# pyright: strict
 """Names of the bundled profiles and where they lie; reads none of them."""
 
 from __future__ import annotations

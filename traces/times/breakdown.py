@@ -220,10 +220,15 @@ def _rows(names: Sequence[str], at: npt.NDArray[np.int64], time: npt.NDArray[np.
     for i in _order(names, at, time):
         part = time[order[bounds[i] : bounds[i + 1]]]
         total = float(part.sum())
-        made.append(Row(
-            name=names[i], calls=len(part), time_us=total, share=total / whole if whole else 0.0,
-            median_us=float(np.median(part)),
-        ))  # fmt: skip
+        made.append(
+            Row(
+                name=names[i],
+                calls=len(part),
+                time_us=total,
+                share=total / whole if whole else 0.0,
+                median_us=float(np.median(part)),
+            )
+        )
     return made
 
 

@@ -43,12 +43,18 @@ def device_busy(trace: Trace) -> tuple[DeviceBusy, ...]:
         of_stream = _by_stream(start, end, kernels.stream[rows])
         comm, work = _union(start[talks], end[talks]), _union(start[~talks], end[~talks])
         busy, span = _length(_union(start, end)), float(end.max() - start.min()) / 1e3
-        made.append(DeviceBusy(
-            device=int(device), streams=len(np.unique(kernels.stream[rows])),
-            span_us=span, busy_us=busy, busy_share=busy / span if span else 0.0,
-            overlapped_us=_at_least_two(*of_stream), communication_us=_length(comm),
-            hidden_communication_us=max(0.0, _length(comm) + _length(work) - busy),
-        ))  # fmt: skip
+        made.append(
+            DeviceBusy(
+                device=int(device),
+                streams=len(np.unique(kernels.stream[rows])),
+                span_us=span,
+                busy_us=busy,
+                busy_share=busy / span if span else 0.0,
+                overlapped_us=_at_least_two(*of_stream),
+                communication_us=_length(comm),
+                hidden_communication_us=max(0.0, _length(comm) + _length(work) - busy),
+            )
+        )
     return tuple(made)
 
 

@@ -1,3 +1,4 @@
+# pyright: strict
 """What kind of work a kernel or an op does, told by its name alone: GEMM, attention, elementwise, communication, ..."""
 
 from __future__ import annotations
@@ -6,9 +7,21 @@ import re
 from functools import lru_cache
 
 CLASSES = (
-    "GEMM", "attention", "convolution", "normalization", "softmax", "reduction", "elementwise", "indexing and sorting",
-    "optimizer", "random", "communication", "copies", "Triton", "other",
-)  # fmt: skip
+    "GEMM",
+    "attention",
+    "convolution",
+    "normalization",
+    "softmax",
+    "reduction",
+    "elementwise",
+    "indexing and sorting",
+    "optimizer",
+    "random",
+    "communication",
+    "copies",
+    "Triton",
+    "other",
+)
 """All classes, in the order in which they are listed where times are equal."""
 
 _PATTERNS: tuple[tuple[str, str], ...] = (

@@ -15,10 +15,15 @@ from opreplay.traces.dtypes import ITEMSIZE_BYTES, torch_dtype_name
 from opreplay.traces.model import OpSignature
 from opreplay.traces.times.kernel_classes import class_of
 
-ATTENTION = frozenset({
-    "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention", "scaled_dot_product_attention",
-    "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu",
-})  # fmt: skip
+ATTENTION = frozenset(
+    {
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "scaled_dot_product_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+    }
+)
 LIKE_ITS_INPUT = frozenset({"elementwise", "normalization", "softmax", "copies"})
 """Classes of ops whose result is as large as their largest argument."""
 MOST = 1e30

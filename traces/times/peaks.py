@@ -1,3 +1,4 @@
+# pyright: strict
 """Peak rates of recorded devices, from the vendors' datasheets: without sparsity, of one device as torch sees it."""
 
 from __future__ import annotations

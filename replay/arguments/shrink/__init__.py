@@ -1,1 +1,2 @@
+# pyright: strict
 """Ops over the memory budget, made smaller."""

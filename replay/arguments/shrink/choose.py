@@ -1,3 +1,4 @@
+# pyright: strict
 """Makes an op that is larger than its memory budget small enough to run, and says what was changed; knows no torch.
 
 Three ways, tried in this order: a pool of which the call touches little (a KV cache, an embedding table) gets fewer

@@ -1,3 +1,4 @@
+# pyright: strict
 """Products that would take a CPU too long: their floating-point operations, counted from metadata. Knows no torch."""
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ FLOPS_PER_THREAD = 1e10
 PATIENCE_S = 20.0
 """Estimated time of one call above which it runs on some of its slices: a third of the time that an op is given."""
 _PRODUCTS = {
-    "mm": ("self", "mat2"), "bmm": ("self", "mat2"), "matmul": ("self", "other"), "addmm": ("mat1", "mat2"),
-    "baddbmm": ("batch1", "batch2"), "_addmm_activation": ("mat1", "mat2"),
-}  # fmt: skip
+    "mm": ("self", "mat2"),
+    "bmm": ("self", "mat2"),
+    "matmul": ("self", "other"),
+    "addmm": ("mat1", "mat2"),
+    "baddbmm": ("batch1", "batch2"),
+    "_addmm_activation": ("mat1", "mat2"),
+}
 
 
 def bearable_flops(threads: int) -> float:

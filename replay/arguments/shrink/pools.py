@@ -1,3 +1,4 @@
+# pyright: strict
 """Pools that a call reads or writes only in places: KV caches and embedding tables, cut down to what fits.
 
 Owns which arguments are such pools. What lies in a pool is addressed by indices that initializers make from the
@@ -16,15 +17,39 @@ from opreplay.traces.model import TensorMeta
 
 CACHES = frozenset(
     {
-        "key_cache", "value_cache", "k_cache", "v_cache", "kv_cache", "src_cache", "kv_c_and_k_pe_cache", "kv_buffer",
-        "k_buffer", "v_buffer", "key", "value", "k", "v", "K", "V", "kcache", "vcache",
+        "key_cache",
+        "value_cache",
+        "k_cache",
+        "v_cache",
+        "kv_cache",
+        "src_cache",
+        "kv_c_and_k_pe_cache",
+        "kv_buffer",
+        "k_buffer",
+        "v_buffer",
+        "key",
+        "value",
+        "k",
+        "v",
+        "K",
+        "V",
+        "kcache",
+        "vcache",
     }
-)  # fmt: skip
+)
 """Names of arguments that are a paged cache where the call also has one of `PLACES`."""
 PLACES = (
-    "block_tables", "block_table", "page_table", "kv_page_indices", "kv_indices", "slot_mapping", "slot_indices",
-    "indices", "loc", "block_table_tensor",
-)  # fmt: skip
+    "block_tables",
+    "block_table",
+    "page_table",
+    "kv_page_indices",
+    "kv_indices",
+    "slot_mapping",
+    "slot_indices",
+    "indices",
+    "loc",
+    "block_table_tensor",
+)
 """Names of arguments that say which blocks or slots of a cache are meant."""
 PLACED_OPS = ("cache", "attention", "attn", "varlen", "mla", "mha", "fmha", "pa_fwd", "set_kv_buffer", "fwd")
 """Parts of the names of ops on paged caches; `key` and `indices` mean other things elsewhere."""
@@ -96,9 +121,10 @@ def _pools(op: ReplayOp) -> dict[str, int]:
     largest = max(rows)
     found = {name: dim for name, dim in found.items() if _meta(op, name).shape[dim] == largest}
     scales = {
-        name: 0 for name, meta in tensors.items()
+        name: 0
+        for name, meta in tensors.items()
         if meta and "scale" in name.lower() and meta.shape and meta.shape[0] == largest
-    }  # fmt: skip
+    }
     return {**found, **scales}
 
 

@@ -17,10 +17,26 @@ SIZED = frozenset({"as_strided", "as_strided_", "view", "_unsafe_view", "_reshap
 """Views that are told the sizes of the result, and perhaps its strides."""
 UNSIZED = frozenset(
     {
-        "transpose", "permute", "t", "unsqueeze", "squeeze", "alias", "detach", "select", "slice", "narrow", "movedim",
-        "unbind", "lift_fresh", "numpy_T", "swapaxes", "adjoint", "view_as_real", "view_as_complex",
+        "transpose",
+        "permute",
+        "t",
+        "unsqueeze",
+        "squeeze",
+        "alias",
+        "detach",
+        "select",
+        "slice",
+        "narrow",
+        "movedim",
+        "unbind",
+        "lift_fresh",
+        "numpy_T",
+        "swapaxes",
+        "adjoint",
+        "view_as_real",
+        "view_as_complex",
     }
-)  # fmt: skip
+)
 """Views that say which dimensions they mean."""
 
 

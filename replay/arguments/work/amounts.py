@@ -1,3 +1,4 @@
+# pyright: strict
 """Amounts of work and their text; owns no counting and knows no tensors."""
 
 from __future__ import annotations

@@ -20,9 +20,11 @@ LENGTHS_OF_QUERIES = ("actual_seq_lengths", "actual_seq_qlen")
 """Lists of integers; in the packed layouts each number is where its sequence ends."""
 PACKED_LAYOUTS = ("TND", "NTD")
 DENSE_OPS = (
-    "aten::_flash_attention_forward", "aten::_efficient_attention_forward", "aten::_flash_attention_backward",
+    "aten::_flash_attention_forward",
+    "aten::_efficient_attention_forward",
+    "aten::_flash_attention_backward",
     "aten::_efficient_attention_backward",
-)  # fmt: skip
+)
 """Ops that may get cumulative lengths, and then work on packed sequences."""
 
 
@@ -231,5 +233,6 @@ def count_slots(context: InitContext, lengths: BatchLengths | None) -> Work | No
         warnings.append(f"a slot lies beyond the {pool.blocks * pool.page:,} of the cache")
     return work(
         Amount(what="tokens written to the cache", done=distinct, most=len(values)),
-        warnings=tuple(warnings), same=True,
-    )  # fmt: skip
+        warnings=tuple(warnings),
+        same=True,
+    )

@@ -1,3 +1,4 @@
+# pyright: strict
 """The contents that an op's arguments would get here: its initializer is run on stand-ins that take next to no memory.
 
 Lengths, tables and routes are made in full; caches, weights and activations are one element each, spread over their
@@ -68,8 +69,16 @@ class ExpectedContents:
                 return made
             self.impossible[op.id] = f"{op.name}: {filled.impossible}"
             return msgspec.structs.replace(made, notes=(filled.impossible,))
-        except (InitializerError, NotReplayable, RuntimeError, ValueError, TypeError, LookupError, ArithmeticError,
-                AttributeError) as error:  # fmt: skip
+        except (
+            InitializerError,
+            NotReplayable,
+            RuntimeError,
+            ValueError,
+            TypeError,
+            LookupError,
+            ArithmeticError,
+            AttributeError,
+        ) as error:
             # A trace may name any arguments; one op of it that makes no sense does not stop the others.
             self.problems[op.id] = f"{op.name}: {(str(error).splitlines() or [type(error).__name__])[0]}"
             return None
@@ -123,11 +132,16 @@ def stand_ins(op: ReplayOp, seed: int, *, whole: bool = True) -> InitContext:
     name = canonical_name(op.called)
     op_seed = seed_of(op, seed)
     return InitContext(
-        op=name, args={arg.name: _stand_in(arg, name, whole) for arg in op.args},
+        op=name,
+        args={arg.name: _stand_in(arg, name, whole) for arg in op.args},
         metas={arg.name: arg.tensors for arg in op.args if arg.tensors},
-        generator=torch.Generator().manual_seed(op_seed), seed=op_seed, outputs=op.outputs, batch=op.batch,
-        run_seed=seed, keyword_only=frozenset(arg.name for arg in op.args if arg.keyword_only),
-    )  # fmt: skip
+        generator=torch.Generator().manual_seed(op_seed),
+        seed=op_seed,
+        outputs=op.outputs,
+        batch=op.batch,
+        run_seed=seed,
+        keyword_only=frozenset(arg.name for arg in op.args if arg.keyword_only),
+    )
 
 
 def contents_of(context: InitContext, lengths: Any = None) -> Contents | None:
@@ -139,9 +153,11 @@ def contents_of(context: InitContext, lengths: Any = None) -> Contents | None:
     if found is None:
         return None
     return Contents(
-        sequences=int((found.query > 0).sum()), query_tokens=int(found.query.sum()),
-        context_tokens=int(found.seen.sum()), pairs=int(found.pairs.sum()),
-    )  # fmt: skip
+        sequences=int((found.query > 0).sum()),
+        query_tokens=int(found.query.sum()),
+        context_tokens=int(found.seen.sum()),
+        pairs=int(found.pairs.sum()),
+    )
 
 
 def _sane(arg: ReplayArg, op: str, most: int) -> bool:

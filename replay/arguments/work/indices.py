@@ -39,8 +39,9 @@ def _rows(index: torch.Tensor, rows: int) -> Work:
     wrong = len(values) - len(inside)
     return work(
         Amount(what="distinct rows", done=distinct_of(inside, rows), most=min(rows, len(values))),
-        warnings=(f"{wrong:,} indices are not in [0, {rows})",) if wrong else (), same=True,
-    )  # fmt: skip
+        warnings=(f"{wrong:,} indices are not in [0, {rows})",) if wrong else (),
+        same=True,
+    )
 
 
 def distinct_of(values: torch.Tensor, rows: int) -> int:
@@ -192,8 +193,9 @@ def count_positions(context: InitContext, lengths: BatchLengths | None) -> Work 
     wrong = int(((values < 0) | (values >= rows)).sum())
     return work(
         Amount(what="distinct positions", done=len(values), most=min(rows, positions.numel())),
-        warnings=(f"{wrong:,} positions are not in [0, {rows})",) if wrong else (), same=True,
-    )  # fmt: skip
+        warnings=(f"{wrong:,} positions are not in [0, {rows})",) if wrong else (),
+        same=True,
+    )
 
 
 @counts(*NewTokensInit.op_patterns)
@@ -230,5 +232,6 @@ def count_lookups(context: InitContext, lengths: BatchLengths | None) -> Work | 
     return work(
         Amount(what="distinct rows", done=distinct, most=max(most, distinct) or len(values)),
         Amount(what="bags", done=int((sizes > 0).sum()), most=len(sizes)),
-        warnings=tuple(warnings), same=True,
-    )  # fmt: skip
+        warnings=tuple(warnings),
+        same=True,
+    )

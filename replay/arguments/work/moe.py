@@ -33,10 +33,12 @@ def count_chosen(context: InitContext, lengths: BatchLengths | None) -> Work | N
     if routes is None:
         return None
     return work(
-        Amount(what="routed slots", done=routes.routed, most=routes.slots), _tokens(routes, "tokens"),
+        Amount(what="routed slots", done=routes.routed, most=routes.slots),
+        _tokens(routes, "tokens"),
         _used(routes.expert, routes.experts),
-        Amount(what="tokens with an expert twice", done=routes.twice, most=routes.tokens), warnings=routes.warnings,
-    )  # fmt: skip
+        Amount(what="tokens with an expert twice", done=routes.twice, most=routes.tokens),
+        warnings=routes.warnings,
+    )
 
 
 @counts(*names.SORTED_OPS)
@@ -46,11 +48,13 @@ def count_sorted(context: InitContext, lengths: BatchLengths | None) -> Work | N
     if routes is None:
         return None
     return work(
-        Amount(what="routed slots", done=routes.routed, most=routes.slots), _tokens(routes, "tokens"),
+        Amount(what="routed slots", done=routes.routed, most=routes.slots),
+        _tokens(routes, "tokens"),
         _used(routes.expert, routes.experts),
         Amount(what="dropped slots", done=routes.slots - routes.routed, most=routes.slots),
-        Amount(what="padding entries", done=routes.padding, most=routes.used), warnings=routes.warnings,
-    )  # fmt: skip
+        Amount(what="padding entries", done=routes.padding, most=routes.used),
+        warnings=routes.warnings,
+    )
 
 
 @counts(*names.GROUP_OPS)
@@ -73,9 +77,10 @@ def count_groups(context: InitContext, lengths: BatchLengths | None) -> Work | N
     if room is not None and rows > room:
         wrong.append(f"the groups hold {rows:,} rows of {room:,}")
     return work(
-        Amount(what="rows", done=rows, most=room), Amount(what="experts", done=int((sizes > 0).sum()), most=len(sizes)),
+        Amount(what="rows", done=rows, most=room),
+        Amount(what="experts", done=int((sizes > 0).sum()), most=len(sizes)),
         warnings=tuple(wrong),
-    )  # fmt: skip
+    )
 
 
 @counts(*names.RETURN_OPS)

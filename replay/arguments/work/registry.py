@@ -1,3 +1,4 @@
+# pyright: strict
 """Counters of work by exact op name; refuses duplicates and owns no counting.
 
 Counters read the arguments alone. What an initializer says of its own doing is not asked.

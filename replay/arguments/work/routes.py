@@ -111,9 +111,15 @@ def _chosen(context: InitContext) -> Routes | None:
         there &= weights.detach().reshape(tokens, topk).to("cpu") != 0
     token = torch.arange(tokens).unsqueeze(1).expand(tokens, topk)[there]
     return Routes(
-        values[there], token, experts, tokens, tokens * topk, twice=twice, routed=len(token),
+        values[there],
+        token,
+        experts,
+        tokens,
+        tokens * topk,
+        twice=twice,
+        routed=len(token),
         warnings=(f"{twice:,} tokens go to an expert twice",) if twice else (),
-    )  # fmt: skip
+    )
 
 
 def _sorted(context: InitContext) -> Routes | None:
@@ -145,10 +151,17 @@ def _sorted(context: InitContext) -> Routes | None:
     if used % block:
         warnings.append(f"{used:,} valid entries are not whole blocks of {block}")
     return Routes(
-        owner[done], token[:used][done], experts, tokens, tokens * topk, twice=twice,
-        routed=int(torch.unique((token[:used] * topk + slot[:used])[done]).numel()), padding=used - int(real.sum()),
-        used=used, warnings=tuple(warnings),
-    )  # fmt: skip
+        owner[done],
+        token[:used][done],
+        experts,
+        tokens,
+        tokens * topk,
+        twice=twice,
+        routed=int(torch.unique((token[:used] * topk + slot[:used])[done]).numel()),
+        padding=used - int(real.sum()),
+        used=used,
+        warnings=tuple(warnings),
+    )
 
 
 def _tokens(context: InitContext) -> tuple[int, int]:

@@ -1,1 +1,2 @@
+# pyright: strict
 """Fitting simulated devices to measurements."""

@@ -81,9 +81,13 @@ def widths(held: Sequence[HeldOut], family_bands: dict[tuple[str, str], float], 
 def datasheet_only(device: DeviceProfile) -> DeviceProfile:
     """The device before any calibration: its datasheet, and the shared model's starting values."""
     file = DeviceFile(
-        schema_version=SCHEMA_VERSION, name=device.name, title=device.title, version=device.version,
-        aliases=device.aliases, datasheet=device.datasheet,
-    )  # fmt: skip
+        schema_version=SCHEMA_VERSION,
+        name=device.name,
+        title=device.title,
+        version=device.version,
+        aliases=device.aliases,
+        datasheet=device.datasheet,
+    )
     return compile_device(file)
 
 
@@ -256,11 +260,12 @@ def _extents(groups: Sequence[Group], devices: dict[str, DeviceProfile]) -> dict
             found[family_of(part.call, devices[group.soc]).name].append(largest(part.call))
     return {
         name: {
-            "least_elements": max(1.0, min(n for n, _ in sizes)), "most_elements": max(1.0, max(n for n, _ in sizes)),
+            "least_elements": max(1.0, min(n for n, _ in sizes)),
+            "most_elements": max(1.0, max(n for n, _ in sizes)),
             "dtypes": tuple(sorted({dtype for _, dtype in sizes if dtype})),
         }
         for name, sizes in found.items()
-    }  # fmt: skip
+    }
 
 
 def calibrate(
@@ -310,8 +315,9 @@ def calibrate(
                 **measured.get(name, {}),
             )
         rates = msgspec.structs.replace(
-            device.rates, **{f"band_{nearness}": factor for nearness, factor in factors.items()},
+            device.rates,
+            **{f"band_{nearness}": factor for nearness, factor in factors.items()},
             band_extrapolated=EXTRAPOLATED * factors["far"],
-        )  # fmt: skip
+        )
         out[soc] = msgspec.structs.replace(device, families=families, rates=rates)
     return out, across, elsewhere

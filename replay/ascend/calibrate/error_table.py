@@ -1,3 +1,4 @@
+# pyright: strict
 """One table of errors over all measurements of a folder: file by file, with the shipped devices or by refits.
 
 Owns which figures the table has; `tables` reads, `calibrate` holds out, `report.error_table` shows it.

@@ -1,3 +1,4 @@
+# pyright: strict
 """The device files that calibration writes: a user's own device, and those that ship; owns headers and sources."""
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ SHIPPED_COMMAND = "opreplay calibrate --shipped"
 
 def _file(device: DeviceProfile) -> DeviceFile:
     return DeviceFile(
-        schema_version=SCHEMA_VERSION, name=device.name, title=device.title, version=device.version,
-        aliases=device.aliases, datasheet=device.datasheet,
-    )  # fmt: skip
+        schema_version=SCHEMA_VERSION,
+        name=device.name,
+        title=device.title,
+        version=device.version,
+        aliases=device.aliases,
+        datasheet=device.datasheet,
+    )
 
 
 def own_device_text(found: Recalibration, *, name: str) -> str:

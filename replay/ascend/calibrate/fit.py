@@ -28,27 +28,56 @@ NOISE = 0.12
 """Spread of the logarithm of one kernel's time that no prediction from shapes can explain."""
 
 RATE_WIDTHS: dict[str, float] = {
-    "launch_one_us": 0.2, "launch_full_us": 0.4, "launch_exponent": 0.3, "cube_launch_us": 0.4,
-    "mix_launch_us": 0.3, "hbm_efficiency": 0.1, "hbm_cube_efficiency": 0.15, "core_hbm_bytes_per_cycle": 0.3,
+    "launch_one_us": 0.2,
+    "launch_full_us": 0.4,
+    "launch_exponent": 0.3,
+    "cube_launch_us": 0.4,
+    "mix_launch_us": 0.3,
+    "hbm_efficiency": 0.1,
+    "hbm_cube_efficiency": 0.15,
+    "core_hbm_bytes_per_cycle": 0.3,
     "cube_core_hbm_bytes_per_cycle": 0.2,
-    "l2_bytes_per_cycle": 0.4, "vector_overlap": 0.25, "resident_share": 0.15, "resident_reach": 0.5,
-    "resident_sharpness": 0.3, "weight_resident_share": 0.4, "sequence_reach": 0.4, "sequence_sharpness": 0.4,
-    "mac_efficiency": 0.05, "l1_fill_bytes_per_cycle": 0.25, "l1_fill_hbm_bytes_per_cycle": 0.25,
-    "loop_vector_share": 0.5, "loop_cube_share": 0.5, "hbm_mixed_cost": 0.5, "l1_narrow_exponent": 0.4,
-    "overlap_p": 0.4, "fixpipe_bytes_per_cycle": 0.5, "wave_us": 0.8, "split_depth": 0.2,
-}  # fmt: skip
+    "l2_bytes_per_cycle": 0.4,
+    "vector_overlap": 0.25,
+    "resident_share": 0.15,
+    "resident_reach": 0.5,
+    "resident_sharpness": 0.3,
+    "weight_resident_share": 0.4,
+    "sequence_reach": 0.4,
+    "sequence_sharpness": 0.4,
+    "mac_efficiency": 0.05,
+    "l1_fill_bytes_per_cycle": 0.25,
+    "l1_fill_hbm_bytes_per_cycle": 0.25,
+    "loop_vector_share": 0.5,
+    "loop_cube_share": 0.5,
+    "hbm_mixed_cost": 0.5,
+    "l1_narrow_exponent": 0.4,
+    "overlap_p": 0.4,
+    "fixpipe_bytes_per_cycle": 0.5,
+    "wave_us": 0.8,
+    "split_depth": 0.2,
+}
 """Widths of the priors of shared rates, in log units."""
 
 SOC_RATE_WIDTHS: dict[str, float] = {
-    "launch_one_us": 0.1, "launch_full_us": 0.35, "cube_launch_us": 0.2, "hbm_efficiency": 0.08,
-    "hbm_cube_efficiency": 0.08, "resident_share": 0.1,
-}  # fmt: skip
+    "launch_one_us": 0.1,
+    "launch_full_us": 0.35,
+    "cube_launch_us": 0.2,
+    "hbm_efficiency": 0.08,
+    "hbm_cube_efficiency": 0.08,
+    "resident_share": 0.1,
+}
 """Widths of one SoC's deviation from the shared rate."""
 
 FAMILY_WIDTHS: dict[str, float] = {
-    "cycles": 0.5, "half_ratio": 0.3, "wide_ratio": 0.5, "row_cycles": 0.5, "fixed_us": 0.6, "launch_factor": 0.3,
+    "cycles": 0.5,
+    "half_ratio": 0.3,
+    "wide_ratio": 0.5,
+    "row_cycles": 0.5,
+    "fixed_us": 0.6,
+    "launch_factor": 0.3,
     "memory_factor": 0.15,
-}  # fmt: skip
+}
 """Widths of the priors of a family's constants."""
 
 CUBE_FORMS = frozenset({"matmul", "collective", "aicpu", "free"})

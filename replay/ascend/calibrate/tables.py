@@ -1,3 +1,4 @@
+# pyright: strict
 """Measured tables of every kind as groups that figures and fits take: kernel tables in launch order, tables of ops.
 
 Owns which file is which, of what SoC, and which tables are of one workload; readers own columns, `calibrate` the fits.
@@ -65,16 +66,26 @@ def read_measurements(path: str | Path) -> Measurements:
     if kind is not None:
         table = read_op_table(path)
         return Measurements(
-            path=str(path), workload=name, kind=kind, state=table.state, launches=tuple(of_op_table(table)),
-            rows=len(table.cases), dropped=table.dropped, has_held_out=table.has_held_out,
-        )  # fmt: skip
+            path=str(path),
+            workload=name,
+            kind=kind,
+            state=table.state,
+            launches=tuple(of_op_table(table)),
+            rows=len(table.cases),
+            dropped=table.dropped,
+            has_held_out=table.has_held_out,
+        )
     kernels: KernelTable = read_kernel_table(path)
     return Measurements(
-        path=str(path), workload=re.sub(r"_?(rank|level)\d+$", "", name),
-        kind="kernels in launch order" if kernels.is_sequence else "means of kernels", state="network",
-        launches=tuple(launches(kernels)), rows=len(kernels.rows), dropped=kernels.dropped,
+        path=str(path),
+        workload=re.sub(r"_?(rank|level)\d+$", "", name),
+        kind="kernels in launch order" if kernels.is_sequence else "means of kernels",
+        state="network",
+        launches=tuple(launches(kernels)),
+        rows=len(kernels.rows),
+        dropped=kernels.dropped,
         has_held_out=kernels.has_held_out,
-    )  # fmt: skip
+    )
 
 
 def read_folder(folder: Path, known: Sequence[str]) -> tuple[list[tuple[Measurements, str]], dict[str, str]]:

@@ -1,3 +1,4 @@
+# pyright: strict
 """Predicted against measured for kernel tables: figures by kernel type, by SoC and overall, optionally cross-validated.
 
 Owns what `opreplay validate` computes; `accuracy` owns the errors, `calibrate` the folds, `report.validation` output.

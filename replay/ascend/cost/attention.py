@@ -1,3 +1,4 @@
+# pyright: strict
 """Time of fused attention: products on the cube cores, softmax on the vector cores, whichever takes longer."""
 
 from __future__ import annotations

@@ -82,8 +82,10 @@ def _exchanged(size: float, levels: list[Level]) -> float:
     times, reached = [], 1
     for level in levels:
         outside = (level.dies * reached - reached) / world
-        times.append(level.link.latency_us * (1 if level.direct else level.dies - 1)
-                     + size * outside / level.link.bytes_per_s * 1e6)  # fmt: skip
+        times.append(
+            level.link.latency_us * (1 if level.direct else level.dies - 1)
+            + size * outside / level.link.bytes_per_s * 1e6
+        )
         reached *= level.dies
     return max(times, default=0.0)
 

@@ -1,3 +1,4 @@
+# pyright: strict
 """What kernels measured on the same SoC say about others of nearly their sizes; a factor that vanishes away from them.
 
 Owns which kernels are alike and how far that reaches. `fit` owns the constants, which all sizes share; what they leave

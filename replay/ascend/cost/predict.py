@@ -1,3 +1,4 @@
+# pyright: strict
 """Predicts one kernel on one device: terms, total, what bounds it, how sure that is; pure functions."""
 
 from __future__ import annotations
@@ -64,9 +65,15 @@ FORMS: dict[str, Terms] = {
 """Form → cost terms; every form that is not here, but for "matmul", is a vector kernel's."""
 
 BOUNDS: dict[str, Bound] = {
-    "launch": "launch", "cube": "cube", "fixpipe": "cube", "vector": "vector", "hbm": "hbm", "l2": "l2", "link": "link",
+    "launch": "launch",
+    "cube": "cube",
+    "fixpipe": "cube",
+    "vector": "vector",
+    "hbm": "hbm",
+    "l2": "l2",
+    "link": "link",
     "slow path": "slow path",
-}  # fmt: skip
+}
 """Term → what bounds a kernel in which that term is the longest."""
 
 
@@ -142,9 +149,12 @@ MOVES_ALL = frozenset({"elementwise", "copy", "rowwise", "reduce", "transpose", 
 
 
 def predict_time_us(
-    call: KernelCall, device: DeviceProfile, resident: float | None = None, family: FamilyCost | None = None,
+    call: KernelCall,
+    device: DeviceProfile,
+    resident: float | None = None,
+    family: FamilyCost | None = None,
     state: State = "network",
-) -> float:  # fmt: skip
+) -> float:
     """The time alone, in microseconds; see `predict_kernel`."""
     family = family or family_of(call, device)
     terms, near, _ = _terms(call, family, device, resident, state)
@@ -227,9 +237,13 @@ def _beyond_measure(call: KernelCall, device: DeviceProfile) -> KernelPrediction
     time_us = min(max(time_us, device.rates.launch_one_us), MOST_US)
     band = device.families["Unknown"].band
     return KernelPrediction(
-        time_us=time_us, bound="hbm", terms_us={"hbm": time_us}, confidence="uncalibrated", low_us=time_us / band,
+        time_us=time_us,
+        bound="hbm",
+        terms_us={"hbm": time_us},
+        confidence="uncalibrated",
+        low_us=time_us / band,
         high_us=time_us * band,
-    )  # fmt: skip
+    )
 
 
 def predict_kernel(

@@ -1,3 +1,4 @@
+# pyright: strict
 """Predictions on one device that are made once: a bounded cache keyed by everything that a prediction depends on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """What of each kernel's data is still in L2, judged from the sequence of kernels and the sizes of their tensors.
 
 A kernel table names no addresses. A tensor is taken to be the one of the same number of elements and dtype that was

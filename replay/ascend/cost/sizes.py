@@ -1,3 +1,4 @@
+# pyright: strict
 """Element and byte counts of kernel tensors; no costs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """Slow paths of the kernel library: which call takes one, and what it then takes; values and pure functions.
 
 The paths themselves are data: `devices/_slow_paths.toml`, and what a device file adds.

@@ -1,3 +1,4 @@
+# pyright: strict
 """Time of a kernel on the vector cores: its terms add up, as they do not overlap on silicon."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """How much a vector kernel has to do: blocks, elements, rows and bytes, counted by form; no times."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """Users' estimators and properties of ops, as the RFC "Support for Custom Operator Modeling" has them."""
 
 from opreplay.replay.ascend.custom.estimators import CustomOpError, load_custom_ops, register_op_estimator

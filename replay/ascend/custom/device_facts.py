@@ -1,3 +1,4 @@
+# pyright: strict
 """A simulated device as user estimators see it: peak rates by torch dtype, efficiencies, the profile's own fields."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """A table of user registrations by op and device that refuses duplicates and says where an entry came from."""
 
 from __future__ import annotations

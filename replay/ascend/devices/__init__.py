@@ -1,1 +1,2 @@
+# pyright: strict
 """Device files: datasheet numbers with unit, source and confidence."""

@@ -46,17 +46,32 @@ MAX_PULL = 10.0
 """Largest pull of a neighbour that a file may give; close neighbours that disagree pull more than they say together."""
 
 DATASHEET: dict[str, str] = {
-    "aic_cores": "core", "aiv_cores": "core", "frequency": "Hz", "macs_float16": "MAC/cycle/core",
-    "macs_bfloat16": "MAC/cycle/core", "macs_int8": "MAC/cycle/core", "macs_float32": "MAC/cycle/core",
-    "macs_hf32": "MAC/cycle/core", "l2_bytes": "byte", "l0c_bytes": "byte", "hbm_bytes": "byte",
-    "hbm_bytes_per_s": "byte/s", "link_bytes_per_s": "byte/s", "link_latency": "us",
-}  # fmt: skip
+    "aic_cores": "core",
+    "aiv_cores": "core",
+    "frequency": "Hz",
+    "macs_float16": "MAC/cycle/core",
+    "macs_bfloat16": "MAC/cycle/core",
+    "macs_int8": "MAC/cycle/core",
+    "macs_float32": "MAC/cycle/core",
+    "macs_hf32": "MAC/cycle/core",
+    "l2_bytes": "byte",
+    "l0c_bytes": "byte",
+    "hbm_bytes": "byte",
+    "hbm_bytes_per_s": "byte/s",
+    "link_bytes_per_s": "byte/s",
+    "link_latency": "us",
+}
 """Datasheet entries that a device must have, and the unit each is given in."""
 
 NETWORK: dict[str, str] = {
-    "server_dies": "die", "peer_bytes_per_s": "byte/s", "pair_link_bytes_per_s": "byte/s", "pair_link_latency": "us",
-    "far_link_bytes_per_s": "byte/s", "far_link_latency": "us", "vector_bytes": "byte/cycle/core",
-}  # fmt: skip
+    "server_dies": "die",
+    "peer_bytes_per_s": "byte/s",
+    "pair_link_bytes_per_s": "byte/s",
+    "pair_link_latency": "us",
+    "far_link_bytes_per_s": "byte/s",
+    "far_link_latency": "us",
+    "vector_bytes": "byte/cycle/core",
+}
 """Datasheet entries that a device may have: dies of a server, links beside `link`, and the width of a vector core's
 instructions where it is not 128."""
 
@@ -76,8 +91,15 @@ NUMBERS = (
 
 
 OTHER_FIELDS = (
-    "hf32", "spreads", "least_elements", "most_elements", "dtypes", "nearby", "samples", "samples_elsewhere",
-)  # fmt: skip
+    "hf32",
+    "spreads",
+    "least_elements",
+    "most_elements",
+    "dtypes",
+    "nearby",
+    "samples",
+    "samples_elsewhere",
+)
 """What else a file may say of a family."""
 
 

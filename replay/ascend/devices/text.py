@@ -1,3 +1,4 @@
+# pyright: strict
 """Writes device files: datasheet, rates and family constants as TOML that `device_file` reads back."""
 
 from __future__ import annotations

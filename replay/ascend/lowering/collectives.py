@@ -1,3 +1,4 @@
+# pyright: strict
 """Lowering of collectives to HCCL operations: which one, over how many ranks, of what message."""
 
 from __future__ import annotations
@@ -26,11 +27,20 @@ COLLECTIVES: dict[str, str] = {
 """Ops whose names spell the operation unlike others → HCCL operation."""
 
 WORDS: tuple[tuple[str, str], ...] = (
-    ("allreduce", "hcom_allReduce_"), ("reducescatter", "hcom_reduceScatter_"), ("allgather", "hcom_allGather_"),
-    ("alltoall", "hcom_alltoallv_"), ("broadcast", "hcom_broadcast_"), ("sendrecv", "hcom_alltoallv_"),
-    ("barrier", "hcom_barrier_"), ("scatter", "hcom_scatter_"), ("gather", "hcom_gather_"),
-    ("reduce", "hcom_reduce_"), ("send", "hcom_send_"), ("recv", "hcom_receive_"), ("receive", "hcom_receive_"),
-)  # fmt: skip
+    ("allreduce", "hcom_allReduce_"),
+    ("reducescatter", "hcom_reduceScatter_"),
+    ("allgather", "hcom_allGather_"),
+    ("alltoall", "hcom_alltoallv_"),
+    ("broadcast", "hcom_broadcast_"),
+    ("sendrecv", "hcom_alltoallv_"),
+    ("barrier", "hcom_barrier_"),
+    ("scatter", "hcom_scatter_"),
+    ("gather", "hcom_gather_"),
+    ("reduce", "hcom_reduce_"),
+    ("send", "hcom_send_"),
+    ("recv", "hcom_receive_"),
+    ("receive", "hcom_receive_"),
+)
 """What a name holds, underscores aside → HCCL operation; the first that fits counts."""
 
 LIKE = (
@@ -117,9 +127,11 @@ def recorded_parameters(op: OpView) -> Iterable[KernelCall]:
 
 
 @lowers(
-    "_c10d_functional::wait_tensor", "c10d::wait_tensor", "_c10d_functional_autograd::wait_tensor",
+    "_c10d_functional::wait_tensor",
+    "c10d::wait_tensor",
+    "_c10d_functional_autograd::wait_tensor",
     "c10d_functional::wait_tensor",
-)  # fmt: skip
+)
 def wait(op: OpView) -> Iterable[KernelCall]:
     """Waiting costs the device nothing."""
     return ()

@@ -1,3 +1,4 @@
+# pyright: strict
 """Lowering of what has no kernel on the AI cores: decompositions, sets, histograms, sparse layouts, on the AI CPUs.
 
 Owns how much arithmetic each takes; how fast the AI CPUs are is the device's.
@@ -47,33 +48,84 @@ def _on_host(op: OpView, flops: float) -> list[KernelCall]:
     return [kernel("AiCpu", [spec(t.shape, t.dtype) for t in op.tensors], op.outputs(), operations=float(flops))]
 
 
-@lowers("aten::unique", "aten::_unique2", "aten::_unique", "aten::unique_dim", "aten::unique_consecutive",
-        "aten::unique_dim_consecutive", "aten::isin", "aten::bucketize", "aten::searchsorted")  # fmt: skip
+@lowers(
+    "aten::unique",
+    "aten::_unique2",
+    "aten::_unique",
+    "aten::unique_dim",
+    "aten::unique_consecutive",
+    "aten::unique_dim_consecutive",
+    "aten::isin",
+    "aten::bucketize",
+    "aten::searchsorted",
+)
 def searched(op: OpView) -> Iterable[KernelCall]:
     """Sorting and searching: as many comparisons as elements times the logarithm of what is searched."""
     sizes = sorted((prod(t.shape) for t in op.tensors), reverse=True) or [1]
     return _on_host(op, sizes[0] * log2(max(2, sizes[-1] if len(sizes) > 1 else sizes[0])))
 
 
-@lowers("aten::bincount", "aten::histc", "aten::histogram", "aten::histogramdd", "aten::_histogramdd_bin_edges",
-        "aten::_histogramdd_from_bin_cts", "aten::_histogramdd_from_bin_tensors", "aten::combinations",
-        "aten::segment_reduce", "aten::_segment_reduce_backward", "aten::corrcoef", "aten::cov")  # fmt: skip
+@lowers(
+    "aten::bincount",
+    "aten::histc",
+    "aten::histogram",
+    "aten::histogramdd",
+    "aten::_histogramdd_bin_edges",
+    "aten::_histogramdd_from_bin_cts",
+    "aten::_histogramdd_from_bin_tensors",
+    "aten::combinations",
+    "aten::segment_reduce",
+    "aten::_segment_reduce_backward",
+    "aten::corrcoef",
+    "aten::cov",
+)
 def counted(op: OpView) -> Iterable[KernelCall]:
     """A few operations an element."""
     return _on_host(op, 4.0 * sum(prod(t.shape) for t in op.tensors))
 
 
 SPARSE = (
-    "_to_sparse", "_to_sparse_bsc", "_to_sparse_bsr", "_to_sparse_csc", "_to_sparse_csr", "to_sparse", "to_sparse_csr",
-    "to_sparse_csc", "to_sparse_bsr", "to_sparse_bsc", "_to_dense", "to_dense", "to_dense_backward", "coalesce",
-    "_coalesce", "sparse_mask", "_sparse_mask_projection", "_sparse_sum", "_sparse_sum_backward", "_sparse_csr_sum",
-    "_sparse_csr_prod", "_sparse_softmax", "_sparse_softmax_backward_data", "_sparse_log_softmax",
-    "_sparse_log_softmax_backward_data", "_convert_indices_from_coo_to_csr", "_convert_indices_from_csr_to_coo",
-    "copy_sparse_to_sparse", "_sparse_sparse_matmul", "_spdiags", "embedding_sparse_backward",
-    "_embedding_bag_sparse_backward", "_nested_from_padded", "_nested_from_padded_tensor", "nested_to_padded_tensor",
-    "to_padded_tensor", "_pad_packed_sequence", "_pack_padded_sequence", "_pack_padded_sequence_backward",
+    "_to_sparse",
+    "_to_sparse_bsc",
+    "_to_sparse_bsr",
+    "_to_sparse_csc",
+    "_to_sparse_csr",
+    "to_sparse",
+    "to_sparse_csr",
+    "to_sparse_csc",
+    "to_sparse_bsr",
+    "to_sparse_bsc",
+    "_to_dense",
+    "to_dense",
+    "to_dense_backward",
+    "coalesce",
+    "_coalesce",
+    "sparse_mask",
+    "_sparse_mask_projection",
+    "_sparse_sum",
+    "_sparse_sum_backward",
+    "_sparse_csr_sum",
+    "_sparse_csr_prod",
+    "_sparse_softmax",
+    "_sparse_softmax_backward_data",
+    "_sparse_log_softmax",
+    "_sparse_log_softmax_backward_data",
+    "_convert_indices_from_coo_to_csr",
+    "_convert_indices_from_csr_to_coo",
+    "copy_sparse_to_sparse",
+    "_sparse_sparse_matmul",
+    "_spdiags",
+    "embedding_sparse_backward",
+    "_embedding_bag_sparse_backward",
+    "_nested_from_padded",
+    "_nested_from_padded_tensor",
+    "nested_to_padded_tensor",
+    "to_padded_tensor",
+    "_pad_packed_sequence",
+    "_pack_padded_sequence",
+    "_pack_padded_sequence_backward",
     "pad_sequence",
-)  # fmt: skip
+)
 """Changes between dense and sparse, nested or packed layouts."""
 
 

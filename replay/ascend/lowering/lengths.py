@@ -1,3 +1,4 @@
+# pyright: strict
 """Lengths of packed and paged sequences for the cost of attention: from contents, the iteration's batch, or shapes.
 
 Where none of them says how long contexts are, they are taken to be as long as the arguments allow, as the initializers

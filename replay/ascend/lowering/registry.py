@@ -1,3 +1,4 @@
+# pyright: strict
 """The lowering table: op name → rule that lists the kernels; refuses duplicates, knows what to do with the rest."""
 
 from __future__ import annotations

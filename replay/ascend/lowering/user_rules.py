@@ -1,3 +1,4 @@
+# pyright: strict
 """Users' own lowering rules: a table apart from the built-in one, which goes first and says where each rule is from."""
 
 from __future__ import annotations

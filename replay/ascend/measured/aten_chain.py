@@ -18,20 +18,62 @@ Tensor = tuple[tuple[int, ...], str]
 """(shape, dtype)."""
 
 NEW_GELU = (
-    "mul.Tensor", "pow.Tensor_Scalar", "mul.Tensor", "add.Tensor", "mul.Tensor", "tanh.default", "add.Tensor",
     "mul.Tensor",
-)  # fmt: skip
+    "pow.Tensor_Scalar",
+    "mul.Tensor",
+    "add.Tensor",
+    "mul.Tensor",
+    "tanh.default",
+    "add.Tensor",
+    "mul.Tensor",
+)
 """x/2 * (1 + tanh(c * (x + a * x^3))), op by op."""
 
-TWO_OPERANDS = frozenset({
-    "add", "sub", "mul", "div", "maximum", "minimum", "xlogy", "pow", "lerp", "smooth_l1_loss", "huber_loss",
-    "mse_loss", "l1_loss", "kl_div", "where",
-})  # fmt: skip
+TWO_OPERANDS = frozenset(
+    {
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "maximum",
+        "minimum",
+        "xlogy",
+        "pow",
+        "lerp",
+        "smooth_l1_loss",
+        "huber_loss",
+        "mse_loss",
+        "l1_loss",
+        "kl_div",
+        "where",
+    }
+)
 PRODUCTS = frozenset({"mm", "bmm", "matmul", "addmm", "linear", "mv"})
-OVER_A_DIM = frozenset({
-    "sum", "mean", "max", "min", "argmax", "argmin", "prod", "cumsum", "cumprod", "flip", "amax", "amin", "any", "all",
-    "logcumsumexp", "cummax", "cummin", "linalg_vector_norm", "norm", "var", "std",
-})  # fmt: skip
+OVER_A_DIM = frozenset(
+    {
+        "sum",
+        "mean",
+        "max",
+        "min",
+        "argmax",
+        "argmin",
+        "prod",
+        "cumsum",
+        "cumprod",
+        "flip",
+        "amax",
+        "amin",
+        "any",
+        "all",
+        "logcumsumexp",
+        "cummax",
+        "cummin",
+        "linalg_vector_norm",
+        "norm",
+        "var",
+        "std",
+    }
+)
 ALWAYS_OVER_A_DIM = frozenset({"argmax", "argmin", "cumsum", "cumprod", "flip", "linalg_vector_norm"})
 """Of these even the overload "default" goes over a dimension; that of the others over all."""
 SOFTMAXES = frozenset({"_softmax", "_log_softmax", "softmax", "log_softmax"})
@@ -99,8 +141,12 @@ def _arguments(
         return [_tensor("self", first), _tensor("other", second)]
     if name == "native_layer_norm":
         over = numbers or main[0][-1:]
-        return [_tensor("input", main), _value("normalized_shape", over), _tensor("weight", (over, main[1])),
-                _tensor("bias", (over, main[1]))]  # fmt: skip
+        return [
+            _tensor("input", main),
+            _value("normalized_shape", over),
+            _tensor("weight", (over, main[1])),
+            _tensor("bias", (over, main[1])),
+        ]
     if name in ("native_group_norm", "native_batch_norm", "instance_norm"):
         channels: Tensor = (main[0][1:2] or main[0], main[1])
         args = [_tensor("input", main), _tensor("weight", channels), _tensor("bias", channels)]
@@ -153,9 +199,13 @@ def chain(
         elif name == "diag_embed":
             known = (TensorMeta(shape=(*main.shape, main.shape[-1]), dtype=main.dtype),)
         op = ReplayOp(
-            id="0" * 12, name=f"aten::{name}", count=1, recorded=Recorded(host_us_total=0.0, host_us_median=0.0),
-            args=tuple(args), outputs=known,
-        )  # fmt: skip
+            id="0" * 12,
+            name=f"aten::{name}",
+            count=1,
+            recorded=Recorded(host_us_total=0.0, host_us_median=0.0),
+            args=tuple(args),
+            outputs=known,
+        )
         made = lower(op).kernels
         kernels += made
         result = made[-1].outputs[0] if made and made[-1].outputs else None

@@ -1,3 +1,4 @@
+# pyright: strict
 """Output tensors of kernels whose record names only the inputs (reports of means, optimizers); estimates, no costs."""
 
 from __future__ import annotations

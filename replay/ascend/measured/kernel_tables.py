@@ -1,3 +1,4 @@
+# pyright: strict
 """Kernel tables of the Ascend profiler as kernel calls, for `validate` and `calibrate`; knows nothing of costs.
 
 The files' columns and spellings belong to `opreplay.traces.dialects.kernel_table`.
@@ -60,9 +61,12 @@ def read_kernel_table(path: str | Path, *, max_rows: int = MAX_ROWS) -> KernelTa
             except (ValueError, OverflowError):  # sizes from which no output follows
                 table.dropped["broken row"] += 1
         return KernelTable(
-            path=str(path), rows=tuple(rows), dropped=dict(table.dropped), is_sequence="count" not in table.columns,
+            path=str(path),
+            rows=tuple(rows),
+            dropped=dict(table.dropped),
+            is_sequence="count" not in table.columns,
             has_held_out="held_out" in table.columns,
-        )  # fmt: skip
+        )
 
 
 def _row(row: TableRow, calls: dict[tuple[object, ...], KernelCall]) -> KernelRow:
@@ -81,7 +85,7 @@ def _row(row: TableRow, calls: dict[tuple[object, ...], KernelCall]) -> KernelRo
         index=row.index,
         communication=row.communication,
         has_shapes=bool(row.inputs or row.outputs),
-    )  # fmt: skip
+    )
 
 
 def call_key(call: KernelCall) -> tuple[object, ...]:

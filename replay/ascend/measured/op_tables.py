@@ -90,10 +90,24 @@ KERNELBENCH_OPS: dict[str, tuple[str, ...]] = {
 """KernelBench's problems as tables name them, letters only → the aten ops that torch makes of them."""
 
 ALONG_DIM_1 = frozenset(
-    {"l1norm", "l2norm", "sumreductionoverdim", "meanreductionoverdim", "maxreductionoverdim", "minreductionoverdim",
-     "argmaxoverdim", "argminoverdim", "productreductionoverdim", "cumsum", "cumprod", "cumsumreverse", "maskedcumsum",
-     "cumsumexclusive", "rmsnorm"}
-)  # fmt: skip
+    {
+        "l1norm",
+        "l2norm",
+        "sumreductionoverdim",
+        "meanreductionoverdim",
+        "maxreductionoverdim",
+        "minreductionoverdim",
+        "argmaxoverdim",
+        "argminoverdim",
+        "productreductionoverdim",
+        "cumsum",
+        "cumprod",
+        "cumsumreverse",
+        "maskedcumsum",
+        "cumsumexclusive",
+        "rmsnorm",
+    }
+)
 """Problems of KernelBench whose dimension is 1 unless the table says another."""
 
 
@@ -124,8 +138,15 @@ def _inputs(shapes: str, dtypes: str | None) -> list[Tensor]:
 
 def _listed(text: str) -> object:
     try:
-        return json.loads(text.replace("(", "[").replace(")", "]").replace("None", "null").replace("True", "true")
-                          .replace("False", "false").replace("'", '"') or "[]")  # fmt: skip
+        return json.loads(
+            text.replace("(", "[")
+            .replace(")", "]")
+            .replace("None", "null")
+            .replace("True", "true")
+            .replace("False", "false")
+            .replace("'", '"')
+            or "[]"
+        )
     except json.JSONDecodeError:
         return []
 
@@ -138,9 +159,11 @@ def _aten_problem(row: Row) -> OpCase:
     given = _listed(row.get("init_args") or "[]")
     out = row.get("output_shape")
     kernels = chain(
-        ops, _inputs(row["input_shapes"], row.get("input_dtypes")), given if isinstance(given, list) else [],
+        ops,
+        _inputs(row["input_shapes"], row.get("input_dtypes")),
+        given if isinstance(given, list) else [],
         _sizes(out) if out else None,
-    )  # fmt: skip
+    )
     label = re.sub(r"^\d+_|_$", "", row.get("problem") or ops[0])
     return _case(label, kernels, row.get("torch_npu_us"), row)
 
@@ -214,10 +237,16 @@ def _served(row: Row) -> OpCase:
     if qkv is not None:
         q, kv = _sizes(qkv[1]), _sizes(qkv[2])
         call = KernelCall(
-            type=kind, inputs=(_spec(q, dtype), _spec(kv, dtype), _spec(kv, dtype)), outputs=(_spec(q, dtype),),
-            attrs={"pairs": float(math.prod(q[:-1]) * kv[2]), "rows": math.prod(q[:-1]), "head_dim": q[-1],
-                   "moved_bytes": 4.0 * math.prod(q) + 4.0 * math.prod(kv)},
-        )  # fmt: skip
+            type=kind,
+            inputs=(_spec(q, dtype), _spec(kv, dtype), _spec(kv, dtype)),
+            outputs=(_spec(q, dtype),),
+            attrs={
+                "pairs": float(math.prod(q[:-1]) * kv[2]),
+                "rows": math.prod(q[:-1]),
+                "head_dim": q[-1],
+                "moved_bytes": 4.0 * math.prod(q) + 4.0 * math.prod(kv),
+            },
+        )
         return _case(kind, (call,), row["duration_us"], row)
     if cut is not None:
         source, target = _spec(_sizes(cut[1]), dtype), _spec(_sizes(cut[2]), dtype)
@@ -316,6 +345,10 @@ def read_op_table(path: str | Path) -> OpTable:
             except (ValueError, KeyError, IndexError, OverflowError):
                 dropped["broken row"] += 1
     return OpTable(
-        path=str(path), kind=name, state=state, cases=tuple(cases), dropped=dict(dropped),
+        path=str(path),
+        kind=name,
+        state=state,
+        cases=tuple(cases),
+        dropped=dict(dropped),
         has_held_out=bool(header & {"HeldOut", "held_out"}),
-    )  # fmt: skip
+    )

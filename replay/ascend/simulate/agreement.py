@@ -1,3 +1,4 @@
+# pyright: strict
 """The kernels that an NPU was recorded to run for an op, beside those that the lowering says; knows no times but these.
 
 Needs a plan of a trace that a kernel table was joined to; other plans have nothing to compare with.
@@ -50,9 +51,13 @@ def compare_kernels(op: ReplayOp) -> KernelAgreement | None:
         lowered[call.type] += call.count
     each = {type_: count / op.count for type_, count in recorded.items()}
     return KernelAgreement(
-        id=op.id, name=op.name, verdict=_verdict(each, dict(lowered)), recorded=each, lowered=dict(lowered),
+        id=op.id,
+        name=op.name,
+        verdict=_verdict(each, dict(lowered)),
+        recorded=each,
+        lowered=dict(lowered),
         recorded_us=total_us,
-    )  # fmt: skip
+    )
 
 
 def compare_all(ops: Iterable[ReplayOp]) -> tuple[KernelAgreement, ...]:

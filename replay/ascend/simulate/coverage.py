@@ -1,3 +1,4 @@
+# pyright: strict
 """How much of what was recorded predictions stand for, by what made them; weighed by recorded time, never by theirs."""
 
 from __future__ import annotations

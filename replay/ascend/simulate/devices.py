@@ -1,3 +1,4 @@
+# pyright: strict
 """One op, or a whole plan, on several simulated devices side by side; what one device takes is `op` and `step`."""
 
 from __future__ import annotations

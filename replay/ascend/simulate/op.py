@@ -125,9 +125,13 @@ def simulate_op(
 
 
 def simulate_by_family(
-    op: ReplayOp, device: DeviceProfile, predict: Predictor | None = None, contents: Contents | None = None,
-    resident: Sequence[float | None] = (), l2: L2State = "sequence",
-) -> tuple[Simulated, dict[str, float]]:  # fmt: skip
+    op: ReplayOp,
+    device: DeviceProfile,
+    predict: Predictor | None = None,
+    contents: Contents | None = None,
+    resident: Sequence[float | None] = (),
+    l2: L2State = "sequence",
+) -> tuple[Simulated, dict[str, float]]:
     """What `simulate_op` gives, and microseconds of one call by kernel family; "custom" for a user's own estimate.
 
     `predict` remembers kernels that several ops have in common; `resident` says what of each kernel's data is in L2,

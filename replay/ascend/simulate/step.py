@@ -1,3 +1,4 @@
+# pyright: strict
 """A whole step on a simulated device: its total with a band, and where the time goes; sums, no cost formulas."""
 
 from __future__ import annotations
@@ -48,9 +49,12 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def simulate_step(
-    ops: Iterable[ReplayOp], device: DeviceProfile, contents: Callable[[ReplayOp], Contents | None] | None = None,
-    resident: Mapping[str, Sequence[float | None]] | None = None, l2: L2State = "sequence",
-) -> Step:  # fmt: skip
+    ops: Iterable[ReplayOp],
+    device: DeviceProfile,
+    contents: Callable[[ReplayOp], Contents | None] | None = None,
+    resident: Mapping[str, Sequence[float | None]] | None = None,
+    l2: L2State = "sequence",
+) -> Step:
     """Simulate every op that can be; labels and ops without arguments are left out, as they are not for free.
 
     `contents` says what the values of an op's arguments amount to, where that matters to its time; `resident` what of

@@ -1,3 +1,4 @@
+# pyright: strict
 """What of each op's data is in L2 when it runs, judged from the calls of a recorded step and which tensor is which.
 
 Owns the walk over the step; `residency` owns reuse distances and what a device makes of them, `sequence.linking` says
@@ -25,9 +26,11 @@ _Tensor = tuple[int, str, Hashable]
 
 
 def resident_shares(
-    ops: Sequence[ReplayOp], sequence: RecordedSequence, devices: Sequence[DeviceProfile],
+    ops: Sequence[ReplayOp],
+    sequence: RecordedSequence,
+    devices: Sequence[DeviceProfile],
     contents: Callable[[ReplayOp], Contents | None] | None = None,
-) -> list[Shares]:  # fmt: skip
+) -> list[Shares]:
     """For each device, what of each op's data is in L2; ops that the step does not call are left out."""
     by_id = {op.id: op for op in ops}
     called = [by_id[id_] for id_ in sequence.ids if id_ in by_id]
@@ -64,12 +67,14 @@ def _walk(
             found = [_identity(source, same) for source in linked.sources[place]]
             inputs: list[_Tensor] = [
                 (prod(meta.shape), meta.dtype, one)
-                for meta, one in zip(arguments[index], found, strict=True) if meta is not None
-            ]  # fmt: skip
+                for meta, one in zip(arguments[index], found, strict=True)
+                if meta is not None
+            ]
             results: list[_Tensor] = [
                 (prod(meta.shape), meta.dtype, (place, output))
-                for output, meta in enumerate(results_of(ops[index])) if meta is not None
-            ]  # fmt: skip
+                for output, meta in enumerate(results_of(ops[index]))
+                if meta is not None
+            ]
             if not kernels[index] and inputs:
                 # A view: its result lies in the memory of its first argument.
                 same.update((one, inputs[0][2]) for _, _, one in results)

@@ -1,1 +1,2 @@
+# pyright: strict
 """Back-ends that run ops."""

@@ -1,3 +1,4 @@
+# pyright: strict
 """The small protocol that every back-end implements; the fake one ships with the package."""
 
 from __future__ import annotations

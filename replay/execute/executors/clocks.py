@@ -1,3 +1,4 @@
+# pyright: strict
 """The clocks: the host's counter, and events of a device with its own queue; own no stopping rule."""
 
 from __future__ import annotations

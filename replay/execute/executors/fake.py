@@ -134,9 +134,13 @@ class FakeExecutor:
             return op, self._behaviour(op.name), ()
 
         return SequenceParts(
-            found=found, fill=_filled, tools=NoTensors(), synchronize=self.synchronize, free_bytes=lambda: None,
+            found=found,
+            fill=_filled,
+            tools=NoTensors(),
+            synchronize=self.synchronize,
+            free_bytes=lambda: None,
             timer=HostTimer(lambda: int(self.clock.elapsed_us * 1e3)),
-        )  # fmt: skip
+        )
 
     def synchronize(self) -> None:
         """Nothing runs behind the host's back."""

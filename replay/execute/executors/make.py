@@ -1,3 +1,4 @@
+# pyright: strict
 """The executor that a worker is configured for."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """Fixed pieces of work that are timed beside every sample: tell a slower machine from a slower op; own no clock."""
 
 from __future__ import annotations

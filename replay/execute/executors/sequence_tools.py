@@ -1,3 +1,4 @@
+# pyright: strict
 """What a sequence needs of an executor beside single ops: values, tensors, a timer; owns none of them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """Times of single calls inside a pass: the host's counter around each, or a pair of events; own no tensors."""
 
 from __future__ import annotations

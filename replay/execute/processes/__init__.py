@@ -1,1 +1,2 @@
+# pyright: strict
 """Processes that run ops."""

@@ -1,3 +1,4 @@
+# pyright: strict
 """One child process and the socket to it: started, spoken to in frames, and ended with nothing left behind.
 
 Owns the process and why it died; which op is tried again, and when a child is replaced, is `isolation`.

@@ -1,3 +1,4 @@
+# pyright: strict
 """Lanes on a Ray cluster: each is an actor with a CPU, GPU or NPU of its own that runs ops in a child process.
 
 Owns the actors and what happens when one is lost. Ray moves bytes that this package encoded, never objects from a

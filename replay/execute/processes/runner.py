@@ -1,3 +1,4 @@
+# pyright: strict
 """Runs each op where it can do no harm: in one child process that is replaced when it dies, or in this process.
 
 A hang, a crash, an abort, a lack of memory or a poisoned device costs the op that caused it and nothing else; an op

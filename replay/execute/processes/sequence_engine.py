@@ -1,3 +1,4 @@
+# pyright: strict
 """Runs a sequence in a child process, again without an op that ends the process; hands out what became of each op.
 
 Owns what is tried again and when a process counts as stuck. What happens inside it is `serving`.
@@ -45,9 +46,17 @@ class SequenceEngine:
     """An `Engine` (see `lanes`) that replays the plan's sequence when the first outcome is asked for."""
 
     def __init__(
-        self, plan: ReplayPlan, config: WorkerConfig, *, budget_bytes: int | None, op_time_s: float, limit_s: float,
-        total_time_s: float | None = None, executor: Executor | None = None, tell: Tell | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        plan: ReplayPlan,
+        config: WorkerConfig,
+        *,
+        budget_bytes: int | None,
+        op_time_s: float,
+        limit_s: float,
+        total_time_s: float | None = None,
+        executor: Executor | None = None,
+        tell: Tell | None = None,
+    ) -> None:
         """`op_time_s` for each unique op is what the passes may take together; with `executor` they run in here."""
         self._plan, self._config, self._executor, self._tell = plan, config, executor, tell
         self._budget_bytes, self._op_time_s, self._limit_s = budget_bytes, op_time_s, limit_s
@@ -93,15 +102,25 @@ class SequenceEngine:
         low, high = median_interval(sums) if sums else (None, None)
         return (
             SequenceResult(
-                step=sequence.step, steps=sequence.steps, calls=len(calls), calls_replayed=outcome.calls,
-                calls_nested=sequence.nested, calls_cut=sequence.cut, recorded_step_us=sequence.dur_us,
-                recorded_us=recorded, recorded_host_us=sum(host for host, _ in mine),
+                step=sequence.step,
+                steps=sequence.steps,
+                calls=len(calls),
+                calls_replayed=outcome.calls,
+                calls_nested=sequence.nested,
+                calls_cut=sequence.cut,
+                recorded_step_us=sequence.dur_us,
+                recorded_us=recorded,
+                recorded_host_us=sum(host for host, _ in mine),
                 left_out_share=max(0.0, 1.0 - recorded / everything) if everything else 0.0,
-                passes=len(sums), sum_us=quantile(sums, 0.5) if sums else None, sum_low_us=low, sum_high_us=high,
+                passes=len(sums),
+                sum_us=quantile(sums, 0.5) if sums else None,
+                sum_low_us=low,
+                sum_high_us=high,
                 wall_us=quantile(sorted(outcome.walls_us), 0.5) if outcome.walls_us else None,
-                tensors=outcome.tensors, restarts=self._restarts,
+                tensors=outcome.tensors,
+                restarts=self._restarts,
             ),
-        )  # fmt: skip
+        )
 
     def _replayed(self, ops: list[ReplayOp]) -> SequenceOutcome:
         """The outcome, after as many new processes as it takes. An op that ends one gets arguments of its own first."""
@@ -134,14 +153,19 @@ class SequenceEngine:
             beat.write(BEAT.pack(-1, 0))
             beat.flush()
             task = SequenceTask(
-                ops=tuple(ops), budget_bytes=self._budget_bytes, time_s=time_s, left_s=left_s, heartbeat=beat.name,
+                ops=tuple(ops),
+                budget_bytes=self._budget_bytes,
+                time_s=time_s,
+                left_s=left_s,
+                heartbeat=beat.name,
                 own=tuple(own),
                 calls=tuple(index[sequence.ids[call]] for call in sequence.calls if sequence.ids[call] in index),
                 memories=tuple(
-                    both for call, both in zip(sequence.calls, sequence.memories, strict=False)
+                    both
+                    for call, both in zip(sequence.calls, sequence.memories, strict=False)
                     if sequence.ids[call] in index
                 ),
-            )  # fmt: skip
+            )
             if self._executor is not None:
                 return self._here(task, self._executor)
             return self._there(task, beat.fileno())
@@ -150,9 +174,13 @@ class SequenceEngine:
         config = self._config
         try:
             return serve_sequence(
-                executor, task, seed=config.seed, options=config.measure, op_bytes=config.memory_bytes,
+                executor,
+                task,
+                seed=config.seed,
+                options=config.measure,
+                op_bytes=config.memory_bytes,
                 tell=self._tell or (lambda _: None),
-            )  # fmt: skip
+            )
         except LostDevice as error:
             return Death(op=None, reason=Reason("failed", f"the device is lost: {error}"))
 
@@ -191,9 +219,11 @@ class SequenceEngine:
             spent = f"the run's {self._total_time_s or 0.0:g} s were over before a pass was (--total-time)"
             return unable(outcome.reasons.get(op.id, Reason("out of time", spent)))
         return Outcome(
-            status="replayed", measurement=times.measurement, initializer=times.initializer,
+            status="replayed",
+            measurement=times.measurement,
+            initializer=times.initializer,
             assumptions=times.assumptions,
-        )  # fmt: skip
+        )
 
     def _ended(self, at: int, reason: Reason) -> Death:
         self._drop()

@@ -1,3 +1,4 @@
+# pyright: strict
 """The child process that runs ops, seen from inside: tasks in, outcomes out, and it dies with its parent.
 
 Started by `runner` beside it; nothing else imports it. Messages are msgpack of the values below, never pickle.

@@ -125,9 +125,10 @@ def _renumbered(linked: Linked, target: Sequence[int]) -> Linked:
         return Source("own") if to < 0 else msgspec.structs.replace(source, number=number[to])
 
     return msgspec.structs.replace(
-        linked, sources=tuple(tuple(map(moved, sources)) for sources in linked.sources),
+        linked,
+        sources=tuple(tuple(map(moved, sources)) for sources in linked.sources),
         outside=tuple(linked.outside[old] for old in kept),
-    )  # fmt: skip
+    )
 
 
 class _Sweep:
@@ -167,8 +168,12 @@ class _Sweep:
             drops.append(self._after(place, index, found))
         linked = msgspec.structs.replace(self._linked, sources=tuple(sources))
         return MemoryPlan(
-            linked=linked, drops=tuple(drops), peak_bytes=self._peak, outside_bytes=self._outside_bytes, remade=remade,
-        )  # fmt: skip
+            linked=linked,
+            drops=tuple(drops),
+            peak_bytes=self._peak,
+            outside_bytes=self._outside_bytes,
+            remade=remade,
+        )
 
     def _fitting(self, place: int, index: int, sources: tuple[Source, ...], early: list[Value]) -> tuple[Source, ...]:
         """The sources of a call as they can be had within the limit; `early` gets what had to go."""

@@ -289,9 +289,14 @@ class _Run:
         return spent_s >= self._task.time_s or (narrow and spent_s >= options.min_share * options.op_time_s)
 
     def _outcome(
-        self, samples: dict[int, array[float]], sums: list[float], walls: list[float], refilled: int,
-        options: MeasureOptions, resolution_us: float,
-    ) -> SequenceOutcome:  # fmt: skip
+        self,
+        samples: dict[int, array[float]],
+        sums: list[float],
+        walls: list[float],
+        refilled: int,
+        options: MeasureOptions,
+        resolution_us: float,
+    ) -> SequenceOutcome:
         assert self._plan is not None
         times = {}
         for index, taken in samples.items():
@@ -303,12 +308,21 @@ class _Run:
             times[op.id] = OpTimes(measurement=found, initializer=initializer, assumptions=said)
         shared = self._plan
         return SequenceOutcome(
-            times=times, reasons=self.reasons, calls=len(shared.linked.calls) if sums else 0, sums_us=tuple(sums),
+            times=times,
+            reasons=self.reasons,
+            calls=len(shared.linked.calls) if sums else 0,
+            sums_us=tuple(sums),
             walls_us=tuple(walls),
             tensors=Tensors(
-                recorded=shared.linked.recorded, results=self._links["result"], views=self._links["view"],
+                recorded=shared.linked.recorded,
+                results=self._links["result"],
+                views=self._links["view"],
                 outside_arguments=self._links["outside"],
-                remade=shared.remade, outside=len(shared.linked.outside), recycled=shared.recycled, refilled=refilled,
-                peak_bytes=shared.peak_bytes, budget_bytes=self._limit,
+                remade=shared.remade,
+                outside=len(shared.linked.outside),
+                recycled=shared.recycled,
+                refilled=refilled,
+                peak_bytes=shared.peak_bytes,
+                budget_bytes=self._limit,
             ),
-        )  # fmt: skip
+        )

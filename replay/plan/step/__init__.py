@@ -1,1 +1,2 @@
+# pyright: strict
 """The calls of one recorded step, in order and linked."""

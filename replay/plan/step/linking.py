@@ -33,13 +33,50 @@ NO_VIEWS = PARAMETERS | {"mat2"}
 VIEWS = frozenset(
     f"aten::{name}"
     for name in (
-        "view", "view_as", "_unsafe_view", "_reshape_alias", "alias", "as_strided", "expand",
-        "expand_as", "permute", "transpose", "t", "numpy_T", "mT", "mH", "adjoint", "swapaxes", "swapdims", "movedim",
-        "moveaxis", "squeeze", "unsqueeze", "select", "slice", "narrow", "split", "split_with_sizes", "chunk",
-        "tensor_split", "unbind", "unfold", "diagonal", "detach", "flatten", "unflatten", "view_as_real",
-        "view_as_complex", "real", "imag", "lift_fresh", "broadcast_to", "hsplit", "vsplit",
+        "view",
+        "view_as",
+        "_unsafe_view",
+        "_reshape_alias",
+        "alias",
+        "as_strided",
+        "expand",
+        "expand_as",
+        "permute",
+        "transpose",
+        "t",
+        "numpy_T",
+        "mT",
+        "mH",
+        "adjoint",
+        "swapaxes",
+        "swapdims",
+        "movedim",
+        "moveaxis",
+        "squeeze",
+        "unsqueeze",
+        "select",
+        "slice",
+        "narrow",
+        "split",
+        "split_with_sizes",
+        "chunk",
+        "tensor_split",
+        "unbind",
+        "unfold",
+        "diagonal",
+        "detach",
+        "flatten",
+        "unflatten",
+        "view_as_real",
+        "view_as_complex",
+        "real",
+        "imag",
+        "lift_fresh",
+        "broadcast_to",
+        "hsplit",
+        "vsplit",
     )
-)  # fmt: skip
+)
 """Ops whose results lie in the memory of their first argument: it lives as long as they do."""
 
 UNKNOWN = -1
@@ -101,9 +138,14 @@ class Linked(msgspec.Struct, frozen=True, kw_only=True):
 
 @collector_off()
 def link(
-    ops: Sequence[ReplayOp], calls: Sequence[int], *, memories: Sequence[Memories] = (),
-    fixed_integers: Collection[str] = (), own: Collection[str] = (), unknown: Collection[tuple[str, int]] = (),
-) -> Linked:  # fmt: skip
+    ops: Sequence[ReplayOp],
+    calls: Sequence[int],
+    *,
+    memories: Sequence[Memories] = (),
+    fixed_integers: Collection[str] = (),
+    own: Collection[str] = (),
+    unknown: Collection[tuple[str, int]] = (),
+) -> Linked:
     """The source of every tensor argument of `calls`, which are indices into `ops`.
 
     `memories`, of each call where a trace tells them, are those of its arguments and results: what lies in one memory

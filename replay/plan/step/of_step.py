@@ -1,3 +1,4 @@
+# pyright: strict
 """The plan of one recorded step, its counts and times those of the step; owns no order and no tensors."""
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ def step_plan(plan: ReplayPlan) -> ReplayPlan:
             hint="--mode sequence needs a trace, or a plan that this version's `opreplay plan TRACE --output` wrote.",
         )
     host, device = _times(sequence, sequence.host_us), _times(sequence, sequence.device_us)
-    ops = tuple(
-        _of_step(op, host[op.id], device.get(op.id, [])) for op in plan.ops if op.id in host
-    )  # fmt: skip
+    ops = tuple(_of_step(op, host[op.id], device.get(op.id, [])) for op in plan.ops if op.id in host)
     return by_recorded_time(
         msgspec.structs.replace(
-            plan, ops=ops, device_us_total=sequence.device_us_total, host_us_total=sequence.host_us_total,
+            plan,
+            ops=ops,
+            device_us_total=sequence.device_us_total,
+            host_us_total=sequence.host_us_total,
             unowned_device_us=sequence.unowned_device_us,
         )
-    )  # fmt: skip
+    )
 
 
 def _times(sequence: RecordedSequence, times_us: tuple[float, ...]) -> dict[str, list[float]]:
@@ -48,8 +50,11 @@ def _of_step(op: ReplayOp, host_us: list[float], device_us: list[float]) -> Repl
     """The op with the times of its calls in the step."""
     busy = [time_us for time_us in device_us if time_us > 0]
     recorded = Recorded(
-        host_us_total=math.fsum(host_us), host_us_median=median(host_us), device_us_total=math.fsum(device_us),
+        host_us_total=math.fsum(host_us),
+        host_us_median=median(host_us),
+        device_us_total=math.fsum(device_us),
         device_us_median=median(busy) if busy else None,
-        kernels=op.recorded.kernels if op.count == len(host_us) else (), children=op.recorded.children,
-    )  # fmt: skip
+        kernels=op.recorded.kernels if op.count == len(host_us) else (),
+        children=op.recorded.children,
+    )
     return msgspec.structs.replace(op, count=len(host_us), recorded=recorded)

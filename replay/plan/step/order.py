@@ -23,9 +23,15 @@ Window = tuple[str, int, int, int]
 
 
 def recorded_sequence(
-    trace: Trace, rows: Rows, owner: Rows, ids: list[str], kept: Collection[str], *, select: str,
+    trace: Trace,
+    rows: Rows,
+    owner: Rows,
+    ids: list[str],
+    kept: Collection[str],
+    *,
+    select: str,
     phase: Phase | None = None,
-) -> RecordedSequence:  # fmt: skip
+) -> RecordedSequence:
     """The selected calls of one recorded step in order of start.
 
     `rows` are the selected ones, `owner` [kernels] the selected row that a kernel's time counts for or -1, `ids` the op
@@ -51,15 +57,20 @@ def recorded_sequence(
     unowned = _unowned_us(trace, begin, end) if windows else _unowned_us(trace, None, None)
     has_device = bool((trace.kernels.owner >= 0).any())
     return RecordedSequence(
-        step=name, steps=len(windows), dur_us=(end - begin) / 1e3, ids=tuple(names),
+        step=name,
+        steps=len(windows),
+        dur_us=(end - begin) / 1e3,
+        ids=tuple(names),
         calls=tuple(number[ids[index]] for index in trace.ops.signature[first].tolist()),
         host_us=tuple((trace.ops.dur_ns[first] / 1e3).tolist()),
         device_us=tuple((device_ns[first] / 1e3).tolist()) if has_device else (),
         memories=() if trace.ops.memories is None else tuple(map(trace.ops.memories.of_row, first.tolist())),
-        nested=len(order) - len(top), cut=len(chosen) - len(first),
+        nested=len(order) - len(top),
+        cut=len(chosen) - len(first),
         device_us_total=float(device_ns[top].sum()) / 1e3 + unowned if has_device else 0.0,
-        unowned_device_us=unowned, host_us_total=float(trace.ops.dur_ns[top].sum(dtype=np.int64)) / 1e3,
-    )  # fmt: skip
+        unowned_device_us=unowned,
+        host_us_total=float(trace.ops.dur_ns[top].sum(dtype=np.int64)) / 1e3,
+    )
 
 
 def _steps(trace: Trace) -> list[Window]:

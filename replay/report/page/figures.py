@@ -70,17 +70,23 @@ def roofline(found: Roofline) -> RooflineFigure:
         radius = 2.0 + 14.0 * math.sqrt(min(max(point.share, 0.0), 1.0))
         marks.append(
             Mark(
-                x=round(x_of(ratio), 1), y=round(y_of(reached), 1), r=round(radius, 1), bound=point.bound,
+                x=round(x_of(ratio), 1),
+                y=round(y_of(reached), 1),
+                r=round(radius, 1),
+                bound=point.bound,
                 label=f"{point.name} {point.detail}".strip(),
             )
-        )  # fmt: skip
+        )
     corners = [(10 ** _DECADES_X[0], 10 ** _DECADES_X[0]), (1.0, 1.0), (10 ** _DECADES_X[1], 1.0)]
     roof = "M" + " L".join(f"{x_of(x):.1f} {y_of(y):.1f}" for x, y in corners)
     return RooflineFigure(
-        device=found.device, marks=tuple(sorted(marks, key=lambda mark: -mark.r)), roof=roof, left_out=left_out,
+        device=found.device,
+        marks=tuple(sorted(marks, key=lambda mark: -mark.r)),
+        roof=roof,
+        left_out=left_out,
         x_ticks=tuple(Ticks(at=round(x_of(10.0**d), 1), text=_power(d)) for d in range(-3, 3)),
         y_ticks=tuple(Ticks(at=round(y_of(10.0**d), 1), text=f"{100 * 10.0**d:g} %") for d in range(-3, 1)),
-    )  # fmt: skip
+    )
 
 
 def _power(decade: int) -> str:

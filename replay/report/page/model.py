@@ -1,3 +1,4 @@
+# pyright: strict
 """What a page holds, whatever it is about: figures and text, ready to be drawn; knows no HTML."""
 
 from __future__ import annotations

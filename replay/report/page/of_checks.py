@@ -1,3 +1,4 @@
+# pyright: strict
 """The pages of `compare` and `validate`: what changed between runs, and how far predictions are from measurements."""
 
 from __future__ import annotations
@@ -32,27 +33,41 @@ def of_comparison(found: Comparison, command: str) -> Page:
         title="opreplay: two runs compared",
         headline=first_line(found),
         command=command,
-        facts=(("before", time_text(found.before_us)), ("after", time_text(found.after_us)),
-               ("an op counts as changed from", share_text(found.applied))),
+        facts=(
+            ("before", time_text(found.before_us)),
+            ("after", time_text(found.after_us)),
+            ("an op counts as changed from", share_text(found.applied)),
+        ),
         bars=(bars_by_name("Time by op, all calls", series),),
         tables=(
             Table(
-                title="Ops", left_out=len(found.ops) - len(ops),
+                title="Ops",
+                left_out=len(found.ops) - len(ops),
                 columns=(
-                    Column(title="op"), Column(title="inputs"), *numbers("calls"), Column(title="verdict"),
-                    *numbers("before", "after", "after ÷ before"), Column(title="note"),
+                    Column(title="op"),
+                    Column(title="inputs"),
+                    *numbers("calls"),
+                    Column(title="verdict"),
+                    *numbers("before", "after", "after ÷ before"),
+                    Column(title="note"),
                 ),
                 rows=tuple(
                     (
-                        Cell(text=op.name), Cell(text=op.inputs), count_cell(op.count), Cell(text=op.verdict),
-                        time_cell(op.before_us), time_cell(op.after_us), ratio_cell(op.ratio), Cell(text=op.note),
+                        Cell(text=op.name),
+                        Cell(text=op.inputs),
+                        count_cell(op.count),
+                        Cell(text=op.verdict),
+                        time_cell(op.before_us),
+                        time_cell(op.after_us),
+                        ratio_cell(op.ratio),
+                        Cell(text=op.note),
                     )
                     for op in ops
                 ),
             ),
         ),
         notes=tuple(notes(found)),
-    )  # fmt: skip
+    )
 
 
 def of_validation(found: Validation, command: str) -> Page:
@@ -78,15 +93,20 @@ def of_validation(found: Validation, command: str) -> Page:
         bars=(bars_by_name("Time by kernel type, all launches", {"measured": measured, "predicted": predicted}),),
         tables=(
             Table(
-                title="Kernels, those that lose most time first", left_out=len(found.compared) - len(kernels),
+                title="Kernels, those that lose most time first",
+                left_out=len(found.compared) - len(kernels),
                 columns=(
-                    Column(title="type"), Column(title="inputs"),
+                    Column(title="type"),
+                    Column(title="inputs"),
                     *numbers("launches", "measured", "predicted", "predicted ÷ measured", "error"),
                 ),
                 rows=tuple(
                     (
-                        Cell(text=one.call.type), Cell(text=" · ".join(describe(s) for s in one.call.inputs)),
-                        count_cell(one.count), time_cell(one.measured_us), time_cell(one.predicted_us),
+                        Cell(text=one.call.type),
+                        Cell(text=" · ".join(describe(s) for s in one.call.inputs)),
+                        count_cell(one.count),
+                        time_cell(one.measured_us),
+                        time_cell(one.predicted_us),
                         ratio_cell(one.predicted_us / one.measured_us if one.measured_us else None),
                         share_cell(one.ape if one.measured_us else None),
                     )
@@ -95,5 +115,6 @@ def of_validation(found: Validation, command: str) -> Page:
             ),
         ),
         notes=(f"{found.fitted_to:,} of these kernels were measured neighbours that the device was fitted to.",)
-        if found.fitted_to else (),
-    )  # fmt: skip
+        if found.fitted_to
+        else (),
+    )

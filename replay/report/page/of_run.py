@@ -44,26 +44,33 @@ def page(header: Header, results: Sequence[OpResult], summary: Summary, command:
         headline=coverage_line(header, results, summary),
         command=command,
         facts=(
-            ("started", header.started_at), ("opreplay", header.opreplay_version),
+            ("started", header.started_at),
+            ("opreplay", header.opreplay_version),
             ("machine", str(header.environment.get("cpu") or header.environment.get("device") or "–")),
-            *((one.label, _total_text(one.recorded_us, one.measured_us, one.simulated_us))
-              for one in totals(results, device=device)),
+            *(
+                (one.label, _total_text(one.recorded_us, one.measured_us, one.simulated_us))
+                for one in totals(results, device=device)
+            ),
         ),
         bars=(bars_by_name("Time by op, all calls", series),),
         rooflines=tuple(_roofline(soc, results) for soc in socs),
         tables=(
             Table(
-                title="Ops", left_out=len(results) - len(order),
+                title="Ops",
+                left_out=len(results) - len(order),
                 columns=(
-                    Column(title="op"), Column(title="inputs"), *numbers("share", "calls", clock, "measured"),
+                    Column(title="op"),
+                    Column(title="inputs"),
+                    *numbers("share", "calls", clock, "measured"),
                     *(c for soc in socs for c in (*numbers(soc), Column(title=f"{soc} bound"))),
-                    *numbers("measured ÷ recorded"), Column(title="not replayed because"),
+                    *numbers("measured ÷ recorded"),
+                    Column(title="not replayed because"),
                 ),
                 rows=tuple(_row(results[i], socs, device=device) for i in order),
             ),
         ),
         notes=tuple(notes(header, results, summary)),
-    )  # fmt: skip
+    )
 
 
 def _sums(results: Sequence[OpResult], of: object) -> dict[str, float]:
@@ -86,9 +93,10 @@ def _roofline(soc: str, results: Sequence[OpResult]) -> Roofline:
         device=soc,
         points=tuple(
             point_of(r.name, r.inputs, r.simulated[soc], r.simulated[soc].time_us * r.count / total)
-            for r in results if soc in r.simulated
+            for r in results
+            if soc in r.simulated
         ),
-    )  # fmt: skip
+    )
 
 
 def _row(r: OpResult, socs: Sequence[str], *, device: bool) -> tuple[Cell, ...]:

@@ -42,8 +42,11 @@ def page(plan: ReplayPlan, steps: Sequence[Step], command: str) -> Page:
         headline=head_line(plan, steps),
         command=command,
         facts=tuple(
-            (step.device, f"{time_text(step.total_us)}, {time_text(step.low_us)} to {time_text(step.high_us)} (80 %); "
-             f"{share_text(step.uncalibrated_share)} uncalibrated")
+            (
+                step.device,
+                f"{time_text(step.total_us)}, {time_text(step.low_us)} to {time_text(step.high_us)} (80 %); "
+                f"{share_text(step.uncalibrated_share)} uncalibrated",
+            )
             for step in steps
         ),
         bars=(
@@ -55,8 +58,12 @@ def page(plan: ReplayPlan, steps: Sequence[Step], command: str) -> Page:
             Roofline(
                 device=step.device,
                 points=tuple(
-                    point_of(by_id[one.id].name, describe_inputs(by_id[one.id]), one.simulated,
-                             one.simulated.time_us * one.count / (step.total_us or 1.0))
+                    point_of(
+                        by_id[one.id].name,
+                        describe_inputs(by_id[one.id]),
+                        one.simulated,
+                        one.simulated.time_us * one.count / (step.total_us or 1.0),
+                    )
                     for one in step.ops
                 ),
             )
@@ -64,15 +71,19 @@ def page(plan: ReplayPlan, steps: Sequence[Step], command: str) -> Page:
         ),
         tables=(
             Table(
-                title="Ops, one call", rows=tuple(rows), left_out=len(plan.ops) - len(order),
+                title="Ops, one call",
+                rows=tuple(rows),
+                left_out=len(plan.ops) - len(order),
                 columns=(
-                    Column(title="op"), Column(title="inputs"), *numbers("calls", clock),
+                    Column(title="op"),
+                    Column(title="inputs"),
+                    *numbers("calls", clock),
                     *(c for step in steps for c in (*numbers(step.device), Column(title="bound, confidence"))),
                 ),
             ),
         ),
         notes=("Sums over ops: `opreplay timeline --soc` says what the step takes.",),
-    )  # fmt: skip
+    )
 
 
 def _by_name(us: dict[str, float], plan: ReplayPlan) -> dict[str, float]:

@@ -41,8 +41,10 @@ def page(study: Study, command: str) -> Page:
                 (name, f"{time_text(one.step_us)}, 80 % band {time_text(one.low_us)} to {time_text(one.high_us)}")
                 for name, one in found.socs.items()
             ),
-            *((f"what if {one.change}", f"{time_text(one.step_us)}, gains {time_text(one.gain_us)}")
-              for one in found.what_if),
+            *(
+                (f"what if {one.change}", f"{time_text(one.step_us)}, gains {time_text(one.gain_us)}")
+                for one in found.what_if
+            ),
         ),
         strips=tuple(Strip(title=title, until_us=until, lanes=_lanes(study, one)) for title, one in schedules.items()),
         bars=(
@@ -51,7 +53,8 @@ def page(study: Study, command: str) -> Page:
         ),
         tables=(
             Table(
-                title="Critical path", left_out=max(0, len(found.critical_path) - MOST_ROWS),
+                title="Critical path",
+                left_out=max(0, len(found.critical_path) - MOST_ROWS),
                 columns=(Column(title="what"), Column(title="where"), *numbers("time", "stretches")),
                 rows=tuple(
                     (Cell(text=part.name), Cell(text=part.where), time_cell(part.us), count_cell(part.times))
@@ -59,16 +62,16 @@ def page(study: Study, command: str) -> Page:
                 ),
             ),
             Table(
-                title="Off the critical path", left_out=max(0, len(found.slack) - MOST_ROWS),
+                title="Off the critical path",
+                left_out=max(0, len(found.slack) - MOST_ROWS),
                 columns=(Column(title="what"), *numbers("time", "least slack")),
                 rows=tuple(
-                    (Cell(text=one.name), time_cell(one.us), time_cell(one.slack_us))
-                    for one in found.slack[:MOST_ROWS]
+                    (Cell(text=one.name), time_cell(one.us), time_cell(one.slack_us)) for one in found.slack[:MOST_ROWS]
                 ),
             ),
         ),
         notes=tuple(note_lines(found)),
-    )  # fmt: skip
+    )
 
 
 def _work(study: Study, schedule: Schedule) -> dict[str, float]:

@@ -1,3 +1,4 @@
+# pyright: strict
 """Parts that pages have in common: cells, bars by family, points of a roofline, from simulated results."""
 
 from __future__ import annotations
@@ -63,10 +64,14 @@ def point_of(name: str, detail: str, simulated: Simulated, share: float) -> Poin
     for term, us in simulated.terms_us.items():
         terms[BOUNDS.get(term, term)] += us
     return Point(
-        name=name, detail=detail, bound=simulated.bound, time_us=simulated.time_us,
+        name=name,
+        detail=detail,
+        bound=simulated.bound,
+        time_us=simulated.time_us,
         arithmetic_us=max((terms[b] for b in _ARITHMETIC), default=0.0),
-        memory_us=max((terms[b] for b in _MEMORY), default=0.0), share=share,
-    )  # fmt: skip
+        memory_us=max((terms[b] for b in _MEMORY), default=0.0),
+        share=share,
+    )
 
 
 def heaviest(weights: Sequence[float]) -> list[int]:

@@ -25,8 +25,12 @@ def render(page: Page) -> str:
     del environment.filters["safe"]
     text = resources.files("opreplay.replay.report.page").joinpath(TEMPLATE).read_text(encoding="utf-8")
     values: dict[str, Any] = {
-        "page": page, "strips": [strip(one) for one in page.strips],
-        "rooflines": [roofline(one) for one in page.rooflines], "width": WIDTH, "height": HEIGHT, "margin": MARGIN,
+        "page": page,
+        "strips": [strip(one) for one in page.strips],
+        "rooflines": [roofline(one) for one in page.rooflines],
+        "width": WIDTH,
+        "height": HEIGHT,
+        "margin": MARGIN,
         "most": [max((v or 0.0 for bar in one.bars for v in bar.values_us), default=0.0) for one in page.bars],
-    }  # fmt: skip
+    }
     return environment.from_string(text).render(values)

@@ -1,1 +1,2 @@
+# pyright: strict
 """A run in every format, and its sections."""

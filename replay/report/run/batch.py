@@ -1,3 +1,4 @@
+# pyright: strict
 """What a batch says of its traces and jobs, as tables beside those of the ops."""
 
 from __future__ import annotations
@@ -46,10 +47,15 @@ def traces_table(traces: Sequence[TraceResult], *, width: int) -> RenderableType
     room = _room(width, len(socs))
     for trace in traces[:MAX_ROWS]:
         table.add_row(
-            Text(short(trace.source, room)), "" if trace.rank is None else str(trace.rank), f"{trace.ops:,}",
-            f"{trace.replayed:,}", share_text(trace.covered_share), time_text(trace.recorded_us),
-            time_text(trace.measured_us), *(time_text(trace.simulated_us.get(soc)) for soc in socs),
-        )  # fmt: skip
+            Text(short(trace.source, room)),
+            "" if trace.rank is None else str(trace.rank),
+            f"{trace.ops:,}",
+            f"{trace.replayed:,}",
+            share_text(trace.covered_share),
+            time_text(trace.recorded_us),
+            time_text(trace.measured_us),
+            *(time_text(trace.simulated_us.get(soc)) for soc in socs),
+        )
     return table
 
 
@@ -62,10 +68,14 @@ def jobs_table(jobs: Sequence[JobResult], *, width: int) -> RenderableType:
     room = _room(width, 1)
     for job in jobs[:MAX_ROWS]:
         table.add_row(
-            Text(short(job.job, room)), ranks_text(job), f"{job.rank_ops:,}", f"{job.ops:,}",
-            time_text(job.recorded_us), time_text(job.slowest_rank_us),
+            Text(short(job.job, room)),
+            ranks_text(job),
+            f"{job.rank_ops:,}",
+            f"{job.ops:,}",
+            time_text(job.recorded_us),
+            time_text(job.slowest_rank_us),
             time_text(job.measured_us),
-        )  # fmt: skip
+        )
     return table
 
 

@@ -1,3 +1,4 @@
+# pyright: strict
 """Traces and jobs of a batch as Markdown tables, below those of the ops."""
 
 from __future__ import annotations
@@ -18,22 +19,37 @@ def render(traces: Sequence[TraceResult], jobs: Sequence[JobResult]) -> str:
     lines = _head(["trace", "rank", "ops", "replayed", "covered", "recorded", "measured", *map(escaped, socs)])
     for trace in traces:
         lines.append(
-            _row([
-                escaped(trace.source), "" if trace.rank is None else str(trace.rank), f"{trace.ops:,}",
-                f"{trace.replayed:,}", share_text(trace.covered_share), time_text(trace.recorded_us),
-                time_text(trace.measured_us), *(time_text(trace.simulated_us.get(soc)) for soc in socs),
-            ])
-        )  # fmt: skip
+            _row(
+                [
+                    escaped(trace.source),
+                    "" if trace.rank is None else str(trace.rank),
+                    f"{trace.ops:,}",
+                    f"{trace.replayed:,}",
+                    share_text(trace.covered_share),
+                    time_text(trace.recorded_us),
+                    time_text(trace.measured_us),
+                    *(time_text(trace.simulated_us.get(soc)) for soc in socs),
+                ]
+            )
+        )
     merged = [job for job in jobs if job.ranks]
     if merged:
         lines += _head(["job", "ranks", "ops", "unique", "covered", "recorded", "slowest", "measured"])
     for job in merged:
         lines.append(
-            _row([
-                escaped(job.job), ranks_text(job), f"{job.rank_ops:,}", f"{job.ops:,}", share_text(job.covered_share),
-                time_text(job.recorded_us), time_text(job.slowest_rank_us), time_text(job.measured_us),
-            ])
-        )  # fmt: skip
+            _row(
+                [
+                    escaped(job.job),
+                    ranks_text(job),
+                    f"{job.rank_ops:,}",
+                    f"{job.ops:,}",
+                    share_text(job.covered_share),
+                    time_text(job.recorded_us),
+                    time_text(job.slowest_rank_us),
+                    time_text(job.measured_us),
+                ]
+            )
+        )
     return "\n".join(lines) + "\n"
 
 

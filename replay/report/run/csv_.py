@@ -1,3 +1,4 @@
+# pyright: strict
 """A run as CSV, one row an op; cells that a spreadsheet would take for a formula are escaped."""
 
 from __future__ import annotations
@@ -25,27 +26,60 @@ def cell(text: str | None) -> str:
 def columns(socs: Sequence[str]) -> list[str]:
     """The header row; `simulated_us_SOC` and `confidence_SOC` for each SoC."""
     return [
-        "id", "name", "count", "status", "reason", "reason_kind", "resolved_by", "via", "inputs",
-        "recorded_device_us", "recorded_host_us", "recorded_share",
-        "measured_us", "measured_ci_low_us", "measured_ci_high_us",
-        *(f"simulated_us_{soc}" for soc in socs), "bound", *(f"confidence_{soc}" for soc in socs),
-        "initializer", "assumptions", "work", "fidelity", "npu_kernels",
-    ]  # fmt: skip
+        "id",
+        "name",
+        "count",
+        "status",
+        "reason",
+        "reason_kind",
+        "resolved_by",
+        "via",
+        "inputs",
+        "recorded_device_us",
+        "recorded_host_us",
+        "recorded_share",
+        "measured_us",
+        "measured_ci_low_us",
+        "measured_ci_high_us",
+        *(f"simulated_us_{soc}" for soc in socs),
+        "bound",
+        *(f"confidence_{soc}" for soc in socs),
+        "initializer",
+        "assumptions",
+        "work",
+        "fidelity",
+        "npu_kernels",
+    ]
 
 
 def values(result: OpResult, socs: Sequence[str]) -> list[str | int | float | None]:
     """What stands in the columns, text as it is; None or "" for what is missing."""
     r, measured = result, result.measurement
     return [
-        r.id, r.name, r.count, r.status, r.reason and str(r.reason),
+        r.id,
+        r.name,
+        r.count,
+        r.status,
+        r.reason and str(r.reason),
         None if r.status == "replayed" else r.why_not().kind,
-        r.resolved_by, r.via, r.inputs, r.recorded_device_us, r.recorded_host_us, r.recorded_share, r.measured_us,
-        measured.ci_low_us if measured else None, measured.ci_high_us if measured else None,
-        *(r.simulated_us.get(soc) for soc in socs), r.bound,
+        r.resolved_by,
+        r.via,
+        r.inputs,
+        r.recorded_device_us,
+        r.recorded_host_us,
+        r.recorded_share,
+        r.measured_us,
+        measured.ci_low_us if measured else None,
+        measured.ci_high_us if measured else None,
+        *(r.simulated_us.get(soc) for soc in socs),
+        r.bound,
         *(r.simulated[soc].confidence if soc in r.simulated else None for soc in socs),
-        r.initializer, "; ".join(f"{a.argument}: {a.what}" for a in r.assumptions), work_cell(r), fidelity_cell(r),
+        r.initializer,
+        "; ".join(f"{a.argument}: {a.what}" for a in r.assumptions),
+        work_cell(r),
+        fidelity_cell(r),
         "; ".join(f"{k.type} x{k.count} {k.total_us:g} us" for k in r.npu_kernels),
-    ]  # fmt: skip
+    ]
 
 
 def render(header: Header, results: Sequence[OpResult], summary: Summary) -> str:

@@ -169,8 +169,10 @@ def unowned_notes(unowned_us: object, total_us: object) -> list[str]:
     if unowned_us <= 0:
         return []
     if total_us <= 0:
-        return [f"no op: all device time, {time_text(unowned_us)}, is in kernels whose op is not recorded; "
-                "shares are of host time"]  # fmt: skip
+        return [
+            f"no op: all device time, {time_text(unowned_us)}, is in kernels whose op is not recorded; "
+            "shares are of host time"
+        ]
     share = share_text(unowned_us / total_us)
     why = "as with captured graphs, communication streams and launches before the recording"
     return [f"no op: {share} of device time is in kernels whose op is not recorded, {why}"]
@@ -223,9 +225,10 @@ def confidence_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
 def users_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
     """Which of the user's registrations made predictions."""
     used = Counter(
-        f"{one.by} {one.source}" for r in results
+        f"{one.by} {one.source}"
+        for r in results
         if (one := r.simulated.get(soc)) is not None and one.by is not None and one.by.startswith("user ")
-    )  # fmt: skip
+    )
     return [f"{safe(soc)}: predicted by {_listed(used)}"] if used else []
 
 

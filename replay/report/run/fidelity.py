@@ -1,3 +1,4 @@
+# pyright: strict
 """How faithful the replayed calls were, in words; the verdicts themselves are `opreplay.replay.execute.fidelity`."""
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ def fidelity_notes(results: Sequence[OpResult]) -> list[str]:
     parts = [
         f"{what}: {text}"
         for what, verdicts in (
-            ("kernels", Counter(f.kernels for _, f in checked)), ("child ops", Counter(f.children for _, f in checked))
+            ("kernels", Counter(f.kernels for _, f in checked)),
+            ("child ops", Counter(f.children for _, f in checked)),
         )
         if (text := _counted(verdicts))
-    ]  # fmt: skip
+    ]
     ratios = sorted(f.time_ratio for _, f in checked if f.time_ratio is not None)
     if ratios:
         low, middle, high = (stats.quantile(ratios, q) for q in (0.25, 0.5, 0.75))

@@ -1,3 +1,4 @@
+# pyright: strict
 """A run as one JSON value: header, ops and summary as in the result file, for tools that do not read JSON Lines."""
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ from opreplay.replay.results.records import Header, JobResult, OpResult, Sequenc
 
 
 def render(
-    header: Header, results: Sequence[OpResult], summary: Summary, traces: Sequence[TraceResult] = (),
-    jobs: Sequence[JobResult] = (), sequence: SequenceResult | None = None,
-) -> str:  # fmt: skip
+    header: Header,
+    results: Sequence[OpResult],
+    summary: Summary,
+    traces: Sequence[TraceResult] = (),
+    jobs: Sequence[JobResult] = (),
+    sequence: SequenceResult | None = None,
+) -> str:
     """`{"header": ..., "ops": [...], "summary": ...}`, indented; a batch has `traces` and `jobs` too, a sequence
     `sequence`."""
     whole: dict[str, object] = {"header": header, "ops": results, "summary": summary}

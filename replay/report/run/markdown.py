@@ -1,3 +1,4 @@
+# pyright: strict
 """A run as a Markdown page: coverage, a table of all ops, totals and notes, for issues and pull requests."""
 
 from __future__ import annotations
@@ -69,19 +70,34 @@ def render(header: Header, results: Sequence[OpResult], summary: Summary) -> str
     lines += [_row(columns), _row(["---:" if c in right else "---" for c in columns])]
     for r in results:
         note = str(r.why_not()) if r.status != "replayed" else (f"via {r.via}" if r.via else "")
-        lines.append(_row([
-            code(r.name), code(r.inputs), f"{r.count:,}", share_text(r.recorded_share),
-            time_text(recorded_us(r, device=device)), time_text(r.measured_us) + escaped(mark([r])),
-            *(time_text(r.simulated_us.get(soc)) for soc in socs), escaped(r.bound) or DASH, escaped(note),
-        ]))  # fmt: skip
+        lines.append(
+            _row(
+                [
+                    code(r.name),
+                    code(r.inputs),
+                    f"{r.count:,}",
+                    share_text(r.recorded_share),
+                    time_text(recorded_us(r, device=device)),
+                    time_text(r.measured_us) + escaped(mark([r])),
+                    *(time_text(r.simulated_us.get(soc)) for soc in socs),
+                    escaped(r.bound) or DASH,
+                    escaped(note),
+                ]
+            )
+        )
     lines += ["", _row(["all calls", "recorded", "measured", *map(escaped, socs)])]
     lines.append(_row(["---", *["---:"] * (2 + len(socs))]))
     for total in totals(results, device=device):
-        lines.append(_row([
-            escaped(total.label), time_text(total.recorded_us),
-            time_text(total.measured_us) + (escaped(mark(results)) if total.measured_us is not None else ""),
-            *(time_text(total.simulated_us.get(soc)) for soc in socs),
-        ]))  # fmt: skip
+        lines.append(
+            _row(
+                [
+                    escaped(total.label),
+                    time_text(total.recorded_us),
+                    time_text(total.measured_us) + (escaped(mark(results)) if total.measured_us is not None else ""),
+                    *(time_text(total.simulated_us.get(soc)) for soc in socs),
+                ]
+            )
+        )
     lines += _reasons(results) + _work(results)
     found = [*work_notes(results), *notes(header, results, summary)]
     lines += ["", *(f"- {escaped(note)}" for note in found)] if found else []

@@ -84,8 +84,10 @@ def agreement_lines(compared: Sequence[KernelAgreement]) -> list[RenderableType]
         return []
     total_us = sum(one.recorded_us for one in compared) or 1.0
     words = {
-        "same": "the same kernels", "close": "the same but for versions and helper kernels", "differs": "other kernels"
-    }  # fmt: skip
+        "same": "the same kernels",
+        "close": "the same but for versions and helper kernels",
+        "differs": "other kernels",
+    }
     counts = []
     for verdict, text in words.items():
         chosen = [one.recorded_us for one in compared if one.verdict == verdict]

@@ -1,3 +1,4 @@
+# pyright: strict
 """A run as rich tables for a terminal of any width; trace text is never markup, and never wider than its column."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """What every report says of the work that arguments cause: its text, the ops that do none, and what is wrong.
 
 Owns no counting; an op whose work was not counted does not appear.

@@ -1,1 +1,2 @@
+# pyright: strict
 """One step in every form: text, timelines, a page."""

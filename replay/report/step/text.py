@@ -120,10 +120,13 @@ def _socs(found: Timeline) -> Table:
         table.add_column(title, justify="right", no_wrap=True)
     for name, one in found.socs.items():
         table.add_row(
-            Text(safe(name), style="bold"), time_text(one.step_us),
-            f"{time_text(one.low_us)} to {time_text(one.high_us)}", ratio_text(one.step_us, found.recorded_step_us),
-            share_text(one.predicted_share), share_text(one.uncalibrated_share),
-        )  # fmt: skip
+            Text(safe(name), style="bold"),
+            time_text(one.step_us),
+            f"{time_text(one.low_us)} to {time_text(one.high_us)}",
+            ratio_text(one.step_us, found.recorded_step_us),
+            share_text(one.predicted_share),
+            share_text(one.uncalibrated_share),
+        )
     return table
 
 
@@ -136,9 +139,12 @@ def _path(found: Timeline) -> Table:
     total = sum(part.us for part in found.critical_path)
     for part in found.critical_path[:PATH_SHOWN]:
         table.add_row(
-            Text(safe(middle(part.name, NAME_WIDTH))), Text(part.where, style="dim"), time_text(part.us),
-            share_text(part.us / total if total else None), f"{part.times:,}",
-        )  # fmt: skip
+            Text(safe(middle(part.name, NAME_WIDTH))),
+            Text(part.where, style="dim"),
+            time_text(part.us),
+            share_text(part.us / total if total else None),
+            f"{part.times:,}",
+        )
     rest = found.critical_path[PATH_SHOWN:]
     if rest:
         spent = sum(part.us for part in rest)
@@ -176,10 +182,13 @@ def _what_if(found: Timeline) -> Table:
     for index, one in enumerate(rows):
         name = "all of these" if index == len(found.what_if) else one.change
         table.add_row(
-            Text(safe(middle(name, NAME_WIDTH))), time_text(one.step_us), time_text(one.gain_us),
+            Text(safe(middle(name, NAME_WIDTH))),
+            time_text(one.step_us),
+            time_text(one.gain_us),
             share_text(one.gain_us / found.retimed_step_us if found.retimed_step_us else None),
-            time_text(one.work_gain_us), *(time_text(one.socs_us.get(name)) for name in found.socs),
-        )  # fmt: skip
+            time_text(one.work_gain_us),
+            *(time_text(one.socs_us.get(name)) for name in found.socs),
+        )
     return table
 
 

@@ -1,3 +1,4 @@
+# pyright: strict
 """A step's recorded and simulated timelines side by side as Chrome trace events, written as a stream.
 
 Opens in ui.perfetto.dev and chrome://tracing. One process for the recording and one for each simulated device, all from
@@ -70,20 +71,41 @@ def _process(study: Study, pid: int, title: str, schedule: Schedule, on: OnDevic
             if on is not None:
                 args |= _prediction(on, node)
             yield {
-                "ph": "X", "pid": pid, "tid": tid, "ts": start, "dur": end - start, "name": _short(names.kernel(node)),
-                "cat": NODE_KINDS[nodes.kind[node]], "args": args,
-            }  # fmt: skip
+                "ph": "X",
+                "pid": pid,
+                "tid": tid,
+                "ts": start,
+                "dur": end - start,
+                "name": _short(names.kernel(node)),
+                "cat": NODE_KINDS[nodes.kind[node]],
+                "args": args,
+            }
             if node in launched:
-                yield {"ph": "f", "bp": "e", "id": f"{pid}.{node}", "pid": pid, "tid": tid, "ts": start,
-                       "name": "launch", "cat": "launch"}  # fmt: skip
+                yield {
+                    "ph": "f",
+                    "bp": "e",
+                    "id": f"{pid}.{node}",
+                    "pid": pid,
+                    "tid": tid,
+                    "ts": start,
+                    "name": "launch",
+                    "cat": "launch",
+                }
         elif nodes.slices[node]:
             yield from _host(study, pid, tid, node, start, end)
     for edge in np.flatnonzero(graph.edges.kind == LAUNCH).tolist():
         source, target = int(graph.edges.source[edge]), int(graph.edges.target[edge])
         # An arrow starts inside a slice: just before the block of the launch ends.
         at = max(float(schedule.start_us[source]), float(schedule.end_us[source]) - 0.001)
-        yield {"ph": "s", "id": f"{pid}.{target}", "pid": pid, "tid": int(nodes.lane[source]) + 1, "ts": at,
-               "name": "launch", "cat": "launch"}  # fmt: skip
+        yield {
+            "ph": "s",
+            "id": f"{pid}.{target}",
+            "pid": pid,
+            "tid": int(nodes.lane[source]) + 1,
+            "ts": at,
+            "name": "launch",
+            "cat": "launch",
+        }
 
 
 def _host(study: Study, pid: int, tid: int, node: int, start: float, end: float) -> Iterator[Event]:
@@ -100,8 +122,15 @@ def _host(study: Study, pid: int, tid: int, node: int, start: float, end: float)
     for begin, until in zip(first.tolist(), last.tolist(), strict=True):
         name = study.names.op(int(ops[begin]))
         if name != PYTHON:
-            yield {"ph": "X", "pid": pid, "tid": tid, "ts": float(edges[begin]),
-                   "dur": float(edges[until] - edges[begin]), "name": _short(name), "cat": "host"}  # fmt: skip
+            yield {
+                "ph": "X",
+                "pid": pid,
+                "tid": tid,
+                "ts": float(edges[begin]),
+                "dur": float(edges[until] - edges[begin]),
+                "name": _short(name),
+                "cat": "host",
+            }
 
 
 def _prediction(on: OnDevice, node: int) -> dict[str, Any]:

@@ -1,1 +1,2 @@
+# pyright: strict
 """Views of all other library values."""

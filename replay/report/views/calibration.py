@@ -1,3 +1,4 @@
+# pyright: strict
 """What a calibration changed: errors before and after, as a table and as JSON; computes nothing."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """What every form of a comparison says: the first line, rows worth showing, notes, and the facts as plain values."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """A comparison as Markdown, short enough for a comment on a pull request."""
 
 from __future__ import annotations
@@ -21,9 +22,15 @@ def render(found: Comparison, *, everything: bool = False) -> str:
         lines += ["|---|---:|---:|---:|---:|---:|---|---|"]
     for op in shown[:MAX_ROWS]:
         cells = [
-            f"{MARKS.get(op.verdict, '')} {op.verdict}".strip(), precise(op.ratio), interval(op) or DASH,
-            time_text(op.before_us), time_text(op.after_us), f"{op.count:,}", code(op.name), code(op.note or op.inputs),
-        ]  # fmt: skip
+            f"{MARKS.get(op.verdict, '')} {op.verdict}".strip(),
+            precise(op.ratio),
+            interval(op) or DASH,
+            time_text(op.before_us),
+            time_text(op.after_us),
+            f"{op.count:,}",
+            code(op.name),
+            code(op.note or op.inputs),
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     if len(shown) > MAX_ROWS:
         lines += ["", f"… and {plural(len(shown) - MAX_ROWS, 'more op')}"]

@@ -1,3 +1,4 @@
+# pyright: strict
 """A comparison as rich tables for a terminal of any width."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """The simulated devices as tables and as JSON: every number with its unit, source and confidence."""
 
 from __future__ import annotations
@@ -42,10 +43,16 @@ def overview(devices: Sequence[DeviceProfile]) -> RenderableType:
     for device in devices:
         have, total = calibrated_families(device)
         table.add_row(
-            Text(safe(device.name), style="bold"), str(device.aic_cores), str(device.aiv_cores),
-            f"{device.freq_hz / 1e6:.0f}", digits(peak_tflops(device, "float16")), f"{device.hbm_bytes / GB:.0f}",
-            f"{device.hbm_bytes_per_s / GB:.0f}", f"{device.l2_bytes / MIB:.0f}", f"{have} of {total}",
-        )  # fmt: skip
+            Text(safe(device.name), style="bold"),
+            str(device.aic_cores),
+            str(device.aiv_cores),
+            f"{device.freq_hz / 1e6:.0f}",
+            digits(peak_tflops(device, "float16")),
+            f"{device.hbm_bytes / GB:.0f}",
+            f"{device.hbm_bytes_per_s / GB:.0f}",
+            f"{device.l2_bytes / MIB:.0f}",
+            f"{have} of {total}",
+        )
     hint = Text("`opreplay devices --show NAME` says where each number comes from", style="dim", overflow="fold")
     return Group(table, Text(), hint)
 
@@ -54,9 +61,10 @@ def details(device: DeviceProfile) -> RenderableType:
     """Every number of one device, grouped."""
     have, total = calibrated_families(device)
     title = Text.assemble(
-        (safe(device.title), "bold"), f" ({safe(device.name)}, version {safe(device.version)}): ",
+        (safe(device.title), "bold"),
+        f" ({safe(device.name)}, version {safe(device.version)}): ",
         f"{have} of {total} kernel families calibrated on it",
-    )  # fmt: skip
+    )
     parts: list[RenderableType] = [
         title,
         Text(),
@@ -72,10 +80,14 @@ def details(device: DeviceProfile) -> RenderableType:
 def facts(device: DeviceProfile) -> dict[str, Any]:
     """What `details` shows, as JSON-safe values."""
     return {
-        "name": device.name, "title": device.title, "version": device.version, "aliases": device.aliases,
-        "datasheet": msgspec.to_builtins(device.datasheet), "rates": msgspec.to_builtins(_rates(device)),
+        "name": device.name,
+        "title": device.title,
+        "version": device.version,
+        "aliases": device.aliases,
+        "datasheet": msgspec.to_builtins(device.datasheet),
+        "rates": msgspec.to_builtins(_rates(device)),
         "families": {name: _family_facts(family) for name, family in device.families.items()},
-    }  # fmt: skip
+    }
 
 
 def _family_facts(family: FamilyCost) -> dict[str, Any]:
@@ -102,10 +114,11 @@ def _rates(device: DeviceProfile) -> dict[str, Quantity]:
     shared = {**load_model().rates, **own}
     values = msgspec.structs.asdict(device.rates)
     return {
-        name: quantity if quantity.value == values[name]
+        name: quantity
+        if quantity.value == values[name]
         else msgspec.structs.replace(quantity, value=values[name], source="the device file", confidence="assumed")
         for name, quantity in shared.items()
-    }  # fmt: skip
+    }
 
 
 def _quantities(items: Iterable[tuple[str, Quantity]]) -> RenderableType:

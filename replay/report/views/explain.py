@@ -1,3 +1,4 @@
+# pyright: strict
 """One op of a plan explained: arguments by name, how it was resolved, and how each simulated device spends its time."""
 
 from __future__ import annotations
@@ -55,12 +56,14 @@ def facts(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanation
     """The same as JSON-safe values."""
     return {
         "snippet": snippet(op) or None,
-        "op": msgspec.to_builtins(op), "replayable": result.status == "replayed",
+        "op": msgspec.to_builtins(op),
+        "replayable": result.status == "replayed",
         "reason": result.reason and str(result.reason),
         "meta": result.meta,
-        "bytes": need_of(op).total, "recorded_share": result.recorded_share,
+        "bytes": need_of(op).total,
+        "recorded_share": result.recorded_share,
         "simulated": {name: msgspec.to_builtins(one) for name, one in explanations.items()},
-    }  # fmt: skip
+    }
 
 
 def _overview(op: ReplayOp, result: OpResult) -> Table:
@@ -146,10 +149,13 @@ def _device(explanation: Explanation) -> list[RenderableType]:
     """One simulated device: the total, the kernels with their terms, and notes."""
     total = explanation.simulated
     head = Text.assemble(
-        (safe(explanation.device), "bold"), (f" (version {safe(explanation.device_version)})", "dim"), "  ",
-        (time_text(total.time_us), "cyan"), f", 80 % within {time_text(total.low_us)} to {time_text(total.high_us)}; ",
+        (safe(explanation.device), "bold"),
+        (f" (version {safe(explanation.device_version)})", "dim"),
+        "  ",
+        (time_text(total.time_us), "cyan"),
+        f", 80 % within {time_text(total.low_us)} to {time_text(total.high_us)}; ",
         f"bound by {total.bound}; {total.confidence}{'; extrapolated' if total.extrapolated else ''}; L2 {total.l2}",
-    )  # fmt: skip
+    )
     parts: list[RenderableType] = [head]
     for kernel in explanation.kernels:
         one = kernel.prediction
@@ -162,11 +168,13 @@ def _device(explanation: Explanation) -> list[RenderableType]:
         path = f" ({safe(one.slow_path)})" if one.slow_path else ""
         far = ", extrapolated" if one.extrapolated else ""
         lines = Text.assemble(
-            (safe(kernel.type), "bold"), f"  {times}{time_text(one.time_us)} = {terms or '0'}\n",
+            (safe(kernel.type), "bold"),
+            f"  {times}{time_text(one.time_us)} = {terms or '0'}\n",
             (f"{', '.join(kernel.inputs)} → {', '.join(kernel.outputs)}\n", "dim"),
             (f"bound by {one.bound}{path}; {one.confidence}{far} (family {kernel.family}{samples}{drawn})", "dim"),
-            *((f"\n{name} = {value}", "dim") for name, value in kernel.attrs.items()), overflow="fold",
-        )  # fmt: skip
+            *((f"\n{name} = {value}", "dim") for name, value in kernel.attrs.items()),
+            overflow="fold",
+        )
         parts.append(Padding(lines, (0, 0, 0, 2)))
     if not explanation.kernels:
         parts.append(Padding(Text("no kernel: a view costs nothing", style="dim"), (0, 0, 0, 2)))

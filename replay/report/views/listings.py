@@ -1,3 +1,4 @@
+# pyright: strict
 """Lists as tables: the checks of `doctor`, initializers with their options, and what plugins have registered."""
 
 from __future__ import annotations
@@ -48,14 +49,17 @@ def initializer_facts(rules: Iterable[CustomInit]) -> list[dict[str, Any]]:
             "ops": list(rule.op_patterns),
             "options": [
                 {
-                    "name": option.name, "type": option.type.__name__, "default": option.default,
-                    "choices": list(option.choices), "help": option.help,
+                    "name": option.name,
+                    "type": option.type.__name__,
+                    "default": option.default,
+                    "choices": list(option.choices),
+                    "help": option.help,
                 }
                 for option in rule.options
             ],
         }
         for rule in rules
-    ]  # fmt: skip
+    ]
 
 
 def initializers_table(known: list[dict[str, Any]]) -> RenderableType:

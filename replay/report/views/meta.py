@@ -1,3 +1,4 @@
+# pyright: strict
 """What a run on meta tensors found out about the ops of a plan: a line, a column, a table of problems, JSON."""
 
 from __future__ import annotations
@@ -41,9 +42,12 @@ def column(results: Sequence[OpResult]) -> Column:
     """The verdict on each op."""
     status = [None if r.meta is None else r.meta.status for r in results]
     return Column(
-        title="meta", cells=tuple(DASH if s is None else SHORT.get(s, s) for s in status),
-        styles=tuple(STYLES.get(s or "", "") for s in status), left=True, gives_way=1,
-    )  # fmt: skip
+        title="meta",
+        cells=tuple(DASH if s is None else SHORT.get(s, s) for s in status),
+        styles=tuple(STYLES.get(s or "", "") for s in status),
+        left=True,
+        gives_way=1,
+    )
 
 
 def op_cell(result: OpResult) -> OpCell:

@@ -1,3 +1,4 @@
+# pyright: strict
 """A plan as a table and as JSON: what would run, how, with how many bytes, and what a simulated device would take."""
 
 from __future__ import annotations
@@ -56,9 +57,13 @@ def _outcome(op: ReplayOp, max_op_bytes: int | None, over: OverBudget) -> Outcom
 
 
 def planned_results(
-    plan: ReplayPlan, simulate: Callable[[ReplayOp], dict[str, Simulated]], *, max_op_bytes: int | None,
-    checks: Mapping[str, MetaCheck] | None = None, over: OverBudget = "shrink",
-) -> list[OpResult]:  # fmt: skip
+    plan: ReplayPlan,
+    simulate: Callable[[ReplayOp], dict[str, Simulated]],
+    *,
+    max_op_bytes: int | None,
+    checks: Mapping[str, MetaCheck] | None = None,
+    over: OverBudget = "shrink",
+) -> list[OpResult]:
     """The results that a run would start from: "replayed" where it would try, nothing measured.
 
     `checks`: verdicts of a run on meta tensors, by id.
@@ -105,26 +110,45 @@ def memory_text(op: ReplayOp) -> str:
 def facts(plan: ReplayPlan, results: Sequence[OpResult], summary: Summary) -> dict[str, Any]:
     """The same as JSON-safe values; times in microseconds a call."""
     return {
-        "schema_version": SCHEMA_VERSION, "source": plan.source, "selection": plan.selection, "device": plan.device,
-        "device_us_total": plan.device_us_total, "host_us_total": plan.host_us_total,
-        "unowned_device_us": plan.unowned_device_us, "ops": summary.ops,
-        "replayable": summary.replayed, "covered_share": summary.covered_share, "reasons": summary.reasons,
-        "not_replayed": summary.not_replayed, "meta": meta.facts(results),
+        "schema_version": SCHEMA_VERSION,
+        "source": plan.source,
+        "selection": plan.selection,
+        "device": plan.device,
+        "device_us_total": plan.device_us_total,
+        "host_us_total": plan.host_us_total,
+        "unowned_device_us": plan.unowned_device_us,
+        "ops": summary.ops,
+        "replayable": summary.replayed,
+        "covered_share": summary.covered_share,
+        "reasons": summary.reasons,
+        "not_replayed": summary.not_replayed,
+        "meta": meta.facts(results),
         "unique_ops": [op_facts(op, result) for op, result in zip(plan.ops, results, strict=True)],
-    }  # fmt: skip
+    }
 
 
 def op_facts(op: ReplayOp, result: OpResult) -> dict[str, Any]:
     """One op of a plan as JSON-safe values."""
     need = need_of(op)
     return {
-        "id": op.id, "name": op.name, "count": op.count, "replayable": result.status == "replayed",
+        "id": op.id,
+        "name": op.name,
+        "count": op.count,
+        "replayable": result.status == "replayed",
         "reason": result.reason and str(result.reason),
-        "resolved_by": op.resolved_by, "via": op.via, "overload": op.overload,
-        "inputs": result.inputs, "bytes": need.total, "bytes_estimated": not need.outputs_known,
-        "recorded_device_us": result.recorded_device_us, "recorded_host_us": result.recorded_host_us,
-        "recorded_share": result.recorded_share, "suspicions": result.suspicions,
-        "simulated_us": result.simulated_us, "bound": result.bound,
-        "by": {soc: one.by for soc, one in result.simulated.items()}, "assumptions": op.assumptions,
+        "resolved_by": op.resolved_by,
+        "via": op.via,
+        "overload": op.overload,
+        "inputs": result.inputs,
+        "bytes": need.total,
+        "bytes_estimated": not need.outputs_known,
+        "recorded_device_us": result.recorded_device_us,
+        "recorded_host_us": result.recorded_host_us,
+        "recorded_share": result.recorded_share,
+        "suspicions": result.suspicions,
+        "simulated_us": result.simulated_us,
+        "bound": result.bound,
+        "by": {soc: one.by for soc, one in result.simulated.items()},
+        "assumptions": op.assumptions,
         "meta": result.meta,
-    }  # fmt: skip
+    }

@@ -58,19 +58,35 @@ def _op_facts(op: ReplayOp, steps: Sequence[Step], share: float) -> dict[str, An
         if one is not None:
             s = one.simulated
             simulated[step.device] = {
-                "time_us": s.time_us, "low_us": s.low_us, "high_us": s.high_us, "total_us": s.time_us * op.count,
-                "bound": s.bound, "confidence": s.confidence, "kernels": list(s.kernels),
-                "by": s.by, "source": s.source, "l2": s.l2, "extrapolated": s.extrapolated,
-            }  # fmt: skip
+                "time_us": s.time_us,
+                "low_us": s.low_us,
+                "high_us": s.high_us,
+                "total_us": s.time_us * op.count,
+                "bound": s.bound,
+                "confidence": s.confidence,
+                "kernels": list(s.kernels),
+                "by": s.by,
+                "source": s.source,
+                "l2": s.l2,
+                "extrapolated": s.extrapolated,
+            }
     found = suspicions(
-        op, share=share, recorded_us=op.recorded.device_us_total / op.count, measured_us=None,
+        op,
+        share=share,
+        recorded_us=op.recorded.device_us_total / op.count,
+        measured_us=None,
         simulated=[(step.device, one.simulated) for step in steps for one in step.ops if one.id == op.id],
-    )  # fmt: skip
+    )
     return {
-        "suspicions": found, "id": op.id, "name": op.name, "count": op.count, "inputs": describe_inputs(op),
-        "recorded_device_us_total": op.recorded.device_us_total, "recorded_host_us_total": op.recorded.host_us_total,
+        "suspicions": found,
+        "id": op.id,
+        "name": op.name,
+        "count": op.count,
+        "inputs": describe_inputs(op),
+        "recorded_device_us_total": op.recorded.device_us_total,
+        "recorded_host_us_total": op.recorded.host_us_total,
         "simulated": simulated,
-    }  # fmt: skip
+    }
 
 
 def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int) -> dict[str, Any]:
@@ -90,9 +106,13 @@ def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int) -> dict[str, 
         "recorded_device_us_of_simulated": sum(o.recorded.device_us_total for o in plan.ops if o.id in done) or None,
         "socs": {
             step.device: {
-                "version": step.device_version, "total_us": step.total_us, "low_us": step.low_us,
-                "high_us": step.high_us, "uncalibrated_share": step.uncalibrated_share,
-                "coverage": coverage_facts(covered(plan, step)), "by_bound_us": step.by_bound,
+                "version": step.device_version,
+                "total_us": step.total_us,
+                "low_us": step.low_us,
+                "high_us": step.high_us,
+                "uncalibrated_share": step.uncalibrated_share,
+                "coverage": coverage_facts(covered(plan, step)),
+                "by_bound_us": step.by_bound,
                 "by_family_us": step.by_family,
                 "losing": [
                     {"id": op.id, "name": op.name, "lost_us": lost} for op, _, lost in losing(step, plan.ops, losers)
@@ -100,12 +120,16 @@ def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int) -> dict[str, 
             }
             for step in steps
         },
-        "cache_from": None if plan.sequence is None else {
-            "step": plan.sequence.step, "steps": plan.sequence.steps, "calls": len(plan.sequence.calls),
+        "cache_from": None
+        if plan.sequence is None
+        else {
+            "step": plan.sequence.step,
+            "steps": plan.sequence.steps,
+            "calls": len(plan.sequence.calls),
         },
         "lowering": _lowering_facts(plan),
         "unique_ops": [_op_facts(op, steps, shares.get(op.id, 0.0)) for op in plan.ops],
-    }  # fmt: skip
+    }
 
 
 def _lowering_facts(plan: ReplayPlan) -> dict[str, Any] | None:
@@ -174,10 +198,12 @@ def _totals_table(plan: ReplayPlan, steps: Sequence[Step]) -> RenderableType:
         table.add_row(Text(safe(plan.device or "recorded")), time_text(recorded), DASH, DASH, DASH)
     for step in steps:
         table.add_row(
-            Text(safe(step.device), style="bold"), time_text(step.total_us),
-            f"{time_text(step.low_us)} to {time_text(step.high_us)}", ratio_text(step.total_us, recorded or None),
+            Text(safe(step.device), style="bold"),
+            time_text(step.total_us),
+            f"{time_text(step.low_us)} to {time_text(step.high_us)}",
+            ratio_text(step.total_us, recorded or None),
             share_text(step.uncalibrated_share),
-        )  # fmt: skip
+        )
     return table
 
 
@@ -189,10 +215,14 @@ def _losing_table(step: Step, lost: Sequence[tuple[ReplayOp, OpStep, float]]) ->
     table.add_column("inputs")
     for op, one, us in lost:
         table.add_row(
-            Text(safe(middle(op.name, 32))), op.id[:ID_CHARS], time_text(us), time_text(op.recorded.device_us_total),
-            time_text(one.simulated.time_us * one.count), one.simulated.bound,
+            Text(safe(middle(op.name, 32))),
+            op.id[:ID_CHARS],
+            time_text(us),
+            time_text(op.recorded.device_us_total),
+            time_text(one.simulated.time_us * one.count),
+            one.simulated.bound,
             Text(safe(middle(describe_inputs(op), INPUTS_WIDTH)), no_wrap=True, overflow="ellipsis"),
-        )  # fmt: skip
+        )
     return table
 
 

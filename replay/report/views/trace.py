@@ -1,3 +1,4 @@
+# pyright: strict
 """What is in a trace, as text for a terminal: the view of `inspect`."""
 
 from __future__ import annotations

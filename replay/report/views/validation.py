@@ -1,3 +1,4 @@
+# pyright: strict
 """Predicted against measured kernels, as tables and as JSON; computes nothing."""
 
 from __future__ import annotations
@@ -119,9 +120,12 @@ def _worst_table(compared: Sequence[Compared], number: int) -> RenderableType:
     for one in worst_kernels(compared, number):
         tensors = "; ".join(describe(spec) for spec in one.call.inputs)
         table.add_row(
-            Text(safe(middle(one.call.type, 24))), str(one.count), time_text(one.measured_us),
-            time_text(one.predicted_us), Text(safe(middle(tensors, WIDEST_SHAPES))),
-        )  # fmt: skip
+            Text(safe(middle(one.call.type, 24))),
+            str(one.count),
+            time_text(one.measured_us),
+            time_text(one.predicted_us),
+            Text(safe(middle(tensors, WIDEST_SHAPES))),
+        )
     return table
 
 
@@ -159,8 +163,14 @@ def all_facts(found: ErrorTable) -> dict[str, Any]:
         "sections": {
             name: {
                 "rows": [
-                    {"table": row.name, "soc": row.soc, "kind": row.kind, "state": row.state,
-                     "fitted_to": row.fitted_to, **errors_facts(row.errors)}
+                    {
+                        "table": row.name,
+                        "soc": row.soc,
+                        "kind": row.kind,
+                        "state": row.state,
+                        "fitted_to": row.fitted_to,
+                        **errors_facts(row.errors),
+                    }
                     for row in rows
                 ],
                 "median_over_tables": median_of_tables(rows),
@@ -168,7 +178,7 @@ def all_facts(found: ErrorTable) -> dict[str, Any]:
             for name, rows in found.sections.items()
         },
         "left_out": found.left_out,
-    }  # fmt: skip
+    }
 
 
 def _files_table(rows: tuple[TableRow, ...]) -> RenderableType:

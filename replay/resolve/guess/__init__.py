@@ -1,1 +1,2 @@
+# pyright: strict
 """What a trace lacks, guessed from what it has."""

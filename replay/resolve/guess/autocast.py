@@ -18,13 +18,44 @@ from opreplay.traces.model import OpSignature
 LOWERED: frozenset[str] = frozenset(
     f"aten::{op}"
     for op in (
-        "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
-        "convolution", "_convolution", "prelu", "addmm", "addmv", "addr", "matmul", "einsum", "mm", "mv", "bmm",
-        "linalg_vecdot", "baddbmm", "addbmm", "linear", "chain_matmul", "linalg_multi_dot", "_thnn_fused_lstm_cell",
-        "_thnn_fused_gru_cell", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "lstm", "gru", "rnn_tanh",
-        "rnn_relu", "scaled_dot_product_attention", "_native_multi_head_attention",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "conv_tbc",
+        "conv_transpose1d",
+        "conv_transpose2d",
+        "conv_transpose3d",
+        "convolution",
+        "_convolution",
+        "prelu",
+        "addmm",
+        "addmv",
+        "addr",
+        "matmul",
+        "einsum",
+        "mm",
+        "mv",
+        "bmm",
+        "linalg_vecdot",
+        "baddbmm",
+        "addbmm",
+        "linear",
+        "chain_matmul",
+        "linalg_multi_dot",
+        "_thnn_fused_lstm_cell",
+        "_thnn_fused_gru_cell",
+        "lstm_cell",
+        "gru_cell",
+        "rnn_tanh_cell",
+        "rnn_relu_cell",
+        "lstm",
+        "gru",
+        "rnn_tanh",
+        "rnn_relu",
+        "scaled_dot_product_attention",
+        "_native_multi_head_attention",
     )
-)  # fmt: skip
+)
 """Ops that autocast runs in its lower type (AT_FORALL_LOWER_PRECISION_FP of ATen/autocast_mode.h, and the recurrent
 networks, which it casts in a function of their own)."""
 NARROW = ("bfloat16", "float16")

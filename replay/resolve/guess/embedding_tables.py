@@ -1,3 +1,4 @@
+# pyright: strict
 """Guesses for the embedding ops of recommendation models: widths of tables and sizes that older traces lack.
 
 Owns no meaning of these ops (`reference.fbgemm_tables`, `reference.fb`).
@@ -97,13 +98,26 @@ _LOOKUPS = tuple(
     f"{kind}_embedding_codegen_lookup_{name}function"
     for kind in ("split", "dense")
     for name in (
-        "", "adagrad_", "rowwise_adagrad_", "sgd_", "approx_sgd_", "approx_rowwise_adagrad_", "adam_", "lamb_",
-        "lars_sgd_", "partial_rowwise_adam_", "partial_rowwise_lamb_",
-        "rowwise_adagrad_with_counter_", "rowwise_weighted_adagrad_",
+        "",
+        "adagrad_",
+        "rowwise_adagrad_",
+        "sgd_",
+        "approx_sgd_",
+        "approx_rowwise_adagrad_",
+        "adam_",
+        "lamb_",
+        "lars_sgd_",
+        "partial_rowwise_adam_",
+        "partial_rowwise_lamb_",
+        "rowwise_adagrad_with_counter_",
+        "rowwise_weighted_adagrad_",
     )
-)  # fmt: skip
-_FORWARDS = ("split_embedding_codegen_forward_cpu", "split_embedding_codegen_forward_unweighted_cuda",
-             "split_embedding_codegen_forward_weighted_cuda")  # fmt: skip
+)
+_FORWARDS = (
+    "split_embedding_codegen_forward_cpu",
+    "split_embedding_codegen_forward_unweighted_cuda",
+    "split_embedding_codegen_forward_weighted_cuda",
+)
 
 TABLE_RULES: dict[tuple[str, str], Rule] = {
     **{(op, "total_D"): _total_width for op in (*_LOOKUPS, *_FORWARDS)},
@@ -112,5 +126,5 @@ TABLE_RULES: dict[tuple[str, str], Rule] = {
     ("sparse_label_to_dense", "size"): _dense_width("lengths", 128),
     ("sparse_label_to_bool", "size"): _dense_width("lengths", 128),
     ("lengths_range_w_truncation_size", "truncation_size"): _truncation,
-}  # fmt: skip
+}
 """(op without namespace, argument) → rule."""

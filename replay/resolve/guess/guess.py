@@ -22,13 +22,37 @@ from opreplay.traces.dtypes import ITEMSIZE_BYTES
 __all__ = ["Context", "Guess", "Known", "Relatives", "guess", "list_dtype"]
 
 STRINGS: dict[str, str] = {
-    "kv_cache_dtype": "auto", "kvcache_dtype": "auto", "activation": "silu", "layer_name": "", "quant_method": "",
-    "input_layout": "BSND", "layout": "BSND", "scoring_func": "softmax", "mode": "", "rotary_mode": "half",
-    "mfma_type": "f16", "kv_cache_layout": "NHD", "attn_type": "decoder", "scale_fmt": "ue8m0", "fp8_format": "e4m3",
-    "scaling_mode": "floor", "q_input_layout": "TND", "kv_input_layout": "TND", "backend": "auto", "kernelName": "",
-    "norm_type": "rms", "prefix": "", "api_name": "", "assert_msg": "",
-    "reduce": "sum", "padding": "valid", "indexing": "ij", "side": "left", "ord": "fro", "p": "fro",
-}  # fmt: skip
+    "kv_cache_dtype": "auto",
+    "kvcache_dtype": "auto",
+    "activation": "silu",
+    "layer_name": "",
+    "quant_method": "",
+    "input_layout": "BSND",
+    "layout": "BSND",
+    "scoring_func": "softmax",
+    "mode": "",
+    "rotary_mode": "half",
+    "mfma_type": "f16",
+    "kv_cache_layout": "NHD",
+    "attn_type": "decoder",
+    "scale_fmt": "ue8m0",
+    "fp8_format": "e4m3",
+    "scaling_mode": "floor",
+    "q_input_layout": "TND",
+    "kv_input_layout": "TND",
+    "backend": "auto",
+    "kernelName": "",
+    "norm_type": "rms",
+    "prefix": "",
+    "api_name": "",
+    "assert_msg": "",
+    "reduce": "sum",
+    "padding": "valid",
+    "indexing": "ij",
+    "side": "left",
+    "ord": "fro",
+    "p": "fro",
+}
 """Values of string arguments without a schema default, by name; strings are never recorded."""
 
 CONSTANTS: dict[str, Value] = {
@@ -54,9 +78,17 @@ CONSTANTS: dict[str, Value] = {
 """Values of plain arguments by name: what most models use, or what makes the op do its work."""
 
 _DTYPE_IN_KERNEL = {
-    "c10::BFloat16": "bfloat16", "__nv_bfloat16": "bfloat16", "__hip_bfloat16": "bfloat16", "c10::Half": "float16",
-    "__half": "float16", "float": "float32", "double": "float64", "long": "int64", "int": "int32", "bool": "bool",
-}  # fmt: skip
+    "c10::BFloat16": "bfloat16",
+    "__nv_bfloat16": "bfloat16",
+    "__hip_bfloat16": "bfloat16",
+    "c10::Half": "float16",
+    "__half": "float16",
+    "float": "float32",
+    "double": "float64",
+    "long": "int64",
+    "int": "int32",
+    "bool": "bool",
+}
 _TEMPLATE_WORD = re.compile(r"(?<![\w:])(c10::\w+|__\w+|float|double|long|bool)(?![\w:])")
 _OPAQUE_SIZE = re.compile(r"OpaqueType<(\d+)u?>")
 

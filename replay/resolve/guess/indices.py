@@ -112,10 +112,13 @@ def _inside(own: Shape, calls: Sequence[OpSignature]) -> _Inside | None:
         plain = [_index(meta, dtype=one.dtype) for meta, one in zip(plain, narrow, strict=True)]
     permuted = next((call for call in calls if call.name == "aten::permute"), None)
     return _Inside(
-        given=(*(_index(mask) for mask in masks), *plain), width=len(reshaped), broadcast=broadcast,
-        before=_ones_before(reshaped[0][0], broadcast), dims=_moved_to_front(permuted, len(reshaped)),
+        given=(*(_index(mask) for mask in masks), *plain),
+        width=len(reshaped),
+        broadcast=broadcast,
+        before=_ones_before(reshaped[0][0], broadcast),
+        dims=_moved_to_front(permuted, len(reshaped)),
         apart=permuted is not None,
-    )  # fmt: skip
+    )
 
 
 def _integers(call: OpSignature) -> TensorMeta | None:

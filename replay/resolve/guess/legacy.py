@@ -17,34 +17,62 @@ _SOURCE, _GRADIENT, _WEIGHT = 0, 1, 2
 """Places of the tensors in the arguments of a library's backward of a convolution."""
 
 _INPUT_OPS = (
-    "cudnn_convolution_backward_input", "miopen_convolution_backward_input",
-    "miopen_depthwise_convolution_backward_input", "mkldnn_convolution_backward_input",
-)  # fmt: skip
+    "cudnn_convolution_backward_input",
+    "miopen_convolution_backward_input",
+    "miopen_depthwise_convolution_backward_input",
+    "mkldnn_convolution_backward_input",
+)
 _WEIGHT_OPS = (
-    "cudnn_convolution_backward_weight", "miopen_convolution_backward_weight",
-    "miopen_depthwise_convolution_backward_weight", "mkldnn_convolution_backward_weights",
-)  # fmt: skip
+    "cudnn_convolution_backward_weight",
+    "miopen_convolution_backward_weight",
+    "miopen_depthwise_convolution_backward_weight",
+    "mkldnn_convolution_backward_weights",
+)
 _WHOLE_OPS = (
-    "cudnn_convolution_backward", "miopen_convolution_backward", "miopen_depthwise_convolution_backward",
-    "mkldnn_convolution_backward", "_nnpack_spatial_convolution_backward",
-)  # fmt: skip
+    "cudnn_convolution_backward",
+    "miopen_convolution_backward",
+    "miopen_depthwise_convolution_backward",
+    "mkldnn_convolution_backward",
+    "_nnpack_spatial_convolution_backward",
+)
 _NNPACK_OPS = ("_nnpack_spatial_convolution_backward_input", "_nnpack_spatial_convolution_backward_weight")
 _SLOW_OPS = (
-    "thnn_conv2d_backward", "slow_conv3d_backward", "_slow_conv2d_backward", "slow_conv_dilated2d_backward",
-    "slow_conv_dilated3d_backward", "_conv_depthwise2d_backward", "thnn_conv_depthwise2d_backward",
+    "thnn_conv2d_backward",
+    "slow_conv3d_backward",
+    "_slow_conv2d_backward",
+    "slow_conv_dilated2d_backward",
+    "slow_conv_dilated3d_backward",
+    "_conv_depthwise2d_backward",
+    "thnn_conv_depthwise2d_backward",
     "conv_depthwise3d_backward",
-)  # fmt: skip
+)
 _FORWARD_OPS = (
-    "thnn_conv_depthwise2d", "thnn_conv_depthwise2d_forward", "_conv_depthwise2d", "conv_depthwise3d",
-    "slow_conv3d_forward", "_slow_conv2d_forward", "thnn_conv2d", "slow_conv3d", "slow_conv_dilated2d",
-    "slow_conv_dilated3d", "_convolution_nogroup", "miopen_depthwise_convolution", "cudnn_convolution_relu",
-    "cudnn_convolution_add_relu", "miopen_convolution_relu", "miopen_convolution_add_relu",
-)  # fmt: skip
+    "thnn_conv_depthwise2d",
+    "thnn_conv_depthwise2d_forward",
+    "_conv_depthwise2d",
+    "conv_depthwise3d",
+    "slow_conv3d_forward",
+    "_slow_conv2d_forward",
+    "thnn_conv2d",
+    "slow_conv3d",
+    "slow_conv_dilated2d",
+    "slow_conv_dilated3d",
+    "_convolution_nogroup",
+    "miopen_depthwise_convolution",
+    "cudnn_convolution_relu",
+    "cudnn_convolution_add_relu",
+    "miopen_convolution_relu",
+    "miopen_convolution_add_relu",
+)
 _TRANSPOSED_OPS = (
-    *(f"{library}_convolution_transpose_backward{part}"
-      for library in ("cudnn", "miopen") for part in ("", "_input", "_weight")),
-    "slow_conv_transpose2d_backward", "slow_conv_transpose3d_backward",
-)  # fmt: skip
+    *(
+        f"{library}_convolution_transpose_backward{part}"
+        for library in ("cudnn", "miopen")
+        for part in ("", "_input", "_weight")
+    ),
+    "slow_conv_transpose2d_backward",
+    "slow_conv_transpose3d_backward",
+)
 _PARENTS = frozenset(f"aten::{op}" for op in (*_WHOLE_OPS, *_TRANSPOSED_OPS))
 
 

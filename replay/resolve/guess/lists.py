@@ -312,7 +312,7 @@ LIST_RULES: dict[tuple[str, str], Rule] = {
     ("unflatten_dense_tensors", "tensors"): _unflattened,
     ("split_with_sizes", "split_sizes"): _sizes,
     ("split_with_sizes_copy", "split_sizes"): _sizes,
-}  # fmt: skip
+}
 """(op without namespace, argument) → rule."""
 OPTIMIZER_LISTS: dict[str, Rule] = {"state_steps": _steps, "max_exp_avg_sqs": _no_tensors}
 """Arguments of `_fused_*` optimizers that are not as long or as large as the parameters."""

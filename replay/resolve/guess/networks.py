@@ -59,9 +59,10 @@ def _recurrent(which: str) -> Rule:
         # The reverse direction of the first layer reads what the first direction reads.
         both = len(matrices) >= 4 and matrices[2] == matrices[0] and matrices[0][1] != matrices[1][1]
         known_value: dict[str, Value] = {
-            "has_biases": len(matrices) < len(metas), "bidirectional": both,
+            "has_biases": len(matrices) < len(metas),
+            "bidirectional": both,
             "num_layers": max(1, len(matrices) // (4 if both else 2)),
-        }  # fmt: skip
+        }
         return Guess(value=known_value[which], why="the shapes of the weights")
 
     return rule
@@ -168,20 +169,37 @@ def _drops(known: Known, context: Context) -> Guess | None:
     return Guess(value=calls, why=f"{calls}: it calls {'others' if calls else 'nothing'} inside")
 
 
-_DISTANCES = ("cdist", "_cdist_forward", "_cdist_backward", "pdist", "_pdist_forward", "_pdist_backward", "norm",
-              "dist", "renorm", "pairwise_distance")  # fmt: skip
+_DISTANCES = (
+    "cdist",
+    "_cdist_forward",
+    "_cdist_backward",
+    "pdist",
+    "_pdist_forward",
+    "_pdist_backward",
+    "norm",
+    "dist",
+    "renorm",
+    "pairwise_distance",
+)
 _QUANTIZERS = (
-    "quantize_per_tensor", "quantize_per_channel", "fake_quantize_per_tensor_affine",
-    "fake_quantize_per_tensor_affine_cachemask", "fake_quantize_per_channel_affine",
+    "quantize_per_tensor",
+    "quantize_per_channel",
+    "fake_quantize_per_tensor_affine",
+    "fake_quantize_per_tensor_affine_cachemask",
+    "fake_quantize_per_channel_affine",
     "fake_quantize_per_channel_affine_cachemask",
-)  # fmt: skip
+)
 _FFT = ("_fft_r2c", "_fft_c2r", "_fft_c2c")
 _GRIDS = ("grid_sampler", "grid_sampler_2d", "grid_sampler_3d", "grid_sampler_2d_backward", "grid_sampler_3d_backward")
 _NETWORKS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _ROWS = (
-    "embedding_dense_backward", "embedding_backward", "embedding_sparse_backward", "_embedding_bag_backward",
-    "_embedding_bag_dense_backward", "_embedding_bag_sparse_backward",
-)  # fmt: skip
+    "embedding_dense_backward",
+    "embedding_backward",
+    "embedding_sparse_backward",
+    "_embedding_bag_backward",
+    "_embedding_bag_dense_backward",
+    "_embedding_bag_sparse_backward",
+)
 
 NETWORK_RULES: dict[tuple[str, str], Rule] = {
     ("group_norm", "num_groups"): _group_count,

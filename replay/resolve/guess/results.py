@@ -1,3 +1,4 @@
+# pyright: strict
 """Guesses that follow from the size of the result: of an `out=`, of its gradient, of what is written or read next.
 
 Owns reductions, padding, resampling, adaptive pooling, and lengths of new sequences. A result that nothing shows has a
@@ -224,24 +225,52 @@ def _repeats(known: Known, context: Context) -> Guess | None:
 
 
 _REDUCTIONS = (
-    "sum", "mean", "amax", "amin", "linalg_vector_norm", "norm", "std", "var", "logsumexp", "nansum", "all", "any",
-    "prod", "argmax", "argmin", "max", "min", "median", "mode", "nanmean", "count_nonzero",
-)  # fmt: skip
+    "sum",
+    "mean",
+    "amax",
+    "amin",
+    "linalg_vector_norm",
+    "norm",
+    "std",
+    "var",
+    "logsumexp",
+    "nansum",
+    "all",
+    "any",
+    "prod",
+    "argmax",
+    "argmin",
+    "max",
+    "min",
+    "median",
+    "mode",
+    "nanmean",
+    "count_nonzero",
+)
 _INT_REDUCTIONS = frozenset({"argmax", "argmin", "max", "min", "median", "mode", "prod", "all", "any", "count_nonzero"})
 _RESAMPLED = {
     1: ("upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_linear1d"),
-    2: ("upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_bilinear2d", "upsample_bicubic2d",
-        "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+    2: (
+        "upsample_nearest2d",
+        "_upsample_nearest_exact2d",
+        "upsample_bilinear2d",
+        "upsample_bicubic2d",
+        "_upsample_bilinear2d_aa",
+        "_upsample_bicubic2d_aa",
+    ),
     3: ("upsample_nearest3d", "_upsample_nearest_exact3d", "upsample_trilinear3d"),
-}  # fmt: skip
+}
 _ADAPTIVE = {
     rank: (f"adaptive_avg_pool{rank}d", f"_adaptive_avg_pool{rank}d", f"adaptive_max_pool{rank}d") for rank in (1, 2, 3)
 }
 
 _LENGTHS = (
-    ("linspace", "steps"), ("logspace", "steps"), ("randperm", "n"), ("fft_fftfreq", "n"),
+    ("linspace", "steps"),
+    ("logspace", "steps"),
+    ("randperm", "n"),
+    ("fft_fftfreq", "n"),
     *((f"{kind}_window", "window_length") for kind in ("hann", "hamming", "blackman", "bartlett", "kaiser")),
-)  # fmt: skip
+)
 
 RESULT_RULES: dict[tuple[str, str], Rule] = {
     **{(op, "dim"): _reduced_dim if op in _INT_REDUCTIONS else _reduced_dims for op in _REDUCTIONS},

@@ -17,9 +17,11 @@ from opreplay.traces.model import OpSignature
 
 UNTOLD = "strings are not recorded"
 _PADDINGS = {
-    "reflection_pad": "reflect", "replication_pad": "replicate", "_pad_circular": "circular",
+    "reflection_pad": "reflect",
+    "replication_pad": "replicate",
+    "_pad_circular": "circular",
     "constant_pad_nd": "constant",
-}  # fmt: skip
+}
 """Op that aten::pad calls, or the beginning of its name → mode."""
 _GELU = re.compile(r"Gelu(?:Backward)?CUDAKernelImpl\(.*?\)::\{lambda\(\)#([12])\}")
 """The first lambda of the kernel's source is that of the approximation (ATen/native/cuda/ActivationGeluKernel.cu)."""

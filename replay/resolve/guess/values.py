@@ -1,3 +1,4 @@
+# pyright: strict
 """The values that guesses are made from and of; knows no rules."""
 
 from __future__ import annotations

@@ -19,8 +19,16 @@ SOON = 4
 """Calls in which the result of a view is looked for that may as well be as large as what it is taken of."""
 TO_THE_END = 2**63 - 1
 Fits = Callable[[Shape], bool]
-_WRITERS = ("aten::copy_", "aten::fill_", "aten::zero_", "aten::normal_", "aten::uniform_", "aten::random_",
-            "aten::bernoulli_", "aten::exponential_")  # fmt: skip
+_WRITERS = (
+    "aten::copy_",
+    "aten::fill_",
+    "aten::zero_",
+    "aten::normal_",
+    "aten::uniform_",
+    "aten::random_",
+    "aten::bernoulli_",
+    "aten::exponential_",
+)
 _NO_READERS = frozenset({"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::resize_"})
 
 
@@ -338,10 +346,32 @@ def _gradient_end(known: Known, context: Context) -> Guess | None:
 
 _CONVERSIONS = ("to", "_to_copy", "type_as", "_autocast_to_reduced_precision", "_autocast_to_full_precision")
 _FACTORIES = (
-    "empty", "empty_strided", "zeros", "ones", "full", "rand", "randn", "randint", "arange", "new_empty", "new_zeros",
-    "new_ones", "new_full", "empty_like", "zeros_like", "ones_like", "full_like", "scalar_tensor", "new_empty_strided",
-    "linspace", "eye", "randperm", "tril_indices", "triu_indices", "one_hot",
-)  # fmt: skip
+    "empty",
+    "empty_strided",
+    "zeros",
+    "ones",
+    "full",
+    "rand",
+    "randn",
+    "randint",
+    "arange",
+    "new_empty",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+    "empty_like",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "scalar_tensor",
+    "new_empty_strided",
+    "linspace",
+    "eye",
+    "randperm",
+    "tril_indices",
+    "triu_indices",
+    "one_hot",
+)
 
 VIEW_RULES: dict[tuple[str, str], Rule] = {
     **{(op, "size"): _view_size for op in ("view", "_unsafe_view", "_reshape_alias")},

@@ -162,9 +162,19 @@ def _convolution_mask(known: Known, context: Context) -> Guess | None:
 
 
 _CONVOLUTIONS = (
-    "conv1d", "conv2d", "conv3d", "convolution", "_convolution", "convolution_backward", "convolution_overrideable",
-    "cudnn_convolution", "miopen_convolution", "mkldnn_convolution", "thnn_conv2d", "_slow_conv2d_forward",
-)  # fmt: skip
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "convolution",
+    "_convolution",
+    "convolution_backward",
+    "convolution_overrideable",
+    "cudnn_convolution",
+    "miopen_convolution",
+    "mkldnn_convolution",
+    "thnn_conv2d",
+    "_slow_conv2d_forward",
+)
 _POOLS = tuple(
     f"{kind}{suffix}"
     for kind in ("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d")

@@ -1,1 +1,2 @@
+# pyright: strict
 """Calls on meta tensors."""

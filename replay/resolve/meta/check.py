@@ -1,3 +1,4 @@
+# pyright: strict
 """The dry run of ops on meta tensors: whether each call is accepted, and whether its results are what was recorded.
 
 Nothing is computed and no memory for tensors is taken. Owns the verdict; the call itself is `outputs`'s.
@@ -23,15 +24,19 @@ from opreplay.traces.model import TensorMeta
 
 _SPEAKS_OF_META = re.compile(r"\bmeta\b", re.IGNORECASE)
 _NEEDS_CONTENTS = (
-    "Tensor.item() cannot be called on meta tensors", "Cannot copy out of meta tensor",
-    "cannot repeat_interleave a meta tensor", "torch.nonzero() raises unimplemented",
-    "on cpu, but it's on meta", "CPU int64 tensor, but got", "its data is not allocated yet",
-)  # fmt: skip
+    "Tensor.item() cannot be called on meta tensors",
+    "Cannot copy out of meta tensor",
+    "cannot repeat_interleave a meta tensor",
+    "torch.nonzero() raises unimplemented",
+    "on cpu, but it's on meta",
+    "CPU int64 tensor, but got",
+    "its data is not allocated yet",
+)
 """What composite ops say that read contents somewhere inside, and so carry no tag of their own."""
 _SCRATCH: dict[str, frozenset[int]] = {
     **dict.fromkeys(("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only"), frozenset({1, 2, 3})),
     "mkldnn_rnn_layer": frozenset({3}),
-}  # fmt: skip
+}
 """Results by number, of ops of aten, that hold what a backward needs: each device's kernel gives them another size.
 Results of quantized types are left out too: meta tensors have none."""
 _CHECK = msgspec.msgpack.Decoder(MetaCheck)

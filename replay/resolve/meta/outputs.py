@@ -1,3 +1,4 @@
+# pyright: strict
 """Shapes and dtypes of an op's results, from a call on meta tensors: nothing is allocated or computed."""
 
 from __future__ import annotations

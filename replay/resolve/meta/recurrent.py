@@ -1,3 +1,4 @@
+# pyright: strict
 """Recurrent ops on meta tensors: a composite one takes milliseconds a step, so that only a short sequence is run.
 
 Owns the shortening of the call and the lengthening of its results; knows no torch.
@@ -12,10 +13,16 @@ from opreplay.traces.model import TensorMeta
 
 RECURRENT = frozenset(
     {
-        "aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu", "aten::quantized_lstm", "aten::quantized_gru",
-        "aten::_cudnn_rnn", "aten::miopen_rnn",
+        "aten::lstm",
+        "aten::gru",
+        "aten::rnn_tanh",
+        "aten::rnn_relu",
+        "aten::quantized_lstm",
+        "aten::quantized_gru",
+        "aten::_cudnn_rnn",
+        "aten::miopen_rnn",
     }
-)  # fmt: skip
+)
 """Ops whose first argument and first result are sequences of one length."""
 STEPS = 2
 """Steps that are run: two, so that a step that feeds the next one is among them."""

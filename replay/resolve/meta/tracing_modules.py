@@ -98,9 +98,13 @@ _OF_PLAIN: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(
         ("expect_true", "guard_or_false", "guard_or_true", "guard_size_oblivious", "statically_known_true"), _same_bool
     ),
-    "guarding_hint_or_throw": _same_int, "has_guarding_hint": _known_int,
-    "sym_and": _all_bools, "sym_or": _any_bool, "sym_eq": _equal_sizes, "is_nested_int": _no_nested_int,
-}  # fmt: skip
+    "guarding_hint_or_throw": _same_int,
+    "has_guarding_hint": _known_int,
+    "sym_and": _all_bools,
+    "sym_or": _any_bool,
+    "sym_eq": _equal_sizes,
+    "is_nested_int": _no_nested_int,
+}
 """Functions of `symbolic_shapes`, for plain bools and integers; None where the arguments are of another kind."""
 
 

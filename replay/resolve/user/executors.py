@@ -39,9 +39,12 @@ EXECUTORS: OpTable[UserExecutor] = OpTable("executor")
 
 
 def register_executor(
-    *ops: str, schema: str | None = None, mutates: Sequence[str] = (), fake: Callable[..., Any] | None = None,
+    *ops: str,
+    schema: str | None = None,
+    mutates: Sequence[str] = (),
+    fake: Callable[..., Any] | None = None,
     override: bool = False,
-) -> Callable[[Function], Function]:  # fmt: skip
+) -> Callable[[Function], Function]:
     """Decorator: let a callable run these recorded ops; it gets their arguments and returns what it likes.
 
     `ops` are names "namespace::op" or patterns "namespace::op*". With a `schema`, "(Tensor x, float eps=1e-6) ->
@@ -55,9 +58,14 @@ def register_executor(
 
     def register(function: Function) -> Function:
         entry = UserExecutor(
-            ops=ops, function=function, override=override, source=current_source(), schema=schema,
-            mutates=tuple(mutates), fake=fake,
-        )  # fmt: skip
+            ops=ops,
+            function=function,
+            override=override,
+            source=current_source(),
+            schema=schema,
+            mutates=tuple(mutates),
+            fake=fake,
+        )
         names = [arg.name for arg in _spec("user::op", schema).args] if schema is not None else _parameters(function)[0]
         if (unknown := set(mutates) - set(names)) and names:
             raise UsageError(f"{entry.place}: mutates={min(unknown)!r} is no argument", hint=f"It has {names}.")

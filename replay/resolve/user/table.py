@@ -1,3 +1,4 @@
+# pyright: strict
 """A table of users' functions by op: exact names and declared patterns, duplicates refused, and where each is from.
 
 Owns the rules of registration; what a function does is for `conversions` and `user_executors`.

@@ -1,1 +1,2 @@
+# pyright: strict
 """Runs compared."""

@@ -23,8 +23,16 @@ MUST_AGREE: dict[str, str] = {
 """Fact of the environment → what a difference means: the times are then of two machines, not of two versions."""
 
 NOTED: tuple[str, ...] = (
-    "opreplay", "torch", "python", "system", "cuda", "hip", "mkldnn", "memory_bytes", "beside_another_job",
-)  # fmt: skip
+    "opreplay",
+    "torch",
+    "python",
+    "system",
+    "cuda",
+    "hip",
+    "mkldnn",
+    "memory_bytes",
+    "beside_another_job",
+)
 """Facts that may differ, since finding out what a new version costs is what comparisons are for."""
 
 OPTIONS_MUST_AGREE: dict[str, str] = {

@@ -1,3 +1,4 @@
+# pyright: strict
 """Two runs side by side: which ops became slower or faster, and which differences are noise; reads files, runs nothing.
 
 What is compared is an op's ratio: how many times as long it took in the second run. By the method "gauges" both times
@@ -120,9 +121,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(
-    before: ResultFile, after: ResultFile, *, threshold: float = DEFAULT_THRESHOLD, method: Method = "gauges",
+    before: ResultFile,
+    after: ResultFile,
+    *,
+    threshold: float = DEFAULT_THRESHOLD,
+    method: Method = "gauges",
     force: bool = False,
-) -> Comparison:  # fmt: skip
+) -> Comparison:
     """Judge every op of two result files; `threshold` is a share, 0.05 for 5 %.
 
     Raises EnvironmentRefused when the runs are of two machines or two ways to measure, unless `force`.
@@ -145,8 +150,11 @@ def compare(
     neither = len(pairs) - len(ops)
     notes = [f"not compared: {neither} ops that neither run replayed"] if neither else []
     short = {which: _cut_short(run) for which, run in (("first", before), ("second", after))}
-    notes += [f"the {which} run was cut short: {missing} of its ops are not there" for which, missing in short.items()
-              if missing]  # fmt: skip
+    notes += [
+        f"the {which} run was cut short: {missing} of its ops are not there"
+        for which, missing in short.items()
+        if missing
+    ]
     left = [result for id_, result in first.items() if id_ not in second]
     ops += [_alone(one, "lost" if short["second"] and one.measurement else "only before") for one in left]
     ops += [_alone(result, "only after") for id_, result in second.items() if id_ not in first]
@@ -171,9 +179,14 @@ def compare_op(before: OpResult, after: OpResult, method: Method = "gauges") -> 
     """Ratio of an op that one run or both replayed; not judged yet: "same", or why it cannot be judged."""
     a, b = before.measurement, after.measurement
     made = OpComparison(
-        id=after.id, name=after.name, inputs=after.inputs, count=after.count, verdict="same",
-        before_us=before.measured_us, after_us=after.measured_us,
-    )  # fmt: skip
+        id=after.id,
+        name=after.name,
+        inputs=after.inputs,
+        count=after.count,
+        verdict="same",
+        before_us=before.measured_us,
+        after_us=after.measured_us,
+    )
     if a is None or b is None:
         verdict: Verdict = "lost" if b is None else "gained"
         return msgspec.structs.replace(made, verdict=verdict, note=str((after if b is None else before).reason or ""))
@@ -299,10 +312,15 @@ def _alone(result: OpResult, verdict: Verdict) -> OpComparison:
     """Of an op that one run has alone: "lost" where the second one ended before it."""
     before = verdict != "only after"
     return OpComparison(
-        id=result.id, name=result.name, inputs=result.inputs, count=result.count, verdict=verdict,
-        before_us=result.measured_us if before else None, after_us=None if before else result.measured_us,
+        id=result.id,
+        name=result.name,
+        inputs=result.inputs,
+        count=result.count,
+        verdict=verdict,
+        before_us=result.measured_us if before else None,
+        after_us=None if before else result.measured_us,
         note="the second run was cut short" if verdict == "lost" else "",
-    )  # fmt: skip
+    )
 
 
 def _some(value: float) -> float:

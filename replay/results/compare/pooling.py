@@ -1,3 +1,4 @@
+# pyright: strict
 """Several runs as one: what each op took in all of them, and how far they differ; reads files, runs nothing."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """`slower>5%`, `total>3%`, `lost>0`, `unclear>50%`: what a build can fail on in a comparison; own no comparison."""
 
 from __future__ import annotations

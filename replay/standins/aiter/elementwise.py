@@ -1,3 +1,4 @@
+# pyright: strict
 """aiter's elementwise ops, norms with quantisation, smooth quantisation, and moves between caches."""
 
 from __future__ import annotations
@@ -111,9 +112,15 @@ def layer_norm(
 
 @stands_for("aiter::layernorm2d_with_add_asm", writes=("out", "residual_out"))
 def layernorm_with_add(
-    out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor, weight: Tensor, bias: Tensor,
-    epsilon: float, x_bias: Tensor | None,
-) -> None:  # fmt: skip
+    out: Tensor,
+    input: Tensor,
+    residual_in: Tensor,
+    residual_out: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    epsilon: float,
+    x_bias: Tensor | None,
+) -> None:
     """residual_out = input + residual_in (+ x_bias), out its layer norm."""
     total = input + residual_in if x_bias is None else input + x_bias + residual_in
     residual_out.copy_(total)
@@ -130,19 +137,36 @@ def _smooth(normed: Tensor, out: Tensor, xscale: Tensor, yscale: Tensor) -> None
 
 @stands_for("aiter::layernorm2d_fwd_with_smoothquant", writes=("out", "yscale"))
 def layernorm_smoothquant(
-    out: Tensor, input: Tensor, xscale: Tensor, yscale: Tensor, weight: Tensor, bias: Tensor, epsilon: float,
+    out: Tensor,
+    input: Tensor,
+    xscale: Tensor,
+    yscale: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    epsilon: float,
     x_bias: Tensor | None,
-) -> None:  # fmt: skip
+) -> None:
     """Layer norm, times xscale, quantised by rows."""
     _smooth(_layer_norm(input if x_bias is None else input + x_bias, weight, bias, epsilon), out, xscale, yscale)
 
 
-@stands_for("aiter::layernorm2d_fwd_with_add_smoothquant", "aiter::layernorm2d_with_add_smoothquant_asm",
-            writes=("out", "residual_out", "yscale"))  # fmt: skip
+@stands_for(
+    "aiter::layernorm2d_fwd_with_add_smoothquant",
+    "aiter::layernorm2d_with_add_smoothquant_asm",
+    writes=("out", "residual_out", "yscale"),
+)
 def layernorm_add_smoothquant(
-    out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor, xscale: Tensor, yscale: Tensor,
-    weight: Tensor, bias: Tensor, epsilon: float, x_bias: Tensor | None,
-) -> None:  # fmt: skip
+    out: Tensor,
+    input: Tensor,
+    residual_in: Tensor,
+    residual_out: Tensor,
+    xscale: Tensor,
+    yscale: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    epsilon: float,
+    x_bias: Tensor | None,
+) -> None:
     """As layernorm_smoothquant of the sum with the residual, which is kept."""
     total = input + residual_in if x_bias is None else input + x_bias + residual_in
     residual_out.copy_(total)
@@ -157,12 +181,18 @@ def rmsnorm_smoothquant(
     _smooth(rms_norm(input.float(), weight, epsilon), out, xscale, yscale)
 
 
-@stands_for("aiter::rmsnorm2d_fwd_with_add_smoothquant",
-            writes=("out", "residual_out", "yscale", "out_before_quant"))  # fmt: skip
+@stands_for("aiter::rmsnorm2d_fwd_with_add_smoothquant", writes=("out", "residual_out", "yscale", "out_before_quant"))
 def rmsnorm_add_smoothquant(
-    out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor, xscale: Tensor, yscale: Tensor,
-    weight: Tensor, epsilon: float, out_before_quant: Tensor | None,
-) -> None:  # fmt: skip
+    out: Tensor,
+    input: Tensor,
+    residual_in: Tensor,
+    residual_out: Tensor,
+    xscale: Tensor,
+    yscale: Tensor,
+    weight: Tensor,
+    epsilon: float,
+    out_before_quant: Tensor | None,
+) -> None:
     """As rmsnorm_smoothquant of the sum with the residual, which is kept."""
     normed, total = fused_add_rms_norm(input, residual_in, weight, epsilon)
     residual_out.copy_(total)
@@ -198,9 +228,16 @@ def smooth_per_token_scaled_quant(
 
 @stands_for("aiter::add_rmsnorm_quant", writes=("out", "residual_out", "scale"))
 def add_rmsnorm_quant(
-    out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor, scale: Tensor, weight: Tensor,
-    epsilon: float, group_size: int, gemma_norm: bool = False,
-) -> None:  # fmt: skip
+    out: Tensor,
+    input: Tensor,
+    residual_in: Tensor,
+    residual_out: Tensor,
+    scale: Tensor,
+    weight: Tensor,
+    epsilon: float,
+    group_size: int,
+    gemma_norm: bool = False,
+) -> None:
     """The norm of input + residual_in, which is kept, quantised by rows or by groups; scales are never shuffled."""
     normed, total = fused_add_rms_norm(input, residual_in, weight, epsilon, gemma=gemma_norm)
     residual_out.copy_(total)

@@ -1,3 +1,4 @@
+# pyright: strict
 """aiter's matrix products (aiter/ops/gemm_op_a8w8.py, aiter/tuned_gemm.py): A [M, K], B [N, K].
 
 Pre-shuffled weights are read as plain rows: the same bytes and the same work, other values.

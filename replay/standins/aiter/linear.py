@@ -30,9 +30,13 @@ def gemm_a16w16_asm(A: Tensor, B: Tensor, out: Tensor, bias: Tensor | None) -> T
 
 @stands_for("aiter::gemm_a16w16_", "aiter::gemm_a16w16_atomic_", writes=_OUT)
 def gemm_a16w16_triton(
-    x: Tensor, w: Tensor, dtype: torch.dtype | None, y: Tensor | None, bias: Tensor | None = None,
+    x: Tensor,
+    w: Tensor,
+    dtype: torch.dtype | None,
+    y: Tensor | None,
+    bias: Tensor | None = None,
     activation: str | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """x @ wᵀ + bias, activated, in dtype; also written to y."""
     functions = {"gelu": F.gelu, "gelu_tanh": lambda v: F.gelu(v, approximate="tanh"), "silu": F.silu, "relu": F.relu}
     out = linear(x, w, bias, dtype or torch.bfloat16)
@@ -42,9 +46,15 @@ def gemm_a16w16_triton(
     return out
 
 
-@stands_for("aiter::gemm_a8w8_asm", "aiter::gemm_a8w8_bpreshuffle_ck", "aiter::gemm_a8w8_blockscale_bpreshuffle_ck",
-            "aiter::gemm_a8w8_blockscale_bpreshuffle_cktile", "aiter::gemm_a8w8_blockscale_cktile", writes=_OUT,
-            fake=lambda Out: torch.empty_like(Out))  # fmt: skip
+@stands_for(
+    "aiter::gemm_a8w8_asm",
+    "aiter::gemm_a8w8_bpreshuffle_ck",
+    "aiter::gemm_a8w8_blockscale_bpreshuffle_ck",
+    "aiter::gemm_a8w8_blockscale_bpreshuffle_cktile",
+    "aiter::gemm_a8w8_blockscale_cktile",
+    writes=_OUT,
+    fake=lambda Out: torch.empty_like(Out),
+)
 def gemm_a8w8_out(
     XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, Out: Tensor, bias: Tensor | None = None
 ) -> Tensor:
@@ -52,9 +62,14 @@ def gemm_a8w8_out(
     return _kept(Out, scaled_linear(XQ, WQ, x_scale, w_scale, bias, Out.dtype))
 
 
-@stands_for("aiter::gemm_a8w8_bpreshuffle_cktile", "aiter::flatmm_a8w8_blockscale_asm",
-            "aiter::gfx950_a8w8_blockscale_asm", "aiter::mi350_a8w8_blockscale_asm", writes=_OUT,
-            fake=lambda out: torch.empty_like(out))  # fmt: skip
+@stands_for(
+    "aiter::gemm_a8w8_bpreshuffle_cktile",
+    "aiter::flatmm_a8w8_blockscale_asm",
+    "aiter::gfx950_a8w8_blockscale_asm",
+    "aiter::mi350_a8w8_blockscale_asm",
+    writes=_OUT,
+    fake=lambda out: torch.empty_like(out),
+)
 def gemm_a8w8_lower_out(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, out: Tensor) -> Tensor:
     """As gemm_a8w8_out."""
     return _kept(out, scaled_linear(XQ, WQ, x_scale, w_scale, None, out.dtype))
@@ -103,9 +118,15 @@ def gemm_blockscale_asm_written(
 
 @stands_for("aiter::hipb_mm", writes=())
 def hipb_mm(
-    mat1: Tensor, mat2: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None, scaleA: Tensor | None,
-    scaleB: Tensor | None, scaleOut: Tensor | None, use_gelu: bool | None = None,
-) -> Tensor:  # fmt: skip
+    mat1: Tensor,
+    mat2: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype | None,
+    scaleA: Tensor | None,
+    scaleB: Tensor | None,
+    scaleOut: Tensor | None,
+    use_gelu: bool | None = None,
+) -> Tensor:
     """mat1 [M, K] @ mat2 [K, N] with optional scales, + bias; out_dtype defaults to mat1's."""
     dtype = out_dtype or mat1.dtype
     if scaleA is None and scaleB is None and mat1.dtype.itemsize > 1:

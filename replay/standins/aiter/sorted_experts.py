@@ -29,9 +29,18 @@ def block_of(sorted_ids: Tensor, expert_ids: Tensor) -> int:
 
 
 def _experts(
-    out: Tensor, input: Tensor, gate: Tensor, down: Tensor, lists: tuple[Tensor, Tensor, Tensor, Tensor], topk: int,
-    scales: tuple[Tensor | None, Tensor | None, Tensor | None], activation: int, gated: bool, *, weigh_input: bool,
-) -> None:  # fmt: skip
+    out: Tensor,
+    input: Tensor,
+    gate: Tensor,
+    down: Tensor,
+    lists: tuple[Tensor, Tensor, Tensor, Tensor],
+    topk: int,
+    scales: tuple[Tensor | None, Tensor | None, Tensor | None],
+    activation: int,
+    gated: bool,
+    *,
+    weigh_input: bool,
+) -> None:
     """out [T, H] += Σ of the chosen experts' two layers: gate [E, I or 2I, H], down [E, H, I]."""
     ids, weights, owners, valid = lists
     hidden = dequantized(input, scales[0], out.dtype)
@@ -49,9 +58,16 @@ def _experts(
 
 @stands_for("aiter::fmoe", writes=("out",))
 def fmoe(
-    out: Tensor, input: Tensor, gate: Tensor, down: Tensor, sorted_token_ids: Tensor, sorted_weights: Tensor,
-    sorted_expert_ids: Tensor, num_valid_ids: Tensor, topk: int,
-) -> None:  # fmt: skip
+    out: Tensor,
+    input: Tensor,
+    gate: Tensor,
+    down: Tensor,
+    sorted_token_ids: Tensor,
+    sorted_weights: Tensor,
+    sorted_expert_ids: Tensor,
+    num_valid_ids: Tensor,
+    topk: int,
+) -> None:
     """Experts without quantisation; gate [E, I, H] alone is activated by GELU, [E, 2I, H] is SwiGLU."""
     lists = (sorted_token_ids, sorted_weights, sorted_expert_ids, num_valid_ids)
     gated = gate.shape[1] == 2 * down.shape[2]
@@ -60,10 +76,20 @@ def fmoe(
 
 @stands_for("aiter::fmoe_g1u1", "aiter::fmoe_fp8_blockscale_g1u1", "aiter::fmoe_g1u1_a16", writes=("out",))
 def fmoe_g1u1(
-    out: Tensor, input: Tensor, gate: Tensor, down: Tensor, sorted_token_ids: Tensor, sorted_weights: Tensor,
-    sorted_expert_ids: Tensor, num_valid_ids: Tensor, topk: int, fc1_scale: Tensor, fc2_scale: Tensor,
-    activation: int | None = 0, input_scale: Tensor | None = None,
-) -> None:  # fmt: skip
+    out: Tensor,
+    input: Tensor,
+    gate: Tensor,
+    down: Tensor,
+    sorted_token_ids: Tensor,
+    sorted_weights: Tensor,
+    sorted_expert_ids: Tensor,
+    num_valid_ids: Tensor,
+    topk: int,
+    fc1_scale: Tensor,
+    fc2_scale: Tensor,
+    activation: int | None = 0,
+    input_scale: Tensor | None = None,
+) -> None:
     """Quantised experts, gate and up together [E, 2I, H]; smoothing scales are left out."""
     lists = (sorted_token_ids, sorted_weights, sorted_expert_ids, num_valid_ids)
     scales = (_rows_first(input_scale, input), fc1_scale, fc2_scale)
@@ -72,10 +98,20 @@ def fmoe_g1u1(
 
 @stands_for("aiter::fmoe_g1u1_tkw1", writes=("out",))
 def fmoe_g1u1_tkw1(
-    out: Tensor, input: Tensor, gate: Tensor, down: Tensor, sorted_token_ids: Tensor, sorted_weights: Tensor,
-    sorted_expert_ids: Tensor, num_valid_ids: Tensor, topk: int, input_scale: Tensor, fc1_scale: Tensor,
-    fc2_scale: Tensor, activation: int | None,
-) -> None:  # fmt: skip
+    out: Tensor,
+    input: Tensor,
+    gate: Tensor,
+    down: Tensor,
+    sorted_token_ids: Tensor,
+    sorted_weights: Tensor,
+    sorted_expert_ids: Tensor,
+    num_valid_ids: Tensor,
+    topk: int,
+    input_scale: Tensor,
+    fc1_scale: Tensor,
+    fc2_scale: Tensor,
+    activation: int | None,
+) -> None:
     """As fmoe_g1u1, the routing weights multiplied into the first layer's input."""
     lists = (sorted_token_ids, sorted_weights, sorted_expert_ids, num_valid_ids)
     scales = (_rows_first(input_scale, input), fc1_scale, fc2_scale)
@@ -84,10 +120,20 @@ def fmoe_g1u1_tkw1(
 
 @stands_for("aiter::fmoe_int8_g1u0", "aiter::fmoe_int8_g1u0_a16", writes=("out",))
 def fmoe_int8_g1u0(
-    out: Tensor, input: Tensor, gate: Tensor, down: Tensor, sorted_token_ids: Tensor, sorted_weights: Tensor,
-    sorted_expert_ids: Tensor, num_valid_ids: Tensor, topk: int, fc1_scale: Tensor, fc2_scale: Tensor,
-    activation: int | None = 1, input_scale: Tensor | None = None,
-) -> None:  # fmt: skip
+    out: Tensor,
+    input: Tensor,
+    gate: Tensor,
+    down: Tensor,
+    sorted_token_ids: Tensor,
+    sorted_weights: Tensor,
+    sorted_expert_ids: Tensor,
+    num_valid_ids: Tensor,
+    topk: int,
+    fc1_scale: Tensor,
+    fc2_scale: Tensor,
+    activation: int | None = 1,
+    input_scale: Tensor | None = None,
+) -> None:
     """Quantised experts without a gate [E, I, H]."""
     lists = (sorted_token_ids, sorted_weights, sorted_expert_ids, num_valid_ids)
     scales = (_rows_first(input_scale, input), fc1_scale, fc2_scale)
@@ -106,15 +152,33 @@ def _rows_first(scale: Tensor | None, input: Tensor) -> Tensor | None:
 
 @stands_for("aiter::moe_stage1_g1u1", writes=("out",))
 def moe_stage1_g1u1(
-    input: Tensor, w1: Tensor, sorted_token_ids: Tensor, sorted_expert_ids: Tensor, num_valid_ids: Tensor,
-    out: Tensor, block_m: int, activation: int | None, a1_scale: Tensor | None, w1_scale: Tensor | None,
+    input: Tensor,
+    w1: Tensor,
+    sorted_token_ids: Tensor,
+    sorted_expert_ids: Tensor,
+    num_valid_ids: Tensor,
+    out: Tensor,
+    block_m: int,
+    activation: int | None,
+    a1_scale: Tensor | None,
+    w1_scale: Tensor | None,
     sorted_weights: Tensor | None,
-) -> None:  # fmt: skip
+) -> None:
     """As `aiter::ck_moe_stage1`; out [T, k, I]."""
     ck_moe_stage1(
-        input, w1, sorted_token_ids, sorted_expert_ids, num_valid_ids, out, out.shape[1], w1_scale,
-        _rows_first(a1_scale, input), block_m, sorted_weights, activation or 0,
-    )  # fmt: skip
+        input,
+        w1,
+        sorted_token_ids,
+        sorted_expert_ids,
+        num_valid_ids,
+        out,
+        out.shape[1],
+        w1_scale,
+        _rows_first(a1_scale, input),
+        block_m,
+        sorted_weights,
+        activation or 0,
+    )
 
 
 @stands_for("aiter::_moe_sum", writes=("output",))
@@ -123,26 +187,41 @@ def moe_sum_kernel(input: Tensor, output: Tensor) -> None:
     moe_sum(input, output)
 
 
-@stands_for("aiter::moe_fused_gate", writes=("topk_weights", "topk_ids"), fake=lambda topk_weights, topk_ids: (
-    torch.empty_like(topk_weights), torch.empty_like(topk_ids)))  # fmt: skip
+@stands_for(
+    "aiter::moe_fused_gate",
+    writes=("topk_weights", "topk_ids"),
+    fake=lambda topk_weights, topk_ids: (torch.empty_like(topk_weights), torch.empty_like(topk_ids)),
+)
 def moe_fused_gate(
-    input: Tensor, bias: Tensor, topk_weights: Tensor, topk_ids: Tensor, num_expert_group: int, topk_group: int,
-    n_share_experts_fusion: int, routed_scaling_factor: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    input: Tensor,
+    bias: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    num_expert_group: int,
+    topk_group: int,
+    n_share_experts_fusion: int,
+    routed_scaling_factor: float,
+) -> tuple[Tensor, Tensor]:
     """DeepSeek-V3's choice, written and returned. Raises ValueError for shared experts behind the routed ones."""
     if n_share_experts_fusion:
         raise ValueError("moe_fused_gate with shared experts is not implemented")
     scores = input.float().sigmoid()
-    write_grouped(scores, topk_weights, topk_ids, num_expert_group, topk_group, True, routed_scaling_factor,
-                  bias.float())  # fmt: skip
+    write_grouped(
+        scores, topk_weights, topk_ids, num_expert_group, topk_group, True, routed_scaling_factor, bias.float()
+    )
     return topk_weights.clone(), topk_ids.clone()
 
 
 @stands_for("aiter::topk_softplus", "aiter::topk_gating_fwd", writes=("topk_weights", "topk_indices"))
 def topk_gating(
-    topk_weights: Tensor, topk_indices: Tensor, gating_output: Tensor, correction_bias: Tensor, need_renorm: bool,
-    routed_scaling_factor: float, score_func: str = "sqrtsoftplus",
-) -> None:  # fmt: skip
+    topk_weights: Tensor,
+    topk_indices: Tensor,
+    gating_output: Tensor,
+    correction_bias: Tensor,
+    need_renorm: bool,
+    routed_scaling_factor: float,
+    score_func: str = "sqrtsoftplus",
+) -> None:
     """The k best of a score of each logit (√softplus unless told softmax or sigmoid), a bias for the choice only."""
     logits = gating_output.float()
     scores = {"softmax": lambda: logits.softmax(-1), "sigmoid": logits.sigmoid}.get(
@@ -159,9 +238,13 @@ _ROPE = ("output", "output_x", "output_y", "input_grads", "input_grads_x", "inpu
 
 @stands_for("aiter::rope_bwd_impl", writes=_ROPE)
 def rope_bwd(
-    input_grads: Tensor, output_grads: Tensor, freqs: Tensor, rotate_style: int, reuse_freqs_front_part: bool,
+    input_grads: Tensor,
+    output_grads: Tensor,
+    freqs: Tensor,
+    rotate_style: int,
+    reuse_freqs_front_part: bool,
     nope_first: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Gradient of `aiter::rope_fwd_impl`: the rotation the other way."""
     angles = freqs.cos(), -freqs.sin()
     input_grads.copy_(turned(output_grads, *angles, rotate_style, reuse_freqs_front_part, nope_first))
@@ -169,18 +252,29 @@ def rope_bwd(
 
 @stands_for("aiter::rope_cached_bwd_impl", writes=_ROPE)
 def rope_cached_bwd(
-    input_grads: Tensor, output_grads: Tensor, cos: Tensor, sin: Tensor, rotate_style: int,
-    reuse_freqs_front_part: bool, nope_first: bool,
-) -> None:  # fmt: skip
+    input_grads: Tensor,
+    output_grads: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    rotate_style: int,
+    reuse_freqs_front_part: bool,
+    nope_first: bool,
+) -> None:
     """Gradient of `aiter::rope_cached_fwd_impl`."""
     input_grads.copy_(turned(output_grads, cos, -sin, rotate_style, reuse_freqs_front_part, nope_first))
 
 
 @stands_for("aiter::rope_2c_fwd_impl", writes=_ROPE)
 def rope_two(
-    output_x: Tensor, output_y: Tensor, input_x: Tensor, input_y: Tensor, freqs: Tensor, rotate_style: int,
-    reuse_freqs_front_part: bool, nope_first: bool,
-) -> None:  # fmt: skip
+    output_x: Tensor,
+    output_y: Tensor,
+    input_x: Tensor,
+    input_y: Tensor,
+    freqs: Tensor,
+    rotate_style: int,
+    reuse_freqs_front_part: bool,
+    nope_first: bool,
+) -> None:
     """`aiter::rope_fwd_impl` for query and key at once."""
     for output, input in ((output_x, input_x), (output_y, input_y)):
         output.copy_(turned(input, freqs.cos(), freqs.sin(), rotate_style, reuse_freqs_front_part, nope_first))
@@ -188,9 +282,16 @@ def rope_two(
 
 @stands_for("aiter::rope_cached_2c_fwd_impl", writes=_ROPE)
 def rope_cached_two(
-    output_x: Tensor, output_y: Tensor, input_x: Tensor, input_y: Tensor, cos: Tensor, sin: Tensor, rotate_style: int,
-    reuse_freqs_front_part: bool, nope_first: bool,
-) -> None:  # fmt: skip
+    output_x: Tensor,
+    output_y: Tensor,
+    input_x: Tensor,
+    input_y: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    rotate_style: int,
+    reuse_freqs_front_part: bool,
+    nope_first: bool,
+) -> None:
     """`aiter::rope_cached_fwd_impl` for query and key at once."""
     for output, input in ((output_x, input_x), (output_y, input_y)):
         output.copy_(turned(input, cos, sin, rotate_style, reuse_freqs_front_part, nope_first))
@@ -198,9 +299,16 @@ def rope_cached_two(
 
 @stands_for("vllm::rocm_aiter_mla_decode_fwd")
 def mla_decode(
-    q: Tensor, kv_buffer: Tensor, o: Tensor, qo_indptr: Tensor, kv_indptr: Tensor | None, kv_indices: Tensor | None,
-    kv_last_page_lens: Tensor | None, sm_scale: float, logit_cap: float,
-) -> None:  # fmt: skip
+    q: Tensor,
+    kv_buffer: Tensor,
+    o: Tensor,
+    qo_indptr: Tensor,
+    kv_indptr: Tensor | None,
+    kv_indices: Tensor | None,
+    kv_last_page_lens: Tensor | None,
+    sm_scale: float,
+    logit_cap: float,
+) -> None:
     """o [T, H, rank] of q [T, H, rank + rope] over latent pages [P, page, 1, rank + rope]; values are the rank part."""
     if kv_indptr is None or kv_indices is None:
         raise ValueError("kv_indptr and kv_indices are needed")

@@ -38,9 +38,15 @@ def _state(q: Tensor) -> Tensor:
 
 
 def scaled_dot_product_flash_attention(
-    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False,
-    *, scale: float | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
     """Layout [B, H, S, D]."""
     del dropout_p, return_debug_mask
     out = attend(q, k, v, None, causal=is_causal, scale=scale)
@@ -48,18 +54,33 @@ def scaled_dot_product_flash_attention(
 
 
 def scaled_dot_product_efficient_attention(
-    q: Tensor, k: Tensor, v: Tensor, attn_bias: Maybe, compute_log_sumexp: bool, dropout_p: float = 0.0,
-    is_causal: bool = False, *, scale: float | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_bias: Maybe,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
     """Layout [B, H, S, D]."""
     del compute_log_sumexp, dropout_p
     return attend(q, k, v, attn_bias, causal=is_causal, scale=scale), _lse(q), _state(q), _state(q)
 
 
 def scaled_dot_product_cudnn_attention(
-    q: Tensor, k: Tensor, v: Tensor, attn_bias: Maybe, compute_log_sumexp: bool, dropout_p: float = 0.0,
-    is_causal: bool = False, return_debug_mask: bool = False, *, scale: float | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_bias: Maybe,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
     """Layout [B, H, S, D]."""
     del compute_log_sumexp, dropout_p, return_debug_mask
     out = attend(q, k, v, attn_bias, causal=is_causal, scale=scale)
@@ -67,10 +88,21 @@ def scaled_dot_product_cudnn_attention(
 
 
 def cudnn_attention_forward(
-    q: Tensor, k: Tensor, v: Tensor, attn_bias: Maybe, cum_seq_q: Maybe, cum_seq_k: Maybe, max_q: int, max_k: int,
-    compute_log_sumexp: bool, dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False, *,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_bias: Maybe,
+    cum_seq_q: Maybe,
+    cum_seq_k: Maybe,
+    max_q: int,
+    max_k: int,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
     scale: float | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
+) -> tuple[Any, ...]:
     """Layout [B, H, S, D], or packed [T, H, D] with cumulative lengths."""
     if cum_seq_q is None:
         return scaled_dot_product_cudnn_attention(
@@ -81,9 +113,20 @@ def cudnn_attention_forward(
 
 
 def flash_attention_forward(
-    q: Tensor, k: Tensor, v: Tensor, cum_seq_q: Maybe, cum_seq_k: Maybe, max_q: int, max_k: int, dropout_p: float,
-    is_causal: bool, return_debug_mask: bool, *_: Any, scale: float | None = None, **__: Any,
-) -> tuple[Any, ...]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cum_seq_q: Maybe,
+    cum_seq_k: Maybe,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    return_debug_mask: bool,
+    *_: Any,
+    scale: float | None = None,
+    **__: Any,
+) -> tuple[Any, ...]:
     """Layout [B, S, H, D], or packed [T, H, D] with cumulative lengths; windows and ALiBi are left out."""
     del max_q, max_k, dropout_p, return_debug_mask
     if cum_seq_q is None:
@@ -94,10 +137,22 @@ def flash_attention_forward(
 
 
 def efficient_attention_forward(
-    q: Tensor, k: Tensor, v: Tensor, bias: Maybe, cu_seqlens_q: Maybe, cu_seqlens_k: Maybe, max_seqlen_q: int | None,
-    max_seqlen_k: int | None, dropout_p: float, custom_mask_type: int, compute_log_sumexp: bool = False, *,
-    scale: float | None = None, seqlen_k: Maybe = None, window_size: int | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Maybe,
+    cu_seqlens_q: Maybe,
+    cu_seqlens_k: Maybe,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    dropout_p: float,
+    custom_mask_type: int,
+    compute_log_sumexp: bool = False,
+    *,
+    scale: float | None = None,
+    seqlen_k: Maybe = None,
+    window_size: int | None = None,
+) -> tuple[Any, ...]:
     """Layout [B, S, H, D]; packed as [1, T, H, D] with cumulative lengths. Mask types above 0 are causal."""
     del dropout_p, compute_log_sumexp, seqlen_k, window_size
     causal = custom_mask_type > 0

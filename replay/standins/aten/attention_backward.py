@@ -14,9 +14,17 @@ Maybe = Tensor | None
 
 
 def gradients(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Maybe, *, causal: bool,
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    mask: Maybe,
+    *,
+    causal: bool,
     scale: float | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """q, grad and out [B, H, Sq, D], k and v [B, Hkv, Sk, D], lse float32 [B, H, ≥ Sq] → gradients of q, k and v."""
     repeats = q.shape[1] // max(1, k.shape[1])
     if q.device.type != "cpu" or (mask is not None and causal):
@@ -44,28 +52,66 @@ def _by_autograd(
 
 
 def scaled_dot_product_flash_attention_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, cum_seq_q: Maybe, cum_seq_k: Maybe,
-    max_q: int, max_k: int, dropout_p: float, is_causal: bool, *_: Any, scale: float | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    cum_seq_q: Maybe,
+    cum_seq_k: Maybe,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    *_: Any,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Layout [B, H, S, D]."""
     del cum_seq_q, cum_seq_k, max_q, max_k, dropout_p
     return gradients(grad, q, k, v, out, lse, None, causal=is_causal, scale=scale)
 
 
 def scaled_dot_product_efficient_attention_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Maybe, out: Tensor, lse: Tensor, seed: Tensor, offset: Tensor,
-    dropout_p: float, grad_input_mask: Sequence[bool], is_causal: bool = False, *, scale: float | None = None,
-) -> tuple[Maybe, ...]:  # fmt: skip
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Maybe,
+    out: Tensor,
+    lse: Tensor,
+    seed: Tensor,
+    offset: Tensor,
+    dropout_p: float,
+    grad_input_mask: Sequence[bool],
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Maybe, ...]:
     """Layout [B, H, S, D]; no gradient of the bias."""
     del seed, offset, dropout_p, grad_input_mask
     return (*gradients(grad, q, k, v, out, lse, bias, causal=is_causal, scale=scale), None)
 
 
 def scaled_dot_product_cudnn_attention_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, seed: Tensor, offset: Tensor, bias: Maybe,
-    cum_seq_q: Maybe, cum_seq_k: Maybe, max_q: int, max_k: int, dropout_p: float, is_causal: bool, *,
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    seed: Tensor,
+    offset: Tensor,
+    bias: Maybe,
+    cum_seq_q: Maybe,
+    cum_seq_k: Maybe,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    *,
     scale: float | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """Layout [B, H, S, D]."""
     del seed, offset, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p
     return gradients(grad, q, k, v, out, lse, bias, causal=is_causal, scale=scale)
@@ -80,9 +126,22 @@ def cudnn_attention_backward(
 
 
 def flash_attention_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, cum_seq_q: Maybe, cum_seq_k: Maybe,
-    max_q: int, max_k: int, dropout_p: float, is_causal: bool, *_: Any, scale: float | None = None, **__: Any,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    cum_seq_q: Maybe,
+    cum_seq_k: Maybe,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    *_: Any,
+    scale: float | None = None,
+    **__: Any,
+) -> tuple[Tensor, ...]:
     """Layout [B, S, H, D], or packed [T, H, D] with cumulative lengths."""
     del max_q, max_k, dropout_p
     if cum_seq_q is not None and q.dim() == 3:
@@ -93,10 +152,26 @@ def flash_attention_backward(
 
 
 def efficient_attention_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Maybe, out: Tensor, cu_seqlens_q: Maybe, cu_seqlens_k: Maybe,
-    max_seqlen_q: int, max_seqlen_k: int, lse: Tensor, dropout_p: float, seed: Tensor, offset: Tensor,
-    custom_mask_type: int, bias_requires_grad: bool, *, scale: float | None = None, **_: Any,
-) -> tuple[Maybe, ...]:  # fmt: skip
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Maybe,
+    out: Tensor,
+    cu_seqlens_q: Maybe,
+    cu_seqlens_k: Maybe,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    lse: Tensor,
+    dropout_p: float,
+    seed: Tensor,
+    offset: Tensor,
+    custom_mask_type: int,
+    bias_requires_grad: bool,
+    *,
+    scale: float | None = None,
+    **_: Any,
+) -> tuple[Maybe, ...]:
     """Layout [B, S, H, D]; packed as [1, T, H, D] with cumulative lengths."""
     del max_seqlen_q, max_seqlen_k, dropout_p, seed, offset, bias_requires_grad
     causal = custom_mask_type > 0
@@ -109,9 +184,17 @@ def efficient_attention_backward(
 
 
 def _packed(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, ends_q: Tensor, ends_k: Maybe, *, causal: bool,
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    ends_q: Tensor,
+    ends_k: Maybe,
+    *,
+    causal: bool,
     scale: float | None,
-) -> tuple[Tensor, ...]:  # fmt: skip
+) -> tuple[Tensor, ...]:
     """Sequences one behind the other, [T, H, D]; log-sum-exps are zeros, as their packed layout differs by library."""
     starts_q = ends_q.tolist()
     starts_k = starts_q if ends_k is None else ends_k.tolist()

@@ -1,3 +1,4 @@
+# pyright: strict
 """cuDNN's and MIOpen's convolutions through aten::convolution."""
 
 from __future__ import annotations
@@ -13,9 +14,15 @@ Number = int | float | None
 
 
 def _convolve(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    groups: int,
     output_padding: Sizes | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """x [N, C, *], weight [O, C / groups, *k] (transposed, when output_padding is given: [C, O / groups, *k])."""
     transposed = output_padding is not None
     extra = output_padding if output_padding is not None else [0] * len(stride)
@@ -28,9 +35,17 @@ def convolution_overrideable(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
 
 
 def convolution_backward_overrideable(
-    grad_output: Tensor, x: Tensor, weight: Tensor, stride: Sizes, padding: Sizes, dilation: Sizes, transposed: bool,
-    output_padding: Sizes, groups: int, output_mask: Sequence[bool],
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad_output: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    transposed: bool,
+    output_padding: Sizes,
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
     """As convolution_overrideable; bias [O] where its gradient is wanted."""
     filters = weight.shape[1] * groups if transposed else weight.shape[0]
     return torch.ops.aten.convolution_backward.default(
@@ -45,9 +60,15 @@ def cudnn_convolution(
 
 
 def cudnn_convolution_transpose(
-    x: Tensor, weight: Tensor, padding: Sizes, output_padding: Sizes, stride: Sizes, dilation: Sizes, groups: int,
+    x: Tensor,
+    weight: Tensor,
+    padding: Sizes,
+    output_padding: Sizes,
+    stride: Sizes,
+    dilation: Sizes,
+    groups: int,
     *_: bool,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     return _convolve(x, weight, None, stride, padding, dilation, groups, output_padding)
 
 
@@ -58,9 +79,16 @@ def cudnn_convolution_relu(
 
 
 def cudnn_convolution_add_relu(
-    x: Tensor, weight: Tensor, z: Tensor, alpha: Number, bias: Tensor | None, stride: Sizes, padding: Sizes,
-    dilation: Sizes, groups: int,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    z: Tensor,
+    alpha: Number,
+    bias: Tensor | None,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    groups: int,
+) -> Tensor:
     out = _convolve(x, weight, bias, stride, padding, dilation, groups)
     return out.add_(z, alpha=1 if alpha is None else alpha).relu_()
 
@@ -84,9 +112,16 @@ miopen_convolution_add_relu = cudnn_convolution_add_relu
 
 
 def miopen_convolution_transpose(
-    x: Tensor, weight: Tensor, bias: Tensor | None, padding: Sizes, output_padding: Sizes, stride: Sizes,
-    dilation: Sizes, groups: int, *_: bool,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    padding: Sizes,
+    output_padding: Sizes,
+    stride: Sizes,
+    dilation: Sizes,
+    groups: int,
+    *_: bool,
+) -> Tensor:
     return _convolve(x, weight, bias, stride, padding, dilation, groups, output_padding)
 
 

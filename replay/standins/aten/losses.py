@@ -1,3 +1,4 @@
+# pyright: strict
 """Losses of cuDNN and MIOpen through aten's."""
 
 from __future__ import annotations
@@ -9,9 +10,14 @@ from torch import Tensor
 
 
 def cudnn_ctc_loss(
-    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int, deterministic: bool,
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int,
+    deterministic: bool,
     zero_infinity: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """log_probs [T, B, C], targets [ΣS] or [B, S], lengths as lists or tensors → loss [B] and what a backward needs."""
     del deterministic
     return torch.ops.aten._ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)

@@ -1,3 +1,4 @@
+# pyright: strict
 """Normalisations of cuDNN, MIOpen and synchronised batch norm, and the backward of fused RMS norm, in plain torch."""
 
 from __future__ import annotations
@@ -11,43 +12,76 @@ Maybe = Tensor | None
 
 
 def cudnn_batch_norm(
-    x: Tensor, weight: Tensor, bias: Maybe, running_mean: Maybe, running_var: Maybe, training: bool, momentum: float,
+    x: Tensor,
+    weight: Tensor,
+    bias: Maybe,
+    running_mean: Maybe,
+    running_var: Maybe,
+    training: bool,
+    momentum: float,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As miopen_batch_norm, with an empty reserve as a fourth result."""
     made = miopen_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
     return (*made, x.new_empty(0, dtype=torch.uint8))
 
 
 def miopen_batch_norm(
-    x: Tensor, weight: Tensor, bias: Maybe, running_mean: Maybe, running_var: Maybe, training: bool, momentum: float,
+    x: Tensor,
+    weight: Tensor,
+    bias: Maybe,
+    running_mean: Maybe,
+    running_var: Maybe,
+    training: bool,
+    momentum: float,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """x [N, C, *] → out, saved mean and inverse deviation [C]."""
     return torch.native_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
 
 
 def cudnn_batch_norm_backward(
-    x: Tensor, grad: Tensor, weight: Tensor, running_mean: Maybe, running_var: Maybe, save_mean: Maybe,
-    save_var: Maybe, eps: float, reserve: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    grad: Tensor,
+    weight: Tensor,
+    running_mean: Maybe,
+    running_var: Maybe,
+    save_mean: Maybe,
+    save_var: Maybe,
+    eps: float,
+    reserve: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
     del reserve
     return miopen_batch_norm_backward(x, grad, weight, running_mean, running_var, save_mean, save_var, eps)
 
 
 def miopen_batch_norm_backward(
-    x: Tensor, grad: Tensor, weight: Tensor, running_mean: Maybe, running_var: Maybe, save_mean: Maybe,
-    save_var: Maybe, eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    grad: Tensor,
+    weight: Tensor,
+    running_mean: Maybe,
+    running_var: Maybe,
+    save_mean: Maybe,
+    save_var: Maybe,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
     return torch.ops.aten.native_batch_norm_backward.default(
         grad.to(x.dtype), x, weight, running_mean, running_var, save_mean, save_var, True, eps, [True, True, True]
     )
 
 
 def native_batch_norm_backward(
-    grad: Tensor, x: Tensor, weight: Maybe, running_mean: Maybe, running_var: Maybe, save_mean: Maybe,
-    save_invstd: Maybe, train: bool, eps: float, output_mask: Sequence[bool],
-) -> tuple[Maybe, Maybe, Maybe]:  # fmt: skip
+    grad: Tensor,
+    x: Tensor,
+    weight: Maybe,
+    running_mean: Maybe,
+    running_var: Maybe,
+    save_mean: Maybe,
+    save_invstd: Maybe,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+) -> tuple[Maybe, Maybe, Maybe]:
     """With all per-channel tensors in float32: CUDA takes any mix of dtypes, the CPU does not."""
     scale, mean, var, saved, inverse = (
         None if t is None else t.float() for t in (weight, running_mean, running_var, save_mean, save_invstd)
@@ -80,17 +114,29 @@ def batch_norm_elemt(x: Tensor, weight: Maybe, bias: Maybe, mean: Tensor, invstd
 
 
 def batch_norm_gather_stats(
-    x: Tensor, mean: Tensor, invstd: Tensor, running_mean: Maybe, running_var: Maybe, momentum: float, eps: float,
+    x: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    running_mean: Maybe,
+    running_var: Maybe,
+    momentum: float,
+    eps: float,
     count: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     counts = torch.full((mean.shape[0],), float(count), device=mean.device)
     return batch_norm_gather_stats_with_counts(x, mean, invstd, running_mean, running_var, momentum, eps, counts)
 
 
 def batch_norm_gather_stats_with_counts(
-    x: Tensor, mean: Tensor, invstd: Tensor, running_mean: Maybe, running_var: Maybe, momentum: float, eps: float,
+    x: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    running_mean: Maybe,
+    running_var: Maybe,
+    momentum: float,
+    eps: float,
     counts: Tensor,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """mean, invstd [ranks, C], counts [ranks] → those of all ranks together, [C]."""
     del x
     weights = counts.reshape(-1, 1).to(mean.dtype)
@@ -115,9 +161,15 @@ def batch_norm_backward_reduce(
 
 
 def batch_norm_backward_elemt(
-    grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Maybe, sum_dy: Tensor, sum_dy_xmu: Tensor,
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    weight: Maybe,
+    sum_dy: Tensor,
+    sum_dy_xmu: Tensor,
     count: Tensor,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     total = count.sum().clamp(min=1)
     scale = invstd if weight is None else invstd * weight
     projected = (x - _by_channel(mean, x)) * _by_channel(sum_dy_xmu / total * invstd.square(), x)

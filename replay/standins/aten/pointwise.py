@@ -1,3 +1,4 @@
+# pyright: strict
 """Small device-only ops: fused dropout, grid sampling, int4 weights, an NPU's pooling, products of another dtype."""
 
 from __future__ import annotations
@@ -50,9 +51,15 @@ def weight_int4pack_mm(x: Tensor, weight: Tensor, group: int, scales_and_zeros: 
 
 
 def max_pool2d_backward(
-    grad_output: Tensor, x: Tensor, kernel_size: list[int], stride: list[int], padding: list[int],
-    dilation: list[int], ceil_mode: bool, indices: Tensor,
-) -> Tensor:  # fmt: skip
+    grad_output: Tensor,
+    x: Tensor,
+    kernel_size: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    ceil_mode: bool,
+    indices: Tensor,
+) -> Tensor:
     """For an NPU's `indices`, a bit mask of its own layout: every gradient goes to the corner of its window instead."""
     del indices
     height, width = x.shape[-2:]

@@ -1,3 +1,4 @@
+# pyright: strict
 """Products of groups of rows in eight bits, through those of bfloat16."""
 
 from __future__ import annotations
@@ -7,9 +8,16 @@ from torch import Tensor
 
 
 def scaled_grouped_mm(
-    x: Tensor, mat2: Tensor, scale_a: Tensor, scale_b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
-    scale_result: Tensor | None = None, out_dtype: torch.dtype | None = None, use_fast_accum: bool = False,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    mat2: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale_result: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> Tensor:
     """Rows x [M, K] or [G, M, K], columns mat2 [G, K, N] or [K, N], a scale for each of either; int32 `offs` [G] cuts
     the dimension that both share where one of them has no dimension of groups."""
     del scale_result, use_fast_accum

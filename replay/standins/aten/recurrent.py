@@ -1,3 +1,4 @@
+# pyright: strict
 """cuDNN's and MIOpen's recurrent networks through aten's, and the fused cells in plain torch."""
 
 from __future__ import annotations
@@ -12,10 +13,23 @@ _LSTM, _GRU = 2, 3
 
 
 def cudnn_rnn(
-    x: Tensor, weight: Sequence[Tensor], weight_stride0: int, weight_buf: Tensor | None, hx: Tensor, cx: Tensor | None,
-    mode: int, hidden_size: int, proj_size: int, num_layers: int, batch_first: bool, dropout: float, train: bool,
-    bidirectional: bool, batch_sizes: Sequence[int], dropout_state: Tensor | None,
-) -> Any:  # fmt: skip
+    x: Tensor,
+    weight: Sequence[Tensor],
+    weight_stride0: int,
+    weight_buf: Tensor | None,
+    hx: Tensor,
+    cx: Tensor | None,
+    mode: int,
+    hidden_size: int,
+    proj_size: int,
+    num_layers: int,
+    batch_first: bool,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_sizes: Sequence[int],
+    dropout_state: Tensor | None,
+) -> Any:
     """x [T, B, C] ([B, T, C] if batch_first; packed [ΣT, C] with batch_sizes) → output and last states."""
     del weight_buf, hidden_size, proj_size, dropout_state
     return run_network(
@@ -24,10 +38,21 @@ def cudnn_rnn(
 
 
 def miopen_rnn(
-    x: Tensor, weight: Sequence[Tensor], weight_stride0: int, hx: Tensor, cx: Tensor | None, mode: int,
-    hidden_size: int, num_layers: int, batch_first: bool, dropout: float, train: bool, bidirectional: bool,
-    batch_sizes: Sequence[int], dropout_state: Tensor | None,
-) -> Any:  # fmt: skip
+    x: Tensor,
+    weight: Sequence[Tensor],
+    weight_stride0: int,
+    hx: Tensor,
+    cx: Tensor | None,
+    mode: int,
+    hidden_size: int,
+    num_layers: int,
+    batch_first: bool,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_sizes: Sequence[int],
+    dropout_state: Tensor | None,
+) -> Any:
     """As cudnn_rnn."""
     del hidden_size, dropout_state
     return run_network(
@@ -36,9 +61,19 @@ def miopen_rnn(
 
 
 def run_network(
-    x: Tensor, weight: Sequence[Tensor], stride: int, hx: Tensor, cx: Tensor | None, mode: int, layers: int,
-    batch_first: bool, dropout: float, train: bool, bidirectional: bool, batch_sizes: Sequence[int],
-) -> Any:  # fmt: skip
+    x: Tensor,
+    weight: Sequence[Tensor],
+    stride: int,
+    hx: Tensor,
+    cx: Tensor | None,
+    mode: int,
+    layers: int,
+    batch_first: bool,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_sizes: Sequence[int],
+) -> Any:
     """The forward of either library: output and last states; the mode counts as cuDNN's does."""
     ops = torch.ops.aten
     op = {0: ops.rnn_relu, 1: ops.rnn_tanh, _LSTM: ops.lstm, _GRU: ops.gru}[mode]
@@ -56,9 +91,12 @@ def cudnn_rnn_flatten_weight(weights: Sequence[Tensor], *_: Any) -> Tensor:
 
 
 def thnn_fused_lstm_cell(
-    input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, input_bias: Tensor | None = None,
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    cx: Tensor,
+    input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gates [B, 4H], cx [B, H] → hy, cy [B, H], workspace [B, 4H]."""
     gates = input_gates + hidden_gates
     for bias in (input_bias, hidden_bias):
@@ -70,9 +108,12 @@ def thnn_fused_lstm_cell(
 
 
 def thnn_fused_gru_cell(
-    input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, input_bias: Tensor | None = None,
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    hx: Tensor,
+    input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Gates [B, 3H], hx [B, H] → hy [B, H], workspace [B, 5H]."""
     left = input_gates if input_bias is None else input_gates + input_bias
     right = hidden_gates if hidden_bias is None else hidden_gates + hidden_bias

@@ -1,3 +1,4 @@
+# pyright: strict
 """Backwards of cuDNN's and MIOpen's recurrent networks through autograd, and those of the fused cells in plain torch.
 
 A recurrent network's backward here starts with its forward, whose saved values have another form on each device.
@@ -15,38 +16,81 @@ from opreplay.replay.standins.aten.recurrent import run_network
 
 
 def cudnn_rnn_backward(
-    x: Tensor, weight: Sequence[Tensor], weight_stride0: int, weight_buf: Tensor, hx: Tensor, cx: Tensor | None,
-    output: Tensor, grad_output: Tensor | None, grad_hy: Tensor | None, grad_cy: Tensor | None, mode: int,
-    hidden_size: int, proj_size: int, num_layers: int, batch_first: bool, dropout: float, train: bool,
-    bidirectional: bool, batch_sizes: Sequence[int], dropout_state: Tensor | None, reserve: Tensor,
+    x: Tensor,
+    weight: Sequence[Tensor],
+    weight_stride0: int,
+    weight_buf: Tensor,
+    hx: Tensor,
+    cx: Tensor | None,
+    output: Tensor,
+    grad_output: Tensor | None,
+    grad_hy: Tensor | None,
+    grad_cy: Tensor | None,
+    mode: int,
+    hidden_size: int,
+    proj_size: int,
+    num_layers: int,
+    batch_first: bool,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_sizes: Sequence[int],
+    dropout_state: Tensor | None,
+    reserve: Tensor,
     output_mask: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, list[Tensor | None]]:  # fmt: skip
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, list[Tensor | None]]:
     """x [T, B, C] as in the forward → gradients of x, hx, cx and of each weight; None where not wanted."""
     del weight_buf, output, hidden_size, proj_size, dropout_state, reserve
     return _backward(
-        (x, hx, cx), weight, (grad_output, grad_hy, grad_cy), output_mask,
+        (x, hx, cx),
+        weight,
+        (grad_output, grad_hy, grad_cy),
+        output_mask,
         (weight_stride0, mode, num_layers, batch_first, dropout, train, bidirectional, batch_sizes),
-    )  # fmt: skip
+    )
 
 
 def miopen_rnn_backward(
-    x: Tensor, weight: Sequence[Tensor], weight_stride0: int, weight_buf: Tensor, hx: Tensor, cx: Tensor | None,
-    output: Tensor, grad_output: Tensor | None, grad_hy: Tensor | None, grad_cy: Tensor | None, mode: int,
-    hidden_size: int, num_layers: int, batch_first: bool, dropout: float, train: bool, bidirectional: bool,
-    batch_sizes: Sequence[int], dropout_state: Tensor | None, reserve: Tensor, output_mask: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, list[Tensor | None]]:  # fmt: skip
+    x: Tensor,
+    weight: Sequence[Tensor],
+    weight_stride0: int,
+    weight_buf: Tensor,
+    hx: Tensor,
+    cx: Tensor | None,
+    output: Tensor,
+    grad_output: Tensor | None,
+    grad_hy: Tensor | None,
+    grad_cy: Tensor | None,
+    mode: int,
+    hidden_size: int,
+    num_layers: int,
+    batch_first: bool,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_sizes: Sequence[int],
+    dropout_state: Tensor | None,
+    reserve: Tensor,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, list[Tensor | None]]:
     """As cudnn_rnn_backward."""
     del weight_buf, output, hidden_size, dropout_state, reserve
     return _backward(
-        (x, hx, cx), weight, (grad_output, grad_hy, grad_cy), output_mask,
+        (x, hx, cx),
+        weight,
+        (grad_output, grad_hy, grad_cy),
+        output_mask,
         (weight_stride0, mode, num_layers, batch_first, dropout, train, bidirectional, batch_sizes),
-    )  # fmt: skip
+    )
 
 
 def _backward(
-    inputs: tuple[Tensor, Tensor, Tensor | None], weight: Sequence[Tensor], grads: tuple[Tensor | None, ...],
-    wanted: Sequence[bool], settings: tuple[Any, ...],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, list[Tensor | None]]:  # fmt: skip
+    inputs: tuple[Tensor, Tensor, Tensor | None],
+    weight: Sequence[Tensor],
+    grads: tuple[Tensor | None, ...],
+    wanted: Sequence[bool],
+    settings: tuple[Any, ...],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, list[Tensor | None]]:
     stride, mode, *rest = settings
     with torch.enable_grad():
         x, hx, cx = (None if t is None else t.detach().requires_grad_() for t in inputs)

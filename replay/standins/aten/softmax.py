@@ -1,3 +1,4 @@
+# pyright: strict
 """Softmaxes from a narrow type to float32, and backwards the other way round: only devices fuse the cast."""
 
 from __future__ import annotations

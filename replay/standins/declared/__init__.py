@@ -1,1 +1,2 @@
+# pyright: strict
 """Declarations of vendor ops: schemas, names, libraries."""

@@ -1,3 +1,4 @@
+# pyright: strict
 """Which namespaces have stand-ins, where they are implemented, and which library they belong to; no torch."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """The vendors' operator schemas, all versions of them, as data; no torch, no implementations.
 
 Owns the text files of `schemas/`, one a namespace: a date, a tab and a schema on each line. The date is the first day

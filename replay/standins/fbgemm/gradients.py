@@ -21,13 +21,22 @@ def _bags(offsets: Tensor, indices: Tensor, tables: int) -> tuple[Tensor, list[i
     return owner.clamp(0, max(offsets.numel() - 2, 0)), bounds[:: max(batch, 1)].tolist(), batch
 
 
-@stands_for("fbgemm::split_embedding_backward_codegen_rowwise_adagrad_cpu",
-            writes=("host_weights", "momentum1_host"))  # fmt: skip
+@stands_for("fbgemm::split_embedding_backward_codegen_rowwise_adagrad_cpu", writes=("host_weights", "momentum1_host"))
 def rowwise_adagrad_backward(
-    grad_output: Tensor, host_weights: Tensor, weights_offsets: Tensor, D_offsets: Tensor, hash_size_cumsum: Tensor,
-    indices: Tensor, offsets: Tensor, pooling_mode: int, indice_weights: Tensor | None, momentum1_host: Tensor,
-    momentum1_offsets: Tensor, learning_rate_tensor: Tensor, eps: float,
-) -> None:  # fmt: skip
+    grad_output: Tensor,
+    host_weights: Tensor,
+    weights_offsets: Tensor,
+    D_offsets: Tensor,
+    hash_size_cumsum: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    pooling_mode: int,
+    indice_weights: Tensor | None,
+    momentum1_host: Tensor,
+    momentum1_offsets: Tensor,
+    learning_rate_tensor: Tensor,
+    eps: float,
+) -> None:
     """grad_output [B, ΣD]: each looked-up row's momentum grows by the mean square of its gradient, and it moves.
 
     Weight decay and norms are left out. Raises ValueError for lookups without pooling.
@@ -60,8 +69,10 @@ def rowwise_adagrad_backward(
         table[which] = (table[which].float() - step.unsqueeze(1) * total).to(table.dtype)
 
 
-@stands_for("fbgemm::split_embedding_codegen_grad_indice_weights_cpu", fake=lambda grad_output, indices: (
-    grad_output.new_empty(indices.shape, dtype=torch.float32)))  # fmt: skip
+@stands_for(
+    "fbgemm::split_embedding_codegen_grad_indice_weights_cpu",
+    fake=lambda grad_output, indices: grad_output.new_empty(indices.shape, dtype=torch.float32),
+)
 def grad_indice_weights(
     grad_output: Tensor, weights: Tensor, weights_offsets: Tensor, D_offsets: Tensor, indices: Tensor, offsets: Tensor
 ) -> Tensor:

@@ -76,16 +76,24 @@ def _total(x_offsets: list[Tensor], total_L: int | None) -> int:
     return total_L if total_L is not None else int(_single(x_offsets)[-1])
 
 
-@stands_for("fbgemm::dense_to_jagged_forward", fake=lambda dense, total_L: dense.new_empty(
-    (total_L if total_L is not None else dense.shape[0] * dense.shape[1], *dense.shape[2:])))  # fmt: skip
+@stands_for(
+    "fbgemm::dense_to_jagged_forward",
+    fake=lambda dense, total_L: dense.new_empty(
+        (total_L if total_L is not None else dense.shape[0] * dense.shape[1], *dense.shape[2:])
+    ),
+)
 def dense_to_jagged_forward(dense: Tensor, x_offsets: list[Tensor], total_L: int | None) -> Tensor:
     """values [total, D]; the total is read from the offsets where it is not given."""
     return to_jagged(dense, _single(x_offsets), _total(x_offsets, total_L))
 
 
-@stands_for("fbgemm::dense_to_jagged", fake=lambda dense, x_offsets, total_L: (dense.new_empty(
-    (total_L if total_L is not None else dense.shape[0] * dense.shape[1], *dense.shape[2:])),
-    [torch.empty_like(x) for x in x_offsets]))  # fmt: skip
+@stands_for(
+    "fbgemm::dense_to_jagged",
+    fake=lambda dense, x_offsets, total_L: (
+        dense.new_empty((total_L if total_L is not None else dense.shape[0] * dense.shape[1], *dense.shape[2:])),
+        [torch.empty_like(x) for x in x_offsets],
+    ),
+)
 def dense_to_jagged(dense: Tensor, x_offsets: list[Tensor], total_L: int | None) -> tuple[Tensor, list[Tensor]]:
     """(values, the offsets)."""
     values = to_jagged(dense, _single(x_offsets), _total(x_offsets, total_L))

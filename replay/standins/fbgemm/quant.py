@@ -1,3 +1,4 @@
+# pyright: strict
 """FBGEMM's 8-bit floats (fbgemm_gpu/src/quantize_ops): `HFP8` with a chosen exponent and the row-wise scaled form.
 
 Both are torch's float8 types with another exponent bias: e4m3 with bias b is float8_e4m3fn of x · 2^(b − 7), e5m2 with

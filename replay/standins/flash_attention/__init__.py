@@ -1,1 +1,2 @@
+# pyright: strict
 """Stand-ins for the builds of flash-attention."""

@@ -48,9 +48,27 @@ def fa3_fwd(
     """(out, softmax_lse, two empty accumulators); see `_vllm_fa3_C::fwd`. The scale defaults to 1/√D."""
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     found = vllm_fa3_fwd(
-        q, k, v, k_new, q_v, out, cu_seqlens_q, cu_seqlens_k, seqused_k, page_table, leftpad_k, rotary_cos, q_descale,
-        k_descale, v_descale, scale, is_causal, window_size_left, window_size_right, softcap,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        k_new,
+        q_v,
+        out,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        seqused_k,
+        page_table,
+        leftpad_k,
+        rotary_cos,
+        q_descale,
+        k_descale,
+        v_descale,
+        scale,
+        is_causal,
+        window_size_left,
+        window_size_right,
+        softcap,
+    )
     result, lse, first, second = found
     return result.clone() if out is not None else result, lse, first, second
 
@@ -79,14 +97,37 @@ def fa3_forward(
 ) -> _Four:
     """As `flash_attn_3::fwd`."""
     return fa3_fwd(
-        q, k, v, k_new, qv, None, cu_seqlens_q, cu_seqlens_k, seqused_k, page_table, leftpad_k, rotary_cos, q_descale,
-        k_descale, v_descale, softmax_scale, causal, window_size_left, window_size_right, softcap,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        k_new,
+        qv,
+        None,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        seqused_k,
+        page_table,
+        leftpad_k,
+        rotary_cos,
+        q_descale,
+        k_descale,
+        v_descale,
+        softmax_scale,
+        causal,
+        window_size_left,
+        window_size_right,
+        softcap,
+    )
 
 
-@stands_for("flash_attn_3::fwd_combine", writes=("out",), fake=lambda out_partial, lse_partial, out_dtype: (
-    out_partial.new_empty(out_partial.shape[1:], dtype=out_dtype or out_partial.dtype),
-    lse_partial.new_empty(lse_partial.shape[1:])))  # fmt: skip
+@stands_for(
+    "flash_attn_3::fwd_combine",
+    writes=("out",),
+    fake=lambda out_partial, lse_partial, out_dtype: (
+        out_partial.new_empty(out_partial.shape[1:], dtype=out_dtype or out_partial.dtype),
+        lse_partial.new_empty(lse_partial.shape[1:]),
+    ),
+)
 def fa3_combine(
     out_partial: Tensor, lse_partial: Tensor, out: Tensor | None, out_dtype: torch.dtype | None
 ) -> tuple[Tensor, Tensor]:
@@ -133,8 +174,13 @@ def fwd_kvcache(
     """
     if rotary_cos is not None or leftpad_k is not None:
         raise ValueError("rotary embedding and left padding are not implemented in the reference of fwd_kvcache")
-    rules = Rules(scale=softmax_scale, causal=is_causal, window=(window_size_left, window_size_right), softcap=softcap,
-                  alibi=alibi_slopes)  # fmt: skip
+    rules = Rules(
+        scale=softmax_scale,
+        causal=is_causal,
+        window=(window_size_left, window_size_right),
+        softcap=softcap,
+        alibi=alibi_slopes,
+    )
     batch = q.shape[0]
     lengths = seqlens_k.tolist() if seqlens_k is not None else [kcache.shape[1]] * batch
     slots = cache_batch_idx.tolist() if cache_batch_idx is not None else list(range(batch))
@@ -179,8 +225,9 @@ def _fake_segments(q: Tensor) -> Tensor:
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
-@stands_for("vllm::flash_attn_maxseqlen_wrapper", "vllm::torch_sdpa_wrapper", "vllm::triton_attn_wrapper",
-            fake=_fake_segments)  # fmt: skip
+@stands_for(
+    "vllm::flash_attn_maxseqlen_wrapper", "vllm::torch_sdpa_wrapper", "vllm::triton_attn_wrapper", fake=_fake_segments
+)
 def vision_attention(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
@@ -197,9 +244,16 @@ def vision_attention_lengths(q: Tensor, k: Tensor, v: Tensor, seqlens: Tensor) -
 
 @stands_for("vllm::flash_attn_varlen_func", lacking=("causal",), fake=lambda q: torch.empty_like(q))
 def rocm_varlen(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
-    softmax_scale: float, window_size: list[int] | None, block_table: Tensor,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    out: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    softmax_scale: float,
+    window_size: list[int] | None,
+    block_table: Tensor,
+) -> Tensor:
     """Causal attention of packed queries [T, H, D] over paged caches [blocks, page, Hkv, D]; out is written."""
     left, right = window_size or (-1, -1)
     rules = Rules(scale=softmax_scale, causal=True, window=(left, right))
@@ -209,18 +263,42 @@ def rocm_varlen(
     return result
 
 
-@stands_for("vllm::flash_attn_with_kvcache", fake=lambda decode_query, value_cache: decode_query.new_empty(
-    (*decode_query.shape[:-1], value_cache.shape[-1])))  # fmt: skip
+@stands_for(
+    "vllm::flash_attn_with_kvcache",
+    fake=lambda decode_query, value_cache: decode_query.new_empty((*decode_query.shape[:-1], value_cache.shape[-1])),
+)
 def flash_attn_with_kvcache(
-    decode_query: Tensor, key_cache: Tensor, value_cache: Tensor, cache_seqlens: Tensor | None,
-    block_table: Tensor | None, softmax_scale: float | None, causal: bool, alibi_slopes: Tensor | None, softcap: float,
-) -> Tensor:  # fmt: skip
+    decode_query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    cache_seqlens: Tensor | None,
+    block_table: Tensor | None,
+    softmax_scale: float | None,
+    causal: bool,
+    alibi_slopes: Tensor | None,
+    softcap: float,
+) -> Tensor:
     """decode_query [B, Sq, H, D] over caches, as `_vllm_fa2_C::fwd_kvcache` without new keys."""
     scale = decode_query.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     return fwd_kvcache(
-        decode_query, key_cache, value_cache, None, None, cache_seqlens, None, None, None, block_table, alibi_slopes,
-        None, scale, causal, -1, -1, softcap,
-    )[0]  # fmt: skip
+        decode_query,
+        key_cache,
+        value_cache,
+        None,
+        None,
+        cache_seqlens,
+        None,
+        None,
+        None,
+        block_table,
+        alibi_slopes,
+        None,
+        scale,
+        causal,
+        -1,
+        -1,
+        softcap,
+    )[0]
 
 
 def _fake_varlen_op(q: Tensor, v: Tensor) -> Tensor:
@@ -229,10 +307,19 @@ def _fake_varlen_op(q: Tensor, v: Tensor) -> Tensor:
 
 @stands_for("sglang::flash_attn_varlen_func_op", fake=_fake_varlen_op)
 def sglang_varlen(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
-    seqused_k: Tensor | None, page_table: Tensor | None, softmax_scale: float | None, causal: bool,
-    window_size: list[int] | None, softcap: float, sinks: Tensor | None,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    seqused_k: Tensor | None,
+    page_table: Tensor | None,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: list[int] | None,
+    softcap: float,
+    sinks: Tensor | None,
+) -> Tensor:
     """Packed [T, H, D], or dense [B, S, H, D] without cu_seqlens_q."""
     left, right = window_size or (-1, -1)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
@@ -248,26 +335,44 @@ def _cutlass_rules(custom_mask_type: int, scale: float, window: int | None) -> R
 
 
 def _fake_cutlass(
-    query: Tensor, value: Tensor, cu_seqlens_q: Tensor | None, compute_log_sumexp: bool, max_seqlen_q: int | None,
+    query: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor | None,
+    compute_log_sumexp: bool,
+    max_seqlen_q: int | None,
     max_seqlen_k: int | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int]:
     longest = query.shape[1] if cu_seqlens_q is None else max_seqlen_q or 0
     batch = query.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     lse = (batch, query.shape[2], -(-longest // 32) * 32 if compute_log_sumexp else 0)
     seed = query.new_empty((), dtype=torch.int64)
     return (
-        query.new_empty((*query.shape[:-1], value.shape[-1])), query.new_empty(lse, dtype=torch.float32), seed,
-        seed.clone(), longest, max_seqlen_k if cu_seqlens_q is not None and max_seqlen_k else value.shape[1],
-    )  # fmt: skip
+        query.new_empty((*query.shape[:-1], value.shape[-1])),
+        query.new_empty(lse, dtype=torch.float32),
+        seed,
+        seed.clone(),
+        longest,
+        max_seqlen_k if cu_seqlens_q is not None and max_seqlen_k else value.shape[1],
+    )
 
 
 @stands_for("xformers::efficient_attention_forward_cutlass", fake=_fake_cutlass)
 def efficient_attention_cutlass(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None, max_seqlen_q: int | None, max_seqlen_k: int | None, dropout_p: float,
-    custom_mask_type: int, compute_log_sumexp: bool, scale: float | None, seqlen_k: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    dropout_p: float,
+    custom_mask_type: int,
+    compute_log_sumexp: bool,
+    scale: float | None,
+    seqlen_k: Tensor | None,
     window_size: int | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int]:
     """q, k, v [B, M, H, K] (B = 1 and packed with cu_seqlens) → out, lse [B, H, M up to 32s], seed, offset, maxima.
 
     Raises ValueError for dropout and bias.
@@ -290,8 +395,7 @@ def efficient_attention_cutlass(
         return out, lse, zero, zero.clone(), shapes[4], shapes[5]
     packed = sequences(query[0], key[0], value[0], cu_seqlens_q, cu_seqlens_k, seqlen_k, None)
     bounds = packed.query_ends
-    pairs = [_aligned(k, v, bounds[i + 1] - bounds[i], custom_mask_type)
-             for i, (k, v) in enumerate(packed.keys_values)]  # fmt: skip
+    pairs = [_aligned(k, v, bounds[i + 1] - bounds[i], custom_mask_type) for i, (k, v) in enumerate(packed.keys_values)]
     out, sums = attend_packed(query[0], pairs, bounds, rules, need_lse=True)
     for i in range(len(pairs)):
         if compute_log_sumexp and sums is not None:

@@ -22,9 +22,17 @@ def _refuse(**arguments: object) -> None:
 
 
 def gradients(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, cu_q: Tensor | None, cu_k: Tensor | None,
-    scale: float, bounds: tuple[int, int],
-) -> _Four:  # fmt: skip
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    cu_q: Tensor | None,
+    cu_k: Tensor | None,
+    scale: float,
+    bounds: tuple[int, int],
+) -> _Four:
     """dq, dk, dv and softmax_d: dense [B, S, H, D] with lse [B, H, S], or packed [T, H, D] with lse [H, T]."""
     if cu_q is None or cu_k is None:
         parts = [
@@ -50,10 +58,23 @@ def _keep(found: _Four, *targets: Tensor | None) -> None:
 
 @stands_for("flash_attn_3::_flash_attn_backward", fake=lambda softmax_lse: torch.empty_like(softmax_lse))
 def fa3_backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None, dq: Tensor | None, dk: Tensor | None, dv: Tensor | None, softmax_scale: float | None,
-    is_causal: bool, window_size_left: int, window_size_right: int, softcap: float,
-) -> Tensor:  # fmt: skip
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    dq: Tensor | None,
+    dk: Tensor | None,
+    dv: Tensor | None,
+    softmax_scale: float | None,
+    is_causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+) -> Tensor:
     """Writes dq, dk, dv; returns softmax_d."""
     _refuse(softcap=softcap > 0)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
@@ -69,30 +90,69 @@ def _fake_three(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tens
 
 @stands_for("xformers_flash::flash_bwd", fake=_fake_three)
 def xformers_flash_bwd(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None, p: float, softmax_scale: float, is_causal: bool, window_left: int, window_right: int,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    p: float,
+    softmax_scale: float,
+    is_causal: bool,
+    window_left: int,
+    window_right: int,
+) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv."""
     _refuse(dropout=p > 0)
     packed = query.dim() == 3
     bounds = (window_left, 0 if is_causal else window_right)
     return gradients(
-        grad, query, key, value, out, lse, cu_seqlens_q if packed else None, cu_seqlens_k if packed else None,
-        softmax_scale, bounds,
-    )[:3]  # fmt: skip
+        grad,
+        query,
+        key,
+        value,
+        out,
+        lse,
+        cu_seqlens_q if packed else None,
+        cu_seqlens_k if packed else None,
+        softmax_scale,
+        bounds,
+    )[:3]
 
 
 @stands_for("xformers_flash3::flash_bwd", fake=_fake_three)
 def xformers_flash3_bwd(
-    dout: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, softmax_lse: Tensor,
-    cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, softmax_scale: float, is_causal: bool, window_left: int,
+    dout: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    softmax_scale: float,
+    is_causal: bool,
+    window_left: int,
     window_right: int,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv."""
     return xformers_flash_bwd(
-        dout, query, key, value, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, 0.0, softmax_scale, is_causal,
-        window_left, window_right,
-    )  # fmt: skip
+        dout,
+        query,
+        key,
+        value,
+        out,
+        softmax_lse,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        0.0,
+        softmax_scale,
+        is_causal,
+        window_left,
+        window_right,
+    )
 
 
 _WRITTEN = ("dq", "dk", "dv")
@@ -100,10 +160,23 @@ _WRITTEN = ("dq", "dk", "dv")
 
 @stands_for("aiter::_flash_attn_backward", writes=_WRITTEN, fake=lambda softmax_lse: torch.empty_like(softmax_lse))
 def aiter_backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dq: Tensor | None,
-    dk: Tensor | None, dv: Tensor | None, dropout_p: float, softmax_scale: float, causal: bool, window_size_left: int,
-    window_size_right: int, bias: Tensor | None, alibi_slopes: Tensor | None,
-) -> Tensor:  # fmt: skip
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    dq: Tensor | None,
+    dk: Tensor | None,
+    dv: Tensor | None,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    bias: Tensor | None,
+    alibi_slopes: Tensor | None,
+) -> Tensor:
     """Writes dq, dk, dv; returns softmax_d."""
     _refuse(dropout=dropout_p > 0, bias=bias, alibi_slopes=alibi_slopes)
     bounds = (window_size_left, 0 if causal else window_size_right)
@@ -116,15 +189,36 @@ def _fake_four(q: Tensor, k: Tensor, v: Tensor, softmax_lse: Tensor) -> _Four:
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), torch.empty_like(softmax_lse)
 
 
-@stands_for("aiter::fmha_v3_bwd", "aiter::mha_bwd", "aiter::fmha_v3_varlen_bwd", "aiter::mha_varlen_bwd",
-            writes=_WRITTEN, fake=_fake_four)  # fmt: skip
+@stands_for(
+    "aiter::fmha_v3_bwd",
+    "aiter::mha_bwd",
+    "aiter::fmha_v3_varlen_bwd",
+    "aiter::mha_varlen_bwd",
+    writes=_WRITTEN,
+    fake=_fake_four,
+)
 def aiter_bwd(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dropout_p: float,
-    softmax_scale: float, is_causal: bool, window_size_left: int, window_size_right: int, dq: Tensor | None,
-    dk: Tensor | None, dv: Tensor | None, alibi_slopes: Tensor | None, cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None, bias: Tensor | None = None, sink: Tensor | None = None,
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    dropout_p: float,
+    softmax_scale: float,
+    is_causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    dq: Tensor | None,
+    dk: Tensor | None,
+    dv: Tensor | None,
+    alibi_slopes: Tensor | None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    bias: Tensor | None = None,
+    sink: Tensor | None = None,
     sink_ptr: Tensor | None = None,
-) -> _Four:  # fmt: skip
+) -> _Four:
     """(dq, dk, dv, softmax_d), the first three also written where given."""
     _refuse(dropout=dropout_p > 0, bias=bias, alibi_slopes=alibi_slopes, sink=sink, sink_ptr=sink_ptr)
     bounds = (window_size_left, 0 if is_causal else window_size_right)

@@ -1,3 +1,4 @@
+# pyright: strict
 """xformers' builds of flash-attention: `xformers_flash::flash_fwd` (version 2) and `xformers_flash3::flash_fwd`.
 
 Dropout and left padding are refused, as by the references in `flash_attention`.
@@ -30,9 +31,15 @@ def _fake_three(query: Tensor, value: Tensor, cu_seqlens_q: Tensor | None) -> tu
 
 
 def forward(
-    query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
-    seqused_k: Tensor | None, block_table: Tensor | None, rules: Rules,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    seqused_k: Tensor | None,
+    block_table: Tensor | None,
+    rules: Rules,
+) -> tuple[Tensor, Tensor]:
     """Dense [B, S, H, D], or packed [T, H, D] where cu_seqlens_q is given → (out, lse float32)."""
     if cu_seqlens_q is None:
         parts = [attend(query[i], key[i], value[i], rules, need_lse=True) for i in range(query.shape[0])]
@@ -45,10 +52,19 @@ def forward(
 
 @stands_for("xformers_flash::flash_fwd", fake=_fake_three)
 def flash_fwd(
-    query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
-    seqused_k: Tensor | None, p: float, softmax_scale: float, is_causal: bool, window_left: int, window_right: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    seqused_k: Tensor | None,
+    p: float,
+    softmax_scale: float,
+    is_causal: bool,
+    window_left: int,
+    window_right: int,
     block_tables: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """(out, lse, rng_state int64 [2])."""
     if p > 0:
         raise ValueError("dropout is not implemented by the reference of flash-attention")
@@ -59,10 +75,20 @@ def flash_fwd(
 
 @stands_for("xformers_flash3::flash_fwd", fake=_fake_two)
 def flash3_fwd(
-    query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
-    seqused_k: Tensor | None, leftpad_k: Tensor | None, p: float, softmax_scale: float, is_causal: bool,
-    block_table: Tensor | None, window_left: int, window_right: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    seqused_k: Tensor | None,
+    leftpad_k: Tensor | None,
+    p: float,
+    softmax_scale: float,
+    is_causal: bool,
+    block_table: Tensor | None,
+    window_left: int,
+    window_right: int,
+) -> tuple[Tensor, Tensor]:
     """(out, lse)."""
     if p > 0 or leftpad_k is not None:
         raise ValueError("dropout and leftpad_k are not implemented by the reference of flash-attention")

@@ -1,1 +1,2 @@
+# pyright: strict
 """The mathematics of vendor ops, without a declared op."""

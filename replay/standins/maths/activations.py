@@ -1,3 +1,4 @@
+# pyright: strict
 """The mathematics of gated activations; no ops are declared here."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """Cutting big CPU tensors into blocks of rows, so that float32 copies of 16-bit data stay small and in the cache."""
 
 from __future__ import annotations

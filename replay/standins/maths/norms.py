@@ -1,3 +1,4 @@
+# pyright: strict
 """The mathematics of RMS and layer norms; no ops are declared here.
 
 Statistics are taken in float32, as all of the libraries do.

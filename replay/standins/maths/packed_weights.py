@@ -1,3 +1,4 @@
+# pyright: strict
 """The mathematics of weights with several numbers a word: 4 and 8 bits, integers and small floats; no ops here.
 
 Tiled layouts (Marlin, Machete, ExLlama) are read as plain rows: the same bytes and the same work, other values.
@@ -115,9 +116,15 @@ def column_linear(
 
 
 def grouped_linear_packed(
-    a: Tensor, packed: Tensor, size_n: int, scales: Tensor, zeros: Tensor | None, kind: Kind | None,
-    bias: Tensor | None = None, factor: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    a: Tensor,
+    packed: Tensor,
+    size_n: int,
+    scales: Tensor,
+    zeros: Tensor | None,
+    kind: Kind | None,
+    bias: Tensor | None = None,
+    factor: Tensor | None = None,
+) -> Tensor:
     """a [.., K] times `grouped_weight`, times factor, + bias; in a's dtype."""
     size_k = a.shape[-1]
     bits = bits_of(packed, size_k * size_n)

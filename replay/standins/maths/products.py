@@ -1,3 +1,4 @@
+# pyright: strict
 """Matrix products for the stand-ins; no ops are declared here."""
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
+# pyright: strict
 """Stand-ins for torch_npu's ops."""

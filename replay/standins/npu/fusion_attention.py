@@ -1,3 +1,4 @@
+# pyright: strict
 """torch_npu's attention of training, `npu::npu_fusion_attention`, forward."""
 
 from __future__ import annotations
@@ -77,8 +78,9 @@ def npu_fusion_attention(
     shape = _statistics_shape(query, layout, head_num)
     totals = [
         torch.exp(part - high).masked_fill(high == -torch.inf, 0.0)
-        for part, high in zip(sums, maxima, strict=True) if part is not None
-    ]  # fmt: skip
+        for part, high in zip(sums, maxima, strict=True)
+        if part is not None
+    ]
     top, total = _statistics(maxima, query, shape, layout), _statistics(totals, query, shape, layout)
     result = from_sequences(outs, query, layout, values[0].shape[-1])
     return result, top, total, query.new_empty((0,)), 0, 0, 0

@@ -11,13 +11,27 @@ from opreplay.replay.standins.npu.moe import npu_moe_gating_top_k, npu_moe_gatin
 _Three = tuple[Tensor, Tensor, Tensor]
 
 
-@stands_for("_C_ascend::moe_gating_top_k", fake=lambda x, k, out_flag: (
-    x.new_empty((x.shape[0], k)), x.new_empty((x.shape[0], k), dtype=torch.int32),
-    x.new_empty(x.shape if out_flag else (0,), dtype=torch.float32)))  # fmt: skip
+@stands_for(
+    "_C_ascend::moe_gating_top_k",
+    fake=lambda x, k, out_flag: (
+        x.new_empty((x.shape[0], k)),
+        x.new_empty((x.shape[0], k), dtype=torch.int32),
+        x.new_empty(x.shape if out_flag else (0,), dtype=torch.float32),
+    ),
+)
 def moe_gating_top_k(
-    x: Tensor, k: int, k_group: int, group_count: int, group_select_mode: int, renorm: int, norm_type: int,
-    out_flag: bool, routed_scaling_factor: float, eps: float, bias_opt: Tensor | None,
-) -> _Three:  # fmt: skip
+    x: Tensor,
+    k: int,
+    k_group: int,
+    group_count: int,
+    group_select_mode: int,
+    renorm: int,
+    norm_type: int,
+    out_flag: bool,
+    routed_scaling_factor: float,
+    eps: float,
+    bias_opt: Tensor | None,
+) -> _Three:
     """As `npu::npu_moe_gating_top_k`."""
     return npu_moe_gating_top_k(
         x, k, bias_opt, k_group, group_count, group_select_mode, renorm, norm_type, out_flag, routed_scaling_factor, eps
@@ -44,19 +58,27 @@ def _fake_re_routing(
     tokens: Tensor, expert_token_num_per_rank: Tensor, per_token_scales: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rows = tokens.shape[0]
-    scales = torch.empty_like(per_token_scales) if per_token_scales is not None else tokens.new_empty(
-        (rows,), dtype=torch.float32)  # fmt: skip
+    scales = (
+        torch.empty_like(per_token_scales)
+        if per_token_scales is not None
+        else tokens.new_empty((rows,), dtype=torch.float32)
+    )
     return (
-        torch.empty_like(tokens), scales, tokens.new_empty((rows,), dtype=torch.int32),
+        torch.empty_like(tokens),
+        scales,
+        tokens.new_empty((rows,), dtype=torch.int32),
         expert_token_num_per_rank.new_empty((expert_token_num_per_rank.shape[1],)),
-    )  # fmt: skip
+    )
 
 
 @stands_for("npu::npu_moe_re_routing", fake=_fake_re_routing)
 def moe_re_routing(
-    tokens: Tensor, expert_token_num_per_rank: Tensor, per_token_scales: Tensor | None, expert_token_num_type: int,
+    tokens: Tensor,
+    expert_token_num_per_rank: Tensor,
+    per_token_scales: Tensor | None,
+    expert_token_num_type: int,
     idx_type: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Rows that came rank by rank, by experts within, put expert by expert: (rows, scales, index, rows an expert).
 
     expert_token_num_per_rank [ranks, E] counts; idx_type 0 says where a row came from, 1 where it went.
@@ -67,8 +89,11 @@ def moe_re_routing(
     place = torch.arange(tokens.shape[0], device=tokens.device)
     order = torch.cat((torch.argsort(owner % experts, stable=True), place[owner.numel() :]))
     rows = tokens[order]
-    scales = per_token_scales[order] if per_token_scales is not None else tokens.new_ones(
-        (tokens.shape[0],), dtype=torch.float32)  # fmt: skip
+    scales = (
+        per_token_scales[order]
+        if per_token_scales is not None
+        else tokens.new_ones((tokens.shape[0],), dtype=torch.float32)
+    )
     back = torch.empty_like(order).scatter_(0, order, place)
     total = numbers.sum(0)
     total = total if expert_token_num_type == 1 else total.cumsum(0)

@@ -204,54 +204,97 @@ def gather_backward(grad: Tensor, self_size: list[int], dim: int, index: Tensor)
 
 @stands_for("npu::npu_conv2d", "npu::npu_conv3d", "npu::npu_convolution")
 def convolution(
-    input: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
     groups: int,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """A convolution over the last dims."""
     return torch.convolution(input, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
 
 
 @stands_for("npu::npu_conv_transpose2d", "npu::npu_convolution_transpose")
 def convolution_transpose(
-    input: Tensor, weight: Tensor, bias: Tensor | None, padding: list[int], output_padding: list[int],
-    stride: list[int], dilation: list[int], groups: int,
-) -> Tensor:  # fmt: skip
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    padding: list[int],
+    output_padding: list[int],
+    stride: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
     """A transposed convolution."""
     return torch.convolution(input, weight, bias, stride, padding, dilation, True, output_padding, groups)
 
 
 def _conv_gradients(
-    grad: Tensor, input: Tensor, weight: Tensor, geometry: tuple[list[int], list[int], list[int]],
-    transposed: list[int] | None, groups: int, mask: list[bool],
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    geometry: tuple[list[int], list[int], list[int]],
+    transposed: list[int] | None,
+    groups: int,
+    mask: list[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
     """(gradients of input, weight and bias; empty where mask is false)."""
     stride, padding, dilation = geometry
     channels = grad.shape[1]
     found = torch.ops.aten.convolution_backward(
-        grad, input, weight, [channels], stride, padding, dilation, transposed is not None,
-        transposed or [0] * len(stride), groups, mask,
-    )  # fmt: skip
+        grad,
+        input,
+        weight,
+        [channels],
+        stride,
+        padding,
+        dilation,
+        transposed is not None,
+        transposed or [0] * len(stride),
+        groups,
+        mask,
+    )
     return tuple(part if part is not None else grad.new_empty((0,)) for part in found)  # type: ignore[return-value]
 
 
 @stands_for("npu::npu_conv2d_backward", "npu::npu_conv3d_backward", "npu::npu_convolution_backward")
 def convolution_backward(
-    input: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
-    output_mask: list[bool], grad_output: Tensor | None = None, grad: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    input: Tensor,
+    weight: Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    output_mask: list[bool],
+    grad_output: Tensor | None = None,
+    grad: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of a convolution to input, weight and bias."""
     upstream = grad if grad_output is None else grad_output
     assert upstream is not None
     return _conv_gradients(upstream, input, weight, (stride, padding, dilation), None, groups, output_mask)
 
 
-@stands_for("npu::npu_conv_transpose2d_backward", "npu::npu_conv_transpose3d_backward",
-            "npu::npu_convolution_transpose_backward")  # fmt: skip
+@stands_for(
+    "npu::npu_conv_transpose2d_backward",
+    "npu::npu_conv_transpose3d_backward",
+    "npu::npu_convolution_transpose_backward",
+)
 def convolution_transpose_backward(
-    input: Tensor, weight: Tensor, padding: list[int], output_padding: list[int], stride: list[int],
-    dilation: list[int], groups: int, output_mask: list[bool] | None = None, grad_input_mask: list[bool] | None = None,
-    grad_output: Tensor | None = None, grad: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    input: Tensor,
+    weight: Tensor,
+    padding: list[int],
+    output_padding: list[int],
+    stride: list[int],
+    dilation: list[int],
+    groups: int,
+    output_mask: list[bool] | None = None,
+    grad_input_mask: list[bool] | None = None,
+    grad_output: Tensor | None = None,
+    grad: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of a transposed convolution."""
     upstream = grad if grad_output is None else grad_output
     mask = output_mask if grad_input_mask is None else grad_input_mask

@@ -1,3 +1,4 @@
+# pyright: strict
 """torch_npu's norms with quantisation behind them, other norms and their gradients, losses, quantisation (`npu::*`)."""
 
 from __future__ import annotations
@@ -73,9 +74,17 @@ def _quantized(
 
 @stands_for("npu::npu_add_rms_norm_quant")
 def add_rms_norm_quant(
-    x1: Tensor, x2: Tensor, gamma: Tensor, scales1: Tensor, zero_points1: Tensor | None, scales2: Tensor | None,
-    zero_points2: Tensor | None, epsilon: float, div_mode: bool, beta: Tensor | None = None,
-) -> _Three:  # fmt: skip
+    x1: Tensor,
+    x2: Tensor,
+    gamma: Tensor,
+    scales1: Tensor,
+    zero_points1: Tensor | None,
+    scales2: Tensor | None,
+    zero_points2: Tensor | None,
+    epsilon: float,
+    div_mode: bool,
+    beta: Tensor | None = None,
+) -> _Three:
     """(int8 of the norm by scales1, int8 by scales2 (by scales1 without), x1 + x2)."""
     total = x1 + x2
     normed = rms_norm_with_scale(total, gamma, epsilon)[0].float()
@@ -87,9 +96,14 @@ def add_rms_norm_quant(
 
 @stands_for("npu::npu_add_rms_norm_dynamic_quant")
 def add_rms_norm_dynamic_quant(
-    x1: Tensor, x2: Tensor, gamma: Tensor, smooth_scale1: Tensor | None, smooth_scale2: Tensor | None,
-    beta: Tensor | None, epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    x1: Tensor,
+    x2: Tensor,
+    gamma: Tensor,
+    smooth_scale1: Tensor | None,
+    smooth_scale2: Tensor | None,
+    beta: Tensor | None,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """(int8 of the norm, int8 with the second smoothing, x1 + x2, scale of each row, that of the second)."""
     total = x1 + x2
     normed = rms_norm_with_scale(total, gamma, epsilon)[0].float()
@@ -127,9 +141,14 @@ def rms_norm_dynamic_quant(
 
 @stands_for("npu::npu_layernorm_grad")
 def layernorm_grad(
-    grad_out: Tensor, input: Tensor, normalized_shape: list[int], mean: Tensor, rstd: Tensor, weight: Tensor | None,
+    grad_out: Tensor,
+    input: Tensor,
+    normalized_shape: list[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
     bias: Tensor | None,
-) -> _Three:  # fmt: skip
+) -> _Three:
     """Gradients of a layer norm to input, weight and bias."""
     lead = input.shape[: input.dim() - len(normalized_shape)]
     shape = (*lead, *[1] * len(normalized_shape))
@@ -184,9 +203,13 @@ def group_norm_silu(input: Tensor, weight: Tensor | None, bias: Tensor | None, g
 
 @stands_for("npu::npu_group_norm_swish")
 def group_norm_swish(
-    input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float | None,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float | None,
     swish_scale: float | None,
-) -> _Three:  # fmt: skip
+) -> _Three:
     """(y · sigmoid(swish_scale · y) of the group norm y, mean [N, groups], rstd)."""
     batch, channels = input.shape[:2]
     normed, mean, rstd = torch.native_group_norm(
@@ -197,9 +220,15 @@ def group_norm_swish(
 
 @stands_for("npu::npu_group_norm_swish_grad")
 def group_norm_swish_grad(
-    grad: Tensor, input: Tensor, num_groups: int, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor,
+    grad: Tensor,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
     swish_scale: float | None,
-) -> _Three:  # fmt: skip
+) -> _Three:
     """Gradients of npu_group_norm_swish to input, weight and bias."""
     batch, channels = input.shape[:2]
     inner = input.numel() // max(1, batch * channels)
@@ -211,9 +240,17 @@ def group_norm_swish_grad(
     share = torch.sigmoid(scale * y)
     dy = (grad.float() * (share + scale * y * share * (1 - share))).to(grad.dtype)
     found = torch.ops.aten.native_group_norm_backward(
-        dy, input, mean.reshape(batch, num_groups).to(input.dtype), rstd.reshape(batch, num_groups).to(input.dtype),
-        weight, batch, channels, inner, num_groups, [True] * 3,
-    )  # fmt: skip
+        dy,
+        input,
+        mean.reshape(batch, num_groups).to(input.dtype),
+        rstd.reshape(batch, num_groups).to(input.dtype),
+        weight,
+        batch,
+        channels,
+        inner,
+        num_groups,
+        [True] * 3,
+    )
     return tuple(found)  # type: ignore[return-value]
 
 
@@ -221,33 +258,49 @@ def _fake_loss(input: Tensor, target: Tensor, reduction: str, return_zloss: bool
     rows = (input.shape[0],) if reduction == "none" else ()
     shape = (input.shape[0],) if return_zloss else (0,)
     return (
-        input.new_empty(rows), torch.empty_like(input), input.new_empty(rows if return_zloss else (0,)),
+        input.new_empty(rows),
+        torch.empty_like(input),
+        input.new_empty(rows if return_zloss else (0,)),
         input.new_empty(shape),
-    )  # fmt: skip
+    )
 
 
 @stands_for("npu::npu_cross_entropy_loss", fake=_fake_loss)
 def cross_entropy_loss(
-    input: Tensor, target: Tensor, weight: Tensor | None, reduction: str, ignore_index: int, label_smoothing: float,
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: str,
+    ignore_index: int,
+    label_smoothing: float,
     return_zloss: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(loss, log-softmax [N, C], z-loss and log-sum-exp, which are empty). Raises ValueError for a z-loss."""
     if return_zloss:
         raise ValueError("npu_cross_entropy_loss with a z-loss is not implemented")
     log_prob = input.float().log_softmax(-1)
     loss = F.cross_entropy(
-        input.float(), target.to(torch.int64), weight, reduction=reduction or "mean", ignore_index=ignore_index,
+        input.float(),
+        target.to(torch.int64),
+        weight,
+        reduction=reduction or "mean",
+        ignore_index=ignore_index,
         label_smoothing=label_smoothing,
-    )  # fmt: skip
+    )
     empty = input.new_empty((0,))
     return loss.to(input.dtype), log_prob.to(input.dtype), empty, empty.clone()
 
 
 @stands_for("npu::npu_cross_entropy_loss_backward")
 def cross_entropy_loss_backward(
-    grad_loss: Tensor, log_prob: Tensor, target: Tensor, weight: Tensor | None, reduction: str, ignore_index: int,
+    grad_loss: Tensor,
+    log_prob: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: str,
+    ignore_index: int,
     label_smoothing: float,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Gradient to the input [N, C] from its log-softmax. Raises ValueError for class weights with smoothing."""
     if weight is not None and label_smoothing > 0:
         raise ValueError("class weights together with label smoothing are not implemented")

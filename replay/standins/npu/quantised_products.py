@@ -31,12 +31,18 @@ def _by_group(table: Tensor, size_k: int) -> Tensor:
     return wide if wide.shape[0] == 1 else wide.repeat_interleave(-(-size_k // wide.shape[0]), 0)[:size_k]
 
 
-@stands_for("npu::npu_weight_quant_batchmatmul", fake=lambda x, weight: x.new_empty((
-    *x.shape[:-1], weight.shape[-1] * (8 if weight.dtype == torch.int32 else 1))))  # fmt: skip
+@stands_for(
+    "npu::npu_weight_quant_batchmatmul",
+    fake=lambda x, weight: x.new_empty((*x.shape[:-1], weight.shape[-1] * (8 if weight.dtype == torch.int32 else 1))),
+)
 def weight_quant_batchmatmul(
-    x: Tensor, weight: Tensor, antiquant_scale: Tensor, antiquant_offset: Tensor | None, quant_scale: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    antiquant_scale: Tensor,
+    antiquant_offset: Tensor | None,
+    quant_scale: Tensor | None,
     bias: Tensor | None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """x [.., K] @ (weight [K, N] + offset) · scale + bias; int32 weights hold eight signed 4-bit numbers along N.
 
     Raises ValueError for a quantised result.
@@ -61,8 +67,12 @@ def convert_weight_to_int4pack(weight: Tensor) -> Tensor:
     return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
 
 
-@stands_for("npu::npu_anti_quant", fake=lambda x, dst_dtype: x.new_empty(
-    x.shape, dtype=torch.bfloat16 if dst_dtype in (torch.bfloat16, 15) else torch.float16))  # fmt: skip
+@stands_for(
+    "npu::npu_anti_quant",
+    fake=lambda x, dst_dtype: x.new_empty(
+        x.shape, dtype=torch.bfloat16 if dst_dtype in (torch.bfloat16, 15) else torch.float16
+    ),
+)
 def anti_quant(x: Tensor, scale: Tensor, offset: Tensor | None, dst_dtype: torch.dtype | int | None) -> Tensor:
     """(x + offset) · scale in float16 or bfloat16."""
     values = x.float() if offset is None else x.float() + offset.float()
@@ -72,9 +82,12 @@ def anti_quant(x: Tensor, scale: Tensor, offset: Tensor | None, dst_dtype: torch
 
 @stands_for("npu::npu_dequant_bias")
 def dequant_bias(
-    x: Tensor, weight_scale: Tensor, activation_scale: Tensor | None, bias: Tensor | None,
+    x: Tensor,
+    weight_scale: Tensor,
+    activation_scale: Tensor | None,
+    bias: Tensor | None,
     output_dtype: torch.dtype | None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """int32 x [M, N] (+ int32 bias) · weight_scale [N] · activation_scale [M] (+ float bias)."""
     whole = bias is not None and bias.dtype == torch.int32
     out = (x + bias if whole and bias is not None else x).float() * weight_scale.float()
@@ -87,9 +100,13 @@ def dequant_bias(
 
 @stands_for("npu::npu_quant_matmul_dequant")
 def quant_matmul_dequant(
-    x: Tensor, quantized_weight: Tensor, weight_scale: Tensor, bias: Tensor | None, x_scale: Tensor | None,
+    x: Tensor,
+    quantized_weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    x_scale: Tensor | None,
     smooth_scale: Tensor | None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """x quantised to int8 by rows (or x_scale), times weight [N, K], times both scales, + bias; in x's dtype."""
     rows = x.float() if smooth_scale is None else x.float() * smooth_scale.float()
     scale = row_scale(rows, torch.int8) if x_scale is None else x_scale.float().reshape(-1, 1)
@@ -98,8 +115,10 @@ def quant_matmul_dequant(
     return (product if bias is None else product + bias.float()).to(x.dtype)
 
 
-@stands_for("npu::npu_quant_matmul_reduce_sum", fake=lambda x1, x2: x1.new_empty(
-    (x1.shape[1], x2.shape[-1]), dtype=torch.bfloat16))  # fmt: skip
+@stands_for(
+    "npu::npu_quant_matmul_reduce_sum",
+    fake=lambda x1, x2: x1.new_empty((x1.shape[1], x2.shape[-1]), dtype=torch.bfloat16),
+)
 def quant_matmul_reduce_sum(x1: Tensor, x2: Tensor, x1_scale: Tensor | None, x2_scale: Tensor | None) -> Tensor:
     """Σ over the batch of int8 products [B, M, K] @ [B, K, N], times x1_scale [B, M] and x2_scale [N]; bfloat16."""
     product = x1.float() @ x2.float()
@@ -112,9 +131,13 @@ def quant_matmul_reduce_sum(x1: Tensor, x2: Tensor, x1_scale: Tensor | None, x2_
 
 @stands_for("npu::npu_transpose_batchmatmul")
 def transpose_batchmatmul(
-    input: Tensor, weight: Tensor, bias: Tensor | None, perm_x1: list[int] | None, perm_x2: list[int] | None,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    perm_x1: list[int] | None,
+    perm_x2: list[int] | None,
     perm_y: list[int] | None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """input and weight permuted, multiplied in batches, and the product permuted ([1, 0, 2] unless told)."""
     left = input.permute(perm_x1) if perm_x1 else input
     right = weight.permute(perm_x2) if perm_x2 else weight
@@ -130,10 +153,20 @@ def _swiglu(x: Tensor, activate_left: bool) -> Tensor:
 
 @stands_for("npu::npu_dequant_swiglu_quant", "_C_ascend::npu_dequant_swiglu_quant")
 def dequant_swiglu_quant(
-    x: Tensor, weight_scale: Tensor | None, activation_scale: Tensor | None, bias: Tensor | None,
-    quant_scale: Tensor | None, quant_offset: Tensor | None, group_index: Tensor | None, activate_left: bool,
-    quant_mode: int, swiglu_mode: int = 0, clamp_limit: float = 7.0, glu_alpha: float = 1.702, glu_bias: float = 1.0,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    weight_scale: Tensor | None,
+    activation_scale: Tensor | None,
+    bias: Tensor | None,
+    quant_scale: Tensor | None,
+    quant_offset: Tensor | None,
+    group_index: Tensor | None,
+    activate_left: bool,
+    quant_mode: int,
+    swiglu_mode: int = 0,
+    clamp_limit: float = 7.0,
+    glu_alpha: float = 1.702,
+    glu_bias: float = 1.0,
+) -> tuple[Tensor, Tensor]:
     """x [T, 2H] (int32 times its scales) gated, then int8 with a scale a row (quant_mode 1) or the given one (0).
 
     Groups of rows (counts in group_index) have their own weight_scale and quant_scale.
@@ -171,9 +204,13 @@ def dequant_swiglu_quant(
 
 @stands_for("npu::npu_swiglu_quant")
 def swiglu_quant(
-    x: Tensor, smooth_scales: Tensor | None, offsets: Tensor | None, activate_left: bool, quant_mode: int,
+    x: Tensor,
+    smooth_scales: Tensor | None,
+    offsets: Tensor | None,
+    activate_left: bool,
+    quant_mode: int,
     dst_type: torch.dtype | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """x [.., 2H] gated, then int8 with a scale a row (quant_mode 1) or the given one (0). Groups share one scale."""
     if dst_type not in (None, torch.int8):
         raise ValueError(f"npu_swiglu_quant to {dst_type} is not implemented")
@@ -207,8 +244,9 @@ def _fake_swiglu_quant(x: Tensor, weight_scale: Tensor) -> _Three:
     )
 
 
-@stands_for("npu::npu_grouped_matmul_swiglu_quant", "_C_ascend::grouped_matmul_swiglu_quant", writes=(),
-            fake=_fake_swiglu_quant)  # fmt: skip
+@stands_for(
+    "npu::npu_grouped_matmul_swiglu_quant", "_C_ascend::grouped_matmul_swiglu_quant", writes=(), fake=_fake_swiglu_quant
+)
 def grouped_matmul_swiglu_quant(
     x: Tensor, weight: Tensor, group_list: Tensor, weight_scale: Tensor, x_scale: Tensor
 ) -> _Three:
@@ -226,9 +264,13 @@ def _fake_swiglu_quant_v2(x: Tensor, weight_scale: list[Tensor]) -> tuple[Tensor
 
 @stands_for("npu::npu_grouped_matmul_swiglu_quant_v2", fake=_fake_swiglu_quant_v2)
 def grouped_matmul_swiglu_quant_v2(
-    x: Tensor, weight: list[Tensor], weight_scale: list[Tensor], x_scale: Tensor, group_list: Tensor,
+    x: Tensor,
+    weight: list[Tensor],
+    weight_scale: list[Tensor],
+    x_scale: Tensor,
+    group_list: Tensor,
     group_list_type: int | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """As the first form, with lists of weights; a single one [E, K, 2N] stands for E."""
     single = len(weight) == 1 and weight[0].dim() == 3
     weights = list(weight[0].unbind(0)) if single else list(weight)
@@ -272,18 +314,30 @@ def grouped_matmul_add(
 
 
 _FFN = {
-    "relu": F.relu, "gelu": F.gelu, "fastgelu": lambda x: x * torch.sigmoid(1.702 * x), "silu": F.silu, "": F.gelu,
-    "geglu": lambda x: F.gelu(x.chunk(2, -1)[1]) * x.chunk(2, -1)[0], "swiglu": lambda x: _swiglu(x, True),
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "fastgelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "silu": F.silu,
+    "": F.gelu,
+    "geglu": lambda x: F.gelu(x.chunk(2, -1)[1]) * x.chunk(2, -1)[0],
+    "swiglu": lambda x: _swiglu(x, True),
     "reglu": lambda x: F.relu(x.chunk(2, -1)[1]) * x.chunk(2, -1)[0],
-}  # fmt: skip
+}
 
 
 @stands_for("npu::npu_ffn", fake=lambda x, weight2: x.new_empty((*x.shape[:-1], weight2.shape[-1])))
 def npu_ffn(
-    x: Tensor, weight1: Tensor, weight2: Tensor, activation: str, expert_tokens: list[int] | None,
-    expert_tokens_index: list[int] | None, bias1: Tensor | None, bias2: Tensor | None, deq_scale1: Tensor | None,
+    x: Tensor,
+    weight1: Tensor,
+    weight2: Tensor,
+    activation: str,
+    expert_tokens: list[int] | None,
+    expert_tokens_index: list[int] | None,
+    bias1: Tensor | None,
+    bias2: Tensor | None,
+    deq_scale1: Tensor | None,
     antiquant_scale1: Tensor | None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """x [.., K1] through weight1 [(E,) K1, N1], an activation and weight2 [(E,) K2, N2]; rows split by expert_tokens.
 
     Raises ValueError for quantised weights.

@@ -46,9 +46,22 @@ def npu_fusion_attention_v2(
     """npu_fusion_attention with other names. Raises ValueError for separate rotary parts and for fp8 scales."""
     refuse(query_rope=query_rope, d_scale_q=d_scale_q)
     return npu_fusion_attention(
-        query, key, value, head_num, input_layout, pse, atten_mask, scale, keep_prob, pre_tokens, next_tokens,
-        actual_seq_qlen, actual_seq_kvlen, sparse_mode, sink,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        head_num,
+        input_layout,
+        pse,
+        atten_mask,
+        scale,
+        keep_prob,
+        pre_tokens,
+        next_tokens,
+        actual_seq_qlen,
+        actual_seq_kvlen,
+        sparse_mode,
+        sink,
+    )
 
 
 def _hidden(
@@ -97,10 +110,21 @@ def _statistics(stat: Tensor, layout: str, lengths: list[int]) -> list[Tensor]:
 
 
 def _gradients(
-    query: Tensor, key: Tensor, value: Tensor, dy: Tensor, head_num: int, input_layout: str, mask: Tensor | None,
-    softmax_max: Tensor | None, softmax_sum: Tensor | None, attention_in: Tensor | None, scale: float,
-    tokens: tuple[int, int], lengths: tuple[Lengths, Lengths], sparse_mode: int,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dy: Tensor,
+    head_num: int,
+    input_layout: str,
+    mask: Tensor | None,
+    softmax_max: Tensor | None,
+    softmax_sum: Tensor | None,
+    attention_in: Tensor | None,
+    scale: float,
+    tokens: tuple[int, int],
+    lengths: tuple[Lengths, Lengths],
+    sparse_mode: int,
+) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv in the layout of their tensors. Raises ValueError without what the forward pass saved."""
     if softmax_max is None or softmax_sum is None or attention_in is None:
         raise ValueError("softmax_max, softmax_sum and attention_in of the forward pass are needed")
@@ -155,9 +179,21 @@ def _grad(
     """(dq, dk, dv, gradient of pse, which is empty)."""
     refuse(pse=pse, dropout=keep_prob < 1)
     found = _gradients(
-        query, key, value, dy, head_num, input_layout, atten_mask, softmax_max, softmax_sum, attention_in,
-        scale_value, (pre_tockens, next_tockens), (actual_seq_qlen, actual_seq_kvlen), sparse_mode,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        dy,
+        head_num,
+        input_layout,
+        atten_mask,
+        softmax_max,
+        softmax_sum,
+        attention_in,
+        scale_value,
+        (pre_tockens, next_tockens),
+        (actual_seq_qlen, actual_seq_kvlen),
+        sparse_mode,
+    )
     return *found, query.new_empty((0,))
 
 
@@ -190,9 +226,25 @@ def npu_fusion_attention_grad_sink(
     """As the older form, and the gradient of the sinks, which is empty."""
     refuse(sink=sink)
     found = _grad(
-        query, key, value, dy, head_num, input_layout, pse, atten_mask, softmax_max, softmax_sum, attention_in,
-        scale_value, keep_prob, pre_tockens, next_tockens, actual_seq_qlen, actual_seq_kvlen, sparse_mode,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        dy,
+        head_num,
+        input_layout,
+        pse,
+        atten_mask,
+        softmax_max,
+        softmax_sum,
+        attention_in,
+        scale_value,
+        keep_prob,
+        pre_tockens,
+        next_tockens,
+        actual_seq_qlen,
+        actual_seq_kvlen,
+        sparse_mode,
+    )
     return *found, query.new_empty((0,))
 
 
@@ -209,13 +261,23 @@ def npu_attention_update(lse: list[Tensor], local_out: list[Tensor], update_type
     return merged, total if update_type == 1 else total.new_empty((0,))
 
 
-@stands_for("npu::npu_ring_attention_update", fake=lambda prev_attn_out, prev_softmax_max, prev_softmax_sum: (
-    torch.empty_like(prev_attn_out), torch.empty_like(prev_softmax_max), torch.empty_like(prev_softmax_sum)
-))  # fmt: skip
+@stands_for(
+    "npu::npu_ring_attention_update",
+    fake=lambda prev_attn_out, prev_softmax_max, prev_softmax_sum: (
+        torch.empty_like(prev_attn_out),
+        torch.empty_like(prev_softmax_max),
+        torch.empty_like(prev_softmax_sum),
+    ),
+)
 def npu_ring_attention_update(
-    prev_attn_out: Tensor, prev_softmax_max: Tensor, prev_softmax_sum: Tensor, cur_attn_out: Tensor,
-    cur_softmax_max: Tensor, cur_softmax_sum: Tensor, input_layout: str,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    prev_attn_out: Tensor,
+    prev_softmax_max: Tensor,
+    prev_softmax_sum: Tensor,
+    cur_attn_out: Tensor,
+    cur_softmax_max: Tensor,
+    cur_softmax_sum: Tensor,
+    input_layout: str,
+) -> tuple[Tensor, Tensor, Tensor]:
     """(out, softmax_max, softmax_sum) of two parts; statistics [B, N, S, 8], outputs SBH, or TND with [T, N, 8]."""
     top = torch.maximum(prev_softmax_max, cur_softmax_max)
     before = prev_softmax_sum * torch.exp(prev_softmax_max - top)

@@ -1,3 +1,4 @@
+# pyright: strict
 """SGLang's `sgl_kernel`: norms, activations, rotary embedding, quantisation, GEMMs, merging, cache stores.
 
 `cuda_stream` and `enable_pdl` of the CUDA builds only say how to launch; they are accepted and not used.

@@ -1,3 +1,4 @@
+# pyright: strict
 """SGLang's `sgl_kernel` MoE ops: choosing experts, sorting tokens, summing outputs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """Transformer Engine's fused softmax of attention scores, with its masks, and the gradients."""
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ def scaled_masked(inputs: Tensor, mask: Tensor, scale: float) -> Tensor:
 
 
 @stands_for(
-    "te_softmax::scaled_upper_triang_masked_softmax_fwd", "te_softmax::scaled_aligned_causal_masked_softmax_fwd",
+    "te_softmax::scaled_upper_triang_masked_softmax_fwd",
+    "te_softmax::scaled_aligned_causal_masked_softmax_fwd",
     writes=(),
-)  # fmt: skip
+)
 def scaled_causal(inputs: Tensor, scale: float) -> Tensor:
     """As `scaled`, over the keys up to each query's own; the last query sees all of them. Later ones are zero."""
     queries, keys = inputs.shape[-2:]
@@ -38,10 +40,12 @@ def scaled_causal(inputs: Tensor, scale: float) -> Tensor:
 
 
 @stands_for(
-    "te_softmax::scaled_softmax_bwd", "te_softmax::scaled_masked_softmax_bwd",
-    "te_softmax::scaled_upper_triang_masked_softmax_bwd", "te_softmax::scaled_aligned_causal_masked_softmax_bwd",
+    "te_softmax::scaled_softmax_bwd",
+    "te_softmax::scaled_masked_softmax_bwd",
+    "te_softmax::scaled_upper_triang_masked_softmax_bwd",
+    "te_softmax::scaled_aligned_causal_masked_softmax_bwd",
     writes=(),
-)  # fmt: skip
+)
 def scaled_backward(output_grads: Tensor, softmax_results: Tensor, scale: float) -> Tensor:
     """The gradient of the unscaled scores: zero where the softmax was."""
     y, grad = softmax_results.float(), output_grads.float()

@@ -1,3 +1,4 @@
+# pyright: strict
 """LoRA's two products, shrink to the rank and expand from it, under the names of vLLM, Punica and vllm-ascend.
 
 Weights are [adapters, out, in] (or [adapters, 1, out, in]); a token whose adapter is negative gets nothing.
@@ -60,9 +61,13 @@ def lora_shrink(
 
 @stands_for("vllm::lora_expand", "vllm::v1_expand")
 def lora_expand(
-    inputs: Tensor, lora_b_weights: list[Tensor], output_tensor: Tensor, token_lora_mapping: Tensor,
-    offset_start: int, add_inputs: bool,
-) -> None:  # fmt: skip
+    inputs: Tensor,
+    lora_b_weights: list[Tensor],
+    output_tensor: Tensor,
+    token_lora_mapping: Tensor,
+    offset_start: int,
+    add_inputs: bool,
+) -> None:
     """Columns of output_tensor [T, ..] from offset_start on (+)= inputs [slices, T, rank] @ B, slice behind slice."""
     start = offset_start
     for number, weights in enumerate(lora_b_weights):
@@ -74,9 +79,14 @@ def lora_expand(
 
 @stands_for("vllm::sgmv_shrink")
 def sgmv_shrink(
-    inputs: Tensor, lora_a_weights: list[Tensor] | Tensor, output_tensor: Tensor, b_seq_start_loc: Tensor,
-    seq_len_tensor: Tensor, lora_indices_tensor: Tensor, scaling: float,
-) -> None:  # fmt: skip
+    inputs: Tensor,
+    lora_a_weights: list[Tensor] | Tensor,
+    output_tensor: Tensor,
+    b_seq_start_loc: Tensor,
+    seq_len_tensor: Tensor,
+    lora_indices_tensor: Tensor,
+    scaling: float,
+) -> None:
     """As lora_shrink, adapters by sequence; one weight gives [T, rank]."""
     mapping = tokens_adapters(b_seq_start_loc, seq_len_tensor, lora_indices_tensor, inputs.shape[0])
     several = isinstance(lora_a_weights, (list, tuple))
@@ -123,9 +133,14 @@ def bgmv_shrink(
 
 @stands_for("vllm::bgmv_expand", "vllm::bgmv_expand_slice", "vllm::xpu_bgmv_expand", "vllm::xpu_bgmv_expand_slice")
 def bgmv_expand(
-    inputs: Tensor, lora_b_weights: Tensor, output_tensor: Tensor, lora_indices_tensor: Tensor, add_inputs: bool,
-    slice_offset: int = 0, slice_size: int | None = None,
-) -> None:  # fmt: skip
+    inputs: Tensor,
+    lora_b_weights: Tensor,
+    output_tensor: Tensor,
+    lora_indices_tensor: Tensor,
+    add_inputs: bool,
+    slice_offset: int = 0,
+    slice_size: int | None = None,
+) -> None:
     """output_tensor [T, ..] from slice_offset on (+)= inputs [T, rank] @ B of each token's adapter."""
     width = slice_size or _matrices(lora_b_weights).shape[1]
     target = output_tensor[:, slice_offset : slice_offset + width]
@@ -134,9 +149,16 @@ def bgmv_expand(
 
 @stands_for("_punica_C::dispatch_bgmv", "_punica_C::dispatch_bgmv_low_level")
 def punica_bgmv(
-    y: Tensor, x: Tensor, w: Tensor, indicies: Tensor, layer_idx: int, scale: float, h_in: int | None = None,
-    h_out: int | None = None, y_offset: int = 0,
-) -> None:  # fmt: skip
+    y: Tensor,
+    x: Tensor,
+    w: Tensor,
+    indicies: Tensor,
+    layer_idx: int,
+    scale: float,
+    h_in: int | None = None,
+    h_out: int | None = None,
+    y_offset: int = 0,
+) -> None:
     """y [T, ..] += scale · x [T, in] @ w [adapters, layers, out, in] of one layer."""
     matrices = w[:, layer_idx, : h_out or w.shape[2], : h_in or w.shape[3]]
     target = y[:, y_offset : y_offset + matrices.shape[1]]

@@ -74,9 +74,13 @@ def marlin_qqq_gemm(a: Tensor, b_q_weight: Tensor, s_tok: Tensor, s_ch: Tensor, 
 
 @stands_for("sglang::unified_apply_gptq_marlin_gemm", "sglang::unified_apply_gptq_marlin_gemm_with_wtype")
 def unified_gptq_marlin(
-    input: Tensor, weight: Tensor, weight_scale: Tensor, weight_zp: Tensor, output_size_per_partition: int,
+    input: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    weight_zp: Tensor,
+    output_size_per_partition: int,
     wtype_id: int = 0,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """As marlin_gemm on the last dim of input."""
     kind = _usable(kind_of(wtype_id)) if wtype_id else None
     return grouped_linear_packed(input, weight, output_size_per_partition, weight_scale, weight_zp, kind)
@@ -90,9 +94,13 @@ def fp8_marlin_linear(input: Tensor, weight: Tensor, weight_scale: Tensor, size_
 
 @stands_for("sglang::apply_fp4_marlin_linear")
 def fp4_marlin_linear(
-    input: Tensor, weight: Tensor, weight_scale: Tensor, weight_global_scale: Tensor, size_n: int,
+    input: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    weight_global_scale: Tensor,
+    size_n: int,
     bias: Tensor | None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """As marlin_gemm with a 4-bit float weight, an fp8 scale a group and one for all."""
     kind = Kind(2, 1, True, 0)
     return grouped_linear_packed(input, weight, size_n, weight_scale, None, kind, bias, weight_global_scale)
@@ -100,9 +108,13 @@ def fp4_marlin_linear(
 
 @stands_for("_C::gptq_gemm", "sgl_kernel::gptq_gemm")
 def gptq_gemm(
-    a: Tensor, b_q_weight: Tensor, b_gptq_qzeros: Tensor, b_gptq_scales: Tensor, bit: int,
+    a: Tensor,
+    b_q_weight: Tensor,
+    b_gptq_qzeros: Tensor,
+    b_gptq_scales: Tensor,
+    bit: int,
     use_v2_format: bool = False,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """a [M, K] @ the weight int32 [K · bit / 32, N], zeros int32 [groups, N · bit / 32], scales [groups, N]."""
     if bit not in (2, 4, 8):
         raise ValueError(f"GPTQ weights of {bit} bits are not implemented")
@@ -134,8 +146,13 @@ def _pack(numbers: Tensor, bits: int) -> Tensor:
     return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
 
 
-@stands_for("_C::gptq_marlin_repack", "_C::awq_marlin_repack", "sgl_kernel::gptq_marlin_repack",
-            "sgl_kernel::awq_marlin_repack", writes=())  # fmt: skip
+@stands_for(
+    "_C::gptq_marlin_repack",
+    "_C::awq_marlin_repack",
+    "sgl_kernel::gptq_marlin_repack",
+    "sgl_kernel::awq_marlin_repack",
+    writes=(),
+)
 def marlin_repack(b_q_weight: Tensor, size_k: int, size_n: int, num_bits: int) -> Tensor:
     """The words of a weight as int32 [K / 16, N · 16 · bits / 32]; their order stays."""
     words = size_k * size_n * num_bits // 32
@@ -172,8 +189,9 @@ def machete_mm(
     rows = A if A.dtype.itemsize > 1 else A.to(torch.float32)
     out = grouped_linear_packed(rows, words, size_n, scales, None, _usable(kind)).float()
     if group_zeros is not None:
-        out = out + column_linear(rows, size_n, lambda part: spread(group_zeros[:, part].float(), size_k), None,
-                                  torch.float32)  # fmt: skip
+        out = out + column_linear(
+            rows, size_n, lambda part: spread(group_zeros[:, part].float(), size_k), None, torch.float32
+        )
     if channel_scales is not None:
         out = out * channel_scales.float().reshape(1, -1)
     if token_scales is not None:

@@ -30,9 +30,19 @@ def _scale_offsets(number: Tensor, target: Tensor | None, multiple: int = 128) -
         _offsets((number + multiple - 1) // multiple * multiple, target)
 
 
-@stands_for("_C::get_cutlass_moe_mm_data", "sgl_kernel::get_cutlass_w4a8_moe_mm_data", "sgl_kernel::prepare_moe_input",
-            writes=("expert_offsets", "blockscale_offsets", "problem_sizes1", "problem_sizes2", "input_permutation",
-                    "output_permutation"))  # fmt: skip
+@stands_for(
+    "_C::get_cutlass_moe_mm_data",
+    "sgl_kernel::get_cutlass_w4a8_moe_mm_data",
+    "sgl_kernel::prepare_moe_input",
+    writes=(
+        "expert_offsets",
+        "blockscale_offsets",
+        "problem_sizes1",
+        "problem_sizes2",
+        "input_permutation",
+        "output_permutation",
+    ),
+)
 def moe_mm_data(
     topk_ids: Tensor,
     expert_offsets: Tensor,
@@ -65,9 +75,15 @@ def moe_mm_data(
 
 @stands_for("_C::get_cutlass_moe_mm_problem_sizes")
 def moe_mm_problem_sizes(
-    topk_ids: Tensor, problem_sizes1: Tensor, problem_sizes2: Tensor, num_experts: int, n: int, k: int,
-    blockscale_offsets: Tensor | None, force_swap_ab: bool | None = None,
-) -> None:  # fmt: skip
+    topk_ids: Tensor,
+    problem_sizes1: Tensor,
+    problem_sizes2: Tensor,
+    num_experts: int,
+    n: int,
+    k: int,
+    blockscale_offsets: Tensor | None,
+    force_swap_ab: bool | None = None,
+) -> None:
     """The sizes alone; see moe_mm_data."""
     number = counts(topk_ids, num_experts)
     _sizes(number, problem_sizes1, 2 * n, k, bool(force_swap_ab))
@@ -86,9 +102,15 @@ def problem_sizes_from_offsets(
 
 @stands_for("_C::get_cutlass_pplx_moe_mm_data", "_C::get_cutlass_batched_moe_mm_data")
 def batched_moe_mm_data(
-    expert_offsets: Tensor, problem_sizes1: Tensor, problem_sizes2: Tensor, expert_num_tokens: Tensor,
-    num_local_experts: int, padded_m: int, n: int, k: int,
-) -> None:  # fmt: skip
+    expert_offsets: Tensor,
+    problem_sizes1: Tensor,
+    problem_sizes2: Tensor,
+    expert_num_tokens: Tensor,
+    num_local_experts: int,
+    padded_m: int,
+    n: int,
+    k: int,
+) -> None:
     """Experts whose rows start at e · padded_m, expert_num_tokens[e] of them."""
     number = expert_num_tokens[:num_local_experts].to(torch.int64)
     _sizes(number, problem_sizes1, 2 * n, k, False)
@@ -118,32 +140,60 @@ def apply_shuffle_mul_sum(input: Tensor, output: Tensor, permutation: Tensor, fa
     output.copy_(rows.sum(1))
 
 
-@stands_for("_moe_C::moe_permute_with_scratch",
-            writes=("permuted_input", "expert_first_token_offset", "inv_permuted_idx", "permuted_idx"))  # fmt: skip
+@stands_for(
+    "_moe_C::moe_permute_with_scratch",
+    writes=("permuted_input", "expert_first_token_offset", "inv_permuted_idx", "permuted_idx"),
+)
 def moe_permute_with_scratch(
-    input: Tensor, topk_ids: Tensor, expert_map: Tensor | None, n_local_expert: int, topk: int,
-    permuted_input: Tensor, expert_first_token_offset: Tensor, inv_permuted_idx: Tensor, permuted_idx: Tensor,
-) -> None:  # fmt: skip
+    input: Tensor,
+    topk_ids: Tensor,
+    expert_map: Tensor | None,
+    n_local_expert: int,
+    topk: int,
+    permuted_input: Tensor,
+    expert_first_token_offset: Tensor,
+    inv_permuted_idx: Tensor,
+    permuted_idx: Tensor,
+) -> None:
     """As `_moe_C::moe_permute`; the scratch is not used."""
-    moe_permute(input, topk_ids, expert_map, n_local_expert, topk, permuted_input, expert_first_token_offset,
-                inv_permuted_idx, permuted_idx)  # fmt: skip
+    moe_permute(
+        input,
+        topk_ids,
+        expert_map,
+        n_local_expert,
+        topk,
+        permuted_input,
+        expert_first_token_offset,
+        inv_permuted_idx,
+        permuted_idx,
+    )
 
 
 @stands_for("_moe_C::sgl_moe_align_block_size", "_C::moe_align_block_size")
 def old_moe_align_block_size(
-    topk_ids: Tensor, num_experts: int, block_size: int, sorted_token_ids: Tensor, experts_ids: Tensor,
+    topk_ids: Tensor,
+    num_experts: int,
+    block_size: int,
+    sorted_token_ids: Tensor,
+    experts_ids: Tensor,
     num_tokens_post_pad: Tensor,
-) -> None:  # fmt: skip
+) -> None:
     """As `_moe_C::moe_align_block_size`."""
     moe_align_block_size(topk_ids, num_experts, block_size, sorted_token_ids, experts_ids, num_tokens_post_pad)
 
 
-@stands_for("aiter::moe_align_block_size",
-            writes=("sorted_token_ids", "experts_ids", "token_nums", "num_tokens_post_pad"))  # fmt: skip
+@stands_for(
+    "aiter::moe_align_block_size", writes=("sorted_token_ids", "experts_ids", "token_nums", "num_tokens_post_pad")
+)
 def aiter_moe_align_block_size(
-    topk_ids: Tensor, num_experts: int, block_size: int, sorted_token_ids: Tensor, experts_ids: Tensor,
-    token_nums: Tensor, num_tokens_post_pad: Tensor,
-) -> None:  # fmt: skip
+    topk_ids: Tensor,
+    num_experts: int,
+    block_size: int,
+    sorted_token_ids: Tensor,
+    experts_ids: Tensor,
+    token_nums: Tensor,
+    num_tokens_post_pad: Tensor,
+) -> None:
     """As vLLM's; token_nums are the rows that a block really has."""
     moe_align_block_size(topk_ids, num_experts, block_size, sorted_token_ids, experts_ids, num_tokens_post_pad)
     length = token_nums.numel() * block_size
@@ -216,8 +266,9 @@ def ep_moe_pre_reorder(
     if a1_scales is not None:
         scale = a1_scales.float().flatten()
         by_token = use_per_token_if_dynamic and scale.numel() == input.shape[0]
-        rows = rows / (scale[token] if by_token else scale[(ids.flatten()[mine] - start_expert_id).clamp(
-            max=scale.numel() - 1)]).unsqueeze(1)  # fmt: skip
+        rows = rows / (
+            scale[token] if by_token else scale[(ids.flatten()[mine] - start_expert_id).clamp(max=scale.numel() - 1)]
+        ).unsqueeze(1)
     if gateup_input.dtype.itemsize == 1:
         limit = largest(gateup_input.dtype)
         rows = rows.clamp(-limit, limit)
@@ -228,9 +279,13 @@ def ep_moe_pre_reorder(
 
 @stands_for("sgl_kernel::ep_moe_silu_and_mul", writes=("down_input",))
 def ep_moe_silu_and_mul(
-    gateup_output: Tensor, down_input: Tensor, reorder_topk_ids: Tensor, scales: Tensor | None, start_expert_id: int,
+    gateup_output: Tensor,
+    down_input: Tensor,
+    reorder_topk_ids: Tensor,
+    scales: Tensor | None,
+    start_expert_id: int,
     end_expert_id: int,
-) -> None:  # fmt: skip
+) -> None:
     """silu(first half) · second half of rows whose expert is of this rank, divided by the expert's scale."""
     ids = reorder_topk_ids.to(torch.int64)
     mine = (ids >= start_expert_id) & (ids <= end_expert_id)
@@ -245,9 +300,15 @@ def ep_moe_silu_and_mul(
 
 @stands_for("sgl_kernel::ep_moe_post_reorder", writes=("output",))
 def ep_moe_post_reorder(
-    down_output: Tensor, output: Tensor, src2dst: Tensor, topk_ids: Tensor, topk_weights: Tensor,
-    start_expert_id: int, end_expert_id: int, topk: int,
-) -> None:  # fmt: skip
+    down_output: Tensor,
+    output: Tensor,
+    src2dst: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    start_expert_id: int,
+    end_expert_id: int,
+    topk: int,
+) -> None:
     """output [T, H] = Σ over slots of this rank's experts of weight · down_output[src2dst]."""
     ids = topk_ids.reshape(-1, topk)
     mine = (ids >= start_expert_id) & (ids <= end_expert_id)

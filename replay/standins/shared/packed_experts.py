@@ -46,8 +46,9 @@ def _fake_marlin(a: Tensor, c_or_none: Tensor | None, size_m: int, size_n: int, 
     return a.new_empty((size_m * top_k, size_n), dtype=a.dtype if a.dtype.itemsize > 1 else torch.bfloat16)
 
 
-@stands_for("_moe_C::moe_wna16_marlin_gemm", "sgl_kernel::moe_wna16_marlin_gemm", writes=("c_or_none",),
-            fake=_fake_marlin)  # fmt: skip
+@stands_for(
+    "_moe_C::moe_wna16_marlin_gemm", "sgl_kernel::moe_wna16_marlin_gemm", writes=("c_or_none",), fake=_fake_marlin
+)
 def moe_wna16_marlin_gemm(
     a: Tensor,
     c_or_none: Tensor | None,
@@ -172,13 +173,27 @@ def fused_marlin_moe(
         rows = hidden_states[flat // topk]
         rows = rows * factor if apply_router_weight_on_input else rows
         inner = gate(
-            grouped_linear_packed(rows, w1[expert], w1_scale.shape[-1], w1_scale[expert], _of(w1_zeros, expert), kind,
-                                  _of(first, expert), _of(global_scale1, expert))
-        )  # fmt: skip
+            grouped_linear_packed(
+                rows,
+                w1[expert],
+                w1_scale.shape[-1],
+                w1_scale[expert],
+                _of(w1_zeros, expert),
+                kind,
+                _of(first, expert),
+                _of(global_scale1, expert),
+            )
+        )
         result = grouped_linear_packed(
-            inner, w2[expert], hidden_states.shape[1], w2_scale[expert], _of(w2_zeros, expert), kind,
-            _of(second, expert), _of(global_scale2, expert),
-        )  # fmt: skip
+            inner,
+            w2[expert],
+            hidden_states.shape[1],
+            w2_scale[expert],
+            _of(w2_zeros, expert),
+            kind,
+            _of(second, expert),
+            _of(global_scale2, expert),
+        )
         out.index_add_(0, flat // topk, (result if apply_router_weight_on_input else result * factor).float())
     return (out if routed_scaling_factor is None else out * routed_scaling_factor).to(hidden_states.dtype)
 
@@ -221,8 +236,12 @@ def cutlass_moe_mm(
     _grouped(out_tensors, a_tensors, b_tensors, a_scales, b_scales, expert_offsets, problem_sizes)
 
 
-@stands_for("_C::cutlass_blockwise_scaled_grouped_mm", "sgl_kernel::fp8_blockwise_scaled_grouped_mm",
-            "sgl_kernel::es_fp8_blockwise_scaled_grouped_mm", writes=("output",))  # fmt: skip
+@stands_for(
+    "_C::cutlass_blockwise_scaled_grouped_mm",
+    "sgl_kernel::fp8_blockwise_scaled_grouped_mm",
+    "sgl_kernel::es_fp8_blockwise_scaled_grouped_mm",
+    writes=("output",),
+)
 def blockwise_grouped_mm(
     output: Tensor,
     a: Tensor,

@@ -70,9 +70,16 @@ def silu_and_mul_per_block_quant(
 
 
 def _by_groups(
-    input: Tensor, output_q: Tensor, output_s: Tensor, group: int, eps: float, limit: float, power_of_two: bool,
-    gate: bool, masked_m: Tensor | None,
-) -> None:  # fmt: skip
+    input: Tensor,
+    output_q: Tensor,
+    output_s: Tensor,
+    group: int,
+    eps: float,
+    limit: float,
+    power_of_two: bool,
+    gate: bool,
+    masked_m: Tensor | None,
+) -> None:
     value = _gated("silu", input) if gate else input
     scale = group_scale(value, group, limit, eps=eps, power_of_two=power_of_two)
     data = quantize_groups(value, scale, output_q.dtype)
@@ -89,27 +96,53 @@ def _by_groups(
     output_s.copy_(torch.where(real, scale, output_s.float()))
 
 
-@stands_for("sgl_kernel::sgl_per_token_group_quant_8bit_v2", "sglang::per_token_group_quant_8bit_v2",
-            "sglang::per_token_group_quant_8bit", writes=("output_q", "output_s"))  # fmt: skip
+@stands_for(
+    "sgl_kernel::sgl_per_token_group_quant_8bit_v2",
+    "sglang::per_token_group_quant_8bit_v2",
+    "sglang::per_token_group_quant_8bit",
+    writes=("output_q", "output_s"),
+)
 def per_token_group_quant_8bit(
-    input: Tensor, output_q: Tensor, output_s: Tensor, group_size: int, eps: float, scale_ue8m0: bool,
-    fp8_max: float | None = None, max_8bit: float | None = None, fuse_silu_and_mul: bool = False,
+    input: Tensor,
+    output_q: Tensor,
+    output_s: Tensor,
+    group_size: int,
+    eps: float,
+    scale_ue8m0: bool,
+    fp8_max: float | None = None,
+    max_8bit: float | None = None,
+    fuse_silu_and_mul: bool = False,
     masked_m: Tensor | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """8 bits with a scale a group of neighbours, of input or of its gated halves; only the first masked_m rows."""
     limit = fp8_max if fp8_max is not None else max_8bit
-    _by_groups(input, output_q, output_s, group_size, eps, limit or largest(output_q.dtype), scale_ue8m0,
-               fuse_silu_and_mul, masked_m)  # fmt: skip
+    _by_groups(
+        input,
+        output_q,
+        output_s,
+        group_size,
+        eps,
+        limit or largest(output_q.dtype),
+        scale_ue8m0,
+        fuse_silu_and_mul,
+        masked_m,
+    )
 
 
 @stands_for("sglang::per_token_group_quant")
 def per_token_group_quant(
-    input: Tensor, output_q: Tensor, output_s: Tensor, group_size: int, scale_ue8m0: bool, fuse_silu_and_mul: bool,
+    input: Tensor,
+    output_q: Tensor,
+    output_s: Tensor,
+    group_size: int,
+    scale_ue8m0: bool,
+    fuse_silu_and_mul: bool,
     masked_m: Tensor | None,
-) -> None:  # fmt: skip
+) -> None:
     """As per_token_group_quant_8bit with the dtype's own limit."""
-    _by_groups(input, output_q, output_s, group_size, 1e-10, largest(output_q.dtype), scale_ue8m0, fuse_silu_and_mul,
-               masked_m)  # fmt: skip
+    _by_groups(
+        input, output_q, output_s, group_size, 1e-10, largest(output_q.dtype), scale_ue8m0, fuse_silu_and_mul, masked_m
+    )
 
 
 @stands_for("vllm::triton_per_token_group_quant_fp8")
@@ -190,9 +223,13 @@ def hadacore_transform(x: Tensor, inplace: bool) -> Tensor:
 
 @stands_for("sglang::moe_topk_softmax_out")
 def moe_topk_softmax(
-    topk_weights: Tensor, topk_ids: Tensor, gating_output: Tensor, renormalize: bool, moe_softcapping: float,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    gating_output: Tensor,
+    renormalize: bool,
+    moe_softcapping: float,
     correction_bias: Tensor | None,
-) -> None:  # fmt: skip
+) -> None:
     """As `sgl_kernel::topk_softmax`."""
     logits = gating_output.float()
     if moe_softcapping > 0:
@@ -202,60 +239,114 @@ def moe_topk_softmax(
 
 @stands_for("sglang::moe_topk_sigmoid_out")
 def moe_topk_sigmoid(
-    gating_output: Tensor, topk_weights: Tensor, topk_ids: Tensor, renormalize: bool, correction_bias: Tensor | None,
-    routed_scaling_factor: float, num_fused_shared_experts: int,
-) -> None:  # fmt: skip
+    gating_output: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    renormalize: bool,
+    correction_bias: Tensor | None,
+    routed_scaling_factor: float,
+    num_fused_shared_experts: int,
+) -> None:
     """The k best by sigmoid. Raises ValueError for shared experts behind the routed ones."""
     if num_fused_shared_experts:
         raise ValueError("moe_topk_sigmoid with shared experts is not implemented")
-    write_choice(gating_output.float().sigmoid(), topk_weights, topk_ids, renormalize=renormalize,
-                 bias=correction_bias, scaling=routed_scaling_factor)  # fmt: skip
+    write_choice(
+        gating_output.float().sigmoid(),
+        topk_weights,
+        topk_ids,
+        renormalize=renormalize,
+        bias=correction_bias,
+        scaling=routed_scaling_factor,
+    )
 
 
 @stands_for("sglang::fused_topk_deepseek")
 def fused_topk_deepseek(
-    gating_output: Tensor, correction_bias: Tensor, num_expert_group: int, topk_group: int, scaling_factor: float,
-    topk_weights: Tensor, topk_ids: Tensor, renormalize: bool,
-) -> None:  # fmt: skip
+    gating_output: Tensor,
+    correction_bias: Tensor,
+    num_expert_group: int,
+    topk_group: int,
+    scaling_factor: float,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    renormalize: bool,
+) -> None:
     """DeepSeek-V3's choice among groups of experts."""
-    write_grouped(gating_output.float().sigmoid(), topk_weights, topk_ids, num_expert_group, topk_group, renormalize,
-                  scaling_factor, correction_bias.float())  # fmt: skip
+    write_grouped(
+        gating_output.float().sigmoid(),
+        topk_weights,
+        topk_ids,
+        num_expert_group,
+        topk_group,
+        renormalize,
+        scaling_factor,
+        correction_bias.float(),
+    )
 
 
-@stands_for("sgl_kernel::kimi_k2_moe_fused_gate", fake=lambda input, topk: [
-    input.new_empty((input.shape[0], topk), dtype=torch.float32),
-    input.new_empty((input.shape[0], topk), dtype=torch.int32)])  # fmt: skip
+@stands_for(
+    "sgl_kernel::kimi_k2_moe_fused_gate",
+    fake=lambda input, topk: [
+        input.new_empty((input.shape[0], topk), dtype=torch.float32),
+        input.new_empty((input.shape[0], topk), dtype=torch.int32),
+    ],
+)
 def kimi_k2_moe_fused_gate(
-    input: Tensor, bias: Tensor, topk: int, renormalize: bool, routed_scaling_factor: float,
+    input: Tensor,
+    bias: Tensor,
+    topk: int,
+    renormalize: bool,
+    routed_scaling_factor: float,
     apply_routed_scaling_factor_on_output: bool,
-) -> list[Tensor]:  # fmt: skip
+) -> list[Tensor]:
     """`sgl_kernel::moe_fused_gate` with a single group."""
     if not renormalize:
         raise ValueError("kimi_k2_moe_fused_gate without renormalisation is not implemented")
     return moe_fused_gate(input, bias, 1, 1, topk, 0, routed_scaling_factor, apply_routed_scaling_factor_on_output)
 
 
-@stands_for("vllm::rocm_aiter_fused_topk", fake=lambda x, router_logits, top_k: (
-    x.new_empty((x.shape[0], top_k), dtype=torch.float32), x.new_empty((x.shape[0], top_k), dtype=torch.int32)),
-)  # fmt: skip
+@stands_for(
+    "vllm::rocm_aiter_fused_topk",
+    fake=lambda x, router_logits, top_k: (
+        x.new_empty((x.shape[0], top_k), dtype=torch.float32),
+        x.new_empty((x.shape[0], top_k), dtype=torch.int32),
+    ),
+)
 def rocm_aiter_fused_topk(router_logits: Tensor, top_k: int, gate_up: bool) -> tuple[Tensor, Tensor]:
     """(weights float32 [T, k], ids int32) of the k best by softmax, renormalised when gate_up is set."""
     weights, ids = router_logits.float().softmax(-1).topk(top_k, -1)
     return weights / weights.sum(-1, keepdim=True) if gate_up else weights, ids.to(torch.int32)
 
 
-@stands_for("vllm::rocm_aiter_ck_moe", "vllm::rocm_aiter_ck_moe_2stages", "vllm::rocm_aiter_asm_moe",
-            "vllm::rocm_aiter_asm_moe_tkw1", "sglang::rocm_aiter_asm_moe_tkw1",
-            fake=lambda hidden_states: torch.empty_like(hidden_states))  # fmt: skip
+@stands_for(
+    "vllm::rocm_aiter_ck_moe",
+    "vllm::rocm_aiter_ck_moe_2stages",
+    "vllm::rocm_aiter_asm_moe",
+    "vllm::rocm_aiter_asm_moe_tkw1",
+    "sglang::rocm_aiter_asm_moe_tkw1",
+    fake=lambda hidden_states: torch.empty_like(hidden_states),
+)
 def rocm_aiter_moe(
-    hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_ids: Tensor, topk_weights: Tensor | None = None,
-    topk_weight: Tensor | None = None, fc1_scale: Tensor | None = None, fc2_scale: Tensor | None = None,
-    expert_mask: Tensor | None = None, activation_method: int = 0,
-) -> Tensor:  # fmt: skip
+    hidden_states: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor | None = None,
+    topk_weight: Tensor | None = None,
+    fc1_scale: Tensor | None = None,
+    fc2_scale: Tensor | None = None,
+    expert_mask: Tensor | None = None,
+    activation_method: int = 0,
+) -> Tensor:
     """The experts of aiter's older entries; smoothing scales are left out, weights read as plain rows."""
     weights = topk_weight if topk_weights is None else topk_weights
     assert weights is not None
     return run_aiter_experts(
-        hidden_states, Weights(w1, w2, fc1_scale, fc2_scale), weights, topk_ids, expert_mask=expert_mask,
-        activation=activation_method, weigh_input=False,
-    )  # fmt: skip
+        hidden_states,
+        Weights(w1, w2, fc1_scale, fc2_scale),
+        weights,
+        topk_ids,
+        expert_mask=expert_mask,
+        activation=activation_method,
+        weigh_input=False,
+    )

@@ -45,9 +45,17 @@ def flashinfer_concat_mla_k(k: Tensor, k_nope: Tensor, k_pe: Tensor) -> None:
 
 @stands_for("_C_cache_ops::concat_and_cache_mla_rope_fused")
 def concat_and_cache_mla_rope(
-    positions: Tensor, q_pe: Tensor, k_pe: Tensor, kv_c: Tensor, cos_sin_cache: Tensor, is_neox: bool,
-    slot_mapping: Tensor, kv_cache: Tensor, kv_cache_dtype: str, kv_cache_scale: Tensor,
-) -> None:  # fmt: skip
+    positions: Tensor,
+    q_pe: Tensor,
+    k_pe: Tensor,
+    kv_c: Tensor,
+    cos_sin_cache: Tensor,
+    is_neox: bool,
+    slot_mapping: Tensor,
+    kv_cache: Tensor,
+    kv_cache_dtype: str,
+    kv_cache_scale: Tensor,
+) -> None:
     """q_pe and k_pe rotated in place, then as concat_and_cache_mla."""
     for part in (q_pe, k_pe):
         part.copy_(rotate_by_position(part, positions, cos_sin_cache, head_size=part.shape[-1], neox=is_neox))
@@ -56,9 +64,14 @@ def concat_and_cache_mla_rope(
 
 @stands_for("_C_cache_ops::cp_fused_concat_and_cache_mla")
 def cp_concat_and_cache_mla(
-    kv_c: Tensor, k_pe: Tensor, cp_local_token_select_indices: Tensor, kv_cache: Tensor, slot_mapping: Tensor,
-    kv_cache_dtype: str, scale: Tensor,
-) -> None:  # fmt: skip
+    kv_c: Tensor,
+    k_pe: Tensor,
+    cp_local_token_select_indices: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    kv_cache_dtype: str,
+    scale: Tensor,
+) -> None:
     """As concat_and_cache_mla for the tokens that the indices pick."""
     mine = cp_local_token_select_indices.to(torch.int64)
     concat_and_cache_mla(kv_c[mine], k_pe[mine], kv_cache, slot_mapping, kv_cache_dtype, scale)
@@ -76,17 +89,26 @@ def rotary_embedding(
 
 @stands_for("vllm::npu_rotary_embedding")
 def npu_rotary_embedding(
-    positions: Tensor, query: Tensor, key: Tensor, cos_sin_cache: Tensor, head_size: int, is_neox_style: bool,
+    positions: Tensor,
+    query: Tensor,
+    key: Tensor,
+    cos_sin_cache: Tensor,
+    head_size: int,
+    is_neox_style: bool,
     offsets: Tensor | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """(query, key) rotated, out of place."""
     moved = positions if offsets is None else positions + offsets
     found = [rotate_by_position(x, moved, cos_sin_cache, head_size=head_size, neox=is_neox_style) for x in (query, key)]
     return found[0], found[1]
 
 
-@stands_for("_C_ascend::rotary_embedding", lacking=("offsets",), fake=lambda query, key: (
-    torch.empty_like(query), torch.empty_like(key)), writes=("query", "key"))  # fmt: skip
+@stands_for(
+    "_C_ascend::rotary_embedding",
+    lacking=("offsets",),
+    fake=lambda query, key: (torch.empty_like(query), torch.empty_like(key)),
+    writes=("query", "key"),
+)
 def ascend_rotary_embedding(
     positions: Tensor, query: Tensor, key: Tensor, head_size: int, cos_sin_cache: Tensor, is_neox: bool
 ) -> tuple[Tensor, Tensor]:
@@ -109,12 +131,21 @@ def rope_forward(
     return turned(q), turned(k)
 
 
-@stands_for("vllm::rocm_aiter_rotary_emb_with_key_forward_hip", "vllm::rocm_aiter_rotary_emb_without_key_forward_hip",
-            "vllm::rocm_aiter_rotary_emb_with_key_forward_triton")  # fmt: skip
+@stands_for(
+    "vllm::rocm_aiter_rotary_emb_with_key_forward_hip",
+    "vllm::rocm_aiter_rotary_emb_without_key_forward_hip",
+    "vllm::rocm_aiter_rotary_emb_with_key_forward_triton",
+)
 def aiter_rotary(
-    positions: Tensor, sin: Tensor, cos: Tensor, query: Tensor, rotate_style: int, is_nope_first: bool,
-    key: Tensor | None = None, offsets: Tensor | None = None,
-) -> None:  # fmt: skip
+    positions: Tensor,
+    sin: Tensor,
+    cos: Tensor,
+    query: Tensor,
+    rotate_style: int,
+    is_nope_first: bool,
+    key: Tensor | None = None,
+    offsets: Tensor | None = None,
+) -> None:
     """query (and key) [.., H, D] rotated in place by rows of cos, sin [positions, 1, 1, R/2]."""
     moved = (positions if offsets is None else positions + offsets).flatten().to(torch.int64)
     angles = [t.reshape(t.shape[0], -1)[moved].unsqueeze(1) for t in (cos, sin)]
@@ -134,22 +165,39 @@ def aiter_rotary(
 
 @stands_for("sglang::apply_rope_inplace_with_kvcache")
 def rope_with_kvcache(
-    q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, cos_sin_cache: Tensor, positions: Tensor,
-    out_loc: Tensor, is_neox: bool,
-) -> None:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    cos_sin_cache: Tensor,
+    positions: Tensor,
+    out_loc: Tensor,
+    is_neox: bool,
+) -> None:
     """q and k [T, H, D] rotated in place, k and v stored at out_loc."""
     rotary_embedding(positions, q, q.shape[-1], cos_sin_cache, is_neox, k)
     store_cache(k, v, k_cache, v_cache, out_loc)
 
 
-@stands_for("sglang::apply_rope_pos_ids_cos_sin_cache_without_kv_cache",
-            "sglang::apply_rope_pos_ids_cos_sin_cache_with_kv_cache",
-            writes=("q_rope", "k_rope", "k_buffer", "v_buffer"))  # fmt: skip
+@stands_for(
+    "sglang::apply_rope_pos_ids_cos_sin_cache_without_kv_cache",
+    "sglang::apply_rope_pos_ids_cos_sin_cache_with_kv_cache",
+    writes=("q_rope", "k_rope", "k_buffer", "v_buffer"),
+)
 def rope_pos_ids(
-    q: Tensor, k: Tensor, q_rope: Tensor, k_rope: Tensor, cos_sin_cache: Tensor, pos_ids: Tensor, interleave: bool,
-    v: Tensor | None = None, k_buffer: Tensor | None = None, v_buffer: Tensor | None = None,
+    q: Tensor,
+    k: Tensor,
+    q_rope: Tensor,
+    k_rope: Tensor,
+    cos_sin_cache: Tensor,
+    pos_ids: Tensor,
+    interleave: bool,
+    v: Tensor | None = None,
+    k_buffer: Tensor | None = None,
+    v_buffer: Tensor | None = None,
     kv_cache_loc: Tensor | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """q_rope, k_rope = q, k [T, H, D] rotated; with buffers the rotated key and the value are stored as well."""
     for source, target in ((q, q_rope), (k, k_rope)):
         target.copy_(
@@ -177,10 +225,22 @@ def _yarn(base: float, dim: int, factor: float, low: float, high: float, device:
 
 @stands_for("sgl_kernel::fused_qk_norm_rope", "sglang::fused_qk_norm_rope_out")
 def fused_qk_norm_rope(
-    qkv: Tensor, num_heads_q: int, num_heads_k: int, head_dim: int, eps: float, q_weight: Tensor, k_weight: Tensor,
-    base: float, is_neox: bool, position_ids: Tensor, factor: float, low: float, high: float, attention_factor: float,
+    qkv: Tensor,
+    num_heads_q: int,
+    num_heads_k: int,
+    head_dim: int,
+    eps: float,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    base: float,
+    is_neox: bool,
+    position_ids: Tensor,
+    factor: float,
+    low: float,
+    high: float,
+    attention_factor: float,
     rotary_dim: int = 0,
-) -> None:  # fmt: skip
+) -> None:
     """RMS norm of each query and key head, then rotation by base's angles, in place in qkv [T, heads · head_dim]."""
     width = rotary_dim or head_dim
     angle = position_ids.flatten().float().unsqueeze(1) * _yarn(base, width, factor, low, high, qkv.device)
@@ -196,9 +256,16 @@ def fused_qk_norm_rope(
 
 @stands_for("sglang::fused_inplace_qknorm_rope")
 def fused_inplace_qknorm_rope(
-    q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos_sin_cache: Tensor, positions: Tensor, is_neox: bool,
-    eps: float, head_dim: int,
-) -> None:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos_sin_cache: Tensor,
+    positions: Tensor,
+    is_neox: bool,
+    eps: float,
+    head_dim: int,
+) -> None:
     """RMS norm of each head of q and k, then their rotation, in place."""
     for part, weight in ((q, q_weight), (k, k_weight)):
         width = head_dim or weight.shape[0]
@@ -208,10 +275,20 @@ def fused_inplace_qknorm_rope(
 
 @stands_for("vllm::qkv_rmsnorm_rope", "vllm::qkv_rmsnorm_rope_simt")
 def qkv_rmsnorm_rope(
-    input: Tensor, q_weight: Tensor, k_weight: Tensor, q_hidden_size: int, kv_hidden_size: int, head_dim: int,
-    eps: float, q_bias: Tensor | None, k_bias: Tensor | None, cos: Tensor | None = None, sin: Tensor | None = None,
-    cos_sin_cache: Tensor | None = None, positions: Tensor | None = None,
-) -> _Three:  # fmt: skip
+    input: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    q_hidden_size: int,
+    kv_hidden_size: int,
+    head_dim: int,
+    eps: float,
+    q_bias: Tensor | None,
+    k_bias: Tensor | None,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    cos_sin_cache: Tensor | None = None,
+    positions: Tensor | None = None,
+) -> _Three:
     """(q, k, v) of packed input [T, q + 2 kv]: q and k normed by heads (+ bias) and rotated as halves."""
     q, k, v = input.split((q_hidden_size, kv_hidden_size, kv_hidden_size), -1)
     found = []
@@ -249,9 +326,14 @@ def mla_dual_rms_norm_quant(
 
 @stands_for("sgl_kernel::timestep_embedding", writes=("output",), fake=lambda output: torch.empty_like(output))
 def timestep_embedding(
-    input: Tensor, output: Tensor, dim: int, flip_sin_to_cos: bool, downscale_freq_shift: float, scale: float,
+    input: Tensor,
+    output: Tensor,
+    dim: int,
+    flip_sin_to_cos: bool,
+    downscale_freq_shift: float,
+    scale: float,
     max_period: int,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """output [T, dim]: sines and cosines of scaled steps at dim / 2 frequencies; also returned."""
     half = dim // 2
     steps = torch.arange(half, device=input.device, dtype=torch.float32) / (half - downscale_freq_shift)
@@ -261,8 +343,10 @@ def timestep_embedding(
     return output.clone()
 
 
-@stands_for("npu::npu_scatter_pa_kv_cache_functional", fake=lambda key_cache, value_cache: (
-    torch.empty_like(key_cache), torch.empty_like(value_cache)))  # fmt: skip
+@stands_for(
+    "npu::npu_scatter_pa_kv_cache_functional",
+    fake=lambda key_cache, value_cache: (torch.empty_like(key_cache), torch.empty_like(value_cache)),
+)
 def scatter_pa_kv_cache(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
 ) -> tuple[Tensor, Tensor]:

@@ -1,3 +1,4 @@
+# pyright: strict
 """The best columns of each row of scores (the indexers of sparse attention), under the names of three libraries."""
 
 from __future__ import annotations
@@ -25,9 +26,15 @@ def _write(target: Tensor, ids: Tensor) -> None:
     target.view(-1, target.shape[-1])[: ids.shape[0], : ids.shape[1]].copy_(ids)
 
 
-@stands_for("_C::top_k_per_row", "_C::top_k_per_row_prefill", "aiter::topk_per_row", "aiter::top_k_per_row_prefill",
-            "aiter::top_k_per_row_prefill_fast", "aiter::_top_k_per_row_prefill",
-            writes=("indices", "values"))  # fmt: skip
+@stands_for(
+    "_C::top_k_per_row",
+    "_C::top_k_per_row_prefill",
+    "aiter::topk_per_row",
+    "aiter::top_k_per_row_prefill",
+    "aiter::top_k_per_row_prefill_fast",
+    "aiter::_top_k_per_row_prefill",
+    writes=("indices", "values"),
+)
 def top_k_per_row_prefill(
     logits: Tensor, rowStarts: Tensor, rowEnds: Tensor, indices: Tensor, numRows: int, values: Tensor | None = None
 ) -> None:
@@ -54,8 +61,13 @@ def top_k_per_row_decode(logits: Tensor, next_n: int, seq_lens: Tensor, indices:
     _write(indices, ids)
 
 
-@stands_for("aiter::topk_per_row_decode", "aiter::top_k_per_row_decode", "aiter::top_k_per_row_decode_fast",
-            "aiter::_top_k_per_row_decode", writes=("indices",))  # fmt: skip
+@stands_for(
+    "aiter::topk_per_row_decode",
+    "aiter::top_k_per_row_decode",
+    "aiter::top_k_per_row_decode_fast",
+    "aiter::_top_k_per_row_decode",
+    writes=("indices",),
+)
 def aiter_top_k_per_row_decode(logits: Tensor, next_n: int, seqLens: Tensor, indices: Tensor, numRows: int) -> None:
     """As `_C::top_k_per_row_decode`."""
     top_k_per_row_decode(logits, next_n, seqLens, indices, numRows)
@@ -82,9 +94,13 @@ def fast_topk(score: Tensor, indices: Tensor, lengths: Tensor, row_starts: Tenso
 
 @stands_for("sgl_kernel::fast_topk_transform_fused", writes=("dst_page_table",))
 def fast_topk_transform(
-    score: Tensor, lengths: Tensor, dst_page_table: Tensor, src_page_table: Tensor, cu_seqlens_q: Tensor,
+    score: Tensor,
+    lengths: Tensor,
+    dst_page_table: Tensor,
+    src_page_table: Tensor,
+    cu_seqlens_q: Tensor,
     row_starts: Tensor | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """As fast_topk, each column replaced by its entry in the page table of the row's sequence."""
     ends = lengths if row_starts is None else lengths + row_starts
     ids, _ = best_columns(score, row_starts, ends, dst_page_table.shape[-1])
@@ -98,9 +114,12 @@ def fast_topk_transform(
 
 @stands_for("sgl_kernel::fast_topk_transform_ragged_fused", writes=("topk_indices_ragged",))
 def fast_topk_ragged(
-    score: Tensor, lengths: Tensor, topk_indices_ragged: Tensor, topk_indices_offset: Tensor,
+    score: Tensor,
+    lengths: Tensor,
+    topk_indices_ragged: Tensor,
+    topk_indices_offset: Tensor,
     row_starts: Tensor | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """As fast_topk, each column plus its row's offset."""
     ends = lengths if row_starts is None else lengths + row_starts
     ids, _ = best_columns(score, row_starts, ends, topk_indices_ragged.shape[-1])
@@ -109,9 +128,14 @@ def fast_topk_ragged(
 
 @stands_for("aiter::topk_plain", "aiter::_topk_plain", writes=("topk_ids", "topk_out"))
 def topk_plain(
-    x: Tensor, topk_ids: Tensor, topk: int, largest: bool, topk_out: Tensor | None = None,
-    rowStarts: Tensor | None = None, rowEnds: Tensor | None = None,
-) -> None:  # fmt: skip
+    x: Tensor,
+    topk_ids: Tensor,
+    topk: int,
+    largest: bool,
+    topk_out: Tensor | None = None,
+    rowStarts: Tensor | None = None,
+    rowEnds: Tensor | None = None,
+) -> None:
     """The topk best (or least) of each row of x [rows, N]; columns and, where wanted, values."""
     scores = x.float() if largest else -x.float()
     ends = torch.full((x.shape[0],), x.shape[1], device=x.device) if rowEnds is None else rowEnds

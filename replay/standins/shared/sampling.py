@@ -1,3 +1,4 @@
+# pyright: strict
 """Sampling of tokens: masks and renormalisation by top-k, top-p and min-p, draws, penalties, token bitmasks.
 
 Draws take torch's own random numbers, so ids differ from the vendor's; their distribution does not.
@@ -74,12 +75,18 @@ def aiter_top_k_renorm(probs: Tensor, maybe_top_k_arr: Tensor | None, top_k_val:
     return _renormalised(probs.float(), keep_top_k(probs, _limit(maybe_top_k_arr, top_k_val, probs)))
 
 
-@stands_for("sgl_kernel::top_p_sampling_from_probs", "sgl_kernel::top_k_top_p_sampling_from_probs",
-            writes=("output", "samples"))  # fmt: skip
+@stands_for(
+    "sgl_kernel::top_p_sampling_from_probs", "sgl_kernel::top_k_top_p_sampling_from_probs", writes=("output", "samples")
+)
 def sample_top_k_top_p(
-    probs: Tensor, output: Tensor, maybe_indices: Tensor | None, maybe_top_p_arr: Tensor | None, top_p_val: float,
-    maybe_top_k_arr: Tensor | None = None, top_k_val: float = 0.0,
-) -> None:  # fmt: skip
+    probs: Tensor,
+    output: Tensor,
+    maybe_indices: Tensor | None,
+    maybe_top_p_arr: Tensor | None,
+    top_p_val: float,
+    maybe_top_k_arr: Tensor | None = None,
+    top_k_val: float = 0.0,
+) -> None:
     """output [rows]: a token among the k likeliest, then among those up to p."""
     rows = _rows(probs, maybe_indices).float()
     kept = keep_top_k(rows, _limit(maybe_top_k_arr, top_k_val, rows))
@@ -102,9 +109,13 @@ def _fake_ids(probs: Tensor, indices: Tensor | None) -> Tensor:
 
 @stands_for("aiter::top_p_sampling_from_probs", "aiter::top_k_top_p_sampling_from_probs", writes=(), fake=_fake_ids)
 def aiter_sample_top_p(
-    probs: Tensor, indices: Tensor | None, maybe_top_p_arr: Tensor | None, top_p_val: float,
-    maybe_top_k_arr: Tensor | None = None, top_k_val: int = 0,
-) -> Tensor:  # fmt: skip
+    probs: Tensor,
+    indices: Tensor | None,
+    maybe_top_p_arr: Tensor | None,
+    top_p_val: float,
+    maybe_top_k_arr: Tensor | None = None,
+    top_k_val: int = 0,
+) -> Tensor:
     """int32 [rows]: as SGLang's sampling."""
     out = _fake_ids(probs, indices)
     sample_top_k_top_p(probs, out, indices, maybe_top_p_arr, top_p_val, maybe_top_k_arr, top_k_val)
@@ -121,8 +132,7 @@ def _tempered(input: Tensor, temperatures: Tensor, eps: float) -> Tensor:
     return (input.float() / temperatures.float().reshape(-1, 1).clamp(min=eps)).softmax(-1)
 
 
-@stands_for("aiter::random_sample", "aiter::_random_sample", "aiter::random_sample_outer_exponential",
-            writes=("out",))  # fmt: skip
+@stands_for("aiter::random_sample", "aiter::_random_sample", "aiter::random_sample_outer_exponential", writes=("out",))
 def random_sample(
     out: Tensor, input: Tensor, temperatures: Tensor, eps: float, exponentials: Tensor | None = None
 ) -> None:

@@ -19,8 +19,9 @@ def conv_sequence(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor
     width = weight.shape[1]
     front = x.new_zeros((x.shape[0], width - 1)) if before is None else before.to(x.dtype)
     padded = torch.cat((front, x), 1).float()
-    out = F.conv1d(padded.unsqueeze(0), weight.float().unsqueeze(1), None if bias is None else bias.float(),
-                   groups=x.shape[0])[0]  # fmt: skip
+    out = F.conv1d(
+        padded.unsqueeze(0), weight.float().unsqueeze(1), None if bias is None else bias.float(), groups=x.shape[0]
+    )[0]
     return (F.silu(out) if silu else out).to(x.dtype)
 
 
@@ -42,8 +43,12 @@ def _slots(indices: Tensor | None, number: int) -> list[int]:
     return list(range(number)) if indices is None else indices.flatten().tolist()
 
 
-@stands_for("_C::causal_conv1d_fwd", "sgl_kernel::causal_conv1d_fwd", "sglang::mamba_causal_conv1d_fwd",
-            writes=("x", "conv_states"))  # fmt: skip
+@stands_for(
+    "_C::causal_conv1d_fwd",
+    "sgl_kernel::causal_conv1d_fwd",
+    "sglang::mamba_causal_conv1d_fwd",
+    writes=("x", "conv_states"),
+)
 def causal_conv1d_fwd(
     x: Tensor,
     weight: Tensor,
@@ -71,8 +76,12 @@ def causal_conv1d_fwd(
             conv_states[slot][:, -length:] = state.to(conv_states.dtype)
 
 
-@stands_for("_C::causal_conv1d_update", "sgl_kernel::causal_conv1d_update", "sglang::mamba_causal_conv1d_update",
-            writes=("x", "conv_state"))  # fmt: skip
+@stands_for(
+    "_C::causal_conv1d_update",
+    "sgl_kernel::causal_conv1d_update",
+    "sglang::mamba_causal_conv1d_update",
+    writes=("x", "conv_state"),
+)
 def causal_conv1d_update(
     x: Tensor,
     conv_state: Tensor,

@@ -1,3 +1,4 @@
+# pyright: strict
 """vLLM's `_C` activations (csrc/libtorch_stable/activation_kernels.cu): all write to their first argument."""
 
 from __future__ import annotations

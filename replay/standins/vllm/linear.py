@@ -34,8 +34,9 @@ def router_gemm_bias_out(output: Tensor, input: Tensor, weights: Tensor, bias: T
     output.copy_(linear(input, weights, bias, output.dtype))
 
 
-@stands_for("vllm::gpt_oss_router_gemm", "vllm::unquantized_gemm", "sglang::bf16_gemm_dispatch",
-            "sglang::cutedsl_tgv_bf16_gemm")  # fmt: skip
+@stands_for(
+    "vllm::gpt_oss_router_gemm", "vllm::unquantized_gemm", "sglang::bf16_gemm_dispatch", "sglang::cutedsl_tgv_bf16_gemm"
+)
 def plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x [.., K] @ weightᵀ + bias."""
     return linear(x, weight, bias)
@@ -83,9 +84,12 @@ def flashinfer_router_gemm(logits: Tensor, hidden_states: Tensor, weight: Tensor
     logits.copy_(linear(hidden_states, weight, None, logits.dtype))
 
 
-@stands_for("vllm::w8a8_block_fp8_matmul_deepgemm", "vllm::rocm_aiter_hipb_mm_fp8",
-            "vllm::rocm_aiter_gemm_a8w8_blockscale_bpreshuffle",
-            "vllm::_rocm_aiter_preshuffled_per_token_w8a8_gemm")  # fmt: skip
+@stands_for(
+    "vllm::w8a8_block_fp8_matmul_deepgemm",
+    "vllm::rocm_aiter_hipb_mm_fp8",
+    "vllm::rocm_aiter_gemm_a8w8_blockscale_bpreshuffle",
+    "vllm::_rocm_aiter_preshuffled_per_token_w8a8_gemm",
+)
 def scaled_gemm(
     A: Tensor, B: Tensor, As: Tensor, Bs: Tensor, output_dtype: torch.dtype, bias: Tensor | None = None
 ) -> Tensor:
@@ -154,9 +158,13 @@ def _dynamic(x: Tensor, weight: Tensor, weight_scale: Tensor, group: int, bias: 
 
 @stands_for("vllm::apply_w8a8_block_fp8_linear")
 def block_fp8_linear(
-    input: Tensor, weight: Tensor, block_size: list[int], weight_scale: Tensor, input_scale: Tensor | None,
+    input: Tensor,
+    weight: Tensor,
+    block_size: list[int],
+    weight_scale: Tensor,
+    input_scale: Tensor | None,
     bias: Tensor | None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """input quantised by 1 x block_size[1] groups, times weight [N, K] with a scale a block, + bias; as input."""
     if input_scale is not None:
         return _folded(input, weight, input_scale, weight_scale, bias, input.dtype)

@@ -1,3 +1,4 @@
+# pyright: strict
 """vLLM's `_moe_C` (csrc/libtorch_stable/moe): choosing experts, sorting tokens, summing the experts' outputs."""
 
 from __future__ import annotations

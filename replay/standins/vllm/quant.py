@@ -1,3 +1,4 @@
+# pyright: strict
 """vLLM's `_C` quantisation ops (csrc/quantization/w8a8): fp8 and int8 by tensor, row and group."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """vLLM's `_C` rotary embeddings (csrc/libtorch_stable/pos_encoding_kernels.cu), in place on query and key."""
 
 from __future__ import annotations

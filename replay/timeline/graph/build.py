@@ -201,16 +201,22 @@ def _parts(threads: list[_Thread], tasks: Tasks, device: TaskEdges, busy_until: 
     blocks = [thread.blocks for thread in threads]
     zeros = np.zeros(len(busy_until))
     return _Parts(
-        threads=threads, tasks=tasks, device=device, busy_until=busy_until, first_block=first_block, first_task=host,
-        first_earlier=host + len(tasks), total=host + len(tasks) + len(busy_until),
+        threads=threads,
+        tasks=tasks,
+        device=device,
+        busy_until=busy_until,
+        first_block=first_block,
+        first_task=host,
+        first_earlier=host + len(tasks),
+        total=host + len(tasks) + len(busy_until),
         start=np.concatenate([*(b.start_us for b in blocks), tasks.start_us, zeros]),
         end=np.concatenate([*(b.end_us for b in blocks), tasks.end_us, zeros]),
-    )  # fmt: skip
+    )
 
 
 def _assemble(
     trace: Trace, step: Step, parts: _Parts, waits: list[HostWait], starts: list[_Start], end_us: float
-) -> StepGraph:  # fmt: skip
+) -> StepGraph:
     tasks, device, total = parts.tasks, parts.device, parts.total
     edges = _Edges()
     for thread in parts.threads:
@@ -242,20 +248,31 @@ def _assemble(
     begin = max([0.0, *parts.busy_until.values()])
     slices = [thread.blocks.parts for thread in parts.threads]
     graph = StepGraph(
-        step=step, nodes=nodes,
+        step=step,
+        nodes=nodes,
         edges=Edges(
-            source=rank[source[picked]], target=rank[target[picked]], lag_us=np.array(edges.lag, np.float64)[picked],
-            kind=np.array(edges.kind, np.uint8)[picked], recorded=np.array(edges.recorded, bool)[picked],
+            source=rank[source[picked]],
+            target=rank[target[picked]],
+            lag_us=np.array(edges.lag, np.float64)[picked],
+            kind=np.array(edges.kind, np.uint8)[picked],
+            recorded=np.array(edges.recorded, bool)[picked],
         ),
         slices=Slices(
             dur_us=_joined([part.dur_us for part in slices], np.float64),
             op=_joined([part.op for part in slices], np.int64),
             call=_joined([part.call for part in slices], np.int64),
         ),
-        lanes=_lanes(trace, parts.threads, tasks), main_lane=0 if parts.threads else -1, release_us=release[place],
-        begin_us=begin, recorded_us=0.0, host_us=end_us, launch_latency_us=device.latency_us,
-        stream_gap_us=device.gap_us, unexplained=device.unexplained, dropped_edges=int((~forward).sum()),
-    )  # fmt: skip
+        lanes=_lanes(trace, parts.threads, tasks),
+        main_lane=0 if parts.threads else -1,
+        release_us=release[place],
+        begin_us=begin,
+        recorded_us=0.0,
+        host_us=end_us,
+        launch_latency_us=device.latency_us,
+        stream_gap_us=device.gap_us,
+        unexplained=device.unexplained,
+        dropped_edges=int((~forward).sum()),
+    )
     return replace(graph, recorded_us=step_length(graph, nodes.start_us, nodes.start_us + nodes.dur_us, begin))
 
 
@@ -275,11 +292,17 @@ def _nodes(parts: _Parts, place: Ints) -> Nodes:
         return np.concatenate([none, column, last])[place]
 
     return Nodes(
-        kind=kind[place].astype(np.uint8), lane=lane[place].astype(np.int64), start_us=parts.start[place],
-        dur_us=np.maximum(parts.end - parts.start, 0.0)[place], name=of_tasks(tasks.name), owner=of_tasks(tasks.owner),
-        row=of_tasks(tasks.row), collective=of_tasks(tasks.collective), first_slice=first[place].astype(np.int64),
+        kind=kind[place].astype(np.uint8),
+        lane=lane[place].astype(np.int64),
+        start_us=parts.start[place],
+        dur_us=np.maximum(parts.end - parts.start, 0.0)[place],
+        name=of_tasks(tasks.name),
+        owner=of_tasks(tasks.owner),
+        row=of_tasks(tasks.row),
+        collective=of_tasks(tasks.collective),
+        first_slice=first[place].astype(np.int64),
         slices=np.concatenate([*(b.slices for b in blocks), zeros])[place].astype(np.int64),
-    )  # fmt: skip
+    )
 
 
 def _launch_edges(parts: _Parts, thread: _Thread, edges: _Edges) -> None:

@@ -1,3 +1,4 @@
+# pyright: strict
 """The execution graph of one step as arrays: what ran, what it waited for, whether that was recorded or inferred."""
 
 from __future__ import annotations
@@ -14,9 +15,18 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 EDGE_KINDS: tuple[str, ...] = (
-    "thread order", "launch", "stream order", "synchronisation", "stream waits for stream", "thread waits for thread",
-    "thread woken", "queue full", "earlier step", "device shared", "collective members",
-)  # fmt: skip
+    "thread order",
+    "launch",
+    "stream order",
+    "synchronisation",
+    "stream waits for stream",
+    "thread waits for thread",
+    "thread woken",
+    "queue full",
+    "earlier step",
+    "device shared",
+    "collective members",
+)
 (THREAD, LAUNCH, STREAM, SYNC, CROSS_STREAM, CROSS_THREAD, WOKEN, QUEUE_FULL, EARLIER, SHARED, MEMBERS) = range(11)
 
 NODE_KINDS: tuple[str, ...] = ("host", "kernel", "memcpy", "memset", "collective")

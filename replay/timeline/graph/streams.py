@@ -168,9 +168,12 @@ def _recorded_waits(trace: Trace, tasks: Tasks, origin_ns: int, out: TaskEdges) 
     orders = [_launch_order(tasks, stream) for stream in range(len(tasks.streams))]
     told: set[int] = set()
     for correlation, stream, source, record in zip(
-        waits.correlation.tolist(), waits.stream.tolist(), waits.waits_for_stream.tolist(),
-        waits.record_correlation.tolist(), strict=True,
-    ):  # fmt: skip
+        waits.correlation.tolist(),
+        waits.stream.tolist(),
+        waits.waits_for_stream.tolist(),
+        waits.record_correlation.tolist(),
+        strict=True,
+    ):
         if source < 0 or correlation not in at:
             continue
         told.add(at[correlation])
@@ -204,9 +207,15 @@ def _launch_order(tasks: Tasks, stream: int) -> tuple[Floats, Ints]:
 
 
 def _wait_between(
-    tasks: Tasks, source: tuple[Floats, Ints], marked_us: float, target: tuple[Floats, Ints], asked_us: float,
-    out: TaskEdges, *, recorded: bool,
-) -> None:  # fmt: skip
+    tasks: Tasks,
+    source: tuple[Floats, Ints],
+    marked_us: float,
+    target: tuple[Floats, Ints],
+    asked_us: float,
+    out: TaskEdges,
+    *,
+    recorded: bool,
+) -> None:
     """The last task of one stream launched before the event was recorded → the first of another after the wait."""
     last = int(np.searchsorted(source[0], marked_us)) - 1
     first = int(np.searchsorted(target[0], asked_us))

@@ -102,14 +102,21 @@ def tasks_of(trace: Trace, step: Step, home: Ints) -> tuple[Tasks, Earlier]:
     keys, places = np.unique(np.stack([device[rows], stream[rows]], axis=1), axis=0, return_inverse=True)
     return (
         Tasks(
-            kind=kind[rows], name=name[rows], row=row[rows], owner=owner[rows], collective=collective[rows],
-            stream=places.reshape(-1).astype(np.int64), streams=tuple((int(d), int(s)) for d, s in keys),
-            start_us=(start[rows] - step.start_ns) / 1e3, end_us=(start[rows] + dur[rows] - step.start_ns) / 1e3,
+            kind=kind[rows],
+            name=name[rows],
+            row=row[rows],
+            owner=owner[rows],
+            collective=collective[rows],
+            stream=places.reshape(-1).astype(np.int64),
+            streams=tuple((int(d), int(s)) for d, s in keys),
+            start_us=(start[rows] - step.start_ns) / 1e3,
+            end_us=(start[rows] + dur[rows] - step.start_ns) / 1e3,
             launch_us=np.where(known[rows], (launch_ns[rows] - step.start_ns) / 1e3, np.nan),
-            launch_track=np.where(known[rows], launch_home[rows], -1), correlation=correlation[rows],
+            launch_track=np.where(known[rows], launch_home[rows], -1),
+            correlation=correlation[rows],
         ),
         Earlier(until_us=earlier),
-    )  # fmt: skip
+    )
 
 
 def _first_start(device: Ints, stream: Ints, start: Ints, inside: Bools) -> Ints:

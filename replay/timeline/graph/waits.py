@@ -27,9 +27,16 @@ _FULL_QUEUE = 500
 _GAP_US = 100.0
 """A thread idle for longer than this while another one works may be waiting for it."""
 _BLOCKING_OPS = (
-    "aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::is_nonzero", "aten::copy_", "aten::_to_copy",
-    "aten::equal", "aten::masked_select", "aten::unique",
-)  # fmt: skip
+    "aten::_local_scalar_dense",
+    "aten::item",
+    "aten::nonzero",
+    "aten::is_nonzero",
+    "aten::copy_",
+    "aten::_to_copy",
+    "aten::equal",
+    "aten::masked_select",
+    "aten::unique",
+)
 """Ops that wait for the device by themselves, for traces that record no calls of the runtime."""
 
 
@@ -279,9 +286,13 @@ def handovers(main: HostEvents, others: list[HostEvents], begin_us: float, end_u
 def as_wait(handover: Handover, main: int) -> HostWait:
     """What the main thread waits for in a handover."""
     return HostWait(
-        track=main, start_us=handover.start_us, until_us=handover.last_us,
-        thread=(handover.track, handover.last_us), kind=CROSS_THREAD, recorded=False,
-    )  # fmt: skip
+        track=main,
+        start_us=handover.start_us,
+        until_us=handover.last_us,
+        thread=(handover.track, handover.last_us),
+        kind=CROSS_THREAD,
+        recorded=False,
+    )
 
 
 def queue_arrows(trace: Trace, step: Step, tracks: set[int]) -> dict[tuple[int, float], tuple[int, float]]:

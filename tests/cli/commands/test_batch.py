@@ -23,11 +23,23 @@ SEEN: dict[str, object] = {}
 def write_rank(path: Path, rank: int, *, own: int = 0, world_size: int = 2) -> Path:
     """A trace with one op that all ranks have, and one of its own size."""
     events = [
-        {"ph": "X", "cat": "cpu_op", "name": "aten::relu", "ts": 10 * i, "dur": 5, "pid": 1, "tid": 1,
-         "args": {"Input Dims": [[8, size]], "Input type": ["float"], "Input Strides": [[size, 1]],
-                  "Concrete Inputs": [""]}}
+        {
+            "ph": "X",
+            "cat": "cpu_op",
+            "name": "aten::relu",
+            "ts": 10 * i,
+            "dur": 5,
+            "pid": 1,
+            "tid": 1,
+            "args": {
+                "Input Dims": [[8, size]],
+                "Input type": ["float"],
+                "Input Strides": [[size, 1]],
+                "Concrete Inputs": [""],
+            },
+        }
         for i, size in enumerate([4, 4, 16 + own])
-    ]  # fmt: skip
+    ]
     content = json.dumps({"distributedInfo": {"rank": rank, "world_size": world_size}, "traceEvents": events})
     data = content.encode()
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
@@ -67,8 +79,9 @@ def test_a_folder_of_ranks_is_reported_by_trace_and_by_job(ranks: Path, tmp_path
     file = read_result_file(path)
     assert [op.count for op in file.results] == [4, 1, 1]
     assert [(trace.source, trace.rank, trace.shared) for trace in file.traces] == [
-        ("rank0.json", 0, 1), ("rank1.json.gz", 1, 1)
-    ]  # fmt: skip
+        ("rank0.json", 0, 1),
+        ("rank1.json.gz", 1, 1),
+    ]
     assert [(job.ranks, job.world_size) for job in file.jobs] == [((0, 1), 2)]
     assert str(tmp_path) not in path.read_text()
     page = (tmp_path / "r.md").read_text()
@@ -79,10 +92,28 @@ def test_a_folder_of_ranks_is_reported_by_trace_and_by_job(ranks: Path, tmp_path
 
 def test_filters_and_options_are_those_of_run(ranks: Path) -> None:
     result = batch(
-        ranks / "*.json*", "--top", "1", "--op-filter", "aten::*", "--exclude", "aten::mm", "--select", "top",
-        "--seed", "7", "--op-time", "5ms", "--op-limit", "9s", "--threads", "1", "--max-op-memory", "1GB",
-        "--device", "cpu",
-    )  # fmt: skip
+        ranks / "*.json*",
+        "--top",
+        "1",
+        "--op-filter",
+        "aten::*",
+        "--exclude",
+        "aten::mm",
+        "--select",
+        "top",
+        "--seed",
+        "7",
+        "--op-time",
+        "5ms",
+        "--op-limit",
+        "9s",
+        "--threads",
+        "1",
+        "--max-op-memory",
+        "1GB",
+        "--device",
+        "cpu",
+    )
     assert result.exit_code == 0, result.stderr
     assert "2 traces with 2 ops are 1 unique op" in result.stdout
     options = SEEN["options"]
@@ -110,10 +141,15 @@ def test_a_file_that_is_refused_costs_itself(ranks: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("args", "code", "says"),
-    [(["-"], 2, "a batch reads files"), (["EMPTY"], 2, "there is no .json"), (["no*such"], 3, "no file matches"),
-     (["RANKS", "--address", "auto"], 2, "--engine ray"), (["RANKS", "--device", "cuda:0", "--lanes", "2"], 2, "lanes"),
-     (["RANKS", "--max-failed", "0", "--op-filter", "aten::relu"], 0, "")],
-)  # fmt: skip
+    [
+        (["-"], 2, "a batch reads files"),
+        (["EMPTY"], 2, "there is no .json"),
+        (["no*such"], 3, "no file matches"),
+        (["RANKS", "--address", "auto"], 2, "--engine ray"),
+        (["RANKS", "--device", "cuda:0", "--lanes", "2"], 2, "lanes"),
+        (["RANKS", "--max-failed", "0", "--op-filter", "aten::relu"], 0, ""),
+    ],
+)
 def test_usage(
     ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], code: int, says: str
 ) -> None:
@@ -172,8 +208,16 @@ def test_stdout_can_take_the_records(ranks: Path) -> None:
 
 def bare_rank(path: Path, rank: int) -> Path:
     """A trace whose op has no arguments but an id."""
-    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 5, "pid": 1, "tid": 1,
-             "args": {"Record function id": 5}}  # fmt: skip
+    event = {
+        "ph": "X",
+        "cat": "cpu_op",
+        "name": "aten::mm",
+        "ts": 1,
+        "dur": 5,
+        "pid": 1,
+        "tid": 1,
+        "args": {"Record function id": 5},
+    }
     content = {"distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": [event]}
     path.write_text(json.dumps(content))
     return path
@@ -182,12 +226,17 @@ def bare_rank(path: Path, rank: int) -> Path:
 def execution_trace(path: Path, rows: int) -> Path:
     """The arguments of that op."""
     node = {
-        "id": 5, "name": "aten::mm", "ctrl_deps": 1,
-        "inputs": {"values": [[3, 3, 0, 32, 4, "cpu"], [4, 4, 0, 8, 4, "cpu"]], "shapes": [[rows, 4], [4, 2]],
-                   "types": ["Tensor(float)"] * 2},
+        "id": 5,
+        "name": "aten::mm",
+        "ctrl_deps": 1,
+        "inputs": {
+            "values": [[3, 3, 0, 32, 4, "cpu"], [4, 4, 0, 8, 4, "cpu"]],
+            "shapes": [[rows, 4], [4, 2]],
+            "types": ["Tensor(float)"] * 2,
+        },
         "outputs": {"values": [], "shapes": [], "types": []},
         "attrs": [{"name": "rf_id", "type": "uint64", "value": 5}, {"name": "tid", "type": "uint64", "value": 1}],
-    }  # fmt: skip
+    }
     path.write_text(json.dumps({"schema": "1.1.0-chakra.0.0.4", "pid": 77, "nodes": [node]}))
     return path
 
@@ -220,8 +269,18 @@ def test_values_and_checks_are_those_of_run(ranks: Path, tmp_path: Path) -> None
     assert refused.exit_code == 2
     assert "aten::relu.self is float32[8, 4]" in refused.stderr
     assert batch(ranks, "--values", values).exit_code == 2
-    first = batch(ranks / "rank0.json", "--values", values, "--op-filter", "aten::relu", "--top", "1", "--check-work",
-                  "--check-kernels", "--check-values")  # fmt: skip
+    first = batch(
+        ranks / "rank0.json",
+        "--values",
+        values,
+        "--op-filter",
+        "aten::relu",
+        "--top",
+        "1",
+        "--check-work",
+        "--check-kernels",
+        "--check-values",
+    )
     assert first.exit_code == 0, first.stderr
     options = SEEN["options"]
     assert isinstance(options, orchestrator.RunOptions)

@@ -18,13 +18,21 @@ NAMES = ("aten::mm", "aten::add", "aten::evil[red]\x1b[31m|", "aten::short")
 
 
 def write(
-    path: Path, *, slower: float = 1.0, cpu: str = "made up", few: int = 20, names: tuple[str, ...] = NAMES,
+    path: Path,
+    *,
+    slower: float = 1.0,
+    cpu: str = "made up",
+    few: int = 20,
+    names: tuple[str, ...] = NAMES,
     first: int = 0,
-) -> Path:  # fmt: skip
+) -> Path:
     header = Header(
-        opreplay_version="0", started_at="2026-01-01T00:00:00+00:00", trace={"ops": len(NAMES)},
-        environment={"cpu": cpu}, options={},
-    )  # fmt: skip
+        opreplay_version="0",
+        started_at="2026-01-01T00:00:00+00:00",
+        trace={"ops": len(NAMES)},
+        environment={"cpu": cpu},
+        options={},
+    )
     with JsonLinesSink.open(path, force=True) as sink:
         sink.write(header)
         for index, name in enumerate(names, first):
@@ -32,8 +40,16 @@ def write(
             count = few if name == "aten::short" else 20
             samples = [us * (1 + 0.001 * i) for i in range(count)]
             found = summarize(samples, calls=1, resolution_us=1e-3, options=MeasureOptions())
-            sink.write(OpResult(id=f"{index:012x}", name=name, count=3, status="replayed", measurement=found,
-                                measured_us=found.median_us))  # fmt: skip
+            sink.write(
+                OpResult(
+                    id=f"{index:012x}",
+                    name=name,
+                    count=3,
+                    status="replayed",
+                    measurement=found,
+                    measured_us=found.median_us,
+                )
+            )
     return path
 
 
@@ -203,9 +219,7 @@ def test_what_a_pair_could_have_seen_is_said(before: Path, tmp_path: Path) -> No
 
 def test_another_implementation_gets_its_verdict_with_a_note(before: Path, tmp_path: Path) -> None:
     first = with_gauge(before, tmp_path / "first.jsonl", gauge=50.0, resolved_by="jit")
-    own = with_gauge(
-        before, tmp_path / "own.jsonl", gauge=50.0, times=0.5, resolved_by="executor", via="mine.fast_mm"
-    )  # fmt: skip
+    own = with_gauge(before, tmp_path / "own.jsonl", gauge=50.0, times=0.5, resolved_by="executor", via="mine.fast_mm")
     found = json.loads(run(first, own, "--format", "json").stdout)
     assert found["counts"]["faster"] == 4
     assert {op["note"] for op in found["ops"]} == {"ran as jit before, mine.fast_mm after"}

@@ -25,10 +25,14 @@ def plan(tmp_path: Path) -> Path:
     metas = {name: TensorMeta(shape=shape, dtype="bfloat16") for name, shape in shapes.items()}
     metas["topk_ids"] = TensorMeta(shape=(TOKENS, CHOICES), dtype="int32")
     layer = ReplayOp(
-        id="a" * 12, name=LAYER, count=1, recorded=Recorded(host_us_total=9.0, host_us_median=9.0),
-        resolved_by="reference", args=tuple(ReplayArg(name=n, type="Tensor", tensors=(m,)) for n, m in metas.items()),
+        id="a" * 12,
+        name=LAYER,
+        count=1,
+        recorded=Recorded(host_us_total=9.0, host_us_median=9.0),
+        resolved_by="reference",
+        args=tuple(ReplayArg(name=n, type="Tensor", tensors=(m,)) for n, m in metas.items()),
         outputs=(None,),
-    )  # fmt: skip
+    )
     path = tmp_path / "plan.json"
     save_plan(ReplayPlan(source="t", device_us_total=0.0, host_us_total=9.0, ops=(layer,)), path)
     return path

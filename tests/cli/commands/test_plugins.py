@@ -73,12 +73,19 @@ def test_everything_registered_is_listed_with_its_origin(plugin: Path) -> None:
     assert result.exit_code == 0, result.stderr
     found = {(one["kind"], one["name"]): one for one in json.loads(result.stdout)}
     assert set(found) == {
-        ("conversion", "act"), ("executor", "run"), ("initializer", "mine"), ("estimator", "estimate"),
-    }  # fmt: skip
+        ("conversion", "act"),
+        ("executor", "run"),
+        ("initializer", "mine"),
+        ("estimator", "estimate"),
+    }
     assert {one["source"] for one in found.values()} == {f"--plugin {plugin}"}
     assert found["conversion", "act"]["place"].endswith("my_ops.py:7")
-    assert [found[key]["note"] for key in sorted(found)] == ["", found["estimator", "estimate"]["note"], "override",
-                                                            "priority 3"]  # fmt: skip
+    assert [found[key]["note"] for key in sorted(found)] == [
+        "",
+        found["estimator", "estimate"]["note"],
+        "override",
+        "priority 3",
+    ]
     text = invoke("plugins", "--plugin", plugin).stdout
     assert "run (override)" in text
     assert "mylib::act" in text

@@ -21,19 +21,46 @@ from opreplay.replay.results.writing import JsonLinesSink
 
 MEASURED = summarize([1.0 + 0.01 * i for i in range(9)], calls=1, resolution_us=1e-3, options=MeasureOptions())
 HEADER = Header(
-    opreplay_version="0", started_at="2026-01-01T00:00:00+00:00", trace={"ops": 3, "device_us_total": 100.0},
-    environment={}, options={},
-)  # fmt: skip
+    opreplay_version="0",
+    started_at="2026-01-01T00:00:00+00:00",
+    trace={"ops": 3, "device_us_total": 100.0},
+    environment={},
+    options={},
+)
 OPS = (
-    OpResult(id="a" * 12, name="aten::mm", count=3, status="replayed", measurement=MEASURED, measured_us=1.04,
-             recorded_device_us=20.0, recorded_share=0.6, simulated_us={"910b3": 2.0}),
-    OpResult(id="b" * 12, name="nccl:all_reduce", count=1, status="skipped", reason=Reason("collective", "c10d"),
-             recorded_device_us=40.0, recorded_share=0.4),
-)  # fmt: skip
+    OpResult(
+        id="a" * 12,
+        name="aten::mm",
+        count=3,
+        status="replayed",
+        measurement=MEASURED,
+        measured_us=1.04,
+        recorded_device_us=20.0,
+        recorded_share=0.6,
+        simulated_us={"910b3": 2.0},
+    ),
+    OpResult(
+        id="b" * 12,
+        name="nccl:all_reduce",
+        count=1,
+        status="skipped",
+        reason=Reason("collective", "c10d"),
+        recorded_device_us=40.0,
+        recorded_share=0.4,
+    ),
+)
 SUMMARY = Summary(
-    ops=2, replayed=1, skipped=1, failed=0, reasons={"collective": 1}, covered_share=0.6, recorded_us=100.0,
-    measured_us=3.1, simulated_us={"910b3": 6.0}, wall_s=1.0,
-)  # fmt: skip
+    ops=2,
+    replayed=1,
+    skipped=1,
+    failed=0,
+    reasons={"collective": 1},
+    covered_share=0.6,
+    recorded_us=100.0,
+    measured_us=3.1,
+    simulated_us={"910b3": 6.0},
+    wall_s=1.0,
+)
 
 
 @pytest.fixture
@@ -100,8 +127,15 @@ def test_parquet_keeps_types_and_nulls(saved: Path, tmp_path: Path) -> None:
     types = {name: str(table.schema.field(name).type) for name in table.column_names}
     assert types["count"] == "int64"
     floats = {name for name, kind in types.items() if kind == "double"}
-    assert floats == {"recorded_device_us", "recorded_host_us", "recorded_share", "measured_us", "measured_ci_low_us",
-                      "measured_ci_high_us", "simulated_us_910b3"}  # fmt: skip
+    assert floats == {
+        "recorded_device_us",
+        "recorded_host_us",
+        "recorded_share",
+        "measured_us",
+        "measured_ci_low_us",
+        "measured_ci_high_us",
+        "simulated_us_910b3",
+    }
     assert set(types.values()) == {"int64", "double", "string"}
     first, second = table.to_pylist()
     assert (first["name"], first["count"], first["measured_us"], first["reason"]) == ("aten::mm", 3, 1.04, None)
@@ -148,13 +182,35 @@ def test_parquet_on_a_pipe_and_without_its_extra(saved: Path, tmp_path: Path, mo
 def test_a_batch_is_shown_with_its_traces_and_jobs(saved: Path, tmp_path: Path) -> None:
     path = tmp_path / "batch.jsonl"
     traces = [
-        TraceResult(source=f"rank{rank}.json", job="rank*.json", rank=rank, world_size=2, ops=2, shared=2, replayed=1,
-                    covered_share=0.6, recorded_us=100.0, measured_us=3.1, simulated_us={"910b3": 6.0})
+        TraceResult(
+            source=f"rank{rank}.json",
+            job="rank*.json",
+            rank=rank,
+            world_size=2,
+            ops=2,
+            shared=2,
+            replayed=1,
+            covered_share=0.6,
+            recorded_us=100.0,
+            measured_us=3.1,
+            simulated_us={"910b3": 6.0},
+        )
         for rank in range(2)
-    ]  # fmt: skip
-    job = JobResult(job="rank*.json", ranks=(0, 1), world_size=2, rank_from="metadata", ops=2, rank_ops=4, replayed=1,
-                    covered_share=0.6, recorded_us=200.0, measured_us=6.2, slowest_rank_us=100.0,
-                    simulated_us={"910b3": 12.0})  # fmt: skip
+    ]
+    job = JobResult(
+        job="rank*.json",
+        ranks=(0, 1),
+        world_size=2,
+        rank_from="metadata",
+        ops=2,
+        rank_ops=4,
+        replayed=1,
+        covered_share=0.6,
+        recorded_us=200.0,
+        measured_us=6.2,
+        slowest_rank_us=100.0,
+        simulated_us={"910b3": 12.0},
+    )
     with JsonLinesSink.open(path) as sink:
         for record in (HEADER, *OPS, *traces, job, SUMMARY):
             sink.write(record)

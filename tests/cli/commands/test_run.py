@@ -27,10 +27,16 @@ def op(name: str, device_us: float, reason: Reason | None = None) -> ReplayOp:
 
 
 PLAN = ReplayPlan(
-    source="t.json", device_us_total=100.0, host_us_total=40.0,
-    ops=(op("fake::30us", 60.0), op("fake::5us", 20.0), op("fake::raise", 10.0),
-         op("nccl:all_reduce", 10.0, Reason("collective", "all_reduce"))),
-)  # fmt: skip
+    source="t.json",
+    device_us_total=100.0,
+    host_us_total=40.0,
+    ops=(
+        op("fake::30us", 60.0),
+        op("fake::5us", 20.0),
+        op("fake::raise", 10.0),
+        op("nccl:all_reduce", 10.0, Reason("collective", "all_reduce")),
+    ),
+)
 
 
 @pytest.fixture
@@ -88,11 +94,40 @@ def test_how_to_measure_reaches_the_library(trace: Path) -> None:
 
 def test_values_of_options_reach_the_library(trace: Path) -> None:
     result = run(
-        trace, "--device", "cpu", "--op-time", "20ms", "--op-limit", "9s", "--seed", "5", "--threads", "2",
-        "--max-op-memory", "2GB", "--over-budget", "skip",
-        "--total-time", "2min", "--allow-import", "mine=my.ops", "--select", "leaf", "--op-filter", "aten::*",
-        "--exclude", "aten::a*", "--top", "7", "--min-share", "0.1%", "--max-failed", "2", "--limit", "events=5",
-    )  # fmt: skip
+        trace,
+        "--device",
+        "cpu",
+        "--op-time",
+        "20ms",
+        "--op-limit",
+        "9s",
+        "--seed",
+        "5",
+        "--threads",
+        "2",
+        "--max-op-memory",
+        "2GB",
+        "--over-budget",
+        "skip",
+        "--total-time",
+        "2min",
+        "--allow-import",
+        "mine=my.ops",
+        "--select",
+        "leaf",
+        "--op-filter",
+        "aten::*",
+        "--exclude",
+        "aten::a*",
+        "--top",
+        "7",
+        "--min-share",
+        "0.1%",
+        "--max-failed",
+        "2",
+        "--limit",
+        "events=5",
+    )
     assert result.exit_code == 0, result.stderr
     options = SEEN["options"]
     assert isinstance(options, orchestrator.RunOptions)
@@ -101,9 +136,13 @@ def test_values_of_options_reach_the_library(trace: Path) -> None:
     assert options.measure_options().limit_s == 9.0
     assert (options.total_time_s, options.allow_imports) == (120.0, {"mine": "my.ops"})
     assert SEEN["selection"] == Selection(
-        select="leaf", include=("aten::*",), exclude=("aten::a*",), top=7, min_share=0.001,
+        select="leaf",
+        include=("aten::*",),
+        exclude=("aten::a*",),
+        top=7,
+        min_share=0.001,
         allow_imports={"mine": "my.ops"},
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(("allowed", "code"), [(0, 1), (1, 1), (2, 0)])
@@ -170,8 +209,14 @@ def test_an_interrupted_run_is_resumed(trace: Path, tmp_path: Path, monkeypatch:
     result = run(trace, "--resume", "-o", path, "-o", page, "-o", "-")
     assert result.exit_code == 0, result.stderr
     assert [json.loads(line)["record"] for line in result.stdout.splitlines()] == [
-        "header", "op", "resumed", "op", "op", "op", "summary"
-    ]  # fmt: skip
+        "header",
+        "op",
+        "resumed",
+        "op",
+        "op",
+        "op",
+        "summary",
+    ]
     assert len(page.read_text().splitlines()) == 5
     _, results, summary = read_results(path)
     assert [r.name for r in results] == [op.name for op in PLAN.ops]

@@ -31,20 +31,28 @@ def op(name: str, number: int, device_us: float, *shapes: tuple[int, ...], reaso
     )
     recorded = Recorded(host_us_total=9.0, host_us_median=9.0, device_us_total=device_us)
     return ReplayOp(
-        id=f"{number:012x}", name=name, count=number, recorded=recorded, args=args, reason=reason,
+        id=f"{number:012x}",
+        name=name,
+        count=number,
+        recorded=recorded,
+        args=args,
+        reason=reason,
         resolved_by="jit" if reason is None else None,
-    )  # fmt: skip
+    )
 
 
 PLAN = ReplayPlan(
-    source="t.json", device="NVIDIA H100", device_us_total=1000.0, host_us_total=40.0,
+    source="t.json",
+    device="NVIDIA H100",
+    device_us_total=1000.0,
+    host_us_total=40.0,
     ops=(
         op("aten::mm", 3, 600.0, (4096, 4096), (4096, 4096)),
         op("aten::add", 2, 5.0, (4096, 1024), (4096, 1024)),
         op("your_op::Odd", 4, 8.0, (4096, 1024)),
         op("nccl:all_reduce", 1, 300.0, reason=Reason("metadata missing", "shapes")),
     ),
-)  # fmt: skip
+)
 
 
 @pytest.fixture
@@ -147,8 +155,24 @@ def test_selection_and_custom_ops_are_passed_on(trace: Path, tmp_path: Path) -> 
         "from opreplay.replay.ascend.custom.estimators import PerformanceModel, register_op_estimator\n"
         "register_op_estimator('your_op::Odd')(lambda info, device: PerformanceModel.Result(info.args[0].numel()))\n"
     )
-    args = ("--select", "all", "--op-filter", "aten::*", "--exclude", "x", "--top", 3, "--min-share", "1%",
-            "--allow-import", "a=b", "--limit", "events=9", "--custom-op-dir", tmp_path)  # fmt: skip
+    args = (
+        "--select",
+        "all",
+        "--op-filter",
+        "aten::*",
+        "--exclude",
+        "x",
+        "--top",
+        3,
+        "--min-share",
+        "1%",
+        "--allow-import",
+        "a=b",
+        "--limit",
+        "events=9",
+        "--custom-op-dir",
+        tmp_path,
+    )
     try:
         found = facts(trace, *args)
     finally:

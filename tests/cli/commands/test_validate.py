@@ -67,9 +67,12 @@ def test_figures_are_those_of_unique_kernels_and_of_all_rows(tmp_path: Path) -> 
 
 def test_only_held_out_rows_and_no_communication(tmp_path: Path) -> None:
     path = table(
-        tmp_path, row("Relu", 4096, 3, tail=",1"), row("Exp", 4096, 4, tail=",0"),
-        row("hcom_allReduce_", 4096, 500, core="COMMUNICATION", tail=",1"), extra=",HeldOut",
-    )  # fmt: skip
+        tmp_path,
+        row("Relu", 4096, 3, tail=",1"),
+        row("Exp", 4096, 4, tail=",0"),
+        row("hcom_allReduce_", 4096, 500, core="COMMUNICATION", tail=",1"),
+        extra=",HeldOut",
+    )
     assert set(facts(path, "--soc", "910b3")["families"]) == {"Relu", "Exp", "hcom_allReduce_"}
     assert set(facts(path, "--soc", "910b3", "--only-held-out")["families"]) == {"Relu", "hcom_allReduce_"}
     found = facts(path, "--soc", "910b3", "--only-held-out", "--exclude-communication")

@@ -15,9 +15,17 @@ from opreplay.cli.options.types import Assignments, ByteSize, Duration, Share
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("1GB", 10**9), ("1 GB", 10**9), ("512MiB", 512 << 20), ("800k", 800_000), ("1.5G", 1_500_000_000), ("7", 7),
-     ("800K", 800_000), ("2KiB", 2048)],
-)  # fmt: skip
+    [
+        ("1GB", 10**9),
+        ("1 GB", 10**9),
+        ("512MiB", 512 << 20),
+        ("800k", 800_000),
+        ("1.5G", 1_500_000_000),
+        ("7", 7),
+        ("800K", 800_000),
+        ("2KiB", 2048),
+    ],
+)
 def test_sizes(text: str, size: int) -> None:
     assert ByteSize().convert(text, None, None) == size
 

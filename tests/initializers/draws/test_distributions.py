@@ -30,9 +30,11 @@ def saved(path: Path, value: object) -> str:
 
 
 @given(
-    st.integers(1, 1 << 40), st.integers(0, 300), st.sampled_from([0.0, 0.5, 1.0, 1.2, 4.0]),
+    st.integers(1, 1 << 40),
+    st.integers(0, 300),
+    st.sampled_from([0.0, 0.5, 1.0, 1.2, 4.0]),
     st.sampled_from(["int32", "int64"]),
-)  # fmt: skip
+)
 @settings(max_examples=60, deadline=None)
 def test_indices_stay_in_range(bound: int, count: int, exponent: float, dtype: str) -> None:
     if dtype == "int32":
@@ -113,8 +115,11 @@ def test_unfit_histograms_of_lengths(tmp_path: Path, value: object) -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    for file, said in (("", "needs a file"), (str(tmp_path / "none"), "cannot read"),
-                       (saved(tmp_path / "big", "x" * (2 << 20)), "larger than")):  # fmt: skip
+    for file, said in (
+        ("", "needs a file"),
+        (str(tmp_path / "none"), "cannot read"),
+        (saved(tmp_path / "big", "x" * (2 << 20)), "larger than"),
+    ):
         with pytest.raises(InitializerError, match=said):
             length_distribution(context(distribution="histogram", histogram=file))
     zeros = context(distribution="histogram", histogram=saved(tmp_path / "h", [0, 0]))

@@ -27,9 +27,14 @@ def test_saved_values_are_those_of_the_forward_pass(causal: bool, heads_last: bo
     swap = (lambda t: t.transpose(1, 2).contiguous()) if heads_last else (lambda t: t)
     found = initialized(
         f"aten::{op}",
-        query=swap(query), key=swap(key), value=swap(value), out=swap(out), logsumexp=saved, is_causal=causal,
+        query=swap(query),
+        key=swap(key),
+        value=swap(value),
+        out=swap(out),
+        logsumexp=saved,
+        is_causal=causal,
         scale=None,
-    )  # fmt: skip
+    )
     wide = torch.nn.functional.scaled_dot_product_attention(
         query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1), is_causal=causal
     )
@@ -43,9 +48,12 @@ def test_saved_values_are_those_of_the_forward_pass(causal: bool, heads_last: bo
 def test_lengths_are_cut_evenly_and_end_at_the_tokens() -> None:
     found = initialized(
         "aten::_flash_attention_forward",
-        query=torch.empty(100, 4, 8), key=torch.empty(300, 4, 8), value=torch.empty(300, 4, 8),
-        cum_seq_q=torch.empty(9, dtype=torch.int32), cum_seq_k=torch.empty(9, dtype=torch.int32),
-    )  # fmt: skip
+        query=torch.empty(100, 4, 8),
+        key=torch.empty(300, 4, 8),
+        value=torch.empty(300, 4, 8),
+        cum_seq_q=torch.empty(9, dtype=torch.int32),
+        cum_seq_k=torch.empty(9, dtype=torch.int32),
+    )
     for name, tokens in (("cum_seq_q", 100), ("cum_seq_k", 300)):
         cuts = found.need(name)
         assert (cuts[0].item(), cuts[-1].item()) == (0, tokens)
@@ -55,8 +63,12 @@ def test_lengths_are_cut_evenly_and_end_at_the_tokens() -> None:
 def test_large_or_biased_calls_get_a_plausible_logsumexp() -> None:
     found = initialized(
         "aten::_scaled_dot_product_efficient_attention_backward",
-        query=torch.randn(1, 1, 64, 8), key=torch.randn(1, 1, 64, 8), value=torch.randn(1, 1, 64, 8),
-        attn_bias=torch.zeros(1, 1, 64, 64), out=torch.randn(1, 1, 64, 8), logsumexp=torch.empty(1, 1, 64),
-    )  # fmt: skip
+        query=torch.randn(1, 1, 64, 8),
+        key=torch.randn(1, 1, 64, 8),
+        value=torch.randn(1, 1, 64, 8),
+        attn_bias=torch.zeros(1, 1, 64, 64),
+        out=torch.randn(1, 1, 64, 8),
+        logsumexp=torch.empty(1, 1, 64),
+    )
     exact = (torch.randn(64, 8) @ torch.randn(8, 64) / 8**0.5).logsumexp(-1).mean()
     assert found.need("logsumexp").mean().item() == pytest.approx(exact.item(), abs=0.5)

@@ -49,9 +49,15 @@ def test_saved_pool_indices_are_those_of_the_pooling() -> None:
     source = torch.randn(2, 3, 8, 8)
     found = initialized(
         "aten::max_pool2d_with_indices_backward",
-        self=source, indices=torch.zeros(2, 3, 4, 4, dtype=torch.int64), grad_output=torch.empty(2, 3, 4, 4),
-        kernel_size=[2, 2], stride=[2, 2], padding=[0, 0], dilation=[1, 1], ceil_mode=False,
-    )  # fmt: skip
+        self=source,
+        indices=torch.zeros(2, 3, 4, 4, dtype=torch.int64),
+        grad_output=torch.empty(2, 3, 4, 4),
+        kernel_size=[2, 2],
+        stride=[2, 2],
+        padding=[0, 0],
+        dilation=[1, 1],
+        ceil_mode=False,
+    )
     expected = torch.nn.functional.max_pool2d(source, 2, return_indices=True)[1]
     assert torch.equal(found.need("indices"), expected)
 
@@ -59,8 +65,10 @@ def test_saved_pool_indices_are_those_of_the_pooling() -> None:
 def test_pool_indices_stay_in_the_plane_when_the_pooling_does_not_fit() -> None:
     found = initialized(
         "aten::adaptive_max_pool2d_backward",
-        self=torch.randn(1, 2, 9, 9), indices=torch.full((1, 2, 3, 4), -1), grad_output=torch.empty(1, 2, 3, 3),
-    )  # fmt: skip
+        self=torch.randn(1, 2, 9, 9),
+        indices=torch.full((1, 2, 3, 4), -1),
+        grad_output=torch.empty(1, 2, 3, 3),
+    )
     indices = found.need("indices")
     assert indices.min() >= 0
     assert indices.max() < 81

@@ -29,9 +29,11 @@ def test_pivots_are_rows_counted_from_one_that_are_not_above(op: str) -> None:
 
 def test_solving_with_initialized_factors_stays_finite() -> None:
     found = initialized(
-        "aten::linalg_lu_solve", LU=torch.randn(2, 5, 5), pivots=torch.zeros(2, 5, dtype=torch.int32),
+        "aten::linalg_lu_solve",
+        LU=torch.randn(2, 5, 5),
+        pivots=torch.zeros(2, 5, dtype=torch.int32),
         B=torch.randn(2, 5, 1),
-    )  # fmt: skip
+    )
     solved = torch.linalg.lu_solve(found.need("LU"), found.need("pivots"), found.need("B"))
     assert bool(solved.isfinite().all())
 

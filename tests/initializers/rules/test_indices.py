@@ -61,8 +61,11 @@ def test_too_many_indices_are_an_error() -> None:
 def test_bags_start_at_zero_and_cover_all_indices() -> None:
     found = initialized(
         "aten::_embedding_bag",
-        weight=torch.empty(20, 4), indices=ints(30), offsets=ints(7), include_last_offset=True,
-    )  # fmt: skip
+        weight=torch.empty(20, 4),
+        indices=ints(30),
+        offsets=ints(7),
+        include_last_offset=True,
+    )
     offsets = found.need("offsets").tolist()
     assert offsets == sorted(offsets)
     assert (offsets[0], offsets[-1]) == (0, 30)
@@ -72,9 +75,13 @@ def test_bags_start_at_zero_and_cover_all_indices() -> None:
 def test_backward_of_bags_fits_itself() -> None:
     found = initialized(
         "aten::_embedding_bag_dense_backward",
-        grad=torch.empty(6, 4), indices=ints(30), offset2bag=ints(30), bag_size=ints(6), maximum_indices=ints(0),
+        grad=torch.empty(6, 4),
+        indices=ints(30),
+        offset2bag=ints(30),
+        bag_size=ints(6),
+        maximum_indices=ints(0),
         num_weights=20,
-    )  # fmt: skip
+    )
     assert found.need("bag_size").sum() == 30
     assert found.need("offset2bag").unique().tolist() == list(range(6))
 
@@ -98,8 +105,11 @@ def test_targets_are_classes() -> None:
 
 def test_targets_of_ctc_that_lie_one_after_another_are_all_used() -> None:
     found = initialized(
-        "aten::_cudnn_ctc_loss", log_probs=torch.randn(9, 3, 5), targets=ints(7), input_lengths=ints(3),
+        "aten::_cudnn_ctc_loss",
+        log_probs=torch.randn(9, 3, 5),
+        targets=ints(7),
+        input_lengths=ints(3),
         target_lengths=ints(3),
-    )  # fmt: skip
+    )
     assert int(found.need("target_lengths").sum()) == 7
     assert found.need("input_lengths").tolist() == [9, 9, 9]

@@ -55,8 +55,13 @@ def test_a_permute_may_take_features_twice() -> None:
 
 
 def test_pooled_blocks_and_their_inverse() -> None:
-    args = {"pooled_embs": torch.arange(24.0).expand(3, 24), "offset_dim_list": longs(6), "permute_list": longs(5),
-            "inv_offset_dim_list": longs(6), "inv_permute_list": longs(5)}  # fmt: skip
+    args = {
+        "pooled_embs": torch.arange(24.0).expand(3, 24),
+        "offset_dim_list": longs(6),
+        "permute_list": longs(5),
+        "inv_offset_dim_list": longs(6),
+        "inv_permute_list": longs(5),
+    }
     initialize("fbgemm::permute_pooled_embs_auto_grad", args)
     there = fbgemm_sparse.permute_pooled_embs(args["pooled_embs"], args["offset_dim_list"], args["permute_list"])
     back = fbgemm_sparse.permute_pooled_embs(there, args["inv_offset_dim_list"], args["inv_permute_list"])
@@ -65,8 +70,14 @@ def test_pooled_blocks_and_their_inverse() -> None:
 
 
 def test_bounds_hold() -> None:
-    args = {"rows_per_table": longs(4), "indices": longs(500), "offsets": longs(81), "bounds_check_mode": 1,
-            "warning": longs(1), "weights": None}  # fmt: skip
+    args = {
+        "rows_per_table": longs(4),
+        "indices": longs(500),
+        "offsets": longs(81),
+        "bounds_check_mode": 1,
+        "warning": longs(1),
+        "weights": None,
+    }
     initialize("fbgemm::bounds_check_indices", args)
     fbgemm_sparse.bounds_check_indices(args["rows_per_table"], args["indices"], args["offsets"], args["warning"])
     assert args["warning"].item() == 0
@@ -75,8 +86,15 @@ def test_bounds_hold() -> None:
 
 
 def test_buckets_hold_all_indices() -> None:
-    args: dict[str, Any] = {"lengths": longs(40), "indices": longs(600), "bucketize_pos": False, "sequence": True,
-                            "block_sizes": longs(4), "my_size": 8, "weights": None}  # fmt: skip
+    args: dict[str, Any] = {
+        "lengths": longs(40),
+        "indices": longs(600),
+        "bucketize_pos": False,
+        "sequence": True,
+        "block_sizes": longs(4),
+        "my_size": 8,
+        "weights": None,
+    }
     initialize("fbgemm::block_bucketize_sparse_features", args)
     lengths = fbgemm_sparse.block_bucketize_sparse_features(**args)[0].view(8, 40).sum(1)
     assert int(lengths.sum()) == 600
@@ -93,7 +111,7 @@ def test_buckets_hold_all_indices() -> None:
         ("fb::offsets_range", {"offsets": longs(11), "values": torch.zeros(90)}),
         ("fbgemm::offsets_range", {"offsets": longs(11), "range_size": 90}),
     ],
-)  # fmt: skip
+)
 def test_offsets_end_at_the_values(op: str, args: dict[str, Any]) -> None:
     initialize(op, args)
     given: Any = args.get("offsets", args.get("x_offsets"))

@@ -60,16 +60,25 @@ def test_histogram(tmp_path: Path) -> None:
 
 def experts(tokens: int, topk: int, count: int) -> dict[str, Any]:
     return {
-        "hidden_states": torch.randn(tokens, 16), "w1": torch.randn(count, 24, 16), "w2": torch.randn(count, 16, 12),
-        "topk_weights": torch.zeros(tokens, topk), "topk_ids": torch.zeros(tokens, topk, dtype=torch.int32),
-    }  # fmt: skip
+        "hidden_states": torch.randn(tokens, 16),
+        "w1": torch.randn(count, 24, 16),
+        "w2": torch.randn(count, 16, 12),
+        "topk_weights": torch.zeros(tokens, topk),
+        "topk_ids": torch.zeros(tokens, topk, dtype=torch.int32),
+    }
 
 
 @pytest.mark.parametrize("distribution", ["uniform", "zipf"])
 def test_fused_experts_equal_a_dense_mixture(distribution: str) -> None:
     args = experts(40, 3, 8)
-    rest = {"activation": "silu", "apply_router_weight_on_input": False, "use_int4_w4a16": False, "expert_map": None,
-            "w1_scale": None, "w2_scale": None}  # fmt: skip
+    rest = {
+        "activation": "silu",
+        "apply_router_weight_on_input": False,
+        "use_int4_w4a16": False,
+        "expert_map": None,
+        "w1_scale": None,
+        "w2_scale": None,
+    }
     assert not outplace_fused_experts(**args, **rest).any(), "zeros give every expert no weight"
     initialize("vllm::outplace_fused_experts", args, f"distribution={distribution}")
     assert args["topk_ids"].unique().numel() > 3
@@ -84,12 +93,16 @@ def test_fused_experts_equal_a_dense_mixture(distribution: str) -> None:
 
 def stage(tokens: int, topk: int, count: int, block: int, length: int) -> dict[str, Any]:
     return {
-        "hidden_states": torch.randn(tokens, 16), "w1": torch.randn(count, 24, 16), "w2": torch.randn(count, 16, 12),
+        "hidden_states": torch.randn(tokens, 16),
+        "w1": torch.randn(count, 24, 16),
+        "w2": torch.randn(count, 16, 12),
         "sorted_token_ids": torch.zeros(length, dtype=torch.int32),
         "sorted_expert_ids": torch.zeros(length // block, dtype=torch.int32),
-        "num_valid_ids": torch.zeros(2, dtype=torch.int32), "out": torch.zeros(tokens, topk, 12), "topk": topk,
+        "num_valid_ids": torch.zeros(2, dtype=torch.int32),
+        "out": torch.zeros(tokens, topk, 12),
+        "topk": topk,
         "block_m": block,
-    }  # fmt: skip
+    }
 
 
 def run_stage(args: dict[str, Any]) -> torch.Tensor:
@@ -129,10 +142,11 @@ def test_capacity_overflow_is_reported() -> None:
 def test_grouped_matmul_gets_ends_or_counts() -> None:
     for kind, total in ((0, lambda g: g[-1]), (1, lambda g: g.sum())):
         args = {
-            "x": [torch.zeros(90, 4)], "weight": [torch.zeros(6, 4, 4)],
+            "x": [torch.zeros(90, 4)],
+            "weight": [torch.zeros(6, 4, 4)],
             "group_list": torch.zeros(6, dtype=torch.int64),
             "group_list_type": kind,
-        }  # fmt: skip
+        }
         initialize("npu::npu_grouped_matmul", args, "distribution=zipf")
         assert int(total(args["group_list"])) == 90
         assert (args["group_list"].diff() >= 0).all() == (kind == 0)

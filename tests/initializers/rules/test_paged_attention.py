@@ -35,13 +35,23 @@ def initialize(op: str, args: dict[str, Any], batch: BatchContext | None = None,
 
 def varlen(tokens: int, sequences: int, pool: int = 64, width: int = 16) -> dict[str, Any]:
     return {
-        "q": torch.randn(tokens, 4, 8), "k": torch.randn(pool, 4, 2, 8), "v": torch.randn(pool, 4, 2, 8), "out": None,
+        "q": torch.randn(tokens, 4, 8),
+        "k": torch.randn(pool, 4, 2, 8),
+        "v": torch.randn(pool, 4, 2, 8),
+        "out": None,
         "cu_seqlens_q": torch.zeros(sequences + 1, dtype=torch.int32),
         "cu_seqlens_k": torch.zeros(sequences + 1, dtype=torch.int32),
-        "seqused_k": torch.zeros(sequences, dtype=torch.int32), "leftpad_k": None,
-        "block_table": torch.zeros(sequences, width, dtype=torch.int32), "alibi_slopes": None, "p_dropout": 0.0,
-        "softmax_scale": 8**-0.5, "is_causal": True, "window_size_left": -1, "window_size_right": -1, "softcap": 0.0,
-    }  # fmt: skip
+        "seqused_k": torch.zeros(sequences, dtype=torch.int32),
+        "leftpad_k": None,
+        "block_table": torch.zeros(sequences, width, dtype=torch.int32),
+        "alibi_slopes": None,
+        "p_dropout": 0.0,
+        "softmax_scale": 8**-0.5,
+        "is_causal": True,
+        "window_size_left": -1,
+        "window_size_right": -1,
+        "softcap": 0.0,
+    }
 
 
 def naive(args: dict[str, Any]) -> torch.Tensor:
@@ -86,13 +96,22 @@ def test_no_block_is_shared_while_the_pool_lasts() -> None:
 
 def paged(sequences: int, width: int = 8) -> dict[str, Any]:
     return {
-        "out": torch.zeros(sequences, 4, 8), "query": torch.randn(sequences, 4, 8),
-        "key_cache": torch.randn(40, 2, 2, 4, 4), "value_cache": torch.randn(40, 2, 8, 4), "num_kv_heads": 2,
-        "scale": 8**-0.5, "block_tables": torch.zeros(sequences, width, dtype=torch.int32),
-        "seq_lens": torch.zeros(sequences, dtype=torch.int32), "block_size": 4, "max_seq_len": 30,
-        "alibi_slopes": None, "kv_cache_dtype": "auto", "k_scale": torch.zeros(1), "v_scale": torch.zeros(1),
+        "out": torch.zeros(sequences, 4, 8),
+        "query": torch.randn(sequences, 4, 8),
+        "key_cache": torch.randn(40, 2, 2, 4, 4),
+        "value_cache": torch.randn(40, 2, 8, 4),
+        "num_kv_heads": 2,
+        "scale": 8**-0.5,
+        "block_tables": torch.zeros(sequences, width, dtype=torch.int32),
+        "seq_lens": torch.zeros(sequences, dtype=torch.int32),
+        "block_size": 4,
+        "max_seq_len": 30,
+        "alibi_slopes": None,
+        "kv_cache_dtype": "auto",
+        "k_scale": torch.zeros(1),
+        "v_scale": torch.zeros(1),
         "blocksparse_vert_stride": 0,
-    }  # fmt: skip
+    }
 
 
 def run_paged(args: dict[str, Any]) -> torch.Tensor:
@@ -130,11 +149,13 @@ def test_lengths_without_a_batch(distribution: str) -> None:
 def test_page_lists() -> None:
     sequences, tokens = 6, 48
     args = {
-        "q": torch.randn(tokens, 4, 8), "k": torch.randn(300, 2, 8), "v": torch.randn(300, 2, 8),
+        "q": torch.randn(tokens, 4, 8),
+        "k": torch.randn(300, 2, 8),
+        "v": torch.randn(300, 2, 8),
         "cu_seqlens_q": torch.zeros(sequences + 1, dtype=torch.int32),
         "kv_indptr": torch.zeros(sequences + 1, dtype=torch.int32),
         "kv_page_indices": torch.zeros(140, dtype=torch.int32),
-    }  # fmt: skip
+    }
     rest = (0.0, 0.3, 0.0, True, -1, -1, False, None, None)
     assert not mha_batch_prefill(*args.values(), *rest)[0].any()
     initialize("aiter::mha_batch_prefill", args, MIXED)
@@ -147,9 +168,12 @@ def test_new_tokens_go_where_the_block_tables_say() -> None:
     args = varlen(48, 6)
     initialize("_vllm_fa2_C::varlen_fwd", args, MIXED)
     write = {
-        "key": torch.randn(48, 2, 8), "value": torch.randn(48, 2, 8), "key_cache": args["k"], "value_cache": args["v"],
+        "key": torch.randn(48, 2, 8),
+        "value": torch.randn(48, 2, 8),
+        "key_cache": args["k"],
+        "value_cache": args["v"],
         "slot_mapping": torch.zeros(48, dtype=torch.int64),
-    }  # fmt: skip
+    }
     initialize("_C_cache_ops::reshape_and_cache_flash", write, MIXED)
     expected = []
     for i in range(6):
@@ -188,14 +212,21 @@ def test_pages_are_a_permutation(blocks: int) -> None:
 
 def test_a_large_batch_takes_no_loop_over_tokens() -> None:
     batch = BatchContext(
-        prefill_sequences=200, prefill_tokens=100_000, prefill_k=400_000, decode_sequences=56, decode_tokens=56,
+        prefill_sequences=200,
+        prefill_tokens=100_000,
+        prefill_k=400_000,
+        decode_sequences=56,
+        decode_tokens=56,
         decode_k=200_000,
-    )  # fmt: skip
+    )
     args = {
-        "q": torch.zeros(100_056, 1, 1), "k": torch.zeros(1 << 20, 1, 1), "v": torch.zeros(1 << 20, 1, 1),
-        "cu_seqlens_q": torch.zeros(257, dtype=torch.int32), "kv_indptr": torch.zeros(257, dtype=torch.int32),
+        "q": torch.zeros(100_056, 1, 1),
+        "k": torch.zeros(1 << 20, 1, 1),
+        "v": torch.zeros(1 << 20, 1, 1),
+        "cu_seqlens_q": torch.zeros(257, dtype=torch.int32),
+        "kv_indptr": torch.zeros(257, dtype=torch.int32),
         "kv_page_indices": torch.zeros(600_000, dtype=torch.int32),
-    }  # fmt: skip
+    }
     started = time.thread_time()
     initialize("aiter::mha_batch_prefill", args, batch)
     assert int(args["kv_indptr"][-1]) == 600_000

@@ -30,10 +30,13 @@ def test_positions_continue_each_sequence() -> None:
     args = rotary(48)
     initialize("_C::rotary_embedding", args, MIXED)
     attention = {
-        "q": torch.zeros(48, 2, 8), "k": torch.zeros(64, 4, 2, 8), "v": torch.zeros(64, 4, 2, 8),
-        "cu_seqlens_q": torch.zeros(7, dtype=torch.int32), "seqused_k": torch.zeros(6, dtype=torch.int32),
+        "q": torch.zeros(48, 2, 8),
+        "k": torch.zeros(64, 4, 2, 8),
+        "v": torch.zeros(64, 4, 2, 8),
+        "cu_seqlens_q": torch.zeros(7, dtype=torch.int32),
+        "seqused_k": torch.zeros(6, dtype=torch.int32),
         "block_table": torch.zeros(6, 16, dtype=torch.int32),
-    }  # fmt: skip
+    }
     initialize("_vllm_fa2_C::varlen_fwd", attention, MIXED)
     new, seen = attention["cu_seqlens_q"].diff().tolist(), attention["seqused_k"].tolist()
     assert args["positions"].tolist() == [p for q, k in zip(new, seen, strict=True) for p in range(k - q, k)]
@@ -50,9 +53,10 @@ def test_shapes(shape: tuple[int, ...]) -> None:
 
 def test_without_a_batch_positions_are_in_the_table() -> None:
     args = {
-        "positions": torch.zeros(500, dtype=torch.int64), "cos": torch.zeros(64, 1, 1, 4),
+        "positions": torch.zeros(500, dtype=torch.int64),
+        "cos": torch.zeros(64, 1, 1, 4),
         "offsets": torch.ones(500, dtype=torch.int64),
-    }  # fmt: skip
+    }
     report = initialize("aiter::rope_cached_positions_offsets_fwd_impl", args)
     assert report.assumed == {"positions": "uniform in [0, 64)"}
     assert int(args["positions"].max()) < 64

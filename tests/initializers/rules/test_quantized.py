@@ -29,10 +29,14 @@ def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 
 def test_packed_weights_hold_all_codes() -> None:
     args = {
-        "a": empty(4, 256, dtype=torch.float16), "b_q_weight": empty(32, 128, dtype=torch.int32),
-        "b_gptq_qzeros": empty(2, 16, dtype=torch.int32), "b_gptq_scales": empty(2, 128, dtype=torch.float16),
-        "b_g_idx": empty(256, dtype=torch.int32), "use_exllama": True, "bit": 4,
-    }  # fmt: skip
+        "a": empty(4, 256, dtype=torch.float16),
+        "b_q_weight": empty(32, 128, dtype=torch.int32),
+        "b_gptq_qzeros": empty(2, 16, dtype=torch.int32),
+        "b_gptq_scales": empty(2, 128, dtype=torch.float16),
+        "b_g_idx": empty(256, dtype=torch.int32),
+        "use_exllama": True,
+        "bit": 4,
+    }
     initialize("_C::gptq_gemm", args)
     nibbles = torch.stack([args["b_q_weight"] >> shift & 15 for shift in range(0, 32, 4)]).flatten()
     assert (torch.bincount(nibbles, minlength=16) > len(nibbles) / 32).all()
@@ -42,10 +46,13 @@ def test_packed_weights_hold_all_codes() -> None:
 
 def test_int8_products_stay_within_half_precision() -> None:
     args = {
-        "out": empty(64, 64, dtype=torch.float16), "a": empty(64, 8192, dtype=torch.int8),
-        "b": empty(8192, 64, dtype=torch.int8), "a_scales": empty(64, 1, dtype=torch.float32),
-        "b_scales": empty(1, 64, dtype=torch.float32), "bias": None,
-    }  # fmt: skip
+        "out": empty(64, 64, dtype=torch.float16),
+        "a": empty(64, 8192, dtype=torch.int8),
+        "b": empty(8192, 64, dtype=torch.int8),
+        "a_scales": empty(64, 1, dtype=torch.float32),
+        "b_scales": empty(1, 64, dtype=torch.float32),
+        "bias": None,
+    }
     initialize("_C::cutlass_scaled_mm", args)
     assert (int(args["a"].min()), int(args["a"].max())) == (-127, 127)
     product = args["a"].float() @ args["b"].float() * args["a_scales"] * args["b_scales"]
@@ -54,9 +61,13 @@ def test_int8_products_stay_within_half_precision() -> None:
 
 
 def test_orders_are_orders_and_workspaces_are_zero() -> None:
-    args = {"a": empty(4, 64, dtype=torch.float16), "b_q_weight": empty(4, 128, dtype=torch.int32),
-            "b_scales": empty(1, 64, dtype=torch.float16), "perm": empty(64, dtype=torch.int32),
-            "workspace": empty(9, dtype=torch.int32)}  # fmt: skip
+    args = {
+        "a": empty(4, 64, dtype=torch.float16),
+        "b_q_weight": empty(4, 128, dtype=torch.int32),
+        "b_scales": empty(1, 64, dtype=torch.float16),
+        "perm": empty(64, dtype=torch.int32),
+        "workspace": empty(9, dtype=torch.int32),
+    }
     initialize("_C::gptq_marlin_gemm", args)
     assert sorted(args["perm"].tolist()) == list(range(64))
     assert not args["workspace"].any()
@@ -74,22 +85,46 @@ def test_rows_with_their_own_scale() -> None:
 @pytest.mark.parametrize(
     ("op", "args", "run"),
     [
-        ("aten::_int_mm", {"self": empty(32, 64, dtype=torch.int8), "mat2": empty(64, 32, dtype=torch.int8)},
-         torch.ops.aten._int_mm),
-        ("aten::_weight_int8pack_mm", {
-            "self": empty(8, 64, dtype=torch.bfloat16), "mat2": empty(32, 64, dtype=torch.int8),
-            "scales": empty(32, dtype=torch.bfloat16)}, torch.ops.aten._weight_int8pack_mm),
-        ("aten::fake_quantize_per_channel_affine_cachemask", {
-            "self": empty(8, 64, dtype=torch.float32), "scale": empty(8, dtype=torch.float32),
-            "zero_point": empty(8, dtype=torch.int32), "axis": 0, "quant_min": 0, "quant_max": 15},
-         torch.ops.aten.fake_quantize_per_channel_affine_cachemask),
-        ("aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", {
-            "self": empty(8, 64, dtype=torch.float32), "scale": empty(1, dtype=torch.float32),
-            "zero_point": empty(1, dtype=torch.int32), "fake_quant_enabled": empty(1, dtype=torch.int64),
-            "quant_min": -8, "quant_max": 7},
-         torch.ops.aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams),
+        (
+            "aten::_int_mm",
+            {"self": empty(32, 64, dtype=torch.int8), "mat2": empty(64, 32, dtype=torch.int8)},
+            torch.ops.aten._int_mm,
+        ),
+        (
+            "aten::_weight_int8pack_mm",
+            {
+                "self": empty(8, 64, dtype=torch.bfloat16),
+                "mat2": empty(32, 64, dtype=torch.int8),
+                "scales": empty(32, dtype=torch.bfloat16),
+            },
+            torch.ops.aten._weight_int8pack_mm,
+        ),
+        (
+            "aten::fake_quantize_per_channel_affine_cachemask",
+            {
+                "self": empty(8, 64, dtype=torch.float32),
+                "scale": empty(8, dtype=torch.float32),
+                "zero_point": empty(8, dtype=torch.int32),
+                "axis": 0,
+                "quant_min": 0,
+                "quant_max": 15,
+            },
+            torch.ops.aten.fake_quantize_per_channel_affine_cachemask,
+        ),
+        (
+            "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+            {
+                "self": empty(8, 64, dtype=torch.float32),
+                "scale": empty(1, dtype=torch.float32),
+                "zero_point": empty(1, dtype=torch.int32),
+                "fake_quant_enabled": empty(1, dtype=torch.int64),
+                "quant_min": -8,
+                "quant_max": 7,
+            },
+            torch.ops.aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams,
+        ),
     ],
-)  # fmt: skip
+)
 def test_torch_takes_them(op: str, args: dict[str, Any], run: Any) -> None:
     initialize(op, args)
     result = run(*args.values())

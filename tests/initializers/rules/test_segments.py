@@ -49,9 +49,12 @@ def test_packed_lstm_runs_with_as_many_sequences_as_its_state_has() -> None:
 def test_packed_gradient_takes_its_sequences_from_the_size_of_the_input() -> None:
     sizes = torch.zeros(4, dtype=torch.int64)
     initialized(
-        "aten::_pack_padded_sequence_backward", grad=torch.empty(9, 2), input_size=[3, 4, 2], batch_sizes=sizes,
+        "aten::_pack_padded_sequence_backward",
+        grad=torch.empty(9, 2),
+        input_size=[3, 4, 2],
+        batch_sizes=sizes,
         batch_first=True,
-    )  # fmt: skip
+    )
     assert (int(sizes[0]), int(sizes.sum())) == (3, 9)
 
 
@@ -67,9 +70,11 @@ def test_segments_are_the_whole_reduced_dimension(axis: int) -> None:
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
 def test_compressed_matrix_is_valid() -> None:
     found = initialized(
-        "aten::sparse_compressed_tensor", compressed_indices=torch.zeros(5, dtype=torch.int64),
-        plain_indices=torch.zeros(10, dtype=torch.int64), values=torch.ones(10),
-    )  # fmt: skip
+        "aten::sparse_compressed_tensor",
+        compressed_indices=torch.zeros(5, dtype=torch.int64),
+        plain_indices=torch.zeros(10, dtype=torch.int64),
+        values=torch.ones(10),
+    )
     made = torch.sparse_csr_tensor(
         found.need("compressed_indices"), found.need("plain_indices"), torch.ones(10), (4, 6), check_invariants=True
     )
@@ -78,9 +83,10 @@ def test_compressed_matrix_is_valid() -> None:
 
 def test_compressed_matrix_without_elements_has_pointers_of_zero() -> None:
     found = initialized(
-        "aten::_convert_indices_from_csr_to_coo", crow_indices=torch.full((3,), 7),
+        "aten::_convert_indices_from_csr_to_coo",
+        crow_indices=torch.full((3,), 7),
         col_indices=torch.zeros(0, dtype=torch.int64),
-    )  # fmt: skip
+    )
     assert found.need("crow_indices").tolist() == [0, 0, 0]
 
 

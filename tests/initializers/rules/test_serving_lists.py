@@ -32,16 +32,28 @@ def test_tokens_have_adapters(name: str) -> None:
 
 def test_sequences_of_adapters_cover_all_tokens() -> None:
     lengths, starts = torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)
-    run("vllm::sgmv_shrink", inputs=torch.empty(10, 16), lora_a_weights=[torch.empty(4, 8, 16)],
-        lora_indices_tensor=torch.zeros(3).long(), seq_len_tensor=lengths, b_seq_start_loc=starts)  # fmt: skip
+    run(
+        "vllm::sgmv_shrink",
+        inputs=torch.empty(10, 16),
+        lora_a_weights=[torch.empty(4, 8, 16)],
+        lora_indices_tensor=torch.zeros(3).long(),
+        seq_len_tensor=lengths,
+        b_seq_start_loc=starts,
+    )
     assert int(lengths.sum()) == 10
     assert starts.tolist() == [0, int(lengths[0]), int(lengths[:2].sum())]
 
 
 def test_states_have_slots_of_their_own() -> None:
     slots, edges, started = torch.zeros(3, dtype=torch.int32), torch.zeros(4, dtype=torch.int32), torch.zeros(3).bool()
-    run("_C::causal_conv1d_fwd", x=torch.empty(6, 11), conv_states=torch.empty(8, 6, 3), cache_indices=slots,
-        query_start_loc=edges, has_initial_state=started)  # fmt: skip
+    run(
+        "_C::causal_conv1d_fwd",
+        x=torch.empty(6, 11),
+        conv_states=torch.empty(8, 6, 3),
+        cache_indices=slots,
+        query_start_loc=edges,
+        has_initial_state=started,
+    )
     assert slots.unique().numel() == 3
     assert edges[0] == 0
     assert edges[-1] == 11
@@ -57,8 +69,13 @@ def test_rows_are_searched_to_their_end() -> None:
 
 def test_groups_hold_all_rows() -> None:
     sizes, offsets = torch.zeros(3, 3, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
-    run("_C::cutlass_moe_mm", out_tensors=torch.empty(10, 6), a_tensors=torch.empty(10, 4), problem_sizes=sizes,
-        expert_offsets=offsets)  # fmt: skip
+    run(
+        "_C::cutlass_moe_mm",
+        out_tensors=torch.empty(10, 6),
+        a_tensors=torch.empty(10, 4),
+        problem_sizes=sizes,
+        expert_offsets=offsets,
+    )
     assert int(sizes[:, 0].sum()) == 10
     assert sizes[:, 1:].tolist() == [[6, 4]] * 3
     assert offsets[0] == 0

@@ -30,12 +30,16 @@ def entry(dtype: str, shape: list[Any], begin: int, end: int) -> dict[str, Any]:
 def test_tensors_and_their_bytes(tmp_path: Path) -> None:
     header = {
         "__metadata__": {"format": "pt"},
-        "b": entry("I32", [2], 2, 10), "a": entry("BF16", [1, 1], 0, 2), "none": entry("F32", [0, 4], 10, 10),
-    }  # fmt: skip
+        "b": entry("I32", [2], 2, 10),
+        "a": entry("BF16", [1, 1], 0, 2),
+        "none": entry("F32", [0, 4], 10, 10),
+    }
     file = SafetensorsFile(write(tmp_path / "v.safetensors", header, b"\x80\x3f" + b"\x07\0\0\0\x08\0\0\0"))
     assert {name: (t.dtype, t.shape) for name, t in file.tensors.items()} == {
-        "b": ("int32", (2,)), "a": ("bfloat16", (1, 1)), "none": ("float32", (0, 4)),
-    }  # fmt: skip
+        "b": ("int32", (2,)),
+        "a": ("bfloat16", (1, 1)),
+        "none": ("float32", (0, 4)),
+    }
     assert file.read("a") == b"\x80\x3f"
     assert file.read("b") == b"\x07\0\0\0\x08\0\0\0"
     assert file.read("none") == b""
@@ -62,7 +66,7 @@ def test_tensors_and_their_bytes(tmp_path: Path) -> None:
         ({"a": entry("U8", [1], 1, 2)}, b"xy", "gaps"),
         ({"a": entry("U8", [1], 0, 1)}, b"xy", "belong to no tensor"),
     ],
-)  # fmt: skip
+)
 def test_unsound_files_are_refused(tmp_path: Path, header: Any, data: bytes, said: str) -> None:
     with pytest.raises(FormatError, match=said):
         SafetensorsFile(write(tmp_path / "v.safetensors", header, data))
@@ -84,9 +88,10 @@ def test_lengths_are_checked_before_anything_is_read(tmp_path: Path, monkeypatch
 def test_pipes_folders_and_files_without_tensors_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path, said in (
-        (tmp_path / "pipe", "no regular file"), (tmp_path, "no regular file"),
+        (tmp_path / "pipe", "no regular file"),
+        (tmp_path, "no regular file"),
         (write(tmp_path / "none.safetensors", {"__metadata__": {}}), "holds no tensors"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(FormatError, match=said):
             SafetensorsFile(path)
 

@@ -23,8 +23,10 @@ def save(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
         raw = bytes(tensor.contiguous().reshape(-1).view(torch.uint8).tolist()) if tensor.numel() else b""
         spelled = SPELLED[str(tensor.dtype).removeprefix("torch.")]
         header[name] = {
-            "dtype": spelled, "shape": list(tensor.shape), "data_offsets": [len(data), len(data) + len(raw)]
-        }  # fmt: skip
+            "dtype": spelled,
+            "shape": list(tensor.shape),
+            "data_offsets": [len(data), len(data) + len(raw)],
+        }
         data += raw
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
@@ -33,9 +35,16 @@ def save(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
 
 def test_values_reach_their_arguments_and_nothing_else(tmp_path: Path) -> None:
     ids, weight = torch.tensor([[3, 1], [2, 0]]), torch.randn(5, 3, dtype=torch.bfloat16)
-    values = RecordedValues(save(tmp_path / "v.safetensors", {
-        "aten::embedding.indices": ids, "aten::embedding.weight": weight, "aten::other.indices": ids,
-    }))  # fmt: skip
+    values = RecordedValues(
+        save(
+            tmp_path / "v.safetensors",
+            {
+                "aten::embedding.indices": ids,
+                "aten::embedding.weight": weight,
+                "aten::other.indices": ids,
+            },
+        )
+    )
     args = {"weight": torch.zeros(5, 3, dtype=torch.bfloat16), "indices": torch.zeros(2, 2, dtype=torch.int64)}
     said = values.write("0" * 12, "aten::embedding", args)
     assert torch.equal(args["indices"], ids)
@@ -55,9 +64,9 @@ def test_every_dtype_keeps_its_bytes(tmp_path: Path, dtype: str) -> None:
 
 def test_elements_of_lists_strided_targets_and_empty_tensors(tmp_path: Path) -> None:
     wanted = torch.arange(6).reshape(2, 3)
-    values = RecordedValues(save(tmp_path / "v.safetensors", {
-        "aten::index.indices.1": wanted, "aten::index.self": torch.zeros(0, 4)
-    }))  # fmt: skip
+    values = RecordedValues(
+        save(tmp_path / "v.safetensors", {"aten::index.indices.1": wanted, "aten::index.self": torch.zeros(0, 4)})
+    )
     target = torch.zeros(3, 2, dtype=torch.int64).t()
     said = values.write("id", "aten::index", {"indices": [None, target], "self": torch.zeros(0, 4)})
     assert torch.equal(target, wanted)

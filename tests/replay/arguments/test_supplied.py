@@ -41,8 +41,16 @@ def embedding(op_id: str, rows: int, count: int, reason: Reason | None = None) -
         ReplayArg(name="indices", type="Tensor", tensors=(TensorMeta(shape=(count,), dtype="int64"),)),
         ReplayArg(name="padding_idx", type="int", value=-1),
     )
-    return ReplayOp(id=op_id.ljust(12, "0"), name="aten::embedding", count=1, recorded=HOST, args=args, overload="",
-                    reason=reason, resolved_by="jit")  # fmt: skip
+    return ReplayOp(
+        id=op_id.ljust(12, "0"),
+        name="aten::embedding",
+        count=1,
+        recorded=HOST,
+        args=args,
+        overload="",
+        reason=reason,
+        resolved_by="jit",
+    )
 
 
 def plan(*ops: ReplayOp) -> ReplayPlan:
@@ -50,12 +58,16 @@ def plan(*ops: ReplayOp) -> ReplayPlan:
 
 
 INDEX_LIST = ReplayOp(
-    id="c" * 12, name="aten::index", count=1, recorded=HOST, resolved_by="jit",
+    id="c" * 12,
+    name="aten::index",
+    count=1,
+    recorded=HOST,
+    resolved_by="jit",
     args=(
         ReplayArg(name="self", type="Tensor", tensors=(TensorMeta(shape=(4, 4), dtype="float32"),)),
         ReplayArg(name="indices", type="Tensor[]", tensors=(None, TensorMeta(shape=(2,), dtype="int64"))),
     ),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +83,7 @@ INDEX_LIST = ReplayOp(
         ("aten::index.indices.0", ("I64", (2,), longs(1, 2)), r"indices\[0\] of aten::index .* is no tensor"),
         ("aten::index.indices.7", ("I64", (2,), longs(1, 2)), "it has 2 elements"),
     ],
-)  # fmt: skip
+)
 def test_values_that_fit_no_op(tmp_path: Path, key: str, tensor: tuple[str, tuple[int, ...], bytes], said: str) -> None:
     file = save(tmp_path / "v.safetensors", **{key: tensor})
     sink = MemorySink()
@@ -117,8 +129,11 @@ def test_the_op_computes_with_the_values(tmp_path: Path) -> None:
 
 def test_run_takes_values(tmp_path: Path) -> None:
     trace = tmp_path / "t.json"
-    dims = {"Input Dims": [[9, 4], [2], [], [], []], "Input type": ["float", "long int", "Scalar", "Scalar", "Scalar"],
-            "Concrete Inputs": ["", "", "-1", "False", "False"]}  # fmt: skip
+    dims = {
+        "Input Dims": [[9, 4], [2], [], [], []],
+        "Input type": ["float", "long int", "Scalar", "Scalar", "Scalar"],
+        "Concrete Inputs": ["", "", "-1", "False", "False"],
+    }
     event = {"ph": "X", "cat": "cpu_op", "name": "aten::embedding", "ts": 1, "dur": 2, "pid": 1, "tid": 1, "args": dims}
     trace.write_text(json.dumps({"traceEvents": [event]}))
     good = save(tmp_path / "g.safetensors", **{"aten::embedding.indices": ("I64", (2,), longs(7, 8))})

@@ -18,9 +18,13 @@ from opreplay.traces.model import TensorMeta
 
 def op_of(size: int, count: int) -> ReplayOp:
     recorded = Recorded(
-        host_us_total=1.5 * count, host_us_median=1.5, device_us_total=0.5, device_us_median=0.5,
-        kernels=(RecordedKernel(name=f"k{count}", count=count, total_us=0.5),), children=("aten::empty",),
-    )  # fmt: skip
+        host_us_total=1.5 * count,
+        host_us_median=1.5,
+        device_us_total=0.5,
+        device_us_median=0.5,
+        kernels=(RecordedKernel(name=f"k{count}", count=count, total_us=0.5),),
+        children=("aten::empty",),
+    )
     meta = TensorMeta(shape=(size, 4), dtype="float32")
     args = (ReplayArg(name="self", type="Tensor", tensors=(meta,)),)
     return ReplayOp(

@@ -12,8 +12,10 @@ def jobs(*traces: tuple[str, int | None, int | None]) -> list[tuple[str, int | N
 
 def test_ranks_are_told_by_metadata_and_names_agree_but_for_the_rank() -> None:
     assert jobs(("a/step3_rank0.json", 0, 8), ("a/step3_rank1.json", 1, 8), ("a/step4_rank1.json", 1, 8)) == [
-        ("step3_rank*.json", 0, "metadata"), ("step3_rank*.json", 1, "metadata"), ("step4_rank1.json", 1, "metadata"),
-    ]  # fmt: skip
+        ("step3_rank*.json", 0, "metadata"),
+        ("step3_rank*.json", 1, "metadata"),
+        ("step4_rank1.json", 1, "metadata"),
+    ]
 
 
 def test_names_that_do_not_tell_the_rank_may_differ_in_all_numbers() -> None:
@@ -29,8 +31,11 @@ def test_a_rank_without_metadata_is_told_by_the_name() -> None:
 
 def test_other_world_sizes_folders_and_recordings_are_other_jobs() -> None:
     found = jobs(
-        ("a/rank0.json", 0, 8), ("a/rank1.json", 1, 16), ("b/rank1.json", 1, 8), ("a/rank00.json", 0, 8),
-    )  # fmt: skip
+        ("a/rank0.json", 0, 8),
+        ("a/rank1.json", 1, 16),
+        ("b/rank1.json", 1, 8),
+        ("a/rank00.json", 0, 8),
+    )
     assert len({job for job, _, _ in found}) == 4, found
 
 

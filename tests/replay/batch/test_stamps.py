@@ -61,9 +61,16 @@ def test_the_rank_at_the_start(tmp_path: Path, packed: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{}", b"\x1f\x8b broken", b" " * PEEK_BYTES + b'"distributedInfo": {"rank": 1}',
-             b'"distributedInfo": {"rank": 99999999999}', b'"distributedInfo": {' * 2000],
-)  # fmt: skip
+    "data",
+    [
+        b"",
+        b"{}",
+        b"\x1f\x8b broken",
+        b" " * PEEK_BYTES + b'"distributedInfo": {"rank": 1}',
+        b'"distributedInfo": {"rank": 99999999999}',
+        b'"distributedInfo": {' * 2000,
+    ],
+)
 def test_no_rank_at_the_start(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "t.json"
     path.write_bytes(data)

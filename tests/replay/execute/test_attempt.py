@@ -50,11 +50,14 @@ def test_replayed_op_has_a_measurement_and_its_initializer() -> None:
         (MemoryError(), "skipped", "budget: memory: an allocation failed (--max-op-memory)"),
         (PolicyError("takes a file name"), "skipped", "policy: takes a file name"),
         (Malformed("odd"), "failed", "failed: odd"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "skipped",
-         "budget: memory: DefaultCPUAllocator: can't allocate memory: you tried (--max-op-memory)"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"),
+            "skipped",
+            "budget: memory: DefaultCPUAllocator: can't allocate memory: you tried (--max-op-memory)",
+        ),
         (RuntimeError("std::bad_alloc"), "skipped", "budget: memory: std::bad_alloc (--max-op-memory)"),
     ],
-)  # fmt: skip
+)
 def test_errors_become_reasons(error: Exception, status: str, reason: str) -> None:
     outcome = outcome_of(error)
     assert (outcome.status, str(outcome.reason)) == (status, reason)

@@ -21,17 +21,21 @@ def kernel(name: str, count: int = 1, total_us: float = 10.0) -> RecordedKernel:
 
 def op(*kernels: RecordedKernel, children: tuple[str, ...] | None = None, count: int = 4) -> ReplayOp:
     recorded = Recorded(
-        host_us_total=80.0, host_us_median=20.0, device_us_total=sum(k.total_us for k in kernels), kernels=kernels,
+        host_us_total=80.0,
+        host_us_median=20.0,
+        device_us_total=sum(k.total_us for k in kernels),
+        kernels=kernels,
         children=children,
-    )  # fmt: skip
+    )
     return ReplayOp(id="a" * 12, name="fake::10us", count=count, recorded=recorded)
 
 
 def test_the_same_kernels_match_and_times_are_of_kernels() -> None:
     found = compared(
         op(kernel("gemm", 4, 40.0), kernel("copy", 8, 16.0)),
-        Profile(kernels=(kernel("gemm", 1, 20.0), kernel("copy", 2, 8.0)), has_device=True), 99.0,
-    )  # fmt: skip
+        Profile(kernels=(kernel("gemm", 1, 20.0), kernel("copy", 2, 8.0)), has_device=True),
+        99.0,
+    )
     assert (found.kernels, found.missing, found.extra) == ("match", (), ())
     assert found.time_ratio == pytest.approx(28.0 / 14.0)
 

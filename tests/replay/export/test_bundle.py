@@ -232,19 +232,24 @@ def broken(folder: Path, name: str, instead: str) -> None:
     script = folder / "replay.py"
     text = script.read_text()
     assert text.count("    call = Call(one, inputs, device, seed)\n") == 1
-    script.write_text(text.replace(
-        "            call = Call(one, inputs, device, seed)\n",
-        f"            if one['name'] == {name!r}:\n                {instead}\n"
-        "            call = Call(one, inputs, device, seed)\n",
-    ))  # fmt: skip
+    script.write_text(
+        text.replace(
+            "            call = Call(one, inputs, device, seed)\n",
+            f"            if one['name'] == {name!r}:\n                {instead}\n"
+            "            call = Call(one, inputs, device, seed)\n",
+        )
+    )
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no timer of the system ends a process there")
 @pytest.mark.parametrize(
     ("instead", "reason"),
-    [("any(iter(int, 1))", "no result after 2 s"),
-     ("os.abort()", "its process ended with -6"), ("print('not a reply')", None)],
-)  # fmt: skip
+    [
+        ("any(iter(int, 1))", "no result after 2 s"),
+        ("os.abort()", "its process ended with -6"),
+        ("print('not a reply')", None),
+    ],
+)
 def test_an_op_that_hangs_or_crashes_costs_itself(tmp_path: Path, instead: str, reason: str | None) -> None:
     names = ("aten::relu", "aten::abs", "aten::neg")
     write_bundle(bundle_of(plan_of(tmp_path, *(event(name, X) for name in names))), tmp_path / "b")

@@ -14,8 +14,9 @@ from opreplay.traces.model import TensorMeta
 
 def op(name: str, *args: ReplayArg, overload: str = "", **more: Any) -> ReplayOp:
     recorded = Recorded(host_us_total=1, host_us_median=1)
-    return ReplayOp(id="0" * 12, name=name, count=1, recorded=recorded, args=args, overload=overload,
-                    resolved_by="jit", **more)  # fmt: skip
+    return ReplayOp(
+        id="0" * 12, name=name, count=1, recorded=recorded, args=args, overload=overload, resolved_by="jit", **more
+    )
 
 
 def t(name: str, *shape: int, dtype: str = "float32", **more: Any) -> ReplayArg:
@@ -39,8 +40,14 @@ def test_calls_are_made() -> None:
         ReplayArg(name="device", type="Device", value="cuda:0", keyword_only=True),
         ReplayArg(name="pin_memory", type="bool", value=None, keyword_only=True),
     )
-    made = ran(op("aten::full", ReplayArg(name="size", type="int[]", value=(2, 3)),
-                  ReplayArg(name="fill_value", type="Scalar", value="inf"), *values))  # fmt: skip
+    made = ran(
+        op(
+            "aten::full",
+            ReplayArg(name="size", type="int[]", value=(2, 3)),
+            ReplayArg(name="fill_value", type="Scalar", value="inf"),
+            *values,
+        )
+    )
     assert made.dtype == torch.float64
     assert bool(made.isinf().all())
     cat = ReplayArg(name="tensors", type="Tensor[]", tensors=(TensorMeta(shape=(2, 3), dtype="bfloat16"),) * 2)

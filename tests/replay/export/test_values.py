@@ -43,9 +43,24 @@ def filled(op: ReplayOp, registry: Registry | None = None) -> dict[str, tuple[di
 
 
 DTYPES = [
-    "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "complex64",
-    "complex32", "int8", "uint8", "int16", "int32", "int64", "uint16", "uint32", "bool",
-]  # fmt: skip
+    "float64",
+    "float32",
+    "float16",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e8m0fnu",
+    "complex64",
+    "complex32",
+    "int8",
+    "uint8",
+    "int16",
+    "int32",
+    "int64",
+    "uint16",
+    "uint32",
+    "bool",
+]
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")

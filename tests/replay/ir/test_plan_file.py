@@ -28,14 +28,20 @@ from opreplay.traces.model import TensorMeta
 sizes = st.integers(0, 2**40)
 metas = st.builds(
     lambda shape, dtype, offset: TensorMeta(shape=tuple(shape), dtype=dtype, storage_offset=offset),
-    st.lists(sizes, max_size=5), st.sampled_from(["float32", "bfloat16", "int64", "float8_e4m3fn"]), sizes,
-)  # fmt: skip
+    st.lists(sizes, max_size=5),
+    st.sampled_from(["float32", "bfloat16", "int64", "float8_e4m3fn"]),
+    sizes,
+)
 PLAIN: dict[str, st.SearchStrategy[Any]] = {
-    "int": st.integers(-(2**63), 2**63 - 1), "bool": st.booleans(), "str": st.text(max_size=5),
+    "int": st.integers(-(2**63), 2**63 - 1),
+    "bool": st.booleans(),
+    "str": st.text(max_size=5),
     "float": st.one_of(st.floats(allow_nan=False, allow_infinity=False), st.sampled_from(["inf", "-inf", "nan"])),
-    "Scalar": st.one_of(st.booleans(), st.integers(-9, 9), st.just("1+2j")), "ScalarType": st.just("torch.bfloat16"),
-    "Device": st.just("cuda:0"), "int[]": st.lists(st.integers(-9, 9), max_size=4).map(tuple),
-}  # fmt: skip
+    "Scalar": st.one_of(st.booleans(), st.integers(-9, 9), st.just("1+2j")),
+    "ScalarType": st.just("torch.bfloat16"),
+    "Device": st.just("cuda:0"),
+    "int[]": st.lists(st.integers(-9, 9), max_size=4).map(tuple),
+}
 
 
 @st.composite
@@ -55,14 +61,24 @@ def plans(draw: st.DrawFn) -> ReplayPlan:
     ops = []
     for i in range(draw(st.integers(0, 3))):
         args = draw(st.lists(arguments(), max_size=4, unique_by=lambda arg: arg.name))
-        ops.append(ReplayOp(
-            id=f"{i:012x}", name="aten::op", count=draw(st.integers(1, 9)), args=tuple(args), resolved_by="jit",
-            recorded=Recorded(host_us_total=1.5, host_us_median=0.5, device_us_total=0.1,
-                              kernels=(RecordedKernel(name="k<float>", count=1, total_us=0.1),)),
-            outputs=draw(st.one_of(st.none(), st.just((None,)), metas.map(lambda m: (m,)))),
-            assumptions=(Assumption(argument="a", what="b"),),
-            reason=draw(st.sampled_from([None, Reason("budget", "x"), Reason("collective")])),
-        ))  # fmt: skip
+        ops.append(
+            ReplayOp(
+                id=f"{i:012x}",
+                name="aten::op",
+                count=draw(st.integers(1, 9)),
+                args=tuple(args),
+                resolved_by="jit",
+                recorded=Recorded(
+                    host_us_total=1.5,
+                    host_us_median=0.5,
+                    device_us_total=0.1,
+                    kernels=(RecordedKernel(name="k<float>", count=1, total_us=0.1),),
+                ),
+                outputs=draw(st.one_of(st.none(), st.just((None,)), metas.map(lambda m: (m,)))),
+                assumptions=(Assumption(argument="a", what="b"),),
+                reason=draw(st.sampled_from([None, Reason("budget", "x"), Reason("collective")])),
+            )
+        )
     return ReplayPlan(source="t.json", device_us_total=2.0, host_us_total=1.0, ops=tuple(ops))
 
 
@@ -80,9 +96,12 @@ def test_any_bytes_are_a_plan_or_a_clear_error(data: bytes) -> None:
 
 def plan_of(**fields: Any) -> ReplayPlan:
     op = ReplayOp(
-        id="0" * 12, name="aten::mm", count=1, recorded=Recorded(host_us_total=1.0, host_us_median=1.0),
+        id="0" * 12,
+        name="aten::mm",
+        count=1,
+        recorded=Recorded(host_us_total=1.0, host_us_median=1.0),
         resolved_by="jit",
-    )  # fmt: skip
+    )
     return ReplayPlan(source="t", device_us_total=0.0, host_us_total=0.0, ops=(msgspec.structs.replace(op, **fields),))
 
 

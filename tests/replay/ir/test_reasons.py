@@ -16,10 +16,21 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_the_list_is_what_is_documented() -> None:
-    assert set(KINDS) == set(MEANINGS) == {
-        "collective", "triton kernel", "label, not an op", "metadata missing", "policy", "budget", "out of time",
-        "library missing", "failed",
-    }  # fmt: skip
+    assert (
+        set(KINDS)
+        == set(MEANINGS)
+        == {
+            "collective",
+            "triton kernel",
+            "label, not an op",
+            "metadata missing",
+            "policy",
+            "budget",
+            "out of time",
+            "library missing",
+            "failed",
+        }
+    )
 
 
 def test_nothing_outside_the_list_is_a_reason() -> None:

@@ -34,8 +34,9 @@ CPU = torch.device("cpu")
 find = partial(find_overload, policy=Policy())
 
 
-def meta(*shape: int, at: int = 0, memory: int | None = 0, dtype: str = "float32",
-         strides: tuple[int, ...] | None = None) -> TensorMeta:  # fmt: skip
+def meta(
+    *shape: int, at: int = 0, memory: int | None = 0, dtype: str = "float32", strides: tuple[int, ...] | None = None
+) -> TensorMeta:
     return TensorMeta(shape=shape, dtype=dtype, strides=strides, storage_offset=at, storage=memory)
 
 
@@ -45,9 +46,7 @@ def arg(name: str, *metas: TensorMeta, mutated: bool = False) -> ReplayArg:
 
 def op(name: str, *args: ReplayArg, overload: str = "") -> ReplayOp:
     recorded = Recorded(host_us_total=1.0, host_us_median=1.0)
-    return ReplayOp(
-        id="a" * 12, name=name, count=1, recorded=recorded, args=args, overload=overload, resolved_by="jit"
-    )  # fmt: skip
+    return ReplayOp(id="a" * 12, name=name, count=1, recorded=recorded, args=args, overload=overload, resolved_by="jit")
 
 
 @pytest.fixture
@@ -114,8 +113,12 @@ def test_settled_numbers_are_dense_and_mean_something(numbers: list[list[int | N
 
 
 def test_integers_share_memory_with_their_own_type_only() -> None:
-    args = (arg("values", meta(8)), arg("index", meta(4, dtype="int64")), arg("same", meta(4, memory=1, dtype="int64")),
-            arg("twin", meta(4, memory=1, dtype="int64")))  # fmt: skip
+    args = (
+        arg("values", meta(8)),
+        arg("index", meta(4, dtype="int64")),
+        arg("same", meta(4, memory=1, dtype="int64")),
+        arg("twin", meta(4, memory=1, dtype="int64")),
+    )
     settled, notes = aliasing.settle(args)
     assert {(note.argument, note.what) for note in notes} == {("values", aliasing.MIXED), ("index", aliasing.MIXED)}
     assert aliasing.sharing(settled) == {"same": ("twin",), "twin": ("same",)}
@@ -123,9 +126,13 @@ def test_integers_share_memory_with_their_own_type_only() -> None:
 
 def test_only_recorded_sharing_is_taken() -> None:
     signature = OpSignature(
-        name="aten::mul", dims=((4,), (4,)), types=("float", "float"), strides=((1,), (1,)), concrete=("", ""),
+        name="aten::mul",
+        dims=((4,), (4,)),
+        types=("float", "float"),
+        strides=((1,), (1,)),
+        concrete=("", ""),
         storage=(((0, 3),), ((0, 5),)),
-    )  # fmt: skip
+    )
     both = [rec.tensor for rec in recorded_args(signature)]
     assert [(m.storage, m.storage_offset) for m in both if m] == [(0, 3), (0, 5)]
     for storage in (None, (((0, 3),), ((1, 5),))):
@@ -218,8 +225,10 @@ def test_from_a_real_trace_to_tensors(tmp_path: Path, executor: TorchExecutor) -
     by_name = {made.name: made for made in plan.ops}
     attention = by_name["aten::scaled_dot_product_attention"]
     assert aliasing.sharing(attention.args) == {
-        "query": ("key", "value"), "key": ("query", "value"), "value": ("query", "key")
-    }  # fmt: skip
+        "query": ("key", "value"),
+        "key": ("query", "value"),
+        "value": ("query", "key"),
+    }
     assert attention.outputs is not None
     made = tensors.arguments(attention, device=CPU)
     starts = [made[name].data_ptr() for name in ("query", "key", "value")]

@@ -236,9 +236,11 @@ def test_numbers_of_an_optimizer_that_change_from_step_to_step_make_no_new_op() 
 
     def signature(name: str, text: str) -> OpSignature:
         return OpSignature(
-            name=name, dims=((8,), (8,), (8,), ()), types=("float", "float", "float", "Scalar"),
+            name=name,
+            dims=((8,), (8,), (8,), ()),
+            types=("float", "float", "float", "Scalar"),
             concrete=("", "", "", text),
-        )  # fmt: skip
+        )
 
     ids = {signature_id(signature("aten::addcdiv_", text)) for text in ("-0.00316228", "-0.01", "1e-05", "-2.5e-3")}
     assert len(ids) == 1

@@ -12,12 +12,34 @@ from opreplay.replay.resolve.meta.outputs import with_outputs
 from opreplay.traces.model import KernelTable, OpSignature, OpTable, Trace, TraceInfo
 
 NAMES = [
-    "aten::add", "aten::cat", "aten::index", "aten::convolution", "aten::max_pool2d", "aten::split", "aten::to",
-    "aten::empty", "aten::as_strided", "aten::_index_put_impl_", "aten::sum", "aten::clamp", "aten::einsum",
-    "aten::scatter_add_", "aten::layer_norm", "aten::segment_reduce", "_C::silu_and_mul", "os::system",
+    "aten::add",
+    "aten::cat",
+    "aten::index",
+    "aten::convolution",
+    "aten::max_pool2d",
+    "aten::split",
+    "aten::to",
+    "aten::empty",
+    "aten::as_strided",
+    "aten::_index_put_impl_",
+    "aten::sum",
+    "aten::clamp",
+    "aten::einsum",
+    "aten::scatter_add_",
+    "aten::layer_norm",
+    "aten::segment_reduce",
+    "_C::silu_and_mul",
+    "os::system",
     "aten::from_file",
-    "aten::embedding", "aten::_foreach_add_", "c10d::allreduce_", "triton_x", "record_param_comms", "", "a::b::c", "::",
-]  # fmt: skip
+    "aten::embedding",
+    "aten::_foreach_add_",
+    "c10d::allreduce_",
+    "triton_x",
+    "record_param_comms",
+    "",
+    "a::b::c",
+    "::",
+]
 size = st.one_of(st.integers(-2, 5), st.sampled_from([2**31, 2**62, 2**63, 2**70]))
 shape = st.lists(size, max_size=3).map(tuple)
 dims = st.one_of(shape, st.lists(shape, min_size=1, max_size=3).map(tuple))
@@ -53,15 +75,24 @@ def one_op_each(found: list[OpSignature]) -> Trace:
         info=TraceInfo(path="t.json", dialect="kineto", bytes_read=0, events=n),
         signatures=tuple(found),
         ops=OpTable(
-            signature=np.arange(n, dtype=np.uint32), start_ns=np.arange(n, dtype=np.int64) * 100,
-            dur_ns=np.full(n, 50, dtype=np.int64), track=np.zeros(n, dtype=np.int64),
+            signature=np.arange(n, dtype=np.uint32),
+            start_ns=np.arange(n, dtype=np.int64) * 100,
+            dur_ns=np.full(n, 50, dtype=np.int64),
+            track=np.zeros(n, dtype=np.int64),
         ),
-        tracks=(("1", "1"),), kernel_names=(), annotations=(),
+        tracks=(("1", "1"),),
+        kernel_names=(),
+        annotations=(),
         kernels=KernelTable(
-            name=none.astype(np.uint32), category=none.astype(np.uint8), start_ns=none, dur_ns=none,
-            device=none.astype(np.int32), stream=none.astype(np.int32), owner=none,
+            name=none.astype(np.uint32),
+            category=none.astype(np.uint8),
+            start_ns=none,
+            dur_ns=none,
+            device=none.astype(np.int32),
+            stream=none.astype(np.int32),
+            owner=none,
         ),
-    )  # fmt: skip
+    )
 
 
 @settings(max_examples=100, deadline=None)

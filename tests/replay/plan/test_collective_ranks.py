@@ -35,7 +35,7 @@ PARAMETERS = signature(
         (signature("_c10d_functional::all_gather_into_tensor", ["float", "Scalar", ""], ["", "9" * 300, ""]), 16, 16),
         (signature("aten::mm", ["float", "float"], ["", ""]), 16, None),
     ],
-)  # fmt: skip
+)
 def test_ranks(recorded: OpSignature, job: int | None, ranks: int | None) -> None:
     assert ranks_of(recorded, job) == ranks
 
@@ -44,9 +44,13 @@ def test_ranks(recorded: OpSignature, job: int | None, ranks: int | None) -> Non
 def test_a_plan_with_impossible_ranks_is_refused(ranks: int) -> None:
     def plan(number: int | None) -> ReplayPlan:
         op = ReplayOp(
-            id="0" * 12, name="c10d::allreduce_", count=1, recorded=Recorded(host_us_total=1.0, host_us_median=1.0),
-            reason=Reason("collective"), ranks=number,
-        )  # fmt: skip
+            id="0" * 12,
+            name="c10d::allreduce_",
+            count=1,
+            recorded=Recorded(host_us_total=1.0, host_us_median=1.0),
+            reason=Reason("collective"),
+            ranks=number,
+        )
         return ReplayPlan(source="t.json", device_us_total=0.0, host_us_total=1.0, ops=(op,))
 
     verify(plan(None))

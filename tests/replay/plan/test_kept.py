@@ -42,9 +42,7 @@ def test_the_second_plan_is_the_first_one(made: list[str], trace: Trace) -> None
     assert made == ["cpu"]
 
 
-def test_whatever_changes_makes_a_new_plan(
-    made: list[str], trace: Trace, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+def test_whatever_changes_makes_a_new_plan(made: list[str], trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     kept.kept_plan_of(trace, ALL, device="cpu")
     later = trace.ops.dur_ns.copy()
     later[0] += 1
@@ -70,7 +68,7 @@ def test_nothing_is_kept_for_imports_and_other_devices(made: list[str], trace: T
 
 def test_what_a_time_limit_cut_short_is_not_kept(
     made: list[str], trace: Trace, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     from opreplay.replay.resolve.meta import forked
 
     monkeypatch.setattr(forked, "any_lost", lambda: True)

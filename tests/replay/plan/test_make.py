@@ -14,9 +14,11 @@ def op(id_: str, name: str, **more: object) -> ReplayOp:
 
 
 PLAN = ReplayPlan(
-    source="t", device_us_total=0.0, host_us_total=3.0,
+    source="t",
+    device_us_total=0.0,
+    host_us_total=3.0,
     ops=(op("aaaaaaaaaaaa", "aten::mm"), op("bbbbbbbbbbbb", "aten::bmm"), op("cccccccccccc", "aten::mm")),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(

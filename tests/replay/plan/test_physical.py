@@ -17,9 +17,12 @@ from opreplay.traces.model import TensorMeta
 
 def _op(name: str, *metas: TensorMeta, us: float | None = 10.0, outputs: tuple[TensorMeta, ...] = ()) -> ReplayOp:
     recorded = Recorded(
-        host_us_total=100.0, host_us_median=100.0, device_us_total=us or 0.0, device_us_median=us,
+        host_us_total=100.0,
+        host_us_median=100.0,
+        device_us_total=us or 0.0,
+        device_us_median=us,
         kernels=(RecordedKernel(name="kernel", count=1, total_us=us or 0.0),) if us else (),
-    )  # fmt: skip
+    )
     args = tuple(ReplayArg(name=f"a{i}", type="Tensor", tensors=(meta,)) for i, meta in enumerate(metas))
     return ReplayOp(id="0" * 12, name=name, count=1, recorded=recorded, args=args, outputs=outputs)
 
@@ -63,17 +66,35 @@ def test_peaks_by_name(name: str, peak: float) -> None:
 def test_a_plan_marks_such_an_op(tmp_path: Path) -> None:
     """Through the console: 2 GB in 3 µs."""
     call: dict[str, Any] = {
-        "ph": "X", "cat": "cpu_op", "name": "aten::relu", "pid": 1, "tid": 1, "ts": 0.0, "dur": 50.0,
+        "ph": "X",
+        "cat": "cpu_op",
+        "name": "aten::relu",
+        "pid": 1,
+        "tid": 1,
+        "ts": 0.0,
+        "dur": 50.0,
         "args": {"External id": 7, "Input Dims": [[4096, 65536]], "Input type": ["float"]},
-    }  # fmt: skip
+    }
     launch: dict[str, Any] = {
-        "ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 10.0, "dur": 5.0,
+        "ph": "X",
+        "cat": "cuda_runtime",
+        "name": "cudaLaunchKernel",
+        "pid": 1,
+        "tid": 1,
+        "ts": 10.0,
+        "dur": 5.0,
         "args": {"External id": 7, "correlation": 3},
-    }  # fmt: skip
+    }
     kernel: dict[str, Any] = {
-        "ph": "X", "cat": "kernel", "name": "relu_kernel", "pid": 0, "tid": 7, "ts": 30.0, "dur": 3.0,
+        "ph": "X",
+        "cat": "kernel",
+        "name": "relu_kernel",
+        "pid": 0,
+        "tid": 7,
+        "ts": 30.0,
+        "dur": 3.0,
         "args": {"External id": 7, "correlation": 3, "device": 0, "stream": 7},
-    }  # fmt: skip
+    }
     path, out = tmp_path / "trace.json", tmp_path / "plan.json"
     path.write_text(json.dumps({"traceEvents": [call, launch, kernel]}))
     result = CliRunner().invoke(opreplay, ["plan", str(path), "--output", str(out)])

@@ -76,11 +76,19 @@ def test_a_changed_op_is_written_as_it_is_now(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("declared", "kind"),
     [
-        ("Tensor", "Tensor"), ("Tensor(a!)", "Tensor"), ("Tensor?", "Tensor"), ("Tensor?[]", "Tensor[]"),
-        ("SymInt[2]?", "int[]"), ("int[1]", "int[]"), ("Optional[List[int]]", "int[]"), ("number", "Scalar"),
-        ("List[Optional[Tensor]]", "Tensor[]"), ("Optional[ScalarType]", "ScalarType"), ("Layout?", "Layout"),
+        ("Tensor", "Tensor"),
+        ("Tensor(a!)", "Tensor"),
+        ("Tensor?", "Tensor"),
+        ("Tensor?[]", "Tensor[]"),
+        ("SymInt[2]?", "int[]"),
+        ("int[1]", "int[]"),
+        ("Optional[List[int]]", "int[]"),
+        ("number", "Scalar"),
+        ("List[Optional[Tensor]]", "Tensor[]"),
+        ("Optional[ScalarType]", "ScalarType"),
+        ("Layout?", "Layout"),
     ],
-)  # fmt: skip
+)
 def test_declared_types(declared: str, kind: str) -> None:
     assert kind_of(declared) == kind
 
@@ -121,10 +129,12 @@ def test_unknown_types_and_dtypes_keep_the_op_with_a_reason(tmp_path: Path) -> N
         ([entry({"arg_name": "a", "arg_type": "Tensor", "value": {**TENSOR, "shape": [-1, 2]}})], "shape"),
         ([entry({"arg_name": "a", "arg_type": "Tensor", "value": {**TENSOR, "strides": [1]}})], "2 dims but 1 strides"),
         ([entry({"arg_name": "a", "arg_type": "Tensor", "value": {**TENSOR, "shape": [1] * 65}})], "rank 65"),
-        ([entry({"arg_name": "a", "arg_type": "int", "value": 1}, {"arg_name": "a", "arg_type": "int", "value": 1})],
-         "occurs twice"),
+        (
+            [entry({"arg_name": "a", "arg_type": "int", "value": 1}, {"arg_name": "a", "arg_type": "int", "value": 1})],
+            "occurs twice",
+        ),
     ],
-)  # fmt: skip
+)
 def test_refusals_name_the_entry(tmp_path: Path, bad: Any, says: str) -> None:
     with pytest.raises(FormatError, match=says.replace("[", r"\[")):
         read_tracelens_ir(saved(tmp_path, bad))

@@ -52,15 +52,20 @@ def big_page(ops: int) -> Page:
         name="aten::mm" + EVIL, detail="bf16[1]", bound="cube", time_us=9.0, arithmetic_us=5.0, memory_us=2.0, share=0.1
     )
     return Page(
-        title=EVIL, headline=EVIL, command=EVIL, facts=((EVIL, EVIL),), notes=(EVIL,),
+        title=EVIL,
+        headline=EVIL,
+        command=EVIL,
+        facts=((EVIL, EVIL),),
+        notes=(EVIL,),
         rooflines=tuple(Roofline(device=f"d{i}", points=(point,) * ops) for i in range(3)),
         tables=(
             Table(
-                title="Ops", columns=(Column(title="op"), *(Column(title=str(i), number=True) for i in range(10))),
+                title="Ops",
+                columns=(Column(title="op"), *(Column(title=str(i), number=True) for i in range(10))),
                 rows=tuple((Cell(text=f"{i} {EVIL}"), *(Cell(text="12.3 µs", value=12.3),) * 10) for i in range(ops)),
             ),
         ),
-    )  # fmt: skip
+    )
 
 
 def test_text_of_a_trace_does_nothing() -> None:
@@ -139,8 +144,16 @@ def test_a_browser_shows_it_without_complaint(pages: dict[str, Path], width: int
         pytest.skip("no chromium on this machine: pages are not looked at in a browser")
     for name, path in pages.items():
         picture = tmp_path / f"{name}.png"
-        base = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0",
-                f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},1200"]  # fmt: skip
+        base = [
+            browser,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--enable-logging=stderr",
+            "--v=0",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            f"--window-size={width},1200",
+        ]
         shown = subprocess.run(
             [*base, f"--screenshot={picture}", path.as_uri()], capture_output=True, text=True, timeout=120, check=False
         )

@@ -46,13 +46,15 @@ T = ("Tensor", TENSOR)
         (call("aten::add", self=T, other=("Scalar", 2), alpha=("Scalar", 1)), "Scalar"),
         (call("aten::add.Tensor", self=T, other=T), "Tensor"),
         (call("aten::transpose", self=T, dim0=("int", 0), dim1=("int", 1)), "int"),
-        (call("aten::sum", self=T, dim=("int[1]?", [0]), keepdim=("bool", False), dtype=("ScalarType?", None)),
-         "dim_IntList"),
+        (
+            call("aten::sum", self=T, dim=("int[1]?", [0]), keepdim=("bool", False), dtype=("ScalarType?", None)),
+            "dim_IntList",
+        ),
         (call("aten::cat", tensors=("Tensor[]", [TENSOR, TENSOR]), dim=("int", 0)), ""),
         (call("aten::index", self=T, indices=("Tensor?[]", [None, {**TENSOR, "dtype": "long"}])), "Tensor"),
         (call("aten::gelu", self=T, approximate=("str", "tanh")), ""),
     ],
-)  # fmt: skip
+)
 def test_the_overload_with_these_names_and_types(resolved: Any, entry: dict[str, Any], overload: str) -> None:
     op = resolved(entry)
     assert (op.reason, op.resolved_by, op.overload) == (None, "jit", overload)
@@ -90,7 +92,13 @@ def test_a_call_without_a_kernel_here_is_replayed_through_its_equivalent(resolve
     pairs = (("padding", [0, 0]), ("stride", [2, 2]), ("dilation", [1, 1]))
     ints = {name: ("SymInt[]", value) for name, value in pairs}
     flags = dict.fromkeys(("benchmark", "deterministic", "allow_tf32"), ("bool", False))
-    entry = call("aten::cudnn_convolution", self=("Tensor", image), weight=("Tensor", weight), **ints,
-                 groups=("SymInt", 1), **flags)  # fmt: skip
+    entry = call(
+        "aten::cudnn_convolution",
+        self=("Tensor", image),
+        weight=("Tensor", weight),
+        **ints,
+        groups=("SymInt", 1),
+        **flags,
+    )
     op = resolved(entry)
     assert (op.reason, op.resolved_by, op.via) == (None, "equivalent", "aten::convolution")

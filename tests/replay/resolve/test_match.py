@@ -67,11 +67,26 @@ def match(signature: OpSignature) -> tuple[str, dict[str, ReplayArg], dict[str, 
         (call("aten::clamp", t(3), s("-inf"), s("inf")), "", {"min": "-inf", "max": "inf"}),
         (call("aten::_foreach_add_", (((2,), (3,)), "TensorList", ((1,), (1,)), ""), s("-0.1")), "Scalar", {}),
         (call("aten::fill_", t(3, dtype="c10::complex<float>"), s("1+2j")), "Scalar", {"value": "1+2j"}),
-        (call("aten::convolution_backward", t(1, 2, 4, 4), t(1, 3, 4, 4), t(2, 3, 1, 1), ints("[2]"), ints("[1, 1]"),
-              ints("[0, 0]"), ints("[1, 1]"), s("False"), ints("[0, 0]"), s("1"), ints("[True, True, False]")),
-         "", {"output_mask": (True, True, False)}),
+        (
+            call(
+                "aten::convolution_backward",
+                t(1, 2, 4, 4),
+                t(1, 3, 4, 4),
+                t(2, 3, 1, 1),
+                ints("[2]"),
+                ints("[1, 1]"),
+                ints("[0, 0]"),
+                ints("[1, 1]"),
+                s("False"),
+                ints("[0, 0]"),
+                s("1"),
+                ints("[True, True, False]"),
+            ),
+            "",
+            {"output_mask": (True, True, False)},
+        ),
     ],
-)  # fmt: skip
+)
 def test_overload_and_values(signature: OpSignature, overload: str, values: dict[str, object]) -> None:
     found, args, _ = match(signature)
     assert found == overload
@@ -96,8 +111,10 @@ def test_tensor_list_dtypes_come_from_siblings() -> None:
 def test_index_tensors_follow_from_the_values() -> None:
     _, args, notes = match(call("aten::_index_put_impl_", t(16, 27, 27), NONE, t(16, 351), s("True"), s("False")))
     assert [None if m is None else (m.shape, m.dtype) for m in args["indices"].tensors] == [
-        None, ((351,), "int64"), ((351,), "int64"),
-    ]  # fmt: skip
+        None,
+        ((351,), "int64"),
+        ((351,), "int64"),
+    ]
     assert "indices" in notes
 
 
@@ -111,9 +128,23 @@ def test_fewer_arguments_than_the_schema_has_now() -> None:
     """_flash_attention_forward had 15 arguments when H100 traces of 2024 were recorded, and has 17 now."""
     q = t(8, 64, 4, 32, dtype="c10::Half")
     old = call(
-        "aten::_flash_attention_forward", q, q, q, NONE, NONE, s("64"), s("64"), s("0."), s("False"), s("False"),
-        s("0.125"), NONE, NONE, NONE, NONE,
-    )  # fmt: skip
+        "aten::_flash_attention_forward",
+        q,
+        q,
+        q,
+        NONE,
+        NONE,
+        s("64"),
+        s("64"),
+        s("0."),
+        s("False"),
+        s("False"),
+        s("0.125"),
+        NONE,
+        NONE,
+        NONE,
+        NONE,
+    )
     overload, args, notes = match(old)
     assert (overload, len(args), args["scale"].value) == ("", 15, 0.125)
     assert "num_splits" in notes
@@ -138,11 +169,26 @@ def test_sizes_beyond_64_bits_are_no_integers() -> None:
 
 
 SYNTHETIC: dict[str, Arg] = {
-    "Tensor": t(2, 3), "Tensor[]": (((2, 3), (4,)), "TensorList", ((3, 1), (1,)), ""), "int": s("1"), "bool": s("True"),
-    "float": s("0.5"), "Scalar": s("0.5"), "complex": s("1+2j"), "str": NONE, "ScalarType": s("6"), "Layout": s("0"),
-    "Device": NONE, "MemoryFormat": s("0"), "Generator": NONE, "int[]": ints("[1, 2]"), "bool[]": ints("[True, False]"),
-    "float[]": ints("[0.5, 1.5]"), "Scalar[]": ints("[0.5, 1]"), "complex[]": ints("[1+2j]"), "str[]": NONE,
-}  # fmt: skip
+    "Tensor": t(2, 3),
+    "Tensor[]": (((2, 3), (4,)), "TensorList", ((3, 1), (1,)), ""),
+    "int": s("1"),
+    "bool": s("True"),
+    "float": s("0.5"),
+    "Scalar": s("0.5"),
+    "complex": s("1+2j"),
+    "str": NONE,
+    "ScalarType": s("6"),
+    "Layout": s("0"),
+    "Device": NONE,
+    "MemoryFormat": s("0"),
+    "Generator": NONE,
+    "int[]": ints("[1, 2]"),
+    "bool[]": ints("[True, False]"),
+    "float[]": ints("[0.5, 1.5]"),
+    "Scalar[]": ints("[0.5, 1]"),
+    "complex[]": ints("[1+2j]"),
+    "str[]": NONE,
+}
 
 
 def synthetic(spec: OpSpec) -> OpSignature:
@@ -177,17 +223,31 @@ def test_every_schema_of_aten_matches_its_own_event() -> None:
     [
         ("aten::clamp", ((4,), (), ()), ("float", "Scalar", "Scalar"), "max", 1),
         ("aten::div_", ((4,), (), ()), ("long", "long", ""), "rounding_mode", "floor"),
-        ("aten::convolution", ((1, 4, 8, 8), (6, 4, 3, 3), (6,), (), (), (), (), (), ()),
-         ("float", "float", "float", "ScalarList", "ScalarList", "ScalarList", "Scalar", "ScalarList", "Scalar"),
-         "padding", (1, 1)),
-        ("aten::native_layer_norm", ((2, 8), (), (8,), (8,), ()), ("float", "ScalarList", "float", "float", "Scalar"),
-         "normalized_shape", (8,)),
+        (
+            "aten::convolution",
+            ((1, 4, 8, 8), (6, 4, 3, 3), (6,), (), (), (), (), (), ()),
+            ("float", "float", "float", "ScalarList", "ScalarList", "ScalarList", "Scalar", "ScalarList", "Scalar"),
+            "padding",
+            (1, 1),
+        ),
+        (
+            "aten::native_layer_norm",
+            ((2, 8), (), (8,), (8,), ()),
+            ("float", "ScalarList", "float", "float", "Scalar"),
+            "normalized_shape",
+            (8,),
+        ),
         ("aten::gather", ((4, 8), (), (4, 3), ()), ("float", "Scalar", "long", "Scalar"), "dim", 1),
-        ("aten::tensordot", ((2, 5), (5, 3), (), ()), ("float", "float", "ScalarList", "ScalarList"), "dims_other",
-         (0,)),
+        (
+            "aten::tensordot",
+            ((2, 5), (5, 3), (), ()),
+            ("float", "float", "ScalarList", "ScalarList"),
+            "dims_other",
+            (0,),
+        ),
         ("aten::split_with_sizes", ((9, 2), (), ()), ("float", "ScalarList", "Scalar"), "split_sizes", (5, 4)),
     ],
-)  # fmt: skip
+)
 def test_values_that_follow_from_shapes(
     name: str, dims: tuple[Any, ...], types: tuple[str, ...], argument: str, value: object
 ) -> None:

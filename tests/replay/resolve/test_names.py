@@ -23,9 +23,14 @@ POLICY = Policy()
 
 def op(name: str, **fields: object) -> ReplayOp:
     made = ReplayOp(
-        id="0" * 12, name=name, count=1, recorded=Recorded(host_us_total=1.0, host_us_median=1.0), resolved_by="jit",
-        overload="", args=(ReplayArg(name="self", type="Tensor", tensors=(MATRIX,)),),
-    )  # fmt: skip
+        id="0" * 12,
+        name=name,
+        count=1,
+        recorded=Recorded(host_us_total=1.0, host_us_median=1.0),
+        resolved_by="jit",
+        overload="",
+        args=(ReplayArg(name="self", type="Tensor", tensors=(MATRIX,)),),
+    )
     return msgspec.structs.replace(made, **fields)
 
 

@@ -30,11 +30,17 @@ def test_only_qualified_names_are_looked_up(name: str, parts: tuple[str, str, st
 @pytest.mark.parametrize(
     "name",
     [
-        "prim::Constant", "profiler::_record_function_enter_new", "inductor::_reinterpret_tensor",
-        "symm_mem::one_shot_all_reduce", "static_runtime::to_copy", "c10d::allreduce_", "aten::_unsafe_index",
-        "mylib::reinterpret_cast", "mylib::get_unchecked",
+        "prim::Constant",
+        "profiler::_record_function_enter_new",
+        "inductor::_reinterpret_tensor",
+        "symm_mem::one_shot_all_reduce",
+        "static_runtime::to_copy",
+        "c10d::allreduce_",
+        "aten::_unsafe_index",
+        "mylib::reinterpret_cast",
+        "mylib::get_unchecked",
     ],
-)  # fmt: skip
+)
 def test_classes_of_ops_are_refused_by_name(name: str) -> None:
     reason = refuse_name(name, Policy())
     assert reason is not None

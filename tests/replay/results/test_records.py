@@ -17,9 +17,17 @@ RESULT = OpResult(
     id="0" * 12, name="aten::mm", count=3, status="replayed", measured_us=1.5, simulated_us={"910B3": 2.0}
 )
 SUMMARY = Summary(
-    ops=1, replayed=1, skipped=0, failed=0, reasons={}, covered_share=1.0, recorded_us=1.0, measured_us=4.5,
-    simulated_us={"910B3": 6.0}, wall_s=0.1,
-)  # fmt: skip
+    ops=1,
+    replayed=1,
+    skipped=0,
+    failed=0,
+    reasons={},
+    covered_share=1.0,
+    recorded_us=1.0,
+    measured_us=4.5,
+    simulated_us={"910B3": 6.0},
+    wall_s=0.1,
+)
 
 
 def write(path: Path, *records: Record) -> Path:
@@ -115,10 +123,21 @@ def test_damage_inside_is_no_partial_last_line(tmp_path: Path) -> None:
 
 def test_reasons_of_older_files_are_text(tmp_path: Path) -> None:
     texts = ["collective: c10d", "budget: time: the run's 3 s are spent (--total-time)", "budget: memory: 4 GB", "odd"]
-    lines = [{"record": "header", "schema_version": 3, "opreplay_version": "0", "started_at": "", "trace": {},
-              "environment": {}, "options": {}}]  # fmt: skip
-    lines += [{"record": "op", "id": f"{n:012x}", "name": "a::b", "count": 1, "status": "skipped", "reason": text}
-              for n, text in enumerate(texts)]  # fmt: skip
+    lines = [
+        {
+            "record": "header",
+            "schema_version": 3,
+            "opreplay_version": "0",
+            "started_at": "",
+            "trace": {},
+            "environment": {},
+            "options": {},
+        }
+    ]
+    lines += [
+        {"record": "op", "id": f"{n:012x}", "name": "a::b", "count": 1, "status": "skipped", "reason": text}
+        for n, text in enumerate(texts)
+    ]
     path = tmp_path / "old.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     read = read_result_file(path).results

@@ -22,9 +22,18 @@ def op(name: str, status: str = "replayed") -> OpResult:
 
 def summary(*, interrupted: bool) -> Summary:
     return Summary(
-        ops=2, replayed=2, skipped=0, failed=0, reasons={}, covered_share=1.0, recorded_us=1.0, measured_us=1.0,
-        simulated_us={}, wall_s=1.0, interrupted=interrupted,
-    )  # fmt: skip
+        ops=2,
+        replayed=2,
+        skipped=0,
+        failed=0,
+        reasons={},
+        covered_share=1.0,
+        recorded_us=1.0,
+        measured_us=1.0,
+        simulated_us={},
+        wall_s=1.0,
+        interrupted=interrupted,
+    )
 
 
 @pytest.fixture

@@ -11,8 +11,16 @@ import opreplay
 from opreplay.traces.errors import UsageError
 
 QUICK = opreplay.RunOptions(op_time_s=0.005, isolation="none")
-MM = {"name": "aten::mm", "dur": 3.0, "args": {"Input Dims": [[8, 4], [4, 2]], "Input type": ["float", "float"],
-      "Input Strides": [[4, 1], [1, 4]], "Concrete Inputs": ["", ""]}}  # fmt: skip
+MM = {
+    "name": "aten::mm",
+    "dur": 3.0,
+    "args": {
+        "Input Dims": [[8, 4], [4, 2]],
+        "Input type": ["float", "float"],
+        "Input Strides": [[4, 1], [1, 4]],
+        "Concrete Inputs": ["", ""],
+    },
+}
 
 
 @pytest.fixture

@@ -14,8 +14,12 @@ from opreplay.traces.errors import Malformed, UsageError
 from opreplay.traces.one_event import trace_of_event
 from opreplay.traces.samples import sample_path
 
-MM: dict[str, Any] = {"Input Dims": [[8, 4], [4, 2]], "Input type": ["float", "float"],
-                      "Input Strides": [[4, 1], [2, 1]], "Concrete Inputs": ["", ""]}  # fmt: skip
+MM: dict[str, Any] = {
+    "Input Dims": [[8, 4], [4, 2]],
+    "Input type": ["float", "float"],
+    "Input Strides": [[4, 1], [2, 1]],
+    "Concrete Inputs": ["", ""],
+}
 T = torch.randn(6, 6)
 
 
@@ -40,10 +44,18 @@ def test_an_event_is_the_op_that_its_file_has(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "event",
-    [{}, {"name": 3}, {"name": ""}, {"name": "a::b", "args": 7}, {"name": "a::b", "args": {"Input Dims": {"x": 1}}},
-     {"name": "a::b", "args": {"Input Dims": object()}}, {"name": "a::b", "dur": "long"},
-     {"name": "a::b", "dur": float("nan")}, {"name": "a::b", "dur": -1}],
-)  # fmt: skip
+    [
+        {},
+        {"name": 3},
+        {"name": ""},
+        {"name": "a::b", "args": 7},
+        {"name": "a::b", "args": {"Input Dims": {"x": 1}}},
+        {"name": "a::b", "args": {"Input Dims": object()}},
+        {"name": "a::b", "dur": "long"},
+        {"name": "a::b", "dur": float("nan")},
+        {"name": "a::b", "dur": -1},
+    ],
+)
 def test_what_is_no_event_is_refused_with_a_hint(event: dict[str, Any]) -> None:
     with pytest.raises(Malformed) as caught:
         opreplay.op_of_event(event)

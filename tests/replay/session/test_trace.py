@@ -12,8 +12,12 @@ import opreplay
 from opreplay.traces.errors import UsageError
 from opreplay.traces.samples import sample_path
 
-MM = {"Input Dims": [[8, 4], [4, 2]], "Input type": ["float", "float"], "Input Strides": [[4, 1], [2, 1]],
-      "Concrete Inputs": ["", ""]}  # fmt: skip
+MM = {
+    "Input Dims": [[8, 4], [4, 2]],
+    "Input type": ["float", "float"],
+    "Input Strides": [[4, 1], [2, 1]],
+    "Concrete Inputs": ["", ""],
+}
 
 
 def event(name: str, ts: int, dur: int = 2, **args: Any) -> dict[str, Any]:

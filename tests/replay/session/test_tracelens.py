@@ -12,12 +12,24 @@ from opreplay.replay.session.tracelens import settings_of
 from opreplay.tracelens import EventReplayer, benchmark_func
 from opreplay.traces.errors import UsageError
 
-MM: dict[str, Any] = {"name": "aten::mm", "args": {"Input Dims": [[8, 4], [4, 2]], "Input type": ["float", "float"],
-                      "Input Strides": [[4, 1], [2, 1]], "Concrete Inputs": ["", ""]}}  # fmt: skip
-LOOKUP: dict[str, Any] = {"name": "aten::embedding", "args": {
-    "Input Dims": [[50, 8], [6], [], [], []], "Input type": ["float", "long int", "Scalar", "Scalar", "Scalar"],
-    "Input Strides": [[8, 1], [1], [], [], []], "Concrete Inputs": ["", "", "-1", "False", "False"],
-}}  # fmt: skip
+MM: dict[str, Any] = {
+    "name": "aten::mm",
+    "args": {
+        "Input Dims": [[8, 4], [4, 2]],
+        "Input type": ["float", "float"],
+        "Input Strides": [[4, 1], [2, 1]],
+        "Concrete Inputs": ["", ""],
+    },
+}
+LOOKUP: dict[str, Any] = {
+    "name": "aten::embedding",
+    "args": {
+        "Input Dims": [[50, 8], [6], [], [], []],
+        "Input type": ["float", "long int", "Scalar", "Scalar", "Scalar"],
+        "Input Strides": [[8, 1], [1], [], [], []],
+        "Concrete Inputs": ["", "", "-1", "False", "False"],
+    },
+}
 
 
 @pytest.mark.parametrize("lazy", [False, True])

@@ -26,8 +26,12 @@ def op() -> Callable[[str], Any]:
 
 def _tensors(value: Any) -> list[Tensor]:
     items = value if isinstance(value, (tuple, list)) else [value]
-    return [tensor for item in items for tensor in (_tensors(item) if isinstance(item, (tuple, list)) else [item])
-            if isinstance(tensor, Tensor)]  # fmt: skip
+    return [
+        tensor
+        for item in items
+        for tensor in (_tensors(item) if isinstance(item, (tuple, list)) else [item])
+        if isinstance(tensor, Tensor)
+    ]
 
 
 def _meta(value: Any) -> Any:
@@ -49,8 +53,10 @@ def _cloned(value: Any) -> Any:
 
 
 def _bytes(value: Any) -> list[bytes]:
-    return [t.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b""
-            for t in _tensors(value)]  # fmt: skip
+    return [
+        t.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b""
+        for t in _tensors(value)
+    ]
 
 
 def _writes_as_marked(target: Any, kwargs: dict[str, Any], before: dict[str, list[bytes]], result: Any) -> None:

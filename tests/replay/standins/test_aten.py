@@ -63,9 +63,16 @@ def test_synchronised_batch_norm_backward() -> None:
     mean, invstd = run("aten::batch_norm_stats", data, 1e-5)  # type: ignore[misc]
     reduced = run("aten::batch_norm_backward_reduce", grad, data, mean, invstd, weight, True, True, True)
     made = run(
-        "aten::batch_norm_backward_elemt", grad, data, mean, invstd, weight, reduced[0], reduced[1],  # type: ignore[index]
+        "aten::batch_norm_backward_elemt",
+        grad,
+        data,
+        mean,
+        invstd,
+        weight,
+        reduced[0],
+        reduced[1],  # type: ignore[index]
         torch.tensor([128]),
-    )  # fmt: skip
+    )
     torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -113,9 +120,20 @@ def test_flash_attention_forward_and_backward(causal: bool, kv_heads: int) -> No
         scores = scores.masked_fill(~torch.ones(16, 16, dtype=torch.bool).tril(), -torch.inf)
     lse = scores.logsumexp(-1)
     grads = run(
-        "aten::_scaled_dot_product_flash_attention_backward", grad, *data, out.detach(), lse, None, None, 16, 16, 0.0,
-        causal, torch.zeros(()), torch.zeros(()),
-    )  # fmt: skip
+        "aten::_scaled_dot_product_flash_attention_backward",
+        grad,
+        *data,
+        out.detach(),
+        lse,
+        None,
+        None,
+        16,
+        16,
+        0.0,
+        causal,
+        torch.zeros(()),
+        torch.zeros(()),
+    )
     torch.testing.assert_close(grads, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -143,9 +161,24 @@ def test_recurrent_networks(mode: int, module: str) -> None:
     weights = [w for layer in net.all_weights for w in layer]
     with torch.no_grad():
         made = run(
-            "aten::_cudnn_rnn", x, weights, 4, None, hx, cx if mode == 2 else None, mode, 7, 0, 2, False, 0.0, False,
-            False, [], None,
-        )  # fmt: skip
+            "aten::_cudnn_rnn",
+            x,
+            weights,
+            4,
+            None,
+            hx,
+            cx if mode == 2 else None,
+            mode,
+            7,
+            0,
+            2,
+            False,
+            0.0,
+            False,
+            False,
+            [],
+            None,
+        )
         torch.testing.assert_close(made[0], net(x)[0])  # type: ignore[index]
 
 
@@ -190,9 +223,30 @@ def test_backwards_of_recurrent_networks(mode: int, module: str) -> None:
     weights = [p.detach() for p in network.parameters()]
     proj = [0] if module.startswith("_cudnn") else []
     made = run(
-        f"aten::{module}", x.detach(), weights, 4, torch.empty(0), hx, cx if mode == 2 else None, out.detach(), grad,
-        None, None, mode, 7, *proj, 2, False, 0.0, True, False, [], None, torch.empty(0), [True, False, False, True],
-    )  # fmt: skip
+        f"aten::{module}",
+        x.detach(),
+        weights,
+        4,
+        torch.empty(0),
+        hx,
+        cx if mode == 2 else None,
+        out.detach(),
+        grad,
+        None,
+        None,
+        mode,
+        7,
+        *proj,
+        2,
+        False,
+        0.0,
+        True,
+        False,
+        [],
+        None,
+        torch.empty(0),
+        [True, False, False, True],
+    )
     assert isinstance(made, tuple)
     torch.testing.assert_close(made[0], expected[0])
     assert made[1] is None
@@ -203,9 +257,30 @@ def test_backward_of_a_recurrent_network_without_wanted_gradients_is_nothing() -
     x, hx = torch.randn(4, 3, 5), torch.randn(1, 3, 7)
     weights = [p.detach() for p in torch.nn.GRU(5, 7).parameters()]
     made = run(
-        "aten::_cudnn_rnn_backward", x, weights, 4, hx, hx, None, x, None, None, None, 3, 7, 0, 1, False, 0.0, True,
-        False, [], None, hx, [False] * 4,
-    )  # fmt: skip
+        "aten::_cudnn_rnn_backward",
+        x,
+        weights,
+        4,
+        hx,
+        hx,
+        None,
+        x,
+        None,
+        None,
+        None,
+        3,
+        7,
+        0,
+        1,
+        False,
+        0.0,
+        True,
+        False,
+        [],
+        None,
+        hx,
+        [False] * 4,
+    )
     assert made == (None, None, None, [])
 
 

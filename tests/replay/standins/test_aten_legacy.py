@@ -124,8 +124,17 @@ def test_gradients_of_transposed_and_depthwise_convolutions() -> None:
         check(made, gw)
     scratch = torch.empty(0)
     window = ([3, 3], [2, 2], [1, 1], [1, 1], [1, 1])
-    made = run("slow_conv_transpose2d_backward", grad, data[0], data[2], *window, scratch, scratch, [True] * 3,
-               overload="output_mask")  # fmt: skip
+    made = run(
+        "slow_conv_transpose2d_backward",
+        grad,
+        data[0],
+        data[2],
+        *window,
+        scratch,
+        scratch,
+        [True] * 3,
+        overload="output_mask",
+    )
     check(made, (gx, gw, grad.sum((0, 2, 3))))
     x, w = torch.randn(2, 4, 9, 9, requires_grad=True), torch.randn(4, 1, 3, 3, requires_grad=True)
     out = F.conv2d(x, w, None, 1, 1, 1, 4)
@@ -166,8 +175,15 @@ def test_losses(reduction: str) -> None:
         grad, (expected,) = _gradients(
             lambda x, k=kwargs: F.binary_cross_entropy_with_logits(x, target, reduction=reduction, **k), x
         )
-        made = run("binary_cross_entropy_with_logits_backward", grad, x, target, kwargs.get("weight"),
-                   kwargs.get("pos_weight"), number)  # fmt: skip
+        made = run(
+            "binary_cross_entropy_with_logits_backward",
+            grad,
+            x,
+            target,
+            kwargs.get("weight"),
+            kwargs.get("pos_weight"),
+            number,
+        )
         torch.testing.assert_close(made, expected)
     for log_target in (False, True):
         there = target.log() if log_target else target

@@ -191,10 +191,35 @@ def test_table_lookups(op: Op, mode: int, weighted: bool, dtype: torch.dtype) ->
     close(found, wanted)
     empty, kinds = torch.empty(0, dtype=dtype), torch.zeros(2, dtype=torch.int32)
     found = op("fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function")(
-        torch.empty(0), flat, empty, empty.reshape(0, 0), kinds, *layout, 12, 8, hashes, 3, indices, offsets, mode,
-        scale, None, kinds[:0], False, 1.0, False, torch.zeros(8), empty.float(), kinds, layout[0], 1e-8, 0.1, 0.0, 0,
+        torch.empty(0),
+        flat,
+        empty,
+        empty.reshape(0, 0),
+        kinds,
+        *layout,
+        12,
+        8,
+        hashes,
+        3,
+        indices,
+        offsets,
+        mode,
+        scale,
+        None,
+        kinds[:0],
+        False,
+        1.0,
+        False,
+        torch.zeros(8),
+        empty.float(),
+        kinds,
+        layout[0],
+        1e-8,
+        0.1,
+        0.0,
         0,
-    )  # fmt: skip
+        0,
+    )
     close(found, wanted)
     unpooled = op("fbgemm::dense_embedding_codegen_lookup_function")(
         flat[:20], layout[0][:1], torch.tensor([0, 4]), 4, 4, hashes[:2], 3, indices[:5], offsets[:4], 2, None, None, 0

@@ -54,7 +54,7 @@ WITHOUT: dict[str, str] = {
         .*deepseek_scaling""",
     "comes with torch": "prims::",
     "is of a CPU or of another accelerator": r".*_cpu$ .*xpu .*flydsl .*_op_cpu",
-}  # fmt: skip
+}
 """Reason → patterns (of whole names, from the start) of the ops that it explains."""
 
 NOT_YET = 413

@@ -40,11 +40,16 @@ def test_stacked_groups(call: Call, close: Close) -> None:
 def test_fp8_groups(call: Call, close: Close) -> None:
     (x, xs, xf), (w, ws, wf) = fp8(5, K), fp8(3, N, K)
     wanted = torch.einsum("mk,mnk->mn", xf, wf[torch.arange(3).repeat_interleave(torch.tensor(SIZES))])
-    stacked = call("fbgemm::f8f8bf16_rowwise_grouped_stacked", XQ=x, WQ=w, x_scale=xs, w_scale=ws,
-                   M_sizes=torch.tensor(SIZES))  # fmt: skip
+    stacked = call(
+        "fbgemm::f8f8bf16_rowwise_grouped_stacked", XQ=x, WQ=w, x_scale=xs, w_scale=ws, M_sizes=torch.tensor(SIZES)
+    )
     close(stacked, wanted, scale=2)
-    lists = {"XQ": list(x.split(SIZES)), "WQ": list(w.unbind()), "x_scale": list(xs.split(SIZES)),
-             "w_scale": list(ws.unbind())}  # fmt: skip
+    lists = {
+        "XQ": list(x.split(SIZES)),
+        "WQ": list(w.unbind()),
+        "x_scale": list(xs.split(SIZES)),
+        "w_scale": list(ws.unbind()),
+    }
     close(call("fbgemm::f8f8bf16_rowwise_grouped_cat", **lists), wanted, scale=2)
     close(torch.cat(call("fbgemm::f8f8bf16_rowwise_grouped", **lists)), wanted, scale=2)
 
@@ -54,11 +59,18 @@ def test_groups_with_unused_rows(call: Call, close: Close) -> None:
     used = torch.arange(4) < torch.tensor(SIZES).unsqueeze(1)
     both = xf @ wf.mT
     wanted = both * used.unsqueeze(-1)
-    found = call("fbgemm::f8f8bf16_rowwise_grouped_dynamic", XQ=x, WQ=w, x_scale=xs, w_scale=ws,
-                 zero_start_index_M=torch.tensor(SIZES))  # fmt: skip
+    found = call(
+        "fbgemm::f8f8bf16_rowwise_grouped_dynamic",
+        XQ=x,
+        WQ=w,
+        x_scale=xs,
+        w_scale=ws,
+        zero_start_index_M=torch.tensor(SIZES),
+    )
     close(found, wanted, scale=2)
-    plain = call("fbgemm::bf16bf16bf16_grouped_dynamic", X=xf.bfloat16(), W=wf.bfloat16(),
-                 zero_start_index_M=torch.tensor(SIZES))  # fmt: skip
+    plain = call(
+        "fbgemm::bf16bf16bf16_grouped_dynamic", X=xf.bfloat16(), W=wf.bfloat16(), zero_start_index_M=torch.tensor(SIZES)
+    )
     close(plain, (xf.bfloat16().float() @ wf.bfloat16().float().mT) * used.unsqueeze(-1), scale=2)
     bias = torch.randn(N)
     batched = call("fbgemm::f8f8bf16_rowwise_batched", XQ=x, WQ=w, x_scale=xs, w_scale=ws, bias=bias)

@@ -136,9 +136,15 @@ def problem(tokens: int = 7, count: int = 5, topk: int = 2) -> tuple[Tensor, Ten
 
 
 @pytest.mark.parametrize(
-    "name", ["vllm::outplace_fused_experts", "vllm::fused_experts", "sglang::outplace_fused_experts",
-             "vllm::rocm_aiter_fused_moe", "aiter::fused_moe_"],
-)  # fmt: skip
+    "name",
+    [
+        "vllm::outplace_fused_experts",
+        "vllm::fused_experts",
+        "sglang::outplace_fused_experts",
+        "vllm::rocm_aiter_fused_moe",
+        "aiter::fused_moe_",
+    ],
+)
 def test_fused_experts(op: Op, name: str) -> None:
     arguments = problem()
     close(op(name)(*arguments), experts(*arguments), 1e-4)

@@ -18,15 +18,25 @@ def test_the_peak_and_what_is_live_at_it(tmp_path: Path) -> None:
     machine.begin()
     used = 1000
     for name, size, address in (
-        ("aten::mm", 500, 1), ("aten::add", 300, 2), ("aten::mm", -500, 1), ("aten::mul", 100, 3),
+        ("aten::mm", 500, 1),
+        ("aten::add", 300, 2),
+        ("aten::mm", -500, 1),
+        ("aten::mul", 100, 3),
         ("aten::add", -300, 2),
-    ):  # fmt: skip
+    ):
         used += size
         args = {"Bytes": size, "Addr": address, "Total Allocated": used, "Device Type": 1, "Device Id": 0}
         machine.events.append(
-            {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 9, "tid": 1, "ts": machine.now + 5,
-             "args": args}
-        )  # fmt: skip
+            {
+                "ph": "i",
+                "cat": "cpu_instant_event",
+                "name": "[memory]",
+                "pid": 9,
+                "tid": 1,
+                "ts": machine.now + 5,
+                "args": args,
+            }
+        )
         machine.op(name, 20.0)
     machine.end()
     found = timeline(read_trace(machine.write(tmp_path / "t.json"), activity=True)).timeline.memory

@@ -115,9 +115,12 @@ def test_categories_and_path_add_up_to_the_step(tmp_path: Path) -> None:
     total = made.computing + made.communication_not_overlapped + made.copies + made.idle
     assert total == pytest.approx(found.recorded_step_us)
     causes = (
-        made.idle_before_first + made.idle_host_bound + made.idle_launch_latency + made.idle_dependency
+        made.idle_before_first
+        + made.idle_host_bound
+        + made.idle_launch_latency
+        + made.idle_dependency
         + made.idle_after_last
-    )  # fmt: skip
+    )
     assert causes == pytest.approx(made.idle)
     assert sum(part.us for part in found.critical_path) == pytest.approx(found.retimed_step_us)
     assert made.communication == pytest.approx(900.0)

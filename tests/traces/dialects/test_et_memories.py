@@ -28,16 +28,23 @@ def column(*nodes: Node) -> MemoryColumn:
 
 OLD = Node(
     inputs=[at(7), 3, [at(8), at(7)], at(0), "x"],
-    input_types=["Tensor(float)", "Int", "GenericList[Tensor(float),Tensor(float)]",
-                 "Tensor(nullptr (uninitialized))", "String"],
-    outputs=[at(9)], output_types=["Tensor(float)"],
-)  # fmt: skip
+    input_types=[
+        "Tensor(float)",
+        "Int",
+        "GenericList[Tensor(float),Tensor(float)]",
+        "Tensor(nullptr (uninitialized))",
+        "String",
+    ],
+    outputs=[at(9)],
+    output_types=["Tensor(float)"],
+)
 NEW = Node(
     inputs={
-        "values": [at(9), at(7, "cpu"), [1, 2]], "types": ["Tensor(float)", "Tensor(float)", "GenericList[Int,Int]"],
+        "values": [at(9), at(7, "cpu"), [1, 2]],
+        "types": ["Tensor(float)", "Tensor(float)", "GenericList[Int,Int]"],
     },
     outputs={"values": [[1, -1, 0, 8, 4, ""]], "types": ["Tensor(float)"]},
-)  # fmt: skip
+)
 
 
 def test_storages_are_numbered_within_the_file() -> None:
@@ -66,11 +73,15 @@ def test_other_calls_have_those_of_their_rows_here() -> None:
 @pytest.mark.parametrize(
     "node",
     [
-        Node(), Node(inputs=5, outputs="x"), Node(inputs=[at(1)], input_types=[None]), Node(inputs=[at(1)]),
-        Node(inputs=[[1, "a", 0, 0, 0]], input_types=["Tensor(float)"]), Node(inputs={"values": 1, "types": [1]}),
+        Node(),
+        Node(inputs=5, outputs="x"),
+        Node(inputs=[at(1)], input_types=[None]),
+        Node(inputs=[at(1)]),
+        Node(inputs=[[1, "a", 0, 0, 0]], input_types=["Tensor(float)"]),
+        Node(inputs={"values": 1, "types": [1]}),
         Node(inputs=["x"], input_types=["GenericList[Tensor(float)]"]),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_as_it_should_be_is_not_known(node: Node) -> None:
     assert column(node).table() is None
     table = column(node, OLD).table()

@@ -15,17 +15,23 @@ from opreplay.traces.dialects.et_repair import repair_json
 @pytest.mark.parametrize(
     ("damaged", "value", "reasons"),
     [
-        (rb'{"name": "say "hi" \ there", "id": 3}', {"name": 'say "hi" \\ there', "id": 3},
-         {"unescaped quote", "bad escape"}),
+        (
+            rb'{"name": "say "hi" \ there", "id": 3}',
+            {"name": 'say "hi" \\ there', "id": 3},
+            {"unescaped quote", "bad escape"},
+        ),
         (rb'{"name": "a "b", c", "id": 1}', {"name": 'a "b", c', "id": 1}, {"unescaped quote"}),
         (rb'{"v": ["a "x" b", "y"]}', {"v": ['a "x" b', "y"]}, {"unescaped quote"}),
-        (rb'{"id": 1 "n": "x" "a": [1 2, {"b": 1}{"c": 2}]}', {"id": 1, "n": "x", "a": [1, 2, {"b": 1}, {"c": 2}]},
-         {"missing comma"}),
+        (
+            rb'{"id": 1 "n": "x" "a": [1 2, {"b": 1}{"c": 2}]}',
+            {"id": 1, "n": "x", "a": [1, 2, {"b": 1}, {"c": 2}]},
+            {"missing comma"},
+        ),
         (rb'{"a": nan, "b": [-inf]}', {"a": "nan", "b": ["-inf"]}, {"NaN or infinity"}),
         (b'{"a": "\xff\x01"}', {"a": "\ufffd\x01"}, {"invalid UTF-8", "control character"}),
         (rb'{"p": "C:\dir\new"}', {"p": "C:\\dir\new"}, {"bad escape"}),
     ],
-)  # fmt: skip
+)
 def test_repairs(damaged: bytes, value: Any, reasons: set[str]) -> None:
     text, found = repair_json(damaged)
     assert json.loads(text) == value

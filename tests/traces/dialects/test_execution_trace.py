@@ -25,27 +25,59 @@ B = [[12, 6, 1000, 32, 4, "cuda:0"], [8, 4], "Tensor(float)", [1, 8]]
 B_VIEW = [[13, 6, 1008, 8, 4, "cuda:0"], [8], "Tensor(float)", [1]]
 
 
-def chakra(id_: int, name: str, parent: int, *args: list[Any], scope: int = 0, rf_id: int | None = None,
-           schema: str = "", tid: int = 1, strides: bool = True, **more: Any) -> dict[str, Any]:  # fmt: skip
+def chakra(
+    id_: int,
+    name: str,
+    parent: int,
+    *args: list[Any],
+    scope: int = 0,
+    rf_id: int | None = None,
+    schema: str = "",
+    tid: int = 1,
+    strides: bool = True,
+    **more: Any,
+) -> dict[str, Any]:
     inputs = {key: [arg[index] for arg in args] for index, key in enumerate(("values", "shapes", "types", "strides"))}
     if not strides:
         del inputs["strides"]
-    attrs = {"rf_id": rf_id if rf_id is not None else id_, "fw_parent": 0, "seq_id": -1, "scope": scope, "tid": tid,
-             "fw_tid": 0, "op_schema": schema}  # fmt: skip
+    attrs = {
+        "rf_id": rf_id if rf_id is not None else id_,
+        "fw_parent": 0,
+        "seq_id": -1,
+        "scope": scope,
+        "tid": tid,
+        "fw_tid": 0,
+        "op_schema": schema,
+    }
     return {
-        "id": id_, "name": name, "ctrl_deps": parent, "inputs": inputs,
+        "id": id_,
+        "name": name,
+        "ctrl_deps": parent,
+        "inputs": inputs,
         "outputs": {"values": [], "shapes": [], "types": []},
         "attrs": [{"name": key, "type": "uint64", "value": value} for key, value in attrs.items()],
-    } | more  # fmt: skip
+    } | more
 
 
 def flat(id_: int, name: str, parent: int, *args: list[Any], scope: int = 0, schema: str = "") -> dict[str, Any]:
     return {
-        "name": name, "id": id_, "rf_id": id_, "parent": parent, "fw_parent": 0, "seq_id": -1, "scope": scope,
-        "tid": 1, "fw_tid": 0, "op_schema": schema, "inputs": [arg[0] for arg in args],
-        "input_shapes": [arg[1] for arg in args], "input_types": [arg[2] for arg in args],
-        "outputs": [], "output_shapes": [], "output_types": [],
-    }  # fmt: skip
+        "name": name,
+        "id": id_,
+        "rf_id": id_,
+        "parent": parent,
+        "fw_parent": 0,
+        "seq_id": -1,
+        "scope": scope,
+        "tid": 1,
+        "fw_tid": 0,
+        "op_schema": schema,
+        "inputs": [arg[0] for arg in args],
+        "input_shapes": [arg[1] for arg in args],
+        "input_types": [arg[2] for arg in args],
+        "outputs": [],
+        "output_shapes": [],
+        "output_types": [],
+    }
 
 
 def document(*nodes: dict[str, Any], schema: str = "1.1.1-chakra.0.0.4", **header: Any) -> dict[str, Any]:
@@ -122,8 +154,20 @@ def test_arguments_in_kinetos_words(read: Callable[..., Trace]) -> None:
         ["<Object>", [], "Object", []],
     ]
     signature = only(read(document(chakra(3, "aten::x", 2, *args, schema="aten::x.out(Tensor a) -> Tensor"))))
-    assert signature.types == ("float", "", "Scalar", "Scalar", "Scalar", "Scalar", "ScalarList", "ScalarList",
-                               "", "", "", "")  # fmt: skip
+    assert signature.types == (
+        "float",
+        "",
+        "Scalar",
+        "Scalar",
+        "Scalar",
+        "Scalar",
+        "ScalarList",
+        "ScalarList",
+        "",
+        "",
+        "",
+        "",
+    )
     assert signature.concrete == ("", "", "3", "0.25", "-inf", "True", "[1, 2]", "[]", "tanh", "", "", "")
     assert signature.dims == ((4, 8), *[()] * 11)
     assert signature.strides == ((8, 1), *[()] * 11)
@@ -195,9 +239,13 @@ def test_results_do_not_make_calls_different_ops(read: Callable[..., Trace]) -> 
 
 @pytest.mark.parametrize(
     "broken",
-    [results(A) | {"types": []}, results([A[0], [-1], "Tensor(float)"]), results([A[0], A[1], 7]),
-     results(A) | {"shapes": 3}],
-)  # fmt: skip
+    [
+        results(A) | {"types": []},
+        results([A[0], [-1], "Tensor(float)"]),
+        results([A[0], A[1], 7]),
+        results(A) | {"shapes": 3},
+    ],
+)
 def test_broken_results_cost_nothing_else(read: Callable[..., Trace], broken: dict[str, Any]) -> None:
     trace = read(document(chakra(5, "aten::x", 1, A, outputs=broken)))
     (signature,) = trace.signatures

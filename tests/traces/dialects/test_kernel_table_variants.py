@@ -16,17 +16,54 @@ from opreplay.traces.dialects.kernel_table import COLUMNS, TableRow, dtype_of, o
 from opreplay.traces.errors import Malformed
 
 HEADER = [
-    "Step Id", "Name", "Type", "Accelerator Core", "Duration(us)", "Input Shapes", "Input Data Types", "Input Formats",
-    "Output Shapes", "Output Data Types", "Output Formats", "aic_mac_ratio", "HeldOut",
-]  # fmt: skip
+    "Step Id",
+    "Name",
+    "Type",
+    "Accelerator Core",
+    "Duration(us)",
+    "Input Shapes",
+    "Input Data Types",
+    "Input Formats",
+    "Output Shapes",
+    "Output Data Types",
+    "Output Formats",
+    "aic_mac_ratio",
+    "HeldOut",
+]
 ROWS = [
-    ["1", "a", "MatMulV3", "AI_CORE", "12.5", '"64,128;128,32"', "DT_BF16;DT_BF16", "ND;ND", '"64,32"', "DT_BF16", "ND",
-     "0.5", "1"],
-    ["1", "b", "Add", "AI_VECTOR_CORE", "1.25", '"8,16;;4"', "FLOAT;FLOAT;INT64", "ND;ND;ND", '"8,16"', "FLOAT", "ND",
-     "N/A", "0"],
+    [
+        "1",
+        "a",
+        "MatMulV3",
+        "AI_CORE",
+        "12.5",
+        '"64,128;128,32"',
+        "DT_BF16;DT_BF16",
+        "ND;ND",
+        '"64,32"',
+        "DT_BF16",
+        "ND",
+        "0.5",
+        "1",
+    ],
+    [
+        "1",
+        "b",
+        "Add",
+        "AI_VECTOR_CORE",
+        "1.25",
+        '"8,16;;4"',
+        "FLOAT;FLOAT;INT64",
+        "ND;ND;ND",
+        '"8,16"',
+        "FLOAT",
+        "ND",
+        "N/A",
+        "0",
+    ],
     ["1", "c", "MemSet", "AI_VECTOR_CORE", "2.0", "N/A", "N/A", "N/A", "N/A", "N/A", "N/A", "N/A", "0"],
     ["1", "d", "Cast", "AI_VECTOR_CORE", "", '"4"', "FLOAT", "ND", '"4"', "DT_BF16", "ND", "", ""],
-]  # fmt: skip
+]
 
 
 def written(header: list[str], rows: list[list[str]], *, delimiter: str = ",", end: str = "\n") -> str:
@@ -80,18 +117,26 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
 
 
 SUMMARY = {
-    "Type": "OP Type", "Name": "Op Name", "Accelerator Core": "Task Type", "Duration(us)": "Task Duration(us)",
+    "Type": "OP Type",
+    "Name": "Op Name",
+    "Accelerator Core": "Task Type",
+    "Duration(us)": "Task Duration(us)",
     "Step Id": "Model ID",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
     "spell",
     [
-        lambda name: SUMMARY.get(name, name), str.upper, str.lower, lambda name: name.replace(" ", "_"),
-        lambda name: f" {name} ", lambda name: name.replace("(us)", " (us)"), lambda name: name.replace("(us)", ""),
+        lambda name: SUMMARY.get(name, name),
+        str.upper,
+        str.lower,
+        lambda name: name.replace(" ", "_"),
+        lambda name: f" {name} ",
+        lambda name: name.replace("(us)", " (us)"),
+        lambda name: name.replace("(us)", ""),
     ],
-)  # fmt: skip
+)
 def test_spellings_of_columns(spell: object, tmp_path: Path) -> None:
     expected = read(tmp_path / "plain.csv", ENCODED["plain"])
     header = [spell(name) for name in HEADER]  # type: ignore[operator]
@@ -130,11 +175,28 @@ def test_what_a_table_lacks_is_named(lacking: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "dtype"),
-    [("DT_BF16", "bfloat16"), ("BF16", "bfloat16"), ("torch.bfloat16", "bfloat16"), ("bfloat16", "bfloat16"),
-     ("FLOAT16", "float16"), ("FP16", "float16"), ("FP32", "float32"), ("float", "float32"), ("DT_FLOAT", "float32"),
-     ("INT8", "int8"), ("dt_int8", "int8"), ("INT4", "int8"), ("FLOAT8_E4M3FN", "float8_e4m3fn"), ("LONG", "int64"),
-     ("'INT32'", "int32"), ("NULL", None), ("DT_UNDEFINED", None), ("N/A", None), ("NEW_TYPE9", "new_type9")],
-)  # fmt: skip
+    [
+        ("DT_BF16", "bfloat16"),
+        ("BF16", "bfloat16"),
+        ("torch.bfloat16", "bfloat16"),
+        ("bfloat16", "bfloat16"),
+        ("FLOAT16", "float16"),
+        ("FP16", "float16"),
+        ("FP32", "float32"),
+        ("float", "float32"),
+        ("DT_FLOAT", "float32"),
+        ("INT8", "int8"),
+        ("dt_int8", "int8"),
+        ("INT4", "int8"),
+        ("FLOAT8_E4M3FN", "float8_e4m3fn"),
+        ("LONG", "int64"),
+        ("'INT32'", "int32"),
+        ("NULL", None),
+        ("DT_UNDEFINED", None),
+        ("N/A", None),
+        ("NEW_TYPE9", "new_type9"),
+    ],
+)
 def test_spellings_of_dtypes(text: str, dtype: str | None) -> None:
     assert dtype_of(text) == dtype
 
@@ -142,9 +204,11 @@ def test_spellings_of_dtypes(text: str, dtype: str | None) -> None:
 def test_spellings_of_shapes_and_formats() -> None:
     plain = tensors_of("1,2;3", "FLOAT;FLOAT", "ND;FRACTAL_NZ")
     for shapes, formats in (
-        ('"1,2;3"', "ND;NZ"), ("[1, 2];[3]", "nd;nz"), ("(1,2);(3,)", "FORMAT_ND;FORMAT_FRACTAL_NZ:0"),
+        ('"1,2;3"', "ND;NZ"),
+        ("[1, 2];[3]", "nd;nz"),
+        ("(1,2);(3,)", "FORMAT_ND;FORMAT_FRACTAL_NZ:0"),
         ("1,2;3", "N/A;FRACTAL_NZ"),
-    ):  # fmt: skip
+    ):
         assert tensors_of(shapes, "FLOAT;FLOAT", formats) == plain
     assert [t and t.shape for t in tensors_of("", "FLOAT", "ND")] == [()]
     assert [t and t.shape for t in tensors_of("1;;2", "FLOAT;UNDEFINED;FLOAT", "ND")] == [(1,), None, (2,)]

@@ -75,10 +75,13 @@ def test_one_iteration_serves_all(recorded: tuple[Trace, Trace]) -> None:
     assert donor.ops.parent is not None
     part = replace(
         donor.ops,
-        signature=donor.ops.signature[:third], start_ns=donor.ops.start_ns[:third], dur_ns=donor.ops.dur_ns[:third],
-        track=donor.ops.track[:third], parent=np.where(donor.ops.parent[:third] < third, donor.ops.parent[:third], -1),
+        signature=donor.ops.signature[:third],
+        start_ns=donor.ops.start_ns[:third],
+        dur_ns=donor.ops.dur_ns[:third],
+        track=donor.ops.track[:third],
+        parent=np.where(donor.ops.parent[:third] < third, donor.ops.parent[:third], -1),
         record_function_id=None,
-    )  # fmt: skip
+    )
     counts = joined(join_shapes(stripped(kineto, ids=False), replace(donor, ops=part)))
     given = counts.by_sequence + counts.by_context
     assert given > 0.95 * (len(kineto.ops) - counts.no_arguments)
@@ -101,9 +104,13 @@ def test_a_list_too_long_for_a_profile_is_completed() -> None:
     sizes = tuple((n,) for n in range(40))
     ours = OpSignature(name="aten::cat", dims=((), ()), types=("TensorList", "Scalar"), strides=((), ()))
     theirs = OpSignature(
-        name="aten::cat", dims=(sizes, ()), types=("TensorList", "Scalar"), concrete=("", "0"), overload="",
+        name="aten::cat",
+        dims=(sizes, ()),
+        types=("TensorList", "Scalar"),
+        concrete=("", "0"),
+        overload="",
         list_types=(("float",) * 40, ()),
-    )  # fmt: skip
+    )
     completed = _complete(ours, theirs)
     assert completed is not None
     assert completed.dims == (sizes, ())
@@ -119,10 +126,11 @@ def test_a_list_too_long_for_a_profile_is_completed() -> None:
 def test_contradicting_shapes_are_not_taken(recorded: tuple[Trace, Trace]) -> None:
     kineto, donor = recorded
     wrong = tuple(
-        replace(signature, dims=((9, 9), *signature.dims[1:])) if signature.name == "aten::addmm" and signature.dims
+        replace(signature, dims=((9, 9), *signature.dims[1:]))
+        if signature.name == "aten::addmm" and signature.dims
         else signature
         for signature in donor.signatures
-    )  # fmt: skip
+    )
     result = join_shapes(kineto, replace(donor, signatures=wrong))
     assert joined(result).disagreeing == 6
     assert all(signature.dims[0] != (9, 9) for signature in result.signatures if signature.dims)

@@ -23,15 +23,35 @@ TAIL = (("aten::mm", 1, "gemm"), ("aten::tanh", 1, "tanh"), ("aten::mm", 2, "gem
 
 def op(name: str, rows: int, ts: int, dur: int) -> dict[str, Any]:
     count = 2 if name == "aten::mm" else 1
-    arguments = {"Input Dims": [[rows, rows]] * count, "Input type": ["float"] * count,
-                 "Input Strides": [[rows, 1]] * count, "Concrete Inputs": [""] * count}  # fmt: skip
-    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur,
-            "args": {"External id": ts, **arguments}}  # fmt: skip
+    arguments = {
+        "Input Dims": [[rows, rows]] * count,
+        "Input type": ["float"] * count,
+        "Input Strides": [[rows, 1]] * count,
+        "Concrete Inputs": [""] * count,
+    }
+    return {
+        "ph": "X",
+        "cat": "cpu_op",
+        "name": name,
+        "pid": 1,
+        "tid": 1,
+        "ts": ts,
+        "dur": dur,
+        "args": {"External id": ts, **arguments},
+    }
 
 
 def call(name: str, ts: int, correlation: int, **args: Any) -> dict[str, Any]:
-    return {"ph": "X", "cat": "cuda_runtime", "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": 1,
-            "args": {"correlation": correlation, **args}}  # fmt: skip
+    return {
+        "ph": "X",
+        "cat": "cuda_runtime",
+        "name": name,
+        "pid": 1,
+        "tid": 1,
+        "ts": ts,
+        "dur": 1,
+        "args": {"correlation": correlation, **args},
+    }
 
 
 def note(name: str, ts: int, dur: int) -> dict[str, Any]:
@@ -67,8 +87,18 @@ def execution(api: str, runs: Sequence[tuple[int, Sequence[Part]]]) -> list[dict
             correlation += 1
             events.append(call(f"{api}GraphLaunch", now, correlation))
             for _, _, kernel in part:
-                events.append({"ph": "X", "cat": "kernel", "name": kernel, "pid": 0, "tid": 7, "ts": device, "dur": 10,
-                               "args": {"correlation": correlation, "device": 0, "stream": 7}})  # fmt: skip
+                events.append(
+                    {
+                        "ph": "X",
+                        "cat": "kernel",
+                        "name": kernel,
+                        "pid": 0,
+                        "tid": 7,
+                        "ts": device,
+                        "dur": 10,
+                        "args": {"correlation": correlation, "device": 0, "stream": 7},
+                    }
+                )
                 device += 20
             now += 1000
         events.append(note(f"execute_context_0(0)_generation_{tokens}({tokens})", first - 1, now - first))
@@ -96,9 +126,17 @@ def test_each_kernel_gets_the_op_of_the_capture_for_its_batch(tmp_path: Path, ap
     trace = read_trace(write(tmp_path / "run.json", execution(api, [(3, parts), (8, parts)])))
     joined = with_captures(trace, [file], Limits())
     assert owners(joined) == [
-        ("aten::mm", 4), ("aten::relu", 4), ("aten::mm", 4), ("aten::tanh", 4), ("aten::mm", 8),
-        ("aten::mm", 8), ("aten::relu", 8), ("aten::mm", 8), ("aten::tanh", 8), ("aten::mm", 16),
-    ]  # fmt: skip
+        ("aten::mm", 4),
+        ("aten::relu", 4),
+        ("aten::mm", 4),
+        ("aten::tanh", 4),
+        ("aten::mm", 8),
+        ("aten::mm", 8),
+        ("aten::relu", 8),
+        ("aten::mm", 8),
+        ("aten::tanh", 8),
+        ("aten::mm", 16),
+    ]
     graphs = joined.info.graphs
     assert graphs is not None
     assert (graphs.launches, graphs.told_launches, graphs.told_kernels, graphs.ambiguous) == (4, 4, 10, 0)
@@ -203,9 +241,17 @@ def test_a_simulated_part_is_not_called_the_step(tmp_path: Path) -> None:
     events += [
         mm,
         {**call("hipLaunchKernel", 1010, 9), "tid": 2},
-        {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 40_000, "dur": 10,
-         "args": {"correlation": 9, "device": 0, "stream": 7}},
-    ]  # fmt: skip
+        {
+            "ph": "X",
+            "cat": "kernel",
+            "name": "gemm",
+            "pid": 0,
+            "tid": 7,
+            "ts": 40_000,
+            "dur": 10,
+            "args": {"correlation": 9, "device": 0, "stream": 7},
+        },
+    ]
     done = invoke("simulate", write(tmp_path / "run.json", events), "--soc", "910b3")
     assert done.exit_code == 0, done.output
     assert "2.4 % of the step" in done.stdout

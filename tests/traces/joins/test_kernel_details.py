@@ -21,8 +21,20 @@ from opreplay.traces.links.npu_kernels import kernels_by_op
 
 T0 = 1736405443881000
 MM = {"Input Dims": "32,64;\r\n64,16", "Input type": "float;\r\nfloat"}
-COLUMNS = ("Name", "Type", "Accelerator Core", "Start Time(us)", "Duration(us)", "Wait Time(us)", "Input Shapes",
-           "Input Data Types", "Input Formats", "Output Shapes", "Output Data Types", "Output Formats")  # fmt: skip
+COLUMNS = (
+    "Name",
+    "Type",
+    "Accelerator Core",
+    "Start Time(us)",
+    "Duration(us)",
+    "Wait Time(us)",
+    "Input Shapes",
+    "Input Data Types",
+    "Input Formats",
+    "Output Shapes",
+    "Output Data Types",
+    "Output Formats",
+)
 SHAPES = ('"32,64;64,16"', "FLOAT;FLOAT", "ND;ND", '"32,16"', "FLOAT", "ND")
 
 
@@ -35,11 +47,26 @@ def events(*tasks: tuple[str, float, float]) -> list[dict[str, Any]]:
             {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 7, "tid": 7, "ts": at, "dur": 8.0, "args": MM},
             {"ph": "X", "cat": "cpu_op", "name": "aclnnMm", "pid": 7, "tid": 7, "ts": at, "dur": 5.0, "args": {}},
             {"ph": "s", "cat": "async_npu", "name": "async_npu", "pid": 7, "tid": 7, "ts": at, "id": f"{i}"},
-            {"ph": "f", "bp": "e", "cat": "async_npu", "name": "async_npu", "pid": 9, "tid": 2,
-             "ts": f"{T0 + start:.3f}", "id": f"{i}"},
-            {"ph": "X", "name": name, "pid": 9, "tid": 2, "ts": f"{T0 + start:.3f}", "dur": dur,
-             "args": {"Task Type": "AI_CORE", "Task Id": i, "connection_id": i}},
-        ]  # fmt: skip
+            {
+                "ph": "f",
+                "bp": "e",
+                "cat": "async_npu",
+                "name": "async_npu",
+                "pid": 9,
+                "tid": 2,
+                "ts": f"{T0 + start:.3f}",
+                "id": f"{i}",
+            },
+            {
+                "ph": "X",
+                "name": name,
+                "pid": 9,
+                "tid": 2,
+                "ts": f"{T0 + start:.3f}",
+                "dur": dur,
+                "args": {"Task Type": "AI_CORE", "Task Id": i, "connection_id": i},
+            },
+        ]
     return made
 
 
@@ -71,8 +98,13 @@ def types_of(trace: Trace) -> list[str | None]:
 
 
 def test_rows_are_tasks_that_start_when_they_do(trace: Trace, tmp_path: Path) -> None:
-    rows = (row("mm_b", "MatMulV3", 40), row("mm_a", "MatMulV2", 20.0004, 6.0), row("mm_a", "MemSet", 0, 4.0),
-            row("hcom_x", "hcom_allReduce_", 60), row("other", "Add", 70))  # fmt: skip
+    rows = (
+        row("mm_b", "MatMulV3", 40),
+        row("mm_a", "MatMulV2", 20.0004, 6.0),
+        row("mm_a", "MemSet", 0, 4.0),
+        row("hcom_x", "hcom_allReduce_", 60),
+        row("other", "Add", 70),
+    )
     joined = join_kernel_details(trace, str(table(tmp_path / "any.csv", *rows)))
     found = joined.info.kernel_details
     assert found is not None
@@ -113,8 +145,9 @@ def test_what_ops_own(trace: Trace, tmp_path: Path) -> None:
     (op,) = kernels_by_op(join_kernel_details(trace, str(table(tmp_path / "any.csv", *rows))))
     assert (op.op, op.calls, op.device_us) == ("aten::mm", 3, 15.0)
     assert [(k.type, k.count, k.total_us, k.wait_us) for k in op.kernels] == [
-        ("MatMulV2", 2, 8.0, 3.0), ("MemSet", 1, 7.0, 1.5)
-    ]  # fmt: skip
+        ("MatMulV2", 2, 8.0, 3.0),
+        ("MemSet", 1, 7.0, 1.5),
+    ]
     assert op.kernels[0].tensors == "float32[32,64] ND, float32[64,16] ND → float32[32,16] ND"
     assert kernels_by_op(trace) == ()
 
@@ -132,9 +165,10 @@ def test_only_fixed_names_beside_the_trace_are_found(trace: Trace, tmp_path: Pat
     assert table_beside(path) is None
     assert with_table_beside(trace) is trace
     table(tmp_path / "op_summary_0.csv", row("mm_a", "FromSummary", 0))
-    assert with_table_beside(trace).info.kernel_details == join_kernel_details(
-        trace, str(tmp_path / "op_summary_0.csv"), discovered=True
-    ).info.kernel_details  # fmt: skip
+    assert (
+        with_table_beside(trace).info.kernel_details
+        == join_kernel_details(trace, str(tmp_path / "op_summary_0.csv"), discovered=True).info.kernel_details
+    )
     table(tmp_path / "op_summary_1.csv", row("mm_a", "T", 0))
     with pytest.raises(UsageError, match="2 tables"):
         table_beside(path)
@@ -179,8 +213,11 @@ def test_limits(trace: Trace, tmp_path: Path) -> None:
 
 def test_other_traces_have_no_kernel_table(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
-    path.write_text(json.dumps({"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a::b", "ts": 1, "dur": 1,
-                                                 "pid": 1, "tid": 1}]}))  # fmt: skip
+    path.write_text(
+        json.dumps(
+            {"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a::b", "ts": 1, "dur": 1, "pid": 1, "tid": 1}]}
+        )
+    )
     table(tmp_path / "kernel_details.csv", row("mm_a", "T", 0))
     plain = read_trace(path)
     assert with_table_beside(plain) is plain

@@ -16,8 +16,16 @@ from opreplay.traces.model import Annotation
         (
             "execute_8192_context_9(sq8155sk8430sqsq7475785sqsk7671310)_generation_37(sq37sk34489sqsq37sqsk34489)",
             BatchContext(
-                prefill_sequences=9, prefill_tokens=8155, prefill_k=8430, prefill_qq=7475785, prefill_qk=7671310,
-                decode_sequences=37, decode_tokens=37, decode_k=34489, decode_qq=37, decode_qk=34489,
+                prefill_sequences=9,
+                prefill_tokens=8155,
+                prefill_k=8430,
+                prefill_qq=7475785,
+                prefill_qk=7671310,
+                decode_sequences=37,
+                decode_tokens=37,
+                decode_k=34489,
+                decode_qq=37,
+                decode_qk=34489,
                 scheduled_tokens=8192,
             ),
         ),
@@ -28,22 +36,40 @@ from opreplay.traces.model import Annotation
         (
             "execute_context_1(888_788544)_generation_0(0)",
             BatchContext(
-                prefill_sequences=1, prefill_tokens=888, prefill_qq=788544, prefill_qk=788544, decode_sequences=0,
+                prefill_sequences=1,
+                prefill_tokens=888,
+                prefill_qq=788544,
+                prefill_qk=788544,
+                decode_sequences=0,
                 decode_tokens=0,
             ),
         ),
         (
             "execute_context_2(44_1000)_generation_4(4_4)",
             BatchContext(
-                prefill_sequences=2, prefill_tokens=44, prefill_qq=1000, prefill_qk=1000, decode_sequences=4,
-                decode_tokens=4, decode_qq=4, decode_qk=4,
+                prefill_sequences=2,
+                prefill_tokens=44,
+                prefill_qq=1000,
+                prefill_qk=1000,
+                decode_sequences=4,
+                decode_tokens=4,
+                decode_qq=4,
+                decode_qk=4,
             ),
         ),
         (  # more than any squares: new times seen tokens
             "execute_context_1(100_50000)_generation_4(4_4000)",
             BatchContext(
-                prefill_sequences=1, prefill_tokens=100, prefill_k=500, prefill_qq=10000, prefill_qk=50000,
-                decode_sequences=4, decode_tokens=4, decode_k=4000, decode_qq=4, decode_qk=4000,
+                prefill_sequences=1,
+                prefill_tokens=100,
+                prefill_k=500,
+                prefill_qq=10000,
+                prefill_qk=50000,
+                decode_sequences=4,
+                decode_tokens=4,
+                decode_k=4000,
+                decode_qq=4,
+                decode_qk=4000,
             ),
         ),
         (  # less than any squares of these tokens: nothing is read from it
@@ -57,7 +83,7 @@ from opreplay.traces.model import Annotation
         ("nccl:all_reduce", None),
         ("x" * 10_000, None),
     ],
-)  # fmt: skip
+)
 def test_batch_context(name: str, context: BatchContext | None) -> None:
     assert batch_context(name) == context
 

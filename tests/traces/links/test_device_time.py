@@ -86,17 +86,55 @@ def test_flows_replace_a_missing_correlation(tmp_path: Path) -> None:
 def test_npu_rows(tmp_path: Path) -> None:
     """torch_npu: a list, times and dims as text, device rows without category, arrows from op to row."""
     events = [
-        {"ph": "X", "name": "aten::mm", "pid": 5, "tid": 5, "ts": "1704161511420306.491", "dur": 13.08, "cat": "cpu_op",
-         "args": {"Input Dims": "2,3;\r\n3,4;\r\n", "Input type": "float;\r\nfloat;\r\nScalar"}},
-        {"name": "MatMul", "pid": 800, "tid": 3, "ts": "1704161511422904.204", "dur": 1.35, "ph": "X",
-         "args": {"Task Type": "AI_CORE", "Stream Id": 3, "connection_id": 8}},
-        {"name": "wait", "pid": 800, "tid": 3, "ts": "1704161511422906.204", "dur": 1.35, "ph": "X",
-         "args": {"Task Type": "EVENT_WAIT", "Stream Id": 3}},
-        {"ph": "s", "bp": "e", "name": "torch_to_npu", "id": 1704161511422904204, "pid": 5, "tid": 5,
-         "ts": "1704161511420310.116", "cat": "async_npu"},
-        {"ph": "f", "bp": "e", "name": "torch_to_npu", "id": 1704161511422904204, "pid": 800, "tid": 3,
-         "ts": "1704161511422904.204", "cat": "async_npu"},
-    ]  # fmt: skip
+        {
+            "ph": "X",
+            "name": "aten::mm",
+            "pid": 5,
+            "tid": 5,
+            "ts": "1704161511420306.491",
+            "dur": 13.08,
+            "cat": "cpu_op",
+            "args": {"Input Dims": "2,3;\r\n3,4;\r\n", "Input type": "float;\r\nfloat;\r\nScalar"},
+        },
+        {
+            "name": "MatMul",
+            "pid": 800,
+            "tid": 3,
+            "ts": "1704161511422904.204",
+            "dur": 1.35,
+            "ph": "X",
+            "args": {"Task Type": "AI_CORE", "Stream Id": 3, "connection_id": 8},
+        },
+        {
+            "name": "wait",
+            "pid": 800,
+            "tid": 3,
+            "ts": "1704161511422906.204",
+            "dur": 1.35,
+            "ph": "X",
+            "args": {"Task Type": "EVENT_WAIT", "Stream Id": 3},
+        },
+        {
+            "ph": "s",
+            "bp": "e",
+            "name": "torch_to_npu",
+            "id": 1704161511422904204,
+            "pid": 5,
+            "tid": 5,
+            "ts": "1704161511420310.116",
+            "cat": "async_npu",
+        },
+        {
+            "ph": "f",
+            "bp": "e",
+            "name": "torch_to_npu",
+            "id": 1704161511422904204,
+            "pid": 800,
+            "tid": 3,
+            "ts": "1704161511422904.204",
+            "cat": "async_npu",
+        },
+    ]
     trace = read_trace(write(tmp_path, events))
     assert trace.info.dialect == "ascend"
     assert trace.signatures[0].dims == ((2, 3), (3, 4), ())

@@ -26,10 +26,18 @@ def read(tmp_path: Path, events: list[dict[str, Any]]) -> Any:
 
 def trace(tmp_path: Path, notes: list[tuple[str, int, int]], ops: list[tuple[int, int]]) -> Any:
     events = [note(*one) for one in notes] + [
-        {"ph": "X", "cat": "cpu_op", "name": "aten::relu", "ts": ts, "dur": 1, "pid": 1, "tid": tid,
-         "args": {"Input Dims": [[4]], "Input type": ["float"]}}
+        {
+            "ph": "X",
+            "cat": "cpu_op",
+            "name": "aten::relu",
+            "ts": ts,
+            "dur": 1,
+            "pid": 1,
+            "tid": tid,
+            "args": {"Input Dims": [[4]], "Input type": ["float"]},
+        }
         for ts, tid in ops
-    ]  # fmt: skip
+    ]
     return read(tmp_path, events)
 
 
@@ -82,9 +90,13 @@ def test_all_formats_reach_the_ops_and_the_summary(tmp_path: Path, name: str) ->
     summary = summarize(found)
     (batch,) = summary.batches
     assert FORMATS[name] == (
-        batch.prefill_sequences, batch.prefill_tokens, batch.prefill_context,
-        batch.decode_sequences, batch.decode_tokens, batch.decode_context,
-    )  # fmt: skip
+        batch.prefill_sequences,
+        batch.prefill_tokens,
+        batch.prefill_context,
+        batch.decode_sequences,
+        batch.decode_tokens,
+        batch.decode_context,
+    )
     assert (batch.iterations, batch.ops, batch.total_us) == (1, 2, 100)
     assert summary.iterations == 2
     assert summary.phases == {batch.phase: 1}
@@ -120,14 +132,39 @@ def test_overlapping_iterations_and_many_of_them(tmp_path: Path) -> None:
 
 def test_graph_replays_belong_to_the_iteration_of_the_op_that_launches_them(tmp_path: Path) -> None:
     """A graph's kernels run after the annotation has ended; their link to the launch says which batch they are of."""
-    op = {"ph": "X", "cat": "cpu_op", "name": "aten::relu", "ts": 10, "dur": 20, "pid": 1, "tid": 4,
-          "args": {"Input Dims": [[4]], "Input type": ["float"]}}  # fmt: skip
-    launch = {"ph": "X", "cat": "cuda_runtime", "name": "cudaGraphLaunch", "ts": 15, "dur": 5, "pid": 1, "tid": 4,
-              "args": {"correlation": 7}}  # fmt: skip
+    op = {
+        "ph": "X",
+        "cat": "cpu_op",
+        "name": "aten::relu",
+        "ts": 10,
+        "dur": 20,
+        "pid": 1,
+        "tid": 4,
+        "args": {"Input Dims": [[4]], "Input type": ["float"]},
+    }
+    launch = {
+        "ph": "X",
+        "cat": "cuda_runtime",
+        "name": "cudaGraphLaunch",
+        "ts": 15,
+        "dur": 5,
+        "pid": 1,
+        "tid": 4,
+        "args": {"correlation": 7},
+    }
     kernels = [
-        {"ph": "X", "cat": "kernel", "name": "k", "ts": 500 + 10 * i, "dur": 8, "pid": 0, "tid": 7,
-         "args": {"correlation": 7, "device": 0, "stream": 7}} for i in range(3)
-    ]  # fmt: skip
+        {
+            "ph": "X",
+            "cat": "kernel",
+            "name": "k",
+            "ts": 500 + 10 * i,
+            "dur": 8,
+            "pid": 0,
+            "tid": 7,
+            "args": {"correlation": 7, "device": 0, "stream": 7},
+        }
+        for i in range(3)
+    ]
     found = read(tmp_path, [note("step[DECODE bs=4]", 0, 100), op, launch, *kernels])
     (batch,) = summarize(found).batches
     assert (batch.phase, batch.ops, batch.device_us) == ("decode", 1, 24)

@@ -29,11 +29,27 @@ def host(name: str, ts: float, dur: float, number: int | None = None, **more: An
 def work(name: str, ts: float, dur: float, number: int, stream: int = 7) -> list[dict[str, Any]]:
     args = {"correlation": number, "External id": number}
     return [
-        {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": ts / 100, "dur": 0.1,
-         "args": args},
-        {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": ts, "dur": dur,
-         "args": {**args, "device": 0, "stream": stream}},
-    ]  # fmt: skip
+        {
+            "ph": "X",
+            "cat": "cuda_runtime",
+            "name": "cudaLaunchKernel",
+            "pid": 1,
+            "tid": 1,
+            "ts": ts / 100,
+            "dur": 0.1,
+            "args": args,
+        },
+        {
+            "ph": "X",
+            "cat": "kernel",
+            "name": name,
+            "pid": 0,
+            "tid": stream,
+            "ts": ts,
+            "dur": dur,
+            "args": {**args, "device": 0, "stream": stream},
+        },
+    ]
 
 
 def written(folder: Path, *events: dict[str, Any]) -> Path:
@@ -47,11 +63,16 @@ MM = {"Input Dims": [[4096, 4096], [4096, 4096]], "Input type": ["c10::BFloat16"
 
 
 def test_rows_of_every_table_add_up(tmp_path: Path) -> None:
-    trace = read_trace(written(
-        tmp_path, host("aten::mm", 10, 5, 1, **MM), *work("sm90_xmma_gemm_bf16", 1000, 300, 1),
-        host("aten::add", 20, 5, 2), *work("vectorized_elementwise_kernel", 2000, 100, 2),
-        *work("ncclDevKernel_AllReduce", 1900, 100, 99, stream=9),
-    ))  # fmt: skip
+    trace = read_trace(
+        written(
+            tmp_path,
+            host("aten::mm", 10, 5, 1, **MM),
+            *work("sm90_xmma_gemm_bf16", 1000, 300, 1),
+            host("aten::add", 20, 5, 2),
+            *work("vectorized_elementwise_kernel", 2000, 100, 2),
+            *work("ncclDevKernel_AllReduce", 1900, 100, 99, stream=9),
+        )
+    )
     by = {name: breakdown(trace, name) for name in ("op", "category", "kernel", "phase")}
     for one in by.values():
         assert sum(row.time_us for row in one.rows) == pytest.approx(one.total_us) == pytest.approx(500)
@@ -77,25 +98,43 @@ def test_a_host_op_has_its_own_time_without_what_is_inside(tmp_path: Path) -> No
 
 
 def test_phases_of_training(tmp_path: Path) -> None:
-    trace = read_trace(written(
-        tmp_path, host("aten::mm", 10, 5), host("autograd::engine::evaluate_function: MmBackward0", 20, 20),
-        host("aten::mm", 25, 10),
-        {**host("Optimizer.step#SGD.step", 50, 20), "cat": "user_annotation"},
-        host("aten::_foreach_add_", 55, 10),
-    ))  # fmt: skip
+    trace = read_trace(
+        written(
+            tmp_path,
+            host("aten::mm", 10, 5),
+            host("autograd::engine::evaluate_function: MmBackward0", 20, 20),
+            host("aten::mm", 25, 10),
+            {**host("Optimizer.step#SGD.step", 50, 20), "cat": "user_annotation"},
+            host("aten::_foreach_add_", 55, 10),
+        )
+    )
     found = {row.name: row.time_us for row in breakdown(trace, "phase").rows}
     assert found == {"forward": 5, "backward": 20, "optimizer": 10}
 
 
 def test_modules_are_told_by_the_python_stack(tmp_path: Path) -> None:
     def module(name: str, ts: float, dur: float) -> dict[str, Any]:
-        return {"ph": "X", "cat": "python_function", "name": f"nn.Module: {name}", "pid": 1, "tid": 1, "ts": ts,
-                "dur": dur, "args": {"Python id": 3}}  # fmt: skip
+        return {
+            "ph": "X",
+            "cat": "python_function",
+            "name": f"nn.Module: {name}",
+            "pid": 1,
+            "tid": 1,
+            "ts": ts,
+            "dur": dur,
+            "args": {"Python id": 3},
+        }
 
     path = written(
-        tmp_path, module("Net_0", 0, 100), module("Linear_0", 5, 20), host("aten::mm", 10, 5),
-        module("Linear_1", 30, 20), host("aten::mm", 35, 5), host("aten::add", 60, 5), host("aten::add", 200, 5),
-    )  # fmt: skip
+        tmp_path,
+        module("Net_0", 0, 100),
+        module("Linear_0", 5, 20),
+        host("aten::mm", 10, 5),
+        module("Linear_1", 30, 20),
+        host("aten::mm", 35, 5),
+        host("aten::add", 60, 5),
+        host("aten::add", 200, 5),
+    )
     trace = read_trace(path)
     modules = modules_of_ops(trace, str(path), limits=Limits())
     assert list(modules) == ["Net/Linear", "Net/Linear", "Net", ""]
@@ -107,16 +146,23 @@ def test_modules_are_told_by_the_python_stack(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x3_tn", "GEMM"), ("Cijk_Ailk_Bljk_HHS_BH_MT64", "GEMM"),
-        ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNN", "GEMM"), ("aten::addmm", "GEMM"), ("aten::add", "elementwise"),
-        ("void pytorch_flash::flash_fwd_kernel<...>", "attention"), ("aten::_flash_attention_forward", "attention"),
-        ("ncclDevKernel_AllGather_RING_LL", "communication"), ("Memcpy HtoD (Pageable -> Device)", "copies"),
+        ("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x3_tn", "GEMM"),
+        ("Cijk_Ailk_Bljk_HHS_BH_MT64", "GEMM"),
+        ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNN", "GEMM"),
+        ("aten::addmm", "GEMM"),
+        ("aten::add", "elementwise"),
+        ("void pytorch_flash::flash_fwd_kernel<...>", "attention"),
+        ("aten::_flash_attention_forward", "attention"),
+        ("ncclDevKernel_AllGather_RING_LL", "communication"),
+        ("Memcpy HtoD (Pageable -> Device)", "copies"),
         ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", "elementwise"),
-        ("void cudnn::bn_bw_1C11_kernel_new<float, float>", "normalization"), ("triton_poi_fused_add_0", "Triton"),
-        ("void at::native::reduce_kernel<512, 1>", "reduction"), ("cudnn_volta_scudnn_128x64_relu", "convolution"),
+        ("void cudnn::bn_bw_1C11_kernel_new<float, float>", "normalization"),
+        ("triton_poi_fused_add_0", "Triton"),
+        ("void at::native::reduce_kernel<512, 1>", "reduction"),
+        ("cudnn_volta_scudnn_128x64_relu", "convolution"),
         ("my_kernel_7", "other"),
     ],
-)  # fmt: skip
+)
 def test_classes(name: str, kind: str) -> None:
     assert class_of(name) == kind
 

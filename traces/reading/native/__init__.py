@@ -1,1 +1,2 @@
+# pyright: strict
 """The compiled half of reading, Python and C together."""

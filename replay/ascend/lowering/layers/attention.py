@@ -1,3 +1,4 @@
+# pyright: strict
 """Lowering of dense and packed attention: torch's fused variants, flash-attention, aiter and torch_npu's training ops.
 
 Attention over a paged cache is in `paged`.
@@ -33,8 +34,11 @@ def _call(
     inputs = [spec(t.shape, t.dtype) for t in qkv]
     outputs = op.outputs(spec((*q.shape[:-1], v.shape[-1]), q.dtype))
     attrs: dict[str, int | float | bool | str | tuple[int, ...]] = {
-        "pairs": max(0.0, float(pairs)), "rows": rows, "head_dim": q.shape[-1], "value_dim": v.shape[-1],
-    }  # fmt: skip
+        "pairs": max(0.0, float(pairs)),
+        "rows": rows,
+        "head_dim": q.shape[-1],
+        "value_dim": v.shape[-1],
+    }
     if kv_bytes >= 0:
         attrs["moved_bytes"] = 4.0 * prod(q.shape) + kv_bytes
     return KernelCall(type=kind, inputs=tuple(inputs), outputs=outputs, attrs=attrs)
@@ -105,46 +109,70 @@ def _heads_third(op: OpView, kind: str, at: int = 0) -> list[KernelCall]:
 
 
 @lowers(
-    "aten::scaled_dot_product_attention", "aten::_scaled_dot_product_flash_attention",
-    "aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_cudnn_attention",
-    "aten::_scaled_dot_product_fused_attention_overrideable", "aten::_scaled_dot_product_attention_math",
-    "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_fused_sdp_choice",
-)  # fmt: skip
+    "aten::scaled_dot_product_attention",
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_scaled_dot_product_fused_attention_overrideable",
+    "aten::_scaled_dot_product_attention_math",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_fused_sdp_choice",
+)
 def heads_second(op: OpView) -> Iterable[KernelCall]:
     """(B, H, S, D) forward."""
     return () if op.op.name.endswith("_fused_sdp_choice") else _heads_second(op, "FlashAttentionScore")
 
 
 @lowers(
-    "aten::_scaled_dot_product_flash_attention_backward", "aten::_scaled_dot_product_efficient_attention_backward",
-    "aten::_scaled_dot_product_cudnn_attention_backward", "aten::_cudnn_attention_backward",
+    "aten::_scaled_dot_product_flash_attention_backward",
+    "aten::_scaled_dot_product_efficient_attention_backward",
+    "aten::_scaled_dot_product_cudnn_attention_backward",
+    "aten::_cudnn_attention_backward",
     "aten::_scaled_dot_product_fused_attention_overrideable_backward",
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
-)  # fmt: skip
+)
 def heads_second_backward(op: OpView) -> Iterable[KernelCall]:
     """(B, H, S, D) backward; the gradient comes first."""
     return _heads_second(op, "FlashAttentionScoreGrad", at=1)
 
 
 @lowers(
-    "aten::_flash_attention_forward", "aten::_efficient_attention_forward", "flash_attn::_flash_attn_forward",
-    "flash_attn::_flash_attn_varlen_forward", "flash_attn_3::fwd", "flash_attn_3::_flash_attn_forward",
-    "_vllm_fa2_C::fwd", "aiter::fmha_v3_fwd", "aiter::mha_fwd", "aiter::_flash_attn_forward",
+    "aten::_flash_attention_forward",
+    "aten::_efficient_attention_forward",
+    "flash_attn::_flash_attn_forward",
+    "flash_attn::_flash_attn_varlen_forward",
+    "flash_attn_3::fwd",
+    "flash_attn_3::_flash_attn_forward",
+    "_vllm_fa2_C::fwd",
+    "aiter::fmha_v3_fwd",
+    "aiter::mha_fwd",
+    "aiter::_flash_attn_forward",
     "aiter::fmha_v3_varlen_fwd",
-    "aiter::mha_varlen_fwd", "xformers::efficient_attention_forward_ck", "xformers_flash::flash_fwd",
-    "aten::_cudnn_attention_forward", "aiter::_flash_attn_varlen_forward",
-)  # fmt: skip
+    "aiter::mha_varlen_fwd",
+    "xformers::efficient_attention_forward_ck",
+    "xformers_flash::flash_fwd",
+    "aten::_cudnn_attention_forward",
+    "aiter::_flash_attn_varlen_forward",
+)
 def heads_third(op: OpView) -> Iterable[KernelCall]:
     """(B, S, H, D) or packed, forward."""
     return _heads_third(op, "FlashAttentionScore")
 
 
 @lowers(
-    "aten::_flash_attention_backward", "aten::_efficient_attention_backward", "flash_attn::_flash_attn_backward",
-    "flash_attn::_flash_attn_varlen_backward", "flash_attn_3::bwd", "aiter::fmha_v3_bwd", "aiter::mha_bwd",
-    "aiter::_flash_attn_backward", "aiter::mha_varlen_bwd", "aiter::fmha_v3_varlen_bwd", "xformers_flash::flash_bwd",
+    "aten::_flash_attention_backward",
+    "aten::_efficient_attention_backward",
+    "flash_attn::_flash_attn_backward",
+    "flash_attn::_flash_attn_varlen_backward",
+    "flash_attn_3::bwd",
+    "aiter::fmha_v3_bwd",
+    "aiter::mha_bwd",
+    "aiter::_flash_attn_backward",
+    "aiter::mha_varlen_bwd",
+    "aiter::fmha_v3_varlen_bwd",
+    "xformers_flash::flash_bwd",
     "aiter::_flash_attn_varlen_backward",
-)  # fmt: skip
+)
 def heads_third_backward(op: OpView) -> Iterable[KernelCall]:
     """(B, S, H, D) or packed, backward."""
     return _heads_third(op, "FlashAttentionScoreGrad", at=1)

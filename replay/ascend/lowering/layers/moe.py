@@ -1,3 +1,4 @@
+# pyright: strict
 """Lowering of mixture-of-experts ops: gating, routing, grouped products, and whole fused layers."""
 
 from __future__ import annotations
@@ -15,10 +16,18 @@ ASSUMED_TOP_K = 8
 """Experts per token where a trace does not say."""
 
 
-@lowers("_moe_C::topk_softmax", "npu::npu_moe_gating_top_k", "npu::npu_moe_gating_top_k_softmax",
-        "sgl_kernel::topk_softmax", "aiter::topk_softmax", "sgl_kernel::moe_fused_gate",
-        "aiter::biased_grouped_topk_hip",
-        "aiter::grouped_topk", "_moe_C::grouped_topk", "aiter::moe_fused_gate")  # fmt: skip
+@lowers(
+    "_moe_C::topk_softmax",
+    "npu::npu_moe_gating_top_k",
+    "npu::npu_moe_gating_top_k_softmax",
+    "sgl_kernel::topk_softmax",
+    "aiter::topk_softmax",
+    "sgl_kernel::moe_fused_gate",
+    "aiter::biased_grouped_topk_hip",
+    "aiter::grouped_topk",
+    "_moe_C::grouped_topk",
+    "aiter::moe_fused_gate",
+)
 def gating(op: OpView) -> Iterable[KernelCall]:
     """MoeGatingTopK over router logits: the widest two-dimensional float tensor."""
     metas = [t for t in op.tensors if len(t.shape) == 2 and t.dtype not in ("int32", "int64")] or op.tensors
@@ -29,9 +38,17 @@ def gating(op: OpView) -> Iterable[KernelCall]:
     return [kernel("MoeGatingTopK", [source], [spec(chosen, logits.dtype), spec(chosen, "int32")])]
 
 
-@lowers("_moe_C::moe_align_block_size", "sgl_kernel::moe_align_block_size", "aiter::moe_sorting_fwd",
-        "npu::npu_moe_init_routing", "npu::npu_moe_init_routing_v2", "npu::npu_moe_token_permute",
-        "npu::npu_moe_compute_expert_tokens", "_moe_C::moe_permute", "npu::npu_moe_re_routing")  # fmt: skip
+@lowers(
+    "_moe_C::moe_align_block_size",
+    "sgl_kernel::moe_align_block_size",
+    "aiter::moe_sorting_fwd",
+    "npu::npu_moe_init_routing",
+    "npu::npu_moe_init_routing_v2",
+    "npu::npu_moe_token_permute",
+    "npu::npu_moe_compute_expert_tokens",
+    "_moe_C::moe_permute",
+    "npu::npu_moe_re_routing",
+)
 def routing(op: OpView) -> Iterable[KernelCall]:
     """MoeInitRouting: tokens sorted by expert and, where hidden states are given, copied in that order."""
     index = [t for t in op.tensors if t.dtype in ("int32", "int64")]
@@ -42,8 +59,15 @@ def routing(op: OpView) -> Iterable[KernelCall]:
     return [_moved("MoeInitRouting", n, width, dtype)]
 
 
-@lowers("_moe_C::moe_sum", "aiter::moe_sum", "npu::npu_moe_token_unpermute", "npu::npu_moe_finalize_routing",
-        "_moe_C::moe_unpermute", "sgl_kernel::moe_sum", "npu::npu_moe_finalize_routing_v2")  # fmt: skip
+@lowers(
+    "_moe_C::moe_sum",
+    "aiter::moe_sum",
+    "npu::npu_moe_token_unpermute",
+    "npu::npu_moe_finalize_routing",
+    "_moe_C::moe_unpermute",
+    "sgl_kernel::moe_sum",
+    "npu::npu_moe_finalize_routing_v2",
+)
 def combining(op: OpView) -> Iterable[KernelCall]:
     """MoeFinalizeRouting: experts' outputs weighted and summed per token."""
     source = max(op.tensors, key=elements)
@@ -68,17 +92,29 @@ def grouped(op: OpView, rows: int, weight: TensorMeta, k: int, n: int) -> Kernel
     used = min(experts, max(1, rows))
     a, b = spec((used, share, k), weight.dtype), spec((used, k, n), weight.dtype)
     return kernel(
-        "GroupedMatmul", [a, b], [spec((used, share, n), weight.dtype)], transpose_a=False, transpose_b=False,
-        rows=rows, busiest=max(loads, default=share) if loads is not None else share,
-    )  # fmt: skip
+        "GroupedMatmul",
+        [a, b],
+        [spec((used, share, n), weight.dtype)],
+        transpose_a=False,
+        transpose_b=False,
+        rows=rows,
+        busiest=max(loads, default=share) if loads is not None else share,
+    )
 
 
 @lowers(
-    "vllm::fused_experts", "vllm::inplace_fused_experts", "vllm::outplace_fused_experts", "vllm::rocm_aiter_fused_moe",
-    "aiter::fused_moe_", "aiter::ck_moe", "aiter::fmoe", "sglang::inplace_fused_experts",
+    "vllm::fused_experts",
+    "vllm::inplace_fused_experts",
+    "vllm::outplace_fused_experts",
+    "vllm::rocm_aiter_fused_moe",
+    "aiter::fused_moe_",
+    "aiter::ck_moe",
+    "aiter::fmoe",
+    "sglang::inplace_fused_experts",
     "sglang::outplace_fused_experts",
-    "vllm::rocm_aiter_asm_moe_tkw1", "aiter::fmoe_g1u1",
-)  # fmt: skip
+    "vllm::rocm_aiter_asm_moe_tkw1",
+    "aiter::fmoe_g1u1",
+)
 def fused_experts(op: OpView) -> Iterable[KernelCall]:
     """MoeInitRouting, GroupedMatmul, SwiGlu, GroupedMatmul, MoeFinalizeRouting: w1 (E, 2I, H), w2 (E, H, I)."""
     weights = [t for t in op.tensors if len(t.shape) == 3][:2]
@@ -133,8 +169,12 @@ def _gradients_of_weights(op: OpView, a: TensorMeta, b: TensorMeta) -> list[Kern
     return [kernel("GroupedMatmul", [left, right], [out], transpose_a=False, transpose_b=False)]
 
 
-@lowers("npu::npu_moe_distribute_dispatch", "npu::npu_moe_distribute_dispatch_v2", "npu::npu_moe_distribute_combine",
-        "npu::npu_moe_distribute_combine_v2")  # fmt: skip
+@lowers(
+    "npu::npu_moe_distribute_dispatch",
+    "npu::npu_moe_distribute_dispatch_v2",
+    "npu::npu_moe_distribute_combine",
+    "npu::npu_moe_distribute_combine_v2",
+)
 def distributed(op: OpView) -> Iterable[KernelCall]:
     """Tokens sent to their experts' ranks, or back: each as often as it has experts."""
     dispatch = "dispatch" in op.op.name

@@ -1,3 +1,4 @@
+# pyright: strict
 """Lowering of attention over a paged cache to FusedInferAttentionScore: vLLM, SGLang, aiter and torch_npu names."""
 
 from __future__ import annotations
@@ -18,19 +19,37 @@ LATENT = ("kv_cache", "src_cache", "kv_c_and_k_pe_cache")
 
 
 @lowers(
-    "vllm::unified_attention", "vllm::unified_attention_with_output", "vllm::unified_mla_attention",
-    "vllm::unified_mla_attention_with_output", "vllm::unified_ascend_attention_with_output",
-    "_C::paged_attention_v1", "_C::paged_attention_v2", "_rocm_C::paged_attention", "_vllm_fa2_C::varlen_fwd",
-    "_vllm_fa2_C::fwd_kvcache", "_vllm_fa3_C::fwd",
-    "aiter::mha_batch_prefill", "aiter::paged_attention_rocm", "aiter::paged_attention_v1",
-    "aiter::paged_attention_ragged", "aiter::pa_fwd_asm", "aiter::unified_attention", "aiter::mla_decode_fwd",
-    "sglang_profiler::mha__mha_batch_prefill", "sglang_profiler::attention_paged_attention_ragged",
-    "sgl_kernel::fwd", "sgl_kernel::flash_mla_with_kvcache", "sgl_kernel::cutlass_mla_decode",
+    "vllm::unified_attention",
+    "vllm::unified_attention_with_output",
+    "vllm::unified_mla_attention",
+    "vllm::unified_mla_attention_with_output",
+    "vllm::unified_ascend_attention_with_output",
+    "_C::paged_attention_v1",
+    "_C::paged_attention_v2",
+    "_rocm_C::paged_attention",
+    "_vllm_fa2_C::varlen_fwd",
+    "_vllm_fa2_C::fwd_kvcache",
+    "_vllm_fa3_C::fwd",
+    "aiter::mha_batch_prefill",
+    "aiter::paged_attention_rocm",
+    "aiter::paged_attention_v1",
+    "aiter::paged_attention_ragged",
+    "aiter::pa_fwd_asm",
+    "aiter::unified_attention",
+    "aiter::mla_decode_fwd",
+    "sglang_profiler::mha__mha_batch_prefill",
+    "sglang_profiler::attention_paged_attention_ragged",
+    "sgl_kernel::fwd",
+    "sgl_kernel::flash_mla_with_kvcache",
+    "sgl_kernel::cutlass_mla_decode",
     "sglang::unified_attention_with_output",
-    "npu::npu_fused_infer_attention_score", "npu::npu_fused_infer_attention_score_v2",
-    "npu::npu_incre_flash_attention", "npu::npu_prompt_flash_attention", "npu::_npu_paged_attention",
+    "npu::npu_fused_infer_attention_score",
+    "npu::npu_fused_infer_attention_score_v2",
+    "npu::npu_incre_flash_attention",
+    "npu::npu_prompt_flash_attention",
+    "npu::_npu_paged_attention",
     "npu::_npu_flash_attention",
-)  # fmt: skip
+)
 def paged(op: OpView) -> Iterable[KernelCall]:
     """Attention over a cache, of as many context tokens as the batch or the arguments say."""
     q = op.meta(*QUERY)
@@ -42,9 +61,15 @@ def paged(op: OpView) -> Iterable[KernelCall]:
     made = spec((rows, heads, dim), q.dtype)
     moved = context * _bytes_of_token(op, q) + 2 * query * heads * dim * itemsize(q.dtype)
     call = kernel(
-        "FusedInferAttentionScore", [made], [made], pairs=float(max(0, found.pairs or 0) * heads), rows=query * heads,
-        head_dim=dim, moved_bytes=float(moved), context_tokens=context,
-    )  # fmt: skip
+        "FusedInferAttentionScore",
+        [made],
+        [made],
+        pairs=float(max(0, found.pairs or 0) * heads),
+        rows=query * heads,
+        head_dim=dim,
+        moved_bytes=float(moved),
+        context_tokens=context,
+    )
     return [call]
 
 

@@ -1,3 +1,4 @@
+# pyright: strict
 """Lowering of recurrent layers and cells: one product for all inputs, then a product and gates for each step."""
 
 from __future__ import annotations
@@ -76,28 +77,51 @@ def _layers(op: OpView, *, factor: int) -> list[KernelCall]:
 
 
 @lowers(
-    "aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu", "aten::quantized_lstm", "aten::quantized_gru",
-    "aten::_cudnn_rnn", "aten::miopen_rnn", "aten::mkldnn_rnn_layer", "aten::_lstm_mps", "npu::npu_lstm",
-    "npu::npu_gru", "npu::_npu_lstm", "npu::npu_lstm_data",
-)  # fmt: skip
+    "aten::lstm",
+    "aten::gru",
+    "aten::rnn_tanh",
+    "aten::rnn_relu",
+    "aten::quantized_lstm",
+    "aten::quantized_gru",
+    "aten::_cudnn_rnn",
+    "aten::miopen_rnn",
+    "aten::mkldnn_rnn_layer",
+    "aten::_lstm_mps",
+    "npu::npu_lstm",
+    "npu::npu_gru",
+    "npu::_npu_lstm",
+    "npu::npu_lstm_data",
+)
 def layers(op: OpView) -> Iterable[KernelCall]:
     """All layers, directions and steps."""
     return _layers(op, factor=1)
 
 
 @lowers(
-    "aten::_cudnn_rnn_backward", "aten::miopen_rnn_backward", "aten::mkldnn_rnn_layer_backward",
-    "aten::lstm_mps_backward", "npu::npu_lstm_backward", "npu::npu_gru_backward", "npu::npu_lstm_data_backward",
-)  # fmt: skip
+    "aten::_cudnn_rnn_backward",
+    "aten::miopen_rnn_backward",
+    "aten::mkldnn_rnn_layer_backward",
+    "aten::lstm_mps_backward",
+    "npu::npu_lstm_backward",
+    "npu::npu_gru_backward",
+    "npu::npu_lstm_data_backward",
+)
 def layers_backward(op: OpView) -> Iterable[KernelCall]:
     """Twice the forward pass's products: gradients to inputs and to weights."""
     return _layers(op, factor=2)
 
 
 @lowers(
-    "aten::lstm_cell", "aten::gru_cell", "aten::rnn_tanh_cell", "aten::rnn_relu_cell", "aten::quantized_lstm_cell",
-    "aten::quantized_gru_cell", "aten::quantized_rnn_relu_cell", "aten::quantized_rnn_tanh_cell", "npu::npu_lstm_cell",
-)  # fmt: skip
+    "aten::lstm_cell",
+    "aten::gru_cell",
+    "aten::rnn_tanh_cell",
+    "aten::rnn_relu_cell",
+    "aten::quantized_lstm_cell",
+    "aten::quantized_gru_cell",
+    "aten::quantized_rnn_relu_cell",
+    "aten::quantized_rnn_tanh_cell",
+    "npu::npu_lstm_cell",
+)
 def cell(op: OpView) -> Iterable[KernelCall]:
     """One step: products of input and state, and the gates."""
     gates = _mode_gates(op)
@@ -112,10 +136,14 @@ def cell(op: OpView) -> Iterable[KernelCall]:
 
 
 @lowers(
-    "aten::_thnn_fused_lstm_cell", "aten::_thnn_fused_gru_cell", "aten::_thnn_fused_lstm_cell_backward",
-    "aten::_thnn_fused_gru_cell_backward", "aten::_thnn_fused_lstm_cell_backward_impl",
-    "aten::_thnn_differentiable_lstm_cell_backward", "aten::_thnn_differentiable_gru_cell_backward",
-)  # fmt: skip
+    "aten::_thnn_fused_lstm_cell",
+    "aten::_thnn_fused_gru_cell",
+    "aten::_thnn_fused_lstm_cell_backward",
+    "aten::_thnn_fused_gru_cell_backward",
+    "aten::_thnn_fused_lstm_cell_backward_impl",
+    "aten::_thnn_differentiable_lstm_cell_backward",
+    "aten::_thnn_differentiable_gru_cell_backward",
+)
 def gates_alone(op: OpView) -> Iterable[KernelCall]:
     """The gates of a cell, after or before its products: every tensor passes once."""
     inputs = [op.packed(t) for t in op.tensors]

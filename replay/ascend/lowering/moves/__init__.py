@@ -1,1 +1,2 @@
+# pyright: strict
 """Lowering of ops that move data: copies, views, gathers."""

@@ -1,3 +1,4 @@
+# pyright: strict
 """Lowering of gathers, scatters, embeddings, sorts and searches."""
 
 from __future__ import annotations
@@ -78,8 +79,13 @@ def index(op: OpView) -> Iterable[KernelCall]:
     return [*kernels, kernel("Index", inputs, [out], indices=rows, moved_bytes=moved)]
 
 
-@lowers("aten::index_put", "aten::_index_put_impl_", "aten::_unsafe_index_put", "aten::_index_put_impl",
-        "aten::_unsafe_masked_index_put_accumulate")  # fmt: skip
+@lowers(
+    "aten::index_put",
+    "aten::_index_put_impl_",
+    "aten::_unsafe_index_put",
+    "aten::_index_put_impl",
+    "aten::_unsafe_masked_index_put_accumulate",
+)
 def index_put(op: OpView) -> Iterable[KernelCall]:
     """IndexPutV2: values written where indices say."""
     table = _table(op, "self")
@@ -101,10 +107,17 @@ def _copied(op: OpView, table: TensorSpec) -> list[KernelCall]:
 
 
 @lowers(
-    "aten::scatter", "aten::scatter_add", "aten::scatter_reduce", "aten::index_add", "aten::index_copy",
+    "aten::scatter",
+    "aten::scatter_add",
+    "aten::scatter_reduce",
+    "aten::index_add",
+    "aten::index_copy",
     "aten::index_fill",
-    "aten::put", "aten::masked_scatter", "aten::_scatter_via_index_put", "aten::index_reduce",
-)  # fmt: skip
+    "aten::put",
+    "aten::masked_scatter",
+    "aten::_scatter_via_index_put",
+    "aten::index_reduce",
+)
 def scatter(op: OpView) -> Iterable[KernelCall]:
     """ScatterElements, or ScatterUpdate for whole rows."""
     table = _table(op, "self")
@@ -119,8 +132,12 @@ def scatter(op: OpView) -> Iterable[KernelCall]:
     return [*_copied(op, out), write]
 
 
-@lowers("aten::gather_backward", "aten::index_select_backward", "aten::masked_select_backward",
-        "aten::masked_scatter_backward")  # fmt: skip
+@lowers(
+    "aten::gather_backward",
+    "aten::index_select_backward",
+    "aten::masked_select_backward",
+    "aten::masked_scatter_backward",
+)
 def gather_backward(op: OpView) -> Iterable[KernelCall]:
     """A cleared tensor, and the gradient added where indices say."""
     grad = _table(op, "grad", "grad_output")
@@ -134,8 +151,13 @@ def gather_backward(op: OpView) -> Iterable[KernelCall]:
     return [kernel("ZerosLike", [out], [out]), add]
 
 
-@lowers("aten::embedding_dense_backward", "aten::embedding_backward", "aten::_embedding_bag_backward",
-        "aten::_embedding_bag_dense_backward", "npu::npu_embedding_dense_backward")  # fmt: skip
+@lowers(
+    "aten::embedding_dense_backward",
+    "aten::embedding_backward",
+    "aten::_embedding_bag_backward",
+    "aten::_embedding_bag_dense_backward",
+    "npu::npu_embedding_dense_backward",
+)
 def embedding_backward(op: OpView) -> Iterable[KernelCall]:
     """Sort of the indices, a cleared table, and EmbeddingDenseGradV2."""
     grad = _table(op, "grad_output", "grad")

@@ -1,3 +1,4 @@
+# pyright: strict
 """Lowering of data movement: concatenation, stacking, padding, repetition, reversal."""
 
 from __future__ import annotations
@@ -11,9 +12,19 @@ from opreplay.replay.ascend.lowering.op_view import OpView, elements, kernel, pr
 from opreplay.replay.ascend.lowering.registry import lowers
 
 
-@lowers("aten::cat", "aten::_cat", "aten::concat", "aten::concatenate", "aten::hstack", "aten::vstack",
-        "aten::flatten_dense_tensors", "aten::block_diag", "aten::column_stack", "aten::row_stack",
-        "aten::_chunk_cat")  # fmt: skip
+@lowers(
+    "aten::cat",
+    "aten::_cat",
+    "aten::concat",
+    "aten::concatenate",
+    "aten::hstack",
+    "aten::vstack",
+    "aten::flatten_dense_tensors",
+    "aten::block_diag",
+    "aten::column_stack",
+    "aten::row_stack",
+    "aten::_chunk_cat",
+)
 def cat(op: OpView) -> Iterable[KernelCall]:
     """ConcatD."""
     metas = op.metas("tensors")
@@ -42,10 +53,19 @@ def stack(op: OpView) -> Iterable[KernelCall]:
     return [kernel("Pack", [op.packed(m) for m in metas], [out])]
 
 
-@lowers("aten::constant_pad_nd", "aten::pad", "aten::reflection_pad2d", "aten::replication_pad2d",
-        "aten::_pad_circular",
-        "aten::reflection_pad1d", "aten::replication_pad1d", "aten::reflection_pad3d",
-        "aten::replication_pad3d", "aten::_pad_enum", "aten::zero_pad2d")  # fmt: skip
+@lowers(
+    "aten::constant_pad_nd",
+    "aten::pad",
+    "aten::reflection_pad2d",
+    "aten::replication_pad2d",
+    "aten::_pad_circular",
+    "aten::reflection_pad1d",
+    "aten::replication_pad1d",
+    "aten::reflection_pad3d",
+    "aten::replication_pad3d",
+    "aten::_pad_enum",
+    "aten::zero_pad2d",
+)
 def pad(op: OpView) -> Iterable[KernelCall]:
     """PadV3."""
     source = op.dense("self", at=0)
@@ -82,8 +102,17 @@ def repeat(op: OpView) -> Iterable[KernelCall]:
     return [kernel("Tile", [source], [op.output(spec(shape, source.dtype))])]
 
 
-@lowers("aten::flip", "aten::fliplr", "aten::flipud", "aten::roll", "aten::rot90", "aten::channel_shuffle",
-        "aten::pixel_shuffle", "aten::pixel_unshuffle", "aten::native_channel_shuffle")  # fmt: skip
+@lowers(
+    "aten::flip",
+    "aten::fliplr",
+    "aten::flipud",
+    "aten::roll",
+    "aten::rot90",
+    "aten::channel_shuffle",
+    "aten::pixel_shuffle",
+    "aten::pixel_unshuffle",
+    "aten::native_channel_shuffle",
+)
 def rearranged(op: OpView) -> Iterable[KernelCall]:
     """The same elements in another order."""
     source = op.dense("self", at=0)
@@ -97,10 +126,21 @@ def rearranged(op: OpView) -> Iterable[KernelCall]:
     return [kernel(kind, [source], [op.output(source)])]
 
 
-@lowers("aten::slice_backward", "aten::select_backward", "aten::slice_scatter", "aten::select_scatter",
-        "aten::diagonal_backward", "aten::diag_backward",
-        "aten::unfold_backward", "aten::as_strided_scatter", "aten::diagonal_scatter",
-        "aten::diag_embed", "aten::diagflat", "aten::trace_backward", "aten::_nested_select_backward")  # fmt: skip
+@lowers(
+    "aten::slice_backward",
+    "aten::select_backward",
+    "aten::slice_scatter",
+    "aten::select_scatter",
+    "aten::diagonal_backward",
+    "aten::diag_backward",
+    "aten::unfold_backward",
+    "aten::as_strided_scatter",
+    "aten::diagonal_scatter",
+    "aten::diag_embed",
+    "aten::diagflat",
+    "aten::trace_backward",
+    "aten::_nested_select_backward",
+)
 def into_zeros(op: OpView) -> Iterable[KernelCall]:
     """A cleared tensor and a copy into part of it."""
     grad = op.meta("grad_output", "src", "grad", at=0)
@@ -114,16 +154,47 @@ def into_zeros(op: OpView) -> Iterable[KernelCall]:
     return [kernel("ZerosLike", [out], [out]), kernel("ViewCopy", [part], [part])]
 
 
-@lowers("aten::slice_copy", "aten::select_copy", "aten::view_copy", "aten::permute_copy", "aten::transpose_copy",
-        "aten::as_strided_copy", "aten::split_copy", "aten::split_with_sizes_copy", "aten::unbind_copy",
-        "aten::_copy_strided", "aten::alias_copy", "aten::detach_copy", "aten::diagonal_copy", "aten::narrow_copy",
-        "aten::squeeze_copy", "aten::unsqueeze_copy", "aten::t_copy", "aten::unfold_copy", "aten::_reshape_copy",
-        "aten::_reshape_alias_copy", "aten::view_as_real_copy", "aten::view_as_complex_copy", "aten::_conj_copy",
-        "aten::diag", "aten::values_copy", "aten::indices_copy", "aten::crow_indices_copy", "aten::col_indices_copy",
-        "aten::ccol_indices_copy", "aten::row_indices_copy", "aten::_values_copy", "aten::_indices_copy",
-        "aten::_foreach_clone", "aten::_fw_primal_copy", "aten::_make_dual_copy", "aten::_nested_get_values_copy",
-        "aten::_nested_view_from_buffer_copy", "aten::_nested_view_from_jagged_copy",
-        "aten::_sparse_broadcast_to_copy")  # fmt: skip
+@lowers(
+    "aten::slice_copy",
+    "aten::select_copy",
+    "aten::view_copy",
+    "aten::permute_copy",
+    "aten::transpose_copy",
+    "aten::as_strided_copy",
+    "aten::split_copy",
+    "aten::split_with_sizes_copy",
+    "aten::unbind_copy",
+    "aten::_copy_strided",
+    "aten::alias_copy",
+    "aten::detach_copy",
+    "aten::diagonal_copy",
+    "aten::narrow_copy",
+    "aten::squeeze_copy",
+    "aten::unsqueeze_copy",
+    "aten::t_copy",
+    "aten::unfold_copy",
+    "aten::_reshape_copy",
+    "aten::_reshape_alias_copy",
+    "aten::view_as_real_copy",
+    "aten::view_as_complex_copy",
+    "aten::_conj_copy",
+    "aten::diag",
+    "aten::values_copy",
+    "aten::indices_copy",
+    "aten::crow_indices_copy",
+    "aten::col_indices_copy",
+    "aten::ccol_indices_copy",
+    "aten::row_indices_copy",
+    "aten::_values_copy",
+    "aten::_indices_copy",
+    "aten::_foreach_clone",
+    "aten::_fw_primal_copy",
+    "aten::_make_dual_copy",
+    "aten::_nested_get_values_copy",
+    "aten::_nested_view_from_buffer_copy",
+    "aten::_nested_view_from_jagged_copy",
+    "aten::_sparse_broadcast_to_copy",
+)
 def copied_view(op: OpView) -> Iterable[KernelCall]:
     """A view that is copied out."""
     source = op.dense("self", at=0)
@@ -136,11 +207,18 @@ def copied_view(op: OpView) -> Iterable[KernelCall]:
 
 
 @lowers(
-    "_C_cache_ops::reshape_and_cache", "_C_cache_ops::reshape_and_cache_flash", "vllm::unified_kv_cache_update",
-    "sglang::store_cache", "npu::npu_scatter_nd_update", "npu::_npu_reshape_and_cache", "npu::npu_scatter_pa_kv_cache",
-    "aiter::reshape_and_cache", "aiter::reshape_and_cache_flash", "npu::npu_kv_rmsnorm_rope_cache",
+    "_C_cache_ops::reshape_and_cache",
+    "_C_cache_ops::reshape_and_cache_flash",
+    "vllm::unified_kv_cache_update",
+    "sglang::store_cache",
+    "npu::npu_scatter_nd_update",
+    "npu::_npu_reshape_and_cache",
+    "npu::npu_scatter_pa_kv_cache",
+    "aiter::reshape_and_cache",
+    "aiter::reshape_and_cache_flash",
+    "npu::npu_kv_rmsnorm_rope_cache",
     "sgl_kernel::store_kv_cache",
-)  # fmt: skip
+)
 def cache_write(op: OpView) -> Iterable[KernelCall]:
     """New keys and values written to their slots of the cache: one row a token."""
     key = op.meta("key", "k", "updates", at=0)

@@ -1,3 +1,4 @@
+# pyright: strict
 """Ops that move nothing: views, metadata, allocation, and host-side bookkeeping."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """Lowering of elementwise arithmetic, comparisons, selections, activations and their gradients, casts and copies."""
 
 from __future__ import annotations
@@ -37,22 +38,49 @@ ARITHMETIC: dict[str, str] = {
 """aten op → CANN type, for ops whose output has the broadcast shape of their inputs and their common dtype."""
 
 COMPARISONS: dict[str, str] = {
-    "eq": "Equal", "ne": "NotEqual", "gt": "Greater", "ge": "GreaterEqual", "lt": "Less", "le": "LessEqual",
-    "logical_and": "LogicalAnd", "logical_or": "LogicalOr", "logical_not": "LogicalNot", "logical_xor": "LogicalXor",
-    "isnan": "IsNan", "isinf": "IsInf", "isfinite": "IsFinite", "isclose": "Equal", "isposinf": "IsInf", "isneginf":
-    "IsInf", "signbit": "Less", "greater": "Greater", "less": "Less", "not_equal": "NotEqual",
-}  # fmt: skip
+    "eq": "Equal",
+    "ne": "NotEqual",
+    "gt": "Greater",
+    "ge": "GreaterEqual",
+    "lt": "Less",
+    "le": "LessEqual",
+    "logical_and": "LogicalAnd",
+    "logical_or": "LogicalOr",
+    "logical_not": "LogicalNot",
+    "logical_xor": "LogicalXor",
+    "isnan": "IsNan",
+    "isinf": "IsInf",
+    "isfinite": "IsFinite",
+    "isclose": "Equal",
+    "isposinf": "IsInf",
+    "isneginf": "IsInf",
+    "signbit": "Less",
+    "greater": "Greater",
+    "less": "Less",
+    "not_equal": "NotEqual",
+}
 """aten op → CANN type, for ops that give booleans."""
 
 GRADIENTS: dict[str, str] = {
-    "threshold_backward": "ReluGrad", "gelu_backward": "GeluGrad", "silu_backward": "SwishGrad",
-    "sigmoid_backward": "SigmoidGrad", "tanh_backward": "TanhGrad", "hardswish_backward": "HardSwishGrad",
-    "leaky_relu_backward": "LeakyReluGrad", "elu_backward": "EluGradV2", "hardtanh_backward": "HardtanhGrad",
-    "softplus_backward": "SoftplusV2Grad", "mish_backward": "MishGrad", "logit_backward": "SigmoidGrad",
-    "hardsigmoid_backward": "SigmoidGrad", "log_sigmoid_backward": "SigmoidGrad", "native_dropout_backward":
-    "DropOutDoMask", "_prelu_kernel_backward": "LeakyReluGrad", "prelu_backward": "LeakyReluGrad",
+    "threshold_backward": "ReluGrad",
+    "gelu_backward": "GeluGrad",
+    "silu_backward": "SwishGrad",
+    "sigmoid_backward": "SigmoidGrad",
+    "tanh_backward": "TanhGrad",
+    "hardswish_backward": "HardSwishGrad",
+    "leaky_relu_backward": "LeakyReluGrad",
+    "elu_backward": "EluGradV2",
+    "hardtanh_backward": "HardtanhGrad",
+    "softplus_backward": "SoftplusV2Grad",
+    "mish_backward": "MishGrad",
+    "logit_backward": "SigmoidGrad",
+    "hardsigmoid_backward": "SigmoidGrad",
+    "log_sigmoid_backward": "SigmoidGrad",
+    "native_dropout_backward": "DropOutDoMask",
+    "_prelu_kernel_backward": "LeakyReluGrad",
+    "prelu_backward": "LeakyReluGrad",
     "masked_scale": "MaskedScale",
-}  # fmt: skip
+}
 """aten op → CANN type, for gradients that take two or three tensors of one shape."""
 
 
@@ -112,9 +140,15 @@ _HOST_COPY = re.compile(r"Memcpy (HtoD|DtoH)|Copy(HostToDevice|DeviceToHost)|mem
 """Names of copies from and to the host in traces of NVIDIA's and AMD's devices."""
 
 CASTS = {
-    "Byte": "uint8", "Char": "int8", "Short": "int16", "Int": "int32", "Long": "int64", "Half": "float16",
-    "Float": "float32", "Double": "float64",
-}  # fmt: skip
+    "Byte": "uint8",
+    "Char": "int8",
+    "Short": "int16",
+    "Int": "int32",
+    "Long": "int64",
+    "Half": "float16",
+    "Float": "float32",
+    "Double": "float64",
+}
 """What follows aten::_cast_ → dtype."""
 
 
@@ -124,12 +158,21 @@ def _wanted_dtype(op: OpView) -> str | None:
 
 
 @lowers(
-    "aten::_to_copy", "aten::to", "aten::type_as", "npu::npu_dtype_cast", "aten::npu_dtype_cast",
+    "aten::_to_copy",
+    "aten::to",
+    "aten::type_as",
+    "npu::npu_dtype_cast",
+    "aten::npu_dtype_cast",
     "npu::_npu_dtype_cast",
-    *(f"aten::_cast_{name}" for name in CASTS), "aten::chalf", "aten::_to_cpu", "aten::to_mkldnn",
+    *(f"aten::_cast_{name}" for name in CASTS),
+    "aten::chalf",
+    "aten::_to_cpu",
+    "aten::to_mkldnn",
     "aten::to_mkldnn_backward",
-    "aten::_autocast_to_reduced_precision", "aten::_autocast_to_full_precision", "npu::npu_dtype_cast_backward",
-)  # fmt: skip
+    "aten::_autocast_to_reduced_precision",
+    "aten::_autocast_to_full_precision",
+    "npu::npu_dtype_cast_backward",
+)
 def cast(op: OpView) -> Iterable[KernelCall]:
     """Cast to the dtype asked for; TensorMove where only device or memory format change."""
     other = op.meta("other")
@@ -182,18 +225,31 @@ def _halves(op: OpView, kind: str) -> list[KernelCall]:
 
 
 @lowers(
-    "_C::silu_and_mul", "sgl_kernel::silu_and_mul", "aiter::silu_and_mul", "npu::npu_swiglu", "_C::mul_and_silu",
-    "vllm::silu_and_mul", "aiter::scaled_silu_and_mul", "npu::npu_swiglu_quant",
-)  # fmt: skip
+    "_C::silu_and_mul",
+    "sgl_kernel::silu_and_mul",
+    "aiter::silu_and_mul",
+    "npu::npu_swiglu",
+    "_C::mul_and_silu",
+    "vllm::silu_and_mul",
+    "aiter::scaled_silu_and_mul",
+    "npu::npu_swiglu_quant",
+)
 def swiglu(op: OpView) -> Iterable[KernelCall]:
     """SwiGlu on a tensor whose halves are gate and value."""
     return _halves(op, "SwiGlu")
 
 
 @lowers(
-    "_C::gelu_and_mul", "_C::gelu_tanh_and_mul", "sgl_kernel::gelu_and_mul", "sgl_kernel::gelu_tanh_and_mul",
-    "aten::glu", "npu::npu_geglu", "aiter::gelu_and_mul", "aiter::gelu_tanh_and_mul", "_C::fatrelu_and_mul",
-)  # fmt: skip
+    "_C::gelu_and_mul",
+    "_C::gelu_tanh_and_mul",
+    "sgl_kernel::gelu_and_mul",
+    "sgl_kernel::gelu_tanh_and_mul",
+    "aten::glu",
+    "npu::npu_geglu",
+    "aiter::gelu_and_mul",
+    "aiter::gelu_tanh_and_mul",
+    "_C::fatrelu_and_mul",
+)
 def geglu(op: OpView) -> Iterable[KernelCall]:
     """GeGluV2."""
     return _halves(op, "GeGluV2")
@@ -215,12 +271,20 @@ def vendor_activation(op: OpView) -> Iterable[KernelCall]:
 
 
 @lowers(
-    "_C::rotary_embedding", "_C::batched_rotary_embedding", "sgl_kernel::rotary_embedding", "npu::npu_rotary_mul",
-    "vllm::rotary_embedding", "npu::npu_apply_rotary_pos_emb", "npu::_npu_rotary_embedding",
+    "_C::rotary_embedding",
+    "_C::batched_rotary_embedding",
+    "sgl_kernel::rotary_embedding",
+    "npu::npu_rotary_mul",
+    "vllm::rotary_embedding",
+    "npu::npu_apply_rotary_pos_emb",
+    "npu::_npu_rotary_embedding",
     "aiter::rope_cached_positions_2c_fwd_impl",
-    "npu::npu_interleave_rope", "aiter::rotary_embedding_fwd", "sgl_kernel::apply_rope_pos_ids_cos_sin_cache",
-    "aiter::rope_fwd_impl", "aiter::rope_cached_fwd_impl",
-)  # fmt: skip
+    "npu::npu_interleave_rope",
+    "aiter::rotary_embedding_fwd",
+    "sgl_kernel::apply_rope_pos_ids_cos_sin_cache",
+    "aiter::rope_fwd_impl",
+    "aiter::rope_cached_fwd_impl",
+)
 def rope(op: OpView) -> Iterable[KernelCall]:
     """Rotary embedding of queries and, where given, keys: one kernel each."""
     metas = [t for t in op.tensors if t.dtype not in ("int64", "int32") and len(t.shape) >= 2]
@@ -242,12 +306,22 @@ def _rope_of(op: OpView, kind: str, source: TensorSpec) -> KernelCall:
 
 
 @lowers(
-    "_C::static_scaled_fp8_quant", "_C::scaled_fp8_quant", "_C::static_scaled_int8_quant", "npu::npu_quantize",
-    "aiter::static_per_tensor_quant", "sgl_kernel::sgl_per_tensor_quant_fp8", "npu::npu_ascend_quant_v2",
-    "aten::quantize_per_tensor", "aten::dequantize", "aten::quantize_per_channel", "aten::int_repr",
-    "aten::_make_per_tensor_quantized_tensor", "aten::_make_per_channel_quantized_tensor",
-    "npu::npu_anti_quant", "npu::npu_quantize_per_channel",
-)  # fmt: skip
+    "_C::static_scaled_fp8_quant",
+    "_C::scaled_fp8_quant",
+    "_C::static_scaled_int8_quant",
+    "npu::npu_quantize",
+    "aiter::static_per_tensor_quant",
+    "sgl_kernel::sgl_per_tensor_quant_fp8",
+    "npu::npu_ascend_quant_v2",
+    "aten::quantize_per_tensor",
+    "aten::dequantize",
+    "aten::quantize_per_channel",
+    "aten::int_repr",
+    "aten::_make_per_tensor_quantized_tensor",
+    "aten::_make_per_channel_quantized_tensor",
+    "npu::npu_anti_quant",
+    "npu::npu_quantize_per_channel",
+)
 def quantize(op: OpView) -> Iterable[KernelCall]:
     """AscendQuantV2: a given scale."""
     source = _wide_float(op)
@@ -255,14 +329,23 @@ def quantize(op: OpView) -> Iterable[KernelCall]:
 
 
 @lowers(
-    "aten::quantize_per_tensor_dynamic", "aten::choose_qparams_optimized", "aten::_choose_qparams_per_tensor",
-    "aten::fused_moving_avg_obs_fake_quant", "aten::_fused_moving_avg_obs_fq_helper",
-    "_C::dynamic_scaled_fp8_quant", "_C::dynamic_per_token_scaled_fp8_quant", "_C::dynamic_scaled_int8_quant",
-    "npu::npu_dynamic_quant", "aiter::dynamic_per_token_scaled_quant", "sgl_kernel::sgl_per_token_quant_fp8",
-    "aiter::dynamic_per_tensor_quant", "sgl_kernel::sgl_per_token_group_quant_fp8",
+    "aten::quantize_per_tensor_dynamic",
+    "aten::choose_qparams_optimized",
+    "aten::_choose_qparams_per_tensor",
+    "aten::fused_moving_avg_obs_fake_quant",
+    "aten::_fused_moving_avg_obs_fq_helper",
+    "_C::dynamic_scaled_fp8_quant",
+    "_C::dynamic_per_token_scaled_fp8_quant",
+    "_C::dynamic_scaled_int8_quant",
+    "npu::npu_dynamic_quant",
+    "aiter::dynamic_per_token_scaled_quant",
+    "sgl_kernel::sgl_per_token_quant_fp8",
+    "aiter::dynamic_per_tensor_quant",
+    "sgl_kernel::sgl_per_token_group_quant_fp8",
     "aiter::dynamic_per_group_scaled_quant_fp4",
-    "sgl_kernel::sgl_per_token_group_quant_8bit", "_C::per_token_group_fp8_quant",
-)  # fmt: skip
+    "sgl_kernel::sgl_per_token_group_quant_8bit",
+    "_C::per_token_group_fp8_quant",
+)
 def dynamic_quantize(op: OpView) -> Iterable[KernelCall]:
     """DynamicQuant: a scale per row is computed."""
     source = _wide_float(op)

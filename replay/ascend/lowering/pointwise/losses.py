@@ -1,3 +1,4 @@
+# pyright: strict
 """Lowering of losses, forward and backward."""
 
 from __future__ import annotations
@@ -28,11 +29,21 @@ def _input(op: OpView, *names: str, at: int = 0) -> TensorMeta:
 
 
 @lowers(
-    "aten::mse_loss", "aten::l1_loss", "aten::smooth_l1_loss", "aten::huber_loss", "aten::binary_cross_entropy",
-    "aten::binary_cross_entropy_with_logits", "aten::kl_div", "aten::soft_margin_loss", "aten::poisson_nll_loss",
-    "aten::hinge_embedding_loss", "aten::margin_ranking_loss", "aten::cosine_embedding_loss",
-    "aten::triplet_margin_loss", "aten::gaussian_nll_loss",
-)  # fmt: skip
+    "aten::mse_loss",
+    "aten::l1_loss",
+    "aten::smooth_l1_loss",
+    "aten::huber_loss",
+    "aten::binary_cross_entropy",
+    "aten::binary_cross_entropy_with_logits",
+    "aten::kl_div",
+    "aten::soft_margin_loss",
+    "aten::poisson_nll_loss",
+    "aten::hinge_embedding_loss",
+    "aten::margin_ranking_loss",
+    "aten::cosine_embedding_loss",
+    "aten::triplet_margin_loss",
+    "aten::gaussian_nll_loss",
+)
 def pointwise_loss(op: OpView) -> Iterable[KernelCall]:
     """An elementwise difference and, unless elements are kept, its mean or sum."""
     inputs = [op.packed(t) for t in op.tensors]
@@ -44,9 +55,13 @@ def pointwise_loss(op: OpView) -> Iterable[KernelCall]:
 
 
 @lowers(
-    "aten::mse_loss_backward", "aten::smooth_l1_loss_backward", "aten::huber_loss_backward",
-    "aten::soft_margin_loss_backward", "aten::l1_loss_backward", "aten::kl_div_backward",
-)  # fmt: skip
+    "aten::mse_loss_backward",
+    "aten::smooth_l1_loss_backward",
+    "aten::huber_loss_backward",
+    "aten::soft_margin_loss_backward",
+    "aten::l1_loss_backward",
+    "aten::kl_div_backward",
+)
 def pointwise_loss_backward(op: OpView) -> Iterable[KernelCall]:
     """The gradient of every element in one kernel."""
     inputs = [op.packed(t) for t in op.tensors]
@@ -65,8 +80,16 @@ def _samples(x: TensorMeta) -> int:
     return prod(x.shape) // max(1, x.shape[1]) if len(x.shape) > 1 else 1
 
 
-@lowers("aten::nll_loss_forward", "aten::nll_loss", "aten::nll_loss_nd", "aten::nll_loss2d_forward", "aten::nll_loss2d",
-        "aten::multi_margin_loss", "aten::multilabel_margin_loss", "aten::multilabel_margin_loss_forward")  # fmt: skip
+@lowers(
+    "aten::nll_loss_forward",
+    "aten::nll_loss",
+    "aten::nll_loss_nd",
+    "aten::nll_loss2d_forward",
+    "aten::nll_loss2d",
+    "aten::multi_margin_loss",
+    "aten::multilabel_margin_loss",
+    "aten::multilabel_margin_loss_forward",
+)
 def nll_loss(op: OpView) -> Iterable[KernelCall]:
     """NLLLoss touches one score a sample, the margin losses all of them."""
     x = _input(op, "self")
@@ -75,8 +98,12 @@ def nll_loss(op: OpView) -> Iterable[KernelCall]:
     return [kernel("NLLLoss", [rows, spec((samples,), "int64")], [spec((), x.dtype)])]
 
 
-@lowers("aten::nll_loss_backward", "aten::nll_loss2d_backward", "aten::multi_margin_loss_backward",
-        "aten::multilabel_margin_loss_backward")  # fmt: skip
+@lowers(
+    "aten::nll_loss_backward",
+    "aten::nll_loss2d_backward",
+    "aten::multi_margin_loss_backward",
+    "aten::multilabel_margin_loss_backward",
+)
 def nll_loss_backward(op: OpView) -> Iterable[KernelCall]:
     """The gradient writes all scores."""
     x = _input(op, "self", at=1)
@@ -109,8 +136,9 @@ def fused_cross_entropy_backward(op: OpView) -> Iterable[KernelCall]:
     return [kernel("CrossEntropyLossGrad", [source], [source])]
 
 
-@lowers("aten::_ctc_loss", "aten::ctc_loss", "aten::_cudnn_ctc_loss", "aten::miopen_ctc_loss",
-        "aten::_ctc_loss_backward")  # fmt: skip
+@lowers(
+    "aten::_ctc_loss", "aten::ctc_loss", "aten::_cudnn_ctc_loss", "aten::miopen_ctc_loss", "aten::_ctc_loss_backward"
+)
 def ctc_loss(op: OpView) -> Iterable[KernelCall]:
     """CTCLossV2 walks the time steps one after the other: two rows of labels each."""
     x = _input(op, "log_probs", at=0)

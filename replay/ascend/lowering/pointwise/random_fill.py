@@ -1,3 +1,4 @@
+# pyright: strict
 """Lowering of tensors made from nothing: constants, ranges, random numbers and dropout."""
 
 from __future__ import annotations
@@ -18,25 +19,51 @@ def _made(op: OpView) -> TensorSpec:
     return op.output(spec(op.integers("size") or (1,), kind))
 
 
-@lowers("aten::zeros", "aten::zeros_like", "aten::new_zeros", "aten::zero", "aten::_efficientzerotensor",
-        "aten::_new_zeros_with_same_feature_meta", "aten::_no_grad_zero")  # fmt: skip
+@lowers(
+    "aten::zeros",
+    "aten::zeros_like",
+    "aten::new_zeros",
+    "aten::zero",
+    "aten::_efficientzerotensor",
+    "aten::_new_zeros_with_same_feature_meta",
+    "aten::_no_grad_zero",
+)
 def zeros(op: OpView) -> Iterable[KernelCall]:
     """ZerosLike."""
     out = _made(op)
     return [kernel("ZerosLike", [out], [out])]
 
 
-@lowers("aten::ones", "aten::ones_like", "aten::new_ones", "aten::full", "aten::full_like", "aten::new_full",
-        "aten::fill", "aten::scalar_tensor", "aten::fill_diagonal",
-        "aten::_no_grad_fill", "aten::_fill_mem_eff_dropout_mask", "aten::_cudnn_init_dropout_state")  # fmt: skip
+@lowers(
+    "aten::ones",
+    "aten::ones_like",
+    "aten::new_ones",
+    "aten::full",
+    "aten::full_like",
+    "aten::new_full",
+    "aten::fill",
+    "aten::scalar_tensor",
+    "aten::fill_diagonal",
+    "aten::_no_grad_fill",
+    "aten::_fill_mem_eff_dropout_mask",
+    "aten::_cudnn_init_dropout_state",
+)
 def full(op: OpView) -> Iterable[KernelCall]:
     """Fill."""
     out = _made(op)
     return [kernel("Fill", [], [out])]
 
 
-@lowers("aten::arange", "aten::range", "aten::linspace", "aten::eye", "aten::logspace", "aten::tril_indices",
-        "aten::triu_indices", "aten::_dim_arange")  # fmt: skip
+@lowers(
+    "aten::arange",
+    "aten::range",
+    "aten::linspace",
+    "aten::eye",
+    "aten::logspace",
+    "aten::tril_indices",
+    "aten::triu_indices",
+    "aten::_dim_arange",
+)
 def ranged(op: OpView) -> Iterable[KernelCall]:
     """Range."""
     end, start = op.number("end", "n", "steps"), op.number("start")
@@ -68,8 +95,15 @@ def random(op: OpView) -> Iterable[KernelCall]:
     return [kernel(kind, [], [out])]
 
 
-@lowers("aten::native_dropout", "aten::dropout", "npu::_npu_dropout", "aten::feature_dropout", "aten::alpha_dropout",
-        "aten::feature_alpha_dropout", "npu::npu_dropout_with_add_softmax")  # fmt: skip
+@lowers(
+    "aten::native_dropout",
+    "aten::dropout",
+    "npu::_npu_dropout",
+    "aten::feature_dropout",
+    "aten::alpha_dropout",
+    "aten::feature_alpha_dropout",
+    "npu::npu_dropout_with_add_softmax",
+)
 def dropout(op: OpView) -> Iterable[KernelCall]:
     """DSAGenBitMask (a bit an element) and DropOutDoMask; nothing when not training."""
     meta = op.meta("input", "self", at=0)

@@ -1,3 +1,4 @@
+# pyright: strict
 """Lowering of rarer elementwise functions, each by a CANN type of similar work; see `elementwise` for others."""
 
 from __future__ import annotations
@@ -34,33 +35,93 @@ CHEAP: dict[str, str] = {
 """aten op → CANN type, for arithmetic and selections."""
 
 TRANSCENDENTAL: dict[str, str] = {
-    "acosh": "Log", "asinh": "Log", "atanh": "Log", "arccosh": "Log", "arcsinh": "Log", "arctanh": "Log",
-    "arccos": "Acos", "arcsin": "Asin", "arctan": "Atan", "arctan2": "Atan2", "erfc": "Erf", "i0": "Exp",
-    "logaddexp2": "Exp", "igamma": "Lgamma", "igammac": "Lgamma", "mvlgamma": "Lgamma", "polygamma": "Digamma",
-    "polar": "Cos", "infinitely_differentiable_gelu_backward": "GeluGrad",
-}  # fmt: skip
+    "acosh": "Log",
+    "asinh": "Log",
+    "atanh": "Log",
+    "arccosh": "Log",
+    "arcsinh": "Log",
+    "arctanh": "Log",
+    "arccos": "Acos",
+    "arcsin": "Asin",
+    "arctan": "Atan",
+    "arctan2": "Atan2",
+    "erfc": "Erf",
+    "i0": "Exp",
+    "logaddexp2": "Exp",
+    "igamma": "Lgamma",
+    "igammac": "Lgamma",
+    "mvlgamma": "Lgamma",
+    "polygamma": "Digamma",
+    "polar": "Cos",
+    "infinitely_differentiable_gelu_backward": "GeluGrad",
+}
 """aten op → CANN type, for functions of more than arithmetic."""
 
 SPECIAL = (
-    "airy_ai", "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "chebyshev_polynomial_t", "chebyshev_polynomial_u",
-    "chebyshev_polynomial_v", "chebyshev_polynomial_w", "digamma", "erfcx", "erfinv", "gammainc", "gammaincc",
-    "gammaln", "hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p",
-    "modified_bessel_i0", "modified_bessel_i1", "modified_bessel_k0", "modified_bessel_k1", "multigammaln", "ndtri",
-    "polygamma", "psi", "scaled_modified_bessel_k0", "scaled_modified_bessel_k1", "shifted_chebyshev_polynomial_t",
-    "shifted_chebyshev_polynomial_u", "shifted_chebyshev_polynomial_v", "shifted_chebyshev_polynomial_w", "sinc",
-    "spherical_bessel_j0", "zeta", "i0", "i0e", "i1", "i1e", "log_ndtr",
-)  # fmt: skip
+    "airy_ai",
+    "bessel_j0",
+    "bessel_j1",
+    "bessel_y0",
+    "bessel_y1",
+    "chebyshev_polynomial_t",
+    "chebyshev_polynomial_u",
+    "chebyshev_polynomial_v",
+    "chebyshev_polynomial_w",
+    "digamma",
+    "erfcx",
+    "erfinv",
+    "gammainc",
+    "gammaincc",
+    "gammaln",
+    "hermite_polynomial_h",
+    "hermite_polynomial_he",
+    "laguerre_polynomial_l",
+    "legendre_polynomial_p",
+    "modified_bessel_i0",
+    "modified_bessel_i1",
+    "modified_bessel_k0",
+    "modified_bessel_k1",
+    "multigammaln",
+    "ndtri",
+    "polygamma",
+    "psi",
+    "scaled_modified_bessel_k0",
+    "scaled_modified_bessel_k1",
+    "shifted_chebyshev_polynomial_t",
+    "shifted_chebyshev_polynomial_u",
+    "shifted_chebyshev_polynomial_v",
+    "shifted_chebyshev_polynomial_w",
+    "sinc",
+    "spherical_bessel_j0",
+    "zeta",
+    "i0",
+    "i0e",
+    "i1",
+    "i1e",
+    "log_ndtr",
+)
 """torch.special's series and continued fractions: as long as a gamma function's."""
 
 EXPONENTIAL = {
-    "entr": "Log", "erf": "Erf", "erfc": "Erf", "exp2": "Exp", "expm1": "Expm1", "log1p": "Log1p", "logit": "Log",
-    "ndtr": "Erf", "xlog1py": "Log1p", "xlogy": "Log",
-}  # fmt: skip
+    "entr": "Log",
+    "erf": "Erf",
+    "erfc": "Erf",
+    "exp2": "Exp",
+    "expm1": "Expm1",
+    "log1p": "Log1p",
+    "logit": "Log",
+    "ndtr": "Erf",
+    "xlog1py": "Log1p",
+    "xlogy": "Log",
+}
 """torch.special's others."""
 
 PREDICATES: dict[str, str] = {
-    "greater_equal": "GreaterEqual", "less_equal": "LessEqual", "isreal": "Equal", "is_nan": "IsNan",
-}  # fmt: skip
+    "greater_equal": "GreaterEqual",
+    "less_equal": "LessEqual",
+    "isreal": "Equal",
+    "is_nan": "IsNan",
+}
 """aten op → CANN type, for ops that give booleans."""
 
 for _name, _kind in {**CHEAP, **TRANSCENDENTAL}.items():

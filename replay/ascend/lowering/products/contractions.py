@@ -30,8 +30,16 @@ def outer_sum(op: OpView) -> Iterable[KernelCall]:
     return [kernel("Mul", [column, row], [out]), kernel("Add", [out, out], [out])]
 
 
-@lowers("aten::linalg_matmul", "aten::__matmul__", "aten::smm", "aten::hspmm", "aten::_sparse_mm", "aten::spmm",
-        "aten::_sparse_semi_structured_mm", "aten::_sparse_mm_reduce_impl")  # fmt: skip
+@lowers(
+    "aten::linalg_matmul",
+    "aten::__matmul__",
+    "aten::smm",
+    "aten::hspmm",
+    "aten::_sparse_mm",
+    "aten::spmm",
+    "aten::_sparse_semi_structured_mm",
+    "aten::_sparse_mm_reduce_impl",
+)
 def same_as_matmul(op: OpView) -> Iterable[KernelCall]:
     """A @ B; these cores have no sparse products, so zeros are multiplied too."""
     a, b = _pair(op)
@@ -40,8 +48,14 @@ def same_as_matmul(op: OpView) -> Iterable[KernelCall]:
     return [product(op, a, b)]
 
 
-@lowers("aten::_sparse_addmm", "aten::sspaddmm", "aten::sparse_sampled_addmm", "aten::_sparse_semi_structured_addmm",
-        "aten::_cslt_sparse_mm", "aten::_sparse_semi_structured_linear")  # fmt: skip
+@lowers(
+    "aten::_sparse_addmm",
+    "aten::sspaddmm",
+    "aten::sparse_sampled_addmm",
+    "aten::_sparse_semi_structured_addmm",
+    "aten::_cslt_sparse_mm",
+    "aten::_sparse_semi_structured_linear",
+)
 def sparse_sum(op: OpView) -> Iterable[KernelCall]:
     """C + A @ B with a sparse operand, as a dense product."""
     op.note("no sparse products on this SoC: costed as a dense one")
@@ -57,9 +71,12 @@ def sparse_sum(op: OpView) -> Iterable[KernelCall]:
 def _gemm(batch: int, m: int, n: int, k: int, dtype: str) -> KernelCall:
     many = (batch,) if batch > 1 else ()
     return kernel(
-        "BatchMatMulV3" if many else "MatMulV3", [spec((*many, m, k), dtype), spec((*many, k, n), dtype)],
-        [spec((*many, m, n), dtype)], transpose_a=False, transpose_b=False,
-    )  # fmt: skip
+        "BatchMatMulV3" if many else "MatMulV3",
+        [spec((*many, m, k), dtype), spec((*many, k, n), dtype)],
+        [spec((*many, m, n), dtype)],
+        transpose_a=False,
+        transpose_b=False,
+    )
 
 
 @lowers("aten::einsum")
@@ -177,15 +194,23 @@ def _packed(op: OpView, bits: int) -> list[KernelCall]:
     ]
 
 
-@lowers("aten::_weight_int4pack_mm", "aten::_weight_int4pack_mm_for_cpu", "aten::_dyn_quant_matmul_4bit",
-        "aten::_weight_int4pack_mm_with_scales_and_zeros")  # fmt: skip
+@lowers(
+    "aten::_weight_int4pack_mm",
+    "aten::_weight_int4pack_mm_for_cpu",
+    "aten::_dyn_quant_matmul_4bit",
+    "aten::_weight_int4pack_mm_with_scales_and_zeros",
+)
 def four_bit_weights(op: OpView) -> Iterable[KernelCall]:
     """A product with weights of four bits."""
     return _packed(op, 4)
 
 
-@lowers("aten::_weight_int8pack_mm", "aten::_mixed_dtypes_linear", "aten::fbgemm_linear_int8_weight",
-        "aten::fbgemm_linear_int8_weight_fp32_activation")  # fmt: skip
+@lowers(
+    "aten::_weight_int8pack_mm",
+    "aten::_mixed_dtypes_linear",
+    "aten::fbgemm_linear_int8_weight",
+    "aten::fbgemm_linear_int8_weight_fp32_activation",
+)
 def eight_bit_weights(op: OpView) -> Iterable[KernelCall]:
     """A product with weights of eight bits."""
     return _packed(op, 8)
@@ -197,9 +222,12 @@ def quantised_weights(op: OpView) -> Iterable[KernelCall]:
     x, weight = _pair(op)
     rows, (inner, cols) = prod(x.shape[:-1]), weight.shape[-2:]
     call = kernel(
-        "WeightQuantBatchMatmulV2", [spec((rows, x.shape[-1]), x.dtype), spec((inner, cols), "int8")],
-        [spec((rows, cols), x.dtype)], transpose_a=False, transpose_b=inner != x.shape[-1],
-    )  # fmt: skip
+        "WeightQuantBatchMatmulV2",
+        [spec((rows, x.shape[-1]), x.dtype), spec((inner, cols), "int8")],
+        [spec((rows, cols), x.dtype)],
+        transpose_a=False,
+        transpose_b=inner != x.shape[-1],
+    )
     return [call]
 
 

@@ -133,11 +133,17 @@ def forward(op: OpView) -> Iterable[KernelCall]:
 
 
 TO_INPUT = tuple(
-    f"aten::{library}_backward_input" for library in (
-        "cudnn_convolution", "miopen_convolution", "miopen_depthwise_convolution", "mkldnn_convolution",
-        "_nnpack_spatial_convolution", "cudnn_convolution_transpose", "miopen_convolution_transpose",
+    f"aten::{library}_backward_input"
+    for library in (
+        "cudnn_convolution",
+        "miopen_convolution",
+        "miopen_depthwise_convolution",
+        "mkldnn_convolution",
+        "_nnpack_spatial_convolution",
+        "cudnn_convolution_transpose",
+        "miopen_convolution_transpose",
     )
-)  # fmt: skip
+)
 """One gradient alone, as torch had them until 1.10."""
 TO_WEIGHT = tuple(name.removesuffix("_input") + "_weight" for name in TO_INPUT if "mkldnn" not in name)
 BACKWARD = (

@@ -1,3 +1,4 @@
+# pyright: strict
 """Lowering of matrix products: plain, batched, with bias, quantised, and vendors' names for them."""
 
 from __future__ import annotations
@@ -88,12 +89,23 @@ def with_addend(op: OpView) -> Iterable[KernelCall]:
 
 
 @lowers(
-    "aten::linear", "aten::_linear", "aten::mkldnn_linear", "aten::fbgemm_linear_fp16_weight",
-    "aten::fbgemm_linear_fp16_weight_fp32_activation", "npu::npu_linear",
-    "vllm::rocm_unquantized_gemm", "vllm::unquantized_gemm",
-    "vllm::default_unquantized_gemm", "aiter::gemm_a16w16", "aiter::gemm_a16w16_", "_rocm_C::LLMM1",
-    "_rocm_C::wvSplitK", "_rocm_C::wvSpltK", "aiter::tuned_gemm", "vllm::rocm_unquantized_gemm_impl",
-)  # fmt: skip
+    "aten::linear",
+    "aten::_linear",
+    "aten::mkldnn_linear",
+    "aten::fbgemm_linear_fp16_weight",
+    "aten::fbgemm_linear_fp16_weight_fp32_activation",
+    "npu::npu_linear",
+    "vllm::rocm_unquantized_gemm",
+    "vllm::unquantized_gemm",
+    "vllm::default_unquantized_gemm",
+    "aiter::gemm_a16w16",
+    "aiter::gemm_a16w16_",
+    "_rocm_C::LLMM1",
+    "_rocm_C::wvSplitK",
+    "_rocm_C::wvSpltK",
+    "aiter::tuned_gemm",
+    "vllm::rocm_unquantized_gemm_impl",
+)
 def layer(op: OpView) -> Iterable[KernelCall]:
     """x @ W^T + b, W stored as (out features, in features)."""
     a, b = _both(op, ("input", "x", "XQ", "A", "in_a"), ("weight", "WQ", "B", "in_b"))
@@ -120,11 +132,20 @@ def layer_backward(op: OpView) -> Iterable[KernelCall]:
 
 
 @lowers(
-    "aten::_scaled_mm", "aten::_scaled_mm_v2", "aten::_int_mm", "_C::cutlass_scaled_mm",
-    "aiter::gemm_a8w8", "aiter::gemm_a8w8_CK",
-    "aiter::gemm_a8w8_blockscale", "aiter::gemm_a8w8_bpreshuffle", "npu::npu_quant_matmul", "sgl_kernel::fp8_scaled_mm",
-    "sgl_kernel::int8_scaled_mm", "aiter::gemm_a8w8_blockscale_ck", "vllm::rocm_per_tensor_float_w8a8_scaled_mm_impl",
-)  # fmt: skip
+    "aten::_scaled_mm",
+    "aten::_scaled_mm_v2",
+    "aten::_int_mm",
+    "_C::cutlass_scaled_mm",
+    "aiter::gemm_a8w8",
+    "aiter::gemm_a8w8_CK",
+    "aiter::gemm_a8w8_blockscale",
+    "aiter::gemm_a8w8_bpreshuffle",
+    "npu::npu_quant_matmul",
+    "sgl_kernel::fp8_scaled_mm",
+    "sgl_kernel::int8_scaled_mm",
+    "aiter::gemm_a8w8_blockscale_ck",
+    "vllm::rocm_per_tensor_float_w8a8_scaled_mm_impl",
+)
 def quantized(op: OpView) -> Iterable[KernelCall]:
     """Products of 8-bit operands; 8-bit floats, which these SoCs lack, are taken at the int8 rate."""
     metas = [t for t in op.tensors if len(t.shape) >= 2 and t.dtype not in ("float32", "bfloat16", "float16")]

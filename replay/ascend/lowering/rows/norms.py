@@ -1,3 +1,4 @@
+# pyright: strict
 """Lowering of normalisations and softmaxes, forward and backward, with vendors' fused variants."""
 
 from __future__ import annotations
@@ -75,11 +76,19 @@ def rms_norm_backward(op: OpView) -> Iterable[KernelCall]:
 
 
 @lowers(
-    "_C::rms_norm", "vllm_ir::rms_norm", "vllm::rocm_aiter_rms_norm", "aiter::rms_norm", "aiter::rmsnorm",
-    "aiter::rms_norm_cu", "aiter::rmsnorm2d_fwd", "sgl_kernel::rmsnorm", "sgl_kernel::gemma_rmsnorm",
+    "_C::rms_norm",
+    "vllm_ir::rms_norm",
+    "vllm::rocm_aiter_rms_norm",
+    "aiter::rms_norm",
+    "aiter::rmsnorm",
+    "aiter::rms_norm_cu",
+    "aiter::rmsnorm2d_fwd",
+    "sgl_kernel::rmsnorm",
+    "sgl_kernel::gemma_rmsnorm",
     "aiter::rmsnorm2d_fwd_ck",
-    "_C::rms_norm_static_fp8_quant", "sglang::rmsnorm",
-)  # fmt: skip
+    "_C::rms_norm_static_fp8_quant",
+    "sglang::rmsnorm",
+)
 def vendor_rms_norm(op: OpView) -> Iterable[KernelCall]:
     """RmsNorm under other libraries' names: (out,) input, weight."""
     x = _input(op, "input", "x", at=0)
@@ -90,11 +99,18 @@ def vendor_rms_norm(op: OpView) -> Iterable[KernelCall]:
 
 
 @lowers(
-    "_C::fused_add_rms_norm", "vllm::rocm_aiter_rmsnorm2d_fwd_with_add", "aiter::add_rmsnorm",
-    "aiter::rmsnorm2d_fwd_with_add", "aiter::rmsnorm2d_fwd_with_add_ck", "aiter::fused_add_rms_norm_cu",
-    "sgl_kernel::fused_add_rmsnorm", "sgl_kernel::gemma_fused_add_rmsnorm", "npu::npu_add_rms_norm",
-    "_C::fused_add_rms_norm_static_fp8_quant", "vllm_ir::fused_add_rms_norm",
-)  # fmt: skip
+    "_C::fused_add_rms_norm",
+    "vllm::rocm_aiter_rmsnorm2d_fwd_with_add",
+    "aiter::add_rmsnorm",
+    "aiter::rmsnorm2d_fwd_with_add",
+    "aiter::rmsnorm2d_fwd_with_add_ck",
+    "aiter::fused_add_rms_norm_cu",
+    "sgl_kernel::fused_add_rmsnorm",
+    "sgl_kernel::gemma_fused_add_rmsnorm",
+    "npu::npu_add_rms_norm",
+    "_C::fused_add_rms_norm_static_fp8_quant",
+    "vllm_ir::fused_add_rms_norm",
+)
 def add_rms_norm(op: OpView) -> Iterable[KernelCall]:
     """AddRmsNorm: the sum with the residual, and its norm."""
     x = _input(op, "input", "x", "x1", at=0)
@@ -105,12 +121,21 @@ def add_rms_norm(op: OpView) -> Iterable[KernelCall]:
 
 
 BATCH_NORM = (
-    "aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::cudnn_batch_norm", "aten::miopen_batch_norm",
-    "aten::batch_norm", "aten::_batch_norm_impl_index", "aten::_batch_norm_with_update", "aten::instance_norm",
-    "aten::_native_batch_norm_legit_functional", "aten::_batch_norm_no_update",
+    "aten::native_batch_norm",
+    "aten::_native_batch_norm_legit",
+    "aten::cudnn_batch_norm",
+    "aten::miopen_batch_norm",
+    "aten::batch_norm",
+    "aten::_batch_norm_impl_index",
+    "aten::_batch_norm_with_update",
+    "aten::instance_norm",
+    "aten::_native_batch_norm_legit_functional",
+    "aten::_batch_norm_no_update",
     "aten::_native_batch_norm_legit_no_training",
-    "aten::native_batch_norm_out", "aten::_batch_norm_with_update_functional", "aten::quantized_batch_norm",
-)  # fmt: skip
+    "aten::native_batch_norm_out",
+    "aten::_batch_norm_with_update_functional",
+    "aten::quantized_batch_norm",
+)
 
 
 @lowers(*BATCH_NORM)
@@ -134,9 +159,12 @@ def batch_norm(op: OpView) -> Iterable[KernelCall]:
 
 
 @lowers(
-    "aten::native_batch_norm_backward", "aten::cudnn_batch_norm_backward", "aten::miopen_batch_norm_backward",
-    "aten::batch_norm_backward", "aten::_batch_norm_impl_index_backward",
-)  # fmt: skip
+    "aten::native_batch_norm_backward",
+    "aten::cudnn_batch_norm_backward",
+    "aten::miopen_batch_norm_backward",
+    "aten::batch_norm_backward",
+    "aten::_batch_norm_impl_index_backward",
+)
 def batch_norm_backward(op: OpView) -> Iterable[KernelCall]:
     """BNTrainingUpdateGrad (to weight and bias) and BNTrainingReduceGrad (to input)."""
     x = _input(op, "input", at=0)
@@ -150,10 +178,12 @@ def batch_norm_backward(op: OpView) -> Iterable[KernelCall]:
 
 
 SYNCHRONISED = {
-    "aten::batch_norm_stats": "BNTrainingReduce", "aten::batch_norm_elemt": "BNInfer",
-    "aten::batch_norm_update_stats": "BNTrainingReduce", "aten::batch_norm_backward_reduce": "BNTrainingUpdateGrad",
+    "aten::batch_norm_stats": "BNTrainingReduce",
+    "aten::batch_norm_elemt": "BNInfer",
+    "aten::batch_norm_update_stats": "BNTrainingReduce",
+    "aten::batch_norm_backward_reduce": "BNTrainingUpdateGrad",
     "aten::batch_norm_backward_elemt": "BNTrainingReduceGrad",
-}  # fmt: skip
+}
 """Parts of a batch norm over several devices → CANN type."""
 
 
@@ -179,8 +209,14 @@ def gathered_statistics(op: OpView) -> Iterable[KernelCall]:
     return [kernel("ReduceMean", [source], [spec(counts.shape[-1:], counts.dtype)], 2)]
 
 
-@lowers("aten::_weight_norm", "aten::_weight_norm_interface", "aten::_weight_norm_interface_backward", "aten::renorm",
-        "aten::_weight_norm_differentiable_backward", "aten::norm_except_dim")  # fmt: skip
+@lowers(
+    "aten::_weight_norm",
+    "aten::_weight_norm_interface",
+    "aten::_weight_norm_interface_backward",
+    "aten::renorm",
+    "aten::_weight_norm_differentiable_backward",
+    "aten::norm_except_dim",
+)
 def weight_norm(op: OpView) -> Iterable[KernelCall]:
     """A norm of each row, and the weights scaled by it."""
     weight = max(op.tensors, key=lambda t: prod(t.shape))
@@ -226,9 +262,17 @@ def _along(op: OpView, x: TensorMeta, kind: str, inputs: int) -> list[KernelCall
     return [*[turn] * inputs, kernel(kind, [moved] * inputs, [spec(moved.shape, out.dtype)], cols=max(1, cols)), back]
 
 
-@lowers("aten::_softmax", "aten::softmax", "aten::_safe_softmax", "npu::npu_scaled_masked_softmax", "aten::logsumexp",
-        "aten::special_softmax", "aten::special_logsumexp", "aten::_masked_softmax",
-        "aten::_nested_tensor_softmax_with_shape")  # fmt: skip
+@lowers(
+    "aten::_softmax",
+    "aten::softmax",
+    "aten::_safe_softmax",
+    "npu::npu_scaled_masked_softmax",
+    "aten::logsumexp",
+    "aten::special_softmax",
+    "aten::special_logsumexp",
+    "aten::_masked_softmax",
+    "aten::_nested_tensor_softmax_with_shape",
+)
 def softmax(op: OpView) -> Iterable[KernelCall]:
     """SoftmaxV2 along one dimension, turned innermost where it is not."""
     return _along(op, _input(op, "self", "input", "x"), "SoftmaxV2", 1)

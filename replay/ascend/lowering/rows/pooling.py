@@ -1,3 +1,4 @@
+# pyright: strict
 """Lowering of pooling over one, two or three dimensions, forward and backward; resampling is in `resampling`."""
 
 from __future__ import annotations
@@ -65,8 +66,15 @@ def _input(op: OpView, at: int = 0) -> TensorMeta:
     return meta
 
 
-@lowers("aten::max_pool2d_with_indices", "aten::max_pool2d", "aten::max_pool1d", "aten::max_pool1d_with_indices",
-        "aten::mkldnn_max_pool2d", "aten::quantized_max_pool1d", "aten::quantized_max_pool2d")  # fmt: skip
+@lowers(
+    "aten::max_pool2d_with_indices",
+    "aten::max_pool2d",
+    "aten::max_pool1d",
+    "aten::max_pool1d_with_indices",
+    "aten::mkldnn_max_pool2d",
+    "aten::quantized_max_pool1d",
+    "aten::quantized_max_pool2d",
+)
 def max_pool(op: OpView) -> Iterable[KernelCall]:
     """MaxPoolWithArgmaxV1 between two changes of layout."""
     meta = _input(op)
@@ -78,8 +86,12 @@ def max_pool(op: OpView) -> Iterable[KernelCall]:
     return [trans_data(plain, x), kernel("MaxPoolWithArgmaxV1", [x], [y, mask]), trans_data(y, result)]
 
 
-@lowers("aten::max_pool2d_with_indices_backward", "aten::max_pool2d_backward", "aten::mkldnn_max_pool2d_backward",
-        "aten::mps_max_pool2d_backward")  # fmt: skip
+@lowers(
+    "aten::max_pool2d_with_indices_backward",
+    "aten::max_pool2d_backward",
+    "aten::mkldnn_max_pool2d_backward",
+    "aten::mps_max_pool2d_backward",
+)
 def max_pool_backward(op: OpView) -> Iterable[KernelCall]:
     """MaxPoolGradWithArgmaxV1 between changes of layout."""
     grad = op.meta("grad_output", at=0)
@@ -95,9 +107,18 @@ def max_pool_backward(op: OpView) -> Iterable[KernelCall]:
     ]
 
 
-@lowers("aten::avg_pool2d", "aten::avg_pool1d", "aten::avg_pool3d", "aten::max_pool3d_with_indices", "aten::max_pool3d",
-        "aten::lp_pool2d", "aten::fractional_max_pool2d", "aten::fractional_max_pool3d", "aten::mkldnn_max_pool3d",
-        "aten::quantized_max_pool3d")  # fmt: skip
+@lowers(
+    "aten::avg_pool2d",
+    "aten::avg_pool1d",
+    "aten::avg_pool3d",
+    "aten::max_pool3d_with_indices",
+    "aten::max_pool3d",
+    "aten::lp_pool2d",
+    "aten::fractional_max_pool2d",
+    "aten::fractional_max_pool3d",
+    "aten::mkldnn_max_pool3d",
+    "aten::quantized_max_pool3d",
+)
 def plain_pool(op: OpView) -> Iterable[KernelCall]:
     """AvgPoolV2 or MaxPool3D on torch's layout."""
     meta = _input(op)
@@ -106,9 +127,14 @@ def plain_pool(op: OpView) -> Iterable[KernelCall]:
     return [kernel(kind, [images(meta, space)], [result_of(op, meta, space)])]
 
 
-@lowers("aten::avg_pool2d_backward", "aten::avg_pool3d_backward", "aten::max_pool3d_with_indices_backward",
-        "aten::fractional_max_pool2d_backward", "aten::fractional_max_pool3d_backward",
-        "aten::mkldnn_max_pool3d_backward")  # fmt: skip
+@lowers(
+    "aten::avg_pool2d_backward",
+    "aten::avg_pool3d_backward",
+    "aten::max_pool3d_with_indices_backward",
+    "aten::fractional_max_pool2d_backward",
+    "aten::fractional_max_pool3d_backward",
+    "aten::mkldnn_max_pool3d_backward",
+)
 def plain_pool_backward(op: OpView) -> Iterable[KernelCall]:
     """The gradient on torch's layout."""
     meta, grad = _input(op, 1), op.meta("grad_output", at=0)
@@ -130,9 +156,17 @@ def unpool(op: OpView) -> Iterable[KernelCall]:
     return [kernel("ZerosLike", [result], [result]), write]
 
 
-@lowers("aten::adaptive_avg_pool2d", "aten::_adaptive_avg_pool2d", "aten::adaptive_avg_pool3d",
-        "aten::_adaptive_avg_pool3d", "aten::adaptive_avg_pool1d", "aten::adaptive_max_pool2d",
-        "aten::adaptive_max_pool1d", "aten::adaptive_max_pool3d", "aten::mkldnn_adaptive_avg_pool2d")  # fmt: skip
+@lowers(
+    "aten::adaptive_avg_pool2d",
+    "aten::_adaptive_avg_pool2d",
+    "aten::adaptive_avg_pool3d",
+    "aten::_adaptive_avg_pool3d",
+    "aten::adaptive_avg_pool1d",
+    "aten::adaptive_max_pool2d",
+    "aten::adaptive_max_pool1d",
+    "aten::adaptive_max_pool3d",
+    "aten::mkldnn_adaptive_avg_pool2d",
+)
 def adaptive(op: OpView) -> Iterable[KernelCall]:
     """A reduction for a global pool, else AdaptiveAvgPool3d on channels-last data, turned before and after."""
     meta = _input(op)
@@ -154,9 +188,14 @@ def _channels_last(plain: TensorSpec) -> TensorSpec:
     return spec((n, h, w, c), plain.dtype)
 
 
-@lowers("aten::_adaptive_avg_pool2d_backward", "aten::_adaptive_avg_pool3d_backward",
-        "aten::adaptive_max_pool2d_backward", "aten::adaptive_max_pool3d_backward",
-        "aten::adaptive_avg_pool3d_backward", "aten::mkldnn_adaptive_avg_pool2d_backward")  # fmt: skip
+@lowers(
+    "aten::_adaptive_avg_pool2d_backward",
+    "aten::_adaptive_avg_pool3d_backward",
+    "aten::adaptive_max_pool2d_backward",
+    "aten::adaptive_max_pool3d_backward",
+    "aten::adaptive_avg_pool3d_backward",
+    "aten::mkldnn_adaptive_avg_pool2d_backward",
+)
 def adaptive_backward(op: OpView) -> Iterable[KernelCall]:
     """The gradient, on channels-last data."""
     meta, grad = _input(op, 1), op.meta("grad_output", at=0)

@@ -1,3 +1,4 @@
+# pyright: strict
 """Lowering of reductions, norms of tensors, scans and extrema."""
 
 from __future__ import annotations
@@ -26,9 +27,14 @@ REDUCTIONS: dict[str, str] = {
 """aten op → CANN type."""
 
 EXTREMA: dict[str, str] = {
-    "argmax": "ArgMaxV2", "argmin": "ArgMinV2", "max": "ArgMaxWithValue", "min": "ArgMinWithValue",
-    "aminmax": "ReduceMax", "_aminmax": "ReduceMax", "value_selecting_reduction_backward": "ScatterElements",
-}  # fmt: skip
+    "argmax": "ArgMaxV2",
+    "argmin": "ArgMinV2",
+    "max": "ArgMaxWithValue",
+    "min": "ArgMinWithValue",
+    "aminmax": "ReduceMax",
+    "_aminmax": "ReduceMax",
+    "value_selecting_reduction_backward": "ScatterElements",
+}
 
 
 def reduced(op: OpView) -> tuple[int, ...]:

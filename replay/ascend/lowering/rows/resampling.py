@@ -12,11 +12,20 @@ from opreplay.replay.ascend.lowering.rows.pooling import images, result_of, spac
 from opreplay.traces.model import TensorMeta
 
 UPSAMPLE = (
-    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
-    "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d",
-    "upsample_bicubic2d", "upsample_trilinear3d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
+    "upsample_nearest1d",
+    "upsample_nearest2d",
+    "upsample_nearest3d",
+    "_upsample_nearest_exact1d",
+    "_upsample_nearest_exact2d",
+    "_upsample_nearest_exact3d",
+    "upsample_linear1d",
+    "upsample_bilinear2d",
+    "upsample_bicubic2d",
+    "upsample_trilinear3d",
+    "_upsample_bilinear2d_aa",
+    "_upsample_bicubic2d_aa",
     "_upsample_lanczos2d_aa",
-)  # fmt: skip
+)
 
 
 def _source(op: OpView, *names: str, at: int = 0) -> TensorMeta:
@@ -59,8 +68,13 @@ def upsample_backward(op: OpView) -> Iterable[KernelCall]:
     return [kernel("UpsampleBilinear2dGrad", [source], [target])]
 
 
-@lowers("aten::grid_sampler_2d", "aten::grid_sampler_3d", "aten::grid_sampler", "aten::cudnn_grid_sampler",
-        "aten::_grid_sampler_2d_cpu_fallback")  # fmt: skip
+@lowers(
+    "aten::grid_sampler_2d",
+    "aten::grid_sampler_3d",
+    "aten::grid_sampler",
+    "aten::cudnn_grid_sampler",
+    "aten::_grid_sampler_2d_cpu_fallback",
+)
 def grid_sample(op: OpView) -> Iterable[KernelCall]:
     """GridSampler2D: images and a grid of positions in, one element a position and channel out."""
     meta, grid = _source(op, "input", "self"), op.meta("grid", at=1)
@@ -71,8 +85,12 @@ def grid_sample(op: OpView) -> Iterable[KernelCall]:
     return [kernel("GridSampler2D", [images(meta, space), spec(grid.shape, grid.dtype)], [out])]
 
 
-@lowers("aten::grid_sampler_2d_backward", "aten::grid_sampler_3d_backward", "aten::cudnn_grid_sampler_backward",
-        "aten::_grid_sampler_2d_cpu_fallback_backward")  # fmt: skip
+@lowers(
+    "aten::grid_sampler_2d_backward",
+    "aten::grid_sampler_3d_backward",
+    "aten::cudnn_grid_sampler_backward",
+    "aten::_grid_sampler_2d_cpu_fallback_backward",
+)
 def grid_sample_backward(op: OpView) -> Iterable[KernelCall]:
     """A cleared gradient, single elements added to it, and the gradient of the grid."""
     grad, meta = _source(op, "grad_output", at=0), _source(op, "input", at=1)

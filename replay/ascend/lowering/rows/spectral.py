@@ -1,3 +1,4 @@
+# pyright: strict
 """Lowering of Fourier transforms, windows and short-time transforms: passes over complex data, one a dimension."""
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from opreplay.replay.ascend.lowering.op_view import OpView, kernel, spec
 from opreplay.replay.ascend.lowering.registry import lowers
 
 TRANSFORMS = (
-    "_fft_c2c", "_fft_c2r", "_fft_r2c", *(
-        f"fft_{kind}{rank}" for kind in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft") for rank in ("", "2", "n")
-    ), "stft", "istft",
-)  # fmt: skip
+    "_fft_c2c",
+    "_fft_c2r",
+    "_fft_r2c",
+    *(f"fft_{kind}{rank}" for kind in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft") for rank in ("", "2", "n")),
+    "stft",
+    "istft",
+)
 COMPLEX = {"float64": "complex128", "complex128": "complex128"}
 
 

@@ -1,1 +1,2 @@
+# pyright: strict
 """Lowering of vendor ops."""

@@ -1,3 +1,4 @@
+# pyright: strict
 """Lowering of recommendation models' tables (FBGEMM), of generated kernels, and of single values read by the host."""
 
 from __future__ import annotations
@@ -36,19 +37,31 @@ def tables(op: OpView) -> Iterable[KernelCall]:
     return [kernel("EmbeddingBag", [spec((n,), index.dtype)], [out], indices=n, moved_bytes=moved)]
 
 
-@lowers("fbgemm::permute_pooled_embs", "fbgemm::permute_pooled_embs_auto_grad", "fbgemm::permute_2D_sparse_data",
-        "fbgemm::permute_1D_sparse_data", "fbgemm::permute_sparse_features", "fbgemm::permute_sequence_embeddings",
-        "fbgemm::recat_embedding_grad_output_mixed_D_batch", "fbgemm::recat_embedding_grad_output",
-        "fbgemm::merge_pooled_embeddings", "fbgemm::permute_duplicate_pooled_embs_auto_grad")  # fmt: skip
+@lowers(
+    "fbgemm::permute_pooled_embs",
+    "fbgemm::permute_pooled_embs_auto_grad",
+    "fbgemm::permute_2D_sparse_data",
+    "fbgemm::permute_1D_sparse_data",
+    "fbgemm::permute_sparse_features",
+    "fbgemm::permute_sequence_embeddings",
+    "fbgemm::recat_embedding_grad_output_mixed_D_batch",
+    "fbgemm::recat_embedding_grad_output",
+    "fbgemm::merge_pooled_embeddings",
+    "fbgemm::permute_duplicate_pooled_embs_auto_grad",
+)
 def permuted(op: OpView) -> Iterable[KernelCall]:
     """Runs of data in another order: everything read and written once, a copy for each tensor."""
     moved = [t for t in op.tensors if t.shape and elements(t) * 8 >= max(elements(one) for one in op.tensors)]
     return [kernel("ConcatD", [spec(t.shape, t.dtype)], [spec(t.shape, t.dtype)]) for t in moved]
 
 
-@lowers("fbgemm::asynchronous_complete_cumsum", "fbgemm::asynchronous_inclusive_cumsum",
-        "fbgemm::asynchronous_exclusive_cumsum", "fbgemm::segment_sum_csr",
-        "fb::asynchronous_complete_cumsum")  # fmt: skip
+@lowers(
+    "fbgemm::asynchronous_complete_cumsum",
+    "fbgemm::asynchronous_inclusive_cumsum",
+    "fbgemm::asynchronous_exclusive_cumsum",
+    "fbgemm::segment_sum_csr",
+    "fb::asynchronous_complete_cumsum",
+)
 def scanned(op: OpView) -> Iterable[KernelCall]:
     """Cumsum."""
     source = op.dense(at=0)

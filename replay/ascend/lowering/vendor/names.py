@@ -1,3 +1,4 @@
+# pyright: strict
 """Further vendors' names for kernels that other families know: products, norms, gates, quantisation, routing, moves.
 
 Owns no kernel: each name gets a rule of another module, or one elementwise kernel over its widest tensor.

@@ -1,1 +1,2 @@
+# pyright: strict
 """Executors that run ops by torch."""

@@ -116,10 +116,18 @@ class TorchExecutor:
     """One device of torch. Raises EnvironmentRefused when it is not there; never falls back to another."""
 
     def __init__(
-        self, device: str, find_overload: FindOverload, *, memory_bytes: int, threads: int | None = None,
-        registry: Registry | None = None, values: RecordedValues | None = None, check_work: bool = False,
-        idle_cpus: float | None = None, own_call: OwnCallOf | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        device: str,
+        find_overload: FindOverload,
+        *,
+        memory_bytes: int,
+        threads: int | None = None,
+        registry: Registry | None = None,
+        values: RecordedValues | None = None,
+        check_work: bool = False,
+        idle_cpus: float | None = None,
+        own_call: OwnCallOf | None = None,
+    ) -> None:
         self._device = open_device(device)
         self.device = str(self._device)
         self._find = find_overload
@@ -204,10 +212,14 @@ class TorchExecutor:
         )
         lengths = next((report.lengths for report in reports if report.lengths is not None), None)
         return Filled(
-            op=op, function=_with_lengths(function, lengths), args=args, initializer=name, ruled=rule is not None,
+            op=op,
+            function=_with_lengths(function, lengths),
+            args=args,
+            initializer=name,
+            ruled=rule is not None,
             assumptions=notes + assumed,
             lengths=lengths,
-        )  # fmt: skip
+        )
 
     def _ready(
         self, op: ReplayOp, function: Callable[..., Any], seed: int, notes: tuple[Assumption, ...]
@@ -244,9 +256,13 @@ class TorchExecutor:
 
     def for_sequences(self) -> SequenceParts:
         return SequenceParts(
-            found=self.found, fill=self.fill, tools=TorchTools(self._device), synchronize=self.synchronize,
-            timer=timer_on(self._device, self.synchronize, _hold), free_bytes=partial(free_bytes_of, self._device),
-        )  # fmt: skip
+            found=self.found,
+            fill=self.fill,
+            tools=TorchTools(self._device),
+            synchronize=self.synchronize,
+            timer=timer_on(self._device, self.synchronize, _hold),
+            free_bytes=partial(free_bytes_of, self._device),
+        )
 
     def check_values(self, prepared: TorchPrepared, op: ReplayOp) -> ValueCheck:
         own = ValueCheck(status="own") if self._own_call is None else self._own_call(op)
@@ -298,9 +314,16 @@ class TorchExecutor:
         generator.manual_seed(seed)
         metas = {arg.name: arg.tensors for arg in op.args if arg.tensors}
         return InitContext(
-            op=canonical_name(op.called), args=args, metas=metas, generator=generator, seed=seed, outputs=op.outputs,
-            batch=op.batch, run_seed=run_seed, keyword_only=frozenset(arg.name for arg in op.args if arg.keyword_only),
-        )  # fmt: skip
+            op=canonical_name(op.called),
+            args=args,
+            metas=metas,
+            generator=generator,
+            seed=seed,
+            outputs=op.outputs,
+            batch=op.batch,
+            run_seed=run_seed,
+            keyword_only=frozenset(arg.name for arg in op.args if arg.keyword_only),
+        )
 
     def _initialize(self, context: InitContext, rule: CustomInit | None) -> tuple[str, list[InitReport]]:
         """Plain values for all tensors, then the op's own rule; the name of the rule and what was assumed."""

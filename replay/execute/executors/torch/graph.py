@@ -1,3 +1,4 @@
+# pyright: strict
 """Calls captured in a CUDA graph and launched together: for ops that the host is too slow to launch one by one."""
 
 from __future__ import annotations

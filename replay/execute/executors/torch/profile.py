@@ -1,3 +1,4 @@
+# pyright: strict
 """One call of an op under torch.profiler: its kernels and child ops; measures nothing that is reported as a time."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """What the passes of a sequence do with torch's tensors; owns no order and no lifetimes."""
 
 from __future__ import annotations

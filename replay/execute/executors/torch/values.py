@@ -16,9 +16,15 @@ from opreplay.replay.ir.verdicts import ValueCheck, ValueStatus, not_compared
 from opreplay.replay.resolve.own_call import OwnCall
 
 TOLERANCE: dict[torch.dtype, float] = {
-    torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 1e-4, torch.complex64: 1e-4, torch.float16: 1e-2,
-    torch.bfloat16: 5e-2, torch.int8: 1.0, torch.uint8: 1.0,
-}  # fmt: skip
+    torch.float64: 1e-9,
+    torch.complex128: 1e-9,
+    torch.float32: 1e-4,
+    torch.complex64: 1e-4,
+    torch.float16: 1e-2,
+    torch.bfloat16: 5e-2,
+    torch.int8: 1.0,
+    torch.uint8: 1.0,
+}
 """Element type → what an element may differ by: a share of itself plus the same share of the root mean square: some
 ten times the rounding of a 16-bit type and a thousand times that of longer ones, since sums may be taken in another
 order; of 8-bit integers, which quantised values are, one step. Other integers and bools must be the same."""

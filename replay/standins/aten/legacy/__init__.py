@@ -1,1 +1,2 @@
+# pyright: strict
 """Ops of torch 1.8 to 1.13 that torch has no more."""

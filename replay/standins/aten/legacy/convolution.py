@@ -1,3 +1,4 @@
+# pyright: strict
 """Backward of convolutions under the names that torch had for each library and gradient until 1.10.
 
 Each is one `convolution_backward` with the mask of the gradients that its name stands for. Arguments are as in the old
@@ -19,9 +20,16 @@ _INPUT, _WEIGHT = (True, False, False), (False, True, False)
 
 
 def _backward(
-    grad: Tensor, x: Tensor, weight: Tensor, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int,
-    mask: Mask, output_padding: Sizes | None = None,
-) -> tuple[Maybe, Maybe, Maybe]:  # fmt: skip
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    groups: int,
+    mask: Mask,
+    output_padding: Sizes | None = None,
+) -> tuple[Maybe, Maybe, Maybe]:
     """`output_padding` given: of a transposed convolution."""
     transposed = output_padding is not None
     extra = list(output_padding) if output_padding is not None else [0] * len(stride)
@@ -45,18 +53,35 @@ def _asked(mask: Mask, made: tuple[Maybe, Maybe, Maybe]) -> tuple[Maybe, ...]:
 
 
 def cudnn(
-    x: Tensor, grad: Tensor, weight: Tensor, padding: Sizes, stride: Sizes, dilation: Sizes, groups: int,
-    benchmark: bool, deterministic: bool, allow_tf32: bool, mask: Mask,
-) -> tuple[Maybe, ...]:  # fmt: skip
+    x: Tensor,
+    grad: Tensor,
+    weight: Tensor,
+    padding: Sizes,
+    stride: Sizes,
+    dilation: Sizes,
+    groups: int,
+    benchmark: bool,
+    deterministic: bool,
+    allow_tf32: bool,
+    mask: Mask,
+) -> tuple[Maybe, ...]:
     """Gradients of input and weight."""
     del benchmark, deterministic, allow_tf32
     return _asked(mask, _backward(grad, x, weight, stride, padding, dilation, groups, mask))
 
 
 def miopen(
-    x: Tensor, grad: Tensor, weight: Tensor, padding: Sizes, stride: Sizes, dilation: Sizes, groups: int,
-    benchmark: bool, deterministic: bool, mask: Mask,
-) -> tuple[Maybe, ...]:  # fmt: skip
+    x: Tensor,
+    grad: Tensor,
+    weight: Tensor,
+    padding: Sizes,
+    stride: Sizes,
+    dilation: Sizes,
+    groups: int,
+    benchmark: bool,
+    deterministic: bool,
+    mask: Mask,
+) -> tuple[Maybe, ...]:
     """Gradients of input, weight and bias."""
     del benchmark, deterministic
     return _asked(mask, _backward(grad, x, weight, stride, padding, dilation, groups, mask))
@@ -84,9 +109,15 @@ def to_weight(
 
 
 def to_weight_and_bias(
-    size: Sizes, grad: Tensor, x: Tensor, padding: Sizes, stride: Sizes, dilation: Sizes, groups: int,
+    size: Sizes,
+    grad: Tensor,
+    x: Tensor,
+    padding: Sizes,
+    stride: Sizes,
+    dilation: Sizes,
+    groups: int,
     bias_defined: bool,
-) -> tuple[Maybe, Maybe]:  # fmt: skip
+) -> tuple[Maybe, Maybe]:
     """As to_weight, and of the bias where the convolution has one."""
     mask = (False, True, bias_defined)
     return _backward(grad, x, _shaped(x, size), stride, padding, dilation, groups, mask)[1:]
@@ -108,18 +139,37 @@ def _rest(grad: Tensor, x: Tensor, weight_size: Sizes, stride: Sizes, padding: S
 
 
 def cudnn_transpose(
-    x: Tensor, grad: Tensor, weight: Tensor, padding: Sizes, output_padding: Sizes, stride: Sizes, dilation: Sizes,
-    groups: int, benchmark: bool, deterministic: bool, allow_tf32: bool, mask: Mask,
-) -> tuple[Maybe, ...]:  # fmt: skip
+    x: Tensor,
+    grad: Tensor,
+    weight: Tensor,
+    padding: Sizes,
+    output_padding: Sizes,
+    stride: Sizes,
+    dilation: Sizes,
+    groups: int,
+    benchmark: bool,
+    deterministic: bool,
+    allow_tf32: bool,
+    mask: Mask,
+) -> tuple[Maybe, ...]:
     """As cudnn, of a transposed convolution."""
     del benchmark, deterministic, allow_tf32
     return _asked(mask, _backward(grad, x, weight, stride, padding, dilation, groups, mask, output_padding))
 
 
 def miopen_transpose(
-    x: Tensor, grad: Tensor, weight: Tensor, padding: Sizes, output_padding: Sizes, stride: Sizes, dilation: Sizes,
-    groups: int, benchmark: bool, deterministic: bool, mask: Mask,
-) -> tuple[Maybe, ...]:  # fmt: skip
+    x: Tensor,
+    grad: Tensor,
+    weight: Tensor,
+    padding: Sizes,
+    output_padding: Sizes,
+    stride: Sizes,
+    dilation: Sizes,
+    groups: int,
+    benchmark: bool,
+    deterministic: bool,
+    mask: Mask,
+) -> tuple[Maybe, ...]:
     """As miopen, of a transposed convolution."""
     del benchmark, deterministic
     return _asked(mask, _backward(grad, x, weight, stride, padding, dilation, groups, mask, output_padding))
@@ -158,45 +208,79 @@ def nnpack_to_weight(x: Tensor, size: Sizes, grad: Tensor, padding: Sizes) -> Ma
 
 
 def slow_dilated(
-    grad: Tensor, x: Tensor, weight: Tensor, kernel_size: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes,
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    kernel_size: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
     mask: Mask,
-) -> tuple[Maybe, ...]:  # fmt: skip
+) -> tuple[Maybe, ...]:
     """Gradients of input, weight and bias."""
     del kernel_size
     return _asked(mask, _backward(grad, x, weight, stride, padding, dilation, 1, mask))
 
 
 def slow_with_columns(
-    grad: Tensor, x: Tensor, weight: Tensor, kernel_size: Sizes, stride: Sizes, padding: Sizes, columns: Tensor,
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    kernel_size: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    columns: Tensor,
     mask: Mask,
-) -> tuple[Maybe, ...]:  # fmt: skip
+) -> tuple[Maybe, ...]:
     """Without dilation; `columns` is what the forward has left behind for this."""
     del columns
     return slow_dilated(grad, x, weight, kernel_size, stride, padding, [1] * len(stride), mask)
 
 
 def slow_with_scratch(
-    grad: Tensor, x: Tensor, weight: Tensor, kernel_size: Sizes, stride: Sizes, padding: Sizes, columns: Tensor,
-    scratch: Tensor, mask: Mask,
-) -> tuple[Maybe, ...]:  # fmt: skip
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    kernel_size: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    columns: Tensor,
+    scratch: Tensor,
+    mask: Mask,
+) -> tuple[Maybe, ...]:
     """As slow_with_columns."""
     del scratch
     return slow_with_columns(grad, x, weight, kernel_size, stride, padding, columns, mask)
 
 
 def slow_transpose(
-    grad: Tensor, x: Tensor, weight: Tensor, kernel_size: Sizes, stride: Sizes, padding: Sizes, output_padding: Sizes,
-    dilation: Sizes, columns: Tensor, scratch: Tensor, mask: Mask,
-) -> tuple[Maybe, ...]:  # fmt: skip
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    kernel_size: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    output_padding: Sizes,
+    dilation: Sizes,
+    columns: Tensor,
+    scratch: Tensor,
+    mask: Mask,
+) -> tuple[Maybe, ...]:
     """Of a transposed convolution without groups."""
     del kernel_size, columns, scratch
     return _asked(mask, _backward(grad, x, weight, stride, padding, dilation, 1, mask, output_padding))
 
 
 def depthwise(
-    grad: Tensor, x: Tensor, weight: Tensor, kernel_size: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes,
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    kernel_size: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
     mask: Mask,
-) -> tuple[Maybe, ...]:  # fmt: skip
+) -> tuple[Maybe, ...]:
     """One group a channel."""
     del kernel_size
     return _asked(mask, _backward(grad, x, weight, stride, padding, dilation, x.shape[1], mask))

@@ -198,8 +198,10 @@ def _row(schema: str, via: str = "plain torch", function: str = "", **given: Any
 
 
 _ATTENTION = "(Tensor query, Tensor key, Tensor value, "
-_OPTIONS = ("Tensor? attn_mask=None, float dropout_p=0.0, bool need_attn_weights=False, bool is_causal=False) "
-            "-> (Tensor, Tensor)")  # fmt: skip
+_OPTIONS = (
+    "Tensor? attn_mask=None, float dropout_p=0.0, bool need_attn_weights=False, bool is_causal=False) "
+    "-> (Tensor, Tensor)"
+)
 
 _GRADIENTS: tuple[Legacy, ...] = (
     *(_row(f"_{kind}_backward_data.until_1_10(Tensor grad_output, Tensor output, int dim, Tensor self) -> Tensor",

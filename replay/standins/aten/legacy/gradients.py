@@ -1,3 +1,4 @@
+# pyright: strict
 """Gradients that torch 1.8 to 1.13 had ops for, or had with other arguments; each as the old schema has it."""
 
 from __future__ import annotations
@@ -76,9 +77,13 @@ def _reduced(grad: Tensor, x: Tensor, reduction: int) -> Tensor:
 
 
 def binary_cross_entropy_with_logits_backward(
-    grad_output: Tensor, x: Tensor, target: Tensor, weight: Maybe = None, pos_weight: Maybe = None,
+    grad_output: Tensor,
+    x: Tensor,
+    target: Tensor,
+    weight: Maybe = None,
+    pos_weight: Maybe = None,
     reduction: int = _MEAN,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """sigmoid(x) - target, with the positive class weighted where asked for, times the gradient."""
     if pos_weight is None:
         made = (x.sigmoid() - target).mul_(grad_output)
@@ -167,9 +172,14 @@ def linear_backward(x: Tensor, grad: Tensor, weight: Tensor, mask: Sequence[bool
 
 
 def max_pool2d_backward(
-    grad: Tensor, x: Tensor, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = (0, 0), dilation: Sizes = (1, 1),
+    grad: Tensor,
+    x: Tensor,
+    kernel_size: Sizes,
+    stride: Sizes = (),
+    padding: Sizes = (0, 0),
+    dilation: Sizes = (1, 1),
     ceil_mode: bool = False,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The places of the maxima were found again."""
     window = (list(kernel_size), list(stride), list(padding), list(dilation), ceil_mode)
     _, indices = functional.max_pool2d_with_indices(x, window[0], window[1] or None, *window[2:])

@@ -33,9 +33,14 @@ def bfloat16_to_float(x: Tensor) -> Tensor:
 
 
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Maybe = None, dropout_p: float = 0.0,
-    need_attn_weights: bool = False, is_causal: bool = False,
-) -> tuple[Tensor, Maybe]:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Maybe = None,
+    dropout_p: float = 0.0,
+    need_attn_weights: bool = False,
+    is_causal: bool = False,
+) -> tuple[Tensor, Maybe]:
     """[*, L, E], [*, S, E], [*, S, Ev] → [*, L, Ev], and the weights [*, L, S] where asked for."""
     if need_attn_weights:
         return torch.ops.aten._scaled_dot_product_attention_math.default(
@@ -45,9 +50,16 @@ def attention(
 
 
 def flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, cum_seq_q: Tensor, cum_seq_k: Tensor, max_q: int, max_k: int,
-    dropout_p: float, is_causal: bool,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cum_seq_q: Tensor,
+    cum_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+) -> Tensor:
     """Packed sequences: [tokens, heads, E], with the starts of the sequences [n + 1]."""
     from opreplay.replay.standins.aten.attention import flash_attention_forward
 

@@ -35,9 +35,13 @@ def op(name: str, *, out: tuple[TensorMeta, ...] | None = None, written: str = "
             plain: Value = value  # type: ignore[assignment]
             made.append(ReplayArg(name=key, type="int[]" if isinstance(value, tuple) else "int", value=plain))
     return ReplayOp(
-        id="0" * 12, name=name, count=1, recorded=Recorded(host_us_total=1, host_us_median=1), args=tuple(made),
+        id="0" * 12,
+        name=name,
+        count=1,
+        recorded=Recorded(host_us_total=1, host_us_median=1),
+        args=tuple(made),
         outputs=out,
-    )  # fmt: skip
+    )
 
 
 def shapes(made: ReplayOp) -> dict[str, tuple[int, ...]]:
@@ -55,9 +59,16 @@ def test_the_cache_of_a_cache_write_shrinks_and_the_tokens_stay() -> None:
     pool = meta(224304, 32, 8, 64, dtype="bfloat16")
     tokens = meta(8192, 8, 64, dtype="bfloat16", strides=(640, 64, 1))
     call = op(
-        "_C_cache_ops::reshape_and_cache_flash", out=(), key=tokens, value=tokens, key_cache=pool, value_cache=pool,
-        slot_mapping=meta(8192, dtype="int64"), k_scale=meta(1), v_scale=meta(1),
-    )  # fmt: skip
+        "_C_cache_ops::reshape_and_cache_flash",
+        out=(),
+        key=tokens,
+        value=tokens,
+        key_cache=pool,
+        value_cache=pool,
+        slot_mapping=meta(8192, dtype="int64"),
+        k_scale=meta(1),
+        v_scale=meta(1),
+    )
     made = fitted(call, 1000 * MB)
     assert need_of(made.op).total <= 1000 * MB
     found = shapes(made.op)
@@ -72,18 +83,26 @@ def test_the_cache_of_a_cache_write_shrinks_and_the_tokens_stay() -> None:
 def test_scales_of_a_cache_shrink_with_it() -> None:
     pool = meta(100_000, 16, 8, 64, dtype="uint8")
     call = op(
-        "aiter::pa_fwd_asm", out=(), Q=meta(4, 8, 64), K=pool, V=pool, block_tables=meta(4, 32, dtype="int32"),
+        "aiter::pa_fwd_asm",
+        out=(),
+        Q=meta(4, 8, 64),
+        K=pool,
+        V=pool,
+        block_tables=meta(4, 32, dtype="int32"),
         K_QScale=meta(100_000, 8, 16),
-    )  # fmt: skip
+    )
     found = shapes(fitted(call, 200 * MB).op)
     assert found["K"][0] == found["K_QScale"][0] < 100_000
 
 
 def test_a_stack_of_key_and_value_cache_keeps_both() -> None:
     call = op(
-        "vllm::unified_attention_like_cache", out=(), query=meta(4, 8, 64), kv_cache=meta(2, 100_000, 16, 8, 64),
+        "vllm::unified_attention_like_cache",
+        out=(),
+        query=meta(4, 8, 64),
+        kv_cache=meta(2, 100_000, 16, 8, 64),
         block_table=meta(4, 32, dtype="int32"),
-    )  # fmt: skip
+    )
     found = shapes(fitted(call, 500 * MB).op)
     assert found["kv_cache"][0] == 2
     assert 4 <= found["kv_cache"][1] < 100_000
@@ -105,8 +124,16 @@ def test_a_mask_needs_the_whole_table() -> None:
 @pytest.mark.parametrize(
     ("call", "size"),
     [
-        (op("aten::as_strided", self=meta(2, 100_000, 32, 8), size=(100_000, 32, 8), stride=(256, 8, 1),
-            storage_offset=25_600_000), (390, 32, 8)),
+        (
+            op(
+                "aten::as_strided",
+                self=meta(2, 100_000, 32, 8),
+                size=(100_000, 32, 8),
+                stride=(256, 8, 1),
+                storage_offset=25_600_000,
+            ),
+            (390, 32, 8),
+        ),
         (op("aten::view", self=meta(100_000, 256), size=(100_000, 32, 8)), (390, 32, 8)),
         (op("aten::view", self=meta(100_000, 8), size=(10_000, 10, 8)), (312, 10, 8)),
         (op("aten::_unsafe_view", self=meta(10_000, 10, 8), size=(100_000, 8)), (3120, 8)),
@@ -115,7 +142,7 @@ def test_a_mask_needs_the_whole_table() -> None:
         (op("aten::select", self=meta(2, 100_000, 256), dim=0, index=1), None),
     ],
     ids=lambda value: value.name if isinstance(value, ReplayOp) else "",
-)  # fmt: skip
+)
 def test_a_view_of_a_smaller_tensor_takes_the_same_time(call: ReplayOp, size: tuple[int, ...] | None) -> None:
     """vLLM takes key and value cache out of one tensor of 15 GB."""
     made = fitted(call, MB)
@@ -143,20 +170,53 @@ def test_arguments_called_key_are_no_cache_elsewhere() -> None:
     [
         (op("aten::_softmax", out=(meta(8, 12, 512, 512),), self=meta(8, 12, 512, 512), dim=-1), {"self": 0}),
         (op("aten::_softmax", out=(meta(80, 12, 512),), self=meta(80, 12, 512), dim=0), {"self": 1}),
-        (op("aten::bmm", out=(meta(96, 512, 512),), self=meta(96, 512, 64), mat2=meta(96, 64, 512)),
-         {"self": 0, "mat2": 0}),
+        (
+            op("aten::bmm", out=(meta(96, 512, 512),), self=meta(96, 512, 64), mat2=meta(96, 64, 512)),
+            {"self": 0, "mat2": 0},
+        ),
         (op("aten::mm", out=(meta(46, 201088),), self=meta(46, 288), mat2=meta(288, 201088)), {"mat2": 1}),
         (op("aten::mm", out=(meta(201088, 46),), self=meta(201088, 288), mat2=meta(288, 46)), {"self": 0}),
-        (op("aten::addmm", out=(meta(4, 99999),), self=meta(99999), mat1=meta(4, 288), mat2=meta(288, 99999)),
-         {"self": 0, "mat2": 1}),
-        (op("aten::convolution", out=(meta(64, 64, 112, 112),), input=meta(64, 3, 224, 224), weight=meta(64, 3, 7, 7)),
-         {"input": 0}),
-        (op("aten::native_layer_norm", out=(meta(9000, 1024), meta(9000, 1), meta(9000, 1)), input=meta(9000, 1024),
-            normalized_shape=(1024,), weight=meta(1024), bias=meta(1024)), {"input": 0}),
-        (op("aten::sum", out=(meta(1024,),), self=meta(9000, 1024), dim=(0,), keepdim=0), {"self": 1}),
+        (
+            op("aten::addmm", out=(meta(4, 99999),), self=meta(99999), mat1=meta(4, 288), mat2=meta(288, 99999)),
+            {"self": 0, "mat2": 1},
+        ),
+        (
+            op(
+                "aten::convolution",
+                out=(meta(64, 64, 112, 112),),
+                input=meta(64, 3, 224, 224),
+                weight=meta(64, 3, 7, 7),
+            ),
+            {"input": 0},
+        ),
+        (
+            op(
+                "aten::native_layer_norm",
+                out=(meta(9000, 1024), meta(9000, 1), meta(9000, 1)),
+                input=meta(9000, 1024),
+                normalized_shape=(1024,),
+                weight=meta(1024),
+                bias=meta(1024),
+            ),
+            {"input": 0},
+        ),
+        (
+            op(
+                "aten::sum",
+                out=(
+                    meta(
+                        1024,
+                    ),
+                ),
+                self=meta(9000, 1024),
+                dim=(0,),
+                keepdim=0,
+            ),
+            {"self": 1},
+        ),
     ],
     ids=lambda value: value.name if isinstance(value, ReplayOp) else "",
-)  # fmt: skip
+)
 def test_independent_slices_are_cut(call: ReplayOp, cut: dict[str, int]) -> None:
     limit = need_of(call).total // 3
     made = fitted(call, limit)
@@ -216,13 +276,22 @@ def test_out_of_a_product_keeps_it_whole_where_it_would_have_to_be_cut_as_well()
         (op("aten::addmm", self=meta(40), mat1=meta(300, 20), mat2=meta(20, 40)), 2 * 300 * 20 * 40),
         (op("aten::linear", input=meta(3, 100, 20), weight=meta(40, 20)), 2 * 300 * 20 * 40),
         (op("aten::bmm", self=meta(6, 50, 20), mat2=meta(6, 20, 40)), 2 * 6 * 50 * 20 * 40),
-        (op("aten::scaled_dot_product_attention", query=meta(2, 4, 50, 16), key=meta(2, 4, 70, 16),
-            value=meta(2, 4, 70, 16)), 4 * 8 * 50 * 70 * 16),
-        (op("aten::convolution", out=(meta(2, 8, 10, 10),), input=meta(2, 4, 12, 12), weight=meta(8, 4, 3, 3)),
-         2 * 2 * 8 * 100 * 4 * 9),
+        (
+            op(
+                "aten::scaled_dot_product_attention",
+                query=meta(2, 4, 50, 16),
+                key=meta(2, 4, 70, 16),
+                value=meta(2, 4, 70, 16),
+            ),
+            4 * 8 * 50 * 70 * 16,
+        ),
+        (
+            op("aten::convolution", out=(meta(2, 8, 10, 10),), input=meta(2, 4, 12, 12), weight=meta(8, 4, 3, 3)),
+            2 * 2 * 8 * 100 * 4 * 9,
+        ),
     ],
     ids=lambda value: value.name if isinstance(value, ReplayOp) else "",
-)  # fmt: skip
+)
 def test_a_product_too_slow_for_this_machine_runs_in_part(call: ReplayOp, flops: int) -> None:
     """Prefill of 15,360 tokens is minutes of work for two cores, and fits into a gigabyte."""
     assert product_flops(call) == flops
@@ -235,8 +304,13 @@ def test_a_product_too_slow_for_this_machine_runs_in_part(call: ReplayOp, flops:
 
 def test_gather_needs_no_more_rows_than_its_index_has() -> None:
     """SGLang gathers 15,360 rows of logits from 151,936."""
-    call = op("aten::gather", out=(meta(360, 256),), self=meta(151_936, 256), dim=0,
-              index=meta(360, 256, dtype="int64", strides=(1, 0)))  # fmt: skip
+    call = op(
+        "aten::gather",
+        out=(meta(360, 256),),
+        self=meta(151_936, 256),
+        dim=0,
+        index=meta(360, 256, dtype="int64", strides=(1, 0)),
+    )
     assert 360 <= shapes(fitted(call, 10 * MB).op)["self"][0] < 151_936
 
 

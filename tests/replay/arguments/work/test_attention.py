@@ -29,26 +29,41 @@ def ints(*shape: int) -> torch.Tensor:
 
 def varlen(tokens: int, sequences: int) -> dict[str, Any]:
     return {
-        "q": torch.zeros(tokens, 4, 8), "k": torch.zeros(64, 4, 2, 8), "v": torch.zeros(64, 4, 2, 8), "out": None,
-        "cu_seqlens_q": ints(sequences + 1), "cu_seqlens_k": ints(sequences + 1), "seqused_k": ints(sequences),
-        "block_table": ints(sequences, 16), "is_causal": True,
-    }  # fmt: skip
+        "q": torch.zeros(tokens, 4, 8),
+        "k": torch.zeros(64, 4, 2, 8),
+        "v": torch.zeros(64, 4, 2, 8),
+        "out": None,
+        "cu_seqlens_q": ints(sequences + 1),
+        "cu_seqlens_k": ints(sequences + 1),
+        "seqused_k": ints(sequences),
+        "block_table": ints(sequences, 16),
+        "is_causal": True,
+    }
 
 
 def page_lists(tokens: int, sequences: int) -> dict[str, Any]:
     return {
-        "q": torch.zeros(tokens, 4, 8), "k": torch.zeros(300, 2, 8), "v": torch.zeros(300, 2, 8),
-        "cu_seqlens_q": ints(sequences + 1), "kv_indptr": ints(sequences + 1), "kv_page_indices": ints(140),
+        "q": torch.zeros(tokens, 4, 8),
+        "k": torch.zeros(300, 2, 8),
+        "v": torch.zeros(300, 2, 8),
+        "cu_seqlens_q": ints(sequences + 1),
+        "kv_indptr": ints(sequences + 1),
+        "kv_page_indices": ints(140),
         "is_causal": True,
-    }  # fmt: skip
+    }
 
 
 def vllm_v1(tokens: int, sequences: int) -> dict[str, Any]:
     return {
-        "out": torch.zeros(tokens, 4, 8), "query": torch.zeros(tokens, 4, 8),
-        "key_cache": torch.zeros(40, 2, 2, 4, 4), "value_cache": torch.zeros(40, 2, 8, 4),
-        "block_tables": ints(sequences, 8), "seq_lens": ints(sequences), "block_size": 4, "max_seq_len": 30,
-    }  # fmt: skip
+        "out": torch.zeros(tokens, 4, 8),
+        "query": torch.zeros(tokens, 4, 8),
+        "key_cache": torch.zeros(40, 2, 2, 4, 4),
+        "value_cache": torch.zeros(40, 2, 8, 4),
+        "block_tables": ints(sequences, 8),
+        "seq_lens": ints(sequences),
+        "block_size": 4,
+        "max_seq_len": 30,
+    }
 
 
 @pytest.mark.parametrize(("batch", "tokens", "sequences", "context", "new"), CASES)
@@ -102,9 +117,10 @@ def test_layers_get_their_lengths_around_the_call(after: Any) -> None:
 def test_pairs_are_those_of_a_causal_mask(sequences: list[tuple[int, int]]) -> None:
     query, kv = [q for q, _ in sequences], [q + old for q, old in sequences]
     context = InitContext(
-        op="vllm::unified_attention", args={"query": torch.zeros(max(1, sum(query)), 2, 4)},
+        op="vllm::unified_attention",
+        args={"query": torch.zeros(max(1, sum(query)), 2, 4)},
         generator=torch.Generator(),
-    )  # fmt: skip
+    )
     done = work_of(context, BatchLengths(query=tuple(query), kv=tuple(kv)))
     assert done is not None
     naive = sum(k - (q - 1 - row) for q, k in zip(query, kv, strict=True) for row in range(q))
@@ -116,10 +132,13 @@ def test_pairs_are_those_of_a_causal_mask(sequences: list[tuple[int, int]]) -> N
 def test_lists_of_lengths(layout: str) -> None:
     shape = {"BSH": (2, 10, 32), "BNSD": (2, 4, 10, 8), "TND": (17, 4, 8)}[layout]
     args = {
-        "query": torch.zeros(shape), "key": torch.zeros(shape), "value": torch.zeros(shape), "input_layout": layout,
+        "query": torch.zeros(shape),
+        "key": torch.zeros(shape),
+        "value": torch.zeros(shape),
+        "input_layout": layout,
         "actual_seq_lengths": [7, 17] if layout == "TND" else [7, 10],
         "actual_seq_lengths_kv": [7, 17] if layout == "TND" else [7, 10],
-    }  # fmt: skip
+    }
     op = "npu::npu_fused_infer_attention_score"
     done = work_of(InitContext(op=op, args=args, generator=torch.Generator()))
     assert done is not None
@@ -149,9 +168,12 @@ def test_cache_slots(op: str, before: Any, after: Any) -> None:
     cache = torch.zeros(256, 16) if sglang else torch.zeros(64, 4, 2, 8)
     names = ("k_cache", "v_cache", "indices") if sglang else ("key_cache", "value_cache", "slot_mapping")
     args = {
-        "key": torch.zeros(48, 2, 8), "value": torch.zeros(48, 2, 8), names[0]: cache, names[1]: cache.clone(),
+        "key": torch.zeros(48, 2, 8),
+        "value": torch.zeros(48, 2, 8),
+        names[0]: cache,
+        names[1]: cache.clone(),
         names[2]: torch.zeros(48, dtype=torch.int64),
-    }  # fmt: skip
+    }
     assert before(op, args).idle
     done = after(op, args, batch=MIXED)
     assert (done.amounts[0].done, done.amounts[0].most, done.warnings) == (48, 48, ())

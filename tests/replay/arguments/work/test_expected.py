@@ -31,18 +31,34 @@ def op(name: str, *args: ReplayArg, batch: BatchContext | None = None) -> Replay
 
 
 VARLEN = op(
-    "_vllm_fa2_C::varlen_fwd", t("q", 48, 4, 8), t("k", 64, 4, 2, 8), t("v", 64, 4, 2, 8), v("out", "Tensor", None),
-    t("cu_seqlens_q", 7, dtype="int32"), t("cu_seqlens_k", 7, dtype="int32"), t("seqused_k", 6, dtype="int32"),
-    t("block_table", 6, 16, dtype="int32"), batch=MIXED,
-)  # fmt: skip
+    "_vllm_fa2_C::varlen_fwd",
+    t("q", 48, 4, 8),
+    t("k", 64, 4, 2, 8),
+    t("v", 64, 4, 2, 8),
+    v("out", "Tensor", None),
+    t("cu_seqlens_q", 7, dtype="int32"),
+    t("cu_seqlens_k", 7, dtype="int32"),
+    t("seqused_k", 6, dtype="int32"),
+    t("block_table", 6, 16, dtype="int32"),
+    batch=MIXED,
+)
 LAYER = op(
-    "vllm::unified_attention_with_output", t("query", 48, 4, 8), t("key", 48, 2, 8), t("value", 48, 2, 8),
-    t("output", 48, 4, 8), v("layer_name", "str", ""), batch=MIXED,
-)  # fmt: skip
+    "vllm::unified_attention_with_output",
+    t("query", 48, 4, 8),
+    t("key", 48, 2, 8),
+    t("value", 48, 2, 8),
+    t("output", 48, 4, 8),
+    v("layer_name", "str", ""),
+    batch=MIXED,
+)
 EXPERTS = op(
-    "vllm::outplace_fused_experts", t("hidden_states", 4000, 16), t("w1", 8, 24, 16), t("w2", 8, 16, 12),
-    t("topk_weights", 4000, 2), t("topk_ids", 4000, 2, dtype="int32"),
-)  # fmt: skip
+    "vllm::outplace_fused_experts",
+    t("hidden_states", 4000, 16),
+    t("w1", 8, 24, 16),
+    t("w2", 8, 16, 12),
+    t("topk_weights", 4000, 2),
+    t("topk_ids", 4000, 2, dtype="int32"),
+)
 
 
 @pytest.fixture
@@ -100,9 +116,13 @@ def test_a_hostile_trace_takes_no_memory(expected: ExpectedContents) -> None:
 
 def test_weights_take_no_memory(expected: ExpectedContents) -> None:
     large = op(
-        "vllm::outplace_fused_experts", t("hidden_states", 4000, 1 << 16), t("w1", 256, 1 << 15, 1 << 16),
-        t("w2", 256, 1 << 16, 1 << 14), t("topk_weights", 4000, 2), t("topk_ids", 4000, 2, dtype="int32"),
-    )  # fmt: skip
+        "vllm::outplace_fused_experts",
+        t("hidden_states", 4000, 1 << 16),
+        t("w1", 256, 1 << 15, 1 << 16),
+        t("w2", 256, 1 << 16, 1 << 14),
+        t("topk_weights", 4000, 2),
+        t("topk_ids", 4000, 2, dtype="int32"),
+    )
     found = expected(large)
     assert found is not None
     assert found.expert_rows is not None

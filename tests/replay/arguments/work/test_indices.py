@@ -94,8 +94,9 @@ def test_lengths_and_permutes(before: Any, after: Any) -> None:
     assert before(op, args).idle
     done = after(op, args)
     assert [(a.what, a.done, a.most) for a in done.amounts] == [
-        ("values in lengths", 300, None), ("distinct rows permuted", 6, 6),
-    ]  # fmt: skip
+        ("values in lengths", 300, None),
+        ("distinct rows permuted", 6, 6),
+    ]
     assert not done.warnings
     args["lengths"][0, 0] = -1
     assert before(op, args).warnings == ("lengths has negative entries",)
@@ -118,13 +119,16 @@ def test_sums(before: Any, after: Any) -> None:
 
 def tables(count: int = 3, bags: int = 4, indices: int = 60) -> dict[str, Any]:
     return {
-        "dev_weights": torch.zeros(count * 50 * 8), "uvm_weights": torch.zeros(0),
+        "dev_weights": torch.zeros(count * 50 * 8),
+        "uvm_weights": torch.zeros(0),
         "weights_offsets": torch.zeros(count, dtype=torch.int64),
-        "D_offsets": torch.zeros(count + 1, dtype=torch.int32), "total_D": 8 * count, "max_D": 8,
+        "D_offsets": torch.zeros(count + 1, dtype=torch.int32),
+        "total_D": 8 * count,
+        "max_D": 8,
         "hash_size_cumsum": torch.zeros(count + 1, dtype=torch.int64),
         "indices": torch.zeros(indices, dtype=torch.int64),
         "offsets": torch.zeros(count * bags + 1, dtype=torch.int64),
-    }  # fmt: skip
+    }
 
 
 def test_lookups(before: Any, after: Any) -> None:

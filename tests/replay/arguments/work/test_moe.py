@@ -19,12 +19,16 @@ def amounts(work: Work) -> dict[str, tuple[int, int | None]]:
 
 def stage(length: int = 272) -> dict[str, Any]:
     return {
-        "hidden_states": torch.zeros(TOKENS, 16), "w1": torch.zeros(EXPERTS, 24, 16),
-        "w2": torch.zeros(EXPERTS, 16, 12), "sorted_token_ids": torch.zeros(length, dtype=torch.int32),
+        "hidden_states": torch.zeros(TOKENS, 16),
+        "w1": torch.zeros(EXPERTS, 24, 16),
+        "w2": torch.zeros(EXPERTS, 16, 12),
+        "sorted_token_ids": torch.zeros(length, dtype=torch.int32),
         "sorted_expert_ids": torch.zeros(length // BLOCK, dtype=torch.int32),
-        "num_valid_ids": torch.zeros(2, dtype=torch.int32), "out": torch.zeros(TOKENS, TOPK, 12), "topk": TOPK,
+        "num_valid_ids": torch.zeros(2, dtype=torch.int32),
+        "out": torch.zeros(TOKENS, TOPK, 12),
+        "topk": TOPK,
         "block_m": BLOCK,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
@@ -45,12 +49,16 @@ def test_packed_lists(op: str, distribution: str, before: Any, after: Any) -> No
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_flat_lists(distribution: str, before: Any, after: Any) -> None:
     args = {
-        "input": torch.zeros(TOKENS, 16), "output": torch.zeros(TOKENS, TOPK, 12),
-        "b_qweight": torch.zeros(EXPERTS, 12, 8, dtype=torch.uint8), "topk_weights": torch.zeros(TOKENS, TOPK),
+        "input": torch.zeros(TOKENS, 16),
+        "output": torch.zeros(TOKENS, TOPK, 12),
+        "b_qweight": torch.zeros(EXPERTS, 12, 8, dtype=torch.uint8),
+        "topk_weights": torch.zeros(TOKENS, TOPK),
         "sorted_token_ids": torch.zeros(272, dtype=torch.int32),
-        "expert_ids": torch.zeros(17, dtype=torch.int32), "num_tokens_post_pad": torch.zeros(1, dtype=torch.int32),
-        "top_k": TOPK, "BLOCK_SIZE_M": BLOCK,
-    }  # fmt: skip
+        "expert_ids": torch.zeros(17, dtype=torch.int32),
+        "num_tokens_post_pad": torch.zeros(1, dtype=torch.int32),
+        "top_k": TOPK,
+        "BLOCK_SIZE_M": BLOCK,
+    }
     assert before("_moe_C::moe_wna16_gemm", args).idle
     found = after("_moe_C::moe_wna16_gemm", args, distribution)
     assert amounts(found)["routed slots"] == (150, 150)
@@ -77,10 +85,12 @@ def test_broken_conventions_are_said(before: Any, after: Any) -> None:
 @pytest.mark.parametrize("op", ["vllm::outplace_fused_experts", "sglang::inplace_fused_experts", "aiter::fused_moe_"])
 def test_chosen_experts(op: str, distribution: str, before: Any, after: Any) -> None:
     args = {
-        "hidden_states": torch.zeros(TOKENS, 16), "w1": torch.zeros(EXPERTS, 24, 16),
-        "w2": torch.zeros(EXPERTS, 16, 12), "topk_weights": torch.zeros(TOKENS, TOPK),
+        "hidden_states": torch.zeros(TOKENS, 16),
+        "w1": torch.zeros(EXPERTS, 24, 16),
+        "w2": torch.zeros(EXPERTS, 16, 12),
+        "topk_weights": torch.zeros(TOKENS, TOPK),
         "topk_ids": torch.zeros(TOKENS, TOPK, dtype=torch.int32),
-    }  # fmt: skip
+    }
     zeros = before(op, args)
     assert zeros.idle
     assert amounts(zeros)["tokens with an expert twice"] == (TOKENS, TOKENS)
@@ -111,9 +121,11 @@ def test_scores_decide(op: str, before: Any, after: Any) -> None:
 @pytest.mark.parametrize("kind", [0, 1])
 def test_groups(kind: int, before: Any, after: Any) -> None:
     args = {
-        "x": [torch.zeros(90, 4)], "weight": [torch.zeros(6, 4, 4)], "group_list": torch.zeros(6, dtype=torch.int64),
+        "x": [torch.zeros(90, 4)],
+        "weight": [torch.zeros(6, 4, 4)],
+        "group_list": torch.zeros(6, dtype=torch.int64),
         "group_list_type": kind,
-    }  # fmt: skip
+    }
     assert before("npu::npu_grouped_matmul", args).idle
     done = amounts(after("npu::npu_grouped_matmul", args))
     assert done["rows"] == (90, 90)

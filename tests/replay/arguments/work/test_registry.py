@@ -60,8 +60,15 @@ def test_text(done: int, most: int | None, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("done", "most", "same", "idle"),
-    [(0, 5, False, True), (0, 0, False, False), (0, None, False, True), (1, 5, True, True), (1, 5, False, False),
-     (1, 1, True, False), (2, 5, True, False)],
-)  # fmt: skip
+    [
+        (0, 5, False, True),
+        (0, 0, False, False),
+        (0, None, False, True),
+        (1, 5, True, True),
+        (1, 5, False, False),
+        (1, 1, True, False),
+        (2, 5, True, False),
+    ],
+)
 def test_idle(done: int, most: int | None, same: bool, idle: bool) -> None:
     assert work(Amount(what="rows", done=done, most=most), same=same).idle is idle

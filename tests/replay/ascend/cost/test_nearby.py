@@ -70,10 +70,14 @@ def test_a_measured_kernel_draws_itself_and_less_so_those_beside_it() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        gemm(4096, n=16384), gemm(4096, k=4096), gemm(4096, dtype="float32"), gemm(4096, dtype="int8"), norm(4096),
+        gemm(4096, n=16384),
+        gemm(4096, k=4096),
+        gemm(4096, dtype="float32"),
+        gemm(4096, dtype="int8"),
+        norm(4096),
         msgspec.structs.replace(gemm(4096), type="BatchMatMulV2"),
     ],
-)  # fmt: skip
+)
 def test_other_weights_types_and_families_are_left_alone(other: KernelCall) -> None:
     assert factor(other, learnt(measured(gemm(4096), 1.2))) == pytest.approx(1.0, abs=1e-3)
 
@@ -119,9 +123,10 @@ def test_only_so_many_are_kept_the_weightiest_first() -> None:
 
 
 @given(
-    rows=st.integers(1, 1 << 30), cols=st.integers(1, 1 << 30),
+    rows=st.integers(1, 1 << 30),
+    cols=st.integers(1, 1 << 30),
     places=st.lists(st.tuples(st.integers(1, 1 << 30), st.integers(1, 1 << 30), st.floats(-3, 3)), max_size=12),
-)  # fmt: skip
+)
 def test_a_correction_is_bounded_whatever_was_measured(
     rows: int, cols: int, places: list[tuple[int, int, float]]
 ) -> None:

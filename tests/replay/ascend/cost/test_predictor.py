@@ -15,8 +15,10 @@ def attention(kv_len: int) -> KernelCall:
     query = TensorSpec(shape=(16, 8, 1, 128), dtype="bfloat16")
     cache = TensorSpec(shape=(512, 8, 128, 128), dtype="bfloat16")
     attrs: dict[str, int | float | bool | str | tuple[int, ...]] = {
-        "pairs": 16 * 8 * kv_len, "rows": 128, "head_dim": 128,
-    }  # fmt: skip
+        "pairs": 16 * 8 * kv_len,
+        "rows": 128,
+        "head_dim": 128,
+    }
     return KernelCall(type="FusedInferAttentionScore", inputs=(query, cache, cache), outputs=(query,), attrs=attrs)
 
 

@@ -47,11 +47,30 @@ def test_a_broadcast_along_the_last_dimension_costs_its_output_and_not_its_eleme
 
 @settings(max_examples=150, deadline=None)
 @given(
-    kind=st.sampled_from(["Add", "Relu", "BroadcastTo", "Slice", "Transpose", "ConcatD", "ReduceSum", "Cast", "Cumsum",
-                          "Cumprod", "ArgMinV2", "ReverseV2", "SoftmaxV2", "LayerNormV3", "Tril"]),
-    shape=st.lists(st.integers(1, 2048), min_size=1, max_size=3), dtype=st.sampled_from(["float32", "float16", "int8"]),
-    state=st.sampled_from(STATES), soc=st.sampled_from(list_devices()),
-)  # fmt: skip
+    kind=st.sampled_from(
+        [
+            "Add",
+            "Relu",
+            "BroadcastTo",
+            "Slice",
+            "Transpose",
+            "ConcatD",
+            "ReduceSum",
+            "Cast",
+            "Cumsum",
+            "Cumprod",
+            "ArgMinV2",
+            "ReverseV2",
+            "SoftmaxV2",
+            "LayerNormV3",
+            "Tril",
+        ]
+    ),
+    shape=st.lists(st.integers(1, 2048), min_size=1, max_size=3),
+    dtype=st.sampled_from(["float32", "float16", "int8"]),
+    state=st.sampled_from(STATES),
+    soc=st.sampled_from(list_devices()),
+)
 def test_no_time_is_beyond_one_core_or_below_the_chip(
     kind: str, shape: list[int], dtype: str, state: State, soc: str
 ) -> None:
@@ -116,7 +135,7 @@ def test_attention_is_the_same_in_every_layout(layout: str, mask: tuple[int, int
         type="FlashAttentionScore",
         inputs=(spec(query, "bfloat16"), spec(key, "bfloat16"), spec(key, "bfloat16"), *masks),
         outputs=(spec((2, 4, 4096, 8)), spec((2, 4, 4096, 8)), spec(query, "bfloat16")),
-    )  # fmt: skip
+    )
     scores = scores_of(one)
     assert scores is not None
     assert scores.head_dim == 128

@@ -49,16 +49,25 @@ def arg(name: str, value: object, *, mutated: bool = False, keyword_only: bool =
 
 def make(name: str, *args: ReplayArg, outputs: tuple[TensorMeta, ...] | None = None) -> ReplayOp:
     return ReplayOp(
-        id="0" * 12, name=name, count=1, recorded=Recorded(host_us_total=1.0, host_us_median=1.0),
-        resolved_by="jit", args=args, outputs=outputs,
-    )  # fmt: skip
+        id="0" * 12,
+        name=name,
+        count=1,
+        recorded=Recorded(host_us_total=1.0, host_us_median=1.0),
+        resolved_by="jit",
+        args=args,
+        outputs=outputs,
+    )
 
 
 def your_op(steps: int = 2) -> ReplayOp:
     return make(
-        "your_op::Operator", arg("x", meta(128, 256)), arg("w", meta(256, 512)), arg("steps", steps),
-        arg("scale", 2, keyword_only=True), outputs=(meta(128, 512),),
-    )  # fmt: skip
+        "your_op::Operator",
+        arg("x", meta(128, 256)),
+        arg("w", meta(256, 512)),
+        arg("steps", steps),
+        arg("scale", 2, keyword_only=True),
+        outputs=(meta(128, 512),),
+    )
 
 
 def test_the_estimator_template_of_the_rfc() -> None:
@@ -203,9 +212,12 @@ def test_a_failing_function_names_its_file_and_line() -> None:
 def test_an_op_without_recorded_arguments_is_not_estimated() -> None:
     register_op_estimator("your_op::Operator")(lambda info, device: PerformanceModel.Result(info.args[0].numel()))
     bare = ReplayOp(
-        id="1" * 12, name="your_op::Operator", count=1, recorded=Recorded(host_us_total=1, host_us_median=1),
+        id="1" * 12,
+        name="your_op::Operator",
+        count=1,
+        recorded=Recorded(host_us_total=1, host_us_median=1),
         reason=Reason("metadata missing", "shapes"),
-    )  # fmt: skip
+    )
     assert simulate_op(bare, DEVICE).time_us == 0
 
 

@@ -59,10 +59,25 @@ def one(name: str) -> ReplayOp:
 
 GOOD: list[Any] = [0, 1, 2.5e-6, np.float32(1e-6), np.int64(1), Fraction(1, 10**6), PerformanceModel.Result(1e-6)]
 WRONG: list[Any] = [
-    None, float("nan"), float("inf"), -1, -1e-9, True, "1e-6", 10**400, 1e300, Decimal("1e-6"), [1e-6], 1j, object(),
-    Unprintable(), PerformanceModel.Result(None),  # type: ignore[arg-type]
-    PerformanceModel.Result(float("nan")), "x" * 100_000, np.array([1.0, 2.0]),
-]  # fmt: skip
+    None,
+    float("nan"),
+    float("inf"),
+    -1,
+    -1e-9,
+    True,
+    "1e-6",
+    10**400,
+    1e300,
+    Decimal("1e-6"),
+    [1e-6],
+    1j,
+    object(),
+    Unprintable(),
+    PerformanceModel.Result(None),  # type: ignore[arg-type]
+    PerformanceModel.Result(float("nan")),
+    "x" * 100_000,
+    np.array([1.0, 2.0]),
+]
 
 
 @given(
@@ -114,22 +129,30 @@ def test_whatever_an_estimator_raises(error: BaseException) -> None:
 def test_arguments_that_torch_refuses_are_reported_at_the_users_line() -> None:
     meta = TensorMeta(shape=(4, 8), dtype="bfloat16", strides=(1, 1, 1))
     op = ReplayOp(
-        id="0" * 12, name="your::op", count=1, recorded=Recorded(host_us_total=1.0, host_us_median=1.0),
+        id="0" * 12,
+        name="your::op",
+        count=1,
+        recorded=Recorded(host_us_total=1.0, host_us_median=1.0),
         args=(ReplayArg(name="x", type="Tensor", tensors=(meta,)),),
-    )  # fmt: skip
+    )
     register_op_estimator("your::op")(lambda info, device: info.args[0].stride(7))
     with pytest.raises(CustomOpError, match=r"test_odd_registrations.py:\d+"):
         simulate_op(op, DEVICES[0])
 
 
 WRONG_PROPERTIES: list[Any] = [
-    None, 3, {}, PerformanceProperties(memory_read_bytes=float("nan")), PerformanceProperties(memory_write_bytes=-1),
+    None,
+    3,
+    {},
+    PerformanceProperties(memory_read_bytes=float("nan")),
+    PerformanceProperties(memory_write_bytes=-1),
     PerformanceProperties(memory_readwrite_bytes=None),  # type: ignore[arg-type]
-    PerformanceProperties(memory_read_bytes=10**400), PerformanceProperties(compute_ops=None),  # type: ignore[arg-type]
+    PerformanceProperties(memory_read_bytes=10**400),
+    PerformanceProperties(compute_ops=None),  # type: ignore[arg-type]
     PerformanceProperties(compute_ops={"bfloat16": 3}),  # type: ignore[dict-item]
     PerformanceProperties(compute_ops={None: ComputeOps(mma_ops=-1)}),
     PerformanceProperties(compute_ops={Unprintable(): ComputeOps(gp_ops="much")}),  # type: ignore[arg-type]
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("value", WRONG_PROPERTIES)

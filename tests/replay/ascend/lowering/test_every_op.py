@@ -35,9 +35,10 @@ def argument(schema: Any, shape: tuple[int, ...], dtype: str) -> ReplayArg:
     optional = kind.startswith("Optional")
     inner = kind.removeprefix("Optional[").removesuffix("]") if optional else kind
     common = {
-        "name": schema.name, "keyword_only": schema.kwarg_only,
+        "name": schema.name,
+        "keyword_only": schema.kwarg_only,
         "mutated": bool(schema.alias_info and schema.alias_info.is_write),
-    }  # fmt: skip
+    }
     meta = TensorMeta(shape=shape, dtype="int64" if "ind" in schema.name and not optional else dtype)
     if inner.startswith(("List[Tensor", "List[Optional[Tensor")):
         return ReplayArg(type="Tensor[]", tensors=(meta, meta), **common)
@@ -113,17 +114,34 @@ def test_work_never_shrinks_when_tensors_grow() -> None:
 
 TENSORS = ("self", "other", "input", "weight", "query", "key", "value", "kv_cache", "indices", "grad", "hx", "grid")
 SCALARS = (
-    "dim", "max_seqlen_k", "max_seqlen_q", "num_heads", "window_size_left", "kernel_size", "stride", "padding",
-    "output_size", "num_layers", "hidden_size", "equation", "n", "groups", "total_D", "head_num", "block_size", "scale",
-)  # fmt: skip
+    "dim",
+    "max_seqlen_k",
+    "max_seqlen_q",
+    "num_heads",
+    "window_size_left",
+    "kernel_size",
+    "stride",
+    "padding",
+    "output_size",
+    "num_layers",
+    "hidden_size",
+    "equation",
+    "n",
+    "groups",
+    "total_D",
+    "head_num",
+    "block_size",
+    "scale",
+)
 HUGE = ((2**44,) * 5, (2**20, 0, 2**44), (2**44, 1), (1, 2**44, 2**44, 1))
 NUMBERS = (2**62, -(2**62), float("inf"), float("nan"), -1, "ii->i", (2**40, -1, 0))
 
 
 @given(
-    st.sampled_from([*known_ops(), "nccl:all_reduce", "triton_poi", "fbgemm::ToFP8"]), st.integers(0, 2**31),
+    st.sampled_from([*known_ops(), "nccl:all_reduce", "triton_poi", "fbgemm::ToFP8"]),
+    st.integers(0, 2**31),
     st.sampled_from(DEVICES),
-)  # fmt: skip
+)
 @settings(max_examples=200, deadline=None)
 def test_sizes_that_no_memory_holds_and_odd_numbers(name: str, seed: int, device: Any) -> None:
     chance = random.Random(seed)

@@ -49,44 +49,83 @@ def test_recurrent_layers_do_all_steps_directions_and_layers() -> None:
     def layer(gates: int, wide: int) -> int:
         return steps * batch * gates * hidden * (wide + hidden)
 
-    lstm = op("aten::lstm", input=meta(steps, batch, width), hx=[meta(1, batch, hidden)] * 2, num_layers=1,
-              bidirectional=False, batch_first=False)  # fmt: skip
+    lstm = op(
+        "aten::lstm",
+        input=meta(steps, batch, width),
+        hx=[meta(1, batch, hidden)] * 2,
+        num_layers=1,
+        bidirectional=False,
+        batch_first=False,
+    )
     assert macs(lower(lstm).kernels) == layer(4, width)
-    two = op("aten::gru", input=meta(batch, steps, width), hx=meta(4, batch, hidden), num_layers=2,
-             bidirectional=True, batch_first=True)  # fmt: skip
+    two = op(
+        "aten::gru",
+        input=meta(batch, steps, width),
+        hx=meta(4, batch, hidden),
+        num_layers=2,
+        bidirectional=True,
+        batch_first=True,
+    )
     assert macs(lower(two).kernels) == 2 * (layer(3, width) + layer(3, 2 * hidden))
-    cell = op("aten::lstm_cell", input=meta(batch, width), hx=[meta(batch, hidden)] * 2,
-              w_ih=meta(4 * hidden, width), w_hh=meta(4 * hidden, hidden))  # fmt: skip
+    cell = op(
+        "aten::lstm_cell",
+        input=meta(batch, width),
+        hx=[meta(batch, hidden)] * 2,
+        w_ih=meta(4 * hidden, width),
+        w_hh=meta(4 * hidden, hidden),
+    )
     assert macs(lower(cell).kernels) == batch * 4 * hidden * (width + hidden)
-    cudnn = op("aten::_cudnn_rnn", input=meta(steps, batch, width), hx=meta(1, batch, hidden), mode=2,
-               hidden_size=hidden, num_layers=1, batch_first=False)  # fmt: skip
+    cudnn = op(
+        "aten::_cudnn_rnn",
+        input=meta(steps, batch, width),
+        hx=meta(1, batch, hidden),
+        mode=2,
+        hidden_size=hidden,
+        num_layers=1,
+        batch_first=False,
+    )
     assert macs(lower(cudnn).kernels) == layer(4, width)
 
 
 @pytest.mark.parametrize(
     ("one", "expected"),
     [
-        (op("aten::_weight_int4pack_mm", self=meta(8, 256), mat2=meta(64, 4, 32, 4, dtype="int32"),
-            outputs=(meta(8, 512),)), 8 * 256 * 512),
-        (op("aten::_weight_int8pack_mm", self=meta(8, 256), mat2=meta(512, 256, dtype="int8"), scales=meta(512)),
-         8 * 256 * 512),
+        (
+            op(
+                "aten::_weight_int4pack_mm",
+                self=meta(8, 256),
+                mat2=meta(64, 4, 32, 4, dtype="int32"),
+                outputs=(meta(8, 512),),
+            ),
+            8 * 256 * 512,
+        ),
+        (
+            op("aten::_weight_int8pack_mm", self=meta(8, 256), mat2=meta(512, 256, dtype="int8"), scales=meta(512)),
+            8 * 256 * 512,
+        ),
         (op("aten::_grouped_mm", self=meta(64, 32), mat2=meta(4, 32, 16), offs=meta(4, dtype="int32")), 64 * 32 * 16),
         (op("aten::_grouped_mm", self=meta(32, 64), mat2=meta(64, 16), offs=meta(4, dtype="int32")), 64 * 32 * 16),
         (op("aten::_grouped_mm", self=meta(4, 8, 32), mat2=meta(4, 32, 16)), 4 * 8 * 32 * 16),
-        (op("aten::einsum", equation=None, tensors=[meta(6, 8, 32), meta(6, 32, 16)], outputs=(meta(6, 8, 16),)),
-         6 * 8 * 32 * 16),
-        (op("aten::einsum", equation="bij,bjk,kl->bil", tensors=[meta(6, 8, 32), meta(6, 32, 16), meta(16, 3)]),
-         6 * 8 * 32 * 16 + 6 * 8 * 16 * 3),
+        (
+            op("aten::einsum", equation=None, tensors=[meta(6, 8, 32), meta(6, 32, 16)], outputs=(meta(6, 8, 16),)),
+            6 * 8 * 32 * 16,
+        ),
+        (
+            op("aten::einsum", equation="bij,bjk,kl->bil", tensors=[meta(6, 8, 32), meta(6, 32, 16), meta(16, 3)]),
+            6 * 8 * 32 * 16 + 6 * 8 * 16 * 3,
+        ),
         (op("aten::tensordot", self=meta(8, 4, 5), other=meta(4, 5, 16), outputs=(meta(8, 16),)), 8 * 20 * 16),
         (op("aten::linalg_multi_dot", tensors=[meta(8, 16), meta(16, 32), meta(32, 4)]), 8 * 16 * 32 + 8 * 32 * 4),
         (op("aten::matmul_backward", grad=meta(8, 32), self=meta(8, 16), other=meta(16, 32)), 2 * 8 * 16 * 32),
         (op("aten::cdist", x1=meta(8, 16), x2=meta(32, 16)), 8 * 16 * 32),
         (op("aten::conv_tbc", self=meta(10, 2, 8), weight=meta(3, 8, 16), bias=meta(16)), 3 * 20 * 8 * 16),
-        (op("aten::_sparse_addmm", self=meta(8, 4), mat1=meta(8, 16), mat2=meta(16, 4), outputs=(meta(8, 4),)),
-         8 * 16 * 4),
+        (
+            op("aten::_sparse_addmm", self=meta(8, 4), mat1=meta(8, 16), mat2=meta(16, 4), outputs=(meta(8, 4),)),
+            8 * 16 * 4,
+        ),
     ],
     ids=lambda value: value.name if isinstance(value, ReplayOp) else "",
-)  # fmt: skip
+)
 def test_products_multiply_what_they_should(one: ReplayOp, expected: int) -> None:
     found = lower(one)
     assert found.known
@@ -108,8 +147,9 @@ def test_pooling_of_one_two_and_three_dimensions() -> None:
     assert written(cube, "AvgPoolV2") == 2 * 3 * 4 * 4 * 4
     everything = op("aten::adaptive_avg_pool3d", self=meta(2, 3, 8, 8, 8), output_size=(1, 1, 1))
     assert types(everything) == ["ReduceMean"]
-    assert types(op("aten::max_unpool2d", self=meta(1, 2, 4, 4), indices=meta(1, 2, 4, 4, dtype="int64"),
-                    output_size=(8, 8))) == ["ZerosLike", "ScatterElements"]  # fmt: skip
+    assert types(
+        op("aten::max_unpool2d", self=meta(1, 2, 4, 4), indices=meta(1, 2, 4, 4, dtype="int64"), output_size=(8, 8))
+    ) == ["ZerosLike", "ScatterElements"]
 
 
 def test_resampling_writes_the_size_asked_for() -> None:
@@ -117,8 +157,12 @@ def test_resampling_writes_the_size_asked_for() -> None:
     assert written(up, "UpsampleBilinear2d") == 3 * 16 * 24
     by_scale = op("aten::upsample_nearest2d", input=meta(1, 3, 8, 8), output_size=None, scale_factors=(2.0, 3.0))
     assert written(by_scale, "UpsampleNearest") == 3 * 16 * 24
-    down = op("aten::upsample_nearest2d_backward", grad_output=meta(1, 3, 16, 16), output_size=(16, 16),
-              input_size=(1, 3, 8, 8))  # fmt: skip
+    down = op(
+        "aten::upsample_nearest2d_backward",
+        grad_output=meta(1, 3, 16, 16),
+        output_size=(16, 16),
+        input_size=(1, 3, 8, 8),
+    )
     assert written(down, "UpsampleBilinear2dGrad") == 3 * 64
     grid = op("aten::grid_sampler_2d", input=meta(2, 4, 8, 8), grid=meta(2, 5, 6, 2), interpolation_mode=0)
     assert written(grid, "GridSampler2D") == 2 * 4 * 5 * 6
@@ -171,10 +215,13 @@ def test_three_dimensional_convolutions_have_their_own_kernels() -> None:
 
 def test_tables_of_many_embeddings_have_their_recorded_widths() -> None:
     lookup = op(
-        "fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function", dev_weights=meta(10**6, dtype="float16"),
-        weights_offsets=meta(4, dtype="int64"), total_D=256, indices=meta(1000, dtype="int64"),
+        "fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function",
+        dev_weights=meta(10**6, dtype="float16"),
+        weights_offsets=meta(4, dtype="int64"),
+        total_D=256,
+        indices=meta(1000, dtype="int64"),
         offsets=meta(4 * 32 + 1, dtype="int64"),
-    )  # fmt: skip
+    )
     (kernel,) = lower(lookup).kernels
     assert kernel.outputs[0].shape == (32, 256)  # type: ignore[union-attr]
     assert kernel.attrs["moved_bytes"] == 1000 * 64 * 2
@@ -188,16 +235,25 @@ def test_generated_kernels_move_each_tensor_once() -> None:
 
 
 NAMES = {
-    "c10d::allreduce_": "hcom_allReduce_", "_c10d_functional::all_reduce": "hcom_allReduce_",
-    "_c10d_functional::all_gather_into_tensor": "hcom_allGather_", "_c10d_functional::wait_tensor": None,
+    "c10d::allreduce_": "hcom_allReduce_",
+    "_c10d_functional::all_reduce": "hcom_allReduce_",
+    "_c10d_functional::all_gather_into_tensor": "hcom_allGather_",
+    "_c10d_functional::wait_tensor": None,
     "_c10d_functional::reduce_scatter_tensor_coalesced": "hcom_reduceScatter_",
-    "_c10d_functional_autograd::all_to_all_single": "hcom_alltoallv_", "nccl:all_reduce": "hcom_allReduce_",
-    "nccl:_all_gather_base": "hcom_allGather_", "gloo:broadcast": "hcom_broadcast_", "hccl:reduce": "hcom_reduce_",
-    "hcom_allReduce__123_4_1": "hcom_allReduce_", "HcclAllGather": "hcom_allGather_", "vllm::all_reduce":
-    "hcom_allReduce_", "vllm::reduce_scatter": "hcom_reduceScatter_", "sglang::outplace_all_reduce": "hcom_allReduce_",
-    "symm_mem::one_shot_all_reduce": "hcom_allReduce_", "_C_custom_ar::all_reduce": "hcom_allReduce_",
+    "_c10d_functional_autograd::all_to_all_single": "hcom_alltoallv_",
+    "nccl:all_reduce": "hcom_allReduce_",
+    "nccl:_all_gather_base": "hcom_allGather_",
+    "gloo:broadcast": "hcom_broadcast_",
+    "hccl:reduce": "hcom_reduce_",
+    "hcom_allReduce__123_4_1": "hcom_allReduce_",
+    "HcclAllGather": "hcom_allGather_",
+    "vllm::all_reduce": "hcom_allReduce_",
+    "vllm::reduce_scatter": "hcom_reduceScatter_",
+    "sglang::outplace_all_reduce": "hcom_allReduce_",
+    "symm_mem::one_shot_all_reduce": "hcom_allReduce_",
+    "_C_custom_ar::all_reduce": "hcom_allReduce_",
     "npu::npu_moe_distribute_dispatch": "MoeDistributeDispatch",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -229,10 +285,14 @@ def test_recorded_parameters_take_the_kind_from_the_devices_kernel() -> None:
     def kind(kernel: str) -> tuple[str, str]:
         kernels = (RecordedKernel(name=kernel, count=1, total_us=1.0),)
         one = ReplayOp(
-            id="0" * 12, name="record_param_comms", count=1, ranks=8, reason=Reason("collective"),
+            id="0" * 12,
+            name="record_param_comms",
+            count=1,
+            ranks=8,
+            reason=Reason("collective"),
             recorded=Recorded(host_us_total=1, host_us_median=1, kernels=kernels),
             args=(ReplayArg(name="arg0", type="Tensor", tensors=(meta(64),)),),
-        )  # fmt: skip
+        )
         found = lower(one)
         return found.kernels[0].type, " ".join(found.notes)
 

@@ -44,9 +44,13 @@ LISTS = (EDGES, t("kv_indptr", SEQUENCES + 1, dtype="int32"), t("kv_page_indices
 SLOTS = (t("k", 600_000, KV_HEADS, DIM), t("v", 600_000, KV_HEADS, DIM))
 Q = t("q", SEQUENCES, HEADS, DIM)
 NPU = (
-    t("query", SEQUENCES, 1, HEADS * DIM), t("key", 5000, 128, KV_HEADS * DIM), t("value", 5000, 128, KV_HEADS * DIM),
-    v("num_heads", "int", HEADS), v("input_layout", "str", "BSH"), t("block_table", SEQUENCES, 64, dtype="int32"),
-)  # fmt: skip
+    t("query", SEQUENCES, 1, HEADS * DIM),
+    t("key", 5000, 128, KV_HEADS * DIM),
+    t("value", 5000, 128, KV_HEADS * DIM),
+    v("num_heads", "int", HEADS),
+    v("input_layout", "str", "BSH"),
+    t("block_table", SEQUENCES, 64, dtype="int32"),
+)
 BY_BATCH = {
     "vllm::unified_attention_with_output": (*QKV, t("output", SEQUENCES, HEADS, DIM)),
     "sglang::unified_attention_with_output": (*QKV, t("output", SEQUENCES, HEADS, DIM)),
@@ -111,27 +115,40 @@ def test_dense_prompts_need_no_lengths() -> None:
 EXPERTS, TOPK = 64, 6
 LAYER = {
     name: lambda tokens: (
-        t("hidden_states", tokens, 2048), t("w1", EXPERTS, 2816, 2048), t("w2", EXPERTS, 2048, 1408),
-        t("topk_weights", tokens, TOPK, dtype="float32"), t("topk_ids", tokens, TOPK, dtype="int32"),
+        t("hidden_states", tokens, 2048),
+        t("w1", EXPERTS, 2816, 2048),
+        t("w2", EXPERTS, 2048, 1408),
+        t("topk_weights", tokens, TOPK, dtype="float32"),
+        t("topk_ids", tokens, TOPK, dtype="int32"),
     )
     for name in ("vllm::outplace_fused_experts", "sglang::inplace_fused_experts", "aiter::fused_moe_")
-}  # fmt: skip
+}
 PRODUCTS = {
     "npu::npu_grouped_matmul": lambda tokens: (
-        t("x", tokens * TOPK, 2048), t("weight", EXPERTS, 2048, 1408), t("group_list", EXPERTS, dtype="int64"),
+        t("x", tokens * TOPK, 2048),
+        t("weight", EXPERTS, 2048, 1408),
+        t("group_list", EXPERTS, dtype="int64"),
     ),
     "aten::_grouped_mm": lambda tokens: (
-        t("self", tokens * TOPK, 2048), t("mat2", EXPERTS, 2048, 1408), t("offs", EXPERTS, dtype="int32"),
+        t("self", tokens * TOPK, 2048),
+        t("mat2", EXPERTS, 2048, 1408),
+        t("offs", EXPERTS, dtype="int32"),
     ),
     "aiter::ck_moe_stage1": lambda tokens: (
-        t("hidden_states", tokens, 2048), t("w1", EXPERTS, 2816, 2048), t("w2", EXPERTS, 2048, 1408),
-        t("out", tokens, TOPK, 1408), v("topk", "int", TOPK),
+        t("hidden_states", tokens, 2048),
+        t("w1", EXPERTS, 2816, 2048),
+        t("w2", EXPERTS, 2048, 1408),
+        t("out", tokens, TOPK, 1408),
+        v("topk", "int", TOPK),
     ),
     "aiter::ck_moe_stage2": lambda tokens: (
-        t("inter_states", tokens, TOPK, 1408), t("w1", EXPERTS, 2816, 2048), t("w2", EXPERTS, 2048, 1408),
-        t("out", tokens, 2048), v("topk", "int", TOPK),
+        t("inter_states", tokens, TOPK, 1408),
+        t("w1", EXPERTS, 2816, 2048),
+        t("w2", EXPERTS, 2048, 1408),
+        t("out", tokens, 2048),
+        v("topk", "int", TOPK),
     ),
-}  # fmt: skip
+}
 
 
 def routed(tokens: int, exponent: float) -> Contents:

@@ -46,13 +46,28 @@ CASES = [
     (op("aten::bmm", self=meta(8, 64, 128), mat2=meta(8, 128, 32)), ["BatchMatMulV3"]),
     (op("aten::linear", input=meta(2, 64, 128), weight=meta(32, 128), bias=meta(32)), ["MatMulV3"]),
     (
-        op("aten::convolution", input=meta(8, 3, 32, 32), weight=meta(16, 3, 3, 3), bias=None, stride=(1, 1),
-           padding=(1, 1), dilation=(1, 1), transposed=False, output_padding=(0, 0), groups=1),
+        op(
+            "aten::convolution",
+            input=meta(8, 3, 32, 32),
+            weight=meta(16, 3, 3, 3),
+            bias=None,
+            stride=(1, 1),
+            padding=(1, 1),
+            dilation=(1, 1),
+            transposed=False,
+            output_padding=(0, 0),
+            groups=1,
+        ),
         ["TransData", "TransData", "Conv2D", "TransData"],
     ),
     (
-        op("aten::convolution_backward", grad_output=meta(8, 16, 32, 32), input=meta(8, 3, 32, 32),
-           weight=meta(16, 3, 3, 3), output_mask=(False, True, True)),
+        op(
+            "aten::convolution_backward",
+            grad_output=meta(8, 16, 32, 32),
+            input=meta(8, 3, 32, 32),
+            weight=meta(16, 3, 3, 3),
+            output_mask=(False, True, True),
+        ),
         ["TransData", "TransData", "Conv2DBackpropFilter", "TransData", "ReduceSum"],
     ),
     (op("aten::_softmax", self=meta(8, 16), dim=-1, half_to_float=False), ["SoftmaxV2"]),
@@ -61,15 +76,32 @@ CASES = [
     (op("aten::_foreach_add_", self=[meta(8), meta(9)], other=[meta(8), meta(9)]), ["ForeachAddList"]),
     (op("aten::_foreach_mul_", self=[meta(8), meta(9)], scalar=2.0), ["ForeachMulScalar"]),
     (op("aten::_fused_adamw_", self=[meta(8), meta(9)], grads=[meta(8), meta(9)]), ["ApplyAdamWV2"] * 2),
-    (op("aten::scaled_dot_product_attention", query=meta(1, 8, 64, 32), key=meta(1, 8, 64, 32),
-        value=meta(1, 8, 64, 32)), ["FlashAttentionScore"]),
-    (op("_C::paged_attention_v1", out=meta(4, 8, 64), query=meta(4, 8, 64), key_cache=meta(9, 8, 8, 16, 8)),
-     ["FusedInferAttentionScore"]),
+    (
+        op(
+            "aten::scaled_dot_product_attention",
+            query=meta(1, 8, 64, 32),
+            key=meta(1, 8, 64, 32),
+            value=meta(1, 8, 64, 32),
+        ),
+        ["FlashAttentionScore"],
+    ),
+    (
+        op("_C::paged_attention_v1", out=meta(4, 8, 64), query=meta(4, 8, 64), key_cache=meta(9, 8, 8, 16, 8)),
+        ["FusedInferAttentionScore"],
+    ),
     (op("_C::fused_add_rms_norm", input=meta(4, 64), residual=meta(4, 64), weight=meta(64)), ["AddRmsNorm"]),
     (op("_C::silu_and_mul", out=meta(4, 64), input=meta(4, 128)), ["SwiGlu"]),
-    (op("vllm::fused_experts", hidden_states=meta(4, 64), w1=meta(8, 256, 64), w2=meta(8, 64, 128),
-        topk_weights=meta(4, 2), topk_ids=meta(4, 2, dtype="int32")),
-     ["MoeInitRouting", "GroupedMatmul", "SwiGlu", "GroupedMatmul", "MoeFinalizeRouting"]),
+    (
+        op(
+            "vllm::fused_experts",
+            hidden_states=meta(4, 64),
+            w1=meta(8, 256, 64),
+            w2=meta(8, 64, 128),
+            topk_weights=meta(4, 2),
+            topk_ids=meta(4, 2, dtype="int32"),
+        ),
+        ["MoeInitRouting", "GroupedMatmul", "SwiGlu", "GroupedMatmul", "MoeFinalizeRouting"],
+    ),
     (op("c10d::allreduce_", tensors=[meta(1024)]), ["hcom_allReduce_"]),
     (op("aten::copy_", self=meta(8, 8, dtype="float32"), src=meta(8, 8)), ["Cast"]),
     (op("aten::copy_", self=meta(8, 8), src=meta(8, 8)), ["TensorMove"]),
@@ -79,7 +111,7 @@ CASES = [
     (op("aten::zero_", self=meta(8)), ["ZerosLike"]),
     (op("aten::view", self=meta(8)), []),
     (op("aten::reshape", self=meta(8)), []),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -179,9 +211,27 @@ metas = st.builds(
 values = st.none() | st.booleans() | st.integers(-3, 2000) | st.floats() | st.text(max_size=4)
 values = values | st.lists(st.integers(-2, 9) | st.booleans(), max_size=5).map(tuple)
 names = st.sampled_from(
-    ["self", "other", "input", "weight", "bias", "dim", "mat1", "mat2", "query", "key", "value", "grad_output", "size",
-     "indices", "tensors", "stride", "padding", "groups"]
-)  # fmt: skip
+    [
+        "self",
+        "other",
+        "input",
+        "weight",
+        "bias",
+        "dim",
+        "mat1",
+        "mat2",
+        "query",
+        "key",
+        "value",
+        "grad_output",
+        "size",
+        "indices",
+        "tensors",
+        "stride",
+        "padding",
+        "groups",
+    ]
+)
 arguments = st.builds(
     ReplayArg,
     name=names,

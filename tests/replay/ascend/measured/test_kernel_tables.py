@@ -85,8 +85,12 @@ def test_any_text_gives_tensors_or_value_error(shapes: str, types: str, formats:
 
 def test_dtype_spellings() -> None:
     assert [dtype_of(t) for t in ("DT_BF16", "FLOAT", "INT8", "DT_UNDEFINED", "HIF8")] == [
-        "bfloat16", "float32", "int8", None, "hif8",
-    ]  # fmt: skip
+        "bfloat16",
+        "float32",
+        "int8",
+        None,
+        "hif8",
+    ]
 
 
 def test_reuse_distance_counts_what_lies_between() -> None:

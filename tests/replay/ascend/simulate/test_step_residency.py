@@ -30,9 +30,13 @@ def op(id_: str, name: str, outputs: tuple[TensorMeta, ...], **tensors: TensorMe
 def sequence(*calls: str) -> RecordedSequence:
     ids = tuple(dict.fromkeys(one * 12 for one in calls))
     return RecordedSequence(
-        step="", steps=0, dur_us=0, ids=ids, calls=tuple(ids.index(one * 12) for one in calls),
+        step="",
+        steps=0,
+        dur_us=0,
+        ids=ids,
+        calls=tuple(ids.index(one * 12) for one in calls),
         host_us=(1.0,) * len(calls),
-    )  # fmt: skip
+    )
 
 
 def shares(ops: list[ReplayOp], *calls: str) -> dict[str, float]:

@@ -66,9 +66,13 @@ def busy_workers() -> list[int]:
 
 @pytest.mark.parametrize(
     ("device", "threads", "share"),
-    [("cpu", None, Share(cpus=1)), ("cpu", 4, Share(cpus=4)), ("cuda", None, Share(cpus=1, gpus=1)),
-     ("npu", 2, Share(cpus=2, npus=1))],
-)  # fmt: skip
+    [
+        ("cpu", None, Share(cpus=1)),
+        ("cpu", 4, Share(cpus=4)),
+        ("cuda", None, Share(cpus=1, gpus=1)),
+        ("npu", 2, Share(cpus=2, npus=1)),
+    ],
+)
 def test_a_lane_asks_for_the_device_that_it_measures_on(device: str, threads: int | None, share: Share) -> None:
     assert share_of(device, threads) == share
 
@@ -94,8 +98,9 @@ def test_every_op_has_one_outcome_and_faults_cost_theirs(cluster: Any) -> None:
     engine.close()
     assert len(found) == len(names)
     assert {name: out.status for name, out in found.items() if out.status != "replayed"} == {
-        "fake::abort": "failed", "fake::raise": "failed"
-    }  # fmt: skip
+        "fake::abort": "failed",
+        "fake::raise": "failed",
+    }
 
 
 def test_a_worker_killed_in_the_middle_costs_a_second_try(cluster: Any) -> None:
@@ -135,8 +140,11 @@ def test_lanes_that_find_no_room_hold_up_nothing(cluster: Any) -> None:
 
 
 def test_a_device_that_no_worker_has_is_refused(cluster: Any) -> None:
-    engine = RayLanes(WorkerConfig(executor="torch", device="cpu", memory_bytes=10**6, values="/no/such/file"),
-                      limit_s=LIMIT_S, lanes=1)  # fmt: skip
+    engine = RayLanes(
+        WorkerConfig(executor="torch", device="cpu", memory_bytes=10**6, values="/no/such/file"),
+        limit_s=LIMIT_S,
+        lanes=1,
+    )
     with pytest.raises((EnvironmentRefused, UsageError)):
         engine.start()
     engine.close()
@@ -146,11 +154,23 @@ def test_a_device_that_no_worker_has_is_refused(cluster: Any) -> None:
 def test_the_command_reads_and_measures_on_the_cluster(cluster: Any, tmp_path: Path) -> None:
     for rank in range(3):
         events = [
-            {"ph": "X", "cat": "cpu_op", "name": "aten::relu", "ts": 10 * i, "dur": 5, "pid": 1, "tid": 1,
-             "args": {"Input Dims": [[8, size]], "Input type": ["float"], "Input Strides": [[size, 1]],
-                      "Concrete Inputs": [""]}}
+            {
+                "ph": "X",
+                "cat": "cpu_op",
+                "name": "aten::relu",
+                "ts": 10 * i,
+                "dur": 5,
+                "pid": 1,
+                "tid": 1,
+                "args": {
+                    "Input Dims": [[8, size]],
+                    "Input type": ["float"],
+                    "Input Strides": [[size, 1]],
+                    "Concrete Inputs": [""],
+                },
+            }
             for i, size in enumerate([4, 4, 16 + rank])
-        ]  # fmt: skip
+        ]
         content = {"distributedInfo": {"rank": rank, "world_size": 3}, "traceEvents": events}
         (tmp_path / f"rank{rank}.json.gz").write_bytes(gzip.compress(json.dumps(content).encode()))
     path = tmp_path / "r.jsonl"

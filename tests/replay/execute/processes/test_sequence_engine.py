@@ -34,16 +34,24 @@ def plan_of(*calls: str, reason: Reason | None = None) -> ReplayPlan:
     names = list(dict.fromkeys(calls))
     ops = tuple(
         ReplayOp(
-            id=f"{at:012x}", name=f"fake::{name}", count=calls.count(name), resolved_by="jit",
+            id=f"{at:012x}",
+            name=f"fake::{name}",
+            count=calls.count(name),
+            resolved_by="jit",
             recorded=Recorded(host_us_total=5.0 * calls.count(name), host_us_median=5.0),
             reason=reason if name == calls[-1] else None,
         )
         for at, name in enumerate(names)
-    )  # fmt: skip
+    )
     order = RecordedSequence(
-        step="ProfilerStep#3", steps=5, dur_us=100.0, ids=tuple(op.id for op in ops),
-        calls=tuple(names.index(name) for name in calls), host_us=(5.0,) * len(calls), host_us_total=5.0 * len(calls),
-    )  # fmt: skip
+        step="ProfilerStep#3",
+        steps=5,
+        dur_us=100.0,
+        ids=tuple(op.id for op in ops),
+        calls=tuple(names.index(name) for name in calls),
+        host_us=(5.0,) * len(calls),
+        host_us_total=5.0 * len(calls),
+    )
     return ReplayPlan(source="t.json", device_us_total=0.0, host_us_total=1000.0, ops=ops, sequence=order)
 
 
@@ -84,10 +92,11 @@ def test_ops_that_cannot_be_replayed_are_left_out_with_their_share() -> None:
 def test_an_op_over_its_budget_and_one_that_raises_cost_themselves() -> None:
     sink = run(plan_of("10us", "raise", "budget", "20us"))
     assert statuses(sink) == {
-        "fake::10us": ("replayed", None), "fake::20us": ("replayed", None),
+        "fake::10us": ("replayed", None),
+        "fake::20us": ("replayed", None),
         "fake::raise": ("failed", "failed: RuntimeError: the fake op raised"),
         "fake::budget": ("skipped", "budget: needs 3.2 GB, limit 1.0 GB (--max-op-memory)"),
-    }  # fmt: skip
+    }
     assert sink.sequence is not None
     assert sink.sequence.calls_replayed == 2
 
@@ -118,9 +127,14 @@ def test_the_op_that_ended_the_process_is_told_from_those_that_were_left_out_bef
 def test_a_run_that_is_out_of_time_stops_between_two_calls() -> None:
     plan = plan_of("10us", "20us")
     engine = SequenceEngine(
-        plan, WorkerConfig(executor="fake", memory_bytes=1), budget_bytes=None, op_time_s=1.0, limit_s=60.0,
-        total_time_s=0.0, executor=FakeExecutor(),
-    )  # fmt: skip
+        plan,
+        WorkerConfig(executor="fake", memory_bytes=1),
+        budget_bytes=None,
+        op_time_s=1.0,
+        limit_s=60.0,
+        total_time_s=0.0,
+        executor=FakeExecutor(),
+    )
     found = [outcome.reason for _, outcome in engine.outcomes(plan.ops, lambda _: None)]
     assert list(map(str, found)) == ["out of time: the run's 0 s were over before a pass was (--total-time)"] * 2
     (record,) = engine.records([])

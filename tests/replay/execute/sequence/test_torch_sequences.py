@@ -34,16 +34,23 @@ def tensor(name: str, *shape: int, dtype: str = "float32", mutated: bool = False
 
 def op(number: int, name: str, args: list[ReplayArg], *outputs: TensorMeta, overload: str = "") -> ReplayOp:
     return ReplayOp(
-        id=f"{number:012x}", name=name, count=1, recorded=Recorded(host_us_total=1.0, host_us_median=1.0),
-        resolved_by="jit", overload=overload, args=tuple(args), outputs=outputs,
-    )  # fmt: skip
+        id=f"{number:012x}",
+        name=name,
+        count=1,
+        recorded=Recorded(host_us_total=1.0, host_us_median=1.0),
+        resolved_by="jit",
+        overload=overload,
+        args=tuple(args),
+        outputs=outputs,
+    )
 
 
 RELU = op(1, "aten::relu", [tensor("self", 8, 8)], meta(8, 8))
 LOG = op(2, "aten::log", [tensor("self", 8, 8)], meta(8, 8))
 ALPHA = ReplayArg(name="alpha", type="Scalar", value=1, keyword_only=True)
-ADD_ = op(3, "aten::add_", [tensor("self", 8, 8, mutated=True), tensor("other", 8, 8), ALPHA], meta(8, 8),
-          overload="Tensor")  # fmt: skip
+ADD_ = op(
+    3, "aten::add_", [tensor("self", 8, 8, mutated=True), tensor("other", 8, 8), ALPHA], meta(8, 8), overload="Tensor"
+)
 WRONG = op(4, "aten::relu", [tensor("self", 4, 4)], meta(8, 8))
 """Its plan expects a result that it does not have."""
 BAD = op(5, "aten::mm", [tensor("self", 8, 8), tensor("mat2", 4, 4)], meta(8, 8))

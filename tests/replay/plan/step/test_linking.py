@@ -45,8 +45,10 @@ def kinds(linked: Linked) -> list[list[str]]:
 def test_an_argument_is_the_latest_result_that_looks_like_it() -> None:
     linked = link([RELU], [0, 0, 0])
     assert [sources[0] for sources in linked.sources] == [
-        Source("outside", number=0), Source("result", Value(0, 0)), Source("result", Value(1, 0)),
-    ]  # fmt: skip
+        Source("outside", number=0),
+        Source("result", Value(0, 0)),
+        Source("result", Value(1, 0)),
+    ]
 
 
 def test_each_call_of_an_op_has_weights_of_its_own() -> None:
@@ -173,7 +175,7 @@ OPS = st.builds(
     st.sampled_from(["aten::relu", "aten::linear", "aten::view", "aten::select", "aten::add_", "my::op"]),
     st.dictionaries(st.sampled_from(["self", "other", "weight", "mat2"]), TENSORS, max_size=3),
     TENSORS,
-)  # fmt: skip
+)
 
 
 @given(st.lists(OPS, min_size=1, max_size=6, unique_by=lambda one: one.id), st.data())

@@ -22,8 +22,16 @@ DIMS = {"Input Dims": [[4, 8]], "Input type": ["float"]}
 
 
 def op(name: str, ts: float, dur: float = 1.0, *, tid: int = 1, pid: int = 7) -> dict[str, Any]:
-    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur,
-            "args": {**DIMS, "External id": int(ts * 10)}}  # fmt: skip
+    return {
+        "ph": "X",
+        "cat": "cpu_op",
+        "name": name,
+        "pid": pid,
+        "tid": tid,
+        "ts": ts,
+        "dur": dur,
+        "args": {**DIMS, "External id": int(ts * 10)},
+    }
 
 
 def step(name: str, ts: float, dur: float, *, pid: int = 7) -> dict[str, Any]:
@@ -48,10 +56,16 @@ def names(plan: ReplayPlan) -> list[str]:
 
 
 STEPS = [
-    step("ProfilerStep#1", 0, 100), op("aten::relu", 10), op("aten::tanh", 20),
-    step("ProfilerStep#2", 100, 50), op("aten::tanh", 130, 2.5), op("aten::relu", 120, 1.5), op("aten::relu", 140),
-    step("ProfilerStep#3", 150, 20), op("aten::sigmoid", 160),
-]  # fmt: skip
+    step("ProfilerStep#1", 0, 100),
+    op("aten::relu", 10),
+    op("aten::tanh", 20),
+    step("ProfilerStep#2", 100, 50),
+    op("aten::tanh", 130, 2.5),
+    op("aten::relu", 120, 1.5),
+    op("aten::relu", 140),
+    step("ProfilerStep#3", 150, 20),
+    op("aten::sigmoid", 160),
+]
 
 
 def test_the_step_of_median_duration_in_order_of_start(tmp_path: Path) -> None:
@@ -66,8 +80,9 @@ def test_the_step_of_median_duration_in_order_of_start(tmp_path: Path) -> None:
 def test_a_plan_of_the_step_counts_what_the_step_calls(tmp_path: Path) -> None:
     plan = step_plan(plan_of(tmp_path, STEPS))
     assert {(one.name, one.count, one.recorded.host_us_total) for one in plan.ops} == {
-        ("aten::relu", 2, 2.5), ("aten::tanh", 1, 2.5),
-    }  # fmt: skip
+        ("aten::relu", 2, 2.5),
+        ("aten::tanh", 1, 2.5),
+    }
     assert plan.host_us_total == 5.0
 
 
@@ -85,10 +100,14 @@ def test_steps_of_another_process_are_its_own(tmp_path: Path) -> None:
 
 def test_iterations_of_a_server_are_steps_too(tmp_path: Path) -> None:
     events = [
-        step("execute_context_1(8)_generation_0(0)", 0, 100), op("aten::relu", 10),
-        step("execute_context_0(0)_generation_2(2)", 100, 10), op("aten::tanh", 105),
-        step("execute_context_0(0)_generation_2(2)", 110, 12), op("aten::tanh", 115), op("aten::tanh", 116.5),
-    ]  # fmt: skip
+        step("execute_context_1(8)_generation_0(0)", 0, 100),
+        op("aten::relu", 10),
+        step("execute_context_0(0)_generation_2(2)", 100, 10),
+        op("aten::tanh", 105),
+        step("execute_context_0(0)_generation_2(2)", 110, 12),
+        op("aten::tanh", 115),
+        op("aten::tanh", 116.5),
+    ]
     plan = plan_of(tmp_path, events)
     assert (sequence_of(plan).step, names(plan)) == ("iteration 3 of 3", ["aten::tanh"] * 2)
     prefill = plan_of(tmp_path, events, filters=OpFilter(phase="prefill"))
@@ -131,11 +150,14 @@ def test_a_plan_file_holds_the_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"calls": (0, 2, 0)}, "no op that it names"), ({"calls": (0, -1, 0)}, "no op that it names"),
-        ({"host_us": (1.0,)}, "one recorded time a call"), ({"device_us": (1.0,)}, "one recorded time a call"),
-        ({"dur_us": -1.0}, "negative"), ({"host_us": (1.0, float("inf"), 1.0)}, "negative or not finite"),
+        ({"calls": (0, 2, 0)}, "no op that it names"),
+        ({"calls": (0, -1, 0)}, "no op that it names"),
+        ({"host_us": (1.0,)}, "one recorded time a call"),
+        ({"device_us": (1.0,)}, "one recorded time a call"),
+        ({"dur_us": -1.0}, "negative"),
+        ({"host_us": (1.0, float("inf"), 1.0)}, "negative or not finite"),
     ],
-)  # fmt: skip
+)
 def test_damaged_sequences_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     plan = plan_of(tmp_path, STEPS)
     broken = msgspec.structs.replace(plan, sequence=msgspec.structs.replace(sequence_of(plan), **change))

@@ -87,8 +87,15 @@ def test_time_that_no_op_answers_for_is_said(made: SimpleNamespace) -> None:
     assert note.startswith("no op: 40.0 % of device time")
 
 
-@pytest.mark.parametrize("trace", [{}, {"device_us_total": 5.0}, {"device_us_total": 0.0, "unowned_device_us": 0.0},
-                                   {"device_us_total": "x", "unowned_device_us": 3}])  # fmt: skip
+@pytest.mark.parametrize(
+    "trace",
+    [
+        {},
+        {"device_us_total": 5.0},
+        {"device_us_total": 0.0, "unowned_device_us": 0.0},
+        {"device_us_total": "x", "unowned_device_us": 3},
+    ],
+)
 def test_where_every_kernel_has_an_op_nothing_is_said_of_it(made: SimpleNamespace, trace: dict) -> None:
     header = msgspec.structs.replace(made.header, trace=trace)
     assert not [n for n in facts.notes(header, made.results, made.summary) if n.startswith("no op")]

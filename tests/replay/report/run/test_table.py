@@ -28,7 +28,7 @@ def test_no_line_is_wider_than_the_terminal(made: SimpleNamespace, width: int, s
             r, simulated_us=dict.fromkeys(names, 9.87), simulated=dict.fromkeys(names, made.simulated(9.87))
         )
         for r in made.results
-    ]  # fmt: skip
+    ]
     text = shown(table.render(made.header, results, made.summary, width=width), width)
     assert max(map(len, text.splitlines())) <= width
     if width >= 60:

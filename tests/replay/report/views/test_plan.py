@@ -26,25 +26,47 @@ def tensor(name: str, *shape: int, **more: object) -> ReplayArg:
 
 
 MM = ReplayOp(
-    id="aaaaaaaaaaaa", name="aten::addmm", count=3,
-    recorded=Recorded(host_us_total=90.0, host_us_median=30.0, device_us_total=60.0, device_us_median=20.0,
-                      kernels=(RecordedKernel(name="gemm\x1b", count=3, total_us=60.0),)),
-    resolved_by="equivalent", via="aten::mm", overload="", schema="aten::addmm(Tensor self, ...) -> Tensor",
-    args=(tensor("self", 512), tensor("mat1", 256, 512, strides=(1, 256)), tensor("mat2", 512, 512),
-          ReplayArg(name="beta", type="Scalar", value=1, keyword_only=True)),
+    id="aaaaaaaaaaaa",
+    name="aten::addmm",
+    count=3,
+    recorded=Recorded(
+        host_us_total=90.0,
+        host_us_median=30.0,
+        device_us_total=60.0,
+        device_us_median=20.0,
+        kernels=(RecordedKernel(name="gemm\x1b", count=3, total_us=60.0),),
+    ),
+    resolved_by="equivalent",
+    via="aten::mm",
+    overload="",
+    schema="aten::addmm(Tensor self, ...) -> Tensor",
+    args=(
+        tensor("self", 512),
+        tensor("mat1", 256, 512, strides=(1, 256)),
+        tensor("mat2", 512, 512),
+        ReplayArg(name="beta", type="Scalar", value=1, keyword_only=True),
+    ),
     outputs=(TensorMeta(shape=(256, 512), dtype="float16"),),
-    assumptions=(Assumption(argument="mat2", what="contiguous strides"),
-                 Assumption(argument="alpha", what="default 1")),
-)  # fmt: skip
+    assumptions=(
+        Assumption(argument="mat2", what="contiguous strides"),
+        Assumption(argument="alpha", what="default 1"),
+    ),
+)
 LABEL = ReplayOp(
-    id="bbbbbbbbbbbb", name="record_param_comms", count=1,
+    id="bbbbbbbbbbbb",
+    name="record_param_comms",
+    count=1,
     recorded=Recorded(host_us_total=10.0, host_us_median=10.0, device_us_total=40.0, device_us_median=40.0),
     reason=Reason("collective", "all_reduce"),
-)  # fmt: skip
+)
 VIEW = ReplayOp(
-    id="cccccccccccc", name="aten::view", count=1, recorded=Recorded(host_us_total=1.0, host_us_median=1.0),
-    resolved_by="jit", args=(tensor("self", 4, 4),),
-)  # fmt: skip
+    id="cccccccccccc",
+    name="aten::view",
+    count=1,
+    recorded=Recorded(host_us_total=1.0, host_us_median=1.0),
+    resolved_by="jit",
+    args=(tensor("self", 4, 4),),
+)
 PLAN = ReplayPlan(source="t.json", device_us_total=100.0, host_us_total=101.0, ops=(MM, LABEL, VIEW))
 
 
@@ -60,8 +82,10 @@ def shown(renderable: object, width: int) -> str:
 
 def test_what_would_run_and_what_not() -> None:
     assert [(r.status, r.reason and str(r.reason)) for r in results()] == [
-        ("replayed", None), ("skipped", "collective: all_reduce"), ("replayed", None),
-    ]  # fmt: skip
+        ("replayed", None),
+        ("skipped", "collective: all_reduce"),
+        ("replayed", None),
+    ]
     summary = view.planned_summary(PLAN, results())
     assert (summary.ops, summary.replayed, summary.skipped, summary.covered_share) == (3, 2, 1, pytest.approx(0.6))
 
@@ -181,8 +205,17 @@ def test_an_explanation_has_arguments_resolution_and_kernels(width: int) -> None
     explanations = {"910b3": explain_op(MM, DEVICE)}
     text = shown(explain.render(MM, results()[0], explanations), width)
     assert max(map(len, text.splitlines())) <= width
-    for part in ("mat1", "float16[256,512] strides [1,256]", "contiguous strides", "default 1",
-                 "portable equivalent: aten::mm", "gemm\\x1b", "bound by", "910b3", "launch"):  # fmt: skip
+    for part in (
+        "mat1",
+        "float16[256,512] strides [1,256]",
+        "contiguous strides",
+        "default 1",
+        "portable equivalent: aten::mm",
+        "gemm\\x1b",
+        "bound by",
+        "910b3",
+        "launch",
+    ):
         assert part in text, part
 
 

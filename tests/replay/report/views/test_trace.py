@@ -26,12 +26,17 @@ def shown(path: Path, events: list[dict[str, object]], width: int = 80) -> str:
 
 
 EVENTS = [
-    event("cpu_op", "aten::mm", 10, 30,
-          **{"External id": 5, "Input Dims": [[4, 4], [4, 4]], "Input type": ["float", "float"]}),
+    event(
+        "cpu_op",
+        "aten::mm",
+        10,
+        30,
+        **{"External id": 5, "Input Dims": [[4, 4], [4, 4]], "Input type": ["float", "float"]},
+    ),
     event("cuda_runtime", "cudaLaunchKernel", 12, 3, **{"External id": 5, "correlation": 9}),
     event("kernel", "gemm", 20, 8, **{"External id": 5, "correlation": 9, "device": 0, "stream": 7}),
     event("user_annotation", "ProfilerStep#1 \x1b[2J[red]", 5, 60),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("width", [60, 80, 160])

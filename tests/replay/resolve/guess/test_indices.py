@@ -44,7 +44,7 @@ CASES: tuple[tuple[str, Callable[[], object], tuple[tuple[tuple[int, ...], str] 
     ("aten::index_put_", lambda: _put(ROWS, torch.rand(5)), (((6,), "bool"),)),
     ("aten::index_put_", lambda: _put((slice(None), K), torch.rand(6, 9)), (None, ((9,), "int64"))),
     ("aten::_index_put_impl_", lambda: _put((K, J), torch.rand(9)), (((9,), "int64"), ((9,), "int64"))),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("columns", [(), ("Input Strides", "Concrete Inputs")], ids=["all", "sizes and types"])
@@ -64,8 +64,10 @@ def test_the_recorded_index_tensors_are_found(case: int, columns: tuple[str, ...
     (op,) = (op for op in plan.ops if op.name == name)
     (indices,) = (arg.tensors for arg in op.args if arg.name == "indices")
     assert tuple(meta and (meta.shape, meta.dtype) for meta in indices) == expected
-    assert any((note.argument == "indices" and "told by" in note.what) or "masked_fill_" in note.what
-               for note in op.assumptions)  # fmt: skip
+    assert any(
+        (note.argument == "indices" and "told by" in note.what) or "masked_fill_" in note.what
+        for note in op.assumptions
+    )
 
 
 def _guessed(shape: tuple[int, ...], context: Context) -> Guess:

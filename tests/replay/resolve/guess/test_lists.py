@@ -189,9 +189,12 @@ def test_an_allocation_of_unknown_size_is_small_and_says_so() -> None:
 def test_an_equation_follows_from_the_shapes(shapes: tuple[tuple[int, ...], ...], equation: str | None) -> None:
     strides = tuple(tuple(math.prod(shape[d + 1 :]) for d in range(len(shape))) for shape in shapes)
     signature = OpSignature(
-        name="aten::einsum", dims=((), shapes, ()), types=("", "TensorList", ""), strides=((), strides, ()),
+        name="aten::einsum",
+        dims=((), shapes, ()),
+        types=("", "TensorList", ""),
+        strides=((), strides, ()),
         concrete=("", "", ""),
-    )  # fmt: skip
+    )
     op = planned("aten::einsum", (signature, 0, 10))
     if equation is None:
         assert str(op.reason) == "metadata missing: value of equation"

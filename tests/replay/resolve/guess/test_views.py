@@ -35,12 +35,18 @@ CASES: tuple[tuple[str, Callable[[], object], dict[str, Any]], ...] = (
     ("aten::argmax", lambda: X.argmax(0) + 1, {"dim": 0}),
     ("aten::arange", lambda: torch.arange(7) * 2, {"end": 7}),
     ("aten::cat", lambda: torch.cat([X, X], 2) * 2, {"dim": 2}),
-    ("aten::conv2d", lambda: F.conv2d(IMAGE, torch.randn(8, 3, 1, 1), stride=2).relu(),
-     {"stride": (2, 2), "padding": (0, 0)}),
-    ("aten::conv2d", lambda: F.conv2d(IMAGE, torch.randn(8, 3, 11, 11), stride=4, padding=2).relu(),
-     {"stride": (4, 4), "padding": (2, 2)}),
+    (
+        "aten::conv2d",
+        lambda: F.conv2d(IMAGE, torch.randn(8, 3, 1, 1), stride=2).relu(),
+        {"stride": (2, 2), "padding": (0, 0)},
+    ),
+    (
+        "aten::conv2d",
+        lambda: F.conv2d(IMAGE, torch.randn(8, 3, 11, 11), stride=4, padding=2).relu(),
+        {"stride": (4, 4), "padding": (2, 2)},
+    ),
     ("aten::max_pool2d", lambda: F.max_pool2d(IMAGE, 3, 3).relu(), {"kernel_size": (3, 3), "stride": (3, 3)}),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=[f"{name}-{at}" for at, (name, _, _) in enumerate(CASES)])

@@ -26,10 +26,18 @@ def tensor(name: str, *shape: int, dtype: str = "float32", **fields: Any) -> Rep
 
 
 def made(name: str, *args: ReplayArg, **fields: Any) -> ReplayOp:
-    return ReplayOp(**{
-        "id": "0" * 12, "name": name, "count": 1, "recorded": Recorded(host_us_total=1.0, host_us_median=1.0),
-        "resolved_by": "jit", "overload": "", "args": args, **fields,
-    })  # fmt: skip
+    return ReplayOp(
+        **{
+            "id": "0" * 12,
+            "name": name,
+            "count": 1,
+            "recorded": Recorded(host_us_total=1.0, host_us_median=1.0),
+            "resolved_by": "jit",
+            "overload": "",
+            "args": args,
+            **fields,
+        }
+    )
 
 
 def check(name: str, *args: ReplayArg, **fields: Any) -> MetaCheck:
@@ -84,10 +92,13 @@ def test_a_call_that_does_not_fit_failed() -> None:
         ("aten::bincount", (tensor("self", 4, dtype="int64"),), ""),
         ("aten::_unique2", (tensor("self", 4),), ""),
         ("aten::repeat_interleave", (tensor("self", 4), tensor("repeats", 4, dtype="int64")), "self_Tensor"),
-        ("aten::index", (tensor("self", 4), ReplayArg(name="indices", type="Tensor[]",
-                                                      tensors=(meta(4, dtype="bool"),))), "Tensor"),
+        (
+            "aten::index",
+            (tensor("self", 4), ReplayArg(name="indices", type="Tensor[]", tensors=(meta(4, dtype="bool"),))),
+            "Tensor",
+        ),
     ],
-)  # fmt: skip
+)
 def test_results_that_depend_on_contents_are_said_to(name: str, args: tuple[ReplayArg, ...], overload: str) -> None:
     assert check(name, *args, overload=overload).status == "data-dependent"
 
@@ -143,9 +154,15 @@ def test_ops_with_a_reason_are_left_out() -> None:
 
 
 LARGE = {
-    "h100_owlv2_large", "h100_timesformer", "mi300_vllm_piecewise_capture", "nvidia_trace_diff_control",
-    "nvidia_nccl_parser", "nvidia_sampled_rank1", "param_linear_kineto", "param_resnet_kineto",
-}  # fmt: skip
+    "h100_owlv2_large",
+    "h100_timesformer",
+    "mi300_vllm_piecewise_capture",
+    "nvidia_trace_diff_control",
+    "nvidia_nccl_parser",
+    "nvidia_sampled_rank1",
+    "param_linear_kineto",
+    "param_resnet_kineto",
+}
 """Files that take long to read and hold nothing that the others lack."""
 
 
@@ -174,8 +191,10 @@ def test_public_traces(shared_traces: Path) -> None:
 def test_scratch_of_a_backward_is_not_compared() -> None:
     """The CPU's kernel of an embedding bag leaves out what only the gradient of another mode needs."""
     bag = (
-        tensor("weight", 20, 4), tensor("indices", 9, dtype="int64"), tensor("offsets", 3, dtype="int64"),
-    )  # fmt: skip
+        tensor("weight", 20, 4),
+        tensor("indices", 9, dtype="int64"),
+        tensor("offsets", 3, dtype="int64"),
+    )
     longs = meta(0, dtype="int64")
     recorded = (meta(3, 4), longs, meta(3, dtype="int64"), longs)
     assert check("aten::_embedding_bag", *bag, recorded_outputs=recorded).status == "ok"
@@ -184,9 +203,10 @@ def test_scratch_of_a_backward_is_not_compared() -> None:
 
 def test_results_of_quantized_types_are_not_compared() -> None:
     call = (
-        tensor("self", 8), ReplayArg(name="scale", type="float", value=0.1),
+        tensor("self", 8),
+        ReplayArg(name="scale", type="float", value=0.1),
         ReplayArg(name="zero_point", type="int", value=0),
         ReplayArg(name="dtype", type="ScalarType", value="torch.quint8"),
-    )  # fmt: skip
+    )
     found = check("aten::quantize_per_tensor", *call, recorded_outputs=(meta(8, dtype="quint8"),))
     assert (found.status, found.results_compared) == ("ok", 0)

@@ -99,10 +99,12 @@ def test_a_crash_costs_one_op(functions: None) -> None:
     ops = [made("x", id_=str(i), count=count) for i, count in enumerate(counts)]
     pid = os.getpid()
     assert forked.each(by_count, ops, Policy(collectives=True)) == [
-        msgspec.json.encode(["0", pid, True]), Reason("failed", "SIGSEGV on meta tensors"),
-        msgspec.json.encode(["2", pid, True]), Reason("failed", "the process ended with status 7 on meta tensors"),
+        msgspec.json.encode(["0", pid, True]),
+        Reason("failed", "SIGSEGV on meta tensors"),
+        msgspec.json.encode(["2", pid, True]),
+        Reason("failed", "the process ended with status 7 on meta tensors"),
         msgspec.json.encode(["4", pid, True]),
-    ]  # fmt: skip
+    ]
 
 
 def test_answers_keep_their_order_over_many_ops(functions: None) -> None:

@@ -18,10 +18,18 @@ def tensor(name: str, *shape: int, dtype: str = "bfloat16") -> ReplayArg:
 
 
 def plan(name: str, *args: ReplayArg, **fields: Any) -> ReplayPlan:
-    op = ReplayOp(**{
-        "id": "0" * 12, "name": name, "count": 1, "recorded": Recorded(host_us_total=1.0, host_us_median=1.0),
-        "resolved_by": "jit", "overload": "", "args": args, **fields,
-    })  # fmt: skip
+    op = ReplayOp(
+        **{
+            "id": "0" * 12,
+            "name": name,
+            "count": 1,
+            "recorded": Recorded(host_us_total=1.0, host_us_median=1.0),
+            "resolved_by": "jit",
+            "overload": "",
+            "args": args,
+            **fields,
+        }
+    )
     return ReplayPlan(source="t", device_us_total=0.0, host_us_total=1.0, ops=(op,))
 
 
@@ -58,9 +66,14 @@ def test_an_equivalent_has_the_outputs_of_the_recorded_op() -> None:
     rest = [ReplayArg(name="groups", type="int", value=1)]
     rest += [ReplayArg(name=n, type="bool", value=False) for n in ("benchmark", "deterministic", "allow_tf32")]
     made = plan(
-        "aten::cudnn_convolution", tensor("self", 1, 3, 8, 8), tensor("weight", 4, 3, 2, 2), *ints, *rest,
-        resolved_by="equivalent", via="aten::convolution",
-    )  # fmt: skip
+        "aten::cudnn_convolution",
+        tensor("self", 1, 3, 8, 8),
+        tensor("weight", 4, 3, 2, 2),
+        *ints,
+        *rest,
+        resolved_by="equivalent",
+        via="aten::convolution",
+    )
     assert outputs(made) == [((1, 4, 4, 4), "bfloat16")]
 
 

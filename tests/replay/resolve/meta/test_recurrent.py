@@ -32,15 +32,23 @@ def recurrent(name: str, steps: int, *, batch_first: bool) -> ReplayOp:
         else ReplayArg(name="hx", type="Tensor", tensors=(state,))
     )
     return ReplayOp(
-        id="0" * 12, name=name, count=1, recorded=Recorded(host_us_total=1.0, host_us_median=1.0), resolved_by="jit",
-        overload="input", args=(
-            ReplayArg(name="input", type="Tensor", tensors=(tensor(*shape),)), hx,
+        id="0" * 12,
+        name=name,
+        count=1,
+        recorded=Recorded(host_us_total=1.0, host_us_median=1.0),
+        resolved_by="jit",
+        overload="input",
+        args=(
+            ReplayArg(name="input", type="Tensor", tensors=(tensor(*shape),)),
+            hx,
             ReplayArg(name="params", type="Tensor[]", tensors=weights),
-            *(ReplayArg(name=n, type={bool: "bool", int: "int", float: "float"}[type(v)], value=v)
-              for n, v in plain.items()),
+            *(
+                ReplayArg(name=n, type={bool: "bool", int: "int", float: "float"}[type(v)], value=v)
+                for n, v in plain.items()
+            ),
             ReplayArg(name="batch_first", type="bool", value=batch_first),
         ),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("name", ["aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"])
@@ -65,8 +73,13 @@ def test_other_ops_and_short_sequences_stay_as_they_are() -> None:
     short = recurrent("aten::gru", STEPS, batch_first=False)
     assert shortened(short) is short
     add = ReplayOp(
-        id="0" * 12, name="aten::relu", count=1, recorded=Recorded(host_us_total=1.0, host_us_median=1.0),
-        resolved_by="jit", overload="", args=(ReplayArg(name="self", type="Tensor", tensors=(tensor(99, 2, 2),)),),
-    )  # fmt: skip
+        id="0" * 12,
+        name="aten::relu",
+        count=1,
+        recorded=Recorded(host_us_total=1.0, host_us_median=1.0),
+        resolved_by="jit",
+        overload="",
+        args=(ReplayArg(name="self", type="Tensor", tensors=(tensor(99, 2, 2),)),),
+    )
     assert shortened(add) is add
     assert lengthened(add, (tensor(1),)) == (tensor(1),)

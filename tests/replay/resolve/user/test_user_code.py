@@ -236,8 +236,9 @@ def test_ops_of_a_plan_with_named_arguments_find_their_executor() -> None:
         ReplayArg(name="x", type="Tensor", tensors=(TensorMeta(shape=(2,), dtype="float32"),)),
         ReplayArg(name="n", type="int", value=3),
     )
-    op = ReplayOp(id="0" * 12, name="mylib::named", count=1, args=args,
-                  recorded=Recorded(host_us_total=1.0, host_us_median=1.0))  # fmt: skip
+    op = ReplayOp(
+        id="0" * 12, name="mylib::named", count=1, args=args, recorded=Recorded(host_us_total=1.0, host_us_median=1.0)
+    )
     plan = ReplayPlan(source="t", device_us_total=0.0, host_us_total=1.0, ops=(op,))
     (made,) = resolve_named(plan, Policy()).ops
     assert (made.resolved_by, [arg.mutated for arg in made.args]) == ("executor", [True, False])

@@ -40,27 +40,40 @@ def measurement(us: float, draw: random.Random, *, count: int = 60, **changes: o
 
 def result(index: int, found: Measurement | None, **changes: object) -> OpResult:
     values: dict[str, object] = {
-        "id": f"{index:012x}", "name": f"aten::op{index}", "count": 2, "resolved_by": "jit", "inputs": "f32[4]",
-        "status": "failed" if found is None else "replayed", "measurement": found,
+        "id": f"{index:012x}",
+        "name": f"aten::op{index}",
+        "count": 2,
+        "resolved_by": "jit",
+        "inputs": "f32[4]",
+        "status": "failed" if found is None else "replayed",
+        "measurement": found,
         "measured_us": None if found is None else found.median_us,
-    }  # fmt: skip
+    }
     return OpResult(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def run(
-    seed: int, *, ops: int = 50, slower: Callable[[int], float] = lambda index: 1.0,
-    environment: Mapping[str, object] | None = None, options: Mapping[str, object] | None = None, count: int = 60,
+    seed: int,
+    *,
+    ops: int = 50,
+    slower: Callable[[int], float] = lambda index: 1.0,
+    environment: Mapping[str, object] | None = None,
+    options: Mapping[str, object] | None = None,
+    count: int = 60,
     **changes: object,
-) -> ResultFile:  # fmt: skip
+) -> ResultFile:
     """A run of ops of 100 us to 20 ms; `slower` says how many times as long an op takes in it."""
     draw = random.Random(seed)
     results = tuple(
         result(i, measurement(100.0 * 1.11**i * slower(i), draw, count=count, **changes)) for i in range(ops)
     )
     header = Header(
-        opreplay_version="0", started_at="2026-01-01T00:00:00+00:00", trace={"source": "t.json", "ops": ops},
-        environment={**ENVIRONMENT, **(environment or {})}, options={"cache": "cold", **(options or {})},
-    )  # fmt: skip
+        opreplay_version="0",
+        started_at="2026-01-01T00:00:00+00:00",
+        trace={"source": "t.json", "ops": ops},
+        environment={**ENVIRONMENT, **(environment or {})},
+        options={"cache": "cold", **(options or {})},
+    )
     return ResultFile(header=header, results=results, summary=None, complete_bytes=0)
 
 
@@ -91,9 +104,12 @@ def test_ten_percent_less_is_faster() -> None:
 def in_gauges(us: float, gauge_us: float, *, error: float = 0.005) -> OpResult:
     """An op of `us` while the gauge took so long."""
     found = msgspec.structs.replace(
-        measurement(us, random.Random(0)), median_us=us, gauge_us=(gauge_us, gauge_us),
-        relative=us / gauge_us**0.5, relative_error=error,
-    )  # fmt: skip
+        measurement(us, random.Random(0)),
+        median_us=us,
+        gauge_us=(gauge_us, gauge_us),
+        relative=us / gauge_us**0.5,
+        relative_error=error,
+    )
     return result(0, found)
 
 
@@ -111,8 +127,10 @@ def test_a_slower_machine_makes_no_slower_ops() -> None:
     found = judge(in_gauges(100.0, 50.0), in_gauges(125.0, 75.0), 0.05)
     assert (found.verdict, found.before_us, found.after_us) == ("same", 100.0, 125.0)
     assert found.ratio == pytest.approx(1.25 / 1.5**0.5)
-    before, after = (msgspec.structs.replace(run(1, ops=1), results=(one,)) for one in (
-        in_gauges(100.0, 50.0), in_gauges(125.0, 75.0)))  # fmt: skip
+    before, after = (
+        msgspec.structs.replace(run(1, ops=1), results=(one,))
+        for one in (in_gauges(100.0, 50.0), in_gauges(125.0, 75.0))
+    )
     assert compare(before, after).machine == pytest.approx(1.5)
     assert not found_in(before, after, "total>5%"), "the total is free of the machine's speed as well"
 
@@ -133,8 +151,12 @@ def test_medians_without_a_gauge_are_judged_by_their_intervals() -> None:
 
 def test_changes_within_the_noise_of_the_samples_are_unclear() -> None:
     draw = random.Random(0)
-    wide = [summarize(sorted(draw.uniform(us, 5 * us) for _ in range(12)), calls=1, resolution_us=1e-3,
-                      options=MeasureOptions()) for us in (100.0, 120.0)]  # fmt: skip
+    wide = [
+        summarize(
+            sorted(draw.uniform(us, 5 * us) for _ in range(12)), calls=1, resolution_us=1e-3, options=MeasureOptions()
+        )
+        for us in (100.0, 120.0)
+    ]
     found = judge(result(0, wide[0]), result(0, wide[1]), 0.05)
     assert (found.verdict, found.note) == ("unclear", "the change is within the errors of the two runs")
 

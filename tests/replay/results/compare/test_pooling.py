@@ -28,11 +28,15 @@ def measured(us: float, gauge_us: float = 50.0, error: float = 0.002) -> Measure
 def run(*measurements: Measurement | None, cpu: str = "made up") -> ResultFile:
     results = tuple(
         OpResult(
-            id=f"{i:012x}", name=f"aten::op{i}", count=1, measurement=found,
-            status="failed" if found is None else "replayed", measured_us=None if found is None else found.median_us,
+            id=f"{i:012x}",
+            name=f"aten::op{i}",
+            count=1,
+            measurement=found,
+            status="failed" if found is None else "replayed",
+            measured_us=None if found is None else found.median_us,
         )
         for i, found in enumerate(measurements)
-    )  # fmt: skip
+    )
     header = msgspec.structs.replace(HEADER, environment={"cpu": cpu})
     return ResultFile(header=header, results=results, summary=None, complete_bytes=0)
 

@@ -29,8 +29,11 @@ def test_16_bit_products(call: Call, close: Call) -> None:
     close(call("aiter::gemm_a16w16_atomic_", x=A, w=W, dtype=torch.float32, y=out), PLAIN, 10)
     close(call("aiter::hipb_mm", mat1=A, mat2=W.t(), solution_index=0, bias=BIAS), PLAIN + BIAS, 10)
     close(call("aiter::rocb_mm", arg0=A, arg1=W.t(), arg2=0), PLAIN, 10)
-    for name, more in (("LLMM1", {"rows_per_block": 4}), ("wvSpltK", {"N_in": 5, "CuCount": 1}),
-                       ("wv_splitk_small_fp16_bf16", {"N_in": 5, "CuCount": 1})):  # fmt: skip
+    for name, more in (
+        ("LLMM1", {"rows_per_block": 4}),
+        ("wvSpltK", {"N_in": 5, "CuCount": 1}),
+        ("wv_splitk_small_fp16_bf16", {"N_in": 5, "CuCount": 1}),
+    ):
         call(f"aiter::{name}", in_a=W, in_b=A, out_c=out.zero_(), **more)
         close(out, PLAIN, 10)
     x, weight = torch.randn(3, 4, 16), torch.randn(3, 6, 16)
@@ -39,13 +42,19 @@ def test_16_bit_products(call: Call, close: Call) -> None:
 
 
 OUT_NAMES = {
-    "aiter::gemm_a8w8_asm": "Out", "aiter::gemm_a8w8_bpreshuffle_ck": "Out",
-    "aiter::gemm_a8w8_blockscale_bpreshuffle_ck": "Out", "aiter::gemm_a8w8_blockscale_bpreshuffle_cktile": "Out",
-    "aiter::gemm_a8w8_blockscale_cktile": "Out", "aiter::gemm_a8w8_bpreshuffle_cktile": "out",
-    "aiter::flatmm_a8w8_blockscale_asm": "out", "aiter::gfx950_a8w8_blockscale_asm": "out",
-    "aiter::mi350_a8w8_blockscale_asm": "out", "aiter::_flatmm_a8w8_blockscale_asm": "out",
-    "aiter::_gfx950_a8w8_blockscale_asm": "out", "aiter::_gemm_a8w8_asm": "Out",
-}  # fmt: skip
+    "aiter::gemm_a8w8_asm": "Out",
+    "aiter::gemm_a8w8_bpreshuffle_ck": "Out",
+    "aiter::gemm_a8w8_blockscale_bpreshuffle_ck": "Out",
+    "aiter::gemm_a8w8_blockscale_bpreshuffle_cktile": "Out",
+    "aiter::gemm_a8w8_blockscale_cktile": "Out",
+    "aiter::gemm_a8w8_bpreshuffle_cktile": "out",
+    "aiter::flatmm_a8w8_blockscale_asm": "out",
+    "aiter::gfx950_a8w8_blockscale_asm": "out",
+    "aiter::mi350_a8w8_blockscale_asm": "out",
+    "aiter::_flatmm_a8w8_blockscale_asm": "out",
+    "aiter::_gfx950_a8w8_blockscale_asm": "out",
+    "aiter::_gemm_a8w8_asm": "Out",
+}
 
 
 @pytest.mark.parametrize("name", OUT_NAMES)
@@ -65,15 +74,22 @@ def test_other_8_bit_products(call: Call, close: Call) -> None:
     close(call("aiter::gemm_a8w8_blockscale_bpreshuffle_asm", **given), SCALED + BIAS, 10)
     call("aiter::_gemm_a8w8_blockscale_bpreshuffle_asm", **given)
     close(out, SCALED + BIAS, 10)
-    found = call("aiter::hipb_mm", mat1=QA, mat2=QW.t(), solution_index=0, out_dtype=torch.float32, scaleA=ROW,
-                 scaleB=COLUMN.t())  # fmt: skip
+    found = call(
+        "aiter::hipb_mm", mat1=QA, mat2=QW.t(), solution_index=0, out_dtype=torch.float32, scaleA=ROW, scaleB=COLUMN.t()
+    )
     close(found, SCALED, 10)
     half = torch.tensor(0.5)
     call("aiter::wvSplitKQ", in_a=QW, in_b=QA, out_c=out, scale_a=half, scale_b=half, CuCount=1)
     close(out, QA.double() @ QW.double().t() / 4, 10)
     x, weight = torch.randn(2, 4, 16).to(FP8), torch.randn(2, 6, 16).to(FP8)
-    found = call("aiter::batched_gemm_a8w8", XQ=x, WQ=weight, x_scale=torch.full((2, 4, 1), 2.0),
-                 w_scale=torch.full((2, 1, 6), 0.5), out=torch.empty(2, 4, 6))  # fmt: skip
+    found = call(
+        "aiter::batched_gemm_a8w8",
+        XQ=x,
+        WQ=weight,
+        x_scale=torch.full((2, 4, 1), 2.0),
+        w_scale=torch.full((2, 1, 6), 0.5),
+        out=torch.empty(2, 4, 6),
+    )
     close(found, x.double() @ weight.double().mT)
     y = torch.zeros(2, 4, 6)
     call("aiter::deepgemm_ck", XQ=x, WQ=weight, Y=y, group_layout=torch.tensor([3, 1]))
@@ -126,14 +142,33 @@ def test_norms(call: Call, close: Call) -> None:
     close(call("aiter::_fused_rmsnorm", x=X, weight=GAMMA, epsilon=1e-6), rms(X.double()))
     close(call("aiter::_fused_rmsnorm_add", x=X, weight=GAMMA, epsilon=1e-6, res1=RES)[0], rms(total))
     q, k = torch.empty(4, 256), torch.empty(4, 128)
-    call("aiter::_fused_qk_rmsnorm_kernel", q=X, q_weight=GAMMA, q_eps=1e-6, k=RES[:, :128], k_weight=GAMMA[:128],
-         k_eps=1e-6, q_out=q, k_out=k)  # fmt: skip
+    call(
+        "aiter::_fused_qk_rmsnorm_kernel",
+        q=X,
+        q_weight=GAMMA,
+        q_eps=1e-6,
+        k=RES[:, :128],
+        k_weight=GAMMA[:128],
+        k_eps=1e-6,
+        q_out=q,
+        k_out=k,
+    )
     close(k, rms(RES[:, :128].double(), GAMMA[:128]))
-    close(call("aiter::layer_norm", input=X, weight=GAMMA, bias=BETA),
-          F.layer_norm(X.double(), (256,), GAMMA.double(), BETA.double()))  # fmt: skip
+    close(
+        call("aiter::layer_norm", input=X, weight=GAMMA, bias=BETA),
+        F.layer_norm(X.double(), (256,), GAMMA.double(), BETA.double()),
+    )
     out, kept = torch.empty(4, 256), torch.empty(4, 256)
-    call("aiter::layernorm2d_with_add_asm", out=out, input=X, residual_in=RES, residual_out=kept, weight=GAMMA,
-         bias=BETA, epsilon=1e-5)  # fmt: skip
+    call(
+        "aiter::layernorm2d_with_add_asm",
+        out=out,
+        input=X,
+        residual_in=RES,
+        residual_out=kept,
+        weight=GAMMA,
+        bias=BETA,
+        epsilon=1e-5,
+    )
     close(out, F.layer_norm(total, (256,), GAMMA.double(), BETA.double()))
     close(kept, total)
 
@@ -162,8 +197,9 @@ def test_norms_with_quantisation(call: Call) -> None:
     call("aiter::moe_smoothquant_fwd", out=wide, input=X, x_scale=table, topk_ids=ids, y_scale=sizes)
     near(wide[1], sizes[1], X.double() * table[ids[:, 1]])
     fp8, groups = torch.empty(4, 256).to(FP8), torch.empty(4, 2)
-    call("aiter::add_rmsnorm_quant", out=fp8, input=X, **added, scale=groups, weight=GAMMA, epsilon=1e-6,
-         group_size=128)  # fmt: skip
+    call(
+        "aiter::add_rmsnorm_quant", out=fp8, input=X, **added, scale=groups, weight=GAMMA, epsilon=1e-6, group_size=128
+    )
     near(fp8, groups, rms(total), 0.07)
     call("aiter::add_rmsnorm_quant", out=fp8, input=X, **added, scale=scale, weight=GAMMA, epsilon=1e-6)
     near(fp8, scale, rms(total), 0.07)
@@ -185,8 +221,15 @@ def test_caches(call: Call) -> None:
     call("aiter::swap_blocks", src=k, dst=target, block_mapping=torch.tensor([[1, 2]]))
     assert torch.equal(target[2], k[1])
     cache, latent, rope = torch.zeros(2, 4, 6), torch.randn(2, 4), torch.randn(2, 2)
-    call("aiter::concat_and_cache_mla", kv_c=latent, k_pe=rope, kv_cache=cache, slot_mapping=torch.tensor([5, -1]),
-         kv_cache_dtype="auto", scale=torch.ones(1))  # fmt: skip
+    call(
+        "aiter::concat_and_cache_mla",
+        kv_c=latent,
+        k_pe=rope,
+        kv_cache=cache,
+        slot_mapping=torch.tensor([5, -1]),
+        kv_cache_dtype="auto",
+        scale=torch.ones(1),
+    )
     assert torch.equal(cache[1, 1], torch.cat((latent[0], rope[0])))
 
 
@@ -198,12 +241,20 @@ ROUTE = torch.rand(TOKENS, TOPK)
 def sorted_lists(call: Call) -> dict[str, Tensor]:
     length = TOKENS * TOPK + EXPERTS * 32 - TOPK
     found = {
-        "sorted_token_ids": torch.empty(length, dtype=torch.int32), "sorted_weights": torch.empty(length),
+        "sorted_token_ids": torch.empty(length, dtype=torch.int32),
+        "sorted_weights": torch.empty(length),
         "sorted_expert_ids": torch.empty(-(-length // 32), dtype=torch.int32),
         "num_valid_ids": torch.empty(2, dtype=torch.int32),
-    }  # fmt: skip
-    call("aiter::moe_sorting_fwd", topk_ids=IDS, topk_weights=ROUTE, **found, moe_buf=torch.zeros(TOKENS, HIDDEN),
-         num_experts=EXPERTS, unit_size=32)  # fmt: skip
+    }
+    call(
+        "aiter::moe_sorting_fwd",
+        topk_ids=IDS,
+        topk_weights=ROUTE,
+        **found,
+        moe_buf=torch.zeros(TOKENS, HIDDEN),
+        num_experts=EXPERTS,
+        unit_size=32,
+    )
     return found
 
 
@@ -237,8 +288,11 @@ def test_experts_over_sorted_lists(call: Call, close: Call) -> None:
     qx, sx = x.to(FP8), torch.rand(TOKENS, 1) + 0.5
     common = {"input": qx, "gate": q1, "down": q2, **lists, "topk": TOPK, "fc1_scale": s1, "fc2_scale": s2}
     wide = (qx.double() * sx, q1.double() * s1, q2.double() * s2)
-    for name, inside in (("aiter::fmoe_g1u1", False), ("aiter::fmoe_fp8_blockscale_g1u1", False),
-                         ("aiter::fmoe_g1u1_tkw1", True)):  # fmt: skip
+    for name, inside in (
+        ("aiter::fmoe_g1u1", False),
+        ("aiter::fmoe_fp8_blockscale_g1u1", False),
+        ("aiter::fmoe_g1u1_tkw1", True),
+    ):
         call(name, out=out.zero_(), input_scale=sx, **common)
         close(out, experts(*wide, swiglu, inside=inside), 200)
     spare = {"fc1_smooth_scale": torch.ones(1), "fc2_smooth_scale": torch.ones(1)}
@@ -253,8 +307,17 @@ def test_experts_over_sorted_lists(call: Call, close: Call) -> None:
     close(out, experts(x, wide[1][:, :INNER], wide[2], F.silu), 200)
     stage = torch.zeros(TOKENS, TOPK, INNER)
     given = {name: lists[name] for name in ("sorted_token_ids", "sorted_expert_ids", "num_valid_ids")}
-    call("aiter::moe_stage1_g1u1", input=x, w1=w1, w2=w2, out=stage, inter_dim=INNER, kernelName=None, block_m=32,
-         **given)  # fmt: skip
+    call(
+        "aiter::moe_stage1_g1u1",
+        input=x,
+        w1=w1,
+        w2=w2,
+        out=stage,
+        inter_dim=INNER,
+        kernelName=None,
+        block_m=32,
+        **given,
+    )
     close(stage[1, 0], swiglu(x[1].double() @ w1[2].double().t()), 100)
     total = torch.empty(TOKENS, INNER)
     call("aiter::_moe_sum", input=stage, output=total)
@@ -264,8 +327,14 @@ def test_experts_over_sorted_lists(call: Call, close: Call) -> None:
 def test_routers(call: Call, close: Call) -> None:
     logits, bias = torch.randn(TOKENS, 8), torch.rand(8)
     weights, ids = torch.empty(TOKENS, 2), torch.empty(TOKENS, 2, dtype=torch.int32)
-    given = {"topk_weights": weights, "topk_indices": ids, "gating_output": logits, "correction_bias": bias,
-             "need_renorm": True, "routed_scaling_factor": 2.0}  # fmt: skip
+    given = {
+        "topk_weights": weights,
+        "topk_indices": ids,
+        "gating_output": logits,
+        "correction_bias": bias,
+        "need_renorm": True,
+        "routed_scaling_factor": 2.0,
+    }
     scores = F.softplus(logits.double()).sqrt()
     chosen = (scores + bias).topk(2).indices
     picked = scores.gather(1, chosen)
@@ -273,8 +342,17 @@ def test_routers(call: Call, close: Call) -> None:
         call(name, **given)
         assert ids.tolist() == chosen.tolist()
         close(weights, 2 * picked / picked.sum(1, keepdim=True))
-    call("aiter::moe_fused_gate", input=logits, bias=bias, topk_weights=weights, topk_ids=ids, num_expert_group=2,
-         topk_group=1, topk=2, n_share_experts_fusion=0)  # fmt: skip
+    call(
+        "aiter::moe_fused_gate",
+        input=logits,
+        bias=bias,
+        topk_weights=weights,
+        topk_ids=ids,
+        num_expert_group=2,
+        topk_group=1,
+        topk=2,
+        n_share_experts_fusion=0,
+    )
     assert (ids // 4).unique(dim=1).shape[1] == 1
 
 
@@ -292,8 +370,16 @@ def test_rope_and_its_gradient(call: Call, close: Call, style: int) -> None:
     call("aiter::rope_bwd_impl", input_grads=back, output_grads=one, freqs=freqs, **flags)
     close(back, x.double())
     again = torch.empty_like(x)
-    call("aiter::rope_cached_2c_fwd_impl", output_x=again, output_y=two, input_x=x, input_y=y, cos=freqs.cos(),
-         sin=freqs.sin(), **flags)  # fmt: skip
+    call(
+        "aiter::rope_cached_2c_fwd_impl",
+        output_x=again,
+        output_y=two,
+        input_x=x,
+        input_y=y,
+        cos=freqs.cos(),
+        sin=freqs.sin(),
+        **flags,
+    )
     close(again, one.double())
     call("aiter::rope_cached_bwd_impl", input_grads=back, output_grads=one, cos=freqs.cos(), sin=freqs.sin(), **flags)
     close(back, x.double())
@@ -302,8 +388,17 @@ def test_rope_and_its_gradient(call: Call, close: Call, style: int) -> None:
 def test_latent_attention(call: Call, close: Call) -> None:
     q, pages = torch.randn(2, 3, 12), torch.randn(9, 1, 1, 12)
     out = torch.empty(2, 3, 8)
-    call("vllm::rocm_aiter_mla_decode_fwd", q=q, kv_buffer=pages, o=out, qo_indptr=torch.tensor([0, 1, 2]),
-         max_seqlen_qo=1, kv_indptr=torch.tensor([0, 4, 9]), kv_indices=torch.arange(9), sm_scale=0.3)  # fmt: skip
+    call(
+        "vllm::rocm_aiter_mla_decode_fwd",
+        q=q,
+        kv_buffer=pages,
+        o=out,
+        qo_indptr=torch.tensor([0, 1, 2]),
+        max_seqlen_qo=1,
+        kv_indptr=torch.tensor([0, 4, 9]),
+        kv_indices=torch.arange(9),
+        sm_scale=0.3,
+    )
     for i, part in enumerate((slice(0, 4), slice(4, 9))):
         keys = pages[part, 0, 0].double()
         close(out[i], (q[i].double() @ keys.t() * 0.3).softmax(-1) @ keys[:, :8])

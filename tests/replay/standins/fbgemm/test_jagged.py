@@ -36,10 +36,12 @@ def test_to_dense_and_back(call: Call) -> None:
     for name in ("fbgemm::jagged_to_padded_dense", "fbgemm::jagged_to_padded_dense_forward"):
         found = call(name, values=VALUES, offsets=[OFFSETS], max_lengths=[L], padding_value=-1.0)
         assert torch.equal(found, padded(VALUES, -1.0))
-    assert torch.equal(call("fbgemm::jagged_2d_to_dense", values=VALUES, offsets=OFFSETS, max_sequence_length=L),
-                       padded(VALUES))  # fmt: skip
-    found = call("fbgemm::jagged_1d_to_dense", values=VALUES[:, 0], offsets=OFFSETS, max_sequence_length=L,
-                 padding_value=7)  # fmt: skip
+    assert torch.equal(
+        call("fbgemm::jagged_2d_to_dense", values=VALUES, offsets=OFFSETS, max_sequence_length=L), padded(VALUES)
+    )
+    found = call(
+        "fbgemm::jagged_1d_to_dense", values=VALUES[:, 0], offsets=OFFSETS, max_sequence_length=L, padding_value=7
+    )
     assert torch.equal(found, padded(VALUES[:, 0], 7.0))
     wanted = unpadded(DENSE)
     found = call("fbgemm::jagged_to_padded_dense_backward", grad_output=DENSE, offsets=[OFFSETS], total_L=5)
@@ -59,8 +61,10 @@ def test_to_dense_and_back(call: Call) -> None:
 def test_elementwise(call: Call, close: Call) -> None:
     given = {"x_values": VALUES, "x_offsets": [OFFSETS]}
     close(call("fbgemm::jagged_dense_elementwise_add", y=DENSE, **given), (padded(VALUES) + DENSE).double())
-    close(call("fbgemm::jagged_dense_elementwise_add_jagged_output", y=DENSE, **given)[0],
-          (VALUES + unpadded(DENSE)).double())  # fmt: skip
+    close(
+        call("fbgemm::jagged_dense_elementwise_add_jagged_output", y=DENSE, **given)[0],
+        (VALUES + unpadded(DENSE)).double(),
+    )
     twice = (VALUES + 2 * unpadded(DENSE)).double()
     name = "fbgemm::jagged_dense_dense_elementwise_add_jagged_output"
     close(call(name, y_0=DENSE, y_1=DENSE, **given)[0], twice)
@@ -69,8 +73,9 @@ def test_elementwise(call: Call, close: Call) -> None:
     close(call("fbgemm::jagged_dense_elementwise_mul", y=DENSE, **given)[0], product)
     close(call("fbgemm::jagged_dense_elementwise_mul_forward", y=DENSE, **given), product)
     grad = torch.randn(5, D)
-    dx, dy = call("fbgemm::jagged_dense_elementwise_mul_backward", grad_output=grad, x_offsets=[OFFSETS], y=DENSE,
-                  x_values=VALUES)  # fmt: skip
+    dx, dy = call(
+        "fbgemm::jagged_dense_elementwise_mul_backward", grad_output=grad, x_offsets=[OFFSETS], y=DENSE, x_values=VALUES
+    )
     close(dx, (grad * unpadded(DENSE)).double())
     close(dy, padded(grad * VALUES).double())
 
@@ -121,8 +126,9 @@ def test_moving_rows(call: Call, close: Call) -> None:
 
 def test_columns_are_regrouped_and_gradients_come_back(call: Call, close: Call) -> None:
     tensors = [torch.randn(2, 3), torch.randn(2, 4)]
-    permutes = torch.tensor([[0, 0, 0, 0, 2, 0], [1, 0, 1, 2, 3, 0], [0, 1, 2, 0, 1, 0], [0, 1, 0, 1, 2, 0]],
-                            dtype=torch.int32)  # fmt: skip
+    permutes = torch.tensor(
+        [[0, 0, 0, 0, 2, 0], [1, 0, 1, 2, 3, 0], [0, 1, 2, 0, 1, 0], [0, 1, 0, 1, 2, 0]], dtype=torch.int32
+    )
     shapes = {"in_shapes": torch.tensor([3, 4]), "out_shapes": torch.tensor([5, 3])}
     given = {"permutes": permutes, **shapes}
     found = call("fbgemm::permute_multi_embedding", pooled_embs=tensors, out_lengths=[5, 3], **given)
@@ -132,8 +138,14 @@ def test_columns_are_regrouped_and_gradients_come_back(call: Call, close: Call) 
     ]
     for one, other in zip(found, wanted, strict=True):
         assert torch.equal(one, other)
-    back = call("fbgemm::permute_multi_embedding_function", pooled_embs=found, permutes=permutes, out_lengths=[3, 4],
-                reverse=True, **shapes)  # fmt: skip
+    back = call(
+        "fbgemm::permute_multi_embedding_function",
+        pooled_embs=found,
+        permutes=permutes,
+        out_lengths=[3, 4],
+        reverse=True,
+        **shapes,
+    )
     close(back[0], torch.cat((2 * tensors[0][:, :2], tensors[0][:, 2:]), 1).double())
     assert not back[1][:, 0].any()
 
@@ -147,13 +159,30 @@ def test_backward_passes_of_lookups(call: Call, close: Call, pooling: int) -> No
     grad, scale = torch.randn(batch, 6), torch.rand(6)
     moments = torch.rand(8)
     weights, kept = flat.clone(), moments.clone()
-    common = {"weights_offsets": torch.tensor([0, 20]), "D_offsets": torch.tensor([0, 4, 6]), "indices": indices,
-              "offsets": offsets}  # fmt: skip
-    call("fbgemm::split_embedding_backward_codegen_rowwise_adagrad_cpu", grad_output=grad, host_weights=weights,
-         weights_placements=torch.zeros(2), max_D=4, hash_size_cumsum=torch.tensor([0, 5, 8]), total_hash_size_bits=4,
-         pooling_mode=pooling, indice_weights=scale, stochastic_rounding=False, momentum1_host=kept,
-         momentum1_placements=torch.zeros(2), momentum1_offsets=torch.tensor([0, 5]),
-         learning_rate_tensor=torch.tensor(0.1), eps=1e-3, **common)  # fmt: skip
+    common = {
+        "weights_offsets": torch.tensor([0, 20]),
+        "D_offsets": torch.tensor([0, 4, 6]),
+        "indices": indices,
+        "offsets": offsets,
+    }
+    call(
+        "fbgemm::split_embedding_backward_codegen_rowwise_adagrad_cpu",
+        grad_output=grad,
+        host_weights=weights,
+        weights_placements=torch.zeros(2),
+        max_D=4,
+        hash_size_cumsum=torch.tensor([0, 5, 8]),
+        total_hash_size_bits=4,
+        pooling_mode=pooling,
+        indice_weights=scale,
+        stochastic_rounding=False,
+        momentum1_host=kept,
+        momentum1_placements=torch.zeros(2),
+        momentum1_offsets=torch.tensor([0, 5]),
+        learning_rate_tensor=torch.tensor(0.1),
+        eps=1e-3,
+        **common,
+    )
     sample = torch.zeros(6, dtype=torch.float64)
     for t, table in enumerate(tables):
         total = torch.zeros_like(table, dtype=torch.float64)
@@ -171,8 +200,13 @@ def test_backward_passes_of_lookups(call: Call, close: Call, pooling: int) -> No
         close(found[touched], wanted[touched])
         assert torch.equal(found[~touched], table[~touched])
         close(kept[5 * t : 5 * t + sizes[t]], moment)
-    found = call("fbgemm::split_embedding_codegen_grad_indice_weights_cpu", grad_output=grad, weights=flat,
-                 feature_requires_grad=torch.empty(0), **common)  # fmt: skip
+    found = call(
+        "fbgemm::split_embedding_codegen_grad_indice_weights_cpu",
+        grad_output=grad,
+        weights=flat,
+        feature_requires_grad=torch.empty(0),
+        **common,
+    )
     close(found, sample)
 
 

@@ -143,9 +143,29 @@ def test_vllm_fa2_paged(op: Op) -> None:
     out = torch.empty_like(q)
     call = op("_vllm_fa2_C::varlen_fwd")
     returned, lse = call(
-        q, k, v, out, CU_Q, torch.zeros(4, dtype=torch.int32), used, None, table, None, 5, 9, 0.0, 0.4, False, True,
-        -1, -1, 0.0, False, 0, None,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        out,
+        CU_Q,
+        torch.zeros(4, dtype=torch.int32),
+        used,
+        None,
+        table,
+        None,
+        5,
+        9,
+        0.0,
+        0.4,
+        False,
+        True,
+        -1,
+        -1,
+        0.0,
+        False,
+        0,
+        None,
+    )
     wanted, wanted_lse = wanted_packed(q, sequences, causal=True)
     for found in (out, returned):
         close(found, wanted)
@@ -156,9 +176,44 @@ def test_vllm_fa3_paged_with_sinks(op: Op) -> None:
     k, v, table, sequences = pages(LENGTHS, 4, 2, 8)
     q, used, sinks = torch.randn(8, 4, 8), torch.tensor(LENGTHS, dtype=torch.int32), torch.randn(4)
     found = op("_vllm_fa3_C::fwd")(
-        q, k, v, None, None, None, None, CU_Q, None, None, None, used, 5, 9, table, None, None, None, None, None,
-        None, None, None, 0.4, True, 3, 0, 0.0, False, None, 0, None, 0, sinks, 1, 0, None,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        None,
+        None,
+        None,
+        None,
+        CU_Q,
+        None,
+        None,
+        None,
+        used,
+        5,
+        9,
+        table,
+        None,
+        None,
+        None,
+        None,
+        None,
+        None,
+        None,
+        None,
+        0.4,
+        True,
+        3,
+        0,
+        0.0,
+        False,
+        None,
+        0,
+        None,
+        0,
+        sinks,
+        1,
+        0,
+        None,
+    )
     wanted, _ = wanted_packed(q, sequences, causal=True, window=(3, 0), sinks=sinks)
     close(found[0], wanted)
     assert len(found) == 4
@@ -239,17 +294,48 @@ def test_aiter_batch_prefill(op: Op, page: int) -> None:
     q = torch.randn(8, 4, 8)
     caches = (k.squeeze(1), v.squeeze(1)) if page == 1 else (k, v)
     out, lse, _, _ = op("aiter::mha_batch_prefill")(
-        q, *caches, CU_Q, indptr, indices, 5, 9, 0.0, 0.4, 0.0, False, True, -1, -1, 0, True, False,
+        q,
+        *caches,
+        CU_Q,
+        indptr,
+        indices,
+        5,
+        9,
+        0.0,
+        0.4,
+        0.0,
+        False,
+        True,
+        -1,
+        -1,
+        0,
+        True,
+        False,
         kv_last_page_lens=last,
-    )  # fmt: skip
+    )
     wanted, wanted_lse = wanted_packed(q, sequences, causal=True)
     close(out, wanted)
     close(lse, wanted_lse)
     decode, single = torch.randn(3, 4, 8), torch.empty(3, 4, 8)
     op("aiter::paged_attention_ragged")(
-        single, torch.empty(1, dtype=torch.uint8), decode, k, v, 0.4, indptr, indices, last, page, 1, None, "", "",
-        0.0, torch.ones(1), torch.ones(1),
-    )  # fmt: skip
+        single,
+        torch.empty(1, dtype=torch.uint8),
+        decode,
+        k,
+        v,
+        0.4,
+        indptr,
+        indices,
+        last,
+        page,
+        1,
+        None,
+        "",
+        "",
+        0.0,
+        torch.ones(1),
+        torch.ones(1),
+    )
     for i, (keys, values) in enumerate(sequences):
         close(single[i : i + 1], naive(decode[i : i + 1], keys, values, 0.4)[0])
 
@@ -311,9 +397,17 @@ def test_npu_paged_decode_and_masked_training(op: Op) -> None:
     k, v, table, sequences = pages(LENGTHS, 4, 2, 8)
     q = torch.randn(3, 1, 4 * 8)
     found, lse = op("npu::npu_fused_infer_attention_score")(
-        q, k.flatten(2), v.flatten(2), actual_seq_lengths_kv=LENGTHS, block_table=table, num_heads=4,
-        num_key_value_heads=2, scale=0.4, input_layout="BSH", block_size=4,
-    )  # fmt: skip
+        q,
+        k.flatten(2),
+        v.flatten(2),
+        actual_seq_lengths_kv=LENGTHS,
+        block_table=table,
+        num_heads=4,
+        num_key_value_heads=2,
+        scale=0.4,
+        input_layout="BSH",
+        block_size=4,
+    )
     assert lse.shape == (1,)
     out = torch.empty(3, 4, 8)
     op("npu::_npu_paged_attention")(q.view(3, 4, 8), k, v, 2, 4, 0.4, table, torch.tensor(LENGTHS), out)
@@ -334,9 +428,17 @@ def test_npu_paged_decode_and_masked_training(op: Op) -> None:
 def test_npu_tnd_uses_cumulative_lengths(op: Op) -> None:
     q, k = torch.randn(8, 4, 8), torch.randn(16, 4, 8)
     found, lse = op("npu::npu_fused_infer_attention_score")(
-        q, k, k, actual_seq_lengths=[3, 3, 8], actual_seq_lengths_kv=[5, 7, 16], num_heads=4, scale=0.4,
-        input_layout="TND", sparse_mode=3, softmax_lse_flag=True,
-    )  # fmt: skip
+        q,
+        k,
+        k,
+        actual_seq_lengths=[3, 3, 8],
+        actual_seq_lengths_kv=[5, 7, 16],
+        num_heads=4,
+        scale=0.4,
+        input_layout="TND",
+        sparse_mode=3,
+        softmax_lse_flag=True,
+    )
     close(found[:3], naive(q[:3], k[:5], k[:5], 0.4, causal=True)[0])
     wanted, wanted_lse = naive(q[3:], k[7:], k[7:], 0.4, causal=True)
     close(found[3:], wanted)

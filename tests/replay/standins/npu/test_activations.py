@@ -50,8 +50,10 @@ def test_activations_in_place_and_fused(call: Call, close: Call) -> None:
     left = call("npu::npu_clipped_swiglu", x=X, limit=1.0, group_index=torch.tensor([1, 2]))
     close(left, wanted * torch.tensor([1, 1, 1, 0]).unsqueeze(1))
     gate, up = X.double().chunk(2, -1)
-    close(call("npu::npu_clipped_swiglu", x=X, limit=9.0, bias=0.0, interleaved=False),
-          up * gate * torch.sigmoid(1.702 * gate))  # fmt: skip
+    close(
+        call("npu::npu_clipped_swiglu", x=X, limit=9.0, bias=0.0, interleaved=False),
+        up * gate * torch.sigmoid(1.702 * gate),
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,8 +92,9 @@ def test_masked_softmax(call: Call, close: Call, triangle: bool) -> None:
 
     y = call("npu::npu_scaled_masked_softmax", x=x, mask=mask, scale=0.5, fixed_triu_mask=triangle)
     close(y, softmax(x.double()))
-    found = call("npu::npu_scaled_masked_softmax_backward", y_grad=dy, y=y, mask=mask, scale=0.5,
-                 fixed_triu_mask=triangle)  # fmt: skip
+    found = call(
+        "npu::npu_scaled_masked_softmax_backward", y_grad=dy, y=y, mask=mask, scale=0.5, fixed_triu_mask=triangle
+    )
     close(found, gradients(softmax, dy, x)[0])
 
 
@@ -105,8 +108,13 @@ def test_other_softmaxes(call: Call, close: Call) -> None:
     close(weights, wanted)
     x, bias = torch.randn(2, 3, 4, 5, 5), torch.randn(1, 1, 4, 5, 5)
     mask = torch.randn(3, 5, 5)
-    found = call("npu::npu_masked_softmax_with_rel_pos_bias", x=x, atten_mask=mask.reshape(1, 3, 1, 5, 5),
-                 relative_pos_bias=bias, scale_value=0.5)  # fmt: skip
+    found = call(
+        "npu::npu_masked_softmax_with_rel_pos_bias",
+        x=x,
+        atten_mask=mask.reshape(1, 3, 1, 5, 5),
+        relative_pos_bias=bias,
+        scale_value=0.5,
+    )
     close(found, (x.double() * 0.5 + mask.double().reshape(1, 3, 1, 5, 5) + bias.double()).softmax(-1))
 
 
@@ -126,8 +134,15 @@ def test_dropout(call: Call, close: Call) -> None:
     mask, softmax, out = call("npu::npu_dropout_with_add_softmax", self=scores, x1=more, alpha=0.5, prob=0.5, dim=-1)
     close(softmax, (scores.double() / 2 + more.double()).softmax(-1))
     close(out, softmax.double() * mask.double() * 2)
-    found = call("npu::npu_dropout_with_add_softmax_backward", grad=dy, mask=mask, softmax_out=softmax, alpha=0.5,
-                 prob=0.5, dim=-1)  # fmt: skip
+    found = call(
+        "npu::npu_dropout_with_add_softmax_backward",
+        grad=dy,
+        mask=mask,
+        softmax_out=softmax,
+        alpha=0.5,
+        prob=0.5,
+        dim=-1,
+    )
     wanted = gradients(lambda a, b: (a / 2 + b).softmax(-1) * mask.double() * 2, dy, scores, more)
     for one, other in zip(found, wanted, strict=True):
         close(one, other)
@@ -161,8 +176,12 @@ def test_rms_norms(call: Call, close: Call) -> None:
     close(call("npu::npu_gemma_rms_norm", self=X, gamma=GAMMA)[0], norm(X.double(), GAMMA.double() + 1))
     close(call("_C_ascend::npu_gemma_rms_norm", x=X, gamma=GAMMA)[0], norm(X.double(), GAMMA.double() + 1))
     wide, narrow, inverse, sums = call("npu::npu_add_rms_norm_cast", x1=X, x2=Y, gamma=GAMMA)
-    for found, wanted in ((wide, norm(total, GAMMA.double())), (narrow, norm(total, GAMMA.double())), (inverse, rstd),
-                          (sums, total)):  # fmt: skip
+    for found, wanted in (
+        (wide, norm(total, GAMMA.double())),
+        (narrow, norm(total, GAMMA.double())),
+        (inverse, rstd),
+        (sums, total),
+    ):
         close(found, wanted)
     found = call("_C_ascend::npu_add_rms_norm_bias", x1=X, x2=Y, gamma=GAMMA, beta=BETA)
     close(found[0], norm(total, GAMMA.double()) + BETA)
@@ -178,18 +197,21 @@ def test_rms_norms_with_quantisation(call: Call, close: Call) -> None:
     total = X.double() + Y.double()
     normed = norm(total, GAMMA.double())
     scale, zero = torch.rand(10) + 0.5, torch.randint(-3, 3, (10,))
-    first, second, sums = call("npu::npu_add_rms_norm_quant", x1=X, x2=Y, gamma=GAMMA, scales1=scale / 50,
-                               zero_points1=zero, scales2=None)  # fmt: skip
+    first, second, sums = call(
+        "npu::npu_add_rms_norm_quant", x1=X, x2=Y, gamma=GAMMA, scales1=scale / 50, zero_points1=zero, scales2=None
+    )
     wanted = (normed / (scale.double() / 50) + zero).round().clamp(-128, 127)
     assert (first.double() - wanted).abs().max() <= 1
     assert torch.equal(first, second)
     close(sums, total)
-    found = call("npu::npu_add_rms_norm_dynamic_quant", x1=X, x2=Y, gamma=GAMMA, smooth_scale1=scale,
-                 smooth_scale2=None)  # fmt: skip
+    found = call(
+        "npu::npu_add_rms_norm_dynamic_quant", x1=X, x2=Y, gamma=GAMMA, smooth_scale1=scale, smooth_scale2=None
+    )
     for data, sizes, smooth in ((found[0], found[3], scale.double()), (found[1], found[4], torch.ones(10))):
         assert (data.double() * sizes.double().unsqueeze(1) - normed * smooth).abs().max() < 0.02
-    found = call("npu::npu_rms_norm_quant", x=X, gamma=GAMMA, beta=BETA, scale=torch.tensor([0.02]),
-                 offset=torch.tensor([1]))  # fmt: skip
+    found = call(
+        "npu::npu_rms_norm_quant", x=X, gamma=GAMMA, beta=BETA, scale=torch.tensor([0.02]), offset=torch.tensor([1])
+    )
     wanted = ((norm(X.double(), GAMMA.double()) + BETA) / 0.02 + 1).round().clamp(-128, 127)
     assert (found.double() - wanted).abs().max() <= 1
     data, sizes = call("_C_ascend::npu_rms_norm_dynamic_quant", x=X, gamma=GAMMA)
@@ -199,15 +221,24 @@ def test_rms_norms_with_quantisation(call: Call, close: Call) -> None:
 def test_gradients_of_layer_norms(call: Call, close: Call) -> None:
     mean, rstd = X.mean(-1, keepdim=True), (X.var(-1, unbiased=False, keepdim=True) + 1e-5).rsqrt()
     wanted = gradients(lambda x, g, b: F.layer_norm(x, (10,), g, b), DY, X, GAMMA, BETA)
-    found = call("npu::npu_layernorm_grad", grad_out=DY, input=X, normalized_shape=[10], mean=mean, rstd=rstd,
-                 weight=GAMMA, bias=BETA)  # fmt: skip
+    found = call(
+        "npu::npu_layernorm_grad",
+        grad_out=DY,
+        input=X,
+        normalized_shape=[10],
+        mean=mean,
+        rstd=rstd,
+        weight=GAMMA,
+        bias=BETA,
+    )
     for one, other in zip(found, wanted, strict=True):
         close(one, other, 10)
     total = X + Y
     mean, rstd = total.mean(-1, keepdim=True), (total.var(-1, unbiased=False, keepdim=True) + 1e-5).rsqrt()
     wanted = gradients(lambda x, y, g, b: F.layer_norm(x + y, (10,), g, b), DY, X, Y, GAMMA, BETA)
-    found = call("npu::npu_add_layer_norm_backward", dy_opt=DY, x1=X, x2=Y, rstd=rstd, mean=mean, gamma=GAMMA,
-                 dsum_opt=None)  # fmt: skip
+    found = call(
+        "npu::npu_add_layer_norm_backward", dy_opt=DY, x1=X, x2=Y, rstd=rstd, mean=mean, gamma=GAMMA, dsum_opt=None
+    )
     for one, other in zip(found, wanted, strict=True):
         close(one, other, 10)
 
@@ -228,11 +259,22 @@ def test_group_norm_with_swish(call: Call, close: Call) -> None:
         y = F.group_norm(x, 2, weight, bias)
         return y * torch.sigmoid(2 * y)
 
-    out, mean, rstd = call("npu::npu_group_norm_swish", input=x, num_groups=2, weight=weight, bias=bias,
-                           swish_scale=2.0)  # fmt: skip
+    out, mean, rstd = call(
+        "npu::npu_group_norm_swish", input=x, num_groups=2, weight=weight, bias=bias, swish_scale=2.0
+    )
     close(out, swish(x.double(), weight.double(), bias.double()))
-    found = call("npu::npu_group_norm_swish_grad", grad=dy, input=x, num_groups=2, weight=weight, bias=bias, mean=mean,
-                 rstd=rstd, grad_input_mask=[True] * 3, swish_scale=2.0)  # fmt: skip
+    found = call(
+        "npu::npu_group_norm_swish_grad",
+        grad=dy,
+        input=x,
+        num_groups=2,
+        weight=weight,
+        bias=bias,
+        mean=mean,
+        rstd=rstd,
+        grad_input_mask=[True] * 3,
+        swish_scale=2.0,
+    )
     for one, other in zip(found, gradients(swish, dy, x, weight, bias), strict=True):
         close(one, other, 20)
     out, _, _ = call("npu::npu_group_norm_silu", input=x, weight=weight, bias=bias, group=3)
@@ -246,13 +288,20 @@ def test_cross_entropy(call: Call, close: Call, reduction: str) -> None:
     def loss(x: Tensor) -> Tensor:
         return F.cross_entropy(x, target, reduction=reduction, label_smoothing=0.1)
 
-    found, log_prob, _, _ = call("npu::npu_cross_entropy_loss", input=X, target=target, reduction=reduction,
-                                 label_smoothing=0.1)  # fmt: skip
+    found, log_prob, _, _ = call(
+        "npu::npu_cross_entropy_loss", input=X, target=target, reduction=reduction, label_smoothing=0.1
+    )
     close(found, loss(X.double()))
     close(log_prob, X.double().log_softmax(-1))
     upstream = torch.rand(4) if reduction == "none" else torch.tensor(2.0)
-    grad = call("npu::npu_cross_entropy_loss_backward", grad_loss=upstream, log_prob=log_prob, target=target,
-                reduction=reduction, label_smoothing=0.1)  # fmt: skip
+    grad = call(
+        "npu::npu_cross_entropy_loss_backward",
+        grad_loss=upstream,
+        log_prob=log_prob,
+        target=target,
+        reduction=reduction,
+        label_smoothing=0.1,
+    )
     close(grad, gradients(loss, upstream, X)[0])
 
 

@@ -21,8 +21,9 @@ def test_confusion_transpose_and_back(call: Call, first: bool) -> None:
     wanted = X.permute(perm).reshape(shape) if first else X.reshape(shape).permute(perm)
     found = call("npu::npu_confusion_transpose", self=X, perm=perm, shape=shape, transpose_first=first)
     assert torch.equal(found, wanted)
-    back = call("npu::npu_confusion_transpose_backward", grad=found, perm=perm, shape=list(X.shape),
-                transpose_first=first)  # fmt: skip
+    back = call(
+        "npu::npu_confusion_transpose_backward", grad=found, perm=perm, shape=list(X.shape), transpose_first=first
+    )
     assert torch.equal(back, X)
 
 
@@ -66,8 +67,13 @@ def test_scatters(call: Call) -> None:
     found = call("npu::npu_scatter", self=X[0], indices=torch.tensor([1, 0, 3]), updates=torch.full((3,), -1.0), dim=1)
     assert [int((row == -1).nonzero()) for row in found] == [1, 0, 3]
     tensors = [torch.zeros(6, 3), torch.zeros(6, 3)]
-    found = call("npu::npu_scatter_list", self=tensors, indices=starts, updates=rows,
-                 mask=torch.tensor([1, 0], dtype=torch.uint8))  # fmt: skip
+    found = call(
+        "npu::npu_scatter_list",
+        self=tensors,
+        indices=starts,
+        updates=rows,
+        mask=torch.tensor([1, 0], dtype=torch.uint8),
+    )
     assert torch.equal(found[0], wanted[0])
     assert not found[1].any()
     call("npu::npu_scatter_list_", self=tensors, indices=starts, updates=rows)
@@ -115,8 +121,13 @@ def test_transposed_convolutions(call: Call, close: Call) -> None:
     x, weight, bias = torch.randn(2, 4, 5, 5), torch.randn(4, 3, 3, 3), torch.randn(3)
     leaves = [t.double().requires_grad_() for t in (x, weight, bias)]
     wanted = F.conv_transpose2d(*leaves, stride=2, padding=1, output_padding=1)
-    given: dict[str, Any] = {"padding": [1, 1], "output_padding": [1, 1], "stride": [2, 2], "dilation": [1, 1],
-                             "groups": 1}  # fmt: skip
+    given: dict[str, Any] = {
+        "padding": [1, 1],
+        "output_padding": [1, 1],
+        "stride": [2, 2],
+        "dilation": [1, 1],
+        "groups": 1,
+    }
     for name in ("npu::npu_conv_transpose2d", "npu::npu_convolution_transpose"):
         close(call(name, input=x, weight=weight, bias=bias, **given), wanted, 10)
     dy = torch.randn(wanted.shape)

@@ -24,8 +24,11 @@ def test_npu_attention_gives_maximum_and_sum_of_each_row(mode: int, layout: str)
     mask = torch.rand(6, 6) < 0.4
     mask.fill_diagonal_(False)
     scores = (q @ k.transpose(-1, -2) * 0.3).masked_fill(~_visible(6, mode, mask), -torch.inf)
-    given = {"BNSD": lambda x: x, "BSND": lambda x: x.transpose(1, 2),
-             "SBH": lambda x: x.permute(2, 0, 1, 3).flatten(2)}[layout]  # fmt: skip
+    given = {
+        "BNSD": lambda x: x,
+        "BSND": lambda x: x.transpose(1, 2),
+        "SBH": lambda x: x.permute(2, 0, 1, 3).flatten(2),
+    }[layout]
     out, top, total, *_ = torch.ops.npu.npu_fusion_attention(
         given(q), given(k), given(v), 4, layout, atten_mask=mask if mode == 0 else None, scale=0.3, sparse_mode=mode
     )

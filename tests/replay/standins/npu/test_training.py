@@ -50,8 +50,11 @@ def test_gradients_of_fusion_attention(call: Call, close: Call, layout: str, spa
         given |= {"actual_seq_qlen": [S, 2 * S], "actual_seq_kvlen": [S, 2 * S]}
     out, top, total, *_ = call("npu::npu_fusion_attention", scale=0.4, **given)
     saved = {"softmax_max": top, "softmax_sum": total, "attention_in": out, "dy": laid(dy), "scale_value": 0.4}
-    for name, overload in (("npu_fusion_attention_grad", "since_20231227"), ("npu_fusion_attention_grad", "default"),
-                           ("npu_flash_attention_grad", "default")):  # fmt: skip
+    for name, overload in (
+        ("npu_fusion_attention_grad", "since_20231227"),
+        ("npu_fusion_attention_grad", "default"),
+        ("npu_flash_attention_grad", "default"),
+    ):
         found = call(f"npu::{name}", overload, **given, **saved)
         for one, leaf in zip(found[:3], leaves, strict=True):
             assert leaf.grad is not None
@@ -79,8 +82,12 @@ def test_parts_of_an_attention_are_merged(call: Call, close: Call) -> None:
         sums.append(own.logsumexp(-1).float())
         top = own.amax(-1)
         stats.append((top.float(), torch.exp(own - top.unsqueeze(-1)).sum(-1).float()))
-    merged, total = call("npu::npu_attention_update", lse=[s.flatten() for s in sums],
-                         local_out=[o.reshape(-1, D) for o in outs], update_type=1)  # fmt: skip
+    merged, total = call(
+        "npu::npu_attention_update",
+        lse=[s.flatten() for s in sums],
+        local_out=[o.reshape(-1, D) for o in outs],
+        update_type=1,
+    )
     close(merged, whole.reshape(-1, D))
     close(total, scores.logsumexp(-1).flatten())
 
@@ -89,10 +96,15 @@ def test_parts_of_an_attention_are_merged(call: Call, close: Call) -> None:
 
     eight = [tuple(s.reshape(1, N, S, 1).expand(-1, -1, -1, 8).contiguous() for s in pair) for pair in stats]
     out, top, total = call(
-        "npu::npu_ring_attention_update", prev_attn_out=sbh(outs[0]), prev_softmax_max=eight[0][0],
-        prev_softmax_sum=eight[0][1], cur_attn_out=sbh(outs[1]), cur_softmax_max=eight[1][0],
-        cur_softmax_sum=eight[1][1], input_layout="SBH",
-    )  # fmt: skip
+        "npu::npu_ring_attention_update",
+        prev_attn_out=sbh(outs[0]),
+        prev_softmax_max=eight[0][0],
+        prev_softmax_sum=eight[0][1],
+        cur_attn_out=sbh(outs[1]),
+        cur_softmax_max=eight[1][0],
+        cur_softmax_sum=eight[1][1],
+        input_layout="SBH",
+    )
     close(out, sbh(whole))
     close(top + total.log(), scores.logsumexp(-1).reshape(1, N, S, 1).expand(-1, -1, -1, 8))
 
@@ -118,8 +130,14 @@ def test_weights_that_are_dequantised(call: Call, close: Call) -> None:
 def test_products_of_integers(call: Call, close: Call) -> None:
     sums, by_column, by_row = torch.randint(-99, 99, (6, 8), dtype=torch.int32), torch.rand(8), torch.rand(6)
     bias = torch.randint(-9, 9, (8,), dtype=torch.int32)
-    found = call("npu::npu_dequant_bias", x=sums, weight_scale=by_column, activation_scale=by_row, bias=bias,
-                 output_dtype=torch.float32)  # fmt: skip
+    found = call(
+        "npu::npu_dequant_bias",
+        x=sums,
+        weight_scale=by_column,
+        activation_scale=by_row,
+        bias=bias,
+        output_dtype=torch.float32,
+    )
     close(found, (sums + bias).double() * by_column * by_row.unsqueeze(1))
     weight = torch.randint(-99, 99, (8, 16), dtype=torch.int8)
     found = call("npu::npu_quant_matmul_dequant", x=X, quantized_weight=weight, weight_scale=by_column)
@@ -137,8 +155,15 @@ def test_products_of_integers(call: Call, close: Call) -> None:
 @pytest.mark.parametrize("ns", ["npu", "_C_ascend"])
 def test_dequantise_gate_quantise(call: Call, ns: str) -> None:
     sums, scale, row = torch.randint(-999, 999, (6, 16), dtype=torch.int32), torch.rand(2, 16) / 99, torch.rand(6)
-    found, sizes = call(f"{ns}::npu_dequant_swiglu_quant", x=sums, weight_scale=scale, activation_scale=row,
-                        group_index=torch.tensor([2, 4]), activate_left=True, quant_mode=1)  # fmt: skip
+    found, sizes = call(
+        f"{ns}::npu_dequant_swiglu_quant",
+        x=sums,
+        weight_scale=scale,
+        activation_scale=row,
+        group_index=torch.tensor([2, 4]),
+        activate_left=True,
+        quant_mode=1,
+    )
     values = sums.double() * scale.double()[[0, 0, 1, 1, 1, 1]] * row.double().unsqueeze(1)
     left, right = values.chunk(2, -1)
     wanted = F.silu(left) * right
@@ -160,17 +185,29 @@ def test_grouped_products(call: Call, close: Call) -> None:
     given = {"x": Q, "x_scale": row}
     found = [
         call("npu::npu_grouped_matmul_swiglu_quant", weight=weight, weight_scale=scale, group_list=ends, **given)[:2],
-        call("_C_ascend::grouped_matmul_swiglu_quant", weight=weight, weight_scale=scale, group_list=ends,
-             **given)[:2],
-        call("npu::npu_grouped_matmul_swiglu_quant_v2", weight=[weight], weight_scale=[scale], group_list=counts,
-             group_list_type=1, **given),
-    ]  # fmt: skip
+        call("_C_ascend::grouped_matmul_swiglu_quant", weight=weight, weight_scale=scale, group_list=ends, **given)[:2],
+        call(
+            "npu::npu_grouped_matmul_swiglu_quant_v2",
+            weight=[weight],
+            weight_scale=[scale],
+            group_list=counts,
+            group_list_type=1,
+            **given,
+        ),
+    ]
     for data, sizes in found:
         assert (data.double() * sizes.double().unsqueeze(1) - wanted).abs().max() < 0.02 * wanted.abs().max()
     floats = torch.randn(3, 16, 8)
     rows = torch.stack([X[i].double() @ floats[e].double() for i, e in enumerate(owner)])
-    out = call("_C_ascend::moe_grouped_matmul", x=X, weight=floats, group_list=counts, split_item=2, group_type=0,
-               group_list_type=1)  # fmt: skip
+    out = call(
+        "_C_ascend::moe_grouped_matmul",
+        x=X,
+        weight=floats,
+        group_list=counts,
+        split_item=2,
+        group_type=0,
+        group_list_type=1,
+    )
     close(out[0], rows)
     grads, base = torch.randn(6, 8), torch.randn(3, 16, 8)
     added = base.double()
@@ -187,14 +224,28 @@ def test_feed_forward(call: Call, close: Call) -> None:
     close(found, (F.silu(left) * right) @ w2.double(), 10)
     w1, w2 = torch.randn(2, 16, 5), torch.randn(2, 5, 3)
     found = call("npu::npu_ffn", x=X, weight1=w1, weight2=w2, activation="relu", expert_tokens=[2, 4])
-    wanted = torch.cat([F.relu(X[:2].double() @ w1[0].double()) @ w2[0].double(),
-                        F.relu(X[2:].double() @ w1[1].double()) @ w2[1].double()])  # fmt: skip
+    wanted = torch.cat(
+        [
+            F.relu(X[:2].double() @ w1[0].double()) @ w2[0].double(),
+            F.relu(X[2:].double() @ w1[1].double()) @ w2[1].double(),
+        ]
+    )
     close(found, wanted, 10)
 
 
 def test_gatings(call: Call, close: Call) -> None:
-    given = {"x": X, "k": 2, "k_group": 1, "group_count": 1, "group_select_mode": 0, "renorm": 0, "norm_type": 1,
-             "out_flag": True, "routed_scaling_factor": 2.5, "eps": 1e-20}  # fmt: skip
+    given = {
+        "x": X,
+        "k": 2,
+        "k_group": 1,
+        "group_count": 1,
+        "group_select_mode": 0,
+        "renorm": 0,
+        "norm_type": 1,
+        "out_flag": True,
+        "routed_scaling_factor": 2.5,
+        "eps": 1e-20,
+    }
     weights, ids, scores = call("_C_ascend::moe_gating_top_k", **given, bias_opt=None)
     share = X.double().sigmoid().topk(2)
     close(weights, 2.5 * share.values / share.values.sum(-1, keepdim=True))
@@ -217,13 +268,23 @@ def test_rerouting_and_gradients_of_permuting(call: Call, close: Call) -> None:
     tokens, experts, probs = torch.randn(3, 16), torch.tensor([[0, 1], [1, 2], [0, 2]]), torch.rand(3, 2)
     permuted, places = call("npu::npu_moe_token_permute", tokens=tokens, indices=experts)
     dy = torch.randn(6, 16)
-    found = call("npu::npu_moe_token_permute_grad", tokens=tokens, grad_permuted_tokens=dy, indices=experts,
-                 sorted_indices=places)  # fmt: skip
+    found = call(
+        "npu::npu_moe_token_permute_grad",
+        tokens=tokens,
+        grad_permuted_tokens=dy,
+        indices=experts,
+        sorted_indices=places,
+    )
     close(found, dy.double()[places.long()].reshape(3, 2, 16).sum(1))
     leaves = [x.double().requires_grad_() for x in (permuted, probs)]
     (leaves[0][places.long()].reshape(3, 2, 16) * leaves[1].unsqueeze(-1)).sum(1).backward(tokens.double())
-    drows, dprobs = call("npu::npu_moe_token_unpermute_grad", permuted_tokens=permuted, grad_unpermuted_tokens=tokens,
-                         sorted_indices=places, probs=probs)  # fmt: skip
+    drows, dprobs = call(
+        "npu::npu_moe_token_unpermute_grad",
+        permuted_tokens=permuted,
+        grad_unpermuted_tokens=tokens,
+        sorted_indices=places,
+        probs=probs,
+    )
     assert leaves[0].grad is not None
     assert leaves[1].grad is not None
     close(drows, leaves[0].grad)

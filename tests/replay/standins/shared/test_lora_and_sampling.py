@@ -15,19 +15,25 @@ X = torch.randn(TOKENS, HIDDEN)
 A = torch.randn(ADAPTERS, RANK, HIDDEN)
 B = torch.randn(ADAPTERS, OUT, RANK)
 WHO = torch.tensor([2, -1, 0, 2, 1])
-SHRUNK = torch.stack([A[a].double() @ X[t].double() if a >= 0 else torch.zeros(RANK).double()
-                      for t, a in enumerate(WHO.tolist())])  # fmt: skip
+SHRUNK = torch.stack(
+    [A[a].double() @ X[t].double() if a >= 0 else torch.zeros(RANK).double() for t, a in enumerate(WHO.tolist())]
+)
 LOW = torch.randn(TOKENS, RANK)
-EXPANDED = torch.stack([B[a].double() @ LOW[t].double() if a >= 0 else torch.zeros(OUT).double()
-                        for t, a in enumerate(WHO.tolist())])  # fmt: skip
+EXPANDED = torch.stack(
+    [B[a].double() @ LOW[t].double() if a >= 0 else torch.zeros(OUT).double() for t, a in enumerate(WHO.tolist())]
+)
 STARTS, LENGTHS = torch.tensor([0, 1, 2, 3, 4]), torch.ones(5, dtype=torch.int64)
 
 
 def lists() -> dict[str, Tensor]:
     order = WHO.argsort(stable=True)
-    return {"token_lora_mapping": WHO, "token_indices_sorted_by_lora_ids": order,
-            "num_tokens_per_lora": torch.tensor([1, 1, 1, 2]), "lora_token_start_loc": torch.tensor([0, 1, 2, 3, 5]),
-            "lora_ids": torch.tensor([-1, 0, 1, 2])}  # fmt: skip
+    return {
+        "token_lora_mapping": WHO,
+        "token_indices_sorted_by_lora_ids": order,
+        "num_tokens_per_lora": torch.tensor([1, 1, 1, 2]),
+        "lora_token_start_loc": torch.tensor([0, 1, 2, 3, 5]),
+        "lora_ids": torch.tensor([-1, 0, 1, 2]),
+    }
 
 
 def test_vllm_lora(call: Call, close: Call) -> None:
@@ -39,31 +45,64 @@ def test_vllm_lora(call: Call, close: Call) -> None:
     for name, given in (("vllm::lora_expand", lists() | more), ("vllm::v1_expand", lists())):
         base = torch.randn(TOKENS, 2 * OUT + 1)
         out = base.clone()
-        call(name, inputs=torch.stack((LOW, 2 * LOW)), lora_b_weights=[B, B], output_tensor=out, offset_start=1,
-             add_inputs=True, **given)  # fmt: skip
+        call(
+            name,
+            inputs=torch.stack((LOW, 2 * LOW)),
+            lora_b_weights=[B, B],
+            output_tensor=out,
+            offset_start=1,
+            add_inputs=True,
+            **given,
+        )
         wanted = base.double()
         wanted[:, 1:] += torch.cat((EXPANDED, 2 * EXPANDED), 1)
         close(out, wanted, 10)
 
 
 def test_lora_by_sequences_and_by_token(call: Call, close: Call) -> None:
-    sequences = {"b_seq_start_loc": STARTS, "seq_len_tensor": LENGTHS, "lora_indices_tensor": WHO, "batches": 5,
-                 "max_seq_length": 1, "token_nums": 5}  # fmt: skip
+    sequences = {
+        "b_seq_start_loc": STARTS,
+        "seq_len_tensor": LENGTHS,
+        "lora_indices_tensor": WHO,
+        "batches": 5,
+        "max_seq_length": 1,
+        "token_nums": 5,
+    }
     out = torch.zeros(1, TOKENS, RANK)
     call("vllm::sgmv_shrink", inputs=X, lora_a_weights=[A], output_tensor=out, scaling=2.0, **sequences)
     close(out[0], 2 * SHRUNK, 10)
     wide = torch.zeros(TOKENS, OUT)
-    call("vllm::sgmv_expand", inputs=LOW.unsqueeze(0), lora_b_weights=[B], output_tensor=wide, add_inputs=True,
-         **sequences)  # fmt: skip
+    call(
+        "vllm::sgmv_expand",
+        inputs=LOW.unsqueeze(0),
+        lora_b_weights=[B],
+        output_tensor=wide,
+        add_inputs=True,
+        **sequences,
+    )
     close(wide, EXPANDED, 10)
     wide = torch.zeros(TOKENS, OUT + 2)
-    call("vllm::sgmv_expand_slice", inputs=LOW, lora_b_weights=B, output_tensor=wide, slice_offset=2, slice_size=OUT,
-         add_inputs=False, **sequences)  # fmt: skip
+    call(
+        "vllm::sgmv_expand_slice",
+        inputs=LOW,
+        lora_b_weights=B,
+        output_tensor=wide,
+        slice_offset=2,
+        slice_size=OUT,
+        add_inputs=False,
+        **sequences,
+    )
     close(wide[:, 2:], EXPANDED, 10)
     for prefix in ("vllm::", "vllm::xpu_"):
         narrow, wide = torch.zeros(TOKENS, RANK), torch.zeros(TOKENS, OUT)
-        call(f"{prefix}bgmv_shrink", inputs=X, lora_a_weights=A, output_tensor=narrow, lora_indices_tensor=WHO,
-             scaling=1.0)  # fmt: skip
+        call(
+            f"{prefix}bgmv_shrink",
+            inputs=X,
+            lora_a_weights=A,
+            output_tensor=narrow,
+            lora_indices_tensor=WHO,
+            scaling=1.0,
+        )
         close(narrow, SHRUNK, 10)
         common = {"inputs": LOW, "lora_b_weights": B, "output_tensor": wide, "lora_indices_tensor": WHO}
         call(f"{prefix}bgmv_expand", **common, add_inputs=True)
@@ -78,8 +117,18 @@ def test_lora_of_punica_and_ascend(call: Call, close: Call) -> None:
     call("_punica_C::dispatch_bgmv", y=y, x=X, w=layers, indicies=WHO, layer_idx=1, scale=0.5)
     close(y, SHRUNK / 2, 10)
     y = torch.zeros(TOKENS, RANK + 3)
-    call("_punica_C::dispatch_bgmv_low_level", y=y, x=X, w=layers, indicies=WHO, layer_idx=1, scale=1.0, h_in=HIDDEN,
-         h_out=RANK, y_offset=3)  # fmt: skip
+    call(
+        "_punica_C::dispatch_bgmv_low_level",
+        y=y,
+        x=X,
+        w=layers,
+        indicies=WHO,
+        layer_idx=1,
+        scale=1.0,
+        h_in=HIDDEN,
+        h_out=RANK,
+        y_offset=3,
+    )
     close(y[:, 3:], SHRUNK, 10)
     for ns in ("_C_ascend", "npu"):
         y = torch.zeros(TOKENS, RANK)
@@ -88,8 +137,16 @@ def test_lora_of_punica_and_ascend(call: Call, close: Call) -> None:
         close(y, 2 * SHRUNK, 10)
         y = torch.zeros(TOKENS, OUT)
         call(f"{ns}::bgmv_expand", x=LOW, weight=B, indices=WHO, y=y, slice_offset=0, slice_size=OUT)
-        found = call(f"{ns}::sgmv_expand", x=LOW, weight=B, lora_indices=WHO, seq_len=LENGTHS, y=y, slice_offset=0,
-                     slice_size=OUT)  # fmt: skip
+        found = call(
+            f"{ns}::sgmv_expand",
+            x=LOW,
+            weight=B,
+            lora_indices=WHO,
+            seq_len=LENGTHS,
+            y=y,
+            slice_offset=0,
+            slice_size=OUT,
+        )
         close(y, 2 * EXPANDED, 10)
         assert torch.equal(found, y)
 
@@ -108,8 +165,16 @@ STRIDES = {"numRows": 4, "stride0": 10, "stride1": 1}
 
 
 @pytest.mark.parametrize(
-    "name", ["_C::top_k_per_row", "_C::top_k_per_row_prefill", "aiter::topk_per_row", "aiter::top_k_per_row_prefill",
-             "aiter::top_k_per_row_prefill_fast", "aiter::_top_k_per_row_prefill"])  # fmt: skip
+    "name",
+    [
+        "_C::top_k_per_row",
+        "_C::top_k_per_row_prefill",
+        "aiter::topk_per_row",
+        "aiter::top_k_per_row_prefill",
+        "aiter::top_k_per_row_prefill_fast",
+        "aiter::_top_k_per_row_prefill",
+    ],
+)
 def test_best_columns_of_rows(call: Call, name: str) -> None:
     ids = torch.full((4, 3), 7, dtype=torch.int32)
     more = {"topK": 3} if name == "_C::top_k_per_row_prefill" else {}
@@ -122,8 +187,15 @@ def test_best_columns_of_rows(call: Call, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["_C::top_k_per_row_decode", "aiter::topk_per_row_decode", "aiter::top_k_per_row_decode",
-             "aiter::top_k_per_row_decode_fast", "aiter::_top_k_per_row_decode"])  # fmt: skip
+    "name",
+    [
+        "_C::top_k_per_row_decode",
+        "aiter::topk_per_row_decode",
+        "aiter::top_k_per_row_decode",
+        "aiter::top_k_per_row_decode_fast",
+        "aiter::_top_k_per_row_decode",
+    ],
+)
 def test_best_columns_of_decoding(call: Call, name: str) -> None:
     ids = torch.full((4, 3), 7, dtype=torch.int32)
     lengths = torch.tensor([6, 9])
@@ -143,12 +215,24 @@ def test_best_columns_with_page_tables(call: Call) -> None:
     call("_C::large_context_topk", indices=ids.zero_(), row_starts_opt=START, **common)
     assert ids.tolist() == WANTED
     pages, out = torch.arange(20).reshape(2, 10) + 100, torch.zeros(4, 3, dtype=torch.int32)
-    call("sgl_kernel::fast_topk_transform_fused", dst_page_table=out, src_page_table=pages,
-         cu_seqlens_q=torch.tensor([0, 3, 4]), row_starts=START, **common)  # fmt: skip
-    assert out.tolist() == [[-1 if c < 0 else 100 + c + (10 if r == 3 else 0) for c in row]
-                            for r, row in enumerate(WANTED)]  # fmt: skip
-    call("sgl_kernel::fast_topk_transform_ragged_fused", topk_indices_ragged=out, row_starts=START,
-         topk_indices_offset=torch.tensor([0, 50, 60, 70]), **common)  # fmt: skip
+    call(
+        "sgl_kernel::fast_topk_transform_fused",
+        dst_page_table=out,
+        src_page_table=pages,
+        cu_seqlens_q=torch.tensor([0, 3, 4]),
+        row_starts=START,
+        **common,
+    )
+    assert out.tolist() == [
+        [-1 if c < 0 else 100 + c + (10 if r == 3 else 0) for c in row] for r, row in enumerate(WANTED)
+    ]
+    call(
+        "sgl_kernel::fast_topk_transform_ragged_fused",
+        topk_indices_ragged=out,
+        row_starts=START,
+        topk_indices_offset=torch.tensor([0, 50, 60, 70]),
+        **common,
+    )
     assert out[1].tolist() == [c if c < 0 else c + 50 for c in WANTED[1]]
 
 
@@ -183,8 +267,14 @@ def test_renormalisation(call: Call, close: Call) -> None:
     call("sgl_kernel::top_k_renorm_probs", probs=PROBS, renorm_probs=out, maybe_top_k_arr=k, top_k_val=0)
     close(out, wanted)
     close(call("aiter::top_k_renorm_probs", probs=PROBS, maybe_top_k_arr=k, top_k_val=0), wanted)
-    call("sgl_kernel::top_k_renorm_probs_wrapper", probs=PROBS, renorm_probs=out, maybe_top_k_arr=None, top_k_val=1,
-         cuda_stream=0)  # fmt: skip
+    call(
+        "sgl_kernel::top_k_renorm_probs_wrapper",
+        probs=PROBS,
+        renorm_probs=out,
+        maybe_top_k_arr=None,
+        top_k_val=1,
+        cuda_stream=0,
+    )
     assert torch.equal(out.argmax(-1), PROBS.argmax(-1))
     call("sgl_kernel::top_p_renorm_probs", probs=PROBS, renorm_probs=out, maybe_top_p_arr=p, top_p_val=0.0)
     for i in range(4):
@@ -210,8 +300,14 @@ def _draws(call: Call, name: str, **given: Any) -> Tensor:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="another device draws other numbers")
 def test_draws_follow_their_distribution(call: Call) -> None:
     for ns in ("sgl_kernel", "aiter"):
-        found = _draws(call, f"{ns}::top_k_top_p_sampling_from_probs", maybe_top_k_arr=None, top_k_val=2,
-                       maybe_top_p_arr=None, top_p_val=1.0)  # fmt: skip
+        found = _draws(
+            call,
+            f"{ns}::top_k_top_p_sampling_from_probs",
+            maybe_top_k_arr=None,
+            top_k_val=2,
+            maybe_top_p_arr=None,
+            top_p_val=1.0,
+        )
         torch.testing.assert_close(found, torch.tensor([2 / 3, 1 / 3, 0, 0]), rtol=0, atol=0.04)
         found = _draws(call, f"{ns}::top_p_sampling_from_probs", maybe_top_p_arr=None, top_p_val=0.8)
         torch.testing.assert_close(found, torch.tensor([0.5, 0.25, 0.15, 0]) / 0.9, rtol=0, atol=0.04)
@@ -230,11 +326,21 @@ def test_draws_follow_their_distribution(call: Call) -> None:
 def test_draws_with_given_noise(call: Call) -> None:
     logits, noise, out = torch.randn(4, 9), torch.rand(4, 9) + 0.1, torch.empty(4, dtype=torch.int32)
     wanted = ((logits / 0.5).softmax(-1) / noise).argmax(-1)
-    call("aiter::random_sample_outer_exponential", out=out, input=logits, exponentials=noise,
-         temperatures=torch.full((4,), 0.5))  # fmt: skip
+    call(
+        "aiter::random_sample_outer_exponential",
+        out=out,
+        input=logits,
+        exponentials=noise,
+        temperatures=torch.full((4,), 0.5),
+    )
     assert out.tolist() == wanted.tolist()
-    call("aiter::mixed_sample_outer_exponential", out=out, input=logits, exponentials=noise,
-         temperature=torch.tensor([0.5, 0.0, 0.5, 0.0]))  # fmt: skip
+    call(
+        "aiter::mixed_sample_outer_exponential",
+        out=out,
+        input=logits,
+        exponentials=noise,
+        temperature=torch.tensor([0.5, 0.0, 0.5, 0.0]),
+    )
     assert out.tolist() == [int(wanted[i] if i % 2 == 0 else logits[i].argmax()) for i in range(4)]
     call("aiter::greedy_sample", out=out, input=logits)
     assert out.tolist() == logits.argmax(-1).tolist()
@@ -244,8 +350,13 @@ def test_penalties_and_bitmasks(call: Call) -> None:
     logits = torch.tensor([[1.0, -2.0, 4.0], [1.0, -2.0, 4.0]])
     seen = torch.tensor([[True, False, False], [False, False, False]])
     said = torch.tensor([[False, True, False], [False, False, True]])
-    call("_C::apply_repetition_penalties_", logits=logits, prompt_mask=seen, output_mask=said,
-         repetition_penalties=torch.tensor([2.0, 4.0]))  # fmt: skip
+    call(
+        "_C::apply_repetition_penalties_",
+        logits=logits,
+        prompt_mask=seen,
+        output_mask=said,
+        repetition_penalties=torch.tensor([2.0, 4.0]),
+    )
     assert logits.tolist() == [[0.5, -4.0, 4.0], [1.0, -2.0, 1.0]]
     words = torch.tensor([[0b101, 0], [0, 0b10]], dtype=torch.int32)
     scores = torch.zeros(2, 40)

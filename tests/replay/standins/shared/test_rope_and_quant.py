@@ -50,12 +50,27 @@ def test_latent_rows_go_into_the_cache(call: Call, close: Call) -> None:
     cache, slots = torch.zeros(3, 4, 6 + D), torch.tensor([0, 5, -1, 11, 3])
     turned = k.clone()
     given = {"kv_c": latent, "kv_cache": cache, "kv_cache_dtype": "auto"}
-    call("_C_cache_ops::concat_and_cache_mla_rope_fused", positions=POSITIONS, q_pe=q, k_pe=turned,
-         cos_sin_cache=TABLE, is_neox=True, slot_mapping=slots, kv_cache_scale=torch.ones(1), **given)  # fmt: skip
+    call(
+        "_C_cache_ops::concat_and_cache_mla_rope_fused",
+        positions=POSITIONS,
+        q_pe=q,
+        k_pe=turned,
+        cos_sin_cache=TABLE,
+        is_neox=True,
+        slot_mapping=slots,
+        kv_cache_scale=torch.ones(1),
+        **given,
+    )
     close(turned, rope(k)[:, 0])
     assert torch.equal(cache.flatten(0, 1)[5], torch.cat((latent[1], turned[1])))
-    call("_C_cache_ops::cp_fused_concat_and_cache_mla", k_pe=k, cp_local_token_select_indices=torch.tensor([3, 1]),
-         slot_mapping=torch.tensor([7, 8]), scale=torch.ones(1), **given)  # fmt: skip
+    call(
+        "_C_cache_ops::cp_fused_concat_and_cache_mla",
+        k_pe=k,
+        cp_local_token_select_indices=torch.tensor([3, 1]),
+        slot_mapping=torch.tensor([7, 8]),
+        scale=torch.ones(1),
+        **given,
+    )
     assert torch.equal(cache.flatten(0, 1)[7], torch.cat((latent[3], k[3])))
 
 
@@ -78,14 +93,27 @@ def test_rotary_embeddings(call: Call, close: Call, neox: bool) -> None:
     close(found[1], wanted[1].reshape(T, -1))
     close(one, wanted[0].reshape(T, -1))
     heads = q.reshape(T, H, D)
-    found = call("vllm::rope_forward_triton", q=heads, k=k.unsqueeze(1), cos=ANGLES.cos()[POSITIONS],
-                 sin=ANGLES.sin()[POSITIONS], is_neox_style=neox)  # fmt: skip
+    found = call(
+        "vllm::rope_forward_triton",
+        q=heads,
+        k=k.unsqueeze(1),
+        cos=ANGLES.cos()[POSITIONS],
+        sin=ANGLES.sin()[POSITIONS],
+        is_neox_style=neox,
+    )
     close(found[0], wanted[0])
     for name in ("with_key_forward_hip", "without_key_forward_hip", "with_key_forward_triton"):
         one, two = heads.clone(), k.clone().unsqueeze(1)
         more = {} if name.startswith("without") else {"key": two}
-        call(f"vllm::rocm_aiter_rotary_emb_{name}", positions=POSITIONS, sin=ANGLES.sin().reshape(10, 1, 1, -1),
-             cos=ANGLES.cos().reshape(10, 1, 1, -1), query=one, rotate_style=0 if neox else 1, **more)  # fmt: skip
+        call(
+            f"vllm::rocm_aiter_rotary_emb_{name}",
+            positions=POSITIONS,
+            sin=ANGLES.sin().reshape(10, 1, 1, -1),
+            cos=ANGLES.cos().reshape(10, 1, 1, -1),
+            query=one,
+            rotate_style=0 if neox else 1,
+            **more,
+        )
         close(one, wanted[0])
 
 
@@ -94,8 +122,18 @@ def test_rope_and_store(call: Call, close: Call) -> None:
     slots = torch.tensor([3, 1, 0, 6, 5])
     caches = torch.zeros(2, 8, 1, D)
     one, two = q.clone(), k.clone()
-    call("sglang::apply_rope_inplace_with_kvcache", q=one, k=two, v=v, k_cache=caches[0], v_cache=caches[1],
-         cos_sin_cache=TABLE, positions=POSITIONS, out_loc=slots, is_neox=True)  # fmt: skip
+    call(
+        "sglang::apply_rope_inplace_with_kvcache",
+        q=one,
+        k=two,
+        v=v,
+        k_cache=caches[0],
+        v_cache=caches[1],
+        cos_sin_cache=TABLE,
+        positions=POSITIONS,
+        out_loc=slots,
+        is_neox=True,
+    )
     close(one, rope(q))
     close(caches[0][slots], rope(k))
     assert torch.equal(caches[1][slots], v)
@@ -104,14 +142,26 @@ def test_rope_and_store(call: Call, close: Call) -> None:
     call("sglang::apply_rope_pos_ids_cos_sin_cache_without_kv_cache", **common)
     close(outs["q_rope"], rope(q, neox=False))
     caches.zero_()
-    call("sglang::apply_rope_pos_ids_cos_sin_cache_with_kv_cache", **common, v=v, k_buffer=caches[0],
-         v_buffer=caches[1], kv_cache_loc=slots)  # fmt: skip
+    call(
+        "sglang::apply_rope_pos_ids_cos_sin_cache_with_kv_cache",
+        **common,
+        v=v,
+        k_buffer=caches[0],
+        v_buffer=caches[1],
+        kv_cache_loc=slots,
+    )
     close(caches[0][slots], rope(k, neox=False))
     call("sgl_kernel::store_kv_cache", k_cache=caches[0].zero_(), v_cache=caches[1].zero_(), out_loc=slots, k=k, v=v)
     assert torch.equal(caches[0][slots], k)
     pages = torch.zeros(2, 2, 4, 1, D)
-    found = call("npu::npu_scatter_pa_kv_cache_functional", key=k, value=v, key_cache=pages[0], value_cache=pages[1],
-                 slot_mapping=slots)  # fmt: skip
+    found = call(
+        "npu::npu_scatter_pa_kv_cache_functional",
+        key=k,
+        value=v,
+        key_cache=pages[0],
+        value_cache=pages[1],
+        slot_mapping=slots,
+    )
     assert torch.equal(found[0].flatten(0, 1)[slots], k)
 
 
@@ -123,19 +173,50 @@ def test_norm_then_rope(call: Call, close: Call) -> None:
     angles = torch.arange(10).float().unsqueeze(1) * base
     for name in ("sgl_kernel::fused_qk_norm_rope", "sglang::fused_qk_norm_rope_out"):
         packed = qkv.clone()
-        call(name, qkv=packed, num_heads_q=H, num_heads_k=1, num_heads_v=1, head_dim=D, eps=1e-6, q_weight=qw,
-             k_weight=kw, base=10000.0, is_neox=True, position_ids=POSITIONS, factor=1.0, low=0.0, high=0.0,
-             attention_factor=1.0, rotary_dim=D)  # fmt: skip
+        call(
+            name,
+            qkv=packed,
+            num_heads_q=H,
+            num_heads_k=1,
+            num_heads_v=1,
+            head_dim=D,
+            eps=1e-6,
+            q_weight=qw,
+            k_weight=kw,
+            base=10000.0,
+            is_neox=True,
+            position_ids=POSITIONS,
+            factor=1.0,
+            low=0.0,
+            high=0.0,
+            attention_factor=1.0,
+            rotary_dim=D,
+        )
         close(packed[:, : H * D], rope(rms(q.reshape(T, H, D), qw), angles=angles).reshape(T, -1))
         assert torch.equal(packed[:, -D:], v)
     one, two = q.reshape(T, H, D).clone(), k.reshape(T, 1, D).clone()
-    call("sglang::fused_inplace_qknorm_rope", q=one, k=two, q_weight=qw, k_weight=kw, cos_sin_cache=TABLE,
-         positions=POSITIONS, is_neox=True)  # fmt: skip
+    call(
+        "sglang::fused_inplace_qknorm_rope",
+        q=one,
+        k=two,
+        q_weight=qw,
+        k_weight=kw,
+        cos_sin_cache=TABLE,
+        positions=POSITIONS,
+        is_neox=True,
+    )
     wanted = rope(rms(q.reshape(T, H, D), qw)), rope(rms(k.reshape(T, 1, D), kw))
     close(one, wanted[0])
     close(two, wanted[1])
-    common = {"input": qkv, "q_weight": qw, "k_weight": kw, "q_hidden_size": H * D, "kv_hidden_size": D,
-              "head_dim": D, "eps": 1e-6}  # fmt: skip
+    common = {
+        "input": qkv,
+        "q_weight": qw,
+        "k_weight": kw,
+        "q_hidden_size": H * D,
+        "kv_hidden_size": D,
+        "head_dim": D,
+        "eps": 1e-6,
+    }
     for name in ("qkv_rmsnorm_rope", "qkv_rmsnorm_rope_simt"):
         found = call(f"vllm::{name}", cos_sin_cache=TABLE, positions=POSITIONS, **common)
         close(found[0], wanted[0].reshape(T, -1))
@@ -143,20 +224,42 @@ def test_norm_then_rope(call: Call, close: Call) -> None:
     full = [t[POSITIONS].repeat(1, 2) for t in (ANGLES.cos(), ANGLES.sin())]
     found = call("vllm::qkv_rmsnorm_rope", "since_20260117", cos=full[0], sin=full[1], **common)
     close(found[1], wanted[1].reshape(T, -1))
-    a, b = call("vllm::fused_mla_dual_rms_norm", x1=q, x1_weight=torch.ones(H * D), x2=k, x2_weight=kw,
-                x1_epsilon=1e-6, x2_epsilon=1e-6)  # fmt: skip
+    a, b = call(
+        "vllm::fused_mla_dual_rms_norm",
+        x1=q,
+        x1_weight=torch.ones(H * D),
+        x2=k,
+        x2_weight=kw,
+        x1_epsilon=1e-6,
+        x2_epsilon=1e-6,
+    )
     close(a, rms(q, torch.ones(H * D)))
     close(b, rms(k, kw))
-    data, scale, normed = call("vllm::fused_mla_dual_rms_norm_per_token_quant", q=q, q_weight=torch.ones(H * D), kv=k,
-                               kv_weight=kw, q_epsilon=1e-6, kv_epsilon=1e-6)  # fmt: skip
+    data, scale, normed = call(
+        "vllm::fused_mla_dual_rms_norm_per_token_quant",
+        q=q,
+        q_weight=torch.ones(H * D),
+        kv=k,
+        kv_weight=kw,
+        q_epsilon=1e-6,
+        kv_epsilon=1e-6,
+    )
     assert (data.double() * scale.double() - rms(q, torch.ones(H * D))).abs().max() < 0.2
     close(normed, rms(k, kw))
 
 
 def test_timesteps(call: Call, close: Call) -> None:
     steps, out = torch.tensor([0.0, 3.0, 500.0]), torch.empty(3, 8)
-    call("sgl_kernel::timestep_embedding", input=steps, output=out, dim=8, flip_sin_to_cos=False,
-         downscale_freq_shift=1.0, scale=1.0, max_period=10000)  # fmt: skip
+    call(
+        "sgl_kernel::timestep_embedding",
+        input=steps,
+        output=out,
+        dim=8,
+        flip_sin_to_cos=False,
+        downscale_freq_shift=1.0,
+        scale=1.0,
+        max_period=10000,
+    )
     for column in range(4):
         angle = steps.double() * math.exp(-math.log(10000) * column / 3)
         close(out[:, column], angle.sin(), 10)
@@ -183,8 +286,14 @@ def test_activations(call: Call, close: Call) -> None:
         close(out, gate(X))
     call("sglang::_run_unary_activation_inplace", op_name="relu2", input=X[:, :128], out=out)
     close(out, F.relu(X[:, :128].double()) ** 2)
-    call("sglang::_run_activation_filtered_inplace", op_name="", input=X, out=out.zero_(),
-         expert_ids=torch.tensor([1, -1]), expert_step=2)  # fmt: skip
+    call(
+        "sglang::_run_activation_filtered_inplace",
+        op_name="",
+        input=X,
+        out=out.zero_(),
+        expert_ids=torch.tensor([1, -1]),
+        expert_step=2,
+    )
     close(out[:2], gate(X)[:2])
     assert not out[2:].any()
 
@@ -193,12 +302,14 @@ def test_quantisation_by_groups(call: Call) -> None:
     data, scale = torch.empty(4, 256).to(FP8), torch.empty(4, 2)
     limits = {"eps": 1e-10, "group_size": 128}
     calls: list[tuple[str, dict[str, Any]]] = [
-        ("sgl_kernel::sgl_per_token_group_quant_8bit_v2", {"fp8_min": -448.0, "fp8_max": 448.0, "scale_ue8m0": False,
-                                                          "fuse_silu_and_mul": False} | limits),
+        (
+            "sgl_kernel::sgl_per_token_group_quant_8bit_v2",
+            {"fp8_min": -448.0, "fp8_max": 448.0, "scale_ue8m0": False, "fuse_silu_and_mul": False} | limits,
+        ),
         ("sglang::per_token_group_quant_8bit_v2", {"min_8bit": -448.0, "max_8bit": 448.0} | limits),
         ("sglang::per_token_group_quant_8bit", {"fp8_min": -448.0, "fp8_max": 448.0} | limits),
         ("sglang::per_token_group_quant", {"group_size": 128}),
-    ]  # fmt: skip
+    ]
     for name, given in calls:
         call(name, input=X, output_q=data, output_s=scale, **given)
         near(data, scale, X.double())
@@ -225,13 +336,20 @@ def test_quantisation_by_rows_and_whole(call: Call, close: Call) -> None:
     near(data, one.expand(4, 1), X.double())
     call("sglang::per_tensor_absmax_fp8", input=X, output_s=one)
     close(one, (X.abs().max() / 448).double().reshape(1))
-    found = call("vllm::quantize", in_tensor=X, input_scale=torch.tensor(0.05),
-                 input_scale_reciprocal=torch.tensor(20.0), input_offset=torch.tensor(1.0))  # fmt: skip
+    found = call(
+        "vllm::quantize",
+        in_tensor=X,
+        input_scale=torch.tensor(0.05),
+        input_scale_reciprocal=torch.tensor(20.0),
+        input_offset=torch.tensor(1.0),
+    )
     assert (found.double() - (X.double() / 0.05 + 1)).abs().max() <= 0.51
     close(call("vllm::muls_add", x=X, y=X, scale=3.0), X.double() * 4)
     gamma, beta = torch.rand(256), torch.randn(256)
-    close(call("sglang::layernorm", input=X, gamma=gamma, beta=beta),
-          F.layer_norm(X.double(), (256,), gamma.double(), beta.double(), 1e-6))  # fmt: skip
+    close(
+        call("sglang::layernorm", input=X, gamma=gamma, beta=beta),
+        F.layer_norm(X.double(), (256,), gamma.double(), beta.double(), 1e-6),
+    )
 
 
 def test_hadamard(call: Call, close: Call) -> None:
@@ -253,33 +371,76 @@ def test_routers(call: Call, close: Call) -> None:
     weights, ids = torch.empty(5, 2), torch.empty(5, 2, dtype=torch.int32)
     outs = {"topk_weights": weights, "topk_ids": ids}
     best = LOGITS.double().softmax(-1).topk(2)
-    call("sglang::moe_topk_softmax_out", gating_output=LOGITS, workspace=torch.empty(0), renormalize=False,
-         moe_softcapping=0.0, **outs)  # fmt: skip
+    call(
+        "sglang::moe_topk_softmax_out",
+        gating_output=LOGITS,
+        workspace=torch.empty(0),
+        renormalize=False,
+        moe_softcapping=0.0,
+        **outs,
+    )
     close(weights, best.values)
     share = LOGITS.double().sigmoid()
     chosen = (share + SHIFT).topk(2).indices
     picked = share.gather(1, chosen)
-    call("sglang::moe_topk_sigmoid_out", gating_output=LOGITS, workspace=torch.empty(0), renormalize=True,
-         correction_bias=SHIFT, routed_scaling_factor=2.0, num_fused_shared_experts=0, **outs)  # fmt: skip
+    call(
+        "sglang::moe_topk_sigmoid_out",
+        gating_output=LOGITS,
+        workspace=torch.empty(0),
+        renormalize=True,
+        correction_bias=SHIFT,
+        routed_scaling_factor=2.0,
+        num_fused_shared_experts=0,
+        **outs,
+    )
     assert ids.tolist() == chosen.tolist()
     close(weights, 2 * picked / picked.sum(1, keepdim=True))
-    call("sglang::fused_topk_deepseek", gating_output=LOGITS, correction_bias=SHIFT, num_expert_group=1, topk_group=1,
-         topk=2, scaling_factor=1.0, renormalize=True, **outs)  # fmt: skip
+    call(
+        "sglang::fused_topk_deepseek",
+        gating_output=LOGITS,
+        correction_bias=SHIFT,
+        num_expert_group=1,
+        topk_group=1,
+        topk=2,
+        scaling_factor=1.0,
+        renormalize=True,
+        **outs,
+    )
     assert ids.sort(1).values.tolist() == chosen.sort(1).values.tolist()
-    found = call("sgl_kernel::kimi_k2_moe_fused_gate", input=LOGITS, bias=SHIFT, topk=2, renormalize=True,
-                 routed_scaling_factor=1.0, apply_routed_scaling_factor_on_output=False)  # fmt: skip
+    found = call(
+        "sgl_kernel::kimi_k2_moe_fused_gate",
+        input=LOGITS,
+        bias=SHIFT,
+        topk=2,
+        renormalize=True,
+        routed_scaling_factor=1.0,
+        apply_routed_scaling_factor_on_output=False,
+    )
     assert found[1].sort(1).values.tolist() == chosen.sort(1).values.tolist()
     found = call("vllm::rocm_aiter_fused_topk", x=torch.randn(5, 4), router_logits=LOGITS, top_k=2, gate_up=False)
     close(found[0], best.values)
 
 
 @pytest.mark.parametrize(
-    "name", ["vllm::rocm_aiter_ck_moe", "vllm::rocm_aiter_ck_moe_2stages", "vllm::rocm_aiter_asm_moe",
-             "vllm::rocm_aiter_asm_moe_tkw1", "sglang::rocm_aiter_asm_moe_tkw1"])  # fmt: skip
+    "name",
+    [
+        "vllm::rocm_aiter_ck_moe",
+        "vllm::rocm_aiter_ck_moe_2stages",
+        "vllm::rocm_aiter_asm_moe",
+        "vllm::rocm_aiter_asm_moe_tkw1",
+        "sglang::rocm_aiter_asm_moe_tkw1",
+    ],
+)
 def test_older_entries_of_aiters_experts(call: Call, close: Call, name: str) -> None:
     x, w1, w2 = torch.randn(4, 16), torch.randn(3, 12, 16), torch.randn(3, 16, 6)
     ids, route = torch.tensor([[0, 1], [2, 0], [1, 2], [0, 2]]), torch.rand(4, 2)
-    wanted = torch.stack([
-        sum(route[t, s].double() * (gate(x[t].double() @ w1[ids[t, s]].double().t()) @ w2[ids[t, s]].double().t())
-            for s in range(2)) for t in range(4)])  # fmt: skip
+    wanted = torch.stack(
+        [
+            sum(
+                route[t, s].double() * (gate(x[t].double() @ w1[ids[t, s]].double().t()) @ w2[ids[t, s]].double().t())
+                for s in range(2)
+            )
+            for t in range(4)
+        ]
+    )
     close(call(name, hidden_states=x, w1=w1, w2=w2, topk_weights=route, topk_ids=ids), wanted, 100)

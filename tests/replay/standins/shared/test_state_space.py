@@ -29,9 +29,18 @@ def test_causal_convolution(call: Call, close: Call, name: str) -> None:
     x, states = torch.randn(DIM, 9), torch.randn(SLOTS, DIM, WIDTH - 1)
     bounds, slots, started = [0, 5, 7, 9], [3, 1, -1], [True, False, True]
     out, kept = x.clone(), states.clone()
-    call(name, x=out, weight=WEIGHT, bias_=BIAS, conv_states=kept, query_start_loc=torch.tensor(bounds),
-         cache_indices=torch.tensor(slots), has_initial_state=torch.tensor(started), silu_activation=True,
-         pad_slot_id=-1)  # fmt: skip
+    call(
+        name,
+        x=out,
+        weight=WEIGHT,
+        bias_=BIAS,
+        conv_states=kept,
+        query_start_loc=torch.tensor(bounds),
+        cache_indices=torch.tensor(slots),
+        has_initial_state=torch.tensor(started),
+        silu_activation=True,
+        pad_slot_id=-1,
+    )
     for i, slot in enumerate(slots):
         part = x[:, bounds[i] : bounds[i + 1]]
         if slot < 0:
@@ -49,8 +58,17 @@ def test_causal_convolution_of_a_step(call: Call, close: Call, name: str) -> Non
     slots = torch.tensor([4, -1, 2])
     out, kept = x.clone(), states.clone()
     lengths = "cache_seqlens" if name.startswith("sglang") else "cache_seqlens_"
-    call(name, x=out, conv_state=kept, weight=WEIGHT, bias_=BIAS, silu_activation=True, conv_state_indices=slots,
-         pad_slot_id=-1, **{lengths: None})  # fmt: skip
+    call(
+        name,
+        x=out,
+        conv_state=kept,
+        weight=WEIGHT,
+        bias_=BIAS,
+        silu_activation=True,
+        conv_state_indices=slots,
+        pad_slot_id=-1,
+        **{lengths: None},
+    )
     for i, slot in enumerate(slots.tolist()):
         if slot < 0:
             assert torch.equal(out[i], x[i])
@@ -68,10 +86,24 @@ def test_selective_scan(call: Call, close: Call, gated: bool) -> None:
     states = torch.randn(SLOTS, DIM, size)
     bounds, slots, started = [0, 5, 8], [2, 0], [False, True]
     kept, out, gate = states.clone(), delta.clone(), z.clone()
-    call("_C::selective_scan_fwd", "since_20241016", u=u, delta=out, A=decay, B=b, C=c, D_=skip,
-         z_=gate if gated else None, delta_bias_=shift, delta_softplus=True, query_start_loc=torch.tensor(bounds),
-         cache_indices=torch.tensor(slots), has_initial_state=torch.tensor(started), ssm_states=kept,
-         pad_slot_id=-1)  # fmt: skip
+    call(
+        "_C::selective_scan_fwd",
+        "since_20241016",
+        u=u,
+        delta=out,
+        A=decay,
+        B=b,
+        C=c,
+        D_=skip,
+        z_=gate if gated else None,
+        delta_bias_=shift,
+        delta_softplus=True,
+        query_start_loc=torch.tensor(bounds),
+        cache_indices=torch.tensor(slots),
+        has_initial_state=torch.tensor(started),
+        ssm_states=kept,
+        pad_slot_id=-1,
+    )
     for i, slot in enumerate(slots):
         for d in range(DIM):
             state = states[slot, d].double() if started[i] else torch.zeros(size).double()

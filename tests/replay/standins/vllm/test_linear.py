@@ -16,8 +16,11 @@ PLAIN = A.double() @ W.double().t()
 
 
 def blocks(scale: Tensor, rows: int, columns: int, block: int = 32) -> Tensor:
-    return scale.repeat_interleave(block, -1)[:, :columns] if scale.shape[0] == rows else (
-        scale.repeat_interleave(block, 0)[:rows].repeat_interleave(block, 1)[:, :columns])  # fmt: skip
+    return (
+        scale.repeat_interleave(block, -1)[:, :columns]
+        if scale.shape[0] == rows
+        else (scale.repeat_interleave(block, 0)[:rows].repeat_interleave(block, 1)[:, :columns])
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,8 +58,12 @@ def test_products_that_are_returned(
 
 
 def test_products_with_a_bias(call: Call, close: Call) -> None:
-    for name in ("vllm::gpt_oss_router_gemm", "vllm::unquantized_gemm", "sglang::bf16_gemm_dispatch",
-                 "sglang::cutedsl_tgv_bf16_gemm"):  # fmt: skip
+    for name in (
+        "vllm::gpt_oss_router_gemm",
+        "vllm::unquantized_gemm",
+        "sglang::bf16_gemm_dispatch",
+        "sglang::cutedsl_tgv_bf16_gemm",
+    ):
         close(call(name, x=A, weight=W, bias=BIAS), PLAIN + BIAS)
     out = torch.empty(5, 12)
     call("sglang::cutedsl_tgv_bf16_gemm_out", x=A, weight=W, out=out, bias=None)
@@ -91,8 +98,15 @@ def test_block_scales(call: Call, close: Call, name: str) -> None:
 
 def test_block_scales_that_are_written(call: Call, close: Call) -> None:
     out = torch.empty(5, 12)
-    call("vllm::fp8_gemm_nt_op", q_input=QA, input_scale=SA, weight=QW, weight_scale=SW, output=out,
-         use_deep_gemm_e8m0=False)  # fmt: skip
+    call(
+        "vllm::fp8_gemm_nt_op",
+        q_input=QA,
+        input_scale=SA,
+        weight=QW,
+        weight_scale=SW,
+        output=out,
+        use_deep_gemm_e8m0=False,
+    )
     close(out, SCALED, 10)
     call("sglang::deep_gemm_fp8_fp8_bf16_nt", A=QA, As=SA, B=QW, Bs=SW, C=out)
     close(out, SCALED, 10)
@@ -108,9 +122,15 @@ def test_inputs_that_are_quantised_on_the_way(call: Call) -> None:
     found = [
         call("vllm::apply_w8a8_block_fp8_linear", input=wide, weight=weight, block_size=[128, 128], weight_scale=scale),
         call("vllm::flashinfer_fp8_blockscale_gemm", input=wide, weight=weight, weight_scale=scale),
-        call("vllm::dynamic_flashinfer_deepgemm_blockscale_gemm", input=wide, weight=weight, weight_scale=scale,
-             group_size=128, use_deep_gemm_e8m0=False),
-    ]  # fmt: skip
+        call(
+            "vllm::dynamic_flashinfer_deepgemm_blockscale_gemm",
+            input=wide,
+            weight=weight,
+            weight_scale=scale,
+            group_size=128,
+            use_deep_gemm_e8m0=False,
+        ),
+    ]
     for product in found:
         assert (product.double() - wanted).norm() < 0.05 * wanted.norm()
 
@@ -120,13 +140,44 @@ def test_one_scale_each(call: Call, close: Call) -> None:
     wanted = QA.double() @ QW.double().t()
     common = {"A": QA, "B": QW.t(), "out_dtype": torch.float32, "As": half, "Bs": two, "bias": BIAS}
     close(call("vllm::rocm_per_tensor_float_w8a8_scaled_mm_impl", **common), wanted + BIAS, 10)
-    close(call("vllm::rocm_per_tensor_w8a8_scaled_mm_impl", qinput=QA, weight=QW.t(), out_dtype=torch.float32,
-               scale_a=half, scale_b=two, bias=BIAS), wanted + BIAS, 10)  # fmt: skip
-    close(call("sglang::flashinfer_bmm_fp8", q_input=QA, weight=QW.t(), x_scale=half, weight_scale=two,
-               out_dtype=torch.float32), wanted, 10)  # fmt: skip
+    close(
+        call(
+            "vllm::rocm_per_tensor_w8a8_scaled_mm_impl",
+            qinput=QA,
+            weight=QW.t(),
+            out_dtype=torch.float32,
+            scale_a=half,
+            scale_b=two,
+            bias=BIAS,
+        ),
+        wanted + BIAS,
+        10,
+    )
+    close(
+        call(
+            "sglang::flashinfer_bmm_fp8",
+            q_input=QA,
+            weight=QW.t(),
+            x_scale=half,
+            weight_scale=two,
+            out_dtype=torch.float32,
+        ),
+        wanted,
+        10,
+    )
     close(call("vllm::rocm_aiter_hipb_mm_fp8", A=QA, B=QW, As=half, Bs=two, output_dtype=torch.float32), wanted, 10)
-    close(call("vllm::_rocm_aiter_preshuffled_per_token_w8a8_gemm", A=QA, B=QW, As=torch.full((5, 1), 0.5),
-               Bs=torch.full((12, 1), 2.0), output_dtype=torch.float32), wanted, 10)  # fmt: skip
+    close(
+        call(
+            "vllm::_rocm_aiter_preshuffled_per_token_w8a8_gemm",
+            A=QA,
+            B=QW,
+            As=torch.full((5, 1), 0.5),
+            Bs=torch.full((12, 1), 2.0),
+            output_dtype=torch.float32,
+        ),
+        wanted,
+        10,
+    )
     out = torch.empty(5, 12)
     call("_C::cutlass_scaled_mm_dq", out=out, a=QA, b=QW.t(), a_scales=half, b_scales=two)
     close(out, wanted, 10)

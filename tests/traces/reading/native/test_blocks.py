@@ -43,16 +43,36 @@ def test_shared_traces(shared_traces: Path) -> None:
 
 
 VALUES: Any = st.one_of(
-    st.none(), st.booleans(), st.integers(-(2**64), 2**65), st.floats(allow_nan=False, allow_infinity=False),
-    st.decimals(0, 10**13, places=4).map(float), st.text(max_size=6), st.just([]), st.just({}), st.just([[1, 2], []]),
-    st.sampled_from(["X", "s", "f", "cpu_op", "kernel", "1736405443893564.042", "0x1f", "a\\b", 'q"', "}, {",
-                     "\u00e9"]),
-)  # fmt: skip
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**64), 2**65),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.decimals(0, 10**13, places=4).map(float),
+    st.text(max_size=6),
+    st.just([]),
+    st.just({}),
+    st.just([[1, 2], []]),
+    st.sampled_from(
+        ["X", "s", "f", "cpu_op", "kernel", "1736405443893564.042", "0x1f", "a\\b", 'q"', "}, {", "\u00e9"]
+    ),
+)
 KEYS = st.sampled_from(["ph", "cat", "name", "pid", "tid", "ts", "dur", "id", "args", "bp", "Cat"])
 ARGUMENTS = st.sampled_from(
-    ["External id", "external id", "correlation", "device", "stream", "Input Dims", "Input type", "Input Strides",
-     "Concrete Inputs", "Record function id", "Task Type", "Ev Idx"]
-)  # fmt: skip
+    [
+        "External id",
+        "external id",
+        "correlation",
+        "device",
+        "stream",
+        "Input Dims",
+        "Input type",
+        "Input Strides",
+        "Concrete Inputs",
+        "Record function id",
+        "Task Type",
+        "Ev Idx",
+    ]
+)
 CHANGES = st.lists(st.tuples(st.integers(0, 50), st.booleans(), KEYS, ARGUMENTS, VALUES | st.just(...)), max_size=3)
 
 
@@ -84,10 +104,37 @@ def test_odd_values_read_the_same(
 
 
 DAMAGE = st.lists(
-    st.tuples(st.integers(0, 10**6), st.sampled_from([b"", b'"', b"}", b"{", b"]", b"[", b",", b":", b"\\", b"\x00",
-              b"\xff", b"\n", b"\\u0041", b"\\ud800", b"0", b"-", b".", b"e9", b"null", b"NaN", b'"cat":"cpu_op",'])),
-    min_size=1, max_size=3,
-)  # fmt: skip
+    st.tuples(
+        st.integers(0, 10**6),
+        st.sampled_from(
+            [
+                b"",
+                b'"',
+                b"}",
+                b"{",
+                b"]",
+                b"[",
+                b",",
+                b":",
+                b"\\",
+                b"\x00",
+                b"\xff",
+                b"\n",
+                b"\\u0041",
+                b"\\ud800",
+                b"0",
+                b"-",
+                b".",
+                b"e9",
+                b"null",
+                b"NaN",
+                b'"cat":"cpu_op",',
+            ]
+        ),
+    ),
+    min_size=1,
+    max_size=3,
+)
 
 
 @given(damage=DAMAGE, cut=st.integers(0, 3), block=st.sampled_from([64, 512, 1 << 18]))

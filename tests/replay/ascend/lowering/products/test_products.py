@@ -15,9 +15,11 @@ SIZES = tuple(1 << step for step in range(0, 15, 2))
 def gemm(m: int, n: int, k: int) -> KernelCall:
     tensors = [TensorSpec(shape=shape, dtype="float16") for shape in ((m, k), (n, k), (m, n))]
     return KernelCall(
-        type="MatMulV3", inputs=tuple(tensors[:2]), outputs=tuple(tensors[2:]),
+        type="MatMulV3",
+        inputs=tuple(tensors[:2]),
+        outputs=tuple(tensors[2:]),
         attrs={"transpose_a": False, "transpose_b": True},
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("name", list_devices())

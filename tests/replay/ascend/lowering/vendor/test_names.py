@@ -59,13 +59,23 @@ def test_products_find_the_inner_dimension_either_way() -> None:
 
 
 def test_groups_of_rows_are_one_product_each() -> None:
-    dynamic = op("fbgemm::f8f8bf16_rowwise_grouped_dynamic", XQ=meta(4, 32, 512), WQ=meta(4, 256, 512),
-                 x_scale=meta(4, 32, dtype="float32"), w_scale=meta(4, 256, dtype="float32"))  # fmt: skip
+    dynamic = op(
+        "fbgemm::f8f8bf16_rowwise_grouped_dynamic",
+        XQ=meta(4, 32, 512),
+        WQ=meta(4, 256, 512),
+        x_scale=meta(4, 32, dtype="float32"),
+        w_scale=meta(4, 256, dtype="float32"),
+    )
     gemm = gemm_of(lower(dynamic).kernels[0])
     assert gemm is not None
     assert (gemm.batch, gemm.m, gemm.n, gemm.k) == (4, 32, 256, 512)
-    stacked = op("fbgemm::f8f8bf16_rowwise_grouped_stacked", XQ=meta(128, 512), WQ=meta(4, 256, 512),
-                 x_scale=meta(128, dtype="float32"), w_scale=meta(4, 256, dtype="float32"))  # fmt: skip
+    stacked = op(
+        "fbgemm::f8f8bf16_rowwise_grouped_stacked",
+        XQ=meta(128, 512),
+        WQ=meta(4, 256, 512),
+        x_scale=meta(128, dtype="float32"),
+        w_scale=meta(4, 256, dtype="float32"),
+    )
     assert [one.type for one in lower(stacked).kernels] == ["GroupedMatmul"]
 
 

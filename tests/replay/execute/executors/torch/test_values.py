@@ -26,8 +26,11 @@ def test_sums_in_another_order_are_the_same_and_one_wrong_element_is_not(dtype: 
 def test_what_is_not_finite_must_be_so_in_the_same_places() -> None:
     values = torch.tensor([1.0, float("nan"), float("inf"), -float("inf")])
     assert difference(values, values.clone()) == ""
-    for wrong in ([1.0, 2.0, float("inf"), -float("inf")], [float("nan"), float("nan"), float("inf"), -float("inf")],
-                  [1.0, float("nan"), -float("inf"), -float("inf")]):  # fmt: skip
+    for wrong in (
+        [1.0, 2.0, float("inf"), -float("inf")],
+        [float("nan"), float("nan"), float("inf"), -float("inf")],
+        [1.0, float("nan"), -float("inf"), -float("inf")],
+    ):
         assert difference(values, torch.tensor(wrong))
 
 

@@ -123,7 +123,7 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
     )
     launches = {name: got.launches.take(name) for name in got.launches.kinds}
     launches["track"] = _take(track_remap, launches["track"])
-    kernels, stats, graphs, correlation = _kernels(got, ops, ext, track_remap, launches)
+    kernels, stats, graphs, columns = _kernels(got, ops, ext, track_remap, launches)
     task_rows = int((kernels.category == TASK).sum())
     del ext
     level = metadata_level(signatures)
@@ -164,7 +164,7 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
         annotations=notes,
         graphs=graphs,
         calls=_calls(got, launches, tally.repairs) if "kernel" in launches else None,
-        activity=got.activity(correlation, track_remap) if isinstance(got, TimingCollector) else None,
+        activity=got.activity(columns, track_remap) if isinstance(got, TimingCollector) else None,
     )
 
 
@@ -199,7 +199,7 @@ def _take(remap: Any, indexes: Any) -> Any:
 
 def _kernels(
     got: Collector, ops: OpTable, ext: Any, track_remap: Any, launches: dict[str, Any]
-) -> tuple[KernelTable, LinkStats, GraphLaunches | None, Any]:
+) -> tuple[KernelTable, LinkStats, GraphLaunches | None, dict[str, Any]]:
     table = {name: got.kernels.take(name) for name in got.kernels.kinds}
     if got.by_category[fields.MTIA_CATEGORY]:
         table = _mtia_work(table, list(got.kernel_names))
@@ -233,7 +233,7 @@ def _kernels(
         stream=_int32(table["stream"]),
         owner=owner,
     )
-    return kernels, stats, graph_launches(columns, category), table["corr"]
+    return kernels, stats, graph_launches(columns, category), table
 
 
 def _mtia_work(table: dict[str, Any], names: list[bytes]) -> dict[str, Any]:

@@ -131,6 +131,8 @@ def summarize(trace: Trace) -> TraceSummary:
     owned = kernels.owner >= 0
     owner_signature = ops.signature[kernels.owner[owned]]
     categories = np.bincount(kernels.category, minlength=4)
+    if "mtia_ccp_events" in info.events_by_category:  # not of the categories that are counted as kernels and copies
+        categories = np.array([0, 0, 0, len(kernels)])
     return TraceSummary(
         path=info.path,
         dialect=info.dialect,

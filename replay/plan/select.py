@@ -78,9 +78,14 @@ def named(ops: Sequence[ReplayOp], wanted: str) -> list[ReplayOp]:
     Raises UsageError with the nearest names when there is none.
     """
     if match := _PLACE.fullmatch(wanted):
-        place = int(match[1])
+        place = int(match[1]) if match[1].isdecimal() and len(match[1]) < 7 else 0
         if not 1 <= place <= len(ops):
-            raise UsageError(f"there is no op {wanted}", hint=f"The selection holds {len(ops)} ops, #1 to #{len(ops)}.")
+            hint = (
+                f"The selection holds {len(ops)} ops, #1 to #{len(ops)}."
+                if ops
+                else "It holds no ops: try --select all."
+            )
+            raise UsageError(f"no op is {wanted!r}", hint=hint)
         return [ops[place - 1]]
     found = [op for op in ops if op.name == wanted]
     found = found or [op for op in ops if fnmatchcase(op.name, wanted) or (op.id.startswith(wanted) and wanted)]
@@ -89,7 +94,7 @@ def named(ops: Sequence[ReplayOp], wanted: str) -> list[ReplayOp]:
     return found
 
 
-_PLACE = re.compile(r"#(\d{1,6})")
+_PLACE = re.compile(r"#(.*)")
 
 
 def nearest(patterns: Sequence[str], names: Sequence[str]) -> str:

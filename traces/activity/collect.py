@@ -166,15 +166,15 @@ class TimingCollector(Collector):
             if isinstance(name, str) and len(self.processes) < MAX_PROCESSES:
                 self.processes[str(event.pid)[:200]] = name[:200]
 
-    def activity(self, correlation: Any, track_remap: Any) -> Activity:
-        """The columns as a value; `correlation` is that of the kernels, taken already. The tables are empty then."""
+    def activity(self, kernels: dict[str, Any], track_remap: Any) -> Activity:
+        """The columns as a value; `kernels` are those of the kernels, taken already. The tables are empty then."""
 
         def tracks(table: Columns) -> Any:
             indexes = table.take("track")
             return track_remap[indexes] if len(indexes) else indexes
 
-        connection = self.kernels.take("connection").astype(np.int64)
-        correlation = correlation.astype(np.int64)
+        connection = kernels["connection"].astype(np.int64)
+        correlation = kernels["corr"].astype(np.int64)
         calls, arrows, memory, waits = self.calls, self.host_arrows, self.memory, self.waits
         return Activity(
             names=tuple(decode_name(raw)[0] for raw in self.call_names),
@@ -187,7 +187,7 @@ class TimingCollector(Collector):
                 correlation=calls.take("corr").astype(np.int64),
             ),
             correlation=np.where(connection >= 0, connection, correlation) if len(correlation) else correlation,
-            collective=self.kernels.take("collective").astype(np.int64) - 1,
+            collective=kernels["collective"].astype(np.int64) - 1,
             collectives=tuple(_collective(key) for key in self.collective_keys),
             waits=WaitTable(
                 correlation=waits.take("corr").astype(np.int64),

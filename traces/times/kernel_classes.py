@@ -30,7 +30,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
                       r"|^notify|^write value$|^event_wait"),
     ("copies", r"^memcpy|^memset|^\[?memcpy|_copy_from|^aten::(copy_|_to_copy|to|clone|contiguous)$|^dma\b|tensormove"
                r"|memset|^fill_?buffer|copybuffer|transpose|nchwtonhwc|nhwctonchw|^sdma$|_transdata_"),
-    ("optimizer", r"multi_tensor_apply.*(adam|sgd|lamb|optim)|fused_?adam|fused_?sgd|applyadam|^aten::_fused_"),
+    ("optimizer", r"multi_tensor_apply.*(adam|sgd|lamb|optim)|fused_?adam|fused_?sgd|applyadam"
+                  r"|^aten::_fused_(adam|sgd|adagrad|lamb)"),
     ("attention", r"flash|fmha|attention|attn|mha_|sdpa|paged_|unified_att|_mla_|ck_tile.*fmha|memory_efficient"),
     ("convolution", r"conv|scudnn|winograd|wgrad|dgrad|fprop|miopen.*(igemm|gcn)|im2col|col2im"
                     r"|implicit_gemm|igemm_fwd"),

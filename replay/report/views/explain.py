@@ -13,11 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from opreplay.replay.ascend import Explanation
-from opreplay.replay.export.snippet import snippet
 from opreplay.replay.ir import shared_memory as aliasing
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.replay.ir.sizes import need_of, readable
 from opreplay.replay.report.columns import plain_table
+from opreplay.replay.report.snippet import snippet
 from opreplay.replay.report.text import DASH, safe, share_text, time_text
 from opreplay.replay.report.views.meta import STYLES
 from opreplay.replay.results.records import OpResult

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from opreplay.replay.export.snippet import snippet
 from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp
+from opreplay.replay.report.snippet import snippet
 from opreplay.traces.model import TensorMeta
 
 

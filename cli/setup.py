@@ -57,10 +57,31 @@ def may_keep(wanted: bool, plugins: Sequence[str]) -> bool:
 
 def contents_of_plan(plan: ReplayPlan, *, seed: int, keep: bool) -> ExpectedContents | KeptContents:
     """What the arguments of a plan's ops will hold with the built-in initializers; kept between runs with `keep`."""
-    from opreplay.replay.arguments.work.expected import expected_contents
     from opreplay.replay.plan.kept import KeptContents
 
-    return KeptContents(partial(expected_contents, seed=seed), plan, seed) if keep else expected_contents(seed=seed)
+    return KeptContents(partial(_built_in, seed), plan, seed) if keep else _built_in(seed)
+
+
+def own_contents(
+    init_modules: Sequence[str], init_args: Sequence[str], *, seed: int, values: str | None
+) -> ExpectedContents | None:
+    """The same with what the user gave: initializers, their settings, a file of values; None where nothing was given.
+
+    Raises UsageError for modules and settings that cannot be used, FormatError for an unsound file.
+    """
+    if not init_modules and not init_args and values is None:
+        return None
+    from opreplay.replay.arguments.work.expected import expected_contents
+
+    return expected_contents(init_modules, init_args, seed=seed, values=values)
+
+
+def _built_in(seed: int) -> ExpectedContents:
+    from opreplay.replay.arguments.work.expected import (
+        expected_contents,  # imports torch, which a kept plan does not need
+    )
+
+    return expected_contents(seed=seed)
 
 
 def keep_contents(contents: ExpectedContents | KeptContents) -> None:

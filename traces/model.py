@@ -33,6 +33,16 @@ class TensorMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Number of a memory within one op: tensors of one number share it. None: memory of its own, or not recorded."""
 
 
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Row-major strides in elements; a dimension of size 0 counts as 1, as in torch."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpSignature:
     """What makes two recorded calls the same op: name and recorded argument metadata, nothing else.

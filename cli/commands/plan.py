@@ -102,12 +102,12 @@ def command(
         contents_of_plan,
         keep_contents,
         may_keep,
+        own_contents,
         refuse_unused_initializers,
         tell_problems,
         tell_unused,
         use_plugins,
     )
-    from opreplay.replay.arguments.work.expected import expected_contents
     from opreplay.replay.ascend.simulate.devices import load_socs
     from opreplay.replay.plan.inputs import plan_of
     from opreplay.replay.plan.kept import kept_plan_of
@@ -117,8 +117,7 @@ def command(
         check_writable(Path(output), force=force)
     plugin = use_plugins(plugin, custom_op_dir)
     keep = may_keep(not no_cache, plugin)
-    own = bool(init_module or init_arg or values is not None)
-    given = expected_contents(init_module, init_arg, seed=seed, values=values) if own else None
+    given = own_contents(init_module, init_arg, seed=seed, values=values)
     devices = load_socs(soc)
     read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details, capture=capture)
     make = kept_plan_of if keep else plan_of

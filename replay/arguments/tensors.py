@@ -17,7 +17,7 @@ from opreplay.replay.ir import sizes as budget
 from opreplay.replay.ir.model import Reason, ReplayArg, ReplayOp, Value
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
-from opreplay.traces.model import TensorMeta
+from opreplay.traces.model import TensorMeta, contiguous_strides
 
 MAX_RANK = 64
 """torch's own limit on dimensions."""
@@ -112,14 +112,6 @@ def _argument(
     if arg.type == "Tensor[]" and (arg.tensors or arg.value is None):
         return [None if meta is None else one(meta) for meta in arg.tensors] if arg.tensors else None
     return scalar_value(arg, device=device)
-
-
-def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Row-major strides; dimensions of size 0 count as 1, as torch does."""
-    strides = [1] * len(shape)
-    for dim in range(len(shape) - 2, -1, -1):
-        strides[dim] = strides[dim + 1] * max(1, shape[dim + 1])
-    return tuple(strides)
 
 
 def scalar_value(arg: ReplayArg, *, device: torch.device) -> Any:

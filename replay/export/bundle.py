@@ -15,15 +15,15 @@ import msgspec
 from opreplay.initializers.registry import Registry
 from opreplay.replay.export.instead import called_instead
 from opreplay.replay.export.values import Spec, describe
+from opreplay.replay.host.libraries import LIBRARY_OF
 from opreplay.replay.ir import sizes as budget
 from opreplay.replay.ir.model import Assumption, Reason, ReplayOp, ReplayPlan
 from opreplay.replay.ir.names import split_name
 from opreplay.replay.ir.plan_file import dump_plan
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.resolve.names import find_overload
-from opreplay.replay.resolve.policy import LIBRARY_MODULES, TORCH_NAMESPACES, Policy
+from opreplay.replay.resolve.policy import TORCH_NAMESPACES, Policy
 from opreplay.replay.standins.aten import EQUIVALENTS, legacy_form
-from opreplay.replay.standins.declared.catalog import LIBRARIES
 
 BUNDLE_VERSION = 1
 """Of the part of ops.json that the script reads beside the plan. Changes: 1 first version."""
@@ -43,7 +43,7 @@ class LeftOut:
     def is_public(self) -> bool:
         """Whether the name is that of a published library's op, and so tells nothing of the model."""
         parts = split_name(self.name)
-        return parts is not None and parts[0] in (TORCH_NAMESPACES | LIBRARIES.keys() | LIBRARY_MODULES.keys())
+        return parts is not None and parts[0] in (TORCH_NAMESPACES | LIBRARY_OF.keys())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

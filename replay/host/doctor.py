@@ -13,6 +13,7 @@ import sys
 
 import msgspec
 
+from opreplay.replay.host.libraries import LIBRARIES
 from opreplay.traces.reading.native.blocks import compiled_scanner
 
 TORCH_AT_LEAST = (2, 4)
@@ -25,17 +26,7 @@ OPTIONAL: dict[str, str] = {
 }
 """Module → what it is good for."""
 
-VENDOR: tuple[str, ...] = (
-    "torchvision",
-    "torch_npu",
-    "vllm",
-    "flash_attn",
-    "aiter",
-    "sgl_kernel",
-    "xformers",
-    "fbgemm_gpu",
-    "triton",
-)
+VENDOR: tuple[str, ...] = tuple(library.name for library in LIBRARIES if library.common)
 """Modules whose ops occur in traces."""
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from opreplay.replay.ir.model import PlainValue, ReplayArg, Value
 from opreplay.traces.dtypes import CPP_SPELLINGS, SCALAR_TYPE_CODES, torch_dtype_name
-from opreplay.traces.model import TensorMeta
+from opreplay.traces.model import TensorMeta, contiguous_strides
 
 _MAX_RANK = 64
 _MAX_ITEMS = 100_000
@@ -217,16 +217,6 @@ def _write_tensor(tensor: TensorMeta | None) -> dict[str, Any] | None:
         "strides": None if max(strides, default=0) >= 2**63 else list(strides),
         "init": "normal",
     }
-
-
-def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Row-major strides in elements; a dim of size 0 counts as 1, as in torch."""
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 def _write_plain(kind: str, value: Value) -> Any:

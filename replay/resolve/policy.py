@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from opreplay.replay.host.libraries import MODULE_OF
 from opreplay.replay.ir.model import Reason
 from opreplay.replay.ir.names import COLLECTIVE_NAMESPACES, split_name
 
@@ -138,54 +139,18 @@ VENDOR_STRING_ARGUMENTS: frozenset[str] = frozenset(
 )  # fmt: skip
 """Names of string arguments that vendor ops may have; their values come from a table here, never from a trace."""
 
-LIBRARY_MODULES: dict[str, tuple[str, ...]] = {
-    "fsdp": ("torch.distributed.fsdp",),
-    "quantized_decomposed": ("torch.ao.quantization.fx._decomposed",),
-    "torch_attn": ("torch.nn.attention.varlen",),
-    "torchvision": ("torchvision",),
-    "torchaudio": ("torchaudio",),
-    "torchao": ("torchao",),
-    "_C": ("vllm._C",),
-    "_C_cache_ops": ("vllm._C",),
-    "_C_custom_ar": ("vllm._C",),
-    "_moe_C": ("vllm._moe_C",),
-    "_rocm_C": ("vllm._rocm_C",),
-    "_vllm_fa2_C": ("vllm.vllm_flash_attn",),
-    "_vllm_fa3_C": ("vllm.vllm_flash_attn",),
-    "vllm": ("vllm",),
-    "aiter": ("aiter",),
-    "flash_attn": ("flash_attn",),
-    "flash_attn_3": ("flash_attn_interface",),
-    "sgl_kernel": ("sgl_kernel",),
-    "sglang": ("sglang",),
-    "fbgemm": ("fbgemm_gpu",),
-    "npu": ("torch_npu",),
-    "_C_ascend": ("vllm_ascend",),
-    "xformers": ("xformers.ops",),
-    "xformers_flash": ("xformers.ops",),
-    "xformers_flash3": ("xformers.ops",),
-    "flashinfer": ("flashinfer",),
-    "bitsandbytes": ("bitsandbytes",),
-    "torch_ipex": ("intel_extension_for_pytorch",),
-    "torch_scatter": ("torch_scatter",),
-    "torch_sparse": ("torch_sparse",),
-    "torchsparse": ("torchsparse",),
-    "mslk": ("mslk",),
-}
-"""Namespace → modules that register its ops. A trace chooses an entry of this table, never a module."""
-
 _PLAIN_TEXT = re.compile(r"[A-Za-z0-9_:.,+> -]{0,128}")
 """Modes, dtypes, devices, numbers and einsum equations; no path separators, quotes or control characters."""
 _MODULE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user allowed; the default allows the libraries of `LIBRARY_MODULES` and no collectives."""
+    """What the user allowed; the default allows the libraries of `MODULE_OF` and no collectives."""
 
     allow_imports: dict[str, str] = {}
     """Namespace → module, as the user gave it (`--allow-import NAMESPACE=MODULE`)."""
     known_libraries: bool = True
-    """Import modules of `LIBRARY_MODULES` where they are installed."""
+    """Import modules of `MODULE_OF` where they are installed."""
     collectives: bool = False
     """Collective mode: ops of c10d may be called."""
 
@@ -193,7 +158,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         """Modules that may be imported for `namespace`; () where the user allowed none."""
         if namespace in self.allow_imports:
             return (self.allow_imports[namespace],)
-        return LIBRARY_MODULES.get(namespace, ()) if self.known_libraries else ()
+        return (MODULE_OF[namespace],) if self.known_libraries and namespace in MODULE_OF else ()
 
 
 def parse_allow_import(text: str) -> tuple[str, str]:

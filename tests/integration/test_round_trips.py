@@ -15,14 +15,13 @@ from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.ir.plan_file import dump_plan, parse_plan
 from opreplay.replay.plan.build import build_plan
 from opreplay.replay.plan.tracelens import read_tracelens_ir, write_tracelens_ir
-from opreplay.replay.plan.tracelens_values import contiguous_strides
 from opreplay.replay.resolve.by_argument_name import resolve_named
 from opreplay.replay.resolve.meta.outputs import with_outputs
 from opreplay.replay.resolve.policy import Policy
 from opreplay.traces import read_trace
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
 from opreplay.traces.errors import FormatError
-from opreplay.traces.model import TensorMeta
+from opreplay.traces.model import TensorMeta, contiguous_strides
 from opreplay.traces.samples.catalog import SAMPLES, sample_path
 
 POLICY = Policy()

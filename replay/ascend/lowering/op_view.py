@@ -11,7 +11,7 @@ from opreplay.replay.ascend.cost.sizes import itemsize
 from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
 from opreplay.replay.ascend.measured.kernel_shapes import broadcast
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
-from opreplay.traces.model import TensorMeta
+from opreplay.traces.model import TensorMeta, contiguous_strides
 
 _UNNAMED = re.compile(r"arg\d+")
 """Names of the arguments of an op that is not resolved."""
@@ -32,16 +32,6 @@ def kernel(
 ) -> KernelCall:
     """A kernel call."""
     return KernelCall(type=kernel_type, inputs=tuple(inputs), outputs=tuple(outputs), attrs=attrs, count=count)
-
-
-def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Row-major strides in elements."""
-    out: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        out.append(step)
-        step *= max(1, size)
-    return tuple(reversed(out))
 
 
 def is_contiguous(meta: TensorMeta) -> bool:

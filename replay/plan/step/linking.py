@@ -21,7 +21,7 @@ import msgspec
 from opreplay.replay.ir import shared_memory as aliasing
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.traces.garbage import collector_off
-from opreplay.traces.model import TensorMeta
+from opreplay.traces.model import TensorMeta, contiguous_strides
 
 PARAMETERS = frozenset({"weight", "weights", "bias", "running_mean", "running_var", "gamma", "beta"})
 """Names of arguments that are a model's own; they come from outside though a result of that size is alive, unless an
@@ -344,18 +344,10 @@ class _Alive:
 
 def key_of(meta: TensorMeta) -> Key:
     """What two tensors that are one have in common; strides that are not known are those of a contiguous tensor."""
-    strides = _contiguous(meta.shape) if meta.strides is None else meta.strides
+    strides = contiguous_strides(meta.shape) if meta.strides is None else meta.strides
     # Strides of dimensions of one element mean nothing and differ from op to op.
     plain = tuple(0 if size == 1 else step for size, step in zip(meta.shape, strides, strict=True))
     return meta.shape, meta.dtype, plain
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(1, size)
-    return tuple(reversed(strides))
 
 
 def _size(meta: TensorMeta) -> Size | None:

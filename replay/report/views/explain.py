@@ -21,7 +21,7 @@ from opreplay.replay.report.snippet import snippet
 from opreplay.replay.report.text import DASH, safe, share_text, time_text
 from opreplay.replay.report.views.meta import STYLES
 from opreplay.replay.results.records import OpResult
-from opreplay.traces.model import TensorMeta
+from opreplay.traces.model import TensorMeta, contiguous_strides
 
 HOW: dict[str, str] = {
     "jit": "found in the JIT operator registry",
@@ -130,19 +130,9 @@ def argument_text(arg: ReplayArg) -> str:
 def tensor_text(meta: TensorMeta) -> str:
     """ "bfloat16[2,3] strides [1,2] offset 8"; strides where they are known and not contiguous."""
     text = f"{meta.dtype}[{','.join(map(str, meta.shape))}]"
-    if meta.strides is not None and meta.strides != contiguous(meta.shape):
+    if meta.strides is not None and meta.strides != contiguous_strides(meta.shape):
         text += f" strides [{','.join(map(str, meta.strides))}]"
     return text + (f" offset {meta.storage_offset}" if meta.storage_offset else "")
-
-
-def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor, in elements."""
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 def _device(explanation: Explanation) -> list[RenderableType]:

@@ -10,10 +10,9 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import PurePath
 from typing import Any, Generic, TypeVar
 
-from opreplay.initializers.user_code import place_of
+from opreplay.initializers.user_code import place_of, shown_place
 from opreplay.traces.errors import UsageError
 
 _NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*")
@@ -40,7 +39,7 @@ class UserFunction:
     @property
     def shown(self) -> str:
         """ "name (file.py:line)", without the folder: goes into results."""
-        return f"{getattr(self.function, '__name__', 'a callable')} ({PurePath(self.place).name})"
+        return shown_place(self.function)
 
 
 Entry = TypeVar("Entry", bound=UserFunction)

@@ -3,32 +3,7 @@
 
 from __future__ import annotations
 
-LIBRARIES: dict[str, str] = {
-    "_C": "vllm",
-    "_C_cache_ops": "vllm",
-    "_moe_C": "vllm",
-    "_rocm_C": "vllm",
-    "_vllm_fa2_C": "vllm",
-    "_vllm_fa3_C": "vllm",
-    "vllm": "vllm",
-    "flash_attn": "flash_attn",
-    "xformers_flash": "xformers",
-    "xformers_flash3": "xformers",
-    "aiter": "aiter",
-    "sgl_kernel": "sgl_kernel",
-    "sglang": "sglang",
-    "sglang_profiler": "sglang",
-    "fbgemm": "fbgemm_gpu",
-    "fb": "fb, internal to Meta",
-    "npu": "torch_npu",
-    "_punica_C": "vllm",
-    "_C_ascend": "vllm_ascend",
-    "flash_attn_3": "flash_attn_3",
-    "xformers": "xformers",
-    "torchao": "torchao",
-    "te_softmax": "transformer_engine",
-}
-"""Library that registers the ops of a namespace."""
+from opreplay.replay.host.libraries import LIBRARY_OF
 
 MODULES: dict[str, tuple[str, ...]] = {
     "_C": (
@@ -137,6 +112,9 @@ MODULES: dict[str, tuple[str, ...]] = {
     "te_softmax": ("shared.fused_softmax",),
 }
 """Modules of this package that implement a namespace; imported (with torch) by `register_namespace` only."""
+
+LIBRARIES: dict[str, str] = {namespace: LIBRARY_OF[namespace] for namespace in MODULES}
+"""Library that registers the ops of a namespace with stand-ins."""
 
 ALIASES: dict[str, str] = {"_rocm_C::wvSpltK": "_rocm_C::wvSplitK"}
 """Recorded name → the name under which the op is implemented."""

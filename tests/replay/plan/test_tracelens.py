@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.plan import tracelens as tracelens_ir
 from opreplay.replay.plan.tracelens import read_tracelens_ir, write_tracelens_ir
-from opreplay.replay.plan.tracelens_values import Unknown, contiguous_strides, kind_of
+from opreplay.replay.plan.tracelens_values import Unknown, kind_of
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
 from opreplay.traces.errors import FormatError, UsageError
-from opreplay.traces.model import TensorMeta
+from opreplay.traces.model import TensorMeta, contiguous_strides
 
 TENSOR = {"shape": [4, 8], "dtype": "c10::BFloat16", "strides": [8, 1], "init": "normal"}
 ADDMM = {

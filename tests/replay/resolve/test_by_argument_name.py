@@ -10,9 +10,9 @@ import pytest
 
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.plan.tracelens import read_tracelens_ir, write_tracelens_ir
-from opreplay.replay.plan.tracelens_values import contiguous_strides
 from opreplay.replay.resolve.by_argument_name import resolve_named
 from opreplay.replay.resolve.policy import Policy
+from opreplay.traces.model import contiguous_strides
 
 TENSOR = {"shape": [4, 8], "dtype": "float", "strides": [8, 1], "init": "normal"}
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from math import prod
 
 from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
-from opreplay.replay.ascend.lowering.op_view import OpView, contiguous_strides, is_contiguous, kernel, promote, spec
+from opreplay.replay.ascend.lowering.op_view import OpView, is_contiguous, kernel, promote, spec
 from opreplay.replay.ascend.lowering.registry import lowers
 from opreplay.replay.ascend.measured.kernel_shapes import broadcast
-from opreplay.traces.model import TensorMeta
+from opreplay.traces.model import TensorMeta, contiguous_strides
 
 
 def operand(op: OpView, meta: TensorMeta) -> tuple[TensorSpec, bool]:

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from opreplay.initializers import fill
-from opreplay.replay.arguments.tensors import DTYPES, contiguous_strides, flattened
+from opreplay.replay.arguments.tensors import DTYPES, flattened
 from opreplay.replay.execute.executors.timers import EventTimer, HostTimer, Timer
 from opreplay.replay.host import environment
 from opreplay.replay.plan.step.linking import key_of
-from opreplay.traces.model import TensorMeta
+from opreplay.traces.model import TensorMeta, contiguous_strides
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 CHECKED_BYTES = 2

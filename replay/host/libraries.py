@@ -1,0 +1,75 @@
+"""Libraries that register ops: their namespaces, and the modules that may be imported for them; data only.
+
+Does not own which namespaces have stand-ins (`standins.declared.catalog`) nor what the user allows (`resolve.policy`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Library(NamedTuple):
+    """One library."""
+
+    name: str
+    """Import name where it has one; shown when the library is missing."""
+    namespaces: dict[str, str | None]
+    """Namespace of ops → module that registers them; None where nothing may be imported for it."""
+    common: bool = False
+    """Whether `opreplay doctor` looks for it."""
+
+
+LIBRARIES: tuple[Library, ...] = (
+    Library("torchvision", {"torchvision": "torchvision"}, common=True),
+    Library("torch_npu", {"npu": "torch_npu"}, common=True),
+    Library(
+        "vllm",
+        {
+            "_C": "vllm._C", "_C_cache_ops": "vllm._C", "_C_custom_ar": "vllm._C", "_moe_C": "vllm._moe_C",
+            "_rocm_C": "vllm._rocm_C", "_vllm_fa2_C": "vllm.vllm_flash_attn", "_vllm_fa3_C": "vllm.vllm_flash_attn",
+            "vllm": "vllm", "_punica_C": None,
+        },
+        common=True,
+    ),
+    Library("flash_attn", {"flash_attn": "flash_attn"}, common=True),
+    Library("aiter", {"aiter": "aiter"}, common=True),
+    Library("sgl_kernel", {"sgl_kernel": "sgl_kernel"}, common=True),
+    Library(
+        "xformers",
+        {"xformers": "xformers.ops", "xformers_flash": "xformers.ops", "xformers_flash3": "xformers.ops"},
+        common=True,
+    ),
+    Library("fbgemm_gpu", {"fbgemm": "fbgemm_gpu"}, common=True),
+    Library("triton", {}, common=True),
+    Library(
+        "torch",
+        {
+            "fsdp": "torch.distributed.fsdp",
+            "quantized_decomposed": "torch.ao.quantization.fx._decomposed",
+            "torch_attn": "torch.nn.attention.varlen",
+        },
+    ),
+    Library("torchaudio", {"torchaudio": "torchaudio"}),
+    Library("torchao", {"torchao": "torchao"}),
+    Library("flash_attn_3", {"flash_attn_3": "flash_attn_interface"}),
+    Library("sglang", {"sglang": "sglang", "sglang_profiler": None}),
+    Library("vllm_ascend", {"_C_ascend": "vllm_ascend"}),
+    Library("flashinfer", {"flashinfer": "flashinfer"}),
+    Library("bitsandbytes", {"bitsandbytes": "bitsandbytes"}),
+    Library("intel_extension_for_pytorch", {"torch_ipex": "intel_extension_for_pytorch"}),
+    Library("torch_scatter", {"torch_scatter": "torch_scatter"}),
+    Library("torch_sparse", {"torch_sparse": "torch_sparse"}),
+    Library("torchsparse", {"torchsparse": "torchsparse"}),
+    Library("mslk", {"mslk": "mslk"}),
+    Library("transformer_engine", {"te_softmax": None}),
+    Library("fb, internal to Meta", {"fb": None}),
+)  # fmt: skip
+"""Every library whose ops are known here. A trace may choose a namespace of this table, never a module."""
+
+LIBRARY_OF: dict[str, str] = {namespace: library.name for library in LIBRARIES for namespace in library.namespaces}
+"""Namespace → name of the library that registers its ops."""
+
+MODULE_OF: dict[str, str] = {
+    namespace: module for library in LIBRARIES for namespace, module in library.namespaces.items() if module is not None
+}
+"""Namespace → module that registers its ops when it is imported; without those for which none may be."""

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     "-o",
     multiple=True,
     metavar="FILE",
-    help="Also write results: .jsonl (op by op, then traces and jobs), .csv, .md; - is JSON Lines on stdout. "
+    help="Also write results: .jsonl (op by op, then traces and jobs), .csv, .md, .html; - is JSON Lines on stdout. "
     "Repeatable.",
 )
 @force_option

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     "-o",
     multiple=True,
     metavar="FILE",
-    help="Also write results: .jsonl (op by op), .csv, .md; - is JSON Lines on stdout. Repeatable.",
+    help="Also write results: .jsonl (op by op), .csv, .md, .html; - is JSON Lines on stdout. Repeatable.",
 )
 @force_option
 @click.option("--dry-run", is_flag=True, help="Say what would run, then stop.")

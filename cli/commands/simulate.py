@@ -54,7 +54,13 @@ SUFFIXES = (".json", ".csv", ".html")
     help="List the N ops that would lose most against the recorded device.",
 )
 @format_option("table", "json")
-@click.option("--output", "-o", metavar="FILE", help="Also write all ops: .json, .csv or .html (works offline).")
+@click.option(
+    "--output",
+    "-o",
+    multiple=True,
+    metavar="FILE",
+    help="Also write all ops: .json, .csv or .html (works offline). Repeatable.",
+)
 @force_option
 @limit_option
 @cache_option
@@ -73,7 +79,7 @@ def command(
     seed: int,
     losers: int,
     format_: str,
-    output: str | None,
+    output: tuple[str, ...],
     force: bool,
     limit: tuple[tuple[str, str], ...],
     no_cache: bool,
@@ -99,8 +105,8 @@ def command(
     from opreplay.replay.plan.kept import kept_plan_of
     from opreplay.replay.report.views import simulation as view
 
-    if output is not None:
-        check_output(Path(output), force=force)
+    for name in output:
+        check_output(Path(name), force=force)
     plugin = use_plugins(plugin, custom_op_dir)
     devices = load_socs(soc)
     keep = may_keep(not no_cache, plugin)
@@ -119,10 +125,10 @@ def command(
     tell_problems(contents)
     keep_contents(contents)
     tell_unused(devices, plan.ops)
-    if output is not None:
+    for name in output:
         from opreplay.cli.outputs import write_file
 
-        suffix = Path(output).suffix.lower()
+        suffix = Path(name).suffix.lower()
         if suffix == ".html":
             from opreplay.cli.outputs import command_line
             from opreplay.replay.report.page import of_simulation
@@ -133,7 +139,7 @@ def command(
             text = view.csv_text(plan, steps)
         else:
             text = console.json_text(view.facts(plan, steps, losers=losers))
-        write_file(Path(output), text, force=force)
+        write_file(Path(name), text, force=force)
     if format_ == "json":
         console.write(console.json_text(view.facts(plan, steps, losers=losers)))
         return

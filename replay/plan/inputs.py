@@ -169,12 +169,15 @@ def _read(path: str, limits: Limits | None, progress: Progress, *, ids: bool, ac
 
 
 def join_notes(joined: Trace) -> list[str]:
-    """What an ExecutionTrace and a kernel table gave a trace; a warning where one looks like that of another run."""
+    """What reading a trace lost, and what other files gave it; a warning where one looks like that of another run."""
     from opreplay.traces.joins.graph_capture import join_text as graphs_text
     from opreplay.traces.joins.kernel_details import join_text
 
     table = joined.info.kernel_details
-    of_table = [] if table is None else [f"opreplay: {join_text(table)}"]
+    losses = ", ".join(f"{reason} ({count:,})" for reason, count in joined.info.report.losses.items())
+    of_table = [f"opreplay: warning: reading lost {losses}: what is shown is of the rest"] if losses else []
+    if table is not None:
+        of_table.append(f"opreplay: {join_text(table)}")
     if joined.info.graphs is not None:
         of_table.append(f"opreplay: {graphs_text(joined.info.graphs)}")
     found = joined.info.joined

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -226,3 +227,13 @@ def test_an_explanation_ends_with_the_call_as_pytorch(console: Console, trace_of
     lines = console("plan", trace, "--explain", "#1").stdout.rstrip().splitlines()
     assert lines[-1] == "result = torch.ops.aten.mm.default(self, mat2)"
     assert "self = torch.randn((512, 512), dtype=torch.bfloat16, device='cpu')" in lines
+
+
+@pytest.mark.parametrize("command", [("plan",), ("simulate",), ("batch", "--dry-run")])
+def test_what_a_cut_trace_lost_is_said_by_every_command(
+    console: Console, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    cut = tmp_path / "cut.json"
+    whole = gzip.decompress(Path(SAMPLE).read_bytes())
+    cut.write_bytes(whole[: len(whole) // 2])
+    assert "reading lost truncated file" in flat(console(*command, cut, "--top", 2).stderr)

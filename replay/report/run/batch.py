@@ -53,7 +53,7 @@ def traces_table(traces: Sequence[TraceResult], *, width: int) -> RenderableType
             f"{trace.replayed:,}",
             share_text(trace.covered_share),
             time_text(trace.recorded_us),
-            time_text(trace.measured_us),
+            time_text(trace.measured_us if trace.replayed else None),
             *(time_text(trace.simulated_us.get(soc)) for soc in socs),
         )
     return table

@@ -27,7 +27,7 @@ def render(traces: Sequence[TraceResult], jobs: Sequence[JobResult]) -> str:
                     f"{trace.replayed:,}",
                     share_text(trace.covered_share),
                     time_text(trace.recorded_us),
-                    time_text(trace.measured_us),
+                    time_text(trace.measured_us if trace.replayed else None),
                     *(time_text(trace.simulated_us.get(soc)) for soc in socs),
                 ]
             )

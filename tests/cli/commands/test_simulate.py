@@ -145,7 +145,8 @@ def test_files(trace: Path, tmp_path: Path) -> None:
     assert invoke(trace, "-o", out).exit_code == 2
     assert invoke(trace, "-o", out, "--force").exit_code == 0
     assert "no output format" in invoke(trace, "-o", tmp_path / "x.parquet").stderr
-    assert invoke(trace, "-o", tmp_path / "x.json").exit_code == 0
+    assert invoke(trace, "-o", tmp_path / "x.json", "-o", tmp_path / "y.csv").exit_code == 0
+    assert (tmp_path / "y.csv").exists()
     assert json.loads((tmp_path / "x.json").read_text())["socs"]["910b3"]["version"]
 
 

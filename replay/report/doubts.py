@@ -13,11 +13,13 @@ from opreplay.replay.results.records import Header, OpResult
 
 MARK = "*"
 VALUES = "values"
+ONE_SAMPLE = "one sample"
 MARKED: dict[str, str] = {
     "first call": "the first call, with all that it set up",
     "not settled": "calls that did not settle",
     "interrupted": "other programs had the processor in most samples",
     VALUES: "results that differ from those of the op's own implementation",
+    ONE_SAMPLE: "a single sample, of which nobody knows how much it scatters",
     "one thread": "one thread, since several waited for processors",
 }
 """Warnings with which a time may be another by far → what is told of it."""
@@ -36,7 +38,10 @@ NAMED = 8
 def marks(result: OpResult) -> list[str]:
     """The kinds of warnings that mark the result's measured time."""
     found = [VALUES] if result.values is not None and result.values.status == "differs" else []
-    warnings = () if result.measurement is None else result.measurement.warnings
+    measured = result.measurement
+    if measured is not None and measured.samples == 1 and measured.cache != "sequence":
+        found.append(ONE_SAMPLE)
+    warnings = () if measured is None else measured.warnings
     return [*found, *(kind for kind in map(kind_of, warnings) if kind in MARKED)]
 
 

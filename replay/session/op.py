@@ -12,7 +12,7 @@ from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.ir.model import Assumption, Reason, ReplayOp, ReplayPlan
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.results.measurement import Measurement
-from opreplay.replay.results.records import Simulated
+from opreplay.replay.results.records import L2State, Simulated
 from opreplay.replay.session.call import PreparedCall
 from opreplay.replay.session.display import Shown
 from opreplay.replay.session.setting import DEFAULT_SOC, Setting, devices_of, executor_on
@@ -94,15 +94,17 @@ class Op(Shown):
             raise NotReplayable(outcome.reason or Reason("failed", "no time was measured"))
         return outcome.measurement
 
-    def simulate(self, soc: str = DEFAULT_SOC) -> Simulated:
+    def simulate(self, soc: str = DEFAULT_SOC, *, l2: L2State = "cold") -> Simulated:
         """Time of one call on a simulated device: a name or a device file.
+
+        `l2`: where the op finds its arguments; "cold", as `measure` does, unless told otherwise.
 
         Raises NotReplayable for a label or an op without arguments, UsageError for an unknown device.
         """
         from opreplay.replay.arguments.work.expected import expected_contents
         from opreplay.replay.ascend.simulate.devices import simulate_on
 
-        made = simulate_on(self.ir, devices_of(soc), expected_contents()(self.ir))
+        made = simulate_on(self.ir, devices_of(soc), expected_contents()(self.ir), l2)
         if not made:
             raise NotReplayable(self.reason or Reason("metadata missing", "no arguments to predict a time from"))
         return next(iter(made.values()))
@@ -115,7 +117,9 @@ class Op(Shown):
 
         devices, contents = devices_of(soc or DEFAULT_SOC), expected_contents()
         held = contents(self.ir)
-        return Explained(self._plan, {name: explain_op(self.ir, device, held) for name, device in devices.items()})
+        return Explained(
+            self._plan, {name: explain_op(self.ir, device, held, "cold") for name, device in devices.items()}
+        )
 
     def export(
         self,

@@ -127,7 +127,7 @@ def run(
                 plan,
                 chosen,
                 sink=sink,
-                simulate=lambda op: simulate_on(op, devices, contents(op)),
+                simulate=lambda op: simulate_on(op, devices, contents(op), chosen.cache),
                 on_progress=on_progress,
                 trace=trace_facts(read.read),
                 beside=bool(beside),

@@ -112,9 +112,17 @@ def detail_text(total: ReasonTotal, room: int = DETAIL_CHARS) -> str:
 
 
 def totals(results: Sequence[OpResult], *, device: bool) -> list[Totals]:
-    """Sums over calls: of the replayed ops, whose three times can be compared, and of all ops where there are more."""
+    """Sums over calls: of the replayed ops, whose three times can be compared, and of all ops where there are more.
+
+    Where some have no recorded time on the clock that is shown (a trace without device time in a batch), those that
+    have one stand for themselves: a ratio of sums over different ops says nothing.
+    """
     replayed = [r for r in results if r.measured_us is not None]
-    sums = [_sum(f"{plural(len(replayed), 'replayed op')}", replayed, device=device)] if replayed else []
+    timed = [r for r in replayed if recorded_us(r, device=device)]
+    label = plural(len(replayed), "replayed op")
+    if timed and len(timed) < len(replayed):
+        replayed, label = timed, f"{plural(len(timed), 'op')} recorded and replayed"
+    sums = [_sum(label, replayed, device=device)] if replayed else []
     if len(replayed) < len(results):
         sums.append(_sum(f"all {plural(len(results), 'op')}", results, device=device))
     return sums

@@ -111,3 +111,11 @@ def test_long_lists_of_assumptions_are_summed_up(made: SimpleNamespace) -> None:
 def test_a_clean_run_has_no_notes(made: SimpleNamespace) -> None:
     header = msgspec.structs.replace(made.header, trace={})
     assert facts.notes(header, [made.replayed()], made.summary) == []
+
+
+def test_sums_that_are_compared_are_of_the_same_ops(made: SimpleNamespace) -> None:
+    timed = made.replayed(id="1" * 12, count=2, recorded_device_us=10.0, measured_us=20.0)
+    without = made.replayed(id="2" * 12, count=1, recorded_device_us=None, measured_us=500.0)
+    first, whole = facts.totals([timed, without], device=True)
+    assert (first.recorded_us, first.measured_us, first.label) == (20.0, 40.0, "1 op recorded and replayed")
+    assert whole.ops == 2

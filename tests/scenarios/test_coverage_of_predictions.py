@@ -5,54 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import Result
 
 from opreplay.replay.ascend.simulate.coverage import coverage
 from opreplay.replay.report.coverage import coverage_text
+from tests.scenarios.events import owner
 
 SHAPE = [4096, 1024]
-
-
-def owner(name: str, number: int, dims: list[Any], device_us: float) -> list[dict[str, Any]]:
-    """An op that launches one kernel of its own."""
-    ts = 100.0 * number
-    args = {"Input Dims": dims, "Input type": ["c10::BFloat16"] * len(dims), "Concrete Inputs": [""] * len(dims)}
-    launch = {"correlation": number, "External id": number}
-    return [
-        {
-            "ph": "X",
-            "cat": "cpu_op",
-            "name": name,
-            "pid": 1,
-            "tid": 1,
-            "ts": ts,
-            "dur": 50.0,
-            "args": {**args, "External id": number},
-        },
-        {
-            "ph": "X",
-            "cat": "cuda_runtime",
-            "name": "cudaLaunchKernel",
-            "pid": 1,
-            "tid": 1,
-            "ts": ts + 5,
-            "dur": 2.0,
-            "args": launch,
-        },
-        {
-            "ph": "X",
-            "cat": "kernel",
-            "name": f"kernel_{number}",
-            "pid": 0,
-            "tid": 7,
-            "ts": 1e6 + 1e4 * number,
-            "dur": device_us,
-            "args": {**launch, "device": 0, "stream": 7},
-        },
-    ]
 
 
 def test_labels_are_not_simulated_and_opaque_ops_are_said_to_be(

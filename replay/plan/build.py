@@ -171,7 +171,7 @@ def _group(trace: Trace, rows: Rows, select: str, batches: BatchIndex) -> list[_
     signature = trace.ops.signature[rows].astype(np.int64)
     order = np.argsort(signature, kind="stable")
     bounds = np.flatnonzero(np.diff(signature[order])) + 1
-    groups = []
+    groups, gradients = [], trace.ops.gradients
     for part in np.split(rows[order], bounds):
         index = int(trace.ops.signature[part[0]])
         host, on_device = trace.ops.dur_ns[part] / 1e3, device_ns[part] / 1e3
@@ -182,6 +182,7 @@ def _group(trace: Trace, rows: Rows, select: str, batches: BatchIndex) -> list[_
             device_us_total=float(on_device.sum()),
             device_us_median=float(np.median(busy)) if len(busy) else None,
             kernels=kernels.get(index, ()),
+            gradient_calls=None if gradients is None else int(np.count_nonzero(gradients[part])),
         )
         groups.append(
             _Group(

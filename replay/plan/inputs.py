@@ -165,7 +165,14 @@ def _read(path: str, limits: Limits | None, progress: Progress, *, ids: bool, ac
     from opreplay.traces import Limits, read_trace
 
     with progress() as told:
-        return read_trace(path, limits=limits or Limits(), progress=told, record_function_ids=ids, activity=activity)
+        return read_trace(
+            path,
+            limits=limits or Limits(),
+            progress=told,
+            record_function_ids=ids,
+            gradients=not activity,
+            activity=activity,
+        )
 
 
 def join_notes(joined: Trace) -> list[str]:

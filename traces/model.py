@@ -262,7 +262,7 @@ class TraceInfo:
     """Decompressed bytes."""
     events: int
     """Entries of traceEvents."""
-    events_by_category: dict[str, int] = field(default_factory=dict)
+    events_by_category: dict[str, int] = field(default_factory=dict[str, int])
     metadata_level: MetadataLevel = "none"
     era: str | None = None
     """Letter of the torch era (trace-format documentation), inferred from features."""

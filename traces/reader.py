@@ -1,3 +1,4 @@
+# pyright: strict
 """`read_trace`: path in, linked `Trace` out; owns the order of the steps and which dialect reads a file."""
 
 from __future__ import annotations
@@ -266,7 +267,7 @@ def _notes(got: Collector, repairs: Counter[str], track_remap: Any) -> Annotatio
 
 
 def _names(interned: dict[bytes, int], repairs: Counter[str]) -> tuple[str, ...]:
-    out = []
+    out: list[str] = []
     for raw in interned:
         name, repaired = decode_name(raw)
         repairs["invalid UTF-8"] += repaired

@@ -219,7 +219,7 @@ def _even(total: int, count: int) -> torch.Tensor:
 
 def _write_lengths(context: InitContext, batch: Batch) -> list[str]:
     """Fill every argument that holds lengths, each or cumulative; their names."""
-    filled = []
+    filled: list[str] = []
     values: dict[str, torch.Tensor] = {}
     for names, lengths in ((CUMULATIVE_NEW, batch.query), (CUMULATIVE_SEEN, batch.kv)):
         values.update(dict.fromkeys(names, torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))))

@@ -108,7 +108,7 @@ def _names(keys: Iterable[_Key]) -> dict[_Key, str]:
 
 def _with_star(paths: Sequence[str]) -> list[str]:
     """Labels that reach as far up as the star does."""
-    out = []
+    out: list[str] = []
     for path, label in zip(paths, labels(paths), strict=True):
         parts = PurePath(path).parts
         star = next((i for i, part in enumerate(parts) if "*" in part), len(parts) - 1)

@@ -278,7 +278,7 @@ def measure(call: Call, iterations: int, synchronize: Callable[[], None]) -> lis
     call()
     synchronize()
     calls = 1 if call.saved else max(1, min(1000, round(SAMPLE_S / max(time.perf_counter() - start, 1e-7))))
-    samples = []
+    samples: list[float] = []
     for _ in range(iterations):
         call.reset()
         synchronize()

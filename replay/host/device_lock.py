@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -50,7 +50,7 @@ def held(
     wait_s: float | None = None,
     on_wait: Callable[[str], None] | None = None,
     folder: Path | None = None,
-) -> Iterator[tuple[str, ...]]:
+) -> Generator[tuple[str, ...], None, None]:
     """Hold the locks of devices ("cpu", "cuda:1") for a while; gives those that another job measures on all the same.
 
     Waits up to `wait_s`, by default `WAIT_S`; `on_wait` is told of the first wait. A CPU is shared with much else, so

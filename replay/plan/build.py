@@ -171,7 +171,8 @@ def _group(trace: Trace, rows: Rows, select: str, batches: BatchIndex) -> list[_
     signature = trace.ops.signature[rows].astype(np.int64)
     order = np.argsort(signature, kind="stable")
     bounds = np.flatnonzero(np.diff(signature[order])) + 1
-    groups, gradients = [], trace.ops.gradients
+    groups: list[_Group] = []
+    gradients = trace.ops.gradients
     for part in np.split(rows[order], bounds):
         index = int(trace.ops.signature[part[0]])
         host, on_device = trace.ops.dur_ns[part] / 1e3, device_ns[part] / 1e3

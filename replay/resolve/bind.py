@@ -175,7 +175,7 @@ def refuse_absurd(recorded: Sequence[RecordedArg]) -> None:
 
 
 def _alignment_notes(match: Match) -> list[Assumption]:
-    notes = []
+    notes: list[Assumption] = []
     if match.skipped:
         notes.append(
             Assumption(argument="*", what=f"the last {len(match.recorded)} recorded entries are the arguments")

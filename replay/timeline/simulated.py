@@ -130,9 +130,9 @@ class Predicted:
 
     durations_us: Floats
     lags_us: Floats
-    families: dict[str, Floats] = field(default_factory=dict)
+    families: dict[str, Floats] = field(default_factory=dict[str, Floats])
     """Family → µs of each node; they add up to the predicted nodes' durations."""
-    bands: dict[str, float] = field(default_factory=dict)
+    bands: dict[str, float] = field(default_factory=dict[str, float])
     """Family → 80 % factor."""
     uncalibrated_us: float = 0.0
     predicted_recorded_us: float = 0.0
@@ -141,7 +141,7 @@ class Predicted:
     kept_us: float = 0.0
     latencies_assumed: bool = False
     """Launch latencies and gaps are not those of the recording."""
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list[str])
 
 
 def predict(

@@ -297,7 +297,7 @@ def _mark(step: Step, graph: StepGraph, steps: int) -> StepMark:
 
 
 def _notes(step: Step, graph: StepGraph) -> list[str]:
-    notes = []
+    notes: list[str] = []
     if not step.marked:
         notes.append("the trace marks no steps: the whole of it is taken for one, start-up and profiler included")
     if graph.begin_us > 0.0:

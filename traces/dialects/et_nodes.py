@@ -68,10 +68,10 @@ class NodeStream:
     source: Source
     prefix: bytes = b""
     """Bytes already taken from the source."""
-    header: dict[str, Any] = field(default_factory=dict)
+    header: dict[str, Any] = field(default_factory=dict[str, Any])
     """Keys beside "nodes": schema, pid, time, start_ts, finish_ts."""
-    losses: Counter[str] = field(default_factory=Counter)
-    repairs: Counter[str] = field(default_factory=Counter)
+    losses: Counter[str] = field(default_factory=Counter[str])
+    repairs: Counter[str] = field(default_factory=Counter[str])
     block_bytes: int = BLOCK_BYTES
 
     def __iter__(self) -> Iterator[list[Node]]:

@@ -56,8 +56,8 @@ class Scanned:
     collector: Collector
     tally: Tally
     layout: str = "object"
-    keys: dict[str, bytes] = field(default_factory=dict)
-    features: set[str] = field(default_factory=set)
+    keys: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    features: set[str] = field(default_factory=set[str])
     bytes_read: int = 0
     complete: bool = True
     """False when a part that should end at a given place did not."""

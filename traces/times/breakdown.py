@@ -216,7 +216,7 @@ def _rows(names: Sequence[str], at: npt.NDArray[np.int64], time: npt.NDArray[np.
     order = np.argsort(at, kind="stable")
     bounds = np.searchsorted(at[order], np.arange(len(names) + 1))
     whole = float(time.sum())
-    made = []
+    made: list[Row] = []
     for i in _order(names, at, time):
         part = time[order[bounds[i] : bounds[i + 1]]]
         total = float(part.sum())

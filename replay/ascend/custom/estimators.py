@@ -98,7 +98,7 @@ def unused_registrations(devices: Sequence[str], ops: Collection[str]) -> list[s
         ("properties", op, device, place_of(function)) for op, device, function in OpInvokeInfo.properties.unused()
     ]
     found += [("rule", " ".join(rule.ops), None, rule.place) for rule in user_rules() if not rule.used]
-    lines = []
+    lines: list[str] = []
     for kind, op, device, place in found:
         if not devices:
             why = "no device is simulated, --soc names one"

@@ -243,7 +243,7 @@ class _Sweep:
         """Results that nothing uses after this call; they are taken out."""
         candidates = {Value(place, output) for output in range(len(self._sizes.outputs[index]))}
         candidates |= {source.value for source in sources if source.value is not None}
-        done = []
+        done: list[Value] = []
         for value in sorted(candidates):
             uses = self._uses.get(value, [])
             if uses and uses[-1] > place:

@@ -102,7 +102,7 @@ class Program:
     def _arguments(self, index: int, sources: tuple[Source, ...], alive: dict[Value, Any]) -> list[Any]:
         """The tensor arguments of a call, lists flattened."""
         made: list[Any] | None = None
-        tensors = []
+        tensors: list[Any] = []
         for argument, source in enumerate(sources):
             meta = self._metas[index][argument]
             if source.kind == "outside":

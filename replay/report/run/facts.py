@@ -188,7 +188,7 @@ def unowned_notes(unowned_us: object, total_us: object) -> list[str]:
 
 def stand_in_notes(results: Sequence[OpResult]) -> list[str]:
     """What ran in place of the recorded op."""
-    found = []
+    found: list[str] = []
     words = {
         "equivalent": "through a portable equivalent",
         "reference": "by opreplay's reference implementation of a vendor op",

@@ -88,7 +88,7 @@ def agreement_lines(compared: Sequence[KernelAgreement]) -> list[RenderableType]
         "close": "the same but for versions and helper kernels",
         "differs": "other kernels",
     }
-    counts = []
+    counts: list[str] = []
     for verdict, text in words.items():
         chosen = [one.recorded_us for one in compared if one.verdict == verdict]
         if chosen:

@@ -210,7 +210,7 @@ def csr_keys_values(
     bounds = ends(indptr, indices.shape[0], "kv_indptr")
     last = last_page_lens.tolist() if last_page_lens is not None and page > 1 else None
     given = lengths.tolist() if lengths is not None else None
-    pairs = []
+    pairs: list[tuple[Tensor, Tensor]] = []
     for i in range(len(bounds) - 1):
         table = indices[bounds[i] : bounds[i + 1]]
         tokens = table.shape[0] * page

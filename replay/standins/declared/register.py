@@ -147,7 +147,7 @@ def _exists(name: str) -> bool:
 def _versions(name: str) -> list[tuple[Reference, str]]:
     """The versions of an op, the newest first, each with its overload name."""
     seen: set[str] = set()
-    found = []
+    found: list[tuple[Reference, str]] = []
     for version in sorted(_declared[name], key=lambda version: version.since, reverse=True):
         overload = version.overload
         if overload in seen:

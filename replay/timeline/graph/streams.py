@@ -38,15 +38,15 @@ class TaskEdges:
 
     launch_lag_us: Floats
     """Per task; NaN where no launch is known."""
-    source: list[int] = field(default_factory=list)
-    target: list[int] = field(default_factory=list)
-    lag_us: list[float] = field(default_factory=list)
-    kind: list[int] = field(default_factory=list)
-    recorded: list[bool] = field(default_factory=list)
+    source: list[int] = field(default_factory=list[int])
+    target: list[int] = field(default_factory=list[int])
+    lag_us: list[float] = field(default_factory=list[float])
+    kind: list[int] = field(default_factory=list[int])
+    recorded: list[bool] = field(default_factory=list[bool])
     latency_us: float = 0.0
     gap_us: float = 0.0
     unexplained: Unexplained = field(default_factory=Unexplained)
-    busy_before_us: dict[int, float] = field(default_factory=dict)
+    busy_before_us: dict[int, float] = field(default_factory=dict[int, float])
     """Stream → until when it must have been busy with work that the file does not hold."""
 
     def add(self, source: int, target: int, lag_us: float, kind: int, *, recorded: bool) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from opreplay.replay.ascend.custom.op_invoke import PerformanceModel as PerformanceModel
     from opreplay.replay.ascend.custom.op_invoke import PerformanceProperties as PerformanceProperties
     from opreplay.replay.ascend.custom.op_invoke import register_op_properties as register_op_properties
+    from opreplay.replay.capture.capture import capture as capture
     from opreplay.replay.execute.options import RunOptions as RunOptions
     from opreplay.replay.ir.reasons import NotReplayable as NotReplayable
     from opreplay.replay.resolve.user.conversions import Conversion as Conversion
@@ -72,6 +73,7 @@ __all__ = [
     "RunOptions",
     "Simulation",
     "benchmark",
+    "capture",
     "compare",
     "op_of_call",
     "op_of_event",
@@ -109,6 +111,7 @@ _HOMES = {
     "RunOptions": "replay.execute.options",
     "Simulation": "replay.session.whole",
     "benchmark": "replay.session.benchmarking",
+    "capture": "replay.capture.capture",
     "compare": "replay.session.whole",
     "op_of_call": "replay.session.single",
     "op_of_event": "replay.session.single",

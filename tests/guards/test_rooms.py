@@ -25,6 +25,7 @@ ROOMS = (
     "replay.execute",
     "replay.report",
     "replay.batch",
+    "replay.capture",
     "replay.session",
     "replay",
     "cli",

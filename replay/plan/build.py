@@ -1,3 +1,4 @@
+# pyright: strict
 """From a trace to a plan: groups recorded calls into unique ops, sums what was measured, and resolves each once.
 
 Owns the grouping and the order of the steps. The steps themselves are `select`, `op_resolver` and `passes`.
@@ -219,7 +220,7 @@ def _kernels_by_signature(trace: Trace, owner: Rows) -> dict[int, tuple[Recorded
     totals = np.bincount(inverse, weights=trace.kernels.dur_ns[owned], minlength=len(unique)) / 1e3
     made: dict[int, list[RecordedKernel]] = {}
     for which, count, total in zip(unique.tolist(), counts.tolist(), totals.tolist(), strict=True):
-        index, name = divmod(which, max(1, len(trace.kernel_names)))
+        index, name = divmod(int(which), max(1, len(trace.kernel_names)))
         made.setdefault(index, []).append(
             RecordedKernel(name=trace.kernel_names[name], count=count, total_us=total, type=kinds.get(name))
         )
@@ -231,5 +232,6 @@ def _kernel_types(trace: Trace) -> dict[int, str]:
     if trace.details is None:
         return {}
     described = np.flatnonzero(trace.details.kind >= 0)
-    names, kinds = trace.kernels.name[described].tolist(), trace.details.kind[described].tolist()
+    names: list[int] = trace.kernels.name[described].tolist()
+    kinds: list[int] = trace.details.kind[described].tolist()
     return {name: trace.details.kinds[kind].type for name, kind in zip(names, kinds, strict=True)}

@@ -1,3 +1,4 @@
+# pyright: strict
 """What `run`, `plan`, `simulate` and `batch` take, told by content: a trace, a plan, TraceLens's IR; and its plan.
 
 Owns the choice of the reader, the join with other files of the same run, and the way on to a plan.
@@ -247,7 +248,8 @@ def names_by_time(trace: Trace) -> list[str]:
     import numpy as np
 
     time = np.bincount(trace.ops.signature, weights=trace.ops.dur_ns, minlength=len(trace.signatures))
-    return list(dict.fromkeys(trace.signatures[i].name for i in np.argsort(-time, kind="stable").tolist()))
+    order: list[int] = np.argsort(-time, kind="stable").tolist()
+    return list(dict.fromkeys(trace.signatures[i].name for i in order))
 
 
 def restricted(plan: ReplayPlan, selection: Selection, *, device: str) -> ReplayPlan:

@@ -259,5 +259,5 @@ def _common_float(trace: Trace) -> str:
         for i, spelled in enumerate(signature.types or ()):
             dtype = torch_dtype_name(spelled) if spelled not in ("", "Scalar", "ScalarList", "TensorList") else None
             if dtype in ("float16", "bfloat16", "float32") and signature.dims and signature.dims[i]:
-                votes[dtype] += count
+                votes[dtype] += int(count)
     return votes.most_common(1)[0][0] if votes else "float32"

@@ -1,10 +1,11 @@
+# pyright: strict
 """Any callable, timed by the engine of `run`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.results.measurement import CacheState, Measurement
@@ -92,5 +93,6 @@ def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
         if isinstance(value, torch.Tensor):
             found.append(value)
         elif isinstance(value, (list, tuple)):
-            found += tensors_in(value)
+            items = cast("Sequence[Any]", value)
+            found += tensors_in(items)
     return found

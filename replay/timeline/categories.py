@@ -1,3 +1,4 @@
+# pyright: strict
 """A step's time by what the device did: computing, communicating, copying, idle and why. Unions of intervals."""
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def categories(graph: StepGraph, schedule: Schedule, *, step_us: float, begin_us
 def _of_host(graph: StepGraph, schedule: Schedule, step_us: float) -> Categories:
     """Host time in ops, all threads together, and the rest."""
     nodes, slices = graph.nodes, graph.slices
-    starts, ends = [], []
+    starts: list[Floats] = []
+    ends: list[Floats] = []
     for node in range(len(nodes)):
         low, count = int(nodes.first_slice[node]), int(nodes.slices[node])
         if not count:

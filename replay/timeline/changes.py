@@ -1,3 +1,4 @@
+# pyright: strict
 """What-if: a change as text → other durations and latencies of a step's graph; owns the grammar and each assumption."""
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Edited:
     graph: StepGraph
     durations_us: Floats
     lags_us: Floats
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list[str])
     """What was assumed."""
     matched: int = 0
     """Device tasks, or stretches of host time, that were changed."""

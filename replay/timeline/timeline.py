@@ -1,3 +1,4 @@
+# pyright: strict
 """`timeline`: a trace → what one of its steps did, why it took that long, and what would change it; one value."""
 
 from __future__ import annotations
@@ -240,7 +241,8 @@ def _together(
 ) -> WhatIf | None:
     if len(changes) < 2:
         return None
-    durations, lags, notes, matched, overlap = graph.nodes.dur_us, graph.edges.lag_us, [], 0, False
+    notes: list[str] = []
+    durations, lags, matched, overlap = graph.nodes.dur_us, graph.edges.lag_us, 0, False
     made = None
     for change in changes:
         made = edited(names, graph, change, durations_us=durations, lags_us=lags)

@@ -1,3 +1,4 @@
+# pyright: strict
 """Time of matrix products and convolutions on the cube cores: pipes overlap, tiles come in waves."""
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ def gemm_of(call: KernelCall) -> Gemm | None:
             fits = (m, n, k, try_a, try_b)
             break
         fits = fits or (m, n, k, try_a, try_b)
-    if fits is None:
+    if not fits:
         return None
     m, n, k, try_a, try_b = fits
     out_size = itemsize(out.dtype) if out is not None else (4 if a.dtype == "float32" else 2)

@@ -1,4 +1,3 @@
-# pyright: strict
 """A page → one HTML file: no network, all text escaped, light and dark; the template and its script lie beside this."""
 
 from __future__ import annotations

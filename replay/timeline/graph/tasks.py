@@ -1,3 +1,4 @@
+# pyright: strict
 """Device tasks of one step: which were launched in it, by which thread and when; knows no dependencies."""
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ def _launches(trace: Trace, home: Ints, correlation: Ints, start: Ints) -> tuple
     for task in several.tolist():
         of_it = when[low[task] : high[task]]
         if of_it[-1] - of_it[0] > _REPEATED_NS:
-            at[task] = low[task] + max(0, int(np.searchsorted(of_it, start[task], side="right")) - 1)
+            at[task] = low[task] + max(0, int(np.searchsorted(of_it, int(start[task]), side="right")) - 1)
     homes = _home_of_launch(trace, home)[track[at]]
     # A call that took long loaded the kernel's module, or waited for room in a queue, and launched at its end.
     slow = (until[at] - when[at] > _SLOW_LAUNCH_NS) & (start >= until[at] - _SKEW_NS)
@@ -186,7 +187,7 @@ _REPEATED_NS = 50_000_000
 def _home_of_launch(trace: Trace, home: Ints) -> Ints:
     """As `home`, and threads of a process that has no ops (CANN's under another number) by their thread id."""
     own = {trace.tracks[index][1]: int(home[index]) for index in range(len(trace.tracks)) if home[index] >= 0}
-    busy = {trace.tracks[int(track)][0] for track in np.unique(trace.ops.track)} if len(trace.ops) else set()
+    busy: set[str] = {trace.tracks[int(track)][0] for track in np.unique(trace.ops.track)} if len(trace.ops) else set()
     out = home.copy()
     for index, (pid, tid) in enumerate(trace.tracks):
         if home[index] < 0 and pid not in busy and busy:

@@ -1,3 +1,4 @@
+# pyright: strict
 """What host threads wait for: synchronising calls, blocking copies, full queues, other threads; rules on times.
 
 Each rule says whether the trace records the dependency or the times only suggest it.
@@ -70,7 +71,7 @@ class Launched:
         self._all_launches = np.sort(tasks.launch_us[known]).tolist()
         self._all_starts = np.sort(tasks.start_us[known]).tolist()
         self._order = np.argsort(tasks.end_us, kind="stable").tolist()
-        self._sorted_ends = tasks.end_us[self._order].tolist() if len(tasks) else []
+        self._sorted_ends: list[float] = tasks.end_us[self._order].tolist() if len(tasks) else []
 
     def last_on(self, stream: int, time_us: float) -> int:
         """Position of the last task launched on a stream before a time, or -1."""

@@ -57,7 +57,7 @@ def benchmark(
     with_gradients = torch.is_grad_enabled()
     with executor_on(chosen) as executor, torch.set_grad_enabled(with_gradients):
         prepared = TorchPrepared(call, (), worker_config(chosen).memory_bytes)
-        return measure_on_idle(executor, prepared, chosen.measure_options())
+        return measure_on_idle(executor, prepared, chosen)
 
 
 def device_of(tensors: Sequence[torch.Tensor], named: str | None) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from opreplay.replay.ir.call_tree import names_below
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
-from opreplay.replay.plan.build import signature_id
+from opreplay.replay.plan.recorded.groups import signature_id
 from opreplay.traces.links.parents import parents_of
 from opreplay.traces.model import Trace
 

@@ -21,6 +21,7 @@ from opreplay.replay.ir.recorded_call import MISSING, RecordedArg, recorded_args
 from opreplay.replay.ir.verdicts import META_WRONG
 from opreplay.replay.resolve import schema
 from opreplay.replay.resolve.bind import Unbound, bind, encode, refuse_absurd, unnamed_arguments
+from opreplay.replay.resolve.gradient_mode import with_gradient_mode
 from opreplay.replay.resolve.guess import autocast
 from opreplay.replay.resolve.guess.texts import named_overload
 from opreplay.replay.resolve.guess.values import Context
@@ -75,7 +76,7 @@ class Resolver:
         )
         try:
             refuse_absurd(recorded)
-            return self._with_users_code(op, signature, recorded, context)
+            return with_gradient_mode(self._with_users_code(op, signature, recorded, context))
         except Unbound as stopped:
             args = unnamed_arguments(recorded, self._float_dtype)
             return msgspec.structs.replace(op, reason=stopped.reason, args=args)

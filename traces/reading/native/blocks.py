@@ -29,8 +29,8 @@ MAX_REFUSED = 16
 _KINDS: tuple[type[Any], ...] = (fields.Skipped, fields.Op, fields.Kernel, fields.Launch, fields.Flow, fields.Note)
 """Kind of an event, by the number that the compiled half gives it (native/record.h)."""
 _TABLES = (None, "ops", "kernels", "launches", "flows", "notes")
-_COLUMNS = (0, 6, 9, 3, 4, 4)
-"""Integers in a row of each kind; those of ops end with the record function id."""
+_COLUMNS = (0, 7, 9, 3, 4, 4)
+"""Integers in a row of each kind; those of ops end with the record function id and the sequence number."""
 
 
 def compiled_scanner() -> Callable[..., EventScanner] | None:

@@ -275,6 +275,8 @@ class TraceInfo:
     rank: int | None = None
     backend: str | None = None
     """Of torch.distributed: "nccl", "gloo", "hccl"."""
+    base_ns: int = 0
+    """What the file's times count from, ns since 1970; 0 where it does not say: then they are such times themselves."""
     report: ReadReport = ReadReport()
     links: LinkStats = LinkStats()
     joined: ShapeJoin | None = None

@@ -225,7 +225,7 @@ def _fuse(names: Names, out: Edited, patterns: list[str]) -> None:
         out.durations_us[first], out.durations_us[second] = 0.0, longest
         out.lags_us[edge] = 0.0
         out.matched += 1
-    if not len(graph.lanes) or not any(lane.device for lane in graph.lanes):
+    if not graph.on_device:
         raise TraceError(
             "ops can be fused where device tasks were recorded", hint="This step has none: scale ops instead."
         )
@@ -305,7 +305,7 @@ def with_measured(names: Names, graph: StepGraph, us_by_id: Mapping[str, float])
     """
     from opreplay.replay.plan.build import signature_id  # late: planning imports torch
 
-    if any(lane.device for lane in graph.lanes):
+    if graph.on_device:
         raise TraceError("measured times are for steps of the host alone", hint="This step has device work: try --soc.")
     ops, slices = names.trace.ops, graph.slices
     us = np.array([us_by_id.get(signature_id(one), np.nan) for one in names.trace.signatures] or [np.nan])

@@ -77,7 +77,10 @@ def task_edges(trace: Trace, tasks: Tasks, earlier_us: dict[int, float], step: S
     starved = np.isnan(ended) | (tasks.launch_us > ended)
     known = ~np.isnan(tasks.launch_us)
     first_of_launch = _first_of_launch(tasks)
-    out.latency_us = _median(from_launch[known & starved & first_of_launch & (from_launch >= 0)])
+    # A collective's start waits for other ranks' and other streams' work more often than for its launch alone.
+    free = known & starved & first_of_launch & (from_launch >= 0)
+    alone = free & (tasks.kind != COLLECTIVE)
+    out.latency_us = _median(from_launch[alone if alone.any() else free])
     _recorded_waits(trace, tasks, step.start_ns, out)
     _waits_of_collectives(tasks, out)
     # Two tasks of one stream follow at once where the later one was waiting; a gap that was the fault of a launch or of

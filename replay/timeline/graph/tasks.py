@@ -27,6 +27,8 @@ _COLLECTIVE_NAMES = (
 _COPY_NAMES = ("memcpy",)
 """What an NPU's copies are called: its tasks have no category."""
 HOST_TO_DEVICE = 2
+HOST_DEVICE = -1
+"""Device number of collectives that a thread of the host runs; its "stream" is that thread's track."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +84,8 @@ def tasks_of(trace: Trace, step: Step, home: Ints) -> tuple[Tasks, Earlier]:
         if len(of_it):
             device[n + index], stream[n + index] = device[of_it[0]], stream[of_it[0]]
             owner[n + index] = owner[of_it[0]]
+        elif spans.thread[index] >= 0:
+            device[n + index], stream[n + index] = HOST_DEVICE, spans.thread[index]
     launch_ns, launch_home = _launches(trace, home, correlation, start)
     own = _own_device(device, (launch_home >= 0) & (launch_ns >= step.start_ns) & (launch_ns < step.end_ns))
     kind = _kinds(trace, name, collective)

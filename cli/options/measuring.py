@@ -68,11 +68,6 @@ _MEASURING = [
     ),
     seed_option,
     click.option(
-        "--resume",
-        is_flag=True,
-        help="Go on with the .jsonl of --output where an interrupted run of the same ops and options ended.",
-    ),
-    click.option(
         "--shared-device",
         is_flag=True,
         envvar="OPREPLAY_SHARED_DEVICE",
@@ -85,7 +80,7 @@ _MEASURING = [
 
 def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """How long, with how much memory and on what seed ops are measured: the command gets `measuring`, RunOptions that
-    it completes, and `resume`."""
+    it completes."""
 
     @wraps(command)
     def taking_measuring(
@@ -122,6 +117,15 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_MEASURING):
         taking = option(taking)
     return taking
+
+
+def resume_option(command: Command) -> Command:
+    """--resume: going on with a file of results."""
+    return click.option(
+        "--resume",
+        is_flag=True,
+        help="Go on with the .jsonl of --output where an interrupted run of the same ops and options ended.",
+    )(command)
 
 
 def checking_options(command: Command) -> Command:

@@ -98,8 +98,8 @@ def convert(entry: UserFunction, call: RecordedCall) -> Converted | None:
             raise TypeError(f"it returned {type(made).__name__} in place of a Conversion of an op with a note")
         return Converted(
             op=made.op,
-            args=tuple(_as_recorded(value) for value in made.args),
-            by_name={name: _as_recorded(value) for name, value in made.kwargs.items()},
+            args=tuple(as_recorded(value) for value in made.args),
+            by_name={name: as_recorded(value) for name, value in made.kwargs.items()},
             note=made.note,
         )
     except Exception as error:  # user code may raise anything
@@ -128,7 +128,7 @@ def in_schema_order(spec: OpSpec, args: Sequence[RecordedArg], by_name: Mapping[
         elif left and (left[0].kind.startswith("tensor") == arg.kind.startswith("Tensor") or left[0].kind == "absent"):
             made.append(left.pop(0))
         elif arg.has_default:
-            made.append(_as_recorded(arg.default))
+            made.append(as_recorded(arg.default))
         else:
             return None
     return None if left else tuple(made)
@@ -138,7 +138,7 @@ def _tail(place: str) -> str:
     return place.replace("\\", "/").rpartition("/")[2]
 
 
-def _as_recorded(value: Any) -> RecordedArg:
+def as_recorded(value: Any) -> RecordedArg:
     """A value of the user's in the form that recorded ones have. Raises TypeError."""
     if isinstance(value, RecordedArg):
         return value

@@ -1,15 +1,23 @@
+# pyright: strict
 """`opreplay batch`: many traces in one run; parses flags, merges the traces' plans, runs them, prints the sums."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 import click
 
 from opreplay.cli.exit_codes import ExitCode
-from opreplay.cli.options.measuring import checking_options, device_versions, holding, measuring_options, tell_threads
+from opreplay.cli.options.measuring import (
+    checking_options,
+    device_versions,
+    holding,
+    measuring_options,
+    resume_option,
+    tell_threads,
+)
 from opreplay.cli.options.shared import (
     custom_op_option,
     device_option,
@@ -66,6 +74,7 @@ if TYPE_CHECKING:
 )
 @click.option("--address", metavar="ADDRESS", help="Ray cluster to use, e.g. auto.  [default: one on this machine]")
 @measuring_options
+@resume_option
 @click.option(
     "--max-failed", type=click.IntRange(min=0), metavar="N", help="Exit with 1 when more ops are skipped or failed."
 )
@@ -191,7 +200,7 @@ def command(
 
 
 @contextlib.contextmanager
-def stored_plans(outputs: Outputs, how: HowToRead, *, force: bool) -> Iterator[PlanStore | None]:
+def stored_plans(outputs: Outputs, how: HowToRead, *, force: bool) -> Generator[PlanStore | None, None, None]:
     """The plans beside the .jsonl of results, gone once there is nothing to continue; None without such a file.
 
     Raises UsageError as `PlanStore` does.

@@ -12,18 +12,10 @@ from opreplay.cli.options.shared import force_option, format_option, seed_option
 
 if TYPE_CHECKING:
     from opreplay.cli.exit_codes import ExitCode
-    from opreplay.replay.ir.captured import Via
 
 
 @click.command("capture", short_help="Make a plan of a model or a training step, without a profile.")
 @click.argument("target", metavar="TARGET")
-@click.option(
-    "--via",
-    type=click.Choice(["dispatch", "export", "compile"]),
-    default="dispatch",
-    show_default=True,
-    help="Record each call as it runs, the graph of torch.export, or what torch.compile hands its backend.",
-)
 @click.option("--real", is_flag=True, help="Run on real tensors, for a step that depends on what tensors hold.")
 @click.option("--check", is_flag=True, help="Replay the plan on real values and compare all with the model's.")
 @seed_option
@@ -36,7 +28,6 @@ if TYPE_CHECKING:
 @force_option
 def command(
     target: str,
-    via: Via,
     real: bool,
     check: bool,
     seed: int,
@@ -62,7 +53,7 @@ def command(
     if output is not None:
         check_writable(Path(output), force=force)
     make, source = load_function(target)
-    plan = capture_made(make, source=source, via=via, real=real, seed=seed, world_size=world_size, rank=rank)
+    plan = capture_made(make, source=source, real=real, seed=seed, world_size=world_size, rank=rank)
     found = check_made(make, plan, seed=seed) if check else None
     if output is not None:
         write_file(Path(output), console.json_text(plan), force=force)

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from opreplay.cli.exit_codes import ExitCode
-from opreplay.cli.options.measuring import checking_options, device_versions, holding, measuring_options, tell_threads
+from opreplay.cli.options.measuring import (
+    checking_options,
+    device_versions,
+    holding,
+    measuring_options,
+    resume_option,
+    tell_threads,
+)
 from opreplay.cli.options.sequence import sequence_options
 from opreplay.cli.options.shared import (
     capture_option,
@@ -54,6 +61,7 @@ if TYPE_CHECKING:
 @force_option
 @click.option("--dry-run", is_flag=True, help="Say what would run, then stop.")
 @measuring_options
+@resume_option
 @sequence_options
 @click.option(
     "--max-failed", type=click.IntRange(min=0), metavar="N", help="Exit with 1 when more ops are skipped or failed."

@@ -1,9 +1,10 @@
+# pyright: strict
 """Options that all commands have which measure, and the device that such a command holds while it does."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -68,11 +69,6 @@ _MEASURING = [
     ),
     seed_option,
     click.option(
-        "--resume",
-        is_flag=True,
-        help="Go on with the .jsonl of --output where an interrupted run of the same ops and options ended.",
-    ),
-    click.option(
         "--shared-device",
         is_flag=True,
         envvar="OPREPLAY_SHARED_DEVICE",
@@ -85,7 +81,7 @@ _MEASURING = [
 
 def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """How long, with how much memory and on what seed ops are measured: the command gets `measuring`, RunOptions that
-    it completes, and `resume`."""
+    it completes."""
 
     @wraps(command)
     def taking_measuring(
@@ -124,6 +120,15 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return taking
 
 
+def resume_option(command: Command) -> Command:
+    """--resume: going on with a file of results."""
+    return click.option(
+        "--resume",
+        is_flag=True,
+        help="Go on with the .jsonl of --output where an interrupted run of the same ops and options ended.",
+    )(command)
+
+
 def checking_options(command: Command) -> Command:
     """--check-work, --check-kernels and --check-values: whether what was replayed is what was recorded."""
     command = click.option(
@@ -144,7 +149,7 @@ def checking_options(command: Command) -> Command:
 
 
 @contextlib.contextmanager
-def holding(devices: Sequence[str], *, shared: bool) -> Iterator[bool]:
+def holding(devices: Sequence[str], *, shared: bool) -> Generator[bool, None, None]:
     """Hold the devices while ops are measured; whether another job measures on one of them all the same.
 
     Raises EnvironmentRefused for an accelerator in use, unless `shared`.

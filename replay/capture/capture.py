@@ -1,4 +1,4 @@
-"""`opreplay.capture` and what the command does: a step to a plan, by one of three ways."""
+"""`opreplay.capture` and what the command does: a step to a plan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from opreplay.replay.capture.ranks import fake_ranks
 from opreplay.replay.capture.record import Make, plan_of, record
 from opreplay.replay.capture.step import Call, step_of
-from opreplay.replay.ir.captured import Check, Via
+from opreplay.replay.ir.captured import Check
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.traces.errors import UsageError
 
@@ -17,7 +17,6 @@ from opreplay.traces.errors import UsageError
 def capture(
     step: Callable[..., Any],
     *args: Any,
-    via: Via = "dispatch",
     real: bool = False,
     optimizer: Any = None,
     loss: Callable[[Any], Any] | None = None,
@@ -33,7 +32,6 @@ def capture(
     Args:
         step: a function or a module, called with `args` and `kwargs`.
         args: positional arguments.
-        via: "dispatch" (each call as it reaches torch's dispatcher), "export" or "compile" (graphs).
         real: run on real tensors, for a step that depends on what tensors hold.
         optimizer: with a module: a torch.optim.Optimizer, or what makes one of the parameters; trains one step.
         loss: with a module: makes the loss of its output.
@@ -47,14 +45,13 @@ def capture(
     given: Any = args if not kwargs else Call(args=args, kwargs=kwargs)
     source = getattr(step, "__name__", type(step).__name__)
     made = (step, given, options) if options else (step, given)
-    return capture_made(lambda: made, source=source, via=via, real=real, world_size=world_size, rank=rank)
+    return capture_made(lambda: made, source=source, real=real, world_size=world_size, rank=rank)
 
 
 def capture_made(
     make: Callable[[], Any],
     *,
     source: str,
-    via: Via = "dispatch",
     real: bool = False,
     seed: int = 0,
     world_size: int | None = None,

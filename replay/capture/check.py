@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from opreplay.replay.capture.calls.arguments import tensors_in
+from opreplay.replay.capture.calls.storages import Storages
+from opreplay.replay.capture.calls.whereabouts import Whereabouts
 from opreplay.replay.capture.record import Make, Recording, record
 from opreplay.replay.capture.replay import CannotReplay, Replay
 from opreplay.replay.capture.step import named_tensors
-from opreplay.replay.capture.calls.storages import Storages
-from opreplay.replay.capture.calls.whereabouts import Whereabouts
 from opreplay.replay.execute.executors.torch.values import TOLERANCE, difference
 from opreplay.replay.ir.captured import Check, Compared
 from opreplay.replay.ir.model import ReplayPlan

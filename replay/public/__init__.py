@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from opreplay.replay.session.benchmarking import benchmark as benchmark
     from opreplay.replay.session.call import PreparedCall as PreparedCall
     from opreplay.replay.session.op import Op as Op
+    from opreplay.replay.session.single import op as op
     from opreplay.replay.session.single import op_of_call as op_of_call
     from opreplay.replay.session.single import op_of_event as op_of_event
     from opreplay.replay.session.trace import OpenTrace as OpenTrace
@@ -75,6 +76,7 @@ __all__ = [
     "benchmark",
     "capture",
     "compare",
+    "op",
     "op_of_call",
     "op_of_event",
     "open",
@@ -113,6 +115,7 @@ _HOMES = {
     "benchmark": "replay.session.benchmarking",
     "capture": "replay.capture.capture",
     "compare": "replay.session.whole",
+    "op": "replay.session.single",
     "op_of_call": "replay.session.single",
     "op_of_event": "replay.session.single",
     "open": "replay.session.trace",

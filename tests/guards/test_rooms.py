@@ -39,6 +39,7 @@ MOST_MODULES = 12
 CROWDED = {
     "cli/commands": "one file a command, and nothing else",
     "initializers/rules": "one family of ops a file, all of one form",
+    "replay/ir": "one kind of value a file",
     "replay/resolve/guess": "one kind of missing argument a file, each a table of rules",
 }
 """Folder → why it may hold more."""
@@ -47,7 +48,7 @@ CROWDED = {
 def room_of(module: str) -> str:
     """The room that a module of opreplay lies in. Raises LookupError for one that lies in none."""
     parts = module.split(".")[1:]
-    if parts in ([], ["tracelens"]):
+    if parts in ([], ["torch_ir"], ["tracelens"]):
         return "public"
     for name in (".".join(parts[:2]), parts[0]):
         if name in ROOMS and (name != "replay" or len(parts) == 1):

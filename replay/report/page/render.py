@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import resources
 from typing import Any
 
-from opreplay.replay.report.page.figures import HEIGHT, MARGIN, WIDTH, roofline, strip
+from opreplay.replay.report.page.figures import HEIGHT, MARGIN, WIDTH, curve, roofline, strip
 from opreplay.replay.report.page.model import Page
 from opreplay.replay.report.text import safe, time_text
 
@@ -28,6 +28,7 @@ def render(page: Page) -> str:
         "page": page,
         "strips": [strip(one) for one in page.strips],
         "rooflines": [roofline(one) for one in page.rooflines],
+        "curves": [curve(one) for one in page.curves],
         "width": WIDTH,
         "height": HEIGHT,
         "margin": MARGIN,

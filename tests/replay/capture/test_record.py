@@ -55,7 +55,7 @@ def test_each_call_knows_its_phase_and_its_module() -> None:
 def test_a_captured_plan_is_a_plan() -> None:
     plan = capture_made(training, source="here")
     assert plan.captured
-    assert plan.schema_version == 4
+    assert plan.schema_version == 5
     assert parse_plan(dump_plan(plan)) == plan
     assert all(op.resolved_by == "jit" and op.outputs is not None for op in plan.ops)
 

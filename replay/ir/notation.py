@@ -1,0 +1,404 @@
+# pyright: strict
+"""The notation of calls that reports print and people type: `aten::mm(bf16[4096,1024], bf16[1024,n]{1,1024}, alpha=2)`.
+
+A tensor is its dtype, short (`bf16`) or torch's name, and its sizes; then, where they are not the usual ones, strides
+in braces, the offset into its memory after `+`, both in elements, and after `@` the number of a memory that several
+tensors of the call share: `f32[4,8]{1,4}+16@0`. Sizes, strides and whole numbers may be named and computed with
+`+ - * // ^` and parentheses. Lists stand in brackets or parentheses, texts in quotes, dtypes and the like as
+`torch.bfloat16`. Nothing is evaluated but this grammar, and it needs no torch.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Union, cast
+
+import msgspec
+
+from opreplay.replay.ir.describe import SHORT_DTYPES
+from opreplay.replay.ir.model import ReplayArg, ReplayOp
+from opreplay.traces.dtypes import ITEMSIZE_BYTES
+from opreplay.traces.errors import UsageError
+from opreplay.traces.literals import plain_float
+from opreplay.traces.model import TensorMeta, contiguous_strides
+
+MOST_CHARACTERS = 100_000
+MOST_VALUES = 10_000
+"""Values that one size takes in a sweep."""
+MOST_NESTING = 16
+LARGEST = (1 << 63) - 1
+"""No size, stride or other number is larger: torch has 64 bits for each."""
+
+
+class TorchName(str):
+    """A value of torch's own, "torch.bfloat16", as against a text."""
+
+    __slots__ = ()
+
+
+CallValue = Union[TensorMeta, None, bool, int, float, complex, TorchName, str, "list[CallValue]"]
+
+
+class CallText(msgspec.Struct, frozen=True, kw_only=True):
+    """A call as written."""
+
+    name: str
+    """"namespace::op" or "namespace::op.overload"."""
+    args: tuple[CallValue, ...] = ()
+    kwargs: dict[str, CallValue] = {}
+
+
+_LONG_DTYPES = {short: name for name, short in SHORT_DTYPES.items()}
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:::[A-Za-z_][A-Za-z0-9_]*)+(?:\.[A-Za-z_][A-Za-z0-9_]*)?")
+_TOKEN = re.compile(
+    r"""\s*(?:
+      (?P<torch>torch\.[a-z_0-9]+)
+    | (?P<complex>(?:\d+(?:\.\d*)?(?:[eE][+-]?\d+)?[+-])?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?j)
+    | (?P<float>(?:\d+\.\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+))
+    | (?P<int>\d{1,20})
+    | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
+    | (?P<text>'[^']*'|"(?:[^"\\]|\\.)*")
+    | (?P<sign>//|[-+*^()\[\]{},=@])
+    )""",
+    re.VERBOSE,
+)
+_WORDS: dict[str, CallValue] = {
+    "None": None,
+    "none": None,
+    "True": True,
+    "true": True,
+    "False": False,
+    "false": False,
+    "inf": math.inf,
+    "nan": math.nan,
+}
+
+
+def parse_call(text: str, *, sizes: Mapping[str, int] | None = None) -> CallText:
+    """The call that a text writes down, with `sizes` for the names in it. Raises UsageError that says where it ends."""
+    head = _NAME.match(text.strip())
+    if head is None:
+        raise UsageError(f"{_cut(text)!r} is no call of an op", hint="Write one as aten::mm(f32[64,32], f32[32,8]).")
+    reader = _Reader(text.strip()[head.end() :], sizes or {})
+    args, kwargs = reader.arguments()
+    return CallText(name=head[0], args=tuple(args), kwargs=kwargs)
+
+
+def parse_tensor(text: str, *, sizes: Mapping[str, int] | None = None) -> TensorMeta:
+    """The tensor that a text such as "bf16[4096,1024]" stands for. Raises UsageError for any other text."""
+    reader = _Reader(text, sizes or {})
+    value = reader.value(0)
+    reader.expect_end()
+    if not isinstance(value, TensorMeta):
+        raise UsageError(f"{_cut(text)!r} is no tensor", hint="Write one as bf16[4096,1024].")
+    return value
+
+
+def parse_value(text: str, *, sizes: Mapping[str, int] | None = None) -> CallValue:
+    """A tensor, number, text, list or None as it stands among the arguments of a call. Raises UsageError."""
+    reader = _Reader(text, sizes or {})
+    value = reader.value(0)
+    reader.expect_end()
+    return value
+
+
+def size_names(text: str) -> tuple[str, ...]:
+    """Names of sizes that a call is written with, in the order in which they stand there first."""
+    body = _NAME.sub("", text, count=1)
+    found: list[str] = []
+    for match in _TOKEN.finditer(body):
+        word, after = match["word"], body[match.end() :].lstrip()
+        if word and word not in _WORDS and not after.startswith(("[", "=")) and word not in found:
+            found.append(word)
+    return tuple(found)
+
+
+def parse_sizes(text: str) -> tuple[str, tuple[int, ...]]:
+    """Name and values of a size in a sweep: "n=1,47,128", "n=2^7..2^14" (powers), "n=1..8", "n=128..1024:128".
+
+    Raises UsageError for any other text, and for more than 10,000 values.
+    """
+    name, _, right = text.partition("=")
+    if not re.fullmatch(r"\s*[A-Za-z_][A-Za-z0-9_]*\s*", name) or not right.strip():
+        raise UsageError(f"{_cut(text)!r} names no sizes", hint="Write them as n=1,47,128 or n=2^7..2^14.")
+    values: list[int] = []
+    for part in right.split(","):
+        values += _range(part)
+        if len(values) > MOST_VALUES:
+            raise UsageError(f"{name.strip()} takes more than {MOST_VALUES:,} values", hint="Take a larger step.")
+    return name.strip(), tuple(dict.fromkeys(values))
+
+
+def _range(text: str) -> list[int]:
+    first, dots, rest = text.partition("..")
+    if not dots:
+        return [_number(first)]
+    last, colon, step_text = rest.partition(":")
+    power = re.fullmatch(r"\s*(\d+)\^(\d+)\s*", first), re.fullmatch(r"\s*(\d+)\^(\d+)\s*", last)
+    if power[0] and power[1] and power[0][1] == power[1][1] and not colon:
+        base = _number(power[0][1])
+        return [_power(base, exponent) for exponent in range(int(power[0][2]), int(power[1][2]) + 1)]
+    begin, end, step = _number(first), _number(last), _number(step_text) if colon else 1
+    if step < 1 or end < begin:
+        raise UsageError(f"{_cut(text)!r} counts nothing", hint="Write first..last or first..last:step.")
+    return list(range(begin, min(end, begin + step * MOST_VALUES) + 1, step))
+
+
+def _number(text: str) -> int:
+    reader = _Reader(text, {})
+    value = reader.whole(0)
+    reader.expect_end()
+    return value
+
+
+def _power(base: int, exponent: int) -> int:
+    if exponent < 0 or (abs(base) > 1 and exponent > 62):
+        raise UsageError(f"{base}^{exponent} is no size", hint="Sizes are below 2^62.")
+    return base**exponent
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+class _Reader:
+    """Reads the tokens of one text from left to right."""
+
+    def __init__(self, text: str, sizes: Mapping[str, int]) -> None:
+        if len(text) > MOST_CHARACTERS:
+            raise UsageError(f"a call of {len(text):,} characters is too long", hint="Give a trace instead.")
+        self._text = text
+        self._sizes = sizes
+        self._at = 0
+
+    def _peek(self) -> re.Match[str] | None:
+        return _TOKEN.match(self._text, self._at)
+
+    def _wrong(self, wanted: str) -> UsageError:
+        return UsageError(
+            f"{wanted} expected at {_cut(self._text[self._at :].strip())!r} of {_cut(self._text)!r}",
+            hint="Write a call as aten::mm(bf16[4096,1024], bf16[1024,n], name=value).",
+        )
+
+    def _take(self, sign: str) -> bool:
+        match = self._peek()
+        if match is None or match["sign"] != sign:
+            return False
+        self._at = match.end()
+        return True
+
+    def _need(self, sign: str) -> None:
+        if not self._take(sign):
+            raise self._wrong(repr(sign))
+
+    def expect_end(self) -> None:
+        if self._text[self._at :].strip():
+            raise self._wrong("the end")
+
+    def arguments(self) -> tuple[list[CallValue], dict[str, CallValue]]:
+        """Everything in parentheses after the name."""
+        args: list[CallValue] = []
+        kwargs: dict[str, CallValue] = {}
+        self._need("(")
+        while not self._take(")"):
+            if args or kwargs:
+                self._need(",")
+            name = self._keyword()
+            if name is None and kwargs:
+                raise self._wrong("name=value")
+            if name is not None and name in kwargs:
+                raise UsageError(f"{name} stands twice in {_cut(self._text)!r}", hint="Give each argument once.")
+            value = self.value(0)
+            if name is None:
+                args.append(value)
+            else:
+                kwargs[name] = value
+        self.expect_end()
+        return args, kwargs
+
+    def _keyword(self) -> str | None:
+        match = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*=").match(self._text, self._at)
+        if match is None:
+            return None
+        self._at = match.end()
+        return match[1]
+
+    def value(self, depth: int) -> CallValue:
+        """One argument."""
+        if depth > MOST_NESTING:
+            raise UsageError(f"lists nested deeper than {MOST_NESTING}", hint="No op takes such an argument.")
+        match = self._peek()
+        if match is None:
+            raise self._wrong("a value")
+        if match["word"] and match["word"] not in _WORDS and self._text[match.end() :].lstrip().startswith("["):
+            return self._tensor(match)
+        if match["sign"] == "[" or (match["sign"] == "(" and self._is_list(match.end())):
+            self._at = match.end()
+            return self._list("]" if match["sign"] == "[" else ")", depth)
+        if match["torch"] or match["text"]:
+            self._at = match.end()
+            return TorchName(match["torch"]) if match["torch"] else self._quoted(match["text"])
+        return self._plain(match)
+
+    def _quoted(self, text: str) -> str:
+        """What stands in quotes: plain in single ones, as JSON writes it in double ones."""
+        if text.startswith("'"):
+            return text[1:-1]
+        try:
+            return msgspec.json.decode(text, type=str)
+        except msgspec.DecodeError:
+            raise self._wrong("a text in quotes") from None
+
+    def _plain(self, match: re.Match[str]) -> CallValue:
+        """A number or a word."""
+        negative = match["sign"] == "-"
+        inner = _TOKEN.match(self._text, match.end()) if negative else match
+        if inner is not None and (inner["complex"] or inner["float"] or inner["word"] in _WORDS):
+            self._at = inner.end()
+            if inner["word"]:
+                known = _WORDS[inner["word"]]
+                return -known if negative and isinstance(known, float) else known
+            text = f"{'-' if negative else ''}{inner['complex'] or inner['float']}"
+            return complex(text) if inner["complex"] else float(text)
+        return self.whole(0)
+
+    def _is_list(self, at: int) -> bool:
+        """Whether what opens just before `at` is a list rather than a sum: it holds a comma or a tensor."""
+        depth = 0
+        for match in re.compile(r"[()\[\],]").finditer(self._text, at):
+            sign = match[0]
+            if depth == 0 and sign in ",[)":
+                return sign != ")" or not self._text[at : match.start()].strip()
+            depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(sign, 0)
+        return False
+
+    def _list(self, end: str, depth: int) -> list[CallValue]:
+        items: list[CallValue] = []
+        while not self._take(end):
+            if items:
+                self._need(",")
+                if self._take(end):
+                    break
+            items.append(self.value(depth + 1))
+        return items
+
+    def _tensor(self, match: re.Match[str]) -> TensorMeta:
+        word = match["word"]
+        dtype = _LONG_DTYPES.get(word, word)
+        if dtype not in ITEMSIZE_BYTES:
+            known = ", ".join(_LONG_DTYPES)
+            raise UsageError(f"{word} is no dtype", hint=f"Take one of {known}, bool, or torch's name for it.")
+        self._at = match.end()
+        self._need("[")
+        shape = self._wholes("]")
+        strides = self._wholes("}") if self._take("{") else None
+        if strides is not None and len(strides) != len(shape):
+            raise UsageError(f"{len(strides)} strides for {len(shape)} sizes in {_cut(self._text)!r}", hint="One each.")
+        offset = self._factor(0) if self._take("+") else 0
+        storage = self._factor(0) if self._take("@") else None
+        if min((*shape, *(strides or ()), offset, storage or 0), default=0) < 0:
+            raise UsageError(f"a tensor in {_cut(self._text)!r} has a negative number", hint="None may be below 0.")
+        return TensorMeta(shape=shape, dtype=dtype, strides=strides, storage_offset=offset, storage=storage)
+
+    def _wholes(self, end: str) -> tuple[int, ...]:
+        items: list[int] = []
+        while not self._take(end):
+            if items:
+                self._need(",")
+            items.append(self.whole(0))
+        return tuple(items)
+
+    def whole(self, depth: int) -> int:
+        """A sum of products of whole numbers and named sizes."""
+        total = self._product(depth)
+        while (plus := self._take("+")) or self._take("-"):
+            term = self._product(depth)
+            total = self._bounded(total + term if plus else total - term)
+        return total
+
+    def _product(self, depth: int) -> int:
+        total = self._factor(depth)
+        while (times := self._take("*")) or self._take("//"):
+            factor = self._factor(depth)
+            if not times and factor == 0:
+                raise UsageError(f"{_cut(self._text)!r} divides by zero", hint="Choose other sizes.")
+            total = self._bounded(total * factor if times else total // factor)
+        return total
+
+    def _factor(self, depth: int) -> int:
+        if depth > MOST_NESTING:
+            raise UsageError(f"parentheses nested deeper than {MOST_NESTING}", hint="Write it simpler.")
+        if self._take("-"):
+            return -self._factor(depth + 1)
+        if self._take("("):
+            value = self.whole(depth + 1)
+            self._need(")")
+        else:
+            match = self._peek()
+            if match is None or not (match["int"] or match["word"]):
+                raise self._wrong("a whole number or the name of a size")
+            if match["word"] and match["word"] not in self._sizes:
+                raise UsageError(
+                    f"{match['word']} in {_cut(self._text)!r} has no value", hint=f"Give it: {match['word']}=128."
+                )
+            self._at = match.end()
+            value = int(match["int"]) if match["int"] else self._sizes[match["word"]]
+        if self._take("^"):
+            value = _power(value, self._factor(depth + 1))
+        return self._bounded(value)
+
+    @staticmethod
+    def _bounded(value: int) -> int:
+        if abs(value) > LARGEST:
+            raise UsageError("a number beyond 2^63 is no size", hint="Choose smaller sizes.")
+        return value
+
+
+def tensor_text(meta: TensorMeta) -> str:
+    """The tensor as `parse_tensor` reads it; strides only where they are not those of a contiguous one."""
+    shape = ",".join(map(str, meta.shape))
+    usual = meta.strides is None or meta.strides == contiguous_strides(meta.shape)
+    strides = "" if usual or meta.strides is None else f"{{{','.join(map(str, meta.strides))}}}"
+    offset = f"+{meta.storage_offset}" if meta.storage_offset else ""
+    storage = "" if meta.storage is None else f"@{meta.storage}"
+    return f"{SHORT_DTYPES.get(meta.dtype, meta.dtype)}[{shape}]{strides}{offset}{storage}"
+
+
+def call_text(op: ReplayOp) -> str:
+    """The op's call in full, to be read again by `parse_call`: tensors by place, everything after them by name."""
+    name = f"{op.called}.{op.overload}" if op.overload and "." not in op.called else op.called
+    parts: list[str] = []
+    by_place = True
+    for arg in op.args:
+        named = arg.name.isidentifier()
+        by_place = by_place and not arg.keyword_only and arg.type.startswith("Tensor")
+        text = _argument_text(arg)
+        parts.append(text if by_place or not named else f"{arg.name}={text}")
+    return f"{name}({', '.join(parts)})"
+
+
+def _argument_text(arg: ReplayArg) -> str:
+    if arg.type == "Tensor":
+        present = [meta for meta in arg.tensors if meta is not None]
+        return tensor_text(present[0]) if present else "None"
+    if arg.type.startswith("Tensor"):
+        items = ["None" if meta is None else tensor_text(meta) for meta in arg.tensors]
+        return f"[{', '.join(items)}]" if arg.tensors or arg.value is not None else "None"
+    return _value_text(arg.value, arg.type)
+
+
+def _value_text(value: object, kind: str) -> str:
+    if isinstance(value, tuple):
+        items = cast("tuple[object, ...]", value)
+        return f"[{', '.join(_value_text(item, kind) for item in items)}]"
+    base = kind.removesuffix("[]")
+    if isinstance(value, str):
+        # Non-finite floats and complex numbers are texts in the IR, and so are dtypes.
+        if base in ("float", "Scalar", "complex") or value.startswith("torch."):
+            return value
+        return msgspec.json.encode(value).decode()
+    if isinstance(value, float):
+        return str(plain_float(value))
+    return str(value)

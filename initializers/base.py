@@ -1,10 +1,11 @@
+# pyright: strict
 """What an initializer is: it fills the argument tensors of the ops it names; owns no rule and no order of rules."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from opreplay.traces.links.annotations import BatchContext
 from opreplay.traces.model import TensorMeta
@@ -50,7 +51,7 @@ class InitContext:
     """Name as recorded, "namespace::op"."""
     args: Mapping[str, Any]
     """Arguments by name: a tensor, a list of tensors and None, a number, a string, a tuple, or None."""
-    metas: Mapping[str, tuple[TensorMeta | None, ...]] = field(default_factory=dict)
+    metas: Mapping[str, tuple[TensorMeta | None, ...]] = field(default_factory=dict[str, tuple[TensorMeta | None, ...]])
     """Recorded metadata of the tensor arguments by name; one entry for a single tensor."""
     generator: torch.Generator
     """The only source of randomness; seeded from the run's seed and the op's id, on the tensors' device."""
@@ -61,7 +62,7 @@ class InitContext:
     """The batch of the iteration that the op ran in, where the trace says so."""
     run_seed: int = 0
     """The run's own seed, the same for all ops: what several ops must agree on is drawn from it."""
-    options: Mapping[str, OptionValue] = field(default_factory=dict)
+    options: Mapping[str, OptionValue] = field(default_factory=dict[str, OptionValue])
     """The initializer's options, all of them, checked."""
     keyword_only: frozenset[str] = frozenset()
     """Names of the arguments that are passed by keyword."""
@@ -82,7 +83,8 @@ class InitContext:
         """All tensors with the names of their arguments, lists flattened."""
         found: list[tuple[str, torch.Tensor]] = []
         for name, value in self.args.items():
-            for item in value if isinstance(value, (list, tuple)) else (value,):
+            items = cast("Sequence[Any]", value) if isinstance(value, (list, tuple)) else (value,)
+            for item in items:
                 if hasattr(item, "data_ptr"):
                     found.append((name, item))
         return found
@@ -94,7 +96,7 @@ class InitReport:
 
     summary: str = ""
     """One line for people, e.g. "141 indices in [0, 30522)"."""
-    assumed: Mapping[str, str] = field(default_factory=dict)
+    assumed: Mapping[str, str] = field(default_factory=dict[str, str])
     """Argument → what was assumed about its contents."""
     lengths: BatchLengths | None = None
     """The batch's lengths, for ops that cannot get them through an argument; handed to them around each call."""

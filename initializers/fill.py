@@ -1,3 +1,4 @@
+# pyright: strict
 """Seeded values for tensors of every dtype, strides and overlap; knows nothing of ops.
 
 Every function fills the storage that a tensor reaches, not its elements one by one, so that overlapping and expanded
@@ -8,7 +9,7 @@ The same generator state gives the same bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import torch
@@ -121,7 +122,7 @@ def assign_rows(tensor: torch.Tensor, rows: torch.Tensor) -> None:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def one_thread() -> Generator[None, None, None]:
     """torch works on one thread: drawing and copying indices is too short for more, which wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

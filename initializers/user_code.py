@@ -1,3 +1,4 @@
+# pyright: strict
 """Runs the user's own files and modules, each once, and remembers on whose behalf; owns no registry.
 
 Only what the user names on the command line or has installed as a plugin comes here, never a name from a trace.
@@ -11,7 +12,7 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from importlib.metadata import EntryPoint
@@ -33,7 +34,7 @@ def current_source() -> str:
 
 
 @contextmanager
-def loading(source: str) -> Iterator[None]:
+def loading(source: str) -> Generator[None, None, None]:
     """Say on whose behalf code runs; the outermost wins, since that is what the user named."""
     global _source
     before = _source

@@ -1,3 +1,4 @@
+# pyright: strict
 """What a profile says, as frozen values and columns; knows nothing of torch or of how ops are replayed."""
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class TensorMemories:
         known = parts >= 0
         lengths = np.where(known, self.bounds[parts + 1] - self.bounds[parts], 0)
         bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        places = np.repeat(self.bounds[parts] - bounds[:-1], lengths) + np.arange(bounds[-1])
+        places = np.repeat(self.bounds[parts] - bounds[:-1], lengths) + np.arange(int(bounds[-1]))
         return TensorMemories(ids=self.ids[places], bounds=bounds)
 
 
@@ -117,6 +118,8 @@ class OpTable:
     """Row of the innermost enclosing op, or -1, where the file says so; None where only the intervals tell."""
     record_function_id: npt.NDArray[np.int64] | None = None
     """torch's number of the call, the same in a Kineto trace and an ExecutionTrace of one run; -1 unknown."""
+    gradients: npt.NDArray[np.bool_] | None = None
+    """Whether autograd recorded the call: gradients were on, and an input required them; None where nobody asked."""
     memories: TensorMemories | None = None
     """Only an ExecutionTrace tells them."""
 
@@ -260,7 +263,7 @@ class TraceInfo:
     """Decompressed bytes."""
     events: int
     """Entries of traceEvents."""
-    events_by_category: dict[str, int] = field(default_factory=dict)
+    events_by_category: dict[str, int] = field(default_factory=dict[str, int])
     metadata_level: MetadataLevel = "none"
     era: str | None = None
     """Letter of the torch era (trace-format documentation), inferred from features."""
@@ -272,6 +275,8 @@ class TraceInfo:
     rank: int | None = None
     backend: str | None = None
     """Of torch.distributed: "nccl", "gloo", "hccl"."""
+    base_ns: int = 0
+    """What the file's times count from, ns since 1970; 0 where it does not say: then they are such times themselves."""
     report: ReadReport = ReadReport()
     links: LinkStats = LinkStats()
     joined: ShapeJoin | None = None

@@ -1,3 +1,4 @@
+# pyright: strict
 """`read_trace`: path in, linked `Trace` out; owns the order of the steps and which dialect reads a file."""
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from opreplay.traces.errors import TraceError, UsageError
 from opreplay.traces.garbage import collector_off
 from opreplay.traces.limits import Limits
 from opreplay.traces.links.annotations import AnnotationTable
+from opreplay.traces.links.autograd import recorded_by_autograd
 from opreplay.traces.links.device_time import LinkInput, graph_launches, link
 from opreplay.traces.model import (
     KERNEL_CATEGORIES,
@@ -53,6 +55,7 @@ def read_trace(
     processes: int = 1,
     progress: Progress | None = None,
     record_function_ids: bool = False,
+    gradients: bool = False,
     calls: bool = False,
     activity: bool = False,
     _block_bytes: int = BLOCK_BYTES,
@@ -61,12 +64,14 @@ def read_trace(
 
     `processes` > 1 splits a plain file. `progress(bytes_done, total)` counts bytes of the file; total may be None.
     `record_function_ids` fills that column of the ops where the trace has it, to join an ExecutionTrace of the same
-    run, and `calls` the runtime calls with their names, to find what a graph was captured from; one process then
-    reads all. `activity`: also what else ran when (`Trace.activity`), some three times slower and in one process.
+    run, `gradients` the one that says which ops autograd recorded, and `calls` the runtime calls with their names, to
+    find what a graph was captured from; one process then reads all. `activity`: also what else ran when
+    (`Trace.activity`), some three times slower and in one process.
     Raises TraceError: Malformed, UnknownDialect, or TooLarge for a file over one of `limits`.
     """
+    numbered = record_function_ids or gradients
     with collector_off():
-        if processes > 1 and not record_function_ids and not calls and not activity:
+        if processes > 1 and not numbered and not calls and not activity:
             from opreplay.traces.reading.parallel import scan_parallel
 
             scanned = scan_parallel(str(path), limits, processes, block_bytes=_block_bytes, progress=progress)
@@ -81,7 +86,7 @@ def read_trace(
                         limits,
                         block_bytes=_block_bytes,
                         progress=progress,
-                        numbered=record_function_ids,
+                        numbered=numbered,
                         calls=calls,
                         arrows=arrows,
                         timing=(TimingDecoder(), TimingCollector(limits)) if activity else None,
@@ -114,13 +119,16 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
     signatures, remap = decode_signatures(list(got.signatures), tally.losses, tally.repairs)
     tracks, track_remap = _ordered_tracks(list(got.tracks.texts))
     ext = got.ops.take("ext")
+    numbered = "seq" in got.ops.kinds
     ops = OpTable(
         signature=remap[got.ops.take("signature")] if len(remap) else np.empty(0, np.uint32),
         start_ns=got.ops.take("start"),
         dur_ns=got.ops.take("dur"),
         track=_take(track_remap, got.ops.take("track")),
-        record_function_id=got.ops.take("rf").astype(np.int64) if "rf" in got.ops.kinds else None,
+        record_function_id=got.ops.take("rf").astype(np.int64) if numbered else None,
     )
+    if numbered:
+        ops = dataclasses.replace(ops, gradients=recorded_by_autograd(ops, got.ops.take("seq"), signatures))
     launches = {name: got.launches.take(name) for name in got.launches.kinds}
     launches["track"] = _take(track_remap, launches["track"])
     kernels, stats, graphs, columns = _kernels(got, ops, ext, track_remap, launches)
@@ -150,6 +158,7 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
         world_size=facts.world_size,
         rank=facts.rank,
         backend=facts.backend,
+        base_ns=facts.base_ns,
         report=ReadReport(losses=_nonzero(tally.losses), repairs=_nonzero(tally.repairs)),
         links=stats,
         graphs=_ran_in_graphs(graphs, kernels),
@@ -259,7 +268,7 @@ def _notes(got: Collector, repairs: Counter[str], track_remap: Any) -> Annotatio
 
 
 def _names(interned: dict[bytes, int], repairs: Counter[str]) -> tuple[str, ...]:
-    out = []
+    out: list[str] = []
     for raw in interned:
         name, repaired = decode_name(raw)
         repairs["invalid UTF-8"] += repaired

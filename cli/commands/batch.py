@@ -1,9 +1,10 @@
+# pyright: strict
 """`opreplay batch`: many traces in one run; parses flags, merges the traces' plans, runs them, prints the sums."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 import click
@@ -199,7 +200,7 @@ def command(
 
 
 @contextlib.contextmanager
-def stored_plans(outputs: Outputs, how: HowToRead, *, force: bool) -> Iterator[PlanStore | None]:
+def stored_plans(outputs: Outputs, how: HowToRead, *, force: bool) -> Generator[PlanStore | None, None, None]:
     """The plans beside the .jsonl of results, gone once there is nothing to continue; None without such a file.
 
     Raises UsageError as `PlanStore` does.

@@ -1,9 +1,10 @@
+# pyright: strict
 """Options that all commands have which measure, and the device that such a command holds while it does."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -148,7 +149,7 @@ def checking_options(command: Command) -> Command:
 
 
 @contextlib.contextmanager
-def holding(devices: Sequence[str], *, shared: bool) -> Iterator[bool]:
+def holding(devices: Sequence[str], *, shared: bool) -> Generator[bool, None, None]:
     """Hold the devices while ops are measured; whether another job measures on one of them all the same.
 
     Raises EnvironmentRefused for an accelerator in use, unless `shared`.

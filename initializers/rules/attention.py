@@ -1,3 +1,4 @@
+# pyright: strict
 """Rules for dense attention: cumulative lengths, and a saved output and logsumexp that fit queries, keys and values.
 
 Paged attention and its block tables are not here.
@@ -82,7 +83,7 @@ _LENGTHS = {
 
 def _cut_evenly(context: InitContext) -> str:
     """Fill the cumulative lengths that the call has; says what was done, or nothing where there are none."""
-    done = []
+    done: list[str] = []
     for name, source in _LENGTHS.items():
         cuts = context.tensor(name)
         if cuts is None or cuts.numel() < 2:

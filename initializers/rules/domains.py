@@ -1,3 +1,4 @@
+# pyright: strict
 """Rules for ops whose float arguments must lie in a domain: logarithms, divisors, probabilities, saved outputs."""
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class DomainInit(CustomInit):
     op_patterns = tuple(DOMAINS)
 
     def initialize(self, context: InitContext) -> InitReport:
-        filled = []
+        filled: list[str] = []
         for name, tensor in context.tensors():
             if (rule := DOMAINS[context.op].get(name)) is not None:
                 rule(tensor, context.generator)
@@ -161,7 +162,7 @@ class WellConditionedInit(CustomInit):
     )
 
     def initialize(self, context: InitContext) -> InitReport:
-        done = []
+        done: list[str] = []
         for name, tensor in context.tensors():
             if tensor.dim() >= 2 and tensor.shape[-1] == tensor.shape[-2] and tensor.numel():
                 size = tensor.shape[-1]

@@ -67,7 +67,7 @@ class AdaptersInit(CustomInit):
         if not isinstance(weights, torch.Tensor) or not weights.dim():
             raise InitializerError(f"{context.op}: no weights of adapters among its arguments")
         adapters = max(1, weights.shape[0])
-        filled = []
+        filled: list[str] = []
         for name in ("token_lora_mapping", "lora_indices_tensor", "lora_indices", "indices", "indicies"):
             if (which := context.tensor(name)) is not None:
                 fill.integers(which, context.generator, 0, adapters)
@@ -213,7 +213,7 @@ def _pieces(given: list[int], wanted: list[int], count: int) -> list[tuple[int, 
 
     The last piece is as wide as the tensors allow, so that a few permutes leave columns out.
     """
-    found = []
+    found: list[tuple[int, int, int, int, int]] = []
     source = target = start = stop = 0
     share = max(1, sum(wanted) // max(1, count))
     for number in range(count):

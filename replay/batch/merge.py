@@ -1,3 +1,4 @@
+# pyright: strict
 """Many traces as one plan: ops that traces share are replayed once, and each trace, job and the whole get their sums.
 
 Owns the merging and the sums; reading is the caller's, running is `run`, and who is a rank of what is `ranks`.
@@ -136,7 +137,7 @@ class Batch:
     def _named(self) -> list[ReplayOp]:
         """The ops in the order they were found, those of one signature that are called differently under new ids."""
         taken: set[str] = set()
-        out = []
+        out: list[ReplayOp] = []
         for op, key in zip(self._ops, self._index, strict=True):
             if op.id in taken:
                 op = msgspec.structs.replace(op, id=digest(key.encode())[:12])

@@ -218,28 +218,14 @@ def make_engine(options: RunOptions) -> Engine:
     cpus = split_cpus(options.lanes) if options.threads is None else [()] * options.lanes
     devices = lane_devices(options.device, options.lanes, shared=options.shared_device)
     configs = [
-        msgspec.structs.replace(base, device=device, cpus=own) for device, own in zip(devices, cpus, strict=True)
+        msgspec.structs.replace(base.having(device=device), cpus=own) for device, own in zip(devices, cpus, strict=True)
     ]
     return Lanes([ChildProcess(config, limit_s=limit_s) for config in configs])
 
 
 def worker_config(options: RunOptions) -> WorkerConfig:
     """What a process that runs ops must know of the options."""
-    return WorkerConfig(
-        executor=options.executor,
-        device=options.device,
-        threads=options.threads,
-        memory_bytes=options.max_op_bytes or environment.default_op_bytes(),
-        over_budget=options.over_budget,
-        seed=options.seed,
-        measure=options.measure_options(),
-        allow_imports=options.allow_imports,
-        plugins=options.plugins,
-        init_modules=options.init_modules,
-        init_args=options.init_args,
-        values=options.values,
-        check_work=options.check_work,
-    )
+    return WorkerConfig(options=options, memory_bytes=options.max_op_bytes or environment.default_op_bytes())
 
 
 def make_runner(options: RunOptions) -> Runner:
@@ -247,8 +233,8 @@ def make_runner(options: RunOptions) -> Runner:
     config = worker_config(options)
     if options.isolation == "process":
         return ChildProcess(config, limit_s=options.hard_limit_s())
-    shrink_to = config.memory_bytes if config.over_budget == "shrink" else None
-    return InProcess(make_executor(config), seed=options.seed, options=config.measure, shrink_to=shrink_to)
+    shrink_to = config.memory_bytes if config.options.over_budget == "shrink" else None
+    return InProcess(make_executor(config), seed=options.seed, options=config.options, shrink_to=shrink_to)
 
 
 def _header(

@@ -328,9 +328,17 @@ class Call:
             else:
                 self.positional.append(value)
         self.saved = [(span(t), span(t).clone()) for t in written]
+        self.gradients = bool(op.get("gradients"))
+        for value in [*self.positional, *self.by_name.values()] if self.gradients else ():
+            for tensor in value if isinstance(value, list) else [value]:
+                if isinstance(tensor, torch.Tensor) and (tensor.is_floating_point() or tensor.is_complex()):
+                    tensor.requires_grad_()
 
     def __call__(self) -> Any:
-        return self.function(*self.positional, **self.by_name)
+        if not self.gradients:
+            return self.function(*self.positional, **self.by_name)
+        with torch.enable_grad():  # as recorded: the op takes another way then
+            return self.function(*self.positional, **self.by_name)
 
     def reset(self) -> None:
         """Give what the op writes to its first values again."""
@@ -354,7 +362,7 @@ def measure(call: Call, iterations: int, synchronize: Callable[[], None]) -> lis
     call()
     synchronize()
     calls = 1 if call.saved else max(1, min(1000, round(SAMPLE_S / max(time.perf_counter() - start, 1e-7))))
-    samples = []
+    samples: list[float] = []
     for _ in range(iterations):
         call.reset()
         synchronize()

@@ -1,3 +1,4 @@
+# pyright: strict
 """One job a physical device: whoever measures holds a lock, so that two jobs do not measure each other.
 
 Owns the lock files of this user on this machine; locks end with their process, however it ends. Which jobs may share
@@ -11,7 +12,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -50,7 +51,7 @@ def held(
     wait_s: float | None = None,
     on_wait: Callable[[str], None] | None = None,
     folder: Path | None = None,
-) -> Iterator[tuple[str, ...]]:
+) -> Generator[tuple[str, ...], None, None]:
     """Hold the locks of devices ("cpu", "cuda:1") for a while; gives those that another job measures on all the same.
 
     Waits up to `wait_s`, by default `WAIT_S`; `on_wait` is told of the first wait. A CPU is shared with much else, so
@@ -58,7 +59,8 @@ def held(
     accelerator that is not free.
     """
     names = sorted({physical_device(device, os.environ) for device in devices})
-    beside, wait_s = [], WAIT_S if wait_s is None else wait_s
+    beside: list[str] = []
+    wait_s = WAIT_S if wait_s is None else wait_s
     with contextlib.ExitStack() as stack:
         for name in names if fcntl is not None else ():
             descriptor = os.open((folder or lock_folder()) / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)

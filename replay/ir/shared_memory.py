@@ -1,3 +1,4 @@
+# pyright: strict
 """Which arguments of one call share memory: groups of tensors, kept only where sharing keeps the call valid.
 
 Owns the numbers in `TensorMeta.storage`, not the allocation (`tensors`) nor what a trace says of it (`recorded`).
@@ -98,7 +99,7 @@ def _is_mixed(dtypes: list[str]) -> bool:
 
 
 def _renumbered(args: tuple[ReplayArg, ...], number: Callable[[TensorMeta], int | None]) -> tuple[ReplayArg, ...]:
-    made = []
+    made: list[ReplayArg] = []
     for arg in args:
         if not any(meta is not None and meta.storage is not None for meta in arg.tensors):
             made.append(arg)

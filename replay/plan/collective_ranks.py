@@ -1,3 +1,4 @@
+# pyright: strict
 """How many processes take part in a recorded collective: by its arguments, else by the size of the job; no torch."""
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def ranks_of(signature: OpSignature, world_size: int | None) -> int | None:
 
 
 def _integers(signature: OpSignature) -> list[int]:
-    found = []
+    found: list[int] = []
     for kind, text in zip(signature.types or (), signature.concrete or (), strict=False):
         if kind == "Scalar" and text:
             value = parse_literal(text)

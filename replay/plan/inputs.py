@@ -1,3 +1,4 @@
+# pyright: strict
 """What `run`, `plan`, `simulate` and `batch` take, told by content: a trace, a plan, TraceLens's IR; and its plan.
 
 Owns the choice of the reader, the join with other files of the same run, and the way on to a plan.
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from opreplay.traces import Limits, Trace
 
 
-Kind = Literal["trace", "plan", "tracelens"]
+Kind = Literal["trace", "plan", "tracelens", "results"]
 _PEEK_BYTES = 1 << 20
 _SPACE = " \t\r\n"
 
@@ -32,7 +33,7 @@ Progress = Callable[[], "AbstractContextManager[Callable[[int, int | None], None
 
 
 def kind_of_file(path: str) -> Kind:
-    """What the first MiB of a plain file looks like; "trace" for all that is no plan and no list of TraceLens's ops.
+    """What the first MiB of a plain file looks like; "trace" for all that is no plan, TraceLens's list or results.
 
     Never raises for what a file holds or lacks: the reader of the kind says what is wrong with it.
     """
@@ -44,7 +45,8 @@ def kind_of_file(path: str) -> Kind:
     except OSError:
         return "trace"
     if text.startswith("{"):
-        return "plan" if "schema_version" in _first_keys(text) else "trace"
+        keys = _first_keys(text)
+        return "results" if "record" in keys else "plan" if "schema_version" in keys else "trace"
     if text.startswith("["):
         inner = text[1:].lstrip(_SPACE)
         return "tracelens" if {"op_name", "replay_ir"} <= _first_keys(inner) else "trace"
@@ -113,6 +115,11 @@ def open_input(
         raise UsageError("--capture completes a trace; a plan has its ops", hint="Leave it out.")
     if kind != "trace" and execution_trace is not None:
         raise UsageError("--execution-trace completes a trace; a plan has its arguments", hint="Leave it out.")
+    if kind == "results":
+        raise UsageError(
+            f"{path} holds the results of a run, not a trace",
+            hint="`opreplay report` and `opreplay compare` show them.",
+        )
     if kind == "plan":
         from opreplay.replay.ir.plan_file import load_plan
 
@@ -165,7 +172,14 @@ def _read(path: str, limits: Limits | None, progress: Progress, *, ids: bool, ac
     from opreplay.traces import Limits, read_trace
 
     with progress() as told:
-        return read_trace(path, limits=limits or Limits(), progress=told, record_function_ids=ids, activity=activity)
+        return read_trace(
+            path,
+            limits=limits or Limits(),
+            progress=told,
+            record_function_ids=ids,
+            gradients=not activity,
+            activity=activity,
+        )
 
 
 def join_notes(joined: Trace) -> list[str]:
@@ -247,7 +261,8 @@ def names_by_time(trace: Trace) -> list[str]:
     import numpy as np
 
     time = np.bincount(trace.ops.signature, weights=trace.ops.dur_ns, minlength=len(trace.signatures))
-    return list(dict.fromkeys(trace.signatures[i].name for i in np.argsort(-time, kind="stable").tolist()))
+    order: list[int] = np.argsort(-time, kind="stable").tolist()
+    return list(dict.fromkeys(trace.signatures[i].name for i in order))
 
 
 def restricted(plan: ReplayPlan, selection: Selection, *, device: str) -> ReplayPlan:

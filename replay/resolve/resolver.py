@@ -21,6 +21,7 @@ from opreplay.replay.ir.recorded_call import MISSING, RecordedArg, recorded_args
 from opreplay.replay.ir.verdicts import META_WRONG
 from opreplay.replay.resolve import schema
 from opreplay.replay.resolve.bind import Unbound, bind, encode, refuse_absurd, unnamed_arguments
+from opreplay.replay.resolve.gradient_mode import with_gradient_mode
 from opreplay.replay.resolve.guess import autocast
 from opreplay.replay.resolve.guess.texts import named_overload
 from opreplay.replay.resolve.guess.values import Context
@@ -82,7 +83,7 @@ class Resolver:
         )
         try:
             refuse_absurd(recorded)
-            return self._with_users_code(op, signature, recorded, context)
+            return with_gradient_mode(self._with_users_code(op, signature, recorded, context))
         except Unbound as stopped:
             args = unnamed_arguments(recorded, self._float_dtype)
             return msgspec.structs.replace(op, reason=stopped.reason, args=args)
@@ -288,5 +289,5 @@ def _common_float(trace: Trace) -> str:
         for i, spelled in enumerate(signature.types or ()):
             dtype = torch_dtype_name(spelled) if spelled not in ("", "Scalar", "ScalarList", "TensorList") else None
             if dtype in ("float16", "bfloat16", "float32") and signature.dims and signature.dims[i]:
-                votes[dtype] += count
+                votes[dtype] += int(count)
     return votes.most_common(1)[0][0] if votes else "float32"

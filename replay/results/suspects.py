@@ -1,3 +1,4 @@
+# pyright: strict
 """Rows whose times contradict each other by far: measured or predicted against recorded, with the likeliest cause.
 
 A guard for what nobody thought of: whatever makes a number wrong by twenty times or more is told, in every report.
@@ -47,7 +48,7 @@ def suspicions(
     """
     if share <= LEAST_SHARE or not recorded_us or recorded_us <= 0:
         return ()
-    found = []
+    found: list[str] = []
     if measured_us is not None and not LOW <= measured_us / recorded_us <= HIGH:
         found.append(f"measured ÷ recorded is {measured_us / recorded_us:.2g}: {_measured_cause(op, recorded_us)}")
     for soc, one in simulated:

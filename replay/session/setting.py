@@ -1,8 +1,9 @@
+# pyright: strict
 """What the ops of one opened trace have in common: the device they are for, and what may be imported for them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextmanager
-def executor_on(options: RunOptions) -> Iterator[TorchExecutor]:
+def executor_on(options: RunOptions) -> Generator[TorchExecutor, None, None]:
     """The back-end for ops in this process; torch's threads and gradient mode are the caller's again at the end.
 
     Raises EnvironmentRefused when the device is not there, UsageError for what cannot be loaded.

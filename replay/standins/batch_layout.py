@@ -1,3 +1,4 @@
+# pyright: strict
 """Lengths of the sequences in a batch, for ops whose arguments do not tell them (`vllm::unified_attention*`).
 
 Owns the value and how it reaches the op during a call; who knows the lengths sets it around the call.
@@ -5,7 +6,7 @@ Owns the value and how it reaches the op during a call; who knows the lengths se
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ _current: ContextVar[BatchLayout | None] = ContextVar("opreplay_batch_layout", d
 
 
 @contextmanager
-def batch_layout(layout: BatchLayout) -> Iterator[None]:
+def batch_layout(layout: BatchLayout) -> Generator[None, None, None]:
     """While open, ops of this package that need a batch's lengths take them from `layout`."""
     token = _current.set(layout)
     try:

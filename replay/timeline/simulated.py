@@ -1,3 +1,4 @@
+# pyright: strict
 """A recorded step on a simulated device: predicted kernels, that device's latencies, recorded host time; with a band.
 
 Owns which prediction a task gets and what becomes of tasks without one. Predictions themselves are `ascend`'s.
@@ -130,9 +131,9 @@ class Predicted:
 
     durations_us: Floats
     lags_us: Floats
-    families: dict[str, Floats] = field(default_factory=dict)
+    families: dict[str, Floats] = field(default_factory=dict[str, Floats])
     """Family → µs of each node; they add up to the predicted nodes' durations."""
-    bands: dict[str, float] = field(default_factory=dict)
+    bands: dict[str, float] = field(default_factory=dict[str, float])
     """Family → 80 % factor."""
     uncalibrated_us: float = 0.0
     predicted_recorded_us: float = 0.0
@@ -141,7 +142,7 @@ class Predicted:
     kept_us: float = 0.0
     latencies_assumed: bool = False
     """Launch latencies and gaps are not those of the recording."""
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list[str])
 
 
 def predict(
@@ -273,7 +274,7 @@ def _collectives(
     nodes, device = graph.nodes, predictor.device
     kept = assumed = 0
     for node in np.flatnonzero((nodes.kind == COLLECTIVE) & (nodes.name >= 0)).tolist():
-        told = trace.activity.collectives[nodes.collective[node]] if nodes.collective[node] >= 0 else None
+        told = trace.activity.collectives[int(nodes.collective[node])] if nodes.collective[node] >= 0 else None
         call = None if told is None else collective_call(told, world)
         if call is None:
             out.kept_us += float(nodes.dur_us[node])

@@ -16,6 +16,7 @@ TORCH_AT_IMPORT = (
     "opreplay.initializers",
     "opreplay.replay.execute.executors.torch.caches",
     "opreplay.replay.execute.executors.torch.device",
+    "opreplay.replay.execute.executors.torch.gradients",
     "opreplay.replay.execute.executors.torch.graph",
     "opreplay.replay.execute.executors.torch.profile",
     "opreplay.replay.execute.executors.torch.sequence_tools",

@@ -40,6 +40,7 @@ class TimingCollector(Collector):
         self.call_names = Interned("names", limits.names, "names of calls", limits.name_bytes)
         self.collective_keys = Interned("names", limits.names, "distinct collectives", limits.name_bytes)
         self.processes: dict[str, str] = {}
+        self.ops = Columns(signature="index", track="index", start="time", dur="span", ext="id", collective="index")
         self.kernels = Columns(
             name="index",
             category="index",
@@ -61,6 +62,7 @@ class TimingCollector(Collector):
             start="time", bytes="id", address="id", allocated="id", device_type="id", device="id", track="index"
         )
         self.tables |= {
+            "ops": self.ops,
             "kernels": self.kernels,
             "calls": self.calls,
             "collectives": self.whole,
@@ -87,6 +89,18 @@ class TimingCollector(Collector):
             category = "(none)"
         self._handlers[cls] = found = (category, handle)
         return found
+
+    def _add_ops(self, events: list[Any]) -> None:
+        super()._add_ops(events)
+        keys = self.collective_keys
+        told = [getattr(e.args, "collective", None) for e in events if e.ph == "X"]
+        if not any(told):
+            self.ops.pending["collective"] += [0] * len(told)
+        else:
+            kept = [e.args for e in events if e.ph == "X"]
+            self.ops.pending["collective"] += [
+                0 if name is None else 1 + keys[_key(a)] for name, a in zip(told, kept, strict=True)
+            ]
 
     def _add_kernels(self, events: list[Any]) -> None:
         super()._add_kernels(events)
@@ -188,6 +202,7 @@ class TimingCollector(Collector):
             ),
             correlation=np.where(connection >= 0, connection, correlation) if len(correlation) else correlation,
             collective=kernels["collective"].astype(np.int64) - 1,
+            op_collective=self.ops.take("collective").astype(np.int64) - 1,
             collectives=tuple(_collective(key) for key in self.collective_keys),
             waits=WaitTable(
                 correlation=waits.take("corr").astype(np.int64),
@@ -216,28 +231,55 @@ class TimingCollector(Collector):
                 start_ns=self.whole.take("start"),
                 dur_ns=self.whole.take("dur"),
                 correlation=self.whole.take("connection").astype(np.int64),
-                collective=self.whole.take("collective").astype(np.int64) - 1,
+                collective=(of_spans := self.whole.take("collective").astype(np.int64) - 1),
+                thread=np.full(len(of_spans), -1, np.int64),
             ),
             processes=self.processes,
         )
 
 
-def _key(args: timing.DeviceArgs) -> bytes:
+_TOLD = (
+    "collective",
+    "elements",
+    "out_elements",
+    "dtype",
+    "in_split",
+    "out_split",
+    "group",
+    "group_size",
+    "ranks",
+    "source",
+    "target",
+    "sequence",
+)
+
+
+def _key(args: timing.DeviceArgs | timing.RecordArgs) -> bytes:
     """What is recorded of a collective, as text that is the same for the same."""
-    told = (args.collective, args.elements, args.dtype, args.group, args.group_size, args.sequence)
+    told = [getattr(args, name) for name in _TOLD]
     return msgspec.json.encode([value if isinstance(value, (str, int)) else None for value in told])
 
 
 def _collective(key: bytes) -> Collective:
-    name, elements, dtype, group, size, sequence = msgspec.json.decode(key)
+    told = dict(zip(_TOLD, msgspec.json.decode(key), strict=True))
     return Collective(
-        name=str(name).lower(),
-        elements=_whole(elements),
-        dtype=None if dtype is None else str(dtype),
-        group=None if group is None else str(group),
-        group_size=_whole(size),
-        sequence=_whole(sequence),
+        name=str(told["collective"]).lower(),
+        elements=_whole(told["elements"]),
+        out_elements=_whole(told["out_elements"]),
+        dtype=_text(told["dtype"]),
+        in_split=_split(told["in_split"]),
+        out_split=_split(told["out_split"]),
+        group=_text(told["group"]),
+        group_size=_whole(told["group_size"]),
+        ranks=_text(told["ranks"]),
+        source=_whole(told["source"]),
+        target=_whole(told["target"]),
+        sequence=_whole(told["sequence"]),
     )
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
 
 
 def _whole(value: Any) -> int | None:
@@ -245,4 +287,12 @@ def _whole(value: Any) -> int | None:
     try:
         return int(value)
     except (TypeError, ValueError):
+        return None
+
+
+def _split(value: Any) -> tuple[int, ...] | None:
+    """Sizes from a text as "[3, 5]"; None for an empty list, for one that torch cut short, and for anything else."""
+    try:
+        return msgspec.json.decode(value, type=tuple[int, ...]) or None
+    except (*NOT_JSON, TypeError):
         return None

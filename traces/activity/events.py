@@ -21,12 +21,35 @@ class DeviceArgs(fields.KernelArgs, gc=False, frozen=True):
 
     collective: Any = field(name="Collective name", default=None)
     elements: Any = field(name="In msg nelems", default=None)
-    dtype: Any = None
-    group: Any = field(name="Process Group Name", default=None)
+    out_elements: Any = field(name="Out msg nelems", default=None)
     group_size: Any = field(name="Group size", default=None)
+    dtype: Any = None
+    in_split: Any = field(name="In split size", default=None)
+    out_split: Any = field(name="Out split size", default=None)
+    group: Any = field(name="Process Group Name", default=None)
+    ranks: Any = field(name="Process Group Ranks", default=None)
+    source: Any = field(name="Src Rank", default=None)
+    target: Any = field(name="Dst Rank", default=None)
     sequence: Any = field(name="Seq", default=None)
     connection: Any = field(name="connection_id", default=None)
     """Of an NPU's task: that of the call which launched it."""
+
+
+class RecordArgs(fields.OpArgs, gc=False, frozen=True):
+    """Arguments of a host-side op; those of a collective stand at torch's record of its parameters."""
+
+    collective: Any = field(name="Collective name", default=None)
+    elements: Any = field(name="In msg nelems", default=None)
+    out_elements: Any = field(name="Out msg nelems", default=None)
+    group_size: Any = field(name="Group size", default=None)
+    dtype: Any = None
+    in_split: Any = field(name="In split size", default=None)
+    out_split: Any = field(name="Out split size", default=None)
+    group: Any = field(name="Process Group Name", default=None)
+    ranks: Any = field(name="Process Group Ranks", default=None)
+    source: Any = field(name="Src Rank", default=None)
+    target: Any = field(name="Dst Rank", default=None)
+    sequence: Any = field(name="Seq", default=None)
 
 
 class CallArgs(fields.LaunchArgs, gc=False, frozen=True):
@@ -52,6 +75,12 @@ class MemoryArgs(Struct, gc=False, frozen=True):
     allocated: Any = field(name="Total Allocated", default=-1)
     device_type: Any = field(name="Device Type", default=0)
     device: Any = field(name="Device Id", default=-1)
+
+
+class RecordedOp(fields.Op, gc=False, frozen=True):
+    """A host-side op."""
+
+    args: RecordArgs = RecordArgs()
 
 
 class Task(fields.Kernel, gc=False, frozen=True):
@@ -127,6 +156,7 @@ class Named(Struct, gc=False, frozen=True):
 
 
 _BASES: dict[str, type[Struct]] = {
+    **dict.fromkeys(fields.OP_TAGS, RecordedOp),
     **dict.fromkeys(fields.KERNEL_TAGS, Task),
     **dict.fromkeys(fields.LAUNCH_TAGS, Call),
     **dict.fromkeys(QUEUE_TAGS, QueuePart),

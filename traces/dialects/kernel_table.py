@@ -1,3 +1,4 @@
+# pyright: strict
 """Reads the kernel tables of the Ascend profiler (kernel_details.csv, op_summary.csv, tables of means), row by row.
 
 Owns the column names and spellings of those files. A table is untrusted input: lines, rows and sizes are bounded,
@@ -11,7 +12,7 @@ import csv
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
@@ -168,7 +169,7 @@ class TableRows:
 
 
 @contextmanager
-def open_table(path: str | Path, *, max_rows: int = MAX_ROWS) -> Iterator[TableRows]:
+def open_table(path: str | Path, *, max_rows: int = MAX_ROWS) -> Generator[TableRows, None, None]:
     """The rows of a table. Raises TraceError when it cannot be read, Malformed when it is none, TooLarge for too many
     rows, here and while they are iterated."""
     try:

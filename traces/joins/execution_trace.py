@@ -154,7 +154,7 @@ class _Joined:
 
     trace: Trace
     donor: Trace
-    signatures: dict[OpSignature, int] = field(default_factory=dict)
+    signatures: dict[OpSignature, int] = field(default_factory=dict[OpSignature, int])
 
     def join(
         self,

@@ -43,7 +43,7 @@ class Head:
 
     layout: str
     """"object" (traceEvents is a key) or "list" (the file is the array)."""
-    keys: dict[str, bytes] = field(default_factory=dict)
+    keys: dict[str, bytes] = field(default_factory=dict[str, bytes])
     """Top-level key → raw JSON value."""
     empty: bool = False
     """The array has no entry; the buffer stands after its "]"."""

@@ -1,3 +1,4 @@
+# pyright: strict
 """Broken blocks, event by event: what decodes is kept, what can be repaired is, the rest is counted."""
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ Decode = Callable[[bytes], "list[Any] | None"]
 class Tally:
     """Losses and repairs by reason."""
 
-    losses: Counter[str] = field(default_factory=Counter)
-    repairs: Counter[str] = field(default_factory=Counter)
+    losses: Counter[str] = field(default_factory=Counter[str])
+    repairs: Counter[str] = field(default_factory=Counter[str])
 
 
 @dataclass(slots=True)
 class Salvaged:
     """What one broken block gave; offsets count from its start."""
 
-    events: list[Any] = field(default_factory=list)
+    events: list[Any] = field(default_factory=list[Any])
     array_end: int | None = None
     """After the "]" that ends the array, where that was found."""
     rest: int | None = None

@@ -1,3 +1,4 @@
+# pyright: strict
 """How busy the recorded devices were: union of their work over the recorded span, and how much of it overlapped."""
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def device_busy(trace: Trace) -> tuple[DeviceBusy, ...]:
     """Each device of a trace that recorded work, by number."""
     kernels = trace.kernels
     classes = np.array([class_of(name) == "communication" for name in trace.kernel_names] or [False], bool)
-    made = []
+    made: list[DeviceBusy] = []
     for device in np.unique(kernels.device).tolist():
         rows = np.flatnonzero(kernels.device == device)
         start = kernels.start_ns[rows]

@@ -72,7 +72,7 @@ def sequences_of(context: InitContext, lengths: BatchLengths | None) -> Sequence
     query = _query(context, lengths, seen)
     count = min(len(query), len(seen))
     query, seen = query[:count], seen[:count]
-    warnings = []
+    warnings: list[str] = []
     if bool((query < 0).any()) or bool((seen < 0).any()):
         warnings.append("cumulative lengths descend")
         query, seen = query.clamp(min=0), seen.clamp(min=0)
@@ -225,7 +225,7 @@ def count_slots(context: InitContext, lengths: BatchLengths | None) -> Work | No
         reserved = written == 0
         written = written[~reserved] if int(reserved.sum()) > 1 else written
     distinct = int(torch.unique(written).numel())
-    warnings = []
+    warnings: list[str] = []
     if len(written) > distinct:
         warnings.append(f"{len(written) - distinct:,} tokens overwrite another's slot")
     pool = find_pool(context)

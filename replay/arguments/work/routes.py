@@ -143,7 +143,7 @@ def _sorted(context: InitContext) -> Routes | None:
     done = real & (owner >= 0) & (owner < experts)
     pair = token[:used][done] * experts + owner[done]
     twice = len(pair) - int(torch.unique(pair).numel())
-    warnings = []
+    warnings: list[str] = []
     if twice:
         warnings.append(f"{twice:,} routed slots go to an expert that their token has already")
     if odd := int((entries[:used][~real] != filler).sum()) + int((entries[used:] != filler).sum()):

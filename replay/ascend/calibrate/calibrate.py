@@ -1,3 +1,4 @@
+# pyright: strict
 """Calibration as a whole: samples from kernel tables, the fit, cross-validation, and error bands from held-out kernels.
 
 Owns the procedure; `fit` owns the optimisation, `device_text` the file that results.
@@ -97,7 +98,7 @@ def training_samples(group: Group, device: DeviceProfile) -> list[Sample]:
     for launch in group.launches:
         share = resident_of(launch.touches, device)
         states[launch.state, None if share is None else round(share * 4)].append(launch)
-    samples = []
+    samples: list[Sample] = []
     for alike in states.values():
         middle = median(one.duration_us for one in alike)
         typical = min(alike, key=lambda one: abs(one.duration_us - middle))

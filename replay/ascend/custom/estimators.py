@@ -98,7 +98,7 @@ def unused_registrations(devices: Sequence[str], ops: Collection[str]) -> list[s
         ("properties", op, device, place_of(function)) for op, device, function in OpInvokeInfo.properties.unused()
     ]
     found += [("rule", " ".join(rule.ops), None, rule.place) for rule in user_rules() if not rule.used]
-    lines = []
+    lines: list[str] = []
     for kind, op, device, place in found:
         if not devices:
             why = "no device is simulated, --soc names one"
@@ -131,7 +131,7 @@ def estimate(op: ReplayOp, device: DeviceProfile) -> tuple[float, str] | None:
 
 def _is_amount(value: Any, most: float) -> bool:
     """Whether a user's value is a number from 0 to `most`; numpy's are numbers too, booleans are not."""
-    if not isinstance(value, Real) or isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, Real):
         return False
     number: Any = value
     return bool(0 <= number <= most)

@@ -1,3 +1,4 @@
+# pyright: strict
 """What user registrations see of an op: its arguments as meta tensors, its memory traffic, and the values they return.
 
 Owns those values and the registration of op properties; `custom` owns estimators, priorities and the custom-op folder.
@@ -39,7 +40,7 @@ class ComputeOps:
 class PerformanceProperties:
     """What an op does, from which the default estimator makes a time."""
 
-    compute_ops: dict[Any, ComputeOps] = field(default_factory=dict)
+    compute_ops: dict[Any, ComputeOps] = field(default_factory=dict[Any, ComputeOps])
     """By dtype: a torch.dtype or its name."""
     memory_read_bytes: float = 0.0
     memory_write_bytes: float = 0.0
@@ -55,7 +56,7 @@ class PerformanceModel:
         """A time estimate in seconds."""
 
         execution_time_s: float
-        statistics: dict[str, Any] = field(default_factory=dict)
+        statistics: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 class OpInvokeInfo:

@@ -1,3 +1,4 @@
+# pyright: strict
 """Geometry of a page's figures: values → positions and paths of an SVG; no markup, no text from a trace."""
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def roofline(found: Roofline) -> RooflineFigure:
         share = (min(max(math.log10(value), low), high) - low) / (high - low) if value > 0 else 0.0
         return HEIGHT - MARGIN - share * (HEIGHT - MARGIN - 12)
 
-    marks, left_out = [], 0
+    marks: list[Mark] = []
+    left_out = 0
     for point in found.points:
         if point.time_us <= 0.0 or point.arithmetic_us + point.memory_us <= 0.0:
             left_out += 1
@@ -115,7 +117,7 @@ class StripFigure(msgspec.Struct, frozen=True, kw_only=True):
 def strip(found: Strip) -> StripFigure:
     """Rectangles on whole pixels, neighbours of one kind drawn as one, so that size does not grow with the step."""
     scale = _PIXELS / found.until_us if found.until_us > 0 else 0.0
-    lanes = []
+    lanes: list[LaneFigure] = []
     for lane in found.lanes:
         spans: defaultdict[str, list[list[int]]] = defaultdict(list)
         for one in sorted(lane.stretches, key=lambda stretch: stretch.start_us):

@@ -1,3 +1,4 @@
+# pyright: strict
 """What a report says of a sequence as a whole: the recorded step beside its replay, and where the tensors came from."""
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def first_line(sequence: SequenceResult) -> str:
 
 def notes(sequence: SequenceResult) -> list[str]:
     """What was left out, and what was assumed of the tensors."""
-    found = []
+    found: list[str] = []
     if sequence.left_out_share > ROUNDING:
         found.append(f"not in the sequence: {share_text(sequence.left_out_share)} of the recorded time")
     if sequence.calls_nested:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from opreplay.initializers.user_code import current_source, failed_at
 from opreplay.replay.ir.recorded_call import ABSENT, RecordedArg
@@ -147,7 +147,8 @@ def as_recorded(value: Any) -> RecordedArg:
     if isinstance(value, TensorMeta):
         return RecordedArg(kind="tensor", tensor=value, strides_recorded=value.strides is not None)
     if isinstance(value, list | tuple):
-        return _list(list(value))
+        items = cast("Sequence[Any]", value)
+        return _list(list(items))
     return RecordedArg(kind="scalar", value=_plain(value))
 
 

@@ -1,3 +1,4 @@
+# pyright: strict
 """Users' executors: a callable of the user's runs a recorded op; owns registration and the binding of its arguments."""
 
 from __future__ import annotations
@@ -5,11 +6,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from opreplay.initializers.user_code import current_source
+from opreplay.replay.host.dispatcher import parse_schema
 from opreplay.replay.ir import shared_memory as aliasing
 from opreplay.replay.ir.model import Assumption, Reason, ReplayArg
 from opreplay.replay.ir.recorded_call import MISSING, RecordedArg
@@ -170,10 +172,9 @@ def _inputs(
 
 
 def _spec(name: str, schema: str) -> OpSpec:
-    import torch
 
     try:
-        return compile_schema(torch._C.parse_schema(f"{name}{schema.strip()}"))
+        return compile_schema(parse_schema(f"{name}{schema.strip()}"))
     except RuntimeError as error:
         first = str(error).strip().partition("\n")[0]
         raise UsageError(
@@ -191,7 +192,7 @@ def _by_position(
     if len(recorded) > len(names) and not open_ended:
         raise Unbound(Reason("failed", f"{len(recorded)} arguments recorded, {entry.shown} takes {len(names)}"))
     notes: list[Assumption] = []
-    args = []
+    args: list[ReplayArg] = []
     for i, rec in enumerate(recorded):
         name = names[i] if i < len(names) else f"{'input' if entry.lists else 'arg'}{i}"
         arg = _argument(name, rec, context, notes)
@@ -233,7 +234,8 @@ def _kind(value: Any) -> str:
             complex(value)
         except ValueError:
             return "str"
-    return {bool: "bool", int: "int", float: "float"}.get(type(value), "Scalar")
+    kinds: dict[object, str] = {bool: "bool", int: "int", float: "float"}
+    return kinds.get(cast("object", type(value)), "Scalar")
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[list[str], bool]:

@@ -1,3 +1,4 @@
+# pyright: strict
 """Whether two runs may be compared: the registry of facts and options that must agree, and of those only noted."""
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def differences(before: Header, after: Header) -> tuple[Difference, ...]:
 
 def load_notes(before: Header, after: Header) -> tuple[str, ...]:
     """Which of the two runs started on a machine that had other work."""
-    found = []
+    found: list[str] = []
     for which, header in (("first", before), ("second", after)):
         load, cpus = header.environment.get("load_1min"), header.environment.get("cpus")
         if isinstance(load, int | float) and isinstance(cpus, int) and load > OVERLOADED * cpus:

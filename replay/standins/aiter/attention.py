@@ -210,7 +210,7 @@ def csr_keys_values(
     bounds = ends(indptr, indices.shape[0], "kv_indptr")
     last = last_page_lens.tolist() if last_page_lens is not None and page > 1 else None
     given = lengths.tolist() if lengths is not None else None
-    pairs = []
+    pairs: list[tuple[Tensor, Tensor]] = []
     for i in range(len(bounds) - 1):
         table = indices[bounds[i] : bounds[i + 1]]
         tokens = table.shape[0] * page
@@ -218,7 +218,8 @@ def csr_keys_values(
             tokens = min(tokens, given[i])
         elif last is not None and tokens:
             tokens += last[i] - page
-        pairs.append(tuple(gather_blocks(x, table, tokens, page).flatten(0, 1)[:tokens] for x in (pages_k, pages_v)))
+        keys, values = (gather_blocks(x, table, tokens, page).flatten(0, 1)[:tokens] for x in (pages_k, pages_v))
+        pairs.append((keys, values))
     return pairs
 
 

@@ -55,7 +55,7 @@ def from_sequences(parts: list[Tensor], like: Tensor, layout: str, width: int) -
 def paged_sequences(pages: Tensor, block_table: Tensor, lengths: list[int], heads: int) -> list[Tensor]:
     """Sequences [S, heads, D] from pages [blocks, page, heads · D] or [blocks, heads, page, D]."""
     page = pages.shape[1] if pages.dim() == 3 else pages.shape[2]
-    found = []
+    found: list[Tensor] = []
     for i, length in enumerate(lengths):
         blocks = gather_blocks(pages, block_table[i], length, page)
         rows = blocks.unflatten(-1, (heads, -1)) if pages.dim() == 3 else blocks.transpose(1, 2)

@@ -1,3 +1,4 @@
+# pyright: strict
 """Host threads of one step: which events ran on each, cut into slices by what ran innermost; knows no device."""
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def host_events(trace: Trace, step: Step, main: int, home: Ints) -> list[HostEve
     start, end = np.maximum(start, step.start_ns), np.minimum(end, step.end_ns)
     op = np.concatenate([op_rows, np.full(len(call_rows), -1)])
     call = np.concatenate([np.full(len(op_rows), -1), call_rows])
-    out = []
+    out: list[HostEvents] = []
     for at in [main, *sorted(set(track.tolist()) - {main})]:
         rows, parent = nest(*_of(track == at, start, end))
         ends = end[rows]

@@ -1,3 +1,4 @@
+# pyright: strict
 """Lowering of fused and foreach optimizer steps and gradient bookkeeping."""
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def unscale(op: OpView) -> Iterable[KernelCall]:
 def adam(op: OpView) -> Iterable[KernelCall]:
     """ApplyAdamWV2 for each parameter: parameter, gradient and both moments."""
     params = op.metas("self") or op.tensors[:1]
-    kernels = []
+    kernels: list[KernelCall] = []
     for t in params:
         p = spec(t.shape, t.dtype)
         kernels.append(kernel("ApplyAdamWV2", [p, p, p, p, spec((1,), "int64")], []))

@@ -15,6 +15,8 @@ import numpy as np
 
 from opreplay.traces.activity.collect import TimingCollector
 from opreplay.traces.activity.events import TimingDecoder
+from opreplay.traces.communication.collect import CommsCollector
+from opreplay.traces.communication.events import CommsDecoder
 from opreplay.traces.dialects.ascend import owners_above_launches
 from opreplay.traces.dialects.kineto import ERAS, era_of, metadata_level, run_facts
 from opreplay.traces.errors import TraceError, UsageError
@@ -28,6 +30,7 @@ from opreplay.traces.model import (
     GraphLaunches,
     KernelTable,
     LinkStats,
+    OpSignature,
     OpTable,
     ReadReport,
     RuntimeCalls,
@@ -56,6 +59,7 @@ def read_trace(
     record_function_ids: bool = False,
     calls: bool = False,
     activity: bool = False,
+    communication: bool = False,
     _block_bytes: int = BLOCK_BYTES,
 ) -> Trace:
     """Read one profile, plain or gzip JSON ("-" for stdin), in bounded memory, and link device time to ops.
@@ -63,11 +67,12 @@ def read_trace(
     `processes` > 1 splits a plain file. `progress(bytes_done, total)` counts bytes of the file; total may be None.
     `record_function_ids` fills that column of the ops where the trace has it, to join an ExecutionTrace of the same
     run, and `calls` the runtime calls with their names, to find what a graph was captured from; one process then
-    reads all. `activity`: also what else ran when (`Trace.activity`), some three times slower and in one process.
+    reads all. `activity`: also what else ran when (`Trace.activity`), some three times slower and in one process;
+    `communication`: that, and what is recorded of collectives (`Trace.communication`).
     Raises TraceError: Malformed, UnknownDialect, or TooLarge for a file over one of `limits`.
     """
     with collector_off():
-        if processes > 1 and not record_function_ids and not calls and not activity:
+        if processes > 1 and not (record_function_ids or calls or activity or communication):
             from opreplay.traces.reading.parallel import scan_parallel
 
             scanned = scan_parallel(str(path), limits, processes, block_bytes=_block_bytes, progress=progress)
@@ -85,7 +90,7 @@ def read_trace(
                         numbered=record_function_ids,
                         calls=calls,
                         arrows=arrows,
-                        timing=(TimingDecoder(), TimingCollector(limits)) if activity else None,
+                        timing=_timing(limits, activity, communication),
                     )
                 except ExecutionTraceFound as found:
                     from opreplay.traces.dialects.execution_trace import read_nodes
@@ -100,6 +105,13 @@ def read_trace(
         if isinstance(got, Scanned) and got.collector.wants_arrows:
             got = once(arrows=True)
         return got if isinstance(got, Trace) else _assemble(str(path), got)
+
+
+def _timing(limits: Limits, activity: bool, communication: bool) -> tuple[TimingDecoder, TimingCollector] | None:
+    """Decoder and tables that keep more than ops and their device work; None where nobody asked for more."""
+    if communication:
+        return CommsDecoder(), CommsCollector(limits)
+    return (TimingDecoder(), TimingCollector(limits)) if activity else None
 
 
 def _assemble(path: str, scanned: Scanned) -> Trace:
@@ -136,6 +148,7 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
     era = None if ascend else era_of(scanned.features, scanned.keys, op_category=_op_category(categories), level=level)
     notes = _notes(got, tally.repairs, track_remap)
     kernel_names = _names(got.kernel_names, tally.repairs)
+    of_notes = got.notes.take("comms") if isinstance(got, CommsCollector) else None
     dialect: Literal["kineto", "ascend"] = "ascend" if ascend else "kineto"
     info = TraceInfo(
         path=path,
@@ -166,7 +179,15 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
         graphs=graphs,
         calls=_calls(got, launches, tally.repairs) if "kernel" in launches else None,
         activity=got.activity(columns, track_remap) if isinstance(got, TimingCollector) else None,
+        communication=got.communication(got.ops.take("comms"), columns["comms"], of_notes, notes, _signature)
+        if isinstance(got, CommsCollector)
+        else None,
     )
+
+
+def _signature(key: bytes) -> OpSignature:
+    """The signature of one key; without arguments where they cannot be read."""
+    return decode_signatures([key], Counter(), Counter())[0][0]
 
 
 def _ran_in_graphs(graphs: GraphLaunches | None, kernels: KernelTable) -> GraphJoin | None:

@@ -9,6 +9,7 @@ import click
 
 from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.options.measuring import checking_options, device_versions, holding, measuring_options, tell_threads
+from opreplay.cli.options.ranks import ranks_options
 from opreplay.cli.options.sequence import sequence_options
 from opreplay.cli.options.shared import (
     capture_option,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Say what would run, then stop.")
 @measuring_options
 @sequence_options
+@ranks_options
 @click.option(
     "--max-failed", type=click.IntRange(min=0), metavar="N", help="Exit with 1 when more ops are skipped or failed."
 )
@@ -112,8 +114,16 @@ def command(
     devices = load_socs(soc)
     state: L2State = l2 or ("sequence" if measuring.mode == "sequence" else measuring.cache)
     with Outputs(output, force=force, resume=resume) as outputs:
-        read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details, capture=capture)
-        plan = plan_of(read, selection, device=device, in_order=measuring.mode == "sequence")
+        collectives = measuring.ranks is not None
+        read = open_input(
+            trace,
+            limit,
+            execution_trace=execution_trace,
+            kernel_details=kernel_details,
+            capture=capture,
+            communication=collectives,
+        )
+        plan = plan_of(read, selection, device=device, in_order=measuring.mode == "sequence", collectives=collectives)
         refuse_unused_initializers(contents.registry, plan.ops, init_module, init_arg)
         if dry_run:
             from opreplay.cli.plan_views import show_dry_run

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from opreplay.replay.ir.model import Assumption, Recorded, RecordedKernel, ReplayOp, ReplayPlan
 from opreplay.replay.ir.recorded_call import recorded_results
 from opreplay.replay.plan import passes
-from opreplay.replay.plan.collective_ranks import ranks_of
+from opreplay.replay.plan.collectives.ranks import ranks_of
 from opreplay.replay.plan.select import OpFilter, keep_heaviest, keeps_name, no_such_phase, selected_rows
 from opreplay.replay.plan.step.order import recorded_sequence
 from opreplay.replay.resolve.policy import Policy

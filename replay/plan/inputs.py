@@ -92,6 +92,7 @@ def open_input(
     kernel_details: str | None = None,
     capture: str | None = None,
     progress: Progress = nullcontext,
+    communication: bool = False,
 ) -> Trace | ReplayPlan:
     """What a path, a glob that matches one file, or "-" names: a trace, a plan or TraceLens's IR, told by content.
 
@@ -103,6 +104,7 @@ def open_input(
         capture: the recording of the capture of the graphs that a trace replays, or a folder of such; those beside
             the trace with `capture` in their name are used without being named.
         progress: makes a context manager that gives what is told of each file that is read.
+        communication: also read what is recorded of collectives.
 
     Raises UsageError for a glob that matches several and for what completes a trace with a plan, TraceError for what
     cannot be read.
@@ -135,6 +137,7 @@ def open_input(
         kernel_details=kernel_details,
         capture=capture,
         progress=progress,
+        communication=communication,
     )
 
 
@@ -147,8 +150,10 @@ def open_trace(
     capture: str | None = None,
     progress: Progress = nullcontext,
     activity: bool = False,
+    communication: bool = False,
 ) -> Trace:
-    """The profile that a path, a glob or "-" names, completed as `open_input` says; `activity`: all timing.
+    """The profile that a path, a glob or "-" names, completed as `open_input` says; `activity`: all timing,
+    `communication`: that and the metadata of collectives.
 
     Raises as `open_input` does, and what `join_kernel_details` does for a table that was named; one that merely lies
     beside the trace is left unused, and `info.kernel_details` says why.
@@ -159,7 +164,9 @@ def open_trace(
     from opreplay.traces.joins.kernel_details import join_kernel_details, with_table_beside
 
     path = the_one_path(text)
-    trace = _read(path, limits, progress, ids=execution_trace is not None, activity=activity)
+    trace = _read(
+        path, limits, progress, ids=execution_trace is not None, activity=activity, communication=communication
+    )
     if execution_trace is not None:
         trace = join_shapes(trace, _read(the_one_path(execution_trace), limits, progress, ids=True))
     trace = with_table_beside(trace) if kernel_details is None else join_kernel_details(trace, kernel_details)
@@ -168,7 +175,15 @@ def open_trace(
     return with_captures(trace, capture_files(capture), limits or Limits())
 
 
-def _read(path: str, limits: Limits | None, progress: Progress, *, ids: bool, activity: bool = False) -> Trace:
+def _read(
+    path: str,
+    limits: Limits | None,
+    progress: Progress,
+    *,
+    ids: bool,
+    activity: bool = False,
+    communication: bool = False,
+) -> Trace:
     from opreplay.traces import Limits, read_trace
 
     with progress() as told:
@@ -179,6 +194,7 @@ def _read(path: str, limits: Limits | None, progress: Progress, *, ids: bool, ac
             record_function_ids=ids,
             gradients=not activity,
             activity=activity,
+            communication=communication,
         )
 
 
@@ -235,13 +251,16 @@ def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:
     }
 
 
-def plan_of(read: Trace | ReplayPlan, selection: Selection, *, device: str, in_order: bool = False) -> ReplayPlan:
+def plan_of(
+    read: Trace | ReplayPlan, selection: Selection, *, device: str, in_order: bool = False, collectives: bool = False
+) -> ReplayPlan:
     """The plan of a trace, or what the filters leave of a given plan.
 
     Raises UsageError as `restricted` does, and with the nearest names where the filters leave nothing of a file that
     holds ops.
 
-    With `in_order` that of a trace says in which order the ops of one step ran.
+    With `in_order` that of a trace says in which order the ops of one step ran. With `collectives` that of a trace,
+    which was read with its communication, holds all of them, each distinct one as an op.
     """
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.plan.select import nothing_left
@@ -249,11 +268,27 @@ def plan_of(read: Trace | ReplayPlan, selection: Selection, *, device: str, in_o
     if isinstance(read, ReplayPlan):
         plan, names = restricted(read, selection, device=device), [op.name for op in read.ops]
     else:
-        plan = make_plan(read, selection, device=device, in_order=in_order)
+        make = _with_collectives if collectives else make_plan
+        plan = make(read, selection, device=device, in_order=in_order)
         names = [] if plan.ops else names_by_time(read)
     if not plan.ops and names and selection.narrows:
         raise nothing_left(names, include=selection.include, select=selection.select, narrows=selection.narrows)
     return plan
+
+
+def _with_collectives(trace: Trace, selection: Selection, *, device: str, in_order: bool) -> ReplayPlan:
+    from opreplay.replay.plan.collectives.in_plan import with_collectives
+    from opreplay.replay.plan.select import OpFilter
+
+    all_of_it = msgspec.structs.replace(selection, top=None, min_share=None, ops=())
+    filters = OpFilter(
+        include=selection.include,
+        exclude=selection.exclude,
+        top=selection.top,
+        min_share=selection.min_share,
+        ops=selection.ops,
+    )
+    return with_collectives(make_plan(trace, all_of_it, device=device, in_order=in_order), trace, filters)
 
 
 def names_by_time(trace: Trace) -> list[str]:

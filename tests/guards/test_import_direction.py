@@ -22,6 +22,7 @@ TORCH_AT_IMPORT = (
     "opreplay.replay.execute.executors.torch.profile",
     "opreplay.replay.execute.executors.torch.sequence_tools",
     "opreplay.replay.execute.executors.torch.values",
+    "opreplay.replay.execute.ranks.torch",
     "opreplay.replay.export",
     "opreplay.replay.resolve.meta.forked",
     "opreplay.replay.resolve.meta.check",

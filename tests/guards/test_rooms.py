@@ -12,6 +12,7 @@ ROOMS = (
     "traces",
     "initializers",
     "replay.host",
+    "replay.collectives",
     "replay.ir",
     "replay.standins",
     "replay.arguments",

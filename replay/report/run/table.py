@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from opreplay.replay.ir.reasons import ReasonTotal
-from opreplay.replay.report import suspects
+from opreplay.replay.report import collectives, suspects
 from opreplay.replay.report.columns import Column, OpCell, ops_table, plain_table
 from opreplay.replay.report.doubts import mark
 from opreplay.replay.report.run import npu
@@ -56,6 +56,7 @@ def render(header: Header | None, results: Sequence[OpResult], summary: Summary,
         parts += reasons_table(results)
         parts += npu.results_table(results)
         parts += work_table(results)
+        parts += collectives.table(results, socs_of(results))
     parts += notes_lines([*work_notes(results), *notes(header, results, summary)])
     return Group(*parts)
 

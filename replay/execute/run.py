@@ -242,7 +242,7 @@ def with_ranks(others: Engine, options: RunOptions) -> WithRanks:
             store="",
             threads=1,
             memory_bytes=max_bytes // count,
-            measure=options.measure_options(),
+            measure=options,
             check=options.check_results,
         )
         for rank in range(count)
@@ -251,7 +251,7 @@ def with_ranks(others: Engine, options: RunOptions) -> WithRanks:
         others,
         LocalCrew(configs, limit_s=options.hard_limit_s()),
         backend=backend,
-        measure=options.measure_options(),
+        measure=options,
         max_bytes=max_bytes,
         check=options.check_results,
     )

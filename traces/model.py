@@ -1,3 +1,4 @@
+# pyright: strict
 """What a profile says, as frozen values and columns; knows nothing of torch or of how ops are replayed."""
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from opreplay.traces.activity.model import Activity
-from opreplay.traces.communication.model import Communication
 
 Dims = tuple["int | Dims", ...]
 """A shape or strides; one level deeper for a TensorList entry."""
@@ -100,7 +100,7 @@ class TensorMemories:
         known = parts >= 0
         lengths = np.where(known, self.bounds[parts + 1] - self.bounds[parts], 0)
         bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        places = np.repeat(self.bounds[parts] - bounds[:-1], lengths) + np.arange(bounds[-1])
+        places = np.repeat(self.bounds[parts] - bounds[:-1], lengths) + np.arange(int(bounds[-1]))
         return TensorMemories(ids=self.ids[places], bounds=bounds)
 
 
@@ -118,6 +118,8 @@ class OpTable:
     """Row of the innermost enclosing op, or -1, where the file says so; None where only the intervals tell."""
     record_function_id: npt.NDArray[np.int64] | None = None
     """torch's number of the call, the same in a Kineto trace and an ExecutionTrace of one run; -1 unknown."""
+    gradients: npt.NDArray[np.bool_] | None = None
+    """Whether autograd recorded the call: gradients were on, and an input required them; None where nobody asked."""
     memories: TensorMemories | None = None
     """Only an ExecutionTrace tells them."""
 
@@ -273,6 +275,8 @@ class TraceInfo:
     rank: int | None = None
     backend: str | None = None
     """Of torch.distributed: "nccl", "gloo", "hccl"."""
+    base_ns: int = 0
+    """What the file's times count from, ns since 1970; 0 where it does not say: then they are such times themselves."""
     report: ReadReport = ReadReport()
     links: LinkStats = LinkStats()
     joined: ShapeJoin | None = None
@@ -304,8 +308,6 @@ class Trace:
     """None unless asked for."""
     activity: Activity | None = None
     """What else the file says of when things ran; only where it was asked for."""
-    communication: Communication | None = None
-    """What the file says of collectives; only where it was asked for."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -15,14 +15,13 @@ import numpy as np
 
 from opreplay.traces.activity.collect import TimingCollector
 from opreplay.traces.activity.events import TimingDecoder
-from opreplay.traces.communication.collect import CommsCollector
-from opreplay.traces.communication.events import CommsDecoder
 from opreplay.traces.dialects.ascend import owners_above_launches
 from opreplay.traces.dialects.kineto import ERAS, era_of, metadata_level, run_facts
 from opreplay.traces.errors import TraceError, UsageError
 from opreplay.traces.garbage import collector_off
 from opreplay.traces.limits import Limits
 from opreplay.traces.links.annotations import AnnotationTable
+from opreplay.traces.links.autograd import recorded_by_autograd
 from opreplay.traces.links.device_time import LinkInput, graph_launches, link
 from opreplay.traces.model import (
     KERNEL_CATEGORIES,
@@ -30,7 +29,6 @@ from opreplay.traces.model import (
     GraphLaunches,
     KernelTable,
     LinkStats,
-    OpSignature,
     OpTable,
     ReadReport,
     RuntimeCalls,
@@ -57,22 +55,23 @@ def read_trace(
     processes: int = 1,
     progress: Progress | None = None,
     record_function_ids: bool = False,
+    gradients: bool = False,
     calls: bool = False,
     activity: bool = False,
-    communication: bool = False,
     _block_bytes: int = BLOCK_BYTES,
 ) -> Trace:
     """Read one profile, plain or gzip JSON ("-" for stdin), in bounded memory, and link device time to ops.
 
     `processes` > 1 splits a plain file. `progress(bytes_done, total)` counts bytes of the file; total may be None.
     `record_function_ids` fills that column of the ops where the trace has it, to join an ExecutionTrace of the same
-    run, and `calls` the runtime calls with their names, to find what a graph was captured from; one process then
-    reads all. `activity`: also what else ran when (`Trace.activity`), some three times slower and in one process;
-    `communication`: that, and what is recorded of collectives (`Trace.communication`).
+    run, `gradients` the one that says which ops autograd recorded, and `calls` the runtime calls with their names, to
+    find what a graph was captured from; one process then reads all. `activity`: also what else ran when
+    (`Trace.activity`), some three times slower and in one process.
     Raises TraceError: Malformed, UnknownDialect, or TooLarge for a file over one of `limits`.
     """
+    numbered = record_function_ids or gradients
     with collector_off():
-        if processes > 1 and not (record_function_ids or calls or activity or communication):
+        if processes > 1 and not numbered and not calls and not activity:
             from opreplay.traces.reading.parallel import scan_parallel
 
             scanned = scan_parallel(str(path), limits, processes, block_bytes=_block_bytes, progress=progress)
@@ -87,10 +86,10 @@ def read_trace(
                         limits,
                         block_bytes=_block_bytes,
                         progress=progress,
-                        numbered=record_function_ids,
+                        numbered=numbered,
                         calls=calls,
                         arrows=arrows,
-                        timing=_timing(limits, activity, communication),
+                        timing=(TimingDecoder(), TimingCollector(limits)) if activity else None,
                     )
                 except ExecutionTraceFound as found:
                     from opreplay.traces.dialects.execution_trace import read_nodes
@@ -107,13 +106,6 @@ def read_trace(
         return got if isinstance(got, Trace) else _assemble(str(path), got)
 
 
-def _timing(limits: Limits, activity: bool, communication: bool) -> tuple[TimingDecoder, TimingCollector] | None:
-    """Decoder and tables that keep more than ops and their device work; None where nobody asked for more."""
-    if communication:
-        return CommsDecoder(), CommsCollector(limits)
-    return (TimingDecoder(), TimingCollector(limits)) if activity else None
-
-
 def _assemble(path: str, scanned: Scanned) -> Trace:
     """Tables of one scan → the linked trace."""
     got, tally = scanned.collector, scanned.tally
@@ -127,13 +119,16 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
     signatures, remap = decode_signatures(list(got.signatures), tally.losses, tally.repairs)
     tracks, track_remap = _ordered_tracks(list(got.tracks.texts))
     ext = got.ops.take("ext")
+    numbered = "seq" in got.ops.kinds
     ops = OpTable(
         signature=remap[got.ops.take("signature")] if len(remap) else np.empty(0, np.uint32),
         start_ns=got.ops.take("start"),
         dur_ns=got.ops.take("dur"),
         track=_take(track_remap, got.ops.take("track")),
-        record_function_id=got.ops.take("rf").astype(np.int64) if "rf" in got.ops.kinds else None,
+        record_function_id=got.ops.take("rf").astype(np.int64) if numbered else None,
     )
+    if numbered:
+        ops = dataclasses.replace(ops, gradients=recorded_by_autograd(ops, got.ops.take("seq"), signatures))
     launches = {name: got.launches.take(name) for name in got.launches.kinds}
     launches["track"] = _take(track_remap, launches["track"])
     kernels, stats, graphs, columns = _kernels(got, ops, ext, track_remap, launches)
@@ -148,7 +143,6 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
     era = None if ascend else era_of(scanned.features, scanned.keys, op_category=_op_category(categories), level=level)
     notes = _notes(got, tally.repairs, track_remap)
     kernel_names = _names(got.kernel_names, tally.repairs)
-    of_notes = got.notes.take("comms") if isinstance(got, CommsCollector) else None
     dialect: Literal["kineto", "ascend"] = "ascend" if ascend else "kineto"
     info = TraceInfo(
         path=path,
@@ -164,6 +158,7 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
         world_size=facts.world_size,
         rank=facts.rank,
         backend=facts.backend,
+        base_ns=facts.base_ns,
         report=ReadReport(losses=_nonzero(tally.losses), repairs=_nonzero(tally.repairs)),
         links=stats,
         graphs=_ran_in_graphs(graphs, kernels),
@@ -178,16 +173,8 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
         annotations=notes,
         graphs=graphs,
         calls=_calls(got, launches, tally.repairs) if "kernel" in launches else None,
-        activity=got.activity(columns, track_remap) if isinstance(got, TimingCollector) else None,
-        communication=got.communication(got.ops.take("comms"), columns["comms"], of_notes, notes, _signature)
-        if isinstance(got, CommsCollector)
-        else None,
+        activity=got.activity(columns, track_remap, notes) if isinstance(got, TimingCollector) else None,
     )
-
-
-def _signature(key: bytes) -> OpSignature:
-    """The signature of one key; without arguments where they cannot be read."""
-    return decode_signatures([key], Counter(), Counter())[0][0]
 
 
 def _ran_in_graphs(graphs: GraphLaunches | None, kernels: KernelTable) -> GraphJoin | None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.command("compare", short_help="Say which ops became slower or faster between two runs.")
 @click.argument("before", metavar="BEFORE")
-@click.argument("after", metavar="AFTER")
+@click.argument("after", metavar="[AFTER]", required=False)
 @click.option(
     "--also-before",
     multiple=True,
@@ -47,6 +47,19 @@ if TYPE_CHECKING:
     show_default=True,
     help="Compare times relative to a fixed piece of work that was timed beside them, or plain medians.",
 )
+@click.option(
+    "--times",
+    metavar="BEFORE:AFTER",
+    help="Which times of each side: recorded, measured, simulated, or the name of a simulated device.  [default: "
+    "recorded ones of a trace, measured ones of results]",
+)
+@click.option(
+    "--select",
+    type=click.Choice(["owner", "leaf", "top", "all"]),
+    default="owner",
+    show_default=True,
+    help="Which ops of a trace: as in `opreplay run`.",
+)
 @click.option("--all", "everything", is_flag=True, help="List ops that stayed the same or are unclear as well.")
 @click.option("--force", is_flag=True, help="Compare runs of different machines or ways to measure.")
 @click.option("--output", "-o", metavar="FILE.html", help="Also write it as one HTML page that works offline.")
@@ -54,43 +67,52 @@ if TYPE_CHECKING:
 @format_option("table", "markdown", "json")
 def command(
     before: str,
-    after: str,
+    after: str | None,
     also_before: tuple[str, ...],
     also_after: tuple[str, ...],
     threshold: float,
     fail_if: tuple[str, ...],
     method: Method,
+    times: str | None,
+    select: str,
     everything: bool,
     force: bool,
     output: str | None,
     overwrite: bool,
     format_: str,
 ) -> int:
-    """Compare the results AFTER with those BEFORE, op by op; both are .jsonl files of `opreplay run --output`.
+    """Compare AFTER with BEFORE, op by op: .jsonl files of `opreplay run --output`, traces or plans.
 
-    A ratio above 1 means that AFTER is slower. An op is called slower or faster where that is more than its error and
-    more than the ops scatter, the speed of the machine taken out (--method). Runs in turns tell smaller changes.
+    A ratio above 1 means that AFTER is slower. Of two runs an op is called slower or faster where that is more than its
+    error and more than the ops scatter, the speed of the machine taken out (--method); runs in turns tell smaller
+    changes. Traces of two devices, a trace and its replay, or with --times measured:simulated one file of results and
+    its own predictions, are compared by the medians as they are.
     """
     from functools import partial
 
     from opreplay.cli.pages import check_page, write_page
     from opreplay.cli.terminal import console
+    from opreplay.cli.terminal.progress import ReadProgress
+    from opreplay.replay.plan.recorded.comparing import compare_operands, open_operand
     from opreplay.replay.report.page import of_checks
     from opreplay.replay.report.views import comparison as view
     from opreplay.replay.report.views import comparison_markdown, comparison_table
-    from opreplay.replay.results.compare.judge import compare
-    from opreplay.replay.results.compare.pooling import pool
     from opreplay.replay.results.compare.regressions import parse_condition, violations
-    from opreplay.replay.results.reading import read_result_file
 
     page = check_page(output, force=overwrite)
     conditions = [parse_condition(text) for text in fail_if]
     threshold = min([threshold, *(one.limit for one in conditions if one.what == "slower")])
-    sides = [
-        [read_result_file(path) for path in (one, *more)] for one, more in ((before, also_before), (after, also_after))
-    ]
-    first, second = (pool(runs, force=force) for runs in sides)
-    found = compare(first, second, threshold=threshold, method=method, force=force)
+    files = ((before, *also_before), (after, *also_after) if after is not None else ())
+    first, second = ([open_operand(path, progress=ReadProgress) for path in side] for side in files)
+    found = compare_operands(
+        first,
+        second,
+        times=times,
+        select=select,
+        threshold=threshold,
+        method=method,
+        force=force,
+    )
     broken = violations(conditions, found)
     write_page(page, partial(of_checks.of_comparison, found), force=overwrite)
     if format_ == "json":
@@ -98,7 +120,8 @@ def command(
     elif format_ == "markdown":
         console.write(comparison_markdown.render(found, everything=everything))
     else:
-        console.show_line(view.first_line(found))
+        for line in (view.first_line(found), *view.side_lines(found)):
+            console.show_line(line)
         console.show_fitted(lambda width: comparison_table.render(found, width=width, everything=everything))
     if conditions and found.applied > threshold:
         console.narrate(f"opreplay: warning: changes below {found.applied:.0%} do not show: the runs scatter so far")

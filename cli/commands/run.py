@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from opreplay.cli.exit_codes import ExitCode
-from opreplay.cli.options.measuring import checking_options, device_versions, holding, measuring_options, tell_threads
+from opreplay.cli.options.measuring import (
+    checking_options,
+    device_versions,
+    holding,
+    measuring_options,
+    resume_option,
+    tell_threads,
+)
 from opreplay.cli.options.ranks import ranks_options
 from opreplay.cli.options.sequence import sequence_options
 from opreplay.cli.options.shared import (
@@ -55,6 +62,7 @@ if TYPE_CHECKING:
 @force_option
 @click.option("--dry-run", is_flag=True, help="Say what would run, then stop.")
 @measuring_options
+@resume_option
 @sequence_options
 @ranks_options
 @click.option(
@@ -121,7 +129,7 @@ def command(
             execution_trace=execution_trace,
             kernel_details=kernel_details,
             capture=capture,
-            communication=collectives,
+            activity=collectives,
         )
         plan = plan_of(read, selection, device=device, in_order=measuring.mode == "sequence", collectives=collectives)
         refuse_unused_initializers(contents.registry, plan.ops, init_module, init_arg)

@@ -69,11 +69,6 @@ _MEASURING = [
     ),
     seed_option,
     click.option(
-        "--resume",
-        is_flag=True,
-        help="Go on with the .jsonl of --output where an interrupted run of the same ops and options ended.",
-    ),
-    click.option(
         "--shared-device",
         is_flag=True,
         envvar="OPREPLAY_SHARED_DEVICE",
@@ -86,7 +81,7 @@ _MEASURING = [
 
 def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """How long, with how much memory and on what seed ops are measured: the command gets `measuring`, RunOptions that
-    it completes, and `resume`."""
+    it completes."""
 
     @wraps(command)
     def taking_measuring(
@@ -123,6 +118,15 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_MEASURING):
         taking = option(taking)
     return taking
+
+
+def resume_option(command: Command) -> Command:
+    """--resume: going on with a file of results."""
+    return click.option(
+        "--resume",
+        is_flag=True,
+        help="Go on with the .jsonl of --output where an interrupted run of the same ops and options ended.",
+    )(command)
 
 
 def checking_options(command: Command) -> Command:

@@ -1,3 +1,4 @@
+# pyright: strict
 """Allocate tensors from recorded metadata, exactly as strided, and turn recorded scalars into torch's values.
 
 Owns no contents: what a fresh tensor holds is undefined until an initializer fills it.
@@ -6,9 +7,9 @@ Owns no contents: what a fresh tensor holds is undefined until an initializer fi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -170,7 +171,8 @@ def seed_of(op: ReplayOp, seed: int) -> int:
 def flattened(returned: Any) -> Iterable[Any]:
     """The results of a call one by one, those of lists and tuples in their place, without those that are None."""
     if isinstance(returned, list | tuple):
-        for item in returned:
+        items = cast("Sequence[Any]", returned)
+        for item in items:
             yield from flattened(item)
-    elif returned is not None or isinstance(returned, torch.Tensor):
+    elif returned is not None:
         yield returned

@@ -73,7 +73,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     def settled(self, config: WorkerConfig) -> WorkerConfig:
         """The configuration for the next process of the run: with as many threads as this one chose."""
         threads = self.facts.get("threads")
-        return msgspec.structs.replace(config, threads=threads) if isinstance(threads, int) else config
+        return config.having(threads=threads) if isinstance(threads, int) else config
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):

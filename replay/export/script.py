@@ -244,9 +244,17 @@ class Call:
             else:
                 self.positional.append(value)
         self.saved = [(span(t), span(t).clone()) for t in written]
+        self.gradients = bool(op.get("gradients"))
+        for value in [*self.positional, *self.by_name.values()] if self.gradients else ():
+            for tensor in value if isinstance(value, list) else [value]:
+                if isinstance(tensor, torch.Tensor) and (tensor.is_floating_point() or tensor.is_complex()):
+                    tensor.requires_grad_()
 
     def __call__(self) -> Any:
-        return self.function(*self.positional, **self.by_name)
+        if not self.gradients:
+            return self.function(*self.positional, **self.by_name)
+        with torch.enable_grad():  # as recorded: the op takes another way then
+            return self.function(*self.positional, **self.by_name)
 
     def reset(self) -> None:
         """Give what the op writes to its first values again."""

@@ -15,9 +15,9 @@ from opreplay.replay.ir.reasons import Reason
 from opreplay.traces.links.annotations import BatchContext
 from opreplay.traces.model import TensorMeta
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Changes of format: 1 first version; 2 `storage` of tensors that share memory, `type` of a recorded kernel; 3 the
-recorded `sequence`."""
+recorded `sequence`; 4 `gradients` of an op."""
 MAX_CALLS = 100_000
 """Calls that a sequence holds at most."""
 
@@ -77,6 +77,8 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     device_us_median: float | None = None
     """Median over calls that own device time; None when none does."""
     kernels: tuple[RecordedKernel, ...] = ()
+    gradient_calls: int | None = None
+    """Calls that autograd recorded; None where the trace was not asked, or does not say."""
     children: tuple[str, ...] | None = None
     """Names of the ops right below one of the calls, in order; None where nobody asked, or they are too many."""
     below: tuple[str, ...] | None = None
@@ -113,6 +115,8 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
     """Processes that take part in a collective, where the trace tells; None for any other op."""
     collective: Collective | None = None
     """What a collective does, of a plan that was made to run or simulate them; None for any other op."""
+    gradients: bool = False
+    """Whether it is called with gradients on and floating arguments that require them (`resolve.gradient_mode`)."""
     origin: str | None = None
     """JSON text of the entry in another tool's file that this op came from; data only, written back unchanged."""
 

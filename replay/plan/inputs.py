@@ -1,3 +1,4 @@
+# pyright: strict
 """What `run`, `plan`, `simulate` and `batch` take, told by content: a trace, a plan, TraceLens's IR; and its plan.
 
 Owns the choice of the reader, the join with other files of the same run, and the way on to a plan.
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from opreplay.traces import Limits, Trace
 
 
-Kind = Literal["trace", "plan", "tracelens"]
+Kind = Literal["trace", "plan", "tracelens", "results"]
 _PEEK_BYTES = 1 << 20
 _SPACE = " \t\r\n"
 
@@ -32,7 +33,7 @@ Progress = Callable[[], "AbstractContextManager[Callable[[int, int | None], None
 
 
 def kind_of_file(path: str) -> Kind:
-    """What the first MiB of a plain file looks like; "trace" for all that is no plan and no list of TraceLens's ops.
+    """What the first MiB of a plain file looks like; "trace" for all that is no plan, TraceLens's list or results.
 
     Never raises for what a file holds or lacks: the reader of the kind says what is wrong with it.
     """
@@ -44,7 +45,8 @@ def kind_of_file(path: str) -> Kind:
     except OSError:
         return "trace"
     if text.startswith("{"):
-        return "plan" if "schema_version" in _first_keys(text) else "trace"
+        keys = _first_keys(text)
+        return "results" if "record" in keys else "plan" if "schema_version" in keys else "trace"
     if text.startswith("["):
         inner = text[1:].lstrip(_SPACE)
         return "tracelens" if {"op_name", "replay_ir"} <= _first_keys(inner) else "trace"
@@ -90,7 +92,7 @@ def open_input(
     kernel_details: str | None = None,
     capture: str | None = None,
     progress: Progress = nullcontext,
-    communication: bool = False,
+    activity: bool = False,
 ) -> Trace | ReplayPlan:
     """What a path, a glob that matches one file, or "-" names: a trace, a plan or TraceLens's IR, told by content.
 
@@ -102,7 +104,7 @@ def open_input(
         capture: the recording of the capture of the graphs that a trace replays, or a folder of such; those beside
             the trace with `capture` in their name are used without being named.
         progress: makes a context manager that gives what is told of each file that is read.
-        communication: also read what is recorded of collectives.
+        activity: also read when all else ran, and what is recorded of collectives.
 
     Raises UsageError for a glob that matches several and for what completes a trace with a plan, TraceError for what
     cannot be read.
@@ -115,6 +117,11 @@ def open_input(
         raise UsageError("--capture completes a trace; a plan has its ops", hint="Leave it out.")
     if kind != "trace" and execution_trace is not None:
         raise UsageError("--execution-trace completes a trace; a plan has its arguments", hint="Leave it out.")
+    if kind == "results":
+        raise UsageError(
+            f"{path} holds the results of a run, not a trace",
+            hint="`opreplay report` and `opreplay compare` show them.",
+        )
     if kind == "plan":
         from opreplay.replay.ir.plan_file import load_plan
 
@@ -130,7 +137,7 @@ def open_input(
         kernel_details=kernel_details,
         capture=capture,
         progress=progress,
-        communication=communication,
+        activity=activity,
     )
 
 
@@ -143,10 +150,8 @@ def open_trace(
     capture: str | None = None,
     progress: Progress = nullcontext,
     activity: bool = False,
-    communication: bool = False,
 ) -> Trace:
-    """The profile that a path, a glob or "-" names, completed as `open_input` says; `activity`: all timing,
-    `communication`: that and the metadata of collectives.
+    """The profile that a path, a glob or "-" names, completed as `open_input` says; `activity`: all timing.
 
     Raises as `open_input` does, and what `join_kernel_details` does for a table that was named; one that merely lies
     beside the trace is left unused, and `info.kernel_details` says why.
@@ -157,9 +162,7 @@ def open_trace(
     from opreplay.traces.joins.kernel_details import join_kernel_details, with_table_beside
 
     path = the_one_path(text)
-    trace = _read(
-        path, limits, progress, ids=execution_trace is not None, activity=activity, communication=communication
-    )
+    trace = _read(path, limits, progress, ids=execution_trace is not None, activity=activity)
     if execution_trace is not None:
         trace = join_shapes(trace, _read(the_one_path(execution_trace), limits, progress, ids=True))
     trace = with_table_beside(trace) if kernel_details is None else join_kernel_details(trace, kernel_details)
@@ -175,7 +178,6 @@ def _read(
     *,
     ids: bool,
     activity: bool = False,
-    communication: bool = False,
 ) -> Trace:
     from opreplay.traces import Limits, read_trace
 
@@ -185,8 +187,8 @@ def _read(
             limits=limits or Limits(),
             progress=told,
             record_function_ids=ids,
+            gradients=True,
             activity=activity,
-            communication=communication,
         )
 
 
@@ -252,7 +254,7 @@ def plan_of(
     holds ops.
 
     With `in_order` that of a trace says in which order the ops of one step ran. With `collectives` that of a trace,
-    which was read with its communication, holds all of them, each distinct one as an op.
+    which was read with its activity, holds all of them, each distinct one as an op.
     """
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.plan.select import nothing_left
@@ -288,7 +290,8 @@ def names_by_time(trace: Trace) -> list[str]:
     import numpy as np
 
     time = np.bincount(trace.ops.signature, weights=trace.ops.dur_ns, minlength=len(trace.signatures))
-    return list(dict.fromkeys(trace.signatures[i].name for i in np.argsort(-time, kind="stable").tolist()))
+    order: list[int] = np.argsort(-time, kind="stable").tolist()
+    return list(dict.fromkeys(trace.signatures[i].name for i in order))
 
 
 def restricted(plan: ReplayPlan, selection: Selection, *, device: str) -> ReplayPlan:

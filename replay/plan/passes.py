@@ -51,9 +51,14 @@ def added(a: ReplayOp, b: ReplayOp) -> ReplayOp:
         device_us_total=a.recorded.device_us_total + b.recorded.device_us_total,
         device_us_median=heavier.recorded.device_us_median,
         kernels=tuple(kernels.values()),
+        gradient_calls=_both(a.recorded.gradient_calls, b.recorded.gradient_calls),
         children=b.recorded.children if a.recorded.children is None else a.recorded.children,
     )
     return msgspec.structs.replace(a, count=a.count + b.count, recorded=recorded)
+
+
+def _both(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else a + b
 
 
 def by_recorded_time(plan: ReplayPlan) -> ReplayPlan:

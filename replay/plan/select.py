@@ -1,3 +1,4 @@
+# pyright: strict
 """Which recorded calls a plan is about: those that own device time, leaves, outermost ops or all; and the filters."""
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ def outermost(trace: Trace, parents: Rows) -> Rows:
     is_label = np.array([_is_label(trace, i) for i in range(len(trace.signatures))], dtype=bool)
     label_row = is_label[trace.ops.signature] if len(trace.ops) else np.zeros(0, dtype=bool)
     inside = np.zeros(len(trace.ops), dtype=bool)
-    above = parents.copy()
+    above: Rows = parents.copy()
     while True:
         nested = above >= 0
         if not nested.any():

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from opreplay.replay.session.benchmarking import benchmark as benchmark
     from opreplay.replay.session.call import PreparedCall as PreparedCall
     from opreplay.replay.session.op import Op as Op
+    from opreplay.replay.session.single import op as op
     from opreplay.replay.session.single import op_of_call as op_of_call
     from opreplay.replay.session.single import op_of_event as op_of_event
     from opreplay.replay.session.trace import OpenTrace as OpenTrace
@@ -73,6 +74,7 @@ __all__ = [
     "Simulation",
     "benchmark",
     "compare",
+    "op",
     "op_of_call",
     "op_of_event",
     "open",
@@ -110,6 +112,7 @@ _HOMES = {
     "Simulation": "replay.session.whole",
     "benchmark": "replay.session.benchmarking",
     "compare": "replay.session.whole",
+    "op": "replay.session.single",
     "op_of_call": "replay.session.single",
     "op_of_event": "replay.session.single",
     "open": "replay.session.trace",

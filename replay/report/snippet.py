@@ -53,6 +53,7 @@ def snippet(op: ReplayOp, *, device: str = "cpu") -> str:
         name = _identifier(arg.name)
         if arg.tensors:
             lines.append(f"{name} = {_tensors(arg, device)}")
+            lines += _requiring(arg, name) if op.gradients else []
             text = name
         else:
             text = _value(arg, arg.value, device)
@@ -61,6 +62,16 @@ def snippet(op: ReplayOp, *, device: str = "cpu") -> str:
     suffix = overload if not overload or _WORD.fullmatch(overload[1:]) else ""
     lines.append(f"result = torch.ops.{match[1]}.{match[2]}{suffix}({', '.join(given)})")
     return "\n".join(lines) + "\n"
+
+
+def _requiring(arg: ReplayArg, name: str) -> list[str]:
+    """Lines that make the floating tensors of an argument require gradients."""
+    places = [name] if not arg.type.endswith("[]") else [f"{name}[{i}]" for i in range(len(arg.tensors))]
+    return [
+        f"{place}.requires_grad_()"
+        for place, meta in zip(places, arg.tensors, strict=False)
+        if meta is not None and meta.dtype.startswith(("float", "bfloat", "complex"))
+    ]
 
 
 def _identifier(name: str) -> str:

@@ -232,17 +232,34 @@ class Comparison(Shown):
 
 def compare(
     before: Results | str | os.PathLike[str],
-    after: Results | str | os.PathLike[str],
+    after: Results | str | os.PathLike[str] | None = None,
     *,
+    times: str | None = None,
     threshold: float = DEFAULT_THRESHOLD,
     method: Method = "gauges",
     force: bool = False,
 ) -> Comparison:
-    """Judge each op of two runs, given as results or as .jsonl files; `threshold` is a share, 0.05 for 5 %.
+    """Judge each op of two sides, given as results, or as files: results, traces or plans.
 
-    Raises EnvironmentRefused when they are of two machines or two ways to measure, unless `force`.
+    Args:
+        before: one side.
+        after: the other; None compares the measured times of one file of results with its predictions.
+        times: "BEFORE:AFTER", each of "recorded", "measured", "simulated" or a simulated device; by default the
+            recorded times of traces and plans, and the measured ones of results.
+        threshold: a share, 0.05 for 5 %: smaller changes are the same.
+        method: of two runs: "gauges" or "medians".
+        force: also compare runs of two machines or two ways to measure.
+
+    Raises EnvironmentRefused when two runs are of two machines or two ways to measure, unless `force`; UsageError for
+    times that a side does not hold.
     """
-    from opreplay.replay.results.compare.judge import compare as judge
+    from contextlib import nullcontext
 
-    first, second = (one if isinstance(one, Results) else read_results(one) for one in (before, after))
-    return Comparison(judge(first.file, second.file, threshold=threshold, method=method, force=force))
+    from opreplay.replay.plan.recorded.comparing import compare_operands, open_operand
+
+    sides = [
+        [] if one is None else [one.file if isinstance(one, Results) else open_operand(str(one), progress=nullcontext)]
+        for one in (before, after)
+    ]
+
+    return Comparison(compare_operands(*sides, times=times, threshold=threshold, method=method, force=force))

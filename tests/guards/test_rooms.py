@@ -48,7 +48,7 @@ CROWDED = {
 def room_of(module: str) -> str:
     """The room that a module of opreplay lies in. Raises LookupError for one that lies in none."""
     parts = module.split(".")[1:]
-    if parts in ([], ["tracelens"]):
+    if parts in ([], ["torch_ir"], ["tracelens"]):
         return "public"
     for name in (".".join(parts[:2]), parts[0]):
         if name in ROOMS and (name != "replay" or len(parts) == 1):

@@ -1,3 +1,4 @@
+# pyright: strict
 """Event structs → tables: keeps what links, replay and reports need, counts all events by category."""
 
 from __future__ import annotations
@@ -5,7 +6,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from decimal import Decimal
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 from msgspec import Struct
 
@@ -13,7 +14,7 @@ from opreplay.traces.limits import Limits, too_large
 from opreplay.traces.reading import fields
 from opreplay.traces.reading.columns import EXACT_LIMIT_US, FLUSH_ROWS, Columns, Kind
 
-_NUMBER: dict[str, Kind] = {"rf": "id"}
+_NUMBERS: dict[str, Kind] = {"rf": "id", "seq": "id"}
 _CALL: dict[str, Kind] = {"name": "id", "kernel": "id"}
 _join = b"\0".join
 
@@ -71,14 +72,15 @@ def _track_text(value: Any) -> str:
     """The same text whether numbers were decoded as floats or exactly; what is a list or an object is no id."""
     if isinstance(value, Decimal):
         value = float(value)
-    return f"({type(value).__name__})" if isinstance(value, (list, dict)) else str(value)[:200]
+    kind = cast("type[object]", type(value))
+    return f"({kind.__name__})" if kind in (list, dict) else str(value)[:200]
 
 
 class Collector:
     """The tables of one file, or of one part of it."""
 
     def __init__(self, limits: Limits, *, numbered: bool = False, calls: bool = False) -> None:
-        """`numbered`: keep the "Record function id" of each op; `calls`: the names of runtime calls."""
+        """`numbered`: keep the numbers that torch and autograd gave each op; `calls`: the names of runtime calls."""
         self.limits = limits
         self.events = 0
         self.by_category: Counter[str] = Counter()
@@ -88,8 +90,8 @@ class Collector:
         self.call_names = Interned("names", limits.names, "names of runtime calls", limits.name_bytes)
         self.note_names = Interned("names", limits.names, "annotation names", limits.name_bytes)
         self.tracks = Tracks(limits.tracks)
-        number = _NUMBER if numbered else {}
-        self.ops = Columns(signature="index", track="index", start="time", dur="span", ext="id", **number)
+        numbers = _NUMBERS if numbered else {}
+        self.ops = Columns(signature="index", track="index", start="time", dur="span", ext="id", **numbers)
         self.kernels = Columns(
             name="index",
             category="index",
@@ -198,6 +200,7 @@ class Collector:
         table["ext"] += [e.args.ext for e in events]
         if "rf" in table:
             table["rf"] += [getattr(e.args, "rf", -1) for e in events]
+            table["seq"] += [getattr(e.args, "seq", -1) for e in events]
 
     def _add_kernels(self, events: list[Any]) -> None:
         events = _complete(events)

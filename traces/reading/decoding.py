@@ -60,8 +60,8 @@ class EventDecoder:
         self.exact = True
         self._rebuild()
 
-    def use_record_function_ids(self) -> None:
-        """From now on read torch's number of each op as well."""
+    def use_numbers(self) -> None:
+        """From now on read the numbers that torch and autograd gave each op as well."""
         changed: dict[str, type[Struct]] = dict.fromkeys(fields.OP_TAGS, fields.NumberedOp)
         self.bases.update(changed)
         self.tagged.update(fields.make_tagged(changed))

@@ -99,9 +99,10 @@ class OldOpArgs(Struct, gc=False, frozen=True):
 
 
 class NumberedOpArgs(OpArgs, gc=False, frozen=True):
-    """With torch's number of the call, which is only wanted to join two files of one run."""
+    """With torch's number of the call, wanted to join two files of one run, and autograd's, which tells its mode."""
 
     rf: Any = field(name="Record function id", default=-1)
+    seq: Any = field(name="Sequence number", default=-1)
 
 
 class KernelArgs(Struct, gc=False, frozen=True):

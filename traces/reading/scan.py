@@ -82,9 +82,9 @@ class Scanner:
     ) -> None:
         """`first`: the source starts with the head; `last`: it ends with the tail, else just after an event.
 
-        `numbered`: also keep each op's record function id. `calls`: and the names of runtime calls. `arrows`: keep
-        flows that correlation ids make superfluous. `timing`: decoder and tables that keep more; the compiled half,
-        which does not, is then left out.
+        `numbered`: also keep each op's record function id and sequence number. `calls`: and the names of runtime
+        calls. `arrows`: keep flows that correlation ids make superfluous. `timing`: decoder and tables that keep more;
+        the compiled half, which does not, is then left out.
         """
         self.source, self.limits, self.progress = source, source.limits, progress
         self.first, self.last, self.layout = first, last, layout
@@ -92,7 +92,7 @@ class Scanner:
         decoder, collector = timing or (EventDecoder(), Collector(source.limits, numbered=numbered, calls=calls))
         self.decoder = decoder
         if numbered:
-            self.decoder.use_record_function_ids()
+            self.decoder.use_numbers()
         if calls:
             self.decoder.use_call_names()
         if not arrows:

@@ -1,3 +1,4 @@
+# pyright: strict
 """Which tensor each argument of a sequence is: a result of an earlier call, or one from outside; pure, knows no torch.
 
 Owns the inference. How long tensors live and what they take is `lifetimes`; the tensors are `passes`'.
@@ -158,7 +159,8 @@ def link(
     alive, known, taken = _Alive(), _Known(), _Taken()
     outside: list[Outside] = []
     seen = [0] * len(ops)
-    sources, recorded = [], 0
+    sources: list[tuple[Source, ...]] = []
+    recorded = 0
     for place, index in enumerate(calls):
         form = forms.get(index)
         if form is None:
@@ -167,7 +169,7 @@ def link(
         given, made = memories[place] if memories else ((), ())
         at = _aligned([tensor.meta for tensor in form.tensors], given) if given else None
         taken.clear()
-        found = []
+        found: list[Source] = []
         for argument, tensor in enumerate(form.tensors):
             memory = at[argument] if at and tensor.linkable else UNKNOWN
             source = known.find(memory, tensor) if tensor.meta is not None else _ABSENT

@@ -16,7 +16,7 @@ from opreplay.replay.report.page.parts import (
     time_cell,
 )
 from opreplay.replay.report.text import share_text, time_text
-from opreplay.replay.report.views.comparison import first_line, notes
+from opreplay.replay.report.views.comparison import first_line, notes, side_lines
 from opreplay.replay.results.compare.judge import Comparison
 
 
@@ -30,10 +30,11 @@ def of_comparison(found: Comparison, command: str) -> Page:
             if us is not None:
                 series[name][op.name] = series[name].get(op.name, 0.0) + us * op.count
     return Page(
-        title="opreplay: two runs compared",
+        title="opreplay: two sides compared" if found.sides else "opreplay: two runs compared",
         headline=first_line(found),
         command=command,
         facts=(
+            *((line.partition(": ")[0], line.partition(": ")[2]) for line in side_lines(found)),
             ("before", time_text(found.before_us)),
             ("after", time_text(found.after_us)),
             ("an op counts as changed from", share_text(found.applied)),

@@ -1,9 +1,11 @@
+# pyright: strict
 """What every report says of a run beside its rows: coverage, totals, notes; plain text and numbers, no format."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
 import msgspec
 
@@ -167,7 +169,8 @@ def _trace_notes(header: Header | None) -> list[str]:
     for field, verb in (("losses", "lost"), ("repairs", "repaired")):
         counts = header.trace.get(field)
         if isinstance(counts, Mapping) and counts:
-            found.append(f"reading: {verb} {_listed(Counter({str(k): int(v) for k, v in counts.items()}))}")
+            known = cast("Mapping[str, int]", counts)
+            found.append(f"reading: {verb} {_listed(Counter({str(k): int(v) for k, v in known.items()}))}")
     return found
 
 

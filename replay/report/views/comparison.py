@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
-from opreplay.replay.report.text import plural, ratio_text, share_text
+from opreplay.replay.report.text import plural, ratio_text, share_text, time_text
 from opreplay.replay.results.compare.judge import Comparison, OpComparison, Total, Verdict
 
 SHOWN: tuple[Verdict, ...] = ("slower", "faster", "lost", "gained", "only before", "only after")
@@ -17,8 +17,20 @@ def first_line(found: Comparison) -> str:
     """ "compared 48 ops: 3 slower, 1 faster, 44 same; total 1.020× (1.01 to 1.03)"."""
     judged = found.of("slower", "faster", "same", "unclear")
     counts = [f"{len(ops):,} {verdict}" for verdict in ORDER if (ops := found.of(verdict))]
-    total = "" if found.total is None else f"; total {precise(found.total.ratio)} ({interval(found.total)})"
+    total = "" if found.total is None else f"; total {precise(found.total.ratio)}"
+    if found.total is not None and (sure := interval(found.total)):
+        total += f" ({sure})"
     return f"compared {plural(len(judged), 'op')}: {', '.join(counts) or 'none in both runs'}{total}"
+
+
+def side_lines(found: Comparison) -> list[str]:
+    """What is held against what, and how much of it the other side has too; none for two runs."""
+    made: list[str] = []
+    for which, side in zip(("before", "after"), found.sides or (), strict=False):
+        share = side.matched_us / side.total_us if side.total_us else 0.0
+        matched = f"{side.matched_ops} of {plural(side.ops, 'op')} = {share_text(share)} of {time_text(side.total_us)}"
+        made.append(f"{which}: {side.what} on {side.on} ({side.source}); on both sides {matched}")
+    return made
 
 
 def rows(found: Comparison, *, everything: bool = False) -> list[OpComparison]:

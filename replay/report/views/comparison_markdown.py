@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from opreplay.replay.report.run.markdown import code, escaped
 from opreplay.replay.report.text import DASH, plural, time_text
-from opreplay.replay.report.views.comparison import first_line, interval, notes, precise, rows
+from opreplay.replay.report.views.comparison import first_line, interval, notes, precise, rows, side_lines
 from opreplay.replay.results.compare.judge import Comparison
 
 MAX_ROWS = 50
@@ -17,6 +17,7 @@ def render(found: Comparison, *, everything: bool = False) -> str:
     """The first line as a heading, the ops that changed, or all, and notes."""
     shown = rows(found, everything=everything)
     lines = [f"### opreplay: {escaped(first_line(found))}"]
+    lines += ["", *(f"- {escaped(line)}" for line in side_lines(found))] if found.sides else []
     if shown:
         lines += ["", "| verdict | ratio | 95 % | before | after | count | op | inputs |"]
         lines += ["|---|---:|---:|---:|---:|---:|---|---|"]

@@ -20,7 +20,11 @@ STYLES = {"slower": "red", "lost": "red", "faster": "green", "gained": "green", 
 def render(found: Comparison, *, width: int, everything: bool = False) -> RenderableType:
     """The ops that changed, or all, fitted to `width` characters, and notes; the first line comes before it."""
     shown = rows(found, everything=everything)
-    table = [Text(), *ops_table(_columns(shown), [_cell(op) for op in shown], width=width)] if shown else []
+    table = (
+        [Text(), *ops_table(_columns(shown), [_cell(op, sides=found.sides is not None) for op in shown], width=width)]
+        if shown
+        else []
+    )
     return Group(*table, *notes_lines(notes(found)))
 
 
@@ -36,5 +40,8 @@ def _columns(shown: Sequence[OpComparison]) -> list[Column]:
     ]
 
 
-def _cell(op: OpComparison) -> OpCell:
-    return OpCell(name=op.name, detail=op.note or op.inputs)
+def _cell(op: OpComparison, *, sides: bool) -> OpCell:
+    """Of two kinds of times every row has the same few notes, which are counted below."""
+    return OpCell(
+        name=op.name, detail=(op.inputs or op.note) if sides and op.ratio is not None else op.note or op.inputs
+    )

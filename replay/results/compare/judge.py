@@ -30,6 +30,9 @@ Verdict = Literal["slower", "faster", "same", "unclear", "lost", "gained", "only
 Method = Literal["gauges", "medians"]
 """Whether times are taken relative to the gauges where both runs have them, or as they are."""
 
+What = Literal["recorded", "measured", "simulated"]
+"""Which of an op's times is compared."""
+
 DEFAULT_THRESHOLD = 0.05
 SPREADS = 2.4
 """The threshold is at least so many standard deviations of the logarithms of the ratios: 0.8 % of normal values are
@@ -68,6 +71,9 @@ class OpComparison(msgspec.Struct, frozen=True, kw_only=True):
     """95 % interval of the ratio."""
     note: str = ""
     """Why the verdict is unclear, what became of an op that was lost, or what else is to be known of it."""
+    before_kernel: str | None = None
+    after_kernel: str | None = None
+    """Where times of traces are compared: the kernel that took most of the op's device time."""
 
     @property
     def error(self) -> float | None:
@@ -81,9 +87,26 @@ class Total(msgspec.Struct, frozen=True, kw_only=True):
     """Ratio of all ops together that were judged, weighted by the time of their calls in the first run."""
 
     ratio: float
-    low: float
-    high: float
-    """95 % interval."""
+    low: float | None
+    high: float | None
+    """95 % interval; None where the times compared have none: predictions, single recorded calls."""
+
+
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """What one of two sides is, where not both are measurements."""
+
+    what: What
+    on: str
+    """The device: as the trace names it, "cpu", or the name of the simulated one."""
+    source: str
+    """Name of the file, or of the trace that the results are of."""
+    ops: int
+    """With such a time."""
+    total_us: float
+    """Of all calls of these ops."""
+    matched_ops: int
+    matched_us: float
+    """The part of it in ops that the other side has as well."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +115,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     threshold: float
     """Asked for."""
     method: Method
+    """Where not both sides are measurements, "medians": of calls, or the one time of a prediction."""
     applied: float
     """What ops were judged by: the threshold, or 2.4 times their spread."""
     spread: float | None
@@ -108,6 +132,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
     total: Total | None
     ops: tuple[OpComparison, ...]
+    sides: tuple[Side, Side] | None = None
+    """Before and after, where not both are measurements; None for two runs."""
 
     def of(self, *verdicts: Verdict) -> list[OpComparison]:
         """The ops with these verdicts."""

@@ -34,9 +34,10 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
             return [f"{self}: {len(lost)} ops are no longer replayed"] if len(lost) > self.limit else []
         if self.what == "total":
             total = found.total
-            if total is None or total.ratio <= 1.0 + self.limit or total.low <= 1.0:
+            if total is None or total.ratio <= 1.0 + self.limit or (total.low is not None and total.low <= 1.0):
                 return []
-            return [f"{self}: {total.ratio:.3f}× ({total.low:.3f} to {total.high:.3f})"]
+            sure = "" if total.low is None or total.high is None else f" ({total.low:.3f} to {total.high:.3f})"
+            return [f"{self}: {total.ratio:.3f}×{sure}"]
         if self.what == "unclear":
             share = found.unclear_share
             return [f"{self}: {share:.0%} of the ops cannot be judged"] if share > self.limit else []

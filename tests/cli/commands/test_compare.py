@@ -229,6 +229,8 @@ def test_another_implementation_gets_its_verdict_with_a_note(before: Path, tmp_p
 def test_what_is_no_result_is_refused(before: Path, tmp_path: Path) -> None:
     wrong = tmp_path / "t.json"
     wrong.write_text('{"traceEvents": []}\n')
+    assert run(before, wrong).exit_code == 2, "a trace without any time"
+    wrong.write_text("[1, 2]")
     assert run(before, wrong).exit_code == 3
     assert run(before, tmp_path / "none.jsonl").exit_code == 3
     assert run(before, before, "--fail-if", "speed>3%").exit_code == 2

@@ -1,3 +1,4 @@
+# pyright: strict
 """The compiled reader of blocks behind the Python one: what it takes, in the same tables; absent without a C compiler.
 
 Owns what the compiled half is told (categories, where names are interned) and how its rows reach the tables. It takes
@@ -28,8 +29,8 @@ MAX_REFUSED = 16
 _KINDS: tuple[type[Any], ...] = (fields.Skipped, fields.Op, fields.Kernel, fields.Launch, fields.Flow, fields.Note)
 """Kind of an event, by the number that the compiled half gives it (native/record.h)."""
 _TABLES = (None, "ops", "kernels", "launches", "flows", "notes")
-_COLUMNS = (0, 6, 9, 3, 4, 4)
-"""Integers in a row of each kind; those of ops end with the record function id."""
+_COLUMNS = (0, 7, 9, 3, 4, 4)
+"""Integers in a row of each kind; those of ops end with the record function id and the sequence number."""
 
 
 def compiled_scanner() -> Callable[..., EventScanner] | None:

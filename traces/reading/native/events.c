@@ -11,7 +11,7 @@
 #define MAX_CATEGORIES 256
 #define MAX_COLUMNS 9
 
-static const int COLUMNS[KINDS] = {[OP] = 6, [KERNEL] = 9, [LAUNCH] = 3, [FLOW] = 4, [NOTE] = 4};
+static const int COLUMNS[KINDS] = {[OP] = 7, [KERNEL] = 9, [LAUNCH] = 3, [FLOW] = 4, [NOTE] = 4};
 
 typedef struct {
     int64_t *data;
@@ -133,6 +133,7 @@ static int add_row(EventScanner *self, const Record *r)
     switch (r->kind) {
     case OP:
         row[0] = name, row[1] = track, row[2] = r->start, row[3] = r->dur, row[4] = r->ext, row[5] = r->rf;
+        row[6] = r->seq;
         break;
     case KERNEL:
         row[0] = name, row[1] = r->category, row[2] = track, row[3] = r->start, row[4] = r->dur;

@@ -18,7 +18,7 @@ typedef struct {
 
 typedef struct {
     enum Kind kind;
-    int64_t category, start, dur, ext, corr, device, stream, id, end, rf;
+    int64_t category, start, dur, ext, corr, device, stream, id, end, rf, seq;
     Span pid, tid, name, dims, types, strides, concrete;
 } Record;
 
@@ -142,7 +142,10 @@ static int make_record(const Category *category, const Span *values, int exact, 
     case OP:
         out->dims = arguments[DIMS], out->types = arguments[TYPES];
         out->strides = arguments[STRIDES], out->concrete = arguments[CONCRETE];
-        return read_id(arguments[EXT], -1, &out->ext) && read_id(arguments[RF], -1, &out->rf) ? 1 : -1;
+        return read_id(arguments[EXT], -1, &out->ext) && read_id(arguments[RF], -1, &out->rf) &&
+                       read_id(arguments[SEQ], -1, &out->seq)
+                   ? 1
+                   : -1;
     case KERNEL:
         out->end = !arguments[CORR].size; /* without a correlation id */
         return read_id(arguments[arguments[EXT].size ? EXT : EXT_OLD], -1, &out->ext) &&

@@ -31,6 +31,7 @@ from opreplay.replay.execute.executors.clocks import Clock, EventClock, HostCloc
 from opreplay.replay.execute.executors.reference_load import Gauge
 from opreplay.replay.execute.executors.sequence_tools import Filled, SequenceParts
 from opreplay.replay.execute.executors.torch.caches import Caches, argument_bytes, copies
+from opreplay.replay.execute.executors.torch.gradients import require_gradients, with_gradients, without_gradient
 from opreplay.replay.execute.executors.torch.graph import captured
 from opreplay.replay.execute.executors.torch.profile import profile_call
 from opreplay.replay.execute.executors.torch.sequence_tools import TorchTools, free_bytes_of, timer_on
@@ -230,16 +231,36 @@ class TorchExecutor:
         positional = [args[arg.name] for arg in op.args if not arg.keyword_only]
         by_name = {arg.name: args[arg.name] for arg in op.args if arg.keyword_only}
         spare = self._memory_bytes - budget.need_of(op).total
-        prepared = TorchPrepared(partial(filled.function, *positional, **by_name), _written(op, args), spare)
+        function = partial(with_gradients, filled.function) if op.gradients else filled.function
+        prepared = TorchPrepared(partial(function, *positional, **by_name), _written(op, args), spare)
         prepared.initializer, prepared.lengths = filled.initializer, filled.lengths
         if self._check_work:
             prepared.work = work_of(self._context(op, args, seed_of(op, seed), seed), filled.lengths)
         prepared.assumptions = filled.assumptions
+        if op.gradients:
+            require_gradients(args.values())
+            prepared.assumptions += self._first_with_gradients(prepared, args)
         if prepared.mutates:
             if not prepared.resettable and aliasing.groups(op.args):
                 prepared.call_first()  # `prepare` must learn here whether the kernel takes arguments that overlap
             self._probe(prepared)
         return prepared
+
+    def _first_with_gradients(self, prepared: TorchPrepared, args: dict[str, Any]) -> tuple[Assumption, ...]:
+        """The first call, again without the gradients of what torch has none for: running means, weights of a loss."""
+        notes: tuple[Assumption, ...] = ()
+        while True:
+            try:
+                prepared.call_first()
+            except RuntimeError as error:
+                name = without_gradient(error) or ""
+                tensor = args.get(name)
+                if not isinstance(tensor, torch.Tensor) or not tensor.requires_grad:
+                    raise
+                tensor.requires_grad_(False)
+                notes += (Assumption(argument=name, what="requires no gradient: it has none"),)
+            else:
+                return notes
 
     def _within_budget(self, op: ReplayOp, args: tuple[ReplayArg, ...]) -> ReplayOp:
         """The op with arguments that need more memory, or NotReplayable."""
@@ -256,13 +277,19 @@ class TorchExecutor:
 
     def for_sequences(self) -> SequenceParts:
         return SequenceParts(
-            found=self.found,
+            found=self._found_for_sequence,
             fill=self.fill,
             tools=TorchTools(self._device),
             synchronize=self.synchronize,
             timer=timer_on(self._device, self.synchronize, _hold),
             free_bytes=partial(free_bytes_of, self._device),
         )
+
+    def _found_for_sequence(self, op: ReplayOp) -> tuple[ReplayOp, Callable[..., Any], tuple[Assumption, ...]]:
+        """As `found`: a sequence hands results on from call to call, so that gradients would keep them all alive."""
+        op, function, notes = self.found(op)
+        off = (Assumption(argument="*", what="gradients off in a sequence, unlike recorded"),) if op.gradients else ()
+        return op, function, notes + off
 
     def check_values(self, prepared: TorchPrepared, op: ReplayOp) -> ValueCheck:
         own = ValueCheck(status="own") if self._own_call is None else self._own_call(op)

@@ -56,6 +56,7 @@ _KEYS = (
     b"Input Strides",
     b"Concrete Inputs",
     b"Record function id",
+    b"Sequence number",
     b"Task Type",
     b"Ev Idx",
     b"bp",

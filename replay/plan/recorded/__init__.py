@@ -1,0 +1,1 @@
+"""What was recorded of each op, before anything is resolved."""

@@ -1,0 +1,112 @@
+# pyright: strict
+"""What `compare` takes, told by content, and which of its times: result files, traces, plans; measures nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from opreplay.replay.ir.model import ReplayPlan
+from opreplay.replay.plan.inputs import Progress, kind_of_file, open_input
+from opreplay.replay.plan.recorded.times import LEVELS, times_of_plan, times_of_trace
+from opreplay.replay.results.compare.judge import DEFAULT_THRESHOLD, Comparison, Method, What, compare
+from opreplay.replay.results.compare.pooling import pool
+from opreplay.replay.results.compare.sides import WHATS, Times, compare_times, times_of_results
+from opreplay.replay.results.reading import ResultFile, read_result_file
+from opreplay.traces.errors import UsageError
+from opreplay.traces.model import MetadataLevel, Trace
+
+Operand = ResultFile | Trace | ReplayPlan
+
+
+def open_operand(text: str, *, progress: Progress) -> Operand:
+    """The result file, trace or plan that a path names. Raises TraceError for what cannot be read."""
+    if kind_of_file(text) == "results" or text.endswith(".jsonl"):
+        return read_result_file(text)
+    return open_input(text, progress=progress)
+
+
+def compare_operands(
+    before: Sequence[Operand],
+    after: Sequence[Operand],
+    *,
+    times: str | None = None,
+    select: str = "owner",
+    threshold: float = DEFAULT_THRESHOLD,
+    method: Method = "gauges",
+    force: bool = False,
+) -> Comparison:
+    """Two sides, op by op; several result files of a side count together.
+
+    Args:
+        before: result files, or one trace or plan.
+        after: the same; none compares what one file of results holds: its measured times with its predictions, or the
+            recorded ones where nothing was measured.
+        times: "BEFORE:AFTER", each of "recorded", "measured", "simulated" or a simulated device; by default the
+            recorded times of traces and plans, and the measured ones of results.
+        select: which ops of a trace, as for a plan.
+        threshold: smaller changes are the same; a share.
+        method: of two runs: by gauges, or by plain medians.
+        force: compare runs of different machines or ways to measure.
+
+    Raises UsageError for times that a side does not hold, EnvironmentRefused as `judge.compare` does.
+    """
+    if not after:
+        after, times = before, times or _own_times(before)
+    which = _parsed(times)
+    runs = [[one for one in side if isinstance(one, ResultFile)] for side in (before, after)]
+    whole = len(runs[0]) == len(before) and len(runs[1]) == len(after)
+    if whole and all(one in (None, "measured") for one in which):
+        first, second = (pool(side, force=force) for side in runs)
+        return compare(first, second, threshold=threshold, method=method, force=force)
+    if len(before) > 1 or len(after) > 1:
+        raise UsageError("several files of a side are taken together for measured times alone", hint="Name one.")
+    pair = [side[0] for side in (before, after)]
+    level = _common_level(pair)
+    sides = [_times(side, one, select, level) for side, one in zip(pair, which, strict=True)]
+    return compare_times(*sides, threshold=threshold)
+
+
+def _common_level(pair: Sequence[Operand]) -> MetadataLevel | None:
+    """What both of two traces record of arguments, where it is not the same: ids are then made of that alone."""
+    found = {one.info.metadata_level for one in pair if isinstance(one, Trace)}
+    return next(level for level in LEVELS if level in found) if len(found) == 2 else None
+
+
+def _own_times(before: Sequence[Operand]) -> str:
+    if len(before) != 1 or not isinstance(before[0], ResultFile):
+        raise UsageError("AFTER is missing", hint="Only results hold two kinds of times: name another file.")
+    measured = any(one.measurement for one in before[0].results)
+    return "measured:simulated" if measured else "recorded:simulated"
+
+
+def _parsed(times: str | None) -> tuple[str | None, str | None]:
+    if times is None:
+        return None, None
+    first, colon, second = times.partition(":")
+    if not first or (colon and not second):
+        raise UsageError(f"{times!r} names no times", hint="Write it like recorded:measured or measured:910b3.")
+    return first, second or first
+
+
+def _times(operand: Operand, which: str | None, select: str, level: MetadataLevel | None) -> Times:
+    if isinstance(operand, ResultFile):
+        what, soc = _asked(which or "measured")
+        return times_of_results(operand, what, soc)
+    if which not in (None, "recorded"):
+        source = PurePath(operand.info.path).name if isinstance(operand, Trace) else operand.source
+        raise UsageError(
+            f"{source} holds recorded times, not {which} ones",
+            hint="Compare the results of `opreplay run TRACE --output FILE.jsonl` with it.",
+        )
+    made = times_of_trace(operand, select, level=level) if isinstance(operand, Trace) else times_of_plan(operand)
+    if not any(op.us for op in made.ops):
+        raise UsageError(f"{made.source} holds no times", hint="An ExecutionTrace says what ran, not how long.")
+    return made
+
+
+def _asked(which: str) -> tuple[What, str | None]:
+    for what in WHATS:
+        if what == which:
+            return what, None
+    return "simulated", which

@@ -1,0 +1,144 @@
+"""Recorded calls by what makes them one op, and what was measured of each; resolves nothing, and needs no torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from opreplay.replay.ir.model import Recorded, RecordedKernel
+from opreplay.traces.links.iterations import BatchIndex, DominantBatch
+from opreplay.traces.links.parents import parents_of
+from opreplay.traces.model import OpSignature, Trace
+
+Rows = npt.NDArray[np.int64]
+_ARITHMETIC = (
+    "aten::_foreach_add",
+    "aten::_foreach_sub",
+    "aten::_foreach_mul",
+    "aten::_foreach_div",
+    "aten::_foreach_lerp",
+    "aten::_fused_adam",
+    "aten::_fused_sgd",
+    "aten::_fused_adagrad",
+    "aten::addcdiv",
+    "aten::addcmul",
+    "aten::lerp",
+)
+"""Beginnings of the names of ops of optimizers, whose numbers change from step to step."""
+_FLOAT = r"[-+]?(?:\d+\.\d*|\.\d+|\d+(?=e))(?:e[-+]?\d+)?"
+_FLOATS = re.compile(rf"\[?{_FLOAT}(?:, {_FLOAT})*\]?")
+"""A floating number or a list of such, as a trace writes them."""
+
+
+def signature_id(signature: OpSignature) -> str:
+    """Stable 12-hex-digit hash of a recorded signature.
+
+    Floating numbers that values are only multiplied with or added to are no part of it: Adam corrects its bias by
+    other ones in each step, and the work is the same.
+    """
+    concrete = signature.concrete
+    if concrete is not None and signature.name.startswith(_ARITHMETIC):
+        concrete = tuple("float" if _FLOATS.fullmatch(text) else text for text in concrete)
+    parts = [signature.name, signature.dims, signature.types, signature.strides, concrete]
+    if signature.overload is not None or signature.list_types is not None or signature.storage is not None:
+        parts += [signature.overload, signature.list_types, signature.storage]
+    return blake2b(msgspec.json.encode(parts), digest_size=6).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallGroup:
+    """All selected calls of one signature."""
+
+    signature: OpSignature
+    row: int
+    """One of them, for what surrounds it."""
+    count: int
+    recorded: Recorded
+    host_us: npt.NDArray[np.float64]
+    device_us: npt.NDArray[np.float64]
+    """Of each call; 0 on the device for one that owns no device time."""
+    batch: DominantBatch | None = None
+
+
+def recorded_groups(trace: Trace, rows: Rows, select: str, batches: BatchIndex) -> list[CallGroup]:
+    """One group a signature, in order of first appearance."""
+    if not len(rows):
+        return []
+    owner = owner_among(trace, rows, select)
+    owned = owner >= 0
+    device_ns = np.bincount(owner[owned], weights=trace.kernels.dur_ns[owned], minlength=len(trace.ops))
+    kernels = _kernels_by_signature(trace, owner)
+    signature = trace.ops.signature[rows].astype(np.int64)
+    order = np.argsort(signature, kind="stable")
+    bounds = np.flatnonzero(np.diff(signature[order])) + 1
+    groups: list[CallGroup] = []
+    gradients = trace.ops.gradients
+    for part in np.split(rows[order], bounds):
+        index = int(trace.ops.signature[part[0]])
+        host, on_device = trace.ops.dur_ns[part] / 1e3, device_ns[part] / 1e3
+        busy = on_device[on_device > 0]
+        recorded = Recorded(
+            host_us_total=float(host.sum()),
+            host_us_median=float(np.median(host)),
+            device_us_total=float(on_device.sum()),
+            device_us_median=float(np.median(busy)) if len(busy) else None,
+            kernels=kernels.get(index, ()),
+            gradient_calls=None if gradients is None else int(np.count_nonzero(gradients[part])),
+        )
+        groups.append(
+            CallGroup(
+                signature=trace.signatures[index],
+                row=int(part[0]),
+                count=len(part),
+                recorded=recorded,
+                host_us=host,
+                device_us=on_device,
+                batch=batches.dominant(part, on_device),
+            )
+        )
+    groups.sort(key=lambda group: group.row)
+    return groups
+
+
+def owner_among(trace: Trace, rows: Rows, select: str) -> Rows:
+    """The selected row that each kernel's time counts for, or -1: its owner, or the owner's outermost op for "top"."""
+    owner = trace.kernels.owner.astype(np.int64)
+    chosen = np.zeros(len(trace.ops) + 1, dtype=bool)
+    chosen[rows] = True
+    if select in ("top", "leaf"):
+        parents = parents_of(trace)
+        outside = (owner >= 0) & ~chosen[owner]
+        while select == "top" and outside.any():
+            owner[outside] = parents[owner[outside]]
+            outside = (owner >= 0) & ~chosen[owner]
+    return np.where((owner >= 0) & chosen[owner], owner, -1)
+
+
+def _kernels_by_signature(trace: Trace, owner: Rows) -> dict[int, tuple[RecordedKernel, ...]]:
+    owned = np.flatnonzero(owner >= 0)
+    signature = trace.ops.signature[owner[owned]].astype(np.int64)
+    kinds = _kernel_types(trace)
+    key = signature * max(1, len(trace.kernel_names)) + trace.kernels.name[owned]
+    unique, inverse, counts = np.unique(key, return_inverse=True, return_counts=True)
+    totals = np.bincount(inverse, weights=trace.kernels.dur_ns[owned], minlength=len(unique)) / 1e3
+    made: dict[int, list[RecordedKernel]] = {}
+    for which, count, total in zip(unique.tolist(), counts.tolist(), totals.tolist(), strict=True):
+        index, name = divmod(which, max(1, len(trace.kernel_names)))
+        made.setdefault(index, []).append(
+            RecordedKernel(name=trace.kernel_names[name], count=count, total_us=total, type=kinds.get(name))
+        )
+    return {index: tuple(sorted(found, key=lambda k: -k.total_us)) for index, found in made.items()}
+
+
+def _kernel_types(trace: Trace) -> dict[int, str]:
+    """CANN type by index of a kernel's name, where a kernel table was joined; kernels of one name are of one type."""
+    if trace.details is None:
+        return {}
+    described = np.flatnonzero(trace.details.kind >= 0)
+    names, kinds = trace.kernels.name[described].tolist(), trace.details.kind[described].tolist()
+    return {name: trace.details.kinds[kind].type for name, kind in zip(names, kinds, strict=True)}

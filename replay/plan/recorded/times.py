@@ -1,0 +1,108 @@
+# pyright: strict
+"""Recorded times of a trace or a plan by op, for a comparison; ids are there before anything is resolved: no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import PurePath
+
+import numpy as np
+import numpy.typing as npt
+
+from opreplay.replay.ir.describe import describe_inputs
+from opreplay.replay.ir.model import RecordedKernel, ReplayOp, ReplayPlan
+from opreplay.replay.ir.recorded_call import recorded_args
+from opreplay.replay.plan.recorded.groups import CallGroup, recorded_groups, signature_id
+from opreplay.replay.plan.select import selected_rows
+from opreplay.replay.resolve.bind import unnamed_arguments
+from opreplay.replay.results.compare.sides import OpTime, Times
+from opreplay.replay.results.stats import median_interval, median_ranks
+from opreplay.traces.links.iterations import BatchIndex
+from opreplay.traces.model import MetadataLevel, OpSignature, Trace
+
+LEVELS: tuple[MetadataLevel, ...] = ("none", "dims", "dims+concrete", "full")
+Floats = npt.NDArray[np.float64]
+
+
+def times_of_trace(trace: Trace, select: str, *, level: MetadataLevel | None = None) -> Times:
+    """Ops of a trace, calls of one id together; on the device where any op owns device time, else on the host.
+
+    `level`: make ids of no more metadata than that, since the other side has no more.
+    """
+    groups: dict[str, list[CallGroup]] = {}
+    for group in recorded_groups(trace, selected_rows(trace, select), select, BatchIndex(trace)):
+        groups.setdefault(signature_id(_reduced(group.signature, level)), []).append(group)
+    on_device = any(group.recorded.device_us_total > 0 for found in groups.values() for group in found)
+    ops: list[OpTime] = []
+    for id_, found in groups.items():
+        calls = np.concatenate([group.device_us if on_device else group.host_us for group in found])
+        args = unnamed_arguments(recorded_args(found[0].signature), "")
+        shell = ReplayOp(id=id_, name=found[0].signature.name, count=len(calls), recorded=found[0].recorded, args=args)
+        kernels = [kernel for group in found for kernel in group.recorded.kernels]
+        ops.append(_timed(shell, calls[calls > 0], kernels))
+    device = next(iter(trace.info.device_names), None)
+    return Times(
+        what="recorded",
+        on=device or "an unnamed device" if on_device else "cpu",
+        source=PurePath(trace.info.path).name,
+        ops=tuple(ops),
+        notes=(*_of_reading(trace), *_of_level(trace, level)),
+    )
+
+
+def _reduced(signature: OpSignature, level: MetadataLevel | None) -> OpSignature:
+    """A signature with what a trace of this level records."""
+    if level is None or level == "full":
+        return signature
+    shorter = replace(signature, strides=None, storage=None, list_types=None, overload=None, results=None)
+    if level == "dims+concrete":
+        return shorter
+    return replace(shorter, concrete=None) if level == "dims" else OpSignature(name=signature.name)
+
+
+def _of_level(trace: Trace, level: MetadataLevel | None) -> list[str]:
+    if level is None or level == trace.info.metadata_level:
+        return []
+    lacks = {"dims+concrete": "strides", "dims": "strides and values", "none": "arguments"}.get(level, "")
+    return [f"ops are matched without {lacks}, which one of the traces lacks: one row may be several ops"]
+
+
+def _of_reading(trace: Trace) -> list[str]:
+    losses = ", ".join(f"{reason} ({count:,})" for reason, count in trace.info.report.losses.items())
+    return [f"{PurePath(trace.info.path).name}: reading lost {losses}"] if losses else []
+
+
+def _timed(op: ReplayOp, calls_us: Floats, kernels: Sequence[RecordedKernel]) -> OpTime:
+    ordered: list[float] = np.sort(calls_us).tolist()
+    sure = median_ranks(len(ordered)) is not None
+    low, high = median_interval(ordered) if sure else (None, None)
+    return OpTime(
+        id=op.id,
+        name=op.name,
+        inputs=describe_inputs(op),
+        count=op.count,
+        us=float(np.median(calls_us)) if len(ordered) else None,
+        low_us=low,
+        high_us=high,
+        kernel=max(kernels, key=lambda kernel: kernel.total_us).name if kernels else None,
+        note="" if ordered else "no time",
+    )
+
+
+def times_of_plan(plan: ReplayPlan) -> Times:
+    """Recorded times of a plan, which keeps the median of the calls alone."""
+    on_device = plan.device_us_total > 0
+    ops = [
+        OpTime(
+            id=op.id,
+            name=op.name,
+            inputs=describe_inputs(op),
+            count=op.count,
+            us=(op.recorded.device_us_median if on_device else op.recorded.host_us_median) or None,
+            kernel=max(op.recorded.kernels, key=lambda kernel: kernel.total_us).name if op.recorded.kernels else None,
+        )
+        for op in plan.ops
+    ]
+    on = (plan.device or "an unnamed device") if on_device else "cpu"
+    return Times(what="recorded", on=on, source=plan.source, ops=tuple(ops))

@@ -1,0 +1,54 @@
+# pyright: strict
+"""Which ops are replayed with gradients on; how that is done is the executors' concern.
+
+The rule: autograd recorded half or more of the op's calls in the trace, what is called here is one that torch composes
+of other ops before autograd sees it (`CompositeImplicitAutograd`), or whose kernel asks for the mode itself, and it
+writes to none of its arguments. Such an op chooses its way by gradients: `linear` of a batch folds the batch into rows
+so that its backward is a product too, `embedding_bag` keeps what its backward needs. All other ops do the same work
+either way, and autograd's own time of some microseconds would be all that is added.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import msgspec
+
+from opreplay.replay.ir import shared_memory as aliasing
+from opreplay.replay.ir.model import Assumption, ReplayOp
+
+ASKS_ITSELF = frozenset({"aten::mkldnn_rnn_layer"})
+"""Ops with a derivative whose kernel asks for the mode: it keeps a workspace for the backward (mkldnn/RNN.cpp)."""
+
+
+def with_gradient_mode(op: ReplayOp) -> ReplayOp:
+    """The op of a plan, marked where it is to run with gradients on; asks torch's dispatcher."""
+    with_gradients = op.recorded.gradient_calls or 0
+    if not with_gradients or 2 * with_gradients < op.count or op.reason is not None:
+        return op
+    if op.resolved_by not in ("jit", "torch.ops", "import") or any(arg.mutated for arg in op.args):
+        return op
+    if not _has_floats(op) or not _depends(op.called, op.overload or ""):
+        return op
+    calls = "" if with_gradients == op.count else f" in {with_gradients:,} of {op.count:,} calls"
+    what = f"gradients on, as recorded{calls}; every floating argument requires them"
+    return msgspec.structs.replace(
+        op, gradients=True, assumptions=(*op.assumptions, Assumption(argument="*", what=what))
+    )
+
+
+def _has_floats(op: ReplayOp) -> bool:
+    return any(meta is not None and aliasing.is_floating(meta.dtype) for arg in op.args for meta in arg.tensors)
+
+
+@cache
+def _depends(name: str, overload: str) -> bool:
+    if name in ASKS_ITSELF:
+        return True
+    import torch
+
+    full = f"{name}.{overload}" if overload else name
+    try:
+        return torch._C._dispatch_has_kernel_for_dispatch_key(full, "CompositeImplicitAutograd")  # pyright: ignore
+    except RuntimeError:  # torch knows no such op
+        return False

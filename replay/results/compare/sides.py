@@ -1,0 +1,231 @@
+# pyright: strict
+"""Times of different kinds side by side: recorded against recorded, measured or simulated; reads files, runs nothing.
+
+Two GPUs, a trace and its replay, a replay and a prediction differ for reasons that no gauge takes out. So what is
+judged is the plain ratio of the medians of an op's calls: slower or faster beyond the threshold, unclear where the
+intervals of both medians leave it open. A time without an interval (a prediction, fewer than six recorded calls) is
+taken as it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from opreplay.replay.results.compare.judge import (
+    DEFAULT_THRESHOLD,
+    Comparison,
+    OpComparison,
+    Side,
+    Total,
+    Verdict,
+    What,
+)
+from opreplay.replay.results.measurement import kind_of
+from opreplay.replay.results.reading import ResultFile
+from opreplay.replay.results.records import OpResult
+from opreplay.replay.results.stats import median_ranks
+from opreplay.traces.errors import UsageError
+
+WHATS: tuple[What, ...] = ("recorded", "measured", "simulated")
+
+
+class OpTime(msgspec.Struct, frozen=True, kw_only=True):
+    """One op on one side; microseconds a call."""
+
+    id: str
+    name: str
+    inputs: str
+    count: int
+    us: float | None
+    """Median of the calls, or the prediction; None where there is none: `note` says why."""
+    low_us: float | None = None
+    high_us: float | None = None
+    """95 % interval of the median; None where it has none."""
+    kernel: str | None = None
+    note: str = ""
+
+
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """One side: all ops that it has."""
+
+    what: What
+    on: str
+    source: str
+    ops: tuple[OpTime, ...]
+    notes: tuple[str, ...] = ()
+
+
+CONFIDENCE = {
+    "calibrated": "",
+    "other SoC": "prediction calibrated on another SoC",
+    "uncalibrated": "uncalibrated prediction",
+}
+"""What is said of a prediction beside its ratio to another time."""
+
+
+def times_of_results(file: ResultFile, what: What, soc: str | None = None) -> Times:
+    """One kind of time of a result file; `soc` names the simulated device, the only one by default.
+
+    Raises UsageError where the file has no such time.
+    """
+    trace = file.header.trace
+    source = str(trace.get("source") or "")
+    if what == "simulated":
+        return _simulated(file, soc, source)
+    if what == "recorded":
+        on = str(trace.get("device") or "") or ("cpu" if not trace.get("device_us_total") else "an unnamed device")
+        return Times(what=what, on=on, source=source, ops=tuple(_recorded(one) for one in file.results))
+    if not any(one.measurement for one in file.results):
+        raise UsageError(f"the results of {source} hold no measured time", hint="Compare another time with --times.")
+    environment = file.header.environment
+    on = str(environment.get("device_name") or environment.get("device") or "this machine")
+    if on == "cpu" and environment.get("cpu"):
+        on = f"cpu ({environment['cpu']})"
+    return Times(what=what, on=on, source=source, ops=tuple(_measured(one) for one in file.results))
+
+
+def _recorded(one: OpResult) -> OpTime:
+    us = one.recorded_host_us if one.recorded_device_us is None else one.recorded_device_us
+    return OpTime(id=one.id, name=one.name, inputs=one.inputs, count=one.count, us=us, note="" if us else "no time")
+
+
+def _measured(one: OpResult) -> OpTime:
+    made = OpTime(id=one.id, name=one.name, inputs=one.inputs, count=one.count, us=one.measured_us)
+    found = one.measurement
+    if found is None:
+        return msgspec.structs.replace(made, note=str(one.reason or ""))
+    told = ", ".join(dict.fromkeys(str(kind_of(warning)) for warning in found.warnings if kind_of(warning) in _DOUBTS))
+    known = median_ranks(found.samples) is not None
+    return msgspec.structs.replace(
+        made,
+        low_us=found.ci_low_us if known else None,
+        high_us=found.ci_high_us if known else None,
+        note=told,
+    )
+
+
+_DOUBTS = frozenset({"first call", "not settled", "part of the op", "interrupted"})
+"""Warnings of a measurement that belong beside its ratio to another time."""
+
+
+def _simulated(file: ResultFile, soc: str | None, source: str) -> Times:
+    known = list(dict.fromkeys(name for one in file.results for name in one.simulated))
+    if soc is None and len(known) == 1:
+        soc = known[0]
+    if soc is None or soc not in known:
+        what = "no prediction" if not known else f"predictions for {', '.join(known)}"
+        raise UsageError(f"the results of {source} hold {what}", hint="Name one of them: --times measured:910b3.")
+    ops: list[OpTime] = []
+    for one in file.results:
+        found = one.simulated.get(soc)
+        made = OpTime(
+            id=one.id, name=one.name, inputs=one.inputs, count=one.count, us=None if found is None else found.time_us
+        )
+        note = "not predicted" if found is None else CONFIDENCE[found.confidence]
+        if found is not None and found.by == "bytes":
+            note = "by its bytes alone"
+        ops.append(msgspec.structs.replace(made, note=note))
+    return Times(what="simulated", on=soc, source=source, ops=tuple(ops))
+
+
+def compare_times(before: Times, after: Times, *, threshold: float = DEFAULT_THRESHOLD) -> Comparison:
+    """Judge every op that both sides have; `threshold` is a share, 0.05 for 5 %."""
+    first, second = ({op.id: op for op in side.ops} for side in (before, after))
+    both = [(op, second[op.id]) for op in before.ops if op.id in second]
+    ops = [_judged(a, b, threshold) for a, b in both if a.us or b.us]
+    ops += [_alone(op, "only before") for op in before.ops if op.id not in second and op.us]
+    ops += [_alone(op, "only after") for op in after.ops if op.id not in first and op.us]
+    timed = [op for op in ops if op.before_us and op.after_us]
+    sums = [sum((us or 0.0) * op.count for op in timed for us in (getattr(op, side),)) for side in _SIDES]
+    return Comparison(
+        threshold=threshold,
+        method="medians",
+        applied=threshold,
+        spread=None,
+        power=None,
+        machine=None,
+        before_us=sums[0],
+        after_us=sums[1],
+        differences=(),
+        notes=(*_notes(timed, before, after), *before.notes, *after.notes),
+        total=Total(ratio=sums[1] / sums[0], low=None, high=None) if sums[0] and sums[1] else None,
+        ops=tuple(sorted(ops, key=lambda op: -abs(((op.after_us or 0.0) - (op.before_us or 0.0)) * op.count))),
+        sides=(_side(before, second), _side(after, first)),
+    )
+
+
+_SIDES: tuple[Literal["before_us", "after_us"], ...] = ("before_us", "after_us")
+
+
+def _judged(a: OpTime, b: OpTime, threshold: float) -> OpComparison:
+    made = OpComparison(
+        id=a.id,
+        name=a.name,
+        inputs=a.inputs or b.inputs,
+        count=a.count,
+        verdict="same",
+        before_us=a.us,
+        after_us=b.us,
+        note="; ".join(dict.fromkeys(note for note in (a.note, b.note) if note)),
+        before_kernel=a.kernel,
+        after_kernel=b.kernel,
+    )
+    if not a.us or not b.us:
+        return msgspec.structs.replace(made, verdict="gained" if b.us else "lost")
+    ratio, low, high = b.us / a.us, None, None
+    if any(us is not None for us in (a.low_us, b.low_us)):
+        low = (b.low_us or b.us) / max(a.high_us or a.us, 1e-6)
+        high = (b.high_us or b.us) / max(a.low_us or a.us, 1e-6)
+    verdict: Verdict = "slower" if ratio > 1.0 + threshold else "faster" if ratio < 1.0 / (1.0 + threshold) else "same"
+    if verdict != "same" and low is not None and high is not None and low <= 1.0 <= high:
+        verdict = "unclear"
+        made = msgspec.structs.replace(made, note=made.note or "the change is within the errors of the two sides")
+    return msgspec.structs.replace(made, verdict=verdict, ratio=ratio, low=low, high=high)
+
+
+def _alone(op: OpTime, verdict: Literal["only before", "only after"]) -> OpComparison:
+    before = verdict == "only before"
+    return OpComparison(
+        id=op.id,
+        name=op.name,
+        inputs=op.inputs,
+        count=op.count,
+        verdict=verdict,
+        before_us=op.us if before else None,
+        after_us=None if before else op.us,
+        note=op.note,
+        before_kernel=op.kernel if before else None,
+        after_kernel=None if before else op.kernel,
+    )
+
+
+def _side(times: Times, other: dict[str, OpTime]) -> Side:
+    timed = [op for op in times.ops if op.us]
+    matched = [op for op in timed if op.id in other and other[op.id].us]
+    return Side(
+        what=times.what,
+        on=times.on,
+        source=times.source,
+        ops=len(timed),
+        total_us=sum((op.us or 0.0) * op.count for op in timed),
+        matched_ops=len(matched),
+        matched_us=sum((op.us or 0.0) * op.count for op in matched),
+    )
+
+
+def _notes(timed: Sequence[OpComparison], before: Times, after: Times) -> list[str]:
+    if not timed:
+        return ["no op has a time on both sides: other models, other sizes, or ops selected in another way (--select)"]
+    made = ["ratio: of the medians of an op's calls; total: with the number of calls before"]
+    bare = sum(op.low is None for op in timed)
+    if bare:
+        made.append(f"no interval: {bare} of {len(timed)} ops, by fewer than six calls or a prediction: as they are")
+    told = Counter(op.note for op in timed if op.note and op.verdict != "unclear")
+    made += [f"{note}: {count} op{'s' if count > 1 else ''}" for note, count in told.most_common(4)]
+    if before.what != after.what or before.on != after.on:
+        made.append(f"two kinds of times: {before.what} on {before.on}, {after.what} on {after.on}")
+    return made

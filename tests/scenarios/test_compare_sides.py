@@ -1,0 +1,126 @@
+"""`compare` holds traces against traces, results against the trace, and measured against predicted times."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+import opreplay
+from opreplay.traces.samples import sample_path
+from tests.scenarios.events import owner
+
+Console = Callable[..., Result]
+SAMPLE = sample_path("transformer_infer")
+SHAPE = [512, 512]
+
+
+def calls(name: str, first: int, times: list[float], dims: list[Any], **more: Any) -> list[dict[str, Any]]:
+    return [event for i, us in enumerate(times) for event in owner(name, first + i, dims, us, **more)]
+
+
+@pytest.fixture
+def gpus(trace_of: Callable[..., Path]) -> tuple[Path, Path]:
+    """One model on two GPUs: the product is 28 times slower on the second, the sum as fast, one op is of the first."""
+    first = trace_of(
+        *calls("aten::mm", 1, [10.0] * 8, [SHAPE, SHAPE]),
+        *calls("aten::add", 20, [5.0, 5.1, 4.9, 5.0, 5.0, 5.1, 4.9, 5.0], [SHAPE, SHAPE]),
+        *calls("aten::cudnn_batch_norm", 40, [100.0], [SHAPE]),
+        device="NVIDIA H100",
+        name="h100.json",
+    )
+    second = trace_of(
+        *calls("aten::mm", 1, [280.0] * 8, [SHAPE, SHAPE]),
+        *calls("aten::add", 20, [5.0, 4.9, 5.1, 5.0, 5.0, 4.9, 5.1, 5.0], [SHAPE, SHAPE]),
+        *calls("aten::miopen_batch_norm", 40, [100.0], [SHAPE]),
+        device="AMD MI300X",
+        name="mi300.json",
+    )
+    return first, second
+
+
+def test_two_gpus(console: Console, gpus: tuple[Path, Path], tmp_path: Path) -> None:
+    lines = console("compare", *gpus).stdout.splitlines()
+    assert lines[0] == "compared 2 ops: 1 slower, 1 only before, 1 only after, 1 same; total 19×"
+    assert lines[1] == "before: recorded on NVIDIA H100 (h100.json); on both sides 2 of 3 ops = 54.5 % of 220 µs"
+    assert lines[2].startswith("after: recorded on AMD MI300X (mi300.json); on both sides 2 of 3 ops = 95.8")
+    assert next(line for line in lines if line.startswith("slower")).split()[1] == "28×"
+    facts = json.loads(console("compare", *gpus, "--format", "json", "-o", tmp_path / "c.html").stdout)
+    assert [side["on"] for side in facts["sides"]] == ["NVIDIA H100", "AMD MI300X"]
+    slow = next(op for op in facts["ops"] if op["verdict"] == "slower")
+    assert (slow["name"], slow["before_us"], slow["after_us"], slow["ratio"]) == ("aten::mm", 10.0, 280.0, 28.0)
+    assert slow["before_kernel"].startswith("kernel_")
+    assert (slow["low"], slow["high"]) == (28.0, 28.0)
+    assert "recorded on AMD MI300X" in (tmp_path / "c.html").read_text()
+    assert "recorded on NVIDIA H100" in console("compare", *gpus, "--format", "markdown").stdout
+    console("compare", *gpus, "--fail-if", "slower>5%", code=5)
+    console("compare", *gpus, "--fail-if", "total>3%", code=5)
+    console("compare", gpus[0], gpus[0], "--fail-if", "slower>5%", "--fail-if", "total>3%")
+
+
+def test_results_against_their_trace_and_their_predictions(console: Console, tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    console("run", SAMPLE, "--top", 4, "--op-time", "2ms", "--threads", 1, "-o", out)
+    against_trace = console("compare", SAMPLE, out).stdout.splitlines()
+    assert against_trace[1].startswith("before: recorded on cpu (transformer_infer.json.gz); on both sides 4 of ")
+    assert against_trace[2].startswith("after: measured on cpu (")
+    own = json.loads(console("compare", out, "--format", "json").stdout)
+    assert [side["what"] for side in own["sides"]] == ["measured", "simulated"]
+    results = {one["id"]: one for one in map(json.loads, out.read_text().splitlines()) if one["record"] == "op"}
+    for op in own["ops"]:
+        assert op["before_us"] == results[op["id"]]["measured_us"]
+        assert op["after_us"] == results[op["id"]]["simulated_us"]["910b3"]
+    asked = console("compare", out, "--times", "recorded:910b3").stdout.splitlines()
+    assert asked[1].startswith("before: recorded on cpu")
+    assert asked[2].startswith("after: simulated on 910b3")
+    assert "sides" in console("compare", out, out, "--format", "json").stdout
+    assert json.loads(console("compare", out, out, "--format", "json").stdout)["sides"] is None, "two runs, as ever"
+    found = opreplay.compare(str(SAMPLE), str(out))
+    assert found.found.sides is not None
+
+
+def test_a_plan_says_what_its_trace_does(console: Console, gpus: tuple[Path, Path], tmp_path: Path) -> None:
+    plan = tmp_path / "p.json"
+    console("plan", gpus[1], "-o", plan)
+    lines = console("compare", gpus[0], plan).stdout.splitlines()
+    assert lines[0] == "compared 2 ops: 1 slower, 1 only before, 1 only after, 1 same; total 19×"
+
+
+def test_times_that_are_not_there_are_refused(
+    console: Console, gpus: tuple[Path, Path], trace_of: Callable[..., Path]
+) -> None:
+    assert "AFTER is missing" in console("compare", gpus[0], code=2).stderr
+    assert "holds recorded times, not 910b3 ones" in console("compare", *gpus, "--times", "910b3", code=2).stderr
+    assert "names no times" in console("compare", *gpus, "--times", ":x", code=2).stderr
+    assert "taken together for measured times" in console("compare", *gpus, "--also-after", gpus[0], code=2).stderr
+    other = trace_of(*owner("aten::mm", 1, [[7, 7], [7, 7]], 3.0), name="o.json")
+    assert "no op has a time on both sides" in console("compare", gpus[0], other).stdout
+    assert "no op was measured in both" in console("compare", gpus[0], other, "--fail-if", "slower>5%", code=5).stderr
+
+
+def test_traces_of_two_versions_of_torch_are_matched_by_what_both_record(
+    console: Console, gpus: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Older profiles have no values of scalars: ids made of them would match nothing."""
+    document = json.loads(gpus[0].read_text())
+    for event in document["traceEvents"]:
+        event["args"].pop("Concrete Inputs", None)
+    old = tmp_path / "old.json"
+    old.write_text(json.dumps(document))
+    text = " ".join(console("compare", old, gpus[1]).stdout.split())
+    assert text.startswith("compared 2 ops: 1 slower")
+    assert "ops are matched without strides and values" in text
+
+
+def test_public_traces(console: Console, shared_traces: Path) -> None:
+    """Two ranks of one job."""
+    ranks = [shared_traces / f"nvidia_sampled_rank{rank}.json.gz" for rank in (0, 1)]
+    facts = json.loads(console("compare", *ranks, "--format", "json").stdout)
+    assert facts["sides"][0]["matched_ops"] == facts["sides"][1]["matched_ops"] > 300
+    same = json.loads(console("compare", ranks[0], ranks[0], "--select", "leaf", "--format", "json").stdout)
+    assert same["counts"]["same"] == len(same["ops"]) > 300
+    assert same["total"]["ratio"] == 1.0

@@ -1,10 +1,11 @@
+# pyright: strict
 """What an initializer is: it fills the argument tensors of the ops it names; owns no rule and no order of rules."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from opreplay.traces.links.annotations import BatchContext
 from opreplay.traces.model import TensorMeta
@@ -82,7 +83,8 @@ class InitContext:
         """All tensors with the names of their arguments, lists flattened."""
         found: list[tuple[str, torch.Tensor]] = []
         for name, value in self.args.items():
-            for item in value if isinstance(value, (list, tuple)) else (value,):
+            items = cast("Sequence[Any]", value) if isinstance(value, (list, tuple)) else (value,)
+            for item in items:
                 if hasattr(item, "data_ptr"):
                     found.append((name, item))
         return found

@@ -115,7 +115,9 @@ _NO_OP = re.compile(r"'_OpNamespace' '(?P<library>\w+)' object has no attribute 
 
 
 def missing_op_hint(error: BaseException) -> str | None:
-    """What to write in place of torch.ops.library.Op where the library that defines the op is not here; else None."""
+    """What to write in place of torch.ops.library.Op, or an import of torch_ir, where that is not here; else None."""
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "torch_ir":
+        return "Import NodeInfo, OpNode, register_executor and register_op from opreplay.torch_ir."
     found = _NO_OP.search(str(error)) if isinstance(error, AttributeError) else None
     if found is None:
         return None

@@ -1,3 +1,4 @@
+# pyright: strict
 """Plugins: loads what the user names and what is installed, and tells what is registered and where it is from.
 
 Owns no registry: those are `conversions`, `user_executors`, `opreplay.initializers.extensions` and `ascend.custom`.
@@ -9,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from opreplay.initializers import extensions
 from opreplay.initializers.user_code import load_entry_point, load_user_code, place_of
@@ -71,7 +72,7 @@ def clear_registrations() -> None:
 
 
 def _functions() -> Iterator[Registration]:
-    tables: tuple[tuple[Kind, Iterator], ...] = (("conversion", iter(CONVERSIONS)), ("executor", iter(EXECUTORS)))
+    tables: tuple[tuple[Kind, Iterator[Any]], ...] = (("conversion", iter(CONVERSIONS)), ("executor", iter(EXECUTORS)))
     for kind, table in tables:
         for entry in table:
             yield Registration(
@@ -97,7 +98,7 @@ def _estimates() -> Iterator[Registration]:
     from opreplay.replay.ascend.custom.op_invoke import OpInvokeInfo
     from opreplay.replay.ascend.lowering.user_rules import user_rules
 
-    tables: tuple[tuple[Kind, Iterator], ...] = (
+    tables: tuple[tuple[Kind, Iterator[Any]], ...] = (
         ("estimator", iter(ESTIMATORS)),
         ("properties", iter(OpInvokeInfo.properties)),
     )

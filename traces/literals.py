@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Union
+from typing import TypeGuard, Union, cast
 
 from opreplay.traces.errors import Malformed
 
@@ -107,6 +107,11 @@ def _format_float(value: float) -> str:
         return "inf" if value > 0 else "-inf"
     text = repr(value)
     return text[:-1] if text.endswith(".0") else text
+
+
+def is_whole_numbers(value: object) -> TypeGuard[tuple[int, ...]]:
+    """Whether a parsed value is a tuple of whole numbers: sizes, strides, dimensions."""
+    return isinstance(value, tuple) and all(isinstance(n, int) for n in cast("tuple[object, ...]", value))
 
 
 def plain_float(value: float) -> float | str:

@@ -1,3 +1,4 @@
+# pyright: strict
 """What a profile says, as frozen values and columns; knows nothing of torch or of how ops are replayed."""
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class TensorMemories:
         known = parts >= 0
         lengths = np.where(known, self.bounds[parts + 1] - self.bounds[parts], 0)
         bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        places = np.repeat(self.bounds[parts] - bounds[:-1], lengths) + np.arange(bounds[-1])
+        places = np.repeat(self.bounds[parts] - bounds[:-1], lengths) + np.arange(int(bounds[-1]))
         return TensorMemories(ids=self.ids[places], bounds=bounds)
 
 
@@ -274,6 +275,8 @@ class TraceInfo:
     rank: int | None = None
     backend: str | None = None
     """Of torch.distributed: "nccl", "gloo", "hccl"."""
+    base_ns: int = 0
+    """What the file's times count from, ns since 1970; 0 where it does not say: then they are such times themselves."""
     report: ReadReport = ReadReport()
     links: LinkStats = LinkStats()
     joined: ShapeJoin | None = None

@@ -158,6 +158,7 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
         world_size=facts.world_size,
         rank=facts.rank,
         backend=facts.backend,
+        base_ns=facts.base_ns,
         report=ReadReport(losses=_nonzero(tally.losses), repairs=_nonzero(tally.repairs)),
         links=stats,
         graphs=_ran_in_graphs(graphs, kernels),
@@ -172,7 +173,7 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
         annotations=notes,
         graphs=graphs,
         calls=_calls(got, launches, tally.repairs) if "kernel" in launches else None,
-        activity=got.activity(columns, track_remap) if isinstance(got, TimingCollector) else None,
+        activity=got.activity(columns, track_remap, notes) if isinstance(got, TimingCollector) else None,
     )
 
 

@@ -1,3 +1,4 @@
+# pyright: strict
 """A smaller trace out of a large one, as a stream: events that start in given spans, and the device work they launch.
 
 Events are copied as they are written, byte for byte, so that viewers of the large file open the small one.
@@ -8,6 +9,7 @@ from __future__ import annotations
 import gzip
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
@@ -59,7 +61,9 @@ class Wanted:
 
     spans: tuple[Span, ...] = ()
     """Of all threads."""
-    of_threads: Mapping[tuple[str, str], tuple[Span, ...]] = field(default_factory=dict)
+    of_threads: Mapping[tuple[str, str], tuple[Span, ...]] = field(
+        default_factory=dict[tuple[str, str], tuple[Span, ...]]
+    )
     """Of one thread each, (pid, tid) as text."""
 
     def bounds(self) -> Span:
@@ -280,8 +284,8 @@ class _Picker:
         spans = self.wanted.of_threads.get((str(told.pid), str(told.tid)), ())
         if not spans:
             return False
-        at = np.searchsorted([low for low, _ in spans], time, side="right") - 1
-        return at >= 0 and time < spans[int(at)][1]
+        at = bisect_right([low for low, _ in spans], time) - 1
+        return at >= 0 and time < spans[at][1]
 
     @staticmethod
     def _key(told: _Told, arrow: bool) -> str | None:

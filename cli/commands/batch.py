@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 import click
 
 from opreplay.cli.exit_codes import ExitCode
-from opreplay.cli.options.measuring import checking_options, device_versions, holding, measuring_options, tell_threads
+from opreplay.cli.options.measuring import (
+    checking_options,
+    device_versions,
+    holding,
+    measuring_options,
+    resume_option,
+    tell_threads,
+)
 from opreplay.cli.options.shared import (
     custom_op_option,
     device_option,
@@ -67,6 +74,7 @@ if TYPE_CHECKING:
 )
 @click.option("--address", metavar="ADDRESS", help="Ray cluster to use, e.g. auto.  [default: one on this machine]")
 @measuring_options
+@resume_option
 @click.option(
     "--max-failed", type=click.IntRange(min=0), metavar="N", help="Exit with 1 when more ops are skipped or failed."
 )

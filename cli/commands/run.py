@@ -14,8 +14,10 @@ from opreplay.cli.options.measuring import (
     holding,
     measuring_options,
     quick_look,
+    resume_option,
     tell_threads,
 )
+from opreplay.cli.options.ranks import ranks_options
 from opreplay.cli.options.sequence import sequence_options
 from opreplay.cli.options.shared import (
     capture_option,
@@ -68,7 +70,9 @@ if TYPE_CHECKING:
 )
 @click.option("--dry-run", is_flag=True, help="Say what would run, then stop.")
 @measuring_options
+@resume_option
 @sequence_options
+@ranks_options
 @click.option(
     "--max-failed", type=click.IntRange(min=0), metavar="N", help="Exit with 1 when more ops are skipped or failed."
 )
@@ -133,8 +137,16 @@ def command(
     devices = load_socs(soc)
     state: L2State = l2 or ("sequence" if measuring.mode == "sequence" else measuring.cache)
     with Outputs(output, force=force, resume=resume) as outputs:
-        read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details, capture=capture)
-        plan = plan_of(read, selection, device=device, in_order=measuring.mode == "sequence")
+        collectives = measuring.ranks is not None
+        read = open_input(
+            trace,
+            limit,
+            execution_trace=execution_trace,
+            kernel_details=kernel_details,
+            capture=capture,
+            activity=collectives,
+        )
+        plan = plan_of(read, selection, device=device, in_order=measuring.mode == "sequence", collectives=collectives)
         refuse_unused_initializers(contents.registry, plan.ops, init_module, init_arg)
         if dry_run:
             from opreplay.cli.plan_views import show_dry_run

@@ -3,13 +3,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from opreplay.cli.options.shared import force_option, format_option, kernel_details_option, limit_option, trace_argument
+from opreplay.cli.options.shared import force_option, format_option, kernel_details_option, limit_option
+
+if TYPE_CHECKING:
+    from opreplay.replay.ascend.profile import DeviceProfile
+    from opreplay.replay.ir.model import ReplayPlan
+    from opreplay.replay.timeline.simulated import ContentsOf
+    from opreplay.traces import Trace
 
 
 @click.command("timeline", short_help="Say why a step takes as long as it does, and what would change it.")
-@trace_argument
+@click.argument("traces", metavar="TRACE...", nargs=-1, required=True)
+@click.option(
+    "--ranks",
+    is_flag=True,
+    help="Take the TRACEs, or those in a folder, for ranks of one job: who waits for whom, who is late.",
+)
 @kernel_details_option
 @click.option(
     "--step",
@@ -54,7 +67,8 @@ from opreplay.cli.options.shared import force_option, format_option, kernel_deta
 @force_option
 @limit_option
 def command(
-    trace: str,
+    traces: tuple[str, ...],
+    ranks: bool,
     kernel_details: str | None,
     step: int | None,
     what_if: tuple[str, ...],
@@ -69,7 +83,8 @@ def command(
 ) -> None:
     """Rebuild one step of TRACE as a graph of what waited for what, and time it again: what the device did and why it
     idled, the critical path, and what changes would gain. The first line says how far the graph explains the recording.
-    With --soc also what the step would take on a simulated device.
+    With --soc also what the step would take on a simulated device, with --ranks how the ranks of a job wait for each
+    other.
     """
     from functools import partial
     from pathlib import Path
@@ -82,20 +97,23 @@ def command(
     from opreplay.replay.report.page import of_timeline
     from opreplay.replay.report.step import text as view
     from opreplay.replay.timeline.timeline import timeline
+    from opreplay.traces.errors import UsageError
 
+    first, *others = traces
+    if others and not ranks:
+        raise UsageError(f"{len(traces)} traces", hint="Add --ranks for those of one job's ranks, else name one.")
     page = check_page(output, force=force)
     if timeline_file is not None:
         check_writable(Path(timeline_file), force=force)
     devices = list(load_socs(soc).values())
-    read = open_trace(trace, limit, kernel_details=kernel_details, activity=True)
-    plan = contents = None
-    if devices:
-        from opreplay.replay.arguments.work.expected import expected_contents
-        from opreplay.replay.plan.inputs import plan_of
-        from opreplay.replay.plan.selection import Selection
-
-        plan = plan_of(read, Selection(select="owner"), device="cpu", in_order=True)
-        contents = expected_contents()
+    if ranks:
+        single = {"--measured": measured, "--output": output, "--kernel-details": kernel_details}
+        if refused := [name for name, value in single.items() if value is not None]:
+            raise UsageError(f"{refused[0]} is for one trace, not with --ranks")
+        _of_ranks(traces, step, what_if, devices, host_scale, timeline_file, format_, force, limit)
+        return
+    read = open_trace(first, limit, kernel_details=kernel_details, activity=True)
+    plan, contents = _planned(read, devices)
     measured_us = None
     if measured is not None:
         from opreplay.replay.results.reading import read_result_file
@@ -115,10 +133,62 @@ def command(
     if timeline_file is not None:
         from opreplay.replay.report.step import tracks
 
-        count = tracks.write(study, Path(timeline_file), force=force)
+        count = tracks.write(tracks.processes(study), Path(timeline_file), force=force)
         console.narrate(f"opreplay: {count:,} events in {timeline_file}: open it in ui.perfetto.dev")
     if format_ == "json":
         console.write(console.json_text(view.facts(study.timeline)))
         return
     console.show_line(view.head_line(study.timeline))
     console.show(view.render(study.timeline))
+
+
+def _of_ranks(
+    traces: tuple[str, ...],
+    step: int | None,
+    what_if: tuple[str, ...],
+    devices: list[DeviceProfile],
+    host_scale: float,
+    timeline_file: str | None,
+    format_: str,
+    force: bool,
+    limit: tuple[tuple[str, str], ...],
+) -> None:
+    """Several ranks of one job."""
+    from pathlib import Path
+
+    from opreplay.cli.opening import open_trace
+    from opreplay.cli.terminal import console
+    from opreplay.replay.batch.rank_traces import open_ranks
+    from opreplay.replay.report.step import ranks as view
+    from opreplay.replay.timeline.job.study import job_timeline
+
+    found = open_ranks(traces, lambda path: open_trace(path, limit, activity=True), console.narrate)
+    plans: list[ReplayPlan] = []
+    contents: ContentsOf | None = None
+    for _, trace in found:
+        plan, contents = _planned(trace, devices)
+        plans += [plan] if plan is not None else []
+    study = job_timeline(
+        found, step=step, what_if=what_if, devices=devices, plans=plans, contents=contents, host_scale=host_scale
+    )
+    if timeline_file is not None:
+        from opreplay.replay.report.step import tracks
+
+        count = tracks.write(tracks.rank_processes(study), Path(timeline_file), force=force)
+        console.narrate(f"opreplay: {count:,} events in {timeline_file}: open it in ui.perfetto.dev")
+    if format_ == "json":
+        console.write(console.json_text(view.facts(study.timeline)))
+        return
+    console.show_line(view.head_line(study.timeline))
+    console.show(view.render(study.timeline))
+
+
+def _planned(trace: Trace, devices: list[DeviceProfile]) -> tuple[ReplayPlan | None, ContentsOf | None]:
+    """The ops to predict and what their arguments hold, where there are devices to predict them on."""
+    if not devices:
+        return None, None
+    from opreplay.replay.arguments.work.expected import expected_contents
+    from opreplay.replay.plan.inputs import plan_of
+    from opreplay.replay.plan.selection import Selection
+
+    return plan_of(trace, Selection(select="owner"), device="cpu", in_order=True), expected_contents()

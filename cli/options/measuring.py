@@ -71,11 +71,6 @@ _MEASURING = [
     ),
     seed_option,
     click.option(
-        "--resume",
-        is_flag=True,
-        help="Go on with the .jsonl of --output where an interrupted run of the same ops and options ended.",
-    ),
-    click.option(
         "--shared-device",
         is_flag=True,
         envvar="OPREPLAY_SHARED_DEVICE",
@@ -88,7 +83,7 @@ _MEASURING = [
 
 def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """How long, with how much memory and on what seed ops are measured: the command gets `measuring`, RunOptions that
-    it completes, and `resume`."""
+    it completes."""
 
     @wraps(command)
     def taking_measuring(
@@ -138,6 +133,15 @@ def quick_look(selection: Selection, measuring: RunOptions) -> tuple[Selection, 
     if source is None or source.name == "DEFAULT":
         measuring = msgspec.structs.replace(measuring, op_time_s=QUICK_OP_TIME_S)
     return (selection if selection.top is not None else msgspec.structs.replace(selection, top=QUICK_TOP)), measuring
+
+
+def resume_option(command: Command) -> Command:
+    """--resume: going on with a file of results."""
+    return click.option(
+        "--resume",
+        is_flag=True,
+        help="Go on with the .jsonl of --output where an interrupted run of the same ops and options ended.",
+    )(command)
 
 
 def checking_options(command: Command) -> Command:

@@ -92,6 +92,17 @@ def limit_option(command: Command) -> Command:
     )(command)
 
 
+def allow_import_option(command: Command) -> Command:
+    """--allow-import: libraries that may be imported for their ops."""
+    return click.option(
+        "--allow-import",
+        type=Assignments(_NAMESPACE, _MODULE, "myops=my_package.ops"),
+        multiple=True,
+        metavar="NS=MODULE",
+        help="Import MODULE to find the ops of namespace NS. Repeatable.",
+    )(command)
+
+
 def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Which ops of the trace to take: the command gets a `selection`, a `planning.Selection`."""
 
@@ -151,13 +162,7 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Take these of what the others leave: the start of an id, a name, #4 for the fourth. Repeatable.",
         ),
         click.option("--min-share", type=Share(), metavar="SHARE", help="Leave out ops below this share, e.g. 0.1%."),
-        click.option(
-            "--allow-import",
-            type=Assignments(_NAMESPACE, _MODULE, "myops=my_package.ops"),
-            multiple=True,
-            metavar="NS=MODULE",
-            help="Import MODULE to find the ops of namespace NS. Repeatable.",
-        ),
+        allow_import_option,
     ]
     taking: Callable[..., Any] = taking_selection
     for option in reversed(options):

@@ -1,9 +1,10 @@
+# pyright: strict
 """Rules for indices, targets, offsets and lengths: in range, never all equal; owns no masks and no block tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import ClassVar, cast
 
 import torch
 
@@ -59,14 +60,14 @@ def _along_sizes(context: InitContext) -> int:
     sizes, dim = context.args.get("sizes"), context.args.get("dim")
     if not isinstance(sizes, (list, tuple)) or not isinstance(dim, int):
         raise InitializerError(f"{context.op}: sizes or dim is not known")
-    return sizes[dim]
+    return cast("Sequence[int]", sizes)[dim]
 
 
 def _along_recorded_size(context: InitContext) -> int:
     sizes, dim = context.args.get("self_sizes"), context.args.get("dim")
     if not isinstance(sizes, (list, tuple)) or not isinstance(dim, int):
         raise InitializerError(f"{context.op}: self_sizes or dim is not known")
-    return sizes[dim]
+    return cast("Sequence[int]", sizes)[dim]
 
 
 _SCATTERS = (
@@ -158,7 +159,8 @@ class IndexListInit(IndexRule):
     def initialize(self, context: InitContext) -> InitReport:
         shape = context.need("self").shape
         dim = 0
-        parts, how = [], "uniform"
+        parts: list[str] = []
+        how = "uniform"
         for tensor in context.args.get("indices") or ():
             if tensor is None:
                 dim += 1

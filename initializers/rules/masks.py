@@ -43,7 +43,7 @@ class MaskInit(CustomInit):
     )
 
     def initialize(self, context: InitContext) -> InitReport:
-        assumed = {}
+        assumed: dict[str, str] = {}
         for name in ("mask", "condition", "self"):
             tensor = context.tensor(name)
             if tensor is not None and (name != "self" or "nonzero" in context.op or "argwhere" in context.op):

@@ -1,9 +1,13 @@
+# pyright: strict
 """Rules for attention over packed and paged sequences: lengths, block tables, page lists and cache slots.
 
 How a batch is split into sequences is in `sequences`; dense attention is in `attention`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -193,7 +197,7 @@ def _fitted(context: InitContext, pool: Pool | None, batch: Batch) -> Batch:
     said = context.args.get("actual_seq_lengths_kv")
     if said is None and context.op == "npu::npu_incre_flash_attention":
         said = context.args.get("actual_seq_lengths")
-    if isinstance(said, (list, tuple)) and len(said) == len(batch.kv) and said:
+    if isinstance(said, (list, tuple)) and len(cast("Sequence[int]", said)) == len(batch.kv) and said:
         kv = torch.tensor(said, dtype=torch.int64)
         return Batch(query=batch.query, kv=kv, assumed="lengths as recorded")
     keys, pages = _first(context, ("k", "key")), _first(context, ("kv_page_indices",))

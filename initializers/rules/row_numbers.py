@@ -1,3 +1,4 @@
+# pyright: strict
 """Row numbers, counts and boundaries of vendor ops that only need them to be possible, as a table: op, argument, kind.
 
 For ops whose lists mean no more than that: which rows are read or written, how many rows each group has, where each
@@ -6,7 +7,8 @@ sequence ends. Owns no batches of requests (`paged_attention`), no choice of exp
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 
@@ -49,7 +51,8 @@ def _given(name: str, at: str | int | None = None) -> Bound:
         if at is None or not isinstance(value, (list, tuple)):
             return value if isinstance(value, int) else 0
         place = context.args.get(at) if isinstance(at, str) else at
-        return int(value[place]) if isinstance(place, int) and -len(value) <= place < len(value) else 0
+        items = cast("Sequence[Any]", value)
+        return int(items[place]) if isinstance(place, int) and -len(items) <= place < len(items) else 0
 
     return bound
 

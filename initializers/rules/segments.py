@@ -1,3 +1,4 @@
+# pyright: strict
 """Rules for rows that belong to sequences or segments of several lengths, packed one after another.
 
 Owns the lengths of packed sequences of recurrent networks, of segment reductions, and the row pointers of compressed
@@ -5,6 +6,9 @@ matrices. Does not own jagged tensors of recommendation models (`jagged`) nor ba
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 
@@ -63,12 +67,14 @@ def _sequences(context: InitContext) -> int | None:
     """Sequences of the batch, from the state that each has."""
     states = context.args.get("hx")
     if isinstance(states, (list, tuple)):
-        states = states[0] if states else None
+        several = cast("Sequence[Any]", states)
+        states = several[0] if several else None
     if isinstance(states, torch.Tensor) and states.dim() >= 2:
         return states.shape[-2]
-    size = context.args.get("input_size")
-    if isinstance(size, (list, tuple)) and len(size) > 1:
-        return size[0 if context.args.get("batch_first") else 1]
+    sizes: Any = context.args.get("input_size")
+    extents = cast("Sequence[Any]", sizes) if isinstance(sizes, (list, tuple)) else ()
+    if len(extents) > 1:
+        return extents[0 if context.args.get("batch_first") else 1]
     return None
 
 

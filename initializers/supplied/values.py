@@ -1,3 +1,4 @@
+# pyright: strict
 """Real tensors that the user supplies for arguments of chosen ops: which argument a name means, and putting them in.
 
 Owns the names (`OP.ARGUMENT`), not the file format (`safetensors`) and not the check against a plan.
@@ -6,10 +7,10 @@ Owns the names (`OP.ARGUMENT`), not the file format (`safetensors`) and not the 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -96,7 +97,8 @@ class RecordedValues:
 def _target(place: Place, args: Mapping[str, Any]) -> torch.Tensor | None:
     value = args.get(place.argument)
     if place.index is not None:
-        value = value[place.index] if isinstance(value, (list, tuple)) and place.index < len(value) else None
+        items = cast("Sequence[Any]", value) if isinstance(value, (list, tuple)) else ()
+        value = items[place.index] if place.index < len(items) else None
     return value if isinstance(value, torch.Tensor) else None
 
 

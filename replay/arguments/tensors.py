@@ -1,3 +1,4 @@
+# pyright: strict
 """Allocate tensors from recorded metadata, exactly as strided, and turn recorded scalars into torch's values.
 
 Owns no contents: what a fresh tensor holds is undefined until an initializer fills it.
@@ -6,9 +7,9 @@ Owns no contents: what a fresh tensor holds is undefined until an initializer fi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -114,6 +115,13 @@ def _argument(
     return scalar_value(arg, device=device)
 
 
+def wrapped_number(arg: ReplayArg) -> bool | int | float | complex:
+    """The Python number that an op takes as a tensor, with the type that it had."""
+    meta = arg.tensors[0] if arg.tensors else None
+    kinds: dict[str, Any] = {"bool": bool, "int64": int, "float64": float}
+    return kinds.get("" if meta is None else meta.dtype, complex)(arg.value)
+
+
 def scalar_value(arg: ReplayArg, *, device: torch.device) -> Any:
     """The Python or torch value of an argument without tensors; see `opreplay.replay.ir.model.ReplayArg.value`.
 
@@ -170,7 +178,8 @@ def seed_of(op: ReplayOp, seed: int) -> int:
 def flattened(returned: Any) -> Iterable[Any]:
     """The results of a call one by one, those of lists and tuples in their place, without those that are None."""
     if isinstance(returned, list | tuple):
-        for item in returned:
+        items = cast("Sequence[Any]", returned)
+        for item in items:
             yield from flattened(item)
-    elif returned is not None or isinstance(returned, torch.Tensor):
+    elif returned is not None:
         yield returned

@@ -1,3 +1,4 @@
+# pyright: strict
 """The files of a batch on their way to one merged plan: found, paired, read or taken from before, and told of."""
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ def read_batch(
     from opreplay.replay.batch.reading import Unreadable
     from opreplay.traces.errors import TraceError
 
-    batch, refused, first = Batch(), [], None
+    batch, first = Batch(), None
+    refused: list[Unreadable] = []
     plans = _plans([file.path for file in files], how, store, lanes=lanes, engine=engine, address=address, tell=tell)
     for index, (file, one) in enumerate(zip(files, plans, strict=True), start=1):
         progress(index, len(files))
@@ -123,7 +125,7 @@ def _plans(
     from opreplay.replay.batch.reading import decoded, read_plans
 
     tables: dict[str, str | None] = {}
-    kept = set() if store is None else {path for path in paths if store.holds(path, how.files(path, tables))}
+    kept: set[str] = set() if store is None else {path for path in paths if store.holds(path, how.files(path, tables))}
     to_read = [path for path in paths if path not in kept]
     if kept and store is not None:
         tell(f"plans of {len(kept)} of {len(paths)} traces are those in {store.path}")

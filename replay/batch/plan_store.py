@@ -1,3 +1,4 @@
+# pyright: strict
 """The plans of a batch in a database beside its results, so that continuing it reads no trace again that is as it was.
 
 Owns that file: a row a trace, written when the trace is planned, and a row for each op that any of them has. What makes
@@ -219,7 +220,7 @@ def _packed(value: msgspec.Struct) -> tuple[int, bytes]:
     return zlib.crc32(body), body
 
 
-def _unpacked(crc: int, body: bytes, kind: type[_Value]) -> _Value | None:
+def _unpacked(crc: int, body: object, kind: type[_Value]) -> _Value | None:
     """The value; None where its bytes are not those that were written, or over the limit."""
     if not isinstance(body, bytes) or zlib.crc32(body) != crc:
         return None

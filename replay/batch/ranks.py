@@ -1,3 +1,4 @@
+# pyright: strict
 """Which of many traces are ranks of one job: by recorded rank and world size, else by what their files are called.
 
 Owns the recognition; knows no plan and reads no file.
@@ -97,7 +98,7 @@ def _names(keys: Iterable[_Key]) -> dict[_Key, str]:
     sizes: dict[str, set[int | None]] = {}
     for path, world_size, _ in known:
         sizes.setdefault(path, set()).add(world_size)
-    names = {}
+    names: dict[_Key, str] = {}
     for path, world_size, index in known:
         name = short[path]
         if len(sizes[path]) > 1:

@@ -41,7 +41,7 @@ def attempt(
         try:
             part, prepared = _prepare(executor, op, seed, shrink_to)
             started = perf_counter()
-            left_s = max(0.0, options.limit_s - (started - begun))
+            left_s = max(0.0, options.hard_limit_s() - (started - begun))
             measured = measure_on_idle(executor, prepared, msgspec.structs.replace(options, limit_s=left_s))
             measure_s = perf_counter() - started
             measurement = scaled(measured, part.part)

@@ -48,7 +48,7 @@ def measure(executor: Executor, prepared: Prepared, options: MeasureOptions) -> 
     started = clock.now_s()
     warm = warm_up(executor, prepared, options)
     first_us = warm.took_us[0] if prepared.first_call_us is None else prepared.first_call_us
-    call_us, left_s = warm.call_us, options.limit_s - (clock.now_s() - started)
+    call_us, left_s = warm.call_us, options.hard_limit_s() - (clock.now_s() - started)
     few = len(warm.took_us) == 1 or call_us * 1e-6 > LEFT_SHARE * left_s
     if few or call_us * 1e-6 > max(ONCE_S, ONCE_PER_OP_TIME * options.op_time_s):
         return _of_slow(warm, first_us, executor, options)

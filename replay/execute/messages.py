@@ -6,6 +6,7 @@ from __future__ import annotations
 import msgspec
 
 from opreplay.replay.execute.options import WorkerConfig
+from opreplay.replay.execute.ranks.messages import RankReply
 from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
 from opreplay.replay.results.measurement import Measurement
 from opreplay.replay.results.outcome import Outcome
@@ -72,7 +73,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     def settled(self, config: WorkerConfig) -> WorkerConfig:
         """The configuration for the next process of the run: with as many threads as this one chose."""
         threads = self.facts.get("threads")
-        return msgspec.structs.replace(config, threads=threads) if isinstance(threads, int) else config
+        return config.having(threads=threads) if isinstance(threads, int) else config
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
@@ -89,4 +90,4 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, tag="task"):
     op: ReplayOp
 
 
-Reply = Ready | Refused | Outcome | PassDone | SequenceOutcome
+Reply = Ready | Refused | Outcome | PassDone | SequenceOutcome | RankReply

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from opreplay.replay.results.measurement import CacheState
+
+LIMIT_S = 60.0
+"""Wall time of one op, set-up included, before its process is killed; more when `op_time_s` asks for more."""
+LIMIT_PER_OP_TIME = 30.0
 
 
 class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,10 +30,11 @@ class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
     warmup_s: float = 0.01
     """Go on warming up until this much time has passed, at most `max_warmup_calls` calls."""
     max_warmup_calls: int = 50
-    limit_s: float = 60.0
-    """Wall time after which the op is given up by whoever called this: calls that do not settle end before."""
-    cache: CacheState = "warm"
-    """Warm: one set of arguments again and again. Cold, which runs ask for unless told otherwise: each call finds its
+    limit_s: float | None = None
+    """Wall time after which an op is given up: calls that do not settle end before. None for a minute or thirty times
+    `op_time_s`, whichever is more."""
+    cache: CacheState = "cold"
+    """Warm: one set of arguments again and again. Cold, as most ops in a model find it: each call finds its
     arguments outside the caches, by turns of copies or by a flush before each sample."""
     cuda_graph: bool = False
     """Whether ops that the device runs faster than the host launches them are captured in a graph."""
@@ -38,14 +43,13 @@ class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
     check_values: bool = False
     """Whether the results of one more call are held against those of the recorded op's own implementation."""
 
+    def hard_limit_s(self) -> float:
+        """Seconds after which an op's process is killed."""
+        return self.limit_s if self.limit_s is not None else max(LIMIT_S, LIMIT_PER_OP_TIME * self.op_time_s)
 
-LIMIT_S = 60.0
-"""Wall time of one op, set-up included, before its process is killed; more when `op_time_s` asks for more."""
-LIMIT_PER_OP_TIME = 30.0
 
-
-class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How to run a plan; written to the result's header."""
+class RunOptions(MeasureOptions, frozen=True, kw_only=True):
+    """How to run a plan, each op measured as `MeasureOptions` say; written to the result's header."""
 
     device: str = "cpu"
     seed: int = 0
@@ -55,24 +59,6 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Inputs and outputs of one op together; None for half of the memory that is free at the start."""
     over_budget: Literal["shrink", "skip"] = "shrink"
     """What to do with an op that needs more: run it on fewer rows or slices where that can be done, or skip it."""
-    op_time_s: float = 0.2
-    """Wall time for the samples of one op; a slow op takes a few times as long."""
-    limit_s: float | None = None
-    """Wall time after which an op is given up; None for a minute or thirty times `op_time_s`, whichever is more."""
-    target_ci: float = 0.02
-    """Stop sampling once the 95 % interval of the median is within ± this share of it."""
-    min_samples: int = 8
-    max_samples: int = 400
-    warmup_calls: int = 2
-    warmup_s: float = 0.01
-    cache: CacheState = "cold"
-    """Whether ops find their arguments in the caches of the device, or not, as most of them in a model."""
-    cuda_graph: bool = False
-    """Whether ops that CUDA runs faster than the host launches them are captured in a graph."""
-    check_kernels: bool = False
-    """Whether a profile of each replayed call is compared with the kernels and child ops that were recorded."""
-    check_values: bool = False
-    """Whether results are compared with those of the recorded op's own implementation."""
     total_time_s: float | None = None
     """Wall time for the whole run; ops that come too late are skipped with that reason."""
     threads: int | None = None
@@ -95,53 +81,28 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Ops that are measured at the same time, each in a process of its own; on the CPU with its share of processors."""
     shared_device: bool = False
     """Whether several lanes may use one accelerator."""
+    ranks: int | None = None
+    """Processes that collectives are replayed on; None leaves them out."""
+    backend: Literal["gloo", "nccl", "hccl"] | None = None
+    """Of torch.distributed; None for the device's own."""
+    check_results: bool = True
+    """Whether results of collectives are held against what the ranks handed in."""
     max_live_bytes: int | None = None
     """All tensors of a sequence together; None for half of the memory of the device that is free at the start."""
-
-    def measure_options(self) -> MeasureOptions:
-        """The part that the measuring loop needs."""
-        return MeasureOptions(
-            op_time_s=self.op_time_s,
-            target_ci=self.target_ci,
-            min_samples=self.min_samples,
-            max_samples=self.max_samples,
-            warmup_calls=self.warmup_calls,
-            warmup_s=self.warmup_s,
-            cache=self.cache,
-            check_kernels=self.check_kernels,
-            cuda_graph=self.cuda_graph,
-            limit_s=self.hard_limit_s(),
-            check_values=self.check_values,
-        )
-
-    def hard_limit_s(self) -> float:
-        """Seconds after which an op's process is killed."""
-        return self.limit_s if self.limit_s is not None else max(LIMIT_S, LIMIT_PER_OP_TIME * self.op_time_s)
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
     """All that a worker needs to know before its first op."""
 
-    executor: Literal["torch", "fake"] = "torch"
-    device: str = "cpu"
-    threads: int | None = None
+    options: RunOptions = RunOptions()
+    """Those of the run, with the device of this worker."""
     memory_bytes: int
     """For each op; see `opreplay.replay.execute.executors.base.Limits`."""
-    over_budget: Literal["shrink", "skip"] = "shrink"
-    """What to do with an op that needs more than `memory_bytes`; see `opreplay.replay.arguments.shrink.choose`."""
-    seed: int = 0
-    measure: MeasureOptions = MeasureOptions()
-    allow_imports: dict[str, str] = {}
-    """Namespace → module that the user allows to be imported."""
-    plugins: tuple[str, ...] = ()
-    """Files and modules of the user's that register conversions, executors, ..."""
-    init_modules: tuple[str, ...] = ()
-    init_args: tuple[str, ...] = ()
-    check_work: bool = False
-    """Whether outcomes say how much work the values of the arguments cause."""
-    values: str | None = None
-    """Path of a .safetensors file with values for arguments."""
     keep_freed: bool = True
     """Whether freed memory is kept for the next call; in a sequence the C library does what it does in a model."""
     cpus: tuple[int, ...] = ()
     """Processors that this worker keeps to; all that it is given where empty."""
+
+    def having(self, **changes: Any) -> WorkerConfig:
+        """The same with other options of the run."""
+        return msgspec.structs.replace(self, options=msgspec.structs.replace(self.options, **changes))

@@ -65,8 +65,8 @@ def measure_on_idle(executor: Executor, prepared: Prepared, options: MeasureOpti
     started = executor.clock.now_s()
     found = measure(executor, prepared, options)
     threads = executor.threads
-    left_s = options.limit_s - (executor.clock.now_s() - started)
-    if threads is None or threads < 2 or not waited(found) or left_s < ALONE_SHARE * options.limit_s:
+    left_s = options.hard_limit_s() - (executor.clock.now_s() - started)
+    if threads is None or threads < 2 or not waited(found) or left_s < ALONE_SHARE * options.hard_limit_s():
         return found
     executor.use_threads(1)
     try:

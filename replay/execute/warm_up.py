@@ -83,10 +83,10 @@ def alike(before_us: float, after_us: float) -> bool:
 
 def _over(took_us: Sequence[float], spent_s: float, options: MeasureOptions) -> bool:
     if len(took_us) == 1:
-        return 2.0 * spent_s > SECOND_SHARE * options.limit_s
+        return 2.0 * spent_s > SECOND_SHARE * options.hard_limit_s()
     if len(took_us) >= options.max_warmup_calls:
         return True
     if not alike(took_us[-2], took_us[-1]) and max(took_us[-2:]) * 1e-6 > options.warmup_s:
-        return spent_s >= SETTLING_SHARE * options.limit_s
+        return spent_s >= SETTLING_SHARE * options.hard_limit_s()
     after_s = sum(took_us[1:]) * 1e-6
     return after_s >= options.op_time_s or (len(took_us) >= options.warmup_calls and after_s >= options.warmup_s)

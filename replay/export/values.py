@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import torch
@@ -86,7 +86,7 @@ def _context(op: ReplayOp, device: torch.device, seed: int) -> InitContext:
 
 
 def _listed(value: Any) -> Sequence[torch.Tensor | None]:
-    return value if isinstance(value, list) else [value]
+    return cast("list[torch.Tensor | None]", value) if isinstance(value, list) else [value]
 
 
 def _plain(name: str, tensor: torch.Tensor | None, high: int) -> Spec | None:

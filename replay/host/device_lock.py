@@ -1,3 +1,4 @@
+# pyright: strict
 """One job a physical device: whoever measures holds a lock, so that two jobs do not measure each other.
 
 Owns the lock files of this user on this machine; locks end with their process, however it ends. Which jobs may share
@@ -58,7 +59,8 @@ def held(
     accelerator that is not free.
     """
     names = sorted({physical_device(device, os.environ) for device in devices})
-    beside, wait_s = [], WAIT_S if wait_s is None else wait_s
+    beside: list[str] = []
+    wait_s = WAIT_S if wait_s is None else wait_s
     with contextlib.ExitStack() as stack:
         for name in names if fcntl is not None else ():
             descriptor = os.open((folder or lock_folder()) / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)

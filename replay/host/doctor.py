@@ -1,3 +1,4 @@
+# pyright: strict
 """What this machine can replay on: versions, devices, optional and vendor libraries; looks, installs nothing.
 
 Libraries are looked up without importing them, torch excepted.
@@ -84,8 +85,12 @@ def check_devices() -> list[Check]:
     for kind in ("cuda", "xpu", "npu", "mps"):
         backend = getattr(torch, kind, None)
         available = backend is not None and backend.is_available()
-        name = getattr(backend, "get_device_name", lambda index, kind=kind: kind)
-        names = [str(name(i)) for i in range(backend.device_count())] if backend is not None and available else []
+        name = getattr(backend, "get_device_name", None)
+        names = (
+            [str(name(i)) if name is not None else kind for i in range(backend.device_count())]
+            if backend is not None and available
+            else []
+        )
         checks += [Check(name=f"{kind}:{i}", found=name, ok=True) for i, name in enumerate(names)]
         if not names and kind in ("cuda", "npu"):
             checks.append(Check(name=kind, found="", ok=False, note=f"--device {kind} is refused on this machine"))

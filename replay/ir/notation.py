@@ -28,8 +28,8 @@ MOST_CHARACTERS = 100_000
 MOST_VALUES = 10_000
 """Values that one size takes in a sweep."""
 MOST_NESTING = 16
-LARGEST = 1 << 62
-"""No size, stride or computed number is larger."""
+LARGEST = (1 << 63) - 1
+"""No size, stride or other number is larger: torch has 64 bits for each."""
 
 
 class TorchName(str):
@@ -352,7 +352,7 @@ class _Reader:
     @staticmethod
     def _bounded(value: int) -> int:
         if abs(value) > LARGEST:
-            raise UsageError("a number beyond 2^62 is no size", hint="Choose smaller sizes.")
+            raise UsageError("a number beyond 2^63 is no size", hint="Choose smaller sizes.")
         return value
 
 

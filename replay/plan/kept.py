@@ -12,7 +12,7 @@ import importlib.util
 import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from hashlib import blake2b
 from importlib.metadata import entry_points
@@ -31,6 +31,7 @@ from opreplay.traces.links.annotations import AnnotationTable
 
 if TYPE_CHECKING:
     from opreplay.replay.arguments.work.expected import ExpectedContents
+    from opreplay.replay.resolve.written.sweep import Written
     from opreplay.traces import Trace
 
 _FILES = (".py", ".txt", ".toml", ".json", ".so")
@@ -57,6 +58,26 @@ def kept_plan_of(read: Trace | ReplayPlan, selection: Selection, *, device: str,
     if not forked.any_lost():
         kept.store(key, msgspec.msgpack.encode(plan))
     return plan
+
+
+def kept_plan_of_calls(
+    cases: Sequence[Written], *, allow_imports: Mapping[str, str] | None = None, device: str = "cpu"
+) -> tuple[ReplayPlan, tuple[str, ...]]:
+    """As `plan_of_calls`, kept like `kept_plan_of`."""
+    from opreplay.replay.resolve.written.sweep import plan_of_calls
+
+    key = None if allow_imports or device != "cpu" else _key("calls", *cases)
+    if key is not None and (found := kept.load(key)) is not None:
+        try:
+            return msgspec.msgpack.decode(found, type=tuple[ReplayPlan, tuple[str, ...]])
+        except msgspec.MsgspecError:
+            pass  # made by other hands: made anew
+    made = plan_of_calls(cases, allow_imports=allow_imports, device=device)
+    from opreplay.replay.resolve.meta import forked
+
+    if key is not None and not forked.any_lost():
+        kept.store(key, msgspec.msgpack.encode(made))
+    return made
 
 
 class _Known(msgspec.Struct, frozen=True, array_like=True):

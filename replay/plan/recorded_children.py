@@ -1,12 +1,15 @@
+# pyright: strict
 """What a trace says of the ops below each op of a plan; a pass that needs the trace, run only when asked for."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import msgspec
 import numpy as np
 
 from opreplay.replay.ir.call_tree import names_below
-from opreplay.replay.ir.model import ReplayPlan
+from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.plan.recorded.groups import signature_id
 from opreplay.traces.links.parents import parents_of
 from opreplay.traces.model import Trace
@@ -22,7 +25,7 @@ def with_child_ops(plan: ReplayPlan, trace: Trace) -> ReplayPlan:
     """
     signature = trace.ops.signature
     used, first = np.unique(signature, return_index=True)
-    pairs = zip(used.tolist(), first.tolist(), strict=True)
+    pairs: Iterable[tuple[int, int]] = zip(used.tolist(), first.tolist(), strict=True)
     rows = {signature_id(trace.signatures[index]): row for index, row in pairs}
     parents = parents_of(trace)
     order = np.lexsort((trace.ops.start_ns, parents))
@@ -35,7 +38,7 @@ def with_child_ops(plan: ReplayPlan, trace: Trace) -> ReplayPlan:
     def name_of(row: int) -> str:
         return trace.signatures[int(signature[row])].name
 
-    ops = []
+    ops: list[ReplayOp] = []
     for op in plan.ops:
         row = rows.get(op.id)
         found = None if row is None else names_below(row, children_of, name_of, most=MAX_BELOW)

@@ -1,3 +1,4 @@
+# pyright: strict
 """Which recorded calls a plan is about: those that own device time, leaves, outermost ops or all; and the filters."""
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ def inside_ops(trace: Trace, parents: Rows) -> npt.NDArray[np.bool_]:
     """Whether each row of `trace.ops` lies inside an op, at any depth."""
     label_row = label_rows(trace)
     inside = np.zeros(len(trace.ops), dtype=bool)
-    above = parents.copy()
+    above: Rows = parents.copy()
     while True:
         nested = above >= 0
         if not nested.any():

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from opreplay.replay.ascend.custom.op_invoke import PerformanceModel as PerformanceModel
     from opreplay.replay.ascend.custom.op_invoke import PerformanceProperties as PerformanceProperties
     from opreplay.replay.ascend.custom.op_invoke import register_op_properties as register_op_properties
+    from opreplay.replay.capture.capture import capture as capture
     from opreplay.replay.execute.options import RunOptions as RunOptions
     from opreplay.replay.ir.reasons import NotReplayable as NotReplayable
     from opreplay.replay.resolve.user.conversions import Conversion as Conversion
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from opreplay.replay.session.benchmarking import benchmark as benchmark
     from opreplay.replay.session.call import PreparedCall as PreparedCall
     from opreplay.replay.session.op import Op as Op
+    from opreplay.replay.session.single import op as op
     from opreplay.replay.session.single import op_of_call as op_of_call
     from opreplay.replay.session.single import op_of_event as op_of_event
     from opreplay.replay.session.trace import OpenTrace as OpenTrace
@@ -72,7 +74,9 @@ __all__ = [
     "RunOptions",
     "Simulation",
     "benchmark",
+    "capture",
     "compare",
+    "op",
     "op_of_call",
     "op_of_event",
     "open",
@@ -109,7 +113,9 @@ _HOMES = {
     "RunOptions": "replay.execute.options",
     "Simulation": "replay.session.whole",
     "benchmark": "replay.session.benchmarking",
+    "capture": "replay.capture.capture",
     "compare": "replay.session.whole",
+    "op": "replay.session.single",
     "op_of_call": "replay.session.single",
     "op_of_event": "replay.session.single",
     "open": "replay.session.trace",

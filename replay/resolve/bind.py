@@ -1,3 +1,4 @@
+# pyright: strict
 """From a matched overload and a recorded call to named arguments, with a note on everything that was filled in.
 
 Owns the forms of values in the IR. Does not own the choice of overload (`matching`) nor the guesses themselves
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
+from typing import Any, cast
 
 import msgspec
 
@@ -140,8 +142,9 @@ def _unnamed(i: int, rec: RecordedArg, float_dtype: str) -> ReplayArg:
             return ReplayArg(name=name, type="Tensor" if rec.kind == "tensor" else "Tensor[]", tensors=typed)
     value = rec.value if rec.kind in ("scalar", "scalars") and rec.value is not MISSING else None
     if isinstance(value, tuple):
-        value = value if value and all(isinstance(one, bool | int | float | str) for one in value) else None
-        return ReplayArg(name=name, type=f"{_plain_type(value[0])}[]" if value else "Scalar", value=value)
+        items = cast("tuple[Any, ...]", value)
+        plain = items if items and all(isinstance(one, bool | int | float | str) for one in items) else None
+        return ReplayArg(name=name, type=f"{_plain_type(plain[0])}[]" if plain else "Scalar", value=plain)
     return ReplayArg(name=name, type=_plain_type(value), value=value)
 
 

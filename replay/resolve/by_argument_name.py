@@ -16,7 +16,7 @@ from opreplay.replay.resolve.kernels import way_on
 from opreplay.replay.resolve.names import candidates
 from opreplay.replay.resolve.policy import Policy, refuse_arguments, refuse_name, refuse_value
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec
-from opreplay.replay.resolve.user.executors import EXECUTORS
+from opreplay.replay.resolve.user.executors import EXECUTORS, as_lists
 from opreplay.traces.errors import FormatError, UsageError
 
 _WIDENS = {
@@ -86,6 +86,7 @@ def _by_user(op: ReplayOp, reason: Reason) -> ReplayOp:
     if entry is None:
         return _refused(op, reason)
     args = tuple(msgspec.structs.replace(arg, mutated=arg.mutated or arg.name in entry.mutates) for arg in op.args)
+    args = as_lists(args) if entry.lists else args
     note = Assumption(argument="*", what=f"run by the user's executor {entry.shown}")
     return msgspec.structs.replace(op, args=args, resolved_by="executor", assumptions=(*op.assumptions, note))
 

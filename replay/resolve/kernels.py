@@ -1,3 +1,4 @@
+# pyright: strict
 """What runs a matched overload on a device: its own kernel, a portable equivalent, or nothing.
 
 Owns that choice; which kernels there are is torch's (`resolve.has_kernel`), the equivalents are `portable`'s.
@@ -10,6 +11,7 @@ from functools import lru_cache
 
 import msgspec
 
+from opreplay.replay.host.dispatcher import has_computed_kernel
 from opreplay.replay.ir.model import Reason, Resolution, Value
 from opreplay.replay.resolve.names import Candidates, device_has_kernels, has_kernel
 from opreplay.replay.resolve.schema import OpSpec
@@ -75,9 +77,6 @@ def wanted_layout(spec: OpSpec) -> str | None:
 
 @lru_cache(maxsize=65536)
 def _only_layout(full_name: str) -> str | None:
-    import torch
-
-    has = torch._C._dispatch_has_computed_kernel_for_dispatch_key
-    if any(has(full_name, key) for key in _PLAIN):
+    if any(has_computed_kernel(full_name, key) for key in _PLAIN):
         return None
-    return next((layout for key, layout in _LAYOUTS.items() if has(full_name, key)), None)
+    return next((layout for key, layout in _LAYOUTS.items() if has_computed_kernel(full_name, key)), None)

@@ -1,3 +1,4 @@
+# pyright: strict
 """From a recorded name to schemas, and from a plan's op to what is called: only here torch.ops is reached into.
 
 Order: the dispatcher's table by name, an allow-listed import of the library, opreplay's reference implementation. A
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from opreplay.replay.host.dispatcher import has_computed_kernel, parse_schema
 from opreplay.replay.ir.model import Reason, ReplayOp, Resolution
 from opreplay.replay.ir.names import split_name
 from opreplay.replay.ir.reasons import NotReplayable
@@ -99,10 +101,9 @@ def _lookup(name: str, policy: Policy) -> Candidates:
 @lru_cache(maxsize=1024)
 def _old_forms(name: str) -> tuple[OpSpec, ...]:
     """The overloads that torch 1.8 to 1.13 had under this name and has no more."""
-    import torch
 
     texts = [f"aten::{row.schema}" for row in portable.legacy_of(name)]
-    return tuple(schema.compile_schema(torch._C.parse_schema(text), registered=False) for text in texts)
+    return tuple(schema.compile_schema(parse_schema(text), registered=False) for text in texts)
 
 
 def _why_unknown(name: str, namespace: str, policy: Policy) -> Reason:
@@ -170,10 +171,8 @@ def has_kernel(spec: OpSpec, device: str) -> bool:
 
 @lru_cache(maxsize=65536)
 def _has_kernel(full_name: str, kind: str) -> bool:
-    import torch
-
     keys = _CPU_RELATED if kind == "cpu" else (_DISPATCH_KEYS.get(kind, "PrivateUse1"),)
-    return any(torch._C._dispatch_has_computed_kernel_for_dispatch_key(full_name, key) for key in keys)
+    return any(has_computed_kernel(full_name, key) for key in keys)
 
 
 def find_overload(op: ReplayOp, policy: Policy) -> Callable[..., Any]:

@@ -1,3 +1,4 @@
+# pyright: strict
 """What a trace may cause to run and to be imported: the rules, as tables and pure functions; knows no torch.
 
 A verdict is given on a schema's name and argument types, before anything is looked up as a Python attribute or called.
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import cast
 
 import msgspec
 
@@ -209,7 +211,7 @@ def refuse_value(argument: str, value: object) -> Reason | None:
     """Why an argument may not have this value, or None."""
     if argument in FIXED_ARGUMENTS and value is not None and bool(value) != FIXED_ARGUMENTS[argument]:
         return Reason("policy", f"{argument}={value}")
-    texts = value if isinstance(value, tuple) else (value,)
+    texts = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
     if any(isinstance(text, str) and not _PLAIN_TEXT.fullmatch(text) for text in texts):
         return Reason("policy", f"text of argument {argument!r}")
     return None

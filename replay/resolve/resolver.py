@@ -7,7 +7,7 @@ Owns the order of the ways. The ways themselves are `resolve`, `matching`, `bind
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -32,8 +32,15 @@ from opreplay.replay.resolve.names import Candidates, candidates, refused
 from opreplay.replay.resolve.policy import Policy, refuse_name
 from opreplay.replay.resolve.relatives import RelativesIndex
 from opreplay.replay.resolve.schema import OpSpec
-from opreplay.replay.resolve.user.conversions import CONVERSIONS, ConversionFailed, RecordedCall, convert
-from opreplay.replay.resolve.user.executors import EXECUTORS, UserExecutor, bind_executor
+from opreplay.replay.resolve.user.conversions import (
+    CONVERSIONS,
+    ConversionFailed,
+    Converted,
+    RecordedCall,
+    convert,
+    in_schema_order,
+)
+from opreplay.replay.resolve.user.executors import EXECUTORS, OtherOverload, UserExecutor, bind_by_name, bind_executor
 from opreplay.replay.resolve.user.table import UserFunction
 from opreplay.replay.standins import canonical_name
 from opreplay.replay.standins.aten import EQUIVALENTS
@@ -92,7 +99,8 @@ class Resolver:
             if converted is not None:
                 return converted
         if executor is not None and executor.override:
-            return self._executed(op, executor, recorded, context)
+            with suppress(OtherOverload):
+                return self._executed(op, executor, recorded, context)
         try:
             self._refuse(signature, context.kernels)
             made = self._resolve(op, signature.name, recorded, signature.overload, context)
@@ -120,36 +128,57 @@ class Resolver:
             raise Unbound(Reason("failed", str(failed))) from failed
         if made is None:
             return None
-        name, args, note = made
-        parts = split_name(name)
-        if parts is None:
-            raise Unbound(Reason("failed", f"conversion {entry.shown}: {name!r} is no op"))
-        refused_name = refuse_name(name, self._policy)
+        parts = split_name(made.op)
+        base = made.op if parts is None else f"{parts[0]}::{parts[1]}"
+        executor = EXECUTORS.find(base)
+        if parts is None and executor is None:
+            raise Unbound(Reason("failed", f"conversion {entry.shown}: {made.op!r} is no op"))
+        refused_name = None if parts is None else refuse_name(made.op, self._policy)
         if refused_name is not None:
             raise Unbound(refused_name)
-        base = f"{parts[0]}::{parts[1]}"
-        executor = EXECUTORS.find(base)
-        shown = Assumption(argument="*", what=f"{op.name} converted to {name} by {entry.shown}: {note}")
+        to = "" if made.op == op.name else f" to {made.op}"
+        shown = Assumption(argument="*", what=f"{op.name} converted{to} by {entry.shown}: {made.note}")
         noted = msgspec.structs.replace(op, assumptions=(*op.assumptions, shown))
-        if executor is not None and executor.override:
-            return self._executed(noted, executor, args, context, via=base)
+        if executor is not None and (executor.override or parts is None):
+            return self._executed(noted, executor, made.args, context, via=base, by_name=made.by_name)
+        overload = None if parts is None else parts[2]
         try:
-            resolved = self._resolve(noted, name, args, parts[2], context)
+            args, overload = self._ordered(base, made, overload) if made.by_name else (made.args, overload)
+            resolved = self._resolve(noted, made.op, args, overload, context)
         except Unbound:
             if executor is None:
                 raise
-            return self._executed(noted, executor, args, context, via=base)
+            return self._executed(noted, executor, made.args, context, via=base, by_name=made.by_name)
         if resolved.resolved_by == "equivalent" and base in EQUIVALENTS:
             what = f"{base} has no kernel for {self._device}; convert to {resolved.via}"
             raise Unbound(Reason("failed", f"conversion {entry.shown}: {what}"))
         return msgspec.structs.replace(resolved, via=resolved.via or (base if base != op.name else None))
 
+    def _ordered(self, name: str, made: Converted, overload: str | None) -> tuple[Recordeds, str]:
+        """Arguments that a conversion named in the order of the first overload that has them, and that overload."""
+        for spec in candidates(name, self._policy).specs:
+            args = in_schema_order(spec, made.args, made.by_name)
+            if args is not None and overload in (None, spec.overload) and best_match([spec], args) is not None:
+                return args, spec.overload
+        raise Unbound(Reason("failed", f"no overload of {name} takes arguments named {', '.join(made.by_name)}"))
+
     def _executed(
-        self, op: ReplayOp, entry: UserExecutor, recorded: Recordeds, context: Context, via: str | None = None
+        self,
+        op: ReplayOp,
+        entry: UserExecutor,
+        recorded: Recordeds,
+        context: Context,
+        via: str | None = None,
+        by_name: Mapping[str, RecordedArg] | None = None,
     ) -> ReplayOp:
-        """The op, to be run by a user's callable."""
+        """The op, to be run by a user's callable; `by_name`: arguments that a conversion named."""
         name = via or op.name
-        args, assumptions, text = bind_executor(entry, name, recorded, context)
+        if by_name:
+            args, assumptions = bind_by_name(entry, recorded, by_name, context)
+            text = None
+        else:
+            args, assumptions, text = bind_executor(entry, name, recorded, context)
+        via = None if via == op.name else via
         return msgspec.structs.replace(
             op, resolved_by="executor", via=via, schema=text, args=args, assumptions=op.assumptions + assumptions
         )
@@ -260,5 +289,5 @@ def _common_float(trace: Trace) -> str:
         for i, spelled in enumerate(signature.types or ()):
             dtype = torch_dtype_name(spelled) if spelled not in ("", "Scalar", "ScalarList", "TensorList") else None
             if dtype in ("float16", "bfloat16", "float32") and signature.dims and signature.dims[i]:
-                votes[dtype] += count
+                votes[dtype] += int(count)
     return votes.most_common(1)[0][0] if votes else "float32"

@@ -1,3 +1,4 @@
+# pyright: strict
 """Torch operator schemas as plain values: one `OpSpec` per overload, read from FunctionSchema objects, never from text.
 
 Owns reading the dispatcher's table by name. Does not own what may be called (`policy`) nor which overload fits
@@ -6,10 +7,12 @@ Owns reading the dispatcher's table by name. Does not own what may be called (`p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
+from opreplay.replay.host.dispatcher import has_kernel, registered_schemas
 from opreplay.replay.ir.model import Value
 from opreplay.traces.literals import plain_float
 
@@ -93,20 +96,16 @@ def forget() -> None:
 
 @lru_cache(maxsize=8192)
 def _specs_of(name: str) -> tuple[OpSpec, ...]:
-    import torch
-
     return tuple(
         compile_schema(schema)
-        for schema in torch._C._jit_get_schemas_for_operator(name)
+        for schema in registered_schemas(name)
         if _in_dispatcher(schema.name, schema.overload_name)
     )
 
 
 def _in_dispatcher(name: str, overload: str) -> bool:
-    import torch
-
     try:
-        torch._C._dispatch_has_kernel_for_dispatch_key(f"{name}.{overload}" if overload else name, "CPU")
+        has_kernel(f"{name}.{overload}" if overload else name, "CPU")
     except RuntimeError:  # "operator ... does not exist"
         return False
     return True
@@ -161,5 +160,6 @@ def _plain(value: Any) -> Value:
     if isinstance(value, complex):
         return str(value).strip("()")
     if isinstance(value, list | tuple):
-        return tuple(item if isinstance(item, bool | int | float | str) else str(item) for item in value)
+        items = cast("Sequence[Any]", value)
+        return tuple(item if isinstance(item, bool | int | float | str) else str(item) for item in items)
     return str(value)

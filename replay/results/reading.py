@@ -1,9 +1,10 @@
+# pyright: strict
 """Results kept in memory, and result files read back."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, cast
 
 import msgspec
 
@@ -69,7 +70,7 @@ class MemorySink:
             self.traces.append(record)
         elif isinstance(record, JobResult):
             self.jobs.append(record)
-        elif isinstance(record, SequenceResult):
+        else:
             self.sequence = record
 
 
@@ -164,9 +165,11 @@ def _read_header(line: bytes, path: str | Path) -> Header:
 
 def _decoded_older(line: bytes) -> _Later:
     """A record of a version whose reasons are text. Raises MsgspecError as a decoder does."""
-    raw = msgspec.json.decode(line)
-    if isinstance(raw, dict) and isinstance(raw.get("reason"), str):
-        raw["reason"] = _reason_of(raw["reason"])
+    raw: object = msgspec.json.decode(line)
+    if isinstance(raw, dict):
+        fields = cast("dict[str, object]", raw)
+        if isinstance(reason := fields.get("reason"), str):
+            fields["reason"] = _reason_of(reason)
     return msgspec.convert(raw, type=_Later)
 
 

@@ -1,10 +1,11 @@
+# pyright: strict
 """Any callable, timed by the engine of `run`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.results.measurement import CacheState, Measurement
@@ -56,7 +57,7 @@ def benchmark(
     with_gradients = torch.is_grad_enabled()
     with executor_on(chosen) as executor, torch.set_grad_enabled(with_gradients):
         prepared = TorchPrepared(call, (), worker_config(chosen).memory_bytes)
-        return measure_on_idle(executor, prepared, chosen.measure_options())
+        return measure_on_idle(executor, prepared, chosen)
 
 
 def device_of(tensors: Sequence[torch.Tensor], named: str | None) -> str:
@@ -92,5 +93,6 @@ def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
         if isinstance(value, torch.Tensor):
             found.append(value)
         elif isinstance(value, (list, tuple)):
-            found += tensors_in(value)
+            items = cast("Sequence[Any]", value)
+            found += tensors_in(items)
     return found

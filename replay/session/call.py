@@ -63,7 +63,7 @@ class PreparedCall:
 
         options = options or self._options
         with executor_on(options) as executor:
-            return measure_on_idle(executor, self._prepared, options.measure_options())
+            return measure_on_idle(executor, self._prepared, options)
 
     def __repr__(self) -> str:
         from opreplay.replay.ir.describe import describe_inputs

@@ -1,3 +1,4 @@
+# pyright: strict
 """One op: what it is, its result, its time here and on a simulated device, and how to hand it to somebody."""
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ class Op(Shown):
         return _named(self.ir)
 
     def _table(self, width: int) -> RenderableType:
-        return Explained(self._plan, {})._table(width)
+        return _explained(self._plan, {})
 
 
 class Explained(Shown):
@@ -166,12 +167,17 @@ class Explained(Shown):
         return _named(self.op)
 
     def _table(self, width: int) -> RenderableType:
-        from opreplay.replay.report.views.explain import render
-        from opreplay.replay.report.views.plan import planned_results
+        return _explained(self._plan, self.devices)
 
-        simulated = {name: one.simulated for name, one in self.devices.items()}
-        (result,) = planned_results(self._plan, lambda op: simulated, max_op_bytes=None)
-        return render(self.op, result, self.devices)
+
+def _explained(plan: ReplayPlan, devices: dict[str, Explanation]) -> RenderableType:
+    """Everything that is known of the one op of a plan."""
+    from opreplay.replay.report.views.explain import render
+    from opreplay.replay.report.views.plan import planned_results
+
+    simulated = {name: one.simulated for name, one in devices.items()}
+    (result,) = planned_results(plan, lambda op: simulated, max_op_bytes=None)
+    return render(plan.ops[0], result, devices)
 
 
 def _named(op: ReplayOp) -> str:

@@ -1,28 +1,22 @@
-"""One op without a file: from an event of a profile, or from the arguments of a call."""
+"""One op without a file: from a text, an event of a profile, or the arguments of a call."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp, ReplayPlan
-from opreplay.replay.ir.names import split_name
+from opreplay.replay.ir.model import ReplayPlan
+from opreplay.replay.ir.notation import CallText, CallValue, TorchName
 from opreplay.replay.plugins import load_plugins
 from opreplay.replay.session.op import Op
 from opreplay.replay.session.setting import Setting
 from opreplay.replay.session.trace import open
 from opreplay.traces.errors import UsageError
-from opreplay.traces.literals import plain_float
 from opreplay.traces.model import TensorMeta
 
 if TYPE_CHECKING:
     import torch
-
-    from opreplay.replay.resolve.schema import ArgSpec, OpSpec
 
 ALIGNED_BYTES = 512
 """What torch's allocators align memory to: where a tensor lies in it counts up to here."""
@@ -39,6 +33,22 @@ def op_of_event(event: Mapping[str, Any], *, device: str = "cpu", allow_imports:
     return open(trace_of_event(event), select="all", device=device, allow_imports=allow_imports)[0]
 
 
+def op(text: str, *, device: str = "cpu", allow_imports: dict[str, str] | None = None, **sizes: int) -> Op:
+    """The op that a text in the notation of reports calls: "aten::mm(bf16[4096,1024], bf16[1024,n])" with n=47.
+
+    Raises UsageError for a text that is no call, an op that takes no such arguments, shapes that do not go together,
+    and an op that is not known or not allowed here.
+    """
+    from opreplay.replay.resolve.written.sweep import Written, plan_of_calls
+
+    load_plugins()
+    imports = dict(allow_imports or {})
+    plan, _ = plan_of_calls([Written(text=text, sizes=sizes)], allow_imports=imports, device=device)
+    if (reason := plan.ops[0].reason) is not None:
+        raise UsageError(f"{text} cannot be called: {reason}", hint="Give arguments that go together.")
+    return Op(plan, Setting(device=device, allow_imports=imports))
+
+
 def op_of_call(name: str, *args: Any, device: str | None = None, **kwargs: Any) -> Op:
     """The op "namespace::op" or "namespace::op.overload" as called with these arguments, which may be meta tensors.
 
@@ -47,111 +57,38 @@ def op_of_call(name: str, *args: Any, device: str | None = None, **kwargs: Any) 
     Raises UsageError for an op that takes no such arguments, or that is not known or not allowed here.
     """
     from opreplay.replay.resolve.meta.outputs import with_outputs
-    from opreplay.replay.resolve.names import candidates
     from opreplay.replay.resolve.policy import Policy
+    from opreplay.replay.resolve.written.call import op_of_written
 
     load_plugins()
     policy = Policy()
-    found = candidates(name, policy)
-    if found.reason is not None:
-        raise UsageError(f"{name} cannot be called: {found.reason}", hint="Name an op as a trace does: aten::mm.")
     metas = _Metas([*args, *kwargs.values()])
     on = device or metas.device
-    reasons: list[Reason] = []
-    for spec in found.specs:
-        bound = _bound(spec, args, kwargs, metas)
-        made = None if bound is None else _resolved(spec, bound, policy, on)
-        if made is not None and made.reason is None:
-            parts = split_name(name)
-            assert parts is not None
-            named = msgspec.structs.replace(made, name=f"{parts[0]}::{parts[1]}")
-            return Op(with_outputs(_plan(named), policy=policy), Setting(device=on))
-        if made is not None and made.reason is not None:
-            reasons.append(made.reason)
-    why = f": {reasons[0]}" if reasons else ""
-    shown = "; ".join(spec.text for spec in found.specs[:3])
-    raise UsageError(f"no overload of {name} takes these arguments{why}", hint=f"It is {shown}.")
-
-
-def _plan(op: ReplayOp) -> ReplayPlan:
-    return ReplayPlan(source="call", selection="all", device_us_total=0.0, host_us_total=0.0, ops=(op,))
-
-
-def _resolved(spec: OpSpec, args: tuple[ReplayArg, ...], policy: Any, device: str) -> ReplayOp:
-    """The call of one overload, or why it is none."""
-    from opreplay.replay.resolve.by_argument_name import resolve_named
-
-    identity = blake2b(msgspec.json.encode([spec.full_name, args]), digest_size=6).hexdigest()
-    recorded = Recorded(host_us_total=0.0, host_us_median=0.0)
-    op = ReplayOp(id=identity, name=spec.full_name, count=1, recorded=recorded, args=args)
-    return resolve_named(_plan(op), policy, device=device).ops[0]
-
-
-def _bound(spec: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any], metas: _Metas) -> tuple[ReplayArg, ...] | None:
-    """Arguments by name in the schema's order; None where they do not go with its names."""
-    positional = [arg for arg in spec.args if not arg.keyword_only]
-    values = dict(zip((arg.name for arg in positional), args, strict=False))
-    if len(args) > len(positional) or not kwargs.keys() <= {arg.name for arg in spec.args} - values.keys():
-        return None
-    values.update(kwargs)
-    if any(not arg.has_default and arg.name not in values for arg in spec.args):
-        return None
-    return tuple(_argument(arg, values[arg.name], metas) for arg in spec.args if arg.name in values)
-
-
-def _argument(arg: ArgSpec, value: Any, metas: _Metas) -> ReplayArg:
-    """One argument in the form of the IR. Raises UsageError for a value that no argument of an op has."""
-    import torch
-
-    items = list(value) if isinstance(value, (list, tuple)) else [value]
-    tensors = [item for item in items if isinstance(item, torch.Tensor)]
-    is_list = isinstance(value, (list, tuple))
-    if tensors or (arg.kind.startswith("Tensor") and value is None):
-        kind = "Tensor[]" if is_list else arg.kind if value is None else "Tensor"
-        found = tuple(None if item is None else metas.of(item) for item in items)
-        return ReplayArg(name=arg.name, type=kind, tensors=found, keyword_only=arg.keyword_only, mutated=arg.mutated)
-    plain = tuple(_plain(item) for item in items)
-    kind = arg.kind if value is None or not items else f"{_kind(items[0])}{'[]' if is_list else ''}"
-    return ReplayArg(
-        name=arg.name,
-        type=kind,
-        value=plain if is_list else plain[0],
-        keyword_only=arg.keyword_only,
-        mutated=arg.mutated,
+    call = CallText(
+        name=name,
+        args=tuple(_value(one, metas) for one in args),
+        kwargs={key: _value(one, metas) for key, one in kwargs.items()},
     )
+    made = op_of_written(call, policy, device=on)
+    plan = ReplayPlan(source="call", selection="all", device_us_total=0.0, host_us_total=0.0, ops=(made,))
+    return Op(with_outputs(plan, policy=policy), Setting(device=on))
 
 
-def _kind(value: Any) -> str:
-    """The IR's type of a plain value."""
+def _value(value: Any, metas: _Metas) -> CallValue:
+    """An argument as a call is written with. Raises UsageError for a value that no argument of an op has."""
     import torch
 
-    kinds = {
-        bool: "bool",
-        int: "int",
-        float: "float",
-        complex: "complex",
-        str: "str",
-        torch.dtype: "ScalarType",
-        torch.device: "Device",
-        torch.layout: "Layout",
-        torch.memory_format: "MemoryFormat",
-    }
-    kind = kinds.get(type(value))
-    if kind is None:
-        raise UsageError(f"an op takes no {type(value).__name__}", hint="Give tensors, numbers, texts, dtypes, lists.")
-    return kind
-
-
-def _plain(value: Any) -> Any:
-    """A value as the IR holds it."""
-    if value is None or isinstance(value, (bool, int, str)):
+    if isinstance(value, torch.Tensor):
+        return metas.of(value)
+    if isinstance(value, (list, tuple)):
+        return [_value(one, metas) for one in value]
+    if value is None or isinstance(value, (bool, int, float, complex, str)):
         return value
-    if isinstance(value, float):
-        return plain_float(value)
-    if isinstance(value, complex):
-        return str(value).strip("()")
-    _kind(value)
-    return str(value)
+    if isinstance(value, torch.device):
+        return str(value)
+    if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+        return TorchName(str(value))
+    raise UsageError(f"an op takes no {type(value).__name__}", hint="Give tensors, numbers, texts, dtypes, lists.")
 
 
 class _Metas:

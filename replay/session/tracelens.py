@@ -1,3 +1,4 @@
+# pyright: strict
 """TraceLens's `EventReplayer`, by its surface: for programs that change one line; what it does is opreplay's.
 
 The surface is that of TraceLens's pull request 607: an event in, `replay()` and `get_repro_info()` out.
@@ -98,7 +99,7 @@ def settings_of(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     from opreplay.replay.standins import canonical_name
 
     rules = [rule for rule in open_registry() if {name, canonical_name(name)} & set(rule.op_patterns)]
-    made = []
+    made: list[str] = []
     for key, value in options.items():
         having = [rule.name for rule in rules if key in {option.name for option in rule.options}]
         if "." not in key and not having:

@@ -1,3 +1,4 @@
+# pyright: strict
 """A step's time by what the device did: computing, communicating, copying, idle and why. Unions of intervals."""
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ def categories(graph: StepGraph, schedule: Schedule, *, step_us: float, begin_us
     begin = graph.begin_us if begin_us is None else begin_us
     nodes = graph.nodes
     device = np.array([lane.device for lane in graph.lanes] or [False])[nodes.lane]
-    work = device & (nodes.row >= 0) | (nodes.collective >= 0) | (nodes.kind == COLLECTIVE)
-    if not work.any():
+    if not graph.on_device:
         return _of_host(graph, schedule, step_us)
+    work = device & (nodes.row >= 0) | (nodes.collective >= 0) | (nodes.kind == COLLECTIVE)
     # The window ends with the step's completion: work of the step before fills what lies before `begin`.
     until = max(float(schedule.end_us[work].max()), begin + step_us)
     window = (until - step_us, until)
@@ -70,9 +71,10 @@ def categories(graph: StepGraph, schedule: Schedule, *, step_us: float, begin_us
 
 
 def _of_host(graph: StepGraph, schedule: Schedule, step_us: float) -> Categories:
-    """Host time in ops, all threads together, and the rest."""
+    """Host time in ops, all threads together, collectives that the host runs, and the rest."""
     nodes, slices = graph.nodes, graph.slices
-    starts, ends = [], []
+    starts: list[Floats] = []
+    ends: list[Floats] = []
     for node in range(len(nodes)):
         low, count = int(nodes.first_slice[node]), int(nodes.slices[node])
         if not count:
@@ -85,15 +87,17 @@ def _of_host(graph: StepGraph, schedule: Schedule, step_us: float) -> Categories
         starts.append((to - lengths * scale)[inside])
         ends.append(to[inside])
     busy = union(np.concatenate(starts), np.concatenate(ends), 0.0, step_us) if starts else np.empty((0, 2))
-    computing = length(busy)
+    rows = nodes.kind == COLLECTIVE
+    talking = union(schedule.start_us[rows], schedule.end_us[rows], 0.0, step_us)
+    computing, talk, either = length(busy), length(talking), length(merged(busy, talking))
     return Categories(
         computing=computing,
-        communication=0.0,
-        communication_overlapped=0.0,
-        communication_not_overlapped=0.0,
+        communication=talk,
+        communication_overlapped=computing + talk - either,
+        communication_not_overlapped=either - computing,
         copies=0.0,
-        idle=max(0.0, step_us - computing),
-        idle_host_bound=max(0.0, step_us - computing),
+        idle=max(0.0, step_us - either),
+        idle_host_bound=max(0.0, step_us - either),
     )
 
 

@@ -1,3 +1,4 @@
+# pyright: strict
 """What-if: a change as text → other durations and latencies of a step's graph; owns the grammar and each assumption."""
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Edited:
     graph: StepGraph
     durations_us: Floats
     lags_us: Floats
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list[str])
     """What was assumed."""
     matched: int = 0
     """Device tasks, or stretches of host time, that were changed."""
@@ -224,7 +225,7 @@ def _fuse(names: Names, out: Edited, patterns: list[str]) -> None:
         out.durations_us[first], out.durations_us[second] = 0.0, longest
         out.lags_us[edge] = 0.0
         out.matched += 1
-    if not len(graph.lanes) or not any(lane.device for lane in graph.lanes):
+    if not graph.on_device:
         raise TraceError(
             "ops can be fused where device tasks were recorded", hint="This step has none: scale ops instead."
         )
@@ -304,7 +305,7 @@ def with_measured(names: Names, graph: StepGraph, us_by_id: Mapping[str, float])
     """
     from opreplay.replay.plan.build import signature_id  # late: planning imports torch
 
-    if any(lane.device for lane in graph.lanes):
+    if graph.on_device:
         raise TraceError("measured times are for steps of the host alone", hint="This step has device work: try --soc.")
     ops, slices = names.trace.ops, graph.slices
     us = np.array([us_by_id.get(signature_id(one), np.nan) for one in names.trace.signatures] or [np.nan])

@@ -90,5 +90,5 @@ def _live_by_op(trace: Trace, rows: np.ndarray) -> dict[str, int]:
                 table.time_ns[here], of_track, ops.start_ns[of_track], ops.dur_ns[of_track].astype(np.int64)
             )
         for row, op in zip(here.tolist(), found.tolist(), strict=True):
-            out[trace.signatures[ops.signature[op]].name if op >= 0 else PYTHON] += int(table.bytes[row])
+            out[trace.signatures[int(ops.signature[op])].name if op >= 0 else PYTHON] += int(table.bytes[row])
     return dict(out)

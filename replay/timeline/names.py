@@ -1,3 +1,4 @@
+# pyright: strict
 """What the parts of a step's graph are called: op, module, kernel or call of each node and slice; no times."""
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Names:
 
     def op(self, row: int) -> str:
         """Of a row of the ops; `PYTHON` for none."""
-        return PYTHON if row == NO_OP else self._op_names[self.trace.ops.signature[row]]
+        return PYTHON if row == NO_OP else self._op_names[int(self.trace.ops.signature[row])]
 
     def task(self, node: int) -> str:
         """Of a device task: the op that owns it, else its kernel."""
@@ -55,7 +56,7 @@ class Names:
     def module_of_op(self, row: int) -> str:
         """Of a row of the ops; `OUTSIDE` for none."""
         names, index = self.modules()
-        return names[index[row]] if row >= 0 and index[row] >= 0 else OUTSIDE
+        return names[int(index[row])] if row >= 0 and index[row] >= 0 else OUTSIDE
 
 
 def ancestors_or_self(parents: Ints, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

@@ -1,3 +1,4 @@
+# pyright: strict
 """The critical path and the slack of the rest, by op and by module: time on the path adds up to the step."""
 
 from __future__ import annotations
@@ -62,9 +63,8 @@ def path_parts(names: Names, graph: StepGraph, schedule: Schedule) -> tuple[list
         add(label, WAIT, float(waited[place]), label)
     host = path[~device]
     counts = nodes.slices[host]
-    rows = np.repeat(nodes.first_slice[host] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts) + np.arange(
-        counts.sum()
-    )
+    before_each = np.cumsum(counts) - counts
+    rows = np.repeat(nodes.first_slice[host] - before_each, counts) + np.arange(int(counts.sum()))
     total = np.add.reduceat(np.append(slices.dur_us[rows], 0.0), np.cumsum(counts) - counts) if len(host) else counts
     scale = np.where((total > 0) & (counts > 0), spent[~device] / np.where(total > 0, total, 1.0), 0.0)
     amount = slices.dur_us[rows] * np.repeat(scale, counts)
@@ -116,7 +116,7 @@ def slack_of_ops(names: Names, graph: StepGraph, schedule: Schedule, lags_us: Fl
     np.minimum.at(least, index.reshape(-1), slack[off])
     by_name: dict[str, tuple[float, float]] = {}
     for (op, kernel), us, free in zip(kinds.T.tolist(), spent.tolist(), least.tolist(), strict=True):
-        name = names.trace.signatures[op].name if op >= 0 else names.trace.kernel_names[kernel]
+        name = names.trace.signatures[int(op)].name if op >= 0 else names.trace.kernel_names[int(kernel)]
         before = by_name.get(name, (0.0, np.inf))
         by_name[name] = (before[0] + us, min(before[1], free))
     found = [Slack(name=name, us=us, slack_us=free, where=DEVICE) for name, (us, free) in by_name.items()]

@@ -1,3 +1,4 @@
+# pyright: strict
 """A recorded step on a simulated device: predicted kernels, that device's latencies, recorded host time; with a band.
 
 Owns which prediction a task gets and what becomes of tasks without one. Predictions themselves are `ascend`'s.
@@ -273,7 +274,7 @@ def _collectives(
     nodes, device = graph.nodes, predictor.device
     kept = assumed = 0
     for node in np.flatnonzero((nodes.kind == COLLECTIVE) & (nodes.name >= 0)).tolist():
-        told = trace.activity.collectives[nodes.collective[node]] if nodes.collective[node] >= 0 else None
+        told = trace.activity.collectives[int(nodes.collective[node])] if nodes.collective[node] >= 0 else None
         call = None if told is None else collective_call(told, world)
         if call is None:
             out.kept_us += float(nodes.dur_us[node])

@@ -1,3 +1,4 @@
+# pyright: strict
 """`timeline`: a trace → what one of its steps did, why it took that long, and what would change it; one value."""
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.paths import PathPart, Slack, path_parts, slack_of_ops
 from opreplay.replay.timeline.simulated import ContentsOf, Predicted, SocStep, paced, predict, step_on
 from opreplay.traces import Trace
+from opreplay.traces.links.collectives import with_host_collectives
 
 SCHEMA_VERSION = 1
 """Of the JSON form. Changes of format: 1 first version."""
@@ -115,6 +117,8 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     names: Names
     schedule: Schedule
     simulated: dict[str, OnDevice]
+    measured: Schedule | None = None
+    """With measured times, where some were given."""
 
 
 def timeline(
@@ -135,6 +139,7 @@ def timeline(
     ops by id, one call each, that a run measured, for a step of the host. Raises TraceError for a step that there is
     not, for text that is no change, and for devices where the step has no device work.
     """
+    trace = with_host_collectives(trace)
     chosen = chosen_step(trace, step)
     graph = step_graph(trace, chosen)
     names = Names(trace, graph)
@@ -145,6 +150,7 @@ def timeline(
     typical = relative(retimed(graph, lags_us=typical_lags(graph)).step_us, graph.recorded_us)
     simulated = _on_devices(trace, graph, names, devices, plan, contents, max(abs(error), abs(typical)), host_scale)
     measured = None if measured_us is None else with_measured(names, graph, measured_us)
+    timed = None if measured is None else measured.schedule()
     changes = tuple(what_if_of(names, graph, change, schedule, simulated) for change in what_if)
     return Study(
         timeline=Timeline(
@@ -164,7 +170,7 @@ def timeline(
             dropped_edges=graph.dropped_edges,
             socs={name: one.step for name, one in simulated.items()},
             memory=memory_of(trace, chosen, devices),
-            measured_step_us=None if measured is None else measured.schedule().step_us,
+            measured_step_us=None if timed is None else timed.step_us,
             measured_ops=0 if measured is None else measured.matched,
             what_if=changes,
             what_if_together=_together(names, graph, what_if, schedule, simulated),
@@ -174,6 +180,7 @@ def timeline(
         names=names,
         schedule=schedule,
         simulated=simulated,
+        measured=timed,
     )
 
 
@@ -240,7 +247,8 @@ def _together(
 ) -> WhatIf | None:
     if len(changes) < 2:
         return None
-    durations, lags, notes, matched, overlap = graph.nodes.dur_us, graph.edges.lag_us, [], 0, False
+    notes: list[str] = []
+    durations, lags, matched, overlap = graph.nodes.dur_us, graph.edges.lag_us, 0, False
     made = None
     for change in changes:
         made = edited(names, graph, change, durations_us=durations, lags_us=lags)
@@ -309,6 +317,6 @@ def _notes(step: Step, graph: StepGraph) -> list[str]:
         notes.append(
             f"{graph.unexplained.waits} tasks waited {graph.unexplained.us:.0f} µs in all for nothing that is recorded"
         )
-    if not any(lane.device for lane in graph.lanes):
+    if not graph.on_device:
         notes.append("no device work: the step is that of its host threads")
     return notes

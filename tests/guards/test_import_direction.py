@@ -9,11 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
-LAYERS = {"traces": 0, "initializers": 1, "replay": 2, "cli": 3, "tracelens": 4}
-"""`tracelens` is a name of the folder that is `opreplay` itself, which nothing imports."""
+LAYERS = {"traces": 0, "initializers": 1, "replay": 2, "cli": 3, "torch_ir": 4, "tracelens": 4}
+"""`torch_ir` and `tracelens` are names of the folder that is `opreplay` itself, which nothing imports."""
 
 TORCH_AT_IMPORT = (
     "opreplay.initializers",
+    "opreplay.replay.capture",
     "opreplay.replay.execute.executors.torch.caches",
     "opreplay.replay.execute.executors.torch.device",
     "opreplay.replay.execute.executors.torch.gradients",
@@ -21,6 +22,7 @@ TORCH_AT_IMPORT = (
     "opreplay.replay.execute.executors.torch.profile",
     "opreplay.replay.execute.executors.torch.sequence_tools",
     "opreplay.replay.execute.executors.torch.values",
+    "opreplay.replay.execute.ranks.torch",
     "opreplay.replay.export",
     "opreplay.replay.resolve.meta.forked",
     "opreplay.replay.resolve.meta.check",

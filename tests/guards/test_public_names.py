@@ -55,7 +55,7 @@ def test_the_names_of_opreplay_are_those_that_it_says(sources) -> None:
         assert getattr(opreplay, name) is getattr(importlib.import_module(module), attribute), name
         assert opreplay._HOMES[name] == module.removeprefix("opreplay."), name
     assert set(opreplay.__all__) <= set(dir(opreplay))
-    assert {"replay", "traces", "cli", "initializers", "tracelens"}.isdisjoint(opreplay.__all__)
+    assert {"replay", "traces", "cli", "initializers", "torch_ir", "tracelens"}.isdisjoint(opreplay.__all__)
     with pytest.raises(AttributeError, match="no attribute 'measure_all'"):
         opreplay.measure_all  # noqa: B018
 

@@ -12,6 +12,7 @@ ROOMS = (
     "traces",
     "initializers",
     "replay.host",
+    "replay.collectives",
     "replay.ir",
     "replay.standins",
     "replay.arguments",
@@ -25,6 +26,7 @@ ROOMS = (
     "replay.execute",
     "replay.report",
     "replay.batch",
+    "replay.capture",
     "replay.session",
     "replay",
     "cli",
@@ -47,7 +49,7 @@ CROWDED = {
 def room_of(module: str) -> str:
     """The room that a module of opreplay lies in. Raises LookupError for one that lies in none."""
     parts = module.split(".")[1:]
-    if parts in ([], ["tracelens"]):
+    if parts in ([], ["torch_ir"], ["tracelens"]):
         return "public"
     for name in (".".join(parts[:2]), parts[0]):
         if name in ROOMS and (name != "replay" or len(parts) == 1):

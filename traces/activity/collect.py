@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from opreplay.traces.activity.model import (
     ArrowTable,
     CallTable,
     Collective,
+    CollectiveNote,
     CollectiveSpans,
     MemoryTable,
     WaitTable,
@@ -22,7 +24,7 @@ from opreplay.traces.limits import Limits
 from opreplay.traces.reading.collect import Collector, Interned
 from opreplay.traces.reading.columns import Columns
 from opreplay.traces.reading.decoding import NOT_JSON
-from opreplay.traces.reading.signatures import decode_name
+from opreplay.traces.reading.signatures import decode_name, decode_signatures
 
 _MODULE = b'"nn.Module: '
 _MEMORY = b'"[memory]"'
@@ -40,6 +42,9 @@ class TimingCollector(Collector):
         self.call_names = Interned("names", limits.names, "names of calls", limits.name_bytes)
         self.collective_keys = Interned("names", limits.names, "distinct collectives", limits.name_bytes)
         self.processes: dict[str, str] = {}
+        self.ops = Columns(
+            signature="index", track="index", start="time", dur="span", ext="id", rf="id", seq="id", collective="index"
+        )
         self.kernels = Columns(
             name="index",
             category="index",
@@ -60,7 +65,11 @@ class TimingCollector(Collector):
         self.memory = Columns(
             start="time", bytes="id", address="id", allocated="id", device_type="id", device="id", track="index"
         )
+        self.note_keys = Interned("signatures", limits.signatures, "distinct annotations", 16 * limits.name_bytes)
+        self.notes = Columns(name="index", track="index", start="time", dur="span", tensors="index")
         self.tables |= {
+            "ops": self.ops,
+            "notes": self.notes,
             "kernels": self.kernels,
             "calls": self.calls,
             "collectives": self.whole,
@@ -87,6 +96,48 @@ class TimingCollector(Collector):
             category = "(none)"
         self._handlers[cls] = found = (category, handle)
         return found
+
+    def _add_ops(self, events: list[Any]) -> None:
+        super()._add_ops(events)
+        keys = self.collective_keys
+        told = [getattr(e.args, "collective", None) for e in events if e.ph == "X"]
+        if not any(told):
+            self.ops.pending["collective"] += [0] * len(told)
+        else:
+            kept = [e.args for e in events if e.ph == "X"]
+            self.ops.pending["collective"] += [
+                0 if name is None else 1 + keys[_key(a)] for name, a in zip(told, kept, strict=True)
+            ]
+
+    def _add_notes(self, events: list[Any]) -> None:
+        super()._add_notes(events)
+        keys = self.note_keys
+        self.notes.pending["tensors"] += [
+            1 + keys[b"\0".join((a.dims, a.types))] if bytes(e.name).startswith(timing.BACKENDS) else 0
+            for e in events
+            if e.ph == "X"
+            for a in (e.args,)
+        ]
+
+    def collective_notes(self, notes: Any) -> tuple[CollectiveNote, ...]:
+        """Annotations of back-ends with their tensors; `notes` are all annotations, in the order of the table."""
+        keys, which = list(self.note_keys), self.notes.take("tensors")
+        made: list[CollectiveNote] = []
+        for row in np.flatnonzero(which).tolist():
+            dims, types = keys[which[row] - 1].split(b"\0")
+            told = decode_signatures([b"\0".join((b'""', dims, types, b"", b""))], Counter(), Counter())[0][0]
+            note = notes[row]
+            made.append(
+                CollectiveNote(
+                    name=note.name,
+                    start_ns=note.start_ns,
+                    dur_ns=note.dur_ns,
+                    track=note.track,
+                    dims=tuple(tuple(n for n in entry if isinstance(n, int)) for entry in told.dims or ()),
+                    types=told.types or (),
+                )
+            )
+        return tuple(made)
 
     def _add_kernels(self, events: list[Any]) -> None:
         super()._add_kernels(events)
@@ -166,8 +217,9 @@ class TimingCollector(Collector):
             if isinstance(name, str) and len(self.processes) < MAX_PROCESSES:
                 self.processes[str(event.pid)[:200]] = name[:200]
 
-    def activity(self, kernels: dict[str, Any], track_remap: Any) -> Activity:
-        """The columns as a value; `kernels` are those of the kernels, taken already. The tables are empty then."""
+    def activity(self, kernels: dict[str, Any], track_remap: Any, notes: Any) -> Activity:
+        """The columns as a value; `kernels` are those of the kernels, taken already, `notes` all annotations. The
+        tables are empty then."""
 
         def tracks(table: Columns) -> Any:
             indexes = table.take("track")
@@ -188,6 +240,7 @@ class TimingCollector(Collector):
             ),
             correlation=np.where(connection >= 0, connection, correlation) if len(correlation) else correlation,
             collective=kernels["collective"].astype(np.int64) - 1,
+            op_collective=self.ops.take("collective").astype(np.int64) - 1,
             collectives=tuple(_collective(key) for key in self.collective_keys),
             waits=WaitTable(
                 correlation=waits.take("corr").astype(np.int64),
@@ -216,28 +269,60 @@ class TimingCollector(Collector):
                 start_ns=self.whole.take("start"),
                 dur_ns=self.whole.take("dur"),
                 correlation=self.whole.take("connection").astype(np.int64),
-                collective=self.whole.take("collective").astype(np.int64) - 1,
+                collective=(of_spans := self.whole.take("collective").astype(np.int64) - 1),
+                thread=np.full(len(of_spans), -1, np.int64),
             ),
             processes=self.processes,
+            notes=self.collective_notes(notes),
         )
 
 
-def _key(args: timing.DeviceArgs) -> bytes:
+_TOLD = (
+    "collective",
+    "elements",
+    "out_elements",
+    "dtype",
+    "in_split",
+    "out_split",
+    "group",
+    "group_size",
+    "ranks",
+    "source",
+    "target",
+    "sequence",
+    "rank",
+    "asynchronous",
+)
+
+
+def _key(args: timing.DeviceArgs | timing.RecordArgs) -> bytes:
     """What is recorded of a collective, as text that is the same for the same."""
-    told = (args.collective, args.elements, args.dtype, args.group, args.group_size, args.sequence)
+    told = [getattr(args, name) for name in _TOLD]
     return msgspec.json.encode([value if isinstance(value, (str, int)) else None for value in told])
 
 
 def _collective(key: bytes) -> Collective:
-    name, elements, dtype, group, size, sequence = msgspec.json.decode(key)
+    told = dict(zip(_TOLD, msgspec.json.decode(key), strict=True))
     return Collective(
-        name=str(name).lower(),
-        elements=_whole(elements),
-        dtype=None if dtype is None else str(dtype),
-        group=None if group is None else str(group),
-        group_size=_whole(size),
-        sequence=_whole(sequence),
+        name=str(told["collective"]).lower(),
+        elements=_whole(told["elements"]),
+        out_elements=_whole(told["out_elements"]),
+        dtype=_text(told["dtype"]),
+        in_split=_split(told["in_split"]),
+        out_split=_split(told["out_split"]),
+        group=_text(told["group"]),
+        group_size=_whole(told["group_size"]),
+        ranks=_text(told["ranks"]),
+        source=_whole(told["source"]),
+        target=_whole(told["target"]),
+        sequence=_whole(told["sequence"]),
+        rank=_whole(told["rank"]),
+        asynchronous={"true": True, "false": False}.get(str(told["asynchronous"]).lower()),
     )
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
 
 
 def _whole(value: Any) -> int | None:
@@ -245,4 +330,12 @@ def _whole(value: Any) -> int | None:
     try:
         return int(value)
     except (TypeError, ValueError):
+        return None
+
+
+def _split(value: Any) -> tuple[int, ...] | None:
+    """Sizes from a text as "[3, 5]"; None for an empty list, for one that torch cut short, and for anything else."""
+    try:
+        return msgspec.json.decode(value, type=tuple[int, ...]) or None
+    except (*NOT_JSON, TypeError):
         return None

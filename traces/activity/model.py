@@ -23,12 +23,36 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """"allreduce", "_allgather_base", ..., "hcom_allReduce_": as recorded, lower case."""
     elements: int | None = None
     """Of the message that one rank hands in."""
+    out_elements: int | None = None
+    """Of the message that one rank gets."""
+    in_split: tuple[int, ...] | None = None
+    """What goes to each rank, of the first dimension; None: evenly, or not recorded."""
+    out_split: tuple[int, ...] | None = None
     dtype: str | None = None
     """As recorded: "BFloat16", "FP32", ..."""
     group: str | None = None
     group_size: int | None = None
+    ranks: str | None = None
+    """Members of the group, as recorded: "[0, 1, 2, 3]"; torch cuts long lists short."""
+    source: int | None = None
+    """Rank that sends, of a message from one to another."""
+    target: int | None = None
     sequence: int | None = None
     """Number of the collective within its group, the same on all its members."""
+    rank: int | None = None
+    """The root of what has one, the other side of a message, this process of all else."""
+    asynchronous: bool | None = None
+
+
+class CollectiveNote(msgspec.Struct, frozen=True, kw_only=True):
+    """An annotation of a back-end (`nccl:all_reduce`, `gloo:broadcast`) with its tensors."""
+
+    name: str
+    start_ns: int
+    dur_ns: int
+    track: int
+    dims: tuple[tuple[int, ...], ...]
+    types: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +125,7 @@ class MemoryTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveSpans:
-    """Collectives of an NPU from the first to the last of their tasks, which are device work as well."""
+    """Collectives as a whole: of an NPU from the first to the last of their tasks, which are device work as well."""
 
     name: npt.NDArray[np.uint32]
     """Index into `Trace.kernel_names`."""
@@ -111,6 +135,8 @@ class CollectiveSpans:
     """The same as that of its tasks."""
     collective: npt.NDArray[np.int64]
     """Index into `Activity.collectives`."""
+    thread: npt.NDArray[np.int64]
+    """Index into `Trace.tracks` of the thread that it ran on, of one on the host; -1 on a device."""
 
     def __len__(self) -> int:
         return len(self.name)
@@ -126,10 +152,14 @@ class Activity:
     """Of each row of `Trace.kernels`; -1 unknown."""
     collective: npt.NDArray[np.int64]
     """Of each row of `Trace.kernels`: index into `collectives`, or -1."""
+    op_collective: npt.NDArray[np.int64]
+    """Of each row of `Trace.ops`: index into `collectives` where torch recorded a collective's parameters, or -1."""
     collectives: tuple[Collective, ...]
     spans: CollectiveSpans
     waits: WaitTable
     arrows: ArrowTable
     memory: MemoryTable
+    notes: tuple[CollectiveNote, ...]
+    """Annotations of back-ends of torch.distributed, in file order."""
     processes: dict[str, str]
     """pid as text → its name, where the trace gives one ("CANN", "Ascend Hardware", "HCCL", ...)."""

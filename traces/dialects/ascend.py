@@ -1,3 +1,4 @@
+# pyright: strict
 """What torch_npu's trace_view.json does its own way: launches recorded as ops inside the op that asked for them."""
 
 from __future__ import annotations

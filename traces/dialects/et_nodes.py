@@ -1,3 +1,4 @@
+# pyright: strict
 """Nodes of an ExecutionTrace as a stream, in bounded memory; owns splitting, decoding and salvage, not their meaning.
 
 The text is cut where one node ends and the next begins; a piece that decodes proves its cuts. One that does not is
@@ -11,7 +12,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -212,8 +213,9 @@ def _header(text: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(value, dict):
         return None
-    value.pop("", None)
-    return value
+    header = cast("dict[str, Any]", value)
+    header.pop("", None)
+    return header
 
 
 def _array_end(rest: bytes) -> int | None:

@@ -49,6 +49,7 @@ class RunFacts:
     world_size: int | None
     rank: int | None
     backend: str | None
+    base_ns: int
 
 
 def run_facts(keys: dict[str, bytes], features: set[str], *, has_kernels: bool, ascend: bool) -> RunFacts:
@@ -67,6 +68,7 @@ def run_facts(keys: dict[str, bytes], features: set[str], *, has_kernels: bool, 
         world_size=_count(info.get("world_size")),
         rank=_count(info.get("rank")),
         backend=backend[:40] if isinstance(backend, str) else None,
+        base_ns=_count(values.get("baseTimeNanoseconds")) or 0,
     )
 
 

@@ -1,3 +1,4 @@
+# pyright: strict
 """Iteration annotations: what an inference server wrote of its batch, parsed; and the table that holds annotations."""
 
 from __future__ import annotations
@@ -5,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, cast, overload
 
 import numpy.typing as npt
 
@@ -172,7 +173,7 @@ class AnnotationTable(Sequence[Annotation]):
         if isinstance(at, slice):
             return tuple(self[i] for i in range(*at.indices(len(self))))
         return Annotation(
-            name=self.names[self.name[at]],
+            name=self.names[int(self.name[at])],
             start_ns=int(self.start_ns[at]),
             dur_ns=int(self.dur_ns[at]),
             track=int(self.track[at]),
@@ -182,10 +183,9 @@ class AnnotationTable(Sequence[Annotation]):
         return (self[i] for i in range(len(self)))
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Sequence)
-            and len(self) == len(other)
-            and all(a == b for a, b in zip(self, other, strict=True))
-        )
+        if not isinstance(other, Sequence):
+            return False
+        others = cast("Sequence[object]", other)
+        return len(self) == len(others) and all(a == b for a, b in zip(self, others, strict=True))
 
     __hash__ = None  # type: ignore[assignment]

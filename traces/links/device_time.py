@@ -1,3 +1,4 @@
+# pyright: strict
 """Which op owns which device time: External id, else correlation or a flow to the launch and the op around it.
 
 Owns the rules, on columns; where the columns come from is `collect`'s concern.
@@ -100,7 +101,7 @@ def graph_launches(data: LinkInput, category: Array) -> GraphLaunches | None:
     return GraphLaunches(
         start_ns=data.launch_start[calls][order],
         track=data.launch_track[calls][order],
-        kernels=np.concatenate([parts[i] for i in order]),
+        kernels=np.concatenate([parts[int(i)] for i in order]),
         bounds=np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes[kept][order])]),
     )
 
@@ -148,7 +149,8 @@ def _by_key(keys: Array, starts: Array, wanted: Array, when: Array) -> Array:
 
 def _matching(keys: Array, distinct: Array) -> tuple[Array, Array]:
     """(rows whose key is one of the sorted distinct ones, position of that key); in chunks, to bound memory."""
-    rows, codes = [], []
+    rows: list[Array] = []
+    codes: list[Array] = []
     for begin in range(0, len(keys), _CHUNK):
         chunk = keys[begin : begin + _CHUNK].astype(np.int64)
         code = np.minimum(np.searchsorted(distinct, chunk), len(distinct) - 1)

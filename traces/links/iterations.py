@@ -1,3 +1,4 @@
+# pyright: strict
 """Which batch each recorded op worked on: the innermost iteration annotation around its start, on whatever thread.
 
 Owns the search by time and the list of iterations; what an annotation's name says is in `annotations`.
@@ -119,8 +120,9 @@ def _spans(trace: Trace) -> list[_Span]:
     notes = trace.annotations
     if isinstance(notes, AnnotationTable):
         parsed = [batch_context(name) for name in notes.names]
-        kept = np.flatnonzero(np.array([p is not None for p in parsed], dtype=bool)[notes.name]) if len(notes) else []
-        found = [
+        known = np.array([p is not None for p in parsed], dtype=bool)
+        kept: list[int] = np.flatnonzero(known[notes.name]).tolist() if len(notes) else []
+        found: list[tuple[int, int, int, BatchContext | None]] = [
             (int(notes.start_ns[i]), int(notes.dur_ns[i]), int(notes.track[i]), parsed[notes.name[i]]) for i in kept
         ]
     else:

@@ -1,3 +1,4 @@
+# pyright: strict
 """Nesting of ops in time: which op directly encloses each, per thread; knows intervals, not what ops do."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """Event structs → tables: keeps what links, replay and reports need, counts all events by category."""
 
 from __future__ import annotations
@@ -5,7 +6,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from decimal import Decimal
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 from msgspec import Struct
 
@@ -71,7 +72,8 @@ def _track_text(value: Any) -> str:
     """The same text whether numbers were decoded as floats or exactly; what is a list or an object is no id."""
     if isinstance(value, Decimal):
         value = float(value)
-    return f"({type(value).__name__})" if isinstance(value, (list, dict)) else str(value)[:200]
+    kind = cast("type[object]", type(value))
+    return f"({kind.__name__})" if kind in (list, dict) else str(value)[:200]
 
 
 class Collector:

@@ -1,3 +1,4 @@
+# pyright: strict
 """Growing tables of compact columns: Python values in, small NumPy arrays out; knows times and ids, not events."""
 
 from __future__ import annotations
@@ -5,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +48,7 @@ def to_ns(values: list[Any]) -> Array:
 
 
 def _ns(value: Any) -> int:
-    kind = type(value)
+    kind = cast("type[object]", type(value))
     if kind is int:
         return value * 1000 if abs(value) <= _MAX_US else INVALID
     if kind is str:
@@ -85,7 +86,7 @@ def to_ids(values: list[Any]) -> Array:
 
 
 def _id(value: Any) -> int:
-    kind = type(value)
+    kind = cast("type[object]", type(value))
     if kind is str and len(value) <= 20:
         try:
             value = int(value, 16) if value[:2].lower() == "0x" else int(value)

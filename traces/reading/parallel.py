@@ -1,3 +1,4 @@
+# pyright: strict
 """A plain file read by several processes: parts cut at guessed event boundaries, each proven by the part before it.
 
 Owns the split, the worker process and the exact merge of tables; what a part is read into is `scan`'s concern.
@@ -123,7 +124,7 @@ def _guess_cuts(path: str, processes: int, min_part: int) -> list[int]:
             return []
         size = os.path.getsize(path)
         parts = min(processes, size // min_part)
-        cuts = []
+        cuts: list[int] = []
         with open(path, "rb") as file:
             if file.read(2) == b"\x1f\x8b":
                 return []
@@ -188,7 +189,7 @@ def _merge(into: Scanned, part: _Part) -> None:
     }
     for table, columns in part.tables.items():
         to = got.tables[table]
-        arrays = {}
+        arrays: dict[str, np.ndarray] = {}
         for name, (kind, data) in columns.items():
             array = np.frombuffer(data, np.dtype(kind))
             index = _TABLE_INDEXES[table].get(name)

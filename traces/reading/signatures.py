@@ -1,9 +1,10 @@
+# pyright: strict
 """Raw texts of distinct ops → `OpSignature`s; equal ones that were only written differently are merged."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -87,7 +88,8 @@ def _shapes(raw: bytes) -> Any:
         value = [[part for part in entry.strip().split(",") if part] for entry in _split(value)]
     if not isinstance(value, list):
         raise _Unreadable
-    return tuple(_dims(entry, 1) for entry in value)
+    entries = cast("list[Any]", value)
+    return tuple(_dims(entry, 1) for entry in entries)
 
 
 def _dims(entry: Any, depth: int) -> Any:
@@ -95,7 +97,8 @@ def _dims(entry: Any, depth: int) -> Any:
     if isinstance(entry, list):
         if depth > MAX_NESTING:
             raise _Unreadable
-        return tuple(_dims(item, depth + 1) if isinstance(item, list) else _int(item) for item in entry)
+        items = cast("list[Any]", entry)
+        return tuple(_dims(item, depth + 1) if isinstance(item, list) else _int(item) for item in items)
     if entry is None or entry == "":
         return ()
     return (_int(entry),)
@@ -122,7 +125,8 @@ def _texts(raw: bytes) -> tuple[str, ...] | None:
         return tuple(part.strip() for part in _split(value))
     if not isinstance(value, list):
         raise _Unreadable
-    return tuple(item if isinstance(item, str) else _text(item) for item in value)
+    items = cast("list[Any]", value)
+    return tuple(item if isinstance(item, str) else _text(item) for item in items)
 
 
 def _text(item: Any) -> str:

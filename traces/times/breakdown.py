@@ -1,3 +1,4 @@
+# pyright: strict
 """Where the time of a trace goes: by op, class of work, kernel, phase or module; sums alone, nothing is printed here.
 
 Times are of the device where the trace has device work; else of the host, where an op's own time is what it spends
@@ -117,7 +118,7 @@ def _rated(row: Row, work: tuple[float | None, float | None, str], peak: Peak | 
         return row
     tflops = None if flops is None else flops / row.time_us / 1e6
     speed = None if moved is None else moved / row.time_us / 1e3
-    shares = []
+    shares: list[float] = []
     if peak is not None:
         shares += [] if tflops is None or dtype not in peak.tflops else [tflops / peak.tflops[dtype]]
         shares += [] if speed is None else [speed / peak.gb_per_s]

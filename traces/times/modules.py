@@ -1,3 +1,4 @@
+# pyright: strict
 """Which torch.nn module each op ran in, from the Python stack that `with_stack=True` records; a pass of its own.
 
 The reader leaves Python functions out, as they are most of such a file and say nothing of ops. Owns this search alone.
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -62,9 +63,10 @@ def _paths(names: list[str], start: np.ndarray, dur: np.ndarray) -> list[str]:
     """The names of the calls around each call and its own, outermost first."""
     rows, parents = nest(np.arange(len(names)), start, dur)
     made: list[str] = [""] * len(names)
-    for row, parent in zip(rows.tolist(), parents.tolist(), strict=True):  # outer calls come before inner ones
+    pairs: Iterable[tuple[int, int]] = zip(rows.tolist(), parents.tolist(), strict=True)
+    for row, parent in pairs:  # outer calls come before inner ones
         above = made[int(rows[parent])] + "/" if parent >= 0 else ""
-        whole: str = above + names[row]
+        whole = above + names[row]
         made[row] = whole[-400:]
     return made
 

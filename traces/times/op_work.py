@@ -1,3 +1,4 @@
+# pyright: strict
 """Work that the recorded sizes of a call tell: floating-point operations of products, bytes of arguments and results.
 
 Formulas: a product [m, k] x [k, n] is 2 m n k operations; attention is two products over all pairs of tokens, halved
@@ -7,11 +8,11 @@ where the call says that it is causal; bytes count each argument once and the re
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import msgspec
 
 from opreplay.traces.dtypes import ITEMSIZE_BYTES, torch_dtype_name
+from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import OpSignature
 from opreplay.traces.times.kernel_classes import class_of
 
@@ -62,12 +63,12 @@ def work_of(signature: OpSignature) -> CallWork:
 
 def _tensors(signature: OpSignature) -> tuple[list[tuple[int, ...]], list[str]]:
     """Shapes and dtypes of the tensors, without those of lists."""
-    shapes, dtypes = [], []
+    shapes: list[tuple[int, ...]] = []
+    dtypes: list[str] = []
     for dims, spelled in zip(signature.dims or (), signature.types or (), strict=False):
         dtype = torch_dtype_name(spelled) if spelled else None
-        plain: Any = dims
-        if dtype is not None and isinstance(plain, tuple) and all(isinstance(n, int) and n >= 0 for n in plain):
-            shapes.append(plain)
+        if dtype is not None and is_whole_numbers(dims) and all(n >= 0 for n in dims):
+            shapes.append(dims)
             dtypes.append(dtype)
     return shapes, dtypes
 

@@ -1,3 +1,4 @@
+# pyright: strict
 """Ops that compute slices of their tensors independently: on some of the slices, so that they fit a memory budget.
 
 Owns which dimension of which op may be cut: one along which nothing is added up, sorted or shared, so that time is
@@ -7,11 +8,13 @@ proportional to what is left of it. Knows no torch; an op that is not listed her
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import msgspec
 
 from opreplay.replay.arguments.shrink.pools import dense_strides
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
+from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import TensorMeta
 
 MIN_PART = 1 / 64
@@ -121,7 +124,7 @@ def _along(*names: str, squeezes: bool = False) -> Rule:
         tensors = _tensors(op)
         rank = max((len(meta.shape) for meta in tensors.values()), default=0)
         said = next((v for name in names if (v := _value(op, name)) is not None), None)
-        dims = said if isinstance(said, tuple) else (said,)
+        dims = cast("tuple[object, ...]", said) if isinstance(said, tuple) else (said,)
         if not rank or not dims or not all(isinstance(d, int) and -rank <= d < rank for d in dims):
             return
         taken = {d % rank for d in dims if isinstance(d, int)}
@@ -210,7 +213,7 @@ def _factory(op: ReplayOp) -> Iterator[Cut]:
 def _normalised(op: ReplayOp) -> Iterator[Cut]:
     """layer_norm: dimension 0, unless that is normalised too; statistics have one entry a sample as well."""
     source, normalised = _tensors(op).get("input"), _value(op, "normalized_shape")
-    if source is not None and isinstance(normalised, tuple) and len(source.shape) > len(normalised):
+    if source is not None and is_whole_numbers(normalised) and len(source.shape) > len(normalised):
         yield from _first("input", "grad_out", "mean", "rstd", "out")(op)
 
 

@@ -1,10 +1,11 @@
+# pyright: strict
 """Views over a memory budget: they move nothing, so that a smaller tensor takes the same time. Knows no torch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -100,8 +101,9 @@ def _cut(op: ReplayOp, base: TensorMeta, cut: tuple[int, int], at: int | None) -
     sizes = tuple(n * kept // base.shape[dim] if d == at and n > 0 else n for d, n in enumerate(asked))
     changed: dict[str, Any] = {"size": sizes, "shape": sizes}
     given: Any = values.get("stride")
-    if isinstance(given, tuple) and len(given) == len(asked) and all(isinstance(s, int) for s in given):
-        changed["stride"] = dense_strides(sizes, given)
+    said = cast("tuple[Any, ...]", given) if isinstance(given, tuple) else None
+    if said is not None and len(said) == len(asked) and all(isinstance(s, int) for s in said):
+        changed["stride"] = dense_strides(sizes, said)
         changed["storage_offset"] = 0
     return _with(op, small, changed)
 

@@ -1,3 +1,4 @@
+# pyright: strict
 """Fits the cost model's constants to measured kernels, with priors so that little data cannot ruin it; needs numpy.
 
 Constants are fitted by their logarithms: each has a prior centred on its value before the fit, and a width that says

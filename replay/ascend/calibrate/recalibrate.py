@@ -1,3 +1,4 @@
+# pyright: strict
 """Calibration of one device to a user's own profile: a cautious refit that starts from the device as it is.
 
 Owns the choice of how far to move and the report before and after; `calibrate` owns folds and bands, `fit` the fit.
@@ -55,7 +56,7 @@ def recalibrate(
     Wide and narrow priors are tried by cross-validation; the device stays as it is when neither predicts unseen kernels
     better than it does now. Raises Malformed without kernels to fit to.
     """
-    tell = on_step or (lambda step: None)
+    tell: Callable[[str], None] = on_step or (lambda step: None)
     usable = [g for g in groups if compare_group(g.launches, device).predicted_us > 0]
     if not usable:
         raise Malformed(

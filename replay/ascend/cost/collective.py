@@ -1,3 +1,4 @@
+# pyright: strict
 """Time of a collective by latency and bandwidth (alpha-beta), per algorithm and level of the network; no contention.
 
 A2 servers are a full mesh of HCCS links between 8 dies, with RoCE between servers; on A3 two dies share a package (SIO)
@@ -79,7 +80,8 @@ def _exchanged(size: float, levels: list[Level]) -> float:
     world = 1
     for level in levels:
         world *= level.dies
-    times, reached = [], 1
+    times: list[float] = []
+    reached = 1
     for level in levels:
         outside = (level.dies * reached - reached) / world
         times.append(

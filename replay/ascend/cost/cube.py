@@ -1,9 +1,11 @@
+# pyright: strict
 """Time of matrix products and convolutions on the cube cores: pipes overlap, tiles come in waves."""
 
 from __future__ import annotations
 
 from math import ceil, prod
-from typing import NamedTuple
+
+import msgspec
 
 from opreplay.replay.ascend.cost.sizes import first, is_nz, itemsize, logical_matrix, total_bytes
 from opreplay.replay.ascend.cost.vector import resident_share
@@ -34,45 +36,57 @@ the 49 of half the size three."""
 def base_tiles(gemm: Gemm, cores: int) -> tuple[tuple[int, int], ...]:
     """Base tiles (rows, columns) to choose from: as large as L0C and the product allow, one side halved after the other
     while cores lie idle."""
-    out: list[tuple[int, int]] = []
-    whole_m, whole_n = -(-gemm.m // 16) * 16, -(-gemm.n // 16) * 16
-    for most_rows in (128, 256):
-        rows = min(most_rows, whole_m)
-        cols = min(512, ACCUMULATORS // max(rows, 64) // 16 * 16, whole_n)
-        by_columns = _shrunk(gemm, rows, cols, cores, columns_first=True)
-        out += by_columns
-        if by_columns[-1] != (rows, cols):
-            out += _shrunk(gemm, rows, cols, cores, columns_first=False)
-    return tuple(dict.fromkeys(out))
+    return tuple((rows, cols) for rows, cols, _ in _plans(gemm, cores, split=False))
 
 
-def _shrunk(gemm: Gemm, rows: int, cols: int, cores: int, *, columns_first: bool) -> list[tuple[int, int]]:
+def _shrunk(gemm: Gemm, rows: int, cols: int, cores: int, *, columns_first: bool) -> list[tuple[int, int, int]]:
     """The first tile that leaves no core idle, after the one before if that keeps enough of them busy."""
-    before: list[tuple[int, int]] = []
-    while (tiles := gemm.batch * -(-gemm.m // rows) * -(-gemm.n // cols)) < cores and max(rows, cols) >= 32:
-        before = [(rows, cols)] if tiles >= ENOUGH_CORES * cores else []
+    m, n, batch = gemm.m, gemm.n, gemm.batch
+    across, tall = -(-n // cols), batch * -(-m // rows)
+    before = rows, cols, 1
+    earlier, tiles = 0, tall * across
+    while tiles < cores and (rows >= 32 or cols >= 32):
+        before, earlier = (rows, cols, 1), tiles
         if rows < 32 or (cols >= 32 and (cols >= rows if columns_first else rows <= 32)):
-            cols = max(16, cols // 32 * 16)
+            cols = cols // 32 * 16 or 16
+            across = -(-n // cols)
         else:
-            rows = max(16, rows // 32 * 16)
-    return [*before, (rows, cols)]
+            rows = rows // 32 * 16 or 16
+            tall = batch * -(-m // rows)
+        tiles = tall * across
+    return [before, (rows, cols, 1)] if earlier >= ENOUGH_CORES * cores else [(rows, cols, 1)]
 
 
-def _plans(gemm: Gemm, cores: int) -> list[tuple[int, int, int]]:
+def _plans(gemm: Gemm, cores: int, *, split: bool = True) -> list[tuple[int, int, int]]:
     """What to choose from: (rows, columns) of a base tile, and the pieces that K is split into, most often 1."""
-    if gemm.whole_k:
-        return [(min(64, -(-gemm.m // 16) * 16), min(128, -(-gemm.n // 16) * 16), 1)]
-    out = [(rows, cols, 1) for rows, cols in base_tiles(gemm, cores)]
-    if gemm.k >= 2 * SPLIT_LEAST:
-        rows = min(128, -(-gemm.m // 16) * 16)
-        cols = min(256, -(-gemm.n // 16) * 16)
-        pieces = min(cores // (gemm.batch * -(-gemm.m // rows) * -(-gemm.n // cols)), gemm.k // SPLIT_LEAST)
+    batch, m, n, k = gemm.batch, gemm.m, gemm.n, gemm.k
+    whole_m, whole_n = -(-m // 16) * 16, -(-n // 16) * 16
+    if gemm.dtype == "float32" and k >= WHOLE_K and split:
+        return [(min(64, whole_m), min(128, whole_n), 1)]
+    out: list[tuple[int, int, int]] = []
+    for most_rows in (128, 256):
+        rows = whole_m if whole_m < most_rows else most_rows
+        cols = ACCUMULATORS // (rows if rows > 64 else 64) // 16 * 16
+        if whole_n < cols:
+            cols = whole_n
+        if batch * -(-m // rows) * -(-n // cols) >= cores:
+            out.append((rows, cols, 1))
+        else:
+            out += _shrunk(gemm, rows, cols, cores, columns_first=True)
+            # Of few rows the columns are halved in either order.
+            if rows >= 32 and cols >= 32:
+                out += [tile for tile in _shrunk(gemm, rows, cols, cores, columns_first=False) if tile not in out]
+        if rows < most_rows:
+            break
+    if k >= 2 * SPLIT_LEAST and split:
+        rows, cols = min(128, whole_m), min(256, whole_n)
+        pieces = min(cores // (batch * -(-m // rows) * -(-n // cols)), k // SPLIT_LEAST)
         if pieces > 1:
             out.append((rows, cols, pieces))
     return out
 
 
-class Gemm(NamedTuple):
+class Gemm(msgspec.Struct, frozen=True, gc=False):
     """A matrix product as the cube sees it."""
 
     batch: int
@@ -95,6 +109,10 @@ class Gemm(NamedTuple):
         return self.dtype == "float32" and self.k >= WHOLE_K
 
 
+TRANSPOSITIONS = ((False, True), (False, False), (True, False), (True, True))
+"""Of the operands, in the order in which they are tried."""
+
+
 def gemm_of(call: KernelCall) -> Gemm | None:
     """Sizes of a matrix product from operand shapes; transposition from attrs, else from what makes the shapes fit.
 
@@ -106,23 +124,21 @@ def gemm_of(call: KernelCall) -> Gemm | None:
     batch_a, a0, a1 = logical_matrix(a)
     batch_b, b0, b1 = logical_matrix(b)
     out = first(call.outputs)
-    flags = call.attrs
-    ta, tb = flags.get("transpose_a"), flags.get("transpose_b")
+    ta, tb = (flags.get("transpose_a"), flags.get("transpose_b")) if (flags := call.attrs) else (None, None)
     want = logical_matrix(out)[1:] if out is not None and out.shape else None
     fits: tuple[int, int, int, bool, bool] | None = None
-    for try_a, try_b in ((False, True), (False, False), (True, False), (True, True)):
+    for try_a, try_b in TRANSPOSITIONS:
         if (ta is not None and ta is not try_a) or (tb is not None and tb is not try_b):
             continue
-        m, k = (a1, a0) if try_a else (a0, a1)
-        n, k2 = (b0, b1) if try_b else (b1, b0)
-        if k != k2:
+        k = a0 if try_a else a1
+        if k != (b1 if try_b else b0):
             continue
-        exact = want is None or want == (m, n)
-        if exact:
-            fits = (m, n, k, try_a, try_b)
+        m, n = a1 if try_a else a0, b0 if try_b else b1
+        if want is None or want == (m, n):
+            fits = m, n, k, try_a, try_b
             break
         fits = fits or (m, n, k, try_a, try_b)
-    if fits is None:
+    if not fits:
         return None
     m, n, k, try_a, try_b = fits
     out_size = itemsize(out.dtype) if out is not None else (4 if a.dtype == "float32" else 2)
@@ -150,10 +166,10 @@ def _fill_bytes(run_bytes: int, fractal: bool, size: float, exponent: float) -> 
 
 def _bytes_to_move(gemm: Gemm, device: DeviceProfile, resident: float | None) -> tuple[float, float, float]:
     """(bytes of the operands, bytes of the result, share found in L2)."""
-    once = gemm.k * itemsize(gemm.dtype)
-    weight = (1 if gemm.shared_b else gemm.batch) * gemm.n * once
-    operands = gemm.batch * gemm.m * once + weight
-    result = gemm.batch * gemm.m * gemm.n * gemm.out_bytes_per_element
+    batch, m, n, once = gemm.batch, gemm.m, gemm.n, gemm.k * itemsize(gemm.dtype)
+    weight = (1 if gemm.shared_b else batch) * n * once
+    operands = batch * m * once + weight
+    result = batch * m * n * gemm.out_bytes_per_element
     moved = operands + result
     if resident is None:
         rates = device.rates
@@ -182,7 +198,8 @@ def gemm_terms(
     item = itemsize(gemm.dtype)
     once = gemm.k * item
     operands, result, resident = _bytes_to_move(gemm, device, resident)
-    far_bytes = (operands * family.memory_factor + result) * (1 - resident)
+    factor = family.memory_factor
+    far_bytes = (operands * factor + result) * (1 - resident)
     # Bytes of one core and cycle: the two rates mix by time, as loads alternate between L2 and HBM.
     fill = 1 / (resident / rates.l1_fill_bytes_per_cycle + (1 - resident) / rates.l1_fill_hbm_bytes_per_cycle)
     macs = mac_rate(gemm.dtype, device, family.hf32) * rates.mac_efficiency * freq
@@ -190,29 +207,41 @@ def gemm_terms(
     reached = rates.hbm_cube_efficiency * (1 + rates.hbm_mixed_cost) / (1 + rates.hbm_mixed_cost * mixed)
     reached = min(MOST_OF_HBM, reached)
     best: tuple[float, float, float, float, float] | None = None
-    p, whole = rates.overlap_p, gemm.whole_k
-    for bm, bn, pieces in _plans(gemm, device.aic_cores):
-        depth = -(-gemm.k // pieces)
-        down, across = -(-gemm.m // bm), -(-gemm.n // bn)
+    p, whole, all_cores = rates.overlap_p, gemm.whole_k, device.aic_cores
+    m, n, k = gemm.m, gemm.n, gemm.k
+    narrow, pace = rates.l1_narrow_exponent, fill * freq
+    most_hbm, core_hbm = device.hbm_bytes_per_s * reached, rates.cube_core_hbm_bytes_per_cycle
+    drained, wave_s = rates.fixpipe_bytes_per_cycle * freq, rates.wave_us
+    for bm, bn, pieces in _plans(gemm, all_cores):
+        depth = -(-k // pieces)
+        down, across = -(-m // bm), -(-n // bn)
         tiles = gemm.batch * down * across * pieces
-        waves = -(-tiles // device.aic_cores)
-        cores = min(device.aic_cores, tiles)
+        waves = -(-tiles // all_cores)
+        cores = tiles if tiles < all_cores else all_cores
         # Tiles at the edges are smaller: the mean of all counts, but no less than one fractal.
-        rows, cols = max(16.0, gemm.m / down), max(16.0, gemm.n / across)
+        rows, cols = m / down, n / across
+        if rows < 16.0:
+            rows = 16.0
+        if cols < 16.0:
+            cols = 16.0
         mac = skew * waves * rows * cols * (-(-depth // 16) * 16) / macs
-        a_run = once if gemm.a_along_k else min(bm, gemm.m) * item
-        b_run = once if gemm.b_along_k else min(bn, gemm.n) * item
-        loaded = _fill_bytes(a_run, gemm.a_fractal, min(rows, gemm.m) * depth * item, rates.l1_narrow_exponent)
-        loaded += _fill_bytes(b_run, gemm.b_fractal, min(cols, gemm.n) * depth * item, rates.l1_narrow_exponent)
-        load = skew * waves * loaded * family.memory_factor / (fill * freq)
-        hbm = min(device.hbm_bytes_per_s * reached, cores * rates.cube_core_hbm_bytes_per_cycle * freq)
-        far = far_bytes / hbm
+        drain = (2 if pieces > 1 else 1) * rows * cols * 4 / drained
+        after = drain + waves * wave_s * 1e-6
+        if best is not None and mac + after > best[0]:
+            continue
+        a_run = once if gemm.a_along_k else min(bm, m) * item
+        b_run = once if gemm.b_along_k else min(bn, n) * item
+        loaded = _fill_bytes(a_run, gemm.a_fractal, (rows if rows <= m else m) * depth * item, narrow)
+        loaded += _fill_bytes(b_run, gemm.b_fractal, (cols if cols <= n else n) * depth * item, narrow)
+        load = skew * waves * loaded * factor / pace
+        drawn = cores * core_hbm * freq
+        far = far_bytes / (drawn if drawn < most_hbm else most_hbm)
         overlapped = (mac**p + load**p + far**p) ** (1 / p)
         if not whole:
-            serial = 1 / (1 + (rates.split_depth / max(1, depth)) ** SPLIT_SHARPNESS)
-            overlapped += serial * max(0.0, 2 * mac + load - overlapped)
-        drain = min(2, pieces) * rows * cols * 4 / (rates.fixpipe_bytes_per_cycle * freq)
-        total = overlapped + drain + waves * rates.wave_us * 1e-6
+            serial = 1 / (1 + (rates.split_depth / (depth or 1)) ** SPLIT_SHARPNESS)
+            if (waiting := 2 * mac + load - overlapped) > 0:
+                overlapped += serial * waiting
+        total = overlapped + drain + waves * wave_s * 1e-6
         if best is None or total < best[0]:
             best = (total, overlapped, mac, load, far)
     assert best is not None

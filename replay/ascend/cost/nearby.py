@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import exp, log2, prod
+from math import exp, log2
 from typing import NamedTuple
 
 from opreplay.replay.ascend.cost.cube import Gemm, gemm_of
-from opreplay.replay.ascend.cost.sizes import HALF
+from opreplay.replay.ascend.cost.sizes import HALF, Tally, tally_of
 from opreplay.replay.ascend.kernel import KernelCall, State
 from opreplay.replay.ascend.profile import FamilyCost, Neighbour
 
@@ -36,6 +36,9 @@ MAX_NEIGHBOURS = 64
 
 FARTHEST = 5.0
 """Multiple of the reach in columns beyond which a neighbour is left out: a hundred-thousandth of its pull."""
+
+NOTHING = 80.0
+"""Square of the distance over reach beyond which likeness is below the precision of a float."""
 
 BEYOND = 8.0
 """Factor on the sizes measured of a family within which another one is no extrapolation."""
@@ -61,50 +64,70 @@ class Place(NamedTuple):
     spot: Spot
 
 
-def place_of(call: KernelCall, form: str, gemm: Gemm | None = None, state: State = "network") -> Place | None:
-    """Kind and sizes of a call; None where there is nothing to compare it by. `gemm` is `gemm_of(call)` if known.
+def place_of(
+    call: KernelCall, form: str, gemm: Gemm | None = None, state: State = "network", tally: Tally | None = None
+) -> Place | None:
+    """Kind and sizes of a call; None where there is nothing to compare it by. `gemm` is `gemm_of(call)` and `tally`
+    `tally_of(call)` if known.
 
     What a loop on warm caches leaves over tells nothing of a kernel in a network, and the other way round.
     """
-    place = _place_of(call, form, gemm)
-    return Place(f"warm {place.kind}", place.spot) if place is not None and state == "warm" else place
-
-
-def _place_of(call: KernelCall, form: str, gemm: Gemm | None) -> Place | None:
     if form == "matmul":
         gemm = gemm or gemm_of(call)
+    elif form in FORMS:
+        tally = tally or tally_of(call)
+    kind = _kind_of(call, form, gemm, state, tally)
+    return Place(kind, _spot_of(form, gemm, tally)) if kind else None
+
+
+def _kind_of(call: KernelCall, form: str, gemm: Gemm | None, state: State, tally: Tally | None) -> str:
+    """Kind of a call; "" where there is nothing to compare it by."""
+    warm = state == "warm"
+    if form == "matmul":
         if gemm is None or not gemm.batch * gemm.m * gemm.n * gemm.k:
-            return None
-        kind = _product_kind(gemm.dtype, gemm.a_along_k, gemm.b_along_k, gemm.a_fractal, gemm.b_fractal, gemm.batch > 1)
-        return Place(kind, spot(gemm.batch * gemm.m, gemm.n, gemm.k, form))
-    if form not in FORMS:
-        return None
-    numel, shape = 0, ()
+            return ""
+        along = gemm.a_along_k, gemm.b_along_k
+        return _product_kind(gemm.dtype, *along, gemm.a_fractal, gemm.b_fractal, gemm.batch > 1, warm)
+    if tally is None or not tally.elements:
+        return ""
+    operands = call.inputs or call.outputs
+    if len(operands) == 1:
+        one = operands[0]
+        return _kind(warm, one.dtype, one.format) if one is not None else ""
     named: tuple[str, ...] = ()
-    for spec in call.inputs or call.outputs:
+    for spec in operands:
         if spec is not None:
-            if len(named) < 4:
-                named += spec.dtype, spec.format
-            n = prod(spec.shape)
-            if n > numel:
-                numel, shape = n, spec.shape
-    if not numel:
-        return None
+            named += spec.dtype, spec.format
+            if len(named) == 4:
+                break
+    return _kind(warm, *named)
+
+
+def _spot_of(form: str, gemm: Gemm | None, tally: Tally | None) -> Spot:
+    if gemm is not None:
+        return spot(gemm.batch * gemm.m, gemm.n, gemm.k, form)
+    assert tally is not None
+    assert tally.widest is not None
+    shape = tally.widest.shape
     length = shape[-1] if shape else 1
-    return Place(_kind(named), spot(numel / length, length, 1, form))
+    return log2(tally.elements / length) / OTHER_REACH[0], log2(length) / OTHER_REACH[1], 0.0
 
 
 @lru_cache(maxsize=4096)
-def _kind(named: tuple[str, ...]) -> str:
-    return ", ".join(f"{_dtype(named[i])} {named[i + 1]}" for i in range(0, len(named), 2))
+def _kind(warm: bool, *named: str) -> str:
+    kind = ", ".join(f"{_dtype(named[i])} {named[i + 1]}" for i in range(0, len(named), 2))
+    return f"warm {kind}" if warm else kind
 
 
 @lru_cache(maxsize=256)
-def _product_kind(dtype: str, a_along_k: bool, b_along_k: bool, a_nz: bool, b_nz: bool, batched: bool) -> str:
+def _product_kind(
+    dtype: str, a_along_k: bool, b_along_k: bool, a_nz: bool, b_nz: bool, batched: bool, warm: bool
+) -> str:
     kind = f"{_dtype(dtype)} {'NT'[not a_along_k]}{'NT'[b_along_k]}"
     if a_nz or b_nz:
         kind += f" fractal {'a' * a_nz}{'b' * b_nz}"
-    return f"{kind} batched" if batched else kind
+    kind = f"{kind} batched" if batched else kind
+    return f"warm {kind}" if warm else kind
 
 
 def _dtype(name: str) -> str:
@@ -134,49 +157,59 @@ def correction(call: KernelCall, family: FamilyCost, gemm: Gemm | None = None) -
 
 
 def drawn(
-    call: KernelCall, family: FamilyCost, gemm: Gemm | None = None, state: State = "network"
+    call: KernelCall,
+    family: FamilyCost,
+    gemm: Gemm | None = None,
+    state: State = "network",
+    tally: Tally | None = None,
 ) -> tuple[float, float]:
     """Factor on the predicted time from the family's measured neighbours of the call, and likeness of the nearest one;
     1 and 0 where there are none."""
-    place = place_of(call, family.form, gemm, state)
-    if place is None:
+    form = family.form
+    if form == "matmul":
+        gemm = gemm or gemm_of(call)
+    elif form in FORMS:
+        tally = tally or tally_of(call)
+    else:
         return 1.0, 0.0
-    neighbours = family.nearby.get(place.kind)
+    neighbours = family.nearby.get(_kind_of(call, form, gemm, state, tally))
     if neighbours is None:
         return 1.0, 0.0
     # The sum of pull * likeness, written out: it is taken for every kernel that is predicted.
-    rows, columns, depth = place.spot
+    rows, columns, depth = _spot_of(form, gemm, tally)
     total = nearest = 0.0
     for x, y, z, pull in neighbours:
         across = y - columns
         if -FARTHEST < across < FARTHEST:
             x -= rows
             z -= depth
-            alike = exp(-0.5 * (across * across + x * x + z * z))
+            apart = across * across + x * x + z * z
+            if apart > NOTHING:
+                continue
+            alike = exp(-0.5 * apart)
             total += pull * alike
             if alike > nearest:
                 nearest = alike
-    return exp(min(MOST, max(-MOST, total))) if total else 1.0, nearest
+    if not total:
+        return 1.0, nearest
+    return exp(total if -MOST < total < MOST else MOST if total > 0 else -MOST), nearest
 
 
 def largest(call: KernelCall) -> tuple[float, str]:
     """Elements of a call's largest operand, and its dtype, halves as one."""
-    most, dtype = 0, ""
-    for spec in call.inputs or call.outputs:
-        if spec is not None:
-            n = prod(spec.shape)
-            if n >= most:
-                most, dtype = n, spec.dtype
-    return float(most), _dtype(dtype)
+    tally = tally_of(call)
+    return float(tally.elements), _dtype(tally.dtype)
 
 
-def is_outside(call: KernelCall, family: FamilyCost) -> bool:
+def is_outside(family: FamilyCost, tally: Tally) -> bool:
     """Whether sizes or dtype of a call lie far outside what was measured of its family, or nothing of it was."""
     if family.most_elements <= 0:
         return True
-    n, dtype = largest(call)
-    beyond = n > BEYOND * family.most_elements or n * BEYOND < family.least_elements
-    return beyond or (bool(dtype) and dtype not in family.dtypes)
+    n = tally.elements
+    if n > BEYOND * family.most_elements or n * BEYOND < family.least_elements:
+        return True
+    dtype = tally.dtype
+    return bool(dtype) and ("half" if dtype in HALF else dtype) not in family.dtypes
 
 
 def is_learned(call: KernelCall, family: FamilyCost, state: State = "network") -> bool:

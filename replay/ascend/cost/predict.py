@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from opreplay.replay.ascend.cost.attention import attention_terms
 from opreplay.replay.ascend.cost.collective import collective_terms
-from opreplay.replay.ascend.cost.cube import conv_terms, gemm_of, mac_rate, matmul_terms
+from opreplay.replay.ascend.cost.cube import Gemm, conv_terms, gemm_of, mac_rate, matmul_terms
 from opreplay.replay.ascend.cost.nearby import drawn, is_outside
 from opreplay.replay.ascend.cost.residency import resident_of
-from opreplay.replay.ascend.cost.sizes import total_bytes
+from opreplay.replay.ascend.cost.sizes import Tally, tally_of, total_bytes
 from opreplay.replay.ascend.cost.slow_paths import path_of, slow_cycles
 from opreplay.replay.ascend.cost.vector import vector_terms
 from opreplay.replay.ascend.kernel import Bound, Confidence, KernelCall, KernelPrediction, State
@@ -80,6 +80,9 @@ BOUNDS: dict[str, Bound] = {
 FLOAT32_PRODUCTS = frozenset({"MatMul", "MatMulV2", "MatMulV3"})
 
 
+VARIED = FLOAT32_PRODUCTS | {"TransData"}
+"""Types whose family depends on more than the type."""
+
 PLACES: dict[object, str] = {"AI_CPU": "AiCpu", "HOST": "HostCopy"}
 """Where a call runs, if not on the AI cores → what it is costed as."""
 
@@ -107,8 +110,12 @@ def variant(call: KernelCall) -> str:
 
 def family_of(call: KernelCall, device: DeviceProfile) -> FamilyCost:
     """The cost constants that apply to a call."""
-    kind = variant(call)
-    return HOST_COPY if kind == "HostCopy" else device.family(kind)
+    kind = call.type
+    if kind in VARIED or call.attrs:
+        kind = variant(call)
+        if kind == "HostCopy":
+            return HOST_COPY
+    return device.families[device.types.get(kind, "Unknown")]
 
 
 def confidence_of(family: FamilyCost) -> Confidence:
@@ -118,25 +125,23 @@ def confidence_of(family: FamilyCost) -> Confidence:
     return "other SoC" if family.samples_elsewhere else "uncalibrated"
 
 
-def least_us(call: KernelCall, family: FamilyCost, device: DeviceProfile) -> float:
+def least_us(family: FamilyCost, device: DeviceProfile, tally: Tally, gemm: Gemm | None = None) -> float:
     """No kernel is quicker than this, in microseconds: a bare start; its products at the peak of all cube cores; its
     bytes at the peak of L2, and of HBM as far as L2 cannot hold them before and after."""
     form = family.form
     if form == "matmul":
-        gemm = gemm_of(call)
         if gemm is None:
             return BARE_START_US
         macs = mac_rate(gemm.dtype, device, family.hf32) * device.aic_cores * device.freq_hz
         return max(BARE_START_US, gemm.batch * gemm.m * gemm.n * gemm.k / macs * 1e6)
     if form not in MOVES_ALL:
         return BARE_START_US
-    moved = total_bytes(call.inputs) + total_bytes(call.outputs)
-    if form == "copy" or form == "elementwise":
-        # Part of what is named may not be touched: slices, broadcasts, lookups.
-        moved = 2 * total_bytes(call.outputs)
-    far = max(0.0, moved - 2 * device.l2_bytes) / device.hbm_bytes_per_s
-    near = moved / (device.aiv_cores * L2_PEAK_BYTES * device.freq_hz)
-    return max(BARE_START_US, far * 1e6, near * 1e6)
+    # Part of what is named may not be touched: slices, broadcasts, lookups.
+    moved = 2 * tally.write if form == "copy" or form == "elementwise" else tally.read + tally.write
+    least = moved / (device.aiv_cores * L2_PEAK_BYTES * device.freq_hz) * 1e6
+    if moved > 2 * device.l2_bytes:
+        least = max(least, (moved - 2 * device.l2_bytes) / device.hbm_bytes_per_s * 1e6)
+    return least if least > BARE_START_US else BARE_START_US
 
 
 BARE_START_US = 0.9
@@ -157,28 +162,37 @@ def predict_time_us(
 ) -> float:
     """The time alone, in microseconds; see `predict_kernel`."""
     family = family or family_of(call, device)
-    terms, near, _ = _terms(call, family, device, resident, state)
+    gemm = gemm_of(call) if family.form == "matmul" else None
+    terms, near, _ = _terms(call, family, device, resident, state, tally_of(call), gemm)
     return sum(terms.values()) * family.scale * near[0]
 
 
 CUBE_FORMS = frozenset({"matmul", "conv", "attention"})
+UNDRAWN = 1.0, 0.0
+"""Factor and likeness where nothing was measured nearby."""
 
 
 def _terms(
-    call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None, state: State
+    call: KernelCall,
+    family: FamilyCost,
+    device: DeviceProfile,
+    resident: float | None,
+    state: State,
+    tally: Tally,
+    gemm: Gemm | None,
 ) -> tuple[dict[str, float], tuple[float, float], str]:
     """Terms; the factor on all of them that measured neighbours make, and how like the nearest is; the slow path that
     the kernel takes."""
     form = family.form
     if resident is None and state != "network":
-        resident = _resident_in(state, call, device)
+        resident = _resident_in(state, tally, device)
     if form == "matmul":
-        gemm = gemm_of(call)
         terms = matmul_terms(call, family, device, resident, gemm)
-        near = drawn(call, family, gemm, state) if family.nearby else (1.0, 0.0)
+    elif form in FORMS:
+        terms = FORMS[form](call, family, device, resident)
     else:
-        terms = FORMS.get(form, vector_terms)(call, family, device, resident)
-        near = drawn(call, family, None, state) if family.nearby else (1.0, 0.0)
+        terms = vector_terms(call, family, device, resident, tally)
+    near = drawn(call, family, gemm, state, tally) if family.nearby else UNDRAWN
     if state == "warm" and form not in UNLIKE_CORES:
         rates = device.rates
         least = rates.launch_one_us
@@ -187,7 +201,7 @@ def _terms(
     if call.type in device.slow_paths:
         path = path_of(call, device.slow_paths[call.type])
         if path is not None:
-            return _slowed(terms, call, path, family, device), (1.0, 0.0), path.name
+            return _slowed(terms, call, path, family, device), UNDRAWN, path.name
     return terms, near, ""
 
 
@@ -206,11 +220,11 @@ UNLIKE_CORES = frozenset({"collective", "aicpu", "free", "host"})
 """Forms that are no program of the AI cores."""
 
 
-def _resident_in(state: State, call: KernelCall, device: DeviceProfile) -> float:
+def _resident_in(state: State, tally: Tally, device: DeviceProfile) -> float:
     """Share of a kernel's bytes found in L2 when it was cleared, or when the same kernel ran just before."""
     if state == "cold":
         return 0.0
-    return resident_of(((1.0, float(total_bytes(call.inputs) + total_bytes(call.outputs))),), device) or 0.0
+    return resident_of(((1.0, float(tally.read + tally.write)),), device) or 0.0
 
 
 def _width(likeness: float, extrapolated: bool, device: DeviceProfile) -> float:
@@ -257,15 +271,18 @@ def predict_kernel(
     uncalibrated.
     """
     family = family_of(call, device)
+    form = family.form
     try:
-        terms, (near, likeness), path = _terms(call, family, device, resident, state)
+        tally = tally_of(call)
+        gemm = gemm_of(call) if form == "matmul" else None
+        terms, (near, likeness), path = _terms(call, family, device, resident, state, tally, gemm)
     except ArithmeticError:
         return _beyond_measure(call, device)
     scale = family.scale * near
-    if (resident is not None or scale < 1 or family.memory_factor < 1) and family.form not in UNLIKE_CORES:
+    if (resident is not None or scale < 1 or family.memory_factor < 1) and form not in UNLIKE_CORES:
         # Otherwise efficiencies and peaks in the terms themselves keep the time above.
         total = sum(terms.values()) * scale
-        if 0 < total < (floor := least_us(call, family, device)):
+        if 0 < total < (floor := least_us(family, device, tally, gemm)):
             scale *= floor / total
     time_us = longest = 0.0
     bound: Bound = "none"
@@ -278,7 +295,7 @@ def predict_kernel(
                 longest, bound = us, BOUNDS[name]
     if not time_us <= MOST_US:
         return _beyond_measure(call, device)
-    extrapolated = family.form not in UNLIKE_CORES and is_outside(call, family)
+    extrapolated = form not in UNLIKE_CORES and is_outside(family, tally)
     band = family.band ** _width(likeness, extrapolated, device)
     if extrapolated:
         band = max(band, LEAST_EXTRAPOLATED)

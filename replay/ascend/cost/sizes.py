@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import prod
 
-from opreplay.replay.ascend.kernel import TensorSpec
+import msgspec
+
+from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
 
 HALF = frozenset({"float16", "bfloat16"})
@@ -26,6 +28,68 @@ def tensor_bytes(spec: TensorSpec) -> int:
 def total_bytes(specs: Iterable[TensorSpec | None]) -> int:
     """Bytes of all tensors together."""
     return sum(prod(s.shape) * ITEMSIZE_BYTES.get(s.dtype, 4) for s in specs if s is not None)
+
+
+class Tally(msgspec.Struct, frozen=True, gc=False):
+    """What one pass over the tensors of a call counts; most kernels need no more of them."""
+
+    read: int
+    """Bytes of all inputs."""
+    write: int
+    """Bytes of all outputs."""
+    most: int
+    """Elements of the largest tensor."""
+    most_bytes: int
+    """Bytes of the tensor that has most."""
+    main: TensorSpec | None
+    """The operand (see `operands_of`) of most bytes, the first of several."""
+    widest: TensorSpec | None
+    """The operand of most elements, the first of several; None where none has any."""
+    elements: int
+    """Those of `widest`."""
+    dtype: str
+    """Of the operand of most elements, the last of several."""
+
+
+def operands_of(call: KernelCall) -> tuple[TensorSpec | None, ...]:
+    """What tells how large a call is: its inputs, or its outputs where it has none."""
+    return call.inputs or call.outputs
+
+
+def tally_of(call: KernelCall) -> Tally:
+    """Count the tensors of a call."""
+    main = widest = None
+    most = most_bytes = read = 0
+    main_bytes, dtype = -1, ""
+    for spec in call.inputs:
+        if spec is not None:
+            n = prod(spec.shape)
+            size = n * ITEMSIZE_BYTES.get(spec.dtype, 4)
+            read += size
+            if size > main_bytes:
+                main, main_bytes = spec, size
+            if n >= most:
+                dtype = spec.dtype
+                if n > most:
+                    most, widest = n, spec
+    elements, most_bytes, write = most, max(0, main_bytes), 0
+    for spec in call.outputs:
+        if spec is not None:
+            n = prod(spec.shape)
+            size = n * ITEMSIZE_BYTES.get(spec.dtype, 4)
+            write += size
+            if size > most_bytes:
+                most_bytes = size
+            if not call.inputs:
+                if size > main_bytes:
+                    main, main_bytes = spec, size
+                if n >= elements:
+                    dtype = spec.dtype
+                    if n > elements:
+                        elements, widest = n, spec
+            if n > most:
+                most = n
+    return Tally(read, write, most, most_bytes, main, widest, elements, dtype)
 
 
 def first(specs: tuple[TensorSpec | None, ...]) -> TensorSpec | None:
@@ -52,6 +116,8 @@ def logical_matrix(spec: TensorSpec) -> tuple[int, int, int]:
     FRACTAL_NZ stores a [R, C] matrix as (..., C/c0, R/r0, r0, c0).
     """
     shape = spec.shape
+    if len(shape) == 2:
+        return 1, shape[0], shape[1]
     if is_nz(spec):
         c1, r1, r0, c0 = shape[-4:]
         return prod(shape[:-4]), r1 * r0, c1 * c0

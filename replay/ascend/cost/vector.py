@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from opreplay.replay.ascend.cost.sizes import Tally, tally_of
 from opreplay.replay.ascend.cost.vector_work import COUNTERS, Work, dtype_factor
 from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
@@ -32,10 +33,11 @@ def resident_share(bytes_touched: float, device: DeviceProfile) -> float:
 def launch_us(blocks: int, factor: float, device: DeviceProfile) -> float:
     """Start and end of a vector kernel on `blocks` cores; `factor` says how heavy its program is."""
     rates = device.rates
+    one = rates.launch_one_us
     if blocks <= 1:
-        return rates.launch_one_us
+        return one
     spread = ((blocks - 1) / (device.aiv_cores - 1)) ** rates.launch_exponent
-    return rates.launch_one_us + (rates.launch_full_us - rates.launch_one_us) * factor * spread
+    return one + (rates.launch_full_us - one) * factor * spread
 
 
 def memory_us(read: float, write: float, blocks: int, resident: float, device: DeviceProfile) -> tuple[float, float]:
@@ -44,17 +46,22 @@ def memory_us(read: float, write: float, blocks: int, resident: float, device: D
     moved = read + write
     share = read / moved if moved > 0 else 0.0
     mixed = 4 * share * (1 - share)
-    reached = rates.hbm_efficiency / (1 + rates.hbm_mixed_cost * mixed)
-    hbm = min(device.hbm_bytes_per_s * reached, blocks * rates.core_hbm_bytes_per_cycle * freq)
+    hbm = device.hbm_bytes_per_s * (rates.hbm_efficiency / (1 + rates.hbm_mixed_cost * mixed))
+    if (drawn := blocks * rates.core_hbm_bytes_per_cycle * freq) < hbm:
+        hbm = drawn
     cache = blocks * rates.l2_bytes_per_cycle * freq
     return moved * (1 - resident) / hbm * 1e6, moved * resident / cache * 1e6
 
 
 def vector_terms(
-    call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None = None
+    call: KernelCall,
+    family: FamilyCost,
+    device: DeviceProfile,
+    resident: float | None = None,
+    tally: Tally | None = None,
 ) -> dict[str, float]:
-    """Terms of a vector kernel in microseconds: launch, vector, hbm, l2."""
-    work = COUNTERS[family.form](call, device)
+    """Terms of a vector kernel in microseconds: launch, vector, hbm, l2; `tally` is `tally_of(call)` where known."""
+    work = COUNTERS[family.form](call, family, device, tally or tally_of(call))
     return work_terms(work, dtype_factor(call, family), family, device, resident)
 
 
@@ -62,22 +69,25 @@ def work_terms(
     work: Work, factor: float, family: FamilyCost, device: DeviceProfile, resident: float | None
 ) -> dict[str, float]:
     """Terms for work that is already counted; `factor` multiplies the cycles an element."""
+    elements, rows, blocks, moved = work.elements, work.rows, work.blocks, work.read + work.write
     if resident is None:
-        resident = resident_share(work.read + work.write, device)
-    hbm, cache = memory_us(work.read, work.write, work.blocks, resident, device)
+        resident = resident_share(moved, device)
+    hbm, cache = memory_us(work.read, work.write, blocks, resident, device)
     each = family.cycles * factor / device.vector_width
-    cycles = work.elements * each + work.rows * family.row_cycles
+    cycles = elements * each + rows * family.row_cycles
     # However rows are counted, all cores together need no longer than one of them would alone, element by element.
-    alone = work.elements * work.blocks * max(ONE_BY_ONE, each) + (work.read + work.write) / ONE_CORE_BYTES
-    alone += work.rows * work.blocks * (BURST if family.form in COPIES else ACCESS)
-    vector, moving = min(cycles, alone) / device.freq_hz * 1e6, hbm * family.memory_factor + cache
+    alone = elements * blocks * (each if each > ONE_BY_ONE else ONE_BY_ONE) + moved / ONE_CORE_BYTES
+    if rows:
+        alone += rows * blocks * (BURST if family.form in COPIES else ACCESS)
+    far = hbm * family.memory_factor
+    vector, moving = (cycles if cycles < alone else alone) / device.freq_hz * 1e6, far + cache
     p = device.rates.vector_overlap
     # Terms are reported so that they add up: overlapping shortens both alike.
     both = vector + moving
     overlap = (vector**p + moving**p) ** (1 / p) / both if both > 0 else 1.0
     return {
-        "launch": launch_us(work.blocks, family.launch_factor, device) + family.fixed_us,
+        "launch": launch_us(blocks, family.launch_factor, device) + family.fixed_us,
         "vector": vector * overlap,
-        "hbm": hbm * family.memory_factor * overlap,
+        "hbm": far * overlap,
         "l2": cache * overlap,
     }

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import ceil, log2, prod
-from typing import NamedTuple
 
-from opreplay.replay.ascend.cost.sizes import HALF, WIDE, first, itemsize, last_dim, tensor_bytes, total_bytes
+import msgspec
+
+from opreplay.replay.ascend.cost.sizes import HALF, WIDE, Tally, first, itemsize, last_dim, tensor_bytes, total_bytes
 from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
 
@@ -23,7 +24,7 @@ UNALIGNED = 4.0
 """How much longer a row takes to read or write that is no multiple of 32 bytes; assumed."""
 
 
-class Work(NamedTuple):
+class Work(msgspec.Struct, frozen=True, gc=False):
     """What one vector kernel does."""
 
     blocks: int
@@ -40,84 +41,74 @@ class Work(NamedTuple):
 
 def blocks_for(size_bytes: float, device: DeviceProfile) -> int:
     """Cores that a kernel uses whose largest tensor has `size_bytes`."""
-    return max(1, min(device.aiv_cores, ceil(size_bytes / device.rates.block_bytes)))
+    cores = device.aiv_cores
+    if size_bytes >= cores * device.rates.block_bytes:
+        return cores
+    return ceil(size_bytes / device.rates.block_bytes) or 1
 
 
 def _numel(spec: TensorSpec | None) -> int:
     return prod(spec.shape) if spec is not None else 0
 
 
-def _elementwise(call: KernelCall, device: DeviceProfile) -> Work:
-    biggest, n = 0, 0
-    read = write = 0
-    for spec in call.inputs:
-        if spec is not None:
-            numel = prod(spec.shape)
-            size = numel * itemsize(spec.dtype)
-            read += size
-            biggest, n = max(biggest, size), max(n, numel)
-    for spec in call.outputs:
-        if spec is not None:
-            numel = prod(spec.shape)
-            size = numel * itemsize(spec.dtype)
-            write += size
-            biggest, n = max(biggest, size), max(n, numel)
-    blocks = blocks_for(biggest, device)
-    return Work(blocks, n / blocks, 0, read, write)
+def _elementwise(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
+    blocks = blocks_for(tally.most_bytes, device)
+    return Work(blocks, tally.most / blocks, 0, tally.read, tally.write)
 
 
-def _optimizer(call: KernelCall, device: DeviceProfile) -> Work:
+def _optimizer(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
     # Parameters and moments are updated in place; the profiler names no outputs.
     tensors = [s for s in call.inputs if s is not None]
     n = max((prod(s.shape) for s in tensors), default=0)
     state = [s for s in tensors if prod(s.shape) == n]
-    read = total_bytes(tensors)
-    write = total_bytes(call.outputs) or total_bytes(state[:-1] or state)
+    write = tally.write or total_bytes(state[:-1] or state)
     blocks = blocks_for(n * 4, device)
-    return Work(blocks, n / blocks, 0, read, write)
+    return Work(blocks, n / blocks, 0, tally.read, write)
 
 
-def _foreach(call: KernelCall, device: DeviceProfile) -> Work:
-    read, write = total_bytes(call.inputs), total_bytes(call.outputs)
+def _foreach(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
+    read, write = tally.read, tally.write
     n = sum(_numel(s) for s in call.outputs) or sum(_numel(s) for s in call.inputs)
     blocks = blocks_for(max(read, write), device)
     tensors = sum(1 for s in (call.outputs or call.inputs) if s is not None)
     return Work(blocks, n / blocks, tensors, read, write)
 
 
-def _rowwise(call: KernelCall, device: DeviceProfile) -> Work:
-    tensors = [s for s in call.inputs if s is not None] or [s for s in call.outputs if s is not None]
-    main = max(tensors, key=tensor_bytes, default=None)
+def _rowwise(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
+    main = tally.main
+    if main is None:
+        main = max((s for s in call.outputs if s is not None), key=tensor_bytes, default=None)
     if main is None:
         return Work(1, 0, 0, 0, 0)
-    given = call.attrs.get("cols")
-    cols = max(1, int(given) if isinstance(given, int) else last_dim(main))
-    rows = max(1, prod(main.shape) // cols)
-    least = device.family(call.type).row_block
-    blocks = max(1, min(device.aiv_cores, ceil(rows / least)))
+    given = call.attrs.get("cols") if call.attrs else None
+    cols = int(given) if isinstance(given, int) else last_dim(main)
+    if cols < 1:
+        cols = 1
+    rows = prod(main.shape) // cols or 1
+    least = family.row_block
+    blocks = min(device.aiv_cores, ceil(rows / least)) or 1
     busiest = min(rows, max(least, ceil(rows / blocks)))
     # Rows shorter than a vector instruction share one.
-    shared = busiest * min(1.0, cols / VECTOR_FLOATS)
-    return Work(blocks, busiest * cols, shared, total_bytes(call.inputs), total_bytes(call.outputs))
+    shared = busiest * (cols / VECTOR_FLOATS if cols < VECTOR_FLOATS else 1.0)
+    return Work(blocks, busiest * cols, shared, tally.read, tally.write)
 
 
-def _reduce(call: KernelCall, device: DeviceProfile) -> Work:
+def _reduce(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
     source = first(call.inputs)
     n = _numel(source)
-    read, write = total_bytes(call.inputs), total_bytes(call.outputs)
-    blocks = blocks_for(read, device)
+    blocks = blocks_for(tally.read, device)
     rows = _numel(first(call.outputs))
-    return Work(blocks, n / blocks, rows / blocks, read, write)
+    return Work(blocks, n / blocks, rows / blocks, tally.read, tally.write)
 
 
-def _copy(call: KernelCall, device: DeviceProfile) -> Work:
+def _copy(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
     # Only the part that is taken is read: a slice of a large tensor costs no more than a small tensor.
-    write = total_bytes(call.outputs)
-    read = min(write, total_bytes(call.inputs))
+    write = tally.write
+    read = min(write, tally.read)
     out = first(call.outputs)
     n = sum(_numel(s) for s in call.outputs)
     blocks = blocks_for(max(read, write), device)
-    tensors = call.outputs if device.family(call.type).spreads else call.inputs + call.outputs
+    tensors = call.outputs if family.spreads else call.inputs + call.outputs
     run = min((last_dim(s) for s in tensors if s is not None and len(s.shape) > 1), default=0)
     rows = n / run if run and out is not None and len(out.shape) > 1 else 0
     return Work(blocks, n / blocks, rows / blocks, read, write)
@@ -129,7 +120,7 @@ def _row_cost(spec: TensorSpec, n: int) -> float:
     return n / length * (1.0 if length * itemsize(spec.dtype) % 32 == 0 else UNALIGNED)
 
 
-def _transpose(call: KernelCall, device: DeviceProfile) -> Work:
+def _transpose(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
     source, out = first(call.inputs), first(call.outputs)
     n = max(_numel(source), _numel(out))
     size = n * itemsize(source.dtype if source else "float32")
@@ -145,7 +136,7 @@ def _transpose(call: KernelCall, device: DeviceProfile) -> Work:
     return Work(blocks, 0, n / run / blocks, size, size)
 
 
-def _transdata(call: KernelCall, device: DeviceProfile) -> Work:
+def _transdata(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
     source, out = first(call.inputs), first(call.outputs)
     read, write = total_bytes(call.inputs[:1]), total_bytes(call.outputs[:1])
     plain = source if source is not None and "C0" not in source.format and "FRACTAL" not in source.format else out
@@ -162,21 +153,21 @@ def _transdata(call: KernelCall, device: DeviceProfile) -> Work:
     return Work(max(1, blocks), n / max(1, blocks), rows / max(1, blocks), read, write)
 
 
-def _moved_by_index(call: KernelCall) -> int:
+def _moved_by_index(call: KernelCall, tally: Tally) -> int:
     # Tables are not read whole. A lookup moves its output; an update in place moves its values, the biggest of the
     # operands that are no table; the gradient of a lookup moves what comes in.
-    out = total_bytes(call.outputs)
+    out = tally.write
     inputs = [tensor_bytes(s) for s in call.inputs if s is not None]
     if call.inputs and call.outputs and call.inputs[0] == call.outputs[0]:
         inputs = inputs[1:]
     return min(out, max(inputs, default=out))
 
 
-def _gather(call: KernelCall, device: DeviceProfile) -> Work:
+def _gather(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
     given = call.attrs.get("indices")
     indices = given if isinstance(given, int) else _index_count(call)
     bytes_given = call.attrs.get("moved_bytes")
-    moved = bytes_given if isinstance(bytes_given, int) else _moved_by_index(call)
+    moved = bytes_given if isinstance(bytes_given, int) else _moved_by_index(call, tally)
     n = moved / itemsize(call.outputs[0].dtype if call.outputs and call.outputs[0] is not None else "float32")
     blocks = max(1, min(device.aiv_cores, max(indices, ceil(moved / device.rates.block_bytes))))
     return Work(blocks, n / blocks, ceil(indices / blocks), moved + 8 * indices, moved)
@@ -187,7 +178,7 @@ def _index_count(call: KernelCall) -> int:
     return max(numbers, default=1)
 
 
-def _sort(call: KernelCall, device: DeviceProfile) -> Work:
+def _sort(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
     source = first(call.inputs)
     if source is None:
         return Work(1, 0, 0, 0, 0)
@@ -195,12 +186,10 @@ def _sort(call: KernelCall, device: DeviceProfile) -> Work:
     n = prod(source.shape)
     rows = max(1, n // cols)
     blocks = max(1, min(device.aiv_cores, max(rows, ceil(n / 8192))))
-    return Work(
-        blocks, n * log2(cols) / blocks, ceil(rows / blocks), total_bytes(call.inputs), total_bytes(call.outputs)
-    )
+    return Work(blocks, n * log2(cols) / blocks, ceil(rows / blocks), tally.read, tally.write)
 
 
-def _pool(call: KernelCall, device: DeviceProfile) -> Work:
+def _pool(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
     main = first(call.inputs)
     if main is None:
         return Work(1, 0, 0, 0, 0)
@@ -215,15 +204,15 @@ def _pool(call: KernelCall, device: DeviceProfile) -> Work:
     return Work(blocks, n / blocks, ceil(images / blocks), read, write)
 
 
-def _fill(call: KernelCall, device: DeviceProfile) -> Work:
-    write = total_bytes(call.outputs)
+def _fill(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
+    write = tally.write
     # The profiler gives MemSet no shapes: then all cores are assumed, and no bytes.
     blocks = blocks_for(write, device) if call.outputs else device.aiv_cores
     n = sum(_numel(s) for s in call.outputs)
     return Work(blocks, n / blocks, 0, 0, write)
 
 
-COUNTERS: dict[str, Callable[[KernelCall, DeviceProfile], Work]] = {
+COUNTERS: dict[str, Callable[[KernelCall, FamilyCost, DeviceProfile, Tally], Work]] = {
     "elementwise": _elementwise,
     "optimizer": _optimizer,
     "foreach": _foreach,
@@ -243,10 +232,12 @@ COUNTERS: dict[str, Callable[[KernelCall, DeviceProfile], Work]] = {
 def dtype_factor(call: KernelCall, family: FamilyCost) -> float:
     """Factor on the cycles an element: 2-byte floats are widened first, 8-byte integers have no instructions."""
     # Axes, perms and offsets come as small integer tensors; only arithmetic looks at more than its first operand.
+    if (half_ratio := family.half_ratio) == 1.0 == family.wide_ratio:
+        return 1.0
     operands = call.inputs if family.form in ("elementwise", "optimizer") else call.inputs[:1]
     half = wide = narrow = False
     for spec in operands:
-        if spec is not None and spec.shape not in ((), (1,)):
+        if spec is not None and (shape := spec.shape) and shape != (1,):
             dtype = spec.dtype
             if dtype in HALF:
                 half = True
@@ -257,5 +248,5 @@ def dtype_factor(call: KernelCall, family: FamilyCost) -> float:
     if wide and not half and not narrow:
         return family.wide_ratio
     if half:
-        return (1 + family.half_ratio) / 2 if narrow else family.half_ratio
+        return (1 + half_ratio) / 2 if narrow else half_ratio
     return 1.0

@@ -131,7 +131,7 @@ def estimate(op: ReplayOp, device: DeviceProfile) -> tuple[float, str] | None:
 
 def _is_amount(value: Any, most: float) -> bool:
     """Whether a user's value is a number from 0 to `most`; numpy's are numbers too, booleans are not."""
-    if not isinstance(value, Real) or isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, Real):
         return False
     number: Any = value
     return bool(0 <= number <= most)

@@ -1,3 +1,4 @@
+# pyright: strict
 """Reads and checks device files (TOML): schema, units, known names; compiles them into a `DeviceProfile`.
 
 A device file holds datasheet values and, optionally, rates and family constants that replace those of the shared cost
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -204,7 +205,7 @@ def _decode(text: bytes, kind: type[Any], where: str) -> Any:
 def _check_entries(entries: object, kind: type[Any], where: str) -> None:
     # One by one, as the decoder's own message does not name the key of a table in a table.
     if isinstance(entries, dict):
-        for key, entry in entries.items():
+        for key, entry in cast("dict[str, Any]", entries).items():
             try:
                 msgspec.convert(entry, kind)
             except msgspec.ValidationError as error:

@@ -1,10 +1,12 @@
+# pyright: strict
 """An op's arguments as lowering rules want them: tensors by name or position, numbers, outputs, layout fix-ups."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import prod
+from typing import Any, cast
 
 from opreplay.replay.arguments.work.amounts import Contents
 from opreplay.replay.ascend.cost.sizes import itemsize
@@ -155,7 +157,8 @@ class OpView:
         if isinstance(value, int) and not isinstance(value, bool):
             return (value,)
         if isinstance(value, tuple | list):
-            return tuple(int(v) for v in value if isinstance(v, int | float))
+            items = cast("Sequence[Any]", value)
+            return tuple(int(v) for v in items if isinstance(v, int | float))
         return ()
 
     def dense(self, *names: str, at: int | None = None) -> TensorSpec | None:

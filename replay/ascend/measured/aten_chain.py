@@ -1,3 +1,4 @@
+# pyright: strict
 """A chain of aten ops as tables of problems list them (names and input shapes only), lowered to kernels one by one.
 
 Such a list does not say which op takes which result. What it takes: an op of one operand the last result, an op of two
@@ -7,6 +8,7 @@ the inputs when nothing was computed yet, else the inputs' first and the last re
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.lowering import lower
@@ -95,7 +97,7 @@ def _flat(given: object) -> tuple[int, ...]:
     if isinstance(given, int):
         return (given,)
     if isinstance(given, list | tuple):
-        return tuple(x for one in given for x in _flat(one))
+        return tuple(x for one in cast("Sequence[object]", given) for x in _flat(one))
     return ()
 
 

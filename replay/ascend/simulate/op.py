@@ -1,3 +1,4 @@
+# pyright: strict
 """Predicts a whole op on a simulated device, and explains the prediction; pure functions over the lowering."""
 
 from __future__ import annotations
@@ -195,7 +196,7 @@ def explain_op(
     if own.by in ("user estimator", "user properties"):
         note = f"time from {own.by.removeprefix('user ')} of yours, {own.source}, not from these kernels"
         lowering = msgspec.structs.replace(lowering, notes=(*lowering.notes, note))
-    kernels = []
+    kernels: list[KernelExplanation] = []
     for call, prediction in parts:
         family = family_of(call, device)
         kernels.append(

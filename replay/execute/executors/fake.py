@@ -1,3 +1,4 @@
+# pyright: strict
 """A deterministic executor on a virtual clock, for tests of everything above executors; touches no device and no torch.
 
 An op's name says what it does: "fake::10us" takes ten microseconds a call, "fake::sleep3ms" three real milliseconds as
@@ -204,6 +205,6 @@ def _raise() -> None:
 
 
 def _allocate() -> None:
-    held = []
+    held: list[bytearray] = []
     while True:
         held.append(bytearray(64 << 20))

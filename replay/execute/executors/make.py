@@ -11,7 +11,7 @@ from opreplay.replay.execute.options import WorkerConfig
 
 def make_executor(config: WorkerConfig) -> Executor:
     """The back-end that the configuration names; both are known here, a trace has no say in it."""
-    if config.executor == "fake":
+    if config.options.executor == "fake":
         from opreplay.replay.execute.executors.fake import FakeExecutor
 
         return FakeExecutor()
@@ -24,25 +24,25 @@ def make_executor(config: WorkerConfig) -> Executor:
     from opreplay.replay.resolve.policy import Policy
 
     threads, idle = _threads(config)
-    load_plugins(config.plugins)
-    policy = Policy(allow_imports=config.allow_imports) if config.allow_imports else Policy()
+    load_plugins(config.options.plugins)
+    policy = Policy(allow_imports=config.options.allow_imports) if config.options.allow_imports else Policy()
     return TorchExecutor(
-        config.device,
+        config.options.device,
         partial(find_overload, policy=policy),
         memory_bytes=config.memory_bytes,
         threads=threads,
         idle_cpus=idle,
         own_call=partial(own_call, policy=policy),
-        registry=open_registry(config.init_modules, config.init_args),
-        values=None if config.values is None else RecordedValues(config.values),
-        check_work=config.check_work,
+        registry=open_registry(config.options.init_modules, config.options.init_args),
+        values=None if config.options.values is None else RecordedValues(config.options.values),
+        check_work=config.options.check_work,
     )
 
 
 def _threads(config: WorkerConfig) -> tuple[int | None, float | None]:
     """Threads of ops on the CPU, and how many processors were idle where the number follows from that."""
-    if config.threads is not None or config.device != "cpu":
-        return config.threads, None
+    if config.options.threads is not None or config.options.device != "cpu":
+        return config.options.threads, None
     import torch
 
     from opreplay.replay.execute.threads import fitting_threads, idle_cpus

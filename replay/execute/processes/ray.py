@@ -100,8 +100,8 @@ class RayLanes:
         self, config: WorkerConfig, *, limit_s: float, lanes: int | None = None, address: str | None = None
     ) -> None:
         """`lanes` None takes all that is free. Raises EnvironmentRefused without Ray, UsageError as `share_of`."""
-        self._share = share_of(config.device, config.threads)
-        self._config = msgspec.structs.replace(config, threads=self._share.cpus)
+        self._share = share_of(config.options.device, config.options.threads)
+        self._config = config.having(threads=self._share.cpus)
         self._limit_s, self._wanted, self._address = limit_s, lanes, address
         self._ray = import_ray(address)
         self._own = False

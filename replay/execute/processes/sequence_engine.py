@@ -176,8 +176,8 @@ class SequenceEngine:
             return serve_sequence(
                 executor,
                 task,
-                seed=config.seed,
-                options=config.measure,
+                seed=config.options.seed,
+                options=config.options,
                 op_bytes=config.memory_bytes,
                 tell=self._tell or (lambda _: None),
             )

@@ -43,7 +43,7 @@ def serve(descriptor: int, parent: int) -> None:
             send(channel, Refused(message=str(error), hint=error.hint, exit_code=error.exit_code))
             return
         limit_files()
-        keeps = config.device == "cpu" and config.keep_freed and allocator.keep_freed_memory()
+        keeps = config.options.device == "cpu" and config.keep_freed and allocator.keep_freed_memory()
         send(channel, Ready(facts=executor.facts()))
         decoder = msgspec.msgpack.Decoder(Task | SequenceTask)
         while (frame := receive(channel)) is not None:
@@ -53,11 +53,11 @@ def serve(descriptor: int, parent: int) -> None:
                 continue
             if keeps:
                 allocator.give_back()
-            if config.device == "cpu":
+            if config.options.device == "cpu":
                 limit_memory(config.memory_bytes)
             op = task.op
-            shrink_to = config.memory_bytes if config.over_budget == "shrink" else None
-            outcome = attempt(executor, op, seed=config.seed, options=config.measure, shrink_to=shrink_to)
+            shrink_to = config.memory_bytes if config.options.over_budget == "shrink" else None
+            outcome = attempt(executor, op, seed=config.options.seed, options=config.options, shrink_to=shrink_to)
             send(channel, _checked(executor, outcome) if outcome.suspect else outcome)
         executor.close()
 
@@ -68,10 +68,10 @@ def run_sequence(
     """What becomes of a sequence here, with as much memory as it may have."""
     from opreplay.replay.execute.sequence.passes import serve_sequence
 
-    if config.device == "cpu":
+    if config.options.device == "cpu":
         limit_memory(max(config.memory_bytes, task.budget_bytes or environment.default_op_bytes()))
     return serve_sequence(
-        executor, task, seed=config.seed, options=config.measure, op_bytes=config.memory_bytes, tell=tell
+        executor, task, seed=config.options.seed, options=config.options, op_bytes=config.memory_bytes, tell=tell
     )
 
 

@@ -1,3 +1,4 @@
+# pyright: strict
 """How long the tensors of a sequence live and what they take together, kept under a budget; pure, knows no torch.
 
 Owns the count of bytes and what is recycled where they are too many. Which tensor is which is `linking`.
@@ -155,7 +156,9 @@ class _Sweep:
 
     def result(self) -> MemoryPlan:
         """The plan of this pass. Raises ValueError where it cannot keep to the limit."""
-        sources, drops, remade = [], [], 0
+        sources: list[tuple[Source, ...]] = []
+        drops: list[tuple[Value, ...]] = []
+        remade = 0
         for place, index in enumerate(self._linked.calls):
             early: list[Value] = []
             found = self._fitting(place, index, self._linked.sources[place], early)

@@ -1,3 +1,4 @@
+# pyright: strict
 """A sequence from its ops to its outcome, inside the process that runs it; owns neither the process nor its end.
 
 Ops that cannot be made ready are left out. The others are linked and run once while everything is looked at; what that
@@ -298,7 +299,7 @@ class _Run:
         resolution_us: float,
     ) -> SequenceOutcome:
         assert self._plan is not None
-        times = {}
+        times: dict[str, OpTimes] = {}
         for index, taken in samples.items():
             op, (initializer, said) = self._task.ops[index], self._said[index]
             if op.id in self.reasons:

@@ -1,3 +1,4 @@
+# pyright: strict
 """A linked sequence on a device: its tensors from outside, and one pass over its calls; owns no clock and no retry.
 
 Needs torch only for tensors that it is given: an executor without any runs sequences without any.
@@ -78,7 +79,8 @@ class Program:
         return mended
 
     def _pass(self, timer: Timer, at: Callable[[int], None], found: Findings | None) -> None:
-        linked, alive = self._plan.linked, {}
+        linked = self._plan.linked
+        alive: dict[Value, Any] = {}
         timer.begin()
         for place, (index, sources) in enumerate(zip(linked.calls, linked.sources, strict=True)):
             at(index)

@@ -90,7 +90,8 @@ def _on_device(trace: Trace) -> Where:
         is_label = np.array([_is_label(one) for one in trace.signatures], bool)
         owned = owned[is_label[trace.ops.signature[owner[owned]]]]
     names = _names(trace, owner[owned])
-    kinds: list[str] = [class_of(trace.kernel_names[i]) for i in trace.kernels.name[owned].tolist()]
+    at: list[int] = trace.kernels.name[owned].tolist()
+    kinds = [class_of(trace.kernel_names[i]) for i in at]
     times: list[float] = (trace.kernels.dur_ns[owned] / 1e3).tolist()
     calls = Counter(_names(trace, np.unique(owner[owned])))
     return Where(

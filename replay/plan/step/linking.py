@@ -1,3 +1,4 @@
+# pyright: strict
 """Which tensor each argument of a sequence is: a result of an earlier call, or one from outside; pure, knows no torch.
 
 Owns the inference. How long tensors live and what they take is `lifetimes`; the tensors are `passes`'.
@@ -122,6 +123,8 @@ class Outside(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Which tensor among the op's arguments, lists flattened."""
     occurrence: int
     """The how-manieth call of that op in the step uses it."""
+    memory: int = UNKNOWN
+    """Where it lay, where that was recorded."""
 
 
 class Linked(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,6 +148,7 @@ def link(
     fixed_integers: Collection[str] = (),
     own: Collection[str] = (),
     unknown: Collection[tuple[str, int]] = (),
+    exact: bool = False,
 ) -> Linked:
     """The source of every tensor argument of `calls`, which are indices into `ops`.
 
@@ -158,7 +162,8 @@ def link(
     alive, known, taken = _Alive(), _Known(), _Taken()
     outside: list[Outside] = []
     seen = [0] * len(ops)
-    sources, recorded = [], 0
+    sources: list[tuple[Source, ...]] = []
+    recorded = 0
     for place, index in enumerate(calls):
         form = forms.get(index)
         if form is None:
@@ -167,16 +172,16 @@ def link(
         given, made = memories[place] if memories else ((), ())
         at = _aligned([tensor.meta for tensor in form.tensors], given) if given else None
         taken.clear()
-        found = []
+        found: list[Source] = []
         for argument, tensor in enumerate(form.tensors):
-            memory = at[argument] if at and tensor.linkable else UNKNOWN
+            memory = at[argument] if at and (exact or tensor.linkable) else UNKNOWN
             source = known.find(memory, tensor) if tensor.meta is not None else _ABSENT
             recorded += memory >= 0
             if source is None and memory < 0:
                 source = alive.find(tensor, taken)
             if source is None:
                 source = Source("outside", number=len(outside))
-                outside.append(Outside(op=index, argument=argument, occurrence=seen[index]))
+                outside.append(Outside(op=index, argument=argument, occurrence=seen[index], memory=memory))
                 known.add(memory, source, tensor)
             elif source.value is not None:
                 taken.values.add(source.value)

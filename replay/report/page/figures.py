@@ -1,13 +1,16 @@
+# pyright: strict
 """Geometry of a page's figures: values → positions and paths of an SVG; no markup, no text from a trace."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
 
 import msgspec
 
-from opreplay.replay.report.page.model import Roofline, Strip
+from opreplay.replay.ir.describe import time_text
+from opreplay.replay.report.page.model import Curve, Roofline, Strip
 
 WIDTH, HEIGHT, MARGIN = 640.0, 300.0, 44.0
 _DECADES_X, _DECADES_Y = (-3.0, 2.0), (-3.0, 0.1)
@@ -60,7 +63,8 @@ def roofline(found: Roofline) -> RooflineFigure:
         share = (min(max(math.log10(value), low), high) - low) / (high - low) if value > 0 else 0.0
         return HEIGHT - MARGIN - share * (HEIGHT - MARGIN - 12)
 
-    marks, left_out = [], 0
+    marks: list[Mark] = []
+    left_out = 0
     for point in found.points:
         if point.time_us <= 0.0 or point.arithmetic_us + point.memory_us <= 0.0:
             left_out += 1
@@ -113,7 +117,7 @@ class StripFigure(msgspec.Struct, frozen=True, kw_only=True):
 def strip(found: Strip) -> StripFigure:
     """Rectangles on whole pixels, neighbours of one kind drawn as one, so that size does not grow with the step."""
     scale = _PIXELS / found.until_us if found.until_us > 0 else 0.0
-    lanes = []
+    lanes: list[LaneFigure] = []
     for lane in found.lanes:
         spans: defaultdict[str, list[list[int]]] = defaultdict(list)
         for one in sorted(lane.stretches, key=lambda stretch: stretch.start_us):
@@ -130,3 +134,66 @@ def strip(found: Strip) -> StripFigure:
         )
         lanes.append(LaneFigure(name=lane.name, paths=paths))
     return StripFigure(title=found.title, width=_PIXELS, until_us=found.until_us, lanes=tuple(lanes))
+
+
+class LineFigure(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a curve, drawn."""
+
+    name: str
+    path: str
+    marks: tuple[tuple[float, float, str], ...]
+    """(x, y, label)"""
+
+
+class CurveFigure(msgspec.Struct, frozen=True, kw_only=True):
+    """Times over a size, drawn."""
+
+    title: str
+    across: str
+    lines: tuple[LineFigure, ...]
+    x_ticks: tuple[Ticks, ...]
+    y_ticks: tuple[Ticks, ...]
+    left_out: int
+
+
+_MOST_TICKS = 9
+
+
+def curve(found: Curve) -> CurveFigure:
+    """Both axes in powers, so that what grows with the size is a straight line."""
+    points = [point for line in found.lines for point in line.points]
+    x_of = _log_scale([x for x, _ in points], MARGIN, WIDTH - 12)
+    y_of = _log_scale([y for _, y in points], HEIGHT - MARGIN, 12)
+    lines = tuple(
+        LineFigure(
+            name=line.name,
+            path="M" + " L".join(f"{x_of(x):.1f} {y_of(y):.1f}" for x, y in line.points),
+            marks=tuple(
+                (round(x_of(x), 1), round(y_of(y), 1), f"{line.name}: {found.across}={x:.0f}, {time_text(y)}")
+                for x, y in line.points
+            ),
+        )
+        for line in found.lines
+    )
+    sizes = sorted({x for x, _ in points})
+    every = math.ceil(len(sizes) / _MOST_TICKS)
+    low, high = (min((y for _, y in points), default=1.0), max((y for _, y in points), default=1.0))
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1.0, 2.0, 5.0) if len(decades) < 4 else (1.0,)
+    levels = [step * 10.0**d for d in decades for step in steps if low <= step * 10.0**d <= high] or [low]
+    return CurveFigure(
+        title=found.title,
+        across=found.across,
+        lines=lines,
+        x_ticks=tuple(Ticks(at=round(x_of(x), 1), text=f"{x:.0f}") for x in sizes[::every]),
+        y_ticks=tuple(Ticks(at=round(y_of(y), 1), text=time_text(y)) for y in levels),
+        left_out=found.left_out,
+    )
+
+
+def _log_scale(values: list[float], begin: float, end: float) -> Callable[[float], float]:
+    """From the logarithm of a value to a position; a single value lies in the middle."""
+    low, high = (math.log(min(values, default=1.0)), math.log(max(values, default=1.0)))
+    if high <= low:
+        return lambda value: (begin + end) / 2
+    return lambda value: begin + (math.log(value) - low) / (high - low) * (end - begin)

@@ -42,6 +42,24 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True):
     points: tuple[Point, ...]
 
 
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a curve: sizes and microseconds, both above 0, sizes ascending."""
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+
+
+class Curve(msgspec.Struct, frozen=True, kw_only=True):
+    """Times over a size, both in powers."""
+
+    title: str
+    across: str
+    """The size's name."""
+    lines: tuple[Line, ...]
+    left_out: int = 0
+    """Lines that there was no room for."""
+
+
 class Stretch(msgspec.Struct, frozen=True, kw_only=True):
     """Something that ran from `start_us` to `end_us`."""
 
@@ -101,6 +119,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     strips: tuple[Strip, ...] = ()
     bars: tuple[Bars, ...] = ()
     rooflines: tuple[Roofline, ...] = ()
+    curves: tuple[Curve, ...] = ()
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
     """Coverage, assumptions, what to know before trusting the numbers."""

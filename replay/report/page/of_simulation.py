@@ -1,3 +1,4 @@
+# pyright: strict
 """The page of a plan on simulated devices."""
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def page(plan: ReplayPlan, steps: Sequence[Step], command: str) -> Page:
     for step in steps:
         series[step.device] = _by_name({one.id: one.simulated.time_us * one.count for one in step.ops}, plan)
     order = [plan.ops[i] for i in heaviest([recorded(op.id) for op in plan.ops])]
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for op in order:
         cells = [Cell(text=op.name), Cell(text=describe_inputs(op)), count_cell(op.count)]
         cells.append(time_cell(recorded(op.id) / op.count if op.count else None))

@@ -1,3 +1,4 @@
+# pyright: strict
 """The page of a step's timeline."""
 
 from __future__ import annotations
@@ -86,17 +87,17 @@ def _lanes(study: Study, schedule: Schedule) -> tuple[Lane, ...]:
     graph, nodes = study.graph, study.graph.nodes
     spent = np.bincount(nodes.lane, weights=schedule.end_us - schedule.start_us, minlength=len(graph.lanes))
     chosen = sorted(np.argsort(-spent)[:MOST_LANES].tolist())
-    out = []
+    out: list[Lane] = []
     for lane in chosen:
         stretches: list[Stretch] = []
         for node in np.flatnonzero(nodes.lane == lane).tolist():
             start, end = float(schedule.start_us[node]), float(schedule.end_us[node])
             if nodes.name[node] >= 0:
-                stretches.append(Stretch(start_us=start, end_us=end, kind=NODE_KINDS[nodes.kind[node]]))
+                stretches.append(Stretch(start_us=start, end_us=end, kind=NODE_KINDS[int(nodes.kind[node])]))
             elif nodes.kind[node] == HOST and nodes.slices[node]:
                 stretches += _host(study, node, start, end)
         if stretches:
-            out.append(Lane(name=graph.lanes[lane].name, stretches=tuple(stretches)))
+            out.append(Lane(name=graph.lanes[int(lane)].name, stretches=tuple(stretches)))
     rest = len(graph.lanes) - len(chosen)
     return (*out, Lane(name=plural(rest, "quieter lane"), stretches=())) if rest > 0 else tuple(out)
 

@@ -1,4 +1,3 @@
-# pyright: strict
 """A page → one HTML file: no network, all text escaped, light and dark; the template and its script lie beside this."""
 
 from __future__ import annotations
@@ -6,7 +5,7 @@ from __future__ import annotations
 from importlib import resources
 from typing import Any
 
-from opreplay.replay.report.page.figures import HEIGHT, MARGIN, WIDTH, roofline, strip
+from opreplay.replay.report.page.figures import HEIGHT, MARGIN, WIDTH, curve, roofline, strip
 from opreplay.replay.report.page.model import Page
 from opreplay.replay.report.text import safe, time_text
 
@@ -29,6 +28,7 @@ def render(page: Page) -> str:
         "page": page,
         "strips": [strip(one) for one in page.strips],
         "rooflines": [roofline(one) for one in page.rooflines],
+        "curves": [curve(one) for one in page.curves],
         "width": WIDTH,
         "height": HEIGHT,
         "margin": MARGIN,

@@ -1,14 +1,17 @@
+# pyright: strict
 """What every report says of a run beside its rows: coverage, totals, notes; plain text and numbers, no format."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
 import msgspec
 
 from opreplay.replay.ascend.simulate.coverage import coverage
 from opreplay.replay.ir.reasons import ReasonTotal
+from opreplay.replay.report import collectives
 from opreplay.replay.report.coverage import coverage_text
 from opreplay.replay.report.doubts import doubt_notes, marked_notes, thread_notes, value_notes
 from opreplay.replay.report.run.fidelity import fidelity_notes
@@ -47,6 +50,11 @@ def has_device_time(header: Header | None, results: Iterable[OpResult]) -> bool:
     if isinstance(total, int | float):
         return total > 0
     return any(result.recorded_device_us is not None for result in results)
+
+
+def is_untimed(result: OpResult) -> bool:
+    """Whether no time of the op was recorded: its plan was captured."""
+    return result.recorded_host_us is None and result.recorded_device_us is None
 
 
 def recorded_us(result: OpResult, *, device: bool) -> float | None:
@@ -143,7 +151,7 @@ def _sum(label: str, results: Sequence[OpResult], *, device: bool) -> Totals:
 def notes(header: Header | None, results: Sequence[OpResult], summary: Summary) -> list[str]:
     """What a reader must know to trust the numbers: losses, stand-ins, assumptions, confidence, noise."""
     found = doubt_notes(header, results, device=has_device_time(header, results))
-    found += [*_trace_notes(header), *stand_in_notes(results), *assumption_notes(results)]
+    found += [*collectives.notes(results), *_trace_notes(header), *stand_in_notes(results), *assumption_notes(results)]
     found += [note for soc in socs_of(results) for note in confidence_notes(soc, results)]
     warnings = Counter(kind_of(w) for r in results if r.measurement for w in r.measurement.warnings)
     if warnings:
@@ -181,7 +189,8 @@ def _trace_notes(header: Header | None) -> list[str]:
     for field, verb in (("losses", "lost"), ("repairs", "repaired")):
         counts = header.trace.get(field)
         if isinstance(counts, Mapping) and counts:
-            found.append(f"reading: {verb} {_listed(Counter({str(k): int(v) for k, v in counts.items()}))}")
+            known = cast("Mapping[str, int]", counts)
+            found.append(f"reading: {verb} {_listed(Counter({str(k): int(v) for k, v in known.items()}))}")
     return found
 
 

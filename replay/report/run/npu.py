@@ -1,3 +1,4 @@
+# pyright: strict
 """The kernels of an NPU's trace as text: how a kernel table was joined, and what each op owns."""
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def results_table(results: Sequence[OpResult]) -> list[RenderableType]:
             f"{launches({kernel.type: kernel.count / result.count})} {time_text(kernel.total_us / result.count)}"
             for kernel in result.npu_kernels[:TYPES_LISTED]
         ]
-        simulated = Counter(result.simulated[soc].kernels) if soc in result.simulated else {}
+        simulated = Counter(result.simulated[soc].kernels if soc in result.simulated else ())
         table.add_row(Text(middle(safe(result.name), 32)), Text(", ".join(shown)), Text(launches(simulated)))
     if len(known) > OPS_SHOWN:
         table.add_row(Text(plural(len(known) - OPS_SHOWN, "more op"), style="dim"))

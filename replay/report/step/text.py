@@ -1,3 +1,4 @@
+# pyright: strict
 """One step's timeline as text for a terminal and as JSON: the view of `timeline`; computes nothing."""
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def _categories(found: Timeline) -> Table:
         values = [getattr(made, field) for _, made, _ in columns]
         if part and not any(values):
             continue
-        cells = []
+        cells: list[str] = []
         for value, (_, _, total) in zip(values, columns, strict=True):
             cells += [time_text(value), share_text(value / total if total else None)]
         table.add_row(Text(f"  {title}" if part else title, style="dim" if part else ""), *cells)

@@ -1,14 +1,15 @@
 # pyright: strict
-"""A step's recorded and simulated timelines side by side as Chrome trace events, written as a stream.
+"""Timelines of a step side by side as Chrome trace events, written as a stream: recorded, simulated, of several ranks.
 
-Opens in ui.perfetto.dev and chrome://tracing. One process for the recording and one for each simulated device, all from
-the same zero; arrows lead from launches to what they launch.
+Opens in ui.perfetto.dev and chrome://tracing. One process for the recording and one for each simulated device, or one
+for each rank, all from the same zero; arrows lead from launches to what they launch.
 """
 
 from __future__ import annotations
 
 import gzip
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,25 +17,73 @@ import numpy as np
 import orjson
 
 from opreplay.replay.report.text import safe
-from opreplay.replay.timeline.graph.model import LAUNCH, NODE_KINDS
-from opreplay.replay.timeline.graph.schedule import Schedule
-from opreplay.replay.timeline.names import PYTHON
-from opreplay.replay.timeline.timeline import OnDevice, Study, recorded_schedule
+from opreplay.replay.timeline.graph.model import LAUNCH, NODE_KINDS, Floats, StepGraph
+from opreplay.replay.timeline.job.study import JobStudy
+from opreplay.replay.timeline.names import PYTHON, Names
+from opreplay.replay.timeline.simulated import Predicted
+from opreplay.replay.timeline.timeline import Study
 
 Event = dict[str, Any]
 _NAME_LENGTH = 200
 
 
-def write(study: Study, path: Path, *, force: bool = False) -> int:
-    """Write the timelines to a file, compressed where its name ends with .gz; the number of events.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One timeline: a graph and when its nodes ran, µs after the zero of all."""
+
+    title: str
+    graph: StepGraph
+    names: Names
+    start_us: Floats
+    end_us: Floats
+    made: Predicted | None = None
+    """Predictions that the times come from."""
+
+
+def processes(study: Study) -> list[Process]:
+    """The recording, the step with measured times, then each simulated device."""
+    graph, names = study.graph, study.names
+    out = [_recorded("recorded", graph, names, 0.0)]
+    if study.measured is not None:
+        times = study.measured
+        out.append(Process(title="measured", graph=graph, names=names, start_us=times.start_us, end_us=times.end_us))
+    for name, one in study.simulated.items():
+        out.append(
+            Process(
+                title=f"simulated {name}",
+                graph=graph,
+                names=names,
+                start_us=one.schedule.start_us,
+                end_us=one.schedule.end_us,
+                made=one.made,
+            )
+        )
+    return out
+
+
+def rank_processes(study: JobStudy) -> list[Process]:
+    """The recording of each rank, on the job's clock."""
+    return [
+        _recorded(f"rank {one.rank}", one.graph, told.names, one.at_us)
+        for one, told in zip(study.graph.ranks, study.ranks, strict=True)
+    ]
+
+
+def _recorded(title: str, graph: StepGraph, names: Names, at_us: float) -> Process:
+    start = graph.nodes.start_us + at_us
+    return Process(title=title, graph=graph, names=names, start_us=start, end_us=start + graph.nodes.dur_us)
+
+
+def write(made: Iterable[Process], path: Path, *, force: bool = False) -> int:
+    """Write timelines to a file, compressed where its name ends with .gz; the number of events.
 
     Raises FileExistsError for a file that is there, without `force`.
     """
     with open(path, "wb" if force else "xb") as raw:
         if path.name.lower().endswith(".gz"):
             with gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=6, mtime=0) as stream:
-                return _write(events(study), stream)  # type: ignore[arg-type]
-        return _write(events(study), raw)
+                return _write(events(made), stream)  # type: ignore[arg-type]
+        return _write(events(made), raw)
 
 
 def _write(made: Iterable[Event], stream: BinaryIO) -> int:
@@ -47,16 +96,15 @@ def _write(made: Iterable[Event], stream: BinaryIO) -> int:
     return count
 
 
-def events(study: Study) -> Iterator[Event]:
-    """All events: the recording, then each simulated device."""
-    yield from _process(study, 1, "recorded", recorded_schedule(study.graph), None)
-    for number, (name, one) in enumerate(study.simulated.items(), start=2):
-        yield from _process(study, number, f"simulated {name}", one.schedule, one)
+def events(made: Iterable[Process]) -> Iterator[Event]:
+    """The events of all processes, one after the other."""
+    for pid, one in enumerate(made, start=1):
+        yield from _process(one, pid)
 
 
-def _process(study: Study, pid: int, title: str, schedule: Schedule, on: OnDevice | None) -> Iterator[Event]:
-    graph, names = study.graph, study.names
-    yield _meta("process_name", pid, 0, {"name": safe(title)})
+def _process(one: Process, pid: int) -> Iterator[Event]:
+    graph, names = one.graph, one.names
+    yield _meta("process_name", pid, 0, {"name": safe(one.title)})
     yield _meta("process_sort_index", pid, 0, {"sort_index": pid})
     for lane, told in enumerate(graph.lanes):
         yield _meta("thread_name", pid, lane + 1, {"name": safe(told.name)})
@@ -64,12 +112,12 @@ def _process(study: Study, pid: int, title: str, schedule: Schedule, on: OnDevic
     nodes = graph.nodes
     launched = set(graph.edges.target[graph.edges.kind == LAUNCH].tolist())
     for node in range(len(nodes)):
-        start, end = float(schedule.start_us[node]), float(schedule.end_us[node])
+        start, end = float(one.start_us[node]), float(one.end_us[node])
         tid = int(nodes.lane[node]) + 1
         if nodes.name[node] >= 0:
             args: dict[str, Any] = {"op": _short(names.task(node)), "recorded_us": float(nodes.dur_us[node])}
-            if on is not None:
-                args |= _prediction(on, node)
+            if one.made is not None:
+                args |= _prediction(one.made, node)
             yield {
                 "ph": "X",
                 "pid": pid,
@@ -92,11 +140,11 @@ def _process(study: Study, pid: int, title: str, schedule: Schedule, on: OnDevic
                     "cat": "launch",
                 }
         elif nodes.slices[node]:
-            yield from _host(study, pid, tid, node, start, end)
+            yield from _host(one, pid, tid, node, start, end)
     for edge in np.flatnonzero(graph.edges.kind == LAUNCH).tolist():
         source, target = int(graph.edges.source[edge]), int(graph.edges.target[edge])
         # An arrow starts inside a slice: just before the block of the launch ends.
-        at = max(float(schedule.start_us[source]), float(schedule.end_us[source]) - 0.001)
+        at = max(float(one.start_us[source]), float(one.end_us[source]) - 0.001)
         yield {
             "ph": "s",
             "id": f"{pid}.{target}",
@@ -108,9 +156,9 @@ def _process(study: Study, pid: int, title: str, schedule: Schedule, on: OnDevic
         }
 
 
-def _host(study: Study, pid: int, tid: int, node: int, start: float, end: float) -> Iterator[Event]:
+def _host(one: Process, pid: int, tid: int, node: int, start: float, end: float) -> Iterator[Event]:
     """Stretches of one op each; Python between ops is left blank."""
-    graph = study.graph
+    graph = one.graph
     low, count = int(graph.nodes.first_slice[node]), int(graph.nodes.slices[node])
     lengths, ops = graph.slices.dur_us[low : low + count], graph.slices.op[low : low + count]
     total = float(lengths.sum())
@@ -120,7 +168,7 @@ def _host(study: Study, pid: int, tid: int, node: int, start: float, end: float)
     first = np.flatnonzero(np.append(True, ops[1:] != ops[:-1]))
     last = np.append(first[1:], count)
     for begin, until in zip(first.tolist(), last.tolist(), strict=True):
-        name = study.names.op(int(ops[begin]))
+        name = one.names.op(int(ops[begin]))
         if name != PYTHON:
             yield {
                 "ph": "X",
@@ -133,13 +181,13 @@ def _host(study: Study, pid: int, tid: int, node: int, start: float, end: float)
             }
 
 
-def _prediction(on: OnDevice, node: int) -> dict[str, Any]:
+def _prediction(made: Predicted, node: int) -> dict[str, Any]:
     """What is said of one task's prediction."""
-    families = {name: float(us[node]) for name, us in on.made.families.items() if us[node] > 0.0}
+    families = {name: float(us[node]) for name, us in made.families.items() if us[node] > 0.0}
     if not families:
         return {"prediction": "none: as recorded"}
     total = sum(families.values())
-    band = sum(on.made.bands[name] * us for name, us in families.items()) / total
+    band = sum(made.bands[name] * us for name, us in families.items()) / total
     return {"families": families, "low_us": total / band, "high_us": total * band}
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from rich.text import Text
 from opreplay.replay.ascend import Explanation
 from opreplay.replay.ir import shared_memory as aliasing
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
+from opreplay.replay.ir.notation import call_text
 from opreplay.replay.ir.sizes import need_of, readable
 from opreplay.replay.report.columns import plain_table
 from opreplay.replay.report.snippet import snippet
@@ -47,15 +49,18 @@ def render(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanatio
 
 
 def code_lines(op: ReplayOp) -> list[str]:
-    """The call as plain PyTorch, for lines that must not be broken; () where its arguments are not known."""
+    """The call for `opreplay op` and as plain PyTorch, in lines that must not be broken; () where neither is known."""
+    written = ["", "To measure and predict alone, over sizes:", "", f"opreplay op {shlex.quote(call_text(op))}"]
     lines = snippet(op).splitlines()
-    return ["", "As PyTorch (values are placeholders):", "", *map(safe, lines)] if lines else []
+    as_torch = ["", "As PyTorch (values are placeholders):", "", *map(safe, lines)] if lines else []
+    return [*([safe(line) for line in written] if op.reason is None else []), *as_torch]
 
 
 def facts(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanation]) -> dict[str, Any]:
     """The same as JSON-safe values."""
     return {
         "snippet": snippet(op) or None,
+        "call": call_text(op) if op.reason is None else None,
         "op": msgspec.to_builtins(op),
         "replayable": result.status == "replayed",
         "reason": result.reason and str(result.reason),

@@ -1,3 +1,4 @@
+# pyright: strict
 """Calls that were recorded outside of autocast and ran inside: with the element types that autocast gave them.
 
 The profiler sees a call before autocast casts its arguments, so that a linear layer may show a float32 weight beside a
@@ -78,7 +79,8 @@ def settle(
         narrow = _narrowed_inside(context.relatives().children)
     if narrow is None:
         return args, ()
-    made, notes = [], []
+    made: list[ReplayArg] = []
+    notes: list[Assumption] = []
     for arg in args:
         tensors = tuple(
             msgspec.structs.replace(meta, dtype=narrow) if meta is not None and meta.dtype == "float32" else meta

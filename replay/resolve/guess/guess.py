@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, cast
 
 from opreplay.replay.ir.model import Value
 from opreplay.replay.resolve.guess import lists as lists
@@ -113,7 +114,8 @@ def guess(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Guess |
 def _of_kind(arg: ArgSpec, found: Guess) -> Guess | None:
     """The guess where it is of the argument's type: of two overloads one may take a list for what is a number."""
     if arg.kind in ("int", "float", "bool") and isinstance(found.value, tuple):
-        return replace(found, value=found.value[0]) if len(found.value) == 1 else None
+        values = cast("tuple[Any, ...]", found.value)
+        return replace(found, value=values[0]) if len(values) == 1 else None
     return None if arg.kind in ("int", "int[]", "bool") and isinstance(found.value, str) else found
 
 

@@ -1,3 +1,4 @@
+# pyright: strict
 """The index tensors of `x[i, :, mask]`, a list that profilers leave out: told by what is called inside and read next.
 
 torch turns a mask into indices with `nonzero`, makes all indices of one size with `expand`, brings the dimensions that
@@ -16,6 +17,7 @@ from opreplay.replay.ir.recorded_call import MISSING, RecordedArg, recorded_args
 from opreplay.replay.resolve.guess.lists import first_tensor_of
 from opreplay.replay.resolve.guess.values import Context, Guess, Known, Relatives, Rule, Shape, tensor
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
+from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import OpSignature, TensorMeta
 
 MAX_MASK_ELEMENTS = 1 << 26
@@ -130,7 +132,7 @@ def _argument(call: OpSignature, position: int) -> tuple[int, ...] | None:
     """A list of integers among the recorded arguments of a call."""
     args: Sequence[RecordedArg] = recorded_args(call)
     value = args[position].value if position < len(args) else MISSING
-    return value if isinstance(value, tuple) and all(isinstance(n, int) for n in value) else None
+    return value if is_whole_numbers(value) else None
 
 
 def _ones_before(reshape: OpSignature, broadcast: Shape) -> int | None:

@@ -1,3 +1,4 @@
+# pyright: strict
 """Guesses for ops that torch 1.8 to 1.13 had: sizes and windows of gradients of convolutions, from calls around them.
 
 Traces of these versions hold no values of scalars and lists. What a library's `convolution_backward` was called with
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 from opreplay.replay.ir.model import ReplayArg
 from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, Shape, tensor, value
 from opreplay.replay.resolve.guess.windows import WINDOW_RULES
+from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import TensorMeta
 
 _SOURCE, _GRADIENT, _WEIGHT = 0, 1, 2
@@ -98,8 +100,9 @@ def _sized(known: Known, context: Context, names: Sequence[str], sizes: Sequence
     found = next((meta for name in names if (meta := tensor(known, name)) is not None), None)
     if found is not None:
         return found
-    size = next((told for name in sizes if isinstance(told := value(known, name), tuple)), _of_parent(place, context))
-    return None if size is None else TensorMeta(shape=tuple(int(n) for n in size), dtype="float32")
+    told = (value(known, name) for name in sizes)
+    size = next((one for one in told if is_whole_numbers(one)), _of_parent(place, context))
+    return None if size is None else TensorMeta(shape=tuple(size), dtype="float32")
 
 
 def _as_convolution(known: Known, context: Context, *, transposed: bool) -> Known:

@@ -1,3 +1,4 @@
+# pyright: strict
 """Guesses for layers of networks: groups of a normalisation, layers of a recurrent network, heads, windows of a
 spectrum, rows of an embedding, and small settings that most calls have.
 
@@ -107,7 +108,7 @@ def _table_rows(known: Known, context: Context) -> Guess | None:
         return None
     for call in context.relatives().gradients:
         dims = call.dims[0] if call.dims else ()
-        if isinstance(dims, tuple) and len(dims) == 2 and dims[1] == grad[-1]:
+        if len(dims) == 2 and dims[1] == grad[-1]:
             return Guess(value=dims[0], why=f"a parameter of {dims[0]} rows of this width")
     return Guess(value=EMBEDDINGS, why=f"{EMBEDDINGS}: nothing in the trace tells it")
 

@@ -1,3 +1,4 @@
+# pyright: strict
 """Guesses that follow from shapes: sizes of views and factories, dimensions, windows of convolutions, index tensors.
 
 Two tables of small rules, by (op, argument) and by (type, argument name). A rule returns None when it has nothing to go
@@ -7,7 +8,7 @@ by. Owns no constants (`guess`).
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 from opreplay.replay.resolve.guess.embedding_tables import TABLE_RULES
 from opreplay.replay.resolve.guess.indices import INDEX_RULES
@@ -40,7 +41,7 @@ def _own_strides(known: Known, context: Context) -> Guess | None:
     meta, size = first_tensor(known), value(known, "size")
     if meta is None and not isinstance(size, tuple):
         return None
-    shape: Shape = size if isinstance(size, tuple) or meta is None else meta.shape
+    shape = cast("Shape", size) if isinstance(size, tuple) or meta is None else meta.shape
     if meta is not None and meta.strides is not None and shape == meta.shape:
         return Guess(value=meta.strides, why="the strides of the first tensor")
     strides = [1] * len(shape)

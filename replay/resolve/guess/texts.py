@@ -1,3 +1,4 @@
+# pyright: strict
 """Texts, which no profile holds, told by what is called inside and by the names of kernels.
 
 A text that nothing tells is the schema's default, and an assumption. Owns no equations (`einsum`).
@@ -13,6 +14,7 @@ from opreplay.replay.resolve.guess.einsum import equation
 from opreplay.replay.resolve.guess.legacy import LEGACY_TEXTS
 from opreplay.replay.resolve.guess.lists import first_tensor_of
 from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, tensor, value
+from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import OpSignature
 
 UNTOLD = "strings are not recorded"
@@ -166,9 +168,10 @@ def _convolution_padding(known: Known, context: Context) -> Guess | None:
         if call.name != "aten::convolution":
             continue
         padding = recorded_args(call)[4:5]
-        if padding and isinstance(padding[0].value, tuple):
-            text = "same" if any(padding[0].value) else "valid"
-            return Guess(value=text, why=f"{text!r}: padding {list(padding[0].value)} of {call.name} inside")
+        sides = padding[0].value if padding else None
+        if is_whole_numbers(sides):
+            text = "same" if any(sides) else "valid"
+            return Guess(value=text, why=f"{text!r}: padding {list(sides)} of {call.name} inside")
     return None
 
 

@@ -1,6 +1,9 @@
+# pyright: strict
 """Guesses for the sliding windows of convolutions and pooling, from the sizes of what goes in and comes out."""
 
 from __future__ import annotations
+
+from typing import Any, cast
 
 from opreplay.replay.resolve.guess.lists import first_tensor_of
 from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, Shape, tensor, value
@@ -118,8 +121,9 @@ def _pool(which: str) -> Rule:
         if sizes is None or not isinstance(kernel, tuple) or not kernel:
             return None
         pairs: list[tuple[int, int]] = []
+        widths = cast("tuple[Any, ...]", kernel)
         for i, size in enumerate(sizes):
-            width = int(kernel[i] if i < len(kernel) else kernel[0])
+            width = int(widths[i] if i < len(widths) else widths[0])
             pairs.append(_pool_window(size, outs[i] if outs is not None and i < len(outs) else None, width))
         return Guess(value=tuple(p[0 if which == "stride" else 1] for p in pairs), why="fits the recorded sizes")
 

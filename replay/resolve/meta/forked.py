@@ -1,3 +1,4 @@
+# pyright: strict
 """Calls functions on ops in a forked copy of this process, so that a hang or crash costs the op that caused it alone.
 
 For calls on meta tensors, which compute nothing and yet run torch's code on arguments from a trace: composite ops loop
@@ -20,6 +21,7 @@ import msgspec
 import torch
 
 from opreplay.replay.host.channel import receive, send
+from opreplay.replay.host.dispatcher import registered_ops
 from opreplay.replay.host.limits import die_with, limit_memory
 from opreplay.replay.ir.model import Reason, ReplayOp
 from opreplay.replay.resolve.meta.tracing_modules import put_stand_ins
@@ -125,7 +127,7 @@ class _Copy:
     @classmethod
     def current(cls) -> _Copy:
         """The child, or a new one where it is gone or this process knows more ops or functions than it does."""
-        state = (os.getpid(), tuple(FUNCTIONS), tuple(EXECUTORS), len(torch._C._dispatch_get_all_op_names()))
+        state = (os.getpid(), tuple(FUNCTIONS), tuple(EXECUTORS), len(registered_ops()))
         if cls.running is not None and (cls.running._state != state or cls.running._ended() is not None):
             cls.running.end()
         if cls.running is None:

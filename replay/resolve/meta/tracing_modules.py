@@ -85,8 +85,8 @@ def _equal_sizes(one: Any, other: Any) -> Any:
     if type(one) is int and type(other) is int:
         return one == other
     if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
-        sizes = [*one, *other]
-        return list(one) == list(other) if all(type(size) is int for size in sizes) else None
+        sizes: list[object] = [*one, *other]
+        return list(one) == list(other) if all(isinstance(size, int) for size in sizes) else None
     return None
 
 

@@ -5,12 +5,13 @@ Owns the registration and what user code sees and returns. Does not resolve the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
 
 from opreplay.initializers.user_code import current_source, failed_at
 from opreplay.replay.ir.recorded_call import ABSENT, RecordedArg
+from opreplay.replay.resolve.schema import OpSpec
 from opreplay.replay.resolve.user.table import OpTable, UserFunction
 from opreplay.traces.dtypes import SCALAR_TYPE_CODES
 from opreplay.traces.links.annotations import BatchContext
@@ -41,8 +42,14 @@ class Conversion:
     args: Sequence[Any]
     """In the order of that op's schema: entries of `RecordedCall.args`, TensorMeta, numbers, bools, strings, dtypes,
     None, and lists of one of these."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Arguments by name; `args` then fill, in order, those of the schema that are not among them."""
     note: str
     """What differs from the recorded call; stored with the result and shown in the report."""
+
+
+class DtypeCode(int):
+    """The integer that stands for a dtype in a trace."""
 
 
 class ConversionFailed(Exception):
@@ -50,6 +57,8 @@ class ConversionFailed(Exception):
 
 
 Converter = TypeVar("Converter", bound=Callable[[RecordedCall], Conversion | None])
+
+Recorded = tuple[RecordedArg, ...]
 
 CONVERSIONS: OpTable[UserFunction] = OpTable("conversion")
 
@@ -69,28 +78,67 @@ def register_conversion(*ops: str, override: bool = False) -> Callable[[Converte
     return register
 
 
-def convert(entry: UserFunction, call: RecordedCall) -> tuple[str, tuple[RecordedArg, ...], str] | None:
-    """The op, arguments and note that a registered function gives for a call; None where it does not apply.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converted:
+    """A conversion with its arguments in the form that recorded ones have."""
 
-    Raises ConversionFailed.
-    """
+    op: str
+    args: tuple[RecordedArg, ...]
+    by_name: dict[str, RecordedArg]
+    note: str
+
+
+def convert(entry: UserFunction, call: RecordedCall) -> Converted | None:
+    """What a registered function makes of a call; None where it does not apply. Raises ConversionFailed."""
     try:
         made = entry.function(call)
         if made is None:
             return None
         if not isinstance(made, Conversion) or not isinstance(made.op, str) or not isinstance(made.note, str):
             raise TypeError(f"it returned {type(made).__name__} in place of a Conversion of an op with a note")
-        return made.op, tuple(_as_recorded(value) for value in made.args), made.note
+        return Converted(
+            op=made.op,
+            args=tuple(as_recorded(value) for value in made.args),
+            by_name={name: as_recorded(value) for name, value in made.kwargs.items()},
+            note=made.note,
+        )
     except Exception as error:  # user code may raise anything
         where = failed_at(error, (__file__,)) or entry.place
         raise ConversionFailed(f"conversion {entry.shown}: {type(error).__name__}: {error} ({_tail(where)})") from error
+
+
+def in_schema_order(spec: OpSpec, args: Sequence[RecordedArg], by_name: Mapping[str, RecordedArg]) -> Recorded | None:
+    """Arguments of which some are named, in a schema's order and with its defaults; None where they do not go with it.
+
+    A list of tensors takes all that are left where nothing after it takes a tensor.
+    """
+    left, made = list(args), list[RecordedArg]()
+    open_ = [arg for arg in spec.args if arg.name not in by_name]
+    if not by_name.keys() <= {arg.name for arg in spec.args}:
+        return None
+    for arg in spec.args:
+        if arg.name in by_name:
+            made.append(by_name[arg.name])
+            continue
+        open_ = open_[1:]
+        last = not any(one.kind.startswith("Tensor") for one in open_)
+        if arg.kind == "Tensor[]" and last and left and all(one.kind == "tensor" for one in left):
+            made.append(RecordedArg(kind="tensors", tensors=tuple(one.tensor for one in left)))
+            left = []
+        elif left and (left[0].kind.startswith("tensor") == arg.kind.startswith("Tensor") or left[0].kind == "absent"):
+            made.append(left.pop(0))
+        elif arg.has_default:
+            made.append(as_recorded(arg.default))
+        else:
+            return None
+    return None if left else tuple(made)
 
 
 def _tail(place: str) -> str:
     return place.replace("\\", "/").rpartition("/")[2]
 
 
-def _as_recorded(value: Any) -> RecordedArg:
+def as_recorded(value: Any) -> RecordedArg:
     """A value of the user's in the form that recorded ones have. Raises TypeError."""
     if isinstance(value, RecordedArg):
         return value
@@ -99,7 +147,8 @@ def _as_recorded(value: Any) -> RecordedArg:
     if isinstance(value, TensorMeta):
         return RecordedArg(kind="tensor", tensor=value, strides_recorded=value.strides is not None)
     if isinstance(value, list | tuple):
-        return _list(list(value))
+        items = cast("Sequence[Any]", value)
+        return _list(list(items))
     return RecordedArg(kind="scalar", value=_plain(value))
 
 
@@ -124,7 +173,7 @@ def _plain(value: Any) -> Any:
         return value
     name = str(value).removeprefix("torch.")
     if type(value).__name__ == "dtype" and name in SCALAR_TYPE_CODES:
-        return SCALAR_TYPE_CODES.index(name)
+        return DtypeCode(SCALAR_TYPE_CODES.index(name))
     raise TypeError(
         f"{value!r} can be no argument: give a RecordedArg, TensorMeta, number, string, dtype, None or list"
     )

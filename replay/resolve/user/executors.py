@@ -1,23 +1,28 @@
+# pyright: strict
 """Users' executors: a callable of the user's runs a recorded op; owns registration and the binding of its arguments."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from opreplay.initializers.user_code import current_source
+from opreplay.replay.host.dispatcher import parse_schema
 from opreplay.replay.ir import shared_memory as aliasing
 from opreplay.replay.ir.model import Assumption, Reason, ReplayArg
 from opreplay.replay.ir.recorded_call import MISSING, RecordedArg
 from opreplay.replay.resolve.bind import Unbound, bind
 from opreplay.replay.resolve.guess.guess import Context
 from opreplay.replay.resolve.match import best_match
-from opreplay.replay.resolve.schema import OpSpec, compile_schema
+from opreplay.replay.resolve.schema import OpSpec, compile_schema, specs_of
+from opreplay.replay.resolve.user.conversions import DtypeCode
+from opreplay.replay.resolve.user.inputs_and_attrs import called_with_lists, op_and_overload, takes_inputs_and_attrs
 from opreplay.replay.resolve.user.table import OpTable, UserFunction
+from opreplay.traces.dtypes import SCALAR_TYPE_CODES
 from opreplay.traces.errors import UsageError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -33,6 +38,14 @@ class UserExecutor(UserFunction):
     """Arguments that it writes to."""
     fake: Callable[..., Any] | None = None
     """Describes the results on meta tensors."""
+    lists: bool = False
+    """It was written as (inputs, attrs): tensors come by position, all else by name."""
+    overloads: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Op → the one overload that it was registered for."""
+
+
+class OtherOverload(Unbound):
+    """The call is of another overload than the executor was registered for."""
 
 
 EXECUTORS: OpTable[UserExecutor] = OpTable("executor")
@@ -54,19 +67,30 @@ def register_executor(
     same arguments on meta tensors and tells the results' shapes; the callable itself never gets meta tensors. It is
     used for ops that could not be replayed without it, with `override` for all of them. What it raises fails that op
     alone. Raises UsageError for malformed names or schemas and duplicates.
+
+    A function (inputs, attrs), as torch_ir has them, gets a list of tensors and a dict of everything else by name, and
+    returns a list; the names are those of `schema`, or of the op's own where torch has it. Its ops may also be named as
+    there: "custom.gate", "aten.add.Tensor", "gate".
     """
 
     def register(function: Function) -> Function:
+        lists = takes_inputs_and_attrs(function)
+        named = [op_and_overload(op) if lists else (op, None) for op in ops]
         entry = UserExecutor(
-            ops=ops,
-            function=function,
+            ops=tuple(op for op, _ in named),
+            function=called_with_lists(function) if lists else function,
             override=override,
             source=current_source(),
+            bare=lists,
             schema=schema,
             mutates=tuple(mutates),
-            fake=fake,
+            fake=called_with_lists(fake) if fake is not None and takes_inputs_and_attrs(fake) else fake,
+            lists=lists,
+            overloads={op: overload for op, overload in named if overload is not None},
         )
-        names = [arg.name for arg in _spec("user::op", schema).args] if schema is not None else _parameters(function)[0]
+        names = [] if lists else _parameters(function)[0]
+        if schema is not None:
+            names = [arg.name for arg in _spec("user::op", schema).args]
         if (unknown := set(mutates) - set(names)) and names:
             raise UsageError(f"{entry.place}: mutates={min(unknown)!r} is no argument", hint=f"It has {names}.")
         EXECUTORS.add(entry)
@@ -80,25 +104,77 @@ def bind_executor(
 ) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...], str | None]:
     """Named arguments for a user's callable, what was assumed, and the schema's text. Raises Unbound."""
     note = Assumption(argument="*", what=f"run by the user's executor {entry.shown}")
-    if entry.schema is None:
-        args, notes = _by_position(entry, recorded, context)
+    specs = schemas_for(entry, name)
+    if not specs:
+        args, notes = (_inputs if entry.lists else _by_position)(entry, recorded, context)
         return args, (*notes, note), None
-    spec = _spec(name, entry.schema)
-    match = best_match([spec], recorded)
+    match = best_match(specs, recorded)
     if match is None:
-        raise Unbound(Reason("failed", f"the recorded arguments do not fit {spec.text} of {entry.shown}"))
+        wrong = OtherOverload if name in entry.overloads else Unbound
+        raise wrong(Reason("failed", f"the recorded arguments do not fit {specs[0].text} of {entry.shown}"))
     args, notes = bind(match, context)
     # A Python callable does not know the schema's defaults.
-    left = spec.args[len(match.recorded) :]
+    left = match.spec.args[len(match.recorded) :]
     added = tuple(ReplayArg(name=a.name, type=a.kind, value=a.default, keyword_only=a.keyword_only) for a in left)
-    return (*args, *added), (*notes, note), spec.text
+    whole = (*args, *added)
+    return (as_lists(whole) if entry.lists else whole), (*notes, note), match.spec.text
+
+
+def schemas_for(entry: UserExecutor, name: str) -> list[OpSpec]:
+    """What names the arguments: the registration's schema; for a function (inputs, attrs) also what torch says of the
+    op, of one overload where it was registered for that. None for other callables, which name them themselves.
+    """
+    if entry.schema is not None:
+        return [_spec(name if "::" in name else f"user::{name}", entry.schema)]
+    specs = specs_of(name) if entry.lists and "::" in name else ()
+    return [spec for spec in specs if entry.overloads.get(name, spec.overload) == spec.overload]
+
+
+def bind_by_name(
+    entry: UserExecutor, positional: Sequence[RecordedArg], by_name: Mapping[str, RecordedArg], context: Context
+) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
+    """Arguments of which a conversion has named some, and what was assumed. Raises Unbound."""
+    args, notes = _by_position(entry, positional, context)
+    named = tuple(
+        msgspec.structs.replace(
+            ReplayArg(name=name, type="ScalarType", value=f"torch.{SCALAR_TYPE_CODES[rec.value]}")
+            if isinstance(rec.value, DtypeCode)
+            else _argument(name, rec, context, notes),
+            keyword_only=True,
+            mutated=name in entry.mutates,
+        )
+        for name, rec in by_name.items()
+    )
+    note = Assumption(argument="*", what=f"run by the user's executor {entry.shown}")
+    return (*args, *named), (*notes, note)
+
+
+def as_lists(args: Sequence[ReplayArg]) -> tuple[ReplayArg, ...]:
+    """The arguments for a function (inputs, attrs): all but tensors are given by name."""
+    return tuple(msgspec.structs.replace(arg, keyword_only=not arg.type.startswith("Tensor")) for arg in args)
+
+
+def _inputs(
+    entry: UserExecutor, recorded: Sequence[RecordedArg], context: Context
+) -> tuple[tuple[ReplayArg, ...], list[Assumption]]:
+    """Tensors in the recorded order. Raises Unbound where there are other values: a trace does not name them."""
+    others = [rec.value for rec in recorded if rec.kind in ("scalar", "scalars", "unknown")]
+    if others:
+        what = (
+            f"names of {', '.join(map(str, others[:4]))}, which {entry.shown} takes by name: register it with schema="
+        )
+        raise Unbound(Reason("metadata missing", f'{what}"(Tensor x, float scale) -> Tensor"'))
+    given = [rec for rec in recorded if rec.kind != "absent"]
+    args, notes = _by_position(entry, given, context)
+    if len(given) < len(recorded):
+        notes.append(Assumption(argument="*", what="arguments that are empty in the trace are left out"))
+    return args, notes
 
 
 def _spec(name: str, schema: str) -> OpSpec:
-    import torch
 
     try:
-        return compile_schema(torch._C.parse_schema(f"{name}{schema.strip()}"))
+        return compile_schema(parse_schema(f"{name}{schema.strip()}"))
     except RuntimeError as error:
         first = str(error).strip().partition("\n")[0]
         raise UsageError(
@@ -110,13 +186,15 @@ def _by_position(
     entry: UserExecutor, recorded: Sequence[RecordedArg], context: Context
 ) -> tuple[tuple[ReplayArg, ...], list[Assumption]]:
     """Arguments in the recorded order, named as the callable names them."""
-    names, open_ended = _parameters(entry.function)
+    names, open_ended = (
+        ([f"input{i}" for i in range(len(recorded))], True) if entry.lists else _parameters(entry.function)
+    )
     if len(recorded) > len(names) and not open_ended:
         raise Unbound(Reason("failed", f"{len(recorded)} arguments recorded, {entry.shown} takes {len(names)}"))
     notes: list[Assumption] = []
-    args = []
+    args: list[ReplayArg] = []
     for i, rec in enumerate(recorded):
-        name = names[i] if i < len(names) else f"arg{i}"
+        name = names[i] if i < len(names) else f"{'input' if entry.lists else 'arg'}{i}"
         arg = _argument(name, rec, context, notes)
         args.append(msgspec.structs.replace(arg, mutated=name in entry.mutates))
     if any(rec.kind in ("tensor", "tensors") and not rec.strides_recorded for rec in recorded):
@@ -150,8 +228,14 @@ def _argument(name: str, rec: RecordedArg, context: Context, notes: list[Assumpt
 
 
 def _kind(value: Any) -> str:
-    """IR type of a recorded number; complex and non-finite ones are held as text."""
-    return {bool: "bool", int: "int", float: "float"}.get(type(value), "Scalar")
+    """IR type of a recorded number or text; complex and non-finite numbers are held as text."""
+    if isinstance(value, str):
+        try:
+            complex(value)
+        except ValueError:
+            return "str"
+    kinds: dict[object, str] = {bool: "bool", int: "int", float: "float"}
+    return kinds.get(cast("object", type(value)), "Scalar")
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[list[str], bool]:

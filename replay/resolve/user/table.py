@@ -13,10 +13,12 @@ from fnmatch import fnmatchcase
 from typing import Any, Generic, TypeVar
 
 from opreplay.initializers.user_code import place_of, shown_place
+from opreplay.replay.resolve.policy import TORCH_NAMESPACES
 from opreplay.traces.errors import UsageError
 
 _NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*")
 _PATTERN = re.compile(r"[A-Za-z_]\w*::[\w*?]+")
+_BARE = re.compile(r"[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +26,14 @@ class UserFunction:
     """One registration."""
 
     ops: tuple[str, ...]
-    """Names "namespace::op", and patterns with * and ? behind the namespace."""
+    """Names "namespace::op", and patterns with * and ? behind the namespace; with `bare` also "op" alone."""
     function: Callable[..., Any]
     override: bool
     """Goes before what opreplay and torch have for the op; else it is for ops that cannot be replayed without it."""
     source: str
     """What the user named to load it."""
+    bare: bool = False
+    """Names without a namespace are ops, of that very name or of any library that torch does not ship."""
 
     @property
     def place(self) -> str:
@@ -60,17 +64,20 @@ class OpTable(Generic[Entry]):
         for op in entry.ops:
             self._refuse(op, entry)
         for op in entry.ops:
-            (self._exact if _NAME.fullmatch(op) else self._patterns)[op] = entry
+            (self._exact if _NAME.fullmatch(op) or _BARE.fullmatch(op) else self._patterns)[op] = entry
 
     def find(self, name: str) -> Entry | None:
-        """The registration for an op, an exact name before a pattern. Raises UsageError where two patterns match."""
-        if name in self._exact or not self._patterns:
-            return self._exact.get(name)
+        """The registration for an op, an exact name before a pattern, and that before a name without namespace.
+
+        Raises UsageError where two patterns match.
+        """
+        if name in self._exact:
+            return self._exact[name]
         found = [(pattern, entry) for pattern, entry in self._patterns.items() if fnmatchcase(name, pattern)]
         if len({id(entry) for _, entry in found}) > 1:
             shown = " and ".join(pattern for pattern, _ in found)
             raise UsageError(f"{name} has two user {self._what}s: {shown} match it", hint="Register its exact name.")
-        return found[0][1] if found else None
+        return found[0][1] if found else self._bare(name)
 
     def clear(self) -> None:
         """Forget all registrations."""
@@ -82,8 +89,14 @@ class OpTable(Generic[Entry]):
         both = [*self._exact.values(), *self._patterns.values()]
         return iter({id(entry): entry for entry in both}.values())
 
+    def _bare(self, name: str) -> Entry | None:
+        namespace, _, rest = name.partition("::")
+        return None if not rest or namespace in TORCH_NAMESPACES else self._exact.get(rest)
+
     def _refuse(self, op: str, entry: Entry) -> None:
-        if not (_NAME.fullmatch(op) or (_PATTERN.fullmatch(op) and ("*" in op or "?" in op))):
+        if entry.bare and _BARE.fullmatch(op):
+            pass
+        elif not (_NAME.fullmatch(op) or (_PATTERN.fullmatch(op) and ("*" in op or "?" in op))):
             raise UsageError(f"{entry.place}: {op!r} is no op; write namespace::op, or namespace::op* for several")
         earlier = self._exact.get(op) or self._patterns.get(op)
         # The same place again is the same file run again.

@@ -218,7 +218,8 @@ def csr_keys_values(
             tokens = min(tokens, given[i])
         elif last is not None and tokens:
             tokens += last[i] - page
-        pairs.append(tuple(gather_blocks(x, table, tokens, page).flatten(0, 1)[:tokens] for x in (pages_k, pages_v)))
+        keys, values = (gather_blocks(x, table, tokens, page).flatten(0, 1)[:tokens] for x in (pages_k, pages_v))
+        pairs.append((keys, values))
     return pairs
 
 

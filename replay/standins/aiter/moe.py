@@ -1,3 +1,4 @@
+# pyright: strict
 """aiter's MoE (aiter/fused_moe.py, aiter/ops/moe_op.py, moe_sorting.py): sorting with packed ids, two stages, routing.
 
 Packed ids are slot << 24 | token with filler topk << 24 | T. Pre-shuffled weights are read as plain rows.
@@ -73,10 +74,11 @@ def blocks_by_expert(
     valid = int(num_valid_ids.flatten()[0])
     if not 0 <= valid <= sorted_token_ids.numel():
         raise ValueError(f"num_valid_ids is {valid}, but there are {sorted_token_ids.numel()} sorted ids")
-    owners = sorted_expert_ids[: -(-valid // block)].tolist()
+    owners = [int(expert) for expert in sorted_expert_ids[: -(-valid // block)]]
     packed = sorted_token_ids[:valid].to(torch.int64)
     token, slot = packed & _TOKEN_MASK, packed >> TOKEN_BITS
-    runs, start = [], 0
+    runs: list[tuple[int, Tensor, Tensor, Tensor]] = []
+    start = 0
     while start < len(owners):
         stop = start
         while stop < len(owners) and owners[stop] == owners[start]:

@@ -1,3 +1,4 @@
+# pyright: strict
 """Which device-only op is replayed through what, and where the function is; imports torch only when one is loaded.
 
 An equivalent takes the arguments of the ORIGINAL schema, so a plan keeps the recorded op's arguments, and does the same
@@ -39,7 +40,7 @@ class Equivalent:
 
 def _entries(module: str, entries: dict[str, str]) -> dict[str, Equivalent]:
     """{op: via}; the function bears the op's name without leading underscores."""
-    made = {}
+    made: dict[str, Equivalent] = {}
     for op, via in entries.items():
         made[f"aten::{op}"] = Equivalent(via=via, module=module, function=op.strip("_"))
     return made

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from opreplay.replay.host.dispatcher import parse_schema, registered_schemas
+
 if TYPE_CHECKING:
     import torch
 
@@ -139,9 +141,7 @@ def _load(namespace: str) -> None:
 
 
 def _exists(name: str) -> bool:
-    import torch
-
-    return bool(torch._C._jit_get_schemas_for_operator(name))
+    return bool(registered_schemas(name))
 
 
 def _versions(name: str) -> list[tuple[Reference, str]]:
@@ -169,7 +169,7 @@ def _define(version: Reference, overload: str) -> str:
         # A Library takes its definitions along when it is collected, so it has to outlive every call.
         library = _libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")
     library.define(text)
-    schema = torch._C.parse_schema(f"{namespace}::{text}")
+    schema = parse_schema(f"{namespace}::{text}")
     library.impl(operator, _adapt(version.run, schema), "CompositeExplicitAutograd")
     fake = _adapt(version.fake or version.run, schema) if schema.returns else _nothing
     torch.library.register_fake(f"{namespace}::{operator}", fake, lib=library)

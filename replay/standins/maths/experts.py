@@ -1,3 +1,4 @@
+# pyright: strict
 """The mathematics of a mixture of experts once the routing is known; no ops are declared here.
 
 Reads two numbers a call from the device (the tokens of each expert), then multiplies expert by expert.
@@ -44,8 +45,8 @@ def by_expert(ids: Tensor, experts: int) -> tuple[Tensor, list[int]]:
     flat = ids.flatten().to(torch.int64)
     known = (flat >= 0) & (flat < experts)
     order = torch.argsort(torch.where(known, flat, torch.full_like(flat, experts)), stable=True)
-    ends = [0, *counts(ids, experts).cumsum(0).tolist()]
-    return order, ends
+    ends = counts(ids, experts).cumsum(0)
+    return order, [0, *(int(end) for end in ends)]
 
 
 def grouped_linear(

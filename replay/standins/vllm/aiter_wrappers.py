@@ -1,3 +1,4 @@
+# pyright: strict
 """vLLM's wrappers around aiter: `vllm::rocm_aiter_*` norms, experts, routing, GEMMs and quantisation."""
 
 from __future__ import annotations
@@ -111,10 +112,6 @@ def per_token_quant(x: Tensor, quant_dtype: torch.dtype, scale: Tensor | None = 
     """(quantised, scale of each row [.., 1])."""
     found = row_scale(x, quant_dtype) if scale is None else scale.clone()
     return to_quantized(x, found, quant_dtype), found
-
-
-def _fake_gemm(A: Tensor, B: Tensor, output_dtype: torch.dtype) -> Tensor:
-    return A.new_empty((A.shape[0], B.shape[0]), dtype=output_dtype)
 
 
 @stands_for(

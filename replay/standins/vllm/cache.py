@@ -130,7 +130,7 @@ def gather_cache(
     """dst [tokens, ..] from src_cache [blocks, page, ..]; seq_starts are the first positions to take of a sequence."""
     pages = fp8_view(src_cache, kv_cache_dtype) if dst.dtype != src_cache.dtype else src_cache
     bounds = ends(cu_seq_lens[: batch_size + 1], dst.shape[0], "cu_seq_lens")
-    starts = seq_starts.tolist() if seq_starts is not None else [0] * batch_size
+    starts = [int(start) for start in seq_starts] if seq_starts is not None else [0] * batch_size
     for index in range(len(bounds) - 1):
         length = bounds[index + 1] - bounds[index]
         rows = gather_pages(pages, block_table[index], starts[index] + length)[starts[index] :]

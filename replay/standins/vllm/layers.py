@@ -1,3 +1,4 @@
+# pyright: strict
 """vLLM's opaque layer ops: `unified_attention*`, `unified_kv_cache_update`, `moe_forward*`, `unified_mla_attention*`.
 
 The real ones find weights, cache and lengths through a layer name, in a context that no trace records. The stand-ins do
@@ -38,9 +39,10 @@ def attend_batch(query: Tensor, key: Tensor, value: Tensor, dtype: torch.dtype) 
     """
     layout = current_layout(query.shape[0])
     rules = Rules(scale=query.shape[-1] ** -0.5, causal=True)
-    bounds, pairs = [0], []
+    bounds = [0]
+    pairs: list[tuple[Tensor, Tensor]] = []
     for new, total in zip(layout.query_lens, layout.kv_lens, strict=True):
-        pairs.append(tuple(_history(x, bounds[-1], new, total) for x in (key, value)))
+        pairs.append((_history(key, bounds[-1], new, total), _history(value, bounds[-1], new, total)))
         bounds.append(bounds[-1] + new)
     return attend_packed(query.to(dtype), pairs, bounds, rules)[0]
 

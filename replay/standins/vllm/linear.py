@@ -1,3 +1,4 @@
+# pyright: strict
 """vLLM's and SGLang's linear layers: router and projection GEMMs for few tokens, and 8-bit GEMMs with scales.
 
 Kernels that only differ in how they are tuned are one function here. Weights are [N, K] unless a function says so.
@@ -260,10 +261,6 @@ def cutlass_scaled_mm_azp(
     product -= shift if azp is None else azp.float().reshape(-1, 1) * shift
     product *= a_scales.float().reshape(-1, 1) * b_scales.float().reshape(1, -1)
     out.copy_(product if bias is None else product + bias)
-
-
-def _fake_skinny(in_a: Tensor, in_b: Tensor) -> Tensor:
-    return in_b.new_empty((in_b.shape[0], in_a.shape[0]))
 
 
 @stands_for("_rocm_C::LLMM1", "_rocm_C::wvSplitK", "_rocm_C::wvSplitKrc")

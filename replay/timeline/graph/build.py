@@ -25,9 +25,17 @@ from opreplay.replay.timeline.graph.model import (
 from opreplay.replay.timeline.graph.schedule import step_length
 from opreplay.replay.timeline.graph.steps import Step
 from opreplay.replay.timeline.graph.streams import TaskEdges, task_edges
-from opreplay.replay.timeline.graph.tasks import Tasks, tasks_of
+from opreplay.replay.timeline.graph.tasks import HOST_DEVICE, Tasks, tasks_of
 from opreplay.replay.timeline.graph.threads import Blocks, HostEvents, blocks_of, homes, host_events, main_track
-from opreplay.replay.timeline.graph.waits import HostWait, as_wait, device_waits, handovers, queue_arrows, top_level
+from opreplay.replay.timeline.graph.waits import (
+    HostWait,
+    as_wait,
+    collective_waits,
+    device_waits,
+    handovers,
+    queue_arrows,
+    top_level,
+)
 from opreplay.traces import Trace
 from opreplay.traces.errors import TraceError
 
@@ -48,7 +56,7 @@ def step_graph(trace: Trace, step: Step) -> StepGraph:
     end_us = (step.end_ns - step.start_ns) / 1e3
     busy_until = {tasks.streams.index(key): us for key, us in earlier.until_us.items() if key in tasks.streams}
     device = task_edges(trace, tasks, busy_until, step)
-    waits = device_waits(trace, threads, tasks)
+    waits = device_waits(trace, threads, tasks) + collective_waits(threads, tasks)
     starts: list[_Start] = []
     if threads:
         more, starts = _between_threads(trace, step, threads, end_us)
@@ -390,5 +398,8 @@ def _lanes(trace: Trace, threads: list[_Thread], tasks: Tasks) -> tuple[Lane, ..
         for thread in threads
     ]
     for device, stream in tasks.streams:
+        if device == HOST_DEVICE:
+            out.append(Lane(device=True, name=f"collectives on thread {trace.tracks[stream][1]}"))
+            continue
         out.append(Lane(device=True, name=f"stream {stream}" + (f" of device {device}" if several else "")))
     return tuple(out)

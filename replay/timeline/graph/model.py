@@ -139,6 +139,11 @@ class StepGraph:
     dropped_edges: int = 0
     """Dependencies that contradict the recorded order of time, left out."""
 
+    @property
+    def on_device(self) -> bool:
+        """Whether a device worked; collectives that the host runs are none of its work."""
+        return bool((self.nodes.row >= 0).any())
+
     def edge_counts(self) -> dict[str, tuple[int, int]]:
         """Kind → (recorded, inferred) number of edges."""
         out: dict[str, tuple[int, int]] = {}

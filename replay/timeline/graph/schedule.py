@@ -1,3 +1,4 @@
+# pyright: strict
 """List scheduling over a step's graph: when each node starts, what it waited for last, and how late it could be."""
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ def retimed(
     `lags_us` replaces those of the edges, `release_us` and `begin_us` those of the graph. Shapes: nodes, edges, nodes.
     """
     nodes, edges = graph.nodes, graph.edges
-    durations = (nodes.dur_us if durations_us is None else durations_us).tolist()
-    lags = (edges.lag_us if lags_us is None else lags_us).tolist()
-    start = (graph.release_us if release_us is None else release_us).tolist()
+    durations: list[float] = (nodes.dur_us if durations_us is None else durations_us).tolist()
+    lags: list[float] = (edges.lag_us if lags_us is None else lags_us).tolist()
+    start: list[float] = (graph.release_us if release_us is None else release_us).tolist()
     bounds = np.searchsorted(edges.target, np.arange(len(nodes) + 1)).tolist()
-    sources = edges.source.tolist()
+    sources: list[int] = edges.source.tolist()
     end = [0.0] * len(nodes)
     cause = [-1] * len(nodes)
     edge = 0
@@ -88,7 +89,8 @@ def critical_path(graph: StepGraph, schedule: Schedule) -> tuple[Ints, Floats]:
     if not len(graph.nodes):
         return np.empty(0, np.int64), np.empty(0)
     node = int(np.argmax(schedule.end_us))
-    path, waits = [], []
+    path: list[int] = []
+    waits: list[float] = []
     while True:
         path.append(node)
         edge = int(schedule.cause[node])

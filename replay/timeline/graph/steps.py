@@ -1,3 +1,4 @@
+# pyright: strict
 """Which part of a trace is one step: the marks of the profiler or of a server; owns the choice, not what ran in it."""
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def _marks(trace: Trace) -> list[Step]:
     notes = trace.annotations
     if isinstance(notes, AnnotationTable):
         wanted = np.array([_is_mark(name) for name in notes.names] or [False])
-        rows = np.flatnonzero(wanted[notes.name]) if len(notes) else []
+        rows: list[int] = np.flatnonzero(wanted[notes.name]).tolist() if len(notes) else []
         picked = [notes[int(row)] for row in rows]
     else:
         picked = [note for note in notes if _is_mark(note.name)]

@@ -1,3 +1,4 @@
+# pyright: strict
 """What device tasks wait for: their launch, the task before on their stream, tasks of other streams."""
 
 from __future__ import annotations
@@ -76,7 +77,10 @@ def task_edges(trace: Trace, tasks: Tasks, earlier_us: dict[int, float], step: S
     starved = np.isnan(ended) | (tasks.launch_us > ended)
     known = ~np.isnan(tasks.launch_us)
     first_of_launch = _first_of_launch(tasks)
-    out.latency_us = _median(from_launch[known & starved & first_of_launch & (from_launch >= 0)])
+    # A collective's start waits for other ranks' and other streams' work more often than for its launch alone.
+    free = known & starved & first_of_launch & (from_launch >= 0)
+    alone = free & (tasks.kind != COLLECTIVE)
+    out.latency_us = _median(from_launch[alone if alone.any() else free])
     _recorded_waits(trace, tasks, step.start_ns, out)
     _waits_of_collectives(tasks, out)
     # Two tasks of one stream follow at once where the later one was waiting; a gap that was the fault of a launch or of
@@ -183,7 +187,7 @@ def _recorded_waits(trace: Trace, tasks: Tasks, origin_ns: int, out: TaskEdges) 
         marked = (int(calls.start_ns[at[record]]) - origin_ns) / 1e3 if record in at else asked
         _wait_between(tasks, orders[numbers[source]], marked, orders[numbers[stream]], asked, out, recorded=True)
     names = np.array([any(word in name.lower() for word in _STREAM_WAITS) for name in activity.names] or [False])
-    rows = np.flatnonzero(names[calls.name]) if len(calls) else []
+    rows: list[int] = np.flatnonzero(names[calls.name]).tolist() if len(calls) else []
     if len(tasks.streams) < 2:
         return
     by_time = np.argsort(np.where(np.isnan(tasks.launch_us), np.inf, tasks.launch_us), kind="stable")
@@ -239,14 +243,14 @@ def _waits_of_collectives(tasks: Tasks, out: TaskEdges) -> None:
     order = order[np.lexsort((order, tasks.launch_us[order]))]
     launches = tasks.launch_us[order]
     for task in talking.tolist():
-        at = int(np.searchsorted(launches, tasks.launch_us[task])) - 1
+        at = int(np.searchsorted(launches, float(tasks.launch_us[task]))) - 1
         if at >= 0 and tasks.stream[order[at]] != tasks.stream[task]:
             _edge_if_in_order(tasks, int(order[at]), task, out, recorded=False)
 
 
 def _cause(tasks: Tasks, task: int, finished: Ints, sorted_ends: Floats, ready_us: float) -> int:
     """The task of another stream whose end a late start follows, or -1 where none ended just before it."""
-    at = int(np.searchsorted(sorted_ends, tasks.start_us[task] + _SKEW_US, side="right")) - 1
+    at = int(np.searchsorted(sorted_ends, float(tasks.start_us[task]) + _SKEW_US, side="right")) - 1
     while at >= 0 and tasks.start_us[task] - sorted_ends[at] <= _LATENCY_MARGIN_US and sorted_ends[at] > ready_us:
         found = int(finished[at])
         if tasks.stream[found] != tasks.stream[task] and found < task:

@@ -1,3 +1,4 @@
+# pyright: strict
 """Device tasks of one step: which were launched in it, by which thread and when; knows no dependencies."""
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ _COLLECTIVE_NAMES = (
 _COPY_NAMES = ("memcpy",)
 """What an NPU's copies are called: its tasks have no category."""
 HOST_TO_DEVICE = 2
+HOST_DEVICE = -1
+"""Device number of collectives that a thread of the host runs; its "stream" is that thread's track."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +84,8 @@ def tasks_of(trace: Trace, step: Step, home: Ints) -> tuple[Tasks, Earlier]:
         if len(of_it):
             device[n + index], stream[n + index] = device[of_it[0]], stream[of_it[0]]
             owner[n + index] = owner[of_it[0]]
+        elif spans.thread[index] >= 0:
+            device[n + index], stream[n + index] = HOST_DEVICE, spans.thread[index]
     launch_ns, launch_home = _launches(trace, home, correlation, start)
     own = _own_device(device, (launch_home >= 0) & (launch_ns >= step.start_ns) & (launch_ns < step.end_ns))
     kind = _kinds(trace, name, collective)
@@ -167,7 +172,7 @@ def _launches(trace: Trace, home: Ints, correlation: Ints, start: Ints) -> tuple
     for task in several.tolist():
         of_it = when[low[task] : high[task]]
         if of_it[-1] - of_it[0] > _REPEATED_NS:
-            at[task] = low[task] + max(0, int(np.searchsorted(of_it, start[task], side="right")) - 1)
+            at[task] = low[task] + max(0, int(np.searchsorted(of_it, int(start[task]), side="right")) - 1)
     homes = _home_of_launch(trace, home)[track[at]]
     # A call that took long loaded the kernel's module, or waited for room in a queue, and launched at its end.
     slow = (until[at] - when[at] > _SLOW_LAUNCH_NS) & (start >= until[at] - _SKEW_NS)
@@ -186,7 +191,7 @@ _REPEATED_NS = 50_000_000
 def _home_of_launch(trace: Trace, home: Ints) -> Ints:
     """As `home`, and threads of a process that has no ops (CANN's under another number) by their thread id."""
     own = {trace.tracks[index][1]: int(home[index]) for index in range(len(trace.tracks)) if home[index] >= 0}
-    busy = {trace.tracks[int(track)][0] for track in np.unique(trace.ops.track)} if len(trace.ops) else set()
+    busy: set[str] = {trace.tracks[int(track)][0] for track in np.unique(trace.ops.track)} if len(trace.ops) else set()
     out = home.copy()
     for index, (pid, tid) in enumerate(trace.tracks):
         if home[index] < 0 and pid not in busy and busy:

@@ -1,3 +1,4 @@
+# pyright: strict
 """Host threads of one step: which events ran on each, cut into slices by what ran innermost; knows no device."""
 
 from __future__ import annotations

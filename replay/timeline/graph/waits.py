@@ -1,3 +1,4 @@
+# pyright: strict
 """What host threads wait for: synchronising calls, blocking copies, full queues, other threads; rules on times.
 
 Each rule says whether the trace records the dependency or the times only suggest it.
@@ -12,7 +13,7 @@ import numpy as np
 
 from opreplay.replay.timeline.graph.model import CROSS_THREAD, QUEUE_FULL, SYNC, Floats
 from opreplay.replay.timeline.graph.steps import Step
-from opreplay.replay.timeline.graph.tasks import Tasks
+from opreplay.replay.timeline.graph.tasks import HOST_DEVICE, Tasks
 from opreplay.replay.timeline.graph.threads import HostEvents
 from opreplay.traces import Trace
 
@@ -70,7 +71,7 @@ class Launched:
         self._all_launches = np.sort(tasks.launch_us[known]).tolist()
         self._all_starts = np.sort(tasks.start_us[known]).tolist()
         self._order = np.argsort(tasks.end_us, kind="stable").tolist()
-        self._sorted_ends = tasks.end_us[self._order].tolist() if len(tasks) else []
+        self._sorted_ends: list[float] = tasks.end_us[self._order].tolist() if len(tasks) else []
 
     def last_on(self, stream: int, time_us: float) -> int:
         """Position of the last task launched on a stream before a time, or -1."""
@@ -97,7 +98,7 @@ def device_waits(trace: Trace, threads: list[HostEvents], tasks: Tasks) -> list[
     """Every wait of a host thread for the device."""
     activity = trace.activity
     assert activity is not None
-    if not len(tasks):
+    if not any(device != HOST_DEVICE for device, _ in tasks.streams):
         return []
     launched = Launched(tasks)
     kinds = np.array([_wait_kind(name) for name in activity.names] or [0])
@@ -280,6 +281,38 @@ def handovers(main: HostEvents, others: list[HostEvents], begin_us: float, end_u
                     last_us=float(latest[last]),
                 )
             )
+    return out
+
+
+_ASKED_US = 50.0
+_RESUMED_US = 500.0
+"""A thread goes on this long, at most, after the collective that it waited for: Python runs before its next op."""
+
+
+def collective_waits(threads: list[HostEvents], tasks: Tasks) -> list[HostWait]:
+    """Idle threads that go on just after a collective of the host ends, for which they had nothing else to do."""
+    on_host = np.array([device == HOST_DEVICE for device, _ in tasks.streams] or [False])
+    rows = np.flatnonzero(on_host[tasks.stream]) if len(tasks) else np.empty(0, np.int64)
+    if not len(rows):
+        return []
+    rows = rows[np.argsort(tasks.end_us[rows], kind="stable")]
+    ends = tasks.end_us[rows]
+    out: list[HostWait] = []
+    for events in threads:
+        begins, until = top_level(events)
+        if not len(begins):
+            continue
+        idle_from, idle_to = np.maximum.accumulate(until)[:-1], begins[1:]
+        last = np.searchsorted(ends, idle_to, side="right") - 1
+        for low, high, at in zip(idle_from.tolist(), idle_to.tolist(), last.tolist(), strict=True):
+            if at < 0:
+                continue
+            task, end = int(rows[at]), float(ends[at])
+            asked = np.isnan(tasks.launch_us[task]) or tasks.launch_us[task] <= low
+            if asked and end - low >= _ASKED_US and high - end <= _RESUMED_US:
+                out.append(
+                    HostWait(track=events.track, start_us=low, until_us=end, tasks=(task,), kind=SYNC, recorded=False)
+                )
     return out
 
 

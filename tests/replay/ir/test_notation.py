@@ -90,7 +90,7 @@ def test_sizes_of_a_sweep(text: str, name: str, values: tuple[int, ...]) -> None
         ("aten::mm(f32[2]) + 1", "the end expected"),
         ("aten::mm(f32[2//0])", "divides by zero"),
         ("aten::mm(f32[2^63])", "no size"),
-        ("aten::mm(f32[2^40*2^40])", "beyond 2\\^62"),
+        ("aten::mm(f32[2^40*2^40])", "beyond 2\\^63"),
         ("aten::mm(f32[-2])", "negative"),
         ("aten::mm(f32[2,3]{1})", "1 strides for 2 sizes"),
         ("aten::mm(a=1, 2)", "name=value expected"),

@@ -1,3 +1,4 @@
+# pyright: strict
 """The compiled reader of blocks behind the Python one: what it takes, in the same tables; absent without a C compiler.
 
 Owns what the compiled half is told (categories, where names are interned) and how its rows reach the tables. It takes

@@ -1,9 +1,11 @@
+# pyright: strict
 """Lowering of convolutions, forward and backward: layout conversions around the cube's own kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import prod
+from typing import cast
 
 from opreplay.replay.ascend.cost.sizes import HALF
 from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
@@ -174,8 +176,9 @@ def _wanted(op: OpView) -> tuple[bool, bool, bool]:
     if name in TO_WEIGHT or name.endswith("_weights"):
         return False, True, op.flag("bias_defined")
     mask = op.value("output_mask")
-    if isinstance(mask, tuple | list) and len(mask) in (2, 3):
-        return bool(mask[0]), bool(mask[1]), len(mask) == 3 and bool(mask[2])
+    flags = cast("Sequence[object]", mask if isinstance(mask, tuple | list) else ())
+    if len(flags) in (2, 3):
+        return bool(flags[0]), bool(flags[1]), len(flags) == 3 and bool(flags[2])
     return True, True, False
 
 

@@ -1,9 +1,11 @@
+# pyright: strict
 """Lowering of interpolation, grid sampling, and windows laid out as columns."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import prod
+from typing import Any, cast
 
 from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.lowering.op_view import OpView, kernel, spec
@@ -41,8 +43,9 @@ def upsample(op: OpView) -> Iterable[KernelCall]:
     meta = _source(op, "self", "input")
     space = space_of(op, meta)
     plain = images(meta, space)
-    scales = op.value("scale_factors")
-    if not op.op.outputs and not op.integers("output_size") and isinstance(scales, tuple | list) and scales:
+    given = op.value("scale_factors")
+    scales = cast("Sequence[Any]", given) if isinstance(given, tuple | list) else ()
+    if not op.op.outputs and not op.integers("output_size") and scales:
         factors = [float(f) for f in scales if isinstance(f, int | float)]
         extent = [max(1, int(n * f)) for n, f in zip(meta.shape[-space:], factors, strict=True)]
         result = images(TensorMeta(shape=(*meta.shape[:-space], *extent), dtype=meta.dtype), space)

@@ -1,3 +1,4 @@
+# pyright: strict
 """Results of a call beside those of another on the same arguments: tolerances by type, and where they differ."""
 
 from __future__ import annotations
@@ -5,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -93,7 +94,8 @@ def compared(expected: Any, got: Any, written: Sequence[tuple[Any, Any]]) -> Ver
 def flat(value: Any) -> list[Any]:
     """Tensors and numbers of a result, lists and tuples opened; None is nothing."""
     if isinstance(value, list | tuple):
-        return [item for one in value for item in flat(one)]
+        items = cast("Sequence[Any]", value)
+        return [item for one in items for item in flat(one)]
     return [] if value is None else [value]
 
 

@@ -1,3 +1,4 @@
+# pyright: strict
 """Ops and argument lists of torch 1.8 to 1.13 that torch has no more, and what does the same work today, as data.
 
 The schemas are facts, read from the operator registries of the released torch 1.8.1, 1.9.1, 1.10.2, 1.11.0, 1.12.1 and
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
+
+from opreplay.replay.host.dispatcher import parse_schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +55,7 @@ def _by_name(row: Legacy) -> Callable[..., Any]:
     """Calls the overload of `row.via` that has all arguments which the old schema shares with it, and those given."""
     import torch
 
-    arguments = torch._C.parse_schema(f"aten::{row.schema}").arguments
+    arguments = parse_schema(f"aten::{row.schema}").arguments
     old = [argument.name for argument in arguments]
     packet, _, overload = row.via.removeprefix("aten::").partition(".")
     target = getattr(getattr(torch.ops.aten, packet), overload or "default")

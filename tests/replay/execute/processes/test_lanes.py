@@ -26,7 +26,10 @@ def fake_op(index: int, name: str) -> ReplayOp:
 
 @pytest.fixture
 def children() -> Iterator[list[ChildProcess]]:
-    made = [ChildProcess(WorkerConfig(executor="fake", memory_bytes=10**6), limit_s=1.0) for _ in range(2)]
+    made = [
+        ChildProcess(WorkerConfig(options=RunOptions(executor="fake"), memory_bytes=10**6), limit_s=1.0)
+        for _ in range(2)
+    ]
     yield made
     for child in made:
         child.close()

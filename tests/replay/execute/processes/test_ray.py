@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 from opreplay.cli.main import opreplay
-from opreplay.replay.execute.options import WorkerConfig
+from opreplay.replay.execute.options import RunOptions, WorkerConfig
 from opreplay.replay.execute.processes.ray import RayLanes, Share, connect, share_of
 from opreplay.replay.ir.model import Recorded, ReplayOp
 from opreplay.replay.results.reading import read_result_file
@@ -48,7 +48,7 @@ def cluster() -> Iterator[Any]:
 
 
 def lanes(**more: Any) -> RayLanes:
-    return RayLanes(WorkerConfig(executor="fake", memory_bytes=10**6), limit_s=LIMIT_S, **more)
+    return RayLanes(WorkerConfig(options=RunOptions(executor="fake"), memory_bytes=10**6), limit_s=LIMIT_S, **more)
 
 
 def busy_workers() -> list[int]:
@@ -141,7 +141,7 @@ def test_lanes_that_find_no_room_hold_up_nothing(cluster: Any) -> None:
 
 def test_a_device_that_no_worker_has_is_refused(cluster: Any) -> None:
     engine = RayLanes(
-        WorkerConfig(executor="torch", device="cpu", memory_bytes=10**6, values="/no/such/file"),
+        WorkerConfig(options=RunOptions(executor="torch", device="cpu", values="/no/such/file"), memory_bytes=10**6),
         limit_s=LIMIT_S,
         lanes=1,
     )
@@ -223,7 +223,7 @@ LISTENING = r"""
 import os, re
 from pathlib import Path
 from opreplay.replay.execute.processes.ray import RayLanes
-from opreplay.replay.execute.options import WorkerConfig
+from opreplay.replay.execute.options import RunOptions, WorkerConfig
 
 def text(path):
     try:
@@ -238,7 +238,7 @@ def sockets_of(pid):
         except OSError:
             pass
 
-engine = RayLanes(WorkerConfig(executor="fake", memory_bytes=10**6), limit_s=3.0, lanes=1)
+engine = RayLanes(WorkerConfig(options=RunOptions(executor="fake"), memory_bytes=10**6), limit_s=3.0, lanes=1)
 engine.start()
 stats = {int(p.name): text(p / "stat") for p in Path("/proc").glob("[0-9]*")}
 parents = {pid: int(stat.rpartition(")")[2].split()[1]) for pid, stat in stats.items() if stat}

@@ -10,7 +10,7 @@ from time import monotonic
 import pytest
 
 from opreplay.replay.execute.executors.fake import FakeExecutor
-from opreplay.replay.execute.options import WorkerConfig
+from opreplay.replay.execute.options import RunOptions, WorkerConfig
 from opreplay.replay.execute.processes.runner import RAISES_RETRIED, ChildProcess
 from opreplay.replay.execute.processes.worker import _checked
 from opreplay.replay.ir.model import Recorded, ReplayOp
@@ -23,7 +23,7 @@ def fake_op(name: str) -> ReplayOp:
 
 @pytest.fixture
 def runner() -> Iterator[ChildProcess]:
-    child = ChildProcess(WorkerConfig(executor="fake", memory_bytes=10**6), limit_s=1.0)
+    child = ChildProcess(WorkerConfig(options=RunOptions(executor="fake"), memory_bytes=10**6), limit_s=1.0)
     child.start()
     yield child
     child.close()

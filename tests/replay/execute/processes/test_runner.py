@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from opreplay.replay.execute.executors.fake import FakeExecutor
-from opreplay.replay.execute.options import MeasureOptions, WorkerConfig
+from opreplay.replay.execute.options import MeasureOptions, RunOptions, WorkerConfig
 from opreplay.replay.execute.processes.runner import ChildProcess, InProcess
 from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp
 from opreplay.traces.errors import EnvironmentRefused, UsageError
@@ -37,7 +37,7 @@ def is_alive(pid: int) -> bool:
 
 @pytest.fixture
 def runner() -> Iterator[ChildProcess]:
-    child = ChildProcess(WorkerConfig(executor="fake", memory_bytes=10**6), limit_s=20.0)
+    child = ChildProcess(WorkerConfig(options=RunOptions(executor="fake"), memory_bytes=10**6), limit_s=20.0)
     child.start()
     yield child
     child.close()
@@ -69,7 +69,7 @@ def test_op_that_eats_memory_is_stopped_and_the_child_lives(runner: ChildProcess
 
 
 def test_hang_ends_at_the_limit() -> None:
-    runner = ChildProcess(WorkerConfig(executor="fake", memory_bytes=10**6), limit_s=0.5)
+    runner = ChildProcess(WorkerConfig(options=RunOptions(executor="fake"), memory_bytes=10**6), limit_s=0.5)
     try:
         runner.start()
         pid = runner.pid
@@ -109,11 +109,11 @@ def test_close_leaves_no_process(runner: ChildProcess) -> None:
 
 
 def test_missing_device_is_refused_and_no_child_stays() -> None:
-    config = WorkerConfig(executor="torch", device="xpu:7", memory_bytes=10**6)
+    config = WorkerConfig(options=RunOptions(executor="torch", device="xpu:7"), memory_bytes=10**6)
     with pytest.raises(EnvironmentRefused, match="xpu:7"):
         ChildProcess(config, limit_s=5).start()
     with pytest.raises(UsageError, match="names no device"):
-        ChildProcess(WorkerConfig(device="toaster", memory_bytes=10**6), limit_s=5).start()
+        ChildProcess(WorkerConfig(options=RunOptions(device="toaster"), memory_bytes=10**6), limit_s=5).start()
 
 
 def test_torch_runs_in_the_child() -> None:
@@ -141,8 +141,8 @@ def test_child_dies_with_its_parent(tmp_path: Path) -> None:
     script.write_text(
         "import time\n"
         "from opreplay.replay.execute.processes.runner import ChildProcess\n"
-        "from opreplay.replay.execute.processes.worker import WorkerConfig\n"
-        "child = ChildProcess(WorkerConfig(executor='fake', memory_bytes=1), limit_s=5)\n"
+        "from opreplay.replay.execute.options import RunOptions, WorkerConfig\n"
+        "child = ChildProcess(WorkerConfig(options=RunOptions(executor='fake'), memory_bytes=1), limit_s=5)\n"
         "child.start()\n"
         "print(child.pid, flush=True)\n"
         "time.sleep(60)\n"
@@ -161,7 +161,7 @@ def test_child_dies_with_its_parent(tmp_path: Path) -> None:
 def test_child_takes_no_module_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "msgspec.py").write_text("raise RuntimeError('taken from the current folder')")
     monkeypatch.chdir(tmp_path)
-    runner = ChildProcess(WorkerConfig(executor="fake", memory_bytes=1), limit_s=5)
+    runner = ChildProcess(WorkerConfig(options=RunOptions(executor="fake"), memory_bytes=1), limit_s=5)
     assert runner.start() == {"device": "fake"}
     runner.close()
 

@@ -128,7 +128,7 @@ def test_a_run_that_is_out_of_time_stops_between_two_calls() -> None:
     plan = plan_of("10us", "20us")
     engine = SequenceEngine(
         plan,
-        WorkerConfig(executor="fake", memory_bytes=1),
+        WorkerConfig(options=RunOptions(executor="fake"), memory_bytes=1),
         budget_bytes=None,
         op_time_s=1.0,
         limit_s=60.0,
@@ -162,7 +162,9 @@ def test_a_process_may_take_what_all_tensors_may(monkeypatch: pytest.MonkeyPatch
     beat.write_bytes(BEAT.pack(-1, 0))
     for budget in (None, 5 << 30):
         task = SequenceTask(ops=(), calls=(), time_s=0.01, heartbeat=str(beat), budget_bytes=budget)
-        run_sequence(FakeExecutor(), WorkerConfig(executor="fake", memory_bytes=1), task, lambda _: None)
+        run_sequence(
+            FakeExecutor(), WorkerConfig(options=RunOptions(executor="fake"), memory_bytes=1), task, lambda _: None
+        )
     assert limits[0] > 1 << 20, "half of what is free"
     assert limits[1] == 5 << 30
 

@@ -1,0 +1,179 @@
+# pyright: strict
+"""`opreplay op`: ops without a trace, written as reports print them, over sizes; measured here, predicted there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from opreplay.cli.exit_codes import ExitCode
+from opreplay.cli.options.measuring import holding, measuring_options
+from opreplay.cli.options.shared import (
+    allow_import_option,
+    cache_option,
+    custom_op_option,
+    device_option,
+    force_option,
+    format_option,
+    init_options,
+    plugin_option,
+    soc_option,
+)
+
+if TYPE_CHECKING:
+    from opreplay.replay.execute.options import RunOptions
+    from opreplay.replay.results.cases import Cases
+    from opreplay.replay.results.records import L2State
+
+
+@click.command("op", short_help="Measure and predict ops without a trace, over sizes.")
+@click.argument("calls", metavar="[CALL]...", nargs=-1)
+@click.option("--file", "files", multiple=True, metavar="FILE", help="Also the calls of FILE, one a line. Repeatable.")
+@click.option(
+    "--vary",
+    multiple=True,
+    metavar="NAME=SIZES",
+    help="Values of a size that calls name: n=1,47,128, n=2^7..2^14 or n=64..512:64. Repeatable: all combinations.",
+)
+@click.option("--measure/--no-measure", default=True, show_default=True, help="Run the calls here, or predict alone.")
+@device_option
+@soc_option
+@click.option(
+    "--l2",
+    type=click.Choice(["cold", "warm"]),
+    help="What simulated devices' caches hold when a call starts.  [default: as --cache measures here]",
+)
+@custom_op_option
+@plugin_option
+@allow_import_option
+@measuring_options
+@init_options
+@format_option("table", "json", "csv")
+@click.option(
+    "--output", "-o", multiple=True, metavar="FILE", help="Also write .json, .csv or .html (with a curve). Repeatable."
+)
+@force_option
+@cache_option
+def command(
+    calls: tuple[str, ...],
+    files: tuple[str, ...],
+    vary: tuple[str, ...],
+    measure: bool,
+    device: str,
+    soc: tuple[str, ...],
+    l2: L2State | None,
+    custom_op_dir: str | None,
+    plugin: tuple[str, ...],
+    allow_import: tuple[tuple[str, str], ...],
+    measuring: RunOptions,
+    init_module: tuple[str, ...],
+    init_arg: tuple[str, ...],
+    format_: str,
+    output: tuple[str, ...],
+    force: bool,
+    no_cache: bool,
+) -> int:
+    """Measure each CALL on this machine and predict it on a simulated Ascend NPU, one row a size.
+
+    A CALL is written as reports print it: 'aten::mm(bf16[4096,1024], bf16[1024,n])'. Tensors are a type and sizes, with
+    strides in braces where they are not contiguous, f32[4,8]{1,4}; then numbers, True, None, lists, texts in quotes,
+    torch.bfloat16, and arguments by name. Sizes may be names and sums of products of them, n//2. Tensors hold random
+    values, as those of an op of a trace. Exits with 1 where a call cannot be replayed.
+    """
+    import msgspec
+
+    from opreplay.cli.setup import (
+        contents_of_plan,
+        keep_contents,
+        may_keep,
+        own_contents,
+        tell_problems,
+        use_plugins,
+    )
+    from opreplay.cli.terminal.progress import RunProgress
+    from opreplay.replay.ascend.simulate.devices import load_socs
+    from opreplay.replay.execute.cases import cases_of
+    from opreplay.replay.plan.kept import kept_plan_of_calls
+    from opreplay.replay.resolve.written.sweep import calls_of_file, over_sizes, plan_of_calls
+    from opreplay.traces.errors import UsageError
+
+    texts = [*calls, *(call for file in files for call in calls_of_file(file))]
+    if not texts:
+        raise UsageError("no call is given", hint="Write one: opreplay op 'aten::mm(f32[64,32], f32[32,8])'.")
+    for name in output:
+        _check_output(Path(name), force=force)
+    written = over_sizes(texts, vary)
+    plugin = use_plugins(plugin, custom_op_dir)
+    devices = load_socs(soc)
+    imports = dict(allow_import)
+    keep = may_keep(not no_cache, plugin)
+    make = kept_plan_of_calls if keep else plan_of_calls
+    plan, ids = make(written, allow_imports=imports, device=device)
+    given = own_contents(init_module, init_arg, seed=measuring.seed, values=None)
+    contents = contents_of_plan(plan, seed=measuring.seed, keep=keep) if given is None else given
+    state: L2State = l2 or measuring.cache
+    if not measure:
+        found = cases_of(written, plan, ids, devices=devices, contents=contents, l2=state)
+    else:
+        options = msgspec.structs.replace(
+            measuring,
+            device=device,
+            allow_imports=imports,
+            plugins=plugin,
+            init_modules=init_module,
+            init_args=init_arg,
+        )
+        with holding([device], shared=options.shared_device), RunProgress() as on_progress:
+            found = cases_of(
+                written,
+                plan,
+                ids,
+                devices=devices,
+                contents=contents,
+                l2=state,
+                measuring=options,
+                on_progress=on_progress,
+            )
+    tell_problems(contents)
+    keep_contents(contents)
+    _show(found, format_, output, force=force)
+    return ExitCode.INCOMPLETE if any(one.result.reason is not None for one in found.cases) else ExitCode.OK
+
+
+def _check_output(path: Path, *, force: bool) -> None:
+    from opreplay.cli.outputs import check_writable
+    from opreplay.traces.errors import UsageError
+
+    if path.suffix.lower() not in (".json", ".csv", ".html"):
+        raise UsageError(f"no output format for {path.name}", hint="Suffixes are .json, .csv, .html.")
+    check_writable(path, force=force)
+
+
+def _show(found: Cases, format_: str, output: tuple[str, ...], *, force: bool) -> None:
+    """Write the files, then print."""
+    from opreplay.cli.terminal import console
+    from opreplay.replay.report import sweep as view
+
+    for name in output:
+        from opreplay.cli.outputs import command_line, write_file
+
+        path = Path(name)
+        if path.suffix.lower() == ".html":
+            from opreplay.replay.report.page import of_cases
+            from opreplay.replay.report.page.render import render
+
+            text = render(of_cases.page(found, command_line()))
+        elif path.suffix.lower() == ".csv":
+            text = view.csv_text(found)
+        else:
+            text = console.json_text(view.facts(found))
+        write_file(path, text, force=force)
+    if format_ == "json":
+        console.write(console.json_text(view.facts(found)))
+    elif format_ == "csv":
+        console.write(view.csv_text(found))
+    else:
+        console.show_line(view.head_line(found))
+        console.show_fitted(lambda width: view.render(found, width=width))

@@ -1,0 +1,70 @@
+# pyright: strict
+"""Calls that were written down: each resolved, predicted, and measured here where that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from opreplay.replay.ir.notation import call_text
+from opreplay.replay.results.cases import Case, Cases
+from opreplay.replay.results.of_plan import result_of
+from opreplay.replay.results.outcome import Outcome, unable
+
+if TYPE_CHECKING:
+    from opreplay.replay.arguments.work.amounts import Contents
+    from opreplay.replay.ascend import DeviceProfile
+    from opreplay.replay.execute.options import RunOptions
+    from opreplay.replay.execute.run import Progress
+    from opreplay.replay.ir.model import ReplayOp, ReplayPlan
+    from opreplay.replay.resolve.written.sweep import Written
+    from opreplay.replay.results.records import L2State, OpResult, Simulated
+
+
+def cases_of(
+    written: Sequence[Written],
+    plan: ReplayPlan,
+    ids: Sequence[str],
+    *,
+    devices: Mapping[str, DeviceProfile],
+    contents: Callable[[ReplayOp], Contents | None],
+    l2: L2State,
+    measuring: RunOptions | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Cases:
+    """What the calls take: on simulated devices, and with `measuring` here, each op once.
+
+    `plan` and `ids` are `plan_of_calls`'s. A call whose arguments do not go together has a reason and no times. Raises
+    what `run_plan` does.
+    """
+    from opreplay.replay.ascend.simulate.devices import simulate_on
+
+    def simulate(op: ReplayOp) -> dict[str, Simulated]:
+        return {} if op.reason is not None else simulate_on(op, devices, contents(op), l2)
+
+    environment: dict[str, object] = {}
+    if measuring is None:
+        results = [result_of(plan, op, _not_run(op), simulate(op)) for op in plan.ops]
+    else:
+        from opreplay.replay.execute.run import run_plan
+        from opreplay.replay.results.reading import MemorySink
+
+        sink = MemorySink()
+        run_plan(plan, measuring, sink=sink, simulate=simulate, on_progress=on_progress)
+        results, environment = sink.results, dict(sink.header.environment) if sink.header else {}
+    by_id: dict[str, OpResult] = {one.id: one for one in results}
+    texts = {op.id: call_text(op) for op in plan.ops}
+    return Cases(
+        cases=tuple(
+            Case(written=one.text, sizes=dict(one.sizes), call=texts[id_], result=by_id[id_])
+            for one, id_ in zip(written, ids, strict=True)
+        ),
+        device=None if measuring is None else measuring.device,
+        environment=environment,
+        socs={name: device.version for name, device in devices.items()},
+        l2=l2,
+    )
+
+
+def _not_run(op: ReplayOp) -> Outcome:
+    return Outcome(status="replayed") if op.reason is None else unable(op.reason)

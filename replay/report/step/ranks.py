@@ -1,0 +1,197 @@
+# pyright: strict
+"""One step of several ranks as text for a terminal and as JSON: the view of `job_timeline`; computes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from opreplay.replay.report.columns import plain_table
+from opreplay.replay.report.step.text import NAME_WIDTH, PATH_SHOWN
+from opreplay.replay.report.text import DASH, middle, plural, safe, share_text, time_text
+from opreplay.replay.timeline.job.values import JobTimeline, StepCollective
+
+RANKS_SHOWN = 32
+COLLECTIVES_SHOWN = 12
+DISAGREEMENTS_SHOWN = 10
+
+
+def facts(found: JobTimeline) -> dict[str, Any]:
+    """The stable JSON form; see docs/timeline.md."""
+    return msgspec.to_builtins(found)
+
+
+def head_line(found: JobTimeline) -> str:
+    """The first line: which step of how many ranks, and how far the graph explains it."""
+    of = f" of {found.world_size}" if found.world_size is not None and found.world_size > len(found.ranks) else ""
+    steps = list(dict.fromkeys(one.step for one in found.ranks))
+    which = steps[0] if len(steps) == 1 else "a step"
+    return (
+        f"{safe(middle(which, 60))} on {len(found.ranks)}{of} ranks: recorded {time_text(found.recorded_step_us)}, "
+        f"re-timed together {time_text(found.retimed_step_us)} (structure {100 * found.structure_error:+.2f} %)"
+    )
+
+
+def render(found: JobTimeline) -> RenderableType:
+    """Ranks, collectives, disagreements, the path across ranks, and what changes gain."""
+    parts: list[RenderableType] = [_sums(found), Text(), _ranks(found)]
+    if found.collectives:
+        parts += [Text(), _collectives(found)]
+    if found.disagreements:
+        parts += [Text(), *_disagreements(found)]
+    if found.socs:
+        parts += [Text(), _socs(found)]
+    parts += [Text(), _path(found)]
+    if found.what_if:
+        parts += [Text(), _what_if(found)]
+    parts += [Text(), *(Text(f"· {safe(line)}", style="dim") for line in note_lines(found))]
+    return Group(*parts)
+
+
+def _sums(found: JobTimeline) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    gain = found.retimed_step_us - found.without_waiting_us
+    share = share_text(gain / found.retimed_step_us if found.retimed_step_us else None)
+    grid.add_row("waiting for ranks", Text(f"{time_text(found.waiting_us)} in all, {_late(found)}"))
+    grid.add_row("without waiting", Text(f"{time_text(found.without_waiting_us)} a step: {share} less"))
+    told, guessed = sum(e.recorded for e in found.edges.values()), sum(e.inferred for e in found.edges.values())
+    grid.add_row("dependencies", Text(f"{told:,} recorded, {guessed:,} inferred from times"))
+    return grid
+
+
+def _late(found: JobTimeline) -> str:
+    worst = max(found.ranks, key=lambda one: one.late_us)
+    if not worst.late:
+        return "no rank is late"
+    times = plural(worst.late, "collective")
+    return f"most for rank {worst.rank}: last in {times}, {time_text(worst.late_us)} after all others"
+
+
+def _ranks(found: JobTimeline) -> Table:
+    table = plain_table()
+    table.add_column("rank", justify="right", no_wrap=True)
+    for title in ("step", "structure", "begins", "waits", "transfers", "late", "late by", "clock"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for one in found.ranks[:RANKS_SHOWN]:
+        moved = f"{one.clock.shift_us:+,.1f} µs" if one.clock.corrected else "recorded"
+        table.add_row(
+            str(one.rank),
+            time_text(one.recorded_step_us),
+            f"{100 * one.structure_error:+.2f} %",
+            f"+{time_text(one.begins_us)}",
+            time_text(one.waiting_us),
+            time_text(one.transfer_us),
+            f"{one.late}×" if one.late else DASH,
+            time_text(one.late_us) if one.late else DASH,
+            moved,
+        )
+    if len(found.ranks) > RANKS_SHOWN:
+        table.add_row(f"+{len(found.ranks) - RANKS_SHOWN}", *[DASH] * 8)
+    return table
+
+
+def _collectives(found: JobTimeline) -> Table:
+    table = plain_table()
+    table.add_column("collective", no_wrap=True)
+    for title in ("elements", "ranks", "skew", "waiting", "transfer", "last"):
+        table.add_column(title, justify="right", no_wrap=True)
+    order = sorted(found.collectives, key=lambda one: -one.waiting_us)
+    for one in order[:COLLECTIVES_SHOWN]:
+        given, size = len(one.members), one.group_size
+        table.add_row(
+            Text(safe(middle(_name(one), NAME_WIDTH))),
+            DASH if one.elements is None else f"{one.elements:,}",
+            f"{given}" if size in (None, given) else f"{given} of {size}",
+            time_text(one.skew_us),
+            time_text(one.waiting_us),
+            time_text(one.transfer_us),
+            f"rank {one.late_rank}",
+        )
+    rest = order[COLLECTIVES_SHOWN:]
+    if rest:
+        waited = sum(one.waiting_us for one in rest)
+        table.add_row(Text(f"{len(rest):,} others", style="dim"), "", "", "", time_text(waited), "", "")
+    return table
+
+
+def _name(one: StepCollective) -> str:
+    number = f" #{one.sequence}" if one.sequence is not None else ""
+    return f"{one.kind}{number}" + (f" in group {one.group}" if one.group is not None else "")
+
+
+def _disagreements(found: JobTimeline) -> list[RenderableType]:
+    lines = [
+        f"{one.what} of collective {one.collective} disagree: "
+        + ", ".join(f"rank {rank}: {value}" for rank, value in list(one.values.items())[:6])
+        for one in found.disagreements[:DISAGREEMENTS_SHOWN]
+    ]
+    if len(found.disagreements) > DISAGREEMENTS_SHOWN:
+        lines.append(f"{len(found.disagreements) - DISAGREEMENTS_SHOWN} more disagreements: --format json has them")
+    return [Text(safe(line), style="bold red") for line in lines]
+
+
+def _socs(found: JobTimeline) -> Table:
+    table = plain_table()
+    table.add_column("simulated", no_wrap=True)
+    for title in ("step", "÷ recorded", "waiting for ranks"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for name, one in found.socs.items():
+        ratio = f"{one.step_us / found.recorded_step_us:.2f}×" if found.recorded_step_us else DASH
+        table.add_row(Text(safe(name), style="bold"), time_text(one.step_us), ratio, time_text(one.waiting_us))
+    return table
+
+
+def _path(found: JobTimeline) -> Table:
+    table = plain_table()
+    table.add_column("critical path across ranks", no_wrap=True)
+    table.add_column("rank", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for title in ("time", "share"):
+        table.add_column(title, justify="right", no_wrap=True)
+    total = sum(part.us for part in found.critical_path)
+    for part in found.critical_path[:PATH_SHOWN]:
+        table.add_row(
+            Text(safe(middle(part.name, NAME_WIDTH))),
+            DASH if part.rank is None else str(part.rank),
+            Text(part.where, style="dim"),
+            time_text(part.us),
+            share_text(part.us / total if total else None),
+        )
+    rest = found.critical_path[PATH_SHOWN:]
+    if rest:
+        spent = sum(part.us for part in rest)
+        share = share_text(spent / total if total else None)
+        table.add_row(Text(f"{len(rest):,} others", style="dim"), "", "", time_text(spent), share)
+    return table
+
+
+def _what_if(found: JobTimeline) -> Table:
+    table = plain_table()
+    table.add_column("what if, on every rank", no_wrap=True)
+    for title in ("step", "gain", ""):
+        table.add_column(title, justify="right", no_wrap=True)
+    for name in found.socs:
+        table.add_column(Text(safe(name)), justify="right", no_wrap=True)
+    for one in found.what_if:
+        table.add_row(
+            Text(safe(middle(one.change, NAME_WIDTH))),
+            time_text(one.step_us),
+            time_text(one.gain_us),
+            share_text(one.gain_us / found.retimed_step_us if found.retimed_step_us else None),
+            *(time_text(one.socs_us.get(name)) for name in found.socs),
+        )
+    return table
+
+
+def note_lines(found: JobTimeline) -> list[str]:
+    """What to know before trusting the numbers, a line each."""
+    lines = list(found.notes)
+    lines += [f"{name}: {note}" for name, soc in found.socs.items() for note in soc.notes]
+    lines += [f"{one.change}: {note}" for one in found.what_if for note in one.assumptions]
+    return lines

@@ -1,0 +1,172 @@
+# pyright: strict
+"""Calls that were written down, as a table, JSON and CSV: one row a call, with what its numbers rest on beside them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from opreplay.replay.report.columns import Column, OpCell, ops_table
+from opreplay.replay.report.doubts import marks, thread_notes
+from opreplay.replay.report.run.csv_ import cell
+from opreplay.replay.report.text import plural, safe, time_text
+from opreplay.replay.results.cases import Case, Cases
+from opreplay.replay.results.records import Simulated
+
+SCHEMA_VERSION = 1
+"""Of the JSON form. Changes of format: 1 first version."""
+
+
+def head_line(found: Cases) -> str:
+    """How many of the calls have a time here and a prediction.
+
+    "4 calls: 4 measured on cpu, 4 predicted on 910b3"
+    """
+    cases = found.cases
+    parts: list[str] = []
+    if found.device is not None:
+        parts.append(f"{sum(one.result.measured_us is not None for one in cases)} measured on {found.device}")
+    parts += [f"{sum(soc in one.result.simulated for one in cases)} predicted on {soc}" for soc in found.socs]
+    failed = sum(one.result.reason is not None for one in cases)
+    parts += [f"{failed} failed"] if failed else []
+    return f"{plural(len(cases), 'call')}: {', '.join(parts)}"
+
+
+def notes_of(case: Case) -> list[str]:
+    """What to know before trusting the numbers of one call."""
+    result = case.result
+    if result.reason is not None:
+        return [str(result.reason)]
+    notes = [f"{soc} {text}" for soc, one in result.simulated.items() for text in prediction_notes(one)]
+    notes += [f"measured: {kind}" for kind in marks(result)]
+    if result.resolved_by in ("reference", "equivalent", "executor") and result.measured_us is not None:
+        notes.append(f"measured: {'stand-in' if result.resolved_by == 'reference' else result.resolved_by}")
+    return notes
+
+
+def prediction_notes(one: Simulated) -> list[str]:
+    """What a prediction rests on where that is less than measurements of its own device."""
+    notes = {"uncalibrated": ["uncalibrated"], "other SoC": ["calibrated on another SoC"]}.get(one.confidence, [])
+    if one.extrapolated:
+        notes = [*notes, "extrapolated"]
+    return [*notes, "by bytes only"] if one.by == "bytes" else notes
+
+
+def render(found: Cases, *, width: int) -> RenderableType:
+    """One row a call, fitted to `width` characters; calls that differ in sizes alone begin with these."""
+    cases = found.cases
+    names = list(dict.fromkeys(name for one in cases for name in one.sizes))
+    columns = [
+        Column(title=safe(name), cells=tuple(str(one.sizes.get(name, "")) for one in cases), style="bold")
+        for name in names
+    ]
+    if found.device is not None:
+        columns.append(Column(title="measured", cells=tuple(time_text(one.result.measured_us) for one in cases)))
+    for soc in found.socs:
+        cells = tuple(time_text(one.result.simulated_us.get(soc)) for one in cases)
+        columns.append(Column(title=safe(soc), cells=cells))
+    if found.socs:
+        columns.append(Column(title="bound", cells=tuple(one.result.bound or "" for one in cases), left=True))
+    columns.append(_notes_column(found))
+    kept = [one for one in columns if any(one.cells)]
+    ops = [OpCell(name=one.result.name, detail=one.result.inputs) for one in cases]
+    texts = dict.fromkeys(one.written for one in cases)
+    head = [Text(safe(text), style="dim") for text in texts] if names else []
+    return Group(*head, *ops_table(kept, ops, width=width), *(Text(f"· {safe(line)}") for line in foot_lines(found)))
+
+
+def _notes_column(found: Cases) -> Column:
+    """Marks, whose meaning stands below the table: the reasons may be long."""
+    marks = _marks(found)
+    cells = tuple("".join(marks[note] for note in notes_of(one)) for one in found.cases)
+    return Column(title="", cells=cells, left=True)
+
+
+def _marks(found: Cases) -> dict[str, str]:
+    notes = dict.fromkeys(note for one in found.cases for note in notes_of(one))
+    return {note: _letter(number) for number, note in enumerate(notes)}
+
+
+def _letter(number: int) -> str:
+    return "abcdefghijklmnopqrstuvwxyz"[number] if number < 26 else f"[{number}]"
+
+
+def foot_lines(found: Cases) -> list[str]:
+    """What the marks mean, and what was assumed."""
+    lines = [f"{mark}: {note}" for note, mark in _marks(found).items()]
+    assumed = dict.fromkeys(
+        f"{note.argument}: {note.what}"
+        for one in found.cases
+        for note in one.result.assumptions
+        if one.result.measured_us
+    )
+    lines += [f"assumed for what was measured, {text}" for text in list(assumed)[:8]]
+    lines += [f"and {len(assumed) - 8} more assumptions"] if len(assumed) > 8 else []
+    held = {"cold": "nothing of its data", "warm": "its own data and code, as in a loop"}.get(found.l2)
+    if found.socs and held is not None:
+        lines.append(f"caches ({found.l2}): when an op starts they hold {held}")
+    return [*lines, *thread_notes(found.environment)]
+
+
+def facts(found: Cases) -> dict[str, Any]:
+    """Everything as JSON-safe values; times in microseconds a call."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "device": found.device,
+        "environment": found.environment,
+        "socs": found.socs,
+        "l2": found.l2,
+        "cases": [_case_facts(one) for one in found.cases],
+    }
+
+
+def _case_facts(case: Case) -> dict[str, Any]:
+    result = case.result
+    return {
+        "op": result.name,
+        "inputs": result.inputs,
+        "call": case.call,
+        "written": case.written,
+        "sizes": case.sizes,
+        "measured_us": result.measured_us,
+        "simulated_us": result.simulated_us,
+        "bound": result.bound,
+        "reason": result.reason and str(result.reason),
+        "resolved_by": result.resolved_by,
+        "measurement": msgspec.to_builtins(result.measurement),
+        "simulated": msgspec.to_builtins(result.simulated),
+        "assumptions": msgspec.to_builtins(result.assumptions),
+        "notes": notes_of(case),
+    }
+
+
+def csv_text(found: Cases) -> str:
+    """One row a call; times in microseconds."""
+    names = list(dict.fromkeys(name for one in found.cases for name in one.sizes))
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    each = ("simulated_us", "low_us", "high_us", "bound", "confidence", "extrapolated")
+    writer.writerow(
+        ["op", "inputs", "call", *map(cell, names), "measured_us", "ci_low_us", "ci_high_us"]
+        + [cell(f"{name}_{soc}") for soc in found.socs for name in each]
+        + ["reason", "notes"]
+    )
+    for one in found.cases:
+        writer.writerow(_row(one, names, list(found.socs)))
+    return out.getvalue()
+
+
+def _row(case: Case, names: Sequence[str], socs: Sequence[str]) -> list[Any]:
+    result, measured = case.result, case.result.measurement
+    row: list[Any] = [cell(result.name), cell(result.inputs), cell(case.call), *(case.sizes.get(n) for n in names)]
+    row += [result.measured_us, measured and measured.ci_low_us, measured and measured.ci_high_us]
+    for soc in socs:
+        s = result.simulated.get(soc)
+        row += [None] * 6 if s is None else [s.time_us, s.low_us, s.high_us, s.bound, s.confidence, s.extrapolated]
+    return [*row, cell(str(result.reason) if result.reason else ""), cell("; ".join(notes_of(case)))]

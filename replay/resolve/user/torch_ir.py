@@ -1,0 +1,160 @@
+# pyright: strict
+"""Registration as torch_ir's extension guide writes it: `register_op`, `register_executor`, nodes in and nodes out.
+
+Owns the nodes and how they are made of recorded calls; the tables are those of `conversions` and `executors`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from opreplay.initializers.user_code import place_of
+from opreplay.replay.ir.recorded_call import RecordedArg
+from opreplay.replay.resolve.match import best_match
+from opreplay.replay.resolve.schema import specs_of
+from opreplay.replay.resolve.user import conversions, executors
+from opreplay.replay.resolve.user.conversions import CONVERSIONS, Conversion, RecordedCall
+from opreplay.replay.resolve.user.executors import EXECUTORS
+from opreplay.replay.resolve.user.inputs_and_attrs import op_and_overload, takes_inputs_and_attrs
+from opreplay.traces.errors import UsageError
+from opreplay.traces.model import TensorMeta
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeInfo:
+    """What a conversion gets: one recorded call."""
+
+    name: str
+    """Of the op, without its namespace."""
+    op: str = "call_function"
+    target: str
+    """As recorded, "namespace::op"."""
+    args: tuple[Any, ...]
+    """In the order of the recording: TensorMeta, lists of it, numbers, None."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    input_metas: list[TensorMeta]
+    """All tensors, those of lists one after another."""
+    output_metas: list[TensorMeta] = field(default_factory=list[TensorMeta])
+    """Empty: a trace does not hold them."""
+    attrs: dict[str, Any]
+    """All arguments but tensors, by the names that the op's schema has for them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpNode:
+    """What a conversion returns: the op to run, "aten.relu.default" or "custom.gate", and its arguments."""
+
+    name: str = ""
+    op_type: str
+    inputs: Sequence[TensorMeta]
+    outputs: Sequence[TensorMeta] = ()
+    attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def register_op(*ops: str) -> Callable[[Function], Function]:
+    """Decorator: let a function (NodeInfo) -> OpNode say what is run for these ops, before torch's own.
+
+    Raises UsageError for malformed names and duplicates.
+    """
+
+    def register(function: Function) -> Function:
+        conversions.register_conversion(*map(_without_overload, ops), override=True)(_converting(function))
+        return function
+
+    return register
+
+
+def register_executor(*ops: str, **options: Any) -> Callable[[Function], Function]:
+    """Decorator: let a function (inputs, attrs) -> list of tensors run these ops, before torch's own.
+
+    Options are `schema`, `mutates` and `fake` of `opreplay.register_executor`. Raises UsageError for malformed names,
+    duplicates, and a function with other parameters.
+    """
+
+    def register(function: Function) -> Function:
+        if not takes_inputs_and_attrs(function):
+            raise UsageError(
+                f"{place_of(function)} takes other arguments than (inputs, attrs)",
+                hint="Register a function of tensors and numbers with opreplay.register_executor.",
+            )
+        return executors.register_executor(*ops, override=True, **options)(function)
+
+    return register
+
+
+def get_conversion_fn(op_type: str) -> Callable[..., Any] | None:
+    """What was registered to convert an op; None where torch's own is taken."""
+    found = CONVERSIONS.find(op_and_overload(op_type)[0])
+    return None if found is None else getattr(found.function, "__wrapped__", found.function)
+
+
+def get_execution_fn(op_type: str) -> Callable[..., Any] | None:
+    """What was registered to run an op; None where torch's own is taken."""
+    found = EXECUTORS.find(op_and_overload(op_type)[0])
+    return None if found is None else getattr(found.function, "__wrapped__", found.function)
+
+
+def _without_overload(name: str) -> str:
+    op, overload = op_and_overload(name)
+    if overload:
+        raise UsageError(f"{name}: a conversion is for all overloads of an op", hint=f"Register {op}.")
+    return op
+
+
+def _converting(function: Callable[..., Any]) -> Callable[[RecordedCall], Conversion]:
+    @functools.wraps(function)
+    def convert(call: RecordedCall) -> Conversion:
+        node: Any = function(node_of(call))
+        if not isinstance(node, OpNode):
+            raise TypeError(f"it returned {type(node).__name__} in place of an OpNode")
+        op, overload = op_and_overload(node.op_type)
+        return Conversion(
+            op=f"{op}.{overload}" if overload else op,
+            args=list(node.inputs),
+            kwargs=dict(node.attrs),
+            note=f"as a node with inputs and attributes {', '.join(node.attrs) or 'none'}",
+        )
+
+    return convert
+
+
+def node_of(call: RecordedCall) -> NodeInfo:
+    """The recorded call as a node. Raises ValueError where it has values that nothing names."""
+    base = call.name.rpartition("::")[2]
+    return NodeInfo(
+        name=base,
+        target=call.name,
+        args=tuple(_plain(arg) for arg in call.args),
+        input_metas=[meta for arg in call.args for meta in _metas(arg)],
+        attrs=dict(_attributes(call)),
+    )
+
+
+def _metas(arg: RecordedArg) -> list[TensorMeta]:
+    if arg.kind == "tensor" and arg.tensor is not None:
+        return [arg.tensor]
+    return [meta for meta in arg.tensors or () if meta is not None] if arg.kind == "tensors" else []
+
+
+def _plain(arg: RecordedArg) -> Any:
+    return arg.tensor if arg.kind == "tensor" else list(arg.tensors or ()) if arg.kind == "tensors" else arg.value
+
+
+def _attributes(call: RecordedCall) -> Iterator[tuple[str, Any]]:
+    """Everything but tensors, by name."""
+    values = [arg for arg in call.args if arg.kind in ("scalar", "scalars", "unknown")]
+    if not values:
+        return
+    entry = EXECUTORS.find(call.name)
+    specs = executors.schemas_for(entry, call.name) if entry is not None else list(specs_of(call.name))
+    match = best_match(specs, call.args) if specs else None
+    if match is None:
+        raise ValueError(f"nothing names {_plain(values[0])}: register an executor of {call.name} with a schema=")
+    for arg, recorded in zip(match.spec.args, match.recorded, strict=False):
+        if recorded in values:
+            yield arg.name, recorded.value

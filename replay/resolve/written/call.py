@@ -1,0 +1,264 @@
+# pyright: strict
+"""One call as written, values and metadata of tensors, to an op of the IR: overload, arguments by name.
+
+Owns which overload is meant and how values become arguments. The text is `ir.notation`'s, several are `sweep`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import blake2b
+
+import msgspec
+
+from opreplay.replay.ir.model import Assumption, PlainValue, Reason, Recorded, ReplayArg, ReplayOp, ReplayPlan, Value
+from opreplay.replay.ir.names import split_name
+from opreplay.replay.ir.notation import CallText, CallValue, TorchName
+from opreplay.replay.ir.recorded_call import RecordedArg
+from opreplay.replay.resolve.bind import Unbound
+from opreplay.replay.resolve.by_argument_name import resolve_named
+from opreplay.replay.resolve.guess.values import Context
+from opreplay.replay.resolve.names import candidates
+from opreplay.replay.resolve.policy import Policy
+from opreplay.replay.resolve.schema import ArgSpec, OpSpec
+from opreplay.replay.resolve.user.conversions import (
+    CONVERSIONS,
+    ConversionFailed,
+    DtypeCode,
+    RecordedCall,
+    as_recorded,
+    convert,
+    in_schema_order,
+)
+from opreplay.replay.resolve.user.executors import EXECUTORS, UserExecutor, bind_by_name, bind_executor, schemas_for
+from opreplay.replay.resolve.user.table import UserFunction
+from opreplay.traces.dtypes import SCALAR_TYPE_CODES
+from opreplay.traces.errors import UsageError
+from opreplay.traces.literals import plain_float
+from opreplay.traces.model import TensorMeta, contiguous_strides
+
+SHOWN = 3
+"""Schemas that an error spells out."""
+_BY_NAME = ("ScalarType", "Layout", "MemoryFormat")
+"""Types of arguments whose values are names of torch's own."""
+
+
+def op_of_written(call: CallText, policy: Policy, *, device: str = "cpu") -> ReplayOp:
+    """The op that a call names with the arguments that it gives, for `device`.
+
+    Users' conversions and executors count as for a trace: first those that override, the others where there is no such
+    op here. Raises UsageError for an op that takes no such arguments, or that is not known or not allowed here.
+    """
+    parts = split_name(call.name)
+    if parts is None:
+        raise UsageError(f"{call.name} cannot be called: it is no op", hint="Name one as a trace does: aten::mm.")
+    base = f"{parts[0]}::{parts[1]}"
+    conversion, executor = CONVERSIONS.find(base), EXECUTORS.find(base)
+    if conversion is not None and conversion.override and (made := _converted(conversion, base, call, policy, device)):
+        return made
+    if executor is not None and executor.override:
+        return _executed(executor, base, call, device)
+    found = candidates(call.name, policy)
+    if found.reason is not None:
+        if conversion is not None and (made := _converted(conversion, base, call, policy, device)):
+            return made
+        if executor is not None:
+            return _executed(executor, base, call, device)
+        raise UsageError(f"{call.name} cannot be called: {found.reason}", hint="Name an op as a trace does: aten::mm.")
+    specs = [spec for spec in found.specs if parts[2] in (None, spec.overload or "default")]
+    if not specs:
+        known = ", ".join(spec.overload or "default" for spec in found.specs)
+        raise UsageError(f"{base} has no overload {parts[2]}", hint=f"It has {known}.")
+    reasons: list[Reason] = []
+    for spec in specs:
+        args = _bound(spec, call)
+        if args is None:
+            continue
+        op = ReplayOp(id=_identity(spec.full_name, args), name=spec.full_name, count=1, recorded=_NO_TIME, args=args)
+        resolved = resolve_named(_alone(op), policy, device=device).ops[0]
+        if resolved.reason is None:
+            return msgspec.structs.replace(resolved, name=base)
+        reasons.append(resolved.reason)
+    why = f": {reasons[0]}" if reasons else ""
+    shown = "; ".join(spec.text for spec in specs[:SHOWN])
+    raise UsageError(f"no overload of {call.name} takes these arguments{why}", hint=f"It is {shown}.")
+
+
+_NO_TIME = Recorded(host_us_total=0.0, host_us_median=0.0)
+
+
+def _alone(op: ReplayOp) -> ReplayPlan:
+    return ReplayPlan(source="call", selection="all", device_us_total=0.0, host_us_total=0.0, ops=(op,))
+
+
+def _identity(name: str, args: tuple[ReplayArg, ...]) -> str:
+    return blake2b(msgspec.json.encode([name, args]), digest_size=6).hexdigest()
+
+
+def _bound(spec: OpSpec, call: CallText) -> tuple[ReplayArg, ...] | None:
+    """Arguments by name in the schema's order; None where they do not go with its names."""
+    positional = [arg for arg in spec.args if not arg.keyword_only]
+    values = dict(zip((arg.name for arg in positional), call.args, strict=False))
+    if len(call.args) > len(positional) or not call.kwargs.keys() <= {arg.name for arg in spec.args} - values.keys():
+        return None
+    values.update(call.kwargs)
+    if any(not arg.has_default and arg.name not in values for arg in spec.args):
+        return None
+    if any(arg.kind in _BY_NAME and isinstance(values.get(arg.name), (int, float)) for arg in spec.args):
+        return None  # a number may stand for a dtype in a trace; whoever writes one means a number
+    return tuple(_argument(arg, values[arg.name]) for arg in spec.args if arg.name in values)
+
+
+def _argument(arg: ArgSpec, value: CallValue) -> ReplayArg:
+    """One argument in the form of the IR. Raises UsageError for a list that no argument of an op has."""
+
+    def made(kind: str, *, tensors: tuple[TensorMeta | None, ...] = (), value: Value = None) -> ReplayArg:
+        return ReplayArg(
+            name=arg.name,
+            type=kind,
+            tensors=tensors,
+            value=value,
+            keyword_only=arg.keyword_only,
+            mutated=arg.mutated,
+        )
+
+    if value is None:
+        return made(arg.kind)
+    if isinstance(value, TensorMeta):
+        return made("Tensor", tensors=(_with_strides(value),))
+    if not isinstance(value, list):
+        return made(_kind(arg, value), value=_plain(value))
+    if not value:
+        return made(arg.kind, value=())
+    if any(isinstance(item, TensorMeta) for item in value):
+        metas = tuple(_with_strides(item) if isinstance(item, TensorMeta) else None for item in value)
+        if any(item is not None and not isinstance(item, TensorMeta) for item in value):
+            raise UsageError(f"the list {arg.name} holds tensors and something else", hint="Give tensors or None.")
+        return made("Tensor[]", tensors=metas)
+    return made(f"{_kind(arg, value[0])}[]", value=tuple(_plain(item) for item in value))
+
+
+def _with_strides(meta: TensorMeta) -> TensorMeta:
+    return meta if meta.strides is not None else msgspec.structs.replace(meta, strides=contiguous_strides(meta.shape))
+
+
+def _kind(arg: ArgSpec, value: CallValue) -> str:
+    """The IR's type of a plain value for an argument."""
+    wanted = arg.kind.removesuffix("[]")
+    if isinstance(value, TorchName):
+        return wanted if wanted in _BY_NAME else "ScalarType"
+    if isinstance(value, str):
+        return "Device" if wanted == "Device" else "str"
+    kinds: dict[type, str] = {bool: "bool", int: "int", float: "float", complex: "complex"}
+    return kinds.get(type(value), wanted)
+
+
+def _plain(value: CallValue) -> PlainValue:
+    """A value as the IR holds it. Raises UsageError for a list within a list."""
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, float):
+        return plain_float(value)
+    if isinstance(value, complex):
+        return str(value).strip("()")
+    if isinstance(value, str):
+        return str(value)
+    raise UsageError("an op takes no such list", hint="Give tensors, numbers, texts, dtypes, or lists of one of these.")
+
+
+def _recorded(value: CallValue) -> RecordedArg:
+    """A value in the form that recorded ones have, as users' functions get them."""
+    if isinstance(value, TensorMeta):
+        return as_recorded(_with_strides(value))
+    if isinstance(value, TorchName) and value.removeprefix("torch.") in SCALAR_TYPE_CODES:
+        return RecordedArg(kind="scalar", value=DtypeCode(SCALAR_TYPE_CODES.index(value.removeprefix("torch."))))
+    if isinstance(value, list):
+        return as_recorded([_with_strides(item) if isinstance(item, TensorMeta) else item for item in value])
+    return as_recorded(str(value) if isinstance(value, TorchName) else value)
+
+
+def _written(arg: RecordedArg) -> CallValue:
+    """The reverse."""
+    if arg.kind == "tensor":
+        return arg.tensor
+    if arg.kind in ("tensors", "scalars"):
+        return list(arg.tensors or () if arg.kind == "tensors" else arg.value)
+    if isinstance(arg.value, DtypeCode):
+        return TorchName(f"torch.{SCALAR_TYPE_CODES[arg.value]}")
+    return arg.value
+
+
+def _in_order(call: CallText, name: str, specs: list[OpSpec]) -> tuple[RecordedArg, ...] | None:
+    args, by_name = [_recorded(one) for one in call.args], {key: _recorded(one) for key, one in call.kwargs.items()}
+    if not by_name:
+        return tuple(args)
+    orders = (in_schema_order(spec, args, by_name) for spec in specs)
+    return next((order for order in orders if order is not None), None)
+
+
+def _executed(entry: UserExecutor, name: str, call: CallText, device: str) -> ReplayOp:
+    """The op, to be run by a user's callable. Raises UsageError."""
+    context = Context(device=device)
+    text = None
+    try:
+        ordered = _in_order(call, name, schemas_for(entry, name))
+        if ordered is not None:
+            args, notes, text = bind_executor(entry, name, ordered, context)
+        else:
+            by_name = {key: _recorded(one) for key, one in call.kwargs.items()}
+            args, notes = bind_by_name(entry, [_recorded(one) for one in call.args], by_name, context)
+    except Unbound as stopped:
+        raise UsageError(f"{name} cannot be called: {stopped.reason}", hint=f"{entry.shown} runs it.") from None
+    return ReplayOp(
+        id=_identity(name, args),
+        name=name,
+        count=1,
+        recorded=_NO_TIME,
+        resolved_by="executor",
+        schema=text,
+        args=args,
+        assumptions=notes,
+    )
+
+
+def _converted(entry: UserFunction, name: str, call: CallText, policy: Policy, device: str) -> ReplayOp | None:
+    """The op that a user's conversion makes of the call; None where it does not apply. Raises UsageError."""
+    executor = EXECUTORS.find(name)
+    ordered = _in_order(call, name, [] if executor is None else schemas_for(executor, name))
+    if ordered is None:
+        raise UsageError(
+            f"{name} is converted by {entry.shown}, which gets no names", hint="Give its arguments in order."
+        )
+    try:
+        made = convert(entry, RecordedCall(name=name, args=ordered))
+    except ConversionFailed as failed:
+        raise UsageError(str(failed)) from None
+    if made is None:
+        return None
+    by_name: Mapping[str, CallValue] = {key: _written(one) for key, one in made.by_name.items()}
+    target = CallText(name=made.op, args=tuple(_written(one) for one in made.args), kwargs=dict(by_name))
+    base = made.op.partition(".")[0]
+    own = EXECUTORS.find(base)
+    if own is not None and (own.override or "::" not in base):
+        op = _executed(own, base, target, device)
+    elif base == name:
+        raise UsageError(f"{entry.shown} converts {name} to itself", hint="Register an executor for it as well.")
+    else:
+        op = op_of_written(_by_schema(target, policy), policy, device=device)
+    to = "" if base == name else f" to {made.op}"
+    note = Assumption(argument="*", what=f"{name} converted{to} by {entry.shown}: {made.note}")
+    via = op.via or (base if base != name else None)
+    return msgspec.structs.replace(op, name=name, via=via, assumptions=(note, *op.assumptions))
+
+
+def _by_schema(call: CallText, policy: Policy) -> CallText:
+    """A conversion's call with all arguments in order where it named some: the others fill what is left."""
+    if not call.kwargs:
+        return call
+    for spec in candidates(call.name, policy).specs:
+        ordered = _in_order(call, call.name, [spec])
+        if ordered is not None:
+            values = {arg.name: _written(one) for arg, one in zip(spec.args, ordered, strict=True)}
+            given: dict[str, CallValue] = {key: one for key, one in values.items() if one is not None}
+            return CallText(name=f"{spec.name}.{spec.overload or 'default'}", kwargs=given)
+    return call

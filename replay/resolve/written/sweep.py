@@ -1,0 +1,112 @@
+# pyright: strict
+"""Several calls as written, over sizes, to a plan: texts and files to calls, checked on meta tensors."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+import msgspec
+
+from opreplay.replay.ir.model import Reason, ReplayOp, ReplayPlan
+from opreplay.replay.ir.notation import parse_call, parse_sizes, size_names
+from opreplay.replay.ir.verdicts import META_WRONG
+from opreplay.traces.errors import UsageError
+
+MOST_CASES = 10_000
+MOST_FILE_BYTES = 16 << 20
+
+
+class Written(msgspec.Struct, frozen=True, kw_only=True):
+    """One call: its text, and a size for each name in it."""
+
+    text: str
+    sizes: Mapping[str, int] = {}
+
+
+def calls_of_file(path: str) -> tuple[str, ...]:
+    """The calls of a file, one a line; lines that are empty or begin with # are none. "-" is stdin.
+
+    Raises UsageError for a file that cannot be read, is no text, or holds no call.
+    """
+    try:
+        data = sys.stdin.buffer.read(MOST_FILE_BYTES + 1) if path == "-" else _bytes_of(Path(path))
+        text = data.decode()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint="Name a file of calls, one a line.") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is no text", hint="Name a file of calls, one a line.") from None
+    if len(data) > MOST_FILE_BYTES:
+        raise UsageError(f"{path} holds more than {MOST_FILE_BYTES:,} bytes", hint="Split it.")
+    calls = tuple(line for one in text.splitlines() if (line := one.strip()) and not line.startswith("#"))
+    if not calls:
+        raise UsageError(f"{path} holds no call", hint="Write one a line: aten::mm(bf16[64,32], bf16[32,8]).")
+    return calls
+
+
+def _bytes_of(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        return stream.read(MOST_FILE_BYTES + 1)
+
+
+def over_sizes(texts: Sequence[str], sweeps: Sequence[str]) -> tuple[Written, ...]:
+    """Each text with every combination of the sizes that it names; `sweeps` are "n=1,47" and the like.
+
+    Raises UsageError for a size without values, values for a size that no text has, and too many combinations.
+    """
+    values: dict[str, tuple[int, ...]] = {}
+    for sweep in sweeps:
+        name, some = parse_sizes(sweep)
+        if name in values:
+            raise UsageError(f"{name} is given twice", hint=f"Give all values at once: {name}=1,47,128.")
+        values[name] = some
+    named = {text: size_names(text) for text in texts}
+    known = list(dict.fromkeys(name for names in named.values() for name in names))
+    for name in values:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"Its sizes are {', '.join(known) or 'all numbers'}."
+            raise UsageError(f"--vary {name}: no call has a size of this name", hint=hint)
+    cases: list[Written] = []
+    for text, names in named.items():
+        missing = next((name for name in names if name not in values), None)
+        if missing is not None:
+            raise UsageError(f"{missing} in {text} has no value", hint=f"Give some: --vary {missing}=1,47,128.")
+        for sizes in itertools.product(*(values[name] for name in names)):
+            cases.append(Written(text=text, sizes=dict(zip(names, sizes, strict=True))))
+            if len(cases) > MOST_CASES:
+                raise UsageError(f"more than {MOST_CASES:,} calls", hint="Take fewer sizes.")
+    return tuple(cases)
+
+
+def plan_of_calls(
+    cases: Sequence[Written], *, allow_imports: Mapping[str, str] | None = None, device: str = "cpu"
+) -> tuple[ReplayPlan, tuple[str, ...]]:
+    """The ops of some calls with their outputs, each once, and the id of each call's op.
+
+    An op whose arguments do not go together, as a call on meta tensors finds out, has that as its reason. Raises
+    UsageError for texts that are no calls, and as `op_of_written` does.
+    """
+    from opreplay.replay.resolve.meta.check import check_plan
+    from opreplay.replay.resolve.meta.outputs import with_outputs
+    from opreplay.replay.resolve.policy import Policy
+    from opreplay.replay.resolve.written.call import op_of_written
+
+    policy = Policy(allow_imports=dict(allow_imports or {}))
+    calls = [parse_call(case.text, sizes=case.sizes) for case in cases]
+    made = [op_of_written(call, policy, device=device) for call in calls]
+    ops = {op.id: op for op in made}
+    plan = ReplayPlan(source="calls", selection="all", device_us_total=0.0, host_us_total=0.0, ops=tuple(ops.values()))
+    checks = check_plan(plan, policy=policy)
+
+    def checked(op: ReplayOp) -> ReplayOp:
+        check = checks.get(op.id)
+        if check is None or check.status not in META_WRONG:
+            return op
+        return msgspec.structs.replace(op, reason=Reason("failed", check.detail.removeprefix("failed: ")))
+
+    sound = msgspec.structs.replace(plan, ops=tuple(map(checked, plan.ops)))
+    return with_outputs(sound, policy=policy), tuple(op.id for op in made)

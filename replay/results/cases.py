@@ -1,0 +1,33 @@
+# pyright: strict
+"""What came out for calls that were written down, one a size of a sweep: values only."""
+
+from __future__ import annotations
+
+import msgspec
+
+from opreplay.replay.results.records import L2State, OpResult
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """One call."""
+
+    written: str
+    """As given, with names of sizes."""
+    sizes: dict[str, int]
+    """What the names stand for."""
+    call: str
+    """In full, with every argument that its overload was given by name."""
+    result: OpResult
+
+
+class Cases(msgspec.Struct, frozen=True, kw_only=True):
+    """All calls of one command."""
+
+    cases: tuple[Case, ...]
+    device: str | None
+    """Where they were measured; None where nothing was."""
+    environment: dict[str, object] = {}
+    """Of the machine, where something was measured."""
+    socs: dict[str, str]
+    """Simulated devices and their versions, in the order asked for."""
+    l2: L2State

@@ -1,0 +1,329 @@
+# pyright: strict
+"""Graphs of one step on several ranks → one graph: a collective goes on when all its known members have begun.
+
+A collective's node becomes two: an arrival, where the rank begins to wait, and the transfer after the last arrival.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from opreplay.replay.timeline.graph.model import (
+    COLLECTIVE,
+    MEMBERS,
+    STREAM,
+    Edges,
+    Floats,
+    Ints,
+    Lane,
+    Nodes,
+    StepGraph,
+)
+from opreplay.replay.timeline.graph.schedule import Schedule, retimed, step_length
+from opreplay.traces.joins.ranks import JobCollectives, Matched, Member
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankGraph:
+    """One rank's step."""
+
+    rank: int
+    graph: StepGraph
+    at_us: float
+    """Where the graph's zero is on the job's clock, µs after the job's zero."""
+    node_of_call: Mapping[int, int]
+    """Position of a collective among the rank's calls → its node in `graph`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobGraph:
+    """The graphs of all ranks as one; `whole` has times after the job's zero."""
+
+    ranks: tuple[RankGraph, ...]
+    whole: StepGraph
+    rank: Ints
+    """[nodes]: index into `ranks`; -1 where the members of a collective meet."""
+    local: Ints
+    """[nodes]: node in the rank's own graph; -1 for added ones."""
+    edge_rank: Ints
+    """[edges]: index into `ranks`, -1 for edges between ranks."""
+    edge_local: Ints
+    """[edges]: edge in the rank's own graph."""
+    node: tuple[Ints, ...]
+    """By rank: node of `whole` of each of its own nodes; of a collective that others take part in the transfer."""
+    arrival: tuple[Ints, ...]
+    """By rank: node of `whole` at which each of its own nodes starts to wait: itself but for such collectives."""
+    transfer_share: tuple[Floats, ...]
+    """By rank: share of each node's recorded time that is no waiting for other ranks."""
+    met: tuple[int, ...]
+    """Positions in `JobCollectives.matched` of those that hold ranks together in this step."""
+    dropped: int
+    """Of those: left out again, because they contradict the order of others."""
+
+    def lags(self, by_rank: Sequence[Floats] | None = None) -> Floats:
+        """Lags of all edges, from those of each rank's graph (default: recorded)."""
+        out = np.zeros(len(self.whole.edges))
+        for index, one in enumerate(self.ranks):
+            mine = self.edge_rank == index
+            out[mine] = (one.graph.edges.lag_us if by_rank is None else by_rank[index])[self.edge_local[mine]]
+        return out
+
+    def durations(self, by_rank: Sequence[Floats] | None = None, waitless: Sequence[Floats] | None = None) -> Floats:
+        """Durations of all nodes, from those of each rank's graph (default: recorded).
+
+        Of a collective that others take part in the share that is no waiting; of those in `waitless` [by rank, nodes,
+        1.0 or 0.0] all of it: their time is a prediction, which holds no waiting.
+        """
+        out = np.zeros(len(self.whole.nodes))
+        for index, one in enumerate(self.ranks):
+            given = one.graph.nodes.dur_us if by_rank is None else by_rank[index]
+            share = self.transfer_share[index]
+            if waitless is not None:
+                share = np.where(waitless[index] > 0, 1.0, share)
+            out[self.node[index]] = given * share
+        return out
+
+    def scheduled(
+        self,
+        durations_us: Floats | None = None,
+        *,
+        lags_us: Floats | None = None,
+        held_together: bool = True,
+    ) -> Schedule:
+        """The whole job's schedule; `held_together=False`: no rank waits for another."""
+        durations = self.durations() if durations_us is None else durations_us
+        lags = self.lags() if lags_us is None else lags_us
+        if not held_together:
+            lags = np.where(self.whole.edges.kind == MEMBERS, -1e15, lags)
+        return retimed(self.whole, durations, lags_us=lags)
+
+    def steps_us(self, schedule: Schedule) -> list[float]:
+        """The step of each rank in a schedule of the whole."""
+        out: list[float] = []
+        for index, one in enumerate(self.ranks):
+            start, end = self.of_rank(index, schedule)
+            out.append(step_length(one.graph, start, end, one.graph.begin_us))
+        return out
+
+    def of_rank(self, index: int, schedule: Schedule) -> tuple[Floats, Floats]:
+        """(starts, ends) of one rank's own nodes, on its own clock; a collective starts with its waiting."""
+        at = self.ranks[index].at_us
+        return schedule.start_us[self.arrival[index]] - at, schedule.end_us[self.node[index]] - at
+
+
+class _Joined:
+    """Nodes and edges of all ranks before they are put in order."""
+
+    def __init__(self, ranks: Sequence[RankGraph]) -> None:
+        self.ranks = ranks
+        self.base: list[int] = np.cumsum([0, *(len(one.graph.nodes) for one in ranks)]).tolist()
+        total = self.base[-1]
+        self.rank: list[int] = np.concatenate(
+            [np.full(len(one.graph.nodes), i) for i, one in enumerate(ranks)]
+        ).tolist()
+        self.local: list[int] = np.concatenate([np.arange(len(one.graph.nodes)) for one in ranks]).tolist()
+        self.start: list[float] = np.concatenate([one.graph.nodes.start_us + one.at_us for one in ranks]).tolist()
+        self.dur: list[float] = np.concatenate([one.graph.nodes.dur_us for one in ranks]).tolist()
+        lanes = np.cumsum([0, *(len(one.graph.lanes) for one in ranks)]).tolist()
+        self.lane: list[int] = np.concatenate([one.graph.nodes.lane + lanes[i] for i, one in enumerate(ranks)]).tolist()
+        self.release: list[float] = np.concatenate([one.graph.release_us + one.at_us for one in ranks]).tolist()
+        edges = [one.graph.edges for one in ranks]
+        self.source: list[int] = np.concatenate([e.source + b for e, b in zip(edges, self.base, strict=False)]).tolist()
+        self.target: list[int] = np.concatenate([e.target + b for e, b in zip(edges, self.base, strict=False)]).tolist()
+        self.kind: list[int] = np.concatenate([e.kind for e in edges]).tolist()
+        self.recorded: list[bool] = np.concatenate([e.recorded for e in edges]).tolist()
+        self.edge_rank: list[int] = np.concatenate([np.full(len(e), i) for i, e in enumerate(edges)]).tolist()
+        self.edge_local: list[int] = np.concatenate([np.arange(len(e)) for e in edges]).tolist()
+        self.arrival = list(range(total))
+        self.share = [np.ones(len(one.graph.nodes)) for one in ranks]
+        self.meeting: list[bool] = [False] * total
+
+    def node(self, *, rank: int, lane: int, start: float) -> int:
+        """One more node of no length."""
+        self.rank.append(rank)
+        self.local.append(-1)
+        self.start.append(start)
+        self.dur.append(0.0)
+        self.lane.append(lane)
+        self.release.append(-np.inf)
+        self.meeting.append(rank < 0)
+        return len(self.rank) - 1
+
+    def edge(self, source: int, target: int, *, kind: int = MEMBERS, recorded: bool = True) -> None:
+        """One more edge, between members unless it is of another kind."""
+        self.source.append(source)
+        self.target.append(target)
+        self.kind.append(kind)
+        self.recorded.append(recorded)
+        self.edge_rank.append(-1)
+        self.edge_local.append(-1)
+
+    def meet(self, found: Matched, members: Sequence[tuple[int, Member]]) -> None:
+        """Members of one collective wait for each other: (index of the rank, member)."""
+        arrived: dict[int, int] = {}
+        nodes: list[int] = []
+        for index, member in members:
+            own = self.ranks[index].node_of_call[member.call]
+            node = self.base[index] + own
+            arrival = self.node(rank=index, lane=self.lane[node], start=self.start[node])
+            self.release[arrival] = self.release[node]
+            self.release[node] = -np.inf
+            self.arrival[node] = arrival
+            arrived[node] = arrival
+            dur = self.dur[node]
+            share = member.transfer_us / dur if dur else 1.0
+            self.share[index][own] = min(1.0, share)
+            self.start[node] += dur * (1.0 - min(1.0, share))
+            nodes.append(node)
+        meeting = self.node(rank=-1, lane=self.lane[nodes[0]], start=max(self.start[a] for a in arrived.values()))
+        recorded = found.how == "sequence"
+        for node, arrival in arrived.items():
+            self.edge(arrival, node, kind=STREAM)
+            self.edge(arrival, meeting, recorded=recorded)
+            self.edge(meeting, node, recorded=recorded)
+
+    def redirect(self) -> None:
+        """What a collective waited for on its own rank holds back its arrival."""
+        self.target = [
+            target if rank < 0 else self.arrival[target]
+            for target, rank in zip(self.target, self.edge_rank, strict=True)
+        ]
+
+
+def job_graph(ranks: Sequence[RankGraph], collectives: JobCollectives) -> JobGraph:
+    """The graphs of several ranks as one. A collective with fewer than two members in these steps is left as it is."""
+    place = {one.rank: index for index, one in enumerate(ranks)}
+    joined = _Joined(ranks)
+    met: list[int] = []
+    for at, found in enumerate(collectives.matched):
+        members = [
+            (place[member.rank], member)
+            for member in found.members
+            if member.rank in place and member.call in ranks[place[member.rank]].node_of_call
+        ]
+        if len(members) > 1:
+            joined.meet(found, members)
+            met.append(at)
+    joined.redirect()
+    order, keep, dropped = _order(joined)
+    return _assembled(joined, order, keep, met, dropped)
+
+
+def _order(joined: _Joined) -> tuple[list[int], list[bool], int]:
+    """(nodes in an order in which each edge leads on, whether each edge is kept, meetings that were left out).
+
+    By time as far as edges allow. Where matches contradict each other, the earliest meeting that cannot come is let go.
+    """
+    total = len(joined.rank)
+    waits = [0] * total
+    after: list[list[int]] = [[] for _ in range(total)]
+    for edge, (source, target) in enumerate(zip(joined.source, joined.target, strict=True)):
+        waits[target] += 1
+        after[source].append(edge)
+    keep = [True] * len(joined.source)
+    ready = [(joined.start[node], node) for node in range(total) if not waits[node]]
+    heapq.heapify(ready)
+    order: list[int] = []
+    done = [False] * total
+    dropped = 0
+    while len(order) < total:
+        while ready:
+            _, node = heapq.heappop(ready)
+            if done[node]:
+                continue
+            done[node] = True
+            order.append(node)
+            for edge in after[node]:
+                target = joined.target[edge]
+                waits[target] -= 1
+                if not waits[target] and not done[target]:
+                    heapq.heappush(ready, (joined.start[target], target))
+        if len(order) < total:
+            stuck = [node for node in range(total) if not done[node] and joined.meeting[node]]
+            assert stuck, "a rank's own graph has a circle"
+            first = min(stuck, key=lambda node: joined.start[node])
+            for edge, target in enumerate(joined.target):
+                if target == first and not done[joined.source[edge]]:
+                    keep[edge] = False
+                    after[joined.source[edge]].remove(edge)
+            waits[first] = 0
+            dropped += 1
+            heapq.heappush(ready, (joined.start[first], first))
+    return order, keep, dropped
+
+
+def _assembled(joined: _Joined, order: list[int], keep: list[bool], met: list[int], dropped: int) -> JobGraph:
+    place = np.array(order, np.int64)
+    row = np.empty(len(place), np.int64)
+    row[place] = np.arange(len(place))
+    rank, local = np.array(joined.rank, np.int64)[place], np.array(joined.local, np.int64)[place]
+    kept = np.flatnonzero(np.array(keep, bool))
+    source, target = row[np.array(joined.source, np.int64)[kept]], row[np.array(joined.target, np.int64)[kept]]
+    picked = np.lexsort((source, target))
+    edge_rank = np.array(joined.edge_rank, np.int64)[kept][picked]
+    ranks, base = joined.ranks, joined.base
+    blank = np.full(len(place), -1, np.int64)
+    kind = np.full(len(place), COLLECTIVE, np.uint8)
+    zeros = np.zeros(len(place), np.int64)
+    for index, one in enumerate(ranks):
+        own = (rank == index) & (local >= 0)
+        kind[own] = one.graph.nodes.kind[local[own]]
+    edges = Edges(
+        source=source[picked],
+        target=target[picked],
+        lag_us=np.zeros(len(picked)),
+        kind=np.array(joined.kind, np.uint8)[kept][picked],
+        recorded=np.array(joined.recorded, bool)[kept][picked],
+    )
+    nodes = Nodes(
+        kind=kind,
+        lane=np.array(joined.lane, np.int64)[place],
+        start_us=np.array(joined.start, np.float64)[place],
+        dur_us=np.zeros(len(place)),
+        name=blank,
+        owner=blank,
+        row=blank,
+        collective=blank,
+        first_slice=zeros,
+        slices=zeros,
+    )
+    lanes = tuple(
+        Lane(device=lane.device, name=f"rank {one.rank}, {lane.name}", track=lane.track)
+        for one in ranks
+        for lane in one.graph.lanes
+    )
+    first = ranks[0].graph
+    whole = StepGraph(
+        step=first.step,
+        nodes=nodes,
+        edges=edges,
+        slices=first.slices,
+        lanes=lanes,
+        main_lane=-1,
+        release_us=np.maximum(np.array(joined.release, np.float64)[place], -1e15),
+        begin_us=0.0,
+        recorded_us=max(one.graph.recorded_us for one in ranks),
+        host_us=max(one.graph.host_us for one in ranks),
+        launch_latency_us=first.launch_latency_us,
+        stream_gap_us=first.stream_gap_us,
+    )
+    arrival = np.array(joined.arrival, np.int64)
+    made = JobGraph(
+        ranks=tuple(ranks),
+        whole=whole,
+        rank=rank,
+        local=local,
+        edge_rank=edge_rank,
+        edge_local=np.array(joined.edge_local, np.int64)[kept][picked],
+        node=tuple(row[base[i] : base[i + 1]] for i in range(len(ranks))),
+        arrival=tuple(row[arrival[base[i] : base[i + 1]]] for i in range(len(ranks))),
+        transfer_share=tuple(joined.share),
+        met=tuple(met),
+        dropped=dropped,
+    )
+    recorded = replace(nodes, dur_us=made.durations())
+    return replace(made, whole=replace(whole, nodes=recorded, edges=replace(edges, lag_us=made.lags())))

@@ -1,0 +1,440 @@
+# pyright: strict
+"""`job_timeline`: traces of several ranks → one step of the job: who waits for whom, and what would change that."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ir.model import ReplayPlan
+from opreplay.replay.timeline.categories import Categories, categories
+from opreplay.replay.timeline.changes import Edited, Unmatched, edited
+from opreplay.replay.timeline.graph.build import step_graph
+from opreplay.replay.timeline.graph.model import COLLECTIVE, Floats, StepGraph
+from opreplay.replay.timeline.graph.schedule import Schedule, critical_path
+from opreplay.replay.timeline.graph.steps import Step, chosen_step, steps_of
+from opreplay.replay.timeline.job.graph import JobGraph, RankGraph, job_graph
+from opreplay.replay.timeline.job.values import (
+    CollectiveMember,
+    JobChange,
+    JobSoc,
+    JobTimeline,
+    RankPathPart,
+    RankStep,
+    StepCollective,
+)
+from opreplay.replay.timeline.names import Names
+from opreplay.replay.timeline.simulated import ContentsOf, Predicted, predict
+from opreplay.replay.timeline.timeline import EdgeCount, recorded_schedule, relative
+from opreplay.traces import Trace
+from opreplay.traces.errors import UsageError
+from opreplay.traces.joins.ranks import JobCollectives, Matched, RankCalls, match
+from opreplay.traces.links.collectives import RankCall, collectives_of, with_host_collectives
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStudy:
+    """One rank, for views that draw it."""
+
+    rank: int
+    trace: Trace
+    step: Step
+    names: Names
+    calls: tuple[RankCall, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStudy:
+    """What was looked at."""
+
+    timeline: JobTimeline
+    graph: JobGraph
+    ranks: tuple[RankStudy, ...]
+    schedule: Schedule
+
+
+def job_timeline(
+    traces: Sequence[tuple[int, Trace]],
+    *,
+    step: int | None = None,
+    what_if: Sequence[str] = (),
+    devices: Sequence[DeviceProfile] = (),
+    plans: Sequence[ReplayPlan] = (),
+    contents: ContentsOf | None = None,
+    host_scale: float = 1.0,
+) -> JobStudy:
+    """Look at one step of several ranks: (rank, trace read with its activity). `plans`: of each, for `devices`.
+
+    Raises UsageError for fewer than two ranks, for two of one rank, and for traces that share no collective;
+    TraceError as `timeline` does.
+    """
+    if len(traces) < 2:
+        raise UsageError("one rank waits for nobody", hint="Give the traces of two ranks or more.")
+    order = sorted(range(len(traces)), key=lambda at: traces[at][0])
+    plans = [plans[at] for at in order] if plans else []
+    traces = [traces[at] for at in order]
+    calls = [collectives_of(trace) for _, trace in traces]
+    origins = _origins([trace for _, trace in traces])
+    given = [
+        RankCalls(rank=rank, calls=own, origin_ns=origin)
+        for (rank, _), own, origin in zip(traces, calls, origins, strict=True)
+    ]
+    try:
+        found = match(given)
+    except ValueError as error:
+        raise UsageError(str(error), hint="Give one recording of each rank.") from None
+    if not found.matched:
+        raise UsageError(
+            "these traces share no collective", hint="Give traces of ranks of one job, recorded at the same time."
+        )
+    traces = [(rank, with_host_collectives(trace)) for rank, trace in traces]
+    moved = [origin + round(clock.shift_us * 1e3) for origin, clock in zip(origins, found.clocks, strict=True)]
+    steps = _steps([trace for _, trace in traces], moved, step)
+    graphs = [step_graph(trace, one) for (_, trace), one in zip(traces, steps, strict=True)]
+    zero = min(one.start_ns + ahead for one, ahead in zip(steps, moved, strict=True))
+    ranks = tuple(
+        RankStudy(rank=rank, trace=trace, step=one, names=Names(trace, graph), calls=own)
+        for (rank, trace), one, graph, own in zip(traces, steps, graphs, calls, strict=True)
+    )
+    job = job_graph(
+        [
+            RankGraph(
+                rank=one.rank,
+                graph=graph,
+                at_us=(one.step.start_ns + ahead - zero) / 1e3,
+                node_of_call=_nodes_of_calls(graph, one),
+            )
+            for one, graph, ahead in zip(ranks, graphs, moved, strict=True)
+        ],
+        found,
+    )
+    schedule = job.scheduled()
+    made = {device.name: [_predicted(job, ranks, plans, i, device, contents, host_scale) for i in range(len(ranks))]
+            for device in devices}  # fmt: skip
+    return JobStudy(
+        timeline=_told(job, ranks, found, schedule, zero, what_if, made),
+        graph=job,
+        ranks=ranks,
+        schedule=schedule,
+    )
+
+
+def _origins(traces: Sequence[Trace]) -> list[int]:
+    """What the zero of each trace's clock is on that of the first."""
+    bases = [trace.info.base_ns for trace in traces]
+    return [base - bases[0] for base in bases]
+
+
+def _steps(traces: Sequence[Trace], moved_ns: Sequence[int], number: int | None) -> list[Step]:
+    """The step of the first rank, and of the others the one of that number, else the one at the same time."""
+    first = chosen_step(traces[0], number)
+    out = [first]
+    for trace, ahead in zip(traces[1:], moved_ns[1:], strict=True):
+        steps = steps_of(trace)
+        same = [one for one in steps if one.number is not None and one.number == first.number]
+        if same:
+            out.append(same[0])
+        elif steps and first.marked:
+            out.append(max(steps, key=lambda one: _common(one, ahead, first, moved_ns[0])))
+        else:
+            out.append(chosen_step(trace, None))
+    return out
+
+
+def _common(one: Step, one_ns: int, other: Step, other_ns: int) -> int:
+    """Time that two steps have in common, negative where they lie apart."""
+    return min(one.end_ns + one_ns, other.end_ns + other_ns) - max(one.start_ns + one_ns, other.start_ns + other_ns)
+
+
+def _nodes_of_calls(graph: StepGraph, one: RankStudy) -> dict[int, int]:
+    """Position of each collective of the step among the rank's calls → its node."""
+    nodes = graph.nodes
+    rows = {int(row): node for node, row in enumerate(nodes.row.tolist()) if row >= 0}
+    starts = {
+        round(float(nodes.start_us[node]) * 1e3): node
+        for node in np.flatnonzero((nodes.kind == COLLECTIVE) & (nodes.row < 0)).tolist()
+    }
+    out: dict[int, int] = {}
+    for at, call in enumerate(one.calls):
+        node = rows.get(call.kernel) if call.kernel >= 0 else starts.get(call.start_ns - one.step.start_ns)
+        if node is not None and nodes.dur_us[node] > 0:
+            out[at] = node
+    return out
+
+
+def _predicted(
+    job: JobGraph,
+    ranks: Sequence[RankStudy],
+    plans: Sequence[ReplayPlan],
+    index: int,
+    device: DeviceProfile,
+    contents: ContentsOf | None,
+    host_scale: float,
+) -> Predicted:
+    ops = {op.id: op for op in plans[index].ops} if plans else {}
+    return predict(ranks[index].trace, job.ranks[index].graph, device, ops, contents=contents, host_scale=host_scale)
+
+
+def _waitless(made: Predicted) -> Floats:
+    """1.0 for tasks that have a prediction: a predicted collective is transfer alone."""
+    out = np.zeros(len(made.durations_us))
+    for us in made.families.values():
+        out[us > 0.0] = 1.0
+    return out
+
+
+def _on(job: JobGraph, made: Sequence[Predicted], changes: Sequence[Edited] | None = None) -> Schedule:
+    """The job on one kind of simulated device, with changes of each rank's step."""
+    durations = [one.durations_us for one in (made if changes is None else changes)]
+    lags = [one.lags_us for one in (made if changes is None else changes)]
+    return job.scheduled(job.durations(durations, [_waitless(one) for one in made]), lags_us=job.lags(lags))
+
+
+def _told(
+    job: JobGraph,
+    ranks: Sequence[RankStudy],
+    found: JobCollectives,
+    schedule: Schedule,
+    zero_ns: int,
+    what_if: Sequence[str],
+    made: dict[str, list[Predicted]],
+) -> JobTimeline:
+    recorded = max(one.graph.recorded_us for one in job.ranks)
+    steps = job.steps_us(schedule)
+    before = max(steps)
+    inside = [found.matched[at] for at in job.met]
+    parts = tuple(_rank_step(job, ranks, found, inside, index, steps[index]) for index in range(len(ranks)))
+    socs = {name: _soc(job, of_device) for name, of_device in made.items()}
+    return JobTimeline(
+        world_size=max((r.trace.info.world_size for r in ranks if r.trace.info.world_size), default=None),
+        recorded_step_us=recorded,
+        retimed_step_us=before,
+        structure_error=relative(before, recorded),
+        categories_us=_mean([part.categories_us for part in parts]),
+        without_waiting_us=max(job.steps_us(job.scheduled(held_together=False))),
+        waiting_us=sum(part.waiting_us for part in parts),
+        ranks=parts,
+        collectives=tuple(_collective(one, zero_ns) for one in inside),
+        disagreements=found.disagreements,
+        critical_path=tuple(_path(job, ranks, schedule, before)),
+        edges={kind: EdgeCount(recorded=r, inferred=i) for kind, (r, i) in job.whole.edge_counts().items()},
+        dropped_collectives=job.dropped,
+        socs=socs,
+        what_if=tuple(_change(job, ranks, change, before, made) for change in what_if),
+        notes=tuple(_notes(job, ranks, found, inside)),
+    )
+
+
+def _rank_step(
+    job: JobGraph, ranks: Sequence[RankStudy], found: JobCollectives, inside: Sequence[Matched], index: int, us: float
+) -> RankStep:
+    one, graph = ranks[index], job.ranks[index].graph
+    mine = [(c, m) for c in inside for m in c.members if m.rank == one.rank]
+    late = [c for c, _ in mine if c.late_rank == one.rank]
+    return RankStep(
+        rank=one.rank,
+        source=one.trace.info.path.rsplit("/", 1)[-1],
+        step=one.step.name,
+        recorded_step_us=graph.recorded_us,
+        retimed_step_us=us,
+        structure_error=relative(us, graph.recorded_us),
+        begins_us=job.ranks[index].at_us,
+        categories_us=categories(graph, recorded_schedule(graph), step_us=graph.recorded_us),
+        waiting_us=sum(m.waiting_us for _, m in mine),
+        transfer_us=sum(m.transfer_us for _, m in mine),
+        late=len(late),
+        late_us=sum(c.late_us for c in late),
+        unmatched=found.unmatched[one.rank],
+        clock=next(clock for clock in found.clocks if clock.rank == one.rank),
+    )
+
+
+def _mean(parts: Sequence[Categories]) -> Categories:
+    return Categories(
+        **{name: sum(getattr(part, name) for part in parts) / len(parts) for name in Categories.__struct_fields__}
+    )
+
+
+def _collective(one: Matched, zero_ns: int) -> StepCollective:
+    return StepCollective(
+        kind=one.kind,
+        group=one.group,
+        group_size=one.group_size,
+        sequence=one.sequence,
+        elements=one.elements,
+        dtype=one.dtype,
+        matched_by=one.how,
+        skew_us=one.skew_us,
+        waiting_us=sum(member.waiting_us for member in one.members),
+        transfer_us=one.transfer_us,
+        late_rank=one.late_rank,
+        late_us=one.late_us,
+        missing=one.missing,
+        members=tuple(
+            CollectiveMember(
+                rank=member.rank,
+                start_us=(member.start_ns - zero_ns) / 1e3,
+                end_us=(member.end_ns - zero_ns) / 1e3,
+                waiting_us=member.waiting_us,
+                transfer_us=member.transfer_us,
+            )
+            for member in one.members
+        ),
+    )
+
+
+def _path(job: JobGraph, ranks: Sequence[RankStudy], schedule: Schedule, step_us: float) -> list[RankPathPart]:
+    """Why the rank that ends last ends when it does, across ranks; longest first."""
+    path, waits = critical_path(job.whole, schedule)
+    us: defaultdict[tuple[int | None, str, str], float] = defaultdict(float)
+    times: defaultdict[tuple[int | None, str, str], int] = defaultdict(int)
+    begin = max(0.0, float(schedule.end_us.max(initial=0.0)) - step_us)
+
+    def add(key: tuple[int | None, str, str], amount: float) -> None:
+        if amount > 0.0:
+            us[key] += amount
+            times[key] += 1
+
+    for node, wait in zip(path.tolist(), waits.tolist(), strict=True):
+        start, end = float(schedule.start_us[node]), float(schedule.end_us[node])
+        index, own = int(job.rank[node]), int(job.local[node])
+        rank = ranks[index].rank if index >= 0 else None
+        edge = int(schedule.cause[node])
+        if edge >= 0:
+            label = ranks[max(index, 0)].names.wait(int(job.whole.edges.kind[edge]))
+            add((rank, label, "wait"), min(wait, max(0.0, start - begin)))
+        if index < 0 or own < 0:
+            continue
+        spent = max(0.0, end - max(start, begin) + min(0.0, wait))
+        one = ranks[index]
+        if job.ranks[index].graph.lanes[int(job.ranks[index].graph.nodes.lane[own])].device:
+            add((rank, one.names.task(own), "device"), spent)
+        else:
+            for name, share in _ops_of(one, job.ranks[index].graph, own):
+                add((rank, name, "host"), spent * share)
+    parts = [RankPathPart(rank=r, name=n, us=v, where=w, times=times[r, n, w]) for (r, n, w), v in us.items()]
+    return sorted(parts, key=lambda part: (-part.us, part.name, -1 if part.rank is None else part.rank))
+
+
+def _ops_of(one: RankStudy, graph: StepGraph, node: int) -> list[tuple[str, float]]:
+    """What a stretch of a host thread consists of: (op, share)."""
+    low, count = int(graph.nodes.first_slice[node]), int(graph.nodes.slices[node])
+    lengths = graph.slices.dur_us[low : low + count]
+    total = float(lengths.sum())
+    if total <= 0.0:
+        return []
+    shares: defaultdict[str, float] = defaultdict(float)
+    for op, us in zip(graph.slices.op[low : low + count].tolist(), lengths.tolist(), strict=True):
+        shares[one.names.op(int(op))] += us / total
+    return list(shares.items())
+
+
+def _change(
+    job: JobGraph, ranks: Sequence[RankStudy], change: str, before: float, made: dict[str, list[Predicted]]
+) -> JobChange:
+    """A change on every rank that it means something on. Raises what `edited` does where that is none."""
+    all_edits = [_edited(job, ranks, change, index, None) for index in range(len(ranks))]
+    edits = [one for one in all_edits if one is not None]
+    if not edits:
+        edited(ranks[0].names, job.ranks[0].graph, change)
+    if any(one.overlap for one in edits):
+        raise UsageError("'overlap comm' is for one rank", hint="`timeline` on one of the traces takes it.")
+    complete = [
+        one if one is not None else Edited(r.graph, r.graph.nodes.dur_us, r.graph.edges.lag_us)
+        for one, r in zip(all_edits, job.ranks, strict=True)
+    ]
+    after = job.scheduled(
+        job.durations([one.durations_us for one in complete]), lags_us=job.lags([one.lags_us for one in complete])
+    )
+    socs: dict[str, float] = {}
+    for name, of_device in made.items():
+        on_it = [
+            _edited(job, ranks, change, index, one) or Edited(job.ranks[index].graph, one.durations_us, one.lags_us)
+            for index, one in enumerate(of_device)
+        ]
+        socs[name] = max(job.steps_us(_on(job, of_device, on_it)))
+    step_us = max(job.steps_us(after))
+    return JobChange(
+        change=change,
+        step_us=step_us,
+        gain_us=before - step_us,
+        matched=sum(one.matched for one in edits),
+        assumptions=tuple(dict.fromkeys(note for one in edits for note in one.notes)),
+        socs_us=socs,
+    )
+
+
+def _edited(
+    job: JobGraph, ranks: Sequence[RankStudy], change: str, index: int, made: Predicted | None
+) -> Edited | None:
+    try:
+        return edited(
+            ranks[index].names,
+            job.ranks[index].graph,
+            change,
+            durations_us=None if made is None else made.durations_us,
+            lags_us=None if made is None else made.lags_us,
+        )
+    except Unmatched:
+        return None
+
+
+def _soc(job: JobGraph, made: Sequence[Predicted]) -> JobSoc:
+    schedule = _on(job, made)
+    steps = job.steps_us(schedule)
+    waiting = sum(
+        float((schedule.start_us[node] - schedule.end_us[arrival]).sum())
+        for node, arrival in zip(job.node, job.arrival, strict=True)
+    )
+    return JobSoc(
+        step_us=max(steps),
+        by_rank_us={str(one.rank): us for one, us in zip(job.ranks, steps, strict=True)},
+        waiting_us=max(0.0, waiting),
+        notes=tuple(dict.fromkeys(note for one in made for note in one.notes)),
+    )
+
+
+def _notes(job: JobGraph, ranks: Sequence[RankStudy], found: JobCollectives, inside: Sequence[Matched]) -> list[str]:
+    notes: list[str] = []
+    guessed = sum(one.how != "sequence" for one in inside)
+    if guessed:
+        ways = sorted({one.how for one in inside if one.how != "sequence"})
+        notes.append(
+            f"{guessed} of {len(inside)} collectives carry no sequence number: matched by "
+            f"{' and '.join({'order': 'their order', 'overlap': 'overlap in time'}[way] for way in ways)} (inferred)"
+        )
+    world = max((r.trace.info.world_size or 0 for r in ranks), default=0)
+    missing = max((one.missing for one in inside), default=0)
+    if missing or world > len(ranks):
+        notes.append(
+            f"{len(ranks)} of {max(world, missing + len(ranks))} ranks were given: waiting for the others is "
+            "in the transfer, so waiting is at least, and transfer at most, what is shown"
+        )
+    for clock in found.clocks:
+        if clock.corrected:
+            notes.append(
+                f"the clock of rank {clock.rank} was moved by {clock.shift_us:+.1f} µs: {clock.by} collectives then "
+                f"end within {clock.spread_us:.1f} µs (median) of those of rank {clock.against}"
+            )
+        elif clock.against is not None:
+            notes.append(
+                f"the clock of rank {clock.rank} is as recorded: {clock.by} collectives end within "
+                f"{clock.spread_us:.1f} µs (median) of those of rank {clock.against}"
+            )
+    alone = [clock.rank for clock in found.clocks[1:] if clock.against is None]
+    if alone:
+        notes.append(
+            f"ranks {', '.join(map(str, alone))} share no collective with the first: their clocks are as recorded"
+        )
+    lost = sum(found.unmatched.values())
+    if lost:
+        notes.append(f"{lost} collectives of these traces have no counterpart on another rank given")
+    if job.dropped:
+        notes.append(f"{job.dropped} collectives contradict the order of others, and hold nobody back")
+    if not inside:
+        notes.append("no collective of this step has two members here: the ranks' steps are independent of each other")
+    return notes

@@ -1,0 +1,135 @@
+"""`opreplay op` through the console script and in process: rows, formats, what is told, and exit codes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from opreplay.cli.main import opreplay
+
+MM = "aten::mm(bf16[64,32], bf16[32,n])"
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(opreplay, ["op", *arguments], env={"COLUMNS": "140"})
+
+
+def test_the_console_script_measures_and_predicts_over_sizes(tmp_path: Path) -> None:
+    page, data, rows = (tmp_path / name for name in ("o.html", "o.json", "o.csv"))
+    script = Path(sys.executable).with_name("opreplay")
+    arguments = [
+        MM,
+        "--vary",
+        "n=1,47,128",
+        "--measure",
+        "--op-time",
+        "2ms",
+        "--soc",
+        "910b3",
+        "--soc",
+        "910c",
+        "--format",
+        "json",
+    ]
+    files = [word for path in (page, data, rows) for word in ("--output", str(path))]
+    done = subprocess.run(
+        [str(script), "op", *arguments, *files], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert json.loads(data.read_text()) == found
+    assert [case["sizes"] for case in found["cases"]] == [{"n": 1}, {"n": 47}, {"n": 128}]
+    for case in found["cases"]:
+        assert case["op"] == "aten::mm"
+        assert case["inputs"] == f"bf16[64,32] · bf16[32,{case['sizes']['n']}]"
+        assert case["measured_us"] > 0
+        assert case["measurement"]["ci_low_us"] <= case["measured_us"] <= case["measurement"]["ci_high_us"]
+        assert set(case["simulated_us"]) == {"910b3", "910c"}
+        assert case["bound"] == case["simulated"]["910b3"]["bound"]
+        assert case["reason"] is None
+    text = page.read_text()
+    assert text.count("<circle") == 9, "three lines with three sizes"
+    assert "Time over n" in text
+    table = list(csv.DictReader(rows.read_text().splitlines()))
+    assert [float(row["simulated_us_910b3"]) for row in table] == [c["simulated_us"]["910b3"] for c in found["cases"]]
+    again = invoke(*[case["call"] for case in found["cases"]], "--no-measure", "--format", "json")
+    assert [case["simulated_us"]["910b3"] for case in json.loads(again.stdout)["cases"]] == [
+        case["simulated_us"]["910b3"] for case in found["cases"]
+    ], "what is printed can be pasted"
+
+
+def test_nothing_runs_without_measuring_and_the_second_time_is_the_same() -> None:
+    first = invoke(MM, "--vary", "n=2^3..2^6", "--no-measure", "--format", "json")
+    assert first.exit_code == 0, first.stderr
+    found = json.loads(first.stdout)
+    assert found["device"] is None
+    assert {case["measured_us"] for case in found["cases"]} == {None}
+    assert invoke(MM, "--vary", "n=2^3..2^6", "--no-measure", "--format", "json").stdout == first.stdout
+    assert invoke(MM, "--vary", "n=2^3..2^6", "--no-measure", "--no-cache", "--format", "json").stdout == first.stdout
+
+
+def test_rows_say_what_their_numbers_rest_on() -> None:
+    shown = invoke(MM, "--vary", "n=64", "--no-measure", "--soc", "910b3", "--l2", "warm").stdout
+    assert shown.startswith("1 call: 1 predicted on 910b3\n")
+    assert "a: 910b3 " in shown
+    assert "caches (warm)" in shown
+
+
+def test_calls_of_a_file_and_of_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "ops.txt"
+    file.write_text("# two\naten::relu(f32[n])\naten::softmax(f32[4,n]{1,4}, -1, dtype=torch.float32)\n")
+    done = invoke("aten::neg(f32[8])", "--file", str(file), "--vary", "n=16", "--no-measure", "--format", "csv")
+    assert done.exit_code == 0, done.stderr
+    rows = list(csv.DictReader(done.stdout.splitlines()))
+    assert [row["op"] for row in rows] == ["aten::neg", "aten::relu", "aten::softmax"]
+    assert rows[2]["inputs"] == "f32[4,16]*"
+    assert [row["n"] for row in rows] == ["", "16", "16"]
+
+
+def test_shapes_that_do_not_fit_have_a_reason_and_no_time() -> None:
+    done = invoke("aten::mm(f32[4,8], f32[n,3])", "--vary", "n=8,9", "--format", "json", "--op-time", "1ms")
+    assert done.exit_code == 1
+    good, bad = json.loads(done.stdout)["cases"]
+    assert good["measured_us"] > 0
+    assert (bad["measured_us"], bad["simulated_us"], bad["bound"]) == (None, {}, None)
+    assert "8] X [9" in bad["reason"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ((), "no call is given"),
+        (("aten::mm(f32[2,2]",), "expected at"),
+        (("aten::mm(f32[2,2], f32[2,n])",), "--vary n="),
+        (("aten::relu(f32[2])", "--vary", "n=1"), "no call has a size"),
+        (("aten::relu(f32[2])", "--soc", "911"), "911"),
+        (("aten::relu(f32[2])", "--output", "o.txt"), ".csv"),
+        (("aten::relu(f32[2])", "--file", "none.txt"), "none.txt"),
+    ],
+)
+def test_what_makes_no_sense_is_exit_2_with_a_hint(arguments: tuple[str, ...], why: str) -> None:
+    done = invoke(*arguments)
+    assert done.exit_code == 2
+    assert why in done.stderr
+    assert "hint:" in done.stderr
+
+
+def test_ops_of_plugins(tmp_path: Path) -> None:
+    plugin = tmp_path / "ops.py"
+    plugin.write_text(
+        "from opreplay import register_executor\n\n\n"
+        "@register_executor('op_cmd_test::gate')\ndef gate(inputs, attrs):\n    return [inputs[0] * attrs['slope']]\n"
+    )
+    done = invoke(
+        "op_cmd_test::gate(f32[8], slope=2.0)", "--plugin", str(plugin), "--op-time", "1ms", "--format", "json"
+    )
+    assert done.exit_code == 0, done.stderr
+    (case,) = json.loads(done.stdout)["cases"]
+    assert case["resolved_by"] == "executor"
+    assert any("run by the user's executor gate" in one["what"] for one in case["assumptions"])

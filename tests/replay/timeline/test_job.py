@@ -1,0 +1,164 @@
+"""Several ranks of one job against machines whose rules are known: clocks, waiting, and steps after a change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from opreplay.cli.main import opreplay
+from opreplay.replay.timeline.job.study import JobStudy, job_timeline
+from opreplay.traces import read_trace
+from opreplay.traces.errors import TraceError, UsageError
+from tests.replay.timeline.job_machine import Job, data_parallel
+
+
+def study(job: Job, folder: Path, **how: Any) -> JobStudy:
+    traces = [(rank, read_trace(path, activity=True)) for rank, path in enumerate(job.write(folder))]
+    return job_timeline(traces, **how)
+
+
+def test_recorded_durations_give_the_recorded_step_on_every_rank(tmp_path: Path) -> None:
+    found = study(data_parallel({1: 1.5}), tmp_path).timeline
+    assert abs(found.structure_error) < 0.002
+    assert all(abs(one.structure_error) < 0.005 for one in found.ranks)
+    assert found.dropped_collectives == 0
+    assert found.edges["collective members"].recorded == 4 * 6
+    assert not found.disagreements
+
+
+def test_who_is_late_and_what_waiting_is(tmp_path: Path) -> None:
+    found = study(data_parallel({1: 1.5}), tmp_path).timeline
+    assert [one.late for one in found.ranks] == [0, 4, 0]
+    assert all(one.transfer_us == pytest.approx(300.0, abs=1.0) for one in found.collectives)
+    assert found.ranks[1].waiting_us == pytest.approx(0.0, abs=1.0)
+    # Three kernels of 150 µs take half as long again on the late rank. Then the others begin a collective when the one
+    # before is done, 300 µs after the late rank began it, which needs 675 µs for the next one.
+    assert found.ranks[0].waiting_us == pytest.approx(225.0 + 3 * 375.0, rel=0.01)
+    assert found.ranks[1].late_us == pytest.approx(225.0 + 3 * 375.0, rel=0.01)
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_clocks_that_differ_are_put_right(tmp_path: Path, numbered: bool) -> None:
+    clocks = {1: 1234.5, 2: -20_000.0}
+    found = study(data_parallel({1: 1.5}, clocks_us=clocks, numbered=numbered), tmp_path).timeline
+    assert [one.clock.shift_us for one in found.ranks] == pytest.approx([0.0, -1234.5, 20_000.0], abs=0.5)
+    assert [one.late for one in found.ranks] == [0, 4, 0]
+    assert all(one.transfer_us == pytest.approx(300.0, abs=1.0) for one in found.collectives)
+    assert {one.matched_by for one in found.collectives} == {"sequence" if numbered else "order"}
+    inferred = found.edges["collective members"].inferred
+    assert (inferred == 0) == numbered
+
+
+@pytest.mark.parametrize(
+    ("change", "really"),
+    [
+        ("gemm=0.5x", {"slow": {0: 0.5, 1: 0.75, 2: 0.5}}),
+        ("gemm=2x", {"slow": {0: 2.0, 1: 3.0, 2: 2.0}}),
+        ("nccl*=0.1x", {"slow": {1: 1.5}, "transfer_us": 30.0}),
+        ("nccl*=4x", {"slow": {1: 1.5}, "transfer_us": 1200.0}),
+    ],
+)
+def test_a_change_gives_the_step_that_the_job_would_take(tmp_path: Path, change: str, really: dict[str, Any]) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    foreseen = study(data_parallel({1: 1.5}), tmp_path / "a", what_if=[change]).timeline.what_if[0]
+    after = study(data_parallel(**really), tmp_path / "b").timeline
+    assert foreseen.step_us == pytest.approx(after.recorded_step_us, rel=0.02)
+
+
+def test_without_waiting_is_the_step_of_the_slowest_alone(tmp_path: Path) -> None:
+    found = study(data_parallel({1: 1.5}), tmp_path)
+    alone = found.graph.steps_us(found.graph.scheduled(held_together=False))
+    assert alone[1] == pytest.approx(found.timeline.recorded_step_us, rel=0.01)
+    assert alone[0] == pytest.approx(alone[2])
+    assert alone[0] < 0.9 * alone[1]
+
+
+def test_sizes_that_disagree_are_reported(tmp_path: Path) -> None:
+    job = Job(2)
+    for machine in job.ranks:
+        machine.begin()
+    job.all_reduce(50.0)
+    job.all_reduce(50.0, r1=2000)
+    for machine in job.ranks:
+        machine.synchronize()
+        machine.end()
+    found = study(job, tmp_path).timeline
+    assert [(one.collective, one.what, one.values) for one in found.disagreements] == [
+        (1, "elements in", {"0": "1000", "1": "2000"}),
+        (1, "elements out", {"0": "1000", "1": "2000"}),
+    ]
+
+
+def test_some_ranks_of_a_job(tmp_path: Path) -> None:
+    paths = data_parallel({1: 1.5}).write(tmp_path)
+    found = job_timeline([(rank, read_trace(paths[rank], activity=True)) for rank in (0, 2)]).timeline
+    assert {one.missing for one in found.collectives} == {1}
+    assert any("2 of 3 ranks were given" in note for note in found.notes)
+    # The late one is not there, so its lateness looks like transfer: said, not hidden.
+    assert found.collectives[0].transfer_us > 400.0
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    trace = read_trace(data_parallel().write(tmp_path)[0], activity=True)
+    with pytest.raises(UsageError, match="waits for nobody"):
+        job_timeline([(0, trace)])
+    with pytest.raises(UsageError, match="more than once"):
+        job_timeline([(0, trace), (0, trace)])
+    with pytest.raises(TraceError, match="changes nothing"):
+        study(data_parallel(), tmp_path, what_if=["nothing_like_it=0"])
+
+
+def test_the_command_takes_files_or_a_folder(tmp_path: Path) -> None:
+    folder_of_job = tmp_path / "job"
+    folder_of_job.mkdir()
+    paths = data_parallel({1: 1.5}).write(folder_of_job)
+    (folder_of_job / "notes.json").write_text("{}")
+    target = tmp_path / "out.json.gz"
+    args = ["--ranks", "--format", "json", "--what-if", "gemm=0.5x"]
+    folder = CliRunner().invoke(opreplay, ["timeline", str(folder_of_job), *args])
+    files = CliRunner().invoke(opreplay, ["timeline", *paths, *args, "--timeline", str(target)])
+    assert folder.exit_code == files.exit_code == 0, folder.stderr + files.stderr
+    assert "notes.json left out" in folder.stderr
+    found = json.loads(files.stdout)
+    assert found == json.loads(folder.stdout)
+    assert {
+        "recorded_step_us",
+        "retimed_step_us",
+        "structure_error",
+        "critical_path",
+        "what_if",
+        "socs",
+    } <= found.keys()
+    assert [one["rank"] for one in found["ranks"]] == [0, 1, 2]
+    assert target.exists()
+    shown = CliRunner().invoke(opreplay, ["timeline", str(folder_of_job), "--ranks"]).stdout
+    assert "rank 1: last in 4 collectives" in shown
+    assert CliRunner().invoke(opreplay, ["timeline", *paths]).exit_code == 2
+    assert CliRunner().invoke(opreplay, ["timeline", paths[0], "--ranks"]).exit_code == 2
+
+
+def test_ranks_on_the_host_alone() -> None:
+    from opreplay.traces.samples.catalog import sample_path
+
+    traces = [(rank, read_trace(sample_path(f"ddp_step_rank{rank}"), activity=True)) for rank in (0, 1)]
+    found = job_timeline(traces).timeline
+    assert abs(found.structure_error) < 0.01
+    assert [one.kind for one in found.collectives] == ["all_reduce", "all_reduce"]
+    assert [one.elements for one in found.collectives] == [524_800, 527_360]
+    # Rank 0 began its step 13 ms later; rank 1 waited for it in both.
+    assert [one.late for one in found.ranks] == [2, 0]
+    assert found.ranks[1].waiting_us > 20_000.0
+
+
+def test_two_sampled_ranks_of_many(shared_traces: Path) -> None:
+    paths = [shared_traces / f"nvidia_sampled_rank{rank}.json.gz" for rank in (0, 1)]
+    found = job_timeline([(rank, read_trace(path, activity=True)) for rank, path in enumerate(paths)]).timeline
+    assert abs(found.structure_error) < 0.01
+    assert found.world_size == 128
+    assert any("2 of 128 ranks" in note for note in found.notes)
+    assert all(one.late_rank == 1 for one in found.collectives)

@@ -1,0 +1,505 @@
+# pyright: strict
+"""Collectives of several ranks of one job matched with each other: one clock, who waits for whom, what disagrees.
+
+Pure values: the calls of each rank in, matches out. Owns the matching and the clocks; reads no file, draws no graph.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from opreplay.traces.links.collectives import PAIRED, RankCall
+
+SAME_IN = frozenset(("all_reduce", "broadcast", "reduce", "all_gather", "gather"))
+"""Kinds of which each member hands in as much as every other."""
+SAME_OUT = frozenset(("all_reduce", "reduce_scatter", "broadcast"))
+TOGETHER = frozenset(("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "barrier"))
+"""Kinds that end on no member before the last one has begun: their ends tell how clocks differ."""
+ENOUGH = 3
+"""Fewer collectives of two devices do not tell how their clocks differ."""
+MOST_SHIFTS = 4000
+_MEET = 0.9
+"""Share of calls that must run at the same time on both ranks for their order to tell."""
+_WRONG_SIZES = 0.1
+"""Share of calls whose sizes may disagree: that is to be reported, not matched away."""
+
+Ints = npt.NDArray[np.int64]
+How = Literal["sequence", "order", "overlap"]
+
+
+class RankCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank ran."""
+
+    rank: int
+    calls: tuple[RankCall, ...]
+    """By start, on the rank's own clock."""
+    origin_ns: int = 0
+    """What the clock's zero is on the clock that all ranks should share (the trace's base time)."""
+
+
+class Clock(msgspec.Struct, frozen=True, kw_only=True):
+    """How one rank's clock was put on that of the job."""
+
+    rank: int
+    shift_us: float
+    """Added to the rank's times, beyond what its base time says."""
+    corrected: bool
+    """False: as recorded."""
+    by: int
+    """Collectives that ended on this rank and on the one it was compared with."""
+    spread_us: float
+    """By how much their ends still differ, median; 0 without any."""
+    against: int | None = None
+    """The rank it was compared with; None for the first of those that share collectives."""
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's part of a collective, ns on the job's clock."""
+
+    rank: int
+    call: int
+    """Position in the rank's calls."""
+    start_ns: int
+    end_ns: int
+    waiting_us: float
+    """Until the last of the known members had begun."""
+    transfer_us: float
+    """The rest."""
+
+
+class Matched(msgspec.Struct, frozen=True, kw_only=True):
+    """One collective and its members that are known, by rank."""
+
+    kind: str
+    group: str | None
+    group_size: int | None
+    sequence: int | None
+    elements: int | None
+    """That the first known member hands in."""
+    dtype: str | None
+    how: How
+    """"sequence" is recorded; "order" within the group and "overlap" in time are inferred."""
+    members: tuple[Member, ...]
+
+    @property
+    def last_start_ns(self) -> int:
+        """When the last known member began."""
+        return max(member.start_ns for member in self.members)
+
+    @property
+    def late_rank(self) -> int:
+        """The rank that began last."""
+        return max(self.members, key=lambda member: member.start_ns).rank
+
+    @property
+    def skew_us(self) -> float:
+        """From the first start to the last."""
+        return (self.last_start_ns - min(member.start_ns for member in self.members)) / 1e3
+
+    @property
+    def late_us(self) -> float:
+        """How much later the last one began than the one before it."""
+        starts = sorted(member.start_ns for member in self.members)
+        return (starts[-1] - starts[-2]) / 1e3 if len(starts) > 1 else 0.0
+
+    @property
+    def transfer_us(self) -> float:
+        """Median of the members."""
+        return median(member.transfer_us for member in self.members)
+
+    @property
+    def missing(self) -> int:
+        """Members of the group whose traces were not given: the last one may be among them."""
+        return max(0, (self.group_size or 0) - len(self.members))
+
+
+class Disagreement(msgspec.Struct, frozen=True, kw_only=True):
+    """What members of one collective should have the same and have not."""
+
+    collective: int
+    """Position in `JobCollectives.matched`."""
+    what: str
+    """"operation", "dtype", "elements in", "elements out", "group size", "splits"."""
+    values: dict[str, str]
+    """By rank."""
+
+
+class JobCollectives(msgspec.Struct, frozen=True, kw_only=True):
+    """All of one job."""
+
+    clocks: tuple[Clock, ...]
+    matched: tuple[Matched, ...]
+    """By the start of the last member."""
+    disagreements: tuple[Disagreement, ...]
+    unmatched: dict[int, int]
+    """Rank → calls without a counterpart."""
+
+
+_Group = tuple[str | None, str | None, int]
+"""Name, members as recorded, stream where neither is known."""
+
+
+def match(ranks: Sequence[RankCalls]) -> JobCollectives:
+    """The collectives of several ranks matched with each other. Raises ValueError for two of one rank.
+
+    Within a group by the recorded sequence number; without it by order, with the shift at which their ends lie nearest
+    (recordings begin and end at different calls); where the kinds then differ, only calls that overlap in time.
+    """
+    numbers = [one.rank for one in ranks]
+    if len(set(numbers)) != len(numbers):
+        raise ValueError(f"ranks come more than once: {sorted(numbers)}")
+    ordered = sorted(ranks, key=lambda one: one.rank)
+    known = {one.rank: one.calls for one in ordered}
+    origins = {one.rank: one.origin_ns for one in ordered}
+    rows: list[_Row] = []
+    for of_group in _by_group(known).values():
+        if len(of_group) > 1:
+            rows += _match_group(of_group, known, origins)
+    clocks = _clocks(numbers, rows, known, origins)
+    moved = {clock.rank: origins[clock.rank] + round(clock.shift_us * 1e3) for clock in clocks}
+    matched = sorted((_matched(row, known, moved) for row in rows), key=lambda one: (one.last_start_ns, one.kind))
+    used = {(member.rank, member.call) for one in matched for member in one.members}
+    return JobCollectives(
+        clocks=tuple(clocks),
+        matched=tuple(matched),
+        disagreements=tuple(found for at, one in enumerate(matched) for found in _disagreements(at, one, known)),
+        unmatched={rank: sum((rank, at) not in used for at in range(len(calls))) for rank, calls in known.items()},
+    )
+
+
+class _Row(msgspec.Struct, frozen=True):
+    """Calls that belong together: (rank, position), and how they were found."""
+
+    calls: tuple[tuple[int, int], ...]
+    how: How
+
+
+def _by_group(known: dict[int, tuple[RankCall, ...]]) -> dict[_Group, dict[int, list[int]]]:
+    """Group → rank → positions of its calls. Without a name the stream stands for it, where ranks use the same ones."""
+    streams = {
+        rank: {call.stream for call in calls if call.group is None and call.ranks is None}
+        for rank, calls in known.items()
+    }
+    present = [found for found in streams.values() if found]
+    same = all(found == present[0] for found in present)
+    out: defaultdict[_Group, defaultdict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for rank, calls in known.items():
+        for at, call in enumerate(calls):
+            unnamed = call.group is None and call.ranks is None
+            out[call.group, call.ranks, call.stream if unnamed and same else -1][rank].append(at)
+    return {key: dict(found) for key, found in out.items()}
+
+
+def _match_group(
+    group: dict[int, list[int]], known: dict[int, tuple[RankCall, ...]], origins: dict[int, int]
+) -> list[_Row]:
+    """The rows of one group."""
+    rows = _pairs(group, known)
+    rest = {
+        rank: [at for at in places if known[rank][at].kind not in PAIRED and known[rank][at].kind]
+        for rank, places in group.items()
+    }
+    rest = {rank: places for rank, places in rest.items() if places}
+    if len(rest) < 2:
+        return rows
+    if all(known[rank][at].sequence is not None for rank, places in rest.items() for at in places):
+        return rows + _by_sequence(rest, known)
+    return rows + _by_order(rest, known, origins)
+
+
+def _pairs(group: dict[int, list[int]], known: dict[int, tuple[RankCall, ...]]) -> list[_Row]:
+    """Messages from one rank to another, by their order, where both name their peer and there are as many of either."""
+    sent: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    got: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for rank, places in group.items():
+        for at in places:
+            call = known[rank][at]
+            if call.kind == "send" and call.target is not None:
+                sent[rank, call.target].append((rank, at))
+            elif call.kind == "recv" and call.source is not None:
+                got[call.source, rank].append((rank, at))
+    return [
+        _Row((one, other), "order")
+        for peers in sorted(sent)
+        if len(sent[peers]) == len(got[peers])
+        for one, other in zip(sent[peers], got[peers], strict=True)
+    ]
+
+
+def _by_sequence(group: dict[int, list[int]], known: dict[int, tuple[RankCall, ...]]) -> list[_Row]:
+    """Calls of one number; several of one number (coalesced) by their order."""
+    found: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for rank, places in group.items():
+        seen: defaultdict[int, int] = defaultdict(int)
+        for at in places:
+            number = known[rank][at].sequence
+            assert number is not None
+            found[number, seen[number]].append((rank, at))
+            seen[number] += 1
+    return [_Row(tuple(calls), "sequence") for _, calls in sorted(found.items()) if len(calls) > 1]
+
+
+def _by_order(
+    group: dict[int, list[int]], known: dict[int, tuple[RankCall, ...]], origins: dict[int, int]
+) -> list[_Row]:
+    """Calls by their place among those of the rank with most of them."""
+    longest = max(group, key=lambda rank: (len(group[rank]), -rank))
+    rows: dict[int, list[tuple[int, int]]] = {at: [(longest, at)] for at in group[longest]}
+    how: How = "order"
+    for rank, places in sorted(group.items()):
+        if rank == longest:
+            continue
+        shift = _shift(longest, group[longest], rank, places, known, origins)
+        if shift is None:
+            how = "overlap"
+            pairs = _overlapping(longest, group[longest], rank, places, known, origins)
+        else:
+            low, high = max(0, shift), min(len(group[longest]), len(places) + shift)
+            pairs = [(group[longest][i], places[i - shift]) for i in range(low, high)]
+        for one, other in pairs:
+            rows[one].append((rank, other))
+    return [_Row(tuple(sorted(calls)), how) for calls in rows.values() if len(calls) > 1]
+
+
+def _shift(
+    one: int,
+    places: Sequence[int],
+    other: int,
+    others: Sequence[int],
+    known: dict[int, tuple[RankCall, ...]],
+    origins: dict[int, int],
+) -> int | None:
+    """Where the second rank's calls begin among the first's: all kinds agree there, and ends lie nearest; or None.
+
+    Nearly all calls must meet there once clocks are moved by the median: else calls are missing in between. Of shifts
+    at which nearly all sizes agree one at which the profiler's steps do, then the one with the least median distance of
+    ends: clocks of machines differ by milliseconds at most, steps take longer than that.
+    """
+    kinds = {kind: i for i, kind in enumerate(sorted({call.kind for calls in known.values() for call in calls}))}
+    a, b = _columns(known[one], places, kinds, origins[one]), _columns(known[other], others, kinds, origins[other])
+    n, m = len(places), len(others)
+    least = max(1, (min(n, m) + 1) // 2)
+    best: tuple[bool, bool, float, int, int] | None = None
+    for shift in sorted(range(least - m, n - least + 1), key=abs)[:MOST_SHIFTS]:
+        low, high = max(0, shift), min(n, m + shift)
+        mine, theirs = slice(low, high), slice(low - shift, high - shift)
+        if (a[0][mine] != b[0][theirs]).any():
+            continue
+        sizes = (a[1][mine] != b[1][theirs]) & (a[1][mine] >= 0) & (b[1][theirs] >= 0)
+        apart = a[3][mine] - b[3][theirs]
+        moved = int(np.median(apart))
+        met = (a[2][mine] < b[3][theirs] + moved) & (b[2][theirs] + moved < a[3][mine])
+        if met.mean() < _MEET:
+            continue
+        far = float(np.median(np.abs(apart)))
+        marked = (a[4][mine] >= 0) & (b[4][theirs] >= 0)
+        other_steps = bool((a[4][mine] != b[4][theirs])[marked].any())
+        score = (bool(sizes.mean() > _WRONG_SIZES), other_steps, far, abs(shift), shift)
+        best = score if best is None else min(best, score)
+    return None if best is None else best[4]
+
+
+def _columns(
+    calls: Sequence[RankCall], places: Sequence[int], kinds: dict[str, int], origin_ns: int
+) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """(kind, size or -1 where members may differ or it is unknown, start, end, step or -1) of each call."""
+    picked = [calls[at] for at in places]
+    return (
+        np.array([kinds[call.kind] for call in picked], np.int64),
+        np.array([_size(call) for call in picked], np.int64),
+        np.array([call.start_ns + origin_ns for call in picked], np.int64),
+        np.array([call.end_ns + origin_ns for call in picked], np.int64),
+        np.array([-1 if call.step is None else call.step for call in picked], np.int64),
+    )
+
+
+def _size(call: RankCall) -> int:
+    """Elements that all members have in common, or -1."""
+    if call.kind in SAME_IN and call.elements is not None:
+        return call.elements
+    return call.out_elements if call.kind in SAME_OUT and call.out_elements is not None else -1
+
+
+def _overlapping(
+    one: int,
+    places: Sequence[int],
+    other: int,
+    others: Sequence[int],
+    known: dict[int, tuple[RankCall, ...]],
+    origins: dict[int, int],
+) -> list[tuple[int, int]]:
+    """Calls of one kind, and of sizes that agree, that run at the same time: in order, each once."""
+    out: list[tuple[int, int]] = []
+    begin = 0
+    ahead = origins[other] - origins[one]
+    for at in places:
+        mine = known[one][at]
+        for index in range(begin, len(others)):
+            theirs = known[other][others[index]]
+            start, end = theirs.start_ns + ahead, theirs.end_ns + ahead
+            if start >= mine.end_ns:
+                break
+            sizes = _size(mine), _size(theirs)
+            if end > mine.start_ns and mine.kind == theirs.kind and (min(sizes) < 0 or sizes[0] == sizes[1]):
+                out.append((at, others[index]))
+                begin = index + 1
+                break
+    return out
+
+
+def _clocks(
+    numbers: Iterable[int], rows: Sequence[_Row], known: dict[int, tuple[RankCall, ...]], origins: dict[int, int]
+) -> list[Clock]:
+    """One clock a rank: from rank to rank along those that share most collectives.
+
+    Members of a collective that all wait for all end within microseconds of each other on devices. A clock is moved by
+    the median difference of ends where that is more than chance, and where the recorded times cannot be (one member
+    ends before another begins). Ends on the host scatter too much to tell more than that.
+    """
+    ends: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for row in rows:
+        if known[row.calls[0][0]][row.calls[0][1]].kind in TOGETHER:
+            for i, one in enumerate(row.calls):
+                for other in row.calls[i + 1 :]:
+                    ends[one[0], other[0]].append((one[1], other[1]))
+    left = sorted(numbers)
+    out: dict[int, Clock] = {}
+    while left:
+        first = left.pop(0)
+        out[first] = Clock(rank=first, shift_us=0.0, corrected=False, by=0, spread_us=0.0)
+        component = [first]
+        while True:
+            choices = [(len(ends.get((min(a, b), max(a, b)), ())), -b, a) for a in component for b in left]
+            count, negative, anchor = max(choices, default=(0, 0, 0))
+            if count == 0:
+                break
+            rank = -negative
+            left.remove(rank)
+            component.append(rank)
+            pairs = ends[min(anchor, rank), max(anchor, rank)]
+            calls = [(a, b) if anchor < rank else (b, a) for a, b in pairs]
+            base = origins[anchor] + round(out[anchor].shift_us * 1e3)
+            ours = [(known[anchor][a], known[rank][b]) for a, b in calls]
+            out[rank] = _clock(rank, anchor, ours, base, origins[rank])
+    return [out[rank] for rank in sorted(out)]
+
+
+def _clock(rank: int, anchor: int, pairs: Sequence[tuple[RankCall, RankCall]], anchor_ns: int, origin_ns: int) -> Clock:
+    """The clock of a rank from ends that it shares with one whose clock is known."""
+    ahead = origin_ns - anchor_ns
+    differences = np.array([(one.end_ns - other.end_ns - ahead) / 1e3 for one, other in pairs])
+    middle = float(np.median(differences))
+    scatter = float(np.median(np.abs(differences - middle)))
+    impossible = sum(other.start_ns + ahead > one.end_ns or one.start_ns > other.end_ns + ahead for one, other in pairs)
+    on_device = all(call.note < 0 for pair in pairs for call in pair)
+    # Four standard errors of a median (1.25 σ/√n, σ = 1.48 times the median deviation), and what clocks resolve.
+    chance = 4 * 1.25 * 1.48 * scatter / len(pairs) ** 0.5 + 1.0
+    moved = impossible > 0 or (on_device and len(pairs) >= ENOUGH and abs(middle) > chance)
+    return Clock(
+        rank=rank,
+        shift_us=middle if moved else 0.0,
+        corrected=moved,
+        by=len(pairs),
+        spread_us=scatter if moved else float(np.median(np.abs(differences))),
+        against=anchor,
+    )
+
+
+def _matched(row: _Row, known: dict[int, tuple[RankCall, ...]], moved_ns: dict[int, int]) -> Matched:
+    calls = [(rank, at, known[rank][at]) for rank, at in sorted(row.calls)]
+    last = max(call.start_ns + moved_ns[rank] for rank, _, call in calls)
+    members: list[Member] = []
+    for rank, at, call in calls:
+        start, end = call.start_ns + moved_ns[rank], call.end_ns + moved_ns[rank]
+        waiting = min(max(0, last - start), end - start)
+        members.append(
+            Member(
+                rank=rank,
+                call=at,
+                start_ns=start,
+                end_ns=end,
+                waiting_us=waiting / 1e3,
+                transfer_us=(end - start - waiting) / 1e3,
+            )
+        )
+    first = calls[0][2]
+    return Matched(
+        kind=first.kind,
+        group=first.group,
+        group_size=max((call.group_size for _, _, call in calls if call.group_size is not None), default=None),
+        sequence=first.sequence,
+        elements=first.elements,
+        dtype=first.dtype,
+        how=row.how,
+        members=tuple(members),
+    )
+
+
+def _disagreements(at: int, one: Matched, known: dict[int, tuple[RankCall, ...]]) -> list[Disagreement]:
+    """What the members' own records contradict each other in."""
+    calls = {member.rank: known[member.rank][member.call] for member in one.members}
+    kinds = {call.kind for call in calls.values()}
+    out: list[Disagreement] = []
+
+    def compare(what: str, values: dict[int, object]) -> None:
+        told = {rank: value for rank, value in values.items() if value is not None}
+        if len(set(told.values())) > 1:
+            out.append(
+                Disagreement(collective=at, what=what, values={str(rank): str(value) for rank, value in told.items()})
+            )
+
+    if not kinds <= PAIRED:
+        compare("operation", {rank: call.kind for rank, call in calls.items()})
+    if len(kinds) > 1 and not kinds <= PAIRED:
+        return out
+    compare("dtype", {rank: call.dtype for rank, call in calls.items()})
+    compare("group size", {rank: call.group_size for rank, call in calls.items()})
+    kind = next(iter(kinds))
+    if kind in SAME_IN or kinds <= PAIRED:
+        compare("elements in", {rank: call.elements for rank, call in calls.items()})
+    if kind in SAME_OUT:
+        compare("elements out", {rank: call.out_elements for rank, call in calls.items()})
+    if kind == "all_to_all":
+        out += _splits(at, calls)
+    return out
+
+
+def _splits(at: int, calls: dict[int, RankCall]) -> list[Disagreement]:
+    """What one rank sends to another is what that one expects of it, where both record their splits."""
+    members = _members(next(iter(calls.values())).ranks)
+    if members is None:
+        return []
+    place = {rank: i for i, rank in enumerate(members)}
+    out: list[Disagreement] = []
+    for one, sends in calls.items():
+        for other, gets in calls.items():
+            i, j = place.get(one, -1), place.get(other, -1)
+            if sends.in_split is None or gets.out_split is None or min(i, j) < 0:
+                continue
+            if max(i, j) < min(len(sends.in_split), len(gets.out_split)) and sends.in_split[j] != gets.out_split[i]:
+                out.append(
+                    Disagreement(
+                        collective=at,
+                        what="splits",
+                        values={
+                            str(one): f"sends {sends.in_split[j]} to rank {other}",
+                            str(other): f"expects {gets.out_split[i]} from rank {one}",
+                        },
+                    )
+                )
+    return out
+
+
+def _members(text: str | None) -> list[int] | None:
+    """Members of a group from its recorded text; None where it is cut short or not recorded."""
+    try:
+        return msgspec.json.decode(text or "", type=list[int])
+    except msgspec.DecodeError:
+        return None

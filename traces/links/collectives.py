@@ -1,0 +1,326 @@
+# pyright: strict
+"""The collectives that one rank ran, in order: which, in which group, when; from its device work, spans or host marks.
+
+Owns what of a trace is a collective and which record describes it; knows no other rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from opreplay.traces.activity import Activity, CallTable, Collective, CollectiveSpans
+from opreplay.traces.links.annotations import AnnotationTable, step_number
+from opreplay.traces.links.parents import innermost_parent
+from opreplay.traces.model import Trace
+
+Ints = npt.NDArray[np.int64]
+
+KINDS: tuple[tuple[str, str], ...] = (
+    ("allreduce", "all_reduce"),
+    ("reducescatter", "reduce_scatter"),
+    ("allgather", "all_gather"),
+    ("alltoall", "all_to_all"),
+    ("broadcast", "broadcast"),
+    ("barrier", "barrier"),
+    ("sendrecv", "send_recv"),
+    ("scatter", "scatter"),
+    ("gather", "gather"),
+    ("reduce", "reduce"),
+    ("send", "send"),
+    ("recv", "recv"),
+    ("receive", "recv"),
+)
+"""What a name holds, underscores aside → kind; the first that fits counts."""
+PAIRED = frozenset(("send", "recv"))
+"""Kinds in which one rank talks to one other."""
+_BACKENDS = re.compile(r"^(gloo|nccl|hccl|mpi|ucc|xccl|rccl):")
+_DEVICE_WORDS = ("nccl", "rccl", "hccl", "oneccl", "msccl")
+_HCCL = re.compile(r"__(\d+)_(\d+)_\d+$")
+"""How HCCL's names end: the group's number and that of the collective in it."""
+_OPS = ("c10d::", "_c10d_functional::", "c10d_functional::")
+
+
+class RankCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One collective as one rank ran it."""
+
+    kind: str
+    """"all_reduce", "all_to_all", ..., "send_recv" for a kernel that is any of the latter, "" where nothing tells."""
+    start_ns: int
+    end_ns: int
+    """On the rank's own clock, with the waiting for others."""
+    group: str | None = None
+    ranks: str | None = None
+    """Members, as recorded."""
+    group_size: int | None = None
+    sequence: int | None = None
+    """Its number in the group, where it is recorded."""
+    elements: int | None = None
+    out_elements: int | None = None
+    dtype: str | None = None
+    in_split: tuple[int, ...] | None = None
+    out_split: tuple[int, ...] | None = None
+    source: int | None = None
+    target: int | None = None
+    stream: int = -1
+    kernel: int = -1
+    """Row in `Trace.kernels`, where it ran on a device."""
+    span: int = -1
+    """Row in `Activity.spans`, for an NPU's."""
+    note: int = -1
+    """Position among the host's own collectives (gloo), by start."""
+    op: int = -1
+    """Row in `Trace.ops` of the call that asked for it."""
+    step: int | None = None
+    """N of the ProfilerStep#N in which it was asked for."""
+
+
+def collective_kind(name: str) -> str:
+    """What a name of an op, a kernel or a record stands for: "all_reduce", ...; "" where it does not say."""
+    plain = _BACKENDS.sub("", name.rpartition("::")[2].lower())
+    plain = plain.split("(")[0].replace("_", "").replace("-", "")
+    return next((kind for word, kind in KINDS if word in plain), "")
+
+
+def collectives_of(trace: Trace) -> tuple[RankCall, ...]:
+    """Every collective that ran on the trace's device, else on its host, by start.
+
+    The trace must have been read with its activity. A device's kernel is described by its own arguments, else by
+    torch's record of the call that launched it, else by its name and by the sizes of the op that asked for it.
+    """
+    activity = trace.activity
+    if activity is None:
+        raise ValueError("read the trace with activity=True")
+    found = [*_of_device(trace, activity), *_of_spans(trace, activity)]
+    if not found:
+        found = host_collectives(trace)
+    return tuple(sorted(_in_steps(trace, found), key=lambda call: (call.start_ns, call.end_ns)))
+
+
+def _in_steps(trace: Trace, calls: list[RankCall]) -> list[RankCall]:
+    """The calls with the profiler's step in which each was asked for, where that is marked."""
+    notes = trace.annotations
+    if not isinstance(notes, AnnotationTable) or not len(notes):
+        return calls
+    numbers = [step_number(name) for name in notes.names]
+    marks = np.flatnonzero(np.array([number is not None for number in numbers])[notes.name])
+    marks = marks[np.argsort(notes.start_ns[marks], kind="stable")]
+    starts, ends = notes.start_ns[marks], notes.start_ns[marks] + notes.dur_ns[marks].astype(np.int64)
+    out: list[RankCall] = []
+    for call in calls:
+        asked = int(trace.ops.start_ns[call.op]) if call.op >= 0 else call.start_ns
+        at = int(np.searchsorted(starts, asked, side="right")) - 1
+        inside = at >= 0 and asked < ends[at]
+        out.append(msgspec.structs.replace(call, step=numbers[notes.name[marks[at]]]) if inside else call)
+    return out
+
+
+def _of_device(trace: Trace, activity: Activity) -> list[RankCall]:
+    kernels = trace.kernels
+    if not len(kernels):
+        return []
+    talks = np.array([any(word in name.lower() for word in _DEVICE_WORDS) for name in trace.kernel_names] or [False])
+    rows = np.flatnonzero((activity.collective >= 0) | (talks[kernels.name] & (kernels.category == 0)))
+    if len(activity.spans):  # an NPU's tasks are parts of its spans
+        rows = rows[:0]
+    parents = innermost_parent(trace.ops) if len(rows) and len(trace.ops) else np.empty(0, np.int64)
+    out: list[RankCall] = []
+    for row in rows.tolist():
+        asked = _asking_op(trace, parents, int(kernels.owner[row]))
+        own, recorded = int(activity.collective[row]), _record_above(activity, parents, int(kernels.owner[row]))
+        told = activity.collectives[own] if own >= 0 else activity.collectives[recorded] if recorded >= 0 else None
+        if own >= 0 and recorded >= 0:
+            told = _completed(activity.collectives[own], activity.collectives[recorded])
+        start = int(kernels.start_ns[row])
+        name = trace.kernel_names[int(kernels.name[row])]
+        call = _call(told, start, start + int(kernels.dur_ns[row]), name)
+        if told is None and asked >= 0:
+            call = _from_op(trace, call, asked)
+        out.append(msgspec.structs.replace(call, kernel=row, stream=int(kernels.stream[row]), op=asked))
+    return out
+
+
+def _of_spans(trace: Trace, activity: Activity) -> list[RankCall]:
+    spans = activity.spans
+    out: list[RankCall] = []
+    for row in range(len(spans)):
+        index = int(spans.collective[row])
+        told = activity.collectives[index] if index >= 0 else None
+        start = int(spans.start_ns[row])
+        name = trace.kernel_names[int(spans.name[row])]
+        call = _call(told, start, start + int(spans.dur_ns[row]), name)
+        if call.group is None and (ending := _HCCL.search(name)) is not None:
+            call = msgspec.structs.replace(call, group=ending[1], sequence=int(ending[2]))
+        out.append(msgspec.structs.replace(call, span=row))
+    return out
+
+
+def host_collectives(trace: Trace) -> list[RankCall]:
+    """Collectives that a back-end ran on the host and marked ("gloo:all_reduce"), by start.
+
+    Each belongs to the op that asked for it, in the order of both, where there are as many of either kind.
+    """
+    notes = trace.annotations
+    if not isinstance(notes, AnnotationTable):
+        return []
+    marks = np.array([name.startswith("gloo:") for name in notes.names] or [False])
+    rows = np.flatnonzero(marks[notes.name]) if len(notes) else np.empty(0, np.int64)
+    rows = rows[np.argsort(notes.start_ns[rows], kind="stable")]
+    asking = _asking_ops(trace)
+    out: list[RankCall] = []
+    for position, row in enumerate(rows.tolist()):
+        start = int(notes.start_ns[row])
+        call = _call(None, start, start + int(notes.dur_ns[row]), notes.names[int(notes.name[row])])
+        out.append(msgspec.structs.replace(call, note=position, stream=int(notes.track[row])))
+    for kind in sorted({call.kind for call in out}):
+        mine = [at for at, call in enumerate(out) if call.kind == kind]
+        ops = [op for op in asking if collective_kind(trace.signatures[int(trace.ops.signature[op])].name) == kind]
+        if len(mine) == len(ops) and all(
+            trace.ops.start_ns[op] <= out[at].start_ns for at, op in zip(mine, ops, strict=True)
+        ):
+            for at, op in zip(mine, ops, strict=True):
+                out[at] = msgspec.structs.replace(_from_op(trace, out[at], op), op=op)
+    return out
+
+
+def with_host_collectives(trace: Trace) -> Trace:
+    """The trace with the collectives that its host ran as spans, launched by the ops that asked for them.
+
+    Of a trace without device work; any other is returned as it is, and so is one without such collectives.
+    """
+    activity = trace.activity
+    found = [] if activity is None or len(trace.kernels) or len(activity.spans) else host_collectives(trace)
+    if not found or activity is None:
+        return trace
+    names = tuple(dict.fromkeys(f"gloo:{call.kind or 'collective'}" for call in found))
+    first = int(activity.calls.correlation.max(initial=-1)) + 1
+    ids = np.arange(first, first + len(found))
+    asked = np.array([call.op for call in found], np.int64)
+    asking = asked >= 0
+    known = [
+        Collective(
+            name=call.kind, elements=call.elements, out_elements=call.out_elements, dtype=call.dtype, group=call.group
+        )
+        for call in found
+    ]
+    spans = CollectiveSpans(
+        name=np.array(
+            [len(trace.kernel_names) + names.index(f"gloo:{c.kind or 'collective'}") for c in found], np.uint32
+        ),
+        start_ns=np.array([call.start_ns for call in found], np.int64),
+        dur_ns=np.array([call.end_ns - call.start_ns for call in found], np.int64),
+        correlation=ids,
+        collective=len(activity.collectives) + np.arange(len(found)),
+        thread=np.array([call.stream for call in found], np.int64),
+    )
+    calls, ops, none = activity.calls, trace.ops, np.zeros(int(asking.sum()), np.int64)
+    launches = CallTable(
+        name=np.append(calls.name, np.full(len(none), len(activity.names), np.uint32)),
+        kind=np.append(calls.kind, none.astype(np.uint8)),
+        start_ns=np.append(calls.start_ns, ops.start_ns[asked[asking]]),
+        dur_ns=np.append(calls.dur_ns, none),  # no time of its own: the op is what takes it
+        track=np.append(calls.track, ops.track[asked[asking]]),
+        correlation=np.append(calls.correlation, ids[asking]),
+    )
+    return dataclasses.replace(
+        trace,
+        kernel_names=(*trace.kernel_names, *names),
+        activity=dataclasses.replace(
+            activity,
+            names=(*activity.names, "(asks for a collective)"),
+            calls=launches,
+            collectives=(*activity.collectives, *known),
+            spans=spans,
+        ),
+    )
+
+
+def _asking_ops(trace: Trace) -> list[int]:
+    """Rows of the ops that ask for collectives, by start."""
+    if not len(trace.ops):
+        return []
+    asks = np.array([s.name.startswith(_OPS) and bool(collective_kind(s.name)) for s in trace.signatures] or [False])
+    rows = np.flatnonzero(asks[trace.ops.signature])
+    return rows[np.argsort(trace.ops.start_ns[rows], kind="stable")].tolist()
+
+
+def _asking_op(trace: Trace, parents: Ints, owner: int) -> int:
+    """The op of c10d that the owner of a kernel is or lies in, else the owner; -1 without one."""
+    row = owner
+    while row >= 0:
+        if trace.signatures[int(trace.ops.signature[row])].name.startswith(_OPS):
+            return row
+        row = int(parents[row])
+    return owner
+
+
+def _record_above(activity: Activity, parents: Ints, owner: int) -> int:
+    """Index of the collective that torch recorded at the owner of a kernel, or around it; -1 for none."""
+    row = owner
+    while row >= 0:
+        if activity.op_collective[row] >= 0:
+            return int(activity.op_collective[row])
+        row = int(parents[row])
+    return -1
+
+
+def _completed(one: Collective, other: Collective) -> Collective:
+    """The first with what only the second says."""
+    missing = {
+        name: getattr(other, name)
+        for name in one.__struct_fields__
+        if getattr(one, name) is None and getattr(other, name) is not None
+    }
+    return msgspec.structs.replace(one, **missing)
+
+
+def _call(told: Collective | None, start_ns: int, end_ns: int, name: str) -> RankCall:
+    """What is recorded, else what the name says."""
+    if told is None:
+        return RankCall(kind=collective_kind(name), start_ns=start_ns, end_ns=end_ns)
+    return RankCall(
+        kind=collective_kind(told.name) or collective_kind(name),
+        start_ns=start_ns,
+        end_ns=end_ns,
+        group=told.group,
+        ranks=told.ranks,
+        group_size=told.group_size,
+        sequence=told.sequence,
+        elements=told.elements,
+        out_elements=told.out_elements,
+        dtype=told.dtype,
+        in_split=told.in_split,
+        out_split=told.out_split,
+        source=told.source,
+        target=told.target,
+    )
+
+
+def _from_op(trace: Trace, call: RankCall, op: int) -> RankCall:
+    """With the kind and the sizes of the op that asked: its first tensor, or all of a list."""
+    signature = trace.signatures[int(trace.ops.signature[op])]
+    kind = collective_kind(signature.name) or call.kind
+    tensors = [(dims, types) for dims, types in zip(signature.dims or (), signature.types or (), strict=False) if types]
+    sizes = [_elements(dims) for dims, _ in tensors if dims]
+    dtype = next((types for dims, types in tensors if dims and types not in ("TensorList", "Scalar")), None)
+    out, into = (sizes[0], sizes[1]) if len(sizes) > 1 else (None, sizes[0] if sizes else None)
+    return msgspec.structs.replace(
+        call, kind=kind, elements=into, out_elements=out if kind != "all_reduce" else into, dtype=dtype
+    )
+
+
+def _elements(dims: object) -> int:
+    """Elements of a tensor, or of all of a list of tensors."""
+    if not isinstance(dims, tuple):
+        return 0
+    inner: list[object] = list(dims)  # pyright: ignore[reportUnknownArgumentType]
+    if any(isinstance(one, tuple) for one in inner):
+        return sum(_elements(one) for one in inner)
+    total = 1
+    for size in inner:
+        total *= size if isinstance(size, int) else 1
+    return total

@@ -1,3 +1,4 @@
+# pyright: strict
 """Recorded calls by what makes them one op, and what was measured of each; resolves nothing, and needs no torch."""
 
 from __future__ import annotations

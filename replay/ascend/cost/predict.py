@@ -197,7 +197,10 @@ def _terms(
         rates = device.rates
         least = rates.launch_one_us
         share = rates.loop_cube_share if form in CUBE_FORMS else rates.loop_vector_share
-        terms["launch"] = min(terms["launch"], least + (terms["launch"] - least) * share)
+        # Passes and synchronisation of a kernel are the same in a loop; starting it is not.
+        bare = terms["launch"] - family.fixed_us
+        if bare > least:
+            terms["launch"] = least + (bare - least) * share + family.fixed_us
     if call.type in device.slow_paths:
         path = path_of(call, device.slow_paths[call.type])
         if path is not None:

@@ -245,7 +245,7 @@ def dtype_factor(call: KernelCall, family: FamilyCost) -> float:
     for spec in operands:
         if spec is not None and (shape := spec.shape) and shape != (1,):
             dtype = spec.dtype
-            if dtype == "float16" and form == "elementwise":
+            if dtype == "float16" and family.native_half:
                 native = True
             elif dtype in HALF:
                 half = True

@@ -142,6 +142,8 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     """Least rows that one core takes, however few there are."""
     spreads: bool = False
     """A copy that repeats what it reads: its runs are those of its output."""
+    native_half: bool = False
+    """float16 is computed as it is, two numbers in the place of one of float32; elsewhere it is widened first."""
     hf32: bool = False
     """float32 inputs run at the HF32 rate."""
     nearby: dict[str, tuple[Neighbour, ...]] = {}

@@ -93,6 +93,7 @@ NUMBERS = (
 
 OTHER_FIELDS = (
     "hf32",
+    "native_half",
     "spreads",
     "least_elements",
     "most_elements",
@@ -130,6 +131,7 @@ class FamilyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     scale: float | None = None
     band: float | None = None
     hf32: bool | None = None
+    native_half: bool | None = None
     spreads: bool | None = None
     nearby: dict[str, tuple[NeighbourEntry, ...]] | None = None
     least_elements: float | None = None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from opreplay.replay.check import variants
-from opreplay.replay.check.calls import Bench, first_working
+from opreplay.replay.check.calling.calls import Bench, first_working
+from opreplay.replay.check.calling.target import Target, find_reference, find_target
 from opreplay.replay.check.cases import Case, given_cases, guesses
 from opreplay.replay.check.model import Finding, Setup, Timed
 from opreplay.replay.check.points import (
@@ -20,7 +21,6 @@ from opreplay.replay.check.points import (
 from opreplay.replay.check.points.trials import Attempt
 from opreplay.replay.check.simulated import simulated
 from opreplay.replay.check.speed import timed
-from opreplay.replay.check.target import Target, find_reference, find_target
 from opreplay.replay.execute.executors.make import make_executor
 from opreplay.replay.execute.executors.torch.device import TorchExecutor
 from opreplay.replay.execute.options import RunOptions, WorkerConfig

@@ -9,7 +9,7 @@ import msgspec
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opreplay.replay.check.calls import Bench
+from opreplay.replay.check.calling.calls import Bench
 from opreplay.replay.check.cases import Case, case_of
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.replay.resolve import schema

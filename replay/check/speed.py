@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from opreplay.replay.check.calls import Arguments, Bench, results_of
+from opreplay.replay.check.calling.calls import Arguments, Bench, results_of
+from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.cases import Case
 from opreplay.replay.check.model import Finding, Speed
 from opreplay.replay.check.points.trials import nothing
-from opreplay.replay.check.refusals import words
 from opreplay.replay.execute.executors.clocks import Clock
 
 LOOKS = (20, 40, 80, 160, 320, 640)

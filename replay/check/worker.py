@@ -11,9 +11,9 @@ import socket
 import msgspec
 
 from opreplay.replay.check.bench import all_trials, make_bench
+from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.model import Finding, Listed, Setup, Timed, Trial
 from opreplay.replay.check.points.trials import Attempt
-from opreplay.replay.check.refusals import words
 from opreplay.replay.execute.messages import Refused
 from opreplay.replay.host.channel import receive, send
 from opreplay.replay.host.limits import die_with, limit_files

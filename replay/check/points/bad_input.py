@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from opreplay.replay.check import variants
-from opreplay.replay.check.calls import Bench
+from opreplay.replay.check.calling.calls import Bench
+from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.cases import Case
 from opreplay.replay.check.model import Finding
 from opreplay.replay.check.points.trials import Attempt, attempt, nothing
 from opreplay.replay.check.points.values import against_reference
-from opreplay.replay.check.refusals import words
 from opreplay.replay.ir.reasons import NotReplayable
 
 MOST = 60

@@ -14,7 +14,7 @@ import torch
 
 from opreplay.replay.arguments.tensors import flattened
 from opreplay.replay.check import variants
-from opreplay.replay.check.calls import Arguments, Bench
+from opreplay.replay.check.calling.calls import Arguments, Bench
 from opreplay.replay.check.cases import Case
 from opreplay.replay.check.model import Finding
 from opreplay.replay.check.points.promises import opcheck

@@ -11,14 +11,14 @@ from torch.autograd.gradcheck import GradcheckError
 
 from opreplay.replay.arguments.tensors import flattened
 from opreplay.replay.check import variants
-from opreplay.replay.check.calls import Arguments, Bench, first_working, widened
+from opreplay.replay.check.calling.calls import Arguments, Bench, first_working, widened
+from opreplay.replay.check.calling.closeness import compare
+from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.cases import Case
-from opreplay.replay.check.closeness import compare
 from opreplay.replay.check.model import Finding
 from opreplay.replay.check.points.promises import opcheck
 from opreplay.replay.check.points.trials import Attempt, attempt, nothing
 from opreplay.replay.check.points.values import layouts
-from opreplay.replay.check.refusals import words
 from opreplay.replay.ir.reasons import NotReplayable
 
 NOT_REGISTERED = (

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from opreplay.replay.arguments.tensors import flattened
-from opreplay.replay.check.calls import Arguments, Bench
+from opreplay.replay.check.calling.calls import Arguments, Bench
+from opreplay.replay.check.calling.closeness import compare
+from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.cases import Case
-from opreplay.replay.check.closeness import compare
 from opreplay.replay.check.model import Finding
 from opreplay.replay.check.points.trials import Attempt, nothing
-from opreplay.replay.check.refusals import words
 from opreplay.replay.resolve import schema as schemas
 
 Ask = Callable[[Bench, Case, torch._ops.OpOverload], Finding]

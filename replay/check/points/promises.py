@@ -16,12 +16,12 @@ from torch._subclasses.fake_tensor import (
 
 from opreplay.replay.arguments.tensors import flattened
 from opreplay.replay.check import variants
-from opreplay.replay.check.calls import Arguments, Bench
+from opreplay.replay.check.calling.calls import Arguments, Bench
+from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.cases import Case
 from opreplay.replay.check.model import Finding
 from opreplay.replay.check.points.trials import Attempt, attempt, nothing
 from opreplay.replay.check.points.values import layouts
-from opreplay.replay.check.refusals import words
 from opreplay.replay.ir.reasons import NotReplayable
 
 NO_FAKE = ("no fake impl", "register_fake", "no abstract impl", "Meta backend", "has no kernel for meta", "meta kernel")

@@ -15,11 +15,11 @@ import torch
 
 from opreplay.replay.arguments.tensors import flattened
 from opreplay.replay.check import variants
-from opreplay.replay.check.calls import Arguments, Bench, Results, results_of
+from opreplay.replay.check.calling.calls import Arguments, Bench, Results, results_of
+from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.cases import Case
 from opreplay.replay.check.model import Finding
 from opreplay.replay.check.points.trials import Attempt, attempt, nothing
-from opreplay.replay.check.refusals import words
 
 RUNS = 10
 LEAK_CALLS, LEAK_ROUNDS, LEAK_WARM_UP = 24, 4, 24

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from opreplay.replay.check.calling.refusals import kind_of, words
 from opreplay.replay.check.cases import Case
 from opreplay.replay.check.model import Finding, Timed
-from opreplay.replay.check.refusals import kind_of, words
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from opreplay.replay.check import variants
-from opreplay.replay.check.calls import Arguments, Bench, Results, contiguous, paired, widened
+from opreplay.replay.check.calling.calls import Arguments, Bench, Results, contiguous, paired, widened
+from opreplay.replay.check.calling.closeness import Distance, compare
+from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.cases import Case
-from opreplay.replay.check.closeness import Distance, compare
 from opreplay.replay.check.model import Finding
 from opreplay.replay.check.points.trials import Attempt, attempt, nothing, raised
-from opreplay.replay.check.refusals import words
 from opreplay.replay.ir.reasons import NotReplayable
 
 VARIED = 2

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from opreplay.replay.arguments.tensors import flattened
+from opreplay.replay.check.calling.target import Reference, Target
 from opreplay.replay.check.cases import Case
-from opreplay.replay.check.target import Reference, Target
 from opreplay.replay.execute.executors.torch.caches import copied
 from opreplay.replay.execute.executors.torch.device import TorchExecutor
 from opreplay.replay.resolve.schema import OpSpec

@@ -25,6 +25,7 @@ ROOMS = (
     "replay.timeline",
     "replay.plugins",
     "replay.execute",
+    "replay.check",
     "replay.report",
     "replay.batch",
     "replay.capture",

@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "plan": "opreplay.cli.commands.plan",
     "simulate": "opreplay.cli.commands.simulate",
     "timeline": "opreplay.cli.commands.timeline",
+    "capture": "opreplay.cli.commands.capture",
     "op": "opreplay.cli.commands.op",
     "trim": "opreplay.cli.commands.trim",
     "compare": "opreplay.cli.commands.compare",

@@ -8,7 +8,9 @@ Ops run in a child process: one that crashes or never ends costs itself.
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import json
 import math
 import multiprocessing
@@ -18,6 +20,7 @@ import signal
 import statistics
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,10 +41,91 @@ SAMPLE_S = 100e-6
 NO_DEVICE = (RuntimeError, ImportError, AssertionError, AttributeError, NotImplementedError, EOFError)
 FORK: Any = multiprocessing.get_context("fork") if sys.platform == "linux" else None
 Json = dict[str, Any]
+FUNCTIONS: dict[tuple[str, int], Any] = {}
+"""What the plugin that is being loaded has registered, by name and line."""
+RUNS: dict[str, Callable[..., Any]] = {}
+"""Op id → the function of a plugin that runs it."""
+
+
+class Ignored:
+    """Stands for whatever a plugin imports from opreplay and this script has no use for."""
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        pass
+
+
+class Stub(types.ModuleType):
+    """Stands for opreplay and its modules: what a plugin registers to run ops is kept, everything else ignored."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return registered if name.startswith("register_") else type(name, (Ignored,), {})
+
+
+def registered(*names: Any, **options: Any) -> Any:
+    """A decorator of opreplay's: functions are known by name and line, all of a plugin's."""
+
+    def keep(function: Any) -> Any:
+        if isinstance(function, types.FunctionType):
+            FUNCTIONS[function.__name__, function.__code__.co_firstlineno] = function
+        return function
+
+    return names[0] if len(names) == 1 and isinstance(names[0], type) else keep
+
+
+class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Gives a stub for `opreplay` and all modules in it, whether it is installed or not."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        if fullname.partition(".")[0] == "opreplay":
+            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        return None
+
+    def create_module(self, spec: Any) -> types.ModuleType:
+        return Stub(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
+
+
+def plugins_loaded(folder: Path, executors: Json) -> None:
+    """Run the plugins beside this script that ops of the bundle need, and find the function for each such op."""
+    if not executors:
+        return
+    sys.meta_path.insert(0, Stubs())
+    for file in sorted((folder / "plugins").glob("*.py")):
+        FUNCTIONS.clear()
+        spec = importlib.util.spec_from_file_location(f"bundle_plugin_{file.stem}", file)
+        if spec is None or spec.loader is None:
+            continue
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[module.__name__] = module
+        spec.loader.exec_module(module)
+        for id_, runs in executors.items():
+            if runs["file"] == f"plugins/{file.name}" and (found := FUNCTIONS.get((runs["function"], runs["line"]))):
+                RUNS[id_] = with_lists(found) if runs["lists"] else found
+
+
+def with_lists(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function (inputs, attrs) as one of arguments: tensors by position, the rest by name."""
+
+    def flat(values: Any) -> Iterator[Any]:
+        for value in values:
+            if isinstance(value, (list, tuple)):
+                yield from flat(value)
+            elif value is not None:
+                yield value
+
+    return lambda *tensors, **attrs: function(list(flat(tensors)), {k: v for k, v in attrs.items() if v is not None})
 
 
 def operator(op: Json) -> Callable[..., Any]:
     """The overload that an op names. Raises ValueError for anything but a computation of ATen's or of --import's."""
+    if op.get("resolved_by") == "executor":
+        if op["id"] not in RUNS:
+            raise ValueError(f"no plugin of this bundle has the function that runs {op['name']}")
+        return RUNS[op["id"]]
     # An equivalent has the arguments of the recorded op, which is therefore the one to call.
     name = op["name"] if op.get("resolved_by") == "equivalent" else op.get("via") or op["name"]
     match, overload = NAME.fullmatch(name), op.get("overload") or ""
@@ -409,7 +493,9 @@ def main() -> int:
     imported(parser, options.imports)
     if options.iterations < 1:
         parser.error("--iterations must be at least 1")
-    plan = json.loads((Path(__file__).resolve().parent / "ops.json").read_text(encoding="utf-8"))
+    folder = Path(__file__).resolve().parent
+    plan = json.loads((folder / "ops.json").read_text(encoding="utf-8"))
+    plugins_loaded(folder, plan["bundle"].get("executors", {}))
     plan["ops"] = [op for op in plan["ops"] if options.op in op["name"] or op["id"].startswith(options.op)]
     if not plan["ops"]:
         parser.error(f"no op matches {options.op!r}")

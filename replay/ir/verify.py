@@ -84,6 +84,10 @@ def _verify_sequence(sequence: RecordedSequence) -> None:
         raise FormatError("the sequence has not one recorded time a call")
     if len(sequence.memories) not in (0, calls):
         raise FormatError("the sequence has not the memories of each call")
+    if any(len(each) not in (0, calls) for each in (sequence.phases, sequence.modules)):
+        raise FormatError("the sequence has not the phase and the module of each call")
+    if any(not -1 <= index < len(sequence.module_names) for index in sequence.modules):
+        raise FormatError("a call of the sequence is of no module that it names")
     if any(not 0 <= index < len(sequence.ids) for index in sequence.calls):
         raise FormatError("a call of the sequence is of no op that it names")
     if len(set(sequence.ids)) != len(sequence.ids):
@@ -157,8 +161,8 @@ def verify_argument(where: str, arg: ReplayArg) -> None:
     if not arg.name.isidentifier():
         raise FormatError(f"{where}: not a name")
     if arg.type in ("Tensor", "Tensor[]"):
-        if arg.type == "Tensor" and (len(arg.tensors) > 1 or arg.value is not None):
-            raise FormatError(f"{where}: a Tensor has at most one tensor and no value")
+        if arg.type == "Tensor" and (len(arg.tensors) > 1 or not _is_wrapped(arg)):
+            raise FormatError(f"{where}: a Tensor has at most one tensor, and a value where it is a number's")
         if arg.type == "Tensor[]" and (arg.value not in (None, ()) or (arg.tensors and arg.value == ())):
             raise FormatError(f"{where}: a Tensor[] has tensors, or () as value where it is empty")
         for meta in arg.tensors:
@@ -180,6 +184,14 @@ def verify_argument(where: str, arg: ReplayArg) -> None:
         raise FormatError(f"{where}: type {arg.type!r} is not known")
 
 
+def _is_wrapped(arg: ReplayArg) -> bool:
+    """Whether the value of a tensor argument is that of the number which torch makes a 0-dim tensor of, or none."""
+    if arg.value is None:
+        return True
+    meta = arg.tensors[0] if arg.tensors else None
+    return meta is not None and meta.shape == () and _fits_scalar(arg.value)
+
+
 def _verify_value(where: str, kind: str, value: Value) -> None:
     """One plain value against its type."""
     if value is None:
@@ -189,7 +201,7 @@ def _verify_value(where: str, kind: str, value: Value) -> None:
         "int": isinstance(value, int) and not isinstance(value, bool),
         "bool": isinstance(value, bool),
         "float": _is_number(value),
-        "Scalar": isinstance(value, bool) or _is_number(value) or _is_complex(value),
+        "Scalar": _fits_scalar(value),
         "complex": _is_number(value) or _is_complex(value),
         "str": isinstance(value, str),
         "Generator": False,
@@ -197,6 +209,10 @@ def _verify_value(where: str, kind: str, value: Value) -> None:
     }.get(kind, pattern is not None and isinstance(value, str) and bool(pattern.fullmatch(value)))
     if not fits:
         raise FormatError(f"{where}: {value!r} is no {kind}")
+
+
+def _fits_scalar(value: Value) -> bool:
+    return isinstance(value, bool) or _is_number(value) or _is_complex(value)
 
 
 def _is_number(value: Value) -> bool:

@@ -299,7 +299,7 @@ def restricted(plan: ReplayPlan, selection: Selection, *, device: str) -> Replay
 
     Raises UsageError for another --select than the plan was made with: what it left out is not there.
     """
-    from opreplay.replay.plan.passes import weight_of
+    from opreplay.replay.plan.passes import total_of, weight_of
     from opreplay.replay.plan.select import OpFilter, keep_heaviest, keeps_name, no_such_phase
     from opreplay.replay.resolve.by_argument_name import resolve_named
     from opreplay.replay.resolve.meta.outputs import with_outputs
@@ -323,7 +323,7 @@ def restricted(plan: ReplayPlan, selection: Selection, *, device: str) -> Replay
         ops = [op for op in ops if op.batch is not None and op.batch.phase == selection.phase]
         if not ops:
             raise no_such_phase(batches, selection.phase)
-    kept = keep_heaviest(ops, filters, plan.device_us_total or plan.host_us_total, weight_of(plan))
+    kept = keep_heaviest(ops, filters, total_of(plan), weight_of(plan))
     policy = Policy(allow_imports=selection.allow_imports)
     resolved = resolve_named(msgspec.structs.replace(plan, ops=tuple(kept)), policy, device=device)
     return with_outputs(resolved, policy=policy)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from opreplay.replay.ascend.custom.op_invoke import PerformanceModel as PerformanceModel
     from opreplay.replay.ascend.custom.op_invoke import PerformanceProperties as PerformanceProperties
     from opreplay.replay.ascend.custom.op_invoke import register_op_properties as register_op_properties
+    from opreplay.replay.capture.capture import capture as capture
     from opreplay.replay.execute.options import RunOptions as RunOptions
     from opreplay.replay.ir.reasons import NotReplayable as NotReplayable
     from opreplay.replay.resolve.user.conversions import Conversion as Conversion
@@ -73,6 +74,7 @@ __all__ = [
     "RunOptions",
     "Simulation",
     "benchmark",
+    "capture",
     "compare",
     "op",
     "op_of_call",
@@ -111,6 +113,7 @@ _HOMES = {
     "RunOptions": "replay.execute.options",
     "Simulation": "replay.session.whole",
     "benchmark": "replay.session.benchmarking",
+    "capture": "replay.capture.capture",
     "compare": "replay.session.whole",
     "op": "replay.session.single",
     "op_of_call": "replay.session.single",

@@ -57,7 +57,7 @@ def result_of(
         via=op.via,
         inputs=describe_inputs(op),
         recorded_device_us=recorded.device_us_total / op.count if on_device else None,
-        recorded_host_us=recorded.host_us_total / op.count,
+        recorded_host_us=None if plan.captured else recorded.host_us_total / op.count,
         recorded_share=share,
         measured_us=measured_us,
         measurement=outcome.measurement,

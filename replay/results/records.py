@@ -198,7 +198,8 @@ class SequenceResult(msgspec.Struct, frozen=True, kw_only=True, tag="sequence", 
     """Wall time of the step."""
     recorded_us: float
     """Of the replayed calls, in the time that shares refer to: the device's where the trace has one."""
-    recorded_host_us: float
+    recorded_host_us: float | None
+    """None where nothing was recorded: the plan was captured."""
     left_out_share: float
     """Of the recorded time of the step: what is not in the sequence."""
     passes: int

@@ -14,6 +14,7 @@ LAYERS = {"traces": 0, "initializers": 1, "replay": 2, "cli": 3, "torch_ir": 4, 
 
 TORCH_AT_IMPORT = (
     "opreplay.initializers",
+    "opreplay.replay.capture",
     "opreplay.replay.execute.executors.torch.caches",
     "opreplay.replay.execute.executors.torch.device",
     "opreplay.replay.execute.executors.torch.gradients",

@@ -26,6 +26,7 @@ ROOMS = (
     "replay.execute",
     "replay.report",
     "replay.batch",
+    "replay.capture",
     "replay.session",
     "replay",
     "cli",

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from opreplay.traces.dialects.chakra import ChakraStream, is_chakra
 from opreplay.traces.dialects.et_memories import MemoryColumn
 from opreplay.traces.dialects.et_nodes import BLOCK_BYTES, Node, NodeStream
 from opreplay.traces.dialects.et_signature import BrokenArguments, results_of, signature_of
@@ -35,6 +36,8 @@ from opreplay.traces.model import (
 )
 from opreplay.traces.reading.source import Source
 
+Nodes = NodeStream | ChakraStream
+"""Lists of nodes, from JSON or from protobuf, and what was lost on the way."""
 _USER_SCOPE = 7
 """c10's RecordScope::USER_SCOPE: an annotation; all other scopes are ops to Kineto (ATen/record_function.h)."""
 _DEVICE_CATEGORIES = {"kernel": 0, "gpu_memcpy": 1, "gpu_memset": 2}
@@ -58,7 +61,11 @@ def read_nodes(source: Source, prefix: bytes = b"", *, block_bytes: int = BLOCK_
     was linked with times. User annotations become annotations. Raises UnknownDialect for JSON that has no such nodes,
     Malformed for no JSON, TooLarge over a limit.
     """
-    stream = NodeStream(source=source, prefix=prefix, block_bytes=block_bytes)
+    stream: Nodes
+    if is_chakra(prefix):
+        stream = ChakraStream(source, prefix)
+    else:
+        stream = NodeStream(source=source, prefix=prefix, block_bytes=block_bytes)
     builder = _Builder(limits=source.limits)
     for nodes in stream:
         for node in nodes:
@@ -185,7 +192,7 @@ class _Builder:
             if isinstance(value, list) and len(value) > 5 and isinstance(value[5], str) and len(self.devices) < 100:
                 self.devices.add(value[5].partition(":")[0])
 
-    def trace(self, stream: NodeStream) -> Trace:
+    def trace(self, stream: Nodes) -> Trace:
         """The finished value."""
         rows = {node: self._owner(parent) for node, (_, parent) in self.ids.items()}
         parents, endless = without_cycles(
@@ -236,7 +243,7 @@ class _Builder:
             owner=np.array([self._owner(parent) for parent in columns[5]], dtype=np.int64),
         )
 
-    def _info(self, stream: NodeStream, signatures: tuple[OpSignature, ...], kernels: KernelTable) -> TraceInfo:
+    def _info(self, stream: Nodes, signatures: tuple[OpSignature, ...], kernels: KernelTable) -> TraceInfo:
         unowned = kernels.owner < 0
         counts = {"cpu_op": len(self.signature), "user_annotation": len(self.annotations)}
         for number, name in enumerate(KERNEL_CATEGORIES):

@@ -52,6 +52,11 @@ def has_device_time(header: Header | None, results: Iterable[OpResult]) -> bool:
     return any(result.recorded_device_us is not None for result in results)
 
 
+def is_untimed(result: OpResult) -> bool:
+    """Whether no time of the op was recorded: its plan was captured."""
+    return result.recorded_host_us is None and result.recorded_device_us is None
+
+
 def recorded_us(result: OpResult, *, device: bool) -> float | None:
     """Recorded time of one call in the clock that the run's shares refer to."""
     return result.recorded_device_us if device else result.recorded_host_us

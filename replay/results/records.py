@@ -89,6 +89,8 @@ class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="r
     bound: str | None = None
     """On the first SoC asked for."""
     simulated: dict[str, Simulated] = {}
+    kernel_classes: dict[str, float] = {}
+    """Class of work ("GEMM", "attention", "Triton", ...) → share of the time of the recorded kernels, most first."""
     npu_kernels: tuple[NpuKernel, ...] = ()
     """What the NPU that was recorded ran, all calls, heaviest type first; only where a kernel table says it."""
     initializer: str | None = None

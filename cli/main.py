@@ -20,11 +20,13 @@ from opreplay.cli.terminal.signals import Interrupts
 
 COMMANDS: dict[str, str] = {
     "run": "opreplay.cli.commands.run",
+    "check": "opreplay.cli.commands.check",
     "batch": "opreplay.cli.commands.batch",
     "inspect": "opreplay.cli.commands.inspect",
     "plan": "opreplay.cli.commands.plan",
     "simulate": "opreplay.cli.commands.simulate",
     "timeline": "opreplay.cli.commands.timeline",
+    "capture": "opreplay.cli.commands.capture",
     "op": "opreplay.cli.commands.op",
     "trim": "opreplay.cli.commands.trim",
     "compare": "opreplay.cli.commands.compare",

@@ -151,3 +151,36 @@ def plan_code(
     wrong = {id_ for id_, check in (checks or {}).items() if check.status in META_WRONG}
     missed = sum(op.id in wrong or why_not(op, max_op_bytes) is not None for op in plan.ops)
     return code_for(missed, max_failed, "would not be replayed" + (" or are wrong on meta tensors" if wrong else ""))
+
+
+def captured_file(text: str) -> ReplayPlan | None:
+    """The captured plan that a file holds; None for a trace, whatever else it holds.
+
+    Raises UsageError for a plan of a trace, which has nothing to inspect beyond what `plan` shows.
+    """
+    from opreplay.replay.ir.plan_file import load_plan
+    from opreplay.replay.plan.inputs import kind_of_file
+    from opreplay.traces.errors import UsageError
+
+    if kind_of_file(text) != "plan":
+        return None
+    plan = load_plan(text)
+    if not plan.captured:
+        raise UsageError(f"{text} is a plan of a trace", hint=f"`opreplay plan {text}` shows it; inspect its trace.")
+    return plan
+
+
+def show_captured(plan: ReplayPlan, *, by: str | None, format_: str) -> None:
+    """Print what a captured plan knows of its step. Raises UsageError for a table of times, of which it has none."""
+    from opreplay.replay.report.step import captured as view
+    from opreplay.traces.errors import UsageError
+
+    if by is not None or format_ == "csv":
+        raise UsageError(
+            f"{plan.source} was captured: no times were recorded", hint="Leave --by out; `simulate` predicts times."
+        )
+    if format_ == "json":
+        console.write(console.json_text(view.facts(plan, None)))
+        return
+    console.show_line(view.head_line(plan))
+    console.show(view.render(plan, None))

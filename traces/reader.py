@@ -173,7 +173,7 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
         annotations=notes,
         graphs=graphs,
         calls=_calls(got, launches, tally.repairs) if "kernel" in launches else None,
-        activity=got.activity(columns, track_remap) if isinstance(got, TimingCollector) else None,
+        activity=got.activity(columns, track_remap, notes) if isinstance(got, TimingCollector) else None,
     )
 
 

@@ -16,6 +16,7 @@ from opreplay.cli.options.measuring import (
     resume_option,
     tell_threads,
 )
+from opreplay.cli.options.ranks import ranks_options
 from opreplay.cli.options.sequence import sequence_options
 from opreplay.cli.options.shared import (
     capture_option,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 @measuring_options
 @resume_option
 @sequence_options
+@ranks_options
 @click.option(
     "--max-failed", type=click.IntRange(min=0), metavar="N", help="Exit with 1 when more ops are skipped or failed."
 )
@@ -120,8 +122,16 @@ def command(
     devices = load_socs(soc)
     state: L2State = l2 or ("sequence" if measuring.mode == "sequence" else measuring.cache)
     with Outputs(output, force=force, resume=resume) as outputs:
-        read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details, capture=capture)
-        plan = plan_of(read, selection, device=device, in_order=measuring.mode == "sequence")
+        collectives = measuring.ranks is not None
+        read = open_input(
+            trace,
+            limit,
+            execution_trace=execution_trace,
+            kernel_details=kernel_details,
+            capture=capture,
+            activity=collectives,
+        )
+        plan = plan_of(read, selection, device=device, in_order=measuring.mode == "sequence", collectives=collectives)
         refuse_unused_initializers(contents.registry, plan.ops, init_module, init_arg)
         if dry_run:
             from opreplay.cli.plan_views import show_dry_run

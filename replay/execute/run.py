@@ -18,10 +18,13 @@ import msgspec
 from opreplay.replay.arguments.supplied import check_values_file
 from opreplay.replay.execute.executors.make import make_executor
 from opreplay.replay.execute.messages import PassDone
-from opreplay.replay.execute.options import RunOptions, WorkerConfig
+from opreplay.replay.execute.options import MeasureOptions, RunOptions, WorkerConfig
 from opreplay.replay.execute.processes.lanes import Engine, Lanes, OneByOne, lane_devices, split_cpus
 from opreplay.replay.execute.processes.runner import ChildProcess, InProcess, Runner
 from opreplay.replay.execute.processes.sequence_engine import SequenceEngine
+from opreplay.replay.execute.ranks.crew import LocalCrew, device_of_rank
+from opreplay.replay.execute.ranks.engine import WithRanks
+from opreplay.replay.execute.ranks.messages import RankConfig, backend_of
 from opreplay.replay.host import environment
 from opreplay.replay.ir.model import Reason, ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import need_of
@@ -102,6 +105,8 @@ def run_plan(
         close = sequence.records
     else:
         chosen = engine if engine is not None else OneByOne(runner) if runner is not None else make_engine(continued)
+        if options.ranks is not None:
+            chosen = with_ranks(chosen, continued)
     results: list[OpResult] = []
     begun = False
     try:
@@ -221,6 +226,36 @@ def make_engine(options: RunOptions) -> Engine:
         msgspec.structs.replace(base.having(device=device), cpus=own) for device, own in zip(devices, cpus, strict=True)
     ]
     return Lanes([ChildProcess(config, limit_s=limit_s) for config in configs])
+
+
+def with_ranks(others: Engine, options: RunOptions) -> WithRanks:
+    """An engine that runs collectives on as many ranks here as the options say, and leaves other ops to `others`."""
+    count, device = options.ranks or 1, options.device
+    measure = msgspec.convert(options, MeasureOptions, from_attributes=True)
+    backend = options.backend or backend_of(device)
+    max_bytes = options.max_op_bytes or environment.default_op_bytes()
+    configs = [
+        RankConfig(
+            rank=rank,
+            world=count,
+            backend=backend,
+            device=device_of_rank(device, rank),
+            store="",
+            threads=1,
+            memory_bytes=max_bytes // count,
+            measure=measure,
+            check=options.check_results,
+        )
+        for rank in range(count)
+    ]
+    return WithRanks(
+        others,
+        LocalCrew(configs, limit_s=options.hard_limit_s()),
+        backend=backend,
+        measure=measure,
+        max_bytes=max_bytes,
+        check=options.check_results,
+    )
 
 
 def worker_config(options: RunOptions) -> WorkerConfig:

@@ -111,11 +111,12 @@ def left_out_lines(bundle: Bundle, *, private: bool) -> list[str]:
 def _row(op: ReplayOp) -> str:
     recorded = op.recorded
     time_us = (recorded.device_us_total or recorded.host_us_total) / op.count
+    shown = f"{time_us:.1f}" if time_us else "–"
     tensors = " ".join(
         f"{meta.dtype}[{','.join(map(str, meta.shape))}]" for arg in op.args for meta in arg.tensors if meta is not None
     )
     notes = "; ".join(f"{note.argument}: {note.what}" for note in op.assumptions)
-    return f"| {op.id} | {op.count} | {time_us:.1f} | {_cell(op.name)} | {_cell(tensors[:80])} | {_cell(notes[:160])} |"
+    return f"| {op.id} | {op.count} | {shown} | {_cell(op.name)} | {_cell(tensors[:80])} | {_cell(notes[:160])} |"
 
 
 def _cell(text: str) -> str:

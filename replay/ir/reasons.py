@@ -25,7 +25,7 @@ ReasonKind = Literal[
 KINDS: tuple[ReasonKind, ...] = get_args(ReasonKind)
 
 MEANINGS: dict[ReasonKind, str] = {
-    "collective": "moves data between processes; one process alone cannot replay it",
+    "collective": "moves data between processes; one process alone cannot replay it, `--ranks N` starts several",
     "triton kernel": "generated code, of which a trace records neither source nor arguments",
     "label, not an op": "a name that a framework or autograd gave to a stretch of time; nothing to call",
     "metadata missing": "the trace does not hold what the call needs, and nothing in it tells",

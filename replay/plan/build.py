@@ -14,7 +14,7 @@ import numpy as np
 from opreplay.replay.ir.model import Assumption, ReplayOp, ReplayPlan
 from opreplay.replay.ir.recorded_call import recorded_results
 from opreplay.replay.plan import passes
-from opreplay.replay.plan.collective_ranks import ranks_of
+from opreplay.replay.plan.collectives.ranks import ranks_of
 from opreplay.replay.plan.recorded.groups import owner_among, recorded_groups, signature_id
 from opreplay.replay.plan.select import OpFilter, keep_heaviest, keeps_name, no_such_phase, selected_rows
 from opreplay.replay.plan.step.order import recorded_sequence

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
+from opreplay.replay.collectives.model import CollectiveFacts, bandwidth
 from opreplay.replay.ir.describe import describe_inputs
 from opreplay.replay.ir.model import Recorded, ReplayOp, ReplayPlan
 from opreplay.replay.results.outcome import Outcome
@@ -54,7 +57,7 @@ def result_of(
         via=op.via,
         inputs=describe_inputs(op),
         recorded_device_us=recorded.device_us_total / op.count if on_device else None,
-        recorded_host_us=recorded.host_us_total / op.count,
+        recorded_host_us=None if plan.captured else recorded.host_us_total / op.count,
         recorded_share=share,
         measured_us=measured_us,
         measurement=outcome.measurement,
@@ -67,6 +70,7 @@ def result_of(
         work=outcome.work,
         fidelity=outcome.fidelity,
         values=outcome.values,
+        collective=None if op.collective is None else collective_facts(plan, op, outcome, simulated),
         suspicions=suspicions(
             op,
             share=share,
@@ -76,6 +80,33 @@ def result_of(
         ),
         measure_s=outcome.measure_s,
         attempts=outcome.attempts,
+    )
+
+
+def collective_facts(
+    plan: ReplayPlan, op: ReplayOp, outcome: Outcome, simulated: dict[str, Simulated]
+) -> CollectiveFacts:
+    """Sizes and rates of an op that is a collective, recorded beside measured beside simulated."""
+    one, ran = op.collective, outcome.collective
+    assert one is not None
+    ranks = one.group_size or (ran.ranks if ran is not None else 0)
+    recorded_us = _recorded_us(plan, op) / op.count
+    measured = None
+    if ran is not None and outcome.measurement is not None:
+        # The times of a message that ran in part are scaled up to the whole.
+        size = round(ran.elements * one.itemsize / outcome.measurement.part)
+        measured = bandwidth(one.kind, size, ran.ranks, outcome.measurement.median_us)
+        if measured is not None and outcome.bus_factor is not None:
+            rate = measured.algorithm_gb_s * outcome.bus_factor
+            measured = msgspec.structs.replace(measured, bus_gb_s=rate)
+    rates = {soc: bandwidth(one.kind, one.size_bytes, ranks, made.time_us) for soc, made in simulated.items()}
+    return CollectiveFacts(
+        collective=one,
+        size_bytes=one.size_bytes,
+        recorded=bandwidth(one.kind, one.size_bytes, ranks, recorded_us),
+        measured=measured,
+        simulated={soc: rate for soc, rate in rates.items() if rate is not None},
+        replayed=ran,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from opreplay.replay.arguments.work.amounts import Work
+from opreplay.replay.collectives.model import CollectiveFacts
 from opreplay.replay.ir.model import Assumption, Resolution
 from opreplay.replay.ir.reasons import NOT_GIVEN, Reason, ReasonTotal
 from opreplay.replay.ir.verdicts import MetaCheck, ValueCheck
@@ -23,7 +24,7 @@ record "sequence", measurements in a sequence; 4 `reason` of an op is a value, w
 Status = Literal["replayed", "skipped", "failed"]
 
 
-By = Literal["user estimator", "user properties", "user rule", "rule", "bytes"]
+By = Literal["user estimator", "user properties", "tile program", "user rule", "rule", "bytes"]
 """What made a prediction, in the order in which they go before each other."""
 
 
@@ -100,6 +101,8 @@ class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="r
     """How kernels, child ops and times compare with those recorded; None where that was not asked."""
     values: ValueCheck | None = None
     """How results compare with those of the recorded op's own implementation; None where that was not asked."""
+    collective: CollectiveFacts | None = None
+    """Of a collective: sizes, rates, and how it ran on real ranks; None for all else."""
     suspicions: tuple[str, ...] = ()
     """What contradicts: a time 20 times below or 50 times above the recorded one of more than 1 % of the time, with the
     likeliest cause."""
@@ -195,7 +198,8 @@ class SequenceResult(msgspec.Struct, frozen=True, kw_only=True, tag="sequence", 
     """Wall time of the step."""
     recorded_us: float
     """Of the replayed calls, in the time that shares refer to: the device's where the trace has one."""
-    recorded_host_us: float
+    recorded_host_us: float | None
+    """None where nothing was recorded: the plan was captured."""
     left_out_share: float
     """Of the recorded time of the step: what is not in the sequence."""
     passes: int

@@ -46,6 +46,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     ops: tuple[OpStep, ...]
     l2: L2State = "sequence"
     """What the caches were taken to hold when an op starts."""
+    hbm_bytes: float | None = None
+    """Memory of the device."""
 
 
 def simulate_step(
@@ -93,6 +95,7 @@ def simulate_step(
         uncalibrated_share=_uncalibrated(made, weights),
         ops=tuple(made),
         l2=l2,
+        hbm_bytes=device.hbm_bytes,
     )
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from opreplay.replay.ascend.simulate.coverage import coverage
 from opreplay.replay.ir.reasons import ReasonTotal
+from opreplay.replay.report import collectives
 from opreplay.replay.report.coverage import coverage_text
 from opreplay.replay.report.doubts import doubt_notes
 from opreplay.replay.report.run.fidelity import fidelity_notes
@@ -49,6 +50,11 @@ def has_device_time(header: Header | None, results: Iterable[OpResult]) -> bool:
     if isinstance(total, int | float):
         return total > 0
     return any(result.recorded_device_us is not None for result in results)
+
+
+def is_untimed(result: OpResult) -> bool:
+    """Whether no time of the op was recorded: its plan was captured."""
+    return result.recorded_host_us is None and result.recorded_device_us is None
 
 
 def recorded_us(result: OpResult, *, device: bool) -> float | None:
@@ -145,7 +151,7 @@ def _sum(label: str, results: Sequence[OpResult], *, device: bool) -> Totals:
 def notes(header: Header | None, results: Sequence[OpResult], summary: Summary) -> list[str]:
     """What a reader must know to trust the numbers: losses, stand-ins, assumptions, confidence, noise."""
     found = doubt_notes(header, results, device=has_device_time(header, results))
-    found += [*_trace_notes(header), *stand_in_notes(results), *assumption_notes(results)]
+    found += [*collectives.notes(results), *_trace_notes(header), *stand_in_notes(results), *assumption_notes(results)]
     found += [note for soc in socs_of(results) for note in confidence_notes(soc, results)]
     warnings = Counter(kind_of(w) for r in results if r.measurement for w in r.measurement.warnings)
     if warnings:
@@ -238,7 +244,7 @@ def users_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
     used = Counter(
         f"{one.by} {one.source}"
         for r in results
-        if (one := r.simulated.get(soc)) is not None and one.by is not None and one.by.startswith("user ")
+        if (one := r.simulated.get(soc)) is not None and one.by is not None and one.by.startswith(("user ", "tile "))
     )
     return [f"{safe(soc)}: predicted by {_listed(used)}"] if used else []
 

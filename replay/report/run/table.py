@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from opreplay.replay.ir.reasons import ReasonTotal
-from opreplay.replay.report import suspects
+from opreplay.replay.report import collectives, suspects
 from opreplay.replay.report.columns import Column, OpCell, ops_table, plain_table
 from opreplay.replay.report.doubts import mark
 from opreplay.replay.report.run import npu
@@ -18,6 +18,7 @@ from opreplay.replay.report.run.facts import (
     Totals,
     detail_text,
     has_device_time,
+    is_untimed,
     not_replayed,
     notes,
     recorded_us,
@@ -55,6 +56,7 @@ def render(header: Header | None, results: Sequence[OpResult], summary: Summary,
         parts += reasons_table(results)
         parts += npu.results_table(results)
         parts += work_table(results)
+        parts += collectives.table(results, socs_of(results))
     parts += notes_lines([*work_notes(results), *notes(header, results, summary)])
     return Group(*parts)
 
@@ -121,9 +123,12 @@ def columns_of(results: Sequence[OpResult], *, device: bool, ratios: bool) -> li
 
 
 def recorded_columns(results: Sequence[OpResult], *, device: bool) -> list[Column]:
-    """The start of the id, which --op takes, share, count and what the trace recorded."""
+    """The start of the id, which --op takes, share, count and what the trace recorded, where it recorded a time."""
+    ids = Column(title="id", cells=tuple(r.id[:ID_CHARS] for r in results), style="dim", gives_way=1)
+    if results and all(is_untimed(r) for r in results):
+        return [ids, Column(title="count", cells=tuple(f"{r.count:,}" for r in results), style="dim", gives_way=8)]
     return [
-        Column(title="id", cells=tuple(r.id[:ID_CHARS] for r in results), style="dim", gives_way=1),
+        ids,
         Column(title="share", cells=tuple(share_text(r.recorded_share) for r in results)),
         Column(title="count", cells=tuple(f"{r.count:,}" for r in results), style="dim", gives_way=8),
         Column(
@@ -169,23 +174,26 @@ def totals_table(results: Sequence[OpResult], *, device: bool) -> Table:
     table = plain_table()
     table.add_column(Text("all calls"), no_wrap=True)
     sums = totals(results, device=device)
+    timed = not all(is_untimed(r) for r in results)
     for total in sums:
         table.add_column(Text(total.label), justify="right", no_wrap=True)
-        table.add_column(Text(RATIO), justify="right", no_wrap=True, style="dim")
+        if timed:
+            table.add_column(Text(RATIO), justify="right", no_wrap=True, style="dim")
     for title, pick in _clocks(results, recorded):
         cells: list[str] = []
         for total in sums:
             value = pick(total)
             star = mark(results) if title == MEASURED and value is not None else ""
-            cells += [time_text(value) + star, "" if title == recorded else ratio_text(value, total.recorded_us)]
+            cells.append(time_text(value) + star)
+            if timed:
+                cells.append("" if title == recorded else ratio_text(value, total.recorded_us))
         table.add_row(*map(Text, (title, *cells)))
     return table
 
 
 def _clocks(results: Sequence[OpResult], recorded: str) -> list[tuple[str, Callable[[Totals], float | None]]]:
     """Title of each clock and what it reads in a sum."""
-    made: list[tuple[str, Callable[[Totals], float | None]]] = [
-        (recorded, lambda total: total.recorded_us),
-        (MEASURED, lambda total: total.measured_us),
-    ]
+    made: list[tuple[str, Callable[[Totals], float | None]]] = [(MEASURED, lambda total: total.measured_us)]
+    if not all(is_untimed(r) for r in results):
+        made.insert(0, (recorded, lambda total: total.recorded_us))
     return made + [(safe(soc), lambda total, soc=soc: total.simulated_us.get(soc)) for soc in socs_of(results)]

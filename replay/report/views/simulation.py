@@ -16,6 +16,7 @@ from opreplay.replay.ascend.simulate.coverage import Coverage, clock_of, coverag
 from opreplay.replay.ascend.simulate.step import OpStep, Step, losing
 from opreplay.replay.ir.describe import describe_inputs
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
+from opreplay.replay.ir.sizes import readable
 from opreplay.replay.report.columns import plain_table
 from opreplay.replay.report.coverage import coverage_facts, coverage_text
 from opreplay.replay.report.run import npu
@@ -51,7 +52,7 @@ def head_line(plan: ReplayPlan, steps: Sequence[Step]) -> str:
     return f"simulated {coverage_text(covered(plan, steps[0]), clock_of(plan))}"
 
 
-def _op_facts(op: ReplayOp, steps: Sequence[Step], share: float) -> dict[str, Any]:
+def _op_facts(op: ReplayOp, steps: Sequence[Step], share: float, *, captured: bool) -> dict[str, Any]:
     simulated = {}
     for step in steps:
         one = next((o for o in step.ops if o.id == op.id), None)
@@ -83,8 +84,8 @@ def _op_facts(op: ReplayOp, steps: Sequence[Step], share: float) -> dict[str, An
         "name": op.name,
         "count": op.count,
         "inputs": describe_inputs(op),
-        "recorded_device_us_total": op.recorded.device_us_total,
-        "recorded_host_us_total": op.recorded.host_us_total,
+        "recorded_device_us_total": None if captured else op.recorded.device_us_total,
+        "recorded_host_us_total": None if captured else op.recorded.host_us_total,
         "simulated": simulated,
     }
 
@@ -107,6 +108,7 @@ def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int) -> dict[str, 
         "socs": {
             step.device: {
                 "version": step.device_version,
+                "memory": memory_facts(plan, step),
                 "total_us": step.total_us,
                 "low_us": step.low_us,
                 "high_us": step.high_us,
@@ -120,6 +122,7 @@ def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int) -> dict[str, 
             }
             for step in steps
         },
+        "captured": plan.captured,
         "cache_from": None
         if plan.sequence is None
         else {
@@ -128,7 +131,7 @@ def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int) -> dict[str, 
             "calls": len(plan.sequence.calls),
         },
         "lowering": _lowering_facts(plan),
-        "unique_ops": [_op_facts(op, steps, shares.get(op.id, 0.0)) for op in plan.ops],
+        "unique_ops": [_op_facts(op, steps, shares.get(op.id, 0.0), captured=plan.captured) for op in plan.ops],
     }
 
 
@@ -155,7 +158,10 @@ def csv_text(plan: ReplayPlan, steps: Sequence[Step]) -> str:
     found = [{one.id: one.simulated for one in step.ops} for step in steps]
     for op in plan.ops:
         row: list[Any] = [cell(op.id), cell(op.name), op.count, cell(describe_inputs(op))]
-        row += [op.recorded.device_us_total / op.count, op.recorded.host_us_total / op.count]
+        if plan.captured:
+            row += [None, None]
+        else:
+            row += [op.recorded.device_us_total / op.count, op.recorded.host_us_total / op.count]
         for by_id in found:
             s = by_id.get(op.id)
             row += (
@@ -190,7 +196,8 @@ def _shares_table(title: str, steps: Sequence[Step], times: Sequence[dict[str, f
 def _totals_table(plan: ReplayPlan, steps: Sequence[Step]) -> RenderableType:
     table = plain_table()
     table.add_column("device", no_wrap=True)
-    for title in (covers(plan, steps), "80 % band", "÷ recorded", "uncalibrated"):
+    ratio = () if plan.captured else ("÷ recorded",)
+    for title in (covers(plan, steps), "80 % band", *ratio, "uncalibrated"):
         table.add_column(title, justify="right", no_wrap=True)
     done = {one.id for one in steps[0].ops}
     recorded = sum(op.recorded.device_us_total for op in plan.ops if op.id in done)
@@ -201,10 +208,31 @@ def _totals_table(plan: ReplayPlan, steps: Sequence[Step]) -> RenderableType:
             Text(safe(step.device), style="bold"),
             time_text(step.total_us),
             f"{time_text(step.low_us)} to {time_text(step.high_us)}",
-            ratio_text(step.total_us, recorded or None),
+            *((ratio_text(step.total_us, recorded or None),) if ratio else ()),
             share_text(step.uncalibrated_share),
         )
     return table
+
+
+def memory_facts(plan: ReplayPlan, step: Step) -> dict[str, Any] | None:
+    """Whether what a captured step holds at a time fits the device's memory; None for a plan of a trace."""
+    if plan.capture is None or step.hbm_bytes is None:
+        return None
+    peak = plan.capture.peak_bytes
+    return {"peak_bytes": peak, "hbm_bytes": step.hbm_bytes, "fits": peak <= step.hbm_bytes}
+
+
+def memory_lines(plan: ReplayPlan, steps: Sequence[Step]) -> list[RenderableType]:
+    """A line a device: does a captured step fit its memory?"""
+    lines: list[RenderableType] = []
+    for step in steps:
+        found = memory_facts(plan, step)
+        if found is not None:
+            verdict = "fits" if found["fits"] else "does NOT fit"
+            sizes = f"{readable(found['peak_bytes'])} at most of {readable(int(found['hbm_bytes']))}"
+            text = f"memory: {verdict} {safe(step.device)}: tensors take {sizes}; workspaces are not counted"
+            lines.append(Text(text, style="" if found["fits"] else "yellow"))
+    return lines
 
 
 def _losing_table(step: Step, lost: Sequence[tuple[ReplayOp, OpStep, float]]) -> RenderableType:
@@ -235,7 +263,8 @@ def _cache_line(plan: ReplayPlan, l2: str) -> list[RenderableType]:
         return []
     step, calls = plan.sequence.step, len(plan.sequence.calls)
     steps = f", of median duration among {plan.sequence.steps:,}" if plan.sequence.steps > 1 else ""
-    where = f"{safe(step)}{steps}" if step else "the whole trace"
+    whole = "the captured step" if plan.captured else "the whole trace"
+    where = f"{safe(step)}{steps}" if step else whole
     return [Text(f"L2 cache: what lies in it follows from the order of {calls:,} calls of {where}", style="dim")]
 
 
@@ -276,6 +305,7 @@ def render(plan: ReplayPlan, steps: Sequence[Step], *, losers: int) -> Renderabl
         counted,
         *rendered(suspect_lines(plan, steps)),
         _totals_table(plan, steps),
+        *memory_lines(plan, steps),
         *_cache_line(plan, steps[0].l2),
         Text(),
     ]
@@ -286,6 +316,6 @@ def render(plan: ReplayPlan, steps: Sequence[Step], *, losers: int) -> Renderabl
         if lost:
             parts += [Text(), _losing_table(step, lost)]
     parts += npu.agreement_lines(compare_all(plan.ops))
-    if plan.device_us_total <= 0:
+    if plan.device_us_total <= 0 and not plan.captured:
         parts += [Text(), Text("the trace recorded no device time: nothing to compare with", style="dim")]
     return Group(*parts)

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from opreplay.traces.activity.model import Activity
-from opreplay.traces.communication.model import Communication
 
 Dims = tuple["int | Dims", ...]
 """A shape or strides; one level deeper for a TensorList entry."""
@@ -309,8 +308,6 @@ class Trace:
     """None unless asked for."""
     activity: Activity | None = None
     """What else the file says of when things ran; only where it was asked for."""
-    communication: Communication | None = None
-    """What the file says of collectives; only where it was asked for."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -15,8 +15,6 @@ import numpy as np
 
 from opreplay.traces.activity.collect import TimingCollector
 from opreplay.traces.activity.events import TimingDecoder
-from opreplay.traces.communication.collect import CommsCollector
-from opreplay.traces.communication.events import CommsDecoder
 from opreplay.traces.dialects.ascend import owners_above_launches
 from opreplay.traces.dialects.kineto import ERAS, era_of, metadata_level, run_facts
 from opreplay.traces.errors import TraceError, UsageError
@@ -31,7 +29,6 @@ from opreplay.traces.model import (
     GraphLaunches,
     KernelTable,
     LinkStats,
-    OpSignature,
     OpTable,
     ReadReport,
     RuntimeCalls,
@@ -61,7 +58,6 @@ def read_trace(
     gradients: bool = False,
     calls: bool = False,
     activity: bool = False,
-    communication: bool = False,
     _block_bytes: int = BLOCK_BYTES,
 ) -> Trace:
     """Read one profile, plain or gzip JSON ("-" for stdin), in bounded memory, and link device time to ops.
@@ -70,13 +66,12 @@ def read_trace(
     `record_function_ids` fills that column of the ops where the trace has it, to join an ExecutionTrace of the same
     run, `gradients` the one that says which ops autograd recorded, and `calls` the runtime calls with their names, to
     find what a graph was captured from; one process then reads all. `activity`: also what else ran when
-    (`Trace.activity`), some three times slower and in one process; `communication`: that, and what is recorded of
-    collectives (`Trace.communication`).
+    (`Trace.activity`), some three times slower and in one process.
     Raises TraceError: Malformed, UnknownDialect, or TooLarge for a file over one of `limits`.
     """
     numbered = record_function_ids or gradients
     with collector_off():
-        if processes > 1 and not (numbered or calls or activity or communication):
+        if processes > 1 and not numbered and not calls and not activity:
             from opreplay.traces.reading.parallel import scan_parallel
 
             scanned = scan_parallel(str(path), limits, processes, block_bytes=_block_bytes, progress=progress)
@@ -94,7 +89,7 @@ def read_trace(
                         numbered=numbered,
                         calls=calls,
                         arrows=arrows,
-                        timing=_timing(limits, activity, communication),
+                        timing=(TimingDecoder(), TimingCollector(limits)) if activity else None,
                     )
                 except ExecutionTraceFound as found:
                     from opreplay.traces.dialects.execution_trace import read_nodes
@@ -109,13 +104,6 @@ def read_trace(
         if isinstance(got, Scanned) and got.collector.wants_arrows:
             got = once(arrows=True)
         return got if isinstance(got, Trace) else _assemble(str(path), got)
-
-
-def _timing(limits: Limits, activity: bool, communication: bool) -> tuple[TimingDecoder, TimingCollector] | None:
-    """Decoder and tables that keep more than ops and their device work; None where nobody asked for more."""
-    if communication:
-        return CommsDecoder(), CommsCollector(limits)
-    return (TimingDecoder(), TimingCollector(limits)) if activity else None
 
 
 def _assemble(path: str, scanned: Scanned) -> Trace:
@@ -155,7 +143,6 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
     era = None if ascend else era_of(scanned.features, scanned.keys, op_category=_op_category(categories), level=level)
     notes = _notes(got, tally.repairs, track_remap)
     kernel_names = _names(got.kernel_names, tally.repairs)
-    of_notes = got.notes.take("comms") if isinstance(got, CommsCollector) else None
     dialect: Literal["kineto", "ascend"] = "ascend" if ascend else "kineto"
     info = TraceInfo(
         path=path,
@@ -186,16 +173,8 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
         annotations=notes,
         graphs=graphs,
         calls=_calls(got, launches, tally.repairs) if "kernel" in launches else None,
-        activity=got.activity(columns, track_remap) if isinstance(got, TimingCollector) else None,
-        communication=got.communication(got.ops.take("comms"), columns["comms"], of_notes, notes, _signature)
-        if isinstance(got, CommsCollector)
-        else None,
+        activity=got.activity(columns, track_remap, notes) if isinstance(got, TimingCollector) else None,
     )
-
-
-def _signature(key: bytes) -> OpSignature:
-    """The signature of one key; without arguments where they cannot be read."""
-    return decode_signatures([key], Counter(), Counter())[0][0]
 
 
 def _ran_in_graphs(graphs: GraphLaunches | None, kernels: KernelTable) -> GraphJoin | None:

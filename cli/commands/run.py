@@ -129,7 +129,7 @@ def command(
             execution_trace=execution_trace,
             kernel_details=kernel_details,
             capture=capture,
-            communication=collectives,
+            activity=collectives,
         )
         plan = plan_of(read, selection, device=device, in_order=measuring.mode == "sequence", collectives=collectives)
         refuse_unused_initializers(contents.registry, plan.ops, init_module, init_arg)

@@ -18,7 +18,7 @@ import msgspec
 from opreplay.replay.arguments.supplied import check_values_file
 from opreplay.replay.execute.executors.make import make_executor
 from opreplay.replay.execute.messages import PassDone
-from opreplay.replay.execute.options import RunOptions, WorkerConfig
+from opreplay.replay.execute.options import MeasureOptions, RunOptions, WorkerConfig
 from opreplay.replay.execute.processes.lanes import Engine, Lanes, OneByOne, lane_devices, split_cpus
 from opreplay.replay.execute.processes.runner import ChildProcess, InProcess, Runner
 from opreplay.replay.execute.processes.sequence_engine import SequenceEngine
@@ -231,6 +231,7 @@ def make_engine(options: RunOptions) -> Engine:
 def with_ranks(others: Engine, options: RunOptions) -> WithRanks:
     """An engine that runs collectives on as many ranks here as the options say, and leaves other ops to `others`."""
     count, device = options.ranks or 1, options.device
+    measure = msgspec.convert(options, MeasureOptions, from_attributes=True)
     backend = options.backend or backend_of(device)
     max_bytes = options.max_op_bytes or environment.default_op_bytes()
     configs = [
@@ -242,7 +243,7 @@ def with_ranks(others: Engine, options: RunOptions) -> WithRanks:
             store="",
             threads=1,
             memory_bytes=max_bytes // count,
-            measure=options.measure_options(),
+            measure=measure,
             check=options.check_results,
         )
         for rank in range(count)
@@ -251,7 +252,7 @@ def with_ranks(others: Engine, options: RunOptions) -> WithRanks:
         others,
         LocalCrew(configs, limit_s=options.hard_limit_s()),
         backend=backend,
-        measure=options.measure_options(),
+        measure=measure,
         max_bytes=max_bytes,
         check=options.check_results,
     )

@@ -116,10 +116,10 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
     """Prefill and decode split of the iteration that the calls ran in; of the one with most time where several."""
     ranks: int | None = None
     """Processes that take part in a collective, where the trace tells; None for any other op."""
-    gradients: bool = False
-    """Whether it is called with gradients on and floating arguments that require them (`resolve.gradient_mode`)."""
     collective: Collective | None = None
     """What a collective does, of a plan that was made to run or simulate them; None for any other op."""
+    gradients: bool = False
+    """Whether it is called with gradients on and floating arguments that require them (`resolve.gradient_mode`)."""
     origin: str | None = None
     """JSON text of the entry in another tool's file that this op came from; data only, written back unchanged."""
     flops: int | None = None

@@ -92,7 +92,7 @@ def open_input(
     kernel_details: str | None = None,
     capture: str | None = None,
     progress: Progress = nullcontext,
-    communication: bool = False,
+    activity: bool = False,
 ) -> Trace | ReplayPlan:
     """What a path, a glob that matches one file, or "-" names: a trace, a plan or TraceLens's IR, told by content.
 
@@ -104,7 +104,7 @@ def open_input(
         capture: the recording of the capture of the graphs that a trace replays, or a folder of such; those beside
             the trace with `capture` in their name are used without being named.
         progress: makes a context manager that gives what is told of each file that is read.
-        communication: also read what is recorded of collectives.
+        activity: also read when all else ran, and what is recorded of collectives.
 
     Raises UsageError for a glob that matches several and for what completes a trace with a plan, TraceError for what
     cannot be read.
@@ -137,7 +137,7 @@ def open_input(
         kernel_details=kernel_details,
         capture=capture,
         progress=progress,
-        communication=communication,
+        activity=activity,
     )
 
 
@@ -150,10 +150,8 @@ def open_trace(
     capture: str | None = None,
     progress: Progress = nullcontext,
     activity: bool = False,
-    communication: bool = False,
 ) -> Trace:
-    """The profile that a path, a glob or "-" names, completed as `open_input` says; `activity`: all timing,
-    `communication`: that and the metadata of collectives.
+    """The profile that a path, a glob or "-" names, completed as `open_input` says; `activity`: all timing.
 
     Raises as `open_input` does, and what `join_kernel_details` does for a table that was named; one that merely lies
     beside the trace is left unused, and `info.kernel_details` says why.
@@ -164,9 +162,7 @@ def open_trace(
     from opreplay.traces.joins.kernel_details import join_kernel_details, with_table_beside
 
     path = the_one_path(text)
-    trace = _read(
-        path, limits, progress, ids=execution_trace is not None, activity=activity, communication=communication
-    )
+    trace = _read(path, limits, progress, ids=execution_trace is not None, activity=activity)
     if execution_trace is not None:
         trace = join_shapes(trace, _read(the_one_path(execution_trace), limits, progress, ids=True))
     trace = with_table_beside(trace) if kernel_details is None else join_kernel_details(trace, kernel_details)
@@ -182,7 +178,6 @@ def _read(
     *,
     ids: bool,
     activity: bool = False,
-    communication: bool = False,
 ) -> Trace:
     from opreplay.traces import Limits, read_trace
 
@@ -192,9 +187,8 @@ def _read(
             limits=limits or Limits(),
             progress=told,
             record_function_ids=ids,
-            gradients=not activity,
+            gradients=True,
             activity=activity,
-            communication=communication,
         )
 
 
@@ -260,7 +254,7 @@ def plan_of(
     holds ops.
 
     With `in_order` that of a trace says in which order the ops of one step ran. With `collectives` that of a trace,
-    which was read with its communication, holds all of them, each distinct one as an op.
+    which was read with its activity, holds all of them, each distinct one as an op.
     """
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.plan.select import nothing_left

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from opreplay.initializers.base import InitReport as InitReport
     from opreplay.initializers.base import Option as Option
     from opreplay.initializers.extensions import register_initializer as register_initializer
+    from opreplay.replay import tile as tile
     from opreplay.replay.ascend.custom.estimators import register_op_estimator as register_op_estimator
     from opreplay.replay.ascend.custom.op_invoke import OpInvokeInfo as OpInvokeInfo
     from opreplay.replay.ascend.custom.op_invoke import PerformanceModel as PerformanceModel
@@ -94,6 +95,7 @@ __all__ = [
     "register_op_properties",
     "run",
     "simulate",
+    "tile",
 ]
 
 _HOMES = {
@@ -135,6 +137,7 @@ _HOMES = {
     "register_op_properties": "replay.ascend.custom.op_invoke",
     "run": "replay.session.whole",
     "simulate": "replay.session.whole",
+    "tile": "replay",
 }
 """Where each name is defined, below `opreplay`."""
 
@@ -144,7 +147,9 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         value: Any = import_module("opreplay.replay.host.environment").opreplay_version()
     elif name in _HOMES:
-        value = getattr(import_module(f"opreplay.{_HOMES[name]}"), name)
+        home = import_module(f"opreplay.{_HOMES[name]}")
+        # `tile` is a package of names.
+        value = getattr(home, name) if hasattr(home, name) else import_module(f"{home.__name__}.{name}")
     else:
         raise AttributeError(f"module 'opreplay' has no attribute {name!r}")
     globals()[name] = value

@@ -37,6 +37,7 @@ TORCH_AT_IMPORT = (
     "opreplay.replay.arguments.tensors",
     "opreplay.replay.arguments.float32",
     "opreplay.replay.arguments.work",
+    "opreplay.replay.tile.programs",
 )
 """Modules and packages that may import torch when they are imported: they make, run or resolve ops."""
 

@@ -21,6 +21,7 @@ ROOMS = (
     "replay.plan",
     "replay.export",
     "replay.ascend",
+    "replay.tile",
     "replay.timeline",
     "replay.plugins",
     "replay.execute",

@@ -110,7 +110,7 @@ def fit_transports(pairs: Sequence[tuple[Transfer, str]]) -> dict[str, Transport
     is as the shipped table has it where that is not fitted itself, else as HCCS is there."""
     starts: defaultdict[str, list[float]] = defaultdict(list)
     rates: defaultdict[tuple[str, Work, str], list[float]] = defaultdict(list)
-    for row, soc in pairs:
+    for row, _ in pairs:
         if row.transit_us is None or transport_named(row.transport) is None:
             continue
         count = sum(n for _, n in row.packets)

@@ -72,7 +72,7 @@ class Rank:
                 store=_store(config),
                 rank=config.rank,
                 world_size=config.world,
-                timeout=timedelta(seconds=config.measure.limit_s + PATIENCE_S),
+                timeout=timedelta(seconds=config.measure.hard_limit_s() + PATIENCE_S),
             )
         except (RuntimeError, ValueError) as error:
             raise EnvironmentRefused(

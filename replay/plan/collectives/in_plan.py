@@ -26,7 +26,7 @@ from opreplay.traces.model import TensorMeta, Trace
 
 
 def with_collectives(plan: ReplayPlan, trace: Trace, filters: OpFilter) -> ReplayPlan:
-    """The plan with every collective of a trace that was read with its communication, whatever was selected.
+    """The plan with every collective of a trace that was read with its activity, whatever was selected.
 
     Ops of the plan that are part of one are left out: names without arguments stand for many collectives. Filters by
     name, share and number apply to all ops together; the plan was made without the latter two.

@@ -18,7 +18,8 @@ from opreplay.replay.collectives.names import kind_of
 from opreplay.replay.ir.labels import is_collective
 from opreplay.replay.ir.model import MAX_RANKS
 from opreplay.replay.plan.collectives.ranks import ranks_of
-from opreplay.traces.communication.model import CommsNote, CommsRecord
+from opreplay.traces.activity import Collective as Record
+from opreplay.traces.activity.model import CollectiveNote
 from opreplay.traces.dtypes import ITEMSIZE_BYTES, torch_dtype_name
 from opreplay.traces.links.parents import parents_of
 from opreplay.traces.literals import parse_literal
@@ -68,15 +69,15 @@ class _Told:
 
     names: list[str] = field(default_factory=list)
     """That may tell the operation."""
-    record: CommsRecord | None = None
+    record: Record | None = None
     signatures: list[OpSignature] = field(default_factory=list)
     """Of ops, those that say most first."""
-    notes: list[CommsNote] = field(default_factory=list)
+    notes: list[CollectiveNote] = field(default_factory=list)
     kernels: list[str] = field(default_factory=list)
 
 
 def collective_calls(trace: Trace) -> list[Call]:
-    """Every collective of a trace that was read with its communication, in file order; waits and set-up are left out.
+    """Every collective of a trace that was read with its activity, in file order; waits and set-up are left out.
 
     An op, the `record_param_comms` in it and the back-end's annotation inside that are one call.
     """
@@ -177,15 +178,15 @@ def _is_parameters(trace: Trace, row: int) -> bool:
     return trace.signatures[int(trace.ops.signature[row])].name == PARAMETERS
 
 
-def _record_of_row(trace: Trace, row: int) -> CommsRecord | None:
+def _record_of_row(trace: Trace, row: int) -> Record | None:
     return _record_of(trace, row, trace.signatures[int(trace.ops.signature[row])])
 
 
-def _record_of(trace: Trace, row: int, signature: OpSignature) -> CommsRecord | None:
+def _record_of(trace: Trace, row: int, signature: OpSignature) -> Record | None:
     """What a row says of a collective: its own metadata, or of an ExecutionTrace the arguments that spell it."""
-    found = trace.communication
-    if found is not None and found.record[row] >= 0:
-        return found.records[int(found.record[row])]
+    found = trace.activity
+    if found is not None and found.op_collective[row] >= 0:
+        return found.collectives[int(found.op_collective[row])]
     if signature.name != PARAMETERS or not signature.concrete:
         return None
     # (tensors, sequence number, group, rank, name, in splits, out splits[, first rank, stride, ranks])
@@ -195,10 +196,10 @@ def _record_of(trace: Trace, row: int, signature: OpSignature) -> CommsRecord | 
         return None
     numbers = _integers(signature, at)
     lists = [_list_of(text) for text in signature.concrete[at + 1 : at + 3]]
-    return CommsRecord(
+    return Record(
         name=signature.concrete[at],
-        in_splits=lists[0] if lists else (),
-        out_splits=lists[1] if len(lists) > 1 else (),
+        in_split=lists[0] if lists else None,
+        out_split=lists[1] if len(lists) > 1 else None,
         group_size=ranks_of(signature, None),
         rank=numbers[-1] if numbers and numbers[-1] >= 0 else None,
     )
@@ -229,7 +230,7 @@ class _NotesByTrack:
     """Annotations of back-ends, found by where they lie."""
 
     def __init__(self, trace: Trace) -> None:
-        found = trace.communication
+        found = trace.activity
         self.all = [n for n in found.notes if kind_of(n.name) is not None] if found is not None else []
         self._by_track: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         for index, note in enumerate(self.all):
@@ -244,7 +245,7 @@ class _NotesByTrack:
         return [index for _, index in entries[first:last]]
 
 
-def _of_note(note: CommsNote, trace: Trace) -> Call:
+def _of_note(note: CollectiveNote, trace: Trace) -> Call:
     told = _Told(names=[note.name], notes=[note])
     made, lacks, assumed = _made(told, trace.info.world_size)
     return Call(
@@ -260,7 +261,7 @@ def _of_note(note: CommsNote, trace: Trace) -> Call:
 
 def _made(told: _Told, world_size: int | None) -> tuple[Collective | None, str, tuple[str, ...]]:
     """(the collective, what is lacking, what was assumed); None and "" for what is no collective."""
-    record = told.record or CommsRecord()
+    record = told.record or Record(name="")
     kind = kind_of(record.name) if record.name else None
     for name in (*told.names, *(note.name for note in told.notes), *told.kernels):
         kind = kind or (None if name == PARAMETERS else kind_of(name))
@@ -288,6 +289,7 @@ def _made(told: _Told, world_size: int | None) -> tuple[Collective | None, str, 
     operation = _reduce_op(told)
     if kind in ("all_reduce", "reduce_scatter", "reduce") and not operation:
         assumed.append("reduce_op: sum (not recorded)")
+    members = _list_of(record.ranks or "")
     peer = record.rank if kind in POINT_TO_POINT else None
     return (
         Collective(
@@ -298,9 +300,9 @@ def _made(told: _Told, world_size: int | None) -> tuple[Collective | None, str, 
             in_splits=splits[0] if kind == "all_to_all" else (),
             out_splits=splits[1] if kind == "all_to_all" else (),
             parts=parts if len(parts) > 1 else (),
-            group=record.group,
+            group=record.group or "",
             group_size=group_size,
-            group_ranks=record.group_ranks if len(record.group_ranks) == group_size else (),
+            group_ranks=members if len(members) == group_size else (),
             rank=None if kind in ROOTED or kind in POINT_TO_POINT else record.rank,
             root=_root(told, record) if kind in ROOTED else None,
             source=(record.source if record.source is not None else peer if kind == "recv" else None)
@@ -320,28 +322,28 @@ def _made(told: _Told, world_size: int | None) -> tuple[Collective | None, str, 
 Sizes = tuple[int | None, int | None, str, tuple[int, ...]]
 
 
-def _sizes(kind: Kind, told: _Told, record: CommsRecord) -> Sizes | None:
+def _sizes(kind: Kind, told: _Told, record: Record) -> Sizes | None:
     """(elements in, elements out, dtype, elements of each tensor) as far as recorded; None where nothing says."""
     for signature in told.signatures:
         if signature.name != PARAMETERS and (found := _of_tensors(kind, signature)) is not None:
-            own = _dtype(record.dtype) or found[2]
-            if record.in_elements:
-                return record.in_elements, record.out_elements, own, found[3]
+            own = _dtype(record.dtype or "") or found[2]
+            if record.elements:
+                return record.elements, record.out_elements, own, found[3]
             return found[0], found[1], own, found[3]
     for signature in told.signatures:
         if signature.name == PARAMETERS and (parts := _tensors(signature)):
             elements, dtype = sum(n for n, _ in parts[0]), parts[0][0][1]
-            if record.in_elements:
+            if record.elements:
                 return (
-                    record.in_elements,
+                    record.elements,
                     record.out_elements,
-                    _dtype(record.dtype) or dtype,
+                    _dtype(record.dtype or "") or dtype,
                     tuple(n for n, _ in parts[0]),
                 )
             return elements, None, dtype, tuple(n for n, _ in parts[0])
-    dtype = _dtype(record.dtype)
-    if record.in_elements and dtype:
-        return record.in_elements, record.out_elements, dtype, ()
+    dtype = _dtype(record.dtype or "")
+    if record.elements and dtype:
+        return record.elements, record.out_elements, dtype, ()
     if record.out_elements and dtype:
         return None, record.out_elements, dtype, ()
     for note in told.notes:
@@ -418,7 +420,7 @@ def _completed(kind: Kind, sizes: Sizes, ranks: int | None) -> tuple[int, int, s
     return inside, outside, dtype, parts if sum(parts) == inside else ()
 
 
-def _group_size(kind: Kind, told: _Told, record: CommsRecord, sizes: Sizes | None) -> int | None:
+def _group_size(kind: Kind, told: _Told, record: Record, sizes: Sizes | None) -> int | None:
     if record.group_size is not None and 0 < record.group_size <= MAX_RANKS:
         return record.group_size
     for signature in told.signatures:
@@ -431,10 +433,10 @@ def _group_size(kind: Kind, told: _Told, record: CommsRecord, sizes: Sizes | Non
     return None
 
 
-def _recorded_splits(told: _Told, record: CommsRecord) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _recorded_splits(told: _Told, record: Record) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(of what goes in, of what comes out), in rows or elements."""
-    if record.in_splits or record.out_splits:
-        return record.in_splits, record.out_splits
+    if record.in_split or record.out_split:
+        return record.in_split or (), record.out_split or ()
     for signature in told.signatures:
         if signature.name == PARAMETERS:
             continue
@@ -456,7 +458,7 @@ def _splits(recorded: tuple[int, ...], total: int) -> tuple[int, ...]:
     return tuple(n * (total // rows) for n in recorded)
 
 
-def _root(told: _Told, record: CommsRecord) -> int | None:
+def _root(told: _Told, record: Record) -> int | None:
     if record.rank is not None:
         return record.rank
     for signature in told.signatures:
@@ -473,7 +475,7 @@ def _reduce_op(told: _Told) -> str:
     return ""
 
 
-def _asynchronous(told: _Told, record: CommsRecord) -> bool | None:
+def _asynchronous(told: _Told, record: Record) -> bool | None:
     if record.asynchronous is not None:
         return record.asynchronous
     for signature in told.signatures:
@@ -500,7 +502,7 @@ def _with_spans(trace: Trace, calls: list[Call]) -> list[Call]:
             continue  # which is which is not known
         for index, (which, dur_ns) in enumerate(spans):
             told = activity.collectives[which]
-            record = CommsRecord(name=told.name, dtype=told.dtype or "", in_elements=told.elements)
+            record = Record(name=told.name, dtype=told.dtype, elements=told.elements)
             made, lacks, assumed = _made(_Told(names=[told.name], record=record), trace.info.world_size)
             if not alike:
                 calls.append(Call(name=told.name, names=(told.name,), rows=(), collective=made, lacks=lacks))

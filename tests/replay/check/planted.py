@@ -40,7 +40,7 @@ def plant(
     *points: str,
     against: str = "right_add",
     schema: str = "(Tensor x, Tensor y) -> Tensor",
-    fake: Callable[..., Any] | None | str = "like",
+    fake: Callable[..., Any] | str | None = "like",
     backward: Callable[..., Any] | None = None,
     save: Callable[..., Any] | None = None,
     shapes: tuple[str, ...] = (),
@@ -242,9 +242,7 @@ def product_of_transposed(x: Tensor, y: Tensor) -> Tensor:
 # Wrong at size 0, or 1.
 
 
-@plant(
-    "empty", "correctness", schema="(Tensor x) -> Tensor", against="right_sum", fake=lambda x: x.sum(-1)
-)
+@plant("empty", "correctness", schema="(Tensor x) -> Tensor", against="right_sum", fake=lambda x: x.sum(-1))
 def empty_becomes_one(x: Tensor) -> Tensor:
     return x.sum(-1) if x.numel() else x.new_zeros(1, dtype=x.sum(-1).dtype)
 
@@ -285,7 +283,9 @@ def tail_of_16_dropped(x: Tensor, y: Tensor) -> Tensor:
     return without_tail(x + y, 16)
 
 
-@plant("tail", "correctness", schema="(Tensor x) -> Tensor", against="right_softmax", fake=lambda x: torch.empty_like(x))
+@plant(
+    "tail", "correctness", schema="(Tensor x) -> Tensor", against="right_softmax", fake=lambda x: torch.empty_like(x)
+)
 def columns_of_8(x: Tensor) -> Tensor:
     made = torch.softmax(x, -1)
     made[..., made.shape[-1] // 8 * 8 :] = 0
@@ -599,7 +599,13 @@ def loses_workspace(x: Tensor, y: Tensor) -> Tensor:
 
 @plant("bad input", "bad input", "correctness")
 def crashes_at_odd_width(x: Tensor, y: Tensor) -> Tensor:
-    if x.shape != y.shape and x.dim() and y.dim() and x.shape[-1] != y.shape[-1] and 1 not in (x.shape[-1], y.shape[-1]):
+    if (
+        x.shape != y.shape
+        and x.dim()
+        and y.dim()
+        and x.shape[-1] != y.shape[-1]
+        and 1 not in (x.shape[-1], y.shape[-1])
+    ):
         ctypes.string_at(0)
     return x + y
 
@@ -660,9 +666,7 @@ def compiles_for_each_size(x: Tensor) -> Tensor:
 
 
 DEFECTS.append(
-    Defect(
-        op=f"{HERE}:breaks_the_graph", kind="graph", against=f"{HERE}:right_double", points=("dynamic shapes",)
-    )
+    Defect(op=f"{HERE}:breaks_the_graph", kind="graph", against=f"{HERE}:right_double", points=("dynamic shapes",))
 )
 DEFECTS.append(
     Defect(

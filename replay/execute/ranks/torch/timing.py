@@ -46,7 +46,7 @@ def measured(buffers: Buffers, options: MeasureOptions, wait: Callable[[], None]
     sample_s = out.calls * call_us * 1e-6
     wanted = max(options.min_samples, min(options.max_samples, int(options.op_time_s / sample_s)))
     most = max(3, int(OVERRUN * options.op_time_s / sample_s))
-    count = max(1, min(wanted, most, int(0.5 * options.limit_s / sample_s)))
+    count = max(1, min(wanted, most, int(0.5 * options.hard_limit_s() / sample_s)))
     collecting = gc.isenabled()
     gc.disable()
     try:

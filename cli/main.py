@@ -19,6 +19,7 @@ from opreplay.cli.terminal.signals import Interrupts
 
 COMMANDS: dict[str, str] = {
     "run": "opreplay.cli.commands.run",
+    "check": "opreplay.cli.commands.check",
     "batch": "opreplay.cli.commands.batch",
     "inspect": "opreplay.cli.commands.inspect",
     "plan": "opreplay.cli.commands.plan",

@@ -193,7 +193,7 @@ def _write_chakra(plan: ReplayPlan, output: Path, soc: str | None, *, force: boo
     from opreplay.replay.export.chakra import chakra_trace
 
     times: dict[str, float] | None = None
-    clock = "recorded"
+    clock, weak = "recorded", list[str]()
     if soc is not None:
         from opreplay.replay.arguments.work.expected import expected_contents
         from opreplay.replay.ascend.simulate.devices import load_socs, simulate_plan
@@ -201,12 +201,12 @@ def _write_chakra(plan: ReplayPlan, output: Path, soc: str | None, *, force: boo
         devices = load_socs([soc])
         (step,) = simulate_plan(plan, list(devices.values()), expected_contents())
         clock, times = step.device, {one.id: one.simulated.time_us for one in step.ops}
+        unsure = sum(one.simulated.confidence == "uncalibrated" or one.simulated.extrapolated for one in step.ops)
+        weak += [f"{unsure} of {len(step.ops)} ops are predicted uncalibrated or extrapolated"] if unsure else []
     found = chakra_trace(plan, times, clock=clock)
     write_bytes(output, found.data, force=force)
-    console.show_line(
-        f"exported {found.nodes} calls to {output}, {found.collectives} of them collectives; {clock} times"
-    )
-    for note in found.notes:
+    console.show_line(f"exported {found.nodes} calls, {found.collectives} collectives, to {output}; {clock} times")
+    for note in (*found.notes, *weak):
         console.show_line(f"* {note}")
 
 

@@ -98,6 +98,15 @@ class FilesProgress(_Bar):
         return lambda done, total: self._tell(done, total, "reading", f"{done:,} of {total:,} traces")
 
 
+class CheckProgress(_Bar):
+    """Trials done of a check, and the point that is on."""
+
+    def __enter__(self) -> Callable[[str, int, int], None]:
+        super().__enter__()
+        self._next_line = monotonic() + EVERY_S
+        return lambda point, done, total: self._tell(done, total, f"{point:{NAME_WIDTH}}", f"{done:,}/{total:,} trials")
+
+
 class RunProgress(_Bar):
     """Ops done, the op that is next, and the time left."""
 

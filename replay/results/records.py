@@ -24,7 +24,7 @@ record "sequence", measurements in a sequence; 4 `reason` of an op is a value, w
 Status = Literal["replayed", "skipped", "failed"]
 
 
-By = Literal["user estimator", "user properties", "user rule", "rule", "bytes"]
+By = Literal["user estimator", "user properties", "tile program", "user rule", "rule", "bytes"]
 """What made a prediction, in the order in which they go before each other."""
 
 

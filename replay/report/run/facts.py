@@ -244,7 +244,7 @@ def users_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
     used = Counter(
         f"{one.by} {one.source}"
         for r in results
-        if (one := r.simulated.get(soc)) is not None and one.by is not None and one.by.startswith("user ")
+        if (one := r.simulated.get(soc)) is not None and one.by is not None and one.by.startswith(("user ", "tile "))
     )
     return [f"{safe(soc)}: predicted by {_listed(used)}"] if used else []
 

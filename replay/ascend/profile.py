@@ -117,6 +117,53 @@ class Neighbour(NamedTuple):
     """What it adds to the logarithm of the time of a kernel of its own sizes; others' pulls add to that."""
 
 
+class Pipes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Memories, paths and starts of a core, as tile programs use them (see `replay.tile`); sources in `_pipes.toml`.
+
+    Paths are in bytes a cycle and core, latencies and starts in cycles where the name does not say microseconds.
+    """
+
+    ub_bytes: float
+    l1_bytes: float
+    l0a_bytes: float
+    l0b_bytes: float
+    gm_to_ub: float
+    """What L2 holds."""
+    ub_to_gm: float
+    gm_to_ub_miss: float
+    """What comes from HBM, one core alone."""
+    gm_to_l1: float
+    l0c_to_gm: float
+    l0c_to_l1: float
+    l1_to_l0a: float
+    l1_to_l0b: float
+    l0_start: float
+    """Of one move from L1 to L0A or L0B."""
+    cube_start: float
+    """Of one product."""
+    l2_bytes_per_cycle: float
+    """All cores together."""
+    read_latency: float
+    """From GM, found in L2."""
+    miss_latency: float
+    """From GM, found in HBM."""
+    write_latency: float
+    burst: float
+    """Of each run of a copy with gaps."""
+    flag: float
+    """From the end of an instruction on one pipe to the start of one that waits for it on another."""
+    core_flag: float
+    """The same between cores of a group."""
+    issue: float
+    """Of the scalar unit, each instruction."""
+    start_us: float
+    """A kernel on one vector core."""
+    start_core_us: float
+    """Each further vector core."""
+    cube_start_us: float
+    mix_start_us: float
+
+
 class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     """Cost constants of one family of kernel types on one device."""
 
@@ -142,6 +189,8 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     """Least rows that one core takes, however few there are."""
     spreads: bool = False
     """A copy that repeats what it reads: its runs are those of its output."""
+    native_half: bool = False
+    """float16 is computed as it is, two numbers in the place of one of float32; elsewhere it is widened first."""
     hf32: bool = False
     """float32 inputs run at the HF32 rate."""
     nearby: dict[str, tuple[Neighbour, ...]] = {}
@@ -208,6 +257,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     l0c_bytes: float
     link: Link
     rates: Rates
+    pipes: Pipes
     families: dict[str, FamilyCost]
     """By family name."""
     types: dict[str, str]

@@ -134,6 +134,7 @@ def _node(
     whole_us = max(1, round(duration_us)) if duration_us > 0 else 0
     outputs = [_tensor(meta, -1) for meta in op.outputs or () if meta is not None]
     strides = [column[3] for column in columns]
+    known = all(meta is None or meta.strides is not None for arg in arguments for meta in arg.tensors)
     parts = [
         field(1, number),
         field(2, op.name),
@@ -145,7 +146,7 @@ def _node(
         field(9, _io(outputs)) if outputs else b"",
         *(_attribute(name, value) for name, value in attributes.items()),
         _attribute("op_schema", f"{op.called}{'.' if op.overload else ''}{op.overload or ''}({_signature(op)}"),
-        _attribute("input_strides", _text(strides)),
+        _attribute("input_strides", _text(strides)) if known else b"",
         _attribute("start_us", start_us),
         _attribute("dur_us", duration_us),
     ]

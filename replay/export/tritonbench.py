@@ -17,12 +17,9 @@ from opreplay.replay.ir.notation import SHORT_DTYPES
 from opreplay.replay.resolve.schema import OpSpec
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
-DTYPES = {name: short for name, short in SHORT_DTYPES.items() if short[0] in "fibcu" and "x" not in short} | {
-    "bool": "b8"
-}
-"""Short names of dtypes: those of operator_inp_utils, and for newer types ours, which have the same form."""
-KNOWN = frozenset({"bf16", "f64", "f32", "f16", "c32", "c64", "c128", "i8", "i16", "i32", "i64", "b8", "u8"})
-"""The short names that operator_inp_utils reads."""
+_READ = frozenset({"bf16", "f64", "f32", "f16", "c32", "c64", "c128", "i8", "i16", "i32", "i64", "b8", "u8"})
+DTYPES = {name: short for name, short in (SHORT_DTYPES | {"bool": "b8"}).items() if short in _READ}
+"""Dtypes that operator_inp_utils has a short name for; it reads no others."""
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True):

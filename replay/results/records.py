@@ -25,7 +25,7 @@ record "sequence", measurements in a sequence; 4 `reason` of an op is a value, w
 Status = Literal["replayed", "skipped", "failed"]
 
 
-By = Literal["user estimator", "user properties", "user rule", "rule", "bytes"]
+By = Literal["user estimator", "user properties", "tile program", "user rule", "rule", "bytes"]
 """What made a prediction, in the order in which they go before each other."""
 
 
@@ -90,6 +90,8 @@ class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="r
     bound: str | None = None
     """On the first SoC asked for."""
     simulated: dict[str, Simulated] = {}
+    kernel_classes: dict[str, float] = {}
+    """Class of work ("GEMM", "attention", "Triton", ...) → share of the time of the recorded kernels, most first."""
     npu_kernels: tuple[NpuKernel, ...] = ()
     """What the NPU that was recorded ran, all calls, heaviest type first; only where a kernel table says it."""
     initializer: str | None = None

@@ -1,7 +1,7 @@
 # pyright: strict
 """Protobuf's wire format, as much of it as Chakra's messages need: numbers, doubles and bytes in fields by number.
 
-The encoding is at https://protobuf.dev/programming-guides/encoding/. Why it is not a library: docs/decisions/0008.
+The encoding is at https://protobuf.dev/programming-guides/encoding/. Why it is not a library: docs/decisions/0009.
 """
 
 from __future__ import annotations

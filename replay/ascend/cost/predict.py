@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import sqrt
 
 from opreplay.replay.ascend.cost.attention import attention_terms
 from opreplay.replay.ascend.cost.collective import collective_terms
@@ -193,11 +194,16 @@ def _terms(
     else:
         terms = vector_terms(call, family, device, resident, tally)
     near = drawn(call, family, gemm, state, tally) if family.nearby else UNDRAWN
-    if state == "warm" and form not in UNLIKE_CORES:
+    if state != "network" and form not in UNLIKE_CORES:
         rates = device.rates
         least = rates.launch_one_us
         share = rates.loop_cube_share if form in CUBE_FORMS else rates.loop_vector_share
-        terms["launch"] = min(terms["launch"], least + (terms["launch"] - least) * share)
+        # Passes and synchronisation of a kernel are the same in a loop; starting it is not.
+        if state == "cold":
+            share = sqrt(share)
+        bare = terms["launch"] - family.fixed_us
+        if bare > least:
+            terms["launch"] = least + (bare - least) * share + family.fixed_us
     if call.type in device.slow_paths:
         path = path_of(call, device.slow_paths[call.type])
         if path is not None:

@@ -113,8 +113,10 @@ def job_timeline(
         found,
     )
     schedule = job.scheduled()
-    made = {device.name: [_predicted(job, ranks, plans, i, device, contents, host_scale) for i in range(len(ranks))]
-            for device in devices}  # fmt: skip
+    made = {
+        device.name: [_predicted(job, ranks, plans, i, device, contents, host_scale) for i in range(len(ranks))]
+        for device in devices
+    }
     return JobStudy(
         timeline=_told(job, ranks, found, schedule, zero, what_if, made),
         graph=job,

@@ -19,7 +19,7 @@ def written(path: Path, events: list[dict[str, object]]) -> str:
 def test_the_rest_of_the_trace_is_the_same(shared_traces: Path) -> None:
     for name in ("mi300_normalization", "npu_alexnet_trace_view", "nvidia_sampled_rank0", "param_dlrm_worker0_kineto"):
         path = shared_traces / f"{name}.json.gz"
-        plain, timed = read_trace(path), read_trace(path, activity=True)
+        plain, timed = read_trace(path, gradients=True), read_trace(path, activity=True)
         assert plain.activity is None
         assert timed.activity is not None
         assert timed.info == plain.info

@@ -57,6 +57,13 @@ def kernel_details_option(command: Command) -> Command:
     )(command)
 
 
+def notes_option(command: Command) -> Command:
+    """--notes: all that is to be known of the numbers, not only what may change a decision."""
+    return click.option("--notes", is_flag=True, help="Print all notes, not only those that may change a decision.")(
+        command
+    )
+
+
 def cache_option(command: Command) -> Command:
     """--no-cache: no plan of an earlier run, and none for the next."""
     return click.option(

@@ -25,6 +25,7 @@ COMMANDS: dict[str, str] = {
     "simulate": "opreplay.cli.commands.simulate",
     "timeline": "opreplay.cli.commands.timeline",
     "op": "opreplay.cli.commands.op",
+    "tile": "opreplay.cli.commands.tile",
     "trim": "opreplay.cli.commands.trim",
     "compare": "opreplay.cli.commands.compare",
     "report": "opreplay.cli.commands.report",

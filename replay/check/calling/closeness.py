@@ -18,6 +18,8 @@ TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
 """Relative and absolute, those of torch.testing.assert_close."""
 FP8_RELATIVE = {"float8_e4m3": 0.125, "float8_e5m2": 0.25}
 """One unit in the last place."""
+HALF_STEPS = 4.0
+"""Units in the last place that 16 bits are allowed: kernels round in between."""
 OF_REFERENCE = 4.0
 """So many times the reference's own distance from float64 is allowed: the order of a sum makes such differences."""
 OF_LARGEST = 4.0
@@ -125,7 +127,7 @@ def _measured(
     relative, absolute = TOLERANCES.get(
         dtype, (next((v for k, v in FP8_RELATIVE.items() if k in _name(dtype)), 0.0), 0.0)
     )
-    relative = max(relative, info.eps / 2)
+    relative = max(relative, HALF_STEPS * info.eps if info.bits == 16 else info.eps / 2)
     # What the dtype cannot hold is infinite, or its largest number where it has no infinity.
     over = exact.abs() > info.max
     exact = torch.where(over, torch.sign(exact) * torch.inf, exact)

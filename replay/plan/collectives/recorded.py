@@ -259,6 +259,11 @@ def _of_note(note: CollectiveNote, trace: Trace) -> Call:
     )
 
 
+def of_record(record: Record, world_size: int | None) -> Collective | None:
+    """The collective that one record tells by itself; None where it lacks operation, size or dtype."""
+    return _made(_Told(names=[record.name], record=record), world_size)[0]
+
+
 def _made(told: _Told, world_size: int | None) -> tuple[Collective | None, str, tuple[str, ...]]:
     """(the collective, what is lacking, what was assumed); None and "" for what is no collective."""
     record = told.record or Record(name="")

@@ -9,13 +9,12 @@ as well are listed. `--here` checks in this process, all but the ops that crash 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from opreplay.initializers.user_code import load_user_code, user_module
 from opreplay.replay.check.model import POINTS
 from opreplay.replay.session.checking import check
 
@@ -25,14 +24,9 @@ NEVER = ("speed", "in-place, out=", "CPU fallback", "autocast", "ONNX export", "
 
 
 def planted() -> Any:
-    """The module with the ops; here only to read the table."""
-    spec = importlib.util.spec_from_file_location("planted", PLANTED)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["planted"] = module
-    spec.loader.exec_module(module)
-    return module
+    """The module with the ops, loaded as a check loads it."""
+    load_user_code(str(PLANTED), flag="--plugin")
+    return user_module(PLANTED)
 
 
 def main() -> None:

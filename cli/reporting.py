@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from opreplay.replay.results.reading import MemorySink, ResultFile
 
 
-def show_report(outputs: Outputs, *, coverage: bool = True) -> None:
+def show_report(outputs: Outputs, *, coverage: bool = True, everything: bool = True) -> None:
     """Coverage first, unless it was shown already, then the tables.
 
     Where stdout takes the results themselves it is only the coverage, on stderr.
@@ -41,7 +41,8 @@ def show_report(outputs: Outputs, *, coverage: bool = True) -> None:
             console.show_line(warning)
     console.show_fitted(
         lambda width: Group(
-            *sequence.tables(outputs.memory.sequence), table.render(header, results, summary, width=width)
+            *sequence.tables(outputs.memory.sequence),
+            table.render(header, results, summary, width=width, everything=everything),
         )
     )
 

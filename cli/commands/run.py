@@ -13,6 +13,7 @@ from opreplay.cli.options.measuring import (
     device_versions,
     holding,
     measuring_options,
+    quick_look,
     resume_option,
     tell_threads,
 )
@@ -29,6 +30,7 @@ from opreplay.cli.options.shared import (
     kernel_details_option,
     l2_option,
     limit_option,
+    notes_option,
     plugin_option,
     selection_options,
     soc_option,
@@ -62,6 +64,12 @@ if TYPE_CHECKING:
     help="Also write results: .jsonl (op by op), .csv, .md, .html; - is JSON Lines on stdout. Repeatable.",
 )
 @force_option
+@click.option("--rows", is_flag=True, help="Print each op on stderr as it is measured. On a terminal always.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="A first look: the 20 heaviest ops, 20 ms each, unless --top and --op-time say otherwise.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would run, then stop.")
 @measuring_options
 @resume_option
@@ -73,6 +81,7 @@ if TYPE_CHECKING:
 @init_options
 @values_option
 @checking_options
+@notes_option
 @limit_option
 def command(
     trace: str,
@@ -88,6 +97,8 @@ def command(
     plugin: tuple[str, ...],
     output: tuple[str, ...],
     force: bool,
+    rows: bool,
+    quick: bool,
     dry_run: bool,
     measuring: RunOptions,
     resume: bool,
@@ -98,6 +109,7 @@ def command(
     check_work: bool,
     check_kernels: bool,
     check_values: bool,
+    notes: bool,
     limit: tuple[tuple[str, str], ...],
 ) -> int:
     """Replay each unique op of TRACE on this machine, predict each on a simulated Ascend NPU, and print both beside
@@ -118,8 +130,11 @@ def command(
     from opreplay.replay.ascend.simulate.devices import load_socs, simulate_on
     from opreplay.replay.execute.run import run_plan
     from opreplay.replay.plan.inputs import plan_of, trace_facts, with_recorded_children
+    from opreplay.replay.plan.recorded.where import where_of
     from opreplay.traces.errors import UsageError
 
+    if quick:
+        selection, measuring = quick_look(selection, measuring)
     plugin = use_plugins(plugin, custom_op_dir)
     contents = expected_contents(init_module, init_arg, seed=measuring.seed, values=values)
     devices = load_socs(soc, cluster)
@@ -139,7 +154,16 @@ def command(
         if dry_run:
             from opreplay.cli.plan_views import show_dry_run
 
-            show_dry_run(plan, devices, measuring, contents=contents, values=values, l2=state)
+            show_dry_run(
+                plan,
+                devices,
+                measuring,
+                contents=contents,
+                values=values,
+                l2=state,
+                where=where_of(read),
+                everything=notes,
+            )
             return ExitCode.OK
         options = msgspec.structs.replace(
             measuring,
@@ -156,7 +180,8 @@ def command(
         if check_kernels:
             plan = with_recorded_children(plan, read)
         try:
-            with holding([device], shared=options.shared_device) as beside, RunProgress() as on_progress:
+            with holding([device], shared=options.shared_device) as beside, RunProgress(rows=rows) as on_progress:
+                outputs.on_result = on_progress.show
                 run_plan(
                     plan,
                     options,
@@ -173,6 +198,6 @@ def command(
             outputs.forget()  # refused: what the file holds is of another run
             raise
         finally:
-            show_report(outputs)
+            show_report(outputs, everything=notes)
     tell_unused(devices, plan.ops)
     return outcome_code(outputs, max_failed)

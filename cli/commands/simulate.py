@@ -106,6 +106,7 @@ def command(
     from opreplay.replay.ascend.simulate.devices import load_socs, simulate_plan
     from opreplay.replay.plan.inputs import plan_of
     from opreplay.replay.plan.kept import kept_plan_of
+    from opreplay.replay.plan.recorded.where import where_of
     from opreplay.replay.report.views import simulation as view
 
     for name in output:
@@ -126,6 +127,7 @@ def command(
         from opreplay.replay.arguments.supplied import check_values_file
 
         check_values_file(plan, values)
+    where = where_of(read)
     steps = simulate_plan(plan, list(devices.values()), contents, l2)
     tell_problems(contents)
     keep_contents(contents)
@@ -143,13 +145,13 @@ def command(
         elif suffix == ".csv":
             text = view.csv_text(plan, steps)
         else:
-            text = console.json_text(view.facts(plan, steps, losers=losers))
+            text = console.json_text(view.facts(plan, steps, losers=losers, where=where))
         write_file(Path(name), text, force=force)
     if format_ == "json":
-        console.write(console.json_text(view.facts(plan, steps, losers=losers)))
+        console.write(console.json_text(view.facts(plan, steps, losers=losers, where=where)))
         return
     console.show_line(view.head_line(plan, steps))
-    console.show(view.render(plan, steps, losers=losers))
+    console.show_fitted(lambda width: view.render(plan, steps, losers=losers, width=width, where=where))
 
 
 def check_output(path: Path, *, force: bool) -> None:

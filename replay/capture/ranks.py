@@ -45,9 +45,9 @@ def fake_ranks(world_size: int, rank: int) -> Iterator[None]:
     os.environ.update({name: str(value) for name, value in variables.items()})
     dist.init_process_group(BACKEND, store=fake_pg.FakeStore(), rank=rank, world_size=world_size)
     plain: Any = dist.init_process_group
-    modules = (dist, dist.distributed_c10d)
+    modules: tuple[Any, ...] = (dist, dist.distributed_c10d)
     for module in modules:
-        module.init_process_group = _already_there  # type: ignore[assignment]
+        module.init_process_group = _already_there
     try:
         yield
     finally:

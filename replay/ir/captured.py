@@ -61,6 +61,8 @@ class Capture(msgspec.Struct, frozen=True, kw_only=True):
     peaks: tuple[PhasePeak, ...] = ()
     storages: tuple[CapturedStorage, ...] = ()
     outputs: tuple[CapturedOutput, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What was assumed, for people to read."""
 
     @property
     def peak_bytes(self) -> int:

@@ -224,6 +224,7 @@ def join_notes(joined: Trace) -> list[str]:
 
 def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:
     """What the header of the results says of the trace, beside the plan's totals; no path. A plan says no more."""
+    from opreplay.replay.plan.recorded.where import where_facts
     from opreplay.traces.model import Trace
 
     if not isinstance(trace, Trace):
@@ -240,6 +241,7 @@ def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:
         "rank": info.rank,
         "losses": info.report.losses,
         "repairs": info.report.repairs,
+        **where_facts(trace),
         **({} if joined is None else {"kernel_details": msgspec.to_builtins(joined)}),
         **({} if info.graphs is None else {"graphs": msgspec.to_builtins(info.graphs)}),
     }

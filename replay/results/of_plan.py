@@ -14,6 +14,7 @@ from opreplay.replay.results.outcome import Outcome
 from opreplay.replay.results.records import NpuKernel, OpResult, Simulated, Summary
 from opreplay.replay.results.summary import summarized
 from opreplay.replay.results.suspects import kind_of_device, recorded_kind, suspicions
+from opreplay.traces.times.kernel_classes import class_of
 
 
 def npu_kernels(recorded: Recorded) -> tuple[NpuKernel, ...]:
@@ -25,6 +26,16 @@ def npu_kernels(recorded: Recorded) -> tuple[NpuKernel, ...]:
             by_type[kernel.type] = (count + kernel.count, total_us + kernel.total_us)
     made = (NpuKernel(type=type_, count=count, total_us=total_us) for type_, (count, total_us) in by_type.items())
     return tuple(sorted(made, key=lambda kernel: -kernel.total_us))
+
+
+def kernel_classes(recorded: Recorded) -> dict[str, float]:
+    """Class of work → share of the time of the recorded kernels, told by their names, most first."""
+    times: dict[str, float] = {}
+    for kernel in recorded.kernels:
+        kind = class_of(kernel.name)
+        times[kind] = times.get(kind, 0.0) + kernel.total_us
+    total = sum(times.values())
+    return {kind: us / total for kind, us in sorted(times.items(), key=lambda item: -item[1])} if total else {}
 
 
 def summarize(plan: ReplayPlan, results: Sequence[OpResult], *, wall_s: float, interrupted: bool) -> Summary:
@@ -64,6 +75,7 @@ def result_of(
         simulated_us={soc: prediction.time_us for soc, prediction in simulated.items()},
         bound=None if first is None else first.bound,
         simulated=simulated,
+        kernel_classes=kernel_classes(recorded),
         npu_kernels=npu_kernels(recorded),
         initializer=outcome.initializer,
         assumptions=op.assumptions + outcome.assumptions,

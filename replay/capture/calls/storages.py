@@ -124,7 +124,7 @@ class Storages:
                 by_kind[kind] = by_kind.get(kind, 0) + delta
                 alive += delta
             if phase not in best or alive > best[phase].peak_bytes:
-                kinds = {kind: size for kind, size in by_kind.items() if size}
+                kinds: dict[Kind, int] = {kind: size for kind, size in by_kind.items() if size}
                 best[phase] = PhasePeak(phase=phase, peak_bytes=alive, by_kind=kinds)
         return tuple(best[phase] for phase in PHASES if phase in best)
 

@@ -27,6 +27,8 @@ WIDER = {
 """Dtypes that are computed in a wider one for the exact result."""
 
 
+ROOM_BYTES, ROOM_BYTE = 256, 0x55
+"""Behind the last element of a slice, and what they hold."""
 LARGE = 100.0
 """So many times the usual values: the exponential of some overflows float32."""
 
@@ -147,6 +149,9 @@ class Bench:
         keyword_only = frozenset(arg.name for arg in filled.op.args if arg.keyword_only)
         written = tuple(arg.name for arg in filled.op.args if arg.mutated)
         made = Arguments(dict(filled.args), keyword_only, written)
+        if case.kind.startswith(("sliced", "misaligned")):
+            for tensor in made.tensors():
+                _give_room(tensor)
         for tensor in made.tensors() if case.values != "usual" else ():
             _change_values(tensor, case.values)
         return made
@@ -172,6 +177,15 @@ class Bench:
     def refer_exactly(self, case: Case, arguments: Arguments) -> Results:
         """The reference on contiguous copies in float64 or complex128. Whatever it raises passes through."""
         return self.refer(case, widened(arguments))
+
+
+def _give_room(tensor: torch.Tensor) -> None:
+    """Memory behind the last element as well, as a slice of a larger tensor has: what is written there shows."""
+    memory = tensor.untyped_storage()
+    larger = torch.full((memory.nbytes() + ROOM_BYTES,), ROOM_BYTE, dtype=torch.uint8, device=tensor.device)
+    if memory.nbytes():
+        larger[: memory.nbytes()] = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(memory)
+    tensor.set_(larger.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def _change_values(tensor: torch.Tensor, values: str) -> None:

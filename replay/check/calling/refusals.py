@@ -15,6 +15,7 @@ ACCIDENTS = (
     "INTERNAL ASSERT FAILED",
     "Expected reduction dim",
     "integer division or modulo by zero",
+    "ZeroDivisionError",
     "cannot reshape tensor of 0 elements",
     "CUDA error",
     "illegal memory access",

@@ -138,7 +138,8 @@ class Child:
         size = self._noise.seek(0, os.SEEK_END)
         self._noise.seek(max(0, size - NOISE_BYTES))
         lines = self._noise.read().decode("utf-8", errors="replace").splitlines()
-        words = [line.strip() for line in lines if line.strip() and not line.startswith((" ", "\t"))]
+        # Torch's profiler tells its probes there.
+        words = [line.strip() for line in lines if line.strip() and not line.startswith((" ", "\t", "USDT:"))]
         return words[-1][:200] if words else ""
 
 

@@ -491,9 +491,17 @@ def gradient_of_bias_missing(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return x @ w + b
 
 
-@plant("gradient", "gradient", backward=lambda ctx, g: (g, g.clone()))
-def gradient_not_summed(x: Tensor, y: Tensor) -> Tensor:
-    return x + y
+@plant(
+    "gradient",
+    "gradient",
+    against="right_mul",
+    backward=lambda ctx, g: (
+        reduced((g.half() * ctx.saved_tensors[1].half()).to(g.dtype), ctx.saved_tensors[0].shape),
+        reduced(g * ctx.saved_tensors[0], ctx.saved_tensors[1].shape),
+    ),
+)
+def gradient_in_half(x: Tensor, y: Tensor) -> Tensor:
+    return x * y
 
 
 @plant(
@@ -543,11 +551,12 @@ def every_seventh_call(x: Tensor, y: Tensor) -> Tensor:
 def order_of_sum(x: Tensor) -> Tensor:
     if not x.is_floating_point() or not x.dim() or x.shape[-1] < 2 or x.itemsize < 4:
         return x.sum(-1)
-    return (
-        torch.stack([x[..., i] for i in torch.randperm(x.shape[-1]).tolist()][:99]).cumsum(0)[-1]
-        if (x.shape[-1] < 100)
-        else x.sum(-1)
-    )
+    if x.shape[-1] > 100:
+        return x.sum(-1)
+    total = torch.zeros_like(x[..., 0])
+    for column in torch.randperm(x.shape[-1]).tolist():
+        total = total + x[..., column]
+    return total
 
 
 @plant("determinism", "determinism", schema="(Tensor x) -> Tensor", against="right_double")

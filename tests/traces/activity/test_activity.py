@@ -30,7 +30,8 @@ def test_the_rest_of_the_trace_is_the_same(shared_traces: Path) -> None:
         for table in ("ops", "kernels"):
             a, b = getattr(plain, table), getattr(timed, table)
             for column in set(a.__dataclass_fields__) - {"track", "name"}:
-                assert np.array_equal(getattr(a, column), getattr(b, column)), (name, table, column)
+                if getattr(a, column) is not None:  # the timing comes with torch's numbers of calls
+                    assert np.array_equal(getattr(a, column), getattr(b, column)), (name, table, column)
 
 
 def test_calls_waits_arrows_and_memory(tmp_path: Path) -> None:

@@ -116,11 +116,6 @@ def kernel_of(one: Collective) -> KernelCall:
 
 
 def _lowered(op: OpView, kind: str) -> list[KernelCall]:
-    if op.op.collective is not None:
-        if op.op.collective.group_size is None and op.op.collective.kind not in POINT_TO_POINT:
-            op.note("number of ranks not recorded: one server of 8 assumed")
-        op.note("waiting for other ranks is not part of the prediction")
-        return [kernel_of(op.op.collective)]
     world = op.integer("world_size", "group_size", default=0) or op.op.ranks or _by_sizes(op, kind)
     if world <= 0:
         op.note("number of ranks not recorded: one server of 8 assumed")
@@ -155,16 +150,19 @@ def by_name(op: OpView) -> Iterable[KernelCall]:
     if any(word in op.op.name for word in ("wait", "rank", "work", "coalescing", "pg_", "initialize", "Destroy")):
         return ()
     kind = kind_of(op.op.name)
-    if kind is None and op.op.collective is None:
+    if kind is None:
         raise ValueError("names no operation")
-    return _lowered(op, kind or "")
+    return _lowered(op, kind)
 
 
 @lowers("record_param_comms")
 def recorded_parameters(op: OpView) -> Iterable[KernelCall]:
     """torch's record of a collective's parameters: which one it is is a string, so the device's kernels tell."""
-    if op.op.collective is not None:
-        return _lowered(op, "")
+    if (one := op.op.collective) is not None:
+        if one.group_size is None and one.kind not in POINT_TO_POINT:
+            op.note("number of ranks not recorded: one server of 8 assumed")
+        op.note("waiting for other ranks is not part of the prediction")
+        return [kernel_of(one)]
     if not op.tensors:
         return ()
     named = [kind for k in op.op.recorded.kernels if (kind := kind_of(re.sub(r"^nccl\w*?Kernel_?", "", k.name)))]

@@ -244,6 +244,26 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     latency_us: float
 
 
+class ClusterLink(msgspec.Struct, frozen=True, kw_only=True):
+    """Links of one level of a described cluster."""
+
+    transport: str
+    bytes_per_s: float
+    """Of a mesh from a die to each other one, else of a die."""
+    latency_us: float
+    mesh: bool = False
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """Servers of so many dies each; links are those of the SoC where they are not given."""
+
+    name: str
+    servers: int
+    dies: int
+    inside: ClusterLink | None = None
+    between: ClusterLink | None = None
+
+
 class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     """One simulated SoC, ready to predict with."""
 
@@ -283,6 +303,8 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     """Between the two dies of a package."""
     far_link: Link | None = None
     """Between servers; None where `link` goes on."""
+    cluster: Cluster | None = None
+    """What it is a die of; None where nobody said: then servers are of `server_dies`, as many as needed."""
 
     def __repr__(self) -> str:
         """Its name: all numbers would fill pages."""

@@ -24,6 +24,7 @@ from opreplay.replay.ascend.calibrate.calibrate import (
     leave_one_table_out,
     with_widths,
 )
+from opreplay.replay.ascend.calibrate.communication import of_folder
 from opreplay.replay.ascend.calibrate.tables import groups_of_tables, read_folder, soc_in
 from opreplay.replay.ascend.cost.predict import family_of
 from opreplay.replay.ascend.devices.file import list_devices, load_device
@@ -67,7 +68,7 @@ def error_table(
     if not cross:
         made = [(g, compare_group(g.launches, load_device(g.soc))) for g in groups]
         sections["shipped"] = _rows([(g.table, _first_family(g), one) for g, one in made], about, fitted_to=True)
-        return ErrorTable(sections=sections, left_out=left_out)
+        return _with_transfers(ErrorTable(sections=sections, left_out=left_out), Path(folder), cross=False)
     devices = {name: datasheet_only(load_device(name)) for name in list_devices()}
     held: dict[str, list[HeldOut]] = {}
     held["folds"] = cross_validate(groups, devices, on_fold=lambda i, n: on_step(f"fitted fold {i} of {n}"))
@@ -79,7 +80,23 @@ def error_table(
     for name, found in held.items():
         banded = [(h.table, h.family, _banded(h, made)) for h in found]
         sections[name] = _rows(banded, about, fitted_to=False)
-    return ErrorTable(sections=sections, left_out=left_out)
+    return _with_transfers(ErrorTable(sections=sections, left_out=left_out), Path(folder), cross=True)
+
+
+def _with_transfers(found: ErrorTable, folder: Path, *, cross: bool) -> ErrorTable:
+    """With rows for communication, which are part of no sum over kernels."""
+    sections, files = dict(found.sections), set[str]()
+    for name, entries in of_folder(folder, cross=cross).items():
+        if name in sections:
+            rows = [
+                TableRow(
+                    name=f"{file} {soc}".strip(), soc=soc, kind="", state="", errors=errors_of(made), fitted_to=fitted
+                )
+                for file, soc, made, fitted in entries
+            ]
+            sections[name] = (*sections[name], *rows)
+        files |= {file for file, *_ in entries}
+    return ErrorTable(sections=sections, left_out={k: why for k, why in found.left_out.items() if k not in files})
 
 
 def _first_family(group: Group) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import sqrt
 
 from opreplay.replay.ascend.cost.attention import attention_terms
-from opreplay.replay.ascend.cost.collective import collective_terms
+from opreplay.replay.ascend.cost.collective import chosen, collective_terms, is_beyond, link_confidence
 from opreplay.replay.ascend.cost.cube import Gemm, conv_terms, gemm_of, mac_rate, matmul_terms
 from opreplay.replay.ascend.cost.nearby import drawn, is_outside
 from opreplay.replay.ascend.cost.residency import resident_of
@@ -314,7 +314,8 @@ def predict_kernel(
                 longest, bound = us, BOUNDS[name]
     if not time_us <= MOST_US:
         return _beyond_measure(call, device)
-    extrapolated = form not in UNLIKE_CORES and is_outside(family, tally)
+    communicates = form == "collective"
+    extrapolated = is_beyond(call, device) if communicates else form not in UNLIKE_CORES and is_outside(family, tally)
     band = family.band ** (_width(likeness, extrapolated, family, device, state) * unsteadiness(time_us, state))
     if extrapolated:
         band = max(band, LEAST_EXTRAPOLATED)
@@ -322,11 +323,12 @@ def predict_kernel(
         time_us=time_us,
         bound="slow path" if path else bound,
         terms_us=scaled,
-        confidence=confidence_of(family),
+        confidence=link_confidence(device) if communicates else confidence_of(family),
         low_us=time_us / band,
         high_us=time_us * band,
         nearby_factor=near,
         extrapolated=extrapolated,
         slow_path=path,
         state=state,
+        algorithm=chosen(call, device).algorithm if communicates else "",
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from opreplay.replay.ascend.custom.estimators import CustomOpError
+from opreplay.replay.ascend.devices.cluster import devices_on
 from opreplay.replay.ascend.devices.file import load_device
 from opreplay.replay.ascend.simulate.op import is_predicted, simulate_op
 from opreplay.replay.ascend.simulate.step import Step, simulate_step
@@ -20,14 +21,16 @@ if TYPE_CHECKING:
     from opreplay.replay.results.records import L2State, Simulated
 
 
-def load_socs(names: Sequence[str]) -> dict[str, DeviceProfile]:
-    """Simulated devices by name, in the order given.
+def load_socs(names: Sequence[str], cluster: str | None = None) -> dict[str, DeviceProfile]:
+    """Simulated devices by name, in the order given; with `cluster` its own first, and all as dies of it.
 
     Raises UsageError for unknown devices, two of one name, and registrations for a device that is none.
     """
     from opreplay.replay.ascend.custom.estimators import refuse_unknown_devices
 
     devices: dict[str, DeviceProfile] = {}
+    if cluster is not None:
+        return {device.name: device for device in devices_on(tuple(names), cluster)}
     for text in names:
         device = load_device(text)
         if device.name in devices:

@@ -69,3 +69,14 @@ def test_reading_tells_megabytes(capsys: pytest.CaptureFixture[str], monkeypatch
         update(5 * 10**6, 10**7)
         update(6 * 10**6, None)
     assert capsys.readouterr().err.splitlines() == ["reading  5 of 10 MB", "reading  6 MB"]
+
+
+def test_a_batch_tells_the_time_left_while_it_reads(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress, "monotonic", lambda: now[0])
+    with progress.FilesProgress() as update:
+        now[0] = 10.0
+        update(2, 8)
+    assert capsys.readouterr().err == "reading  2 of 8 traces  30 s left\n"

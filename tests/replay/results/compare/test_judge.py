@@ -252,3 +252,12 @@ def test_conditions() -> None:
 def test_other_conditions_are_usage_errors(text: str) -> None:
     with pytest.raises(UsageError, match="no condition"):
         parse_condition(text)
+
+
+def test_one_sample_has_no_interval() -> None:
+    """It had one of no width: 1.25 to 1.25, as if nothing were surer."""
+    draw = random.Random(1)
+    before, after = (result(0, measurement(us, draw, count=1)) for us in (100.0, 125.0))
+    found = compare_op(before, after)
+    assert found.verdict == "unclear"
+    assert (found.low, found.high, found.error) == (None, None, None)

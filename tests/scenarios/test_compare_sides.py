@@ -124,3 +124,14 @@ def test_public_traces(console: Console, shared_traces: Path) -> None:
     same = json.loads(console("compare", ranks[0], ranks[0], "--select", "leaf", "--format", "json").stdout)
     assert same["counts"]["same"] == len(same["ops"]) > 300
     assert same["total"]["ratio"] == 1.0
+
+
+def test_what_a_trace_calls_its_device_acts_on_no_terminal(
+    console: Console, gpus: tuple[Path, Path], trace_of: Callable[..., Path]
+) -> None:
+    evil = trace_of(*calls("aten::mm", 1, [5.0] * 8, [SHAPE, SHAPE]), device="\x1b[2J[red]", name="e.json")
+    for format_ in ("table", "markdown"):
+        text = console("compare", gpus[0], evil, "--format", format_).stdout
+        assert "\x1b" not in text
+        assert "x1b[2J" in text.replace("\\", "")
+    assert "\x1b" not in console("plan", evil).stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
-from opreplay.replay.report.text import plural, ratio_text, share_text, time_text
+from opreplay.replay.report.text import plural, ratio_text, safe, share_text, time_text
 from opreplay.replay.results.compare.judge import Comparison, OpComparison, Total, Verdict
 
 SHOWN: tuple[Verdict, ...] = ("slower", "faster", "lost", "gained", "only before", "only after")
@@ -29,7 +29,7 @@ def side_lines(found: Comparison) -> list[str]:
     for which, side in zip(("before", "after"), found.sides or (), strict=False):
         share = side.matched_us / side.total_us if side.total_us else 0.0
         matched = f"{side.matched_ops} of {plural(side.ops, 'op')} = {share_text(share)} of {time_text(side.total_us)}"
-        made.append(f"{which}: {side.what} on {side.on} ({side.source}); on both sides {matched}")
+        made.append(f"{which}: {side.what} on {safe(side.on)} ({safe(side.source)}); on both sides {matched}")
     return made
 
 
@@ -65,7 +65,7 @@ def notes(found: Comparison) -> list[str]:
     if unclear:
         reasons = dict.fromkeys(op.note for op in unclear if op.note)
         made.append(f"unclear: {plural(len(unclear), 'op')}: {'; '.join(list(reasons)[:4])}")
-    return [*made, *found.notes]
+    return [*made, *map(safe, found.notes)]
 
 
 def facts(found: Comparison) -> dict[str, object]:

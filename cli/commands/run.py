@@ -182,13 +182,15 @@ def command(
         if check_kernels:
             plan = with_recorded_children(plan, read)
         try:
+            unpredicted: dict[str, list[str]] = {}
             with holding([device], shared=options.shared_device) as beside, RunProgress(rows=rows) as on_progress:
                 outputs.on_result = on_progress.show
                 run_plan(
                     plan,
                     options,
                     sink=outputs,
-                    simulate=lambda op: simulate_on(op, devices, contents(op), state),
+                    simulate=lambda op: simulate_on(op, devices, contents(op), state, unpredicted),
+                    failed=unpredicted,
                     on_progress=on_progress,
                     trace=trace_facts(read),
                     earlier=outputs.earlier,

@@ -98,7 +98,9 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     band_around: float
     """The same within two reaches."""
     band_far: float
-    """The same farther away."""
+    """The same farther away, of a family measured on this SoC in this state of the caches."""
+    band_apart: float
+    """The same of a family that was measured only on other SoCs, or in other states."""
     band_extrapolated: float
     """The same outside the sizes or dtypes measured of its family."""
     split_depth: float
@@ -203,8 +205,10 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     """Of the largest operand, over all kernels of this family measured on any SoC; 0 where there are none."""
     dtypes: tuple[str, ...] = ()
     """Of those operands; "half" is float16 and bfloat16."""
+    states: tuple[str, ...] = ()
+    """What the caches held when kernels of it were measured on this SoC."""
     band: float = 2.0
-    """Factor up and down that covers 80 % of held-out kernels."""
+    """Factor up and down that covers 80 % of held-out short kernels in networks."""
 
 
 When = Literal["always", "middle dimension", "innermost dimension", "long rows", "unaligned float32 operands", "like"]

@@ -41,6 +41,7 @@ from opreplay.replay.timeline.graph.model import (
 )
 from opreplay.replay.timeline.graph.schedule import Schedule, retimed
 from opreplay.replay.timeline.names import Names
+from opreplay.replay.timeline.offload import DISPATCH_BAND, DISPATCH_US
 from opreplay.replay.timeline.paths import PathPart, path_parts
 from opreplay.traces import Trace
 from opreplay.traces.activity import Collective
@@ -113,6 +114,8 @@ class Predicted:
     """What tasks draw from HBM, where collectives run beside others."""
     latencies_assumed: bool = False
     """Launch latencies and gaps are not those of the recording."""
+    dispatch_us: Floats | None = None
+    """Host time of each node that stands for the dispatch of ops that ran on the host; None for a recorded device."""
     notes: list[str] = field(default_factory=list[str])
 
 
@@ -125,9 +128,12 @@ def predict(
     contents: ContentsOf | None = None,
     resident: Mapping[str, Sequence[float | None]] | None = None,
     host_scale: float = 1.0,
+    host_us: Floats | None = None,
+    dispatch_us: Floats | None = None,
     world_size: int | None = None,
 ) -> Predicted:
     """Durations of all nodes on `device`. `ops` are the plan's by id, `resident` what of their data is in L2.
+    Of a step whose ops left the host, `host_us` are its nodes' durations then, of which `dispatch_us` is for these ops.
 
     Raises TraceError for a step without device work.
     """
@@ -138,7 +144,8 @@ def predict(
             "this step has no device work to put on a simulated device",
             hint="`opreplay simulate` predicts its ops one by one.",
         )
-    out = Predicted(nodes.dur_us.copy(), graph.edges.lag_us.copy())
+    out = Predicted((nodes.dur_us if host_us is None else host_us).copy(), graph.edges.lag_us.copy())
+    out.dispatch_us = None if dispatch_us is None else dispatch_us * host_scale
     out.recorded_us = float(nodes.dur_us[tasks].sum())
     host = nodes.kind == HOST
     out.durations_us[host] *= host_scale
@@ -411,12 +418,14 @@ def _latencies(trace: Trace, graph: StepGraph, out: Predicted) -> None:
     edges = graph.edges
     launches = edges.kind == LAUNCH
     # Within one launch of many (a captured graph) only the first task has the latency.
-    firsts = launches & (edges.lag_us > 0.5 * graph.launch_latency_us)
+    firsts = launches & (edges.lag_us >= 0.5 * graph.launch_latency_us)
     out.lags_us[firsts] = LAUNCH_LATENCY_US
     out.lags_us[edges.kind == STREAM] = TASK_GAP_US
+    host = "host time is that of the recorded machine and framework"
+    if out.dispatch_us is not None:
+        host = f"{host}, {DISPATCH_US:g} µs for each op that left it (of a public torch_npu profile)"
     out.notes.append(
-        f"launch latency {LAUNCH_LATENCY_US:g} µs and {TASK_GAP_US:g} µs between tasks, of public 910B profiles; host "
-        "time is that of the recorded machine and framework"
+        f"launch latency {LAUNCH_LATENCY_US:g} µs and {TASK_GAP_US:g} µs between tasks, of public 910B profiles; {host}"
     )
 
 
@@ -434,6 +443,11 @@ def _band(graph: StepGraph, made: Predicted, step_us: float) -> tuple[float, flo
             less -= made.families[name] * (1.0 - 1.0 / made.bands[name])
         up += max(0.0, paced(graph, more, made.lags_us)[0].step_us - step_us) ** 2
         down += max(0.0, step_us - paced(graph, np.maximum(less, 0.0), made.lags_us)[0].step_us) ** 2
+    if made.dispatch_us is not None:
+        more = made.durations_us + made.dispatch_us * (DISPATCH_BAND - 1.0)
+        less = np.maximum(0.0, made.durations_us - made.dispatch_us * (1.0 - 1.0 / DISPATCH_BAND))
+        up += max(0.0, paced(graph, more, made.lags_us)[0].step_us - step_us) ** 2
+        down += max(0.0, step_us - paced(graph, less, made.lags_us)[0].step_us) ** 2
     if made.latencies_assumed:
         lags = graph.edges.kind == LAUNCH
         lags |= graph.edges.kind == STREAM

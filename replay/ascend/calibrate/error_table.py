@@ -14,6 +14,7 @@ from statistics import median
 import msgspec
 
 from opreplay.replay.ascend.calibrate.calibrate import (
+    Bands,
     Group,
     HeldOut,
     bands,
@@ -21,7 +22,7 @@ from opreplay.replay.ascend.calibrate.calibrate import (
     datasheet_only,
     leave_one_soc_out,
     leave_one_table_out,
-    widths,
+    with_widths,
 )
 from opreplay.replay.ascend.calibrate.communication import of_folder
 from opreplay.replay.ascend.calibrate.tables import groups_of_tables, read_folder, soc_in
@@ -75,10 +76,9 @@ def error_table(
     held["unseen_table"] = leave_one_table_out(groups, devices)
     on_step("fitting without one SoC at a time")
     held["unseen_soc"] = leave_one_soc_out(groups, devices)
-    by_family, usual, _ = bands(held["folds"])
-    factors = widths([*held["folds"], *held["unseen_table"]], by_family, usual)
+    made = with_widths(bands(held["folds"]), held["folds"], [*held["unseen_table"], *held["unseen_soc"]])
     for name, found in held.items():
-        banded = [(h.table, h.family, _banded(h, by_family, usual, factors)) for h in found]
+        banded = [(h.table, h.family, _banded(h, made)) for h in found]
         sections[name] = _rows(banded, about, fitted_to=False)
     return _with_transfers(ErrorTable(sections=sections, left_out=left_out), Path(folder), cross=True)
 
@@ -103,8 +103,8 @@ def _first_family(group: Group) -> str:
     return family_of(group.launches[0].parts[0].call, load_device(group.soc)).name
 
 
-def _banded(one: HeldOut, by_family: dict[tuple[str, str], float], usual: float, factors: dict[str, float]) -> Compared:
-    band = math.exp(factors[one.nearness] * math.log(by_family.get((one.soc, one.family), usual)))
+def _banded(one: HeldOut, made: Bands) -> Compared:
+    band = math.exp(made.of(one))
     at = one.compared.predicted_us
     return msgspec.structs.replace(one.compared, low_us=at / band, high_us=at * band)
 

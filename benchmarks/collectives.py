@@ -66,19 +66,10 @@ for line in sys.stdin:
 def crew_of(ranks: int, *, op_time_s: float, limit_s: float, memory_bytes: int = 1 << 30) -> LocalCrew:
     """Ranks here."""
     options = MeasureOptions(op_time_s=op_time_s, limit_s=limit_s)
-    configs = [
-        RankConfig(
-            rank=rank,
-            world=ranks,
-            backend="gloo",
-            device="cpu",
-            store="",
-            memory_bytes=memory_bytes,
-            measure=options,
-        )
-        for rank in range(ranks)
-    ]
-    return LocalCrew(configs, limit_s=limit_s)
+    config = RankConfig(
+        rank=0, world=ranks, backend="gloo", device="cpu", store="", memory_bytes=memory_bytes, measure=options
+    )
+    return LocalCrew(config, limit_s=limit_s)
 
 
 def all_reduce(size_bytes: int) -> Collective:

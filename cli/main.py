@@ -28,6 +28,7 @@ COMMANDS: dict[str, str] = {
     "timeline": "opreplay.cli.commands.timeline",
     "capture": "opreplay.cli.commands.capture",
     "op": "opreplay.cli.commands.op",
+    "tile": "opreplay.cli.commands.tile",
     "trim": "opreplay.cli.commands.trim",
     "compare": "opreplay.cli.commands.compare",
     "report": "opreplay.cli.commands.report",

@@ -90,6 +90,11 @@ class Outputs:
         if not self._opened:
             self.memory = MemorySink()
 
+    @property
+    def was_finished(self) -> bool:
+        """Whether the run to continue had nothing left to do."""
+        return self.earlier is not None and not self._opened
+
     def write(self, record: Record) -> None:
         """Pass one record on to the files, opening them for the first one."""
         if not self._opened:

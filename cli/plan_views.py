@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from opreplay.cli.exit_codes import ExitCode
     from opreplay.replay.arguments.work.amounts import Contents
     from opreplay.replay.ascend import DeviceProfile
+    from opreplay.replay.ascend.simulate.devices import Failed
     from opreplay.replay.execute.options import RunOptions
     from opreplay.replay.ir.model import ReplayOp, ReplayPlan
     from opreplay.replay.ir.verdicts import MetaCheck
@@ -60,9 +61,11 @@ def show_plan(
     from opreplay.replay.report.views import meta
     from opreplay.replay.report.views import plan as view
 
+    failed: Failed = {}
     results = view.planned_results(
         plan,
-        lambda op: simulate_on(op, devices, contents(op), l2),
+        lambda op: simulate_on(op, devices, contents(op), l2, failed),
+        failed=failed,
         max_op_bytes=max_op_bytes,
         checks=checks,
         over=over_budget,

@@ -32,6 +32,8 @@ def show_report(outputs: Outputs, *, coverage: bool = True, everything: bool = T
     if summary is None:
         return
     line = coverage_line(header, results, summary)
+    if outputs.was_finished:
+        console.narrate(f"opreplay: that run was finished: nothing of its {summary.ops:,} ops was measured again")
     if outputs.to_stdout:
         console.narrate(line)
         return

@@ -21,6 +21,7 @@ from opreplay.cli.options.ranks import ranks_options
 from opreplay.cli.options.sequence import sequence_options
 from opreplay.cli.options.shared import (
     capture_option,
+    cluster_option,
     custom_op_option,
     device_option,
     execution_trace_option,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 @capture_option
 @device_option
 @soc_option
+@cluster_option
 @l2_option(None)
 @custom_op_option
 @selection_options
@@ -88,6 +90,7 @@ def command(
     capture: str | None,
     device: str,
     soc: tuple[str, ...],
+    cluster: str | None,
     l2: L2State | None,
     custom_op_dir: str | None,
     selection: Selection,
@@ -134,10 +137,10 @@ def command(
         selection, measuring = quick_look(selection, measuring)
     plugin = use_plugins(plugin, custom_op_dir)
     contents = expected_contents(init_module, init_arg, seed=measuring.seed, values=values)
-    devices = load_socs(soc)
+    devices = load_socs(soc, cluster)
     state: L2State = l2 or ("sequence" if measuring.mode == "sequence" else measuring.cache)
     with Outputs(output, force=force, resume=resume) as outputs:
-        collectives = measuring.ranks is not None
+        collectives = measuring.ranks is not None or cluster is not None
         read = open_input(
             trace,
             limit,
@@ -177,13 +180,15 @@ def command(
         if check_kernels:
             plan = with_recorded_children(plan, read)
         try:
+            unpredicted: dict[str, list[str]] = {}
             with holding([device], shared=options.shared_device) as beside, RunProgress(rows=rows) as on_progress:
                 outputs.on_result = on_progress.show
                 run_plan(
                     plan,
                     options,
                     sink=outputs,
-                    simulate=lambda op: simulate_on(op, devices, contents(op), state),
+                    simulate=lambda op: simulate_on(op, devices, contents(op), state, unpredicted),
+                    failed=unpredicted,
                     on_progress=on_progress,
                     trace=trace_facts(read),
                     earlier=outputs.earlier,

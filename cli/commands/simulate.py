@@ -11,6 +11,7 @@ import click
 from opreplay.cli.options.shared import (
     cache_option,
     capture_option,
+    cluster_option,
     custom_op_option,
     force_option,
     format_option,
@@ -38,6 +39,7 @@ SUFFIXES = (".json", ".csv", ".html")
 @kernel_details_option
 @capture_option
 @soc_option
+@cluster_option
 @l2_option("sequence")
 @custom_op_option
 @selection_options
@@ -69,6 +71,7 @@ def command(
     kernel_details: str | None,
     capture: str | None,
     soc: tuple[str, ...],
+    cluster: str | None,
     l2: L2State,
     custom_op_dir: str | None,
     selection: Selection,
@@ -109,12 +112,14 @@ def command(
     for name in output:
         check_output(Path(name), force=force)
     plugin = use_plugins(plugin, custom_op_dir)
-    devices = load_socs(soc)
-    keep = may_keep(not no_cache, plugin)
+    devices = load_socs(soc, cluster)
+    keep = cluster is None and may_keep(not no_cache, plugin)
     given = own_contents(init_module, init_arg, seed=seed, values=values)
-    read = open_input(trace, limit, kernel_details=kernel_details, capture=capture)
-    make = kept_plan_of if keep else plan_of
-    plan = make(read, selection, device="cpu", in_order=True)
+    read = open_input(trace, limit, kernel_details=kernel_details, capture=capture, activity=cluster is not None)
+    if keep:
+        plan = kept_plan_of(read, selection, device="cpu", in_order=True)
+    else:
+        plan = plan_of(read, selection, device="cpu", in_order=True, collectives=cluster is not None)
     if given is not None:
         refuse_unused_initializers(given.registry, plan.ops, init_module, init_arg)
     contents = contents_of_plan(plan, seed=seed, keep=keep) if given is None else given

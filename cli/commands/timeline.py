@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from opreplay.cli.options.shared import force_option, format_option, kernel_details_option, limit_option
+from opreplay.cli.options.shared import (
+    cluster_option,
+    force_option,
+    format_option,
+    kernel_details_option,
+    limit_option,
+)
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend.profile import DeviceProfile
@@ -46,6 +52,7 @@ if TYPE_CHECKING:
     metavar="NAME|FILE",
     help="Also put the step on this simulated device, or on that of a device file (.toml). Repeatable.",
 )
+@cluster_option
 @click.option(
     "--host-scale",
     type=click.FloatRange(min=0, min_open=True),
@@ -77,6 +84,7 @@ def command(
     step: int | None,
     what_if: tuple[str, ...],
     soc: tuple[str, ...],
+    cluster: str | None,
     host_scale: float,
     timeline_file: str | None,
     measured: str | None,
@@ -107,7 +115,7 @@ def command(
     page = check_page(output, force=force)
     if timeline_file is not None:
         _check_timeline(Path(timeline_file), force=force)
-    devices = list(load_socs(soc).values())
+    devices = list(load_socs(soc, cluster).values())
     if ranks:
         single = {"--measured": measured, "--output": output, "--kernel-details": kernel_details}
         if refused := [name for name, value in single.items() if value is not None]:

@@ -198,6 +198,24 @@ def soc_option(command: Command) -> Command:
     )(command)
 
 
+def cluster_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--cluster: the links of simulated devices. A command that has one gets no default `soc`."""
+
+    @wraps(command)
+    def taking_cluster(*, cluster: str | None, soc: tuple[str, ...], **others: Any) -> Any:
+        source = click.get_current_context().get_parameter_source("soc")
+        by_default = source == click.core.ParameterSource.DEFAULT
+        names = () if cluster is not None and by_default else soc
+        return command(soc=names, cluster=cluster, **others)
+
+    return click.option(
+        "--cluster",
+        metavar="SERVERSxDIESxSOC|FILE",
+        help="Simulate on a cluster, e.g. 2x8x910b3 or a file (.toml): its SoC in place of the default --soc, and "
+        "collectives over its links.",
+    )(taking_cluster)
+
+
 def l2_option(default: str | None) -> Callable[[Command], Command]:
     """--l2: what the caches of simulated devices hold when an op starts."""
     return click.option(

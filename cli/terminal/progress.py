@@ -98,7 +98,13 @@ class FilesProgress(_Bar):
     def __enter__(self) -> Callable[[int, int], None]:
         super().__enter__()
         self._next_line = monotonic() + EVERY_S
-        return lambda done, total: self._tell(done, total, "reading", f"{done:,} of {total:,} traces")
+        started = monotonic()
+
+        def tell(done: int, total: int) -> None:
+            rest = (monotonic() - started) / done * (total - done) if done else None
+            self._tell(done, total, "reading", f"{done:,} of {total:,} traces  {left(rest)}".rstrip())
+
+        return tell
 
 
 class CheckProgress(_Bar):

@@ -47,7 +47,7 @@ def record(
     storages = Storages(None if fakes is None else fakes.of)
     where = Whereabouts(storages)
     recorder = Recorder(storages, where, fakes=fakes, look=None if look is None else look(storages))
-    with nullcontext() if fakes is None else fakes.mode, explained(recorder, real=real):
+    with nullcontext() if fakes is None else fakes.entered(), explained(recorder, real=real):
         if real:
             torch.manual_seed(seed)
         step = make()

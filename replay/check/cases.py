@@ -39,8 +39,8 @@ class Case:
     kind: str
     """What is special about it: "given", "recorded", "transposed", ..."""
     op: ReplayOp
-    values: Literal["usual", "large", "odd"] = "usual"
-    """Those of the op's initializers; a hundred times as large; with NaN and infinities among them."""
+    values: Literal["usual", "large", "odd", "positive"] = "usual"
+    """Those of the op's initializers; a hundred times as large; with NaN and infinities among them; between 0 and 1."""
 
     @property
     def text(self) -> str:

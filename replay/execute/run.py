@@ -7,7 +7,7 @@ a device would take (`simulate` is handed in).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -82,6 +82,7 @@ def run_plan(
     close: Close | None = None,
     beside: bool = False,
     on_start: Callable[[dict[str, object]], None] | None = None,
+    failed: Mapping[str, Sequence[str]] | None = None,
 ) -> Summary:
     """Measure and predict every op of the plan; each result goes to the sink as soon as it is there.
 
@@ -90,6 +91,7 @@ def run_plan(
     facts; `devices` names the simulated devices with their versions. With `earlier` the run goes on where that one
     ended, without a new header. What `close` makes of all results is written before the summary. `beside` says that
     another job measures on the same device. `on_start` is told the facts of host and device before the first op.
+    `failed` holds why an op has no prediction, by id, once `simulate` was called.
     In the mode "sequence" the results are those of one recorded step, and one record more sums it up.
     Raises EnvironmentRefused when the device is missing, UsageError or FormatError for values that fit no op, for an
     `earlier` of another run and for a plan without the order of its calls, before anything is written.
@@ -121,7 +123,9 @@ def run_plan(
         watch = _Watch(plan, options, started, len(results), on_progress)
         done = {result.id for result in results}
         for op, outcome in chosen.outcomes([op for op in plan.ops if op.id not in done], watch.decide):
-            result = result_of(plan, op, outcome, simulate(op) if simulate is not None else {}, device=options.device)
+            simulated = simulate(op) if simulate is not None else {}
+            told = (failed or {}).get(op.id, ())
+            result = result_of(plan, op, outcome, simulated, device=options.device, unpredicted=told)
             sink.write(result)
             results.append(result)
             watch.done = len(results)
@@ -158,6 +162,8 @@ class _Watch:
             self._tell(_progress(self.done, self._total, op.name, elapsed_s, kept=self._kept))
         if op.reason is not None:
             return unable(op.reason)
+        if op.collective is not None and self._options.ranks is None:
+            return unable(Reason("collective"))
         limit_s = self._options.total_time_s
         if limit_s is not None and elapsed_s >= limit_s:
             return unable(Reason("out of time", f"the run's {limit_s:g} s are spent (--total-time)"))

@@ -17,6 +17,8 @@ from opreplay.replay.report.text import end, middle, safe
 MIN_OP_WIDTH = 24
 ONE_LINE_WIDTH = 34
 """Room for a name and the sizes that tell it from others, where each op has one line."""
+NAMES_WIDTH = 48
+"""Most that other columns leave for a long name."""
 LEAST_NAME = 18
 """Characters of a name that its sizes leave it."""
 GAP = 2
@@ -42,6 +44,11 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
         return max(cell_len(text) for text in (self.title, *self.cells, " "))
 
 
+def names_room(names: Sequence[str]) -> int:
+    """Characters that a table should leave for names that are all there is to tell rows apart."""
+    return max(MIN_OP_WIDTH, min(max(map(cell_len, names), default=0), NAMES_WIDTH))
+
+
 class OpCell(msgspec.Struct, frozen=True, kw_only=True):
     """The last cell of a row: an op and its arguments, or why it is not replayed."""
 
@@ -59,13 +66,20 @@ def plain_table() -> Table:
 
 
 def ops_table(
-    columns: Sequence[Column], ops: Sequence[OpCell], *, width: int, title: str = "op", one_line: bool = False
+    columns: Sequence[Column],
+    ops: Sequence[OpCell],
+    *,
+    width: int,
+    title: str = "op",
+    one_line: bool = False,
+    room: int = 0,
 ) -> list[RenderableType]:
     """The table, and a line that names the columns for which there was no room.
 
-    `one_line`: no op takes a second line; its details are then those that tell it from others of its name.
+    `one_line`: no op takes a second line; its details are then those that tell it from others of its name. `room`:
+    columns give way until so many characters are left for the op.
     """
-    kept, hidden = fitting(columns, width, ONE_LINE_WIDTH if one_line else MIN_OP_WIDTH)
+    kept, hidden = fitting(columns, width, room or (ONE_LINE_WIDTH if one_line else MIN_OP_WIDTH))
     table = plain_table()
     for column in kept:
         table.add_column(

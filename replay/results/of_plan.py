@@ -45,11 +45,17 @@ def summarize(plan: ReplayPlan, results: Sequence[OpResult], *, wall_s: float, i
 
 
 def result_of(
-    plan: ReplayPlan, op: ReplayOp, outcome: Outcome, simulated: dict[str, Simulated], *, device: str | None = None
+    plan: ReplayPlan,
+    op: ReplayOp,
+    outcome: Outcome,
+    simulated: dict[str, Simulated],
+    *,
+    device: str | None = None,
+    unpredicted: Sequence[str] = (),
 ) -> OpResult:
     """What a report says of one op: the outcome beside what was recorded and predicted; microseconds a call.
 
-    `device` is what it was measured on; None where nothing was.
+    `device` is what it was measured on; None where nothing was. `unpredicted`: why predictions are missing.
     """
     recorded = op.recorded
     total = plan.device_us_total or plan.host_us_total
@@ -58,6 +64,9 @@ def result_of(
     share = _recorded_us(plan, op) / total if total else 0.0
     measured_us = None if outcome.measurement is None else outcome.measurement.median_us
     alike = device is not None and kind_of_device(device) == recorded_kind(plan)
+    compared = simulated if plan.device_us_total > 0 else {}
+    # An op that takes more of the whole than was recorded changes a conclusion as well.
+    other_us = [measured_us or 0.0 if alike else 0.0, *(one.time_us for one in compared.values())]
     return OpResult(
         id=op.id,
         name=op.name,
@@ -83,12 +92,13 @@ def result_of(
         fidelity=outcome.fidelity,
         values=outcome.values,
         collective=None if op.collective is None else collective_facts(plan, op, outcome, simulated),
-        suspicions=suspicions(
+        suspicions=tuple(unpredicted)
+        + suspicions(
             op,
-            share=share,
+            share=max(share, *(us * op.count / total if total else 0.0 for us in other_us)),
             recorded_us=_recorded_us(plan, op) / op.count,
             measured_us=measured_us if alike else None,
-            simulated=simulated.items() if plan.device_us_total > 0 else (),
+            simulated=compared.items(),
         ),
         measure_s=outcome.measure_s,
         attempts=outcome.attempts,

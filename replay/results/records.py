@@ -56,6 +56,8 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     the calls before it leave there."""
     extrapolated: bool = False
     """A kernel of it lies far outside the sizes or dtypes that were measured of its family: the band is wide."""
+    algorithm: str = ""
+    """Of a collective: how it runs on the links, e.g. "direct over HCCS, then ring over RDMA"."""
 
 
 class NpuKernel(msgspec.Struct, frozen=True, kw_only=True):

@@ -332,7 +332,10 @@ def _mark(step: Step, graph: StepGraph, steps: int) -> StepMark:
 def _notes(step: Step, graph: StepGraph) -> list[str]:
     notes: list[str] = []
     if not step.marked:
-        notes.append("the trace marks no steps: the whole of it is taken for one, start-up and profiler included")
+        notes.append(
+            "the trace marks no steps: the whole of it is taken for one, start-up and profiler included; "
+            "profiler.step() marks them, and `opreplay trim TRACE --between A..B` cuts one out"
+        )
     if graph.begin_us > 0.0:
         notes.append(
             f"the device was at work on the step before for {graph.begin_us:.0f} µs of this one: "

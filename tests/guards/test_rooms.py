@@ -30,6 +30,7 @@ ROOMS = (
     "replay.batch",
     "replay.capture",
     "replay.session",
+    "replay.testing",
     "replay",
     "cli",
     "public",

@@ -162,6 +162,10 @@ def _by_bytes(op: ReplayOp, view: OpView) -> list[KernelCall]:
     return [kernel("Unknown", inputs, view.outputs(*fallback))]
 
 
+COLLECTIVE = "record_param_comms"
+"""The name whose rule takes every op of which it is known what collective it is."""
+
+
 def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
     """The kernels of one call of `op`, with arguments of these contents. Never raises for a well-formed op.
 
@@ -176,7 +180,8 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
     users = find_user_rule((*_spellings(op.called), *_spellings(op.name), canonical_name(op.name)))
     if users is not None:
         return _by_user(users, op, contents)
-    rule = _built_in_rule(op.called) or _built_in_rule(canonical_name(op.name))
+    known = COLLECTIVE if op.collective is not None else op.called
+    rule = _built_in_rule(known) or _built_in_rule(canonical_name(op.name))
     if rule is None and op.via is not None and (rule := _built_in_rule(op.via)) is not None:
         # An op that torch has no more takes the arguments of the one in its place by the same names.
         view = OpView(msgspec.structs.replace(op, name=op.via), contents)

@@ -91,6 +91,7 @@ def _combine(parts: list[tuple[KernelCall, KernelPrediction]], lowering: Lowerin
         kernels=tuple(call.type for call, _ in parts),
         l2=l2,
         extrapolated=any(one.extrapolated and one.time_us > EXTRAPOLATED_SHARE * total for _, one in parts),
+        algorithm=next((one.algorithm for _, one in parts if one.algorithm), ""),
         confidence=confidence if lowering.known else "uncalibrated",
         low_us=total / factor,
         high_us=total * factor,

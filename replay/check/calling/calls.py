@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -122,6 +123,8 @@ class Bench:
     compact_bases: list[Case]
     """The same with few elements, as the op takes them."""
     facts: dict[str, Any] = field(default_factory=dict)
+    facts_of_op: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """What trials have found of the op and need not find again."""
 
     @property
     def device(self) -> torch.device:
@@ -194,6 +197,9 @@ def _change_values(tensor: torch.Tensor, values: str) -> None:
         return
     if values == "large":
         tensor.mul_(LARGE)
+        return
+    if values == "positive":
+        tensor.abs_().clamp_(max=3.0).mul_(0.3).add_(0.05)
         return
     for place, value in zip((0, tensor.numel() // 2, -1), (torch.nan, torch.inf, -torch.inf), strict=True):
         index = torch.unravel_index(torch.tensor(place % tensor.numel()), tensor.shape)
@@ -277,6 +283,20 @@ def _parameters(function: Callable[..., Any]) -> dict[str, bool] | None:
     if any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in parameters):
         return None
     return {one.name: one.default is one.empty for one in parameters}
+
+
+def with_finite_results(bench: Bench, case: Case) -> Case:
+    """The case, or with numbers between 0 and 1 where its results are not finite, as those of logarithms are not."""
+
+    def finite(one: Case) -> bool:
+        try:
+            found = bench.call(one, bench.arguments(one).copy()).all()
+        except Exception:  # judged by other points
+            return False
+        return all(bool(torch.isfinite(t).all()) for t in found if t.is_floating_point() and t.itemsize > 1)
+
+    positive = dataclasses.replace(case, values="positive")
+    return case if finite(case) or not finite(positive) else positive
 
 
 def first_working(bench: Bench, cases: Sequence[Case]) -> tuple[Case | None, BaseException | None]:

@@ -14,7 +14,7 @@ import torch
 
 from opreplay.replay.arguments.tensors import flattened
 from opreplay.replay.check import variants
-from opreplay.replay.check.calling.calls import Arguments, Bench
+from opreplay.replay.check.calling.calls import Arguments, Bench, with_finite_results
 from opreplay.replay.check.cases import Case
 from opreplay.replay.check.model import Finding
 from opreplay.replay.check.points.promises import opcheck
@@ -25,7 +25,7 @@ OTHER_SIZES = 3
 
 def dynamic_shapes(bench: Bench) -> list[Attempt]:
     """Export, compilation and opcheck."""
-    base = bench.compact_bases[0]
+    base = with_finite_results(bench, bench.compact_bases[0])
     return [
         Attempt(f"torch.export: {base.text}", lambda: _exported(bench, base)),
         Attempt(f"torch.compile: {base.text}", lambda: _compiled(bench, base)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ from torch.autograd.gradcheck import GradcheckError
 
 from opreplay.replay.arguments.tensors import flattened
 from opreplay.replay.check import variants
-from opreplay.replay.check.calling.calls import Arguments, Bench, first_working, widened
+from opreplay.replay.check.calling.calls import Arguments, Bench, first_working, widened, with_finite_results
 from opreplay.replay.check.calling.closeness import compare
 from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.cases import Case
@@ -65,9 +66,37 @@ def _differentiable(tensor: torch.Tensor) -> bool:
     return (tensor.is_floating_point() and tensor.itemsize > 1) or tensor.is_complex()
 
 
-def _with_grad(arguments: Arguments) -> Arguments:
-    """Leaves that record what becomes of them; the tensors themselves otherwise."""
-    return arguments.changed(lambda t: t.detach().requires_grad_() if _differentiable(t) else t)
+def _with_grad(bench: Bench, arguments: Arguments) -> Arguments:
+    """Leaves that record what becomes of them; the tensors themselves otherwise, as those of arguments that the op says
+    are not differentiable."""
+    fixed = {id(arguments.values[name]) for name in _fixed(bench) if name in arguments.values}
+    return arguments.changed(lambda t: t.detach().requires_grad_() if _differentiable(t) and id(t) not in fixed else t)
+
+
+_NOT_DIFFERENTIABLE = re.compile(r"not differentiable with respect to argument '(\w+)'")
+
+
+def _fixed(bench: Bench) -> tuple[str, ...]:
+    """Names of arguments that the op refuses to have a gradient for, found by asking for one."""
+    known = bench.facts_of_op.get("fixed")
+    if known is None:
+        names: list[str] = []
+        bench.facts_of_op["fixed"] = tuple(names)
+        base = bench.compact_bases[0]
+        for _ in base.op.args:
+            arguments = _with_grad(bench, bench.arguments(base))
+            try:
+                with torch.enable_grad():
+                    bench.call_of(base, arguments)()
+                break
+            except Exception as error:  # ops raise anything
+                found = _NOT_DIFFERENTIABLE.search(str(error))
+                if found is None:
+                    break
+                names.append(found[1])
+                bench.facts_of_op["fixed"] = tuple(names)
+        known = bench.facts_of_op["fixed"]
+    return known
 
 
 def _gradients(call: Callable[[], Any], arguments: Arguments) -> list[tuple[str, torch.Tensor | None]]:
@@ -103,7 +132,7 @@ def _weights(result: torch.Tensor) -> torch.Tensor:
 
 def _registered(bench: Bench, case: Case) -> Finding:
     text = f"registered: {case.text}"
-    arguments = _with_grad(bench.arguments(case))
+    arguments = _with_grad(bench, bench.arguments(case))
     if arguments.written:
         return nothing(text, "the op writes to its arguments")
     try:
@@ -124,8 +153,9 @@ def _numerically(bench: Bench, base: Case, *, second: bool) -> Finding:
     case, error = first_working(bench, [variants.typed(one, "float64", "small") for one in variants.small(base)])
     if case is None:
         return nothing(text, f"float64 is refused: {words(error)}" if error else "no small case")
+    case = with_finite_results(bench, case)
     text = f"{'gradgradcheck' if second else 'gradcheck'}: {case.text}"
-    arguments = _with_grad(bench.arguments(case).copy())
+    arguments = _with_grad(bench, bench.arguments(case).copy())
     if arguments.written:
         return nothing(text, "the op writes to its arguments")
     try:
@@ -135,6 +165,9 @@ def _numerically(bench: Bench, base: Case, *, second: bool) -> Finding:
     except Exception as error:  # judged by the trial that asks whether there is one
         return nothing(text, words(error))
     leaves = [tensor for tensor in arguments.tensors() if tensor.requires_grad]
+    results = bench.call(case, arguments.copy()).returned
+    if not all(bool(torch.isfinite(one).all()) for one in results):
+        return nothing(text, "results are not finite where gradients would be looked at")
     if second and (why := _once_only(bench, case, arguments, leaves)) is not None:
         return nothing(text, why)
 
@@ -191,7 +224,11 @@ def _against_reference(bench: Bench, case: Case) -> Finding:
         return nothing(text, f"no arguments can be made: {stopped.reason}")
     if arguments.written:
         return nothing(text, "the op writes to its arguments")
-    mine = _with_grad(arguments.copy())
+    try:
+        bench.call(case, arguments.copy())
+    except Exception as error:  # judged by other points
+        return nothing(text, f"the call itself is refused: {words(error)}")
+    mine = _with_grad(bench, arguments.copy())
     try:
         found = _gradients(bench.call_of(case, mine), mine)
     except NoGradient as reason:
@@ -202,7 +239,7 @@ def _against_reference(bench: Bench, case: Case) -> Finding:
         if any(part in str(error) for part in NOT_REGISTERED):
             return nothing(text, words(error))
         return Finding(case=text, verdict="fail", detail=words(error))
-    wide, own = _with_grad(widened(arguments)), _with_grad(arguments.copy())
+    wide, own = _with_grad(bench, widened(arguments)), _with_grad(bench, arguments.copy())
     try:
         exact = _gradients(bench.reference_call(case, wide), wide)
     except Exception as error:  # references raise anything
@@ -243,7 +280,7 @@ def _compared(
 
 def _reference_fails(bench: Bench, case: Case, arguments: Arguments) -> str | None:
     """Why the reference has no gradient for a case either."""
-    own = _with_grad(arguments.copy())
+    own = _with_grad(bench, arguments.copy())
     try:
         _gradients(bench.reference_call(case, own), own)
     except Exception as error:  # references raise anything

@@ -80,6 +80,10 @@ def _agrees(bench: Bench, case: Case, name: str, spec: schemas.OpSpec) -> Findin
     function = getattr(getattr(getattr(torch.ops, namespace), op), spec.overload or "default")
     given = arguments.copy()
     values = dict(given.values)
+    own = [given.values[arg.name] for arg in spec.args if arg.mutated and arg.name in given.values]
+    looks = [(one.dtype, one.shape) for one in own if isinstance(one, torch.Tensor)]
+    if looks and looks != [(one.dtype, one.shape) for one in wanted]:
+        return nothing(text, "the result does not go into the argument: another dtype or shape")
     outs = [arg.name for arg in spec.args if arg.mutated and arg.name not in values]
     if outs:
         if len(outs) != len(wanted):

@@ -179,10 +179,10 @@ def _store(config: RankConfig) -> Any:
     import torch.distributed as dist
 
     if config.store.startswith("/"):
-        return dist.FileStore(config.store, config.world)
+        return dist.FileStore(config.store, config.world)  # pyright: ignore[reportPrivateImportUsage]
     host, _, port = config.store.rpartition(":")
-    tcp = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=PATIENCE_S))
-    return dist.PrefixStore(config.prefix, tcp)
+    tcp = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=PATIENCE_S))  # pyright: ignore[reportPrivateImportUsage]
+    return dist.PrefixStore(config.prefix, tcp)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _host() -> str:

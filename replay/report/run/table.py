@@ -68,7 +68,7 @@ def render(
         parts += reasons_table(results)
         parts += npu.results_table(results)
         parts += work_table(results)
-        parts += collectives.table(results, socs_of(results))
+        parts += collectives.table(results, socs_of(results), width=width)
     told = [*work_notes(results), *notes(header, results, summary)]
     parts += notes_lines(told if everything else decisive(told, decisive_notes(header, results, summary)))
     return Group(*parts)

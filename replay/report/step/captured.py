@@ -114,6 +114,8 @@ def check_lines(found: Check) -> list[RenderableType]:
     )
     lines: list[RenderableType] = [Text(line, style="" if found.equal else "red")]
     lines += [Text(f"  {safe(one.name)}: {safe(one.detail)}") for one in wrong[:SHOWN]]
+    if found.other_calls is not None:
+        lines.append(Text(f"  other calls: {safe(found.other_calls)}", style="dim"))
     if found.first_difference is not None:
         lines.append(Text(f"  differs first: {safe(found.first_difference)}"))
     return lines

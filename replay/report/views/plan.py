@@ -74,13 +74,17 @@ def planned_results(
     max_op_bytes: int | None,
     checks: Mapping[str, MetaCheck] | None = None,
     over: OverBudget = "shrink",
+    failed: Mapping[str, Sequence[str]] | None = None,
 ) -> list[OpResult]:
     """The results that a run would start from: "replayed" where it would try, nothing measured.
 
-    `checks`: verdicts of a run on meta tensors, by id.
+    `checks`: verdicts of a run on meta tensors, by id. `failed`: why an op has no prediction, once it was asked for.
     """
     outcomes = [_outcome(op, max_op_bytes, over) for op in plan.ops]
-    results = [result_of(plan, op, outcome, simulate(op)) for op, outcome in zip(plan.ops, outcomes, strict=True)]
+    made = [(op, outcome, simulate(op)) for op, outcome in zip(plan.ops, outcomes, strict=True)]
+    results = [
+        result_of(plan, op, outcome, found, unpredicted=(failed or {}).get(op.id, ())) for op, outcome, found in made
+    ]
     return [msgspec.structs.replace(result, meta=checks.get(result.id)) for result in results] if checks else results
 
 

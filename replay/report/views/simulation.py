@@ -19,7 +19,7 @@ from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import readable
 from opreplay.replay.plan.recorded.where import Where
 from opreplay.replay.report import first_screen
-from opreplay.replay.report.columns import Column, OpCell, ops_table, plain_table
+from opreplay.replay.report.columns import Column, OpCell, names_room, ops_table, plain_table
 from opreplay.replay.report.coverage import coverage_facts, coverage_text
 from opreplay.replay.report.run import npu
 from opreplay.replay.report.run.csv_ import cell
@@ -80,7 +80,7 @@ def _op_facts(op: ReplayOp, steps: Sequence[Step], share: float, *, captured: bo
         simulated=[(step.device, one.simulated) for step in steps for one in step.ops if one.id == op.id],
     )
     return {
-        "suspicions": found,
+        "suspicions": (*unpredicted(op, steps), *found),
         "id": op.id,
         "name": op.name,
         "count": op.count,
@@ -218,14 +218,15 @@ def _totals_table(plan: ReplayPlan, steps: Sequence[Step]) -> RenderableType:
 
 def _losing_table(step: Step, lost: Sequence[tuple[ReplayOp, OpStep, float]], width: int) -> list[RenderableType]:
     columns = [
-        Column(title="id", cells=tuple(op.id[:ID_CHARS] for op, _, _ in lost), style="dim", gives_way=1),
+        Column(title="id", cells=tuple(op.id[:ID_CHARS] for op, _, _ in lost), style="dim"),
         Column(title="lost", cells=tuple(time_text(us) for _, _, us in lost)),
         Column(title="recorded", cells=tuple(time_text(op.recorded.device_us_total) for op, _, _ in lost), gives_way=2),
         Column(title="simulated", cells=tuple(time_text(one.simulated.time_us * one.count) for _, one, _ in lost)),
         Column(title="bound", cells=tuple(one.simulated.bound for _, one, _ in lost), left=True, gives_way=3),
     ]
     cells = [OpCell(name=op.name, detail=describe_inputs(op)) for op, _, _ in lost]
-    return ops_table(columns, cells, width=width, title=f"loses most on {safe(step.device)}")
+    room = names_room([safe(op.name) for op, _, _ in lost])
+    return ops_table(columns, cells, width=width, title=f"loses most on {safe(step.device)}", room=room)
 
 
 def memory_facts(plan: ReplayPlan, step: Step) -> dict[str, Any] | None:
@@ -265,8 +266,6 @@ def _cache_line(plan: ReplayPlan, l2: str) -> list[RenderableType]:
 
 def suspect_lines(plan: ReplayPlan, steps: Sequence[Step]) -> list[str]:
     """A line for each op whose prediction contradicts its recorded time by far, most time first."""
-    if plan.device_us_total <= 0:
-        return []
     shares = recorded_shares(plan)
     predicted: dict[str, list[tuple[str, Simulated]]] = {}
     for step in steps:
@@ -275,8 +274,16 @@ def suspect_lines(plan: ReplayPlan, steps: Sequence[Step]) -> list[str]:
     made = []
     for op in sorted(plan.ops, key=lambda op: -shares[op.id]):
         recorded_us = op.recorded.device_us_total / op.count
-        found = suspicions(
-            op, share=shares[op.id], recorded_us=recorded_us, measured_us=None, simulated=predicted.get(op.id, ())
+        known = predicted.get(op.id, ()) if plan.device_us_total > 0 else ()
+        found = (
+            *unpredicted(op, steps),
+            *suspicions(
+                op,
+                share=max(shares[op.id], *(_share(one, op, plan) for _, one in known), 0.0),
+                recorded_us=recorded_us,
+                measured_us=None,
+                simulated=known,
+            ),
         )
         if found:
             share = share_text(shares[op.id])
@@ -285,6 +292,16 @@ def suspect_lines(plan: ReplayPlan, steps: Sequence[Step]) -> list[str]:
                 f"{safe('; '.join(found))}"
             )
     return made[:SHOWN] + ([f"{MARK} and {len(made) - SHOWN} more like that"] if len(made) > SHOWN else [])
+
+
+def unpredicted(op: ReplayOp, steps: Sequence[Step]) -> list[str]:
+    """Why an op has no prediction, where a user's function failed."""
+    return [step.failed[op.id] for step in steps if op.id in step.failed]
+
+
+def _share(one: Simulated, op: ReplayOp, plan: ReplayPlan) -> float:
+    """Of the recorded time that a prediction comes to, all calls."""
+    return one.time_us * op.count / plan.device_us_total if plan.device_us_total > 0 else 0.0
 
 
 def covers(plan: ReplayPlan, steps: Sequence[Step]) -> str:

@@ -34,6 +34,12 @@ def _grouped(x, w, counts=None):
     "tile::grouped_matmul",
     reference=_grouped,
     cases=("x=f16[1024,1024] w=f16[8,1024,512]",),
+    checks=(
+        "x=f32[1,1] w=f32[1,1,1]",
+        "x=f32[96,40] w=f32[3,40,70]",
+        "x=f32[96,40] w=f32[3,40,70] counts=[90,0,6]",
+        "x=f32[300,300] w=f32[2,300,260] counts=[171,129]",
+    ),
     choices={"bm": (64, 128), "bn": (128, 256), "bk": (128, 256)},
 )
 def grouped_matmul(x, w, y: tile.Out, counts=None, *, bm=128, bn=256, bk=256):
@@ -62,6 +68,11 @@ def _convolved(x, w):
     "tile::conv2d_nhwc",
     reference=_convolved,
     cases=("x=f16[4,14,98,384] w=f16[3,3,384,4608]",),
+    checks=(
+        "x=f16[1,1,1,1] w=f16[1,1,1,1]",
+        "x=f16[2,7,10,40] w=f16[3,3,40,70]",
+        "x=f16[1,12,140,70] w=f16[3,2,70,260]",
+    ),
     choices={"bn": (128, 256), "bc": (16, 32, 48, 64, 128)},
     dtypes=("float16", "bfloat16"),
 )
@@ -97,6 +108,12 @@ def _attention(q, k, v, scale=0.0, causal=False):
     "tile::flash_attention",
     reference=_attention,
     cases=("q=f16[1,4096,128] k=f16[1,4096,128] v=f16[1,4096,128]",),
+    checks=(
+        "q=f16[1,1,16] k=f16[1,1,16] v=f16[1,1,16]",
+        "q=f16[2,47,64] k=f16[2,130,64] v=f16[2,130,64]",
+        "q=f16[1,300,128] k=f16[1,1100,128] v=f16[1,1100,128]",
+        "q=f16[1,300,64] k=f16[1,300,64] v=f16[1,300,64] causal=true",
+    ),
     choices={"bq": (64, 128), "bkv": (128, 256, 512)},
     dtypes=("float16", "bfloat16"),
 )

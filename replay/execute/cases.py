@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from opreplay.replay.ir.notation import call_text
+from opreplay.replay.ir.sizes import need_of
 from opreplay.replay.results.cases import Case, Cases
 from opreplay.replay.results.of_plan import result_of
 from opreplay.replay.results.outcome import Outcome, unable
@@ -54,9 +55,17 @@ def cases_of(
         results, environment = sink.results, dict(sink.header.environment) if sink.header else {}
     by_id: dict[str, OpResult] = {one.id: one for one in results}
     texts = {op.id: call_text(op) for op in plan.ops}
+    needs = {op.id: need_of(op).total for op in plan.ops}
+    rooms = {name: device.hbm_bytes for name, device in devices.items()}
     return Cases(
         cases=tuple(
-            Case(written=one.text, sizes=dict(one.sizes), call=texts[id_], result=by_id[id_])
+            Case(
+                written=one.text,
+                sizes=dict(one.sizes),
+                call=texts[id_],
+                result=by_id[id_],
+                too_large_for=tuple(name for name, room in rooms.items() if needs[id_] > room),
+            )
             for one, id_ in zip(written, ids, strict=True)
         ),
         device=None if measuring is None else measuring.device,

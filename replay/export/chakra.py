@@ -39,6 +39,8 @@ _COLLECTIVES: tuple[tuple[str, CollectiveType], ...] = (
     (r"broadcast", CollectiveType.BROADCAST),
     (r"barrier", CollectiveType.BARRIER),
 )
+_KINDS: dict[str, CollectiveType] = {kind.name.lower(): kind for kind in CollectiveType}
+"""By what `replay.collectives` calls them; sending and receiving name ranks, which a node would need as well."""
 
 
 class ChakraTrace(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +104,12 @@ def _kind(op: ReplayOp) -> tuple[NodeType | None, dict[str, bool | int]]:
     """What a node is and what ASTRA-sim needs to know of it; None for a collective that it could not simulate."""
     sizes = [meta for arg in op.args for meta in arg.tensors if meta is not None]
     moved = sum(map(_bytes, sizes))
+    if op.collective is not None:
+        kind = _KINDS.get(op.collective.kind)
+        moves = op.collective.in_elements * op.collective.itemsize
+        if kind is None or (moves == 0 and kind is not CollectiveType.BARRIER):
+            return None, {}
+        return NodeType.COMM_COLL, {"comm_type": int(kind), "comm_size": moves}
     if op.reason is None or op.reason.kind != "collective":
         results = sum(_bytes(meta) for meta in op.outputs or () if meta is not None)
         flops = round(product_flops(op))

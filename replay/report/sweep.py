@@ -41,9 +41,9 @@ def head_line(found: Cases) -> str:
 def notes_of(case: Case) -> list[str]:
     """What to know before trusting the numbers of one call."""
     result = case.result
-    if result.reason is not None:
-        return [str(result.reason)]
-    notes = [f"{soc} {text}" for soc, one in result.simulated.items() for text in prediction_notes(one)]
+    notes = [] if result.reason is None else [str(result.reason)]
+    notes += [f"does not fit into the memory of {soc}" for soc in case.too_large_for if soc in result.simulated]
+    notes += [f"{soc} {text}" for soc, one in result.simulated.items() for text in prediction_notes(one)]
     notes += [f"measured: {kind}" for kind in marks(result)]
     if result.resolved_by in ("reference", "equivalent", "executor") and result.measured_us is not None:
         notes.append(f"measured: {'stand-in' if result.resolved_by == 'reference' else result.resolved_by}")

@@ -18,6 +18,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     call: str
     """In full, with every argument that its overload was given by name."""
     result: OpResult
+    too_large_for: tuple[str, ...] = ()
+    """Simulated devices whose memory does not hold the call's arguments and results."""
 
 
 class Cases(msgspec.Struct, frozen=True, kw_only=True):

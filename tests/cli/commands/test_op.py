@@ -136,6 +136,15 @@ def test_ops_of_plugins(tmp_path: Path) -> None:
     assert any("run by the user's executor gate" in one["what"] for one in case["assumptions"])
 
 
+def test_a_call_that_no_memory_holds_says_so() -> None:
+    done = invoke(
+        "aten::mm(bf16[n,400000], bf16[400000,8])", "--vary", "n=8,400000", "--no-measure", "--format", "json"
+    )
+    small, large = json.loads(done.stdout)["cases"]
+    assert not [note for note in small["notes"] if "does not fit" in note]
+    assert "does not fit into the memory of 910b3" in large["notes"]
+
+
 def test_reports_hold_the_call_to_paste(tmp_path: Path) -> None:
     """From a plan's JSON to `op`, with the same prediction."""
     trace = str(sample_path("transformer_infer"))

@@ -41,9 +41,9 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     launch_one_us: float
     """A kernel on one vector core that does next to nothing."""
     launch_full_us: float
-    """The same on all vector cores."""
+    """The same on 48 vector cores."""
     launch_exponent: float
-    """Between the two: ((blocks - 1) / (cores - 1)) ** exponent."""
+    """Between the two: ((blocks - 1) / 47) ** exponent."""
     cube_launch_us: float
     mix_launch_us: float
     """Kernels that use cube and vector cores together."""

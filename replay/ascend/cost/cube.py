@@ -118,9 +118,9 @@ def gemm_of(call: KernelCall) -> Gemm | None:
 
     Inputs: A, B, and anything after them (bias, scales). None when the shapes make no product.
     """
-    if len(call.inputs) < 2 or call.inputs[0] is None or call.inputs[1] is None:
+    inputs = call.inputs
+    if len(inputs) < 2 or (a := inputs[0]) is None or (b := inputs[1]) is None:
         return None
-    a, b = call.inputs[0], call.inputs[1]
     batch_a, a0, a1 = logical_matrix(a)
     batch_b, b0, b1 = logical_matrix(b)
     out = first(call.outputs)
@@ -208,14 +208,15 @@ def gemm_terms(
     reached = min(MOST_OF_HBM, reached)
     best: tuple[float, float, float, float, float] | None = None
     p, whole, all_cores = rates.overlap_p, gemm.whole_k, device.aic_cores
-    m, n, k = gemm.m, gemm.n, gemm.k
+    m, n, k, batch = gemm.m, gemm.n, gemm.k, gemm.batch
+    a_along_k, b_along_k = gemm.a_along_k, gemm.b_along_k
     narrow, pace = rates.l1_narrow_exponent, fill * freq
     most_hbm, core_hbm = device.hbm_bytes_per_s * reached, rates.cube_core_hbm_bytes_per_cycle
     drained, wave_s = rates.fixpipe_bytes_per_cycle * freq, rates.wave_us
     for bm, bn, pieces in _plans(gemm, all_cores):
         depth = -(-k // pieces)
         down, across = -(-m // bm), -(-n // bn)
-        tiles = gemm.batch * down * across * pieces
+        tiles = batch * down * across * pieces
         waves = -(-tiles // all_cores)
         cores = tiles if tiles < all_cores else all_cores
         # Tiles at the edges are smaller: the mean of all counts, but no less than one fractal.
@@ -229,10 +230,11 @@ def gemm_terms(
         after = drain + waves * wave_s * 1e-6
         if best is not None and mac + after > best[0]:
             continue
-        a_run = once if gemm.a_along_k else min(bm, m) * item
-        b_run = once if gemm.b_along_k else min(bn, n) * item
-        loaded = _fill_bytes(a_run, gemm.a_fractal, (rows if rows <= m else m) * depth * item, narrow)
-        loaded += _fill_bytes(b_run, gemm.b_fractal, (cols if cols <= n else n) * depth * item, narrow)
+        a_run = once if a_along_k else (bm if bm < m else m) * item
+        b_run = once if b_along_k else (bn if bn < n else n) * item
+        a_size, b_size = (rows if rows <= m else m) * depth * item, (cols if cols <= n else n) * depth * item
+        loaded = a_size if a_run >= 512 else _fill_bytes(a_run, gemm.a_fractal, a_size, narrow)
+        loaded += b_size if b_run >= 512 else _fill_bytes(b_run, gemm.b_fractal, b_size, narrow)
         load = skew * waves * loaded * factor / pace
         drawn = cores * core_hbm * freq
         far = far_bytes / (drawn if drawn < most_hbm else most_hbm)

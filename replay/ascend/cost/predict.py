@@ -112,7 +112,7 @@ def variant(call: KernelCall) -> str:
 def family_of(call: KernelCall, device: DeviceProfile) -> FamilyCost:
     """The cost constants that apply to a call."""
     kind = call.type
-    if kind in VARIED or call.attrs:
+    if call.attrs or kind in VARIED:
         kind = variant(call)
         if kind == "HostCopy":
             return HOST_COPY

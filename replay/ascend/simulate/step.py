@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -47,10 +49,44 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     ops: tuple[OpStep, ...]
     l2: L2State = "sequence"
     """What the caches were taken to hold when an op starts."""
+    peaks: tuple[float, ...] = ()
+    """Of the device: cube and vector cores times clock, L2 and HBM; what no device beats that has less of each."""
     hbm_bytes: float | None = None
     """Memory of the device."""
     failed: dict[str, str] = {}
     """Op id → why it has no prediction, where a user's function failed."""
+
+
+
+class Inversion(NamedTuple):
+    """Ops that are predicted faster on a device than on one that has at least as much of everything."""
+
+    smaller: str
+    larger: str
+    ops: int
+    compared: int
+
+
+def inversions(steps: Sequence[Step]) -> list[Inversion]:
+    """Pairs of devices of which the smaller one is predicted faster, by more than `NOTABLE`, for some ops.
+
+    That comes of calibration: launches and kernels that were measured on one and taken over, or not there, for the
+    other.
+    """
+    found: list[Inversion] = []
+    for small, large in itertools.permutations(steps, 2):
+        if small.peaks == large.peaks or not all(a <= b for a, b in zip(small.peaks, large.peaks, strict=True)):
+            continue
+        others = {one.id: one.simulated.time_us for one in large.ops}
+        pairs = [(one.simulated.time_us, others[one.id]) for one in small.ops if others.get(one.id)]
+        faster = sum(a * (1 + NOTABLE) < b for a, b in pairs)
+        if faster:
+            found.append(Inversion(small.device, large.device, faster, len(pairs)))
+    return found
+
+
+NOTABLE = 0.03
+"""Share by which times differ enough to be told."""
 
 
 def simulate_step(
@@ -105,6 +141,12 @@ def simulate_step(
         l2=l2,
         failed=failed,
         hbm_bytes=device.hbm_bytes,
+        peaks=(
+            device.aic_cores * device.freq_hz,
+            device.aiv_cores * device.freq_hz * device.vector_width,
+            device.l2_bytes,
+            device.hbm_bytes_per_s,
+        ),
     )
 
 
@@ -119,8 +161,13 @@ def _uncalibrated(ops: Sequence[OpStep], recorded: Mapping[str, tuple[float, flo
 
 def _deviation(by_family: dict[str, float], device: DeviceProfile) -> float:
     """80 % deviation of the total in log microseconds: families in quadrature."""
-    bands = {name: device.families[name if name in device.families else "Unknown"].band for name in by_family}
-    return math.sqrt(sum((math.log(bands[name]) * us) ** 2 for name, us in by_family.items()))
+    rates = device.rates
+    families = {name: device.families[name if name in device.families else "Unknown"] for name in by_family}
+    widths = {
+        name: math.log(one.band) * (rates.band_far if one.samples else rates.band_apart)
+        for name, one in families.items()
+    }
+    return math.sqrt(sum((widths[name] * us) ** 2 for name, us in by_family.items()))
 
 
 def _largest_first(times: dict[str, float]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from opreplay.replay.ascend.simulate.agreement import compare_all
 from opreplay.replay.ascend.simulate.coverage import Coverage, clock_of, coverage_of, recorded_shares
-from opreplay.replay.ascend.simulate.step import OpStep, Step, losing
+from opreplay.replay.ascend.simulate.step import OpStep, Step, inversions, losing
 from opreplay.replay.ir.describe import describe_inputs
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import readable
@@ -115,6 +115,7 @@ def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int, where: Where 
                 "high_us": step.high_us,
                 "uncalibrated_share": step.uncalibrated_share,
                 "coverage": coverage_facts(covered(plan, step)),
+                "faster_than_larger": {one.larger: one.ops for one in inversions(steps) if one.smaller == step.device},
                 "by_bound_us": step.by_bound,
                 "by_family_us": step.by_family,
                 "losing": [
@@ -250,6 +251,18 @@ def memory_lines(plan: ReplayPlan, steps: Sequence[Step]) -> list[RenderableType
     return lines
 
 
+def _inversion_lines(steps: Sequence[Step]) -> list[RenderableType]:
+    """Where a smaller device is predicted faster than a larger one, and why."""
+    return [
+        Text(
+            f"{safe(one.smaller)} is predicted faster than {safe(one.larger)} for {one.ops:,} of {one.compared:,} ops,"
+            f" though no part of it is: calibration, as launches or kernels were measured on one of them only",
+            style="yellow",
+        )
+        for one in inversions(steps)
+    ]
+
+
 def _cache_line(plan: ReplayPlan, l2: str) -> list[RenderableType]:
     """Where the state of the cache is from; nothing to say of a plan without an order of calls."""
     if l2 != "sequence":
@@ -321,6 +334,7 @@ def render(
         *rendered(suspect_lines(plan, steps)),
         _totals_table(plan, steps),
         *memory_lines(plan, steps),
+        *_inversion_lines(steps),
         *_cache_line(plan, steps[0].l2),
         Text(),
     ]

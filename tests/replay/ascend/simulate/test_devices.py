@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from opreplay.replay.ascend.simulate.devices import load_socs, simulate_on
+from opreplay.replay.ascend.simulate.step import Inversion, OpStep, Step, inversions
 from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp
+from opreplay.replay.results.records import Simulated
 from opreplay.traces.model import TensorMeta
 
 
@@ -19,3 +21,34 @@ def test_labels_are_not_simulated_as_if_they_were_free() -> None:
         ReplayArg(name=name, type="Tensor", tensors=(TensorMeta(shape=(8, 8), dtype="float16"),)) for name in ("a", "b")
     )
     assert simulate_on(op("eeeeeeeeeeee", "aten::mm", args=tensors), devices)["910b3"].time_us > 0
+
+
+def test_a_smaller_device_that_is_predicted_faster_is_told() -> None:
+    def step(name: str, peaks: tuple[float, ...], times: tuple[float, ...]) -> Step:
+        ops = tuple(
+            OpStep(
+                id=str(i),
+                simulated=Simulated(
+                    time_us=us, bound="hbm", terms_us={}, kernels=(), confidence="calibrated", low_us=us, high_us=us
+                ),
+                families_us={},
+                count=1,
+            )
+            for i, us in enumerate(times)
+        )
+        return Step(
+            device=name,
+            device_version="1",
+            total_us=sum(times),
+            low_us=0.0,
+            high_us=0.0,
+            uncalibrated_share=0.0,
+            by_bound={},
+            by_family={},
+            ops=ops,
+            peaks=peaks,
+        )
+
+    small, large = step("small", (1.0, 2.0), (5.0, 9.0, 9.9)), step("large", (2.0, 2.0), (6.0, 8.0, 10.0))
+    assert inversions([small, large]) == [Inversion("small", "large", 1, 3)]
+    assert inversions([step("other", (3.0, 1.0), (1.0, 1.0, 1.0)), large]) == []

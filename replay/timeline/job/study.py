@@ -313,7 +313,7 @@ def _path(job: JobGraph, ranks: Sequence[RankStudy], schedule: Schedule, step_us
         spent = max(0.0, end - max(start, begin) + min(0.0, wait))
         one = ranks[index]
         if job.ranks[index].graph.lanes[int(job.ranks[index].graph.nodes.lane[own])].device:
-            add((rank, one.names.task(own), "device"), spent)
+            add((rank, one.names.task(own), "device" if job.ranks[index].graph.on_device else "host"), spent)
         else:
             for name, share in _ops_of(one, job.ranks[index].graph, own):
                 add((rank, name, "host"), spent * share)

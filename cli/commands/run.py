@@ -17,7 +17,7 @@ from opreplay.cli.options.measuring import (
     resume_option,
     tell_threads,
 )
-from opreplay.cli.options.ranks import ranks_options
+from opreplay.cli.options.ranks import ranks_options, served_as_rank
 from opreplay.cli.options.sequence import sequence_options
 from opreplay.cli.options.shared import (
     capture_option,
@@ -135,6 +135,8 @@ def command(
 
     if quick:
         selection, measuring = quick_look(selection, measuring)
+    if measuring.ranks is not None and served_as_rank(measuring.ranks):
+        return ExitCode.OK
     plugin = use_plugins(plugin, custom_op_dir)
     contents = expected_contents(init_module, init_arg, seed=measuring.seed, values=values)
     devices = load_socs(soc, cluster)

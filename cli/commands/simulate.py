@@ -128,6 +128,8 @@ def command(
 
         check_values_file(plan, values)
     where = where_of(read)
+    if any(op.collective is not None for op in plan.ops):
+        console.narrate("opreplay: times of collectives are added up; `opreplay timeline --cluster` overlaps them")
     steps = simulate_plan(plan, list(devices.values()), contents, l2)
     tell_problems(contents)
     keep_contents(contents)

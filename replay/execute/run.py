@@ -22,8 +22,10 @@ from opreplay.replay.execute.options import MeasureOptions, RunOptions, WorkerCo
 from opreplay.replay.execute.processes.lanes import Engine, Lanes, OneByOne, lane_devices, split_cpus
 from opreplay.replay.execute.processes.runner import ChildProcess, InProcess, Runner
 from opreplay.replay.execute.processes.sequence_engine import SequenceEngine
-from opreplay.replay.execute.ranks.crew import LocalCrew, device_of_rank
+from opreplay.replay.execute.ranks.crew import LocalCrew
 from opreplay.replay.execute.ranks.engine import WithRanks
+from opreplay.replay.execute.ranks.joined import JoinedCrew
+from opreplay.replay.execute.ranks.launched import launched
 from opreplay.replay.execute.ranks.messages import RankConfig, backend_of
 from opreplay.replay.host import environment
 from opreplay.replay.ir.model import Reason, ReplayOp, ReplayPlan
@@ -235,33 +237,29 @@ def make_engine(options: RunOptions) -> Engine:
 
 
 def with_ranks(others: Engine, options: RunOptions) -> WithRanks:
-    """An engine that runs collectives on as many ranks here as the options say, and leaves other ops to `others`."""
-    count, device = options.ranks or 1, options.device
+    """An engine that runs collectives on as many ranks as the options say, and leaves other ops to `others`.
+
+    They are started here, or are those of the launcher that started this process as rank 0.
+    """
+    place = launched()
+    count, here = options.ranks or 1, place.local_world if place is not None else options.ranks or 1
     measure = msgspec.convert(options, MeasureOptions, from_attributes=True)
-    backend = options.backend or backend_of(device)
-    max_bytes = options.max_op_bytes or environment.default_op_bytes()
-    configs = [
-        RankConfig(
-            rank=rank,
-            world=count,
-            backend=backend,
-            device=device_of_rank(device, rank),
-            store="",
-            threads=1,
-            memory_bytes=max_bytes // count,
-            measure=measure,
-            check=options.check_results,
-        )
-        for rank in range(count)
-    ]
-    return WithRanks(
-        others,
-        LocalCrew(configs, limit_s=options.hard_limit_s()),
+    backend = options.backend or backend_of(options.device)
+    per_rank = (options.max_op_bytes or environment.default_op_bytes()) // here
+    config = RankConfig(
+        rank=0,
+        world=count,
         backend=backend,
+        device=options.device,
+        store="",
+        threads=1,
+        memory_bytes=per_rank,
         measure=measure,
-        max_bytes=max_bytes,
         check=options.check_results,
     )
+    limit_s = options.hard_limit_s()
+    crew = LocalCrew(config, limit_s=limit_s) if place is None else JoinedCrew(place, config, limit_s=limit_s)
+    return WithRanks(others, crew, backend=backend, measure=measure, max_bytes=per_rank * count)
 
 
 def worker_config(options: RunOptions) -> WorkerConfig:

@@ -118,7 +118,8 @@ class Rank:
         dtype = carried_as(share.dtype, config.backend, reduces=share.kind in REDUCING)
         assumed = "" if dtype == share.dtype else f"moved as {dtype}: {config.backend} does not know {share.dtype}"
         buffers = Buffers(share, index, self._groups[share.members], dtype=dtype, device=self._device)
-        wait = torch.cuda.synchronize if self._device.startswith("cuda") else _nothing
+        kind = self._device.partition(":")[0]
+        wait = _nothing if kind == "cpu" else getattr(torch, kind).synchronize
         from time import perf_counter
 
         if config.check:

@@ -148,7 +148,7 @@ def command(
         console.write(console.json_text(view.facts(study.timeline)))
         return
     console.show_line(view.head_line(study.timeline))
-    console.show(view.render(study.timeline))
+    console.show_fitted(partial(view.render, study.timeline))
 
 
 def _of_ranks(
@@ -163,6 +163,8 @@ def _of_ranks(
     limit: tuple[tuple[str, str], ...],
 ) -> None:
     """Several ranks of one job."""
+    from functools import partial
+
     from opreplay.cli.opening import open_trace
     from opreplay.cli.terminal import console
     from opreplay.replay.batch.rank_traces import open_ranks
@@ -186,7 +188,7 @@ def _of_ranks(
         console.write(console.json_text(view.facts(study.timeline)))
         return
     console.show_line(view.head_line(study.timeline))
-    console.show(view.render(study.timeline))
+    console.show_fitted(partial(view.render, study.timeline))
 
 
 def _check_timeline(path: Path, *, force: bool) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -110,10 +111,26 @@ def edited(
     else:
         raise TraceError(f"{change!r} is no change", hint=_HINT)
     if not out.matched:
+        heaviest = ", ".join(repr(name) for name in heaviest_names(names, graph))
         raise Unmatched(
-            f"{change!r} changes nothing in this step", hint="Patterns are matched with op and kernel names."
+            f"{change!r} changes nothing in this step",
+            hint=f"Patterns are matched with op and kernel names; those with most time here: {heaviest}."[:400],
         )
     return out
+
+
+def heaviest_names(names: Names, graph: StepGraph, most: int = 6) -> list[str]:
+    """Names with most time in a step: of its device tasks, else of ops on its host."""
+    spent: defaultdict[str, float] = defaultdict(float)
+    tasks = np.flatnonzero(graph.nodes.name >= 0)
+    for node in tasks.tolist():
+        spent[names.task(node)] += float(graph.nodes.dur_us[node])
+    if not len(tasks):
+        ops = graph.slices.op
+        of_op = np.bincount(ops[ops >= 0], weights=graph.slices.dur_us[ops >= 0])
+        for row in np.flatnonzero(of_op).tolist():
+            spent[names.op(row)] += float(of_op[row])
+    return [name[:60] for name in sorted(spent, key=lambda name: -spent[name])[:most]]
 
 
 def _parsed(value: str) -> tuple[float, bool]:

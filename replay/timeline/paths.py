@@ -54,9 +54,10 @@ def path_parts(names: Names, graph: StepGraph, schedule: Schedule) -> tuple[list
         times[name, where] += 1
         modules[module] += amount
 
+    where = DEVICE if graph.on_device else HOST  # collectives that the host runs are no work of a device
     for place in np.flatnonzero(device).tolist():
         node = int(path[place])
-        add(names.task(node), DEVICE, float(spent[place]), names.module_of_op(int(nodes.owner[node])))
+        add(names.task(node), where, float(spent[place]), names.module_of_op(int(nodes.owner[node])))
     for place in np.flatnonzero(waited > 0.0).tolist():
         edge = int(schedule.cause[path[place]])
         label = names.wait(int(graph.edges.kind[edge])) if edge >= 0 else "(start of the thread or stream)"
@@ -119,5 +120,6 @@ def slack_of_ops(names: Names, graph: StepGraph, schedule: Schedule, lags_us: Fl
         name = names.trace.signatures[int(op)].name if op >= 0 else names.trace.kernel_names[int(kernel)]
         before = by_name.get(name, (0.0, np.inf))
         by_name[name] = (before[0] + us, min(before[1], free))
-    found = [Slack(name=name, us=us, slack_us=free, where=DEVICE) for name, (us, free) in by_name.items()]
+    where = DEVICE if graph.on_device else HOST
+    found = [Slack(name=name, us=us, slack_us=free, where=where) for name, (us, free) in by_name.items()]
     return sorted(found, key=lambda item: (-item.us, item.name))

@@ -141,7 +141,7 @@ def predict(
     tasks = np.flatnonzero(nodes.name >= 0)
     if not len(tasks):
         raise TraceError(
-            "this step has no device work to put on a simulated device",
+            "nothing of this step can be put on a simulated device: no device work, and no ops with known arguments",
             hint="`opreplay simulate` predicts its ops one by one.",
         )
     out = Predicted((nodes.dur_us if host_us is None else host_us).copy(), graph.edges.lag_us.copy())

@@ -338,12 +338,13 @@ def _notes(step: Step, graph: StepGraph) -> list[str]:
         )
     if graph.begin_us > 0.0:
         notes.append(
-            f"the device was at work on the step before for {graph.begin_us:.0f} µs of this one: "
+            f"the device was at work on the step before for {graph.begin_us / 1e3:,.2f} ms of this one: "
             "the step is counted from completion to completion, and no less than the host needed"
         )
     if graph.recorded_us and graph.unexplained.us > 0.05 * graph.recorded_us:
         notes.append(
-            f"{graph.unexplained.waits} tasks waited {graph.unexplained.us:.0f} µs in all for nothing that is recorded"
+            f"{graph.unexplained.waits} tasks waited {graph.unexplained.us / 1e3:,.2f} ms in all for nothing that is "
+            "recorded"
         )
     if not graph.on_device:
         notes.append("no device work: the step is that of its host threads")

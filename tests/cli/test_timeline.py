@@ -102,7 +102,7 @@ def test_a_public_step_of_an_npu_takes_what_its_profile_says(shared_traces: Path
     assert found["categories_us"]["computing"] == pytest.approx(sum(known) + 10 * blank, rel=0.01)
 
 
-def test_a_step_of_the_cpu_has_nothing_to_simulate(tmp_path: Path) -> None:
+def test_a_step_of_ops_without_arguments_has_nothing_to_simulate(tmp_path: Path) -> None:
     machine = Machine()
     machine.begin()
     machine.op("aten::mm", 100.0)

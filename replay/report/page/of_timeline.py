@@ -10,10 +10,10 @@ import numpy as np
 from opreplay.replay.report.page.model import Cell, Column, Lane, Page, Stretch, Strip, Table
 from opreplay.replay.report.page.parts import bars_by_name, count_cell, numbers, time_cell
 from opreplay.replay.report.step.text import CATEGORY_ROWS, head_line, note_lines
+from opreplay.replay.report.step.tracks import Process, processes
 from opreplay.replay.report.text import plural, time_text
-from opreplay.replay.timeline.graph.model import HOST, NODE_KINDS
-from opreplay.replay.timeline.graph.schedule import Schedule
-from opreplay.replay.timeline.timeline import Study, recorded_schedule
+from opreplay.replay.timeline.graph.model import HOST, NODE_KINDS, StepGraph
+from opreplay.replay.timeline.timeline import Study
 
 MOST_LANES = 8
 MOST_ROWS = 300
@@ -22,15 +22,14 @@ MOST_ROWS = 300
 def page(study: Study, command: str) -> Page:
     """Everything of a step that a page shows."""
     found = study.timeline
-    recorded = recorded_schedule(study.graph)
-    schedules = {"recorded": recorded} | {f"simulated {n}": one.schedule for n, one in study.simulated.items()}
-    until = max([float(one.end_us.max(initial=0.0)) for one in schedules.values()])
+    made_of = processes(study)
+    until = max([float(one.end_us.max(initial=0.0)) for one in made_of])
     columns = {"recorded": found.categories_us} | {name: one.categories_us for name, one in found.socs.items()}
     rows = [(title, field) for title, field, part in CATEGORY_ROWS if not part or "overlapped" in field]
     by_category = {
         name: {title: float(getattr(made, field)) for title, field in rows} for name, made in columns.items()
     }
-    work = {"recorded": _work(study, recorded)} | {n: _work(study, one.schedule) for n, one in study.simulated.items()}
+    work = {one.title.removeprefix("simulated "): _work(one) for one in made_of}
     return Page(
         title=f"Timeline of {found.step.name}: {found.source}",
         headline=head_line(found),
@@ -47,7 +46,7 @@ def page(study: Study, command: str) -> Page:
                 for one in found.what_if
             ),
         ),
-        strips=tuple(Strip(title=title, until_us=until, lanes=_lanes(study, one)) for title, one in schedules.items()),
+        strips=tuple(Strip(title=one.title, until_us=until, lanes=_lanes(one)) for one in made_of),
         bars=(
             bars_by_name("What the device did", by_category),
             bars_by_name("Work of the device by op", work, "times of ops, which may overlap"),
@@ -75,35 +74,34 @@ def page(study: Study, command: str) -> Page:
     )
 
 
-def _work(study: Study, schedule: Schedule) -> dict[str, float]:
+def _work(one: Process) -> dict[str, float]:
     out: defaultdict[str, float] = defaultdict(float)
-    for node in np.flatnonzero(study.graph.nodes.name >= 0).tolist():
-        out[study.names.task(node)] += float(schedule.end_us[node] - schedule.start_us[node])
+    for node in np.flatnonzero(one.graph.nodes.name >= 0).tolist():
+        out[one.names.task(node)] += float(one.end_us[node] - one.start_us[node])
     return dict(out)
 
 
-def _lanes(study: Study, schedule: Schedule) -> tuple[Lane, ...]:
+def _lanes(one: Process) -> tuple[Lane, ...]:
     """The busiest lanes; of host threads the time in ops, of streams their tasks."""
-    graph, nodes = study.graph, study.graph.nodes
-    spent = np.bincount(nodes.lane, weights=schedule.end_us - schedule.start_us, minlength=len(graph.lanes))
+    graph, nodes = one.graph, one.graph.nodes
+    spent = np.bincount(nodes.lane, weights=one.end_us - one.start_us, minlength=len(graph.lanes))
     chosen = sorted(np.argsort(-spent)[:MOST_LANES].tolist())
     out: list[Lane] = []
     for lane in chosen:
         stretches: list[Stretch] = []
         for node in np.flatnonzero(nodes.lane == lane).tolist():
-            start, end = float(schedule.start_us[node]), float(schedule.end_us[node])
+            start, end = float(one.start_us[node]), float(one.end_us[node])
             if nodes.name[node] >= 0:
                 stretches.append(Stretch(start_us=start, end_us=end, kind=NODE_KINDS[int(nodes.kind[node])]))
             elif nodes.kind[node] == HOST and nodes.slices[node]:
-                stretches += _host(study, node, start, end)
+                stretches += _host(graph, node, start, end)
         if stretches:
             out.append(Lane(name=graph.lanes[int(lane)].name, stretches=tuple(stretches)))
     rest = len(graph.lanes) - len(chosen)
     return (*out, Lane(name=plural(rest, "quieter lane"), stretches=())) if rest > 0 else tuple(out)
 
 
-def _host(study: Study, node: int, start: float, end: float) -> list[Stretch]:
-    graph = study.graph
+def _host(graph: StepGraph, node: int, start: float, end: float) -> list[Stretch]:
     low, count = int(graph.nodes.first_slice[node]), int(graph.nodes.slices[node])
     lengths, ops = graph.slices.dur_us[low : low + count], graph.slices.op[low : low + count]
     total = float(lengths.sum())

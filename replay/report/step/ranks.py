@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from opreplay.replay.report.columns import plain_table
-from opreplay.replay.report.step.text import NAME_WIDTH, PATH_SHOWN
+from opreplay.replay.report.step.text import PATH_SHOWN, name_width
 from opreplay.replay.report.text import DASH, middle, plural, safe, share_text, time_text
 from opreplay.replay.timeline.job.values import JobTimeline, StepCollective
 
@@ -36,18 +36,19 @@ def head_line(found: JobTimeline) -> str:
     )
 
 
-def render(found: JobTimeline) -> RenderableType:
+def render(found: JobTimeline, width: int = 80) -> RenderableType:
     """Ranks, collectives, disagreements, the path across ranks, and what changes gain."""
+    room = name_width(width)
     parts: list[RenderableType] = [_sums(found), Text(), _ranks(found)]
     if found.collectives:
-        parts += [Text(), _collectives(found)]
+        parts += [Text(), _collectives(found, room)]
     if found.disagreements:
         parts += [Text(), *_disagreements(found)]
     if found.socs:
         parts += [Text(), _socs(found)]
-    parts += [Text(), _path(found)]
+    parts += [Text(), _path(found, room)]
     if found.what_if:
-        parts += [Text(), _what_if(found)]
+        parts += [Text(), _what_if(found, room)]
     parts += [Text(), *(Text(f"· {safe(line)}", style="dim") for line in note_lines(found))]
     return Group(*parts)
 
@@ -96,7 +97,7 @@ def _ranks(found: JobTimeline) -> Table:
     return table
 
 
-def _collectives(found: JobTimeline) -> Table:
+def _collectives(found: JobTimeline, room: int) -> Table:
     table = plain_table()
     table.add_column("collective", no_wrap=True)
     for title in ("elements", "ranks", "skew", "waiting", "transfer", "last"):
@@ -105,7 +106,7 @@ def _collectives(found: JobTimeline) -> Table:
     for one in order[:COLLECTIVES_SHOWN]:
         given, size = len(one.members), one.group_size
         table.add_row(
-            Text(safe(middle(_name(one), NAME_WIDTH))),
+            Text(safe(middle(_name(one), room))),
             DASH if one.elements is None else f"{one.elements:,}",
             f"{given}" if size in (None, given) else f"{given} of {size}",
             time_text(one.skew_us),
@@ -147,7 +148,7 @@ def _socs(found: JobTimeline) -> Table:
     return table
 
 
-def _path(found: JobTimeline) -> Table:
+def _path(found: JobTimeline, room: int) -> Table:
     table = plain_table()
     table.add_column("critical path across ranks", no_wrap=True)
     table.add_column("rank", justify="right", no_wrap=True)
@@ -157,7 +158,7 @@ def _path(found: JobTimeline) -> Table:
     total = sum(part.us for part in found.critical_path)
     for part in found.critical_path[:PATH_SHOWN]:
         table.add_row(
-            Text(safe(middle(part.name, NAME_WIDTH))),
+            Text(safe(middle(part.name, room))),
             DASH if part.rank is None else str(part.rank),
             Text(part.where, style="dim"),
             time_text(part.us),
@@ -171,7 +172,7 @@ def _path(found: JobTimeline) -> Table:
     return table
 
 
-def _what_if(found: JobTimeline) -> Table:
+def _what_if(found: JobTimeline, room: int) -> Table:
     table = plain_table()
     table.add_column("what if, on every rank", no_wrap=True)
     for title in ("step", "gain", ""):
@@ -180,7 +181,7 @@ def _what_if(found: JobTimeline) -> Table:
         table.add_column(Text(safe(name)), justify="right", no_wrap=True)
     for one in found.what_if:
         table.add_row(
-            Text(safe(middle(one.change, NAME_WIDTH))),
+            Text(safe(middle(one.change, room))),
             time_text(one.step_us),
             time_text(one.gain_us),
             share_text(one.gain_us / found.retimed_step_us if found.retimed_step_us else None),

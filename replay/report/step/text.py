@@ -20,6 +20,8 @@ PATH_SHOWN = 12
 MODULES_SHOWN = 8
 SLACK_SHOWN = 6
 NAME_WIDTH = 36
+"""Characters of a name on a terminal of 80."""
+MOST_NAME_WIDTH = 100
 
 CATEGORY_ROWS: tuple[tuple[str, str, bool], ...] = (
     ("computing", "computing", False),
@@ -36,23 +38,29 @@ CATEGORY_ROWS: tuple[tuple[str, str, bool], ...] = (
 """(title, field of `Categories`, part of the row above it)."""
 
 
+def name_width(width: int) -> int:
+    """Characters of a name on a terminal that wide: what the columns of numbers beside it leave."""
+    return min(MOST_NAME_WIDTH, max(NAME_WIDTH, width - 80 + NAME_WIDTH))
+
+
 def facts(found: Timeline) -> dict[str, Any]:
     """The stable JSON form; see docs/timeline.md."""
     return msgspec.to_builtins(found)
 
 
-def render(found: Timeline) -> RenderableType:
+def render(found: Timeline, width: int = 80) -> RenderableType:
     """Step, categories, critical path, slack, and what the changes gain."""
+    room = name_width(width)
     parts: list[RenderableType] = [_head(found), Text(), _categories(found)]
     if found.socs:
         parts += [Text(), _socs(found)]
-    parts += [Text(), _path(found)]
+    parts += [Text(), _path(found, room)]
     if len(found.critical_path_modules_us) > 1:
-        parts += [Text(), _modules(found)]
+        parts += [Text(), _modules(found, room)]
     if found.slack:
-        parts += [Text(), _slack(found)]
+        parts += [Text(), _slack(found, room)]
     if found.what_if:
-        parts += [Text(), _what_if(found)]
+        parts += [Text(), _what_if(found, room)]
     parts += [Text(), *_notes(found)]
     return Group(*parts)
 
@@ -134,7 +142,7 @@ def _socs(found: Timeline) -> Table:
     return table
 
 
-def _path(found: Timeline) -> Table:
+def _path(found: Timeline, room: int) -> Table:
     table = plain_table()
     table.add_column("critical path", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -143,7 +151,7 @@ def _path(found: Timeline) -> Table:
     total = sum(part.us for part in found.critical_path)
     for part in found.critical_path[:PATH_SHOWN]:
         table.add_row(
-            Text(safe(middle(part.name, NAME_WIDTH))),
+            Text(safe(middle(part.name, room))),
             Text(part.where, style="dim"),
             time_text(part.us),
             share_text(part.us / total if total else None),
@@ -156,26 +164,26 @@ def _path(found: Timeline) -> Table:
     return table
 
 
-def _modules(found: Timeline) -> Table:
+def _modules(found: Timeline, room: int) -> Table:
     table = plain_table()
     table.add_column("critical path by module", no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
     for name, us in list(found.critical_path_modules_us.items())[:MODULES_SHOWN]:
-        table.add_row(Text(safe(middle(name, NAME_WIDTH))), time_text(us))
+        table.add_row(Text(safe(middle(name, room))), time_text(us))
     return table
 
 
-def _slack(found: Timeline) -> Table:
+def _slack(found: Timeline, room: int) -> Table:
     table = plain_table()
     table.add_column("off the path", no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
     table.add_column("least slack", justify="right", no_wrap=True)
     for one in found.slack[:SLACK_SHOWN]:
-        table.add_row(Text(safe(middle(one.name, NAME_WIDTH))), time_text(one.us), time_text(one.slack_us))
+        table.add_row(Text(safe(middle(one.name, room))), time_text(one.us), time_text(one.slack_us))
     return table
 
 
-def _what_if(found: Timeline) -> Table:
+def _what_if(found: Timeline, room: int) -> Table:
     table = plain_table()
     table.add_column("what if", no_wrap=True)
     for title in ("step", "gain", "", "gain of the work alone"):
@@ -186,7 +194,7 @@ def _what_if(found: Timeline) -> Table:
     for index, one in enumerate(rows):
         name = "all of these" if index == len(found.what_if) else one.change
         table.add_row(
-            Text(safe(middle(name, NAME_WIDTH))),
+            Text(safe(middle(name, room))),
             time_text(one.step_us),
             time_text(one.gain_us),
             share_text(one.gain_us / found.retimed_step_us if found.retimed_step_us else None),

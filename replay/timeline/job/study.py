@@ -95,6 +95,11 @@ def job_timeline(
     moved = [origin + round(clock.shift_us * 1e3) for origin, clock in zip(origins, found.clocks, strict=True)]
     steps = _steps([trace for _, trace in traces], moved, step)
     graphs = [step_graph(trace, one) for (_, trace), one in zip(traces, steps, strict=True)]
+    if devices and not all(graph.on_device for graph in graphs):
+        raise UsageError(
+            "these ranks ran on their hosts: such steps are put on a simulated device one at a time",
+            hint="`opreplay timeline TRACE --soc` takes one of them.",
+        )
     zero = min(one.start_ns + ahead for one, ahead in zip(steps, moved, strict=True))
     ranks = tuple(
         RankStudy(rank=rank, trace=trace, step=one, names=Names(trace, graph), calls=own)
@@ -313,7 +318,7 @@ def _path(job: JobGraph, ranks: Sequence[RankStudy], schedule: Schedule, step_us
         spent = max(0.0, end - max(start, begin) + min(0.0, wait))
         one = ranks[index]
         if job.ranks[index].graph.lanes[int(job.ranks[index].graph.nodes.lane[own])].device:
-            add((rank, one.names.task(own), "device"), spent)
+            add((rank, one.names.task(own), "device" if job.ranks[index].graph.on_device else "host"), spent)
         else:
             for name, share in _ops_of(one, job.ranks[index].graph, own):
                 add((rank, name, "host"), spent * share)
@@ -388,13 +393,13 @@ def _soc(job: JobGraph, made: Sequence[Predicted]) -> JobSoc:
     schedule = _on(job, made)
     steps = job.steps_us(schedule)
     waiting = sum(
-        float((schedule.start_us[node] - schedule.end_us[arrival]).sum())
+        float((schedule.start_us[node] - schedule.end_us[arrival])[node != arrival].sum())
         for node, arrival in zip(job.node, job.arrival, strict=True)
     )
     return JobSoc(
         step_us=max(steps),
         by_rank_us={str(one.rank): us for one, us in zip(job.ranks, steps, strict=True)},
-        waiting_us=max(0.0, waiting),
+        waiting_us=waiting,
         notes=tuple(dict.fromkeys(note for one in made for note in one.notes)),
     )
 

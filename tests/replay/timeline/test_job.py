@@ -10,9 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from opreplay.cli.main import opreplay
+from opreplay.replay.ascend import load_device
 from opreplay.replay.timeline.job.study import JobStudy, job_timeline
 from opreplay.traces import read_trace
 from opreplay.traces.errors import TraceError, UsageError
+from opreplay.traces.samples.catalog import sample_path
 from tests.replay.timeline.job_machine import Job, data_parallel
 
 
@@ -143,8 +145,6 @@ def test_the_command_takes_files_or_a_folder(tmp_path: Path) -> None:
 
 
 def test_ranks_on_the_host_alone() -> None:
-    from opreplay.traces.samples.catalog import sample_path
-
     traces = [(rank, read_trace(sample_path(f"ddp_step_rank{rank}"), activity=True)) for rank in (0, 1)]
     found = job_timeline(traces).timeline
     assert abs(found.structure_error) < 0.01
@@ -153,6 +153,22 @@ def test_ranks_on_the_host_alone() -> None:
     # Rank 0 began its step 13 ms later; rank 1 waited for it in both.
     assert [one.late for one in found.ranks] == [2, 0]
     assert found.ranks[1].waiting_us > 20_000.0
+
+
+def test_ranks_on_a_simulated_device(tmp_path: Path) -> None:
+    """Kernels of no known op keep pace with those that are; a predicted collective is transfer alone."""
+    device = load_device("910b3")
+    found = study(data_parallel({1: 1.5}), tmp_path, devices=[device], what_if=["gemm=0.5x"]).timeline
+    one = found.socs["910b3"]
+    assert one.step_us == pytest.approx(max(one.by_rank_us.values()))
+    assert one.waiting_us > 0.0
+    assert found.what_if[0].socs_us["910b3"] < one.step_us
+
+
+def test_ranks_on_the_host_are_put_on_a_device_one_at_a_time() -> None:
+    traces = [(rank, read_trace(sample_path(f"ddp_step_rank{rank}"), activity=True)) for rank in (0, 1)]
+    with pytest.raises(UsageError, match="one at a time"):
+        job_timeline(traces, devices=[load_device("910b3")])
 
 
 def test_two_sampled_ranks_of_many(shared_traces: Path) -> None:

@@ -9,6 +9,8 @@ from opreplay.replay.arguments.work.expected import expected_contents
 from opreplay.replay.ascend.simulate.devices import load_socs
 from opreplay.replay.plan.inputs import open_trace, plan_of
 from opreplay.replay.plan.selection import Selection
+from opreplay.replay.report.page import of_timeline
+from opreplay.replay.report.step.tracks import events, processes
 from opreplay.replay.timeline.graph.model import SYNC
 from opreplay.replay.timeline.offload import DISPATCH_US, offloaded
 from opreplay.replay.timeline.timeline import Study, timeline
@@ -38,6 +40,11 @@ def test_a_training_step_leaves_the_host() -> None:
     (change,) = found.timeline.what_if
     assert change.socs_us["910b3"] < one.step_us
     assert change.step_us < found.timeline.retimed_step_us
+    # Views draw each step with its own graph: here it has other nodes than the recorded one.
+    drawn = of_timeline.page(found, "opreplay timeline")
+    assert [strip.title for strip in drawn.strips] == ["recorded", "simulated 910b3"]
+    assert [one.title for one in processes(found)] == ["recorded", "simulated 910b3"]
+    assert sum(1 for _ in events(processes(found))) > 2 * len(found.graph.nodes) / 3
 
 
 def test_the_host_dispatches_what_left_it_and_keeps_the_rest() -> None:

@@ -233,3 +233,20 @@ def test_measured_times_replace_those_of_ops(tmp_path: Path) -> None:
         timeline(trace, measured_us={"0": 1.0})
     with pytest.raises(TraceError, match="host"):
         study(training(), tmp_path, measured_us={ids["aten::mm"]: 40.0})
+
+
+def test_the_device_work_of_another_accelerator_has_its_categories(shared_traces: Path) -> None:
+    """MTIA: what its device computes and what its DMA engines move; waits for events are no work."""
+    found = timeline(read_trace(shared_traces / "mtia_inference_rank0.json.gz", activity=True)).timeline
+    parts = found.categories_us
+    assert parts.computing > 0.5 * found.recorded_step_us
+    assert 0.0 < parts.copies < 0.1 * found.recorded_step_us
+    assert parts.communication == 0.0
+    total = parts.computing + parts.communication_not_overlapped + parts.copies + parts.idle
+    assert total == pytest.approx(found.recorded_step_us, rel=1e-6)
+
+
+def test_a_change_of_nothing_names_what_there_is(tmp_path: Path) -> None:
+    with pytest.raises(Unmatched) as caught:
+        study(training(), tmp_path, what_if=["nothing*=0"])
+    assert "'gemm'" in caught.value.hint or "'aten::mm'" in caught.value.hint

@@ -20,7 +20,7 @@ from opreplay.replay.resolve.user.executors import EXECUTORS
 ENTRY_POINTS = "opreplay.plugins"
 """Entry point group; each names a module, which registers what it has when it is imported."""
 
-Kind = Literal["conversion", "executor", "initializer", "estimator", "properties", "rule"]
+Kind = Literal["conversion", "executor", "initializer", "estimator", "properties", "tile program", "rule"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +96,13 @@ def _initializers() -> Iterator[Registration]:
 def _estimates() -> Iterator[Registration]:
     from opreplay.replay.ascend.custom.estimators import ESTIMATORS
     from opreplay.replay.ascend.custom.op_invoke import OpInvokeInfo
+    from opreplay.replay.ascend.custom.programs import PROGRAMS
     from opreplay.replay.ascend.lowering.user_rules import user_rules
 
     tables: tuple[tuple[Kind, Iterator[Any]], ...] = (
         ("estimator", iter(ESTIMATORS)),
         ("properties", iter(OpInvokeInfo.properties)),
+        ("tile program", iter(PROGRAMS)),
     )
     for kind, table in tables:
         for op, device, function, source in table:

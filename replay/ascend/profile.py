@@ -98,7 +98,9 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     band_around: float
     """The same within two reaches."""
     band_far: float
-    """The same farther away."""
+    """The same farther away, of a family measured on this SoC in this state of the caches."""
+    band_apart: float
+    """The same of a family that was measured only on other SoCs, or in other states."""
     band_extrapolated: float
     """The same outside the sizes or dtypes measured of its family."""
     split_depth: float
@@ -115,6 +117,51 @@ class Neighbour(NamedTuple):
     depth: float
     pull: float
     """What it adds to the logarithm of the time of a kernel of its own sizes; others' pulls add to that."""
+
+
+class Pipes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Memories, paths and starts of a core, as tile programs use them (see `replay.tile`); sources in `_pipes.toml`.
+
+    Paths are in bytes a cycle and core, latencies and starts in cycles where the name does not say microseconds.
+    """
+
+    ub_bytes: float
+    l1_bytes: float
+    l0a_bytes: float
+    l0b_bytes: float
+    gm_to_ub: float
+    """What L2 holds."""
+    ub_to_gm: float
+    gm_to_ub_miss: float
+    """What comes from HBM, one core alone."""
+    gm_to_l1: float
+    l0c_to_gm: float
+    l0c_to_l1: float
+    l1_to_l0a: float
+    l1_to_l0b: float
+    l0_start: float
+    """Of one move from L1 to L0A or L0B."""
+    cube_start: float
+    """Of one product."""
+    l2_bytes_per_cycle: float
+    """All cores together."""
+    read_latency: float
+    """From GM, found in L2."""
+    miss_latency: float
+    """From GM, found in HBM."""
+    write_latency: float
+    burst: float
+    """Of each run of a copy with gaps."""
+    flag: float
+    """From the end of an instruction on one pipe to the start of one that waits for it on another."""
+    core_flag: float
+    """The same between cores of a group."""
+    issue: float
+    """Of the scalar unit, each instruction."""
+    start_us: float
+    """A kernel on one core."""
+    start_core_us: float
+    """Each further core, of either kind."""
 
 
 class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +189,8 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     """Least rows that one core takes, however few there are."""
     spreads: bool = False
     """A copy that repeats what it reads: its runs are those of its output."""
+    native_half: bool = False
+    """float16 is computed as it is, two numbers in the place of one of float32; elsewhere it is widened first."""
     hf32: bool = False
     """float32 inputs run at the HF32 rate."""
     nearby: dict[str, tuple[Neighbour, ...]] = {}
@@ -154,8 +203,10 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     """Of the largest operand, over all kernels of this family measured on any SoC; 0 where there are none."""
     dtypes: tuple[str, ...] = ()
     """Of those operands; "half" is float16 and bfloat16."""
+    states: tuple[str, ...] = ()
+    """What the caches held when kernels of it were measured on this SoC."""
     band: float = 2.0
-    """Factor up and down that covers 80 % of held-out kernels."""
+    """Factor up and down that covers 80 % of held-out short kernels in networks."""
 
 
 When = Literal["always", "middle dimension", "innermost dimension", "long rows", "unaligned float32 operands", "like"]
@@ -191,6 +242,26 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     latency_us: float
 
 
+class ClusterLink(msgspec.Struct, frozen=True, kw_only=True):
+    """Links of one level of a described cluster."""
+
+    transport: str
+    bytes_per_s: float
+    """Of a mesh from a die to each other one, else of a die."""
+    latency_us: float
+    mesh: bool = False
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """Servers of so many dies each; links are those of the SoC where they are not given."""
+
+    name: str
+    servers: int
+    dies: int
+    inside: ClusterLink | None = None
+    between: ClusterLink | None = None
+
+
 class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     """One simulated SoC, ready to predict with."""
 
@@ -208,6 +279,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     l0c_bytes: float
     link: Link
     rates: Rates
+    pipes: Pipes
     families: dict[str, FamilyCost]
     """By family name."""
     types: dict[str, str]
@@ -229,6 +301,8 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     """Between the two dies of a package."""
     far_link: Link | None = None
     """Between servers; None where `link` goes on."""
+    cluster: Cluster | None = None
+    """What it is a die of; None where nobody said: then servers are of `server_dies`, as many as needed."""
 
     def __repr__(self) -> str:
         """Its name: all numbers would fill pages."""

@@ -35,9 +35,13 @@ def fake_ranks(world_size: int, rank: int) -> Iterator[None]:
     from torch.testing._internal.distributed import fake_pg
 
     variables = {
-        "RANK": rank, "LOCAL_RANK": rank % 8, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": min(8, world_size),
-        "MASTER_ADDR": "localhost", "MASTER_PORT": 29500,
-    }  # fmt: skip
+        "RANK": rank,
+        "LOCAL_RANK": rank % 8,
+        "WORLD_SIZE": world_size,
+        "LOCAL_WORLD_SIZE": min(8, world_size),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": 29500,
+    }
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update({name: str(value) for name, value in variables.items()})
     dist.init_process_group(BACKEND, store=fake_pg.FakeStore(), rank=rank, world_size=world_size)

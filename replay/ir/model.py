@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from opreplay.replay.collectives.model import Collective
 from opreplay.replay.ir.captured import Capture
 from opreplay.replay.ir.reasons import Reason
 from opreplay.traces.links.annotations import BatchContext
@@ -22,9 +23,10 @@ modules and places of a sequence, and the value of a Python number that an op ta
 MAX_CALLS = 100_000
 """Calls that a sequence holds at most."""
 
-Resolution = Literal["jit", "torch.ops", "import", "schemaless", "equivalent", "reference", "executor"]
+Resolution = Literal["jit", "torch.ops", "import", "schemaless", "equivalent", "reference", "executor", "process group"]
 """How a name was resolved: JIT operator registry, `torch.ops`, after an allow-listed import, without a schema,
-through a portable equivalent, through opreplay's reference implementation of a vendor op, by a user's executor."""
+through a portable equivalent, through opreplay's reference implementation of a vendor op, by a user's executor, as a
+collective of torch.distributed."""
 
 PlainValue = None | bool | int | float | str
 Value = PlainValue | tuple[PlainValue | tuple[PlainValue, ...], ...]
@@ -114,6 +116,8 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
     """Prefill and decode split of the iteration that the calls ran in; of the one with most time where several."""
     ranks: int | None = None
     """Processes that take part in a collective, where the trace tells; None for any other op."""
+    collective: Collective | None = None
+    """What a collective does, of a plan that was made to run or simulate them; None for any other op."""
     gradients: bool = False
     """Whether it is called with gradients on and floating arguments that require them (`resolve.gradient_mode`)."""
     origin: str | None = None
@@ -181,7 +185,7 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     unowned_device_us: float = 0.0
     """The part of it in kernels that no recorded op launched, such as those of a captured graph."""
     host_us_total: float
-    """Host time of the selected ops."""
+    """Host time of the selected ops; of all outermost events, labels too, where they are the outermost of a host."""
     ops: tuple[ReplayOp, ...]
     sequence: RecordedSequence | None = None
     """The calls of one step in order; None where nobody asked, or the file does not say."""

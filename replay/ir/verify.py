@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 
+from opreplay.replay.collectives.model import MAX_ELEMENTS, MAX_PARTS, Collective
 from opreplay.replay.ir.model import (
     MAX_CALLS,
     MAX_RANKS,
@@ -108,7 +109,9 @@ def _verify_op(where: str, op: ReplayOp) -> None:
     # Both may be set: a reason found after resolving, such as a budget, leaves resolved_by.
     if op.reason is None and op.resolved_by is None:
         raise FormatError(f"{where}: neither resolved nor a reason why not")
-    if op.resolved_by is not None and split_name(op.name) is None:
+    if op.collective is not None:
+        _verify_collective(where, op.collective)
+    elif op.resolved_by is not None and split_name(op.name) is None:
         raise FormatError(f"{where}: resolved, but its name is not namespace::op")
     names = [arg.name for arg in op.args]
     if len(set(names)) != len(names):
@@ -121,6 +124,25 @@ def _verify_op(where: str, op: ReplayOp) -> None:
     for meta in (*(op.outputs or ()), *(op.recorded_outputs or ())):
         if meta is not None:
             _verify_tensor(f"{where}, outputs", meta)
+
+
+def _verify_collective(where: str, one: Collective) -> None:
+    sizes = (one.in_elements, one.out_elements, *one.in_splits, *one.out_splits, *one.parts)
+    if any(not 0 <= n <= MAX_ELEMENTS for n in sizes):
+        raise FormatError(f"{where}: a collective of {max(sizes)} elements, limit {MAX_ELEMENTS}")
+    if one.dtype not in ITEMSIZE_BYTES:
+        raise FormatError(f"{where}: dtype {one.dtype!r} is not known")
+    places = (*one.group_ranks, one.rank or 0, one.root or 0, one.source or 0, one.target or 0)
+    if any(not 0 <= n <= MAX_RANKS for n in places):
+        raise FormatError(f"{where}: a rank beyond {MAX_RANKS}")
+    lists = (one.in_splits, one.out_splits, one.parts, one.group_ranks)
+    if max(map(len, lists)) > MAX_PARTS:
+        raise FormatError(f"{where}: a collective of more than {MAX_PARTS} parts")
+    if one.group_size is not None and not 1 <= one.group_size <= MAX_RANKS:
+        raise FormatError(f"{where}: a group of {one.group_size} ranks, limit {MAX_RANKS}")
+    for total, splits in ((one.in_elements, one.in_splits), (one.out_elements, one.out_splits)):
+        if splits and sum(splits) != total:
+            raise FormatError(f"{where}: splits of {sum(splits)} elements in a message of {total}")
 
 
 def _kernel_time(where: str, kernel: RecordedKernel) -> float:

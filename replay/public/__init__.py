@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from opreplay.initializers.base import InitReport as InitReport
     from opreplay.initializers.base import Option as Option
     from opreplay.initializers.extensions import register_initializer as register_initializer
+    from opreplay.replay import tile as tile
     from opreplay.replay.ascend.custom.estimators import register_op_estimator as register_op_estimator
     from opreplay.replay.ascend.custom.op_invoke import OpInvokeInfo as OpInvokeInfo
     from opreplay.replay.ascend.custom.op_invoke import PerformanceModel as PerformanceModel
     from opreplay.replay.ascend.custom.op_invoke import PerformanceProperties as PerformanceProperties
     from opreplay.replay.ascend.custom.op_invoke import register_op_properties as register_op_properties
     from opreplay.replay.capture.capture import capture as capture
+    from opreplay.replay.check.model import CheckResult as CheckResult
     from opreplay.replay.execute.options import RunOptions as RunOptions
     from opreplay.replay.ir.reasons import NotReplayable as NotReplayable
     from opreplay.replay.resolve.user.conversions import Conversion as Conversion
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from opreplay.replay.results.measurement import Measurement as Measurement
     from opreplay.replay.session.benchmarking import benchmark as benchmark
     from opreplay.replay.session.call import PreparedCall as PreparedCall
+    from opreplay.replay.session.checking import check as check
     from opreplay.replay.session.op import Op as Op
     from opreplay.replay.session.single import op as op
     from opreplay.replay.session.single import op_of_call as op_of_call
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "CheckResult",
     "Comparison",
     "Conversion",
     "CustomInit",
@@ -75,6 +79,7 @@ __all__ = [
     "Simulation",
     "benchmark",
     "capture",
+    "check",
     "compare",
     "op",
     "op_of_call",
@@ -90,9 +95,11 @@ __all__ = [
     "register_op_properties",
     "run",
     "simulate",
+    "tile",
 ]
 
 _HOMES = {
+    "CheckResult": "replay.check.model",
     "Comparison": "replay.session.whole",
     "Conversion": "replay.resolve.user.conversions",
     "CustomInit": "initializers.base",
@@ -112,6 +119,7 @@ _HOMES = {
     "Results": "replay.session.whole",
     "RunOptions": "replay.execute.options",
     "Simulation": "replay.session.whole",
+    "check": "replay.session.checking",
     "benchmark": "replay.session.benchmarking",
     "capture": "replay.capture.capture",
     "compare": "replay.session.whole",
@@ -129,6 +137,7 @@ _HOMES = {
     "register_op_properties": "replay.ascend.custom.op_invoke",
     "run": "replay.session.whole",
     "simulate": "replay.session.whole",
+    "tile": "replay",
 }
 """Where each name is defined, below `opreplay`."""
 
@@ -138,7 +147,9 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         value: Any = import_module("opreplay.replay.host.environment").opreplay_version()
     elif name in _HOMES:
-        value = getattr(import_module(f"opreplay.{_HOMES[name]}"), name)
+        home = import_module(f"opreplay.{_HOMES[name]}")
+        # `tile` is a package of names.
+        value = getattr(home, name) if hasattr(home, name) else import_module(f"{home.__name__}.{name}")
     else:
         raise AttributeError(f"module 'opreplay' has no attribute {name!r}")
     globals()[name] = value

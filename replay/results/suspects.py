@@ -72,7 +72,7 @@ def _measured_cause(op: ReplayOp, recorded_us: float) -> str:
 def _simulated_cause(op: ReplayOp, one: Simulated, recorded_us: float, ratio: float) -> str:
     if one.by == "bytes":
         return "no rule knows the op, its bytes alone were charged"
-    if one.by in ("user estimator", "user properties", "user rule"):
+    if one.by in ("user estimator", "user properties", "tile program", "user rule"):
         return f"by your {one.source}"
     if ratio > 1 and recorded_us < SHORT_US:
         return "the recorded call is shorter than a launch there"

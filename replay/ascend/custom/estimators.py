@@ -1,8 +1,8 @@
 """Users' own operators: registered estimators and properties, their priority over built-ins, and the custom-op folder.
 
-For one op, in this order: a user's estimator; a user's properties; the built-in estimate, which is the lowering to
-kernels; the bytes of its tensors. Owns no cost formula but the one for properties; `op_invoke` owns what user code
-sees.
+For one op, in this order: a user's estimator; a user's properties; a tile program; the built-in estimate, which is the
+lowering to kernels; the bytes of its tensors. Owns no cost formula but the one for properties; `op_invoke` owns what
+user code sees.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from opreplay.replay.ascend.cost.vector import memory_us, resident_share
 from opreplay.replay.ascend.custom import device_facts, op_invoke
 from opreplay.replay.ascend.custom.device_facts import DeviceFacts
 from opreplay.replay.ascend.custom.op_invoke import ComputeOps, OpInvokeInfo, PerformanceModel, PerformanceProperties
+from opreplay.replay.ascend.custom.programs import PROGRAMS
 from opreplay.replay.ascend.custom.registrations import CustomOpError, Registry, device_name, op_name
 from opreplay.replay.ascend.devices.file import is_known, no_such_device
 from opreplay.replay.ascend.lowering.user_rules import forget_user_rules, user_rules
@@ -71,6 +72,7 @@ def register_op_estimator(
 def clear_registrations() -> None:
     """Forget all user registrations and which files were loaded; for tests and long-lived programs."""
     ESTIMATORS.clear()
+    PROGRAMS.clear()
     OpInvokeInfo.properties.clear()
     forget_user_rules()
     forget_loaded()
@@ -97,6 +99,7 @@ def unused_registrations(devices: Sequence[str], ops: Collection[str]) -> list[s
     found += [
         ("properties", op, device, place_of(function)) for op, device, function in OpInvokeInfo.properties.unused()
     ]
+    found += [("tile program", op, None, place_of(function)) for op, _, function in PROGRAMS.unused()]
     found += [("rule", " ".join(rule.ops), None, rule.place) for rule in user_rules() if not rule.used]
     lines: list[str] = []
     for kind, op, device, place in found:

@@ -17,12 +17,14 @@ from typing import Any, cast
 import msgspec
 
 from opreplay.replay.ascend.cost.nearby import spot
+from opreplay.replay.ascend.kernel import State
 from opreplay.replay.ascend.profile import (
     DeviceProfile,
     FamilyCost,
     Form,
     Link,
     Neighbour,
+    Pipes,
     Quantity,
     Rates,
     SlowPath,
@@ -93,10 +95,12 @@ NUMBERS = (
 
 OTHER_FIELDS = (
     "hf32",
+    "native_half",
     "spreads",
     "least_elements",
     "most_elements",
     "dtypes",
+    "states",
     "nearby",
     "samples",
     "samples_elsewhere",
@@ -130,11 +134,13 @@ class FamilyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     scale: float | None = None
     band: float | None = None
     hf32: bool | None = None
+    native_half: bool | None = None
     spreads: bool | None = None
     nearby: dict[str, tuple[NeighbourEntry, ...]] | None = None
     least_elements: float | None = None
     most_elements: float | None = None
     dtypes: tuple[str, ...] | None = None
+    states: tuple[State, ...] | None = None
     samples: int | None = None
     samples_elsewhere: int | None = None
 
@@ -160,8 +166,18 @@ class DeviceFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     datasheet: dict[str, Quantity] = {}
     rates: dict[str, Quantity] = {}
     families: dict[str, FamilyEntry] = {}
+    pipes: dict[str, Quantity] = {}
+    """In place of those of `_pipes.toml`."""
     slow_paths: tuple[SlowPath, ...] = ()
     """Beside those that all devices have, and before them."""
+
+
+class PipesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The core's memories and paths: of all devices, and what single devices have in their place."""
+
+    schema_version: int
+    pipes: dict[str, Quantity]
+    devices: dict[str, dict[str, Quantity]] = {}
 
 
 class SlowPathFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -194,7 +210,12 @@ def _decode(text: bytes, kind: type[Any], where: str) -> Any:
             f"{where}: schema_version is {version!r}, this opreplay reads 1 to {SCHEMA_VERSION}",
             hint="a newer opreplay may read it" if isinstance(version, int) and version > SCHEMA_VERSION else "",
         )
-    for section, entry_kind in (("datasheet", Quantity), ("rates", Quantity), ("families", FamilyEntry)):
+    for section, entry_kind in (
+        ("datasheet", Quantity),
+        ("rates", Quantity),
+        ("pipes", Quantity),
+        ("families", FamilyEntry),
+    ):
         _check_entries(raw.get(section), entry_kind, f"{where}: {section}")
     try:
         return msgspec.convert(raw, kind)
@@ -229,6 +250,36 @@ def shared_slow_paths() -> tuple[SlowPath, ...]:
     """The slow paths that all devices have."""
     file: SlowPathFile = _decode((_folder() / "_slow_paths.toml").read_bytes(), SlowPathFile, "_slow_paths.toml")
     return file.slow_paths
+
+
+@lru_cache(maxsize=1)
+def shared_pipes() -> PipesFile:
+    """Memories, paths and starts of a core that devices have unless they say otherwise, checked for completeness."""
+    file: PipesFile = _decode((_folder() / "_pipes.toml").read_bytes(), PipesFile, "_pipes.toml")
+    _check_names("_pipes.toml", "pipes", file.pipes, set(Pipes.__struct_fields__), complete=True)
+    for name, own in file.devices.items():
+        _check_pipes(f"_pipes.toml: devices.{name}", own, file)
+    return file
+
+
+def _check_pipes(where: str, given: dict[str, Quantity], shared: PipesFile) -> None:
+    _check_names(where, "pipes", given, set(Pipes.__struct_fields__), complete=False)
+    for name, quantity in given.items():
+        if quantity.unit != shared.pipes[name].unit:
+            raise FormatError(f"{where}: pipes.{name} is in {quantity.unit!r}, expected {shared.pipes[name].unit!r}")
+        if quantity.value <= 0:
+            raise FormatError(f"{where}: pipes.{name} must be above 0, is {quantity.value}")
+
+
+def pipes_of(file: DeviceFile) -> dict[str, Quantity]:
+    """Memories, paths and starts of a device's core, each with its source."""
+    shared = shared_pipes()
+    base = load_file(file.base) if file.base else None
+    layers = [shared.pipes, *(shared.devices.get(name, {}) for name in (file.base, file.name) if name)]
+    out: dict[str, Quantity] = {}
+    for layer in (*layers, base.pipes if base else {}, file.pipes):
+        out |= layer
+    return out
 
 
 def _paths_by_type(paths: Sequence[SlowPath]) -> dict[str, tuple[SlowPath, ...]]:
@@ -268,6 +319,7 @@ def _checked(file: DeviceFile, where: str) -> DeviceFile:
         file = msgspec.structs.replace(file, rates={k: v for k, v in file.rates.items() if k not in RETIRED})
     _check_names(where, "rates", file.rates, set(Rates.__struct_fields__), complete=False)
     _check_names(where, "families", file.families, set(model.families), complete=False)
+    _check_pipes(where, file.pipes, shared_pipes())
     for name, quantity in file.datasheet.items():
         unit = DATASHEET.get(name) or NETWORK[name]
         if quantity.unit != unit:
@@ -344,6 +396,7 @@ def compile_device(file: DeviceFile) -> DeviceProfile:
         pair_link=_optional_link(number, "pair_link"),
         far_link=_optional_link(number, "far_link"),
         rates=Rates(**{name: quantity.value for name, quantity in rates.items()}),
+        pipes=Pipes(**{name: quantity.value for name, quantity in pipes_of(file).items()}),
         families=families,
         types=type_table(model),
         slow_paths=_paths_by_type((*file.slow_paths, *(base.slow_paths if base else ()), *shared_slow_paths())),

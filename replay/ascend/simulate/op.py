@@ -13,6 +13,7 @@ from opreplay.replay.ascend.cost.predict import BOUNDS, family_of, predict_kerne
 from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.cost.residency import resident_of, touches_in
 from opreplay.replay.ascend.custom.estimators import estimate, property_terms
+from opreplay.replay.ascend.custom.programs import program_cost
 from opreplay.replay.ascend.kernel import Confidence, KernelCall, KernelPrediction, State, TensorSpec
 from opreplay.replay.ascend.lowering import Lowering, lower
 from opreplay.replay.ascend.profile import DeviceProfile
@@ -52,9 +53,13 @@ _OPAQUE = frozenset({"label, not an op", "triton kernel"})
 """Reasons of names that stand for work of any kind: the bytes of their arguments say nothing of it."""
 
 
+BY_USER = ("user estimator", "user properties", "tile program", "user rule")
+"""Predictions from what users registered."""
+
+
 def is_predicted(op: ReplayOp, simulated: Simulated) -> bool:
     """Whether a prediction stands for the op's work: not for a label by its bytes, nor for an op without arguments."""
-    if simulated.by in ("user estimator", "user properties", "user rule"):
+    if simulated.by in BY_USER:
         return True
     if simulated.by == "bytes":
         return simulated.time_us > 0 and (op.reason is None or op.reason.kind not in _OPAQUE)
@@ -76,6 +81,8 @@ def _combine(parts: list[tuple[KernelCall, KernelPrediction]], lowering: Lowerin
         if _RANK[one.confidence] > _RANK[confidence] and one.time_us > 0:
             confidence = one.confidence
     factor = math.exp(math.sqrt(deviation) / total) if total > 0 else 1.0
+    if lowering.assumed and total > 0:
+        factor = max(factor, LEAST_ASSUMED)
     by_bound: dict[str, float] = {}
     for name, us in terms.items():
         by_bound[BOUNDS[name]] = by_bound.get(BOUNDS[name], 0.0) + us
@@ -86,7 +93,8 @@ def _combine(parts: list[tuple[KernelCall, KernelPrediction]], lowering: Lowerin
         kernels=tuple(call.type for call, _ in parts),
         l2=l2,
         extrapolated=any(one.extrapolated and one.time_us > EXTRAPOLATED_SHARE * total for _, one in parts),
-        confidence=confidence if lowering.known else "uncalibrated",
+        algorithm=next((one.algorithm for _, one in parts if one.algorithm), ""),
+        confidence=confidence if lowering.known and not lowering.assumed else "uncalibrated",
         low_us=total / factor,
         high_us=total * factor,
         by="bytes" if not lowering.known else "user rule" if lowering.source else "rule",
@@ -102,6 +110,8 @@ def _bound(by_bound: dict[str, float], parts: list[tuple[KernelCall, KernelPredi
     return max(by_bound, key=by_bound.__getitem__) if by_bound else "none"
 
 
+LEAST_ASSUMED = 3.0
+"""Least factor of the band of an op whose sizes were made up: weights half or twice as large, of other precision."""
 EXTRAPOLATED_SHARE = 0.1
 """Of an op's time that a kernel must have to make the op extrapolated."""
 
@@ -116,11 +126,11 @@ def simulate_op(
 ) -> Simulated:
     """Time of one call of `op` on `device`, in microseconds, with what bounds it and an 80 % band.
 
-    A user's estimator goes first (bound "custom"), then a user's properties, then the lowering to kernels, then the
-    op's bytes, which are marked "uncalibrated"; `by` says which it was. Views cost nothing and have the bound "none".
-    `contents` are what the values of its arguments amount to; without them they follow from the batch that the op ran
-    in. `l2` says what the caches hold when it starts. Never raises for a well-formed op but CustomOpError, when a
-    user's function fails.
+    A user's estimator goes first (bound "custom"), then a user's properties, then a tile program that was registered
+    for the op, then the lowering to kernels, then the op's bytes, which are marked "uncalibrated"; `by` says which it
+    was. Views cost nothing and have the bound "none". `contents` are what the values of its arguments amount to;
+    without them they follow from the batch that the op ran in. `l2` says what the caches hold when it starts. Never
+    raises for a well-formed op but CustomOpError, when a user's function fails.
     """
     return simulate_by_family(op, device, contents=contents, l2=l2)[0]
 
@@ -145,6 +155,11 @@ def simulate_by_family(
     terms = property_terms(op, device)
     if terms is not None:
         return _by_user(terms[0], device, "user properties", terms[1]), {"custom": sum(terms[0].values())}
+    program = program_cost(op, device, state_of(l2))
+    if program is not None:
+        made = _by_user(program.terms_us, device, "tile program", program.source)
+        made = msgspec.structs.replace(made, time_us=program.time_us, bound=program.bound, l2=l2)
+        return made, {"custom": program.time_us}
     lowering = lower(op, contents)
     predict = predict or Predictor(device)
     shares = resident if len(resident) == len(lowering.kernels) else [None] * len(lowering.kernels)
@@ -193,7 +208,7 @@ def explain_op(
         (call, predict_kernel(call, device, resident_of(touches, device), state))
         for call, touches in zip(lowering.kernels, touches_in(lowering.kernels, state), strict=True)
     ]
-    if own.by in ("user estimator", "user properties"):
+    if own.by in ("user estimator", "user properties", "tile program"):
         note = f"time from {own.by.removeprefix('user ')} of yours, {own.source}, not from these kernels"
         lowering = msgspec.structs.replace(lowering, notes=(*lowering.notes, note))
     kernels: list[KernelExplanation] = []

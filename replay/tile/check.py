@@ -1,0 +1,198 @@
+"""Values of programs: run on tensors, compared with the reference; differences are told by the line that stored
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from opreplay.replay.ascend.devices.file import load_device
+from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.tile.language.memory import prepare
+from opreplay.replay.tile.language.places import TileError
+from opreplay.replay.tile.language.tiles import Memory
+from opreplay.replay.tile.program import Bound, Program, bind, reference_of
+from opreplay.replay.tile.running import cores_for_values, memories, run_on_cores, unwritten
+from opreplay.traces.errors import UsageError
+from opreplay.traces.model import TensorMeta
+
+TOLERANCE = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 2e-2, "int8": 1.0}
+"""Largest difference allowed, relative to 1 plus the reference's size: sums in another order, and for 2-byte types a
+few units in the last place; quantised results may round to the neighbour. Other integers must be the same."""
+
+MOST_ELEMENTS = 1 << 24
+"""Elements of all tensors of a case whose values are run."""
+MOST_PRODUCTS = 1 << 30
+"""Multiply-adds of one, by the largest sizes of its matrices."""
+
+VALUE_DEVICE = "910b3"
+"""Device whose cores values are run on where none is named: limits of memory are the same on all of 910B and 910C."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """How the values of one case compare."""
+
+    same: bool
+    error: float
+    """Largest absolute difference."""
+    allowed: bool
+    """Within the tolerance of the dtype."""
+
+
+def run_values(
+    program: Program,
+    given: Mapping[str, Any],
+    settings: Mapping[str, Any] | None = None,
+    device: DeviceProfile | None = None,
+) -> tuple[Any, ...]:
+    """Results of a program on torch tensors, on the CPU. Raises TileError, and UsageError for wrong arguments."""
+    metas = {name: _meta(value) if hasattr(value, "shape") else value for name, value in given.items()}
+    bound = bind(program, metas, settings)
+    tensors = _with_data(bound, given)
+    _run(bound, device or load_device(VALUE_DEVICE), tensors)
+    unwritten(bound, tensors)
+    return tuple(_view(tensors[p.name]).clone() for p in program.outputs)
+
+
+def _meta(value: Any) -> TensorMeta:
+    return TensorMeta(
+        shape=tuple(value.shape), dtype=str(value.dtype).removeprefix("torch."), strides=tuple(value.stride())
+    )
+
+
+def _view(memory: Memory) -> Any:
+    return memory.data.as_strided(memory.shape, memory.strides, memory.offset)
+
+
+def _with_data(bound: Bound, given: Mapping[str, Any]) -> dict[str, Memory]:
+    tensors = memories(bound)
+    for name, memory in tensors.items():
+        prepare(memory, given.get(name) if memory.role in ("in", "inout") else None)
+    return tensors
+
+
+def draw(bound: Bound, seed: int = 0) -> dict[str, Any]:
+    """Inputs for a case: normal numbers, small whole ones for integer dtypes; the same for the same seed."""
+    import torch
+
+    made: dict[str, Any] = {}
+    generator = torch.Generator().manual_seed(seed)
+    for p in bound.program.inputs:
+        if p.role == "scalar":
+            made[p.name] = bound.scalars[p.name]
+            continue
+        meta = bound.tensors[p.name]
+        dtype = getattr(torch, meta.dtype)
+        if dtype == torch.bool:
+            data = torch.rand(meta.shape, generator=generator) < 0.5
+        elif dtype.is_floating_point:
+            data = torch.randn(meta.shape, generator=generator).to(dtype)
+        else:
+            low, high = (0, 8) if dtype in (torch.uint8, torch.int32, torch.int64) else (-8, 8)
+            data = torch.randint(low, high, meta.shape, generator=generator).to(dtype)
+        made[p.name] = data
+    return made
+
+
+def too_large(bound: Bound) -> str:
+    """Why the values of a case are not run; "" where they are."""
+    elements = sum(prod(meta.shape) for meta in bound.tensors.values())
+    if elements > MOST_ELEMENTS:
+        return f"{elements:,} elements, values are run for up to {MOST_ELEMENTS:,}"
+    sizes = sorted((prod(meta.shape) for meta in bound.tensors.values()), reverse=True)[:3]
+    # Of a product of [m, k] and [k, n] the root of m k * k n * m n.
+    if len(sizes) == 3 and len(set(sizes)) > 1 and prod(sizes) > MOST_PRODUCTS**2:
+        return f"about {prod(sizes) ** 0.5:.2g} products, values are run for up to {MOST_PRODUCTS:,}"
+    return ""
+
+
+def check(bound: Bound, device: DeviceProfile, seed: int = 0, inputs: Mapping[str, Any] | None = None) -> Checked:
+    """Run a case and compare it with the reference.
+
+    Raises TileError: a limit, or `values` where a result differs by more than its dtype's tolerance, with the line of
+    the store that wrote the worst element; UsageError where there is no reference.
+    """
+    import torch
+
+    function = reference_of(bound.program)
+    if function is None:
+        raise UsageError(
+            f"{bound.program.name} has no reference to check values against",
+            hint="Give @tile.kernel reference=, a function of the same inputs.",
+        )
+    given = dict(inputs) if inputs is not None else draw(bound, seed)
+    tensors = _with_data(bound, given)
+    _run(bound, device, tensors)
+    unwritten(bound, tensors)
+    with torch.no_grad():
+        expected = function(*(_cloned(given[p.name]) for p in bound.program.inputs))
+    wanted = list(expected) if isinstance(expected, tuple | list) else [expected]
+    same, allowed, worst = True, True, 0.0
+    for p, reference in zip(bound.program.outputs, wanted, strict=False):
+        memory = tensors[p.name]
+        one = _compare(bound, memory, reference)
+        same, allowed, worst = same and one.same, allowed and one.allowed, max(worst, one.error)
+    return Checked(same=same, error=worst, allowed=allowed)
+
+
+def _run(bound: Bound, device: DeviceProfile, tensors: Mapping[str, Memory]) -> None:
+    """Run all cores on one thread: tiles are too small to be shared out."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        run_on_cores(bound, device, tensors, cores_for_values(bound, device))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _cloned(value: Any) -> Any:
+    return value.clone() if hasattr(value, "clone") else value
+
+
+def _compare(bound: Bound, memory: Memory, reference: Any) -> Checked:
+    import torch
+
+    got = _view(memory)
+    if tuple(reference.shape) != tuple(got.shape):
+        raise UsageError(
+            f"{bound.program.name}: the reference gives {list(reference.shape)} for {memory.name}{list(got.shape)}",
+            hint="Its results must be those of the program, in order.",
+        )
+    if not got.numel():
+        return Checked(same=True, error=0.0, allowed=True)
+    if torch.equal(got, reference.to(got.dtype)) and got.dtype == reference.dtype:
+        return Checked(same=True, error=0.0, allowed=True)
+    a, b = got.double(), reference.double()
+    both = (a == b) | (a.isnan() & b.isnan())
+    difference = torch.where(both, torch.zeros_like(a), (a - b).abs())
+    difference = torch.where(difference.isnan(), torch.full_like(difference, float("inf")), difference)
+    tolerance = bound.program.tolerance.get(memory.dtype, TOLERANCE.get(memory.dtype, 0.0))
+    relative = difference / (1 + torch.where(b.isfinite(), b.abs(), torch.zeros_like(b)))
+    if memory.dtype in ("int8", "uint8", "int32"):
+        relative = difference
+    at = int(relative.reshape(-1).argmax())
+    worst = float(difference.reshape(-1)[at])
+    if float(relative.reshape(-1)[at]) > tolerance:
+        index = tuple(int(i) for i in torch.unravel_index(torch.tensor(at), got.shape))
+        raise TileError(
+            "values",
+            f"{memory.name}{list(index)} is {float(a.reshape(-1)[at]):.6g}, the reference "
+            f"{float(b.reshape(-1)[at]):.6g}",
+            _stored_at(bound, memory, index),
+            hint=f"{int((relative > tolerance).sum())} of {relative.numel()} differ by more than {tolerance:g}.",
+        )
+    return Checked(same=worst == 0.0, error=worst, allowed=True)
+
+
+def _stored_at(bound: Bound, memory: Memory, index: Sequence[int]) -> tuple[str, int]:
+    if memory.line_of is not None and memory.lines:
+        line = int(memory.line_of.as_strided(memory.shape, memory.strides, memory.offset)[tuple(index)])
+        if line >= 0:
+            return memory.lines[line]
+    code = bound.program.function.__code__
+    return code.co_filename, code.co_firstlineno

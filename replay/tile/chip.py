@@ -1,0 +1,263 @@
+"""The time of a kernel: its cores' schedules, the launch, and what all cores together ask of L2 and HBM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from opreplay.replay.ascend.cost.vector import resident_share
+from opreplay.replay.ascend.kernel import State
+from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.tile.language.places import DTYPE_BYTES, Place, capacity
+from opreplay.replay.tile.language.recording import Recording
+from opreplay.replay.tile.pipes import WRITES, Schedule, Traffic, moved, schedule
+from opreplay.replay.tile.program import Bound
+from opreplay.replay.tile.running import Ran, run_times
+
+ROUNDS = 6
+"""Rounds in which the slowing of paths settles to what L2 and HBM can give."""
+LATENT = 0.6
+"""Share of the core's time below which no pipe bounds it: data and flags are waited for."""
+
+PIPE_NAMES = {
+    "MTE2": "mte2",
+    "MTE1": "mte1",
+    "CUBE": "cube",
+    "FIXP": "fixpipe",
+    "VEC": "vector",
+    "MTE3": "mte3",
+    "S": "scalar",
+}
+"""As results name them."""
+
+Bound_ = Literal["launch", "cube", "vector", "mte1", "mte2", "mte3", "fixpipe", "scalar", "hbm", "l2", "waiting"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineTime:
+    """Busy microseconds of one line of the source on one pipe of the busiest core."""
+
+    file: str
+    line: int
+    pipe: str
+    busy_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipeSpan:
+    """One instruction of the busiest core."""
+
+    name: str
+    pipe: str
+    line: int
+    start_us: float
+    dur_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileTime:
+    """The time of one case on one device."""
+
+    time_us: float
+    """As scheduled, with launch."""
+    overlapped_us: float
+    """If no pipe ever waited for another."""
+    serial_us: float
+    """If nothing overlapped."""
+    launch_us: float
+    bound: Bound_
+    cores: int
+    mixed: bool
+    pipes: dict[str, float]
+    """Busy share of the busiest core's time, by pipe; "aiv_" before those of vector cores beside a cube core."""
+    buffers: dict[Place, tuple[int, int]]
+    """Bytes used and there."""
+    hbm_us: float
+    l2_us: float
+    notes: tuple[str, ...]
+    lines: tuple[LineTime, ...] = ()
+    spans: tuple[PipeSpan, ...] = field(default=(), repr=False)
+
+
+def launch_us(device: DeviceProfile, ran: Ran) -> float:
+    """Start and end of a kernel beyond what its instructions take: of one core, and each further one that it uses."""
+    mixed = any(one.mixed for _, one in ran.classes)
+    return device.pipes.start_us + device.pipes.start_core_us * (ran.cores * (3 if mixed else 1) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Demand:
+    """What all cores together move."""
+
+    missing: dict[str, float]
+    """By tensor: share of its loads that come from HBM."""
+    l2_bytes: float
+    hbm_read: float
+    hbm_write: float
+
+
+def _demand(bound: Bound, ran: Ran, device: DeviceProfile, state: State) -> _Demand:
+    sizes = {name: _bytes(meta.shape, meta.dtype) for name, meta in bound.tensors.items()}
+    loaded: dict[str, float] = {}
+    stored: dict[str, float] = {}
+    through = 0.0
+    for count, one in ran.classes:
+        for (unit, pipe, memory), size in moved(one.steps).items():
+            # Of the two vector cores of a group one was run.
+            times = count * (2 if unit != "cube" and ran.kind == "cube" else 1)
+            through += size * times
+            side = stored if pipe in WRITES else loaded
+            side[memory] = side.get(memory, 0.0) + size * times
+    reading = {name: min(size, sizes[name]) for name, size in loaded.items() if name in sizes}
+    writing = {name: min(size, sizes[name]) for name, size in stored.items() if name in sizes}
+    share = 1.0 - resident(sum(reading.values()) + sum(writing.values()), device, state)
+    missing = {name: share * size / loaded[name] for name, size in reading.items() if loaded[name]}
+    return _Demand(missing, through, share * sum(reading.values()), share * sum(writing.values()))
+
+
+def resident(touched: float, device: DeviceProfile, state: State) -> float:
+    """Share of a kernel's bytes that is in L2 when it starts: none, or as in a network, or more after itself."""
+    if state == "cold":
+        return 0.0
+    unknown = resident_share(touched, device)
+    if state == "network":
+        return unknown
+    rates = device.rates
+    return max(unknown, 1 / (1 + (touched / (rates.sequence_reach * device.l2_bytes)) ** rates.sequence_sharpness))
+
+
+def _bytes(shape: tuple[int, ...], dtype: str) -> float:
+    out = float(DTYPE_BYTES.get(dtype, 4))
+    for n in shape:
+        out *= n
+    return out
+
+
+def hbm_us(demand: _Demand, device: DeviceProfile) -> float:
+    """Time of the bytes that come from and go to HBM, by the kernel model's rates."""
+    rates = device.rates
+    both = demand.hbm_read + demand.hbm_write
+    share = demand.hbm_read / both if both > 0 else 0.0
+    reached = rates.hbm_efficiency / (1 + rates.hbm_mixed_cost * 4 * share * (1 - share))
+    return both / (device.hbm_bytes_per_s * reached) * 1e6
+
+
+def estimate(
+    bound: Bound, device: DeviceProfile, *, state: State = "network", cores: int | None = None, keep: int = 0
+) -> TileTime:
+    """The time of a program on a device, in microseconds. Raises TileError for a limit that it breaks.
+
+    `state` is what the caches hold when it starts, `keep` how many instructions of the busiest core are kept.
+    """
+    ran = run_times(bound, device, cores)
+    demand = _demand(bound, ran, device, state)
+    floor_hbm = hbm_us(demand, device)
+    floor_l2 = demand.l2_bytes / (device.pipes.l2_bytes_per_cycle * device.freq_hz) * 1e6
+    us = 1e6 / device.freq_hz
+    first, recording = _slowest(ran, device, Traffic(demand.missing))
+    # Cores that wait for memory wait longer the nearer L2 and HBM are to what they can give: a norm, as between the
+    # pipes of a product in the kernel model.
+    p = device.rates.overlap_p
+    scheduled = sum(part**p for part in (first.end * us, floor_hbm, floor_l2)) ** (1 / p)
+    slowest = _slowed(ran, device, Traffic(demand.missing), scheduled / us, first, recording, keep)
+    launch = launch_us(device, ran)
+    occupied = max(first.occupied.values(), default=0.0) * us
+    overlapped = min(scheduled, sum(part**p for part in (occupied, floor_hbm, floor_l2)) ** (1 / p))
+    serial = max(scheduled, sum(value for key, value in slowest.busy.items() if key[1] != "S") * us)
+    shares = {_pipe_name(key, ran): value * us / scheduled for key, value in slowest.busy.items()} if scheduled else {}
+    buffers = _buffers(ran, device)
+    return TileTime(
+        time_us=launch + scheduled,
+        overlapped_us=launch + overlapped,
+        serial_us=launch + serial,
+        launch_us=launch,
+        bound=_bound(shares, launch, scheduled, floor_hbm, floor_l2),
+        cores=ran.cores,
+        mixed=any(one.mixed for _, one in ran.classes),
+        pipes={name: min(1.0, share) for name, share in sorted(shares.items())},
+        buffers=buffers,
+        hbm_us=floor_hbm,
+        l2_us=floor_l2,
+        notes=_notes(ran, slowest),
+        lines=_lines(recording, slowest, us, ran),
+        spans=tuple(
+            PipeSpan(
+                name=span.instruction.name,
+                pipe=_pipe_name((span.instruction.unit, span.instruction.pipe), ran),
+                line=recording.lines[span.instruction.place][1],
+                start_us=span.start * us,
+                dur_us=(span.end - span.start) * us,
+            )
+            for span in slowest.spans
+        ),
+    )
+
+
+def _slowest(ran: Ran, device: DeviceProfile, traffic: Traffic) -> tuple[Schedule, Recording]:
+    made = [(schedule(one.steps, device, traffic), one) for _, one in ran.classes]
+    return max(made, key=lambda pair: pair[0].end)
+
+
+def _slowed(
+    ran: Ran, device: DeviceProfile, traffic: Traffic, wanted: float, first: Schedule, recording: Recording, keep: int
+) -> Schedule:
+    """The schedule of the busiest core with transfers so much slower that it ends when all cores together let it."""
+    made = first
+    for _ in range(ROUNDS):
+        if made.end >= wanted * 0.995:
+            break
+        factor = wanted / made.end
+        traffic.slow_l2 *= factor
+        traffic.slow_hbm *= factor
+        made = schedule(recording.steps, device, traffic)
+    return schedule(recording.steps, device, traffic, keep=keep) if keep else made
+
+
+def _pipe_name(key: tuple[str, str], ran: Ran) -> str:
+    name = PIPE_NAMES[key[1]]
+    return f"aiv_{name}" if ran.kind == "cube" and key[0] != "cube" and name != "vector" else name
+
+
+def _bound(shares: dict[str, float], launch: float, scheduled: float, hbm: float, l2: float) -> Bound_:
+    if launch > scheduled:
+        return "launch"
+    if max(hbm, l2) > 0.97 * scheduled:
+        return "hbm" if hbm >= l2 else "l2"
+    name = max(shares, key=shares.__getitem__, default="waiting")
+    if shares.get(name, 0.0) < LATENT:
+        return "waiting"
+    plain: Bound_ = name.removeprefix("aiv_")  # pyright: ignore[reportAssignmentType]
+    return plain
+
+
+def _buffers(ran: Ran, device: DeviceProfile) -> dict[Place, tuple[int, int]]:
+    used: dict[Place, int] = {}
+    for _, one in ran.classes:
+        for place, size in one.peaks.items():
+            used[place] = max(size, used.get(place, 0))
+    return {place: (size, capacity(place, device)) for place, size in sorted(used.items())}
+
+
+def _notes(ran: Ran, slowest: Schedule) -> tuple[str, ...]:
+    notes: list[str] = []
+    left = max(one.left_out for _, one in ran.classes)
+    if left:
+        notes.append(f"{left:,} iterations that repeat others were not run but counted")
+    if slowest.averaged:
+        notes.append(f"{slowest.averaged:,} repetitions of loops whose schedule had not settled count with their mean")
+    return tuple(notes)
+
+
+def _lines(recording: Recording, slowest: Schedule, us: float, ran: Ran) -> tuple[LineTime, ...]:
+    pipe_of: dict[int, str] = {}
+    for step in recording.steps:
+        if hasattr(step, "pipe"):
+            pipe_of[step.place] = _pipe_name((step.unit, step.pipe), ran)  # pyright: ignore[reportAttributeAccessIssue]
+    sums: dict[tuple[str, int, str], float] = {}
+    for place, cycles in slowest.by_place.items():
+        file, line = recording.lines[place]
+        key = (file, line, pipe_of[place])
+        sums[key] = sums.get(key, 0.0) + cycles * us
+    return tuple(
+        LineTime(file=file, line=line, pipe=pipe, busy_us=value) for (file, line, pipe), value in sorted(sums.items())
+    )

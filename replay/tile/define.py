@@ -1,0 +1,105 @@
+"""The decorator that makes a kernel of a function, and the annotations of its results."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from opreplay.initializers.user_code import current_source, place_of
+from opreplay.replay.tile.check import run_values
+from opreplay.replay.tile.language.tiles import Ref
+from opreplay.replay.tile.program import FLOATS, Parameter, Program
+from opreplay.replay.tile.registration import register_program
+from opreplay.traces.errors import UsageError
+
+
+class Out(Ref):
+    """Annotation of an argument: the program writes it."""
+
+
+class InOut(Ref):
+    """Annotation of an argument: the program reads and writes it."""
+
+
+class Sum(Ref):
+    """Annotation of an argument: zero at first, and stores add to it, from all cores in any order."""
+
+
+_ROLES = {"Out": "out", "InOut": "inout", "Sum": "sum"}
+
+
+def kernel(
+    op: str | None = None,
+    *,
+    reference: Callable[..., Any] | None = None,
+    results: Callable[..., Any] | None = None,
+    cases: Sequence[str] = (),
+    checks: Sequence[str] = (),
+    dtypes: Sequence[str] = FLOATS,
+    cores: int | None = None,
+    tolerance: Mapping[str, float] | None = None,
+    choices: Mapping[str, Sequence[Any]] | None = None,
+    when: Callable[..., bool] | None = None,
+    arguments: Callable[..., Mapping[str, Any]] | None = None,
+    library: bool = False,
+) -> Callable[[Callable[..., Any]], Program]:
+    """Decorator: a function of tensors in GM is a kernel of op "namespace::name", written in tiles.
+
+    Arguments are tensors, results those annotated `tile.Out`, `tile.InOut` or `tile.Sum`; those with a default or
+    annotated `int`, `float`, `bool` are numbers; keyword-only ones are settings such as tile sizes. `reference`,
+    `results` and `when` get the inputs and numbers: the expected values, tensors of the results' shapes and dtypes
+    where no reference tells them, and whether a recorded call is run by this kernel. `arguments` makes this kernel's
+    arguments of a recorded call's, given by name. `library` makes a torch.library op of it. `choices` are values of
+    settings that --tune tries, `cores` the most cores that it uses. Raises UsageError for what fits no kernel.
+    """
+
+    def register(function: Callable[..., Any]) -> Program:
+        parameters, settings = _parameters(function)
+        program = Program(
+            op=op or f"tile::{function.__name__}",
+            function=function,
+            parameters=parameters,
+            settings=settings,
+            reference=reference,
+            results=results,
+            cases=tuple(cases),
+            checks=tuple(checks),
+            dtypes=tuple(dtypes),
+            cores=cores,
+            tolerance=dict(tolerance or {}),
+            choices=dict(choices or {}),
+            when=when,
+            arguments=arguments,
+            library=library,
+            source=current_source(),
+            runner=run_values,
+        )
+        register_program(program)
+        return program
+
+    return register
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[tuple[Parameter, ...], dict[str, Any]]:
+    place = place_of(function)
+    found: list[Parameter] = []
+    settings: dict[str, Any] = {}
+    for p in inspect.signature(function).parameters.values():
+        if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+            raise UsageError(f"{place}: a kernel has no *{p.name}", hint="Name each tensor.")
+        if p.kind is p.KEYWORD_ONLY:
+            if p.default is p.empty:
+                raise UsageError(f"{place}: setting {p.name} has no default", hint=f"Write {p.name}=128.")
+            settings[p.name] = p.default
+            continue
+        annotation = p.annotation if isinstance(p.annotation, str) else getattr(p.annotation, "__name__", "")
+        role = _ROLES.get(annotation.rpartition(".")[2])
+        if role is None:
+            scalar = p.default is not p.empty or annotation in ("int", "float", "bool", "str")
+            role = "scalar" if scalar else "in"
+        required = p.default is p.empty
+        found.append(Parameter(name=p.name, role=role, default=None if required else p.default, required=required))
+    if not any(p.role in ("out", "inout", "sum") for p in found):
+        raise UsageError(f"{place}: {function.__name__} has no result", hint="Annotate one as y: tile.Out.")
+    return tuple(found), settings

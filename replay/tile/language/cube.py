@@ -1,0 +1,145 @@
+# pyright: strict
+"""Products on the cube core, and what moves to and from its memories."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from opreplay.replay.tile.language.instructions import CUBE, FIXP, MTE1
+from opreplay.replay.tile.language.places import DTYPE_BYTES, FRACTAL, L0C, L1, capacity, fail, kib, padded_bytes, up
+from opreplay.replay.tile.language.recording import Core, NeedsCube
+from opreplay.replay.tile.language.tiles import Tile
+from opreplay.replay.tile.language.vector import core
+
+SUMS = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "int8": "int32"}
+"""What products of a dtype add up in."""
+
+
+def matmul(a: Tile, b: Tile, acc: Tile | None = None, *, bias: Tile | None = None) -> Tile:
+    """a @ b on the cube, added to `acc` where that is given: [m, k] by [k, n] in L1 to [m, n] in L0C.
+
+    float16, bfloat16 and float32 add up in float32, int8 in int32. L0A and L0B are implied: pieces of k that fit half
+    of each, so that loading and computing overlap. `bias` is a row in L1 that the first product of a sum begins with.
+    """
+    on = core()
+    if on.kind == "vector":
+        raise NeedsCube
+    _check(on, a, b, acc, bias)
+    (m, k), n = a.shape, b.shape[1]
+    place = on.here()
+    if acc is None:
+        size = padded_bytes((m, n), SUMS[a.dtype], L0C)
+        slots = 2 if 2 * size <= capacity(L0C, on.device) else 1
+        made = Tile(on, L0C, on.unit, (m, n), SUMS[a.dtype], on.next_slot(place, slots))
+        made.line, made.generation = on.line(place), on.uses(place) - 1
+        on.keep(place, L0C, min(slots, on.uses(place)), size)
+    else:
+        made = acc
+    if m and n and k:
+        _pieces(on, a, b, made, bias)
+    if on.values:
+        product = _product(a, b)
+        start = acc.data if acc is not None else 0 if bias is None else bias.data.reshape(1, -1).to(product.dtype)
+        made.data = product + start
+    return made
+
+
+def _product(a: Tile, b: Tile) -> Any:
+    if a.dtype == "int8":
+        return a.data.int() @ b.data.int()
+    return a.data.float() @ b.data.float()
+
+
+def _check(on: Core, a: Any, b: Any, acc: Any, bias: Tile | None) -> None:
+    for value, name in ((a, "a"), (b, "b"), *(((bias, "bias"),) if bias is not None else ())):
+        if not isinstance(value, Tile):
+            raise fail("path", f"{name} of a product is {type(value).__name__}", hint="tile.load(..., to=tile.L1)")
+        if value.place != L1:
+            raise fail(
+                "path",
+                f"{name} of a product is in {value.place}: operands come from L1",
+                hint="tile.load(..., to=tile.L1); what vector cores computed goes through tile.scratch.",
+            )
+        on.check_fresh(value)
+        if on.values and value.defined is not None and not bool(value.defined.all()):
+            raise fail("mask", f"{name} of a product holds padding without data", hint="Load it with fill=0.")
+    if on.unit != "cube":
+        raise fail("path", "a product on a vector core", hint="Products stand outside of `for half in tile.vectors`.")
+    if a.dtype != b.dtype or a.dtype not in SUMS:
+        raise fail("dtype", f"no product of {a.dtype} and {b.dtype} on the cube", hint=f"Both of {', '.join(SUMS)}.")
+    if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
+        raise fail("shape", f"product of {list(a.shape)} and {list(b.shape)}")
+    if acc is not None:
+        if not isinstance(acc, Tile) or acc.place != L0C:
+            raise fail(
+                "path", "a product is added to a tile in L0C", hint="acc = None at first, then what matmul gave."
+            )
+        if acc.shape != (a.shape[0], b.shape[1]):
+            raise fail("shape", f"product of {[a.shape[0], b.shape[1]]} is added to {list(acc.shape)}")
+        on.check_fresh(acc)
+
+
+def _pieces(on: Core, a: Tile, b: Tile, made: Tile, bias: Tile | None) -> None:
+    """Emit the moves to L0A and L0B and the products of pieces of k."""
+    device, size = on.device, DTYPE_BYTES[a.dtype]
+    (m, k), n = a.shape, b.shape[1]
+    rows, columns = up(m, FRACTAL), up(n, FRACTAL)
+    step = min(_deepest(on, "L0A", rows * size), _deepest(on, "L0B", columns * size), up(k, FRACTAL))
+    macs = device.macs_per_cycle.get(a.dtype, device.macs_per_cycle["float16"])
+    place_a, place_b, place_c = on.here("L0A"), on.here("L0B"), on.here("cube")
+    pipes = device.pipes
+    for at in range(0, k, step):
+        depth = up(min(step, k - at), 32 // size)
+        slot_a, slot_b = on.next_slot(place_a, 2), on.next_slot(place_b, 2)
+        to_a = pipes.l0_start + rows * depth * size / pipes.l1_to_l0a
+        to_b = pipes.l0_start + columns * depth * size / pipes.l1_to_l0b
+        on.emit("to L0A", MTE1, to_a, place_a, reads=[a.buffer], writes=[slot_a])
+        on.emit("to L0B", MTE1, to_b, place_b, reads=[b.buffer], writes=[slot_b])
+        reads = [slot_a, slot_b, *([bias.buffer] if bias is not None and at == 0 else [])]
+        cycles = pipes.cube_start + rows * columns * depth / macs
+        on.emit("product", CUBE, cycles, place_c, reads=[*reads, made.buffer], writes=[made.buffer])
+    _note(on, "L0A", rows * min(step, up(k, FRACTAL)) * size, k > step)
+    _note(on, "L0B", columns * min(step, up(k, FRACTAL)) * size, k > step)
+
+
+def _deepest(on: Core, place: Any, bytes_each: int) -> int:
+    """Most of k that half of L0A or L0B holds, in steps of 16; all of it where one step needs that."""
+    there = capacity(place, on.device)
+    step = there // 2 // bytes_each // FRACTAL * FRACTAL
+    if step:
+        return step
+    if there // bytes_each >= FRACTAL:
+        return FRACTAL
+    raise fail(
+        place,
+        f"{place}: {kib(bytes_each * FRACTAL)} needed, {kib(there)} there",
+        hint="A product takes 16 of k at least: choose smaller m or n.",
+    )
+
+
+def _note(on: Core, place: Any, size: int, twice: bool) -> None:
+    used = min(capacity(place, on.device), size * (2 if twice else 1))
+    on.recording.peaks[place] = max(used, on.recording.peaks.get(place, 0))
+
+
+def to_l1(t: Tile, dtype: Any, *, relu: bool = False) -> Tile:
+    """A result of products brought from L0C to L1, converted on the way, to be an operand. TMOV, by FIXP."""
+    on = core()
+    name = str(dtype).removeprefix("torch.")
+    if t.place != L0C:
+        raise fail("path", f"to_l1 of a tile in {t.place}: it takes results of products")
+    if name not in ("float16", "bfloat16", "int8") or (t.dtype == "int32" and name == "bfloat16"):
+        raise fail("dtype", f"no conversion from {t.dtype} to {name} on the way to L1")
+    on.check_fresh(t)
+    place = on.here()
+    buffer = on.next_slot(place, 2)
+    size = padded_bytes(t.shape, name, L1)
+    on.keep(place, L1, min(2, on.uses(place)), size)
+    made = Tile(on, L1, on.unit, t.shape, name, buffer)
+    made.line, made.generation = on.line(place), on.uses(place) - 1
+    on.emit("to L1", FIXP, size / on.device.pipes.l0c_to_l1, place, reads=[t.buffer], writes=[buffer])
+    if on.values:
+        import torch
+
+        made.data = (t.data.clamp_min(0) if relu else t.data).to(getattr(torch, name))
+    return made

@@ -1,0 +1,181 @@
+"""The instructions: on which pipe, for which dtypes, in how many cycles; each number with its source.
+
+A vector instruction takes `start + slope * elements` cycles, where `slope` is for float32 on a core whose instructions
+are 128 bytes wide in and out; 2-byte types take half of it. Numbers are those of the public cost models of PTO-ISA and
+asc-devkit where not said otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+Pipe = str
+"""MTE2 (GM to L1 or UB), MTE1 (L1 to L0A, L0B), CUBE, FIXP (L0C to GM or L1), VEC, MTE3 (UB to GM), S (scalar)."""
+MTE2, MTE1, CUBE, FIXP, VEC, MTE3, SCALAR = "MTE2", "MTE1", "CUBE", "FIXP", "VEC", "MTE3", "S"
+
+Unit = str
+"""Core of a group: "cube", "vec0", "vec1"; "vec0" alone in programs of vector cores."""
+
+
+class Instruction(NamedTuple):
+    """One instruction of a core: what a schedule is made of. Equal ones take the same time for the same data."""
+
+    name: str
+    unit: Unit
+    pipe: Pipe
+    cycles: float
+    """On the pipe, without bytes that come from or go to GM."""
+    path: str
+    """Of `Pipes`, for what moves from or to GM; else ""."""
+    size: int
+    """Bytes that move so."""
+    memory: str
+    """Tensor of GM that it reads or writes; else ""."""
+    reads: tuple[tuple[int, int], ...]
+    """Buffers: (place of the source, slot)."""
+    writes: tuple[tuple[int, int], ...]
+    place: int
+    """Of the source; `Recording.lines` has the line."""
+
+
+class Repeat(NamedTuple):
+    """The `length` steps before it in the list, repetitions among them, come `times` more often."""
+
+    length: int
+    times: int
+
+
+Step = Instruction | Repeat
+
+
+class Spec(NamedTuple):
+    """One row of the table of vector instructions."""
+
+    name: str
+    pto: str
+    """PTO-ISA's name."""
+    dtypes: tuple[str, ...]
+    start: float
+    """Cycles."""
+    slope: float
+    """Cycles an element of float32."""
+    compute: Callable[..., Any]
+    """Of torch tensors."""
+    source: str
+
+
+_FLOATS = ("float32", "float16")
+_NUMBERS = ("float32", "float16", "int32", "int16")
+_PTO = "PTO-ISA and asc-devkit"
+
+
+def _divide(a: Any, b: Any) -> Any:
+    return a / b
+
+
+def _where(c: Any, a: Any, b: Any) -> Any:
+    import torch
+
+    return torch.where(c, a, b)
+
+
+def _maximum(a: Any, b: Any) -> Any:
+    import torch
+
+    if not isinstance(b, torch.Tensor):
+        return torch.clamp_min(a, b)
+    return torch.maximum(a, b)
+
+
+def _minimum(a: Any, b: Any) -> Any:
+    import torch
+
+    if not isinstance(b, torch.Tensor):
+        return torch.clamp_max(a, b)
+    return torch.minimum(a, b)
+
+
+ONE, TWO = 1 / 64, 2 / 64
+"""Cycles an element of float32 with one and with two source operands."""
+
+VECTOR: dict[str, Spec] = {
+    row[0]: Spec(*row)
+    for row in (
+        ("add", "TADD", _NUMBERS, 20, TWO, lambda a, b: a + b, _PTO),
+        ("sub", "TSUB", _NUMBERS, 20, TWO, lambda a, b: a - b, _PTO),
+        ("mul", "TMUL", _NUMBERS, 20, TWO, lambda a, b: a * b, _PTO),
+        ("div", "TDIV", _FLOATS, 20, 0.075, _divide, _PTO + ": .07 to .08"),
+        ("max", "TMAX", _NUMBERS, 20, TWO, _maximum, _PTO),
+        ("min", "TMIN", _NUMBERS, 20, TWO, _minimum, _PTO),
+        ("adds", "TADDS", _NUMBERS, 20, ONE, lambda a, b: a + b, _PTO),
+        ("subs", "TSUBS", _NUMBERS, 20, ONE, lambda a, b: a - b, _PTO),
+        ("rsubs", "TSUBS", _NUMBERS, 20, ONE, lambda a, b: b - a, _PTO),
+        ("muls", "TMULS", _NUMBERS, 20, ONE, lambda a, b: a * b, _PTO),
+        ("divs", "TDIVS", _FLOATS, 20, ONE, _divide, _PTO + ": a product with the reciprocal"),
+        ("rdivs", "TDIVS", _FLOATS, 20, 0.075, lambda a, b: b / a, _PTO + ": .07 to .08"),
+        ("maxs", "TMAXS", _NUMBERS, 20, ONE, _maximum, _PTO),
+        ("mins", "TMINS", _NUMBERS, 20, ONE, _minimum, _PTO),
+        ("exp", "TEXP", _FLOATS, 26, 0.031, lambda a: a.exp(), _PTO),
+        ("ln", "TLOG", _FLOATS, 26, 0.031, lambda a: a.log(), _PTO),
+        ("sqrt", "TSQRT", _FLOATS, 26, 0.031, lambda a: a.sqrt(), _PTO),
+        ("rsqrt", "TRSQRT", _FLOATS, 26, 0.062, lambda a: a.rsqrt(), _PTO + ": a root and a division"),
+        ("reciprocal", "TRECIP", _FLOATS, 20, 0.031, lambda a: a.reciprocal(), _PTO),
+        ("abs", "TABS", _FLOATS, 20, ONE, lambda a: a.abs(), _PTO),
+        ("neg", "TNEG", _NUMBERS, 20, ONE, lambda a: -a, _PTO),
+        ("relu", "TRELU", ("float32", "float16", "int32"), 20, ONE, lambda a: a.relu(), _PTO),
+        ("round", "TCVT", _FLOATS, 20, ONE, lambda a: a.round(), _PTO + ": a conversion in place"),
+        ("compare", "TCMP", _NUMBERS, 24, TWO, lambda a, b, how: how(a, b), _PTO),
+        ("select", "TSEL", _FLOATS, 24, TWO, _where, _PTO),
+        ("copy", "TMOV", tuple(_NUMBERS), 20, ONE, lambda a: a.clone(), _PTO),
+        ("fill", "TEXPANDS", _NUMBERS, 16, ONE, lambda a: a, _PTO),
+        ("bits and", "TAND", ("int16", "int32"), 20, TWO, lambda a, b: a & b, _PTO),
+        ("bits or", "TOR", ("int16", "int32"), 20, TWO, lambda a, b: a | b, _PTO),
+    )
+}
+"""Elementwise instructions."""
+
+CONVERT_START, CONVERT_SLOPE = 20.0, ONE
+"""TCVT, by elements of the wider type."""
+CONVERSIONS: frozenset[tuple[str, str]] = frozenset(
+    pair
+    for one, other in (
+        ("float32", "float16"),
+        ("float32", "bfloat16"),
+        ("float32", "int32"),
+        ("float32", "int16"),
+        ("float16", "int32"),
+        ("float16", "int16"),
+        ("float16", "int8"),
+        ("float16", "uint8"),
+        ("float32", "int64"),
+        ("int32", "int64"),
+        ("int32", "int16"),
+        ("bfloat16", "int32"),
+    )
+    for pair in ((one, other), (other, one))
+)
+"""Pairs that TCVT has; others go by way of a third (asc-devkit's table of Cast for A2 and A3)."""
+
+ROW_START, ROW_LINE, ROW_STEP = 30.0, 5.0, 2.0
+"""Row sums and maxima: cycles to start, of a row, and of each further 64 float32 of a row: .055 an element at 128
+columns (PTO-ISA)."""
+EXPAND_START, EXPAND_ROW = 30.0, 1.0
+"""Repeating one number of each row along it, before an instruction that reads it as second source."""
+COLUMN_STEP = TWO
+"""Column sums and maxima add rows to each other."""
+SORT_START, SORT_SLOPE = 40.0, 1.2
+"""TSORT32, an element: fitted with MERGE_SLOPE to top-k of 1024 columns (5,500 cycles a row)."""
+MERGE_START, MERGE_SLOPE = 60.0, 1.4
+"""TMRGSORT, an element of one merge of up to four lists."""
+GATHER_START, GATHER_SLOPE = 40.0, 0.25
+"""TGATHER, an element by index (assumed: a quarter of a cycle of 4-byte elements)."""
+TRANSPOSE_START, TRANSPOSE_SLOPE = 40.0, 0.07
+"""TTRANS: 16 rows of 32 bytes at a time."""
+STATISTICS = {
+    "row_sum": "TROWSUM",
+    "row_max": "TROWMAX",
+    "row_min": "TROWMIN",
+    "col_sum": "TCOLSUM",
+    "col_max": "TCOLMAX",
+}

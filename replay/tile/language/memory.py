@@ -1,0 +1,506 @@
+"""What moves data and deals out work: loads, stores, scratch memory, blocks, grids, loops, halves of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any
+
+from opreplay.replay.tile.language.instructions import FIXP, MTE2, MTE3
+from opreplay.replay.tile.language.places import (
+    DTYPE_BYTES,
+    L1,
+    UB,
+    Place,
+    fail,
+    padded_bytes,
+)
+from opreplay.replay.tile.language.recording import Core, NeedsCube, current
+from opreplay.replay.tile.language.tiles import Block, Memory, Ref, Tile
+
+NARROW = 512
+"""Bytes of a row below which the load of a matrix into L1 slows down."""
+
+
+class Each:
+    """Stands for "one at a time, without its dimension" in `grid` and `steps`."""
+
+
+EACH = Each()
+
+
+def blocks(total: int, size: int) -> Iterator[Block]:
+    """Blocks of `size` of a dimension of `total`, dealt out to the cores in turn; the last one may be smaller.
+
+    Blocks index tensors like slices. Raises TileError for a size below 1.
+    """
+    for (block,) in grid((total,), (size,)):
+        yield block
+
+
+def grid(shape: Sequence[int], sizes: Sequence[int | Each]) -> Iterator[tuple[Block, ...]]:
+    """Blocks of several dimensions, the last one fastest, dealt out to the cores in turn. EACH: one place at a time."""
+    core = current()
+    if len(shape) != len(sizes):
+        raise fail("shape", f"{len(sizes)} block sizes for {len(shape)} dimensions")
+    steps = tuple(1 if isinstance(size, Each) else _positive(size) for size in sizes)
+    drops = tuple(isinstance(size, Each) for size in sizes)
+    counts = tuple(-(-total // step) for total, step in zip(shape, steps, strict=True))
+    core.recording.deals.append((tuple(shape), steps))
+    mine = range(core.number, prod(counts), core.cores)
+
+    def item(i: int) -> tuple[Block, ...]:
+        rest, made = mine[i], list[Block]()
+        for total, step, count, drop in zip(
+            reversed(shape), reversed(steps), reversed(counts), reversed(drops), strict=True
+        ):
+            rest, at = divmod(rest, count)
+            made.append(Block(at * step, min(total, (at + 1) * step), at, core, drop=drop))
+        return tuple(reversed(made))
+
+    yield from core.loop(len(mine), item)
+
+
+def steps(total: int | tuple[int, int], size: int | Each) -> Iterator[Block]:
+    """Blocks of a dimension that this core takes one after the other: a loop over K, over keys, over columns.
+
+    `total` may be (first, behind the last).
+    """
+    core = current()
+    first, last = total if isinstance(total, tuple) else (0, total)
+    step = 1 if isinstance(size, Each) else _positive(size)
+    drop = isinstance(size, Each)
+
+    def item(i: int) -> Block:
+        at = first + i * step
+        return Block(at, min(last, at + step), i, core, drop=drop)
+
+    yield from core.loop(max(0, -(-(last - first) // step)), item)
+
+
+def _positive(size: int) -> int:
+    if size < 1:
+        raise fail("shape", f"blocks of {size}", hint="Blocks have at least one element.")
+    return size
+
+
+class Half(Block):
+    """The rows of one of the two vector cores of a group."""
+
+    __slots__ = ("_number",)
+
+    def __init__(self, start: int, stop: int, number: int, core: Core) -> None:
+        super().__init__(start, stop, number, core)
+        self._number = number
+
+    @property
+    def index(self) -> int:
+        """0 or 1: which of the two it is."""
+        return self._number
+
+
+def vectors(rows: int) -> Iterator[Half]:
+    """The two vector cores of the group, each with its half of `rows`; what is in the loop runs on them.
+
+    Where only the time is asked for, both do the same and one is run.
+    """
+    core = current()
+    if core.kind == "vector":
+        raise NeedsCube
+    if core.unit != "cube":
+        raise fail("cores", "vectors inside of vectors: a group has one cube core and two vector cores")
+    first = -(-rows // 2)
+    halves = [(0, first, 0)] if not core.values or rows == 1 else [(0, first, 0), (first, rows, 1)]
+    try:
+        for start, stop, number in halves:
+            core.unit = f"vec{number}"
+            yield Half(start, stop, number, core)
+    finally:
+        core.unit = "cube"
+
+
+def core_id() -> int:
+    """Number of the core that runs the program, from 0."""
+    core = current()
+    core.index_seen = True
+    return core.number
+
+
+def core_count() -> int:
+    """Cores that blocks are dealt out to."""
+    return current().cores
+
+
+def scratch(shape: Sequence[int], dtype: Any = "float32", *, buffers: int = 2) -> Ref:
+    """Memory in GM of this core or group, for what passes between its cube core and its vector cores.
+
+    Each time that the program comes by, the next of `buffers` is given.
+    """
+    core = current()
+    place = core.here("scratch")
+    slot = core.next_slot(place, _positive(buffers))
+    memory = Memory("scratch", shape, str(dtype).removeprefix("torch."), "scratch")
+    memory.place = place
+    memory.counts = slot[1]
+    if core.values:
+        prepare(memory, None)
+    return Ref(memory, memory.shape, memory.strides, 0)
+
+
+def prepare(memory: Memory, data: Any) -> None:
+    """Give a memory its data, and what is noted of who wrote it; without data it holds what nobody wrote."""
+    import torch
+
+    dtype = getattr(torch, memory.dtype)
+    if data is None:
+        fill: Any = float("nan") if dtype.is_floating_point else 0
+        if memory.role == "sum":
+            fill = 0
+        memory.data = torch.full((max(1, prod(memory.shape)),), fill, dtype=dtype)
+    else:
+        # The memory below, with its gaps, so that references see strides.
+        flat = torch.zeros(_extent(memory), dtype=data.dtype)
+        flat.as_strided(memory.shape, memory.strides, memory.offset).copy_(data)
+        memory.data = flat
+    if memory.role != "in":
+        memory.writers = torch.full(memory.data.shape, -1, dtype=torch.int32)
+        memory.line_of = torch.full(memory.data.shape, -1, dtype=torch.int32)
+    if memory.role == "inout":
+        memory.readers = torch.full(memory.data.shape, -1, dtype=torch.int32)
+
+
+def _extent(memory: Memory) -> int:
+    if 0 in memory.shape:
+        return 1
+    return memory.offset + 1 + sum((n - 1) * s for n, s in zip(memory.shape, memory.strides, strict=True))
+
+
+def runs_of(ref: Ref) -> tuple[int, int]:
+    """(runs, elements of a run) that a reference has in memory. Raises TileError where elements do not lie in runs."""
+    dims = [(n, s) for n, s in zip(ref.shape, ref.strides, strict=True) if n != 1]
+    if not dims:
+        return 1, 1
+    if dims[-1][1] != 1 and ref.shape[-1] == 1:
+        # Runs of single elements.
+        return prod(n for n, _ in dims), 1
+    if dims[-1][1] != 1:
+        raise fail(
+            "stride",
+            f"{ref.memory.name}{list(ref.shape)} has a stride of {dims[-1][1]} along its last dimension: a copy takes "
+            "runs of neighbours",
+            hint="Load rows as they lie and use tile.transpose, or .T of a tile in L1.",
+        )
+    run, count = dims[-1][0], 1
+    joined = True
+    for size, stride in reversed(dims[:-1]):
+        if joined and stride == run:
+            run *= size
+        else:
+            joined = False
+            count *= size
+    return count, run
+
+
+def load(
+    ref: Any,
+    *,
+    to: Place | None = None,
+    buffers: int = 2,
+    shape: Sequence[int] | None = None,
+    fill: float | None = None,
+    rows: Tile | None = None,
+) -> Tile:
+    """Copy a part of a tensor from GM to UB, or to L1 on the cube core.
+
+    `buffers` take turns at this place of the source: the n-th load waits for whoever reads the (n - buffers)-th.
+    `shape` pads the tile at the end of its dimensions, with `fill` if given; else the padding may not be used.
+    `rows` is a tile of row numbers: row i of the tile is row rows[i] of `ref`.
+    """
+    core = current()
+    if not isinstance(ref, Ref):
+        raise fail("path", f"{ref!r} is no part of a tensor in GM", hint="Load arguments, or parts of them as x[rows].")
+    place_to: Place = to or (UB if core.unit != "cube" else L1)
+    if place_to == L1 and core.kind == "vector":
+        raise NeedsCube
+    if place_to not in (UB, L1) or (place_to == L1) != (core.unit == "cube"):
+        own = "L1" if core.unit == "cube" else "UB"
+        raise fail(
+            "path",
+            f"no path from GM to {place_to} on a {'cube' if core.unit == 'cube' else 'vector'} core, only to {own}",
+            hint="In programs of both, what is on vector cores stands in `for half in tile.vectors(rows)`.",
+        )
+    want = tuple(shape) if shape is not None else None
+    source = _selected(ref, rows)
+    made_shape = want or source.shape or (1,)
+    if want and (len(want) != len(source.shape) or any(w < n for w, n in zip(want, source.shape, strict=True))):
+        raise fail("shape", f"{list(source.shape)} is not padded to {list(want)}")
+    swapped = place_to == L1 and _is_swapped(source)
+    runs, run = runs_of(source.T if swapped else source) if rows is None else _row_runs(ref, source.shape[0])
+    place = core.here()
+    _, slot = core.next_slot(place, _positive(buffers))
+    size = padded_bytes(made_shape, ref.dtype, place_to)
+    core.keep(place, place_to, min(buffers, core.uses(place)), size)
+    moved = prod(source.shape) * DTYPE_BYTES[ref.dtype]
+    reads = _written_before(core, source) if rows is None else [*_written_before(core, ref), rows.buffer]
+    path, cycles = _read_path(core, place_to, runs, run * DTYPE_BYTES[ref.dtype], moved)
+    core.emit(
+        "load", MTE2, cycles, place, reads=reads, writes=[(place, slot)], path=path, size=moved, memory=ref.memory.name
+    )
+    tile = Tile(core, place_to, core.unit, made_shape, ref.dtype, (place, slot))  # pyright: ignore[reportArgumentType]
+    tile.generation = core.uses(place) - 1
+    tile.line = core.line(place)
+    if core.values:
+        _read(core, tile, source, rows, want, fill)
+    return tile
+
+
+def _is_swapped(ref: Ref) -> bool:
+    """Whether a matrix lies column by column: the product reads it so."""
+    return len(ref.shape) == 2 and ref.strides[1] != 1 and ref.strides[0] == 1 and min(ref.shape) > 1
+
+
+def _selected(ref: Ref, rows: Tile | None) -> Ref:
+    if rows is None:
+        return ref
+    if rows.dtype != "int32" or ref.ndim < 1:
+        raise fail("dtype", f"row numbers are int32, here {rows.dtype}")
+    return Ref(ref.memory, (prod(rows.shape), *ref.shape[1:]), ref.strides, ref.offset)
+
+
+def _row_runs(ref: Ref, rows: int) -> tuple[int, int]:
+    inner = Ref(ref.memory, ref.shape[1:], ref.strides[1:], ref.offset)
+    count, run = runs_of(inner)
+    return count * rows, run
+
+
+def _read_path(core: Core, to: Place, runs: int, run_bytes: int, moved: int) -> tuple[str, float]:
+    """Path of a load and the cycles that it takes beside its bytes."""
+    pipes = core.device.pipes
+    if to == L1:
+        # Rows of less than 512 bytes fill L1 more slowly, by the law that products of the kernel model follow.
+        slow = (max(32, run_bytes) / NARROW) ** -core.device.rates.l1_narrow_exponent if run_bytes < NARROW else 1.0
+        return "gm_to_l1", (slow - 1) * moved / pipes.gm_to_l1 if runs > 1 else 0.0
+    return "gm_to_ub", (runs - 1) * pipes.burst
+
+
+def _written_before(core: Core, ref: Ref) -> list[tuple[int, int]]:
+    """Buffers that a load from memory that this core writes has to wait for."""
+    memory = ref.memory
+    if memory.role == "scratch":
+        return [(memory.place, memory.counts)]
+    if not memory.stored:
+        return []
+    first = ref.offset
+    last = first + sum((n - 1) * s for n, s in zip(ref.shape, ref.strides, strict=True))
+    return [(place, 0) for place, (low, high) in memory.stored.items() if low <= last and first <= high]
+
+
+def _read(
+    core: Core, tile: Tile, ref: Ref, rows: Tile | None, want: tuple[int, ...] | None, fill: float | None
+) -> None:
+    """The values of a load. Raises TileError for what nobody wrote, or another core did."""
+    import torch
+
+    memory = ref.memory
+
+    def part(of: Any) -> Any:
+        if rows is None:
+            return of.as_strided(ref.shape or (1,), ref.strides or (1,), ref.offset)
+        whole = of.as_strided(memory.shape, memory.strides, memory.offset)
+        at = rows.data.reshape(-1).long()
+        if at.numel() and not (int(at.min()) >= 0 and int(at.max()) < memory.shape[0]):
+            raise fail("bounds", f"row {int(at.max())} of {memory.name}{list(memory.shape)}")
+        return whole[at].reshape(ref.shape)
+
+    if memory.writers is not None:
+        _check_read(core, memory, part)
+    data = part(memory.data).clone()
+    if want and want != tuple(data.shape):
+        whole = torch.full(
+            want, float("nan") if fill is None and data.is_floating_point() else fill or 0, dtype=data.dtype
+        )
+        inside = tuple(slice(0, n) for n in data.shape)
+        whole[inside] = data
+        if fill is None:
+            tile.defined, tile.why = torch.zeros(want, dtype=torch.bool), "mask"
+            tile.defined[inside] = True
+        data = whole
+    tile.data = data
+
+
+def _check_read(core: Core, memory: Memory, part: Any) -> None:
+    writers = part(memory.writers)
+    if memory.role in ("out", "scratch") and bool((writers < 0).any()):
+        raise fail(
+            "unwritten",
+            f"{memory.name} is read before it was written: {int((writers < 0).sum())} of {writers.numel()} elements",
+            hint="Results and scratch memory hold nothing at first.",
+        )
+    other = (writers >= 0) & (writers // 3 != core.me // 3)
+    if bool(other.any()):
+        index = int(part(memory.line_of)[other][0])
+        raise fail(
+            "race",
+            f"{memory.name}: core {core.number} reads what core {int(writers[other][0]) // 3} writes at line "
+            f"{memory.lines[index][1]}; nothing says which comes first",
+            hint="Make it two kernels, or let one core do both.",
+        )
+    if memory.readers is not None:
+        before = part(memory.readers)
+        before.copy_(before.where(before == core.me, before.new_tensor(-2)).where(before != -1, core.me))
+
+
+def store(ref: Any, tile: Any, *, add: bool = False, relu: bool = False, rows: Tile | None = None) -> None:
+    """Copy a tile from UB or L0C to a part of a tensor in GM, of its shape.
+
+    Out of L0C it is converted to the tensor's dtype on the way, with `relu` before. `add` adds to what is there, all
+    cores in any order; the result is a `tile.Sum`. `rows` is a tile of row numbers: row i goes to row rows[i].
+    """
+    core = current()
+    if not isinstance(ref, Ref) or not isinstance(tile, Tile):
+        raise fail("path", "store takes a part of a tensor and a tile: tile.store(y[rows], t)")
+    memory = ref.memory
+    if memory.role == "in":
+        raise fail("path", f"{memory.name} is an input: nothing is stored there", hint="Annotate it with tile.Out.")
+    if add != (memory.role == "sum") and memory.role != "scratch":
+        raise fail(
+            "race",
+            f"{memory.name} is {'' if add else 'no '}result that is added to",
+            hint="store(..., add=True) goes with tile.Sum.",
+        )
+    core.check_fresh(tile)
+    target = _selected(ref, rows)
+    _check_store(core, target, tile, relu)
+    place = core.here()
+    runs, _run = runs_of(target) if rows is None else _row_runs(ref, target.shape[0])
+    moved = prod(target.shape) * DTYPE_BYTES[memory.dtype]
+    if tile.place == UB:
+        pipe, path, cycles = MTE3, "ub_to_gm", (runs - 1) * core.device.pipes.burst
+        if tile.generation < 0 and tile.owner is None and core.uses(tile.buffer[0]) > 1:
+            # What is stored while the next one is computed takes a second buffer.
+            core.keep(tile.buffer[0], UB, 1, padded_bytes(tile.shape, tile.dtype, UB))
+    else:
+        pipe, path, cycles = FIXP, "l0c_to_gm", 0.0
+    written = [(memory.place, memory.counts)] if memory.role == "scratch" else [(place, 0)]
+    reads = [tile.buffer] if rows is None else [tile.buffer, rows.buffer]
+    if memory.role != "scratch":
+        low = ref.offset
+        high = low + sum((n - 1) * s for n, s in zip(ref.shape, ref.strides, strict=True))
+        before = memory.stored.get(place, (low, high))
+        memory.stored[place] = min(before[0], low), max(before[1], high)
+    core.emit("store", pipe, cycles, place, reads=reads, writes=written, path=path, size=moved, memory=memory.name)
+    if core.values:
+        _write(core, target, tile, add=add, relu=relu, rows=rows, place=place)
+
+
+def _check_store(core: Core, ref: Ref, tile: Tile, relu: bool) -> None:
+    if tile.place not in (UB, "L0C"):
+        raise fail("path", f"no path from {tile.place} to GM")
+    if tile.unit != core.unit:
+        raise fail("path", f"a tile of {tile.unit} is stored by {core.unit}: memories are each core's own")
+    if relu and tile.place == UB:
+        raise fail("path", "relu on the way is for results of products", hint="tile.relu(t) for tiles in UB.")
+    wanted = ref.shape or (1,)
+    if not _fits(wanted, tile.shape):
+        raise fail(
+            "shape",
+            f"a tile of {list(tile.shape)} is stored to {list(wanted)} of {ref.memory.name}",
+            hint="Partial blocks are smaller: index the result with the block that the tile was loaded with.",
+        )
+    if tile.place == UB and tile.dtype != ref.dtype:
+        raise fail(
+            "dtype",
+            f"a {tile.dtype} tile is stored to {ref.dtype} {ref.memory.name}",
+            hint=f"t.to({ref.memory.name}.dtype)",
+        )
+    if tile.place == "L0C" and ref.dtype not in OUT_OF_L0C.get(tile.dtype, ()):
+        raise fail("dtype", f"results of {tile.dtype} are not stored as {ref.dtype}")
+
+
+OUT_OF_L0C = {"float32": ("float32", "float16", "bfloat16"), "int32": ("int32", "float16", "int8")}
+"""Conversions on the way out of L0C."""
+
+
+def _fits(wanted: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether shapes are the same but for sizes of 1, or one is the other as rows of its last dimension."""
+    one, other = _squeezed(wanted), _squeezed(shape)
+    if one == other:
+        return True
+    return min(len(one), len(other)) == 2 and one[-1] == other[-1] and prod(one) == prod(other)
+
+
+def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(n for n in shape if n != 1)
+
+
+def _write(core: Core, ref: Ref, tile: Tile, *, add: bool, relu: bool, rows: Tile | None, place: int) -> None:
+    """The values of a store. Raises TileError for two that write one element, or padding that is written."""
+    import torch
+
+    memory = ref.memory
+    if tile.defined is not None and not bool(tile.defined.all()):
+        raise fail("mask" if tile.why == "mask" else "unwritten", f"{_undefined(tile)} are stored to {memory.name}")
+    at = None if rows is None else rows.data.reshape(-1).long()
+    if at is not None and at.numel() and not (int(at.min()) >= 0 and int(at.max()) < memory.shape[0]):
+        raise fail("bounds", f"row {int(at.max())} of {memory.name}{list(memory.shape)}")
+    if at is not None and not add and len(set(at.tolist())) < at.numel():
+        raise fail("race", f"a row of {memory.name} is written twice by one store", hint="Row numbers must differ.")
+
+    def part(of: Any) -> Any:
+        if at is None:
+            return of.as_strided(ref.shape or (1,), ref.strides or (1,), ref.offset)
+        return of.as_strided(memory.shape, memory.strides, memory.offset)
+
+    data = tile.data.clamp_min(0) if relu else tile.data
+    data = data.to(getattr(torch, memory.dtype)).reshape(ref.shape or (1,))
+    if add:
+        view = part(memory.data)
+        view.copy_(view + data) if at is None else view.index_add_(0, at, data)
+        part(memory.writers).fill_(core.me) if at is None else part(memory.writers).index_fill_(0, at, core.me)
+        return
+    writers = part(memory.writers) if at is None else part(memory.writers)[at]
+    lines = part(memory.line_of) if at is None else part(memory.line_of)[at]
+    _check_order(core, memory, writers, lines)
+    if memory.readers is not None:
+        readers = part(memory.readers) if at is None else part(memory.readers)[at]
+        if bool(((readers == -2) | ((readers >= 0) & (readers // 3 != core.me // 3))).any()):
+            raise fail("race", f"{memory.name}: core {core.number} writes what another core reads")
+    memory.lines.append(core.line(place))
+    if at is None:
+        part(memory.data).copy_(data)
+        part(memory.writers).fill_(core.me)
+        part(memory.line_of).fill_(len(memory.lines) - 1)
+    else:
+        part(memory.data)[at] = data
+        part(memory.writers)[at] = core.me
+        part(memory.line_of)[at] = len(memory.lines) - 1
+
+
+def _check_order(core: Core, memory: Memory, writers: Any, lines: Any) -> None:
+    there = writers >= 0
+    same_group = writers // 3 == core.me // 3
+    halves = same_group & (writers % 3 > 0) & (writers != core.me) & (core.me % 3 > 0)
+    clash = there & (~same_group | halves)
+    if bool(clash.any()):
+        other = int(writers[clash][0])
+        names = f"core {core.number}" + (f" ({core.unit})" if core.me % 3 else "")
+        raise fail(
+            "race",
+            f"{memory.name}: {names} writes {int(clash.sum())} elements that core {other // 3} wrote at line "
+            f"{memory.lines[int(lines[clash][0])][1]}",
+            hint="Deal elements out once; sums of several cores are tile.Sum with add=True.",
+        )
+
+
+def _undefined(tile: Tile) -> str:
+    missing = tile.defined.numel() - int(tile.defined.sum())
+    kind = "elements of padding" if tile.why == "mask" else "elements that nobody wrote"
+    return f"{missing} {kind} (tile of line {tile.line[1]})"
+
+
+def check_defined(tile: Tile, what: str) -> None:
+    """Raises TileError where an instruction that looks at whole rows or columns would use padding."""
+    if tile.defined is not None and not bool(tile.defined.all()):
+        limit = "mask" if tile.why == "mask" else "unwritten"
+        hint = "Load with fill=, or leave the padding out." if limit == "mask" else "Fill it first."
+        raise fail(limit, f"{what} uses {_undefined(tile)}", hint=hint)

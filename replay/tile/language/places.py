@@ -1,0 +1,161 @@
+# pyright: strict
+"""Memories of a core, dtypes, and the limits that a program can break, as errors that name the program's line."""
+
+from __future__ import annotations
+
+import sys
+from math import prod
+from pathlib import PurePath
+from types import CodeType, FrameType
+from typing import Literal
+
+from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.traces.errors import UsageError
+
+Place = Literal["GM", "UB", "L1", "L0A", "L0B", "L0C"]
+
+UB: Place = "UB"
+"""Of a vector core: what its instructions compute on."""
+L1: Place = "L1"
+"""Of a cube core: operands of products wait here."""
+L0C: Place = "L0C"
+"""Of a cube core: where products add up."""
+
+Limit = Literal[
+    "UB",
+    "L1",
+    "L0A",
+    "L0B",
+    "L0C",
+    "dtype",
+    "shape",
+    "path",
+    "stride",
+    "bounds",
+    "race",
+    "stale",
+    "unwritten",
+    "mask",
+    "values",
+    "cores",
+    "size",
+    "program",
+]
+"""What a program may break: a memory's size; a dtype that the pipe has no instruction for; shapes that do not fit; a
+path between memories that does not exist; runs that a copy cannot gather; the bounds of a tensor; the order of two
+cores or halves; a buffer that was loaded over; reading what nobody wrote; reading the padding of a partial tile;
+results that differ from the reference; what the program asks of cores; more work than is run; anything else that it
+raises."""
+
+DTYPE_BYTES: dict[str, int] = {
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int32": 4,
+    "uint32": 4,
+    "int16": 2,
+    "uint16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+    "int64": 8,
+}
+BLOCK = 32
+"""Bytes that rows in UB are padded to."""
+FRACTAL = 16
+"""Rows and columns that operands of products are padded to."""
+
+
+class TileError(UsageError):
+    """A limit that a program breaks, with the line of the program that does."""
+
+    def __init__(self, limit: Limit, message: str, where: tuple[str, int], *, hint: str = "") -> None:
+        self.limit: Limit = limit
+        self.file, self.line = where
+        self.message = message
+        super().__init__(f"{PurePath(self.file).name}:{self.line}: {message}", hint=hint)
+
+
+_OWN = str(PurePath(__file__).parent)
+_OUTER = str(PurePath(__file__).parent.parent)
+_own_code: dict[CodeType, bool] = {}
+
+
+def _is_own(code: CodeType) -> bool:
+    found = _own_code.get(code)
+    if found is None:
+        folder = str(PurePath(code.co_filename).parent)
+        found = _own_code[code] = folder in (_OWN, _OUTER)
+    return found
+
+
+def user_frame() -> FrameType | None:
+    """The innermost frame that is of the program, not of the language."""
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and _is_own(frame.f_code):
+        frame = frame.f_back
+    return frame
+
+
+def where() -> tuple[str, int]:
+    """File and line of the program that is being run."""
+    frame = user_frame()
+    return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("program", 0)
+
+
+Spot = tuple[object, ...]
+"""A place of the source: code objects and instruction offsets from the program down to the call."""
+
+
+def spot(root: CodeType | None) -> tuple[Spot, tuple[str, int]]:
+    """The place of the source that is being run, from the program's function down, with file and line."""
+    frame = user_frame()
+    if frame is None:
+        return (), ("program", 0)
+    line = frame.f_code.co_filename, frame.f_lineno
+    chain: list[object] = []
+    while frame is not None and not _is_own(frame.f_code):
+        chain += (frame.f_code, frame.f_lasti)
+        if frame.f_code is root:
+            break
+        frame = frame.f_back
+    return tuple(chain), line
+
+
+def fail(limit: Limit, message: str, *, hint: str = "") -> TileError:
+    """The error for what the program does at its current line."""
+    return TileError(limit, message, where(), hint=hint)
+
+
+def capacity(place: Place, device: DeviceProfile) -> int:
+    """Bytes of a memory of one core."""
+    pipes = device.pipes
+    sizes = {"UB": pipes.ub_bytes, "L1": pipes.l1_bytes, "L0A": pipes.l0a_bytes, "L0B": pipes.l0b_bytes}
+    return int(sizes.get(place, device.l0c_bytes))
+
+
+def up(n: int, step: int) -> int:
+    """`n` rounded up to a multiple of `step`."""
+    return -(-n // step) * step
+
+
+def rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
+    """A tile as rows of its last dimension."""
+    return prod(shape[:-1]), shape[-1] if shape else 1
+
+
+def padded_bytes(shape: tuple[int, ...], dtype: str, place: Place) -> int:
+    """Bytes that a tile takes: rows padded to 32 bytes, in L1 and behind it to multiples of 16 too.
+
+    A single column lies in UB as a row.
+    """
+    size = DTYPE_BYTES[dtype]
+    rows, columns = rows_and_columns(shape)
+    if place == "UB":
+        return up(rows * size, BLOCK) if columns == 1 else rows * up(columns * size, BLOCK)
+    return up(rows, FRACTAL) * up(columns * size, FRACTAL * size if place == "L0C" else BLOCK)
+
+
+def kib(size: float) -> str:
+    """Bytes as text: "48 KiB", "1.5 KiB"."""
+    return f"{size / 1024:.1f}".rstrip("0").rstrip(".") + " KiB"

@@ -1,0 +1,340 @@
+"""Records what a program does on one core: its list of instructions, its buffers, and what it does to GM.
+
+Owns places of the source, buffers, capacity by liveness, loops whose iterations repeat, and hazards. What a function
+of the language costs is for `vector`, `cube` and `memory`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Literal, TypeVar
+
+from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.tile.language.instructions import Instruction, Repeat, Step
+from opreplay.replay.tile.language.places import (
+    Limit,
+    Place,
+    Spot,
+    TileError,
+    capacity,
+    fail,
+    kib,
+    padded_bytes,
+    spot,
+)
+from opreplay.replay.tile.language.tiles import Tile
+
+Kind = Literal["vector", "cube"]
+"""Which cores blocks are dealt to: vector cores, or cube cores with two vector cores each."""
+
+LONGEST_PERIOD = 6
+"""Iterations that a loop's instructions may take to repeat: buffers take turns."""
+TAIL = 2
+"""Iterations at the end of a loop that are always run."""
+PROBED = 8
+"""Repetitions that are left out at once; more, and an iteration in the middle is run and compared."""
+MOST_INSTRUCTIONS = 3_000_000
+"""Of one core, as recorded."""
+
+Item = TypeVar("Item")
+
+
+class Unsteady(Exception):
+    """A loop that seemed to repeat does other things in the middle: the program is run again without leaving it out."""
+
+    def __init__(self, place: int) -> None:
+        super().__init__(place)
+        self.place = place
+
+
+class NeedsCube(Exception):
+    """A program that was taken for one of vector cores uses the cube core."""
+
+
+@dataclass(slots=True)
+class Recording:
+    """What one core does."""
+
+    steps: list[Step] = field(default_factory=list[Step])
+    lines: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    """By place: file and line."""
+    peaks: dict[Place, int] = field(default_factory=dict[Place, int])
+    """Most bytes in use at once."""
+    deals: list[tuple[tuple[int, ...], tuple[int, ...]]] = field(
+        default_factory=list[tuple[tuple[int, ...], tuple[int, ...]]]
+    )
+    """(sizes, block sizes) that were dealt out to cores."""
+    index_seen: bool = False
+    """The program looked at where its blocks lie, so that other cores may do other things."""
+    left_out: int = 0
+    """Iterations that repeat others and were not run."""
+    kind: Kind = "vector"
+    mixed: bool = False
+    """Both the cube core and vector cores of the group are used."""
+
+
+class Core:
+    """The core that a program is run on; `current` is the one of the moment."""
+
+    def __init__(
+        self,
+        device: DeviceProfile,
+        *,
+        number: int = 0,
+        cores: int = 1,
+        kind: Kind = "vector",
+        values: bool = False,
+        root: CodeType | None = None,
+        settings: str = "",
+        unsteady: frozenset[Spot] = frozenset(),
+    ) -> None:
+        self.device, self.number, self.cores, self.kind, self.values = device, number, cores, kind, values
+        self.unit = "vec0" if kind == "vector" else "cube"
+        self.recording = Recording(kind=kind)
+        self.index_seen = False
+        self._root, self._settings, self._unsteady = root, settings, unsteady
+        self._places: dict[tuple[Spot, str], int] = {}
+        self._spots: list[Spot] = []
+        self._uses: list[int] = []
+        self._kept: dict[int, tuple[Place, int, int, str]] = {}
+        # Place of the source → memory, slots, bytes of a slot and core, set aside for it until its loop ends.
+        self._scopes: list[list[int]] = [[]]
+        self._in_use: dict[tuple[str, Place], int] = {}
+        self._unchecked: tuple[str, Place, tuple[str, int], list[tuple[list[int], int]]] | None = None
+
+    @property
+    def me(self) -> int:
+        """Number of the core and the one of its group."""
+        return self.number * 3 + ("cube", "vec0", "vec1").index(self.unit)
+
+    # Places and instructions
+
+    def here(self, part: str = "") -> int:
+        """The place of the source that is being run; `part` tells buffers of one place from each other."""
+        at, line = spot(self._root)
+        key = (at, self.unit + part)
+        found = self._places.get(key)
+        if found is None:
+            found = self._places[key] = len(self._spots)
+            self._spots.append(at)
+            self._uses.append(0)
+            self.recording.lines.append(line)
+        return found
+
+    def line(self, place: int) -> tuple[str, int]:
+        """File and line of a place."""
+        return self.recording.lines[place]
+
+    def next_slot(self, place: int, slots: int) -> tuple[int, int]:
+        """The buffer that is next at a place whose buffers take turns."""
+        used = self._uses[place]
+        self._uses[place] = used + 1
+        return place, used % slots
+
+    def uses(self, place: int) -> int:
+        """How often a place has been come by."""
+        return self._uses[place]
+
+    def emit(
+        self,
+        name: str,
+        pipe: str,
+        cycles: float,
+        place: int,
+        *,
+        reads: Sequence[tuple[int, int]] = (),
+        writes: Sequence[tuple[int, int]] = (),
+        path: str = "",
+        size: int = 0,
+        memory: str = "",
+    ) -> None:
+        """Add one instruction to the list."""
+        steps = self.recording.steps
+        if len(steps) >= MOST_INSTRUCTIONS:
+            raise fail("size", f"more than {MOST_INSTRUCTIONS:,} instructions a core", hint="Take larger tiles.")
+        steps.append(Instruction(name, self.unit, pipe, cycles, path, size, memory, tuple(reads), tuple(writes), place))
+        if self.kind == "cube" and self.unit != "cube":
+            self.recording.mixed = True
+
+    # Buffers
+
+    def keep(self, place: int, memory: Place, slots: int, size: int) -> None:
+        """Set `slots` buffers of a place aside until the loop around it ends. Raises TileError for what does not
+        fit."""
+        self.settle()
+        known = self._kept.get(place)
+        if known is not None and known[1] >= slots and known[2] >= size:
+            return
+        old = known[1] * known[2] if known else 0
+        slots, size = max(slots, known[1] if known else 0), max(size, known[2] if known else 0)
+        if known is None:
+            self._scopes[-1].append(place)
+        self._kept[place] = (memory, slots, size, self.unit)
+        self._grow(memory, slots * size - old)
+        self._check(self.unit, memory, self.line(place))
+
+    def hold(self, tile: Tile, operands: Sequence[Tile] = ()) -> None:
+        """Set memory aside for a computed tile until nothing refers to it.
+
+        It may take that of an operand that is not used again, but for `operands`, which are read while it is written.
+        """
+        self.settle()
+        size = padded_bytes(tile.shape, tile.dtype, tile.place)
+        tile.held = [size]
+        self._grow(tile.place, size)
+        beside = [(held, held[0]) for one in operands if (held := (one if one.owner is None else one.owner).held)]
+        self._unchecked = (self.unit, tile.place, tile.line, beside)
+
+    def released(self, value: Tile) -> None:
+        """Nothing refers to a computed tile any more."""
+        key = (value.unit, value.place)
+        self._in_use[key] = self._in_use.get(key, 0) - value.held[0]
+        value.held[0] = 0
+
+    def settle(self) -> None:
+        """Check what was set aside by the last instruction: what the program holds no more is free by now, but for
+        operands that had to be there beside the result."""
+        if self._unchecked is not None:
+            unit, place, line, beside = self._unchecked
+            self._unchecked = None
+            self._check(unit, place, line, sum(size for held, size in beside if not held[0]))
+
+    def _grow(self, memory: Place, size: int) -> None:
+        key = (self.unit, memory)
+        self._in_use[key] = self._in_use.get(key, 0) + size
+
+    def _check(self, unit: str, memory: Place, line: tuple[str, int], beside: int = 0) -> None:
+        used, there = self._in_use.get((unit, memory), 0) + beside, capacity(memory, self.device)
+        if used > there:
+            kept = sorted(
+                (slots * size, slots, size, self.line(place)[1])
+                for place, (at, slots, size, _) in self._kept.items()
+                if at == memory
+            )
+            shown = "; ".join(f"{slots} × {kib(size)} of line {at}" for _, slots, size, at in reversed(kept[-3:]))
+            settings = f" ({self._settings})" if self._settings else ""
+            limit: Limit = "UB" if memory == "GM" else memory
+            raise TileError(
+                limit,
+                f"{memory}: {kib(used)} needed, {kib(there)} there{settings}",
+                line,
+                hint=f"Smaller blocks, or fewer buffers: {shown}." if shown else "Take smaller blocks.",
+            )
+        if used > self.recording.peaks.get(memory, 0):
+            self.recording.peaks[memory] = used
+
+    def check_fresh(self, value: Tile) -> None:
+        """Raises TileError for a tile whose buffer was loaded over since."""
+        source = value if value.owner is None else value.owner
+        if source.generation < 0:
+            return
+        kept = self._kept.get(source.buffer[0])
+        slots = kept[1] if kept else source.buffer[1] + 1
+        ahead = self._uses[source.buffer[0]] - source.generation
+        slots = max(slots, source.buffer[1] + 1)
+        if ahead > slots:
+            raise fail(
+                "stale",
+                f"the tile loaded at line {source.line[1]} is gone: {ahead - 1} loads came "
+                f"after it, and that place has "
+                f"{slots} buffer{'s' if slots > 1 else ''}",
+                hint=f"Give that load buffers={ahead}, or use it earlier.",
+            )
+
+    # Loops
+
+    def loop(self, count: int, item: Callable[[int], Item]) -> Iterator[Item]:
+        """The items of a loop; in time mode iterations that repeat those before them are left out, but for the last."""
+        place = self.here("loop")
+        self._scopes.append([])
+        try:
+            if self.values or self._spots[place] in self._unsteady:
+                for i in range(count):
+                    yield item(i)
+            else:
+                yield from self._collapsed(count, item, place)
+        finally:
+            self.settle()
+            for kept in self._scopes.pop():
+                memory, slots, size, unit = self._kept.pop(kept)
+                key = (unit, memory)
+                self._in_use[key] = self._in_use.get(key, 0) - slots * size
+
+    def _collapsed(self, count: int, item: Callable[[int], Item], place: int) -> Iterator[Item]:
+        steps = self.recording.steps
+        bounds, uses = [len(steps)], [list(self._uses)]
+        i = 0
+        while i < count:
+            yield item(i)
+            i += 1
+            bounds.append(len(steps))
+            uses.append(list(self._uses))
+            period = _period(steps, bounds)
+            times = (count - i - TAIL) // period if period else 0
+            if times < 1:
+                continue
+            body, before = steps[bounds[-1 - period] :], uses[-1 - period]
+            if times >= PROBED:
+                i += self._leave_out(len(body), before, times // 2, period)
+                begin, before = len(steps), list(self._uses)
+                for _ in range(period):
+                    yield item(i)
+                    i += 1
+                if steps[begin:] != body:
+                    raise Unsteady(place)
+            i += self._leave_out(len(body), before, (count - i - TAIL) // period, period)
+            break
+        while i < count:
+            yield item(i)
+            i += 1
+
+    def _leave_out(self, length: int, before: list[int], times: int, period: int) -> int:
+        """Note that the last `length` steps come `times` more often; how many iterations that are."""
+        if times < 1:
+            return 0
+        self.recording.steps.append(Repeat(length, times))
+        before = before + [0] * (len(self._uses) - len(before))
+        self._uses = [now + (now - then) * times for now, then in zip(self._uses, before, strict=True)]
+        self.recording.left_out += times * period
+        return times * period
+
+    def spot_of(self, place: int) -> Spot:
+        """The place of the source of a loop, for `unsteady` of another run."""
+        return self._spots[place]
+
+
+def _period(steps: list[Step], bounds: list[int]) -> int:
+    """Iterations after which the instructions of a loop repeat; 0 while they do not."""
+    for period in range(1, LONGEST_PERIOD + 1):
+        if len(bounds) - 1 < 2 * period:
+            return 0
+        last, middle, first = bounds[-1], bounds[-1 - period], bounds[-1 - 2 * period]
+        if last - middle == middle - first and last > middle and steps[middle:last] == steps[first:middle]:
+            return period
+    return 0
+
+
+_current: ContextVar[Core | None] = ContextVar("core", default=None)
+
+
+def current() -> Core:
+    """The core that the running program is on. Raises TileError outside of a program."""
+    core = _current.get()
+    if core is None:
+        raise fail("program", "no program is running", hint="Functions of tile are called inside of @tile.kernel.")
+    return core
+
+
+def run_on(core: Core, body: Callable[[], object]) -> Recording:
+    """Run a program on a core and give what it did."""
+    token = _current.set(core)
+    try:
+        body()
+        core.settle()
+        core.recording.index_seen = core.index_seen
+    finally:
+        _current.reset(token)
+    return core.recording

@@ -1,0 +1,335 @@
+"""Tensors in GM, references to parts of them, and tiles: pieces of data in a memory of a core."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Protocol
+
+from opreplay.replay.tile.language.places import DTYPE_BYTES, Place, fail
+from opreplay.traces.model import contiguous_strides
+
+
+class Memory:
+    """A tensor in GM: an argument, a result, or scratch memory of a core."""
+
+    __slots__ = (
+        "adds",
+        "counts",
+        "data",
+        "dtype",
+        "line_of",
+        "lines",
+        "name",
+        "offset",
+        "place",
+        "readers",
+        "role",
+        "shape",
+        "size",
+        "stored",
+        "strides",
+        "writers",
+    )
+
+    def __init__(
+        self, name: str, shape: Sequence[int], dtype: str, role: str, strides: Sequence[int] | None = None
+    ) -> None:
+        if dtype not in DTYPE_BYTES:
+            raise fail("dtype", f"{name}: no tile program moves {dtype}")
+        self.name = name
+        self.shape = tuple(shape)
+        self.dtype = dtype
+        self.role = role
+        """"in", "out", "inout" or "scratch"."""
+        self.strides = tuple(strides) if strides is not None else contiguous_strides(self.shape)
+        self.offset = 0
+        self.size = prod(self.shape) * DTYPE_BYTES[dtype]
+        self.data: Any = None
+        """torch tensor of the whole memory, where values are computed."""
+        self.writers: Any = None
+        """Which core wrote each element, -1 for none."""
+        self.readers: Any = None
+        """Which core read each element of what is read and written: -1 none, -2 several."""
+        self.line_of: Any = None
+        """Index into `lines` of the store that wrote each element."""
+        self.lines: list[tuple[str, int]] = []
+        self.adds: Any = None
+        self.place = -1
+        """Of scratch memory: the place of the source that made it."""
+        self.counts = 0
+        self.stored: dict[int, tuple[int, int]] = {}
+        """By place of a store: least and greatest element that it wrote on this core."""
+
+
+class Watched(Protocol):
+    """Who is told that a program looked at where a block lies."""
+
+    index_seen: bool
+
+
+class Block:
+    """A part of a dimension, as `blocks`, `grid` and `steps` give it; indexes tensors like a slice."""
+
+    __slots__ = ("_index", "_start", "_stop", "_watch", "drop")
+
+    def __init__(self, start: int, stop: int, index: int, watch: Watched, *, drop: bool = False) -> None:
+        self._start, self._stop, self._index, self._watch = start, stop, index, watch
+        self.drop = drop
+        """A single place whose dimension goes, as with a whole number."""
+
+    @property
+    def size(self) -> int:
+        """Elements; fewer than asked for at the end."""
+        return self._stop - self._start
+
+    def __len__(self) -> int:
+        return self.size
+
+    @property
+    def start(self) -> int:
+        """First place."""
+        self._watch.index_seen = True
+        return self._start
+
+    @property
+    def stop(self) -> int:
+        """Behind the last place."""
+        self._watch.index_seen = True
+        return self._stop
+
+    @property
+    def index(self) -> int:
+        """Number of the block, from 0."""
+        self._watch.index_seen = True
+        return self._index
+
+    def __index__(self) -> int:
+        if self.size != 1:
+            raise fail("shape", f"a block of {self.size} is no single place", hint="Index with the block itself.")
+        return self.start
+
+    def span(self) -> tuple[int, int]:
+        """First place and that behind the last, for the language itself: nobody is told."""
+        return self._start, self._stop
+
+
+Index = Any
+"""Block, slice without step, int, None of the rest: `...`."""
+
+
+class Ref:
+    """A part of a tensor in GM: what loads read and stores write."""
+
+    __slots__ = ("memory", "offset", "shape", "strides")
+
+    def __init__(self, memory: Memory, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> None:
+        self.memory, self.shape, self.strides, self.offset = memory, shape, strides, offset
+
+    @property
+    def dtype(self) -> str:
+        """torch's name of the dtype."""
+        return self.memory.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def T(self) -> Ref:
+        """The last two dimensions exchanged."""
+        if self.ndim < 2:
+            raise fail("shape", f"{self.memory.name}{list(self.shape)} has one dimension: nothing to exchange")
+        shape = (*self.shape[:-2], self.shape[-1], self.shape[-2])
+        return Ref(self.memory, shape, (*self.strides[:-2], self.strides[-1], self.strides[-2]), self.offset)
+
+    def permute(self, *dims: int) -> Ref:
+        """Dimensions in another order."""
+        if sorted(dims) != list(range(self.ndim)):
+            raise fail("shape", f"{dims} is no order of {self.ndim} dimensions")
+        return Ref(self.memory, tuple(self.shape[d] for d in dims), tuple(self.strides[d] for d in dims), self.offset)
+
+    def view(self, *shape: int) -> Ref:
+        """The same elements in another shape; one size may be -1. They must lie one behind the other."""
+        count = prod(self.shape)
+        known = prod(n for n in shape if n >= 0)
+        sizes = tuple(count // max(1, known) if n < 0 else n for n in shape)
+        if prod(sizes) != count:
+            raise fail("shape", f"{self.memory.name}{list(self.shape)} is not seen as {list(sizes)}")
+        expected = contiguous_strides(self.shape)
+        if any(n > 1 and s != e for n, s, e in zip(self.shape, self.strides, expected, strict=True)):
+            raise fail(
+                "stride",
+                f"{self.memory.name}{list(self.shape)} with strides {list(self.strides)} "
+                f"has gaps: it has no other shape",
+                hint="Take views of the whole tensor before indexing it.",
+            )
+        return Ref(self.memory, sizes, contiguous_strides(sizes), self.offset)
+
+    def __getitem__(self, key: Index) -> Ref:
+        keys: list[Any] = list(key) if isinstance(key, tuple) else [key]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        if Ellipsis in keys:
+            at = keys.index(Ellipsis)
+            keys[at : at + 1] = [slice(None)] * (self.ndim - len(keys) + 1)
+        if len(keys) > self.ndim:
+            raise fail("bounds", f"{len(keys)} indexes for {self.memory.name}{list(self.shape)}")
+        keys += [slice(None)] * (self.ndim - len(keys))
+        shape: list[int] = []
+        strides: list[int] = []
+        offset = self.offset
+        for dim, (one, size, stride) in enumerate(zip(keys, self.shape, self.strides, strict=True)):
+            start, stop, keep = _range(one, size, self, dim)
+            offset += start * stride
+            if keep:
+                shape.append(stop - start)
+                strides.append(stride)
+        return Ref(self.memory, tuple(shape), tuple(strides), offset)
+
+    def __repr__(self) -> str:
+        return f"{self.memory.name}: {self.dtype}{list(self.shape)} in GM"
+
+
+def _range(one: Any, size: int, ref: Ref, dim: int) -> tuple[int, int, bool]:
+    """First and last place of an index within a dimension, and whether the dimension stays. Raises TileError."""
+    if isinstance(one, Block):
+        start, stop = one.span()
+        keep = not one.drop
+    elif isinstance(one, slice):
+        if one.step not in (None, 1):
+            raise fail("stride", f"a step of {one.step}: copies take runs without gaps", hint="Load all and gather.")
+        start = 0 if one.start is None else int(one.start)
+        stop = size if one.stop is None else int(one.stop)
+        keep = True
+    else:
+        start = int(one)
+        stop, keep = start + 1, False
+    if not 0 <= start <= stop <= size or (stop == start and size > 0 and not keep):
+        raise fail(
+            "bounds",
+            f"{ref.memory.name}{list(ref.shape)}: {start}:{stop} is out of the {size} of dimension {dim}",
+            hint="tile.blocks and tile.steps end where the tensor does.",
+        )
+    return start, stop, keep
+
+
+class Computing(Protocol):
+    """What a tile's operators need of whoever records it."""
+
+    def elementwise(self, name: str, first: Any, *others: Any) -> Tile: ...
+    def convert(self, value: Tile, dtype: str) -> Tile: ...
+    def part(self, value: Tile, key: Any) -> Tile: ...
+    def reshaped(self, value: Tile, shape: tuple[int, ...]) -> Tile: ...
+    def released(self, value: Tile) -> None: ...
+
+
+class Tile:
+    """Data in a memory of a core, in rows of its last dimension. Operators are instructions of the vector core."""
+
+    __slots__ = (
+        "buffer",
+        "core",
+        "data",
+        "defined",
+        "dtype",
+        "generation",
+        "held",
+        "line",
+        "owner",
+        "place",
+        "shape",
+        "unit",
+        "why",
+    )
+
+    def __init__(
+        self, core: Computing, place: Place, unit: str, shape: tuple[int, ...], dtype: str, buffer: tuple[int, int]
+    ) -> None:
+        self.core, self.unit, self.shape, self.dtype, self.buffer = core, unit, shape, dtype, buffer
+        self.place: Place = place
+        self.data: Any = None
+        """torch tensor, where values are computed."""
+        self.defined: Any = None
+        """torch booleans of what holds data; None for all of it."""
+        self.why = ""
+        """"mask" for padding, "unwritten" for memory that was only set aside."""
+        self.held: list[int] = []
+        """Bytes that it keeps from others, 0 when it is gone; [] for loads, whose buffers stay, and for parts."""
+        self.generation = -1
+        """Of a load: the how manieth of its place."""
+        self.owner: Tile | None = None
+        """Of a part: the tile that it is of."""
+        self.line: tuple[str, int] = ("", 0)
+
+    def __del__(self) -> None:
+        if self.held:
+            self.core.released(self)
+
+    def __add__(self, other: Any) -> Tile:
+        return self.core.elementwise("add", self, other)
+
+    def __radd__(self, other: Any) -> Tile:
+        return self.core.elementwise("add", self, other)
+
+    def __sub__(self, other: Any) -> Tile:
+        return self.core.elementwise("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Tile:
+        return self.core.elementwise("rsubs", self, other)
+
+    def __mul__(self, other: Any) -> Tile:
+        return self.core.elementwise("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Tile:
+        return self.core.elementwise("mul", self, other)
+
+    def __truediv__(self, other: Any) -> Tile:
+        return self.core.elementwise("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> Tile:
+        return self.core.elementwise("rdivs", self, other)
+
+    def __neg__(self) -> Tile:
+        return self.core.elementwise("neg", self)
+
+    def to(self, dtype: Any) -> Tile:
+        """Converted to another dtype: a name, a torch dtype or a reference's `dtype`."""
+        return self.core.convert(self, str(dtype).removeprefix("torch."))
+
+    def float(self) -> Tile:
+        """Converted to float32; itself where it is that."""
+        return self if self.dtype == "float32" else self.to("float32")
+
+    def half(self) -> Tile:
+        """Converted to float16; itself where it is that."""
+        return self if self.dtype == "float16" else self.to("float16")
+
+    def __getitem__(self, key: Any) -> Tile:
+        return self.core.part(self, key)
+
+    def view(self, *shape: int) -> Tile:
+        """The same data in another shape."""
+        return self.core.reshaped(self, shape)
+
+    @property
+    def T(self) -> Tile:
+        """In L1: read transposed by the product, which costs nothing of its own."""
+        if self.place != "L1":
+            raise fail("path", f"a tile in {self.place} has no transposed view", hint="tile.transpose(t) makes one.")
+        made = self.core.reshaped(self, (*self.shape[:-2], self.shape[-1], self.shape[-2]))
+        if self.data is not None:
+            made.data = self.data.transpose(-1, -2)
+        if self.defined is not None:
+            made.defined, made.why = self.defined.transpose(-1, -2), self.why
+        return made
+
+    def __bool__(self) -> bool:
+        raise fail(
+            "program",
+            "what a tile holds decides nothing in the program: its core would have to wait for it",
+            hint="tile.where chooses by element; compare with None by `is`.",
+        )
+
+    def __repr__(self) -> str:
+        values = "" if self.data is None else f"\n{self.data}"
+        return f"{self.dtype}{list(self.shape)} in {self.place}{values}"

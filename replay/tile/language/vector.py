@@ -1,0 +1,583 @@
+"""Instructions of the vector cores: elementwise, along rows and columns, conversions, transposes, gathers, sorting."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, cast
+
+from opreplay.replay.tile.language import instructions as table
+from opreplay.replay.tile.language.instructions import VEC, VECTOR, Spec
+from opreplay.replay.tile.language.memory import check_defined
+from opreplay.replay.tile.language.places import DTYPE_BYTES, UB, fail, rows_and_columns, up
+from opreplay.replay.tile.language.recording import Core, NeedsCube, current
+from opreplay.replay.tile.language.tiles import Tile
+
+_WITH_NUMBER = {"add": "adds", "sub": "subs", "mul": "muls", "div": "divs", "max": "maxs", "min": "mins"}
+
+
+class TileCore(Core):
+    """A core whose tiles have operators."""
+
+    def elementwise(self, name: str, first: Any, *others: Any) -> Tile:
+        """One elementwise instruction, a second source repeated along rows or columns where its size is 1 there."""
+        spec, operands, numbers = _operands(name, first, others)
+        tiles = [self.operand(t, spec.name) for t in operands]
+        dtype = _common_dtype(spec, tiles)
+        shape = _broadcast(tiles)
+        made = self.made(shape, dtype)
+        cycles = self.cycles(spec.start, spec.slope, _elements(shape, tiles), dtype)
+        for one in tiles:
+            if one.shape[-1:] == (1,) and shape[-1] > 1:
+                cycles += table.EXPAND_START + table.EXPAND_ROW * rows_and_columns(shape)[0]
+        self.vector(spec.name, cycles, tiles, made)
+        if self.values:
+            import torch
+
+            values = [t.data for t in tiles]
+            made.data = torch.broadcast_to(spec.compute(*values, *numbers), shape).to(getattr(torch, dtype))
+            _inherit(made, tiles)
+        return made
+
+    def convert(self, value: Tile, dtype: str) -> Tile:
+        """TCVT."""
+        self.operand(value, "conversion")
+        if dtype not in DTYPE_BYTES:
+            raise fail("dtype", f"{dtype} is no dtype of tiles")
+        if dtype == value.dtype:
+            return value
+        if (value.dtype, dtype) not in table.CONVERSIONS:
+            raise fail(
+                "dtype",
+                f"no conversion from {value.dtype} to {dtype}",
+                hint="By way of float32 or float16: t.float().to(...).",
+            )
+        wider = DTYPE_BYTES[dtype] > DTYPE_BYTES[value.dtype]
+        made = self.made(value.shape, dtype, *([value] if wider else []))
+        wide = max(value.dtype, dtype, key=DTYPE_BYTES.__getitem__)
+        elements = _elements(value.shape, [value])
+        self.vector("convert", self.cycles(table.CONVERT_START, table.CONVERT_SLOPE, elements, wide), [value], made)
+        if self.values:
+            import torch
+
+            made.data = value.data.to(getattr(torch, dtype))
+            _inherit(made, [value])
+        return made
+
+    def part(self, value: Tile, key: Any) -> Tile:
+        """A part of a tile: the same memory, rows or columns from a multiple of 32 bytes on."""
+        keys: list[Any] = list(cast("tuple[Any, ...]", key)) if isinstance(key, tuple) else [key]
+        keys += [slice(None)] * (len(value.shape) - len(keys))
+        if len(keys) > len(value.shape):
+            raise fail("bounds", f"{len(keys)} indexes for a tile of {list(value.shape)}")
+        spans: list[slice] = []
+        for one, size in zip(keys, value.shape, strict=True):
+            if hasattr(one, "span"):
+                start, stop = one.span()
+            elif isinstance(one, slice):
+                start, stop, step = one.start or 0, size if one.stop is None else one.stop, one.step or 1
+                if step != 1:
+                    raise fail("stride", f"a step of {step} in a tile: instructions take runs", hint="tile.gather")
+            else:
+                start, stop = int(one), int(one) + 1
+            if not 0 <= start <= stop <= size:
+                raise fail("bounds", f"{start}:{stop} of a tile of {list(value.shape)}")
+            spans.append(slice(start, stop))
+        if value.place == UB and spans[-1].start * DTYPE_BYTES[value.dtype] % 32:
+            raise fail(
+                "stride",
+                f"column {spans[-1].start} of a {value.dtype} tile does not begin at a multiple of 32 bytes",
+                hint="Instructions read from multiples of 32 bytes: choose other columns, or tile.gather.",
+            )
+        made = self._same(value, tuple(s.stop - s.start for s in spans))
+        if value.data is not None:
+            made.data = value.data[tuple(spans)]
+        if value.defined is not None:
+            made.defined, made.why = value.defined[tuple(spans)], value.why
+        return made
+
+    def reshaped(self, value: Tile, shape: Sequence[int]) -> Tile:
+        """The same data in another shape."""
+        sizes = tuple(shape)
+        if -1 in sizes:
+            known = prod(n for n in sizes if n >= 0)
+            sizes = tuple(prod(value.shape) // max(1, known) if n < 0 else n for n in sizes)
+        if prod(sizes) != prod(value.shape):
+            raise fail("shape", f"{list(value.shape)} is not seen as {list(sizes)}")
+        made = self._same(value, sizes)
+        if value.data is not None:
+            made.data = value.data.reshape(sizes)
+        if value.defined is not None and sizes != value.shape:
+            made.defined, made.why = value.defined.reshape(sizes), value.why
+        return made
+
+    def _same(self, value: Tile, shape: tuple[int, ...]) -> Tile:
+        made = Tile(self, value.place, value.unit, shape, value.dtype, value.buffer)
+        made.owner = value if value.owner is None else value.owner
+        made.line = value.line
+        return made
+
+    # For the functions of this module
+
+    def operand(self, value: Any, what: str) -> Tile:
+        """A tile in UB of this vector core whose data is still there. Raises TileError for anything else."""
+        if not isinstance(value, Tile):
+            raise fail("program", f"{what} of {type(value).__name__}", hint="tile.load brings tensors into UB.")
+        if self.kind == "vector" and value.place != UB:
+            raise NeedsCube
+        if value.place != UB:
+            raise fail(
+                "path",
+                f"{what} of a tile in {value.place}: vector instructions take tiles in UB",
+                hint="From L0C through GM: tile.store to tile.scratch, then tile.load on the vector cores.",
+            )
+        if self.unit == "cube":
+            raise fail("path", f"{what} on the cube core", hint="Put it into `for half in tile.vectors(rows)`.")
+        if value.unit != self.unit:
+            raise fail("path", f"{what} of a tile of {value.unit} on {self.unit}", hint="Each half has its own UB.")
+        self.check_fresh(value)
+        if value.why == "unwritten":
+            check_defined(value, what)
+        return value
+
+    def made(self, shape: Sequence[int], dtype: str, *beside: Tile) -> Tile:
+        """A new tile of this place of the source, in memory other than that of the operands `beside`."""
+        place = self.here()
+        tile = Tile(self, UB, self.unit, tuple(shape), dtype, self.next_slot(place, 2))
+        tile.line = self.line(place)
+        self.hold(tile, beside)
+        return tile
+
+    def cycles(self, start: float, slope: float, elements: float, dtype: str) -> float:
+        """Cycles of a vector instruction over so many elements."""
+        return start + slope * elements * DTYPE_BYTES[dtype] / 4 / self.device.vector_width
+
+    def vector(self, name: str, cycles: float, reads: Sequence[Tile], made: Tile) -> None:
+        """Emit one vector instruction."""
+        self.emit(name, VEC, cycles, made.buffer[0], reads=[t.buffer for t in reads], writes=[made.buffer])
+
+
+def core() -> TileCore:
+    """The running core."""
+    return cast(TileCore, current())
+
+
+def _operands(name: str, first: Any, others: Sequence[Any]) -> tuple[Spec, list[Any], list[Any]]:
+    if len(others) == 1 and isinstance(others[0], int | float) and not isinstance(others[0], bool):
+        return VECTOR[_WITH_NUMBER.get(name, name)], [first], [others[0]]
+    if name == "rsubs":
+        raise fail("program", f"a tile is subtracted from {type(others[0]).__name__}")
+    return VECTOR[name], [first, *others], []
+
+
+def _common_dtype(spec: Spec, tiles: Sequence[Tile]) -> str:
+    dtypes = [t.dtype for t in tiles]
+    if spec.name == "select":
+        dtypes = dtypes[1:]
+    if len(set(dtypes)) > 1:
+        raise fail("dtype", f"{spec.name} of {' and '.join(dtypes)}", hint="Convert one with .to().")
+    if dtypes[0] not in spec.dtypes:
+        raise fail(
+            "dtype",
+            f"no {spec.name} of {dtypes[0]} on the vector cores, only of {', '.join(spec.dtypes)}",
+            hint=".float() first, .to() after." if dtypes[0] == "bfloat16" else "Convert it with .to().",
+        )
+    return dtypes[0]
+
+
+def _broadcast(tiles: Sequence[Tile]) -> tuple[int, ...]:
+    shape: list[int] = []
+    most = max(len(t.shape) for t in tiles)
+    for dim in range(-most, 0):
+        sizes = {t.shape[dim] for t in tiles if len(t.shape) >= -dim} - {1}
+        if len(sizes) > 1:
+            shapes = " and ".join(str(list(t.shape)) for t in tiles)
+            raise fail("shape", f"tiles of {shapes} do not fit", hint="Sizes are equal, or 1 to be repeated.")
+        shape.append(sizes.pop() if sizes else 1)
+    return tuple(shape)
+
+
+def _elements(shape: tuple[int, ...], tiles: Sequence[Tile]) -> float:
+    """Elements that an instruction goes over: rows that are no dense block of memory begin new repeats of 256 bytes."""
+    rows, columns = rows_and_columns(shape)
+    size = DTYPE_BYTES[tiles[0].dtype]
+    dense = all(t.shape == shape for t in tiles) and (columns * size % 32 == 0 or rows == 1 or columns == 1)
+    if dense:
+        return rows * columns
+    return rows * min(up(columns, 256 // size), up(columns * size, 32) // size + 8)
+
+
+def _inherit(made: Tile, tiles: Sequence[Tile]) -> None:
+    """Padding stays padding."""
+    import torch
+
+    for one in tiles:
+        if one.defined is not None:
+            own = torch.broadcast_to(one.defined, made.shape)
+            made.defined = own if made.defined is None else made.defined & own
+            made.why = "mask"
+
+
+def _unary(name: str, t: Tile) -> Tile:
+    return core().elementwise(name, t)
+
+
+def exp(t: Tile) -> Tile:
+    """e to the power of each element. TEXP."""
+    return _unary("exp", t)
+
+
+def ln(t: Tile) -> Tile:
+    """Natural logarithm. TLOG."""
+    return _unary("ln", t)
+
+
+def sqrt(t: Tile) -> Tile:
+    """Square root. TSQRT."""
+    return _unary("sqrt", t)
+
+
+def rsqrt(t: Tile) -> Tile:
+    """One over the square root. TRSQRT."""
+    return _unary("rsqrt", t)
+
+
+def reciprocal(t: Tile) -> Tile:
+    """One over each element. TRECIP."""
+    return _unary("reciprocal", t)
+
+
+def abs(t: Tile) -> Tile:
+    """Absolute value. TABS."""
+    return _unary("abs", t)
+
+
+def relu(t: Tile) -> Tile:
+    """The larger of 0 and each element. TRELU."""
+    return _unary("relu", t)
+
+
+def round(t: Tile) -> Tile:
+    """To the nearest whole number, halves to even. TCVT."""
+    return _unary("round", t)
+
+
+def copy(t: Tile) -> Tile:
+    """The same in other memory of UB. TMOV."""
+    return core().elementwise("copy", t)
+
+
+def maximum(a: Tile, b: Tile | float) -> Tile:
+    """The larger of two. TMAX, TMAXS."""
+    return core().elementwise("max", a, b)
+
+
+def minimum(a: Tile, b: Tile | float) -> Tile:
+    """The smaller of two. TMIN, TMINS."""
+    return core().elementwise("min", a, b)
+
+
+def sigmoid(t: Tile) -> Tile:
+    """1 / (1 + exp(-t)), in four instructions."""
+    return reciprocal(exp(-t) + 1.0)
+
+
+def silu(t: Tile) -> Tile:
+    """t / (1 + exp(-t)), in four instructions."""
+    return t / (exp(-t) + 1.0)
+
+
+_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+
+
+def compare(a: Tile, how: str, b: Tile | float) -> Tile:
+    """A mask of bool where `a how b` holds; `how` is <, <=, >, >=, == or !=. TCMP."""
+    if how not in _COMPARE:
+        raise fail("program", f"{how!r} compares nothing", hint=f"One of {' '.join(_COMPARE)}.")
+    on = core()
+    operands = [on.operand(t, "comparison") for t in (a, b) if isinstance(t, Tile)]
+    dtype = _common_dtype(VECTOR["compare"], operands)
+    shape = _broadcast(operands)
+    made = on.made(shape, "bool")
+    spec = VECTOR["compare"]
+    on.vector("compare", on.cycles(spec.start, spec.slope, _elements(shape, operands), dtype), operands, made)
+    if on.values:
+        made.data = _COMPARE[how](a.data, b.data if isinstance(b, Tile) else b)
+        _inherit(made, operands)
+    return made
+
+
+def where(mask: Tile, a: Tile, b: Tile | float) -> Tile:
+    """`a` where the mask holds, else `b`. TSEL."""
+    on = core()
+    if mask.dtype != "bool":
+        raise fail("dtype", f"a mask of {mask.dtype}", hint="tile.compare makes one of bool.")
+    other = b if isinstance(b, Tile) else full((1, 1) if len(a.shape) > 1 else (1,), b, a.dtype)
+    return on.elementwise("select", mask, a, other)
+
+
+def full(shape: Sequence[int], value: float, dtype: Any = "float32") -> Tile:
+    """A tile in UB of one number. TEXPANDS."""
+    on = _on_vector("full")
+    name = _named(dtype)
+    made = on.made(shape, name)
+    spec = VECTOR["fill"]
+    if name not in spec.dtypes:
+        raise fail("dtype", f"no fill of {name} on the vector cores", hint="Fill float32 and convert.")
+    on.vector("fill", on.cycles(spec.start, spec.slope, prod(made.shape), name), [], made)
+    if on.values:
+        import torch
+
+        made.data = torch.full(made.shape, value, dtype=getattr(torch, name))
+    return made
+
+
+def zeros(shape: Sequence[int], dtype: Any = "float32") -> Tile:
+    """A tile in UB of zeros."""
+    return full(shape, 0, dtype)
+
+
+def arange(count: int, dtype: Any = "int32", *, start: Any = 0) -> Tile:
+    """start, start + 1, ... in one row of `count`. TCI."""
+    on = _on_vector("arange")
+    name = _named(dtype)
+    if name not in ("int32", "int16", "float32", "float16"):
+        raise fail("dtype", f"no arange of {name}")
+    made = on.made((1, count), name)
+    on.vector("arange", on.cycles(40.0, table.TWO, count, name), [], made)
+    if on.values:
+        import torch
+
+        first = int(start)
+        made.data = torch.arange(first, first + count).to(getattr(torch, name)).reshape(1, count)
+    return made
+
+
+def empty(shape: Sequence[int], dtype: Any = "float32") -> Tile:
+    """Memory of UB that holds nothing yet; `insert` writes parts of it."""
+    on = _on_vector("empty")
+    made = on.made(shape, _named(dtype))
+    if on.values:
+        import torch
+
+        kind = getattr(torch, made.dtype)
+        made.data = torch.full(made.shape, float("nan") if kind.is_floating_point else 0, dtype=kind)
+        made.defined, made.why = torch.zeros(made.shape, dtype=torch.bool), "unwritten"
+    return made
+
+
+def insert(into: Tile, t: Tile, *, row: int = 0, column: int = 0) -> None:
+    """Write a tile into a part of another one. TINSERT."""
+    on = core()
+    on.operand(t, "insert")
+    if into.dtype != t.dtype:
+        raise fail("dtype", f"{t.dtype} is written into {into.dtype}")
+    rows, columns = rows_and_columns(t.shape)
+    all_rows, all_columns = rows_and_columns(into.shape)
+    if row < 0 or column < 0 or row + rows > all_rows or column + columns > all_columns:
+        raise fail("bounds", f"{[rows, columns]} at {[row, column]} of a tile of {list(into.shape)}")
+    if column * DTYPE_BYTES[into.dtype] % 32:
+        raise fail("stride", f"column {column} of {into.dtype} does not begin at a multiple of 32 bytes")
+    spec = VECTOR["copy"]
+    cycles = on.cycles(spec.start, spec.slope, _elements(t.shape, [t]), t.dtype)
+    place = on.here()
+    on.emit("insert", VEC, cycles, place, reads=[t.buffer], writes=[into.buffer])
+    if on.values:
+        at = (slice(row, row + rows), slice(column, column + columns))
+        into.data.view(all_rows, all_columns)[at] = t.data.reshape(rows, columns)
+        if into.defined is not None:
+            into.defined.view(all_rows, all_columns)[at] = True
+            if bool(into.defined.all()):
+                into.defined, into.why = None, ""
+
+
+def _on_vector(what: str) -> TileCore:
+    on = core()
+    if on.unit == "cube":
+        raise fail("path", f"{what} on the cube core", hint="Put it into `for half in tile.vectors(rows)`.")
+    return on
+
+
+def _named(dtype: Any) -> str:
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPE_BYTES:
+        raise fail("dtype", f"{name} is no dtype of tiles")
+    return name
+
+
+def _statistic(name: str, t: Tile, of_rows: bool, compute: Callable[[Any], Any]) -> Tile:
+    on = core()
+    on.operand(t, name)
+    if t.dtype not in ("float32", "float16"):
+        raise fail("dtype", f"no {name} of {t.dtype} on the vector cores", hint=".float() first.")
+    if len(t.shape) < 1 or prod(t.shape) == 0:
+        raise fail("shape", f"{name} of a tile of {list(t.shape)}")
+    rows, columns = rows_and_columns(t.shape)
+    shape = (*t.shape[:-1], 1) if of_rows else (1, columns)
+    made = on.made(shape, t.dtype, t)
+    lanes = 256 // DTYPE_BYTES[t.dtype]
+    if of_rows:
+        steps = -(-columns // lanes) - 1
+        cycles = table.ROW_START + rows * (table.ROW_LINE + table.ROW_STEP * steps / on.device.vector_width)
+    else:
+        cycles = on.cycles(table.ROW_START, table.COLUMN_STEP, rows * up(columns, lanes), t.dtype)
+    on.vector(name, cycles, [t], made)
+    if on.values:
+        check_defined(t, name)
+        made.data = compute(t.data.float() if of_rows else t.data.float().reshape(rows, columns)).to(t.data.dtype)
+    return made
+
+
+def row_sum(t: Tile) -> Tile:
+    """Sum of each row: [r, c] to [r, 1]. TROWSUM."""
+    return _statistic("row_sum", t, True, lambda a: a.sum(-1, keepdim=True))
+
+
+def row_max(t: Tile) -> Tile:
+    """Largest of each row. TROWMAX."""
+    return _statistic("row_max", t, True, lambda a: a.amax(-1, keepdim=True))
+
+
+def row_min(t: Tile) -> Tile:
+    """Smallest of each row. TROWMIN."""
+    return _statistic("row_min", t, True, lambda a: a.amin(-1, keepdim=True))
+
+
+def col_sum(t: Tile) -> Tile:
+    """Sum of each column: [r, c] to [1, c]. TCOLSUM."""
+    return _statistic("col_sum", t, False, lambda a: a.sum(0, keepdim=True))
+
+
+def col_max(t: Tile) -> Tile:
+    """Largest of each column. TCOLMAX."""
+    return _statistic("col_max", t, False, lambda a: a.amax(0, keepdim=True))
+
+
+def row_expand(t: Tile, columns: int) -> Tile:
+    """Repeat a column along rows: [r, 1] to [r, columns]. TROWEXPAND."""
+    on = core()
+    on.operand(t, "row_expand")
+    if t.shape[-1] != 1:
+        raise fail("shape", f"row_expand of a tile of {list(t.shape)}", hint="It takes one column.")
+    made = on.made((*t.shape[:-1], columns), t.dtype, t)
+    rows = rows_and_columns(t.shape)[0]
+    cycles = on.cycles(table.EXPAND_START + table.EXPAND_ROW * rows, table.ONE, rows * up(columns, 64), t.dtype)
+    on.vector("row_expand", cycles, [t], made)
+    if on.values:
+        made.data = t.data.expand(made.shape).clone()
+        _inherit(made, [t])
+    return made
+
+
+def col_expand(t: Tile, rows: int) -> Tile:
+    """Repeat a row: [1, c] to [rows, c]. TCOLEXPAND."""
+    on = core()
+    on.operand(t, "col_expand")
+    if prod(t.shape[:-1]) != 1:
+        raise fail("shape", f"col_expand of a tile of {list(t.shape)}", hint="It takes one row.")
+    made = on.made((rows, t.shape[-1]), t.dtype, t)
+    on.vector("col_expand", on.cycles(20.0, table.ONE, rows * up(t.shape[-1], 64), t.dtype), [t], made)
+    if on.values:
+        made.data = t.data.reshape(1, -1).expand(made.shape).clone()
+    return made
+
+
+def transpose(t: Tile) -> Tile:
+    """Rows and columns of a matrix in UB exchanged. TTRANS."""
+    on = core()
+    on.operand(t, "transpose")
+    if len(t.shape) != 2:
+        raise fail("shape", f"transpose of a tile of {list(t.shape)}", hint="It takes a matrix.")
+    if DTYPE_BYTES[t.dtype] not in (2, 4):
+        raise fail("dtype", f"no transpose of {t.dtype} in UB")
+    made = on.made((t.shape[1], t.shape[0]), t.dtype, t)
+    elements = up(t.shape[0], 16) * up(t.shape[1], 16)
+    on.vector("transpose", on.cycles(table.TRANSPOSE_START, table.TRANSPOSE_SLOPE, elements, t.dtype), [t], made)
+    if on.values:
+        made.data = t.data.T.contiguous()
+        if t.defined is not None:
+            made.defined, made.why = t.defined.T, t.why
+    return made
+
+
+def gather(t: Tile, index: Tile) -> Tile:
+    """Elements of each row by number: out[i, j] = t[i, index[i, j]]; one row of numbers serves all rows. TGATHER."""
+    on = core()
+    on.operand(t, "gather")
+    on.operand(index, "gather")
+    if index.dtype != "int32":
+        raise fail("dtype", f"gather takes int32 numbers, here {index.dtype}")
+    rows, columns = rows_and_columns(t.shape)
+    if rows_and_columns(index.shape)[0] not in (1, rows):
+        raise fail("shape", f"gather of {list(t.shape)} by {list(index.shape)}")
+    made = on.made((*t.shape[:-1], index.shape[-1]), t.dtype, t, index)
+    cycles = on.cycles(table.GATHER_START, table.GATHER_SLOPE, rows * index.shape[-1], "float32")
+    on.vector("gather", cycles, [t, index], made)
+    if on.values:
+        at = index.data.long().expand(made.shape)
+        if at.numel() and not (int(at.min()) >= 0 and int(at.max()) < columns):
+            raise fail("bounds", f"gather: number {int(at.max())} of {columns} columns")
+        made.data = t.data.gather(-1, at)
+        if t.defined is not None:
+            made.defined, made.why = t.defined.gather(-1, at), t.why
+    return made
+
+
+def sort32(keys: Tile, numbers: Tile) -> tuple[Tile, Tile]:
+    """Runs of 32 of a row sorted by falling key, each key with its number (int32). TSORT32.
+
+    A row of n keys; a last run may be shorter. `merge4` joins runs.
+    """
+    return _sorted(keys, numbers, 32, "sort32", table.SORT_START, table.SORT_SLOPE)
+
+
+def merge4(keys: Tile, numbers: Tile, run: int) -> tuple[Tile, Tile]:
+    """Up to four neighbouring runs of length `run`, each sorted, merged into one of 4 * run. TMRGSORT."""
+    on = core()
+    if on.values and keys.data is not None:
+        row = keys.data.reshape(-1)
+        for at in range(0, row.numel(), run):
+            piece = row[at : at + run]
+            if bool((piece[1:] > piece[:-1]).any()):
+                raise fail("program", f"merge4 of runs of {run} that are not sorted", hint="sort32 makes runs of 32.")
+    return _sorted(keys, numbers, 4 * run, "merge4", table.MERGE_START, table.MERGE_SLOPE)
+
+
+def _sorted(keys: Tile, numbers: Tile, run: int, name: str, start: float, slope: float) -> tuple[Tile, Tile]:
+    on = core()
+    on.operand(keys, name)
+    on.operand(numbers, name)
+    if keys.dtype not in ("float32", "float16") or numbers.dtype not in ("int32", "uint32"):
+        raise fail("dtype", f"{name} takes floats with int32 numbers, here {keys.dtype} with {numbers.dtype}")
+    if keys.shape != numbers.shape or prod(keys.shape[:-1]) != 1:
+        raise fail(
+            "shape", f"{name} takes a row of keys and one of numbers, here {list(keys.shape)}, {list(numbers.shape)}"
+        )
+    first = on.made(keys.shape, keys.dtype, keys, numbers)
+    on.vector(name, start + slope * keys.shape[-1], [keys, numbers], first)
+    place = on.here("numbers")
+    second = Tile(on, UB, on.unit, numbers.shape, numbers.dtype, on.next_slot(place, 2))
+    second.line = on.line(place)
+    on.hold(second, [numbers])
+    on.emit(name, VEC, 0.0, place, reads=[first.buffer], writes=[second.buffer])
+    if on.values:
+        check_defined(keys, name)
+        import torch
+
+        flat, ids = keys.data.reshape(-1), numbers.data.reshape(-1)
+        values, marks = [], []
+        for at in range(0, flat.numel(), run):
+            order = torch.sort(flat[at : at + run], descending=True, stable=True)
+            values.append(order.values)
+            marks.append(ids[at : at + run][order.indices])
+        first.data = torch.cat(values).reshape(keys.shape)
+        second.data = torch.cat(marks).reshape(numbers.shape)
+    return first, second

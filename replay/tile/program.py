@@ -1,0 +1,192 @@
+"""Programs as values: a function of tensors that is a kernel, its arguments and settings, what it is checked by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from opreplay.initializers.user_code import place_of, shown_place
+from opreplay.traces.errors import OpReplayError, UsageError
+from opreplay.traces.model import TensorMeta, contiguous_strides
+
+Value = TensorMeta | float | int | bool | str | None
+"""An argument of a program as a case gives it."""
+
+FLOATS = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """An argument of a program, in order."""
+
+    name: str
+    role: str
+    """"in", "out", "inout", "sum" for tensors; "scalar"."""
+    default: Any = None
+    required: bool = True
+
+
+@dataclass(slots=True, kw_only=True)
+class Program:
+    """A kernel in tiles: its function, the op that it is, and what its values are checked against."""
+
+    op: str
+    function: Callable[..., Any]
+    parameters: tuple[Parameter, ...]
+    settings: dict[str, Any]
+    """Keyword-only arguments with their defaults: what may be set, swept and tuned."""
+    reference: Callable[..., Any] | None = None
+    results: Callable[..., Any] | None = None
+    cases: tuple[str, ...] = ()
+    """What it is looked at with where nothing else is asked for."""
+    checks: tuple[str, ...] = ()
+    """Cases of the default set, where its sizes depend on each other."""
+    dtypes: tuple[str, ...] = FLOATS
+    cores: int | None = None
+    tolerance: Mapping[str, float] = field(default_factory=dict[str, float])
+    choices: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
+    """By setting: values that --tune tries."""
+    when: Callable[..., bool] | None = None
+    arguments: Callable[..., Mapping[str, Any]] | None = None
+    library: bool = False
+    source: str = ""
+    runner: Callable[..., tuple[Any, ...]] | None = None
+    """Runs it on torch tensors."""
+
+    @property
+    def name(self) -> str:
+        """Of the function."""
+        return self.function.__name__
+
+    @property
+    def place(self) -> str:
+        """ "file:line" of the function."""
+        return place_of(self.function)
+
+    @property
+    def shown(self) -> str:
+        """ "name (file.py:line)", without the folder."""
+        return shown_place(self.function)
+
+    @property
+    def inputs(self) -> tuple[Parameter, ...]:
+        """Arguments that callers give."""
+        return tuple(p for p in self.parameters if p.role not in ("out", "sum"))
+
+    @property
+    def outputs(self) -> tuple[Parameter, ...]:
+        """Arguments that are results."""
+        return tuple(p for p in self.parameters if p.role in ("out", "sum", "inout"))
+
+    def __call__(self, *args: Any, **settings: Any) -> Any:
+        """Run it on torch tensors, on the CPU: the results, a tuple where there are several."""
+        assert self.runner is not None
+        made = self.runner(self, dict(zip((p.name for p in self.inputs), args, strict=False)), settings)
+        return made[0] if len(made) == 1 else made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """A program with arguments and settings: all that its time depends on, beside the device."""
+
+    program: Program
+    tensors: Mapping[str, TensorMeta]
+    scalars: Mapping[str, Any]
+    settings: Mapping[str, Any]
+
+    @property
+    def shown_settings(self) -> str:
+        """ "rows=32, buffers=2"."""
+        return ", ".join(f"{name}={value}" for name, value in self.settings.items())
+
+
+def bind(program: Program, given: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> Bound:
+    """Arguments by name, and settings, checked; results that are not given follow from the inputs.
+
+    Raises UsageError for names that the program does not have, and for missing ones.
+    """
+    names = [p.name for p in program.parameters]
+    own = dict(settings or {})
+    unknown = sorted((set(given) - set(names)) | (set(own) - set(program.settings)))
+    if unknown:
+        takes = ", ".join([*names, *program.settings])
+        raise UsageError(f"{program.name} has no argument {unknown[0]}", hint=f"It takes {takes}.")
+    tensors: dict[str, TensorMeta] = {}
+    scalars: dict[str, Any] = {}
+    for p in program.parameters:
+        value = given.get(p.name, p.default)
+        if p.role == "scalar":
+            if p.name not in given and p.required:
+                raise UsageError(f"{program.name} wants {p.name}", hint=f"Add {p.name}=VALUE to the case.")
+            scalars[p.name] = value
+        elif isinstance(value, TensorMeta):
+            tensors[p.name] = value
+        elif p.role in ("in", "inout"):
+            raise UsageError(
+                f"{program.name} wants tensor {p.name}", hint=f"Add {p.name}=bf16[4096,1024] or the like to the case."
+            )
+    missing = [p for p in program.parameters if p.role in ("out", "sum") and p.name not in tensors]
+    if missing:
+        for p, meta in zip(missing, _results(program, tensors, scalars, len(missing)), strict=True):
+            tensors[p.name] = meta
+    return Bound(program=program, tensors=tensors, scalars=scalars, settings={**program.settings, **own})
+
+
+def _results(
+    program: Program, tensors: Mapping[str, TensorMeta], scalars: Mapping[str, Any], count: int
+) -> list[TensorMeta]:
+    """Shapes and dtypes of results: of `results`, the reference, or the op, on meta tensors."""
+    import torch
+
+    made = [
+        torch.empty_strided(
+            meta.shape, meta.strides or contiguous_strides(meta.shape), dtype=getattr(torch, meta.dtype), device="meta"
+        )
+        if (meta := tensors.get(p.name)) is not None
+        else scalars.get(p.name)
+        for p in program.inputs
+    ]
+    function = program.results or reference_of(program)
+    if function is None:
+        raise UsageError(
+            f"nothing says what the results of {program.name} are",
+            hint="Give @tile.kernel a reference=, or results=; or the result in the case, y=bf16[4096,1024].",
+        )
+    try:
+        with torch.no_grad():
+            found = function(*made)
+    except OpReplayError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"the reference of {program.name} refuses these shapes: {type(error).__name__}: "
+            f"{str(error).splitlines()[0]}",
+            hint="Check the case, or give the results' shapes in it.",
+        ) from error
+    listed = list(found) if isinstance(found, tuple | list) else [found]
+    if len(listed) < count:
+        raise UsageError(f"the reference of {program.name} gives {len(listed)} results, it has {count}")
+    return [TensorMeta(shape=tuple(t.shape), dtype=str(t.dtype).removeprefix("torch.")) for t in listed[:count]]
+
+
+def reference_of(program: Program) -> Callable[..., Any] | None:
+    """What a program's values are checked against: its reference, the op itself, or its stand-in; None without one."""
+    if program.reference is not None:
+        return program.reference
+    namespace, _, name = program.op.partition("::")
+    if namespace == "tile":
+        return None
+    import torch
+
+    from opreplay.replay import standins
+
+    if program.op in OWN_LIBRARY:
+        return None
+    if namespace not in ("aten", "prims"):
+        standins.register_namespace(namespace)
+    return getattr(getattr(torch.ops, namespace, None), name, None)
+
+
+OWN_LIBRARY: set[str] = set()
+"""Ops that programs made: they are no reference for themselves."""

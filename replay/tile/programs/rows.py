@@ -1,0 +1,121 @@
+"""Kernels along rows: softmax, layer and RMS norm, quantisation, transposition, top-k."""
+
+from __future__ import annotations
+
+import torch
+
+from opreplay.replay import tile
+
+
+@tile.kernel(
+    "aten::_softmax",
+    reference=lambda x: torch.softmax(x.float(), -1).to(x.dtype),
+    cases=("x=f16[4096,1024]",),
+    choices={"rows": (1, 2, 4, 8, 16)},
+    when=lambda x, dim=-1, half_to_float=False: dim in (-1, x.ndim - 1) and not half_to_float,
+    arguments=lambda self, dim=-1, half_to_float=False: {"x": self},
+)
+def softmax(x, y: tile.Out, *, rows=8):
+    """Softmax of each row of the last dimension."""
+    source, result = x.view(-1, x.shape[-1]), y.view(-1, x.shape[-1])
+    for r in tile.blocks(source.shape[0], rows):
+        h = tile.load(source[r]).float()
+        e = tile.exp(h - tile.row_max(h))
+        tile.store(result[r], (e / tile.row_sum(e)).to(y.dtype))
+
+
+@tile.kernel(
+    "npu::npu_rms_norm",
+    reference=lambda x, w, eps=1e-6: (
+        x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps) * w.float()
+    ).to(x.dtype),
+    cases=("x=bf16[4096,1024] w=bf16[1024]",),
+    choices={"rows": (1, 2, 4, 8, 16)},
+)
+def rms_norm(x, w, y: tile.Out, eps=1e-6, *, rows=8):
+    """x over the root of its mean square, times w, of each row."""
+    source, result = x.view(-1, x.shape[-1]), y.view(-1, x.shape[-1])
+    g = tile.load(w).float()
+    for r in tile.blocks(source.shape[0], rows):
+        h = tile.load(source[r]).float()
+        s = tile.rsqrt(tile.row_sum(h * h) / x.shape[1] + eps)
+        tile.store(result[r], (h * s * g).to(y.dtype))
+
+
+@tile.kernel(
+    "tile::layer_norm",
+    reference=lambda x, w, b, eps=1e-5: torch.nn.functional.layer_norm(
+        x.float(), (x.shape[-1],), w.float(), b.float(), eps
+    ).to(x.dtype),
+    cases=("x=f16[4096,1024] w=f16[1024] b=f16[1024]",),
+    choices={"rows": (1, 2, 4, 8)},
+)
+def layer_norm(x, w, b, y: tile.Out, eps=1e-5, *, rows=8):
+    """(x - mean) over the root of the variance, times w, plus b, of each row."""
+    source, result = x.view(-1, x.shape[-1]), y.view(-1, x.shape[-1])
+    g, d = tile.load(w).float(), tile.load(b).float()
+    for r in tile.blocks(source.shape[0], rows):
+        h = tile.load(source[r]).float()
+        h = h - tile.row_sum(h) / x.shape[1]
+        s = tile.rsqrt(tile.row_sum(h * h) / x.shape[1] + eps)
+        tile.store(result[r], (h * s * g + d).to(y.dtype))
+
+
+def _quantised(x):
+    scale = x.float().abs().amax(-1, keepdim=True) / 127.0
+    scale = torch.clamp_min(scale, 1e-12)
+    return (x.float() / scale).round().to(torch.int8), scale.squeeze(-1)
+
+
+@tile.kernel(
+    "tile::quantise_rows",
+    reference=_quantised,
+    cases=("x=bf16[4096,4096]",),
+    choices={"rows": (1, 2, 4)},
+)
+def quantise_rows(x, y: tile.Out, scale: tile.Out, *, rows=2):
+    """Each row as int8 and the factor that undoes it: its largest magnitude over 127."""
+    for r in tile.blocks(x.shape[0], rows):
+        h = tile.load(x[r]).float()
+        s = tile.maximum(tile.row_max(tile.abs(h)) / 127.0, 1e-12)
+        q = tile.round(h / s)
+        tile.store(y[r], q.to("float16").to("int8"))
+        tile.store(scale[r], s)
+
+
+@tile.kernel(
+    "tile::transpose",
+    reference=lambda x: x.T.contiguous(),
+    cases=("x=f16[4096,4096]",),
+    choices={"size": (64, 128)},
+)
+def transpose(x, y: tile.Out, *, size=128):
+    """Rows and columns of a matrix exchanged."""
+    for i, j in tile.grid(x.shape, (size, size)):
+        tile.store(y[j, i], tile.transpose(tile.load(x[i, j])))
+
+
+def _largest(x, k=8):
+    found = torch.sort(x.float(), dim=-1, descending=True, stable=True)
+    return found.values[:, :k].to(x.dtype), found.indices[:, :k].to(torch.int32)
+
+
+@tile.kernel(
+    "tile::topk",
+    reference=_largest,
+    cases=("x=f32[4800,1024] k=1000",),
+    checks=("x=f32[1,1] k=1", "x=f32[47,10] k=3", "x=f32[60,130] k=130", "x=f32[5,1024] k=1000"),
+    dtypes=("float32", "float16"),
+)
+def topk(x, values: tile.Out, indices: tile.Out, k=8):
+    """The k largest of each row with their columns, falling: runs of 32 are sorted, then merged four at a time."""
+    columns = x.shape[1]
+    numbers = tile.arange(columns)
+    for r in tile.blocks(x.shape[0], 1):
+        keys, ids = tile.sort32(tile.load(x[r]), numbers)
+        run = 32
+        while run < columns:
+            keys, ids = tile.merge4(keys, ids, run)
+            run *= 4
+        tile.store(values[r], tile.copy(keys[:, :k]))
+        tile.store(indices[r], tile.copy(ids[:, :k]))

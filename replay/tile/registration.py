@@ -1,0 +1,236 @@
+"""What a program's decorator registers: the op's cost on simulated devices, an executor, on request a torch op."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from opreplay.replay.ascend.custom.op_invoke import OpInvokeInfo
+from opreplay.replay.ascend.custom.programs import ProgramCost, register_program_cost
+from opreplay.replay.ascend.custom.registrations import CustomOpError
+from opreplay.replay.ascend.kernel import State
+from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.resolve.user.executors import register_executor
+from opreplay.replay.tile.check import run_values
+from opreplay.replay.tile.chip import TileTime, estimate
+from opreplay.replay.tile.language.places import TileError
+from opreplay.replay.tile.program import OWN_LIBRARY, Bound, Program, bind
+from opreplay.traces.errors import UsageError
+from opreplay.traces.model import TensorMeta
+
+_programs: dict[str, Program] = {}
+
+
+def programs() -> tuple[Program, ...]:
+    """All programs that were defined, in order."""
+    return tuple(_programs.values())
+
+
+def forget_programs() -> None:
+    """Forget all programs; for tests and long-lived processes."""
+    _programs.clear()
+
+
+def register_program(program: Program) -> None:
+    """Make a program the cost of its op, and what runs the op where nothing else does.
+
+    Raises UsageError where another program, or another function of yours, is registered for the op.
+    """
+    coster = functools.wraps(program.function)(functools.partial(_cost, program))
+    namespace = program.op.partition("::")[0]
+    if namespace != "tile":
+        # Ops of the namespace "tile" are programs without an op of torch's: no trace holds one.
+        try:
+            register_program_cost(program.op, coster)
+        except ValueError as error:
+            raise UsageError(str(error).replace("override=True replaces them", "an op has one program")) from None
+        if namespace != "aten":
+            runner = functools.wraps(program.function)(functools.partial(_execute, program))
+            runner.__signature__ = _open_signature()  # type: ignore[attr-defined]
+            register_executor(program.op)(runner)
+    _programs[program.place] = program
+    if program.library:
+        _make_library_op(program)
+
+
+def _open_signature() -> Any:
+    import inspect
+
+    return inspect.Signature([inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)])
+
+
+def bound_to(program: Program, op: ReplayOp) -> Bound | None:
+    """A program with the arguments of a recorded call; None where its `when` says that it is not for this call.
+
+    By name where all of them have the call's names, else tensors in order and numbers in order. Raises CustomOpError.
+    """
+    info = OpInvokeInfo(op)
+    if program.when is not None and not _asked(program, program.when, op, info):
+        return None
+    if program.arguments is not None:
+        given: Mapping[str, Any] = _asked(program, program.arguments, op, info)
+    else:
+        given = _by_order(program, op)
+    metas = {name: _as_meta(value) for name, value in given.items()}
+    results = [meta for meta in op.outputs or op.recorded_outputs or () if meta is not None]
+    wanted = [p.name for p in program.parameters if p.role in ("out", "sum") and p.name not in metas]
+    if len(results) >= len(wanted):
+        metas |= dict(zip(wanted, results, strict=False))
+    try:
+        return bind(program, {name: value for name, value in metas.items() if value is not None})
+    except UsageError as error:
+        raise CustomOpError(
+            f"{program.place}: {program.name} does not fit this call of {op.name}: {error}",
+            hint="@tile.kernel(arguments=...) makes its arguments of the call's, when=... leaves calls out.",
+        ) from error
+
+
+def _asked(program: Program, function: Any, op: ReplayOp, info: OpInvokeInfo) -> Any:
+    try:
+        return function(*info.args, **{k: v for k, v in info.kwargs.items() if v is not None})
+    except Exception as error:  # user code may raise anything
+        raise CustomOpError(
+            f"{program.place}: {program.name} cannot tell what to do with {op.name}: {type(error).__name__}: {error}",
+            hint="`when` and `arguments` get the call's arguments in order, tensors as meta tensors.",
+        ) from error
+
+
+def _as_meta(value: Any) -> Any:
+    if hasattr(value, "dtype") and hasattr(value, "stride"):
+        return TensorMeta(
+            shape=tuple(value.shape), dtype=str(value.dtype).removeprefix("torch."), strides=tuple(value.stride())
+        )
+    return value
+
+
+def _by_order(program: Program, op: ReplayOp) -> dict[str, Any]:
+    named: dict[str, Any] = {}
+    tensors: list[TensorMeta] = []
+    numbers: list[Any] = []
+    for arg in op.args:
+        if arg.tensors:
+            if arg.tensors[0] is not None:
+                tensors += [meta for meta in arg.tensors if meta is not None]
+                named[arg.name] = arg.tensors[0]
+        elif arg.value is not None:
+            numbers.append(arg.value)
+            named[arg.name] = arg.value
+    names = {p.name for p in program.inputs}
+    if {p.name for p in program.inputs if p.required} <= named.keys():
+        return {name: value for name, value in named.items() if name in names}
+    out: dict[str, Any] = {}
+    for p in program.inputs:
+        source: list[Any] = numbers if p.role == "scalar" else tensors
+        if source:
+            out[p.name] = source.pop(0)
+    return out
+
+
+def _cost(program: Program, op: ReplayOp, device: DeviceProfile, state: State) -> ProgramCost | None:
+    """What a program says of a recorded call. Raises CustomOpError where a limit is broken."""
+    bound = bound_to(program, op)
+    if bound is None:
+        return None
+    made = remembered(bound, device, state)
+    return ProgramCost(time_us=made.time_us, terms_us=terms(made), bound=made.bound, source=program.shown)
+
+
+def remembered(bound: Bound, device: DeviceProfile, state: State) -> TileTime:
+    """`estimate`, once for equal calls. Raises CustomOpError in place of TileError."""
+    key = (
+        bound.program.function,
+        tuple(sorted((n, m.shape, m.dtype, m.strides) for n, m in bound.tensors.items())),
+        repr((sorted(bound.scalars.items()), sorted(bound.settings.items()))),
+        device.name,
+        device.version,
+        state,
+    )
+    found = _known.get(key)
+    if found is None:
+        try:
+            found = estimate(bound, device, state=state)
+        except TileError as error:
+            shapes = ", ".join(f"{n}={m.dtype}{list(m.shape)}" for n, m in bound.tensors.items())
+            raise CustomOpError(
+                f"{error} (limit {error.limit}), for {bound.program.op} of {shapes}",
+                hint=f"{error.hint} @tile.kernel(when=...) leaves calls to the built-in rule.".strip(),
+            ) from error
+        if len(_known) >= MOST_KEPT:
+            _known.clear()
+        _known[key] = found
+    return found
+
+
+MOST_KEPT = 10_000
+_known: dict[object, TileTime] = {}
+
+
+def terms(made: TileTime) -> dict[str, float]:
+    """Parts of the time: the launch, and what bounds the rest."""
+    rest = made.time_us - made.launch_us
+    name = made.bound if made.bound != "launch" else "vector"
+    return {"launch": made.launch_us, name: rest}
+
+
+def _execute(program: Program, *args: Any) -> Any:
+    """Run an op of a trace, which nothing else can run, by its program; on the CPU, wherever its tensors are."""
+    import torch
+
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    numbers = [a for a in args if not isinstance(a, torch.Tensor) and a is not None]
+    given: dict[str, Any] = {}
+    for p in program.inputs:
+        source: Sequence[Any] = numbers if p.role == "scalar" else tensors
+        if source:
+            given[p.name] = source.pop(0)  # type: ignore[attr-defined]
+    device = next((a.device for a in given.values() if isinstance(a, torch.Tensor)), torch.device("cpu"))
+    made = run_values(program, {n: v.cpu() if isinstance(v, torch.Tensor) else v for n, v in given.items()})
+    results = tuple(one.to(device) for one in made)
+    return results[0] if len(results) == 1 else results
+
+
+_TYPES = {bool: "bool", int: "int", float: "float", str: "str"}
+
+
+def schema_of(program: Program) -> str:
+    """ "(Tensor x, float eps=1e-06) -> Tensor"."""
+    parts: list[str] = []
+    for p in program.inputs:
+        if p.role == "inout":
+            raise UsageError(f"{program.place}: an op with {p.name}: tile.InOut is not made a library op")
+        if p.role != "scalar":
+            parts.append(f"Tensor {p.name}")
+        elif p.required or type(p.default) not in _TYPES:
+            raise UsageError(f"{program.place}: {p.name} needs a default number for a library op")
+        else:
+            shown = f'"{p.default}"' if isinstance(p.default, str) else p.default
+            parts.append(f"{_TYPES[type(p.default)]} {p.name}={shown}")
+    count = len(program.outputs)
+    return f"({', '.join(parts)}) -> {'Tensor' if count == 1 else '(' + ', '.join(['Tensor'] * count) + ')'}"
+
+
+def _make_library_op(program: Program) -> None:
+    """A torch op of the program's name: run by it on the CPU, with shapes and dtypes of its results as fake kernel."""
+    import torch
+
+    if program.op in OWN_LIBRARY:
+        return
+    OWN_LIBRARY.add(program.op)
+    made = torch.library.custom_op(
+        program.op, functools.partial(_execute, program), mutates_args=(), schema=schema_of(program)
+    )
+
+    def fake(*args: Any) -> Any:
+        given = {p.name: _as_meta(value) for p, value in zip(program.inputs, args, strict=False)}
+        bound = bind(program, given)
+        results = tuple(
+            torch.empty(meta.shape, dtype=getattr(torch, meta.dtype), device="meta")
+            for meta in (bound.tensors[p.name] for p in program.outputs)
+        )
+        device = next(a.device for a in args if isinstance(a, torch.Tensor))
+        placed = tuple(torch.empty_like(one, device=device) for one in results)
+        return placed[0] if len(placed) == 1 else placed
+
+    made.register_fake(fake)

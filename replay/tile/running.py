@@ -1,0 +1,213 @@
+"""Runs programs on cores: without values on those that differ, with values on all, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.tile.language.memory import prepare
+from opreplay.replay.tile.language.places import Limit, Spot, TileError
+from opreplay.replay.tile.language.recording import Kind, NeedsCube, Recording, Unsteady, run_on
+from opreplay.replay.tile.language.tiles import Memory, Ref
+from opreplay.replay.tile.language.vector import TileCore
+from opreplay.replay.tile.program import Bound, Parameter, Program
+from opreplay.traces.errors import OpReplayError, UsageError
+
+MOST_RERUNS = 16
+"""Loops of one program that may turn out not to repeat."""
+
+
+def core_count(device: DeviceProfile, kind: Kind, program: Program, cores: int | None) -> int:
+    """Cores that blocks are dealt out to."""
+    there = device.aiv_cores if kind == "vector" else device.aic_cores
+    wanted = cores or program.cores
+    return min(there, wanted) if wanted else there
+
+
+@dataclass(slots=True)
+class Ran:
+    """A program run on cores without values: what each different one does, and how many do so."""
+
+    kind: Kind
+    cores: int
+    """That have anything to do."""
+    classes: list[tuple[int, Recording]]
+    """(cores, what one of them does), the busiest first."""
+    each_run: bool = False
+    """Every core was run, as the program looks at where its blocks lie."""
+
+
+def run_times(bound: Bound, device: DeviceProfile, cores: int | None = None) -> Ran:
+    """Run a program without values on the cores that differ. Raises TileError."""
+    first, kind = _run_one(bound, device, 0, cores, "vector")
+    dealt = max((prod(-(-t // s) for t, s in zip(*deal, strict=True)) for deal in first.deals), default=1)
+    total = core_count(device, kind, bound.program, cores)
+    used = max(1, min(total, dealt))
+    if first.index_seen:
+        rest = [(1, _run_one(bound, device, number, cores, kind)[0]) for number in range(1, used)]
+        return Ran(kind, used, [(1, first), *rest], each_run=True)
+    groups: dict[object, list[int]] = {}
+    for number in range(used):
+        groups.setdefault(_shares(first.deals, number, total), []).append(number)
+    classes = [
+        (len(numbers), first if numbers[0] == 0 else _run_one(bound, device, numbers[0], cores, kind)[0])
+        for numbers in groups.values()
+    ]
+    return Ran(kind, used, classes)
+
+
+def cores_for_values(bound: Bound, device: DeviceProfile) -> int:
+    """Cores that values are run on: at least two, but so few that each gets two blocks where there are four, for what
+    a program carries from one block to the next shows only there. Raises TileError."""
+    first, kind = _run_one(bound, device, 0, None, "vector")
+    dealt = max((prod(-(-t // s) for t, s in zip(*deal, strict=True)) for deal in first.deals), default=1)
+    return max(2, min(core_count(device, kind, bound.program, None), dealt // 2))
+
+
+def _shares(deals: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], number: int, cores: int) -> object:
+    """Sizes of the blocks that a core gets, with how often each comes."""
+    out: list[object] = []
+    for shape, sizes in deals:
+        counts = [-(-t // s) for t, s in zip(shape, sizes, strict=True)]
+        partial = [bool(t % s) for t, s in zip(shape, sizes, strict=True)]
+        if not any(partial):
+            out.append(len(range(number, prod(counts), cores)))
+            continue
+        kinds: dict[tuple[bool, ...], int] = {}
+        for i in range(number, prod(counts), cores):
+            rest, at = i, list[bool]()
+            for count, cut in zip(reversed(counts), reversed(partial), strict=True):
+                rest, place = divmod(rest, count)
+                at.append(cut and place == count - 1)
+            kinds[tuple(at)] = kinds.get(tuple(at), 0) + 1
+        out.append(tuple(sorted(kinds.items())))
+    return tuple(out)
+
+
+def _run_one(bound: Bound, device: DeviceProfile, number: int, cores: int | None, kind: Kind) -> tuple[Recording, Kind]:
+    """Run one core without values; loops that turn out not to repeat are run in full."""
+    unsteady: set[Spot] = set()
+    for _ in range(MOST_RERUNS):
+        core = TileCore(
+            device,
+            number=number,
+            cores=core_count(device, kind, bound.program, cores),
+            kind=kind,
+            root=bound.program.function.__code__,
+            settings=bound.shown_settings,
+            unsteady=frozenset(unsteady),
+        )
+        try:
+            return _run(bound, core, memories(bound)), kind
+        except NeedsCube:
+            kind = "cube"
+        except Unsteady as found:
+            unsteady.add(core.spot_of(found.place))
+    raise UsageError(f"{bound.program.name}: more than {MOST_RERUNS} of its loops do not repeat")
+
+
+def memories(bound: Bound) -> dict[str, Memory]:
+    """The tensors of a bound program, without data."""
+    roles = {p.name: p.role for p in bound.program.parameters}
+    out: dict[str, Memory] = {}
+    for name, meta in bound.tensors.items():
+        try:
+            out[name] = Memory(name, meta.shape, meta.dtype, roles[name], meta.strides)
+        except TileError as error:
+            raise TileError(error.limit, error.message, _head(bound.program), hint=error.hint) from None
+    return out
+
+
+def _head(program: Program) -> tuple[str, int]:
+    code = program.function.__code__
+    return code.co_filename, code.co_firstlineno
+
+
+def _run(bound: Bound, core: TileCore, tensors: Mapping[str, Memory]) -> Recording:
+    def value(p: Parameter) -> Any:
+        if p.role == "scalar":
+            return bound.scalars[p.name]
+        memory = tensors[p.name]
+        return Ref(memory, memory.shape, memory.strides, memory.offset)
+
+    arguments = [value(p) for p in bound.program.parameters if p.role == "scalar" or p.name in tensors]
+    try:
+        return run_on(core, lambda: bound.program.function(*arguments, **bound.settings))
+    except (OpReplayError, NeedsCube, Unsteady):
+        raise
+    except RecursionError:
+        raise
+    except Exception as error:
+        raise TileError(
+            "program", f"{type(error).__name__}: {error}", _line_of(error, bound.program), hint=_hint(error)
+        ) from error
+
+
+def _hint(error: Exception) -> str:
+    return "Functions of torch do not take tiles; those of tile do." if isinstance(error, TypeError) else ""
+
+
+def _line_of(error: Exception, program: Program) -> tuple[str, int]:
+    """Where in the program's file an error of Python's came up, the innermost line."""
+    found = _head(program)
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == found[0]:
+            found = found[0], trace.tb_lineno
+        trace = trace.tb_next
+    return found
+
+
+def run_on_cores(bound: Bound, device: DeviceProfile, tensors: Mapping[str, Memory], cores: int | None = None) -> int:
+    """Run a program with values, core after core; how many cores had anything to do. Raises TileError."""
+    kind: Kind = "vector"
+    number, used = 0, 1
+    while number < used:
+        total = core_count(device, kind, bound.program, cores)
+        core = TileCore(
+            device,
+            number=number,
+            cores=total,
+            kind=kind,
+            values=True,
+            root=bound.program.function.__code__,
+            settings=bound.shown_settings,
+        )
+        try:
+            made = _run(bound, core, tensors)
+        except NeedsCube:
+            if kind == "cube":
+                raise
+            kind = "cube"
+            for memory in tensors.values():
+                if memory.role in ("out", "sum"):
+                    prepare(memory, None)
+            continue
+        dealt = max((prod(-(-t // s) for t, s in zip(*deal, strict=True)) for deal in made.deals), default=1)
+        used = max(1, min(total, dealt))
+        for memory in tensors.values():
+            memory.stored.clear()
+        number += 1
+    return used
+
+
+def unwritten(bound: Bound, tensors: Mapping[str, Memory]) -> None:
+    """Raises TileError where a program left a part of a result unwritten."""
+    for name, memory in tensors.items():
+        if memory.role != "out" or not prod(memory.shape):
+            continue
+        written = memory.writers.as_strided(memory.shape, memory.strides, memory.offset) >= 0
+        if not bool(written.all()):
+            first = tuple(int(i) for i in (~written).nonzero()[0])
+            line = memory.lines[-1] if memory.lines else _head(bound.program)
+            limit: Limit = "unwritten"
+            raise TileError(
+                limit,
+                f"{name}: {int((~written).sum())} of {written.numel()} elements are never written, the first at "
+                f"{list(first)}",
+                line,
+                hint="Blocks must cover the whole result.",
+            )

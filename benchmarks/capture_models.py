@@ -43,6 +43,8 @@ class Calls:
     """How many calls of a profile are in a captured plan."""
 
     equal: int
+    views: int
+    """More that are equal but for the name: `reshape` calls `_reshape_alias`, and `view` where a mode watches."""
     profiled: int
     captured: int
     missing: tuple[str, ...] = ()
@@ -62,7 +64,7 @@ def calls_compared(plan: ReplayPlan, make: Callable[[], Any]) -> Calls:
     composed = [is_composed(one.name, ops.get(id_)) for one, id_ in zip(trace.signatures, ids, strict=True)]
     for row in rows_below_autograd(trace, composed):
         counts[ids[trace.ops.signature[row]]] += 1
-    equal, missing = 0, []
+    equal, views, missing = 0, 0, []
     for id_, count in counts.items():
         op = ops.get(id_)
         wanted = count
@@ -74,10 +76,13 @@ def calls_compared(plan: ReplayPlan, make: Callable[[], Any]) -> Calls:
                 if not wanted:
                     break
         equal += count - wanted
-        if wanted:
+        if wanted and op is not None and op.name == "aten::_reshape_alias":
+            views += wanted
+        elif wanted:
             missing.append(f"{wanted} x {op.name if op else id_} {shown(op)}")
     return Calls(
         equal=equal,
+        views=views,
         profiled=sum(counts.values()),
         captured=sum(op.count for op in plan.ops),
         missing=tuple(missing),
@@ -197,7 +202,7 @@ def main() -> None:
     parser.add_argument("--calls", action="store_true", help="show calls of profiles that no plan has")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    sums = [0, 0]
+    sums = [0, 0, 0]
     good = []
     chosen = {name: make for name, make in models().items() if not args.only or name in args.only}
     for name, make_of in chosen.items():
@@ -215,6 +220,7 @@ def main() -> None:
             fine &= found.equal
             sums[0] += calls.equal
             sums[1] += calls.profiled
+            sums[2] += calls.equal + calls.views
             both = (*found.outputs, *found.parameters)
             verdict = "equal" if found.equal else f"NOT equal: {found.first_difference or found.reason}"
             print(
@@ -225,8 +231,11 @@ def main() -> None:
             for line in calls.missing[: 500 if args.calls else 0]:
                 print(f"    {line}")
         good.append(fine)
-    share = sums[0] / max(1, sums[1])
-    print(f"{sum(good)} of {len(good)} models equal in every mode; {sums[0]} of {sums[1]} calls equal ({share:.2%})")
+    share, but_views = sums[0] / max(1, sums[1]), sums[2] / max(1, sums[1])
+    print(
+        f"{sum(good)} of {len(good)} models equal in every mode; {sums[0]} of {sums[1]} calls equal ({share:.2%}; "
+        f"{but_views:.2%} where _reshape_alias counts as the view that it is)"
+    )
 
 
 if __name__ == "__main__":

@@ -12,10 +12,19 @@ from opreplay.cli.options.shared import force_option, format_option, seed_option
 
 if TYPE_CHECKING:
     from opreplay.cli.exit_codes import ExitCode
+    from opreplay.replay.ir.captured import Via
 
 
 @click.command("capture", short_help="Make a plan of a model or a training step, without a profile.")
 @click.argument("target", metavar="TARGET")
+@click.option(
+    "--via",
+    type=click.Choice(["dispatch", "export", "compile"]),
+    default="dispatch",
+    show_default=True,
+    help="Record each call as it runs, the graph of torch.export, or those that torch.compile hands its backend.",
+)
+@click.option("--decompose", is_flag=True, help="With --via export: the graph after decomposition to core ops.")
 @click.option("--real", is_flag=True, help="Run on real tensors, for a step that depends on what tensors hold.")
 @click.option("--check", is_flag=True, help="Replay the plan on real values and compare all with the model's.")
 @seed_option
@@ -51,6 +60,8 @@ if TYPE_CHECKING:
 @force_option
 def command(
     target: str,
+    via: Via,
+    decompose: bool,
     real: bool,
     check: bool,
     seed: int,
@@ -70,7 +81,8 @@ def command(
 
     TARGET is FILE.py:make. The file is run as it is: it is your own code. make() gives (callable, args), or (module,
     inputs, {"optimizer": ..., "loss": ...}) for a training step. Or it is hf:CONFIG.json, the config of a model that
-    transformers knows (extra hf); nothing is downloaded. Exits with 1 when --check finds a difference.
+    transformers knows (extra hf); nothing is downloaded. Or it is FILE.pt2 of torch.export.save.
+    Exits with 1 when --check finds a difference.
     """
     from opreplay.cli.exit_codes import ExitCode
     from opreplay.cli.outputs import check_writable, write_file
@@ -83,7 +95,7 @@ def command(
         check_writable(Path(output), force=force)
     shape = {"phase": phase, "batch": batch, "context": context, "dtype": dtype, "expert_parallel": expert_parallel}
     named = target_of(target, {name: value for name, value in shape.items() if value is not None})
-    plan = capture_target(named, real=real, seed=seed, world_size=world_size, rank=rank)
+    plan = capture_target(named, via=via, decompose=decompose, real=real, seed=seed, world_size=world_size, rank=rank)
     found = check_made(named.make, plan, seed=seed) if check else None
     if output is not None:
         write_file(Path(output), console.json_text(plan), force=force)

@@ -10,7 +10,7 @@ from opreplay.replay.capture.ranks import fake_ranks
 from opreplay.replay.capture.record import Make, plan_of, record
 from opreplay.replay.capture.step import Call, Step, step_of
 from opreplay.replay.capture.target import Target
-from opreplay.replay.ir.captured import Check
+from opreplay.replay.ir.captured import Check, Via
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.traces.errors import UsageError
 
@@ -18,6 +18,7 @@ from opreplay.traces.errors import UsageError
 def capture(
     step: Callable[..., Any],
     *args: Any,
+    via: Via = "dispatch",
     real: bool = False,
     optimizer: Any = None,
     loss: Callable[[Any], Any] | None = None,
@@ -33,6 +34,8 @@ def capture(
     Args:
         step: a function or a module, called with `args` and `kwargs`.
         args: positional arguments.
+        via: "dispatch": each call as it reaches torch's dispatcher; "export": the graph of torch.export; "compile":
+            the graphs that torch.compile hands its backend, which runs on real tensors.
         real: run on real tensors, for a step that depends on what tensors hold.
         optimizer: with a module: a torch.optim.Optimizer, or what makes one of the parameters; trains one step.
         loss: with a module: makes the loss of its output.
@@ -46,13 +49,15 @@ def capture(
     given: Any = args if not kwargs else Call(args=args, kwargs=kwargs)
     source = getattr(step, "__name__", type(step).__name__)
     made = (step, given, options) if options else (step, given)
-    return capture_made(lambda: made, source=source, real=real, world_size=world_size, rank=rank)
+    return capture_made(lambda: made, source=source, via=via, real=real, world_size=world_size, rank=rank)
 
 
 def capture_made(
     make: Callable[[], Any],
     *,
     source: str,
+    via: Via = "dispatch",
+    decompose: bool = False,
     real: bool = False,
     seed: int = 0,
     world_size: int | None = None,
@@ -64,13 +69,23 @@ def capture_made(
     `notes` say what was assumed. Raises UsageError.
     """
     job: dict[str, Any] = {} if world_size is None else {"world_size": world_size, "rank": rank}
+    if decompose and via != "export":
+        raise UsageError("--decompose is for graphs of torch.export", hint="Use it with --via export.")
+    real = real or via == "compile"
     with _job(world_size, rank):
-        found = record(step_maker(make), real=real, seed=seed)
-        return plan_of(found, source=source, real=real, notes=notes, **job)
+        found = record(step_maker(make), real=real, seed=seed, via=via, decompose=decompose)
+        return plan_of(found, source=source, via=via, real=real, notes=notes, **job)
 
 
 def capture_target(
-    target: Target, *, real: bool = False, seed: int = 0, world_size: int | None = None, rank: int = 0
+    target: Target,
+    *,
+    via: Via = "dispatch",
+    decompose: bool = False,
+    real: bool = False,
+    seed: int = 0,
+    world_size: int | None = None,
+    rank: int = 0,
 ) -> ReplayPlan:
     """The plan of what the command line names. Raises UsageError for ranks other than those that it is spread over."""
     if target.world_size is not None and world_size not in (None, target.world_size):
@@ -79,7 +94,15 @@ def capture_target(
         )
     ranks = target.world_size or world_size
     return capture_made(
-        target.make, source=target.source, real=real, seed=seed, world_size=ranks, rank=rank, notes=target.notes
+        target.make,
+        source=target.source,
+        via=target.via or via,
+        decompose=decompose,
+        real=real,
+        seed=seed,
+        world_size=ranks,
+        rank=rank,
+        notes=target.notes,
     )
 
 

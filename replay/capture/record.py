@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import torch
 
+from opreplay.replay.capture import graphs
 from opreplay.replay.capture.calls.arguments import metas_of
 from opreplay.replay.capture.calls.fakes import Fakes
 from opreplay.replay.capture.calls.recorder import Look, Recorder
@@ -34,10 +35,18 @@ class Recording:
     outputs: tuple[CapturedOutput, ...]
     returned: Any
     step: Step
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Fields of `Capture` that the run found out."""
 
 
 def record(
-    make: Make, *, real: bool = False, seed: int = 0, look: Callable[[Storages], Look] | None = None
+    make: Make,
+    *,
+    real: bool = False,
+    seed: int = 0,
+    look: Callable[[Storages], Look] | None = None,
+    via: Via = "dispatch",
+    decompose: bool = False,
 ) -> Recording:
     """Make a step and run it once; where it is real, both after `torch.manual_seed(seed)`.
 
@@ -51,20 +60,46 @@ def record(
         if real:
             torch.manual_seed(seed)
         step = make()
-        if step.root is not None:
+        as_calls = via == "dispatch" and step.program is None
+        if step.root is not None and via != "export":  # an exported program has parameters of its own
             where.know(step.root)
         for name, tensor in named_tensors(step.inputs):
             storages.describe(tensor, "input", name)
         if real:
             torch.manual_seed(seed)
         try:
-            with where.following(), storages.watching_resizes(), recorder:
-                returned = step.run()
+            with where.following() if as_calls else nullcontext(), storages.watching_resizes():
+                returned, facts = _run(step, recorder, where, fakes, via=via, decompose=decompose)
+            where.mark_gradients()
             outputs = _outputs(returned, storages, fakes)
         finally:
             if fakes is not None:
                 where.restore()
-    return Recording(recorder=recorder, storages=storages, where=where, outputs=outputs, returned=returned, step=step)
+    return Recording(
+        recorder=recorder,
+        storages=storages,
+        where=where,
+        outputs=outputs,
+        returned=returned,
+        step=step,
+        facts=facts,
+    )
+
+
+def _run(
+    step: Step, recorder: Recorder, where: Whereabouts, fakes: Fakes | None, *, via: Via, decompose: bool
+) -> tuple[Any, dict[str, Any]]:
+    """Run a step one of three ways; what it gives back, and what was found out."""
+    if step.program is not None:
+        return graphs.run_program(step.program, step, recorder, where, fakes, decompose=decompose), {}
+    if via == "export":
+        return graphs.run_exported(step, recorder, where, fakes, decompose=decompose), {}
+    if via == "compile":
+        compiled = graphs.Compiled(recorder, where)
+        returned = compiled.run(step)
+        return returned, {"graphs": compiled.graphs, "graph_breaks": compiled.breaks}
+    with recorder:
+        return step.run(), {}
 
 
 def plan_of(found: Recording, *, source: str, via: Via = "dispatch", real: bool = False, **facts: Any) -> ReplayPlan:
@@ -79,6 +114,7 @@ def plan_of(found: Recording, *, source: str, via: Via = "dispatch", real: bool 
         peaks=storages.peaks(recorder.phases),
         storages=storages.listed(),
         outputs=found.outputs,
+        **found.facts,
         **facts,
     )
     ids = tuple(dict.fromkeys(op.id for op in ops))

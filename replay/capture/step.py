@@ -39,6 +39,8 @@ class Step:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] | None = None
     trains: bool = False
+    program: Any = None
+    """An exported program that the step is to run in place of `call`."""
 
 
 def step_of(made: Any) -> Step:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from opreplay.replay.ir.captured import Via
 from opreplay.traces.errors import UsageError
 
 FORM = "Write FILE.py:make, where make() gives (callable, args) or (module, inputs, {...}): docs/capture.md."
@@ -25,10 +26,12 @@ class Target:
     world_size: int | None = None
     """Ranks that it needs; None for what the user says."""
     notes: tuple[str, ...] = ()
+    via: Via | None = None
+    """The one way in which it can be captured; None for what the user says."""
 
 
 def target_of(text: str, shape: Mapping[str, Any]) -> Target:
-    """What "FILE.py:make" or "hf:CONFIG.json" names; `shape` has those fields of `from_config.Shape` that were given.
+    """What "FILE.py:make", "hf:CONFIG.json" or "FILE.pt2" names; `shape` has the given fields of `from_config.Shape`.
 
     Raises UsageError, and EnvironmentRefused where a library is missing.
     """
@@ -40,6 +43,10 @@ def target_of(text: str, shape: Mapping[str, Any]) -> Target:
             raise UsageError(
                 f"--{next(iter(shape)).replace('_', '-')} is for hf:CONFIG.json", hint="A file's make() has its own."
             )
+        if text.endswith(".pt2"):
+            from opreplay.replay.capture.graphs import step_of_file
+
+            return Target(make=step_of_file(text), source=Path(text).name, via="export")
         make, source = load_function(text)
         return Target(make=make, source=source)
     path = text.removeprefix(PREFIX)

@@ -125,3 +125,82 @@ def test_a_rank_of_a_job_is_captured_without_the_others(console: Console, tmp_pa
     assert "rank 3 of 64" in console("inspect", plan).stdout
     assert "--world-size" in console("capture", f"{path}:make", "--rank", "3", code=2).stderr + "--world-size"
     assert "exchange nothing" in console("capture", f"{path}:make", "--world-size", "2", "--check", code=2).stderr
+
+
+GRAPHS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.norm, self.b = nn.Linear(16, 32), nn.LayerNorm(32), nn.Linear(32, 4)
+
+    def forward(self, x):
+        return self.b(self.norm(torch.relu(self.a(x)))).softmax(-1)
+
+def make():
+    return Net(), (torch.randn(8, 3, 16),)
+
+def train():
+    net = Net()
+    return net, (torch.randn(8, 3, 16),), {"loss": lambda out: out.square().mean()}
+
+def broken():
+    def step(x):
+        x = x * 2
+        torch._dynamo.graph_break()
+        return x.sin()
+    return step, (torch.randn(3),)
+"""
+FLOPS = 2 * 24 * (16 * 32 + 32 * 4)
+PARAMETERS = 4 * (16 * 32 + 32 + 64 + 32 * 4 + 4)
+
+
+def names(plan: Path) -> list[str]:
+    held = json.loads(plan.read_text())
+    by_id = {op["id"]: op["name"] for op in held["ops"]}
+    return [by_id[held["sequence"]["ids"][index]] for index in held["sequence"]["calls"]]
+
+
+def test_a_graph_of_export_before_and_after_decomposition(console: Console, tmp_path: Path) -> None:
+    path, plan = tmp_path / "net.py", tmp_path / "plan.json"
+    path.write_text(GRAPHS)
+    options = ("--check", "--format", "json", "--force", "-o", plan)
+    whole = json.loads(console("capture", f"{path}:make", "--via", "export", *options).stdout)
+    ops = ["linear", "relu", "layer_norm", "linear", "softmax"]
+    assert names(plan) == [f"aten::{name}" for name in ops]
+    held = json.loads(plan.read_text())["sequence"]
+    assert [held["module_names"][number] for number in held["modules"]] == ["a", "", "norm", "b", ""]
+    core = json.loads(console("capture", f"{path}:make", "--via", "export", "--decompose", *options).stdout)
+    assert {"aten::addmm", "aten::native_layer_norm", "aten::_softmax"} <= set(names(plan))
+    for found in (whole, core):
+        assert found["equal"] is True
+        assert found["flops"] == {"forward": FLOPS}
+        assert found["peaks"][0]["by_kind"]["parameter"] == PARAMETERS
+    assert "not a training step" in console("capture", f"{path}:train", "--via", "export", code=2).stderr
+    assert "--via export" in console("capture", f"{path}:make", "--decompose", code=2).stderr
+
+
+def test_an_exported_file_is_captured(console: Console, tmp_path: Path) -> None:
+    import torch
+    from torch import nn
+
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    torch.export.save(torch.export.export(net, (torch.randn(2, 4),)), tmp_path / "net.pt2")
+    console("capture", tmp_path / "net.pt2", "-o", tmp_path / "plan.json")
+    assert names(tmp_path / "plan.json") == ["aten::linear", "aten::relu"]
+    (tmp_path / "no.pt2").write_bytes(b"PK")
+    assert "no exported program" in console("capture", tmp_path / "no.pt2", code=2).stderr
+
+
+def test_graphs_of_compile_are_those_of_its_backend(console: Console, tmp_path: Path) -> None:
+    path, plan = tmp_path / "net.py", tmp_path / "plan.json"
+    path.write_text(GRAPHS)
+    found = json.loads(console("capture", f"{path}:train", "--via", "compile", "--format", "json", "-o", plan).stdout)
+    assert (found["graphs"], found["graph_breaks"], found["real"]) == (1, [], True)
+    assert found["flops"]["forward"] == FLOPS
+    assert "aten::native_layer_norm_backward" in names(plan)
+    broken = json.loads(console("capture", f"{path}:broken", "--via", "compile", "--format", "json").stdout)
+    assert broken["graphs"] == 2
+    assert len(broken["graph_breaks"]) == 1

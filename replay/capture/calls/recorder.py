@@ -15,6 +15,7 @@ from opreplay.replay.capture.calls.arguments import tensors_in
 from opreplay.replay.capture.calls.collectives import group_size
 from opreplay.replay.capture.calls.fakes import Fakes, keeps_real
 from opreplay.replay.capture.calls.storages import Storages
+from opreplay.replay.capture.calls.summed import Summed
 from opreplay.replay.capture.calls.whereabouts import Whereabouts
 from opreplay.replay.ir.captured import StepPhase
 from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp
@@ -29,6 +30,7 @@ _QUERIES = frozenset({"prim", "profiler"})
 """Namespaces of what asks for a tensor's device and the like."""
 _SEEN_BELOW_AUTOGRAD = torch._C.DispatchKey.ADInplaceOrView
 _DETACH = torch.ops.aten.detach.default
+_ADD, _ADD_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 Look = Callable[[int, list[torch.Tensor], Any], None]
@@ -44,6 +46,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self._fakes = fakes
         self._storages, self._where, self._look = storages, where, look
+        self._in_place = Summed(storages)
         self._ops: list[ReplayOp] = []
         self._counts: list[int] = []
         self._index: dict[Any, int] = {}
@@ -71,6 +74,8 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if func is _ADD and len(args) == 2 and not kwargs and self._in_place.is_summed_up(args[0], args[1]):
+            func = _ADD_IN_PLACE
         named = dict(kwargs or {})
         if any(_decides_itself(kind) for kind in types):
             return NotImplemented
@@ -97,11 +102,12 @@ class Recorder(TorchDispatchMode):
         returned = run(*args, **kwargs)
         made = list(tensors_in(returned))
         self._storages.grown(given if self._mutates(func) else ())
+        self._in_place.made(made)
         out = self._memories(made, outside=False)
         index = self._index.get(key)
         if index is None:
             index = self._index[key] = len(self._ops)
-            op = self._op(func, args, kwargs, given, metas, returned)
+            op = self._op(func, args, kwargs, given, metas, returned, getattr(run, "flops", None))
             self._ops.append(op)
             self._slots.append(_slots(op, of_call.named_values(self._spec(func), args, kwargs), given, returned))
             self._counts.append(0)
@@ -146,6 +152,7 @@ class Recorder(TorchDispatchMode):
         given: Sequence[torch.Tensor],
         metas: Sequence[TensorMeta | None],
         returned: Any,
+        counted: int | None,
     ) -> ReplayOp:
         """The op of a call that is the first one of its kind."""
         spec = self._spec(func)
@@ -181,7 +188,7 @@ class Recorder(TorchDispatchMode):
             reason=reason,
             ranks=ranks,
             gradients=self._gradients and depends_on_gradients(spec.name, spec.overload),
-            flops=_flops(func, args, kwargs, returned),
+            flops=counted if counted is not None else _flops(func, args, kwargs, returned),
         )
 
 

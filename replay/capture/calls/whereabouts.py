@@ -85,6 +85,18 @@ class Whereabouts:
         return ("optimizer" if self._stepping else "forward"), _NO_MODULE
 
     @contextmanager
+    def inside(self, path: str | None) -> Iterator[None]:
+        """As if the module of this path ran."""
+        if path is None:
+            yield
+            return
+        self._stack.append(self._number(path))
+        try:
+            yield
+        finally:
+            self._stack.pop()
+
+    @contextmanager
     def following(self) -> Iterator[None]:
         """Hooks on all modules and optimizers, for as long as the step runs."""
         with ExitStack() as stack:
@@ -96,7 +108,6 @@ class Whereabouts:
             ):
                 stack.callback(handle.remove)
             yield
-        self.mark_gradients()
 
     def mark_gradients(self) -> None:
         """Say of all gradients that are there that they are ones."""

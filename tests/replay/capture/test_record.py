@@ -193,3 +193,38 @@ def test_an_op_without_a_fake_kernel_says_how_to_register_one() -> None:
 def test_what_is_no_step_says_what_one_is(made: Any, message: str | None) -> None:
     with pytest.raises(UsageError, match=message or "raised TypeError"):
         capture_made(lambda: made, source="here")
+
+
+def profiled_sums(step: Any) -> list[str]:
+    """Sums in the backward of a step, as a profile without any mode has them."""
+    loss = step()
+    with torch.profiler.profile() as found:
+        loss.backward()
+    return [event.name for event in found.events() or () if event.name in ("aten::add", "aten::add_")]
+
+
+def test_gradients_are_summed_up_as_without_a_mode() -> None:
+    """In place where nobody else holds the sum; a residual's gradient is held by two. A hook's sum is its own."""
+    layer = nn.Linear(4, 4)
+
+    def steps() -> list[Any]:
+        def residual() -> torch.Tensor:
+            x = layer(torch.randn(3, 4))
+            x = x + torch.tanh(x)
+            return (x + torch.sigmoid(x)).sum()
+
+        def thrice() -> torch.Tensor:
+            x = layer(torch.randn(3, 4))
+            return (x.sin() + x.cos() + x.exp()).sum()
+
+        def hooked() -> torch.Tensor:
+            x = layer(torch.randn(3, 4)).cos()
+            x.register_hook(lambda gradient: gradient + torch.ones(3, 4))
+            return x.sin().sum()
+
+        return [residual, thrice, hooked]
+
+    for step in steps():
+        found = calls(opreplay.capture(lambda step=step: step().backward()))
+        mine = [name for phase, _, name in found if phase == "backward" and name in ("aten::add", "aten::add_")]
+        assert mine == profiled_sums(step), step.__name__

@@ -1,0 +1,75 @@
+"""Gradients that autograd sums up in place where nobody else holds them; while a dispatch mode watches it never does.
+
+Its engine (InputBuffer.cpp, `accumulate`) writes to the sum so far if that is dense, no tensor subclass, and held by
+nothing else; a mode counts as a subclass. The plan is to hold what runs without one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from opreplay.replay.capture.calls.storages import Storages
+
+_internal: Any = import_module("torch._C")
+_ALONE = 2
+"""References to a storage that one tensor has: its own, and the one that asks."""
+_UNSEEN = 5
+"""References to the Python object of a tensor that no Python code has: those of this call."""
+
+
+class Summed:
+    """Knows in which node of autograd each storage was made."""
+
+    def __init__(self, storages: Storages) -> None:
+        self._storages = storages
+        self._node_of: dict[int, int] = {}
+
+    def made(self, results: Iterable[torch.Tensor]) -> None:
+        """Results of a call; those of forward are of no node."""
+        node = _node()
+        if node is not None:
+            for tensor in results:
+                if tensor.layout is torch.strided:
+                    self._node_of.setdefault(self._storages.number(tensor), node)
+
+    def is_summed_up(self, total: Any, more: Any) -> bool:
+        """Whether a sum of two tensors is one that the engine would have taken in place.
+
+        The sum so far comes of another node than the one that has just run; a node's own sums are of what it made.
+        """
+        node = _node()
+        if node is None or not isinstance(total, torch.Tensor) or not isinstance(more, torch.Tensor):
+            return False
+        if torch.is_grad_enabled() or total.layout is not torch.strided or total.shape != more.shape:
+            return False
+        if sys.getrefcount(total) > _UNSEEN or not _is_dense(total):
+            return False
+        if _internal._storage_Use_Count(total.untyped_storage()._cdata) != _ALONE:
+            return False
+        before = self._node_of.get(self._storages.number(total))
+        return before is not None and before != node
+
+
+def _node() -> int | None:
+    """Number of the node of autograd that runs, or has just run; None outside of a backward."""
+    if _internal._current_graph_task_id() == -1:
+        return None
+    node = _internal._current_autograd_node()
+    return None if node is None else int(node._sequence_nr())
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements lie side by side, each once, in any order of dimensions."""
+    expected = 1
+    for step, size in sorted(
+        (step, size) for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size != 1
+    ):
+        if step != expected:
+            return False
+        expected *= size
+    return True

@@ -1,0 +1,172 @@
+"""Graphs in place of calls as they run: that of torch.export, and those that torch.compile hands its backend.
+
+Each node is recorded as it stands, also where torch would compose it of others. Owns no step and no plan.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
+
+from opreplay.replay.capture.calls.fakes import Fakes
+from opreplay.replay.capture.calls.recorder import Recorder
+from opreplay.replay.capture.calls.whereabouts import Whereabouts
+from opreplay.replay.capture.step import Step
+from opreplay.traces.errors import UsageError
+
+_LOCAL = re.compile(r"^L\['\w+'\]\.?")
+"""How dynamo writes the variable that holds the model."""
+
+
+class _Counted:
+    """Runs an op that torch composes of others, which have the formulas for its operations."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        self.flops: int | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with FlopCounterMode(display=False) as counter:
+            returned = self._function(*args, **kwargs)
+        self.flops = counter.get_total_flops() or None
+        return returned
+
+
+class _Recorded(torch.fx.Interpreter):
+    """Runs a graph node by node, and records each that is an op."""
+
+    def __init__(
+        self, graph: torch.fx.GraphModule, recorder: Recorder, where: Whereabouts, fakes: Fakes | None
+    ) -> None:
+        super().__init__(graph)
+        self._recorder, self._where, self._fakes = recorder, where, fakes
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        with self._where.inside(_path(n)):
+            return super().run_node(n)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if not isinstance(target, torch._ops.OpOverload):
+            return super().call_function(target, args, kwargs)
+        if self._fakes is not None:
+            args = tuple(self._fakes.of(value) for value in args)
+            kwargs = {name: self._fakes.of(value) for name, value in kwargs.items()}
+        composed = torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
+        return self._recorder.call(target, args, kwargs, _Counted(target) if composed else target)
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        # What checks the sizes of inputs is no part of the step.
+        return None if str(target).startswith("_guards") else super().call_module(target, args, kwargs)
+
+
+def run_exported(step: Step, recorder: Recorder, where: Whereabouts, fakes: Fakes | None, *, decompose: bool) -> Any:
+    """Export the step and run its graph; with `decompose` after torch's decompositions to core ops."""
+    if step.trains or step.call is None:
+        raise UsageError("torch.export takes a forward, not a training step", hint="Leave optimizer and loss out.")
+    module = step.call if isinstance(step.call, torch.nn.Module) else _Wrapped(step.call)
+    return run_program(
+        torch.export.export(module, step.args, dict(step.kwargs or {}), strict=False),
+        step,
+        recorder,
+        where,
+        fakes,
+        decompose=decompose,
+    )
+
+
+def run_program(
+    program: Any, step: Step, recorder: Recorder, where: Whereabouts, fakes: Fakes | None, *, decompose: bool
+) -> Any:
+    """Run the graph of an exported program on the inputs of a step."""
+    if decompose:
+        with warnings.catch_warnings():
+            # torch's own use of what it deprecates
+            warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
+            program = program.run_decompositions()
+    graph = program.module(check_guards=False)
+    where.know(graph)
+    inputs = pytree.tree_leaves((step.args, dict(step.kwargs or {})))
+    with torch.no_grad():
+        found = _Recorded(graph, recorder, where, fakes).run(*inputs, enable_io_processing=False)
+    return found[0] if isinstance(found, list | tuple) and len(found) == 1 else found
+
+
+def step_of_file(path: str) -> Callable[[], Step]:
+    """The step of a file that `torch.export.save` wrote: its graph on the inputs that it was exported with."""
+    try:
+        program = torch.export.load(path)
+    except Exception as error:
+        raise UsageError(f"{path} is no exported program: {error}", hint="torch.export.save writes one.") from error
+    if program.example_inputs is None:
+        raise UsageError(f"{path} holds no example inputs", hint="Export it again, and save it with them.")
+    args, kwargs = program.example_inputs
+
+    def make() -> Step:
+        return Step(run=lambda: None, inputs=args, call=program.module(), args=args, kwargs=kwargs, program=program)
+
+    return make
+
+
+class Compiled:
+    """A step as torch.compile runs it, its graphs recorded. What lies outside of graphs runs, and is not recorded."""
+
+    def __init__(self, recorder: Recorder, where: Whereabouts) -> None:
+        self._recorder, self._where = recorder, where
+        self.graphs = 0
+        """Of forward."""
+        self.breaks: tuple[str, ...] = ()
+
+    def run(self, step: Step) -> Any:
+        """Compile and run. Raises whatever the step raises."""
+        dynamo: Any = import_module("torch._dynamo")
+        common: Any = import_module("torch._dynamo.backends.common")
+        counters: Any = import_module("torch._dynamo.utils").counters
+        dynamo.reset()
+        counters.clear()
+        backend = common.aot_autograd(fw_compiler=self._forward, bw_compiler=self._recording)
+        if step.root is not None and step.call is step.root:
+            step.root.compile(backend=backend)
+            returned = step.run()
+        else:
+            returned = torch.compile(step.run, backend=backend)()
+        self.breaks = tuple(" ".join(str(reason).split())[:300] for reason in counters["graph_break"])
+        dynamo.reset()
+        return returned
+
+    def _forward(self, graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        self.graphs += 1
+        return self._recording(graph, inputs)
+
+    def _recording(self, graph: torch.fx.GraphModule, _: Any) -> Any:
+        boxed: Any = import_module("functorch.compile").make_boxed_func
+
+        def run(*given: Any) -> Any:
+            return _Recorded(graph, self._recorder, self._where, None).run(*given)
+
+        return boxed(run)
+
+
+class _Wrapped(torch.nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+
+def _path(node: torch.fx.Node) -> str | None:
+    """Path of the innermost module that a node came of."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return None
+    return _LOCAL.sub("", str(list(stack.values())[-1][0]))

@@ -118,11 +118,19 @@ def gemm(line: dict[str, str]) -> tuple[Program, dict[str, Any], dict[str, Any]]
     return products.matmul, arguments, settings
 
 
+def found(pattern: str, text: str) -> str:
+    """The first group of a pattern. Raises LookupError where it is not there."""
+    match = re.search(pattern, text)
+    if match is None:
+        raise LookupError(f"{pattern} is not in {text!r}")
+    return match[1]
+
+
 def conv(line: dict[str, str]) -> tuple[Program, dict[str, Any], dict[str, Any]]:
-    n, c1, h, w, c0 = (int(v) for v in re.search(r"X=\[([\d,]+)\]", line["shape"])[1].split(","))
-    _, n1, n0, _ = (int(v) for v in re.search(r"K=\[([\d,]+)\]", line["shape"])[1].split(","))
-    side = int(re.search(r"kernel (\d+)x", line["shape"])[1])
-    pad = int(re.search(r"pad (\d+)", line["shape"])[1])
+    n, c1, h, w, c0 = (int(v) for v in found(r"X=\[([\d,]+)\]", line["shape"]).split(","))
+    _, n1, n0, _ = (int(v) for v in found(r"K=\[([\d,]+)\]", line["shape"]).split(","))
+    side = int(found(r"kernel (\d+)x", line["shape"]))
+    pad = int(found(r"pad (\d+)", line["shape"]))
     dtype = dtype_of(line["dtype"])
     arguments = {
         "x": tensor(dtype, n, h + 2 * pad, w + 2 * pad, c1 * c0),
@@ -140,7 +148,7 @@ def topk(line: dict[str, str]) -> tuple[Program, dict[str, Any], dict[str, Any]]
 def attention(line: dict[str, str]) -> tuple[Program, dict[str, Any], dict[str, Any]]:
     size = numbers(line["shape"].replace("S_q=S_kv=", "S_kv="))
     queries, keys, channels = size.get("S_q", size["S_kv"]), size["S_kv"], size["D"]
-    heads = int(re.search(r"(\d+) heads?", line["shape"])[1])
+    heads = int(found(r"(\d+) heads?", line["shape"]))
     q, kv = tensor("float16", heads, queries, channels), tensor("float16", heads, keys, channels)
     return products.flash_attention, {"q": q, "k": kv, "v": kv}, {}
 

@@ -20,6 +20,7 @@ def open_input(
     execution_trace: str | None = None,
     kernel_details: str | None = None,
     capture: str | None = None,
+    activity: bool = False,
 ) -> Trace | ReplayPlan:
     """The trace, plan or TraceLens file that the TRACE argument means; narrates what other files gave it.
 
@@ -36,6 +37,7 @@ def open_input(
         kernel_details=kernel_details,
         capture=capture,
         progress=ReadProgress,
+        activity=activity,
     )
     return read if isinstance(read, ReplayPlan) else _told(read)
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from hashlib import blake2b
 from importlib.metadata import EntryPoint
 from pathlib import Path, PurePath
+from types import ModuleType
 from typing import Any
 
 from opreplay.traces.errors import UsageError
@@ -24,7 +25,7 @@ from opreplay.traces.errors import UsageError
 PROGRAM = "this program"
 """Where a registration is from when no file, module or plugin is being loaded."""
 
-_loaded: set[Path] = set()
+_loaded: dict[Path, ModuleType] = {}
 _source = PROGRAM
 
 
@@ -96,8 +97,13 @@ def run_file(path: str | Path) -> bool:
     except BaseException:
         del sys.modules[spec.name]
         raise
-    _loaded.add(whole)
+    _loaded[whole] = module
     return True
+
+
+def user_module(path: str | Path) -> ModuleType:
+    """What a file that was run has defined. Raises KeyError for one that was not."""
+    return _loaded[Path(path).resolve()]
 
 
 def forget_loaded() -> None:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay export`: chosen ops as a bundle that replays them with nothing but torch installed."""
+"""`opreplay export`: chosen ops for others: a bundle that needs nothing but torch, or a file of another tool."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from opreplay.cli.options.shared import (
+    capture_option,
     device_option,
     execution_trace_option,
     force_option,
     init_options,
+    kernel_details_option,
     limit_option,
     plugin_option,
     selection_options,
@@ -21,22 +23,34 @@ from opreplay.cli.options.shared import (
 from opreplay.cli.options.types import ByteSize
 
 if TYPE_CHECKING:
+    from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.plan.selection import Selection
 
 
-@click.command("export", short_help="Write ops with a script that replays them with torch alone.")
+@click.command("export", short_help="Write ops as a bundle for torch alone, or for another tool.")
 @trace_argument
 @execution_trace_option
+@kernel_details_option
+@capture_option
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["bundle", "tritonbench", "chakra", "tracelens"]),
+    default="bundle",
+    show_default=True,
+    help="A script with its ops; op and inputs with counts; a step for ASTRA-sim; TraceLens's event_replay_ir.",
+)
 @click.option(
     "--output",
     "-o",
     required=True,
-    metavar="DIR|FILE.zip",
-    help="Where to: a folder that is new or empty, or an archive.",
+    metavar="DIR|FILE",
+    help="Where to: of a bundle a folder that is new or empty, or a .zip; else a file (.json, .txt; .et).",
 )
 @device_option
 @selection_options
 @plugin_option
+@click.option("--with-plugins", is_flag=True, help="Put the files of --plugin into a bundle, for ops that they run.")
 @click.option("--keep-names", is_flag=True, help="Keep names of the trace, its device and kernels, and of private ops.")
 @click.option(
     "--max-op-memory",
@@ -44,49 +58,121 @@ if TYPE_CHECKING:
     metavar="SIZE",
     help="Leave out ops whose inputs must be made here and need more.  [default: half of the free memory]",
 )
+@click.option(
+    "--clock",
+    metavar="NAME|FILE",
+    help="Of chakra: times of this simulated device in place of those recorded.",
+)
 @init_options
 @force_option
 @limit_option
 def command(
     trace: str,
     execution_trace: str | None,
+    kernel_details: str | None,
+    capture: str | None,
+    format_: str,
     output: str,
     device: str,
     selection: Selection,
     plugin: tuple[str, ...],
+    with_plugins: bool,
     keep_names: bool,
     max_op_memory: int | None,
+    clock: str | None,
     init_module: tuple[str, ...],
     init_arg: tuple[str, ...],
     force: bool,
     limit: tuple[tuple[str, str], ...],
 ) -> None:
-    """Write the ops of TRACE as a bundle: ops.json, a script replay.py that needs nothing but torch, and a README.
+    """Write the ops of TRACE as a bundle: ops.json, a script replay.py that needs nothing but torch, and a README. With
+    --format, write a file that another tool reads.
 
     The bundle names neither the model nor its files, machine or kernels, unless --keep-names is given. Ops that a
     script cannot replay with torch alone are left out and listed.
     """
     from opreplay.cli.opening import open_input
-    from opreplay.cli.setup import refuse_unused_initializers, use_plugins
+    from opreplay.cli.setup import use_plugins
+    from opreplay.replay.plan.inputs import plan_of
+    from opreplay.traces.errors import UsageError
+
+    bundle = format_ == "bundle"
+    of_bundles = {
+        "--keep-names": keep_names,
+        "--with-plugins": with_plugins,
+        "--max-op-memory": max_op_memory is not None,
+        "--init-module": bool(init_module),
+        "--init-arg": bool(init_arg),
+    }
+    wrong = [name for name, given in of_bundles.items() if given and not bundle]
+    wrong += ["--clock"] if clock is not None and format_ != "chakra" else []
+    if wrong:
+        raise UsageError(f"{wrong[0]} says nothing of --format {format_}", hint="Leave it out.")
+    _check_target(output, format_, force=force)
+    use_plugins(plugin)
+    read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details, capture=capture)
+    plan = plan_of(read, selection, device=device, in_order=format_ == "chakra")
+    if bundle:
+        _write_bundle(
+            plan,
+            selection,
+            Path(output),
+            plugins=plugin if with_plugins else (),
+            keep_names=keep_names,
+            max_op_memory=max_op_memory,
+            init_module=init_module,
+            init_arg=init_arg,
+            force=force,
+        )
+    elif format_ == "chakra":
+        _write_chakra(plan, Path(output), clock, force=force)
+    else:
+        _write_inputs(plan, output, format_, force=force)
+
+
+def _check_target(output: str, format_: str, *, force: bool) -> None:
+    from opreplay.cli.outputs import check_writable
+    from opreplay.replay.export import check_target
+    from opreplay.traces.errors import UsageError
+
+    if format_ == "bundle":
+        check_target(Path(output), force=force)
+        return
+    suffixes = {"tritonbench": (".json", ".txt"), "chakra": (".et",), "tracelens": (".json",)}[format_]
+    if Path(output).suffix.lower() not in suffixes:
+        raise UsageError(f"no suffix of --format {format_}: {output}", hint=f"Name a file {' or '.join(suffixes)}.")
+    check_writable(Path(output), force=force)
+
+
+def _write_bundle(
+    plan: ReplayPlan,
+    selection: Selection,
+    output: Path,
+    *,
+    plugins: tuple[str, ...],
+    keep_names: bool,
+    max_op_memory: int | None,
+    init_module: tuple[str, ...],
+    init_arg: tuple[str, ...],
+    force: bool,
+) -> None:
+    from opreplay.cli.setup import refuse_unused_initializers
     from opreplay.cli.terminal import console
     from opreplay.initializers.extensions import open_registry
-    from opreplay.replay.export import check_target, make_bundle, write_bundle
+    from opreplay.replay.export import make_bundle, write_bundle
     from opreplay.replay.export.files import left_out_lines
     from opreplay.replay.host.environment import default_op_bytes
-    from opreplay.replay.plan.inputs import plan_of
     from opreplay.replay.resolve.policy import Policy
     from opreplay.traces.errors import UsageError
 
-    check_target(Path(output), force=force)
-    use_plugins(plugin)
     registry = open_registry(init_module, init_arg)
-    plan = plan_of(open_input(trace, limit, execution_trace=execution_trace), selection, device=device)
     bundle = make_bundle(
         plan,
         registry,
         policy=Policy(allow_imports=selection.allow_imports),
         memory_bytes=max_op_memory or default_op_bytes(),
         keep_names=keep_names,
+        plugins=plugins,
     )
     if not bundle.plan.ops:
         raise UsageError(
@@ -94,8 +180,52 @@ def command(
             hint="; ".join(left_out_lines(bundle, private=False)[:3]) or "The trace holds no ops.",
         )
     refuse_unused_initializers(registry, plan.ops, init_module, init_arg)
-    write_bundle(bundle, Path(output), force=force)
+    write_bundle(bundle, output, force=force)
     left = len(bundle.left_out)
     console.show_line(f"exported {len(bundle.plan.ops)} of {len(plan.ops)} ops to {output}; {left} left out")
     for line in left_out_lines(bundle, private=False):
         console.show_line(line)
+
+
+def _write_chakra(plan: ReplayPlan, output: Path, wanted: str | None, *, force: bool) -> None:
+    from opreplay.cli.outputs import write_bytes
+    from opreplay.cli.terminal import console
+    from opreplay.replay.export.chakra import chakra_trace
+
+    times: dict[str, float] | None = None
+    clock, weak = "recorded", list[str]()
+    if wanted is not None:
+        from opreplay.replay.arguments.work.expected import expected_contents
+        from opreplay.replay.ascend.simulate.devices import load_socs, simulate_plan
+
+        devices = load_socs([wanted])
+        (step,) = simulate_plan(plan, list(devices.values()), expected_contents())
+        clock, times = step.device, {one.id: one.simulated.time_us for one in step.ops}
+        unsure = sum(one.simulated.confidence == "uncalibrated" or one.simulated.extrapolated for one in step.ops)
+        weak += [f"{unsure} of {len(step.ops)} ops are predicted uncalibrated or extrapolated"] if unsure else []
+    found = chakra_trace(plan, times, clock=clock)
+    write_bytes(output, found.data, force=force)
+    console.show_line(f"exported {found.nodes} calls, {found.collectives} collectives, to {output}; {clock} times")
+    for note in (*found.notes, *weak):
+        console.show_line(f"* {note}")
+
+
+def _write_inputs(plan: ReplayPlan, output: str, format_: str, *, force: bool) -> None:
+    from opreplay.cli.outputs import write_file
+    from opreplay.cli.terminal import console
+
+    if format_ == "tracelens":
+        from opreplay.replay.plan.tracelens import write_tracelens_ir
+
+        left = write_tracelens_ir(plan, output, force=force)
+        console.show_line(f"exported {len(plan.ops) - left} of {len(plan.ops)} ops to {output}; {left} left out")
+        return
+    from opreplay.replay.export.tritonbench import input_configs, json_text, log_text
+
+    found = input_configs(plan)
+    left = sum(found.left_out.values())
+    text = json_text(found) if output.lower().endswith(".json") else log_text(found)
+    write_file(Path(output), text, force=force)
+    console.show_line(f"exported {len(plan.ops) - left} of {len(plan.ops)} ops to {output}; {left} left out")
+    for reason, count in found.left_out.items():
+        console.show_line(f"* {count} × {reason}")

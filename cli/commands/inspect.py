@@ -46,11 +46,16 @@ def command(
     recorded, and what was lost. --by gives one table of where the time goes.
     """
     from opreplay.cli.opening import open_trace, parse_limits
+    from opreplay.cli.plan_views import captured_file, show_captured
     from opreplay.cli.terminal import console
     from opreplay.traces import summarize
     from opreplay.traces.times.breakdown import breakdown
     from opreplay.traces.times.modules import modules_of_ops
 
+    captured = captured_file(trace)
+    if captured is not None:
+        show_captured(captured, by=by, format_=format_)
+        return
     read = open_trace(trace, limit, kernel_details=kernel_details, capture=capture)
     if by is not None or format_ == "csv" or top is not None:
         from opreplay.replay.report import breakdown as table

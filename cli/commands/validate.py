@@ -56,7 +56,8 @@ def command(
 
     KERNEL_DETAILS is kernel_details.csv or op_summary.csv of the Ascend profiler, or a table of means with a column
     Count, or a table of ops (KernelBench's columns, sweeps, serving). Rows without a duration are left out, but count
-    for what lies in the L2 cache.
+    for what lies in the L2 cache. communication.json and communication_matrix.json are taken too, and tables of
+    transfers: times of transfers between dies by the link model.
     """
     from functools import partial
 
@@ -74,9 +75,12 @@ def command(
         if format_ == "json":
             console.write(console.json_text(all_view.all_facts(errors)))
         else:
-            console.show(all_view.render_all(errors))
+            console.show_fitted(lambda width: all_view.render_all(errors, width=width))
         return
-    if not soc:
+    from opreplay.replay.ascend.measured.communication import is_communication
+
+    transfers = [is_communication(path) for path in kernel_details]
+    if not soc and not all(transfers):
         raise UsageError("which device was measured is not said", hint="Give --soc, or --all and a folder of tables.")
     from opreplay.replay.ascend import load_device
     from opreplay.replay.ascend.calibrate.validate import read_measured, validate
@@ -84,14 +88,22 @@ def command(
     from opreplay.replay.report.views import validation as view
 
     page = check_page(output, force=force)
-    measured = read_measured(kernel_details, [load_device(name) for name in soc])
-    found = validate(
-        measured,
-        communication=not exclude_communication,
-        only_held_out=only_held_out,
-        cross=cross_validate,
-        on_step=console.narrate,
-    )
+    if all(transfers):
+        from opreplay.replay.ascend.calibrate.communication import read_and_validate
+
+        if only_held_out or exclude_communication:
+            raise UsageError("these files hold transfers and nothing else", hint="Give them without other filters.")
+        found = read_and_validate(kernel_details, soc, cross=cross_validate, on_step=console.narrate)
+    elif any(transfers):
+        raise UsageError("kernel tables and files of transfers are validated apart", hint="Give those of one kind.")
+    else:
+        found = validate(
+            read_measured(kernel_details, [load_device(name) for name in soc]),
+            communication=not exclude_communication,
+            only_held_out=only_held_out,
+            cross=cross_validate,
+            on_step=console.narrate,
+        )
     write_page(page, partial(of_checks.of_validation, found), force=force)
     if format_ == "json":
         console.write(console.json_text(view.facts(found, worst=worst)))

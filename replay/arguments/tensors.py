@@ -115,6 +115,13 @@ def _argument(
     return scalar_value(arg, device=device)
 
 
+def wrapped_number(arg: ReplayArg) -> bool | int | float | complex:
+    """The Python number that an op takes as a tensor, with the type that it had."""
+    meta = arg.tensors[0] if arg.tensors else None
+    kinds: dict[str, Any] = {"bool": bool, "int64": int, "float64": float}
+    return kinds.get("" if meta is None else meta.dtype, complex)(arg.value)
+
+
 def scalar_value(arg: ReplayArg, *, device: torch.device) -> Any:
     """The Python or torch value of an argument without tensors; see `opreplay.replay.ir.model.ReplayArg.value`.
 

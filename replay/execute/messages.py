@@ -6,6 +6,7 @@ from __future__ import annotations
 import msgspec
 
 from opreplay.replay.execute.options import WorkerConfig
+from opreplay.replay.execute.ranks.messages import RankReply
 from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
 from opreplay.replay.results.measurement import Measurement
 from opreplay.replay.results.outcome import Outcome
@@ -89,4 +90,4 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, tag="task"):
     op: ReplayOp
 
 
-Reply = Ready | Refused | Outcome | PassDone | SequenceOutcome
+Reply = Ready | Refused | Outcome | PassDone | SequenceOutcome | RankReply

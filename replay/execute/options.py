@@ -81,6 +81,12 @@ class RunOptions(MeasureOptions, frozen=True, kw_only=True):
     """Ops that are measured at the same time, each in a process of its own; on the CPU with its share of processors."""
     shared_device: bool = False
     """Whether several lanes may use one accelerator."""
+    ranks: int | None = None
+    """Processes that collectives are replayed on; None leaves them out."""
+    backend: Literal["gloo", "nccl", "hccl"] | None = None
+    """Of torch.distributed; None for the device's own."""
+    check_results: bool = True
+    """Whether results of collectives are held against what the ranks handed in."""
     max_live_bytes: int | None = None
     """All tensors of a sequence together; None for half of the memory of the device that is free at the start."""
 

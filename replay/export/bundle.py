@@ -6,8 +6,11 @@ Owns the choice and what is taken out of the plan so that it names nothing of th
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,6 +26,7 @@ from opreplay.replay.ir.plan_file import dump_plan
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.resolve.names import find_overload
 from opreplay.replay.resolve.policy import TORCH_NAMESPACES, Policy
+from opreplay.replay.resolve.user.executors import EXECUTORS
 from opreplay.replay.standins.aten import EQUIVALENTS, legacy_form
 
 BUNDLE_VERSION = 1
@@ -57,6 +61,10 @@ class Bundle:
     """By op id: the op that does the same on devices without a kernel for the recorded one, and its inputs."""
     left_out: tuple[LeftOut, ...]
     keeps_names: bool
+    executors: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    """By op id: the function of a plugin's file that runs it: file, name and line, and whether it takes lists."""
+    files: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    """Plugin files by name."""
 
     def to_json(self) -> bytes:
         """A plan that opreplay reads, with what the script needs beside it under the key "bundle"."""
@@ -66,6 +74,7 @@ class Bundle:
             for one in self.left_out
         ]
         extra = {"version": BUNDLE_VERSION, "inputs": self.inputs, "instead": self.instead, "left_out": left_out}
+        extra |= {"executors": self.executors} if self.executors else {}
         return msgspec.json.format(msgspec.json.encode({**plan, "bundle": extra}), indent=1) + b"\n"
 
     def why(self, one: LeftOut) -> str:
@@ -74,12 +83,23 @@ class Bundle:
 
 
 def make_bundle(
-    plan: ReplayPlan, registry: Registry, *, policy: Policy, seed: int = 0, memory_bytes: int, keep_names: bool = False
+    plan: ReplayPlan,
+    registry: Registry,
+    *,
+    policy: Policy,
+    seed: int = 0,
+    memory_bytes: int,
+    keep_names: bool = False,
+    plugins: Sequence[str] = (),
 ) -> Bundle:
     """The ops of a plan that a script can replay with torch alone, and the others with the reason why not.
 
-    Without `keep_names` nothing that names the model, its files, machine or kernels is kept.
+    Without `keep_names` nothing that names the model, its files, machine or kernels is kept. Ops that an executor of
+    one of the .py files `plugins` runs are in with that file.
     """
+    own = {str(Path(name).resolve()): name for name in plugins if name.endswith(".py")}
+    executors: dict[str, dict[str, Any]] = {}
+    files: dict[str, bytes] = {}
     ops: list[ReplayOp] = []
     inputs: dict[str, dict[str, list[Spec | None] | int]] = {}
     instead: dict[str, dict[str, Any]] = {}
@@ -88,6 +108,9 @@ def make_bundle(
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
+                if op.resolved_by == "executor":
+                    runs, file = _executor_of(op, own)
+                    files[runs["file"]], executors[op.id] = file.read_bytes(), runs
                 made, specs, other = _prepared(op, registry, policy, seed, memory_bytes)
         except NotReplayable as stopped:
             left_out.append(LeftOut(name=op.name, count=op.count, reason=str(stopped.reason)))
@@ -103,7 +126,21 @@ def make_bundle(
         instead=instead,
         left_out=tuple(left_out),
         keeps_names=keep_names,
+        executors={id_: runs for id_, runs in executors.items() if id_ in inputs},
+        files=files,
     )
+
+
+def _executor_of(op: ReplayOp, own: Mapping[str, str]) -> tuple[dict[str, Any], Path]:
+    """What a script must know to run an op by a plugin's function, and that plugin's file. Raises NotReplayable."""
+    entry = EXECUTORS.find(op.called)
+    function = None if entry is None else inspect.unwrap(entry.function)
+    code = getattr(function, "__code__", None)
+    if entry is None or function is None or code is None or str(Path(code.co_filename).resolve()) not in own:
+        raise NotReplayable(Reason("library missing", "it runs through an executor of a plugin (--with-plugins)"))
+    file = Path(code.co_filename)
+    name = f"plugins/{file.name}"
+    return {"file": name, "function": function.__name__, "line": code.co_firstlineno, "lists": entry.lists}, file
 
 
 def _prepared(
@@ -118,11 +155,9 @@ def _prepared(
         op = call
     if op.resolved_by == "equivalent" and op.name not in EQUIVALENTS and op.via is not None:
         op = msgspec.structs.replace(op, name=op.via, via=None, resolved_by="jit")  # renamed in torch
-    if op.resolved_by == "executor":
-        raise NotReplayable(Reason("library missing", "it runs through an executor of a plugin"))
     if op.resolved_by == "reference":
         raise NotReplayable(Reason("library missing", "opreplay's reference implementation, which is not in a bundle"))
-    namespace = op.called.partition("::")[0]
+    namespace = "aten" if op.resolved_by == "executor" else op.called.partition("::")[0]
     if namespace != "aten" and namespace not in policy.allow_imports:
         what = f"a bundle calls ops of ATen alone (--allow-import {namespace}=MODULE for ops of yours)"
         raise NotReplayable(Reason("library missing", what))

@@ -36,22 +36,26 @@ def check_target(path: Path, *, force: bool) -> None:
 
 
 def write_bundle(bundle: Bundle, path: Path, *, force: bool = False) -> None:
-    """Write ops.json, replay.py and README.md into a folder, or into one of the archive's name in a .zip file.
+    """Write ops.json, replay.py, README.md and plugins' files into a folder, or one of the archive's name in a .zip.
 
     Raises UsageError as `check_target` does, and for what cannot be written.
     """
     check_target(path, force=force)
-    texts = (bundle.to_json(), SCRIPT.read_bytes(), readme(bundle).encode())
+    texts = (
+        dict(zip(NAMES, (bundle.to_json(), SCRIPT.read_bytes(), readme(bundle).encode()), strict=True)) | bundle.files
+    )
     try:
         if path.suffix.lower() == ".zip":
             with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-                for name, text in zip(NAMES, texts, strict=True):
+                for name, text in texts.items():
                     entry = zipfile.ZipInfo(f"{path.stem}/{name}", _EPOCH)
                     entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
                     archive.writestr(entry, text)
             return
         path.mkdir(exist_ok=True)
-        for name, text in zip(NAMES, texts, strict=True):
+        if bundle.files:
+            (path / "plugins").mkdir(exist_ok=True)
+        for name, text in texts.items():
             (path / name).write_bytes(text)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}", hint="Check the folder and its rights.") from None
@@ -74,6 +78,9 @@ def readme(bundle: Bundle) -> str:
         "| id | calls | recorded µs a call | op | tensors | assumed |\n|---|---:|---:|---|---|---|",
         *(_row(op) for op in ops[:SHOWN]),
     ]
+    if bundle.executors:
+        named = ", ".join(f"`{name}`" for name in sorted(bundle.files))
+        parts.append(f"\n{len(bundle.executors)} of them are run by functions of {named}, which the script loads.")
     if len(ops) > SHOWN:
         parts.append(f"\nand {len(ops) - SHOWN} more in `ops.json`.")
     if bundle.instead:
@@ -104,11 +111,12 @@ def left_out_lines(bundle: Bundle, *, private: bool) -> list[str]:
 def _row(op: ReplayOp) -> str:
     recorded = op.recorded
     time_us = (recorded.device_us_total or recorded.host_us_total) / op.count
+    shown = f"{time_us:.1f}" if time_us else "–"
     tensors = " ".join(
         f"{meta.dtype}[{','.join(map(str, meta.shape))}]" for arg in op.args for meta in arg.tensors if meta is not None
     )
     notes = "; ".join(f"{note.argument}: {note.what}" for note in op.assumptions)
-    return f"| {op.id} | {op.count} | {time_us:.1f} | {_cell(op.name)} | {_cell(tensors[:80])} | {_cell(notes[:160])} |"
+    return f"| {op.id} | {op.count} | {shown} | {_cell(op.name)} | {_cell(tensors[:80])} | {_cell(notes[:160])} |"
 
 
 def _cell(text: str) -> str:

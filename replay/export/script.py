@@ -8,7 +8,9 @@ Ops run in a child process: one that crashes or never ends costs itself.
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import json
 import math
 import multiprocessing
@@ -18,7 +20,8 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +41,91 @@ SAMPLE_S = 100e-6
 NO_DEVICE = (RuntimeError, ImportError, AssertionError, AttributeError, NotImplementedError, EOFError)
 FORK: Any = multiprocessing.get_context("fork") if sys.platform == "linux" else None
 Json = dict[str, Any]
+FUNCTIONS: dict[tuple[str, int], Any] = {}
+"""What the plugin that is being loaded has registered, by name and line."""
+RUNS: dict[str, Callable[..., Any]] = {}
+"""Op id → the function of a plugin that runs it."""
+
+
+class Ignored:
+    """Stands for whatever a plugin imports from opreplay and this script has no use for."""
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        pass
+
+
+class Stub(types.ModuleType):
+    """Stands for opreplay and its modules: what a plugin registers to run ops is kept, everything else ignored."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return registered if name.startswith("register_") else type(name, (Ignored,), {})
+
+
+def registered(*names: Any, **options: Any) -> Any:
+    """A decorator of opreplay's: functions are known by name and line, all of a plugin's."""
+
+    def keep(function: Any) -> Any:
+        if isinstance(function, types.FunctionType):
+            FUNCTIONS[function.__name__, function.__code__.co_firstlineno] = function
+        return function
+
+    return names[0] if len(names) == 1 and isinstance(names[0], type) else keep
+
+
+class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Gives a stub for `opreplay` and all modules in it, whether it is installed or not."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        if fullname.partition(".")[0] == "opreplay":
+            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        return None
+
+    def create_module(self, spec: Any) -> types.ModuleType:
+        return Stub(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
+
+
+def plugins_loaded(folder: Path, executors: Json) -> None:
+    """Run the plugins beside this script that ops of the bundle need, and find the function for each such op."""
+    if not executors:
+        return
+    sys.meta_path.insert(0, Stubs())
+    for file in sorted((folder / "plugins").glob("*.py")):
+        FUNCTIONS.clear()
+        spec = importlib.util.spec_from_file_location(f"bundle_plugin_{file.stem}", file)
+        if spec is None or spec.loader is None:
+            continue
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[module.__name__] = module
+        spec.loader.exec_module(module)
+        for id_, runs in executors.items():
+            if runs["file"] == f"plugins/{file.name}" and (found := FUNCTIONS.get((runs["function"], runs["line"]))):
+                RUNS[id_] = with_lists(found) if runs["lists"] else found
+
+
+def with_lists(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function (inputs, attrs) as one of arguments: tensors by position, the rest by name."""
+
+    def flat(values: Any) -> Iterator[Any]:
+        for value in values:
+            if isinstance(value, (list, tuple)):
+                yield from flat(value)
+            elif value is not None:
+                yield value
+
+    return lambda *tensors, **attrs: function(list(flat(tensors)), {k: v for k, v in attrs.items() if v is not None})
 
 
 def operator(op: Json) -> Callable[..., Any]:
     """The overload that an op names. Raises ValueError for anything but a computation of ATen's or of --import's."""
+    if op.get("resolved_by") == "executor":
+        if op["id"] not in RUNS:
+            raise ValueError(f"no plugin of this bundle has the function that runs {op['name']}")
+        return RUNS[op["id"]]
     # An equivalent has the arguments of the recorded op, which is therefore the one to call.
     name = op["name"] if op.get("resolved_by") == "equivalent" else op.get("via") or op["name"]
     match, overload = NAME.fullmatch(name), op.get("overload") or ""
@@ -245,16 +329,33 @@ class Call:
                 self.positional.append(value)
         self.saved = [(span(t), span(t).clone()) for t in written]
         self.gradients = bool(op.get("gradients"))
-        for value in [*self.positional, *self.by_name.values()] if self.gradients else ():
-            for tensor in value if isinstance(value, list) else [value]:
-                if isinstance(tensor, torch.Tensor) and (tensor.is_floating_point() or tensor.is_complex()):
-                    tensor.requires_grad_()
+        if self.gradients:
+            self.require_gradients([arg["name"] for arg in op["args"]])
 
     def __call__(self) -> Any:
         if not self.gradients:
             return self.function(*self.positional, **self.by_name)
         with torch.enable_grad():  # as recorded: the op takes another way then
             return self.function(*self.positional, **self.by_name)
+
+    def require_gradients(self, names: Sequence[str]) -> None:
+        """Of all floating arguments but those that torch has none for: running means, weights of a loss."""
+        by_name = dict(zip(names, self.positional, strict=False)) | self.by_name
+        for value in by_name.values():
+            for tensor in value if isinstance(value, list) else [value]:
+                if isinstance(tensor, torch.Tensor) and (tensor.is_floating_point() or tensor.is_complex()):
+                    tensor.requires_grad_()
+        for _ in by_name:
+            try:
+                self()
+            except RuntimeError as error:
+                match = re.search(r"not differentiable with respect to argument '(\w+)'", str(error))
+                tensor = by_name.get(match[1]) if match else None
+                if not isinstance(tensor, torch.Tensor):
+                    raise
+                tensor.requires_grad_(False)
+            else:
+                return
 
     def reset(self) -> None:
         """Give what the op writes to its first values again."""
@@ -329,8 +430,38 @@ def described(op: Json) -> str:
     return " ".join(f"{meta['dtype']}[{','.join(map(str, meta['shape']))}]" for meta in metas)[:60]
 
 
-def opened(name: str) -> torch.device:
+def idle_processors(look_s: float = 0.2) -> float | None:
+    """Processors of this process that others leave idle (proc(5), /proc/stat); None where the system does not say."""
+
+    def ticks() -> tuple[int, int]:
+        mine = {f"cpu{index}" for index in os.sched_getaffinity(0)}
+        rows = [line.split() for line in Path("/proc/stat").read_text(encoding="ascii").splitlines()]
+        numbers = [[int(n) for n in row[1:9]] for row in rows if row and row[0] in mine]
+        return sum(row[3] + row[4] for row in numbers), sum(map(sum, numbers))
+
+    try:
+        idle, total = ticks()
+        time.sleep(look_s)
+        later, whole = ticks()
+    except (OSError, AttributeError, ValueError):
+        return None
+    return len(os.sched_getaffinity(0)) * (later - idle) / (whole - total) if whole > total else None
+
+
+def threads_to_use(wanted: int) -> int:
+    """As asked for; else torch's choice, halved until idle processors have room: threads that wait distort times."""
+    if wanted > 0:
+        return wanted
+    threads, idle = torch.get_num_threads(), idle_processors()
+    while idle is not None and threads > 1 and idle < 0.9 * threads:
+        threads //= 2
+    return threads
+
+
+def opened(name: str, threads: int = 0) -> torch.device:
     """The device, known to work. Raises one of NO_DEVICE."""
+    if threads:
+        torch.set_num_threads(threads)
     if name.partition(":")[0] == "npu":
         importlib.import_module("torch_npu")  # torch knows no npu before
     torch.set_grad_enabled(False)
@@ -344,7 +475,7 @@ def opened(name: str) -> torch.device:
 
 def replay_here(plan: Json, options: argparse.Namespace) -> Iterator[Json]:
     """What became of each op. Raises one of NO_DEVICE."""
-    device = opened(options.device)
+    device = opened(options.device, options.threads)
     yield from (replay(op, plan["bundle"], options, device) for op in plan["ops"])
 
 
@@ -354,7 +485,7 @@ def serve(theirs: Any, mine: Any, plan: Json, options: argparse.Namespace, first
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     os.dup2(2, 1)  # what an op prints is no result
     try:
-        device = opened(options.device)
+        device = opened(options.device, options.threads)
     except NO_DEVICE as error:
         mine.send_bytes(first_line(error).encode() or b"it failed")
         return
@@ -395,6 +526,9 @@ def main() -> int:
     parser.add_argument("--iterations", type=int, default=20, help="samples an op (default: 20)")
     parser.add_argument("--op", default="", help="only ops whose name contains this, or of this id")
     parser.add_argument("--seed", type=int, default=0, help="of the inputs' values (default: 0)")
+    parser.add_argument(
+        "--threads", type=int, default=0, help="of the CPU an op may use (default: as many as are idle)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds an op may take; 0: none, and no child")
     parser.add_argument(
@@ -409,10 +543,14 @@ def main() -> int:
     imported(parser, options.imports)
     if options.iterations < 1:
         parser.error("--iterations must be at least 1")
-    plan = json.loads((Path(__file__).resolve().parent / "ops.json").read_text(encoding="utf-8"))
+    folder = Path(__file__).resolve().parent
+    plan = json.loads((folder / "ops.json").read_text(encoding="utf-8"))
+    plugins_loaded(folder, plan["bundle"].get("executors", {}))
     plan["ops"] = [op for op in plan["ops"] if options.op in op["name"] or op["id"].startswith(options.op)]
     if not plan["ops"]:
         parser.error(f"no op matches {options.op!r}")
+    if options.device == "cpu":
+        options.threads = threads_to_use(options.threads)
     found, results = (replay_in_child if options.time_limit > 0 and FORK else replay_here)(plan, options), []
     for op in plan["ops"]:
         try:
@@ -428,11 +566,20 @@ def main() -> int:
             what = f"{op['name']}  {described(op)}  {said}".rstrip()
             print(f"{op['id']}  {op['count']:6}  {recorded_us(op):12.1f}  {time_us}  {what}", flush=True)
     failed = sum(result["status"] == "failed" for result in results)
+    on = f" with {options.threads} thread{'s' if options.threads > 1 else ''}" if options.threads else ""
     if options.json:
-        facts = {"torch": torch.__version__, "device": options.device, "seed": options.seed, "results": results}
+        facts = {
+            "torch": torch.__version__,
+            "device": options.device,
+            "threads": options.threads or None,
+            "seed": options.seed,
+            "results": results,
+        }
         print(json.dumps(facts, indent=1))
     else:
-        print(f"replayed {len(results) - failed} of {len(results)} ops on {options.device}, torch {torch.__version__}")
+        print(
+            f"replayed {len(results) - failed} of {len(results)} ops on {options.device}{on}, torch {torch.__version__}"
+        )
     return 1 if failed else 0
 
 

@@ -10,19 +10,23 @@ from typing import Literal
 
 import msgspec
 
+from opreplay.replay.collectives.model import Collective
+from opreplay.replay.ir.captured import Capture
 from opreplay.replay.ir.reasons import Reason
 from opreplay.traces.links.annotations import BatchContext
 from opreplay.traces.model import TensorMeta
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Changes of format: 1 first version; 2 `storage` of tensors that share memory, `type` of a recorded kernel; 3 the
-recorded `sequence`; 4 `gradients` of an op."""
+recorded `sequence`; 4 `gradients` of an op; 5 `captured` plans, which hold no times: `capture`, `flops`, phases,
+modules and places of a sequence, and the value of a Python number that an op takes as a tensor."""
 MAX_CALLS = 100_000
 """Calls that a sequence holds at most."""
 
-Resolution = Literal["jit", "torch.ops", "import", "schemaless", "equivalent", "reference", "executor"]
+Resolution = Literal["jit", "torch.ops", "import", "schemaless", "equivalent", "reference", "executor", "process group"]
 """How a name was resolved: JIT operator registry, `torch.ops`, after an allow-listed import, without a schema,
-through a portable equivalent, through opreplay's reference implementation of a vendor op, by a user's executor."""
+through a portable equivalent, through opreplay's reference implementation of a vendor op, by a user's executor, as a
+collective of torch.distributed."""
 
 PlainValue = None | bool | int | float | str
 Value = PlainValue | tuple[PlainValue | tuple[PlainValue, ...], ...]
@@ -43,6 +47,7 @@ class ReplayArg(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `type` is the schema type's base name: "Tensor", "Tensor[]", "int", "float", "bool", "Scalar", "complex", "str",
     "ScalarType", "Layout", "Device", "MemoryFormat", "Generator", or one of the scalar ones followed by "[]".
     `tensors` has one entry for "Tensor", n for "Tensor[]" (None for an absent element), none else.
+    A "Tensor" has a value where it is a Python number: its tensor is then the 0-dim one that torch makes of it.
     `value` is JSON-safe: dtypes, devices, layouts and memory formats as "torch.bfloat16", "cuda:0", "torch.strided",
     "torch.channels_last"; non-finite floats as "inf", "-inf", "nan"; complex as "1+2j"; None for an absent optional.
     """
@@ -111,10 +116,14 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
     """Prefill and decode split of the iteration that the calls ran in; of the one with most time where several."""
     ranks: int | None = None
     """Processes that take part in a collective, where the trace tells; None for any other op."""
+    collective: Collective | None = None
+    """What a collective does, of a plan that was made to run or simulate them; None for any other op."""
     gradients: bool = False
     """Whether it is called with gradients on and floating arguments that require them (`resolve.gradient_mode`)."""
     origin: str | None = None
     """JSON text of the entry in another tool's file that this op came from; data only, written back unchanged."""
+    flops: int | None = None
+    """Of one call, by torch.utils.flop_counter's formulas; None where there is none, as for elementwise ops."""
 
     @property
     def called(self) -> str:
@@ -142,6 +151,14 @@ class RecordedSequence(msgspec.Struct, frozen=True, kw_only=True):
     memories: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
     """Of each call: which memory each tensor argument and each result lay in, absent ones left out and -1 where that is
     not known; empty where the file does not tell."""
+    phases: tuple[str, ...] = ()
+    """Of each call of a captured step: "forward", "backward" or "optimizer"."""
+    modules: tuple[int, ...] = ()
+    """Of each call of a captured step: index into `module_names`, -1 where no module called it."""
+    module_names: tuple[str, ...] = ()
+    """Paths of modules, as `named_modules` has them; "" is the model itself."""
+    places: tuple[tuple[int, int], ...] = ()
+    """Of each memory of a captured step: number of its storage and offset in it, in bytes."""
     nested: int = 0
     """Selected calls that were recorded inside another one, which runs them."""
     cut: int = 0
@@ -168,10 +185,14 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     unowned_device_us: float = 0.0
     """The part of it in kernels that no recorded op launched, such as those of a captured graph."""
     host_us_total: float
-    """Host time of the selected ops."""
+    """Host time of the selected ops; of all outermost events, labels too, where they are the outermost of a host."""
     ops: tuple[ReplayOp, ...]
     sequence: RecordedSequence | None = None
     """The calls of one step in order; None where nobody asked, or the file does not say."""
+    captured: bool = False
+    """Made by `opreplay capture`, not from a profile: no time in it was recorded, each is 0 and means nothing."""
+    capture: Capture | None = None
+    """What a captured plan knows beyond a trace's."""
 
 
 MAX_RANKS = 1 << 24

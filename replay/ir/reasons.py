@@ -11,6 +11,8 @@ from typing import Literal, get_args
 
 import msgspec
 
+from opreplay.traces.errors import OpReplayError
+
 ReasonKind = Literal[
     "collective",
     "triton kernel",
@@ -25,7 +27,7 @@ ReasonKind = Literal[
 KINDS: tuple[ReasonKind, ...] = get_args(ReasonKind)
 
 MEANINGS: dict[ReasonKind, str] = {
-    "collective": "moves data between processes; one process alone cannot replay it",
+    "collective": "moves data between processes; one process alone cannot replay it, `--ranks N` starts several",
     "triton kernel": "generated code, of which a trace records neither source nor arguments",
     "label, not an op": "a name that a framework or autograd gave to a stretch of time; nothing to call",
     "metadata missing": "the trace does not hold what the call needs, and nothing in it tells",
@@ -136,9 +138,9 @@ def reason_for(error: Exception) -> Reason:
     return Reason("failed", f"{type(error).__name__}: {line}" if line else type(error).__name__)
 
 
-class NotReplayable(Exception):
+class NotReplayable(OpReplayError):
     """Stops one op, never the run; carries the reason that the result shows."""
 
     def __init__(self, reason: Reason) -> None:
-        super().__init__(str(reason))
+        super().__init__(str(reason), hint="`opreplay plan TRACE --explain OP` shows what is known of it.")
         self.reason = reason

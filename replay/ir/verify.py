@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 
+from opreplay.replay.collectives.model import MAX_ELEMENTS, MAX_PARTS, Collective
 from opreplay.replay.ir.model import (
     MAX_CALLS,
     MAX_RANKS,
@@ -83,6 +84,10 @@ def _verify_sequence(sequence: RecordedSequence) -> None:
         raise FormatError("the sequence has not one recorded time a call")
     if len(sequence.memories) not in (0, calls):
         raise FormatError("the sequence has not the memories of each call")
+    if any(len(each) not in (0, calls) for each in (sequence.phases, sequence.modules)):
+        raise FormatError("the sequence has not the phase and the module of each call")
+    if any(not -1 <= index < len(sequence.module_names) for index in sequence.modules):
+        raise FormatError("a call of the sequence is of no module that it names")
     if any(not 0 <= index < len(sequence.ids) for index in sequence.calls):
         raise FormatError("a call of the sequence is of no op that it names")
     if len(set(sequence.ids)) != len(sequence.ids):
@@ -104,7 +109,9 @@ def _verify_op(where: str, op: ReplayOp) -> None:
     # Both may be set: a reason found after resolving, such as a budget, leaves resolved_by.
     if op.reason is None and op.resolved_by is None:
         raise FormatError(f"{where}: neither resolved nor a reason why not")
-    if op.resolved_by is not None and split_name(op.name) is None:
+    if op.collective is not None:
+        _verify_collective(where, op.collective)
+    elif op.resolved_by is not None and split_name(op.name) is None:
         raise FormatError(f"{where}: resolved, but its name is not namespace::op")
     names = [arg.name for arg in op.args]
     if len(set(names)) != len(names):
@@ -117,6 +124,25 @@ def _verify_op(where: str, op: ReplayOp) -> None:
     for meta in (*(op.outputs or ()), *(op.recorded_outputs or ())):
         if meta is not None:
             _verify_tensor(f"{where}, outputs", meta)
+
+
+def _verify_collective(where: str, one: Collective) -> None:
+    sizes = (one.in_elements, one.out_elements, *one.in_splits, *one.out_splits, *one.parts)
+    if any(not 0 <= n <= MAX_ELEMENTS for n in sizes):
+        raise FormatError(f"{where}: a collective of {max(sizes)} elements, limit {MAX_ELEMENTS}")
+    if one.dtype not in ITEMSIZE_BYTES:
+        raise FormatError(f"{where}: dtype {one.dtype!r} is not known")
+    places = (*one.group_ranks, one.rank or 0, one.root or 0, one.source or 0, one.target or 0)
+    if any(not 0 <= n <= MAX_RANKS for n in places):
+        raise FormatError(f"{where}: a rank beyond {MAX_RANKS}")
+    lists = (one.in_splits, one.out_splits, one.parts, one.group_ranks)
+    if max(map(len, lists)) > MAX_PARTS:
+        raise FormatError(f"{where}: a collective of more than {MAX_PARTS} parts")
+    if one.group_size is not None and not 1 <= one.group_size <= MAX_RANKS:
+        raise FormatError(f"{where}: a group of {one.group_size} ranks, limit {MAX_RANKS}")
+    for total, splits in ((one.in_elements, one.in_splits), (one.out_elements, one.out_splits)):
+        if splits and sum(splits) != total:
+            raise FormatError(f"{where}: splits of {sum(splits)} elements in a message of {total}")
 
 
 def _kernel_time(where: str, kernel: RecordedKernel) -> float:
@@ -135,8 +161,8 @@ def verify_argument(where: str, arg: ReplayArg) -> None:
     if not arg.name.isidentifier():
         raise FormatError(f"{where}: not a name")
     if arg.type in ("Tensor", "Tensor[]"):
-        if arg.type == "Tensor" and (len(arg.tensors) > 1 or arg.value is not None):
-            raise FormatError(f"{where}: a Tensor has at most one tensor and no value")
+        if arg.type == "Tensor" and (len(arg.tensors) > 1 or not _is_wrapped(arg)):
+            raise FormatError(f"{where}: a Tensor has at most one tensor, and a value where it is a number's")
         if arg.type == "Tensor[]" and (arg.value not in (None, ()) or (arg.tensors and arg.value == ())):
             raise FormatError(f"{where}: a Tensor[] has tensors, or () as value where it is empty")
         for meta in arg.tensors:
@@ -158,6 +184,14 @@ def verify_argument(where: str, arg: ReplayArg) -> None:
         raise FormatError(f"{where}: type {arg.type!r} is not known")
 
 
+def _is_wrapped(arg: ReplayArg) -> bool:
+    """Whether the value of a tensor argument is that of the number which torch makes a 0-dim tensor of, or none."""
+    if arg.value is None:
+        return True
+    meta = arg.tensors[0] if arg.tensors else None
+    return meta is not None and meta.shape == () and _fits_scalar(arg.value)
+
+
 def _verify_value(where: str, kind: str, value: Value) -> None:
     """One plain value against its type."""
     if value is None:
@@ -167,7 +201,7 @@ def _verify_value(where: str, kind: str, value: Value) -> None:
         "int": isinstance(value, int) and not isinstance(value, bool),
         "bool": isinstance(value, bool),
         "float": _is_number(value),
-        "Scalar": isinstance(value, bool) or _is_number(value) or _is_complex(value),
+        "Scalar": _fits_scalar(value),
         "complex": _is_number(value) or _is_complex(value),
         "str": isinstance(value, str),
         "Generator": False,
@@ -175,6 +209,10 @@ def _verify_value(where: str, kind: str, value: Value) -> None:
     }.get(kind, pattern is not None and isinstance(value, str) and bool(pattern.fullmatch(value)))
     if not fits:
         raise FormatError(f"{where}: {value!r} is no {kind}")
+
+
+def _fits_scalar(value: Value) -> bool:
+    return isinstance(value, bool) or _is_number(value) or _is_complex(value)
 
 
 def _is_number(value: Value) -> bool:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from opreplay.traces import Limits, Trace
 
 
-Kind = Literal["trace", "plan", "tracelens", "results"]
+Kind = Literal["trace", "plan", "tracelens", "comms", "results"]
 _PEEK_BYTES = 1 << 20
 _SPACE = " \t\r\n"
 
@@ -33,7 +33,8 @@ Progress = Callable[[], "AbstractContextManager[Callable[[int, int | None], None
 
 
 def kind_of_file(path: str) -> Kind:
-    """What the first MiB of a plain file looks like; "trace" for all that is no plan, TraceLens's list or results.
+    """What the first MiB of a plain file looks like: "trace" for all that is no plan, no list of ops or collectives,
+    and no results.
 
     Never raises for what a file holds or lacks: the reader of the kind says what is wrong with it.
     """
@@ -49,7 +50,8 @@ def kind_of_file(path: str) -> Kind:
         return "results" if "record" in keys else "plan" if "schema_version" in keys else "trace"
     if text.startswith("["):
         inner = text[1:].lstrip(_SPACE)
-        return "tracelens" if {"op_name", "replay_ir"} <= _first_keys(inner) else "trace"
+        keys = _first_keys(inner)
+        return "tracelens" if {"op_name", "replay_ir"} <= keys else "comms" if "comms" in keys else "trace"
     return "trace"
 
 
@@ -92,6 +94,7 @@ def open_input(
     kernel_details: str | None = None,
     capture: str | None = None,
     progress: Progress = nullcontext,
+    activity: bool = False,
 ) -> Trace | ReplayPlan:
     """What a path, a glob that matches one file, or "-" names: a trace, a plan or TraceLens's IR, told by content.
 
@@ -103,6 +106,7 @@ def open_input(
         capture: the recording of the capture of the graphs that a trace replays, or a folder of such; those beside
             the trace with `capture` in their name are used without being named.
         progress: makes a context manager that gives what is told of each file that is read.
+        activity: also read when all else ran, and what is recorded of collectives.
 
     Raises UsageError for a glob that matches several and for what completes a trace with a plan, TraceError for what
     cannot be read.
@@ -124,6 +128,11 @@ def open_input(
         from opreplay.replay.ir.plan_file import load_plan
 
         return load_plan(path)
+    if kind == "comms":
+        from opreplay.replay.plan.collectives.in_plan import plan_of_comms
+        from opreplay.traces.dialects.param_comms import read_comms_trace
+
+        return plan_of_comms(read_comms_trace(path, limits))
     if kind == "tracelens":
         from opreplay.replay.plan.tracelens import read_tracelens_ir
 
@@ -135,6 +144,7 @@ def open_input(
         kernel_details=kernel_details,
         capture=capture,
         progress=progress,
+        activity=activity,
     )
 
 
@@ -168,7 +178,14 @@ def open_trace(
     return with_captures(trace, capture_files(capture), limits or Limits())
 
 
-def _read(path: str, limits: Limits | None, progress: Progress, *, ids: bool, activity: bool = False) -> Trace:
+def _read(
+    path: str,
+    limits: Limits | None,
+    progress: Progress,
+    *,
+    ids: bool,
+    activity: bool = False,
+) -> Trace:
     from opreplay.traces import Limits, read_trace
 
     with progress() as told:
@@ -177,7 +194,7 @@ def _read(path: str, limits: Limits | None, progress: Progress, *, ids: bool, ac
             limits=limits or Limits(),
             progress=told,
             record_function_ids=ids,
-            gradients=not activity,
+            gradients=True,
             activity=activity,
         )
 
@@ -214,6 +231,7 @@ def join_notes(joined: Trace) -> list[str]:
 
 def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:
     """What the header of the results says of the trace, beside the plan's totals; no path. A plan says no more."""
+    from opreplay.replay.plan.recorded.where import where_facts
     from opreplay.traces.model import Trace
 
     if not isinstance(trace, Trace):
@@ -230,18 +248,22 @@ def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:
         "rank": info.rank,
         "losses": info.report.losses,
         "repairs": info.report.repairs,
+        **where_facts(trace),
         **({} if joined is None else {"kernel_details": msgspec.to_builtins(joined)}),
         **({} if info.graphs is None else {"graphs": msgspec.to_builtins(info.graphs)}),
     }
 
 
-def plan_of(read: Trace | ReplayPlan, selection: Selection, *, device: str, in_order: bool = False) -> ReplayPlan:
+def plan_of(
+    read: Trace | ReplayPlan, selection: Selection, *, device: str, in_order: bool = False, collectives: bool = False
+) -> ReplayPlan:
     """The plan of a trace, or what the filters leave of a given plan.
 
     Raises UsageError as `restricted` does, and with the nearest names where the filters leave nothing of a file that
     holds ops.
 
-    With `in_order` that of a trace says in which order the ops of one step ran.
+    With `in_order` that of a trace says in which order the ops of one step ran. With `collectives` that of a trace,
+    which was read with its activity, holds all of them, each distinct one as an op.
     """
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.plan.select import nothing_left
@@ -249,11 +271,27 @@ def plan_of(read: Trace | ReplayPlan, selection: Selection, *, device: str, in_o
     if isinstance(read, ReplayPlan):
         plan, names = restricted(read, selection, device=device), [op.name for op in read.ops]
     else:
-        plan = make_plan(read, selection, device=device, in_order=in_order)
+        make = _with_collectives if collectives else make_plan
+        plan = make(read, selection, device=device, in_order=in_order)
         names = [] if plan.ops else names_by_time(read)
     if not plan.ops and names and selection.narrows:
         raise nothing_left(names, include=selection.include, select=selection.select, narrows=selection.narrows)
     return plan
+
+
+def _with_collectives(trace: Trace, selection: Selection, *, device: str, in_order: bool) -> ReplayPlan:
+    from opreplay.replay.plan.collectives.in_plan import with_collectives
+    from opreplay.replay.plan.select import OpFilter
+
+    all_of_it = msgspec.structs.replace(selection, top=None, min_share=None, ops=())
+    filters = OpFilter(
+        include=selection.include,
+        exclude=selection.exclude,
+        top=selection.top,
+        min_share=selection.min_share,
+        ops=selection.ops,
+    )
+    return with_collectives(make_plan(trace, all_of_it, device=device, in_order=in_order), trace, filters)
 
 
 def names_by_time(trace: Trace) -> list[str]:
@@ -270,7 +308,7 @@ def restricted(plan: ReplayPlan, selection: Selection, *, device: str) -> Replay
 
     Raises UsageError for another --select than the plan was made with: what it left out is not there.
     """
-    from opreplay.replay.plan.passes import weight_of
+    from opreplay.replay.plan.passes import total_of, weight_of
     from opreplay.replay.plan.select import OpFilter, keep_heaviest, keeps_name, no_such_phase
     from opreplay.replay.resolve.by_argument_name import resolve_named
     from opreplay.replay.resolve.meta.outputs import with_outputs
@@ -294,7 +332,7 @@ def restricted(plan: ReplayPlan, selection: Selection, *, device: str) -> Replay
         ops = [op for op in ops if op.batch is not None and op.batch.phase == selection.phase]
         if not ops:
             raise no_such_phase(batches, selection.phase)
-    kept = keep_heaviest(ops, filters, plan.device_us_total or plan.host_us_total, weight_of(plan))
+    kept = keep_heaviest(ops, filters, total_of(plan), weight_of(plan))
     policy = Policy(allow_imports=selection.allow_imports)
     resolved = resolve_named(msgspec.structs.replace(plan, ops=tuple(kept)), policy, device=device)
     return with_outputs(resolved, policy=policy)

@@ -8,16 +8,32 @@ from collections.abc import Callable
 import msgspec
 
 from opreplay.replay.ir.model import Recorded, RecordedKernel, ReplayOp, ReplayPlan
-from opreplay.replay.ir.sizes import refuse_floods
+from opreplay.replay.ir.sizes import need_of, refuse_floods
+from opreplay.replay.plan.step.linking import VIEWS
 
 Pass = Callable[[ReplayPlan], ReplayPlan]
 
 
 def weight_of(plan: ReplayPlan) -> Callable[[ReplayOp], float]:
-    """What shares of this plan refer to: recorded device time, or host time where the trace has no device."""
+    """What shares of this plan refer to: recorded device time, or host time where the trace has no device; the bytes
+    that ops take and make where the plan was captured, none for those of views, which move none."""
+    if plan.captured:
+        return moved_bytes
     if plan.device_us_total > 0:
         return lambda op: op.recorded.device_us_total
     return lambda op: op.recorded.host_us_total
+
+
+def total_of(plan: ReplayPlan) -> float:
+    """All that shares of this plan refer to."""
+    if plan.captured:
+        return sum(moved_bytes(op) for op in plan.ops)
+    return plan.device_us_total or plan.host_us_total
+
+
+def moved_bytes(op: ReplayOp) -> float:
+    """Bytes of arguments and results of all calls."""
+    return 0.0 if op.name in VIEWS else float(need_of(op).total) * op.count
 
 
 def merge_same_ids(plan: ReplayPlan) -> ReplayPlan:

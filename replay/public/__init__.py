@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from opreplay.replay.ascend.custom.op_invoke import PerformanceModel as PerformanceModel
     from opreplay.replay.ascend.custom.op_invoke import PerformanceProperties as PerformanceProperties
     from opreplay.replay.ascend.custom.op_invoke import register_op_properties as register_op_properties
+    from opreplay.replay.capture.capture import capture as capture
+    from opreplay.replay.check.model import CheckResult as CheckResult
     from opreplay.replay.execute.options import RunOptions as RunOptions
     from opreplay.replay.ir.reasons import NotReplayable as NotReplayable
     from opreplay.replay.resolve.user.conversions import Conversion as Conversion
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from opreplay.replay.results.measurement import Measurement as Measurement
     from opreplay.replay.session.benchmarking import benchmark as benchmark
     from opreplay.replay.session.call import PreparedCall as PreparedCall
+    from opreplay.replay.session.checking import check as check
     from opreplay.replay.session.op import Op as Op
     from opreplay.replay.session.single import op as op
     from opreplay.replay.session.single import op_of_call as op_of_call
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "CheckResult",
     "Comparison",
     "Conversion",
     "CustomInit",
@@ -74,6 +78,8 @@ __all__ = [
     "RunOptions",
     "Simulation",
     "benchmark",
+    "capture",
+    "check",
     "compare",
     "op",
     "op_of_call",
@@ -93,6 +99,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "CheckResult": "replay.check.model",
     "Comparison": "replay.session.whole",
     "Conversion": "replay.resolve.user.conversions",
     "CustomInit": "initializers.base",
@@ -112,7 +119,9 @@ _HOMES = {
     "Results": "replay.session.whole",
     "RunOptions": "replay.execute.options",
     "Simulation": "replay.session.whole",
+    "check": "replay.session.checking",
     "benchmark": "replay.session.benchmarking",
+    "capture": "replay.capture.capture",
     "compare": "replay.session.whole",
     "op": "replay.session.single",
     "op_of_call": "replay.session.single",

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from opreplay.replay.arguments.work.amounts import Work
+from opreplay.replay.collectives.model import Replayed
 from opreplay.replay.ir.model import Assumption, Reason
 from opreplay.replay.ir.verdicts import ValueCheck
 from opreplay.replay.results.measurement import Measurement
@@ -25,6 +26,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
     work: Work | None = None
     fidelity: Fidelity | None = None
     values: ValueCheck | None = None
+    collective: Replayed | None = None
+    """How a collective ran on real ranks; None for all else."""
+    bus_factor: float | None = None
+    """Of that collective, see `opreplay.replay.collectives.model.bus_factor`."""
     measure_s: float | None = None
     """Wall time of the measuring loop; the rest of the op's time went into its arguments and into talking of it."""
     attempts: int = 1

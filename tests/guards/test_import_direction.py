@@ -14,6 +14,10 @@ LAYERS = {"traces": 0, "initializers": 1, "replay": 2, "cli": 3, "torch_ir": 4, 
 
 TORCH_AT_IMPORT = (
     "opreplay.initializers",
+    "opreplay.replay.capture",
+    "opreplay.replay.check.calling",
+    "opreplay.replay.check.points",
+    "opreplay.replay.check.simulated",
     "opreplay.replay.execute.executors.torch.caches",
     "opreplay.replay.execute.executors.torch.device",
     "opreplay.replay.execute.executors.torch.gradients",
@@ -21,6 +25,7 @@ TORCH_AT_IMPORT = (
     "opreplay.replay.execute.executors.torch.profile",
     "opreplay.replay.execute.executors.torch.sequence_tools",
     "opreplay.replay.execute.executors.torch.values",
+    "opreplay.replay.execute.ranks.torch",
     "opreplay.replay.export",
     "opreplay.replay.resolve.meta.forked",
     "opreplay.replay.resolve.meta.check",

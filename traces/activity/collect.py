@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from opreplay.traces.activity.model import (
     ArrowTable,
     CallTable,
     Collective,
+    CollectiveNote,
     CollectiveSpans,
     MemoryTable,
     WaitTable,
@@ -22,7 +24,7 @@ from opreplay.traces.limits import Limits
 from opreplay.traces.reading.collect import Collector, Interned
 from opreplay.traces.reading.columns import Columns
 from opreplay.traces.reading.decoding import NOT_JSON
-from opreplay.traces.reading.signatures import decode_name
+from opreplay.traces.reading.signatures import decode_name, decode_signatures
 
 _MODULE = b'"nn.Module: '
 _MEMORY = b'"[memory]"'
@@ -40,7 +42,9 @@ class TimingCollector(Collector):
         self.call_names = Interned("names", limits.names, "names of calls", limits.name_bytes)
         self.collective_keys = Interned("names", limits.names, "distinct collectives", limits.name_bytes)
         self.processes: dict[str, str] = {}
-        self.ops = Columns(signature="index", track="index", start="time", dur="span", ext="id", collective="index")
+        self.ops = Columns(
+            signature="index", track="index", start="time", dur="span", ext="id", rf="id", seq="id", collective="index"
+        )
         self.kernels = Columns(
             name="index",
             category="index",
@@ -61,8 +65,11 @@ class TimingCollector(Collector):
         self.memory = Columns(
             start="time", bytes="id", address="id", allocated="id", device_type="id", device="id", track="index"
         )
+        self.note_keys = Interned("signatures", limits.signatures, "distinct annotations", 16 * limits.name_bytes)
+        self.notes = Columns(name="index", track="index", start="time", dur="span", tensors="index")
         self.tables |= {
             "ops": self.ops,
+            "notes": self.notes,
             "kernels": self.kernels,
             "calls": self.calls,
             "collectives": self.whole,
@@ -101,6 +108,36 @@ class TimingCollector(Collector):
             self.ops.pending["collective"] += [
                 0 if name is None else 1 + keys[_key(a)] for name, a in zip(told, kept, strict=True)
             ]
+
+    def _add_notes(self, events: list[Any]) -> None:
+        super()._add_notes(events)
+        keys = self.note_keys
+        self.notes.pending["tensors"] += [
+            1 + keys[b"\0".join((a.dims, a.types))] if bytes(e.name).startswith(timing.BACKENDS) else 0
+            for e in events
+            if e.ph == "X"
+            for a in (e.args,)
+        ]
+
+    def collective_notes(self, notes: Any) -> tuple[CollectiveNote, ...]:
+        """Annotations of back-ends with their tensors; `notes` are all annotations, in the order of the table."""
+        keys, which = list(self.note_keys), self.notes.take("tensors")
+        made: list[CollectiveNote] = []
+        for row in np.flatnonzero(which).tolist():
+            dims, types = keys[which[row] - 1].split(b"\0")
+            told = decode_signatures([b"\0".join((b'""', dims, types, b"", b""))], Counter(), Counter())[0][0]
+            note = notes[row]
+            made.append(
+                CollectiveNote(
+                    name=note.name,
+                    start_ns=note.start_ns,
+                    dur_ns=note.dur_ns,
+                    track=note.track,
+                    dims=tuple(tuple(n for n in entry if isinstance(n, int)) for entry in told.dims or ()),
+                    types=told.types or (),
+                )
+            )
+        return tuple(made)
 
     def _add_kernels(self, events: list[Any]) -> None:
         super()._add_kernels(events)
@@ -180,8 +217,9 @@ class TimingCollector(Collector):
             if isinstance(name, str) and len(self.processes) < MAX_PROCESSES:
                 self.processes[str(event.pid)[:200]] = name[:200]
 
-    def activity(self, kernels: dict[str, Any], track_remap: Any) -> Activity:
-        """The columns as a value; `kernels` are those of the kernels, taken already. The tables are empty then."""
+    def activity(self, kernels: dict[str, Any], track_remap: Any, notes: Any) -> Activity:
+        """The columns as a value; `kernels` are those of the kernels, taken already, `notes` all annotations. The
+        tables are empty then."""
 
         def tracks(table: Columns) -> Any:
             indexes = table.take("track")
@@ -235,6 +273,7 @@ class TimingCollector(Collector):
                 thread=np.full(len(of_spans), -1, np.int64),
             ),
             processes=self.processes,
+            notes=self.collective_notes(notes),
         )
 
 
@@ -251,6 +290,8 @@ _TOLD = (
     "source",
     "target",
     "sequence",
+    "rank",
+    "asynchronous",
 )
 
 
@@ -275,6 +316,8 @@ def _collective(key: bytes) -> Collective:
         source=_whole(told["source"]),
         target=_whole(told["target"]),
         sequence=_whole(told["sequence"]),
+        rank=_whole(told["rank"]),
+        asynchronous={"true": True, "false": False}.get(str(told["asynchronous"]).lower()),
     )
 
 

@@ -16,6 +16,10 @@ HOST_ARROW_TAGS = ("fwdbwd", "async_task_queue", "HostToDevice")
 _COLLECTIVES = (b'"hcom_', b'"hccl_', b'"Hccl', b'"Hcom')
 
 
+BACKENDS = (b'"nccl:', b'"gloo:', b'"hccl:', b'"mpi:', b'"ucc:', b'"xccl:', b'"rccl:', b'"lccl:')
+"""How names of annotations begin, as written, that a back-end of torch.distributed puts around its calls."""
+
+
 class DeviceArgs(fields.KernelArgs, gc=False, frozen=True):
     """Arguments of device work, with those of a collective."""
 
@@ -31,11 +35,13 @@ class DeviceArgs(fields.KernelArgs, gc=False, frozen=True):
     source: Any = field(name="Src Rank", default=None)
     target: Any = field(name="Dst Rank", default=None)
     sequence: Any = field(name="Seq", default=None)
+    rank: Any = field(name="Rank", default=None)
+    asynchronous: Any = field(name="Is asynchronized op", default=None)
     connection: Any = field(name="connection_id", default=None)
     """Of an NPU's task: that of the call which launched it."""
 
 
-class RecordArgs(fields.OpArgs, gc=False, frozen=True):
+class RecordArgs(fields.NumberedOpArgs, gc=False, frozen=True):
     """Arguments of a host-side op; those of a collective stand at torch's record of its parameters."""
 
     collective: Any = field(name="Collective name", default=None)
@@ -50,6 +56,8 @@ class RecordArgs(fields.OpArgs, gc=False, frozen=True):
     source: Any = field(name="Src Rank", default=None)
     target: Any = field(name="Dst Rank", default=None)
     sequence: Any = field(name="Seq", default=None)
+    rank: Any = field(name="Rank", default=None)
+    asynchronous: Any = field(name="Is asynchronized op", default=None)
 
 
 class CallArgs(fields.LaunchArgs, gc=False, frozen=True):
@@ -127,6 +135,19 @@ class Wait(Struct, gc=False, frozen=True):
     args: WaitArgs = WaitArgs()
 
 
+class NoteArgs(Struct, gc=False, frozen=True):
+    """Arguments of an annotation: a back-end's are recorded with the tensors that they move."""
+
+    dims: Raw = field(name="Input Dims", default=fields.NONE)
+    types: Raw = field(name="Input type", default=fields.NONE)
+
+
+class MarkedNote(fields.Note, gc=False, frozen=True):
+    """An annotation."""
+
+    args: NoteArgs = NoteArgs()
+
+
 class HostArrow(Struct, gc=False, frozen=True):
     """One end of an arrow between host threads."""
 
@@ -157,6 +178,7 @@ class Named(Struct, gc=False, frozen=True):
 
 _BASES: dict[str, type[Struct]] = {
     **dict.fromkeys(fields.OP_TAGS, RecordedOp),
+    **dict.fromkeys(fields.NOTE_TAGS, MarkedNote),
     **dict.fromkeys(fields.KERNEL_TAGS, Task),
     **dict.fromkeys(fields.LAUNCH_TAGS, Call),
     **dict.fromkeys(QUEUE_TAGS, QueuePart),
@@ -182,6 +204,9 @@ class TimingDecoder(EventDecoder):
         self.collective = extra["npu collective"]
         self._named = extra["process name"]
         self._rebuild()
+
+    def use_numbers(self) -> None:
+        """They are read in any case."""
 
     def _typed(self, event: fields.AnyEvent) -> Struct:
         if event.cat is None and event.args is not fields.NONE:

@@ -39,6 +39,20 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     target: int | None = None
     sequence: int | None = None
     """Number of the collective within its group, the same on all its members."""
+    rank: int | None = None
+    """The root of what has one, the other side of a message, this process of all else."""
+    asynchronous: bool | None = None
+
+
+class CollectiveNote(msgspec.Struct, frozen=True, kw_only=True):
+    """An annotation of a back-end (`nccl:all_reduce`, `gloo:broadcast`) with its tensors."""
+
+    name: str
+    start_ns: int
+    dur_ns: int
+    track: int
+    dims: tuple[tuple[int, ...], ...]
+    types: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,5 +159,7 @@ class Activity:
     waits: WaitTable
     arrows: ArrowTable
     memory: MemoryTable
+    notes: tuple[CollectiveNote, ...]
+    """Annotations of back-ends of torch.distributed, in file order."""
     processes: dict[str, str]
     """pid as text → its name, where the trace gives one ("CANN", "Ascend Hardware", "HCCL", ...)."""

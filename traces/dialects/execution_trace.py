@@ -15,6 +15,8 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from opreplay.traces.dialects.chakra import ChakraStream, is_chakra
+from opreplay.traces.dialects.chakra_collectives import told_collective
 from opreplay.traces.dialects.et_memories import MemoryColumn
 from opreplay.traces.dialects.et_nodes import BLOCK_BYTES, Node, NodeStream
 from opreplay.traces.dialects.et_signature import BrokenArguments, results_of, signature_of
@@ -27,6 +29,7 @@ from opreplay.traces.model import (
     KernelTable,
     LinkStats,
     MetadataLevel,
+    NamedCollective,
     OpSignature,
     OpTable,
     ReadReport,
@@ -35,6 +38,8 @@ from opreplay.traces.model import (
 )
 from opreplay.traces.reading.source import Source
 
+Nodes = NodeStream | ChakraStream
+"""Lists of nodes, from JSON or from protobuf, and what was lost on the way."""
 _USER_SCOPE = 7
 """c10's RecordScope::USER_SCOPE: an annotation; all other scopes are ops to Kineto (ATen/record_function.h)."""
 _DEVICE_CATEGORIES = {"kernel": 0, "gpu_memcpy": 1, "gpu_memset": 2}
@@ -58,7 +63,11 @@ def read_nodes(source: Source, prefix: bytes = b"", *, block_bytes: int = BLOCK_
     was linked with times. User annotations become annotations. Raises UnknownDialect for JSON that has no such nodes,
     Malformed for no JSON, TooLarge over a limit.
     """
-    stream = NodeStream(source=source, prefix=prefix, block_bytes=block_bytes)
+    stream: Nodes
+    if is_chakra(prefix):
+        stream = ChakraStream(source, prefix)
+    else:
+        stream = NodeStream(source=source, prefix=prefix, block_bytes=block_bytes)
     builder = _Builder(limits=source.limits)
     for nodes in stream:
         for node in nodes:
@@ -94,6 +103,7 @@ class _Builder:
     annotations: list[Annotation] = field(default_factory=list)
     devices: set[str] = field(default_factory=set)
     process_groups: list[_ProcessGroup] = field(default_factory=list)
+    collectives: list[NamedCollective] = field(default_factory=list)
     losses: Counter[str] = field(default_factory=Counter)
 
     def add(self, node: Node) -> None:
@@ -117,9 +127,18 @@ class _Builder:
             self._add_annotation(node, attrs)
         else:
             row = self._add_op(node, attrs)
+        self._add_collective(node, row)
         if node.id in self.ids:
             self.losses["duplicate node id"] += 1
         self.ids[node.id] = (row, parent)
+
+    def _add_collective(self, node: Node, row: int) -> None:
+        """What a Chakra node says of communication; a kernel has no row."""
+        told = told_collective(node, row)
+        if told is not None:
+            self.collectives.append(told)
+            if len(self.collectives) > self.limits.rows:
+                raise too_large("rows", self.limits.rows, len(self.collectives), "collectives in the file")
 
     def _add_op(self, node: Node, attrs: dict[str, Any]) -> int:
         try:
@@ -185,7 +204,7 @@ class _Builder:
             if isinstance(value, list) and len(value) > 5 and isinstance(value[5], str) and len(self.devices) < 100:
                 self.devices.add(value[5].partition(":")[0])
 
-    def trace(self, stream: NodeStream) -> Trace:
+    def trace(self, stream: Nodes) -> Trace:
         """The finished value."""
         rows = {node: self._owner(parent) for node, (_, parent) in self.ids.items()}
         parents, endless = without_cycles(
@@ -213,6 +232,14 @@ class _Builder:
             kernel_names=tuple(self.kernel_names),
             kernels=kernels,
             annotations=tuple(self.annotations),
+            collectives=self._collectives(),
+        )
+
+    def _collectives(self) -> tuple[NamedCollective, ...]:
+        """With the sizes of groups that the file describes."""
+        sizes = {group.pg_name: group.group_size for group in self.process_groups if group.pg_name}
+        return tuple(
+            msgspec.structs.replace(one, group_size=sizes.get(one.group, one.group_size)) for one in self.collectives
         )
 
     def _owner(self, node: int) -> int:
@@ -236,7 +263,7 @@ class _Builder:
             owner=np.array([self._owner(parent) for parent in columns[5]], dtype=np.int64),
         )
 
-    def _info(self, stream: NodeStream, signatures: tuple[OpSignature, ...], kernels: KernelTable) -> TraceInfo:
+    def _info(self, stream: Nodes, signatures: tuple[OpSignature, ...], kernels: KernelTable) -> TraceInfo:
         unowned = kernels.owner < 0
         counts = {"cpu_op": len(self.signature), "user_annotation": len(self.annotations)}
         for number, name in enumerate(KERNEL_CATEGORIES):
@@ -284,6 +311,7 @@ class _ProcessGroup(msgspec.Struct):
 
     group_size: int
     backend_config: str = ""
+    pg_name: str = ""
 
 
 def _process_groups(node: Node) -> list[_ProcessGroup]:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from opreplay.traces.dialects.chakra import is_chakra
 from opreplay.traces.errors import Malformed, UnknownDialect
 from opreplay.traces.limits import Limits
 from opreplay.traces.reading.blocks import Buffer
@@ -54,6 +55,8 @@ def read_head(buffer: Buffer, limits: Limits, tally: Tally) -> Head:
     while more:
         more = buffer.fill(limits.metadata_bytes, "metadata_bytes", "bytes before traceEvents")
         text = buffer.text(buffer.lo, buffer.hi)
+        if is_chakra(text):
+            raise ExecutionTraceFound(text)
         skipped = 3 if text.startswith(b"\xef\xbb\xbf") else 0
         body = text[skipped:].lstrip(_SPACE)
         if not body:

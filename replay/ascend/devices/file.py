@@ -17,6 +17,7 @@ from typing import Any, cast
 import msgspec
 
 from opreplay.replay.ascend.cost.nearby import spot
+from opreplay.replay.ascend.kernel import State
 from opreplay.replay.ascend.profile import (
     DeviceProfile,
     FamilyCost,
@@ -94,10 +95,12 @@ NUMBERS = (
 
 OTHER_FIELDS = (
     "hf32",
+    "native_half",
     "spreads",
     "least_elements",
     "most_elements",
     "dtypes",
+    "states",
     "nearby",
     "samples",
     "samples_elsewhere",
@@ -131,11 +134,13 @@ class FamilyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     scale: float | None = None
     band: float | None = None
     hf32: bool | None = None
+    native_half: bool | None = None
     spreads: bool | None = None
     nearby: dict[str, tuple[NeighbourEntry, ...]] | None = None
     least_elements: float | None = None
     most_elements: float | None = None
     dtypes: tuple[str, ...] | None = None
+    states: tuple[State, ...] | None = None
     samples: int | None = None
     samples_elsewhere: int | None = None
 

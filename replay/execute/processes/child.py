@@ -19,7 +19,7 @@ from time import monotonic
 import msgspec
 
 from opreplay.replay.execute.messages import PassDone, Ready, Refused, Reply, SequenceOutcome, Task
-from opreplay.replay.execute.options import WorkerConfig
+from opreplay.replay.execute.ranks.messages import RankConfig, RankReply
 from opreplay.replay.host.channel import receive, send
 from opreplay.replay.ir.model import Reason, ReplayOp
 from opreplay.replay.results.outcome import Outcome
@@ -35,25 +35,29 @@ NOISE_BYTES = 2000
 """How much of what a dying child wrote to stderr is looked at for a reason."""
 BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from opreplay.replay.execute.processes.worker import serve; serve(int(sys.argv[2]), int(sys.argv[3]))"
+    "from opreplay.replay.{module} import serve; serve(int(sys.argv[2]), int(sys.argv[3]))"
 )
 """Gives the child the parent's module path, so that the folder it runs in cannot slip a module in."""
+OPS, RANK = "execute.processes.worker", "execute.ranks.rank"
+"""What a child does: run ops, or be a rank of a process group; rooms above name what they have instead."""
 
 
 class Child:
     """A worker process. It gets its configuration at once; whether it is ready is known from `receive`."""
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: msgspec.Struct, *, module: str | None = None) -> None:
+        """`config` is the first message; `module`, below `opreplay.replay`, is one of ours with a `serve`."""
         self.tasks = 0
         """Ops that it was given and answered."""
         self.facts: dict[str, object] | None = None
         """Of its device; None until it is ready."""
         self._noise = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
+        bootstrap = BOOTSTRAP.format(module=module or (RANK if isinstance(config, RankConfig) else OPS))
         mine, theirs = socket.socketpair()
         self._channel = mine
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", BOOTSTRAP, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-c", bootstrap, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._noise,
@@ -76,16 +80,20 @@ class Child:
         with contextlib.suppress(OSError):
             send(self._channel, message)
 
-    def receive(self) -> Outcome | Ready | PassDone | SequenceOutcome | None:
+    def frame(self) -> bytes | None:
+        """The next frame as it came, or None when the child is gone."""
+        self._channel.settimeout(FRAME_S)
+        try:
+            return receive(self._channel)
+        except OSError:
+            return None
+
+    def receive(self) -> Outcome | Ready | PassDone | SequenceOutcome | RankReply | None:
         """What the child says next, or None when it is gone.
 
         Raises UsageError or EnvironmentRefused when it says that it cannot work at all.
         """
-        self._channel.settimeout(FRAME_S)
-        try:
-            frame = receive(self._channel)
-        except OSError:
-            return None
+        frame = self.frame()
         if frame is None:
             return None
         reply = msgspec.msgpack.decode(frame, type=Reply)
@@ -130,7 +138,8 @@ class Child:
         size = self._noise.seek(0, os.SEEK_END)
         self._noise.seek(max(0, size - NOISE_BYTES))
         lines = self._noise.read().decode("utf-8", errors="replace").splitlines()
-        words = [line.strip() for line in lines if line.strip() and not line.startswith((" ", "\t"))]
+        # Torch's profiler tells its probes there.
+        words = [line.strip() for line in lines if line.strip() and not line.startswith((" ", "\t", "USDT:"))]
         return words[-1][:200] if words else ""
 
 

@@ -123,6 +123,8 @@ class Outside(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Which tensor among the op's arguments, lists flattened."""
     occurrence: int
     """The how-manieth call of that op in the step uses it."""
+    memory: int = UNKNOWN
+    """Where it lay, where that was recorded."""
 
 
 class Linked(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,6 +148,7 @@ def link(
     fixed_integers: Collection[str] = (),
     own: Collection[str] = (),
     unknown: Collection[tuple[str, int]] = (),
+    exact: bool = False,
 ) -> Linked:
     """The source of every tensor argument of `calls`, which are indices into `ops`.
 
@@ -171,14 +174,14 @@ def link(
         taken.clear()
         found: list[Source] = []
         for argument, tensor in enumerate(form.tensors):
-            memory = at[argument] if at and tensor.linkable else UNKNOWN
+            memory = at[argument] if at and (exact or tensor.linkable) else UNKNOWN
             source = known.find(memory, tensor) if tensor.meta is not None else _ABSENT
             recorded += memory >= 0
             if source is None and memory < 0:
                 source = alive.find(tensor, taken)
             if source is None:
                 source = Source("outside", number=len(outside))
-                outside.append(Outside(op=index, argument=argument, occurrence=seen[index]))
+                outside.append(Outside(op=index, argument=argument, occurrence=seen[index], memory=memory))
                 known.add(memory, source, tensor)
             elif source.value is not None:
                 taken.values.add(source.value)

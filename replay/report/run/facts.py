@@ -11,8 +11,9 @@ import msgspec
 
 from opreplay.replay.ascend.simulate.coverage import coverage
 from opreplay.replay.ir.reasons import ReasonTotal
+from opreplay.replay.report import collectives
 from opreplay.replay.report.coverage import coverage_text
-from opreplay.replay.report.doubts import doubt_notes
+from opreplay.replay.report.doubts import doubt_notes, marked_notes, thread_notes, value_notes
 from opreplay.replay.report.run.fidelity import fidelity_notes
 from opreplay.replay.report.text import end, plural, safe, share_text, time_text
 from opreplay.replay.results.measurement import kind_of
@@ -49,6 +50,11 @@ def has_device_time(header: Header | None, results: Iterable[OpResult]) -> bool:
     if isinstance(total, int | float):
         return total > 0
     return any(result.recorded_device_us is not None for result in results)
+
+
+def is_untimed(result: OpResult) -> bool:
+    """Whether no time of the op was recorded: its plan was captured."""
+    return result.recorded_host_us is None and result.recorded_device_us is None
 
 
 def recorded_us(result: OpResult, *, device: bool) -> float | None:
@@ -145,7 +151,7 @@ def _sum(label: str, results: Sequence[OpResult], *, device: bool) -> Totals:
 def notes(header: Header | None, results: Sequence[OpResult], summary: Summary) -> list[str]:
     """What a reader must know to trust the numbers: losses, stand-ins, assumptions, confidence, noise."""
     found = doubt_notes(header, results, device=has_device_time(header, results))
-    found += [*_trace_notes(header), *stand_in_notes(results), *assumption_notes(results)]
+    found += [*collectives.notes(results), *_trace_notes(header), *stand_in_notes(results), *assumption_notes(results)]
     found += [note for soc in socs_of(results) for note in confidence_notes(soc, results)]
     warnings = Counter(kind_of(w) for r in results if r.measurement for w in r.measurement.warnings)
     if warnings:
@@ -157,8 +163,23 @@ def notes(header: Header | None, results: Sequence[OpResult], summary: Summary) 
         found.append(f"measuring: {far:,} of {samples:,} samples far out, on {plural(len(outliers), 'op')}; all count")
     found += fidelity_notes(results)
     if summary.interrupted:
-        found.append("interrupted: the results are partial")
+        found.append(INTERRUPTED)
     return found
+
+
+def decisive_notes(header: Header | None, results: Sequence[OpResult], summary: Summary) -> list[str]:
+    """Those of `notes` that may change what is decided: times that mislead, what is missing, what was asked for."""
+    found = [*marked_notes(results), *value_notes(results), *_trace_notes(header), *fidelity_notes(results)]
+    found += [note for soc in socs_of(results) for note in users_notes(soc, results)]
+    environment = {} if header is None else header.environment
+    if environment.get("threads") != environment.get("threads_of_torch"):
+        found += thread_notes(environment)
+    if summary.interrupted:
+        found.append(INTERRUPTED)
+    return found
+
+
+INTERRUPTED = "interrupted: the results are partial"
 
 
 def _trace_notes(header: Header | None) -> list[str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from opreplay.replay.report import collectives
 from opreplay.replay.report.doubts import mark
 from opreplay.replay.report.run.facts import (
     coverage_line,
@@ -61,6 +62,15 @@ def _work(results: Sequence[OpResult]) -> list[str]:
     return ["", _row(["op", "share", "work"]), _row(["---", "---:", "---"]), *rows] if rows else []
 
 
+def _collectives(results: Sequence[OpResult], socs: Sequence[str]) -> list[str]:
+    head = [escaped(name) for name in collectives.headers(socs)]
+    rows = [
+        _row([escaped(cell) for cell in collectives.cells(facts, socs)])
+        for _, facts in collectives.of_collectives(results)
+    ]
+    return ["", _row(head), _row(["---", *["---:"] * (len(head) - 1)]), *rows] if rows else []
+
+
 def render(header: Header, results: Sequence[OpResult], summary: Summary) -> str:
     """The whole report; times are microseconds or milliseconds a call, with the unit in the cell."""
     socs, device = socs_of(results), has_device_time(header, results)
@@ -98,7 +108,7 @@ def render(header: Header, results: Sequence[OpResult], summary: Summary) -> str
                 ]
             )
         )
-    lines += _reasons(results) + _work(results)
+    lines += _reasons(results) + _work(results) + _collectives(results, socs)
     found = [*work_notes(results), *notes(header, results, summary)]
     lines += ["", *(f"- {escaped(note)}" for note in found)] if found else []
     return "\n".join(lines) + "\n"

@@ -128,6 +128,18 @@ def overloads_of(op_name: str) -> tuple[str, ...]:
     return _registered.get(canonical_name(op_name), ())
 
 
+def stand_in_of(name: str) -> Callable[..., Any] | None:
+    """The newest stand-in for "namespace::op" as a function of the schema's arguments, whether or not it is what the
+    dispatcher runs; None where there is none. Imports torch."""
+    import torch
+
+    namespace = name.partition("::")[0]
+    if namespace in MODULES:
+        _load(namespace)
+    versions = _versions(name) if name in _declared else []
+    return _adapt(versions[0][0].run, torch._C.parse_schema(versions[0][0].schema)) if versions else None
+
+
 def assumed_by(op_name: str) -> tuple[str, ...]:
     """What our stand-in for an op makes up; () for an op that is not ours."""
     name = canonical_name(op_name)

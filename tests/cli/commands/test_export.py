@@ -3,15 +3,63 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from opreplay.cli.main import opreplay
+from opreplay.initializers import extensions
+from opreplay.replay import plugins
+from opreplay.replay.ascend.custom import estimators
+from opreplay.traces import read_trace
 
+PLUGIN = """
+import torch
+
+from opreplay import CustomInit, InitReport, register_executor, register_initializer
+from opreplay.replay.ascend.custom import register_op_estimator
+from opreplay.torch_ir import register_executor as of_torch_ir
+
+
+@of_torch_ir("export_test.gate")
+def gate(inputs, attrs):
+    return [torch.sigmoid(inputs[0]) * attrs.get("slope", 1.0)]
+
+
+@register_executor("export_test::scale")
+def scale(x):
+    return x.reshape(2, 8) * 2
+
+
+@register_initializer
+class Ones(CustomInit):
+    name = "export_test_ones"
+    op_patterns = ("export_test::scale",)
+
+    def initialize(self, context):
+        for _, tensor in context.tensors():
+            tensor.fill_(1.0)
+        return InitReport(summary="ones")
+
+
+@register_op_estimator("export_test::gate", None, True)
+def time_of(info, device):
+    return 1e-6
+"""
 COLUMNS = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    yield
+    plugins.clear_registrations()
+    extensions.clear_registrations()
+    estimators.clear_registrations()
 
 
 def op(name: str, ts: int, dur: int) -> dict[str, object]:
@@ -90,3 +138,82 @@ def test_what_cannot_be_written_is_a_usage_error(trace: Path, tmp_path: Path) ->
     assert export(trace).exit_code == 2
     assert export(trace, "-o", trace).exit_code == 2
     assert export(trace, "-o", tmp_path / "no" / "such").exit_code == 2
+
+
+def test_files_for_other_tools(trace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "ops.json"
+    result = export(trace, "--format", "tritonbench", "-o", out)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.splitlines() == [f"exported 2 of 3 ops to {out}; 1 left out", "* 1 × policy"]
+    assert json.loads(out.read_text())["aten.relu.default"] == {"((T([4, 4], f32),), {})": 1}
+    assert export(trace, "--format", "tritonbench", "-o", out).exit_code == 2, "it exists"
+    lines = tmp_path / "ops.txt"
+    assert export(trace, "--format", "tritonbench", "-o", lines).exit_code == 0
+    assert lines.read_text().startswith("Operator: aten.relu.default\ncnt: 1, ((T(")
+    lens = tmp_path / "ir.json"
+    assert export(trace, "--format", "tracelens", "-o", lens).exit_code == 0
+    assert [one["op_name"] for one in json.loads(lens.read_text())] == ["aten::relu", "aten::exp"]
+
+
+def test_a_step_for_astra_sim(trace: Path, tmp_path: Path) -> None:
+    out, fast = tmp_path / "step.0.et", tmp_path / "fast.0.et"
+    result = export(trace, "--format", "chakra", "-o", out)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.splitlines()[0] == f"exported 3 calls, 0 collectives, to {out}; recorded times"
+    assert CliRunner().invoke(opreplay, ["inspect", str(out)]).exit_code == 0
+    result = export(trace, "--format", "chakra", "-o", fast, "--clock", "910b3")
+    assert "910b3 times" in result.stdout
+    assert read_trace(fast).ops.dur_ns.sum() < read_trace(out).ops.dur_ns.sum()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--format", "chakra", "-o", "step.json"), "no suffix of --format chakra"),
+        (("--format", "tritonbench", "-o", "ops.json", "--clock", "910b3"), "--clock says nothing"),
+        (("--format", "tracelens", "-o", "ops.json", "--keep-names"), "--keep-names says nothing"),
+        (("-o", "b", "--capture", "nowhere"), "nowhere"),
+        (("-o", "b", "--kernel-details", "nowhere.csv"), "a kernel table completes"),
+    ],
+)
+def test_what_goes_with_no_format_is_refused(trace: Path, arguments: tuple[str, ...], why: str) -> None:
+    result = export(trace, *arguments)
+    assert result.exit_code in (2, 3)
+    assert why in result.stderr
+
+
+def test_ops_with_the_plugin_that_runs_them(tmp_path: Path) -> None:
+    plugin = tmp_path / "own_ops.py"
+    plugin.write_text(PLUGIN)
+    path = tmp_path / "t.json"
+    events = [op("export_test::gate", 100, 9), op("export_test::scale", 200, 9), op("aten::relu", 300, 9)]
+    path.write_text(json.dumps({"traceEvents": events}))
+    without, whole = tmp_path / "without", tmp_path / "with"
+    result = export(path, "-o", without, "--plugin", plugin)
+    assert result.stdout.count("it runs through an executor of a plugin (--with-plugins)") == 2
+    result = export(path, "-o", whole, "--plugin", plugin, "--with-plugins")
+    assert result.exit_code == 0, result.stderr
+    assert (whole / "plugins" / "own_ops.py").read_text() == PLUGIN
+    assert "`plugins/own_ops.py`" in (whole / "README.md").read_text()
+    done = subprocess.run(
+        [sys.executable, "-I", "-W", "ignore", str(whole / "replay.py"), "--json", "--iterations", "2"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    results = {one["name"]: one for one in json.loads(done.stdout)["results"]}
+    assert {one["status"] for one in results.values()} == {"replayed"}
+    assert results["export_test::gate"]["outputs"] == [[4, 4]]
+    assert results["export_test::scale"]["outputs"] == [[2, 8]]
+    (whole / "plugins" / "own_ops.py").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-I", "-W", "ignore", str(whole / "replay.py"), "--json", "--iterations", "2"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert "no plugin of this bundle has the function" in done.stdout

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from opreplay.cli.main import opreplay
-from opreplay.initializers import extensions
-from opreplay.replay import plugins
-from opreplay.replay.ascend.custom import estimators as custom
 
 CODE = """
 from opreplay.initializers.base import CustomInit
@@ -38,14 +34,6 @@ class Mine(CustomInit):
 def estimate(op_invoke_info, device):
     return 1e-6
 """
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    yield
-    plugins.clear_registrations()
-    extensions.clear_registrations()
-    custom.clear_registrations()
 
 
 @pytest.fixture

@@ -207,6 +207,7 @@ class TorchExecutor:
                 args = tensors.arguments(op, device=self._device)
         torch.manual_seed(op_seed)
         name, reports = self._initialize(self._context(op, args, op_seed, seed), rule)
+        _set_numbers(op, args)
         name, reports = self._supply(op, args, name, reports)
         assumed = tuple(
             Assumption(argument=argument, what=what) for report in reports for argument, what in report.assumed.items()
@@ -486,3 +487,10 @@ def _form(tensor: torch.Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _set_numbers(op: ReplayOp, args: dict[str, Any]) -> None:
+    """Give tensors that torch made of a Python number the value that a captured plan has for them."""
+    for arg in op.args:
+        if arg.type == "Tensor" and arg.value is not None and args[arg.name] is not None:
+            args[arg.name].fill_(tensors.wrapped_number(arg))

@@ -1,0 +1,151 @@
+# pyright: strict
+"""`opreplay check`: is this op right, everywhere, and faster; exit code 1 when a required point fails."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from opreplay.cli.exit_codes import ExitCode
+from opreplay.cli.options.shared import (
+    device_option,
+    force_option,
+    format_option,
+    init_module_option,
+    plugin_option,
+    seed_option,
+    soc_option,
+)
+from opreplay.cli.options.types import Duration
+
+if TYPE_CHECKING:
+    from opreplay.replay.check.model import CheckResult, PointResult
+
+REQUIRE = "schema, shape inference, correctness, bad input"
+
+
+@click.command("check", short_help="Say whether an op is right, everywhere, and faster than its reference.")
+@click.argument("op", metavar="OP")
+@click.option(
+    "--against",
+    "--reference",
+    metavar="OP|FILE.py:FUNCTION|stand-in",
+    help="What results and times are held against: an op (aten::add), torch.add, a function of yours, opreplay's "
+    "stand-in, torch's decomposition. By default the op itself in float64.",
+)
+@click.option("--trace", metavar="TRACE", help="Try the calls of OP that this trace or plan recorded.")
+@click.option(
+    "--shapes",
+    multiple=True,
+    metavar="CALL",
+    help="Try this call: 4096x4096 for every tensor, 'f32[4,8], f32[8]', or 'mylib::op(f32[4,8], 0.5)'. Repeatable.",
+)
+@plugin_option
+@init_module_option
+@device_option
+@soc_option
+@seed_option
+@click.option(
+    "--points", metavar="POINTS", default="all", show_default=True, help="Try only these points, comma-separated."
+)
+@click.option(
+    "--require",
+    metavar="POINTS",
+    default=REQUIRE,
+    show_default=True,
+    help="Exit with 1 when one of these points fails or is missing; all, none, or names with commas.",
+)
+@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Of torch on the CPU.")
+@click.option(
+    "--speed-time",
+    type=Duration(),
+    default="10",
+    show_default=True,
+    metavar="TIME",
+    help="Most time for the comparison of times; it ends when it is sure.",
+)
+@click.option(
+    "--case-limit",
+    type=Duration(),
+    default="60",
+    show_default=True,
+    metavar="TIME",
+    help="A case that takes longer counts as hanging.",
+)
+@click.option("--output", "-o", metavar="FILE.html", help="Also write it as one HTML page that works offline.")
+@force_option
+@format_option("table", "markdown", "json")
+def command(
+    op: str,
+    against: str | None,
+    trace: str | None,
+    shapes: tuple[str, ...],
+    plugin: tuple[str, ...],
+    init_module: tuple[str, ...],
+    device: str,
+    soc: tuple[str, ...],
+    seed: int,
+    points: str,
+    require: str,
+    threads: int | None,
+    speed_time: float,
+    case_limit: float,
+    output: str | None,
+    force: bool,
+    format_: str,
+) -> int:
+    """Go through what everyone asks of an op that is put into PyTorch, and give a verdict on each point.
+
+    OP is namespace::op or namespace::op.overload, or FILE.py:FUNCTION. Its calls come from --trace or --shapes, or are
+    made up from the schema; each is varied: sizes, strides, dtypes, broadcasts, bad input. Cases run in a process of
+    their own: a crash or a hang costs its case.
+    """
+    from opreplay.cli.pages import check_page
+    from opreplay.cli.terminal.progress import CheckProgress
+    from opreplay.replay.check.model import parse_points
+    from opreplay.replay.session.checking import check
+
+    page = check_page(output, force=force)
+    required = parse_points(require)
+    wanted = parse_points(points)
+    with CheckProgress() as tell:
+        found = check(
+            op,
+            against=against,
+            trace=trace,
+            shapes=shapes,
+            points=wanted,
+            plugins=plugin,
+            init_modules=init_module,
+            device=device,
+            soc=soc,
+            seed=seed,
+            threads=threads,
+            speed_time_s=speed_time,
+            limit_s=case_limit,
+            tell=tell,
+        )
+    failed = found.failed(required)
+    _show(found, failed, page, force=force, format_=format_)
+    return ExitCode.INCOMPLETE if failed else ExitCode.OK
+
+
+def _show(found: CheckResult, failed: tuple[PointResult, ...], path: object, *, force: bool, format_: str) -> None:
+    from functools import partial
+    from pathlib import Path
+
+    from opreplay.cli.pages import write_page
+    from opreplay.cli.terminal import console
+    from opreplay.replay.report import checked
+
+    write_page(path if isinstance(path, Path) else None, partial(checked.page, found, failed), force=force)
+    if format_ == "json":
+        console.write(console.json_text(checked.facts(found)))
+    elif format_ == "markdown":
+        console.write(checked.markdown(found, failed))
+    else:
+        console.show_line(checked.first_line(found, failed))
+        console.show_fitted(lambda width: checked.render(found, width=width))
+    for one in failed:
+        console.narrate(f"opreplay: {one.point}: {one.verdict}")

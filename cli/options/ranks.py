@@ -1,0 +1,97 @@
+# pyright: strict
+"""--ranks, --backend and --no-check: collectives on real process groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+if TYPE_CHECKING:
+    from opreplay.replay.execute.options import RunOptions
+
+
+def ranks_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """How many ranks replay collectives, and by what: they complete the `measuring` that the command gets."""
+
+    @wraps(command)
+    def taking_ranks(
+        *,
+        ranks: int | None,
+        backend: Literal["gloo", "nccl", "hccl"] | None,
+        no_check: bool,
+        device: str,
+        measuring: RunOptions,
+        **others: Any,
+    ) -> Any:
+        import msgspec
+
+        check_ranks(ranks, backend, no_check=no_check, device=device, mode=measuring.mode)
+        measuring = msgspec.structs.replace(measuring, ranks=ranks, backend=backend, check_results=not no_check)
+        return command(measuring=measuring, device=device, **others)
+
+    taking: Callable[..., Any] = taking_ranks
+    for option in reversed(_OPTIONS):
+        taking = option(taking)
+    return taking
+
+
+_OPTIONS = [
+    click.option(
+        "--ranks",
+        type=click.IntRange(min=1, max=1024),
+        metavar="N",
+        help="Replay collectives and point-to-point on N processes here; under torchrun, Slurm or Ray on those that "
+        "were started.",
+    ),
+    click.option(
+        "--backend",
+        type=click.Choice(("gloo", "nccl", "hccl")),
+        help="Of the ranks.  [default: gloo on the CPU, nccl on CUDA, hccl on an NPU]",
+    ),
+    click.option("--no-check", is_flag=True, help="Do not check the results of collectives."),
+]
+
+
+def served_as_rank(ranks: int) -> bool:
+    """Where a launcher started this process as a rank other than 0: be that until rank 0 is done, and True.
+
+    Raises UsageError for another number of ranks than were started, EnvironmentRefused where rank 0 is lost.
+    """
+    from opreplay.replay.execute.ranks.launched import launched
+    from opreplay.traces.errors import UsageError
+
+    place = launched()
+    if place is None:
+        return False
+    if place.world != ranks:
+        raise UsageError(f"--ranks {ranks}, but {place.world} were started", hint=f"Say --ranks {place.world}.")
+    if place.rank == 0:
+        return False
+    from opreplay.replay.execute.ranks.joined import serve_joined
+
+    serve_joined(place)
+    return True
+
+
+def check_ranks(ranks: int | None, backend: str | None, *, no_check: bool, device: str, mode: str) -> None:
+    """Raises UsageError for options of ranks that do not go together."""
+    from opreplay.traces.errors import UsageError
+
+    if ranks is None:
+        if backend is not None or no_check:
+            name = "--backend" if backend is not None else "--no-check"
+            raise UsageError(f"{name} is for collectives on several ranks", hint="Say how many with --ranks N.")
+        return
+    if mode == "sequence":
+        raise UsageError(
+            "--ranks does not go with --mode sequence: collectives are measured one by one", hint="Leave one out."
+        )
+    kind = device.partition(":")[0]
+    needed = {"nccl": "cuda", "hccl": "npu"}.get(backend or "")
+    if needed is not None and kind != needed:
+        raise UsageError(f"{backend} needs --device {needed}, not {device}", hint="Or use --backend gloo.")
+    if ":" in device:
+        raise UsageError(f"{ranks} ranks on {device}: each has a device of its own", hint=f"Say --device {kind}.")

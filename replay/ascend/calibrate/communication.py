@@ -1,0 +1,314 @@
+# pyright: strict
+"""Transfers between dies, predicted against measured, and the fit that makes the table of transports from them."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from opreplay.replay.ascend.calibrate.validate import Figures, Validation, figures_of
+from opreplay.replay.ascend.cost.collective import chosen
+from opreplay.replay.ascend.cost.sizes import total_bytes
+from opreplay.replay.ascend.devices.file import load_device
+from opreplay.replay.ascend.devices.transports import Transport, Work, transport_named, transports, work_of
+from opreplay.replay.ascend.kernel import KernelCall
+from opreplay.replay.ascend.measured.accuracy import Compared, errors_of
+from opreplay.replay.ascend.measured.communication import Transfer, Transfers, is_communication, read_transfers
+from opreplay.replay.ascend.profile import Quantity
+from opreplay.traces.errors import Malformed, UsageError
+from opreplay.traces.model import TensorSpec
+
+BAND = 1.25
+"""80 % factor of a transfer on a known transport, from `leave_one_run_out` of the public profiles."""
+TINY_BYTES = 4096
+"""Packets below it tell the start."""
+LARGE_BYTES = 500e3
+"""Packets from it on tell the rate."""
+
+
+def transfer_us(one: Transfer, soc: str, table: dict[str, Transport] | None = None) -> float | None:
+    """Predicted time of all packets of a transfer, one after the other; None for a transport that is not known."""
+    transport = transport_named(one.transport, table)
+    if transport is None:
+        return None
+    work = work_of(one.op)
+    return sum(count * transport.time_us(size, work, soc) for size, count in one.packets)
+
+
+def compared_of(one: Transfer, soc: str, table: dict[str, Transport] | None = None) -> Compared | None:
+    """The transfer beside its prediction; None where one of them is not known."""
+    predicted = transfer_us(one, soc, table)
+    if predicted is None or one.transit_us is None or one.transit_us <= 0:
+        return None
+    spec = TensorSpec(shape=(round(one.size_bytes),), dtype="uint8")
+    return Compared(
+        call=KernelCall(type=f"{one.op} {one.transport}", inputs=(spec,), outputs=()),
+        measured_us=one.transit_us,
+        predicted_us=predicted,
+        low_us=predicted / BAND,
+        high_us=predicted * BAND,
+        count=1,
+        total_us=one.transit_us,
+        absolute_us=abs(predicted - one.transit_us),
+        signed_us=predicted - one.transit_us,
+    )
+
+
+def validate_transfers(
+    files: Sequence[tuple[Transfers, str]],
+    *,
+    cross: bool = False,
+    on_step: Callable[[str], None] | None = None,
+) -> Validation:
+    """Errors of all measured transfers; each file with the SoC that it is of, "" where its rows say that.
+
+    `cross` also fits the table without one profiled run at a time. Raises Malformed where nothing can be compared.
+    """
+    pairs = [(row, row.soc or soc) for file, soc in files for row in file.rows]
+    found = [(made, soc) for row, soc in pairs if (made := compared_of(row, soc)) is not None]
+    if not found:
+        raise Malformed("no transfer with a time on a known transport", hint="Known are " + ", ".join(transports()))
+    dropped: dict[str, int] = {}
+    for file, _ in files:
+        for reason, count in file.dropped.items():
+            dropped[reason] = dropped.get(reason, 0) + count
+    held: dict[str, Figures] = {}
+    if cross:
+        if on_step is not None:
+            on_step("fitting without one profiled run at a time")
+        held["unseen_table"] = figures_of([made for made, _ in leave_one_run_out(pairs)])
+    socs = sorted({soc for _, soc in found})
+    return Validation(
+        figures=figures_of([made for made, _ in found]),
+        socs={soc: errors_of([made for made, of in found if of == soc]) for soc in socs},
+        compared=tuple(made for made, _ in found),
+        rows=len(pairs),
+        measured_rows=len(found),
+        fitted_to=0,
+        dropped=dropped,
+        cross=held,
+    )
+
+
+def leave_one_run_out(pairs: Sequence[tuple[Transfer, str]]) -> list[tuple[Compared, str]]:
+    """Every transfer predicted by a table that was fitted without its run; transports seen in that run alone are left
+    to what is not fitted."""
+    runs = sorted({row.run for row, _ in pairs})
+    out: list[tuple[Compared, str]] = []
+    for run in runs:
+        table = fit_transports([pair for pair in pairs if pair[0].run != run])
+        for row, soc in pairs:
+            if row.run == run and (made := compared_of(row, soc, table)) is not None:
+                out.append((made, soc))
+    return out
+
+
+def fit_transports(pairs: Sequence[tuple[Transfer, str]]) -> dict[str, Transport]:
+    """A table of transports from measured transfers (with their SoCs), medians all: the start from tiny packets, rates
+    from large ones by what is done with them; an SoC with rates of its own where it was measured. What nothing measures
+    is as the shipped table has it where that is not fitted itself, else as HCCS is there."""
+    starts: defaultdict[str, list[float]] = defaultdict(list)
+    rates: defaultdict[tuple[str, Work, str], list[float]] = defaultdict(list)
+    for row, _ in pairs:
+        if row.transit_us is None or transport_named(row.transport) is None:
+            continue
+        count = sum(n for _, n in row.packets)
+        if row.size_bytes / count < TINY_BYTES:
+            starts[row.transport].append(row.transit_us / count)
+    for row, soc in pairs:
+        count = sum(n for _, n in row.packets)
+        if row.transit_us is None or row.size_bytes / count < LARGE_BYTES:
+            continue
+        start = statistics.median(starts[row.transport]) if starts[row.transport] else 0.0
+        rate = row.size_bytes / max(row.transit_us - count * start, 1e-3) * 1e6
+        rates[row.transport, work_of(row.op), soc].append(rate)
+    made: dict[str, Transport] = {}
+    for name, shipped in transports().items():
+        own = {key: values for key, values in rates.items() if key[0] == name}
+        if not own:
+            if shipped.copy.confidence != "fitted":
+                made[name] = shipped
+            continue
+        works = _by_work(own)
+        socs: dict[str, dict[Work, Quantity]] = {}
+        for (_, work, soc), values in own.items():
+            socs.setdefault(soc, {})[work] = _rate(values)
+        every = [value for values in own.values() for value in values]
+        made[name] = Transport(
+            latency=_quantity(statistics.median(starts[name]) if starts[name] else shipped.latency.value, "us"),
+            copy=works.get("copy") or _rate(every),
+            reduce=works.get("reduce"),
+            send=works.get("send"),
+            socs=socs,
+        )
+    return made
+
+
+def _by_work(rates: dict[tuple[str, Work, str], list[float]]) -> dict[Work, Quantity]:
+    """Over SoCs, each with one vote."""
+    votes: defaultdict[Work, list[float]] = defaultdict(list)
+    for (_, work, _), values in rates.items():
+        votes[work].append(statistics.median(values))
+    return {work: _rate(values) for work, values in votes.items()}
+
+
+def _rate(values: Sequence[float]) -> Quantity:
+    return _quantity(statistics.median(values), "byte/s")
+
+
+def _quantity(value: float, unit: str) -> Quantity:
+    digits = 4 - math.ceil(math.log10(abs(value))) if value else 0
+    return Quantity(value=round(value, digits), unit=unit, source="median of measured packets", confidence="fitted")
+
+
+class MiscRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A collective of a vendor's readme: what it moves among how many, and its time or rate."""
+
+    name: str
+    soc: str
+    call: KernelCall
+    measured_us: float
+    source: str
+
+
+_MOE = re.compile(r"DeepEP (dispatch|combine) (normal|low latency)")
+_TOKENS = re.compile(r"(\d+) tokens(?: hidden (\d+) top-(\d+))?")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) (KB|MB)")
+_RATE = re.compile(r"(\d+(?:\.\d+)?) GB/s")
+NORMAL_TOKENS, HIDDEN, TOP_K = 4096, 7168, 8
+"""Of DeepEP's test of large batches, and of its small ones; the readmes say it once."""
+
+
+def read_misc(path: str | Path) -> list[MiscRow]:
+    """Collectives of a table of vendors' figures (columns source, soc, op, shape, dtype, ranks, us, other): experts'
+    dispatch and combine, and transfers of one die to another. Rows of other kinds, and collectives whose ranks the
+    source does not say, are left out; a rate stands for the time of its bytes."""
+    rows: list[MiscRow] = []
+    text = Path(path).read_text(encoding="utf-8", errors="replace")
+    for row in csv.DictReader(text.splitlines()):
+        get = {key: value or "" for key, value in row.items() if isinstance(key, str)}
+        found = _misc_row(get)
+        if found is not None:
+            rows.append(found)
+    return rows
+
+
+def _misc_row(row: dict[str, str]) -> MiscRow | None:
+    op, dtype = row.get("op", ""), row.get("dtype", "")
+    rate = _RATE.search(row.get("other", ""))
+    if (moe := _MOE.match(op)) is not None and row.get("ranks", "").isdigit():
+        tokens = _TOKENS.search(row.get("shape", ""))
+        count = int(tokens[1]) if tokens else 128 if moe[2] == "low latency" else NORMAL_TOKENS
+        spec = TensorSpec(shape=(count * TOP_K, HIDDEN), dtype="int8" if dtype == "int8" else "bfloat16")
+        size = count * TOP_K * HIDDEN * (1 if dtype == "int8" else 2)
+        call = KernelCall(
+            type=f"MoeDistribute{moe[1].title()}",
+            inputs=(spec,),
+            outputs=(spec,),
+            attrs={"world_size": int(row["ranks"])},
+        )
+        measured = float(row["us"]) if row.get("us") else size / float(rate[1]) / 1e3 if rate else 0.0
+        return MiscRow(name=op, soc="910c", call=call, measured_us=measured, source=row["source"]) if measured else None
+    if "(SDMA)" in op and rate is not None and (size := _SIZE.search(row.get("shape", ""))) is not None:
+        count = round(float(size[1]) * (1 << 10 if size[2] == "KB" else 1 << 20))
+        spec = TensorSpec(shape=(count,), dtype="uint8")
+        call = KernelCall(type="SDMA", inputs=(spec,), outputs=(spec,))
+        return MiscRow(name=op, soc="910b1", call=call, measured_us=count / float(rate[1]) / 1e3, source=row["source"])
+    return None
+
+
+def compared_misc(row: MiscRow) -> Compared:
+    """A vendor's figure beside the link model, without the launch: the figures are of kernels on the device."""
+    count = total_bytes(row.call.inputs)
+    if row.call.type == "SDMA":
+        predicted = transports()["SDMA"].time_us(count, "send")
+    else:
+        predicted = chosen(row.call, load_device(row.soc)).us
+    return Compared(
+        call=row.call,
+        measured_us=row.measured_us,
+        predicted_us=predicted,
+        low_us=predicted / BAND,
+        high_us=predicted * BAND,
+        count=1,
+        total_us=row.measured_us,
+        absolute_us=abs(predicted - row.measured_us),
+        signed_us=predicted - row.measured_us,
+    )
+
+
+def of_folder(folder: Path, *, cross: bool) -> dict[str, list[tuple[str, str, list[Compared], bool]]]:
+    """Section of an error table → (file, SoC, transfers of it, whether the shipped table was fitted to them).
+
+    Tables of transfers by their SoCs; vendors' figures as one. `cross`: each profiled run by what the others tell.
+    """
+    shipped: list[tuple[str, str, list[Compared], bool]] = []
+    held: list[tuple[str, str, list[Compared], bool]] = []
+    every: list[Compared] = []
+    for path in sorted(folder.glob("*.csv")):
+        if is_communication(path):
+            pairs = [(row, row.soc) for row in read_transfers(path).rows]
+            found = [(made, soc) for row, soc in pairs if (made := compared_of(row, soc)) is not None]
+            for soc in sorted({soc for _, soc in found}):
+                shipped.append((path.name, soc, [made for made, of in found if of == soc], True))
+            every += [made for made, _ in found]
+            if cross:
+                held.append((path.name, "", [made for made, _ in leave_one_run_out(pairs)], False))
+        elif is_misc(path) and (rows := read_misc(path)):
+            made = [compared_misc(row) for row in rows]
+            shipped.append((path.name, "", made, True))
+            every += made
+    if every:
+        shipped.append(("communication", "", every, True))
+    return {"shipped": shipped, "unseen_table": held}
+
+
+def is_misc(path: Path) -> bool:
+    """Whether a file is a table of vendors' figures."""
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="") as stream:
+            return {"source", "soc", "op", "ranks", "us", "other"} <= set(stream.readline(1 << 16).strip().split(","))
+    except OSError:
+        return False
+
+
+def read_and_validate(
+    paths: Sequence[str],
+    socs: Sequence[str],
+    *,
+    cross: bool = False,
+    on_step: Callable[[str], None] | None = None,
+) -> Validation:
+    """Read files of transfers and compare; one SoC for all of them, one each, or none where their rows say it.
+
+    Raises UsageError for SoCs that do not fit in number or are not known, and for none where they are needed.
+    """
+    if len(socs) not in (0, 1, len(paths)):
+        raise UsageError(
+            f"{len(paths)} files, but --soc is given {len(socs)} times",
+            hint="Give --soc once for all, or once for each in the same order.",
+        )
+    files = [read_transfers(path) for path in paths]
+    unnamed = [file.path for file in files if any(not row.soc for row in file.rows)]
+    if unnamed and not socs:
+        raise UsageError(f"{unnamed[0]} does not say which device was measured", hint="Give --soc.")
+    names = [load_device(soc).name for soc in socs]
+    return validate_transfers(with_soc(files, names), cross=cross, on_step=on_step)
+
+
+def with_soc(files: Sequence[Transfers], socs: Sequence[str]) -> list[tuple[Transfers, str]]:
+    """Each file with its SoC: one for all, or one each."""
+    chosen = list(socs) * len(files) if len(socs) == 1 else list(socs) if socs else [""] * len(files)
+    return list(zip(files, chosen, strict=True))
+
+
+def as_toml(table: dict[str, Transport]) -> dict[str, object]:
+    """The table as the values of `_transports.toml`."""
+    return msgspec.to_builtins(table)

@@ -1,0 +1,200 @@
+# pyright: strict
+"""Transfers that the Ascend profiler measured: communication.json, communication_matrix.json, and tables of such.
+
+The layout is that of the public outputs of torch_npu and msprof-analyze: step → "p2p" or "collective" → op@group → its
+times and, by transport, bytes, time and the packets of each size.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+from opreplay.traces.errors import Malformed, TooLarge
+
+MAX_FILE_BYTES = 512 << 20
+MAX_TRANSFERS = 2_000_000
+COLUMNS = ("op", "transport", "transit_mb", "transit_ms", "sizes")
+"""That a table of transfers has at least."""
+PARTS = ("HCCS", "PCIE", "SIO", "HCCS_SW")
+"""Transports that the profiler's SDMA adds up."""
+
+
+class Transfer(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank moved for one collective over one transport."""
+
+    op: str
+    """"hcom_allReduce_", ..."""
+    transport: str
+    packets: tuple[tuple[float, int], ...]
+    """(bytes, how many), of each size."""
+    transit_us: float | None
+    """All packets; None where the table leaves it out."""
+    run: str = ""
+    """What it is of: ranks of one profiled run share it."""
+    soc: str = ""
+    """As the table says; "" where it does not."""
+
+    @property
+    def size_bytes(self) -> float:
+        """All packets together."""
+        return sum(size * count for size, count in self.packets)
+
+
+class Transfers(msgspec.Struct, frozen=True, kw_only=True):
+    """One file of them."""
+
+    path: str
+    rows: tuple[Transfer, ...]
+    dropped: dict[str, int]
+    """Reason → entries that say nothing of a transfer."""
+
+
+class _Bandwidth(msgspec.Struct):
+    size_mb: float = msgspec.field(name="Transit Size(MB)", default=0.0)
+    time_ms: float = msgspec.field(name="Transit Time(ms)", default=0.0)
+    sizes: dict[str, list[float]] = msgspec.field(name="Size Distribution", default_factory=dict[str, list[float]])
+
+
+class _Op(msgspec.Struct):
+    bandwidth: dict[str, _Bandwidth] = msgspec.field(
+        name="Communication Bandwidth Info", default_factory=dict[str, _Bandwidth]
+    )
+
+
+class _Pair(msgspec.Struct):
+    transport: str = msgspec.field(name="Transport Type", default="")
+    size_mb: float = msgspec.field(name="Transit Size(MB)", default=0.0)
+    time_ms: float = msgspec.field(name="Transit Time(ms)", default=0.0)
+
+
+def is_communication(path: str | Path) -> bool:
+    """Whether a file is read here: by its suffix, or by the columns of a table."""
+    if str(path).lower().endswith(".json"):
+        return True
+    try:
+        with Path(path).open(encoding="utf-8", errors="replace", newline="") as stream:
+            head: list[str] = next(csv.reader([stream.readline(1 << 16)]), list[str]())
+    except (OSError, csv.Error):
+        return False
+    return set(COLUMNS) <= {name.strip() for name in head}
+
+
+def read_transfers(path: str | Path) -> Transfers:
+    """The transfers of a file. Raises Malformed for one of another layout, TooLarge over the limits."""
+    text = _bytes(path)
+    if not str(path).lower().endswith(".json"):
+        return _table(str(path), text)
+    try:
+        steps = msgspec.json.decode(text, type=dict[str, dict[str, dict[str, msgspec.Raw]]])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed(
+            f"{path}: neither communication.json nor communication_matrix.json: {error}",
+            hint="They lie in ASCEND_PROFILER_OUTPUT of a profile of level 1 or 2.",
+        ) from None
+    dropped: Counter[str] = Counter()
+    rows: list[Transfer] = []
+    for groups in steps.values():
+        for ops in groups.values():
+            for name, raw in ops.items():
+                rows += _of_op(name, raw, str(Path(path).parent), dropped)
+                if len(rows) > MAX_TRANSFERS:
+                    raise TooLarge(f"{path}: more than {MAX_TRANSFERS:,} transfers", hint="Take one step of it.")
+    return Transfers(path=str(path), rows=tuple(rows), dropped=dict(dropped))
+
+
+def _bytes(path: str | Path) -> bytes:
+    try:
+        size = Path(path).stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise TooLarge(f"{path}: {size} bytes, limit {MAX_FILE_BYTES}", hint="Cut it down to some steps.")
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise Malformed(f"cannot read {path}: {error.strerror}") from None
+
+
+def _of_op(name: str, raw: msgspec.Raw, run: str, dropped: Counter[str]) -> list[Transfer]:
+    """Transfers of one entry of either file; totals over all ops say nothing of one."""
+    op = name.partition("@")[0]
+    if op.startswith("Total Op Info"):
+        return []
+    try:
+        found = msgspec.json.decode(raw, type=_Op)
+        if found.bandwidth:
+            return _of_bandwidths(op, found.bandwidth, run)
+        pairs = msgspec.json.decode(raw, type=dict[str, _Pair])
+    except (msgspec.MsgspecError, RecursionError):
+        dropped["unreadable op"] += 1
+        return []
+    if op.rpartition("-")[2] in ("total", "middle") or op.partition("-")[2].startswith("bottom"):
+        return []  # the matrix lists some ops under several names
+    return [
+        Transfer(
+            op=op.partition("-")[0],
+            transport=pair.transport,
+            packets=((pair.size_mb * 1e6, 1),),
+            transit_us=pair.time_ms * 1e3,
+            run=run,
+        )
+        for pair in pairs.values()
+        if pair.transport and pair.size_mb > 0 and pair.time_ms > 0
+    ]
+
+
+def _of_bandwidths(op: str, found: dict[str, _Bandwidth], run: str) -> list[Transfer]:
+    made: list[Transfer] = []
+    moved = {name for name, one in found.items() if one.size_mb > 0 and one.time_ms > 0}
+    for name in moved:
+        if name == "SDMA" and moved & set(PARTS):
+            continue  # the sum of the others
+        one = found[name]
+        packets = _packets(one.sizes, one.size_mb)
+        made.append(Transfer(op=op, transport=name, packets=packets, transit_us=one.time_ms * 1e3, run=run))
+    return sorted(made, key=lambda transfer: transfer.transport)
+
+
+def _packets(sizes: dict[str, list[float]], total_mb: float) -> tuple[tuple[float, int], ...]:
+    packets: list[tuple[float, int]] = []
+    for text, entry in sizes.items():
+        try:
+            size = float(text)
+        except ValueError:
+            continue
+        if math.isfinite(size) and size >= 0 and entry and 0 < entry[0] < 1e9:
+            packets.append((size * 1e6, int(entry[0])))
+    return tuple(packets) or ((total_mb * 1e6, 1),)
+
+
+def _table(path: str, text: bytes) -> Transfers:
+    """A table with one transfer a row, as `COLUMNS` names them; `soc` and `profile` where it has them."""
+    dropped: Counter[str] = Counter()
+    rows: list[Transfer] = []
+    for row in csv.DictReader(text.decode("utf-8", "replace").splitlines()):
+        try:
+            sizes = msgspec.json.decode(row["sizes"] or "{}", type=dict[str, list[float | None]])
+            total = float(row["transit_mb"])
+            time = float(row["transit_ms"]) * 1e3 if row["transit_ms"] else None
+        except (msgspec.MsgspecError, KeyError, TypeError, ValueError):
+            dropped["unreadable row"] += 1
+            continue
+        known = {size: [n for n in entry if n is not None] for size, entry in sizes.items()}
+        profile = (row.get("profile") or "").rpartition(" rank")[0] or (row.get("profile") or "")
+        rows.append(
+            Transfer(
+                op=row["op"],
+                transport=row["transport"],
+                packets=_packets(known, total),
+                transit_us=time if time and time > 0 else None,
+                run=f"{row.get('soc') or ''} {profile}".strip(),
+                soc=(row.get("soc") or "").lower(),
+            )
+        )
+        if len(rows) > MAX_TRANSFERS:
+            raise TooLarge(f"{path}: more than {MAX_TRANSFERS:,} transfers", hint="Cut it down.")
+    if not rows:
+        raise Malformed(f"{path}: no row of a table of transfers", hint=f"Its columns are {', '.join(COLUMNS)}.")
+    return Transfers(path=path, rows=tuple(rows), dropped=dict(dropped))

@@ -1,0 +1,187 @@
+"""One call that Python makes, in the form of the IR: arguments by the schema's names, tensors by their metadata.
+
+Owns no order: which storage a tensor lies in, over calls, is `storages`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from opreplay.replay.arguments.tensors import DTYPES
+from opreplay.replay.ir.model import ReplayArg
+from opreplay.replay.resolve.schema import ArgSpec, OpSpec
+from opreplay.traces.literals import plain_float
+from opreplay.traces.model import TensorMeta
+
+ALIGNED_BYTES = 512
+"""What torch's allocators align memory to: where a tensor lies in it counts up to here."""
+MAX_TEXT = 128
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_WRAPPED = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
+"""Type of the 0-dim tensor that torch makes of a Python number."""
+_ENUMS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+def tensors_in(value: Any) -> Iterable[torch.Tensor]:
+    """The tensors of an argument or a result, lists opened, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether sizes and strides say all of a tensor's form."""
+    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+
+
+def metas_of(tensors: Sequence[torch.Tensor]) -> list[TensorMeta | None]:
+    """Metadata of the tensors of one call; those whose bytes overlap have the same number of a storage.
+
+    None for one that is sparse, nested, quantized, or of a type that plans do not know.
+    """
+    spans: list[tuple[int, int, int]] = []
+    for tensor in tensors:
+        if not is_dense(tensor) or tensor.dtype not in _NAMES:
+            spans.append((-1, 0, 0))
+            continue
+        itemsize = tensor.itemsize
+        begin = int(tensor.storage_offset()) * itemsize
+        reach = 0
+        if tensor.numel():
+            reach = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+        spans.append((tensor.untyped_storage()._cdata, begin, begin + int(reach) * itemsize))
+    bases, numbers = _groups(spans)
+    return [
+        None
+        if span[0] == -1
+        else TensorMeta(
+            shape=tuple(map(int, tensor.shape)),
+            dtype=_NAMES[tensor.dtype],
+            strides=tuple(map(int, tensor.stride())),
+            storage_offset=(span[1] - bases[at]) // tensor.itemsize,
+            storage=numbers[at],
+        )
+        for at, (tensor, span) in enumerate(zip(tensors, spans, strict=True))
+    ]
+
+
+def _groups(spans: Sequence[tuple[int, int, int]]) -> tuple[list[int], list[int | None]]:
+    """First byte that counts, and the number of the memory where several share it, of each (storage, begin, end)."""
+    bases = [begin // ALIGNED_BYTES * ALIGNED_BYTES for _, begin, _ in spans]
+    numbers: list[int | None] = [None] * len(spans)
+    if len({span[0] for span in spans}) == len(spans):
+        return bases, numbers
+    order = sorted((at for at, span in enumerate(spans) if span[0] != -1), key=lambda at: spans[at])
+    members: list[list[int]] = []
+    storage, end = -1, 0
+    for at in order:
+        if members and spans[at][0] == storage and (spans[at][1] < end or spans[at] == spans[members[-1][-1]]):
+            members[-1].append(at)
+            end = max(end, spans[at][2])
+        else:
+            members.append([at])
+            storage, end = spans[at][0], spans[at][2]
+    shared = sorted((group for group in members if len(group) > 1), key=min)
+    for number, group in enumerate(shared):
+        for at in group:
+            bases[at], numbers[at] = bases[group[0]], number
+    return bases, numbers
+
+
+def named_values(
+    spec: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any], missing: object = None
+) -> list[tuple[ArgSpec, Any]]:
+    """(argument, value) in the schema's order; those that the call leaves to their default are left out."""
+    positional = [arg for arg in spec.args if not arg.keyword_only]
+    given = dict(zip((arg.name for arg in positional), args, strict=False))
+    given.update(kwargs)
+    return [(arg, given[arg.name]) for arg in spec.args if arg.name in given]
+
+
+def key_of_value(value: Any) -> Any:
+    """What tells two values of an argument apart; tensors are told apart by their metadata."""
+    if isinstance(value, torch.Tensor):
+        return torch.Tensor
+    if isinstance(value, list | tuple):
+        return tuple(key_of_value(item) for item in value)
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool | int | float | complex):
+        return type(value).__name__, repr(value)
+    return str(value) if isinstance(value, _ENUMS) else type(value)
+
+
+def argument(spec: ArgSpec, value: Any, metas: Iterable[TensorMeta | None]) -> ReplayArg | None:
+    """One argument; `metas` hands out the metadata of its tensors in order.
+
+    None for a value that a plan cannot hold, such as a process group or a script object.
+    """
+
+    def made(kind: str, tensors: tuple[TensorMeta | None, ...] = (), plain: Any = None) -> ReplayArg:
+        return ReplayArg(
+            name=spec.name,
+            type=kind,
+            tensors=tensors,
+            value=plain,
+            keyword_only=spec.keyword_only,
+            mutated=spec.mutated,
+        )
+
+    hand = iter(metas)
+    if isinstance(value, torch.Tensor):
+        return made("Tensor", (next(hand),))
+    if spec.kind == "Tensor[]" and isinstance(value, list | tuple):
+        flat = list(_flat(value))
+        if not all(item is None or isinstance(item, torch.Tensor) for item in flat):
+            return None
+        found = tuple(None if item is None else next(hand) for item in flat)
+        return made("Tensor[]", found, None if found else ())
+    if spec.kind == "Tensor" and type(value) in _WRAPPED:
+        return made("Tensor", (TensorMeta(shape=(), dtype=_WRAPPED[type(value)]),), _plain(value))
+    if value is None:
+        return made(spec.kind)
+    if spec.kind in ("opaque", "Generator"):
+        return None
+    if isinstance(value, list | tuple):
+        items = tuple(_plain(item) for item in value)
+        return None if _UNKNOWN in items else made(_list_kind(spec), plain=items)
+    plain = _plain(value)
+    if plain is _UNKNOWN or (isinstance(plain, str) and len(plain) > MAX_TEXT):
+        return None
+    return made(spec.kind, plain=float(plain) if spec.kind == "float" and type(plain) is int else plain)
+
+
+def _list_kind(spec: ArgSpec) -> str:
+    return spec.kind if spec.kind.endswith("[]") else f"{spec.kind}[]"
+
+
+def _flat(value: Any) -> Iterable[Any]:
+    for item in value:
+        if isinstance(item, list | tuple):
+            yield from _flat(item)
+        else:
+            yield item
+
+
+_UNKNOWN: Any = object()
+
+
+def _plain(value: Any) -> Any:
+    """A value as the IR holds it."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return plain_float(value)
+    if isinstance(value, complex):
+        return str(value).strip("()")
+    if isinstance(value, torch.SymInt):
+        return int(value)
+    if isinstance(value, list | tuple):
+        items = tuple(_plain(item) for item in value)
+        return _UNKNOWN if _UNKNOWN in items else items
+    return str(value) if isinstance(value, _ENUMS) else _UNKNOWN

@@ -1,0 +1,163 @@
+"""Which storage each tensor of a step lies in, when storages come and go, and what they take together.
+
+Owns numbers and bytes. What a storage holds is told by whoever knows: modules, optimizers, gradients.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from opreplay.replay.ir.captured import CapturedStorage, Kind, PhasePeak, StepPhase
+
+PHASES: tuple[StepPhase, ...] = ("forward", "backward", "optimizer")
+
+
+def inner_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The plain tensors that a tensor consists of: itself, or those of a DTensor and the like."""
+    if is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()
+        for part in (getattr(tensor, name) for name in names):
+            if isinstance(part, torch.Tensor):  # a DTensor also has its mesh
+                yield from inner_tensors(part)
+    else:
+        yield tensor
+
+
+class _Storage:
+    """What is known of one storage."""
+
+    __slots__ = ("first_size", "kind", "names", "outside", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = self.first_size = size
+        self.kind: Kind | None = None
+        self.names: dict[str, None] = {}
+        self.outside = False
+        """It was there before the step."""
+
+
+class Storages:
+    """All storages that a step touches, numbered as they are met."""
+
+    def __init__(self, seen_as: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:
+        """`seen_as` gives the tensor that stands for a real one."""
+        self._seen_as = seen_as or (lambda tensor: tensor)
+        self._all: list[_Storage] = []
+        self._numbers: dict[int, int] = {}
+        """By address, of those that are alive: an address is used again."""
+        self._events: list[tuple[int, int, int]] = []
+        """(call, storage, bytes that come or go)."""
+        self._memories: dict[tuple[int, int, bool], int] = {}
+        self.call = -1
+        """The call that is running; -1 before the first one."""
+
+    def number(self, tensor: torch.Tensor, *, outside: bool = False) -> int:
+        """Of the storage that a plain tensor lies in."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        found = self._numbers.get(key)
+        if found is not None:
+            return found
+        number = self._numbers[key] = len(self._all)
+        one = _Storage(storage.nbytes())
+        one.outside = outside
+        self._all.append(one)
+        self._events.append((-1 if outside else self.call, number, one.size))
+        weakref.finalize(storage, self._gone, key, number).atexit = False
+        return number
+
+    def memory(self, tensor: torch.Tensor, *, outside: bool = False) -> int:
+        """Number of the place where a dense tensor begins; a conjugate view is another one than what it views."""
+        place = (
+            self.number(tensor, outside=outside),
+            int(tensor.storage_offset()) * tensor.itemsize,
+            tensor.is_conj() or tensor.is_neg(),
+        )
+        return self._memories.setdefault(place, len(self._memories))
+
+    def describe(self, tensor: torch.Tensor, kind: Kind, name: str = "", *, outside: bool = True) -> None:
+        """Say what a tensor's storage holds; what was said first stays."""
+        for real in inner_tensors(tensor):
+            plain = self._seen_as(real)
+            if plain.layout is not torch.strided:
+                continue
+            one = self._all[self.number(plain, outside=outside)]
+            one.kind = one.kind or kind
+            if name and one.kind == kind:
+                one.names[name] = None
+
+    def is_outside(self, number: int) -> bool:
+        return self._all[number].outside
+
+    @property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """Storage and offset in bytes by number of the memory."""
+        return tuple((storage, offset) for storage, offset, _ in self._memories)
+
+    def listed(self) -> tuple[CapturedStorage, ...]:
+        """Those that were there before the step."""
+        return tuple(
+            CapturedStorage(
+                storage=number, kind=one.kind or "constant", names=tuple(one.names), size_bytes=one.first_size
+            )
+            for number, one in enumerate(self._all)
+            if one.outside
+        )
+
+    def peaks(self, phases: list[StepPhase]) -> tuple[PhasePeak, ...]:
+        """The moment of each phase at which most is alive; `phases` is that of each call."""
+        alive, at = 0, 0
+        by_kind: dict[Kind, int] = {}
+        best: dict[StepPhase, PhasePeak] = {}
+        events = sorted(self._events, key=lambda event: event[0])
+        for call, phase in enumerate(phases):
+            while at < len(events) and events[at][0] <= call:
+                _, number, delta = events[at]
+                at += 1
+                one = self._all[number]
+                kind: Kind = one.kind or ("constant" if one.outside else "activation")
+                by_kind[kind] = by_kind.get(kind, 0) + delta
+                alive += delta
+            if phase not in best or alive > best[phase].peak_bytes:
+                kinds: dict[Kind, int] = {kind: size for kind, size in by_kind.items() if size}
+                best[phase] = PhasePeak(phase=phase, peak_bytes=alive, by_kind=kinds)
+        return tuple(best[phase] for phase in PHASES if phase in best)
+
+    @contextmanager
+    def watching_resizes(self) -> Iterator[None]:
+        """Follow `UntypedStorage.resize_`, by which FSDP gives memory back; no dispatched op says so."""
+        plain: Any = torch.UntypedStorage.resize_
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            number = self._numbers.get(storage._cdata)
+            if number is not None:
+                one = self._all[number]
+                self._events.append((self.call, number, int(size) - one.size))
+                one.size = int(size)
+            return plain(storage, size)
+
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            torch.UntypedStorage.resize_ = plain  # type: ignore[method-assign]
+
+    def grown(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Take note of results that an op gave another size, as `resize_` and `out=` do."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            number = self._numbers.get(storage._cdata)
+            if number is not None and storage.nbytes() != self._all[number].size:
+                self._events.append((self.call, number, storage.nbytes() - self._all[number].size))
+                self._all[number].size = storage.nbytes()
+
+    def _gone(self, key: int, number: int) -> None:
+        if self._numbers.get(key) == number:
+            del self._numbers[key]
+        self._events.append((self.call + 1, number, -self._all[number].size))

@@ -1,0 +1,160 @@
+"""Where a step is at each call: which module called it, and whether that is forward, backward or the optimizer.
+
+A call in backward is of the module whose forward made its autograd node: nodes carry the number that was next when they
+were made, so no hook lies on any tensor and the step is the same as without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch.nn.modules import module as hooks
+
+from opreplay.replay.capture.calls.storages import Storages
+from opreplay.replay.capture.calls.undo import Undo
+from opreplay.replay.ir.captured import StepPhase
+
+_autograd: Any = import_module("torch._C")._autograd
+_optimizers: Any = import_module("torch.optim.optimizer")
+"""What type checkers do not see."""
+_NO_MODULE = -1
+_NO_NODE = (1 << 63) - 1
+"""Nodes that accumulate gradients have a number beyond any other's."""
+
+
+class Whereabouts:
+    """Follows modules, optimizers and autograd while a step runs."""
+
+    def __init__(self, storages: Storages) -> None:
+        self._storages = storages
+        self._stack: list[int] = []
+        self._paths: dict[str, int] = {}
+        self._of_module: dict[int, int] = {}
+        self._roots: list[torch.nn.Module] = []
+        """Kept alive, as others are known by their address."""
+        self._prefixes: list[str] = []
+        self._of_node: dict[int, int] = {}
+        self._of_parameter: dict[int, int] = {}
+        self._stepping = 0
+        self._undo = Undo()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Paths of modules by number."""
+        return tuple(self._paths)
+
+    def know(self, root: torch.nn.Module) -> None:
+        """Give names to a model's modules, parameters and buffers."""
+        if id(root) in self._of_module:
+            return
+        prefix = "" if not self._roots else f"{type(root).__name__}:"
+        self._roots.append(root)
+        self._undo.know(root)
+        self._prefixes.append(prefix)
+        for path, one in root.named_modules():
+            number = self._number(f"{prefix}{path}")
+            self._of_module.setdefault(id(one), number)
+            for name, parameter in one.named_parameters(recurse=False):
+                where = f"{prefix}{path}.{name}" if path else f"{prefix}{name}"
+                self._storages.describe(parameter, "parameter", where)
+                self._of_parameter.setdefault(id(parameter), number)
+            for name, buffer in one.named_buffers(recurse=False):
+                self._storages.describe(buffer, "buffer", f"{prefix}{path}.{name}" if path else f"{prefix}{name}")
+
+    def state(self) -> list[tuple[str, torch.Tensor]]:
+        """Parameters and buffers of all models, by name."""
+        return [
+            (f"{prefix}{name}", tensor)
+            for prefix, root in zip(self._prefixes, self._roots, strict=True)
+            for name, tensor in (*root.named_parameters(), *root.named_buffers())
+        ]
+
+    def now(self) -> tuple[StepPhase, int]:
+        """Phase and module of the call that runs."""
+        in_backward = torch._C._current_graph_task_id() != -1
+        if self._stack:
+            if not in_backward:
+                self._of_node.setdefault(_autograd._get_sequence_nr() - 1, self._stack[-1])
+            return ("backward" if in_backward else "forward"), self._stack[-1]
+        if in_backward:
+            return "backward", self._of_current_node()
+        return ("optimizer" if self._stepping else "forward"), _NO_MODULE
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Hooks on all modules and optimizers, for as long as the step runs."""
+        with ExitStack() as stack:
+            for handle in (
+                hooks.register_module_forward_pre_hook(self._enter),
+                hooks.register_module_forward_hook(self._leave, always_call=True),
+                _optimizers.register_optimizer_step_pre_hook(self._before_step),
+                _optimizers.register_optimizer_step_post_hook(self._after_step),
+            ):
+                stack.callback(handle.remove)
+            yield
+        self.mark_gradients()
+
+    def mark_gradients(self) -> None:
+        """Say of all gradients that are there that they are ones."""
+        for root in self._roots:
+            for parameter in root.parameters():
+                if parameter.grad is not None:
+                    self._storages.describe(parameter.grad, "gradient", outside=False)
+
+    def restore(self) -> None:
+        """Take fake tensors out of real modules and optimizers again."""
+        self._undo.restore()
+
+    def _number(self, path: str) -> int:
+        return self._paths.setdefault(path, len(self._paths))
+
+    def _enter(self, module: torch.nn.Module, _: Any) -> None:
+        number = self._of_module.get(id(module))
+        if number is None:
+            if self._stack:
+                number = self._of_module[id(module)] = self._number(f"{self.names[self._stack[-1]]}.<{_kind(module)}>")
+            else:
+                self.know(module)
+                number = self._of_module[id(module)]
+        self._stack.append(number)
+
+    def _leave(self, module: torch.nn.Module, *_: Any) -> None:
+        if self._stack:
+            self._stack.pop()
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._stepping += 1
+        self._undo.know_optimizer(optimizer)
+        self._describe_state(optimizer, outside=True)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self._storages.describe(parameter, "parameter")
+                if parameter.grad is not None:
+                    self._storages.describe(parameter.grad, "gradient", outside=False)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._stepping -= 1
+        self._describe_state(optimizer, outside=False)
+
+    def _describe_state(self, optimizer: torch.optim.Optimizer, *, outside: bool) -> None:
+        for state in optimizer.state.values():
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    self._storages.describe(value, "optimizer state", str(name) if outside else "", outside=outside)
+
+    def _of_current_node(self) -> int:
+        node: Any = torch._C._current_autograd_node()
+        if node is None:
+            return _NO_MODULE
+        number = node._sequence_nr()
+        if number < _NO_NODE:
+            return self._of_node.get(number, _NO_MODULE)
+        return self._of_parameter.get(id(getattr(node, "variable", None)), _NO_MODULE)
+
+
+def _kind(module: torch.nn.Module) -> str:
+    return type(module).__name__

@@ -1,0 +1,239 @@
+"""Whether a captured plan computes what the model computes: replayed in order on real values, every result compared.
+
+Three runs with one seed: the model alone, the model under the recorder, which tells what each storage held before it
+was first used, and the plan, which gets those storages. The plan is the one that fake tensors gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+import torch
+
+from opreplay.replay.capture.calls.arguments import tensors_in
+from opreplay.replay.capture.calls.storages import Storages
+from opreplay.replay.capture.calls.whereabouts import Whereabouts
+from opreplay.replay.capture.record import Make, Recording, record
+from opreplay.replay.capture.replay import CannotReplay, Replay
+from opreplay.replay.capture.step import named_tensors
+from opreplay.replay.execute.executors.torch.values import TOLERANCE, difference
+from opreplay.replay.ir.captured import Check, Compared
+from opreplay.replay.ir.model import ReplayPlan
+from opreplay.traces.errors import UsageError
+
+UNINITIALIZED = ("empty", "new_empty", "resize")
+"""Starts of names of ops whose results hold what the memory held."""
+SEED = 0
+
+
+def check(make: Make, plan: ReplayPlan, *, seed: int = SEED) -> Check:
+    """Replay `plan`, which was captured of the step that `make` gives, and compare.
+
+    `make` is called twice more, each time after `torch.manual_seed(seed)`, as is the step.
+    Raises UsageError for a step whose two runs differ, as one that draws without the seed.
+    """
+    if plan.sequence is None or plan.sequence.cut:
+        raise UsageError("the plan does not hold all calls of the step", hint="Check a smaller model.")
+    returned, state = _alone(make, seed)
+    found = _Snapshots()
+    recording = record(make, real=True, seed=seed, look=found.looking)
+    theirs = named_tensors(returned)
+    _refuse_other_values(theirs, named_tensors(recording.returned))
+    names = [f"{op.name}.{op.overload}" for op in recording.recorder.ops]
+    mine = _names(plan)
+    real = [names[index] for index in recording.recorder.calls]
+    other = None
+    if mine != real:
+        at = next((i for i, (a, b) in enumerate(zip(mine, real, strict=False)) if a != b), min(len(mine), len(real)))
+        other = f"call {at} is {_at(mine, at)} on fake tensors and {_at(real, at)} on real ones"
+        if why := _other_storages(plan, recording, found):
+            return Check(
+                outputs=(), parameters=(), equal=False, largest_error=0.0, calls=0, seed=seed, reason=f"{other}; {why}"
+            )
+        found.digests = []
+    return msgspec.structs.replace(_replayed(plan, state, theirs, recording, found, seed), other_calls=other)
+
+
+def _replayed(
+    plan: ReplayPlan,
+    state: Sequence[tuple[str, torch.Tensor]],
+    theirs: Sequence[tuple[str, torch.Tensor]],
+    recording: Recording,
+    found: _Snapshots,
+    seed: int,
+) -> Check:
+    assert plan.capture is not None
+    assert plan.sequence is not None
+    order = recording.recorder.outside
+    outside = _outside_in_order(plan)
+    numbers = dict(zip(outside, order, strict=False))
+    storages = {number: found.storages[real] for number, real in numbers.items()}
+    first: list[int] = []
+    undefined = {place for place, name in enumerate(_names(plan)) if name.partition("::")[2].startswith(UNINITIALIZED)}
+
+    def look(place: int, result: Any) -> None:
+        expected = found.digests[place] if found.digests else None
+        if not first and expected is not None and place not in undefined and digest(result) != expected:
+            first.append(place)
+
+    replay = Replay(plan, storages)
+    torch.manual_seed(seed)
+    try:
+        replay.run(look)
+    except CannotReplay as stopped:
+        return Check(outputs=(), parameters=(), equal=False, largest_error=0.0, calls=0, seed=seed, reason=str(stopped))
+    outputs = [
+        compared(name, tensor, replay.output(output))
+        for (name, tensor), output in zip(theirs, plan.capture.outputs, strict=True)
+    ]
+    by_name = {name: one.storage for one in plan.capture.storages for name in one.names}
+    parameters = [
+        compared(name, tensor, _same_place(tensor, storages[by_name[name]]))
+        for name, tensor in state
+        if by_name.get(name) in storages
+    ]
+    both = [*outputs, *parameters]
+    return Check(
+        outputs=tuple(outputs),
+        parameters=tuple(parameters),
+        equal=bool(both) and all(one.equal for one in both),
+        largest_error=max((one.largest_error for one in both), default=0.0),
+        calls=len(plan.sequence.calls),
+        seed=seed,
+        first_difference=None if not first or all(one.bits_equal for one in both) else _named(plan, first[0]),
+    )
+
+
+def compared(name: str, expected: torch.Tensor, got: torch.Tensor) -> Compared:
+    """Two tensors, which are equal where each element is within the tolerance of their type."""
+    expected, got = expected.detach(), got.detach()
+    detail = difference(expected, got)
+    same_form = expected.shape == got.shape and expected.dtype == got.dtype
+    return Compared(
+        name=name,
+        equal=not detail,
+        bits_equal=same_form and digest(expected) == digest(got),
+        largest_error=_largest(expected, got) if same_form else float("inf"),
+        tolerance=TOLERANCE.get(expected.dtype, 0.0),
+        detail=detail,
+    )
+
+
+def digest(value: Any) -> bytes:
+    """A hash of the bits of all tensors of a result."""
+    made = blake2b(digest_size=16)
+    for tensor in tensors_in(value):
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            continue
+        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        made.update(plain.view(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
+    return made.digest()
+
+
+class _Snapshots:
+    """What storages from outside held before the step, and what each call gave back."""
+
+    def __init__(self) -> None:
+        self.storages: dict[int, torch.UntypedStorage] = {}
+        self.digests: list[bytes | None] = []
+        self._names: list[str] = []
+
+    def looking(self, storages: Storages) -> Callable[[int, list[torch.Tensor], Any], None]:
+        def look(call: int, given: list[torch.Tensor], result: Any) -> None:
+            if result is None and len(self.digests) == call:
+                self.digests.append(None)
+                for tensor in given:
+                    if tensor.layout is not torch.strided or tensor.is_nested:
+                        continue
+                    number = storages.number(tensor)
+                    if number not in self.storages and storages.is_outside(number):
+                        self.storages[number] = tensor.untyped_storage().clone()
+            elif result is not None:
+                self.digests[call] = digest(result)
+
+        return look
+
+
+def _alone(make: Make, seed: int) -> tuple[Any, list[tuple[str, torch.Tensor]]]:
+    """What the step gives back, and parameters and buffers after it, by the names that a plan has for them."""
+    where = Whereabouts(Storages())
+    torch.manual_seed(seed)
+    step = make()
+    if step.root is not None:
+        where.know(step.root)
+    torch.manual_seed(seed)
+    with where.following():
+        returned = step.run()
+    return returned, where.state()
+
+
+def _refuse_other_values(one: Sequence[tuple[str, torch.Tensor]], other: Sequence[tuple[str, torch.Tensor]]) -> None:
+    names = [name for name, _ in one]
+    if names != [name for name, _ in other]:
+        raise UsageError("two runs of the step give different tensors", hint="make() must make the same each time.")
+    for (name, a), (_, b) in zip(one, other, strict=True):
+        if detail := difference(a.detach(), b.detach()):
+            raise UsageError(
+                f"two runs of the step with one seed differ: {name}: {detail}",
+                hint="make() must make the same each time: draw with torch's generator, whose seed is set.",
+            )
+
+
+def _names(plan: ReplayPlan) -> list[str]:
+    assert plan.sequence is not None
+    by_id = {op.id: f"{op.name}.{op.overload}" for op in plan.ops}
+    return [by_id[plan.sequence.ids[index]] for index in plan.sequence.calls]
+
+
+def _other_storages(plan: ReplayPlan, recording: Recording, found: _Snapshots) -> str:
+    """Why the plan cannot be given what the model had: they take other storages from outside; "" where they do not."""
+    assert plan.capture is not None
+    sizes = {one.storage: one.size_bytes for one in plan.capture.storages}
+    mine = [sizes[number] for number in _outside_in_order(plan)]
+    theirs = [found.storages[number].nbytes() for number in recording.recorder.outside]
+    return "" if mine == theirs else "they take other tensors from outside"
+
+
+def _at(names: Sequence[str], at: int) -> str:
+    return names[at] if at < len(names) else "missing"
+
+
+def _outside_in_order(plan: ReplayPlan) -> list[int]:
+    """Storages from outside in the order in which calls first take them."""
+    assert plan.sequence is not None
+    assert plan.capture is not None
+    known = {one.storage for one in plan.capture.storages}
+    places = plan.sequence.places
+    taken = (places[memory][0] for given, _ in plan.sequence.memories for memory in given if memory >= 0)
+    return [number for number in dict.fromkeys(taken) if number in known]
+
+
+def _same_place(tensor: torch.Tensor, memory: torch.UntypedStorage) -> torch.Tensor:
+    """What lies in another storage where a tensor lies in its own."""
+    made = torch.empty(0, dtype=tensor.dtype)
+    return made.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
+
+
+def _largest(expected: torch.Tensor, got: torch.Tensor) -> float:
+    """Largest difference of two elements; nothing between two that are both no number, or the same infinity."""
+    if not expected.numel():
+        return 0.0
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    a, b = expected.to(wide), got.to(wide)
+    same = (a == b) | (a.isnan() & b.isnan())
+    apart = torch.where(same, torch.zeros((), dtype=torch.float64), (a - b).abs())
+    return float(torch.nan_to_num(apart, nan=float("inf"), posinf=float("inf")).max())
+
+
+def _named(plan: ReplayPlan, place: int) -> str:
+    """A call for people: its place, its op and where it was called."""
+    sequence = plan.sequence
+    assert sequence is not None
+    op = next(op for op in plan.ops if op.id == sequence.ids[sequence.calls[place]])
+    number = sequence.modules[place] if sequence.modules else -1
+    module = f" in {sequence.module_names[number] or 'the model'}" if number >= 0 else ""
+    phase = f", {sequence.phases[place]}" if sequence.phases else ""
+    return f"call {place}: {op.name}{f'.{op.overload}' if op.overload else ''}{module}{phase}"

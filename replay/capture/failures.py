@@ -1,0 +1,96 @@
+"""Why a step could not be captured, in the user's terms: the line, and what to do; owns no recorder."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses import fake_tensor as fakes
+
+from opreplay.traces.errors import OpReplayError, UsageError
+
+if TYPE_CHECKING:
+    from opreplay.replay.capture.calls.recorder import Recorder
+
+_OURS = str(Path(__file__).parent)
+_TORCH = str(Path(torch.__file__).parent)
+_DATA_DEPENDENT = (fakes.DataDependentOutputException, fakes.DynamicOutputShapeException)
+_MISSING = (fakes.UnsupportedOperatorException, fakes.UnsupportedFakeTensorException)
+
+
+def user_line(error: BaseException) -> str:
+    """File and line of the innermost frame that is neither torch's nor ours, with its text; "" where there is none."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((_OURS, _TORCH, "<"))
+    ]
+    if not frames:
+        return ""
+    last = frames[-1]
+    text = f": {last.line}" if last.line else ""
+    return f"{last.filename}, line {last.lineno}, in {last.name}{text}"
+
+
+@contextmanager
+def explained(recorder: Recorder, *, real: bool) -> Iterator[None]:
+    """Turn what a step raises into UsageError with the user's line and a way on."""
+    try:
+        yield
+    except OpReplayError:
+        raise
+    except Exception as error:
+        raise of(error, recorder.running, real=real) from error
+
+
+def of(error: Exception, running: Any, *, real: bool) -> UsageError:
+    """The error to show in place of what a step raised."""
+    line = user_line(error)
+    at = f"; at {line}" if line else ""
+    cause = _cause(error, (*_DATA_DEPENDENT, *_MISSING))
+    if isinstance(cause, _DATA_DEPENDENT):
+        op = getattr(cause, "func", running)
+        return UsageError(
+            f"the step depends on what a tensor holds ({_name(op)}), and fake tensors hold nothing{at}",
+            hint="--real runs it once on real tensors; or give sizes that do not depend on values.",
+        )
+    name = _missing_kernel(cause or error, running)
+    if name:
+        return UsageError(
+            f"{name} has no fake kernel: nobody told torch the sizes of its results{at}",
+            hint=f'Register one, @torch.library.register_fake("{name}"), which takes the same arguments and gives '
+            "torch.empty_like(...) or the like; or run it with --real.",
+        )
+    what = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    return UsageError(
+        f"the step raised {what}{at}", hint="It must run as it is." if real else "Does it run as it is? --real tells."
+    )
+
+
+def _cause(error: BaseException, kinds: tuple[type[BaseException], ...]) -> BaseException | None:
+    """The error itself or one that led to it, of one of these types."""
+    at: BaseException | None = error
+    while at is not None:
+        if isinstance(at, kinds):
+            return at
+        at = at.__cause__ or at.__context__
+    return None
+
+
+def _missing_kernel(error: BaseException, running: Any) -> str:
+    """The op without a fake kernel that an error is about; "" for another error."""
+    if isinstance(error, _MISSING):
+        return _name(getattr(error, "func", running))
+    text = str(error)
+    if isinstance(error, NotImplementedError) and ("meta" in text.lower() or "fake impl" in text.lower()):
+        return _name(running)
+    return ""
+
+
+def _name(op: Any) -> str:
+    schema = getattr(op, "_schema", None)
+    return getattr(schema, "name", None) or str(op)

@@ -1,0 +1,139 @@
+"""One run of a step under the recorder, on fake tensors or on real ones, and the plan that comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+
+from opreplay.replay.capture.calls.arguments import metas_of
+from opreplay.replay.capture.calls.fakes import Fakes
+from opreplay.replay.capture.calls.recorder import Look, Recorder
+from opreplay.replay.capture.calls.storages import PHASES, Storages, inner_tensors
+from opreplay.replay.capture.calls.whereabouts import Whereabouts
+from opreplay.replay.capture.failures import explained
+from opreplay.replay.capture.step import Step, named_tensors
+from opreplay.replay.ir.captured import Capture, CapturedOutput, StepPhase, Via
+from opreplay.replay.ir.model import MAX_CALLS, RecordedSequence, ReplayOp, ReplayPlan
+from opreplay.replay.plan.passes import by_recorded_time
+
+Make = Callable[[], Step]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """What one run left."""
+
+    recorder: Recorder
+    storages: Storages
+    where: Whereabouts
+    outputs: tuple[CapturedOutput, ...]
+    returned: Any
+    step: Step
+
+
+def record(
+    make: Make, *, real: bool = False, seed: int = 0, look: Callable[[Storages], Look] | None = None
+) -> Recording:
+    """Make a step and run it once; where it is real, both after `torch.manual_seed(seed)`.
+
+    Raises UsageError that names the user's line where it cannot run so.
+    """
+    fakes = None if real else Fakes()
+    storages = Storages(None if fakes is None else fakes.of)
+    where = Whereabouts(storages)
+    recorder = Recorder(storages, where, fakes=fakes, look=None if look is None else look(storages))
+    with nullcontext() if fakes is None else fakes.entered(), explained(recorder, real=real):
+        if real:
+            torch.manual_seed(seed)
+        step = make()
+        if step.root is not None:
+            where.know(step.root)
+        for name, tensor in named_tensors(step.inputs):
+            storages.describe(tensor, "input", name)
+        if real:
+            torch.manual_seed(seed)
+        try:
+            with where.following(), storages.watching_resizes(), recorder:
+                returned = step.run()
+            outputs = _outputs(returned, storages, fakes)
+        finally:
+            if fakes is not None:
+                where.restore()
+    return Recording(recorder=recorder, storages=storages, where=where, outputs=outputs, returned=returned, step=step)
+
+
+def plan_of(found: Recording, *, source: str, via: Via = "dispatch", real: bool = False, **facts: Any) -> ReplayPlan:
+    """The plan of a recording; `facts` are fields of `Capture`."""
+    recorder, storages = found.recorder, found.storages
+    ops = recorder.ops
+    capture = Capture(
+        via=via,
+        real=real,
+        torch_version=str(torch.__version__),
+        flops=flops_by_phase(ops, recorder.calls, recorder.phases),
+        peaks=storages.peaks(recorder.phases),
+        storages=storages.listed(),
+        outputs=found.outputs,
+        **facts,
+    )
+    ids = tuple(dict.fromkeys(op.id for op in ops))
+    place = {id_: number for number, id_ in enumerate(ids)}
+    calls = [place[ops[index].id] for index in recorder.calls]
+    sequence = RecordedSequence(
+        step="",
+        steps=1,
+        dur_us=0.0,
+        ids=ids,
+        calls=tuple(calls[:MAX_CALLS]),
+        host_us=(0.0,) * min(len(calls), MAX_CALLS),
+        memories=tuple(recorder.memories[:MAX_CALLS]),
+        phases=tuple(recorder.phases[:MAX_CALLS]),
+        modules=tuple(recorder.modules[:MAX_CALLS]),
+        module_names=found.where.names,
+        places=storages.places,
+        cut=max(0, len(calls) - MAX_CALLS),
+    )
+    plan = ReplayPlan(
+        source=source,
+        selection="all",
+        device_us_total=0.0,
+        host_us_total=0.0,
+        ops=_merged(ops),
+        sequence=sequence,
+        captured=True,
+        capture=capture,
+    )
+    return by_recorded_time(plan)
+
+
+def flops_by_phase(ops: tuple[ReplayOp, ...], calls: list[int], phases: list[StepPhase]) -> dict[StepPhase, int]:
+    """Floating-point operations of each phase, of the ops that torch has a formula for."""
+    sums: dict[StepPhase, int] = {phase: 0 for phase in PHASES if phase in phases}
+    for index, phase in zip(calls, phases, strict=True):
+        sums[phase] += ops[index].flops or 0
+    return sums
+
+
+def _merged(ops: tuple[ReplayOp, ...]) -> tuple[ReplayOp, ...]:
+    """One op an id: calls that differ in nothing that a plan holds are of one."""
+    found: dict[str, ReplayOp] = {}
+    for op in ops:
+        known = found.get(op.id)
+        found[op.id] = op if known is None else msgspec.structs.replace(known, count=known.count + op.count)
+    return tuple(found.values())
+
+
+def _outputs(returned: Any, storages: Storages, fakes: Fakes | None) -> tuple[CapturedOutput, ...]:
+    made = []
+    for name, tensor in named_tensors(returned):
+        for inner in inner_tensors(tensor):
+            plain = inner if fakes is None else fakes.of(inner)
+            (meta,) = metas_of([plain])
+            if meta is not None:
+                made.append(CapturedOutput(name=name, tensor=meta, memory=storages.memory(plain)))
+    return tuple(made)

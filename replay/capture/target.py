@@ -1,0 +1,94 @@
+# pyright: strict
+"""What the command line names: a function in the user's file. It runs, as it would with `python FILE.py`."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from opreplay.traces.errors import UsageError
+
+FORM = "Write FILE.py:make, where make() gives (callable, args) or (module, inputs, {...}): docs/capture.md."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What is to be captured."""
+
+    make: Callable[[], Any]
+    source: str
+    """A name for people."""
+    world_size: int | None = None
+    """Ranks that it needs; None for what the user says."""
+    notes: tuple[str, ...] = ()
+
+
+def target_of(text: str, shape: Mapping[str, Any]) -> Target:
+    """What "FILE.py:make" or "hf:CONFIG.json" names; `shape` has those fields of `from_config.Shape` that were given.
+
+    Raises UsageError, and EnvironmentRefused where a library is missing.
+    """
+    from opreplay.replay.capture.experts import NOTE
+    from opreplay.replay.capture.from_config import PREFIX, Shape, maker, notes_of
+
+    if not text.startswith(PREFIX):
+        if shape:
+            raise UsageError(
+                f"--{next(iter(shape)).replace('_', '-')} is for hf:CONFIG.json", hint="A file's make() has its own."
+            )
+        make, source = load_function(text)
+        return Target(make=make, source=source)
+    path = text.removeprefix(PREFIX)
+    wanted = Shape(**shape)
+    form = f"{wanted.phase}, {wanted.batch} x {wanted.context}, {wanted.dtype}"
+    spread = wanted.expert_parallel > 1
+    return Target(
+        make=maker(path, wanted),
+        source=f"{Path(path).name} ({form})",
+        world_size=wanted.expert_parallel if spread else None,
+        notes=(*notes_of(path, wanted), *((NOTE,) if spread else ())),
+    )
+
+
+def load_function(text: str) -> tuple[Callable[[], Any], str]:
+    """The function that "FILE.py:name" means, and a name for what it makes; the file is run.
+
+    Raises UsageError for a file or a function that is not there, and for a file that cannot be run.
+    """
+    path_text, separator, name = text.rpartition(":")
+    if not separator or not name.isidentifier():
+        raise UsageError(f"{text} names no function", hint=FORM)
+    path = Path(path_text)
+    if not path.is_file():
+        raise UsageError(f"no file {path_text}", hint=FORM)
+    module = _run(path)
+    made = getattr(module, name, None)
+    if not callable(made):
+        public = [each for each in dir(module) if not each.startswith("_") and callable(getattr(module, each))]
+        raise UsageError(f"{path.name} has no function {name}", hint=f"It has {', '.join(public[:8]) or 'none'}.")
+    return made, f"{path.name}:{name}"
+
+
+def _run(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path.name} is no Python file", hint=FORM)
+    module = importlib.util.module_from_spec(spec)
+    folder = str(path.resolve().parent)
+    # As `python FILE.py` has it: what lies beside the file can be imported, and classes find their module.
+    sys.path.insert(0, folder)
+    before = sys.modules.get(path.stem)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        if before is not None:
+            sys.modules[path.stem] = before
+        raise UsageError(f"{path.name} cannot be run: {type(error).__name__}: {error}", hint="Run it alone.") from error
+    finally:
+        sys.path.remove(folder)
+    return module

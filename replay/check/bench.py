@@ -1,0 +1,131 @@
+"""From what a check was asked for to an op with its reference and its cases, and the trials of every point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from opreplay.replay.check import variants
+from opreplay.replay.check.calling.calls import Bench, first_working
+from opreplay.replay.check.calling.target import Target, find_reference, find_target
+from opreplay.replay.check.cases import Case, given_cases, guesses
+from opreplay.replay.check.model import Finding, Setup, Timed
+from opreplay.replay.check.points import (
+    bad_input,
+    dynamic,
+    gradient,
+    integration,
+    promises,
+    repeated,
+    values,
+)
+from opreplay.replay.check.points.trials import Attempt
+from opreplay.replay.check.simulated import simulated
+from opreplay.replay.check.speed import timed
+from opreplay.replay.execute.executors.make import make_executor
+from opreplay.replay.execute.executors.torch.device import TorchExecutor
+from opreplay.replay.execute.options import RunOptions, WorkerConfig
+from opreplay.replay.ir.model import Assumption
+from opreplay.traces.errors import UsageError
+
+TRIALS: dict[str, Callable[[Bench], list[Attempt]]] = {
+    "schema": promises.schema,
+    "shape inference": promises.shape_inference,
+    "correctness": values.correctness,
+    "dtypes": values.dtypes,
+    "broadcast, scalars": lambda bench: [*values.broadcast(bench), *promises.broadcast_fakes(bench)],
+    "dynamic shapes": dynamic.dynamic_shapes,
+    "gradient": gradient.gradient,
+    "in-place, out=": integration.in_place,
+    "determinism": repeated.determinism,
+    "memory": repeated.memory,
+    "asynchrony": repeated.asynchrony,
+    "bad input": bad_input.bad_input,
+    "CPU fallback": integration.cpu_fallback,
+    "autocast": integration.autocast,
+    "vmap": integration.vmap,
+    "ONNX export": integration.onnx_export,
+}
+"""Point → what makes its trials; "speed" is made here."""
+
+
+def make_bench(setup: Setup) -> tuple[Bench, tuple[Assumption, ...]]:
+    """The op, its reference and its cases in this process, and what was assumed of the cases.
+
+    Raises UsageError for names that are not known here and for calls that the op has no overload for.
+    """
+    options = RunOptions(
+        device=setup.device,
+        threads=setup.threads,
+        seed=setup.seed,
+        plugins=setup.plugins,
+        init_modules=setup.init_modules,
+    )
+    executor = make_executor(WorkerConfig(options=options, memory_bytes=setup.memory_bytes))
+    assert isinstance(executor, TorchExecutor)
+    target = find_target(setup.op)
+    bench = Bench(
+        target=target,
+        reference=find_reference(setup.against, target),
+        executor=executor,
+        seed=setup.seed,
+        bases=[],
+        compact_bases=[],
+        facts=executor.facts(),
+    )
+    assumed: list[Assumption] = []
+    if setup.recorded:
+        bench.bases = _recorded(setup, target)
+    elif setup.shapes:
+        bench.bases = [_working(bench, given_cases(text, setup.op, target.specs)) for text in setup.shapes]
+    else:
+        case = _made_up(bench, setup.op, target)
+        bench.bases = [case]
+        assumed.append(Assumption(argument="*", what=f"made up, as nobody gave a call: {case.text.partition(': ')[2]}"))
+    bench.compact_bases = [_working(bench, variants.compact(base) or [base], base) for base in bench.bases]
+    return bench, tuple(assumed)
+
+
+def _recorded(setup: Setup, target: Target) -> list[Case]:
+    """The calls of a trace that are of an overload that is checked."""
+    found = [Case(kind="recorded", op=op) for op in setup.recorded if (op.overload or "") in target.functions]
+    if not found:
+        overloads = ", ".join(sorted({op.overload or "default" for op in setup.recorded}))
+        raise UsageError(f"the trace calls overloads {overloads} of {setup.op}", hint="Name that overload.")
+    return found
+
+
+def _working(bench: Bench, cases: Sequence[Case], otherwise: Case | None = None) -> Case:
+    """The first case that is taken; what the op refuses everywhere shows in the trials."""
+    if len(cases) == 1 and otherwise is None:
+        return cases[0]
+    case, _ = first_working(bench, cases)
+    return case or otherwise or cases[0]
+
+
+def _made_up(bench: Bench, name: str, target: Target) -> Case:
+    """A call that the op takes, found by calling it. Raises UsageError where none was."""
+    error: BaseException | None = None
+    for spec in target.specs:
+        case, raised = first_working(bench, list(guesses(name, spec)))
+        if case is not None:
+            return case
+        error = error or raised
+    why = f": {str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}" if error else ""
+    raise UsageError(
+        f"no call of {name} could be made up{why}",
+        hint=f"Give one: --shapes '{name}(f32[16,32], ...)', or --trace. It is {target.specs[0].text}.",
+    )
+
+
+def all_trials(bench: Bench, setup: Setup) -> dict[str, list[Attempt]]:
+    """The trials of the points that were asked for, in the order of reports."""
+    made = {point: TRIALS[point](bench) for point in setup.points if point in TRIALS}
+    if "speed" in setup.points:
+        made["speed"] = [Attempt(bench.first.text, lambda: _speed(bench, setup))]
+    return made
+
+
+def _speed(bench: Bench, setup: Setup) -> Finding | Timed:
+    finding, speed = timed(bench, bench.first, limit_s=setup.speed_s)
+    mine, other = simulated(bench, bench.first, setup.socs)
+    return Timed(finding=finding, speed=speed, simulated=mine, simulated_reference=other)

@@ -1,0 +1,316 @@
+"""The op and its reference called on a case: arguments made by the op's initializers, results taken apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from opreplay.replay.arguments.tensors import flattened
+from opreplay.replay.check.calling.target import Reference, Target
+from opreplay.replay.check.cases import Case
+from opreplay.replay.execute.executors.torch.caches import copied
+from opreplay.replay.execute.executors.torch.device import TorchExecutor
+from opreplay.replay.resolve.schema import OpSpec
+
+WIDER = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+    torch.complex32: torch.complex128,
+}
+"""Dtypes that are computed in a wider one for the exact result."""
+
+
+ROOM_BYTES, ROOM_BYTE = 256, 0x55
+"""Behind the last element of a slice, and what they hold."""
+LARGE = 100.0
+"""So many times the usual values: the exponential of some overflows float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """Arguments of one call by name, in the schema's order."""
+
+    values: dict[str, Any]
+    keyword_only: frozenset[str]
+    written: tuple[str, ...]
+    """Names of those that the schema says are written to."""
+
+    @property
+    def positional(self) -> list[Any]:
+        return [value for name, value in self.values.items() if name not in self.keyword_only]
+
+    @property
+    def by_name(self) -> dict[str, Any]:
+        return {name: value for name, value in self.values.items() if name in self.keyword_only}
+
+    def copy(self) -> Arguments:
+        """The same values with the same strides in memory of their own, shared among arguments as before."""
+        memo: dict[int, Any] = {}
+        return Arguments(
+            {name: copied(value, memo) for name, value in self.values.items()}, self.keyword_only, self.written
+        )
+
+    def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:
+        """With each tensor replaced."""
+
+        def one(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return change(value)
+            return [one(item) for item in value] if isinstance(value, list) else value
+
+        return Arguments({name: one(value) for name, value in self.values.items()}, self.keyword_only, self.written)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All tensors, lists flattened."""
+        return [item for item in flattened(list(self.values.values())) if isinstance(item, torch.Tensor)]
+
+    def named_tensors(self) -> dict[str, torch.Tensor]:
+        """Tensors that are arguments by themselves."""
+        return {name: value for name, value in self.values.items() if isinstance(value, torch.Tensor)}
+
+
+@dataclass(slots=True)
+class Results:
+    """What a call came to: tensors that it returned, and those that it wrote to, as it left them."""
+
+    returned: list[torch.Tensor] = field(default_factory=list)
+    written: list[torch.Tensor] = field(default_factory=list)
+    others: list[Any] = field(default_factory=list)
+    """Returned values that are no tensors."""
+
+    def all(self) -> list[torch.Tensor]:
+        """Returned tensors, and written ones that are not among them."""
+        places = {(one.data_ptr(), one.shape, one.stride()) for one in self.returned if one.numel()}
+        apart = [one for one in self.written if (one.data_ptr(), one.shape, one.stride()) not in places]
+        if self.returned and any(one is other for one in self.returned for other in self.written):
+            apart = [one for one in apart if not any(one is other for other in self.returned)]
+        return [*self.returned, *apart]
+
+
+def paired(mine: Results, other: Results) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
+    """Results of the op beside those of the reference, which may return what the op writes; None where their numbers
+    differ."""
+    for left, right in (
+        (mine.all(), other.all()),
+        (mine.all(), other.returned),
+        (mine.returned, other.returned),
+        (mine.written, other.returned),
+        (mine.written, other.written),
+        (mine.returned, other.written),
+    ):
+        if left and len(left) == len(right):
+            return list(zip(left, right, strict=True))
+    return [] if not mine.all() and not other.all() else None
+
+
+@dataclass(slots=True)
+class Bench:
+    """An op, its reference and its cases on one device."""
+
+    target: Target
+    reference: Reference
+    executor: TorchExecutor
+    seed: int
+    bases: list[Case]
+    compact_bases: list[Case]
+    """The same with few elements, as the op takes them."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    facts_of_op: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """What trials have found of the op and need not find again."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.executor.device)
+
+    @property
+    def first(self) -> Case:
+        """The case that is tried where one is enough."""
+        return self.bases[0]
+
+    def spec(self, case: Case) -> OpSpec:
+        return self.target.spec(case.op.overload)
+
+    def operator(self, case: Case) -> torch._ops.OpOverload | None:
+        """The overload of a case; None for a function of Python's."""
+        return self.target.operator(case.op.overload)
+
+    def has_reference(self, case: Case) -> bool:
+        """Whether results can be held against something else than the op itself."""
+        return self.reference.function_for(case.op.overload) is not None
+
+    def arguments(self, case: Case) -> Arguments:
+        """Fresh arguments, the same values each time. Raises NotReplayable where they cannot be made."""
+        filled = self.executor.fill(case.op, self.target.function(case.op.overload), self.seed)
+        keyword_only = frozenset(arg.name for arg in filled.op.args if arg.keyword_only)
+        written = tuple(arg.name for arg in filled.op.args if arg.mutated)
+        made = Arguments(dict(filled.args), keyword_only, written)
+        if case.kind.startswith(("sliced", "misaligned")):
+            for tensor in made.tensors():
+                _give_room(tensor)
+        for tensor in made.tensors() if case.values != "usual" else ():
+            _change_values(tensor, case.values)
+        return made
+
+    def call(self, case: Case, arguments: Arguments) -> Results:
+        """The op on these arguments, which it may write to. Whatever it raises passes through."""
+        return results_of(self.call_of(case, arguments), arguments)
+
+    def call_of(self, case: Case, arguments: Arguments) -> Callable[[], Any]:
+        """What calls the op on these arguments."""
+        return partial(self.target.function(case.op.overload), *arguments.positional, **arguments.by_name)
+
+    def reference_call(self, case: Case, arguments: Arguments) -> Callable[[], Any]:
+        """What calls the reference on these arguments, in the order or by the names that it has; the op itself where
+        there is no other."""
+        function = self.reference.function_for(case.op.overload)
+        return self.call_of(case, arguments) if function is None else adapted(function, arguments)
+
+    def refer(self, case: Case, arguments: Arguments) -> Results:
+        """The reference on these arguments, which it may write to. Whatever it raises passes through."""
+        return results_of(self.reference_call(case, arguments), arguments)
+
+    def refer_exactly(self, case: Case, arguments: Arguments) -> Results:
+        """The reference on contiguous copies in float64 or complex128. Whatever it raises passes through."""
+        return self.refer(case, widened(arguments))
+
+
+def _give_room(tensor: torch.Tensor) -> None:
+    """Memory behind the last element as well, as a slice of a larger tensor has: what is written there shows."""
+    memory = tensor.untyped_storage()
+    larger = torch.full((memory.nbytes() + ROOM_BYTES,), ROOM_BYTE, dtype=torch.uint8, device=tensor.device)
+    if memory.nbytes():
+        larger[: memory.nbytes()] = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(memory)
+    tensor.set_(larger.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def _change_values(tensor: torch.Tensor, values: str) -> None:
+    """Other values in place; only those of floats change, and none of an expanded tensor."""
+    if not tensor.dtype.is_floating_point or tensor.itemsize < 2 or not tensor.numel() or 0 in tensor.stride():
+        return
+    if values == "large":
+        tensor.mul_(LARGE)
+        return
+    if values == "positive":
+        tensor.abs_().clamp_(max=3.0).mul_(0.3).add_(0.05)
+        return
+    for place, value in zip((0, tensor.numel() // 2, -1), (torch.nan, torch.inf, -torch.inf), strict=True):
+        index = torch.unravel_index(torch.tensor(place % tensor.numel()), tensor.shape)
+        tensor[index] = value
+
+
+def results_of(call: Callable[[], Any], arguments: Arguments) -> Results:
+    """One call, seeded, without gradients."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        returned = list(flattened(call()))
+    written = [
+        item
+        for name in arguments.written
+        for item in flattened([arguments.values.get(name)])
+        if isinstance(item, torch.Tensor)
+    ]
+    return Results(
+        returned=[item for item in returned if isinstance(item, torch.Tensor)],
+        written=written,
+        others=[item for item in returned if not isinstance(item, torch.Tensor)],
+    )
+
+
+def widened(arguments: Arguments) -> Arguments:
+    """The same numbers in float64, contiguous, in memory of their own."""
+    memo: dict[int, torch.Tensor] = {}
+
+    def one(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in memo:
+            wide = WIDER.get(tensor.dtype, tensor.dtype)
+            memo[id(tensor)] = tensor.detach().to(wide, copy=True).contiguous()
+        return memo[id(tensor)]
+
+    return arguments.changed(one)
+
+
+def contiguous(arguments: Arguments) -> Arguments:
+    """The same values contiguous, in memory of their own."""
+    return arguments.changed(lambda tensor: tensor.detach().clone(memory_format=torch.contiguous_format))
+
+
+def adapted(function: Callable[..., Any], arguments: Arguments) -> Callable[[], Any]:
+    """A call of a reference: by name where its parameters have the names of the op's arguments, else by place; without
+    buffers for results that it has no place for."""
+    values = arguments.values
+    parameters = _parameters(function)
+    if parameters is not None:
+        wanted = {name for name, needed in parameters.items() if needed}
+        if parameters and wanted <= values.keys():
+            named = {name: values[name] for name in parameters if name in values}
+            if len(named) == len(values) or not _by_place(parameters, arguments):
+                return partial(function, **named)
+        places = _by_place(parameters, arguments)
+        if places is not None:
+            return partial(function, *places)
+    return partial(function, *arguments.positional, **arguments.by_name)
+
+
+def _by_place(parameters: Mapping[str, bool], arguments: Arguments) -> list[Any] | None:
+    """Values for a function of other names: all, else those that are not written to; None where neither fits."""
+    values = arguments.values
+    needed = sum(parameters.values())
+    apart = [value for name, value in values.items() if name not in arguments.written]
+    for chosen in (list(values.values()), apart):
+        if needed <= len(chosen) <= len(parameters):
+            return chosen
+    return None
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, bool] | None:
+    """Names of a function's parameters and whether they must be given; None where it takes any, or does not tell."""
+    if isinstance(function, torch._ops.OpOverload):
+        return {a.name: not a.has_default_value() for a in function._schema.arguments}
+    if isinstance(function, torch._ops.OpOverloadPacket):
+        return None
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in parameters):
+        return None
+    return {one.name: one.default is one.empty for one in parameters}
+
+
+def with_finite_results(bench: Bench, case: Case) -> Case:
+    """The case, or with numbers between 0 and 1 where its results are not finite, as those of logarithms are not."""
+
+    def finite(one: Case) -> bool:
+        try:
+            found = bench.call(one, bench.arguments(one).copy()).all()
+        except Exception:  # judged by other points
+            return False
+        return all(bool(torch.isfinite(t).all()) for t in found if t.is_floating_point() and t.itemsize > 1)
+
+    positive = dataclasses.replace(case, values="positive")
+    return case if finite(case) or not finite(positive) else positive
+
+
+def first_working(bench: Bench, cases: Sequence[Case]) -> tuple[Case | None, BaseException | None]:
+    """The first case that the op takes, its reference too where there is one; else the first error."""
+    error: BaseException | None = None
+    taken: Case | None = None
+    for case in cases:
+        try:
+            arguments = bench.arguments(case)
+            bench.call(case, arguments.copy())
+            taken = taken or case
+            if bench.has_reference(case):
+                bench.refer(case, arguments)
+            return case, None
+        except Exception as raised:  # ops raise anything
+            error = error or raised
+    return taken, error

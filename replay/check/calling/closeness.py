@@ -1,0 +1,198 @@
+"""How far results are from exact ones: in units of the last place, and against what dtype and reference allow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
+    torch.float16: (1e-3, 1e-5),
+    torch.bfloat16: (1.6e-2, 1e-5),
+    torch.float32: (1.3e-6, 1e-5),
+    torch.float64: (1e-7, 1e-7),
+    torch.complex32: (1e-3, 1e-5),
+    torch.complex64: (1.3e-6, 1e-5),
+    torch.complex128: (1e-7, 1e-7),
+}
+"""Relative and absolute, those of torch.testing.assert_close."""
+FP8_RELATIVE = {"float8_e4m3": 0.125, "float8_e5m2": 0.25}
+"""One unit in the last place."""
+ROUNDING_STEPS, SCANS = 8.0, 0.01
+"""Where more than this share of the reference's own results is off by more units in the last place, it accumulates."""
+HALF_STEPS = 4.0
+"""Units in the last place that 16 bits are allowed: kernels round in between."""
+OF_REFERENCE = 4.0
+"""So many times the reference's own distance from float64 is allowed: the order of a sum makes such differences."""
+OF_LARGEST = 4.0
+"""So many units in the last place of the largest result are allowed everywhere, times the root of a sum's terms."""
+
+
+LARGE = 1 << 20
+"""Elements up to which every one is measured in units of the last place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """Between a result and what it should be."""
+
+    fits: bool
+    ulp: float | None
+    relative: float | None
+    where: str = ""
+    """The worst place and both values."""
+
+
+def compare(
+    found: torch.Tensor, exact: torch.Tensor, same: torch.Tensor | None = None, *, terms: float = 1.0
+) -> Distance:
+    """A result against the reference's: `exact` in a wider dtype, `same` in the result's own, where there is one.
+
+    `terms`: how many elements one result was made of, at most. Integers and truth values must be equal; where the
+    reference itself rounds to other integers from wider inputs, they may be off by as much.
+    """
+    found, exact = found.detach().cpu(), exact.detach().cpu()
+    same = None if same is None else same.detach().cpu()
+    if found.shape != exact.shape:
+        return Distance(False, None, None, f"shape {tuple(found.shape)}, not {tuple(exact.shape)}")
+    if found.numel() == 0:
+        return Distance(True, None, None)
+    if found.dtype.is_complex or exact.dtype.is_complex:
+        return _complex(found, exact, same, terms)
+    if not found.dtype.is_floating_point:
+        return _integers(found, exact, same)
+    return _floats(found, exact, same, terms)
+
+
+def _complex(found: torch.Tensor, exact: torch.Tensor, same: torch.Tensor | None, terms: float) -> Distance:
+    if not found.dtype.is_complex or not exact.dtype.is_complex:
+        return Distance(False, None, None, f"{_name(found.dtype)}, not {_name(exact.dtype)}")
+    wide = found.to(torch.complex128)
+    parts = torch.view_as_real(wide.resolve_conj())
+    wanted = torch.view_as_real(exact.to(torch.complex128).resolve_conj())
+    own = None if same is None else torch.view_as_real(same.to(torch.complex128).resolve_conj())
+    base = torch.float64 if found.dtype is torch.complex128 else torch.float32
+    # One part may be far below the other: both are measured by the whole number.
+    sizes = exact.to(torch.complex128).abs().unsqueeze(-1).expand(wanted.shape)
+    return _measured(parts, wanted, own, base, terms, sizes)
+
+
+def _integers(found: torch.Tensor, exact: torch.Tensor, same: torch.Tensor | None) -> Distance:
+    wanted = same if same is not None else exact
+    if found.dtype is torch.bool or not wanted.dtype.is_floating_point:
+        wrong = found.to(torch.int64) != wanted.to(torch.int64)
+    else:
+        wrong = found.double() != wanted.double()
+    if not bool(wrong.any()):
+        return Distance(True, 0.0, 0.0)
+    if same is not None and same.shape == exact.shape:
+        # Where the reference rounds otherwise from float64, the last place is a matter of rounding.
+        rounded = same.double() != exact.double()
+        if bool((rounded & ((found.double() - exact.double()).abs() <= 1))[wrong].all()):
+            return Distance(True, 0.0, 0.0)
+    index = _place(wrong)
+    return Distance(
+        False,
+        None,
+        None,
+        f"{_count(wrong)} differ, at {index} it is {found[index].item()}, not {wanted[index].item()}",
+    )
+
+
+def _floats(found: torch.Tensor, exact: torch.Tensor, same: torch.Tensor | None, terms: float) -> Distance:
+    if found.numel() > LARGE and _plainly_close(found, exact):
+        # All is within the usual tolerance; how far in units of the last place is looked up at some places.
+        step = found.numel() // LARGE + 1
+        few = [t.reshape(-1)[::step] for t in (found, exact)]
+        return _floats(few[0], few[1], None if same is None else same.reshape(-1)[::step], terms)
+    own = None if same is None or same.shape != exact.shape else same.double()
+    return _measured(found.double(), exact.double(), own, found.dtype, terms, None)
+
+
+def _plainly_close(found: torch.Tensor, exact: torch.Tensor) -> bool:
+    """Whether every element is within the dtype's tolerance, by few passes over the memory."""
+    relative, absolute = TOLERANCES.get(found.dtype, (0.0, 0.0))
+    error = found.to(exact.dtype).sub_(exact).abs_() if found.dtype != exact.dtype else (found - exact).abs_()
+    return bool(error.sub_(exact.abs(), alpha=relative).max() <= absolute)
+
+
+def _measured(
+    found: torch.Tensor,
+    exact: torch.Tensor,
+    same: torch.Tensor | None,
+    dtype: torch.dtype,
+    terms: float,
+    sizes: torch.Tensor | None,
+) -> Distance:
+    """All in float64; `dtype` is that of the result, which its last place belongs to."""
+    info = torch.finfo(dtype)
+    relative, absolute = TOLERANCES.get(
+        dtype, (next((v for k, v in FP8_RELATIVE.items() if k in _name(dtype)), 0.0), 0.0)
+    )
+    relative = max(relative, HALF_STEPS * info.eps if info.bits == 16 else info.eps / 2)
+    # What the dtype cannot hold is infinite, or its largest number where it has no infinity.
+    over = exact.abs() > info.max
+    exact = torch.where(over, torch.sign(exact) * torch.inf, exact)
+    saturated = over & (found.abs() >= info.max) & (torch.sign(found) == torch.sign(exact))
+    lost = over & ~torch.isfinite(found)
+    size = exact.abs() if sizes is None else sizes
+    finite = torch.isfinite(exact)
+    error = torch.where(finite, (found - exact).abs(), torch.zeros_like(exact))
+    allowed = absolute + relative * torch.where(finite, size, torch.zeros_like(size))
+    kept = size[finite]
+    if kept.numel():
+        allowed = allowed + OF_LARGEST * info.eps * terms**0.5 * float(kept.max()) * (terms > 1)
+    agrees = torch.zeros_like(finite)
+    if same is not None:
+        own = (same - exact).abs()
+        own = torch.where(finite & torch.isfinite(own), own, torch.zeros_like(own))
+        allowed = allowed + OF_REFERENCE * own
+        # Where the reference itself is further off than rounding explains, results hang together, as in a scan.
+        rounded = own <= ROUNDING_STEPS * info.eps * exact.abs().nan_to_num(posinf=0.0, neginf=0.0)
+        if terms > 1 or float((~rounded & finite).double().mean()) > SCANS:
+            allowed = allowed + OF_REFERENCE * float(own.max())
+        # Equal bits to the reference in the same dtype are right, whatever float64 says: NaN and infinity included.
+        agrees = (found == same) | (torch.isnan(found) & torch.isnan(same))
+    wrong = (finite & ~(error <= allowed)) | (~finite & ~_same_odd(found, exact) & ~saturated & ~lost)
+    wrong &= ~agrees
+    steps = torch.clamp(_ulp(exact, info), min=info.smallest_normal * info.eps)
+    shown = torch.where(finite & torch.isfinite(error), error / steps, torch.zeros_like(error))
+    ulp = float(shown.max())
+    scale = torch.clamp(size, min=info.tiny)
+    ratio = torch.where(finite & torch.isfinite(error), error / scale, torch.zeros_like(error))
+    worst_relative = float(ratio.max())
+    if not bool(wrong.any()):
+        return Distance(True, ulp, worst_relative)
+    excess = torch.where(wrong, torch.nan_to_num(error, nan=torch.inf, posinf=torch.inf), torch.zeros_like(error))
+    index = _place(wrong & (excess == excess.max())) if bool(excess.max() > 0) else _place(wrong)
+    return Distance(
+        False,
+        ulp,
+        worst_relative,
+        f"{_count(wrong)} differ, at {index} it is {float(found[index]):.6g}, not {float(exact[index]):.6g}",
+    )
+
+
+def _same_odd(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """Whether both are NaN, or the same infinity."""
+    return (torch.isnan(found) & torch.isnan(exact)) | (found == exact)
+
+
+def _ulp(exact: torch.Tensor, info: torch.finfo) -> torch.Tensor:
+    """The distance of neighbouring numbers of a dtype at each value."""
+    magnitude = torch.where(torch.isfinite(exact), exact.abs(), torch.ones_like(exact)).clamp(min=info.smallest_normal)
+    return torch.exp2(torch.floor(torch.log2(magnitude))) * info.eps
+
+
+def _place(wrong: torch.Tensor) -> tuple[int, ...]:
+    """Index of the first that is wrong."""
+    return tuple(int(i) for i in wrong.nonzero()[0])
+
+
+def _count(wrong: torch.Tensor) -> str:
+    count = int(wrong.sum())
+    return f"{count:,} of {wrong.numel():,}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

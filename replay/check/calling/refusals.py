@@ -1,0 +1,74 @@
+# pyright: strict
+"""Whether an error says that an op refuses a call, or shows that it did not expect it."""
+
+from __future__ import annotations
+
+import linecache
+import traceback
+from typing import Literal
+
+Kind = Literal["clear", "accident", "silent"]
+"""Clear: says what is wrong. Accident: something inside the op broke. Silent: no message at all."""
+
+ACCIDENTS = (
+    "view size is not compatible with input tensor",
+    "INTERNAL ASSERT FAILED",
+    "Expected reduction dim",
+    "integer division or modulo by zero",
+    "ZeroDivisionError",
+    "cannot reshape tensor of 0 elements",
+    "CUDA error",
+    "illegal memory access",
+    "is invalid for input of size",
+    "The size of tensor a",
+    "out of range",
+    "bad_alloc",
+    "vector::_M",
+    "std::",
+)
+"""Parts of messages that come from below an op which let a call through that it does not take."""
+_ACCIDENTAL = (
+    ZeroDivisionError,
+    IndexError,
+    KeyError,
+    AttributeError,
+    UnboundLocalError,
+    NameError,
+    MemoryError,
+    RecursionError,
+    OverflowError,
+    StopIteration,
+)
+_SUPPORT = ("not implemented for", "not supported", "unsupported", "Could not run", "expected scalar type", "got dtype")
+"""Parts of messages that say that a dtype or device has no kernel."""
+
+
+def kind_of(error: BaseException) -> Kind:
+    """Of what kind an error is that the op raised for a call that its reference takes."""
+    text = str(error).strip()
+    if isinstance(error, NotImplementedError) or any(part in text for part in _SUPPORT):
+        return "clear"
+    if not text:
+        return "silent"
+    if isinstance(error, _ACCIDENTAL):
+        return "accident"
+    if any(part in text for part in ACCIDENTS) and not _raised_on_purpose(error):
+        return "accident"
+    return "clear"
+
+
+def _raised_on_purpose(error: BaseException) -> bool:
+    """Whether the innermost line of Python is one that raises or asserts, in the op's own code or torch's checks."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return False
+    last = frames[-1]
+    line = (last.line or linecache.getline(last.filename, last.lineno or 0)).strip()
+    return line.startswith(("raise", "assert"))
+
+
+def words(error: BaseException) -> str:
+    """The error in one line."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    first = lines[0] if lines else "no message"
+    return f"{type(error).__name__}: {first[:240]}"

@@ -1,0 +1,100 @@
+# pyright: strict
+"""A check from outside: trials run in a child process, and one that ends it, or does not come back, costs its case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait
+from time import monotonic
+
+import msgspec
+
+from opreplay.replay.check.model import Finding, Listed, Setup, Timed, Trial
+from opreplay.replay.execute.messages import Refused
+from opreplay.replay.execute.processes.child import GRACE_S, START_S, Child
+from opreplay.traces.errors import EnvironmentRefused, UsageError
+
+LIMIT_S = 60.0
+"""Wall time of one trial."""
+MODULE = "check.worker"
+
+Reply = Listed | Refused | Finding | Timed
+Tell = Callable[[str, int, int], None]
+"""Told before each trial: its point, its number among all, and how many there are."""
+
+
+class Checker:
+    """One op in a process of its own, started anew after a trial that ended it."""
+
+    def __init__(self, setup: Setup, *, limit_s: float = LIMIT_S) -> None:
+        self._setup, self._limit_s = setup, limit_s
+        self._child: Child | None = None
+
+    def start(self) -> Listed:
+        """The trials that there are. Raises UsageError for what cannot be checked, EnvironmentRefused for a device."""
+        self._child = Child(self._setup, module=MODULE)
+        reply = self._answer(START_S)
+        if isinstance(reply, Refused):
+            self.close()
+            kind = UsageError if reply.exit_code == UsageError.exit_code else EnvironmentRefused
+            raise kind(reply.message, hint=reply.hint)
+        if not isinstance(reply, Listed):
+            why = "did not get ready" if reply is None else self._child.cause_of_death().detail
+            self.close()
+            raise UsageError(
+                f"{self._setup.op} ends its process before a trial: {why}",
+                hint="Give a call that it takes: --shapes, or --trace.",
+            )
+        return reply
+
+    def trials(self, listed: Listed, tell: Tell | None = None) -> Iterator[tuple[str, Finding | Timed]]:
+        """Each trial with its point; a crash or a hang is the finding of the trial that it happened in."""
+        total = sum(map(len, listed.trials.values()))
+        done = 0
+        for point, cases in listed.trials.items():
+            for number, case in enumerate(cases):
+                if tell is not None:
+                    tell(point, done, total)
+                yield point, self._tried(point, number, case)
+                done += 1
+
+    def close(self) -> None:
+        """End the process; it has some seconds to do so by itself."""
+        if self._child is not None:
+            self._child.end(grace_s=GRACE_S)
+            self._child = None
+
+    def _tried(self, point: str, number: int, case: str) -> Finding | Timed:
+        if self._child is None:
+            self.start()
+        child = self._child
+        assert child is not None
+        child.send(Trial(point=point, number=number))
+        limit_s = self._limit_s + (self._setup.speed_s if point == "speed" else 0.0)
+        reply = self._answer(limit_s)
+        if isinstance(reply, Finding | Timed):
+            return reply
+        if reply is None:
+            detail = f"hangs: no result after {limit_s:g} s"
+        else:
+            detail = f"crashes: {child.cause_of_death().detail}"
+        child.end(grace_s=0.0)
+        self._child = None
+        return Finding(case=case, verdict="fail", detail=detail)
+
+    def _answer(self, limit_s: float) -> Reply | str | None:
+        """What the child says next; "" when it is gone, None when it says nothing in time."""
+        child = self._child
+        assert child is not None
+        deadline = monotonic() + limit_s
+        try:
+            while not wait([child.fileno()], max(0.0, deadline - monotonic())):
+                if monotonic() >= deadline:
+                    return None
+        except BaseException:
+            # Ctrl-C and everything else that ends the check: leave no child behind.
+            child.end(grace_s=0.0)
+            self._child = None
+            raise
+        frame = child.frame()
+        return "" if frame is None else msgspec.msgpack.decode(frame, type=Reply)

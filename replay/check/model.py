@@ -1,0 +1,255 @@
+# pyright: strict
+"""What a check says: a verdict for each point, with the cases that show it, and how fast the op is; knows no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from opreplay.replay.ir.model import Assumption, ReplayOp
+from opreplay.replay.results.records import Simulated
+from opreplay.traces.errors import UsageError
+
+Verdict = Literal["pass", "fail", "missing", "refused", "not applicable"]
+"""Missing: nothing is registered. Refused: an error that says clearly that the op does not do this."""
+
+POINTS: dict[str, str] = {
+    "schema": "what the schema says of writing and aliasing holds, and nothing else is written",
+    "shape inference": "the fake kernel gives the sizes, strides and dtypes of real results",
+    "correctness": "results against the reference, over sizes and layouts",
+    "dtypes": "each dtype is right, or clearly refused",
+    "broadcast, scalars": "broadcasts, and takes zero-dimensional tensors, as the reference does",
+    "dynamic shapes": "torch.export and torch.compile take sizes as symbols, without a graph break",
+    "gradient": "gradcheck, and gradients against those of the reference; second order where there is one",
+    "in-place, out=": "the variants that exist agree with the functional one",
+    "determinism": "the same bits in every run",
+    "memory": "nothing is kept from call to call; peak of temporary memory",
+    "asynchrony": "the call returns before the device is done",
+    "bad input": "an exception that says what is wrong; never a crash",
+    "CPU fallback": "there is a kernel for the CPU",
+    "autocast": "a cast policy is registered",
+    "vmap": "torch.vmap gives what a loop gives",
+    "ONNX export": "an export is registered",
+    "speed": "time against that of the reference on the same tensors",
+}
+"""Every point, in the order of reports → what is asked."""
+
+REQUIRED = ("schema", "shape inference", "correctness", "bad input")
+"""Points that a check fails by unless the user names others."""
+
+_ALSO = {
+    "shapes": "shape inference",
+    "fake": "shape inference",
+    "broadcast": "broadcast, scalars",
+    "scalars": "broadcast, scalars",
+    "dynamic": "dynamic shapes",
+    "in-place": "in-place, out=",
+    "inplace": "in-place, out=",
+    "out": "in-place, out=",
+    "out=": "in-place, out=",
+    "cpu": "CPU fallback",
+    "onnx": "ONNX export",
+}
+"""Short names of points."""
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
+    """What became of one trial."""
+
+    case: str
+    """The call, as `opreplay.replay.ir.notation` writes it, after what is special about it: "transposed: my::op(…)"."""
+    verdict: Verdict
+    detail: str = ""
+    ulp: float | None = None
+    """Largest distance to the exact result, in units of the last place of the result's dtype."""
+    error: float | None = None
+    """Largest distance to the result in float64, relative to that."""
+
+
+class PointResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One point and all that was tried for it."""
+
+    point: str
+    verdict: Verdict
+    cases: tuple[Finding, ...]
+    """Those that decide the verdict first."""
+    detail: str
+
+    def of(self, *verdicts: Verdict) -> list[Finding]:
+        """The cases with these verdicts."""
+        return [one for one in self.cases if one.verdict in verdicts]
+
+
+class Speed(msgspec.Struct, frozen=True, kw_only=True, tag="speed"):
+    """Time of the op against that of the reference, on the same tensors."""
+
+    ratio: float
+    """The op's time divided by the reference's: above 1 the op is slower."""
+    low: float
+    high: float
+    """Interval of the ratio that misses it once in a hundred checks at most, however often was looked at it."""
+    pairs: int
+    """Samples of each; they alternate."""
+    op_us: float
+    reference_us: float
+    """Medians, microseconds a call."""
+    case: str
+    settled: bool = True
+    """Whether the interval is as narrow as was asked for; where not, the time was up."""
+
+    @property
+    def verdict(self) -> Literal["faster", "slower", "no difference", "unclear"]:
+        """What the interval says; unclear where the time was up before a tenth would have shown."""
+        if self.low > 1.0:
+            return "slower"
+        if self.high < 1.0:
+            return "faster"
+        return "no difference" if self.settled else "unclear"
+
+
+class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a check found."""
+
+    op: str
+    against: str
+    """What it was held against, in words."""
+    device: str
+    seed: int
+    environment: dict[str, object]
+    points: tuple[PointResult, ...]
+    speed: Speed | None = None
+    simulated: dict[str, Simulated] = {}
+    """Of the case that was timed, by device."""
+    simulated_reference: dict[str, Simulated] = {}
+    """The same of the reference, where that is an op."""
+    cases: tuple[str, ...] = ()
+    """The calls that all variants were made of."""
+    assumptions: tuple[Assumption, ...] = ()
+    """What was assumed of the cases, where nobody told."""
+    notes: tuple[str, ...] = ()
+
+    def point(self, name: str) -> PointResult:
+        """The result of one point, by its name or a short one. Raises UsageError for a name that is none, KeyError
+        for one that was not asked for."""
+        wanted = point_named(name)
+        for one in self.points:
+            if one.point == wanted:
+                return one
+        raise KeyError(wanted)
+
+    def failed(self, require: Sequence[str] = REQUIRED) -> tuple[PointResult, ...]:
+        """Points of `require` that failed, or are missing. Raises UsageError for a name that is none."""
+        wanted = {point_named(name) for name in require}
+        return tuple(one for one in self.points if one.point in wanted and one.verdict in ("fail", "missing"))
+
+
+def point_named(text: str) -> str:
+    """The point that a name, a short one or one in other case stands for. Raises UsageError for any other text."""
+    name = " ".join(text.split()).lower()
+    names = {point.lower(): point for point in POINTS} | _ALSO
+    if name not in names:
+        raise UsageError(f"{text!r} is no point of a check", hint=f"Points are {'; '.join(POINTS)}.")
+    return names[name]
+
+
+def parse_points(text: str) -> tuple[str, ...]:
+    """Points in a text, separated by commas; "all" for each of them. Raises UsageError."""
+    if text.strip().lower() == "all":
+        return tuple(POINTS)
+    if text.strip().lower() in ("", "none"):
+        return ()
+    return tuple(dict.fromkeys(point_named(part) for part in text.split(",") if part.strip()))
+
+
+_ORDER: tuple[Verdict, ...] = ("fail", "missing", "pass", "refused", "not applicable")
+"""Of several cases the first of these decides."""
+
+
+def point_result(point: str, findings: Sequence[Finding]) -> PointResult:
+    """The verdict of a point: that of its worst case, in which a refusal weighs less than a case that passes."""
+    ordered = sorted(findings, key=lambda one: _ORDER.index(one.verdict))
+    verdict: Verdict = ordered[0].verdict if ordered else "not applicable"
+    return PointResult(point=point, verdict=verdict, cases=tuple(ordered), detail=_detail(verdict, ordered))
+
+
+def _detail(verdict: Verdict, ordered: Sequence[Finding]) -> str:
+    """One line: how many cases, and the first that decides."""
+    if not ordered:
+        return "nothing to try"
+    deciding = [one for one in ordered if one.verdict == verdict]
+    if verdict in ("fail", "missing"):
+        count = f"{len(deciding)} of {len(ordered)} cases: " if len(ordered) > 1 else ""
+        return f"{count}{deciding[0].case}: {deciding[0].detail}"
+    parts: list[str] = []
+    if verdict == "pass" and len(ordered) > 1:
+        parts.append(f"{len(deciding)} of {len(ordered)} cases")
+    worst = max((one for one in deciding if one.ulp is not None), key=lambda one: one.ulp or 0.0, default=None)
+    if worst is not None:
+        parts.append(f"at most {worst.ulp:.3g} ulp from float64 ({worst.case.partition(':')[0]})")
+    elif deciding[0].detail and (len(deciding) == 1 or verdict != "pass"):
+        parts.append(deciding[0].detail)
+    refused = [one for one in ordered if one.verdict == "refused"]
+    if verdict == "pass" and refused:
+        names = ", ".join(dict.fromkeys(one.case.partition(":")[0] for one in refused))
+        parts.append(f"refused: {names} ({refused[0].detail})")
+    return "; ".join(parts)
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
+    """All that the process that runs an op needs to know before the first trial."""
+
+    op: str
+    against: str | None = None
+    shapes: tuple[str, ...] = ()
+    recorded: tuple[ReplayOp, ...] = ()
+    """Ops of a trace, whose calls are the cases; then `shapes` is empty."""
+    points: tuple[str, ...] = tuple(POINTS)
+    plugins: tuple[str, ...] = ()
+    init_modules: tuple[str, ...] = ()
+    device: str = "cpu"
+    seed: int = 0
+    threads: int | None = None
+    speed_s: float = 20.0
+    """Most seconds that the comparison of times takes."""
+    memory_bytes: int
+    """For the tensors of one case."""
+    socs: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What is to be known of the cases."""
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True, tag="listed"):
+    """The trials of every point, in order: how they are called, so that one that does not come back has a name."""
+
+    op: str
+    against: str
+    trials: dict[str, tuple[str, ...]]
+    cases: tuple[str, ...]
+    facts: dict[str, object]
+    assumptions: tuple[Assumption, ...] = ()
+
+
+class Timed(msgspec.Struct, frozen=True, kw_only=True, tag="timed"):
+    """What the comparison of times came to."""
+
+    finding: Finding
+    speed: Speed | None = None
+    simulated: dict[str, Simulated] = {}
+    simulated_reference: dict[str, Simulated] = {}
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
+    """One trial to be run."""
+
+    point: str
+    number: int
+
+
+def counts(result: CheckResult) -> Mapping[Verdict, int]:
+    """How many points have each verdict."""
+    found: dict[Verdict, int] = dict.fromkeys(_ORDER, 0)
+    for one in result.points:
+        found[one.verdict] += 1
+    return found

@@ -1,0 +1,294 @@
+"""Gradients: registered, right by gradcheck, equal to those of the reference's autograd, and of second order."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd.gradcheck import GradcheckError
+
+from opreplay.replay.arguments.tensors import flattened
+from opreplay.replay.check import variants
+from opreplay.replay.check.calling.calls import Arguments, Bench, first_working, widened, with_finite_results
+from opreplay.replay.check.calling.closeness import compare
+from opreplay.replay.check.calling.refusals import words
+from opreplay.replay.check.cases import Case
+from opreplay.replay.check.model import Finding
+from opreplay.replay.check.points.promises import opcheck
+from opreplay.replay.check.points.trials import Attempt, attempt, nothing
+from opreplay.replay.check.points.values import layouts
+from opreplay.replay.ir.reasons import NotReplayable
+
+NOT_REGISTERED = (
+    "no autograd formula was registered",
+    "autograd kernel was not registered",
+    "is not implemented",
+    "not implemented for",
+    "does not require grad",
+    "one of the differentiated Tensors appears to not have been used",
+    "the derivative for",
+)
+"""In what torch says where an op has no gradient."""
+ONCE = ("once_differentiable", "does not require grad", "not implemented", "no autograd formula", "derivative for")
+"""In what it says where a gradient has none."""
+
+
+class NoGradient(Exception):
+    """The op, or its reference, has no gradient here; the text says why."""
+
+
+def gradient(bench: Bench) -> list[Attempt]:
+    """Whether there is one, gradcheck of first and second order, and every layout against the reference."""
+    base = bench.compact_bases[0]
+    if not any(t.is_floating_point() or t.is_complex() for t in _tensors(bench, base)):
+        return [Attempt(base.text, lambda: nothing(base.text, "no argument is a number that could have a gradient"))]
+    cases = [*layouts(bench), *(c for c in variants.sized(base) if c.kind != "huge"), *variants.broadcast(base)]
+    return [
+        Attempt(f"registered: {base.text}", lambda: _registered(bench, base)),
+        Attempt(f"gradcheck: {base.text}", lambda: _numerically(bench, base, second=False)),
+        *(attempt(case, lambda case: _against_reference(bench, case)) for case in cases),
+        Attempt(f"second order: {base.text}", lambda: _numerically(bench, base, second=True)),
+        Attempt(f"opcheck: {base.text}", lambda: _opcheck(bench, base)),
+    ]
+
+
+def _tensors(bench: Bench, case: Case) -> list[torch.Tensor]:
+    try:
+        return bench.arguments(case).tensors()
+    except NotReplayable:
+        return []
+
+
+def _differentiable(tensor: torch.Tensor) -> bool:
+    return (tensor.is_floating_point() and tensor.itemsize > 1) or tensor.is_complex()
+
+
+def _with_grad(bench: Bench, arguments: Arguments) -> Arguments:
+    """Leaves that record what becomes of them; the tensors themselves otherwise, as those of arguments that the op says
+    are not differentiable."""
+    fixed = {id(arguments.values[name]) for name in _fixed(bench) if name in arguments.values}
+    return arguments.changed(lambda t: t.detach().requires_grad_() if _differentiable(t) and id(t) not in fixed else t)
+
+
+_NOT_DIFFERENTIABLE = re.compile(r"not differentiable with respect to argument '(\w+)'")
+
+
+def _fixed(bench: Bench) -> tuple[str, ...]:
+    """Names of arguments that the op refuses to have a gradient for, found by asking for one."""
+    known = bench.facts_of_op.get("fixed")
+    if known is None:
+        names: list[str] = []
+        bench.facts_of_op["fixed"] = tuple(names)
+        base = bench.compact_bases[0]
+        for _ in base.op.args:
+            arguments = _with_grad(bench, bench.arguments(base))
+            try:
+                with torch.enable_grad():
+                    bench.call_of(base, arguments)()
+                break
+            except Exception as error:  # ops raise anything
+                found = _NOT_DIFFERENTIABLE.search(str(error))
+                if found is None:
+                    break
+                names.append(found[1])
+                bench.facts_of_op["fixed"] = tuple(names)
+        known = bench.facts_of_op["fixed"]
+    return known
+
+
+def _gradients(call: Callable[[], Any], arguments: Arguments) -> list[tuple[str, torch.Tensor | None]]:
+    """Gradients of a fixed combination of all results for each argument. Raises NoGradient, and whatever is raised."""
+    with torch.enable_grad(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.manual_seed(0)
+        results = [one for one in flattened(call()) if isinstance(one, torch.Tensor)]
+        results = [one for one in results if _differentiable(one)]
+        if not results:
+            raise NoGradient("no result is a number that could have a gradient")
+        results = [one for one in results if one.requires_grad]
+        if not results:
+            raise NoGradient("results do not record where they come from: no gradient is registered")
+        names, leaves = [], []
+        for name, value in arguments.values.items():
+            for item in value if isinstance(value, list) else [value]:
+                if isinstance(item, torch.Tensor) and item.requires_grad:
+                    names.append(name)
+                    leaves.append(item)
+        found = torch.autograd.grad(results, leaves, [_weights(one) for one in results], allow_unused=True)
+    for one in caught:
+        if any(part in str(one.message) for part in NOT_REGISTERED):
+            raise NoGradient(f"no gradient is registered: {str(one.message).splitlines()[0][:160]}")
+    return list(zip(names, found, strict=True))
+
+
+def _weights(result: torch.Tensor) -> torch.Tensor:
+    """What the gradient of a result is: fixed numbers between 0.5 and 1.5, the same ones in every dtype and layout."""
+    numbers = torch.arange(result.numel(), device=result.device, dtype=torch.float64)
+    return (((numbers * 37) % 64) / 64 + 0.5).reshape(result.shape).to(result.dtype)
+
+
+def _registered(bench: Bench, case: Case) -> Finding:
+    text = f"registered: {case.text}"
+    arguments = _with_grad(bench, bench.arguments(case))
+    if arguments.written:
+        return nothing(text, "the op writes to its arguments")
+    try:
+        found = _gradients(bench.call_of(case, arguments), arguments)
+    except NoGradient as reason:
+        if "no result" in str(reason):
+            return nothing(text, str(reason))
+        return Finding(case=text, verdict="missing", detail=str(reason))
+    except Exception as error:  # backward formulas raise anything
+        missing = any(part in str(error) for part in NOT_REGISTERED)
+        return Finding(case=text, verdict="missing" if missing else "fail", detail=words(error))
+    return Finding(case=text, verdict="pass", detail=f"for {', '.join(name for name, one in found if one is not None)}")
+
+
+def _numerically(bench: Bench, base: Case, *, second: bool) -> Finding:
+    """torch.autograd.gradcheck, or gradgradcheck, on few elements in float64."""
+    text = f"{'gradgradcheck' if second else 'gradcheck'}: {base.text}"
+    case, error = first_working(bench, [variants.typed(one, "float64", "small") for one in variants.small(base)])
+    if case is None:
+        return nothing(text, f"float64 is refused: {words(error)}" if error else "no small case")
+    case = with_finite_results(bench, case)
+    text = f"{'gradgradcheck' if second else 'gradcheck'}: {case.text}"
+    arguments = _with_grad(bench, bench.arguments(case).copy())
+    if arguments.written:
+        return nothing(text, "the op writes to its arguments")
+    try:
+        _gradients(bench.call_of(case, arguments), arguments)
+    except NoGradient as reason:
+        return nothing(text, str(reason))
+    except Exception as error:  # judged by the trial that asks whether there is one
+        return nothing(text, words(error))
+    leaves = [tensor for tensor in arguments.tensors() if tensor.requires_grad]
+    results = bench.call(case, arguments.copy()).returned
+    if not all(bool(torch.isfinite(one).all()) for one in results):
+        return nothing(text, "results are not finite where gradients would be looked at")
+    if second and (why := _once_only(bench, case, arguments, leaves)) is not None:
+        return nothing(text, why)
+
+    def function(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        by_leaf = {id(leaf): value for leaf, value in zip(leaves, given, strict=True)}
+        torch.manual_seed(0)
+        returned = flattened(bench.call_of(case, arguments.changed(lambda t: by_leaf.get(id(t), t)))())
+        return tuple(one for one in returned if isinstance(one, torch.Tensor) and one.requires_grad)
+
+    check = torch.autograd.gradgradcheck if second else torch.autograd.gradcheck
+    try:
+        with torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if second:
+                check(function, leaves, nondet_tol=1e-10)
+            else:
+                check(function, leaves, nondet_tol=1e-10, check_undefined_grad=False)
+    except GradcheckError as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        names = [n for n, v in arguments.values.items() if isinstance(v, torch.Tensor) and v.requires_grad]
+        return Finding(case=text, verdict="fail", detail=f"{' '.join(lines[:2])[:300]} (inputs: {', '.join(names)})")
+    except Exception as error:  # backward formulas raise anything
+        return Finding(case=text, verdict="fail", detail=words(error))
+    return Finding(case=text, verdict="pass")
+
+
+def _once_only(bench: Bench, case: Case, arguments: Arguments, leaves: list[torch.Tensor]) -> str | None:
+    """Why there is no gradient of the gradient; None where there is one."""
+    with torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            results = [one for one in flattened(bench.call_of(case, arguments)()) if isinstance(one, torch.Tensor)]
+            results = [one for one in results if one.requires_grad]
+            # Weights that need a gradient: the gradient of a linear op depends on nothing else.
+            weights = [_weights(one).requires_grad_() for one in results]
+            first = torch.autograd.grad(results, leaves, weights, create_graph=True, allow_unused=True)
+            again = [one for one in first if one is not None and one.requires_grad]
+            if not again:
+                return "the gradient has none: it is of first order only"
+            torch.autograd.grad(again, [*leaves, *weights], [_weights(one) for one in again], allow_unused=True)
+        except Exception as error:  # backward formulas raise anything
+            if any(part in str(error) for part in ONCE):
+                return f"the gradient has none: {words(error)}"
+            return None
+    return None
+
+
+def _against_reference(bench: Bench, case: Case) -> Finding:
+    """Gradients of one case beside those of the reference in float64."""
+    text = case.text
+    try:
+        arguments = bench.arguments(case)
+    except NotReplayable as stopped:
+        return nothing(text, f"no arguments can be made: {stopped.reason}")
+    if arguments.written:
+        return nothing(text, "the op writes to its arguments")
+    try:
+        bench.call(case, arguments.copy())
+    except Exception as error:  # judged by other points
+        return nothing(text, f"the call itself is refused: {words(error)}")
+    mine = _with_grad(bench, arguments.copy())
+    try:
+        found = _gradients(bench.call_of(case, mine), mine)
+    except NoGradient as reason:
+        return nothing(text, str(reason))
+    except Exception as error:  # backward formulas raise anything
+        if (why := _reference_fails(bench, case, arguments)) is not None:
+            return nothing(text, why)
+        if any(part in str(error) for part in NOT_REGISTERED):
+            return nothing(text, words(error))
+        return Finding(case=text, verdict="fail", detail=words(error))
+    wide, own = _with_grad(bench, widened(arguments)), _with_grad(bench, arguments.copy())
+    try:
+        exact = _gradients(bench.reference_call(case, wide), wide)
+    except Exception as error:  # references raise anything
+        return nothing(text, f"the reference has no gradient in float64: {words(error)}")
+    try:
+        same: list[torch.Tensor | None] = [one for _, one in _gradients(bench.reference_call(case, own), own)]
+    except Exception:  # its own rounding is then not known
+        same = [None] * len(exact)
+    return _compared(text, mine, found, exact, same)
+
+
+def _compared(
+    text: str,
+    mine: Arguments,
+    found: list[tuple[str, torch.Tensor | None]],
+    exact: list[tuple[str, torch.Tensor | None]],
+    same: list[torch.Tensor | None],
+) -> Finding:
+    """The gradient of each argument against that of the reference."""
+    leaves = [tensor for tensor in mine.tensors() if tensor.requires_grad]
+    worst = 0.0
+    for leaf, (name, gradient), (_, wanted), own in zip(leaves, found, exact, same, strict=True):
+        if gradient is None or wanted is None:
+            other = wanted if gradient is None else gradient
+            if other is not None and bool((other != 0).any()):
+                which = "has none, the reference has one" if gradient is None else "has one, the reference has none"
+                return Finding(case=text, verdict="fail", detail=f"the gradient of {name}: it {which}")
+            continue
+        if gradient.shape != leaf.shape or gradient.dtype != leaf.dtype:
+            detail = f"the gradient of {name} is {gradient.dtype} {list(gradient.shape)}"
+            return Finding(case=text, verdict="fail", detail=detail)
+        distance = compare(gradient, wanted, own, terms=float(max(1, max(t.numel() for t in mine.tensors()))))
+        if not distance.fits:
+            return Finding(case=text, verdict="fail", detail=f"the gradient of {name}: {distance.where}")
+        worst = max(worst, distance.ulp or 0.0)
+    return Finding(case=text, verdict="pass", ulp=worst)
+
+
+def _reference_fails(bench: Bench, case: Case, arguments: Arguments) -> str | None:
+    """Why the reference has no gradient for a case either."""
+    own = _with_grad(bench, arguments.copy())
+    try:
+        _gradients(bench.reference_call(case, own), own)
+    except Exception as error:  # references raise anything
+        return f"the reference has none either: {words(error)}"
+    return None
+
+
+def _opcheck(bench: Bench, case: Case) -> Finding:
+    if _registered(bench, case).verdict != "pass":
+        return nothing(f"opcheck: {case.text}", "no gradient is registered")
+    return opcheck(bench, case, "test_autograd_registration")

@@ -1,0 +1,162 @@
+"""Whether results are right: against the reference over sizes, layouts, values, dtypes and broadcasts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from opreplay.replay.check import variants
+from opreplay.replay.check.calling.calls import Arguments, Bench, Results, contiguous, paired, widened
+from opreplay.replay.check.calling.closeness import Distance, compare
+from opreplay.replay.check.calling.refusals import words
+from opreplay.replay.check.cases import Case
+from opreplay.replay.check.model import Finding
+from opreplay.replay.check.points.trials import Attempt, attempt, nothing, raised
+from opreplay.replay.ir.reasons import NotReplayable
+
+VARIED = 2
+"""Cases whose variants are tried; of the others each is tried as it is."""
+
+
+def correctness(bench: Bench) -> list[Attempt]:
+    """Every case as it is, and the first ones with other sizes, layouts and values."""
+    return [attempt(case, lambda case: against_reference(bench, case)) for case in _correctness_cases(bench)]
+
+
+def _correctness_cases(bench: Bench) -> Iterator[Case]:
+    yield from bench.bases
+    for base in bench.compact_bases[:VARIED]:
+        yield from variants.sized(base)
+        yield from variants.laid_out(base)
+        if bench.has_reference(base):
+            yield from variants.valued(base)
+
+
+def layouts(bench: Bench) -> list[Case]:
+    """The cases that are tried where only strides matter."""
+    return [case for base in bench.compact_bases[:VARIED] for case in (base, *variants.laid_out(base))]
+
+
+def dtypes(bench: Bench) -> list[Attempt]:
+    """Each dtype, at usual and at prime sizes."""
+    base = bench.compact_bases[0]
+    if variants.main_dtype(base) is None:
+        return []
+    cases = [
+        variants.typed(one, dtype, f"{dtype}{suffix}")
+        for dtype in variants.DTYPES
+        if hasattr(torch, dtype)
+        for one, suffix in ((base, ""), (variants.primes_of(base), " at prime sizes"))
+    ]
+    return [attempt(case, lambda case: against_reference(bench, case)) for case in cases]
+
+
+def broadcast(bench: Bench) -> list[Attempt]:
+    """One tensor smaller than the others, where there is a reference that says what that means."""
+    base = bench.compact_bases[0]
+    if not bench.has_reference(base):
+        return [Attempt(base.text, lambda: nothing(base.text, "no reference says what broadcasting means (--against)"))]
+    return [attempt(case, lambda case: against_reference(bench, case)) for case in variants.broadcast(base)]
+
+
+def against_reference(bench: Bench, case: Case) -> Finding:
+    """Results of one case held against the reference: in float64 where it can be had, and in the case's own dtypes."""
+    text = case.text
+    try:
+        arguments = bench.arguments(case)
+    except NotReplayable as stopped:
+        return nothing(text, f"no arguments can be made: {stopped.reason}")
+    same, refused = _reference(bench, case, arguments)
+    try:
+        mine = bench.call(case, arguments.copy())
+    except Exception as error:  # ops raise anything
+        if refused is not None:
+            verdict = "fail" if case.kind in ("given", "recorded") else "not applicable"
+            detail = f"{words(error)}; the reference refuses it, too: {words(refused)}"
+            return Finding(case=text, verdict="refused" if verdict == "fail" else "not applicable", detail=detail)
+        return raised(text, error)
+    if refused is not None:
+        return nothing(text, f"the reference refuses it: {words(refused)}")
+    exact = same if case.values == "odd" else _exact(bench, case, arguments)
+    if same is None and exact is None:
+        return nothing(text, "there is nothing to hold it against")
+    # Units in the last place say little of numbers that underflow.
+    return _judged(text, mine, exact, same, arguments, usual=case.values == "usual")
+
+
+def _reference(bench: Bench, case: Case, arguments: Arguments) -> tuple[Results | None, BaseException | None]:
+    """The reference in the case's own dtypes; the op itself on contiguous copies where there is no other."""
+    try:
+        if bench.has_reference(case):
+            return bench.refer(case, arguments.copy()), None
+        return bench.call(case, contiguous(arguments)), None
+    except Exception as error:  # references raise anything
+        return None, error
+
+
+def _exact(bench: Bench, case: Case, arguments: Arguments) -> Results | None:
+    """The reference in float64; None where it does not take it, or computes something random."""
+    operator = bench.operator(case)
+    if operator is not None and torch.Tag.nondeterministic_seeded in operator.tags:
+        return None
+    wide = widened(arguments)
+    if all(a.dtype == b.dtype for a, b in zip(arguments.tensors(), wide.tensors(), strict=True)):
+        return None
+    try:
+        return bench.refer(case, wide)
+    except Exception:  # nothing to compare with, then
+        return None
+
+
+def _judged(
+    text: str, mine: Results, exact: Results | None, same: Results | None, arguments: Arguments, *, usual: bool
+) -> Finding:
+    """All results of one call against those of the reference."""
+    wanted = same if same is not None else exact
+    assert wanted is not None
+    pairs = paired(mine, wanted)
+    if pairs is None:
+        counts = f"{len(mine.all())} tensors, the reference {len(wanted.all())}"
+        return Finding(case=text, verdict="fail", detail=f"gives {counts}")
+    wide = paired(mine, exact) if exact is not None else None
+    if wide is not None and len(wide) != len(pairs):
+        wide = None
+    largest = max((tensor.numel() for tensor in arguments.tensors()), default=1)
+    worst: Distance | None = None
+    for i, (found, native) in enumerate(pairs):
+        which = f"result {i}: " if len(pairs) > 1 else ""
+        if same is not None and found.dtype != native.dtype:
+            return Finding(case=text, verdict="fail", detail=f"{which}{found.dtype}, not {native.dtype}")
+        if found.shape != native.shape:
+            shapes = f"shape {list(found.shape)}, not {list(native.shape)}"
+            return Finding(case=text, verdict="fail", detail=f"{which}{shapes}")
+        target = native if wide is None else wide[i][1]
+        if target.shape != found.shape or target.dtype.is_floating_point != native.dtype.is_floating_point:
+            target = native
+        distance = compare(found, target, native if same is not None else None, terms=largest / max(1, found.numel()))
+        if not distance.fits:
+            detail = f"{which}{distance.where}"
+            return Finding(case=text, verdict="fail", detail=detail, ulp=distance.ulp, error=distance.relative)
+        if worst is None or (distance.ulp or 0.0) > (worst.ulp or 0.0):
+            worst = distance
+    if (odd := _other_values(mine.others, wanted.others)) is not None:
+        return Finding(case=text, verdict="fail", detail=odd)
+    return Finding(
+        case=text,
+        verdict="pass",
+        ulp=None if worst is None or not usual else worst.ulp,
+        error=None if worst is None else worst.relative,
+    )
+
+
+def _other_values(mine: list[Any], wanted: list[Any]) -> str | None:
+    """What is different among results that are no tensors; None for nothing."""
+    for left, right in zip(mine, wanted, strict=False):
+        if isinstance(left, int | float) and isinstance(right, int | float):
+            if not abs(left - right) <= 1e-6 * max(1.0, abs(right)) and left == left:
+                return f"gives {left}, not {right}"
+        elif type(left) is type(right) and isinstance(left, str) and left != right:
+            return f"gives {left!r}, not {right!r}"
+    return None

@@ -1,0 +1,126 @@
+"""What an Ascend would take for the op, and for its reference: the op's own kernels where the simulator knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from opreplay.replay.check.calling.calls import Bench
+from opreplay.replay.check.cases import Case, case_of
+from opreplay.replay.ir.model import ReplayArg, ReplayOp
+from opreplay.replay.resolve import schema
+from opreplay.traces.model import TensorMeta
+
+if TYPE_CHECKING:
+    from opreplay.replay.ascend import DeviceProfile
+    from opreplay.replay.results.records import Simulated
+
+
+def simulated(bench: Bench, case: Case, socs: Sequence[str]) -> tuple[dict[str, Simulated], dict[str, Simulated]]:
+    """Predictions by device of the op's case, and of the ops that the reference calls, one after the other.
+
+    An op that the simulator has no kernels for has none; so has a reference that calls such a one.
+    """
+    if not socs:
+        return {}, {}
+    from opreplay.replay.ascend.simulate.devices import load_socs
+
+    devices = load_socs(socs)
+    mine = _of_op(_with_outputs(bench, case), devices) if bench.operator(case) is not None else {}
+    ops = _called(bench, case)
+    parts = [_of_op(op, devices) for op in ops]
+    other: dict[str, Simulated] = {}
+    for name in devices if parts and all(parts) else ():
+        each = [part[name] for part in parts]
+        first = max(each, key=lambda one: one.time_us)
+        other[name] = msgspec.structs.replace(
+            first,
+            time_us=sum(one.time_us for one in each),
+            low_us=sum(one.low_us for one in each),
+            high_us=sum(one.high_us for one in each),
+            kernels=tuple(kernel for one in each for kernel in one.kernels),
+            terms_us={},
+            extrapolated=any(one.extrapolated for one in each),
+        )
+    return mine, other
+
+
+def _of_op(op: ReplayOp, devices: dict[str, DeviceProfile]) -> dict[str, Simulated]:
+    from opreplay.replay.ascend.simulate.devices import simulate_on
+
+    try:
+        made = simulate_on(op, devices, None, "warm")
+    except Exception:  # estimators of the user's raise anything; the prediction is then missing
+        return {}
+    return {name: one for name, one in made.items() if one.by is None or one.by != "bytes"}
+
+
+def _with_outputs(bench: Bench, case: Case) -> ReplayOp:
+    """The case's op with what its results look like."""
+    try:
+        found = bench.call(case, bench.arguments(case)).returned
+    except Exception:  # judged by other points
+        return case.op
+    return msgspec.structs.replace(case.op, outputs=tuple(_meta(one) for one in found))
+
+
+class _Calls(TorchDispatchMode):
+    """Notes the ops that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[ReplayOp] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        returned = func(*args, **(kwargs or {}))
+        results = returned if isinstance(returned, tuple | list) else (returned,)
+        outputs = tuple(_meta(one) if isinstance(one, torch.Tensor) else None for one in results)
+        self.ops.append(_op_of(func, args, kwargs or {}, outputs))
+        return returned
+
+
+def _called(bench: Bench, case: Case) -> list[ReplayOp]:
+    """The ops that the reference calls on a case; none where there is no other reference, or it fails."""
+    if not bench.has_reference(case):
+        return []
+    try:
+        arguments = bench.arguments(case)
+        with _Calls() as calls:
+            bench.refer(case, arguments)
+    except Exception:  # judged by other points
+        return []
+    return calls.ops
+
+
+def _op_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> ReplayOp:
+    spec = schema.compile_schema(func._schema)
+    values = {**dict(zip((arg.name for arg in spec.args), args, strict=False)), **kwargs}
+    made: list[ReplayArg] = []
+    for arg in spec.args:
+        if arg.name not in values:
+            continue
+        value = values[arg.name]
+        items = list(value) if isinstance(value, list | tuple) else [value]
+        if any(isinstance(item, torch.Tensor) for item in items):
+            metas = tuple(_meta(item) if isinstance(item, torch.Tensor) else None for item in items)
+            made.append(ReplayArg(name=arg.name, type=arg.kind, tensors=metas, keyword_only=arg.keyword_only))
+        else:
+            plain = tuple(_plain(item) for item in items) if isinstance(value, list | tuple) else _plain(value)
+            made.append(ReplayArg(name=arg.name, type=arg.kind, value=plain, keyword_only=arg.keyword_only))
+    return msgspec.structs.replace(case_of("called", spec.name, spec, tuple(made)).op, outputs=outputs)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.dtype | torch.layout | torch.device | torch.memory_format):
+        return str(value)
+    return value if isinstance(value, bool | int | float | str) else None
+
+
+def _meta(tensor: torch.Tensor) -> TensorMeta:
+    return TensorMeta(
+        shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."), strides=tuple(tensor.stride())
+    )

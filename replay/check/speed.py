@@ -1,0 +1,158 @@
+"""The op's time against the reference's: samples by turns, and an interval of the ratio by a sequential design.
+
+In each pair a coin decides which of the two comes first. Where they are equally fast the logarithm of the ratio is then
+as likely above zero as below it by any amount, whatever else the machine does and however samples hang together; so the
+interval is that of Wilcoxon's signed ranks (Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, 3.1 to
+3.3), which needs no more. It is looked at after 20, 40, 80, ... pairs; the chance of a false alarm is shared out among
+the looks (Bonferroni), so that all of them together stay below one in a hundred.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from opreplay.replay.check.calling.calls import Arguments, Bench, results_of
+from opreplay.replay.check.calling.refusals import words
+from opreplay.replay.check.cases import Case
+from opreplay.replay.check.model import Finding, Speed
+from opreplay.replay.check.points.trials import nothing
+from opreplay.replay.execute.executors.clocks import Clock
+
+LOOKS = (20, 40, 80, 160, 320, 640)
+"""Numbers of pairs after which is looked at the interval."""
+FALSE_ALARM = 0.009
+"""Of all looks together."""
+NARROW = 0.03
+"""The interval is narrow enough when it reaches so far to either side: a tenth would show."""
+SYSTEMATIC = 0.01
+"""What the placing of memory and code may do to one of two equal implementations, in the same way in every pair."""
+SAMPLE_US = 500.0
+"""Length aimed at for a sample."""
+WARM_UP_S = 0.02
+WARM_UP_CALLS = 3
+FEWEST = 12
+"""Fewer pairs say nothing at this level."""
+
+
+def interval(logs: Sequence[float], chance: float) -> tuple[float, float, float]:
+    """Estimate of Hodges and Lehmann, and the interval of signed ranks that misses with probability `chance`.
+
+    The median of all means of two; its interval runs from the c-th smallest of them to the c-th largest, c by the
+    normal approximation of the signed-rank statistic.
+    """
+    values = np.asarray(logs)
+    first, second = np.triu_indices(len(values))
+    means = np.sort((values[first] + values[second]) / 2)
+    n = len(values)
+    z = statistics.NormalDist().inv_cdf(1 - chance / 2)
+    cut = math.floor(n * (n + 1) / 4 - z * math.sqrt(n * (n + 1) * (2 * n + 1) / 24) - 0.5)
+    cut = min(max(cut, 0), (len(means) - 1) // 2)
+    return float(np.median(means)), float(means[cut]), float(means[len(means) - 1 - cut])
+
+
+def compared(
+    sample: Callable[[int], float], *, limit_s: float, seed: int, now_s: Callable[[], float] = perf_counter
+) -> tuple[list[tuple[float, float]], tuple[float, float, float], bool]:
+    """Pairs of times, estimate and interval of the ratio's logarithm, and whether that is narrow enough.
+
+    `sample(0)` times the op, `sample(1)` the reference; both give microseconds a call. Ends when the interval excludes
+    equality or is narrow, after the last look, or when `limit_s` is over.
+    """
+    coin = random.Random(seed)
+    pairs: list[tuple[float, float]] = []
+    started = now_s()
+    found = (0.0, -math.inf, math.inf)
+    for look in LOOKS:
+        while len(pairs) < look and now_s() - started < limit_s:
+            order = (0, 1) if coin.random() < 0.5 else (1, 0)
+            took = {which: max(sample(which), 1e-6) for which in order}
+            pairs.append((took[0], took[1]))
+        if len(pairs) < FEWEST:
+            break
+        estimate, low, high = interval([math.log(a / b) for a, b in pairs], FALSE_ALARM / len(LOOKS))
+        found = (estimate, low - SYSTEMATIC, high + SYSTEMATIC)
+        if len(pairs) < look:
+            break
+        if high - low <= 2 * NARROW or found[1] > 0 or found[2] < 0:
+            return pairs, found, True
+    return pairs, found, found[2] - found[1] <= 2 * (NARROW + SYSTEMATIC)
+
+
+def timed(bench: Bench, case: Case, *, limit_s: float) -> tuple[Finding, Speed | None]:
+    """The comparison on one case, in this process."""
+    text = case.text
+    if not bench.has_reference(case):
+        return nothing(text, "no reference to be faster than (--against)"), None
+    try:
+        arguments = bench.arguments(case)
+        calls = (bench.call_of(case, arguments), bench.reference_call(case, arguments))
+        for call in calls:
+            results_of(call, arguments)
+    except Exception as error:  # judged by other points
+        return nothing(text, words(error)), None
+    kept = arguments.copy() if arguments.written else None
+    sample = _sampler(bench, calls, arguments, kept)
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        pairs, (estimate, low, high), settled = compared(sample, limit_s=limit_s, seed=bench.seed)
+    finally:
+        if collecting:
+            gc.enable()
+    if not math.isfinite(high):
+        return nothing(text, f"the time was up after {len(pairs)} pairs, {FEWEST} are needed (--speed-time)"), None
+    made = Speed(
+        ratio=math.exp(estimate),
+        low=math.exp(low),
+        high=math.exp(high),
+        pairs=len(pairs),
+        op_us=statistics.median(a for a, _ in pairs),
+        reference_us=statistics.median(b for _, b in pairs),
+        case=text,
+        settled=settled or not low <= 0 <= high,
+    )
+    said = f"{made.verdict}: {made.ratio:.3f} times the reference's time ({made.low:.3f} to {made.high:.3f})"
+    return Finding(case=text, verdict="fail" if made.verdict == "slower" else "pass", detail=said), made
+
+
+def _sampler(
+    bench: Bench, calls: Sequence[Callable[[], Any]], arguments: Arguments, kept: Arguments | None
+) -> Callable[[int], float]:
+    """What takes one sample of the op (0) or the reference (1): microseconds a call, without waits for a processor that
+    another program had where one thread works."""
+    clock: Clock = bench.executor.clock
+    call_us = max(_warm_up(clock, call) for call in calls)
+    count = 1 if kept is not None else max(1, min(clock.max_calls, math.ceil(SAMPLE_US / max(call_us, 1e-3))))
+    for call in calls:
+        clock.launch_us(call, count)
+    alone = bench.executor.threads == 1
+
+    def sample(which: int) -> float:
+        if kept is not None:
+            for mine, first in zip(arguments.tensors(), kept.tensors(), strict=True):
+                mine.copy_(first)
+        at = clock.interruptions()
+        took = clock.time_calls(calls[which], count)
+        waited = clock.interruptions().waited_since(at, took) if alone else 0.0
+        return max(took - waited, 0.0) / count
+
+    return sample
+
+
+def _warm_up(clock: Clock, call: Callable[[], Any]) -> float:
+    """Microseconds of the last of some calls."""
+    started, took, done = clock.now_s(), 0.0, 0
+    while done < WARM_UP_CALLS or clock.now_s() - started < WARM_UP_S:
+        took = clock.time_calls(call, 1)
+        done += 1
+        if took > 1e6:
+            break
+    return took

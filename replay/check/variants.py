@@ -1,0 +1,345 @@
+# pyright: strict
+"""Variants of a call: the same one with other sizes, strides and dtypes, and with arguments that it must refuse.
+
+Values only: a variant that no op could take (sizes that belong together and no longer fit) is found when the reference
+refuses it, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from opreplay.replay.check.cases import Case, replaced
+from opreplay.replay.ir.model import ReplayArg
+from opreplay.replay.ir.sizes import extent, itemsize
+from opreplay.traces.model import TensorMeta, contiguous_strides
+
+PRIMES = ((3, 5, 7, 2), (17, 13, 19, 11), (131, 67, 37, 7), (1009, 31, 5, 3), (5, 257, 1021, 3))
+"""Sizes that no vector width and no block divides: small, around a vector, around a block, long rows, long columns."""
+AROUND = ((33, 65, 9, 5), (129, 255, 3, 17))
+"""Sizes right beside those that kernels like."""
+HUGE_ELEMENTS = (1 << 22) + 1
+"""Of the tensor that is made large: more than one block of any kernel, and no multiple of a block."""
+COMPACT_ELEMENTS = 1 << 15
+COMPACT = ((32, 64, 48, 16), (16, 32, 8, 24), (64, 128, 256, 32), (128, 128, 128, 128))
+"""Sizes in place of large ones, for what is tried many times."""
+MOST_BYTES = 64 << 20
+"""Of all tensors of a variant."""
+SMALLEST_SIZE = 3
+"""Whole numbers among the arguments that equal a size, and are at least as large, follow it."""
+
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+DTYPES = (
+    *FLOATS,
+    "int8",
+    "uint8",
+    "int16",
+    "int32",
+    "int64",
+    "bool",
+    "complex64",
+    "complex128",
+    "float8_e4m3fn",
+    "float8_e5m2",
+)
+"""Dtypes that are tried."""
+
+Change = Callable[[TensorMeta], "TensorMeta | None"]
+
+
+def sized(case: Case) -> Iterator[Case]:
+    """The case with other sizes: one element, none, primes, uneven, large."""
+    sizes = distinct_sizes(case)
+    if not sizes:
+        return
+    first = next((meta for meta in _tensors(case) if meta.shape), None)
+    yield from _mapped(case, "one element", dict.fromkeys(sizes, 1))
+    yield from _mapped(case, "empty", dict.fromkeys(sizes, 0), keep_numbers=True)
+    if first is not None:
+        for place, size in ((0, first.shape[0]), (-1, first.shape[-1])):
+            name = "no rows" if place == 0 else "no columns"
+            if len(sizes) > 1:
+                yield from _mapped(case, name, {size: 0}, keep_numbers=True)
+    for group in PRIMES:
+        for mapping in _both_ways(sizes, group):
+            yield from _mapped(case, "prime sizes", mapping)
+    for group in AROUND:
+        for mapping in _both_ways(sizes, group):
+            yield from _mapped(case, "uneven sizes", mapping)
+    if first is not None:
+        rest = max(1, _count(first.shape) // max(1, first.shape[0]))
+        yield from _mapped(case, "huge", {first.shape[0]: -(-HUGE_ELEMENTS // rest)})
+
+
+def small(case: Case) -> Iterator[Case]:
+    """The case with few elements, for what is found by moving one element after the other."""
+    sizes = distinct_sizes(case)
+    for mapping in _both_ways(sizes, (3, 5, 4, 2)) if sizes else ({},):
+        yield from _mapped(case, "small", mapping)
+    yield case
+
+
+def compact(case: Case) -> list[Case]:
+    """The case small enough to be tried many times: itself, or candidates of which an op takes the first or none."""
+    if sum(_count(meta.shape) for meta in _tensors(case)) <= COMPACT_ELEMENTS:
+        return [case]
+    sizes = distinct_sizes(case)
+    made: list[Case] = []
+    for group in COMPACT:
+        for mapping in _both_ways(sizes, group):
+            made += _mapped(case, "small", mapping)
+    return [one for one in made if sum(_count(meta.shape) for meta in _tensors(one)) <= 4 * COMPACT_ELEMENTS]
+
+
+def valued(case: Case) -> Iterator[Case]:
+    """The case with other values: large ones, and NaN and infinities among them."""
+    if any("float" in meta.dtype for meta in _tensors(case)):
+        yield dataclasses.replace(case, kind="large values", values="large")
+        yield dataclasses.replace(case, kind="NaN and infinities", values="odd")
+
+
+def primes_of(case: Case) -> Case:
+    """The case with prime sizes, as ratios of sizes allow; the case itself where it has no sizes."""
+    sizes = distinct_sizes(case)
+    if not sizes:
+        return case
+    return next(iter(_mapped(case, "prime sizes", next(iter(_both_ways(sizes, PRIMES[1]))))), case)
+
+
+def other_sizes(case: Case, count: int) -> list[Case]:
+    """The case at several sizes, for what must not depend on them."""
+    sizes = distinct_sizes(case)
+    groups = ((5, 9, 7, 3), (11, 6, 13, 4), (20, 18, 10, 8), (37, 24, 14, 12))
+    made: list[Case] = []
+    for group in groups[:count] if sizes else ():
+        made += list(_mapped(case, "other sizes", next(iter(_both_ways(sizes, group)))))[:1]
+    return made
+
+
+def distinct_sizes(case: Case) -> list[int]:
+    """Sizes above one of all tensors, ascending."""
+    return sorted({size for meta in _tensors(case) for size in meta.shape if size > 1})
+
+
+def _both_ways(sizes: Sequence[int], group: Sequence[int]) -> Iterator[dict[int, int]]:
+    """New sizes for old ones: keeping that one is a multiple of another, and then without."""
+    kept: dict[int, int] = {}
+    free = [group[i % len(group)] + 2 * (i // len(group)) for i in range(len(sizes))]
+    alone = dict(zip(sizes, free, strict=True))
+    for index, size in enumerate(sizes):
+        base = next((other for other in reversed(sizes[:index]) if size % other == 0), None)
+        kept[size] = free[index] if base is None else kept[base] * (size // base)
+    if kept != alone:
+        yield kept
+    yield alone
+
+
+def _mapped(case: Case, kind: str, mapping: Mapping[int, int], *, keep_numbers: bool = False) -> Iterator[Case]:
+    """The case with sizes replaced, contiguous, where it is not too large."""
+
+    def resized(meta: TensorMeta) -> TensorMeta:
+        shape = tuple(mapping.get(size, size) for size in meta.shape)
+        return TensorMeta(shape=shape, dtype=meta.dtype)
+
+    args = tuple(_with_numbers(_each(arg, resized), {} if keep_numbers else mapping) for arg in case.op.args)
+    if keep_numbers:
+        args = tuple(_with_zeroed(arg, mapping) for arg in args)
+    if args != case.op.args and _bytes(args) <= MOST_BYTES:
+        yield replaced(case, kind, args)
+
+
+def _with_numbers(arg: ReplayArg, mapping: Mapping[int, int]) -> ReplayArg:
+    """Whole numbers that are sizes follow them: normalized_shape, sections of a split."""
+    if arg.type not in ("int", "int[]"):
+        return arg
+    mapped = {old: new for old, new in mapping.items() if old >= SMALLEST_SIZE}
+    if isinstance(arg.value, tuple):
+        items = tuple(mapped.get(item, item) if type(item) is int else item for item in arg.value)
+        return msgspec.structs.replace(arg, value=items)
+    if type(arg.value) is int:
+        return msgspec.structs.replace(arg, value=mapped.get(arg.value, arg.value))
+    return arg
+
+
+def _with_zeroed(arg: ReplayArg, mapping: Mapping[int, int]) -> ReplayArg:
+    """Lists of sizes follow empty tensors as well: normalized_shape has to fit."""
+    return _with_numbers(arg, mapping) if arg.type == "int[]" else arg
+
+
+def laid_out(case: Case) -> Iterator[Case]:
+    """The case with other strides: of each tensor alone, and of all of them."""
+    layouts: dict[str, Change] = {
+        "transposed": _transposed,
+        "sliced with an offset": _sliced,
+        "expanded": _expanded,
+        "misaligned": _misaligned,
+        "channels last": _channels_last,
+    }
+    places = [
+        (a, t)
+        for a, arg in enumerate(case.op.args)
+        for t, meta in enumerate(arg.tensors)
+        if meta is not None and meta.storage is None
+    ]
+    for kind, change in layouts.items():
+        changed = [place for place in places if _change_at(case, [place], change, kind) is not None]
+        if len(changed) > 1:
+            made = _change_at(case, changed, change, kind)
+            if made is not None:
+                yield made
+        for place in changed[:4]:
+            name = case.op.args[place[0]].name
+            made = _change_at(case, [place], change, kind if len(changed) == 1 else f"{kind} {name}")
+            if made is not None:
+                yield made
+
+
+def _change_at(case: Case, places: Sequence[tuple[int, int]], change: Change, kind: str) -> Case | None:
+    """The case with some tensors changed; None where one of them cannot be."""
+    args = list(case.op.args)
+    for a, t in places:
+        arg, meta = args[a], args[a].tensors[t]
+        if meta is None or (arg.mutated and change is _expanded):
+            return None
+        made = change(TensorMeta(shape=meta.shape, dtype=meta.dtype))
+        if made is None:
+            return None
+        args[a] = msgspec.structs.replace(arg, tensors=(*arg.tensors[:t], made, *arg.tensors[t + 1 :]))
+    return replaced(case, kind, tuple(args)) if _bytes(args) <= 4 * MOST_BYTES else None
+
+
+def _transposed(meta: TensorMeta) -> TensorMeta | None:
+    """Memory in the order of columns."""
+    if len(meta.shape) < 2 or min(meta.shape[-2:]) < 2:
+        return None
+    swapped = contiguous_strides((*meta.shape[:-2], meta.shape[-1], meta.shape[-2]))
+    return msgspec.structs.replace(meta, strides=(*swapped[:-2], swapped[-1], swapped[-2]))
+
+
+def _sliced(meta: TensorMeta) -> TensorMeta | None:
+    """Every second column of a wider tensor, from its third row on."""
+    if not meta.shape or not _count(meta.shape):
+        return None
+    strides = contiguous_strides((*meta.shape[:-1], 2 * meta.shape[-1] + 3))
+    return msgspec.structs.replace(meta, strides=(*strides[:-1], 2), storage_offset=2 * strides[0] + 1)
+
+
+def _expanded(meta: TensorMeta) -> TensorMeta | None:
+    """The same row again and again: a stride of 0."""
+    if not meta.shape or meta.shape[0] < 2:
+        return None
+    return msgspec.structs.replace(meta, strides=(0, *contiguous_strides(meta.shape)[1:]))
+
+
+def _misaligned(meta: TensorMeta) -> TensorMeta | None:
+    """Contiguous, but beginning one element late."""
+    return (
+        msgspec.structs.replace(meta, strides=contiguous_strides(meta.shape), storage_offset=1) if meta.shape else None
+    )
+
+
+def _channels_last(meta: TensorMeta) -> TensorMeta | None:
+    """torch.channels_last: batch, height, width, channel in memory."""
+    if len(meta.shape) != 4 or meta.shape[1] < 2:
+        return None
+    n, c, h, w = meta.shape
+    strides = contiguous_strides((n, h, w, c))
+    return msgspec.structs.replace(meta, strides=(strides[0], strides[3], strides[1], strides[2]))
+
+
+def main_dtype(case: Case) -> str | None:
+    """The dtype of the first tensor of floats, else of the first tensor."""
+    dtypes = [meta.dtype for meta in _tensors(case)]
+    return next((dtype for dtype in dtypes if dtype in DTYPES and "float" in dtype), dtypes[0] if dtypes else None)
+
+
+def typed(case: Case, dtype: str, kind: str | None = None) -> Case:
+    """The case with its main dtype replaced, wherever it stands."""
+    main = main_dtype(case)
+
+    def retyped(meta: TensorMeta) -> TensorMeta:
+        return msgspec.structs.replace(meta, dtype=dtype) if meta.dtype == main else meta
+
+    args = tuple(_each(arg, retyped) for arg in case.op.args)
+    return replaced(case, kind or dtype, args)
+
+
+def broadcast(case: Case) -> Iterator[Case]:
+    """The case with one tensor smaller, so that it has to be repeated along a dimension."""
+    places = [
+        (a, arg) for a, arg in enumerate(case.op.args) if arg.type == "Tensor" and arg.tensors and not arg.mutated
+    ]
+    if len([1 for _, arg in places if arg.tensors[0] is not None]) < 2:
+        return
+    for a, arg in places:
+        meta = arg.tensors[0]
+        if meta is None or not meta.shape:
+            continue
+        rank = len(meta.shape)
+        shapes = {
+            f"one row of {arg.name}": (1, *meta.shape[1:]),
+            f"one column of {arg.name}": (*meta.shape[:-1], 1),
+            f"{arg.name} without rows": meta.shape[1:],
+            f"{arg.name} a single number": (1,) * rank,
+            f"{arg.name} zero-dimensional": (),
+        }
+        for kind, shape in shapes.items():
+            if shape != meta.shape:
+                yield _with_tensor(case, kind, a, TensorMeta(shape=shape, dtype=meta.dtype))
+
+
+def wrong(case: Case) -> Iterator[Case]:
+    """The case with arguments that an op must refuse, or take as its reference does: dtype, rank, sizes, numbers."""
+    for a, arg in enumerate(case.op.args):
+        meta = arg.tensors[0] if arg.type == "Tensor" and arg.tensors else None
+        if meta is not None:
+            other = "int64" if "float" in meta.dtype else "float32"
+            yield _with_tensor(case, f"{arg.name} of {other}", a, msgspec.structs.replace(meta, dtype=other))
+            yield _with_tensor(
+                case, f"{arg.name} with one more dimension", a, TensorMeta(shape=(1, *meta.shape, 2), dtype=meta.dtype)
+            )
+            yield _with_tensor(case, f"{arg.name} zero-dimensional", a, TensorMeta(shape=(), dtype=meta.dtype))
+            if meta.shape:
+                longer = (*meta.shape[:-1], meta.shape[-1] + 1)
+                shorter = (max(0, meta.shape[0] - 1), *meta.shape[1:])
+                yield _with_tensor(case, f"{arg.name} too wide", a, TensorMeta(shape=longer, dtype=meta.dtype))
+                yield _with_tensor(case, f"{arg.name} too short", a, TensorMeta(shape=shorter, dtype=meta.dtype))
+                yield _with_tensor(
+                    case, f"{arg.name} empty", a, TensorMeta(shape=(0,) * len(meta.shape), dtype=meta.dtype)
+                )
+        elif arg.type in ("int", "Scalar", "float") and isinstance(arg.value, int | float):
+            for number in (-1_000_003, 1 << 31) if arg.type == "int" else (float("1e30"), -1e30):
+                value = number if arg.type == "int" else float(number)
+                changed = msgspec.structs.replace(arg, value=value)
+                args = (*case.op.args[:a], changed, *case.op.args[a + 1 :])
+                yield replaced(case, f"{arg.name}={value:g}", args)
+
+
+def _with_tensor(case: Case, kind: str, place: int, meta: TensorMeta) -> Case:
+    args = list(case.op.args)
+    args[place] = msgspec.structs.replace(args[place], tensors=(meta,))
+    return replaced(case, kind, tuple(args))
+
+
+def _each(arg: ReplayArg, change: Callable[[TensorMeta], TensorMeta]) -> ReplayArg:
+    if not arg.tensors:
+        return arg
+    return msgspec.structs.replace(arg, tensors=tuple(meta and change(meta) for meta in arg.tensors))
+
+
+def _tensors(case: Case) -> list[TensorMeta]:
+    return [meta for arg in case.op.args for meta in arg.tensors if meta is not None]
+
+
+def _count(shape: Sequence[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _bytes(args: Sequence[ReplayArg]) -> int:
+    return sum(extent(meta) * itemsize(meta.dtype) for arg in args for meta in arg.tensors if meta is not None)

@@ -1,0 +1,226 @@
+# pyright: strict
+"""What a recorded collective becomes on the ranks that there are: who takes part, how much each moves, what that means.
+
+The message, as nccl-tests counts it, stays as recorded and the group shrinks; of an all-to-all, what leaves a rank.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import msgspec
+
+from opreplay.replay.collectives.model import POINT_TO_POINT, Collective, Kind, bus_factor, size_elements
+
+IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce"})
+"""Kinds whose result lies where the input was."""
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """A collective as ranks here run it. Sizes are in elements; indexes count within `members`."""
+
+    kind: Kind
+    dtype: str
+    members: tuple[int, ...]
+    """Ranks here that take part, in the order of the group."""
+    inputs: int
+    """That a rank hands in; of a scatter the root."""
+    outputs: int
+    """That a rank gets; of a gather the root."""
+    matrix: tuple[tuple[int, ...], ...] = ()
+    """Of an all-to-all: what each sends to each."""
+    parts: tuple[int, ...] = ()
+    """Tensors that one all-reduce moves together."""
+    root: int = 0
+    source: int = 0
+    target: int = 1
+    reduce_op: str = "sum"
+    asynchronous: bool = False
+    elements: int
+    """Of the message, as `size_elements` counts."""
+    bus_factor: float
+    part: float = 1.0
+    """Of the recorded message, that runs."""
+    note: str = ""
+    """What differs from what was recorded; "" for nothing."""
+
+
+class TooFewRanks(ValueError):
+    """There are not enough ranks for the operation."""
+
+
+def mapped(one: Collective, world: int, *, max_bytes: float = math.inf) -> Share:
+    """What `world` ranks run in place of a recorded group, all of their buffers together at most `max_bytes`.
+
+    Raises TooFewRanks for a send or receive where there is one rank.
+    """
+    if one.kind in POINT_TO_POINT:
+        return _fitted(one, _pair(one, world), max_bytes)
+    size = one.group_size or world
+    count = min(size, world)
+    named = len(one.group_ranks) == count == size and max(one.group_ranks, default=0) < world
+    members = one.group_ranks if named and len(set(one.group_ranks)) == count else tuple(range(count))
+    return _fitted(one, _on(one, members, size), max_bytes)
+
+
+def _pair(one: Collective, world: int) -> Share:
+    if world < 2:
+        raise TooFewRanks("a send or receive needs two ranks")
+    source, target = one.source, one.target
+    known = source is not None and target is not None and source != target and max(source, target) < world
+    members = (source, target) if known and source is not None and target is not None else (0, 1)
+    return Share(
+        kind=one.kind,
+        dtype=one.dtype,
+        members=members,
+        inputs=one.in_elements,
+        outputs=one.in_elements,
+        asynchronous=bool(one.asynchronous),
+        elements=one.in_elements,
+        bus_factor=1.0,
+    )
+
+
+def _on(one: Collective, members: tuple[int, ...], recorded: int) -> Share:
+    """The collective of a group of `recorded` ranks on `members`."""
+    n = len(members)
+    inputs, outputs, matrix = one.in_elements, one.out_elements, ()
+    note = ""
+    if n < recorded:
+        what = "what leaves a rank" if one.kind == "all_to_all" else "the message"
+        note = f"group of {recorded:,} on {n}: {what} is as recorded, for {n - 1} peers, not {recorded - 1:,}"
+    if one.kind in ("all_gather", "gather"):
+        inputs = max(1, outputs // n) if outputs else 0
+        outputs = inputs * n
+    elif one.kind in ("reduce_scatter", "scatter"):
+        outputs = max(1, inputs // n) if inputs else 0
+        inputs = outputs * n
+    elif one.kind == "all_to_all":
+        matrix = _matrix(one, n, recorded)
+        inputs, outputs = max(sum(row) for row in matrix), max(sum(column) for column in zip(*matrix, strict=True))
+        if one.in_elements != one.out_elements and not one.in_splits:
+            note = "; ".join(filter(None, (note, "splits not recorded: even beside what stays on the rank")))
+    else:
+        outputs = inputs
+    total = outputs if one.kind in ("all_gather", "gather") else inputs
+    factor = bus_factor(one.kind, n)
+    if one.kind == "all_to_all" and inputs:
+        factor = max(1.0 - row[i] / max(sum(row), 1) for i, row in enumerate(matrix))
+    return Share(
+        kind=one.kind,
+        dtype=one.dtype,
+        members=members,
+        inputs=inputs,
+        outputs=outputs,
+        matrix=matrix,
+        parts=one.parts if one.kind == "all_reduce" else (),
+        root=one.root if one.root is not None and one.root < n else 0,
+        reduce_op=one.reduce_op if one.reduce_op in ("max", "min", "avg", "product") else "sum",
+        asynchronous=bool(one.asynchronous),
+        elements=total,
+        bus_factor=factor,
+        note=note,
+    )
+
+
+def _matrix(one: Collective, n: int, recorded: int) -> tuple[tuple[int, ...], ...]:
+    """What each of n ranks sends to each: the first one's row and column are those of the rank that was recorded.
+
+    Peers are bundled; what a rank keeps stays with it. The others send and receive as much as is recorded of this one.
+    """
+    row, column = _spread(one, n, recorded, one.in_splits, one.in_elements), ()
+    column = _spread(one, n, recorded, one.out_splits, one.out_elements)
+    kept = min(row[0], column[0])
+    others_row, others_column = (one.in_elements - kept, one.out_elements - kept)
+    row = (kept, *_scaled(row[1:], others_row))
+    column = (kept, *_scaled(column[1:], others_column))
+    if n == 1:
+        return ((max(one.in_elements, one.out_elements),),)
+    # Among the others: each as much as the mean of what the first one gives and takes.
+    typical = (others_row + others_column) // (2 * (n - 1))
+    return tuple(
+        tuple(row[j] if i == 0 else column[i] if j == 0 else kept if i == j else typical for j in range(n))
+        for i in range(n)
+    )
+
+
+def _spread(one: Collective, n: int, recorded: int, splits: tuple[int, ...], total: int) -> tuple[int, ...]:
+    """(what stays, what goes to each of n - 1 bundles of peers), for n of `recorded` ranks."""
+    if len(splits) != recorded:
+        own = total // recorded
+        return (own, *_even(total - own, n - 1))
+    at = one.group_ranks.index(one.rank) if one.rank is not None and one.rank in one.group_ranks else one.rank or 0
+    at = at if at < recorded else 0
+    peers = [*splits[at + 1 :], *splits[:at]]
+    bounds = [len(peers) * i // max(1, n - 1) for i in range(n)]
+    return (splits[at], *(sum(peers[a:b]) for a, b in pairwise(bounds)))
+
+
+def _even(total: int, count: int) -> list[int]:
+    return [total * (i + 1) // count - total * i // count for i in range(count)]
+
+
+def _scaled(values: tuple[int, ...], total: int) -> list[int]:
+    """`values` in proportion, adding up to `total`."""
+    before = sum(values)
+    if before == total or not values:
+        return list(values)
+    if not before:
+        return _even(total, len(values))
+    made = [value * total // before for value in values]
+    made[-1] += total - sum(made)
+    return made
+
+
+def bytes_of(share: Share, itemsize: int) -> int:
+    """Of all buffers of all members."""
+    each = share.inputs if share.kind in IN_PLACE or share.kind in POINT_TO_POINT else share.inputs + share.outputs
+    return each * itemsize * len(share.members)
+
+
+def _fitted(one: Collective, share: Share, max_bytes: float) -> Share:
+    """The collective on as many elements as there is memory for."""
+    needed = bytes_of(share, one.itemsize)
+    if needed <= max_bytes:
+        return share
+    part = max_bytes / needed
+    n = len(share.members)
+
+    def less(count: int) -> int:
+        return max(1, int(count * part)) if count else 0
+
+    if share.matrix:
+        matrix = tuple(tuple(int(count * part) for count in row) for row in share.matrix)
+        inputs, outputs = max(sum(row) for row in matrix), max(sum(column) for column in zip(*matrix, strict=True))
+        elements = inputs
+    elif share.kind in ("all_gather", "gather"):
+        matrix, inputs = (), less(share.inputs)
+        outputs = elements = inputs * n
+    elif share.kind in ("reduce_scatter", "scatter"):
+        matrix, outputs = (), less(share.outputs)
+        inputs = elements = outputs * n
+    else:
+        matrix = ()
+        inputs = outputs = elements = less(share.inputs)
+    ran = elements / share.elements if share.elements else 1.0
+    whole = size_text(size_elements(one) * one.itemsize)
+    text = f"{ran:.3g} of the message ran, for memory: {size_text(elements * one.itemsize)} of {whole}"
+    return msgspec.structs.replace(
+        share,
+        inputs=inputs,
+        outputs=outputs,
+        matrix=matrix,
+        parts=(),
+        elements=elements,
+        part=ran,
+        note="; ".join(filter(None, (share.note, text))),
+    )
+
+
+def size_text(count: float) -> str:
+    """Bytes in decimal units: "512 B", "10.2 MB"."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f} B"

@@ -1,0 +1,162 @@
+# pyright: strict
+"""The values of collectives: which operation on how many elements among whom, and what a replay of it came to."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import msgspec
+
+from opreplay.traces.dtypes import ITEMSIZE_BYTES
+
+Kind = Literal[
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "send",
+    "recv",
+    "barrier",
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+MAX_ELEMENTS = 1 << 48
+"""Of one message: more than any memory holds."""
+MAX_PARTS = 1 << 16
+"""Tensors, splits or ranks that a collective lists at most."""
+
+REDUCING = frozenset({"all_reduce", "reduce_scatter", "reduce"})
+ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
+POINT_TO_POINT = frozenset({"send", "recv"})
+
+
+class Collective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One collective as one of its ranks records it. Sizes are in elements of `dtype`."""
+
+    kind: Kind
+    dtype: str
+    """torch dtype name."""
+    in_elements: int
+    """That this rank hands in; of a broadcast what every rank has, of a scatter what the root hands out."""
+    out_elements: int
+    """That this rank gets."""
+    in_splits: tuple[int, ...] = ()
+    """Of an all-to-all: elements for each rank of the group; empty where even, or not recorded."""
+    out_splits: tuple[int, ...] = ()
+    """Elements from each rank."""
+    parts: tuple[int, ...] = ()
+    """Elements of each tensor where several move at once; they add up to `in_elements`."""
+    group: str = ""
+    """Name of the process group, "" where not recorded."""
+    group_size: int | None = None
+    """Ranks that take part; None where not recorded."""
+    group_ranks: tuple[int, ...] = ()
+    """Which ranks of the job these are."""
+    rank: int | None = None
+    """Rank in the job of the process that recorded it."""
+    root: int | None = None
+    """Of a rooted collective, as rank of the group."""
+    source: int | None = None
+    """Of a point-to-point operation: who sends, as rank of the group."""
+    target: int | None = None
+    reduce_op: str = ""
+    """"sum", "avg", "max", ...; "" where not recorded."""
+    asynchronous: bool | None = None
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return ITEMSIZE_BYTES.get(self.dtype, 1)
+
+    @property
+    def size_bytes(self) -> int:
+        """The message as nccl-tests and hccl_test count it: what all ranks together have where data is gathered."""
+        return size_elements(self) * self.itemsize
+
+
+def size_elements(one: Collective) -> int:
+    """Elements of the message, by the convention of nccl-tests (PERFORMANCE.md there): the larger side of a gather or
+    scatter, the buffer of one rank else."""
+    if one.kind in ("all_gather", "gather"):
+        return one.out_elements
+    return one.in_elements
+
+
+def bus_factor(kind: Kind, ranks: int) -> float:
+    """Bus bandwidth over algorithm bandwidth: what share of the message crosses the slowest link at best.
+
+    From nccl-tests' PERFORMANCE.md: all-reduce 2(n-1)/n; reduce-scatter, all-gather, all-to-all, gather and scatter
+    (n-1)/n; broadcast, reduce and send/recv 1. 0 for a barrier, which moves nothing.
+    """
+    if kind == "barrier":
+        return 0.0
+    if kind in ("broadcast", "reduce", "send", "recv"):
+        return 1.0
+    share = (ranks - 1) / ranks if ranks > 0 else 0.0
+    return 2.0 * share if kind == "all_reduce" else share
+
+
+class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
+    """Rates of one collective in GB/s (10⁹ bytes), by nccl-tests' conventions."""
+
+    time_us: float
+    algorithm_gb_s: float
+    """Message over time."""
+    bus_gb_s: float
+    """The same times `bus_factor`: to be compared with what the links carry, whatever the number of ranks."""
+
+
+def bandwidth(kind: Kind, size_bytes: int, ranks: int, time_us: float | None) -> Bandwidth | None:
+    """Rates for a time; None where there is none."""
+    if time_us is None or not time_us > 0:
+        return None
+    rate = size_bytes / time_us / 1e3
+    return Bandwidth(time_us=time_us, algorithm_gb_s=rate, bus_gb_s=rate * bus_factor(kind, ranks))
+
+
+WaitBy = Literal["one clock", "shortest rank", ""]
+"""How waiting was told apart: by stamps of the one clock of a host; where ranks are on several hosts by the rank that
+took the shortest, which arrived last; "" for not at all."""
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """How a collective ran on real ranks; times in microseconds a call."""
+
+    backend: str
+    ranks: int
+    """That took part."""
+    ranks_recorded: int | None
+    """Of the recorded group; None where the trace does not say."""
+    elements: int
+    """Of the message that ran, as `size_elements` counts."""
+    mapping: str = ""
+    """What running on other ranks than recorded, or on fewer bytes, means; "" where it ran as recorded."""
+    transfer_us: float | None = None
+    """Median from the moment the last rank arrived to the moment the last rank was done."""
+    wait_us: float | None = None
+    """Median over the calls of how long the first rank to arrive waited for the last."""
+    issue_us: float | None = None
+    """Median time until an asynchronous call returned; None for one that blocks."""
+    wait_by: WaitBy = ""
+    checked: Literal["right", "wrong", "not checked"] = "not checked"
+    check_detail: str = ""
+    slowest_rank: int | None = None
+    """Rank that most often arrived last."""
+
+
+class CollectiveFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a result says of a collective beside its times."""
+
+    collective: Collective
+    size_bytes: int
+    """As recorded, by nccl-tests' convention."""
+    recorded: Bandwidth | None = None
+    """With the recorded group; the time holds the wait for other ranks."""
+    measured: Bandwidth | None = None
+    simulated: dict[str, Bandwidth] = {}
+    """By SoC."""
+    replayed: Replayed | None = None

@@ -1,0 +1,44 @@
+# pyright: strict
+"""Recorded names of collectives → which operation it is; "wait", "init" and the like are none."""
+
+from __future__ import annotations
+
+import re
+
+from opreplay.replay.collectives.model import Kind
+
+WORDS: tuple[tuple[str, Kind], ...] = (
+    ("allreduce", "all_reduce"),
+    ("reducescatter", "reduce_scatter"),
+    ("allgather", "all_gather"),
+    ("alltoall", "all_to_all"),
+    ("pointtopoint", "send"),
+    ("sendrecv", "send"),
+    ("oneshotall", "all_reduce"),
+    ("twoshotall", "all_reduce"),
+    ("broadcast", "broadcast"),
+    ("barrier", "barrier"),
+    ("scatter", "scatter"),
+    ("gather", "gather"),
+    ("reduce", "reduce"),
+    ("irecv", "recv"),
+    ("isend", "send"),
+    ("recv", "recv"),
+    ("receive", "recv"),
+    ("send", "send"),
+)
+"""What a name holds, without its signs and in lower case → operation; the first that fits counts."""
+
+_NOT_ONE = re.compile(
+    r"wait|^init|work|coalescingmanager|startcoalescing|endcoalescing|^coalesced$|rank|pg|processgroup|destroy"
+    r"|isstrided|supports|registermem|shutdown|abort"
+)
+
+
+def kind_of(name: str) -> Kind | None:
+    """The operation that a name stands for ("c10d::allreduce_", "nccl:all_reduce", "_allgather_base", "HcclAllreduce",
+    "hcom_allReduce__868_0_1", "all_to_allv"); None for what moves no data."""
+    plain = re.sub(r"[^a-z]", "", name.split("(")[0].rpartition("::")[2].rpartition(":")[2].lower())
+    if not plain or _NOT_ONE.search(plain.removeprefix("hcom").removeprefix("hccl")):
+        return None
+    return next((kind for word, kind in WORDS if word in plain), None)

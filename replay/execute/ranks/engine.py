@@ -1,0 +1,142 @@
+# pyright: strict
+"""Collectives of a plan on a crew of ranks, all other ops by the engine that there would be without; and the figures.
+
+Owns what the ranks' times together come to, not how they are taken (`timing`) or who the ranks are (`crew`).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from opreplay.replay.collectives.mapping import Share, TooFewRanks, mapped
+from opreplay.replay.collectives.model import Collective, Replayed, WaitBy
+from opreplay.replay.execute.measure import scaled, summarize
+from opreplay.replay.execute.options import MeasureOptions
+from opreplay.replay.execute.processes.lanes import Decide, Engine
+from opreplay.replay.execute.ranks.crew import Crew
+from opreplay.replay.execute.ranks.messages import RankReply, RankTask
+from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
+from opreplay.replay.results.outcome import Outcome, unable
+
+RESOLUTION_US = 0.1
+"""Of the monotonic clock with a Python call around it."""
+
+
+class WithRanks:
+    """An `Engine`: collectives first, while nothing else runs, then everything else."""
+
+    def __init__(self, others: Engine, crew: Crew, *, backend: str, measure: MeasureOptions, max_bytes: int) -> None:
+        """`max_bytes` for the buffers of all ranks together."""
+        self._others, self._crew = others, crew
+        self._backend, self._measure, self._max_bytes = backend, measure, max_bytes
+        self._number = 0
+
+    def start(self) -> dict[str, object]:
+        facts = self._crew.start()
+        try:
+            return {**self._others.start(), "ranks": self._crew.world, "rank_facts": facts}
+        except BaseException:
+            self._crew.close()
+            raise
+
+    def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[tuple[ReplayOp, Outcome]]:
+        every = list(ops)
+        for op in every:
+            if op.collective is not None:
+                yield op, decide(op) or self._outcome(op.collective)
+        self._crew.close()
+        yield from self._others.outcomes((op for op in every if op.collective is None), decide)
+
+    def close(self) -> None:
+        try:
+            self._crew.close()
+        finally:
+            self._others.close()
+
+    def _outcome(self, one: Collective) -> Outcome:
+        try:
+            share = mapped(one, self._crew.world, max_bytes=self._max_bytes)
+        except TooFewRanks as error:
+            return unable(Reason("collective", f"{error}: --ranks 2"))
+        self._number += 1
+        found = self._crew.run(RankTask(number=self._number, share=share))
+        if isinstance(found, Reason):
+            return unable(found)
+        return outcome_of(one, share, found, backend=self._backend, options=self._measure)
+
+
+def outcome_of(
+    one: Collective, share: Share, replies: Sequence[RankReply], *, backend: str, options: MeasureOptions
+) -> Outcome:
+    """What the replies of all ranks come to: a sample takes as long as it takes the slowest rank."""
+    took = [reply for reply in replies if reply.took_part]
+    samples = [max(each) for each in zip(*(reply.samples_us for reply in took), strict=True)]
+    if not samples:
+        return unable(Reason("failed", "no rank took a sample"))
+    measurement = summarize(sorted(samples), calls=took[0].calls, resolution_us=RESOLUTION_US, options=options)
+    first = max((reply.first_us or 0.0 for reply in took), default=0.0)
+    measurement = msgspec.structs.replace(measurement, first_call_us=first, cache="warm")
+    wrong = next((reply.wrong for reply in took if reply.wrong), "")
+    unchecked = any(reply.wrong is None for reply in took)
+    issue = [us for reply in took for us in reply.issue_us]
+    notes = [share.note, *dict.fromkeys(reply.assumed for reply in took)]
+    transfer, waited, by, slowest = waiting(share, took)
+    replayed = Replayed(
+        backend=backend,
+        ranks=len(took),
+        ranks_recorded=one.group_size,
+        elements=share.elements,
+        mapping="; ".join(filter(None, notes)),
+        transfer_us=transfer,
+        wait_us=waited,
+        wait_by=by,
+        issue_us=statistics.median(issue) if issue else None,
+        checked="not checked" if unchecked else "wrong" if wrong else "right",
+        check_detail=wrong,
+        slowest_rank=slowest,
+    )
+    assumed = (Assumption(argument="group", what=replayed.mapping),) if replayed.mapping else ()
+    if wrong:
+        reason = Reason("failed", f"wrong result: {wrong}")
+        return Outcome(status="failed", reason=reason, collective=replayed, assumptions=assumed)
+    return Outcome(
+        status="replayed",
+        measurement=scaled(measurement, share.part),
+        collective=replayed,
+        bus_factor=share.bus_factor,
+        assumptions=assumed,
+        measure_s=sum(samples) * took[0].calls * 1e-6,
+    )
+
+
+def waiting(share: Share, replies: Sequence[RankReply]) -> tuple[float | None, float | None, WaitBy, int | None]:
+    """(transfer, wait, by what, rank that mostly came last), medians in microseconds.
+
+    On one clock a transfer lasts from when the last rank came to when the last one was done, and the first to come
+    waited until the last one did. Between clocks the rank that took shortest is the one that came last, and its time is
+    the transfer; that is so where no rank can be done before all have come, so not for what has a root.
+    """
+    stamps = [(reply.arrived_ns, reply.done_ns) for reply in replies if reply.arrived_ns]
+    if len(stamps) < len(replies) or not stamps:
+        return None, None, "", None
+    calls = range(min(len(arrived) for arrived, _ in stamps))
+    if not calls:
+        return None, None, "", None
+    if len({reply.host for reply in replies}) == 1:
+        last = [max(range(len(stamps)), key=lambda r: stamps[r][0][i]) for i in calls]
+        transfers = [max(done[i] for _, done in stamps) - stamps[last[i]][0][i] for i in calls]
+        waits = [stamps[last[i]][0][i] - min(arrived[i] for arrived, _ in stamps) for i in calls]
+        by: WaitBy = "one clock"
+    elif share.kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"):
+        lasted = [[done[i] - arrived[i] for arrived, done in stamps] for i in calls]
+        last = [min(range(len(each)), key=each.__getitem__) for each in lasted]
+        transfers, waits = [min(each) for each in lasted], [max(each) - min(each) for each in lasted]
+        by = "shortest rank"
+    else:
+        return None, None, "", None
+    late = Counter(last).most_common(1)[0][0]
+    return statistics.median(transfers) / 1e3, statistics.median(waits) / 1e3, by, replies[late].rank

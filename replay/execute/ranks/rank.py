@@ -1,0 +1,194 @@
+"""The process of one rank, seen from inside: collectives in, its part of the times out; it dies with its parent.
+
+Started by `crew` beside it; nothing else imports it. Messages are msgpack of the values in `messages`, never pickle.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import socket
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from opreplay.replay.execute.messages import Ready, Refused
+from opreplay.replay.execute.ranks.messages import RankConfig, RankReply, RankTask
+from opreplay.replay.host.channel import receive, send
+from opreplay.replay.host.limits import die_with, limit_files, limit_memory
+from opreplay.replay.ir.reasons import reason_for
+from opreplay.traces.errors import EnvironmentRefused, OpReplayError
+
+PATIENCE_S = 60.0
+"""Beyond the limit of an op, after which a group gives up by itself: long before, its parent has ended it."""
+LOOPBACK = "lo"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def serve(descriptor: int, parent: int) -> None:
+    """Join the group, then work on collectives from the socket until it closes."""
+    die_with(parent)
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    warnings.simplefilter("ignore")
+    with socket.socket(fileno=descriptor) as channel:
+        config = msgspec.msgpack.decode(receive(channel) or b"", type=RankConfig)
+        try:
+            rank = Rank(config)
+        except OpReplayError as error:
+            send(channel, Refused(message=str(error), hint=error.hint, exit_code=error.exit_code))
+            return
+        limit_files()
+        send(channel, Ready(facts=rank.facts()))
+        decoder = msgspec.msgpack.Decoder(RankTask)
+        while (frame := receive(channel)) is not None:
+            if config.device == "cpu":
+                limit_memory(config.memory_bytes)
+            send(channel, rank.run(decoder.decode(frame)))
+    # Without destroying the group: that would wait for ranks that are gone.
+    os._exit(0)
+
+
+class Rank:
+    """This process as a member of the group. Raises EnvironmentRefused where device or back-end are missing."""
+
+    def __init__(self, config: RankConfig) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self._config = config
+        self._device = _open(config)
+        if config.store.startswith("/") and Path("/sys/class/net", LOOPBACK).exists():
+            # Ranks of one machine need no other network, and nobody else shall reach them.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
+        if config.device == "cpu":
+            torch.set_num_threads(config.threads)
+        try:
+            dist.init_process_group(
+                config.backend,
+                store=_store(config),
+                rank=config.rank,
+                world_size=config.world,
+                timeout=timedelta(seconds=config.measure.hard_limit_s() + PATIENCE_S),
+            )
+        except (RuntimeError, ValueError) as error:
+            raise EnvironmentRefused(
+                f"no process group of {config.backend}: {reason_for(error).detail}",
+                hint="Is the back-end built into this torch, and may processes here connect to each other?",
+            ) from None
+        self._groups: dict[tuple[int, ...], Any] = {tuple(range(config.world)): dist.group.WORLD}
+
+    def facts(self) -> dict[str, object]:
+        """Of this rank's device and libraries."""
+        import torch
+
+        return {
+            "torch": str(torch.__version__),
+            "backend": self._config.backend,
+            "ranks": self._config.world,
+            "device_name": torch.cuda.get_device_name() if self._device.startswith("cuda") else "cpu",
+            "host": _host(),
+        }
+
+    def run(self, task: RankTask) -> RankReply:
+        """This rank's part of one collective; whatever it raises becomes a reason."""
+        import torch.distributed as dist
+
+        me, members = self._config.rank, task.share.members
+        try:
+            if members not in self._groups:
+                self._groups[members] = dist.new_group(list(members))
+            if me not in members:
+                return RankReply(number=task.number, rank=me, took_part=False)
+            return self._timed(task, members.index(me))
+        except Exception as error:
+            return RankReply(number=task.number, rank=me, reason=reason_for(error))
+
+    def _timed(self, task: RankTask, index: int) -> RankReply:
+        import torch
+
+        from opreplay.replay.collectives.model import REDUCING
+        from opreplay.replay.execute.ranks.torch.buffers import Buffers, carried_as
+        from opreplay.replay.execute.ranks.torch.timing import measured
+
+        share, config = task.share, self._config
+        dtype = carried_as(share.dtype, config.backend, reduces=share.kind in REDUCING)
+        assumed = "" if dtype == share.dtype else f"moved as {dtype}: {config.backend} does not know {share.dtype}"
+        buffers = Buffers(share, index, self._groups[share.members], dtype=dtype, device=self._device)
+        kind = self._device.partition(":")[0]
+        wait = _nothing if kind == "cpu" else getattr(torch, kind).synchronize
+        from time import perf_counter
+
+        if config.check:
+            buffers.fill()
+        started = perf_counter()
+        buffers.call()
+        wait()
+        first_us = (perf_counter() - started) * 1e6
+        wrong = buffers.wrong() if config.check else None
+        buffers.input.zero_()  # sums of sums would grow without end
+        found = measured(buffers, config.measure, wait)
+        return RankReply(
+            number=task.number,
+            rank=config.rank,
+            samples_us=tuple(found.samples_us),
+            calls=found.calls,
+            first_us=first_us,
+            issue_us=tuple(found.issue_us),
+            arrived_ns=tuple(found.arrived_ns),
+            done_ns=tuple(found.done_ns),
+            host=_host(),
+            wrong=wrong,
+            assumed=assumed,
+        )
+
+
+def _nothing() -> None:
+    """A call on the CPU is done when it returns."""
+
+
+def _open(config: RankConfig) -> str:
+    """The torch device of this rank. Raises EnvironmentRefused where it is missing."""
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        raise EnvironmentRefused("this torch has no torch.distributed", hint="Install a build that has it.")
+    if config.backend == "gloo" and not dist.is_gloo_available():
+        raise EnvironmentRefused("this torch has no gloo", hint="Install a build that has it.")
+    if config.backend == "nccl" and not dist.is_nccl_available():
+        raise EnvironmentRefused("this torch has no nccl", hint="Install a CUDA build, or use --backend gloo.")
+    if config.device.startswith("cuda"):
+        number = int(config.device.partition(":")[2] or 0)
+        if number >= torch.cuda.device_count():
+            raise EnvironmentRefused(
+                f"rank {config.rank} has no {config.device}: there are {torch.cuda.device_count()} devices",
+                hint="Start as many ranks as there are devices.",
+            )
+        torch.cuda.set_device(number)
+    if config.device.startswith("npu"):
+        from opreplay.replay.execute.executors.torch.device import open_device
+
+        open_device(config.device)
+    return config.device
+
+
+def _store(config: RankConfig) -> Any:
+    import torch.distributed as dist
+
+    if config.store.startswith("/"):
+        return dist.FileStore(config.store, config.world)  # pyright: ignore[reportPrivateImportUsage]
+    host, _, port = config.store.rpartition(":")
+    tcp = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=PATIENCE_S))  # pyright: ignore[reportPrivateImportUsage]
+    return dist.PrefixStore(config.prefix, tcp)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _host() -> str:
+    """What tells one machine's clock from another's."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return platform.node()

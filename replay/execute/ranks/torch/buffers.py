@@ -1,0 +1,235 @@
+"""Tensors of a collective on one rank, the call on them, and whether it left what it must; imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from opreplay.replay.collectives.mapping import Share
+from opreplay.traces.dtypes import ITEMSIZE_BYTES
+
+CHUNK = 1 << 20
+"""Elements that are filled or checked at a time, so that checking needs no memory of its own."""
+LARGEST_SUM = 100
+"""Sums of all ranks stay below it: exact in bfloat16 and in 8 bits."""
+PERIOD = 251
+"""Of the pattern along the elements, a prime: a part in a wrong place is seen."""
+AS_BYTES = frozenset({"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"})
+REDUCED_AS = {1: "uint8", 2: "float16", 4: "float32", 8: "int64", 16: "complex64"}
+"""Bytes of an element → dtype in which such elements are reduced where the back-end does not know their own."""
+MOVED_AS = {1: "uint8", 2: "float16", 4: "float32", 8: "float64", 16: "complex64"}
+KNOWN = {
+    "gloo": frozenset({"float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64"}),
+    "nccl": frozenset({"float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64"}),
+    "hccl": frozenset({"float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64"}),
+}
+"""Back-end → dtypes that it moves and reduces."""
+
+
+def carried_as(dtype: str, backend: str, *, reduces: bool) -> str:
+    """The dtype that a message of `dtype` is moved in: its own where the back-end knows it, else one as wide."""
+    if dtype in KNOWN.get(backend, KNOWN["gloo"]):
+        return dtype
+    size = ITEMSIZE_BYTES.get(dtype, 1)
+    return (REDUCED_AS if reduces else MOVED_AS)[size if size in MOVED_AS else 1]
+
+
+class Buffers:
+    """What one member of a group needs for a collective, and its call."""
+
+    def __init__(self, share: Share, me: int, group: Any, *, dtype: str, device: str) -> None:
+        """`me` is the index of this rank among the members."""
+        self.share, self.me, self.group, self.device = share, me, group, device
+        self.dtype: torch.dtype = getattr(torch, dtype)
+        self.n = len(share.members)
+        self._modulus = max(1, min(17, LARGEST_SUM // self.n))
+        kind = share.kind
+        self.input = self._empty(self._in_elements())
+        self.output = self._empty(self._out_elements()) if self._out_elements() else self.input
+        self._call: Callable[[bool], Any] = getattr(self, f"_{kind}")
+
+    def _in_elements(self) -> int:
+        share, me = self.share, self.me
+        if share.matrix:
+            return sum(share.matrix[me])
+        if share.kind == "scatter":
+            return share.inputs if me == share.root else 0
+        if share.kind == "barrier":
+            return 0
+        return share.inputs
+
+    def _out_elements(self) -> int:
+        """0 where the result lies in the input."""
+        share, me = self.share, self.me
+        if share.matrix:
+            return sum(row[me] for row in share.matrix)
+        if share.kind in ("all_gather", "reduce_scatter", "scatter"):
+            return share.outputs
+        return share.outputs if share.kind == "gather" and me == share.root else 0
+
+    def _empty(self, count: int) -> torch.Tensor:
+        return torch.zeros(count, dtype=self.dtype, device=self.device)
+
+    def call(self) -> Any:
+        """Run it once and wait for it. Raises what torch.distributed does."""
+        work = self._call(self.share.asynchronous)
+        if work is not None and self.share.asynchronous:
+            work.wait()
+
+    def issue(self) -> Any:
+        """Start it and return at once; the work to wait for."""
+        return self._call(True)
+
+    def _operation(self) -> Any:
+        return {
+            "max": dist.ReduceOp.MAX,
+            "min": dist.ReduceOp.MIN,
+            "product": dist.ReduceOp.PRODUCT,
+            "avg": dist.ReduceOp.AVG if dist.get_backend(self.group) == "nccl" else dist.ReduceOp.SUM,
+        }.get(self.share.reduce_op, dist.ReduceOp.SUM)
+
+    def _all_reduce(self, later: bool) -> Any:
+        op = self._operation()
+        if len(self.share.parts) > 1 and sum(self.share.parts) == self.input.numel():
+            works = [dist.all_reduce(part, op, group=self.group, async_op=True) for part in self._parts()]
+            return _wait_all(works, later)
+        return dist.all_reduce(self.input, op, group=self.group, async_op=later)
+
+    def _parts(self) -> list[torch.Tensor]:
+        return list(self.input.split(list(self.share.parts)))
+
+    def _all_gather(self, later: bool) -> Any:
+        return dist.all_gather_into_tensor(self.output, self.input, group=self.group, async_op=later)
+
+    def _reduce_scatter(self, later: bool) -> Any:
+        return dist.reduce_scatter_tensor(self.output, self.input, self._operation(), group=self.group, async_op=later)
+
+    def _all_to_all(self, later: bool) -> Any:
+        matrix = self.share.matrix
+        return dist.all_to_all_single(
+            self.output,
+            self.input,
+            [row[self.me] for row in matrix],
+            list(matrix[self.me]),
+            group=self.group,
+            async_op=later,
+        )
+
+    def _broadcast(self, later: bool) -> Any:
+        return dist.broadcast(self.input, self.share.members[self.share.root], group=self.group, async_op=later)
+
+    def _reduce(self, later: bool) -> Any:
+        root = self.share.members[self.share.root]
+        return dist.reduce(self.input, root, self._operation(), group=self.group, async_op=later)
+
+    def _gather(self, later: bool) -> Any:
+        root = self.share.root
+        parts = list(self.output.split(self.share.inputs)) if self.me == root else None
+        return dist.gather(self.input, parts, self.share.members[root], group=self.group, async_op=later)
+
+    def _scatter(self, later: bool) -> Any:
+        root = self.share.root
+        parts = list(self.input.split(self.share.outputs)) if self.me == root else None
+        return dist.scatter(self.output, parts, self.share.members[root], group=self.group, async_op=later)
+
+    def _send(self, later: bool) -> Any:
+        """Both sides of a send or receive: the first member sends."""
+        other = self.share.members[1 - self.me]
+        if self.me == 0:
+            work = dist.isend(self.input, other, group=self.group)
+        else:
+            work = dist.irecv(self.input, other, group=self.group)
+        return _wait_all([work], later)
+
+    _recv = _send
+
+    def _barrier(self, later: bool) -> Any:
+        return dist.barrier(group=self.group, async_op=later)
+
+    # What must come out, from what went in.
+
+    def fill(self) -> None:
+        """The values that a check expects: a pattern along the elements, moved on by each rank."""
+        flat = self.input
+        for start in range(0, flat.numel(), CHUNK):
+            part = flat[start : start + CHUNK]
+            part.copy_(self._pattern(self.me, start, part.numel()))
+        if self.output is not self.input:
+            self.output.fill_(LARGEST_SUM + 1)
+
+    def wrong(self) -> str:
+        """What is not as it must be after a call on filled buffers; "" where all is."""
+        checked = self.output
+        if self.share.kind == "barrier" or (self.share.kind in ("reduce", "gather") and self.me != self.share.root):
+            return ""
+        for start in range(0, checked.numel(), CHUNK):
+            part = checked[start : start + CHUNK]
+            expected = self._expected(start, part.numel()).to(part.dtype)
+            if not torch.equal(part.cpu(), expected):
+                at = int((part.cpu() != expected).nonzero()[0])
+                return f"element {start + at} of rank {self.me} is {part[at].item()}, not {expected[at].item()}"
+        return ""
+
+    def _pattern(self, who: int, start: int, count: int) -> torch.Tensor:
+        """Whole numbers in 0..modulus - 1, as int64 on the CPU."""
+        return ((torch.arange(start, start + count) % PERIOD) * 3 + 5 * who) % self._modulus
+
+    def _reduced(self, start: int, count: int) -> torch.Tensor:
+        values = [self._pattern(who, start, count) for who in range(self.n)]
+        stacked = torch.stack(values)
+        operation = self.share.reduce_op
+        if operation in ("max", "min"):
+            return stacked.amax(0) if operation == "max" else stacked.amin(0)
+        if operation == "product":
+            return stacked.prod(0)
+        total = stacked.sum(0)
+        averaged = operation == "avg" and dist.get_backend(self.group) == "nccl"
+        return total / self.n if averaged else total
+
+    def _expected(self, start: int, count: int) -> torch.Tensor:
+        share, me = self.share, self.me
+        if share.kind in ("all_reduce", "reduce"):
+            return self._reduced(start, count)
+        if share.kind == "reduce_scatter":
+            return self._reduced(me * share.outputs + start, count)
+        if share.kind == "broadcast":
+            return self._pattern(share.root, start, count)
+        if share.kind in ("send", "recv"):
+            return self._pattern(0, start, count)
+        if share.kind == "scatter":
+            return self._pattern(share.root, me * share.outputs + start, count)
+        # Gathered or exchanged: pieces of each rank one after the other.
+        if share.matrix:
+            pieces = [(who, sum(row[:me]), row[me]) for who, row in enumerate(share.matrix)]
+        else:
+            pieces = [(who, 0, share.inputs) for who in range(self.n)]
+        out: list[torch.Tensor] = []
+        begin = 0
+        for who, first, length in pieces:
+            low, high = max(start, begin), min(start + count, begin + length)
+            if low < high:
+                out.append(self._pattern(who, first + low - begin, high - low))
+            begin += length
+        return torch.cat(out)
+
+
+def _wait_all(works: list[Any], later: bool) -> Any:
+    if not later:
+        for work in works:
+            work.wait()
+        return None
+    return _Together(works)
+
+
+class _Together:
+    """Several works as one."""
+
+    def __init__(self, works: list[Any]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()

@@ -1,0 +1,99 @@
+"""The measuring loop of a collective on one rank: as plain as a loop by hand, and stamps apart from it."""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+from collections.abc import Callable
+from time import monotonic_ns, perf_counter_ns
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from opreplay.replay.execute.options import MeasureOptions
+from opreplay.replay.execute.ranks.torch.buffers import Buffers
+
+SAMPLE_US = 2000.0
+"""Length aimed at for one sample."""
+MOST_CALLS = 1000
+STAMPED = 16
+"""Calls of which each rank notes when it came and when it was done."""
+OVERRUN = 3.0
+"""Times `op_time_s` that slow collectives may take for the least number of samples."""
+
+
+class Timed:
+    """Times of one rank."""
+
+    def __init__(self) -> None:
+        self.samples_us: list[float] = []
+        self.calls = 1
+        self.issue_us: list[float] = []
+        self.arrived_ns: list[int] = []
+        self.done_ns: list[int] = []
+
+
+def measured(buffers: Buffers, options: MeasureOptions, wait: Callable[[], None]) -> Timed:
+    """Time a collective that ran once already. `wait` returns when the device has done what it was given.
+
+    All ranks take the same number of calls and samples, by the slowest rank's estimate.
+    """
+    out = Timed()
+    call_us = _agreed(_warm(buffers, options, wait), buffers)
+    out.calls = max(1, min(MOST_CALLS, math.ceil(SAMPLE_US / max(call_us, 1.0))))
+    sample_s = out.calls * call_us * 1e-6
+    wanted = max(options.min_samples, min(options.max_samples, int(options.op_time_s / sample_s)))
+    most = max(3, int(OVERRUN * options.op_time_s / sample_s))
+    count = max(1, min(wanted, most, int(0.5 * options.hard_limit_s() / sample_s)))
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        dist.barrier(group=buffers.group)
+        call = buffers.call
+        for _ in range(count):
+            started = perf_counter_ns()
+            for _ in range(out.calls):
+                call()
+            wait()
+            out.samples_us.append((perf_counter_ns() - started) / out.calls / 1e3)
+        _stamp(buffers, out, min(STAMPED, max(3, int(options.op_time_s / (call_us * 1e-6)))), wait)
+    finally:
+        if collecting:
+            gc.enable()
+    return out
+
+
+def _warm(buffers: Buffers, options: MeasureOptions, wait: Callable[[], None]) -> float:
+    """Microseconds of a call once it is warm, as this rank sees it; the same number of calls on every rank."""
+    took = []
+    for _ in range(max(2, options.warmup_calls)):
+        started = perf_counter_ns()
+        buffers.call()
+        wait()
+        took.append((perf_counter_ns() - started) / 1e3)
+    return statistics.median(took)
+
+
+def _agreed(call_us: float, buffers: Buffers) -> float:
+    """The longest estimate of all members."""
+    slowest = torch.tensor([call_us], dtype=torch.float32, device=buffers.device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX, group=buffers.group)
+    return float(slowest.item())
+
+
+def _stamp(buffers: Buffers, out: Timed, count: int, wait: Callable[[], None]) -> None:
+    for _ in range(count):
+        begun = monotonic_ns()
+        work: Any = None
+        if buffers.share.asynchronous:
+            work = buffers.issue()
+            out.issue_us.append((monotonic_ns() - begun) / 1e3)
+            if work is not None:
+                work.wait()
+        else:
+            buffers.call()
+        wait()
+        out.arrived_ns.append(begun)
+        out.done_ns.append(monotonic_ns())

@@ -1,0 +1,235 @@
+# pyright: strict
+"""One step of a plan as a Chakra execution trace in protobuf, which ASTRA-sim's feeder reads; owns what nodes say.
+
+A node is a call of the step, in its order: each waits for the one before (`data_deps`), so what overlapped in the
+recording does not here. Messages and numbers are those of `traces.dialects.chakra`, arguments those of an
+ExecutionTrace, so that opreplay reads the file as one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from opreplay.replay.arguments.shrink.flops import product_flops
+from opreplay.replay.export.whole import whole_arguments
+from opreplay.replay.ir.model import PlainValue, RecordedSequence, ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.resolve.bind import LAYOUT_CODES, MEMORY_FORMAT_CODES
+from opreplay.traces.dialects.chakra import VERSION, CollectiveType, NodeType
+from opreplay.traces.dialects.protobuf_wire import field, packed, varint
+from opreplay.traces.dtypes import CPP_SPELLINGS, ITEMSIZE_BYTES, SCALAR_TYPE_CODES
+from opreplay.traces.errors import UsageError
+from opreplay.traces.model import TensorMeta, contiguous_strides
+
+_SPELLED = {name: spelled for spelled, name in reversed(CPP_SPELLINGS.items())} | {
+    "int8": "signed char",
+    "int16": "short int",
+    "int64": "long int",
+}
+"""Element types as an ExecutionTrace of gcc's builds spells them."""
+_CODES = {"ScalarType": SCALAR_TYPE_CODES, "Layout": LAYOUT_CODES, "MemoryFormat": MEMORY_FORMAT_CODES}
+_COLLECTIVES: tuple[tuple[str, CollectiveType], ...] = (
+    (r"reduce_?scatter", CollectiveType.REDUCE_SCATTER),
+    (r"all_?reduce", CollectiveType.ALL_REDUCE),
+    (r"all_?gather", CollectiveType.ALL_GATHER),
+    (r"all_?to_?all", CollectiveType.ALL_TO_ALL),
+    (r"broadcast", CollectiveType.BROADCAST),
+    (r"barrier", CollectiveType.BARRIER),
+)
+
+
+class ChakraTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """The bytes of a file, and what one should know of it."""
+
+    data: bytes
+    nodes: int
+    collectives: int
+    notes: tuple[str, ...]
+
+
+def chakra_trace(plan: ReplayPlan, times: Mapping[str, float] | None = None, *, clock: str = "recorded") -> ChakraTrace:
+    """The step of a plan that was made in order. `times`: op id → microseconds of a call, in place of the recorded.
+
+    Raises UsageError for a plan that does not hold the order of its calls.
+    """
+    step = plan.sequence
+    if step is None:
+        raise UsageError(
+            f"{plan.source} does not hold the order of its calls", hint="Export from the trace, or a plan of all calls."
+        )
+    if times is None and not any(step.device_us or step.host_us):
+        raise UsageError(f"{plan.source} holds no times", hint="Take those of a simulated device: --clock 910b3.")
+    ops = {op.id: op for op in plan.ops}
+    called = [ops[one] if (one := step.ids[i]) in ops else None for i in step.calls]
+    metadata = field(1, VERSION) + _attribute("source", "opreplay") + _attribute("clock", clock)
+    made = [_framed(metadata)]
+    start_us, nodes, collectives, unsized, untimed = 0.0, 0, 0, 0, 0
+    for number, op in enumerate(called):
+        if op is None:
+            continue
+        told = _recorded_us(step, number) if times is None else times.get(op.id)
+        kind, attributes = _kind(op)
+        nodes += 1
+        unsized += kind is None
+        untimed += told is None
+        collectives += kind is NodeType.COMM_COLL
+        duration_us = told or 0.0
+        attributes["is_cpu_op"] = times is None and not step.device_us
+        made.append(_framed(_node(nodes, op, kind or NodeType.COMP, attributes, start_us, duration_us, step, number)))
+        start_us += duration_us
+    left = len(called) - nodes
+    notes = [
+        f"{unsized} collectives of unknown size or kind are computation of their {clock} time" if unsized else "",
+        f"{untimed} calls have no {clock} time and take none" if untimed else "",
+        f"{left} calls of ops that the selection leaves out are not in it" if left else "",
+        "each call waits for the one before it: what overlapped does not",
+    ]
+    return ChakraTrace(data=b"".join(made), nodes=nodes, collectives=collectives, notes=tuple(filter(None, notes)))
+
+
+def _recorded_us(step: RecordedSequence, number: int) -> float:
+    return step.device_us[number] if step.device_us else step.host_us[number]
+
+
+def _framed(message: bytes) -> bytes:
+    return varint(len(message)) + message
+
+
+def _kind(op: ReplayOp) -> tuple[NodeType | None, dict[str, bool | int]]:
+    """What a node is and what ASTRA-sim needs to know of it; None for a collective that it could not simulate."""
+    sizes = [meta for arg in op.args for meta in arg.tensors if meta is not None]
+    moved = sum(map(_bytes, sizes))
+    if op.reason is None or op.reason.kind != "collective":
+        results = sum(_bytes(meta) for meta in op.outputs or () if meta is not None)
+        flops = round(product_flops(op))
+        return NodeType.COMP, {"tensor_size": moved + results, **({"num_ops": flops} if flops else {})}
+    words = " ".join((op.name, *(kernel.name for kernel in op.recorded.kernels))).lower()
+    found = next((kind for pattern, kind in _COLLECTIVES if re.search(pattern, words)), None)
+    if found is None or (moved == 0 and found is not CollectiveType.BARRIER):
+        return None, {}
+    return NodeType.COMM_COLL, {"comm_type": int(found), "comm_size": _bytes(sizes[0]) if sizes else 0}
+
+
+def _bytes(meta: TensorMeta) -> int:
+    count = 1
+    for size in meta.shape:
+        count *= size
+    return count * ITEMSIZE_BYTES.get(meta.dtype, 0)
+
+
+def _node(
+    number: int,
+    op: ReplayOp,
+    kind: NodeType,
+    attributes: dict[str, bool | int],
+    start_us: float,
+    duration_us: float,
+    step: RecordedSequence,
+    call: int,
+) -> bytes:
+    arguments = whole_arguments(op)
+    memories = iter(step.memories[call][0]) if step.memories else None
+    columns = [_column(arg, memories) for arg in arguments]
+    whole_us = max(1, round(duration_us)) if duration_us > 0 else 0
+    outputs = [_tensor(meta, -1) for meta in op.outputs or () if meta is not None]
+    strides = [column[3] for column in columns]
+    known = all(meta is None or meta.strides is not None for arg in arguments for meta in arg.tensors)
+    parts = [
+        field(1, number),
+        field(2, op.name),
+        field(3, int(kind)),
+        packed(5, [number - 1]) if number > 1 else b"",
+        field(6, round(start_us)),
+        field(7, whole_us),
+        field(8, _io(columns)),
+        field(9, _io(outputs)) if outputs else b"",
+        *(_attribute(name, value) for name, value in attributes.items()),
+        _attribute("op_schema", f"{op.called}{'.' if op.overload else ''}{op.overload or ''}({_signature(op)}"),
+        _attribute("input_strides", _text(strides)) if known else b"",
+        _attribute("start_us", start_us),
+        _attribute("dur_us", duration_us),
+    ]
+    return b"".join(parts)
+
+
+def _signature(op: ReplayOp) -> str:
+    return (op.schema or ")").partition("(")[2] or ")"
+
+
+_UINT64 = frozenset({"tensor_size"})
+
+
+def _attribute(name: str, value: bool | int | float | str) -> bytes:
+    """An `AttributeProto` in field 10 of a node or 2 of the metadata, in the type that ASTRA-sim's feeder reads."""
+    number = 29 if isinstance(value, str) else 27 if isinstance(value, bool) else 3 if isinstance(value, float) else 9
+    if name in _UINT64:
+        number = 13
+    return field(2 if name in ("source", "clock") else 10, field(1, name) + field(number, value))
+
+
+def _io(columns: list[tuple[Any, Any, str, Any]]) -> bytes:
+    values, shapes, types = ([column[i] for column in columns] for i in range(3))
+    return field(1, _text(values)) + field(2, _text(shapes)) + field(3, _text(types))
+
+
+def _text(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _column(arg: ReplayArg, memories: Iterator[int] | None) -> tuple[Any, Any, str, Any]:
+    """Value, shape, type and strides of one argument as an ExecutionTrace has them."""
+    if arg.type == "Tensor":
+        return _tensor(arg.tensors[0] if arg.tensors else None, _next(memories, arg))
+    if arg.type == "Tensor[]":
+        made = [_tensor(meta, _next(memories, arg) if meta is not None else -1) for meta in arg.tensors]
+        values, shapes, types, strides = ([one[i] for one in made] for i in range(4))
+        return values, shapes, f"GenericList[{','.join(types)}]", strides
+    if arg.value is None:
+        return "<None>", [], "None", []
+    if isinstance(arg.value, tuple):
+        # A list within a list is recorded without its values, as Kineto and PyTorch's observer do.
+        items = [("<None>", "Object") if isinstance(one, tuple) else _plain(arg.type, one) for one in arg.value]
+        empty: list[list[int]] = [[] for _ in items]
+        return [one for one, _ in items], empty, f"GenericList[{','.join(kind for _, kind in items)}]", empty
+    value, kind = _plain(arg.type, arg.value)
+    return value, [], kind, []
+
+
+def _next(memories: Iterator[int] | None, arg: ReplayArg) -> int:
+    present = any(meta is not None for meta in arg.tensors)
+    return next(memories, -1) if memories is not None and present else -1
+
+
+def _tensor(meta: TensorMeta | None, memory: int) -> tuple[Any, Any, str, Any]:
+    """[tensor, storage, offset, elements, bytes of one, device]; numbers of memories from 1, 0 where not known."""
+    if meta is None:
+        return "<None>", [], "None", []
+    storage = memory + 1 if memory >= 0 else 0 if meta.storage is None else meta.storage + 1
+    count = 1
+    for size in meta.shape:
+        count *= size
+    value = [storage, storage, meta.storage_offset, count, ITEMSIZE_BYTES.get(meta.dtype, 0), ""]
+    strides = contiguous_strides(meta.shape) if meta.strides is None else meta.strides
+    return value, list(meta.shape), f"Tensor({_SPELLED.get(meta.dtype, meta.dtype)})", list(strides)
+
+
+def _plain(kind: str, value: PlainValue) -> tuple[Any, str]:
+    """A number or text and the type that an ExecutionTrace gives it."""
+    base = kind.removesuffix("[]")
+    if isinstance(value, str) and base in _CODES:
+        names = [name if name.startswith("torch.") else f"torch.{name}" for name in _CODES[base]]
+        return (names.index(value), "Int") if value in names else ("<None>", "None")
+    if isinstance(value, bool):
+        return value, "Bool"
+    if isinstance(value, int):
+        return value, "Int"
+    if isinstance(value, float):
+        return value, "Double"
+    if isinstance(value, str) and base in ("float", "Scalar", "complex"):
+        return value, "ComplexDouble" if value.endswith("j") else "Double"
+    if isinstance(value, str):
+        return value, "Device" if base == "Device" else "String"
+    return "<None>", "None"

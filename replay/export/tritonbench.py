@@ -1,0 +1,107 @@
+# pyright: strict
+"""Ops and their inputs as TritonBench's `input_configs` hold them: op → signature of the inputs → how often.
+
+The signatures are those of PyTorch's operator benchmarks (benchmarks/dynamo/microbenchmarks/operator_inp_utils.py):
+`((T([4096, 1024], bf16), T([1024, 3072], bf16)), {})`, evaluated there with `T` and the short names of dtypes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from opreplay.replay.export.whole import spec_of
+from opreplay.replay.ir.model import PlainValue, ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.ir.notation import SHORT_DTYPES
+from opreplay.replay.resolve.schema import OpSpec
+from opreplay.traces.model import TensorMeta, contiguous_strides
+
+_READ = frozenset({"bf16", "f64", "f32", "f16", "c32", "c64", "c128", "i8", "i16", "i32", "i64", "b8", "u8"})
+DTYPES = {name: short for name, short in (SHORT_DTYPES | {"bool": "b8"}).items() if short in _READ}
+"""Dtypes that operator_inp_utils has a short name for; it reads no others."""
+
+
+class Exported(msgspec.Struct, frozen=True, kw_only=True):
+    """The signatures, and what was left out."""
+
+    ops: dict[str, dict[str, int]]
+    """ "aten.mm.default" → signature → calls."""
+    left_out: dict[str, int]
+    """Reason → ops of the plan."""
+
+
+def input_configs(plan: ReplayPlan) -> Exported:
+    """Every op of a plan that torch knows by an overload, with its calls counted."""
+    made: dict[str, Counter[str]] = {}
+    left_out: Counter[str] = Counter()
+    for op in plan.ops:
+        spec = None if op.reason is not None else spec_of(op)
+        if op.reason is not None or spec is None:
+            left_out[op.reason.kind if op.reason is not None else "no schema here"] += 1
+            continue
+        unread = {m.dtype for arg in op.args for m in arg.tensors if m is not None and m.dtype not in DTYPES}
+        if unread:
+            left_out[f"the file has no name for {', '.join(sorted(unread))}"] += 1
+            continue
+        name = f"{spec.name.replace('::', '.')}.{spec.overload or 'default'}"
+        made.setdefault(name, Counter())[signature(op, spec)] += op.count
+    return Exported(ops={name: dict(counts.most_common()) for name, counts in made.items()}, left_out=dict(left_out))
+
+
+def json_text(found: Exported) -> str:
+    """As JSON: {op: {signature: calls}}."""
+    return msgspec.json.format(msgspec.json.encode(found.ops), indent=2).decode() + "\n"
+
+
+def log_text(found: Exported) -> str:
+    """As the text files that PyTorch's operator benchmarks ship: "Operator: ..." and "cnt: N, signature" lines."""
+    lines: list[str] = []
+    for name, counts in found.ops.items():
+        lines += [f"Operator: {name}", *(f"cnt: {count}, {text}" for text, count in counts.items())]
+    return "\n".join(lines) + "\n"
+
+
+def signature(op: ReplayOp, spec: OpSpec) -> str:
+    """The inputs of one call: positional ones in a tuple, keyword-only ones in a dict."""
+    given = {arg.name: arg for arg in op.args}
+    by_place: list[str] = []
+    positional = [arg for arg in spec.args if not arg.keyword_only]
+    last = max((i for i, arg in enumerate(positional) if arg.name in given), default=-1)
+    for arg in positional[: last + 1]:
+        by_place.append(_argument(given.get(arg.name) or ReplayArg(name=arg.name, type=arg.kind, value=arg.default)))
+    by_name = [
+        f"'{arg.name}': {_argument(given[arg.name])}" for arg in spec.args if arg.keyword_only and arg.name in given
+    ]
+    places = f"({by_place[0]},)" if len(by_place) == 1 else f"({', '.join(by_place)})"
+    return f"({places}, {{{', '.join(by_name)}}})"
+
+
+def _argument(arg: ReplayArg) -> str:
+    if arg.type == "Tensor" and arg.value is None:
+        return _tensor(arg.tensors[0] if arg.tensors else None)
+    if arg.tensors:
+        return f"[{', '.join(map(_tensor, arg.tensors))}]"
+    if isinstance(arg.value, tuple):
+        items = [_plain(arg.type, item) if not isinstance(item, tuple) else repr(list(item)) for item in arg.value]
+        return f"[{', '.join(items)}]"
+    return _plain(arg.type, arg.value)
+
+
+def _tensor(meta: TensorMeta | None) -> str:
+    if meta is None:
+        return "None"
+    usual = meta.strides is None or meta.strides == contiguous_strides(meta.shape)
+    stride = "" if usual or meta.strides is None else f", stride={meta.strides}"
+    return f"T({list(meta.shape)}, {DTYPES[meta.dtype]}{stride})"
+
+
+def _plain(kind: str, value: PlainValue) -> str:
+    base = kind.removesuffix("[]")
+    if isinstance(value, str) and base == "ScalarType":
+        return DTYPES.get(value.removeprefix("torch."), value)
+    if isinstance(value, str) and base in ("Layout", "MemoryFormat"):
+        return value
+    if isinstance(value, str) and base in ("float", "Scalar", "complex"):
+        return f"float('{value}')" if value in ("inf", "-inf", "nan") else value
+    return repr(value)

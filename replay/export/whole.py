@@ -1,0 +1,28 @@
+# pyright: strict
+"""All arguments of a call in the order of its schema, those left out with their defaults; for files of other tools."""
+
+from __future__ import annotations
+
+from opreplay.replay.ir.model import ReplayArg, ReplayOp
+from opreplay.replay.ir.names import split_name
+from opreplay.replay.resolve.schema import OpSpec, specs_of
+
+
+def spec_of(op: ReplayOp) -> OpSpec | None:
+    """The overload that is called; None where torch does not know it here."""
+    parts = split_name(op.called)
+    found = () if parts is None else specs_of(f"{parts[0]}::{parts[1]}")
+    return next((spec for spec in found if spec.overload == (op.overload or "")), None)
+
+
+def whole_arguments(op: ReplayOp) -> tuple[ReplayArg, ...]:
+    """As `op.args`, completed where the schema is known: a plan leaves out what has its default."""
+    spec = spec_of(op)
+    if spec is None:
+        return op.args
+    given = {arg.name: arg for arg in op.args}
+    return tuple(
+        given.get(arg.name) or ReplayArg(name=arg.name, type=arg.kind, value=arg.default, keyword_only=arg.keyword_only)
+        for arg in spec.args
+        if arg.name in given or not arg.out
+    )

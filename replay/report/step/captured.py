@@ -1,0 +1,145 @@
+# pyright: strict
+"""A captured step in short: calls, operations and peak memory by phase, and what a check of it came to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from opreplay.replay.ir.captured import Capture, Check
+from opreplay.replay.ir.model import ReplayPlan
+from opreplay.replay.ir.sizes import readable
+from opreplay.replay.report.columns import plain_table
+from opreplay.replay.report.text import DASH, digits, plural, safe
+
+SCHEMA_VERSION = 1
+SHOWN = 8
+KINDS = ("parameter", "buffer", "gradient", "optimizer state", "input", "constant", "activation")
+_UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def facts(plan: ReplayPlan, found: Check | None) -> dict[str, Any]:
+    """The same as JSON-safe values; with a check, its fields beside the others."""
+    capture, sequence = plan.capture, plan.sequence
+    assert capture is not None
+    assert sequence is not None
+    made: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "captured": True,
+        "source": plan.source,
+        "via": capture.via,
+        "real": capture.real,
+        "torch_version": capture.torch_version,
+        "world_size": capture.world_size,
+        "rank": capture.rank,
+        "calls": len(sequence.calls) + sequence.cut,
+        "calls_cut": sequence.cut,
+        "ops": len(plan.ops),
+        "not_replayable": sum(op.reason is not None for op in plan.ops),
+        "collectives": sum(op.count for op in plan.ops if op.ranks is not None),
+        "graphs": capture.graphs,
+        "graph_breaks": capture.graph_breaks,
+        "notes": capture.notes,
+        "flops": capture.flops,
+        "peak_bytes": capture.peak_bytes,
+        "peaks": capture.peaks,
+        "shared_parameters": shared_parameters(capture),
+    }
+    return made if found is None else {**made, **msgspec.structs.asdict(found)}
+
+
+def shared_parameters(capture: Capture) -> list[tuple[str, ...]]:
+    """Names of parameters that are one."""
+    return [one.names for one in capture.storages if one.kind == "parameter" and len(one.names) > 1]
+
+
+def head_line(plan: ReplayPlan) -> str:
+    """What was captured."""
+    capture, sequence = plan.capture, plan.sequence
+    assert capture is not None
+    assert sequence is not None
+    calls = len(sequence.calls) + sequence.cut
+    where = f", rank {capture.rank} of {capture.world_size}" if capture.world_size > 1 else ""
+    on = "real tensors" if capture.real else "fake tensors, nothing was computed"
+    graphs = ""
+    if capture.graphs is not None:
+        graphs = f"; {plural(capture.graphs, 'graph')}, {plural(len(capture.graph_breaks), 'break')}"
+    return (
+        f"{safe(plan.source)}: {plural(calls, 'call')} of {plural(len(plan.ops), 'op')} "
+        f"by {capture.via} on {on}{where}{graphs}"
+    )
+
+
+def render(plan: ReplayPlan, found: Check | None) -> RenderableType:
+    """Phases with operations and memory, what the plan cannot hold, and the check."""
+    capture, sequence = plan.capture, plan.sequence
+    assert capture is not None
+    assert sequence is not None
+    parts: list[RenderableType] = [_phases(capture, sequence.phases)]
+    if sequence.cut:
+        parts.append(Text(f"the plan leaves out the last {plural(sequence.cut, 'call')}: there is a limit"))
+    for names in shared_parameters(capture)[:SHOWN]:
+        parts.append(Text(f"one parameter: {safe(', '.join(names))}", style="dim"))
+    parts += [Text(f"assumed: {safe(note)}", style="dim") for note in capture.notes]
+    refused: dict[str, int] = {}
+    for op in plan.ops:
+        if op.reason is not None:
+            refused[str(op.reason)] = refused.get(str(op.reason), 0) + op.count
+    for reason, count in sorted(refused.items(), key=lambda item: -item[1])[:SHOWN]:
+        parts.append(Text(f"{plural(count, 'call')} cannot be replayed: {safe(reason)}", style="dim"))
+    for line in capture.graph_breaks[:SHOWN]:
+        parts.append(Text(f"graph break: {safe(line)}", style="dim"))
+    parts.append(Text("FLOPs: of ops with a formula in torch.utils.flop_counter, such as products", style="dim"))
+    if found is not None:
+        parts += [Text(), *check_lines(found)]
+    return Group(*parts)
+
+
+def check_lines(found: Check) -> list[RenderableType]:
+    """What the comparison came to, and each tensor that is not equal."""
+    if found.reason is not None:
+        return [Text(f"not checked: {safe(found.reason)}", style="red")]
+    both = (*found.outputs, *found.parameters)
+    wrong = [one for one in both if not one.equal]
+    bits = sum(one.bits_equal for one in both)
+    counted = f"{plural(len(found.outputs), 'output')}, {plural(len(found.parameters), 'updated tensor')}"
+    verdict = "equal" if found.equal else "NOT equal" if wrong else "nothing to compare"
+    line = (
+        f"check: {verdict}: {counted} after {plural(found.calls, 'call')}; {bits} of {len(both)} bit for bit, "
+        f"largest error {digits(found.largest_error, 3)}, seed {found.seed}"
+    )
+    lines: list[RenderableType] = [Text(line, style="" if found.equal else "red")]
+    lines += [Text(f"  {safe(one.name)}: {safe(one.detail)}") for one in wrong[:SHOWN]]
+    if found.other_calls is not None:
+        lines.append(Text(f"  other calls: {safe(found.other_calls)}", style="dim"))
+    if found.first_difference is not None:
+        lines.append(Text(f"  differs first: {safe(found.first_difference)}"))
+    return lines
+
+
+def _phases(capture: Capture, phases: tuple[str, ...]) -> Table:
+    """One column a phase: its calls and operations, and what is alive when most is."""
+    table = plain_table()
+    table.add_column("", no_wrap=True)
+    for one in capture.peaks:
+        table.add_column(one.phase, justify="right", no_wrap=True)
+    table.add_row("calls", *(f"{phases.count(one.phase):,}" for one in capture.peaks))
+    table.add_row("FLOPs", *(flops_text(capture.flops.get(one.phase)) for one in capture.peaks))
+    table.add_row("peak memory", *(readable(one.peak_bytes) for one in capture.peaks))
+    for kind in KINDS:
+        sizes = [{str(name): size for name, size in one.by_kind.items()}.get(kind) for one in capture.peaks]
+        if any(sizes):
+            table.add_row(Text(f"  {kind}", style="dim"), *(readable(size) if size else DASH for size in sizes))
+    return table
+
+
+def flops_text(flops: int | None) -> str:
+    """ "1.25 T"; a dash for none."""
+    if not flops:
+        return DASH
+    size, unit = next(((size, unit) for size, unit in _UNITS if flops >= size), (1.0, ""))
+    return f"{digits(flops / size, 3)} {unit}".rstrip()

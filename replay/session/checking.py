@@ -1,0 +1,135 @@
+# pyright: strict
+"""`opreplay.check`: an op, what it is held against, and the calls to try; typed rows come back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Literal
+
+from opreplay.replay.check.check import check_op
+from opreplay.replay.check.isolated import LIMIT_S, Tell
+from opreplay.replay.check.model import POINTS, CheckResult, Setup, point_named
+from opreplay.replay.host import environment
+from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.ir.sizes import need_of
+from opreplay.replay.session.trace import OpenTrace, Source
+from opreplay.replay.session.trace import open as open_trace
+from opreplay.traces.errors import UsageError
+
+MOST_RECORDED = 8
+"""Calls of a trace that are tried: the heaviest ones."""
+COPIES = 12
+"""Sets of arguments and results that a trial holds at once at most, those in float64 counted twice."""
+
+
+def check(
+    op: str,
+    *,
+    against: str | None = None,
+    shapes: Sequence[str] = (),
+    trace: Source | OpenTrace | None = None,
+    points: Sequence[str] = tuple(POINTS),
+    plugins: Sequence[str] = (),
+    init_modules: Sequence[str] = (),
+    device: str = "cpu",
+    soc: Sequence[str] = (),
+    seed: int = 0,
+    threads: int | None = None,
+    speed_time_s: float = 10.0,
+    limit_s: float = LIMIT_S,
+    isolation: Literal["process", "none"] = "process",
+    tell: Tell | None = None,
+) -> CheckResult:
+    """Whether an op is right, everywhere, and faster: a verdict for each point, with the cases that show it.
+
+    Args:
+        op: "namespace::op" or "namespace::op.overload", or "file.py:function".
+        against: what results and times are held against: an op, "torch.add", "file.py:function", "stand-in",
+            "decomposition"; the op itself in float64 where nothing is named.
+        shapes: calls to try: "4096x4096", "f32[4,8], f32[8]", "mylib::op(f32[4,8], 0.5)".
+        trace: a trace or plan whose recorded calls of the op are tried.
+        points: names of points; all of them by default.
+        plugins: files and modules to run first, where they register the op.
+        init_modules: files and modules with initializers of the user's.
+        device: of torch.
+        soc: simulated devices to predict times on.
+        seed: of the arguments' values.
+        threads: of torch on the CPU.
+        speed_time_s: most seconds for the comparison of times.
+        limit_s: seconds after which a trial counts as hanging.
+        isolation: "process", in which a crash costs its case, and which knows only what `plugins` and installed
+            packages register; or "none": in this process.
+        tell: called before each trial with the point, the number of the trial and how many there are.
+
+    Raises UsageError for what cannot be checked, EnvironmentRefused for a device that is not there.
+    """
+    if shapes and trace is not None:
+        raise UsageError("calls come from a trace or are written down, not both", hint="Leave one of them out.")
+    room = environment.default_op_bytes()
+    recorded, notes = ((), ()) if trace is None else _recorded(op, trace, device, room)
+    if isolation == "process":
+        _refuse_what_workers_lack(op)
+    setup = Setup(
+        op=op,
+        against=against,
+        shapes=tuple(shapes),
+        recorded=recorded,
+        points=tuple(point for point in POINTS if point in {point_named(name) for name in points}),
+        plugins=tuple(os.path.abspath(name) if name.endswith(".py") else name for name in plugins),
+        init_modules=tuple(init_modules),
+        device=device,
+        seed=seed,
+        threads=threads,
+        speed_s=speed_time_s,
+        memory_bytes=room,
+        socs=tuple(soc),
+        notes=notes,
+    )
+    return check_op(setup, isolated=isolation == "process", limit_s=limit_s, tell=tell)
+
+
+def _recorded(
+    op: str, trace: Source | OpenTrace, device: str, room: int
+) -> tuple[tuple[ReplayOp, ...], tuple[str, ...]]:
+    """The calls of an op in a trace that are tried, and a word on the others. Raises UsageError for none."""
+    name = op.partition(".")[0] if "::" in op else op
+    opened = trace if isinstance(trace, OpenTrace) else open_trace(trace, device=device, select="all", include=(name,))
+    found = [one for one in opened.plan.ops if one.name == name]
+    if not found:
+        raise UsageError(f"the trace calls no {name}", hint="`opreplay inspect TRACE` lists what it calls.")
+    sound = [one for one in found if one.reason is None]
+    if not sound:
+        raise UsageError(f"no call of {name} in the trace can be made again: {found[0].reason}")
+    fits = [one for one in sound if COPIES * need_of(one).total <= room]
+    if not fits:
+        need = min(need_of(one).total for one in sound)
+        raise UsageError(
+            f"the smallest recorded call of {name} needs {COPIES} times {need:,} bytes, there are {room:,}",
+            hint="Write a smaller call down: --shapes.",
+        )
+    notes: list[str] = []
+    if len(found) > len(sound):
+        notes.append(f"{len(found) - len(sound)} recorded calls cannot be made again: {_reason(found)}")
+    if len(sound) > len(fits):
+        notes.append(f"{len(sound) - len(fits)} recorded calls are too large for this machine's memory")
+    if len(fits) > MOST_RECORDED:
+        notes.append(f"the {MOST_RECORDED} heaviest of {len(fits)} recorded calls are tried")
+    return tuple(fits[:MOST_RECORDED]), tuple(notes)
+
+
+def _reason(found: Sequence[ReplayOp]) -> str:
+    return str(next(one.reason for one in found if one.reason is not None))
+
+
+def _refuse_what_workers_lack(op: str) -> None:
+    """Raises UsageError for an executor that this program registered itself: another process does not have it."""
+    from opreplay.initializers.user_code import PROGRAM
+    from opreplay.replay.resolve.user.executors import EXECUTORS
+
+    entry = EXECUTORS.find(op) if "::" in op else None
+    if entry is not None and entry.source == PROGRAM:
+        raise UsageError(
+            f"worker processes do not have the executor {entry.shown}, which this program registered",
+            hint='Check in this process with isolation="none", or put it into a file: plugins=("my_ops.py",).',
+        )

@@ -1,0 +1,139 @@
+"""`opreplay check` through the console script: verdicts, formats, exit codes, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from opreplay.cli.main import opreplay
+
+EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
+SHIFT = ("scale::shift", "--plugin", str(EXAMPLES / "scale.py"), "--against", f"{EXAMPLES / 'scale.py'}:reference")
+VERDICTS = {"pass", "fail", "missing", "refused", "not applicable"}
+
+
+def invoke(*arguments: str, code: int = 0) -> Result:
+    done = CliRunner().invoke(opreplay, ["check", *arguments], env={"COLUMNS": "140"})
+    assert done.exit_code == code, (done.exit_code, done.stdout, done.stderr, done.exception)
+    return done
+
+
+def by_point(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["point"]: row for row in found["points"]}
+
+
+def test_the_console_script_goes_through_every_point(tmp_path: Path) -> None:
+    page = tmp_path / "check.html"
+    script = Path(sys.executable).with_name("opreplay")
+    arguments = ["check", *SHIFT, "--shapes", "96x64", "--format", "json", "-o", str(page), "--speed-time", "2"]
+    arguments += [
+        "--soc",
+        "910b3",
+        "--threads",
+        "1",
+        "--seed",
+        "3",
+        "--device",
+        "cpu",
+        "--case-limit",
+        "40s",
+        "--force",
+    ]
+    done = subprocess.run([script, *arguments], capture_output=True, text=True, check=False, timeout=180)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["op"] == "scale::shift"
+    points = by_point(found)
+    assert len(points) == 17
+    assert {row["verdict"] for row in points.values()} <= VERDICTS
+    for name in ("schema", "shape inference", "correctness", "gradient", "determinism", "memory", "bad input", "vmap"):
+        assert points[name]["verdict"] == "pass", points[name]
+    assert len(points["correctness"]["cases"]) > 15
+    assert all(case["case"] and case["verdict"] in VERDICTS for row in points.values() for case in row["cases"])
+    assert points["ONNX export"]["verdict"] == "missing"
+    assert points["asynchrony"]["verdict"] == "not applicable"
+    speed = found["speed"]
+    assert 0 < speed["low"] <= speed["ratio"] <= speed["high"]
+    assert found["simulated_reference"]["910b3"]["time_us"] > 0
+    assert "scale::shift" in page.read_text()
+
+
+def test_a_required_point_decides_on_the_exit_code(tmp_path: Path) -> None:
+    few = ("--points", "schema, autocast", "--shapes", "8x6")
+    assert "missing" in invoke(*SHIFT, *few).stdout
+    done = invoke(*SHIFT, *few, "--require", "autocast", code=1)
+    assert "autocast: missing" in done.stderr
+    assert invoke(*SHIFT, *few, "--require", "none", "--format", "markdown").stdout.startswith("### opreplay check")
+
+
+def test_recorded_calls_are_tried(tmp_path: Path) -> None:
+    trace = tmp_path / "t.json"
+    event = {
+        "ph": "X",
+        "cat": "cpu_op",
+        "name": "aten::silu",
+        "pid": 1,
+        "tid": 1,
+        "ts": 1.0,
+        "dur": 5.0,
+        "args": {"Input Dims": [[6, 10]], "Input type": ["float"], "Input Strides": [[1, 6]], "Concrete Inputs": [""]},
+    }
+    trace.write_text(json.dumps({"traceEvents": [event], "schemaVersion": 1}))
+    done = invoke(
+        "aten::silu",
+        "--trace",
+        str(trace),
+        "--points",
+        "correctness",
+        "--format",
+        "json",
+        "--reference",
+        "torch.nn.functional.silu",
+    )
+    found = json.loads(done.stdout)
+    assert found["cases"] == ["recorded: aten::silu(f32[6,10]{1,6})"]
+    assert by_point(found)["correctness"]["verdict"] == "pass"
+
+
+def test_initializers_of_the_user_make_the_values(tmp_path: Path) -> None:
+    ours = tmp_path / "ours.py"
+    ours.write_text(
+        "from opreplay import CustomInit, register_initializer\n"
+        "@register_initializer\n"
+        "class Zeros(CustomInit):\n"
+        "    name = 'zeros_for_log'\n"
+        "    op_patterns = ('aten::log',)\n"
+        "    priority = 9\n"
+        "    def initialize(self, context):\n"
+        "        context.need('self').zero_()\n"
+    )
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text("import torch\ndef log(x):\n    return torch.full_like(x, -float('inf'))\n")
+    arguments = ("aten::log", "--against", f"{wrong}:log", "--shapes", "f32[4,6]", "--points", "correctness")
+    assert "differ" in invoke(*arguments, code=1).stdout
+    assert "at most" not in invoke(*arguments, "--init-module", str(ours)).stdout.partition("correctness")[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("nowhere::op",), "is no op that torch knows here"),
+        (("no op",), "names no op"),
+        (("aten::mm", "--points", "beauty"), "is no point of a check"),
+        (("aten::mm", "--shapes", "f32[4,5], f32[5,6], f32[7], f32[8]"), "no overload of aten::mm takes"),
+        (("aten::mm", "--against", "everything"), "is no reference"),
+        (("aten::mm", "--against", "torch.no_such"), "torch has no"),
+        (("aten::mm", "--against", "missing.py:f"), "there is no file"),
+        (("aten::mm", "--against", "stand-in"), "there is no stand-in"),
+        (("missing.py:f",), "there is no file"),
+    ],
+)
+def test_what_cannot_be_checked_is_said(arguments: tuple[str, ...], said: str) -> None:
+    done = invoke(*arguments, code=2)
+    assert said in done.stderr

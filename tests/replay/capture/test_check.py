@@ -1,0 +1,117 @@
+"""A check says that a plan is the model where it is, and what differs first where it is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+from opreplay.replay.capture.capture import capture_made, check_made
+from opreplay.replay.ir.model import ReplayPlan
+from opreplay.traces.errors import UsageError
+
+
+def training() -> tuple[Any, ...]:
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.BatchNorm1d(16), nn.GELU(), nn.Linear(16, 4))
+    options = {"optimizer": torch.optim.AdamW(model.parameters()), "loss": lambda out: out.square().mean()}
+    return model, (torch.randn(3, 8),), options
+
+
+def test_every_output_parameter_and_buffer_is_compared() -> None:
+    found = check_made(training, capture_made(training, source="here"))
+    assert found.equal
+    assert found.largest_error == 0.0
+    assert all(one.bits_equal for one in (*found.outputs, *found.parameters))
+    assert [one.name for one in found.outputs] == ["[0]", "[1]"]
+    names = {one.name for one in found.parameters}
+    assert names >= {"0.weight", "4.bias", "2.running_mean", "2.num_batches_tracked"}
+
+
+def test_a_step_of_the_users_own_is_compared_with_its_modules() -> None:
+    def make() -> tuple[Any, ...]:
+        model, (x,), options = training()
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = options["loss"](model(x))
+            loss.backward()
+            options["optimizer"].step()
+            options["optimizer"].zero_grad()
+            return loss
+
+        return step, (x,)
+
+    found = check_made(make, capture_made(make, source="here"))
+    assert found.equal
+    assert len(found.parameters) == 9
+
+
+def changed(plan: ReplayPlan, name: str, argument: str, value: float) -> ReplayPlan:
+    """The plan with another number in one op."""
+    ops = [
+        msgspec.structs.replace(
+            op,
+            args=tuple(msgspec.structs.replace(a, value=value) if a.name == argument else a for a in op.args),
+        )
+        if op.name == name
+        else op
+        for op in plan.ops
+    ]
+    return msgspec.structs.replace(plan, ops=tuple(ops))
+
+
+def test_a_plan_that_computes_something_else_is_found_out_and_the_op_named() -> None:
+    plan = changed(capture_made(training, source="here"), "aten::native_batch_norm", "eps", 0.5)
+    found = check_made(training, plan)
+    assert not found.equal
+    assert found.largest_error > 0
+    assert found.first_difference is not None
+    assert "aten::native_batch_norm in 2, forward" in found.first_difference
+
+
+def test_a_call_that_cannot_be_made_is_named() -> None:
+    plan = capture_made(training, source="here")
+    ops = [msgspec.structs.replace(op, args=op.args[:1]) if op.name == "aten::addmm" else op for op in plan.ops]
+    found = check_made(training, msgspec.structs.replace(plan, ops=tuple(ops)))
+    assert not found.equal
+    assert found.reason is not None
+    assert "aten::addmm" in found.reason
+
+
+def test_views_and_writes_through_them_are_followed() -> None:
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        column = x[:, 1]
+        column += 1.0
+        turned = x.t()
+        turned[0].mul_(3)
+        y = torch.zeros(8, 4)
+        y[2:4] = x[:2].detach()
+        torch.mul(x, x, out=y[:4])
+        return x, y
+
+    def make() -> tuple[Any, ...]:
+        return step, (torch.randn(4, 4),)
+
+    found = check_made(make, capture_made(make, source="here"))
+    assert found.equal
+    assert all(one.bits_equal for one in found.outputs)
+
+
+def test_a_step_that_draws_without_the_seed_is_refused() -> None:
+    generator = torch.Generator()
+
+    def make() -> tuple[Any, ...]:
+        return (lambda: torch.rand(3, generator=generator)), ()
+
+    plan = capture_made(make, source="here", real=True)
+    with pytest.raises(UsageError, match="two runs of the step with one seed differ"):
+        check_made(make, plan)
+
+
+def test_random_ops_draw_as_the_model_does() -> None:
+    def make() -> tuple[Any, ...]:
+        return (lambda x: (x.bernoulli(0.5), torch.randn_like(x), nn.functional.dropout(x))), (torch.rand(64),)
+
+    assert check_made(make, capture_made(make, source="here"), seed=5).equal

@@ -1,0 +1,195 @@
+"""A step recorded on fake tensors: every call with where it was called, memory, operations; nothing real changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import opreplay
+from opreplay.replay.capture.capture import capture_made
+from opreplay.replay.ir.model import ReplayPlan
+from opreplay.replay.ir.plan_file import dump_plan, parse_plan
+from opreplay.traces.errors import UsageError
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def training() -> tuple[Any, ...]:
+    model = net()
+    options = {"optimizer": torch.optim.AdamW(model.parameters()), "loss": lambda out: out.square().mean()}
+    return model, (torch.randn(3, 8),), options
+
+
+def calls(plan: ReplayPlan) -> list[tuple[str, str, str]]:
+    """(phase, module, op) of each call."""
+    sequence = plan.sequence
+    assert sequence is not None
+    by_id = {op.id: op.name for op in plan.ops}
+    names = (*sequence.module_names, "-")
+    return [
+        (phase, names[module], by_id[sequence.ids[index]])
+        for phase, module, index in zip(sequence.phases, sequence.modules, sequence.calls, strict=True)
+    ]
+
+
+def test_each_call_knows_its_phase_and_its_module() -> None:
+    found = calls(capture_made(training, source="here"))
+    assert ("forward", "0", "aten::addmm") in found
+    assert ("forward", "1", "aten::relu") in found
+    assert ("backward", "1", "aten::threshold_backward") in found
+    assert [one for one in found if one[2] == "aten::mm"] == [("backward", "2", "aten::mm")] * 2 + [
+        ("backward", "0", "aten::mm")
+    ]
+    assert ("optimizer", "-", "aten::addcdiv_") in found
+    assert [phase for phase, _, _ in found] == sorted(
+        (phase for phase, _, _ in found), key=("forward", "backward", "optimizer").index
+    )
+
+
+def test_a_captured_plan_is_a_plan() -> None:
+    plan = capture_made(training, source="here")
+    assert plan.captured
+    assert plan.schema_version == 5
+    assert parse_plan(dump_plan(plan)) == plan
+    assert all(op.resolved_by == "jit" and op.outputs is not None for op in plan.ops)
+
+
+def test_scalars_that_become_tensors_keep_their_value() -> None:
+    plan = opreplay.capture(lambda x: x * 2.5 + 3, torch.randn(4))
+    numbers = {op.name: [arg.value for arg in op.args if arg.name == "other"] for op in plan.ops}
+    assert numbers == {"aten::mul": [2.5], "aten::add": [3]}
+
+
+def test_flops_are_those_of_torchs_counter() -> None:
+    plan = capture_made(training, source="here")
+    with FlopCounterMode(display=False) as counter:
+        model, (x,), options = training()
+        options["loss"](model(x)).backward()
+    assert plan.capture is not None
+    assert sum(plan.capture.flops.values()) == counter.get_total_flops()
+
+
+def test_peak_memory_is_of_what_lives_at_a_time() -> None:
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(5):
+            x = x + 1
+        return x
+
+    plan = opreplay.capture(chain, torch.zeros(1024))
+    assert plan.capture is not None
+    (peak,) = plan.capture.peaks
+    # The input, a result and the one that it is made of: never all five.
+    assert peak.by_kind == {"input": 4096, "activation": 2 * 4096}
+    assert peak.peak_bytes == 3 * 4096
+
+
+def test_memory_of_a_training_step_is_told_by_kind() -> None:
+    plan = capture_made(training, source="here")
+    parameters = sum(p.numel() * 4 for p in net().parameters())
+    assert plan.capture is not None
+    peaks = {peak.phase: peak.by_kind for peak in plan.capture.peaks}
+    assert peaks["optimizer"]["parameter"] == peaks["optimizer"]["gradient"] == parameters
+    assert peaks["optimizer"]["optimizer state"] == 2 * parameters + 4 * len(list(net().parameters()))
+    assert all(sum(peak.by_kind.values()) == peak.peak_bytes for peak in plan.capture.peaks)
+
+
+def test_shared_parameters_are_one_storage_of_two_names() -> None:
+    model = net()
+    model[2] = nn.Linear(8, 16)
+    model[2].weight = model[0].weight
+    plan = opreplay.capture(lambda x: (model[0](x), model[2](x)), torch.randn(2, 8))
+    tied = nn.ModuleDict({"a": model[0], "b": model[2]})
+    plan = opreplay.capture(Both(tied), torch.randn(2, 8))
+    assert plan.capture is not None
+    assert ("of.a.weight", "of.b.weight") in [one.names for one in plan.capture.storages]
+
+
+class Both(nn.Module):
+    def __init__(self, of: nn.ModuleDict) -> None:
+        super().__init__()
+        self.of = of
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.of["a"](x), self.of["b"](x)
+
+
+def test_real_modules_and_optimizers_stay_as_they_were() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4))
+    optimizer, x = torch.optim.AdamW(model.parameters()), torch.randn(3, 8)
+    model(x).sum().backward()
+    optimizer.step()
+    before = [tensor.clone() for tensor in (*model.parameters(), *model.buffers())]
+    gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    steps = [state["step"].clone() for state in optimizer.state.values()]
+    opreplay.capture(model, x, optimizer=optimizer, loss=torch.sum)
+    assert all(torch.equal(a, b) for a, b in zip(before, (*model.parameters(), *model.buffers()), strict=True))
+    assert all(torch.equal(a, p.grad) for a, p in zip(gradients, model.parameters(), strict=True) if p.grad is not None)
+    assert [state["step"] for state in optimizer.state.values()] == steps
+
+
+def test_the_second_step_of_an_optimizer_has_the_numbers_of_a_second_step() -> None:
+    """Its step is a real tensor that fake ones must know the value of."""
+    model = net()
+    optimizer, x = torch.optim.AdamW(model.parameters()), torch.randn(3, 8)
+    plans = []
+    for _ in range(2):
+        plans.append(opreplay.capture(model, x, optimizer=optimizer, loss=torch.sum))
+        model(x).sum().backward()
+        optimizer.step()
+    corrections = [{arg.value for op in plan.ops if op.name == "aten::addcdiv_" for arg in op.args} for plan in plans]
+    assert corrections[0] != corrections[1]
+
+
+def test_detaches_of_torchs_own_are_no_calls() -> None:
+    """Under a dispatch mode torch dispatches one for each tensor that it saves; without a mode there is none."""
+    plan = opreplay.capture(lambda x: (x * x).relu().detach(), torch.randn(3, requires_grad=True))
+    assert [name for _, _, name in calls(plan)] == ["aten::mul", "aten::relu", "aten::detach"]
+
+
+def test_control_flow_on_values_names_the_line() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
+
+    with pytest.raises(UsageError, match=r"test_record.py, line \d+, in step: return x if") as stopped:
+        opreplay.capture(step, torch.randn(3))
+    assert "--real" in stopped.value.hint
+    assert opreplay.capture(step, torch.ones(3), real=True).captured
+
+
+def test_sizes_that_depend_on_values_name_the_line() -> None:
+    with pytest.raises(UsageError, match=r"aten::nonzero.*in <lambda>"):
+        opreplay.capture(lambda x: x.nonzero(), torch.randn(3))
+
+
+def test_an_op_without_a_fake_kernel_says_how_to_register_one() -> None:
+    library = torch.library.Library("capturetest", "DEF")
+    library.define("doubled(Tensor x) -> Tensor")
+    library.impl("doubled", lambda x: x * 2, "CPU")
+    with pytest.raises(UsageError, match="capturetest::doubled has no fake kernel") as stopped:
+        opreplay.capture(torch.ops.capturetest.doubled, torch.ones(3))
+    assert 'register_fake("capturetest::doubled")' in stopped.value.hint
+    torch.library.register_fake("capturetest::doubled", torch.empty_like, lib=library)
+    plan = opreplay.capture(torch.ops.capturetest.doubled, torch.ones(3))
+    assert [op.name for op in plan.ops] == ["capturetest::doubled"]
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (3, "no step"),
+        ((net(), ()), None),
+        ((lambda: 1, (), {"optimizer": None}), "needs a module"),
+        ((net(), (), {"optimiser": 1}), "options"),
+        ((net(), (torch.ones(1, 8),), {"optimizer": "adam"}), "optimizer a str is none"),
+        ((net(), (torch.ones(1, 8),), {"optimizer": torch.optim.SGD}), "loss is no tensor of one element"),
+    ],
+)
+def test_what_is_no_step_says_what_one_is(made: Any, message: str | None) -> None:
+    with pytest.raises(UsageError, match=message or "raised TypeError"):
+        capture_made(lambda: made, source="here")

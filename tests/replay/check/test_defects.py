@@ -1,0 +1,69 @@
+"""Planted defects are found, each with its case: some of every kind; all of them are `benchmarks/check_defects.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from opreplay.initializers.user_code import load_user_code, user_module
+from opreplay.replay.session.checking import check
+
+PLANTED = Path(__file__).with_name("planted.py")
+
+FEW = {
+    "planted::half_is_off": "float16",
+    "planted::strides_of_second_ignored": "y",
+    "planted::empty_divides_by_zero": "empty",
+    "planted::inner_tail_of_4": "sizes",
+    "planted::writes_beside": "sliced",
+    "planted::returns_a_view": "",
+    "planted::fake_is_contiguous": "transposed",
+    "planted::fake_is_missing": "",
+    "planted::gradient_of_second_negated": "",
+    "planted::noise": "",
+    "planted::loses_workspace": "kept",
+    "planted::cuts_to_the_shorter": "too short",
+    "planted::fake_specializes": "torch.export",
+}
+"""Op → a part of the case that shows its defect."""
+
+
+@pytest.fixture(scope="module")
+def defects() -> dict[str, object]:
+    load_user_code(str(PLANTED), flag="--plugin")
+    return {defect.op: defect for defect in user_module(PLANTED).DEFECTS}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("op", FEW)
+def test_a_defect_is_found_with_its_case(defects, op: str) -> None:
+    defect = defects[op]
+    found = check(op, against=defect.against, shapes=defect.shapes, points=defect.points, isolation="none")
+    (shown,) = [one for one in found.points if one.verdict in ("fail", "missing")][:1]
+    assert FEW[op] in " ".join(case.case for case in shown.of("fail", "missing"))
+    assert shown.detail
+
+
+@pytest.mark.parametrize("op", ["planted::crashes_at_odd_width", "planted::aborts_on_integers"])
+def test_a_crash_costs_its_case(defects, op: str) -> None:
+    found = check(op, against=defects[op].against, points=["bad input"], plugins=[str(PLANTED)])
+    (point,) = found.points
+    assert "crashes: SIG" in point.cases[0].detail
+    assert point.of("pass")
+
+
+def test_a_hang_costs_its_case(tmp_path: Path) -> None:
+    plugin = tmp_path / "waits.py"
+    plugin.write_text(
+        "import time, torch\n"
+        "@torch.library.custom_op('waits::op', mutates_args=())\n"
+        "def op(x: torch.Tensor) -> torch.Tensor:\n"
+        "    if x.numel() == 0:\n"
+        "        time.sleep(600)\n"
+        "    return x + 1\n"
+    )
+    found = check("waits::op", shapes=["4x6"], points=["correctness"], plugins=[str(plugin)], limit_s=2.0)
+    hung = found.point("correctness").of("fail")
+    assert [one.case.partition(":")[0] for one in hung] == ["empty", "no rows", "no columns"]
+    assert all("hangs: no result after 2 s" in one.detail for one in hung)

@@ -1,0 +1,232 @@
+# pyright: strict
+"""Chakra execution traces in protobuf (`NAME.0.et`): the messages of et_def.proto, read as nodes of an ExecutionTrace.
+
+Field numbers and names are those of the public schema (mlcommons/chakra, schema/protobuf/et_def.proto, 0.0.4). A file
+is a `GlobalMetadata` and then a `Node` each, every one after its length as a varint. What nodes mean is for
+`execution_trace`, which reads the JSON form as well; how they are written is `replay.export.chakra`'s.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any
+
+from opreplay.traces.dialects.et_nodes import Node
+from opreplay.traces.dialects.protobuf_wire import double, fields, numbers, read_varint, signed, single
+from opreplay.traces.errors import Malformed
+from opreplay.traces.limits import too_large
+from opreplay.traces.literals import parse_literal
+from opreplay.traces.reading.source import Source
+
+VERSION = "0.0.4"
+BLOCK_BYTES = 1 << 20
+NODES_TOGETHER = 1000
+NO_PARENT = -1
+KERNEL_IDS = 1 << 64
+"""Beyond the ids of a file: of kernels that are made of nodes."""
+_VERSION_TEXT = re.compile(rb"[\w.+-]{1,40}")
+
+
+class NodeType(IntEnum):
+    """`NodeType` of the schema."""
+
+    INVALID = 0
+    METADATA = 1
+    MEM_LOAD = 2
+    MEM_STORE = 3
+    COMP = 4
+    COMM_SEND = 5
+    COMM_RECV = 6
+    COMM_COLL = 7
+
+
+class CollectiveType(IntEnum):
+    """`CollectiveCommType` of the schema."""
+
+    ALL_REDUCE = 0
+    REDUCE = 1
+    ALL_GATHER = 2
+    GATHER = 3
+    SCATTER = 4
+    BROADCAST = 5
+    ALL_TO_ALL = 6
+    REDUCE_SCATTER = 7
+    REDUCE_SCATTER_BLOCK = 8
+    BARRIER = 9
+
+
+_COLUMNS = {1: "values", 2: "shapes", 3: "types"}
+"""Fields of `IOInfo`."""
+_SIGNED, _UNSIGNED, _BOOL, _TEXT = (7, 9), (11, 13), 27, 29
+"""Fields of `AttributeProto`'s value: int32 and int64, uint32 and uint64, bool, string; 3 is a double, 5 a float."""
+
+
+def is_chakra(head: bytes) -> bool:
+    """Whether a file begins with the length of a GlobalMetadata and its version; JSON never does."""
+    try:
+        length, at = read_varint(head[:10], 0)
+    except Malformed:
+        return False
+    if not 3 <= length <= 1 << 20 or head[at : at + 1] != b"\x0a" or at + 2 > len(head):
+        return False
+    version = head[at + 2 : at + 2 + head[at + 1]]
+    return head[at + 1] <= length - 2 and _VERSION_TEXT.fullmatch(version) is not None
+
+
+class ChakraStream:
+    """Iterates over lists of nodes, in bounded memory; afterwards `header` and `losses` are complete."""
+
+    def __init__(self, source: Source, prefix: bytes) -> None:
+        self.source = source
+        self.header: dict[str, Any] = {}
+        self.losses: Counter[str] = Counter()
+        self.repairs: Counter[str] = Counter()
+        self._held = prefix
+
+    def __iter__(self) -> Iterator[list[Node]]:
+        """A node that cannot be read is counted and left out. Raises TooLarge."""
+        nodes: list[Node] = []
+        for number, message in enumerate(self._messages()):
+            try:
+                if number == 0:
+                    self._metadata(message)
+                    continue
+                nodes += _nodes(message)
+            except Malformed:
+                self.losses["unreadable node"] += 1
+            if len(nodes) >= NODES_TOGETHER:
+                yield nodes
+                nodes = []
+        yield nodes
+
+    def _messages(self) -> Iterator[bytes]:
+        most = self.source.limits.event_bytes
+        while self._fill(10) or self._held:
+            try:
+                length, begin = read_varint(self._held[:10], 0)
+            except Malformed:
+                self.losses["cut short"] += 1
+                return
+            if length > most:
+                raise too_large("event_bytes", most, length, "bytes in one node")
+            if not self._fill(begin + length):
+                self.losses["cut short"] += 1
+                return
+            yield self._held[begin : begin + length]
+            self._held = self._held[begin + length :]
+
+    def _fill(self, wanted: int) -> bool:
+        """Whether so many bytes are there."""
+        parts, have = [self._held], len(self._held)
+        while have < wanted:
+            block = bytearray(max(BLOCK_BYTES, wanted - have))
+            with memoryview(block) as view:
+                got = self.source.readinto(view)
+            if not got:
+                break
+            parts.append(bytes(block[:got]))
+            have += got
+        self._held = b"".join(parts)
+        return have >= wanted
+
+    def _metadata(self, message: bytes) -> None:
+        for number, _, value in fields(message):
+            if number == 1 and isinstance(value, bytes):
+                self.header["schema"] = value.decode(errors="replace")
+            elif number == 2 and isinstance(value, bytes):
+                name, held = _attribute(value)
+                self.header[name] = held
+
+
+def _nodes(message: bytes) -> list[Node]:
+    """A message `Node`; where it is work of a device with arguments, an op and its kernel. Raises Malformed."""
+    node = Node(id=0, ctrl_deps=NO_PARENT)
+    start = duration = 0
+    attrs: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
+    for number, _, value in fields(message):
+        if number == 1 and isinstance(value, int):
+            node.id = value
+        elif number == 2 and isinstance(value, bytes):
+            node.name = value.decode(errors="replace")
+        elif number == 3 and isinstance(value, int) and value in (NodeType.COMM_SEND, NodeType.COMM_RECV):
+            attrs["comm_type_name"] = "send" if value == NodeType.COMM_SEND else "recv"
+        elif number == 4 and node.ctrl_deps == NO_PARENT:
+            node.ctrl_deps = next(iter(numbers(value)), NO_PARENT)
+        elif number == 6 and isinstance(value, int):
+            start = value
+        elif number == 7 and isinstance(value, int):
+            duration = value
+        elif number in (8, 9) and isinstance(value, bytes):
+            if number == 8:
+                inputs = _columns(value)
+            else:
+                node.outputs = _columns(value)
+        elif number == 10 and isinstance(value, bytes):
+            name, held = _attribute(value)
+            attrs[name] = held
+    node.ts = attrs.get("start_us", start)
+    node.dur = attrs.get("dur_us", duration)
+    if inputs and isinstance(strides := attrs.get("input_strides"), str):
+        inputs["strides"] = parse_literal(strides)
+    node.inputs = inputs or ()
+    node.attrs = [{"name": name, "value": held} for name, held in attrs.items()]
+    if attrs.get("is_cpu_op") is not False:
+        return [node]
+    # Chakra's converter writes kernels beside the ops of the host; what has arguments is both in one.
+    if not inputs.get("types") and "op_schema" not in attrs:
+        node.cat, node.stream = "kernel", attrs.get("stream")
+        return [node]
+    kernel = Node(id=KERNEL_IDS + node.id, name=node.name, cat="kernel", ts=node.ts, dur=node.dur, ctrl_deps=node.id)
+    return [node, kernel]
+
+
+def _columns(message: bytes) -> dict[str, Any]:
+    """An `IOInfo`, whose texts are lists."""
+    found: dict[str, Any] = {name: [] for name in _COLUMNS.values()}
+    for number, _, value in fields(message):
+        if number in _COLUMNS and isinstance(value, bytes):
+            found[_COLUMNS[number]] = _list_of(value.decode(errors="replace"))
+    return found
+
+
+def _list_of(text: str) -> Any:
+    """A list as Python or JSON writes it; [] for nothing."""
+    import msgspec
+
+    if not text:
+        return []
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        return _unquoted(parse_literal(text))
+
+
+def _unquoted(value: Any) -> Any:
+    """Texts without the quotes that Python's repr puts around them."""
+    if isinstance(value, list):
+        return [_unquoted(one) for one in value]  # pyright: ignore[reportUnknownVariableType]
+    quoted = isinstance(value, str) and len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+    return value[1:-1] if quoted else value
+
+
+def _attribute(message: bytes) -> tuple[str, Any]:
+    """Name and value of an `AttributeProto`; None for a value of another kind than numbers and texts."""
+    name, held = "", None
+    for number, _, value in fields(message):
+        if number == 1 and isinstance(value, bytes):
+            name = value.decode(errors="replace")
+        elif number in _SIGNED and isinstance(value, int):
+            held = signed(value)
+        elif number in _UNSIGNED and isinstance(value, int):
+            held = value
+        elif number == _BOOL and isinstance(value, int):
+            held = bool(value)
+        elif number == _TEXT and isinstance(value, bytes):
+            held = value.decode(errors="replace")
+        elif number in (3, 5) and isinstance(value, int):
+            held = double(value) if number == 3 else single(value)
+    return name, held

@@ -10,12 +10,14 @@ from opreplay.replay.ascend.kernel import State
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.tile.language.places import DTYPE_BYTES, Place, capacity
 from opreplay.replay.tile.language.recording import Recording
-from opreplay.replay.tile.pipes import WRITES, Schedule, Traffic, moved, schedule
+from opreplay.replay.tile.pipes import WRITES, Schedule, Traffic, moved, schedule, work
 from opreplay.replay.tile.program import Bound
 from opreplay.replay.tile.running import Ran, run_times
 
-ROUNDS = 6
+ROUNDS = 3
 """Rounds in which the slowing of paths settles to what L2 and HBM can give."""
+CLEARLY_LESS = 0.95
+"""Of the most that a core has to do: others may still end last, for they wait more."""
 LATENT = 0.6
 """Share of the core's time below which no pipe bounds it: data and flags are waited for."""
 
@@ -194,7 +196,14 @@ def estimate(
 
 
 def _slowest(ran: Ran, device: DeviceProfile, traffic: Traffic) -> tuple[Schedule, Recording]:
-    made = [(schedule(one.steps, device, traffic), one) for _, one in ran.classes]
+    # Cores with clearly less to do end earlier: they are not scheduled.
+    weights = [work(one.steps, device, traffic) for _, one in ran.classes]
+    most = max(weights)
+    made = [
+        (schedule(one.steps, device, traffic), one)
+        for (_, one), weight in zip(ran.classes, weights, strict=True)
+        if weight >= CLEARLY_LESS * most
+    ]
     return max(made, key=lambda pair: pair[0].end)
 
 
@@ -204,7 +213,7 @@ def _slowed(
     """The schedule of the busiest core with transfers so much slower that it ends when all cores together let it."""
     made = first
     for _ in range(ROUNDS):
-        if made.end >= wanted * 0.995:
+        if made.end >= wanted * 0.98:
             break
         factor = wanted / made.end
         traffic.slow_l2 *= factor

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.tile.language.instructions import FIXP, MTE3, Instruction, Repeat, Step
+from opreplay.replay.tile.language.instructions import FIXP, MTE3, SCALAR, Instruction, Repeat, Step
 
 SETTLED = 1e-6
 """Cycles by which two repetitions may differ to count as the same."""
@@ -75,99 +76,136 @@ def costs(device: DeviceProfile, traffic: Traffic, one: Instruction) -> tuple[fl
     return one.cycles + one.size * each, (1 - miss) * pipes.read_latency + miss * pipes.miss_latency
 
 
+class _Known(NamedTuple):
+    """An instruction as the schedule works on it: numbers of pipe, core and buffers in place of their names."""
+
+    pipe: int
+    unit: int
+    cycles: float
+    latency: float
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    place: int
+
+
+Counts = tuple[list[float], list[float], dict[int, float], list[int]]
+
+
 class _State:
-    """Where the pipes stand."""
+    """Where the pipes stand. Buffers know when they were last written and read, and by which pipe."""
 
     def __init__(self, device: DeviceProfile, traffic: Traffic, keep: int) -> None:
         self.device, self.traffic, self.keep = device, traffic, keep
-        self.free: dict[Pipe, float] = {}
-        self.done: dict[Pipe, float] = {}
+        self.pipes: dict[Pipe, int] = {}
+        self.units: dict[str, int] = {}
+        self.slots: dict[Slot, int] = {}
+        self.free: list[float] = []
+        self.done: list[float] = []
         # End of the last data of each pipe: what is busy until then is counted once.
-        self.issued: dict[str, float] = {}
-        self.buffers: dict[Slot, tuple[float, str, str, float, str, str]] = {}
-        # Slot → end, core and pipe of the last write, and of the last read.
-        self.made = Schedule()
-        self._known: dict[Instruction, tuple[float, float]] = {}
+        self.busy: list[float] = []
+        self.occupied: list[float] = []
+        self.issued: list[float] = []
+        self.issues: list[int] = []
+        self.flags: list[list[float]] = []
+        self.written: list[float] = []
+        self.writer: list[int] = []
+        self.read: list[float] = []
+        self.reader: list[int] = []
+        self.by_place: dict[int, float] = {}
+        self.end = 0.0
+        self.spans: list[Span] = []
+        self.averaged = self.repeated = 0
+        self._known: dict[int, _Known] = {}
+
+    def _learn(self, step: Instruction) -> _Known:
+        cycles, latency = costs(self.device, self.traffic, step)
+        unit = self.units.setdefault(step.unit, len(self.units))
+        if unit == len(self.issued):
+            self.issued.append(0.0)
+            self.issues.append(0)
+        pipe = self.pipes.setdefault((step.unit, step.pipe), len(self.pipes))
+        if pipe == len(self.free):
+            for numbers in (self.free, self.done, self.busy, self.occupied):
+                numbers.append(0.0)
+            facts = self.device.pipes
+            names = list(self.pipes)
+            self.flags = [
+                [0.0 if one == other else facts.flag if one[0] == other[0] else facts.core_flag for other in names]
+                for one in names
+            ]
+        known = _Known(pipe, unit, cycles, latency, self._slots(step.reads), self._slots(step.writes), step.place)
+        self._known[id(step)] = known
+        return known
+
+    def _slots(self, slots: Sequence[Slot]) -> tuple[int, ...]:
+        found: list[int] = []
+        for slot in slots:
+            number = self.slots.setdefault(slot, len(self.slots))
+            if number == len(self.written):
+                self.written.append(0.0)
+                self.read.append(0.0)
+                self.writer.append(-1)
+                self.reader.append(-1)
+            found.append(number)
+        return tuple(found)
 
     def one(self, step: Instruction) -> None:
         """Schedule an instruction."""
-        known = self._known.get(step)
-        if known is None:
-            known = self._known[step] = costs(self.device, self.traffic, step)
-        cycles, latency = known
-        unit, pipe = step.unit, step.pipe
-        facts = self.device.pipes
-        issued = self.issued[unit] = self.issued.get(unit, 0.0) + facts.issue
-        start = max(issued, self.free.get((unit, pipe), 0.0))
-        buffers = self.buffers
-        for slot in step.reads:
-            entry = buffers.get(slot)
-            if entry is not None:
-                start = max(start, entry[0] + self._flag(entry[1], entry[2], unit, pipe))
-        for slot in step.writes:
-            entry = buffers.get(slot)
-            if entry is not None:
-                start = max(start, entry[3] + self._flag(entry[4], entry[5], unit, pipe))
-                if entry[1:3] != (unit, pipe):
-                    start = max(start, entry[0] + self._flag(entry[1], entry[2], unit, pipe))
-        key = (unit, pipe)
+        known = self._known.get(id(step)) or self._learn(step)
+        pipe, unit, cycles, latency, reads, writes, place = known
+        self.issues[unit] += 1
+        start = self.issued[unit] = self.issued[unit] + self.device.pipes.issue
+        start = max(start, self.free[pipe])
+        flags, written, writer, read, reader = self.flags, self.written, self.writer, self.read, self.reader
+        for slot in reads:
+            if writer[slot] >= 0:
+                start = max(start, written[slot] + flags[writer[slot]][pipe])
+        for slot in writes:
+            if reader[slot] >= 0:
+                start = max(start, read[slot] + flags[reader[slot]][pipe])
+            if writer[slot] >= 0 and writer[slot] != pipe:
+                start = max(start, written[slot] + flags[writer[slot]][pipe])
         free = start + cycles
         end = free + latency
-        self.free[key] = free
-        for slot in step.reads:
-            entry = buffers.get(slot)
-            written = entry[:3] if entry is not None else (0.0, unit, pipe)
-            if entry is None or free >= entry[3]:
-                buffers[slot] = (*written, free, unit, pipe)
-        for slot in step.writes:
-            entry = buffers.get(slot)
-            read = entry[3:] if entry is not None else (0.0, unit, pipe)
-            buffers[slot] = (end, unit, pipe, *read)
-        self._count(step, key, start, cycles, end)
-
-    def _flag(self, from_unit: str, from_pipe: str, unit: str, pipe: str) -> float:
-        if from_unit != unit:
-            return self.device.pipes.core_flag
-        return self.device.pipes.flag if from_pipe != pipe else 0.0
-
-    def _count(self, step: Instruction, key: Pipe, start: float, cycles: float, end: float) -> None:
-        made = self.made
-        last = self.done.get(key, 0.0)
-        busy = end - max(start, last) if end > last else 0.0
-        self.done[key] = max(last, end)
-        made.busy[key] = made.busy.get(key, 0.0) + busy
-        made.occupied[key] = made.occupied.get(key, 0.0) + cycles
-        made.by_place[step.place] = made.by_place.get(step.place, 0.0) + busy
-        scalar = (key[0], "S")
-        issue = self.device.pipes.issue
-        made.busy[scalar] = made.busy.get(scalar, 0.0) + issue
-        made.occupied[scalar] = made.occupied.get(scalar, 0.0) + issue
-        made.end = max(made.end, end)
-        if len(made.spans) < self.keep:
-            made.spans.append(Span(step, start, end))
+        self.free[pipe] = free
+        for slot in reads:
+            if free >= read[slot]:
+                read[slot], reader[slot] = free, pipe
+        for slot in writes:
+            written[slot], writer[slot] = end, pipe
+        last = self.done[pipe]
+        if end > last:
+            busy = end - (start if start > last else last)
+            self.done[pipe] = end
+            self.busy[pipe] += busy
+            self.by_place[place] = self.by_place.get(place, 0.0) + busy
+            if end > self.end:
+                self.end = end
+        self.occupied[pipe] += cycles
+        if len(self.spans) < self.keep:
+            self.spans.append(Span(step, start, end))
 
     def repeat(self, body: Sequence[Step], times: int) -> None:
         """Schedule a body `times` more often: until it has settled, and then all at once."""
-        touched = {slot for step in _flat(body) for slot in (*step.reads, *step.writes)}
-        before = self._standing(touched)
-        marks: list[float] = []
+        before: list[float] | None = None
         counts = self._counts()
+        marks: list[float] = []
         for done in range(times):
             if done >= MOST_REPETITIONS:
                 # It swings on: the mean of the last half stands for the rest.
                 half = len(marks) // 2
                 mean = (marks[-1] - marks[half]) / (len(marks) - 1 - half)
-                self._jump(touched, mean, times - done, counts)
-                self.made.averaged += times - done
+                self._jump(body, mean, times - done, counts)
+                self.averaged += times - done
                 return
             counts = self._counts()
             self.run(body)
-            after = self._standing(touched)
-            shift = _shift(before, after)
-            marks.append(self.made.end)
+            after = self._standing()
+            marks.append(self.end)
+            shift = _shift(before, after) if before is not None else None
             if shift is not None and times - done - 1 > 0:
-                self._jump(touched, shift, times - done - 1, counts)
-                self.made.repeated += times - done - 1
+                self._jump(body, shift, times - done - 1, counts)
+                self.repeated += times - done - 1
                 return
             before = after
 
@@ -179,48 +217,61 @@ class _State:
             else:
                 self.one(step)
 
-    def _standing(self, touched: set[Slot]) -> dict[object, float]:
+    def _standing(self) -> list[float]:
         # Not the scalar unit, which may run ahead.
-        out: dict[object, float] = {("free", *key): value for key, value in self.free.items()}
-        out |= {("done", *key): value for key, value in self.done.items()}
+        return [*self.free, *self.done, *self.written, *self.read]
+
+    def _counts(self) -> Counts:
+        return list(self.busy), list(self.occupied), dict(self.by_place), list(self.issues)
+
+    def _jump(self, body: Sequence[Step], shift: float, times: int, before: Counts) -> None:
+        """Go on by `times` repetitions of a body that take `shift` cycles each."""
+        by = shift * times
+        touched: set[int] = set()
+        pipes: set[int] = set()
+        units: set[int] = set()
+        for step in body:
+            if not isinstance(step, Repeat):
+                known = self._known[id(step)]
+                touched |= {*known.reads, *known.writes}
+                pipes.add(known.pipe)
+                units.add(known.unit)
+        for pipe in pipes:
+            self.free[pipe] += by
+            self.done[pipe] += by
+        for unit in units:
+            self.issued[unit] += by
+            self.issues[unit] += (self.issues[unit] - before[3][unit]) * times
         for slot in touched:
-            entry = self.buffers.get(slot)
-            if entry is not None:
-                out["written", slot], out["read", slot] = entry[0], entry[3]
-        return out
+            self.written[slot] += by
+            self.read[slot] += by
+        self.end += by
+        for now, then in ((self.busy, before[0]), (self.occupied, before[1])):
+            for pipe in range(len(then)):
+                now[pipe] += (now[pipe] - then[pipe]) * times
+        for place, value in self.by_place.items():
+            self.by_place[place] = value + (value - before[2].get(place, 0.0)) * times
 
-    def _counts(self) -> tuple[dict[Pipe, float], dict[Pipe, float], dict[int, float]]:
-        made = self.made
-        return dict(made.busy), dict(made.occupied), dict(made.by_place)
-
-    def _jump(
-        self,
-        touched: set[Slot],
-        shift: float,
-        times: int,
-        before: tuple[dict[Pipe, float], dict[Pipe, float], dict[int, float]],
-    ) -> None:
-        made, by = self.made, shift * times
-        self.free = {key: value + by for key, value in self.free.items()}
-        self.done = {key: value + by for key, value in self.done.items()}
-        self.issued = {key: value + by for key, value in self.issued.items()}
-        for slot in touched:
-            entry = self.buffers.get(slot)
-            if entry is not None:
-                self.buffers[slot] = (entry[0] + by, entry[1], entry[2], entry[3] + by, entry[4], entry[5])
-        made.end += by
-        for now, then in zip((made.busy, made.occupied), before[:2], strict=True):
-            for key, value in now.items():
-                now[key] = value + (value - then.get(key, 0.0)) * times
-        for place, value in made.by_place.items():
-            made.by_place[place] = value + (value - before[2].get(place, 0.0)) * times
+    def finished(self) -> Schedule:
+        """What came of it."""
+        names = list(self.pipes)
+        made = Schedule(end=self.end, by_place=self.by_place, spans=self.spans)
+        made.averaged, made.repeated = self.averaged, self.repeated
+        made.busy = dict(zip(names, self.busy, strict=True))
+        made.occupied = dict(zip(names, self.occupied, strict=True))
+        for unit, number in self.units.items():
+            scalar = self.issues[number] * self.device.pipes.issue
+            made.busy[unit, SCALAR] = made.occupied[unit, SCALAR] = scalar
+        return made
 
 
-def _shift(before: dict[object, float], after: dict[object, float]) -> float | None:
+def _shift(before: Sequence[float], after: Sequence[float]) -> float | None:
     """By how much everything that moved did, where that is one amount."""
+    if len(before) != len(after):
+        return None
     found: float | None = None
-    for key, value in after.items():
-        moved = value - before.get(key, 0.0)
+    for then, now in zip(before, after, strict=True):
+        moved = now - then
         if moved == 0.0:
             continue
         if found is None:
@@ -230,10 +281,6 @@ def _shift(before: dict[object, float], after: dict[object, float]) -> float | N
     return found
 
 
-def _flat(steps: Sequence[Step]) -> list[Instruction]:
-    return [step for step in steps if not isinstance(step, Repeat)]
-
-
 def schedule(steps: Sequence[Step], device: DeviceProfile, traffic: Traffic, *, keep: int = 0) -> Schedule:
     """When each pipe of a group works; `keep` instructions are kept with their times.
 
@@ -241,7 +288,7 @@ def schedule(steps: Sequence[Step], device: DeviceProfile, traffic: Traffic, *, 
     """
     state = _State(device, traffic, keep)
     state.run(steps)
-    return state.made
+    return state.finished()
 
 
 def moved(steps: Sequence[Step]) -> dict[tuple[str, str, str], float]:
@@ -262,3 +309,22 @@ def moved(steps: Sequence[Step]) -> dict[tuple[str, str, str], float]:
 
 WRITES = frozenset({MTE3, FIXP})
 """Pipes that write to GM."""
+
+
+def work(steps: Sequence[Step], device: DeviceProfile, traffic: Traffic) -> float:
+    """Cycles of all instructions, repetitions included: what tells the busiest core without its schedule."""
+    known: dict[int, float] = {}
+
+    def total(part: Sequence[Step]) -> float:
+        out = 0.0
+        for at, step in enumerate(part):
+            if isinstance(step, Repeat):
+                out += total(part[at - step.length : at]) * step.times
+            else:
+                cycles = known.get(id(step))
+                if cycles is None:
+                    cycles = known[id(step)] = costs(device, traffic, step)[0]
+                out += cycles
+        return out
+
+    return total(steps)

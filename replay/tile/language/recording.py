@@ -30,7 +30,7 @@ from opreplay.replay.tile.language.tiles import Tile
 Kind = Literal["vector", "cube"]
 """Which cores blocks are dealt to: vector cores, or cube cores with two vector cores each."""
 
-LONGEST_PERIOD = 6
+LONGEST_PERIOD = 12
 """Iterations that a loop's instructions may take to repeat: buffers take turns."""
 TAIL = 2
 """Iterations at the end of a loop that are always run."""

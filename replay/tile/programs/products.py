@@ -149,10 +149,10 @@ def _rows(half, size=16):
 def _softmax_step(queries, keys, halves, scale, chunk, ahead, causal):
     """Weights of a block of keys, not yet divided by their sum, and by how much earlier results shrink."""
     rows, columns = queries.shape[0], keys.shape[0]
-    scores = tile.scratch((rows, columns), buffers=ahead + 1)
+    scores = tile.scratch((rows, columns), buffers=2 * ahead)
     for c in tile.steps(columns, chunk):
         tile.store(scores[:, c], tile.matmul(queries, tile.load(keys[c], to=tile.L1).T))
-    weights = tile.scratch((rows, columns), queries.dtype, buffers=ahead + 2)
+    weights = tile.scratch((rows, columns), queries.dtype, buffers=2 * ahead)
     for half in tile.vectors(rows):
         states = halves.setdefault(half.index, {})
         for i, r in enumerate(_rows(half)):

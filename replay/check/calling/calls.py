@@ -242,10 +242,22 @@ def contiguous(arguments: Arguments) -> Arguments:
     return arguments.changed(lambda tensor: tensor.detach().clone(memory_format=torch.contiguous_format))
 
 
+@dataclass(frozen=True, slots=True)
+class OfNames:
+    """A reference that takes all arguments in one table, by their names in the op's schema."""
+
+    compute: Callable[[Mapping[str, Any]], Any]
+
+    def __call__(self, values: Mapping[str, Any]) -> Any:
+        return self.compute(values)
+
+
 def adapted(function: Callable[..., Any], arguments: Arguments) -> Callable[[], Any]:
     """A call of a reference: by name where its parameters have the names of the op's arguments, else by place; without
     buffers for results that it has no place for."""
     values = arguments.values
+    if isinstance(function, OfNames):
+        return partial(function, values)
     parameters = _parameters(function)
     if parameters is not None:
         wanted = {name for name, needed in parameters.items() if needed}

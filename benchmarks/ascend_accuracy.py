@@ -107,7 +107,7 @@ def main() -> None:
     show(f"unseen kernels of known SoCs (5 folds{many})", [h for held in deals for h in held], families=True)
     if options.deals > 1:
         show_spread(deals)
-    print(f"in the 80 % band made from the other kernels' residuals: {bands(across)[2] * 100:.0f} %")
+    print(f"in the 80 % band made from the other kernels' residuals: {bands(across).inside * 100:.0f} %")
     show("unseen tables (one left out at a time)", leave_one_table_out(groups, devices), families=False)
     show("unseen SoCs (one left out at a time)", elsewhere, families=False)
     print(f"\nfits and validation took {time.perf_counter() - start:.1f} s")

@@ -10,6 +10,7 @@ import importlib
 import io
 import os
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -27,6 +28,7 @@ COMMANDS: dict[str, str] = {
     "timeline": "opreplay.cli.commands.timeline",
     "capture": "opreplay.cli.commands.capture",
     "op": "opreplay.cli.commands.op",
+    "tile": "opreplay.cli.commands.tile",
     "trim": "opreplay.cli.commands.trim",
     "compare": "opreplay.cli.commands.compare",
     "report": "opreplay.cli.commands.report",
@@ -37,6 +39,8 @@ COMMANDS: dict[str, str] = {
     "initializers": "opreplay.cli.commands.initializers",
     "plugins": "opreplay.cli.commands.plugins",
     "doctor": "opreplay.cli.commands.doctor",
+    "completion": "opreplay.cli.commands.completion",
+    "man": "opreplay.cli.commands.man",
 }
 """Command → module that defines it as `command`, in the order that --help shows."""
 
@@ -108,7 +112,15 @@ def _discard_stdout() -> None:
 
 @click.group(cls=OpReplayGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="opreplay", message="%(prog)s %(version)s")
-def opreplay() -> None:
+@click.option(
+    "--config",
+    metavar="FILE",
+    envvar="OPREPLAY_CONFIG",
+    show_envvar=True,
+    help="Options from this file; none for no file.  [default: the nearest opreplay.toml or pyproject.toml]",
+)
+@click.pass_context
+def opreplay(ctx: click.Context, config: str | None) -> None:
     """Replay the ops of a profiler trace here, and predict them on a simulated Ascend NPU.
 
     \b
@@ -116,6 +128,20 @@ def opreplay() -> None:
     opreplay plan trace.json.gz                    what would run, and how
     opreplay run trace.json.gz --soc 910b3         recorded, measured and simulated times
     """
+    from opreplay.cli.settings import NONE, Settings, find_file, read_settings
+
+    path = None if config == NONE else find_file(Path.cwd()) if config is None else Path(config)
+    if path is None:
+        ctx.obj = Settings()
+        return
+    group = ctx.command
+    assert isinstance(group, OpReplayGroup)
+    commands = {name: command for name in COMMANDS if (command := group.get_command(ctx, name)) is not None}
+    ctx.obj = settings = read_settings(path, commands)
+    ctx.default_map = {name: dict(values) for name, values in settings.values.items()}
+    used = settings.used.get(ctx.invoked_subcommand or "", ())
+    if used:
+        click.echo(f"opreplay: {', '.join(used)} from {path}", err=True)
 
 
 def main() -> NoReturn:

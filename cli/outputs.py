@@ -47,6 +47,8 @@ class Outputs:
         continue), and for `resume` without one .jsonl; FormatError when that is no result file.
         """
         self.memory = MemorySink()
+        self.on_result: Callable[[OpResult], None] | None = None
+        """Told each op as it is written."""
         self.earlier: ResultFile | None = None
         """The part of the run that is there already."""
         self.to_stdout = "-" in names
@@ -88,6 +90,11 @@ class Outputs:
         if not self._opened:
             self.memory = MemorySink()
 
+    @property
+    def was_finished(self) -> bool:
+        """Whether the run to continue had nothing left to do."""
+        return self.earlier is not None and not self._opened
+
     def write(self, record: Record) -> None:
         """Pass one record on to the files, opening them for the first one."""
         if not self._opened:
@@ -95,6 +102,8 @@ class Outputs:
         self.memory.write(record)
         for sink in self._lines:
             sink.write(record)
+        if self.on_result is not None and isinstance(record, OpResult):
+            self.on_result(record)
 
     def _open(self) -> None:
         self._opened = True

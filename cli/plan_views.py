@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from opreplay.cli.exit_codes import ExitCode
     from opreplay.replay.arguments.work.amounts import Contents
     from opreplay.replay.ascend import DeviceProfile
+    from opreplay.replay.ascend.simulate.devices import Failed
     from opreplay.replay.execute.options import RunOptions
     from opreplay.replay.ir.model import ReplayOp, ReplayPlan
     from opreplay.replay.ir.verdicts import MetaCheck
+    from opreplay.replay.plan.recorded.where import Where
     from opreplay.replay.results.records import L2State
 
 TRACELENS_NAMES = (".tracelens.json", "event_replay_ir.json")
@@ -50,6 +52,8 @@ def show_plan(
     checks: Mapping[str, MetaCheck] | None = None,
     over_budget: Literal["shrink", "skip"] = "shrink",
     l2: L2State = "cold",
+    where: Where | None = None,
+    everything: bool = False,
 ) -> None:
     """Print the coverage that a run would have, what meta tensors said, then the ops."""
     from opreplay.replay.ascend.simulate.devices import simulate_on
@@ -57,21 +61,23 @@ def show_plan(
     from opreplay.replay.report.views import meta
     from opreplay.replay.report.views import plan as view
 
+    failed: Failed = {}
     results = view.planned_results(
         plan,
-        lambda op: simulate_on(op, devices, contents(op), l2),
+        lambda op: simulate_on(op, devices, contents(op), l2, failed),
+        failed=failed,
         max_op_bytes=max_op_bytes,
         checks=checks,
         over=over_budget,
     )
     summary = view.planned_summary(plan, results)
     if format_ == "json":
-        console.write(console.json_text(view.facts(plan, results, summary)))
+        console.write(console.json_text(view.facts(plan, results, summary, where)))
         return
     console.show_line(coverage_line(None, results, summary, verb="would replay"))
     if checks is not None:
         console.show_line(meta.line(results))
-    console.show_fitted(lambda width: view.render(plan, results, width=width))
+    console.show_fitted(lambda width: view.render(plan, results, width=width, where=where, everything=everything))
 
 
 def show_dry_run(
@@ -82,13 +88,24 @@ def show_dry_run(
     contents: Callable[[ReplayOp], Contents | None],
     values: str | None,
     l2: L2State,
+    where: Where | None = None,
+    everything: bool = False,
 ) -> None:
     """What a run of the plan would do. Raises UsageError or FormatError for values that fit no op."""
     from opreplay.replay.arguments.supplied import check_values_file
 
     if values is not None:
         check_values_file(plan, values)
-    show_plan(plan, devices, contents, max_op_bytes=measuring.max_op_bytes, over_budget=measuring.over_budget, l2=l2)
+    show_plan(
+        plan,
+        devices,
+        contents,
+        max_op_bytes=measuring.max_op_bytes,
+        over_budget=measuring.over_budget,
+        l2=l2,
+        where=where,
+        everything=everything,
+    )
 
 
 def narrate_checks(plan: ReplayPlan, checks: Mapping[str, MetaCheck]) -> None:

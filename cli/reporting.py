@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from opreplay.replay.results.reading import MemorySink, ResultFile
 
 
-def show_report(outputs: Outputs, *, coverage: bool = True) -> None:
+def show_report(outputs: Outputs, *, coverage: bool = True, everything: bool = True) -> None:
     """Coverage first, unless it was shown already, then the tables.
 
     Where stdout takes the results themselves it is only the coverage, on stderr.
@@ -32,6 +32,8 @@ def show_report(outputs: Outputs, *, coverage: bool = True) -> None:
     if summary is None:
         return
     line = coverage_line(header, results, summary)
+    if outputs.was_finished:
+        console.narrate(f"opreplay: that run was finished: nothing of its {summary.ops:,} ops was measured again")
     if outputs.to_stdout:
         console.narrate(line)
         return
@@ -41,7 +43,8 @@ def show_report(outputs: Outputs, *, coverage: bool = True) -> None:
             console.show_line(warning)
     console.show_fitted(
         lambda width: Group(
-            *sequence.tables(outputs.memory.sequence), table.render(header, results, summary, width=width)
+            *sequence.tables(outputs.memory.sequence),
+            table.render(header, results, summary, width=width, everything=everything),
         )
     )
 

@@ -28,6 +28,8 @@ def trace_of_event(event: Mapping[str, Any]) -> Trace:
     `event` is an entry of `traceEvents`: its "name", "args" and, where there is one, "dur" (microseconds) count. What
     else it has is left aside. Raises Malformed for something without a name, or whose arguments cannot be read.
     """
+    if not isinstance(event, Mapping):
+        raise Malformed(f"an event is a mapping, not {type(event).__name__}", hint=_HINT)  # pyright: ignore
     name, args = event.get("name"), event.get("args", {})
     if not isinstance(name, str) or not name or not isinstance(args, Mapping):
         raise Malformed("this event is no op: it has no name, or args that are no object", hint=_HINT)

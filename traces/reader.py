@@ -65,16 +65,18 @@ def read_trace(
     `processes` > 1 splits a plain file. `progress(bytes_done, total)` counts bytes of the file; total may be None.
     `record_function_ids` fills that column of the ops where the trace has it, to join an ExecutionTrace of the same
     run, `gradients` the one that says which ops autograd recorded, and `calls` the runtime calls with their names, to
-    find what a graph was captured from; one process then reads all. `activity`: also what else ran when
-    (`Trace.activity`), some three times slower and in one process.
+    find what a graph was captured from; one process then reads all, as it does for `activity`: also what else ran when
+    (`Trace.activity`), some three times slower.
     Raises TraceError: Malformed, UnknownDialect, or TooLarge for a file over one of `limits`.
     """
     numbered = record_function_ids or gradients
     with collector_off():
-        if processes > 1 and not numbered and not calls and not activity:
+        if processes > 1 and not calls and not activity:
             from opreplay.traces.reading.parallel import scan_parallel
 
-            scanned = scan_parallel(str(path), limits, processes, block_bytes=_block_bytes, progress=progress)
+            scanned = scan_parallel(
+                str(path), limits, processes, block_bytes=_block_bytes, progress=progress, numbered=numbered
+            )
             if scanned is not None:
                 return _assemble(str(path), scanned)
 

@@ -176,12 +176,14 @@ def command(
                 raise UsageError("no trace holds an op that the filters leave", hint="`plan` on one trace lists names.")
             held = [] if engine == "ray" else lane_devices(device, lanes or 1, shared=options.shared_device)
             try:
+                unpredicted: dict[str, list[str]] = {}
                 with holding(held, shared=options.shared_device) as beside, RunProgress() as on_progress:
                     run_plan(
                         batch.plan(),
                         options,
                         sink=outputs,
-                        simulate=lambda op: simulate_on(op, devices, contents(op), options.cache),
+                        simulate=lambda op: simulate_on(op, devices, contents(op), options.cache, unpredicted),
+                        failed=unpredicted,
                         on_progress=on_progress,
                         trace=batch.facts(),
                         earlier=outputs.earlier,

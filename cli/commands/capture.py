@@ -20,6 +20,29 @@ if TYPE_CHECKING:
 @click.option("--check", is_flag=True, help="Replay the plan on real values and compare all with the model's.")
 @seed_option
 @click.option(
+    "--phase",
+    type=click.Choice(["prefill", "decode", "train"]),
+    help="Of hf:CONFIG: a first forward, one more token of each sequence, or a training step.  [default: prefill]",
+)
+@click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Of hf:CONFIG: sequences.  [default: 1]")
+@click.option(
+    "--context",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Of hf:CONFIG: tokens of each.  [default: 1024]",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["bfloat16", "float16", "float32"]),
+    help="Of hf:CONFIG: type of the parameters.  [default: bfloat16]",
+)
+@click.option(
+    "--expert-parallel",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Of hf:CONFIG: spread experts over N ranks, which exchange tokens.  [default: 1]",
+)
+@click.option(
     "--world-size", type=click.IntRange(min=1), metavar="N", help="Play one rank of a job of N; nothing is exchanged."
 )
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, metavar="R", help="Which rank.")
@@ -31,6 +54,11 @@ def command(
     real: bool,
     check: bool,
     seed: int,
+    phase: str | None,
+    batch: int | None,
+    context: int | None,
+    dtype: str | None,
+    expert_parallel: int | None,
     world_size: int | None,
     rank: int,
     format_: str,
@@ -41,20 +69,22 @@ def command(
     exact arguments, the order of calls, module and phase of each, peak memory and FLOPs. No time is recorded.
 
     TARGET is FILE.py:make. The file is run as it is: it is your own code. make() gives (callable, args), or (module,
-    inputs, {"optimizer": ..., "loss": ...}) for a training step. Exits with 1 when --check finds a difference.
+    inputs, {"optimizer": ..., "loss": ...}) for a training step. Or it is hf:CONFIG.json, the config of a model that
+    transformers knows (extra hf); nothing is downloaded. Exits with 1 when --check finds a difference.
     """
     from opreplay.cli.exit_codes import ExitCode
     from opreplay.cli.outputs import check_writable, write_file
     from opreplay.cli.terminal import console
-    from opreplay.replay.capture.capture import capture_made, check_made
-    from opreplay.replay.capture.target import load_function
+    from opreplay.replay.capture.capture import capture_target, check_made
+    from opreplay.replay.capture.target import target_of
     from opreplay.replay.report.step import captured as view
 
     if output is not None:
         check_writable(Path(output), force=force)
-    make, source = load_function(target)
-    plan = capture_made(make, source=source, real=real, seed=seed, world_size=world_size, rank=rank)
-    found = check_made(make, plan, seed=seed) if check else None
+    shape = {"phase": phase, "batch": batch, "context": context, "dtype": dtype, "expert_parallel": expert_parallel}
+    named = target_of(target, {name: value for name, value in shape.items() if value is not None})
+    plan = capture_target(named, real=real, seed=seed, world_size=world_size, rank=rank)
+    found = check_made(named.make, plan, seed=seed) if check else None
     if output is not None:
         write_file(Path(output), console.json_text(plan), force=force)
     if format_ == "json":

@@ -3,15 +3,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.options.shared import format_option
 
+if TYPE_CHECKING:
+    from opreplay.replay.host.doctor import Check
+
 
 @click.command("doctor", short_help="Check Python, torch, devices and libraries.")
 @format_option("table", "json")
-def command(format_: str) -> int:
+@click.pass_context
+def command(ctx: click.Context, format_: str) -> int:
     """Check what opreplay needs and what it can use. Exits with 4 when torch is missing or too old.
 
     Installs nothing, changes nothing, and imports no library but torch.
@@ -20,10 +26,25 @@ def command(format_: str) -> int:
     from opreplay.replay.host.doctor import examine
     from opreplay.replay.report.views.listings import checks_table
 
-    sections = examine()
+    sections = {**examine(), "settings": _settings(ctx.obj)}
     if format_ == "json":
         console.write(console.json_text(sections))
     else:
         console.show(checks_table(sections))
     broken = [check for checks in sections.values() for check in checks if check.required and not check.ok]
     return ExitCode.ENVIRONMENT if broken else ExitCode.OK
+
+
+def _settings(found: object) -> list[Check]:
+    """What files and the environment decide, each with where it stands."""
+    import os
+
+    from opreplay.cli.settings import OWN, SHARED, Settings
+    from opreplay.replay.host.doctor import Check
+
+    places = found.places if isinstance(found, Settings) else ()
+    checks = [Check(name=name, found=f"{value} ({place})", ok=True) for name, value, place in places]
+    told = sorted(name for name in os.environ if name.startswith("OPREPLAY_"))
+    checks += [Check(name=name, found=f"{os.environ[name]} (environment)", ok=True) for name in told]
+    none = Check(name="options", found="", ok=False, note=f"none: no {OWN}, no [tool.opreplay] in a {SHARED}")
+    return checks or [none]

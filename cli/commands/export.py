@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     help="Leave out ops whose inputs must be made here and need more.  [default: half of the free memory]",
 )
 @click.option(
-    "--soc",
+    "--clock",
     metavar="NAME|FILE",
     help="Of chakra: times of this simulated device in place of those recorded.",
 )
@@ -79,7 +79,7 @@ def command(
     with_plugins: bool,
     keep_names: bool,
     max_op_memory: int | None,
-    soc: str | None,
+    clock: str | None,
     init_module: tuple[str, ...],
     init_arg: tuple[str, ...],
     force: bool,
@@ -105,7 +105,7 @@ def command(
         "--init-arg": bool(init_arg),
     }
     wrong = [name for name, given in of_bundles.items() if given and not bundle]
-    wrong += ["--soc"] if soc is not None and format_ != "chakra" else []
+    wrong += ["--clock"] if clock is not None and format_ != "chakra" else []
     if wrong:
         raise UsageError(f"{wrong[0]} says nothing of --format {format_}", hint="Leave it out.")
     _check_target(output, format_, force=force)
@@ -125,7 +125,7 @@ def command(
             force=force,
         )
     elif format_ == "chakra":
-        _write_chakra(plan, Path(output), soc, force=force)
+        _write_chakra(plan, Path(output), clock, force=force)
     else:
         _write_inputs(plan, output, format_, force=force)
 
@@ -187,18 +187,18 @@ def _write_bundle(
         console.show_line(line)
 
 
-def _write_chakra(plan: ReplayPlan, output: Path, soc: str | None, *, force: bool) -> None:
+def _write_chakra(plan: ReplayPlan, output: Path, wanted: str | None, *, force: bool) -> None:
     from opreplay.cli.outputs import write_bytes
     from opreplay.cli.terminal import console
     from opreplay.replay.export.chakra import chakra_trace
 
     times: dict[str, float] | None = None
     clock, weak = "recorded", list[str]()
-    if soc is not None:
+    if wanted is not None:
         from opreplay.replay.arguments.work.expected import expected_contents
         from opreplay.replay.ascend.simulate.devices import load_socs, simulate_plan
 
-        devices = load_socs([soc])
+        devices = load_socs([wanted])
         (step,) = simulate_plan(plan, list(devices.values()), expected_contents())
         clock, times = step.device, {one.id: one.simulated.time_us for one in step.ops}
         unsure = sum(one.simulated.confidence == "uncalibrated" or one.simulated.extrapolated for one in step.ops)

@@ -20,6 +20,7 @@ from opreplay.cli.options.shared import (
     kernel_details_option,
     l2_option,
     limit_option,
+    notes_option,
     plugin_option,
     seed_option,
     selection_options,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     help="Exit with 1 when more ops would not be replayed or are wrong on meta tensors.",
 )
 @click.option("--explain", metavar="OP", help="Explain one op in full: a name, a glob, an id, or #4.")
+@notes_option
 @format_option("table", "json")
 @click.option(
     "--output", "-o", metavar="FILE", help="Write the plan as JSON; .tracelens.json for TraceLens; - is stdout."
@@ -83,6 +85,7 @@ def command(
     meta: bool,
     max_failed: int | None,
     explain: str | None,
+    notes: bool,
     format_: str,
     output: str | None,
     force: bool,
@@ -112,6 +115,7 @@ def command(
     from opreplay.replay.plan.inputs import plan_of
     from opreplay.replay.plan.kept import kept_plan_of
     from opreplay.replay.plan.make import check_on_meta
+    from opreplay.replay.plan.recorded.where import where_of
 
     if output not in (None, "-"):
         check_writable(Path(output), force=force)
@@ -144,7 +148,17 @@ def command(
             l2=l2,
         )
     elif output != "-":
-        show_plan(plan, devices, contents, max_op_bytes=max_op_memory, format_=format_, checks=checks, l2=l2)
+        show_plan(
+            plan,
+            devices,
+            contents,
+            max_op_bytes=max_op_memory,
+            format_=format_,
+            checks=checks,
+            l2=l2,
+            where=where_of(read),
+            everything=notes,
+        )
     elif checks is not None:
         narrate_checks(plan, checks)
     tell_problems(contents)

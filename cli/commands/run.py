@@ -13,13 +13,15 @@ from opreplay.cli.options.measuring import (
     device_versions,
     holding,
     measuring_options,
+    quick_look,
     resume_option,
     tell_threads,
 )
-from opreplay.cli.options.ranks import ranks_options
+from opreplay.cli.options.ranks import ranks_options, served_as_rank
 from opreplay.cli.options.sequence import sequence_options
 from opreplay.cli.options.shared import (
     capture_option,
+    cluster_option,
     custom_op_option,
     device_option,
     execution_trace_option,
@@ -28,6 +30,7 @@ from opreplay.cli.options.shared import (
     kernel_details_option,
     l2_option,
     limit_option,
+    notes_option,
     plugin_option,
     selection_options,
     soc_option,
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
 @capture_option
 @device_option
 @soc_option
+@cluster_option
 @l2_option(None)
 @custom_op_option
 @selection_options
@@ -60,6 +64,12 @@ if TYPE_CHECKING:
     help="Also write results: .jsonl (op by op), .csv, .md, .html; - is JSON Lines on stdout. Repeatable.",
 )
 @force_option
+@click.option("--rows", is_flag=True, help="Print each op on stderr as it is measured. On a terminal always.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="A first look: the 20 heaviest ops, 20 ms each, unless --top and --op-time say otherwise.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would run, then stop.")
 @measuring_options
 @resume_option
@@ -71,6 +81,7 @@ if TYPE_CHECKING:
 @init_options
 @values_option
 @checking_options
+@notes_option
 @limit_option
 def command(
     trace: str,
@@ -79,12 +90,15 @@ def command(
     capture: str | None,
     device: str,
     soc: tuple[str, ...],
+    cluster: str | None,
     l2: L2State | None,
     custom_op_dir: str | None,
     selection: Selection,
     plugin: tuple[str, ...],
     output: tuple[str, ...],
     force: bool,
+    rows: bool,
+    quick: bool,
     dry_run: bool,
     measuring: RunOptions,
     resume: bool,
@@ -95,6 +109,7 @@ def command(
     check_work: bool,
     check_kernels: bool,
     check_values: bool,
+    notes: bool,
     limit: tuple[tuple[str, str], ...],
 ) -> int:
     """Replay each unique op of TRACE on this machine, predict each on a simulated Ascend NPU, and print both beside
@@ -115,14 +130,19 @@ def command(
     from opreplay.replay.ascend.simulate.devices import load_socs, simulate_on
     from opreplay.replay.execute.run import run_plan
     from opreplay.replay.plan.inputs import plan_of, trace_facts, with_recorded_children
+    from opreplay.replay.plan.recorded.where import where_of
     from opreplay.traces.errors import UsageError
 
+    if quick:
+        selection, measuring = quick_look(selection, measuring)
+    if measuring.ranks is not None and served_as_rank(measuring.ranks):
+        return ExitCode.OK
     plugin = use_plugins(plugin, custom_op_dir)
     contents = expected_contents(init_module, init_arg, seed=measuring.seed, values=values)
-    devices = load_socs(soc)
+    devices = load_socs(soc, cluster)
     state: L2State = l2 or ("sequence" if measuring.mode == "sequence" else measuring.cache)
     with Outputs(output, force=force, resume=resume) as outputs:
-        collectives = measuring.ranks is not None
+        collectives = measuring.ranks is not None or cluster is not None
         read = open_input(
             trace,
             limit,
@@ -136,7 +156,16 @@ def command(
         if dry_run:
             from opreplay.cli.plan_views import show_dry_run
 
-            show_dry_run(plan, devices, measuring, contents=contents, values=values, l2=state)
+            show_dry_run(
+                plan,
+                devices,
+                measuring,
+                contents=contents,
+                values=values,
+                l2=state,
+                where=where_of(read),
+                everything=notes,
+            )
             return ExitCode.OK
         options = msgspec.structs.replace(
             measuring,
@@ -153,12 +182,15 @@ def command(
         if check_kernels:
             plan = with_recorded_children(plan, read)
         try:
-            with holding([device], shared=options.shared_device) as beside, RunProgress() as on_progress:
+            unpredicted: dict[str, list[str]] = {}
+            with holding([device], shared=options.shared_device) as beside, RunProgress(rows=rows) as on_progress:
+                outputs.on_result = on_progress.show
                 run_plan(
                     plan,
                     options,
                     sink=outputs,
-                    simulate=lambda op: simulate_on(op, devices, contents(op), state),
+                    simulate=lambda op: simulate_on(op, devices, contents(op), state, unpredicted),
+                    failed=unpredicted,
                     on_progress=on_progress,
                     trace=trace_facts(read),
                     earlier=outputs.earlier,
@@ -170,6 +202,6 @@ def command(
             outputs.forget()  # refused: what the file holds is of another run
             raise
         finally:
-            show_report(outputs)
+            show_report(outputs, everything=notes)
     tell_unused(devices, plan.ops)
     return outcome_code(outputs, max_failed)

@@ -11,6 +11,7 @@ import click
 from opreplay.cli.options.shared import (
     cache_option,
     capture_option,
+    cluster_option,
     custom_op_option,
     force_option,
     format_option,
@@ -38,6 +39,7 @@ SUFFIXES = (".json", ".csv", ".html")
 @kernel_details_option
 @capture_option
 @soc_option
+@cluster_option
 @l2_option("sequence")
 @custom_op_option
 @selection_options
@@ -69,6 +71,7 @@ def command(
     kernel_details: str | None,
     capture: str | None,
     soc: tuple[str, ...],
+    cluster: str | None,
     l2: L2State,
     custom_op_dir: str | None,
     selection: Selection,
@@ -103,17 +106,20 @@ def command(
     from opreplay.replay.ascend.simulate.devices import load_socs, simulate_plan
     from opreplay.replay.plan.inputs import plan_of
     from opreplay.replay.plan.kept import kept_plan_of
+    from opreplay.replay.plan.recorded.where import where_of
     from opreplay.replay.report.views import simulation as view
 
     for name in output:
         check_output(Path(name), force=force)
     plugin = use_plugins(plugin, custom_op_dir)
-    devices = load_socs(soc)
-    keep = may_keep(not no_cache, plugin)
+    devices = load_socs(soc, cluster)
+    keep = cluster is None and may_keep(not no_cache, plugin)
     given = own_contents(init_module, init_arg, seed=seed, values=values)
-    read = open_input(trace, limit, kernel_details=kernel_details, capture=capture)
-    make = kept_plan_of if keep else plan_of
-    plan = make(read, selection, device="cpu", in_order=True)
+    read = open_input(trace, limit, kernel_details=kernel_details, capture=capture, activity=cluster is not None)
+    if keep:
+        plan = kept_plan_of(read, selection, device="cpu", in_order=True)
+    else:
+        plan = plan_of(read, selection, device="cpu", in_order=True, collectives=cluster is not None)
     if given is not None:
         refuse_unused_initializers(given.registry, plan.ops, init_module, init_arg)
     contents = contents_of_plan(plan, seed=seed, keep=keep) if given is None else given
@@ -121,6 +127,9 @@ def command(
         from opreplay.replay.arguments.supplied import check_values_file
 
         check_values_file(plan, values)
+    where = where_of(read)
+    if any(op.collective is not None for op in plan.ops):
+        console.narrate("opreplay: times of collectives are added up; `opreplay timeline --cluster` overlaps them")
     steps = simulate_plan(plan, list(devices.values()), contents, l2)
     tell_problems(contents)
     keep_contents(contents)
@@ -138,13 +147,13 @@ def command(
         elif suffix == ".csv":
             text = view.csv_text(plan, steps)
         else:
-            text = console.json_text(view.facts(plan, steps, losers=losers))
+            text = console.json_text(view.facts(plan, steps, losers=losers, where=where))
         write_file(Path(name), text, force=force)
     if format_ == "json":
-        console.write(console.json_text(view.facts(plan, steps, losers=losers)))
+        console.write(console.json_text(view.facts(plan, steps, losers=losers, where=where)))
         return
     console.show_line(view.head_line(plan, steps))
-    console.show(view.render(plan, steps, losers=losers))
+    console.show_fitted(lambda width: view.render(plan, steps, losers=losers, width=width, where=where))
 
 
 def check_output(path: Path, *, force: bool) -> None:

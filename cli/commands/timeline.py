@@ -3,15 +3,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from opreplay.cli.options.shared import force_option, format_option, kernel_details_option, limit_option
+from opreplay.cli.options.shared import (
+    cluster_option,
+    force_option,
+    format_option,
+    kernel_details_option,
+    limit_option,
+)
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend.profile import DeviceProfile
     from opreplay.replay.ir.model import ReplayPlan
+    from opreplay.replay.report.step.tracks import Process
     from opreplay.replay.timeline.simulated import ContentsOf
     from opreplay.traces import Trace
 
@@ -43,6 +52,7 @@ if TYPE_CHECKING:
     metavar="NAME|FILE",
     help="Also put the step on this simulated device, or on that of a device file (.toml). Repeatable.",
 )
+@cluster_option
 @click.option(
     "--host-scale",
     type=click.FloatRange(min=0, min_open=True),
@@ -54,8 +64,9 @@ if TYPE_CHECKING:
 @click.option(
     "--timeline",
     "timeline_file",
-    metavar="FILE.json.gz",
-    help="Write recorded and simulated timelines side by side, for ui.perfetto.dev and chrome://tracing.",
+    metavar="FILE.json.gz|.pftrace",
+    help="Write recorded, measured and simulated timelines side by side, for ui.perfetto.dev and chrome://tracing; "
+    ".pftrace is Perfetto's own format.",
 )
 @click.option(
     "--measured",
@@ -73,6 +84,7 @@ def command(
     step: int | None,
     what_if: tuple[str, ...],
     soc: tuple[str, ...],
+    cluster: str | None,
     host_scale: float,
     timeline_file: str | None,
     measured: str | None,
@@ -87,10 +99,8 @@ def command(
     other.
     """
     from functools import partial
-    from pathlib import Path
 
     from opreplay.cli.opening import open_trace
-    from opreplay.cli.outputs import check_writable
     from opreplay.cli.pages import check_page, write_page
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.simulate.devices import load_socs
@@ -104,8 +114,8 @@ def command(
         raise UsageError(f"{len(traces)} traces", hint="Add --ranks for those of one job's ranks, else name one.")
     page = check_page(output, force=force)
     if timeline_file is not None:
-        check_writable(Path(timeline_file), force=force)
-    devices = list(load_socs(soc).values())
+        _check_timeline(Path(timeline_file), force=force)
+    devices = list(load_socs(soc, cluster).values())
     if ranks:
         single = {"--measured": measured, "--output": output, "--kernel-details": kernel_details}
         if refused := [name for name, value in single.items() if value is not None]:
@@ -131,10 +141,9 @@ def command(
     )
     write_page(page, partial(of_timeline.page, study), force=force)
     if timeline_file is not None:
-        from opreplay.replay.report.step import tracks
+        from opreplay.replay.report.step.tracks import processes
 
-        count = tracks.write(tracks.processes(study), Path(timeline_file), force=force)
-        console.narrate(f"opreplay: {count:,} events in {timeline_file}: open it in ui.perfetto.dev")
+        _write_timeline(processes(study), Path(timeline_file), force=force)
     if format_ == "json":
         console.write(console.json_text(view.facts(study.timeline)))
         return
@@ -154,8 +163,6 @@ def _of_ranks(
     limit: tuple[tuple[str, str], ...],
 ) -> None:
     """Several ranks of one job."""
-    from pathlib import Path
-
     from opreplay.cli.opening import open_trace
     from opreplay.cli.terminal import console
     from opreplay.replay.batch.rank_traces import open_ranks
@@ -172,15 +179,33 @@ def _of_ranks(
         found, step=step, what_if=what_if, devices=devices, plans=plans, contents=contents, host_scale=host_scale
     )
     if timeline_file is not None:
-        from opreplay.replay.report.step import tracks
+        from opreplay.replay.report.step.tracks import rank_processes
 
-        count = tracks.write(tracks.rank_processes(study), Path(timeline_file), force=force)
-        console.narrate(f"opreplay: {count:,} events in {timeline_file}: open it in ui.perfetto.dev")
+        _write_timeline(rank_processes(study), Path(timeline_file), force=force)
     if format_ == "json":
         console.write(console.json_text(view.facts(study.timeline)))
         return
     console.show_line(view.head_line(study.timeline))
     console.show(view.render(study.timeline))
+
+
+def _check_timeline(path: Path, *, force: bool) -> None:
+    """Refuse a file that cannot be written before anything is read."""
+    from opreplay.cli.outputs import check_writable
+    from opreplay.replay.report.step import pftrace
+
+    check_writable(path, force=force)
+    if path.name.lower().endswith(pftrace.SUFFIXES):
+        pftrace.check_installed()
+
+
+def _write_timeline(made: Iterable[Process], path: Path, *, force: bool) -> None:
+    from opreplay.cli.terminal import console
+    from opreplay.replay.report.step import pftrace, tracks
+
+    own = path.name.lower().endswith(pftrace.SUFFIXES)
+    count = (pftrace if own else tracks).write(made, path, force=force)
+    console.narrate(f"opreplay: {count:,} {'slices' if own else 'events'} in {path}: open it in ui.perfetto.dev")
 
 
 def _planned(trace: Trace, devices: list[DeviceProfile]) -> tuple[ReplayPlan | None, ContentsOf | None]:

@@ -75,7 +75,7 @@ def command(
         if format_ == "json":
             console.write(console.json_text(all_view.all_facts(errors)))
         else:
-            console.show(all_view.render_all(errors))
+            console.show_fitted(lambda width: all_view.render_all(errors, width=width))
         return
     from opreplay.replay.ascend.measured.communication import is_communication
 

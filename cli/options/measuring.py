@@ -15,6 +15,8 @@ from opreplay.cli.options.types import ByteSize, Duration
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend import DeviceProfile
+    from opreplay.replay.execute.options import RunOptions
+    from opreplay.replay.plan.selection import Selection
     from opreplay.replay.results.measurement import CacheState
 
 
@@ -118,6 +120,19 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_MEASURING):
         taking = option(taking)
     return taking
+
+
+QUICK_TOP, QUICK_OP_TIME_S = 20, 0.02
+
+
+def quick_look(selection: Selection, measuring: RunOptions) -> tuple[Selection, RunOptions]:
+    """What --quick makes of both: fewer ops and less time for each, where the command line names none itself."""
+    import msgspec
+
+    source = click.get_current_context().get_parameter_source("op_time")
+    if source is None or source.name == "DEFAULT":
+        measuring = msgspec.structs.replace(measuring, op_time_s=QUICK_OP_TIME_S)
+    return (selection if selection.top is not None else msgspec.structs.replace(selection, top=QUICK_TOP)), measuring
 
 
 def resume_option(command: Command) -> Command:

@@ -55,6 +55,27 @@ _OPTIONS = [
 ]
 
 
+def served_as_rank(ranks: int) -> bool:
+    """Where a launcher started this process as a rank other than 0: be that until rank 0 is done, and True.
+
+    Raises UsageError for another number of ranks than were started, EnvironmentRefused where rank 0 is lost.
+    """
+    from opreplay.replay.execute.ranks.launched import launched
+    from opreplay.traces.errors import UsageError
+
+    place = launched()
+    if place is None:
+        return False
+    if place.world != ranks:
+        raise UsageError(f"--ranks {ranks}, but {place.world} were started", hint=f"Say --ranks {place.world}.")
+    if place.rank == 0:
+        return False
+    from opreplay.replay.execute.ranks.joined import serve_joined
+
+    serve_joined(place)
+    return True
+
+
 def check_ranks(ranks: int | None, backend: str | None, *, no_check: bool, device: str, mode: str) -> None:
     """Raises UsageError for options of ranks that do not go together."""
     from opreplay.traces.errors import UsageError

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from opreplay.cli.options.types import Assignments, Share
+from opreplay.cli.options.types import Assignments, FileName, Share, SocName
 
 if TYPE_CHECKING:
     from opreplay.traces.links.annotations import Phase
@@ -23,13 +23,14 @@ _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 
 def trace_argument(command: Command) -> Command:
     """TRACE: a profile, a glob that matches one, or "-"."""
-    return click.argument("trace", metavar="TRACE")(command)
+    return click.argument("trace", metavar="TRACE", type=FileName())(command)
 
 
 def execution_trace_option(command: Command) -> Command:
     """--execution-trace: where the arguments of a trace without shapes come from."""
     return click.option(
         "--execution-trace",
+        type=FileName(),
         metavar="FILE",
         help="Take shapes that TRACE lacks from this ExecutionTrace of the same run.",
     )(command)
@@ -39,6 +40,7 @@ def execution_traces_option(command: Command) -> Command:
     """--execution-trace of many traces: which one belongs to which is told by names and ranks."""
     return click.option(
         "--execution-trace",
+        type=FileName(),
         multiple=True,
         metavar="FILE|GLOB|FOLDER",
         help="Take shapes that a trace lacks from the ExecutionTrace of its name or rank among these. Repeatable.",
@@ -49,9 +51,17 @@ def kernel_details_option(command: Command) -> Command:
     """--kernel-details: what the NPU's profiler says of each kernel."""
     return click.option(
         "--kernel-details",
+        type=FileName(),
         metavar="FILE",
         help="Kernel table of TRACE, of torch_npu.  [default: kernel_details.csv or op_summary*.csv beside it]",
     )(command)
+
+
+def notes_option(command: Command) -> Command:
+    """--notes: all that is to be known of the numbers, not only what may change a decision."""
+    return click.option("--notes", is_flag=True, help="Print all notes, not only those that may change a decision.")(
+        command
+    )
 
 
 def cache_option(command: Command) -> Command:
@@ -67,6 +77,7 @@ def capture_option(command: Command) -> Command:
     """--capture: from which ops the graphs were captured."""
     return click.option(
         "--capture",
+        type=FileName(),
         metavar="FILE|FOLDER",
         help="Recording of the capture of the CUDA or HIP graphs that TRACE replays, for the ops of their kernels.  "
         "[default: files beside it with capture in their name]",
@@ -178,12 +189,31 @@ def soc_option(command: Command) -> Command:
     """--soc: the simulated devices."""
     return click.option(
         "--soc",
+        type=SocName(),
         multiple=True,
         default=("910b3",),
         show_default=True,
         metavar="NAME|FILE",
         help="Simulated device, or a device file (.toml). Repeatable.",
     )(command)
+
+
+def cluster_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--cluster: the links of simulated devices. A command that has one gets no default `soc`."""
+
+    @wraps(command)
+    def taking_cluster(*, cluster: str | None, soc: tuple[str, ...], **others: Any) -> Any:
+        source = click.get_current_context().get_parameter_source("soc")
+        by_default = source == click.core.ParameterSource.DEFAULT
+        names = () if cluster is not None and by_default else soc
+        return command(soc=names, cluster=cluster, **others)
+
+    return click.option(
+        "--cluster",
+        metavar="SERVERSxDIESxSOC|FILE",
+        help="Simulate on a cluster, e.g. 2x8x910b3 or a file (.toml): its SoC in place of the default --soc, and "
+        "collectives over its links.",
+    )(taking_cluster)
 
 
 def l2_option(default: str | None) -> Callable[[Command], Command]:
@@ -208,6 +238,7 @@ def one_soc_each_option(command: Command) -> Command:
     """--soc for measured kernels: the device of all tables, or of each."""
     return click.option(
         "--soc",
+        type=SocName(),
         multiple=True,
         required=True,
         metavar="NAME|FILE",
@@ -219,6 +250,7 @@ def custom_op_option(command: Command) -> Command:
     """--custom-op-dir: users' estimators and properties of ops."""
     return click.option(
         "--custom-op-dir",
+        type=FileName(),
         metavar="FOLDER",
         envvar="OPREPLAY_CUSTOM_OP_DIR",
         show_envvar=True,
@@ -230,6 +262,7 @@ def plugin_option(command: Command) -> Command:
     """--plugin: users' conversions, executors and whatever else they register."""
     return click.option(
         "--plugin",
+        type=FileName(),
         multiple=True,
         metavar="FILE|MODULE",
         help="Run this file or module first: it registers how ops of yours are replayed. Repeatable.",
@@ -240,6 +273,7 @@ def init_module_option(command: Command) -> Command:
     """--init-module: users' initializers."""
     return click.option(
         "--init-module",
+        type=FileName(),
         multiple=True,
         metavar="FILE|MODULE",
         help="Run this file or module first: it registers initializers of yours. Repeatable.",
@@ -266,6 +300,7 @@ def values_option(command: Command) -> Command:
     """--values: real tensors for arguments of chosen ops."""
     return click.option(
         "--values",
+        type=FileName(),
         metavar="FILE",
         help="Real values for arguments: a .safetensors file whose tensors are named OP.ARGUMENT.",
     )(command)

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 _BYTES = {"": 1, "B": 1} | {
     f"{prefix}{suffix}": base**power
@@ -81,3 +82,27 @@ class Assignments(click.ParamType):
         if not (self._name.fullmatch(left) and self._value.fullmatch(right)):
             self.fail(f"{value!r}: write it like {self._example}", param, ctx)
         return left, right
+
+
+class FileName(click.ParamType):
+    """The name of a file or folder, a glob or "-": a text, which shells complete as a file."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]
+
+
+class SocName(FileName):
+    """A simulated device by name, or a device file."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from importlib.resources import files
+
+        shipped = (entry.name for entry in files("opreplay.replay.ascend.devices").iterdir())
+        names = sorted(name.removesuffix(".toml") for name in shipped if name.endswith(".toml"))
+        found = [CompletionItem(name) for name in names if name.startswith(incomplete)]
+        return found or super().shell_complete(ctx, param, incomplete)

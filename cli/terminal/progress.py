@@ -13,10 +13,13 @@ import click
 
 if TYPE_CHECKING:
     from opreplay.replay.execute.run import Progress
+    from opreplay.replay.results.records import OpResult
 
 EVERY_S = 5.0
 """Seconds between two plain lines."""
 NAME_WIDTH = 28
+LINE_WIDTH = 100
+"""Of a row that is told on what is no terminal."""
 
 
 def left(seconds: float | None) -> str:
@@ -95,7 +98,13 @@ class FilesProgress(_Bar):
     def __enter__(self) -> Callable[[int, int], None]:
         super().__enter__()
         self._next_line = monotonic() + EVERY_S
-        return lambda done, total: self._tell(done, total, "reading", f"{done:,} of {total:,} traces")
+        started = monotonic()
+
+        def tell(done: int, total: int) -> None:
+            rest = (monotonic() - started) / done * (total - done) if done else None
+            self._tell(done, total, "reading", f"{done:,} of {total:,} traces  {left(rest)}".rstrip())
+
+        return tell
 
 
 class CheckProgress(_Bar):
@@ -108,11 +117,32 @@ class CheckProgress(_Bar):
 
 
 class RunProgress(_Bar):
-    """Ops done, the op that is next, and the time left."""
+    """Ops done, the op that is next, and the time left; on a terminal, or where asked for, each op that is done."""
 
-    def __enter__(self) -> Callable[[Progress], None]:
+    def __init__(self, *, rows: bool = False) -> None:
+        super().__init__()
+        self._rows = rows
+
+    def __enter__(self) -> RunProgress:
         super().__enter__()
-        return self._update
+        return self
+
+    def __call__(self, now: Progress) -> None:
+        """Say where the run stands."""
+        self._update(now)
+
+    def show(self, result: OpResult) -> None:
+        """One op that is done."""
+        if self._bar is None and not self._rows:
+            return
+        from opreplay.replay.report.run.table import live_line
+
+        if self._bar is None:
+            click.echo(live_line(result, LINE_WIDTH), file=sys.stderr)
+        else:
+            from rich.text import Text
+
+            self._bar.console.print(Text(live_line(result, self._bar.console.width)), soft_wrap=True)
 
     def _update(self, now: Progress) -> None:
         from opreplay.replay.report.text import middle, safe

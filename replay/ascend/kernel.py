@@ -47,3 +47,5 @@ class KernelPrediction(msgspec.Struct, frozen=True, kw_only=True):
     """What slow path of the library it takes, where one is known."""
     state: State = "network"
     """What the caches are taken to hold when it starts."""
+    algorithm: str = ""
+    """Of a collective: how it runs on the links."""

@@ -98,7 +98,9 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     band_around: float
     """The same within two reaches."""
     band_far: float
-    """The same farther away."""
+    """The same farther away, of a family measured on this SoC in this state of the caches."""
+    band_apart: float
+    """The same of a family that was measured only on other SoCs, or in other states."""
     band_extrapolated: float
     """The same outside the sizes or dtypes measured of its family."""
     split_depth: float
@@ -157,11 +159,9 @@ class Pipes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     issue: float
     """Of the scalar unit, each instruction."""
     start_us: float
-    """A kernel on one vector core."""
+    """A kernel on one core."""
     start_core_us: float
-    """Each further vector core."""
-    cube_start_us: float
-    mix_start_us: float
+    """Each further core, of either kind."""
 
 
 class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,8 +203,10 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     """Of the largest operand, over all kernels of this family measured on any SoC; 0 where there are none."""
     dtypes: tuple[str, ...] = ()
     """Of those operands; "half" is float16 and bfloat16."""
+    states: tuple[str, ...] = ()
+    """What the caches held when kernels of it were measured on this SoC."""
     band: float = 2.0
-    """Factor up and down that covers 80 % of held-out kernels."""
+    """Factor up and down that covers 80 % of held-out short kernels in networks."""
 
 
 When = Literal["always", "middle dimension", "innermost dimension", "long rows", "unaligned float32 operands", "like"]
@@ -238,6 +240,26 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_s: float
     """One direction, achieved."""
     latency_us: float
+
+
+class ClusterLink(msgspec.Struct, frozen=True, kw_only=True):
+    """Links of one level of a described cluster."""
+
+    transport: str
+    bytes_per_s: float
+    """Of a mesh from a die to each other one, else of a die."""
+    latency_us: float
+    mesh: bool = False
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """Servers of so many dies each; links are those of the SoC where they are not given."""
+
+    name: str
+    servers: int
+    dies: int
+    inside: ClusterLink | None = None
+    between: ClusterLink | None = None
 
 
 class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
@@ -279,6 +301,8 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     """Between the two dies of a package."""
     far_link: Link | None = None
     """Between servers; None where `link` goes on."""
+    cluster: Cluster | None = None
+    """What it is a die of; None where nobody said: then servers are of `server_dies`, as many as needed."""
 
     def __repr__(self) -> str:
         """Its name: all numbers would fill pages."""

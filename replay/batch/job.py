@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def find_and_pair(
         plugins=tuple(plugins),
         execution_traces=pairs,
         children=children,
+        timed=sum(1 for _ in islice((file for file in files if rank_at_start(file.path) is not None), 2)) == 2,
     )
 
 

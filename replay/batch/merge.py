@@ -11,12 +11,15 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from opreplay.replay.batch.rank_collectives import collectives_of_job
 from opreplay.replay.batch.ranks import Member, labels, recognised
 from opreplay.replay.batch.stamps import Stamp
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.plan import passes
 from opreplay.replay.results.records import JobResult, OpResult, TraceResult
 from opreplay.replay.results.resume import digest
+from opreplay.traces.joins.ranks import RankCalls
+from opreplay.traces.links.collectives import RankCall
 
 
 class TracePlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
@@ -30,6 +33,14 @@ class TracePlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     """All files that the plan was made of, as they were; empty where they changed meanwhile or are no files."""
     notes: tuple[str, ...] = ()
     """What a user should know of how the trace was read."""
+    calls: tuple[RankCall, ...] = ()
+    """The collectives that it ran, where it was read with its timing."""
+    base_ns: int = 0
+    """What their times count from."""
+
+
+MAX_CALLS = 500_000
+"""Collectives of all traces that are kept to be matched: some 200 MB."""
 
 
 class _Uses:
@@ -53,6 +64,8 @@ class Batch:
         self._uses: list[_Uses] = []
         self._paths: list[str] = []
         self._ranks: list[tuple[int | None, int | None]] = []
+        self._calls: list[tuple[tuple[RankCall, ...], int]] = []
+        self._kept_calls = 0
         self._first: ReplayPlan | None = None
         self._device_us = self._host_us = 0.0
         self._devices: dict[str, None] = {}
@@ -83,6 +96,9 @@ class Batch:
             self._devices[plan.device] = None
         self._paths.append(trace.path)
         self._ranks.append((trace.rank, trace.world_size))
+        kept = trace.calls if self._kept_calls + len(trace.calls) <= MAX_CALLS else ()
+        self._kept_calls += len(kept)
+        self._calls.append((kept, trace.base_ns))
         weight = passes.weight_of(plan)
         uses = _Uses(plan.device_us_total or plan.host_us_total)
         for op in plan.ops:
@@ -196,6 +212,13 @@ class Batch:
             measured_us=sum(trace.measured_us for trace in own),
             slowest_rank_us=max(trace.recorded_us for trace in own),
             simulated_us=simulated,
+            collectives=collectives_of_job(
+                [
+                    RankCalls(rank=rank, calls=self._calls[index][0], origin_ns=self._calls[index][1])
+                    for index in indices
+                    if (rank := members[index].rank) is not None and self._calls[index][0]
+                ]
+            ),
         )
 
 

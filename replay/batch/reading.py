@@ -141,6 +141,8 @@ class HowToRead(msgspec.Struct, frozen=True, kw_only=True):
     """Trace → its ExecutionTrace."""
     children: bool = False
     """Whether plans have the ops recorded below each op."""
+    timed: bool = False
+    """Whether traces that begin with a rank are read with their timing, to match collectives."""
 
     def reader(self) -> ReadOne:
         """What reads one file; can be sent to another process."""
@@ -203,10 +205,13 @@ def _read(path: str, *, how: HowToRead) -> bytes:
 
 def _planned(path: str, how: HowToRead) -> TracePlan:
     from opreplay.replay.batch.merge import TracePlan
+    from opreplay.replay.batch.ranks import rank_at_start
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.plan.inputs import join_notes, open_input, plan_of, with_recorded_children
+    from opreplay.traces.links.collectives import collectives_of
 
-    read = open_input(path, limits=how.limits, execution_trace=how.execution_traces.get(path))
+    timed = how.timed and rank_at_start(path) is not None
+    read = open_input(path, limits=how.limits, execution_trace=how.execution_traces.get(path), activity=timed)
     plan = plan_of(read, how.selection, device=how.device)
     if how.children:
         plan = with_recorded_children(plan, read)
@@ -214,4 +219,12 @@ def _planned(path: str, how: HowToRead) -> TracePlan:
     if isinstance(read, ReplayPlan):
         return TracePlan(path=path, plan=alone)
     info = read.info
-    return TracePlan(path=path, plan=alone, rank=info.rank, world_size=info.world_size, notes=tuple(join_notes(read)))
+    return TracePlan(
+        path=path,
+        plan=alone,
+        rank=info.rank,
+        world_size=info.world_size,
+        notes=tuple(join_notes(read)),
+        calls=collectives_of(read) if read.activity is not None else (),
+        base_ns=info.base_ns,
+    )

@@ -8,7 +8,8 @@ from typing import Any
 
 from opreplay.replay.capture.ranks import fake_ranks
 from opreplay.replay.capture.record import Make, plan_of, record
-from opreplay.replay.capture.step import Call, step_of
+from opreplay.replay.capture.step import Call, Step, step_of
+from opreplay.replay.capture.target import Target
 from opreplay.replay.ir.captured import Check
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.traces.errors import UsageError
@@ -56,15 +57,30 @@ def capture_made(
     seed: int = 0,
     world_size: int | None = None,
     rank: int = 0,
+    notes: tuple[str, ...] = (),
 ) -> ReplayPlan:
     """The plan of the step that `make()` gives, which is called where fake tensors are made; `seed` is for real ones.
 
-    Raises UsageError.
+    `notes` say what was assumed. Raises UsageError.
     """
-    job = {} if world_size is None else {"world_size": world_size, "rank": rank}
+    job: dict[str, Any] = {} if world_size is None else {"world_size": world_size, "rank": rank}
     with _job(world_size, rank):
         found = record(step_maker(make), real=real, seed=seed)
-        return plan_of(found, source=source, real=real, **job)
+        return plan_of(found, source=source, real=real, notes=notes, **job)
+
+
+def capture_target(
+    target: Target, *, real: bool = False, seed: int = 0, world_size: int | None = None, rank: int = 0
+) -> ReplayPlan:
+    """The plan of what the command line names. Raises UsageError for ranks other than those that it is spread over."""
+    if target.world_size is not None and world_size not in (None, target.world_size):
+        raise UsageError(
+            f"--world-size {world_size} and experts spread over {target.world_size}", hint="Leave --world-size out."
+        )
+    ranks = target.world_size or world_size
+    return capture_made(
+        target.make, source=target.source, real=real, seed=seed, world_size=ranks, rank=rank, notes=target.notes
+    )
 
 
 def check_made(make: Callable[[], Any], plan: ReplayPlan, *, seed: int = 0) -> Check:
@@ -81,7 +97,12 @@ def check_made(make: Callable[[], Any], plan: ReplayPlan, *, seed: int = 0) -> C
 
 def step_maker(make: Callable[[], Any]) -> Make:
     """`make`, with what it gives understood."""
-    return lambda: step_of(make())
+
+    def made() -> Step:
+        given = make()
+        return given if isinstance(given, Step) else step_of(given)
+
+    return made
 
 
 def _job(world_size: int | None, rank: int) -> AbstractContextManager[None]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any
 
+import msgspec
 import torch
 
 from opreplay.replay.capture.calls.arguments import tensors_in
@@ -44,13 +45,16 @@ def check(make: Make, plan: ReplayPlan, *, seed: int = SEED) -> Check:
     names = [f"{op.name}.{op.overload}" for op in recording.recorder.ops]
     mine = _names(plan)
     real = [names[index] for index in recording.recorder.calls]
-    at = next((i for i, (a, b) in enumerate(zip(mine, real, strict=False)) if a != b), None)
-    if at is None and len(mine) != len(real):
-        at = min(len(mine), len(real))
-    if at is not None:
-        why = f"call {at} is {_at(mine, at)} on fake tensors and {_at(real, at)} on real ones"
-        return Check(outputs=(), parameters=(), equal=False, largest_error=0.0, calls=0, seed=seed, reason=why)
-    return _replayed(plan, state, theirs, recording, found, seed)
+    other = None
+    if mine != real:
+        at = next((i for i, (a, b) in enumerate(zip(mine, real, strict=False)) if a != b), min(len(mine), len(real)))
+        other = f"call {at} is {_at(mine, at)} on fake tensors and {_at(real, at)} on real ones"
+        if why := _other_storages(plan, recording, found):
+            return Check(
+                outputs=(), parameters=(), equal=False, largest_error=0.0, calls=0, seed=seed, reason=f"{other}; {why}"
+            )
+        found.digests = []
+    return msgspec.structs.replace(_replayed(plan, state, theirs, recording, found, seed), other_calls=other)
 
 
 def _replayed(
@@ -71,7 +75,7 @@ def _replayed(
     undefined = {place for place, name in enumerate(_names(plan)) if name.partition("::")[2].startswith(UNINITIALIZED)}
 
     def look(place: int, result: Any) -> None:
-        expected = found.digests[place]
+        expected = found.digests[place] if found.digests else None
         if not first and expected is not None and place not in undefined and digest(result) != expected:
             first.append(place)
 
@@ -182,6 +186,15 @@ def _names(plan: ReplayPlan) -> list[str]:
     assert plan.sequence is not None
     by_id = {op.id: f"{op.name}.{op.overload}" for op in plan.ops}
     return [by_id[plan.sequence.ids[index]] for index in plan.sequence.calls]
+
+
+def _other_storages(plan: ReplayPlan, recording: Recording, found: _Snapshots) -> str:
+    """Why the plan cannot be given what the model had: they take other storages from outside; "" where they do not."""
+    assert plan.capture is not None
+    sizes = {one.storage: one.size_bytes for one in plan.capture.storages}
+    mine = [sizes[number] for number in _outside_in_order(plan)]
+    theirs = [found.storages[number].nbytes() for number in recording.recorder.outside]
+    return "" if mine == theirs else "they take other tensors from outside"
 
 
 def _at(names: Sequence[str], at: int) -> str:

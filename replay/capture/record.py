@@ -47,7 +47,7 @@ def record(
     storages = Storages(None if fakes is None else fakes.of)
     where = Whereabouts(storages)
     recorder = Recorder(storages, where, fakes=fakes, look=None if look is None else look(storages))
-    with nullcontext() if fakes is None else fakes.mode, explained(recorder, real=real):
+    with nullcontext() if fakes is None else fakes.entered(), explained(recorder, real=real):
         if real:
             torch.manual_seed(seed)
         step = make()
@@ -113,7 +113,7 @@ def plan_of(found: Recording, *, source: str, via: Via = "dispatch", real: bool 
 
 def flops_by_phase(ops: tuple[ReplayOp, ...], calls: list[int], phases: list[StepPhase]) -> dict[StepPhase, int]:
     """Floating-point operations of each phase, of the ops that torch has a formula for."""
-    sums = dict.fromkeys((phase for phase in PHASES if phase in phases), 0)
+    sums: dict[StepPhase, int] = {phase: 0 for phase in PHASES if phase in phases}
     for index, phase in zip(calls, phases, strict=True):
         sums[phase] += ops[index].flops or 0
     return sums

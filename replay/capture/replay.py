@@ -72,7 +72,8 @@ class Replay:
             if function is None:
                 function = self._functions[index] = find_overload(op, Policy())
             args, named = self._arguments(place, op)
-            returned = function(*args, **named)
+            with torch.set_grad_enabled(op.gradients):  # no argument requires any: kernels ask for the mode
+                returned = function(*args, **named)
         except Exception as error:
             where = f"{op.name} (call {place}, op {op.id})"
             raise CannotReplay(f"{where} cannot be replayed: {error}", hint="The plan holds calls up to it.") from error
@@ -120,7 +121,9 @@ class Replay:
         for output, meta in enumerate(results_of(self._ops[index])):
             if meta is None:
                 continue
-            tensor, memory = next(flat), next(known)
+            tensor, memory = next(flat, None), next(known)
+            if tensor is None:  # undefined where it has no use, though its fake kernel gives it sizes
+                break
             storage, _ = self._sequence.places[memory]
             self._storages[storage] = tensor.untyped_storage()
             if memory in self._wanted:

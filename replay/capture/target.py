@@ -5,13 +5,53 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from opreplay.traces.errors import UsageError
 
 FORM = "Write FILE.py:make, where make() gives (callable, args) or (module, inputs, {...}): docs/capture.md."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What is to be captured."""
+
+    make: Callable[[], Any]
+    source: str
+    """A name for people."""
+    world_size: int | None = None
+    """Ranks that it needs; None for what the user says."""
+    notes: tuple[str, ...] = ()
+
+
+def target_of(text: str, shape: Mapping[str, Any]) -> Target:
+    """What "FILE.py:make" or "hf:CONFIG.json" names; `shape` has those fields of `from_config.Shape` that were given.
+
+    Raises UsageError, and EnvironmentRefused where a library is missing.
+    """
+    from opreplay.replay.capture.experts import NOTE
+    from opreplay.replay.capture.from_config import PREFIX, Shape, maker, notes_of
+
+    if not text.startswith(PREFIX):
+        if shape:
+            raise UsageError(
+                f"--{next(iter(shape)).replace('_', '-')} is for hf:CONFIG.json", hint="A file's make() has its own."
+            )
+        make, source = load_function(text)
+        return Target(make=make, source=source)
+    path = text.removeprefix(PREFIX)
+    wanted = Shape(**shape)
+    form = f"{wanted.phase}, {wanted.batch} x {wanted.context}, {wanted.dtype}"
+    spread = wanted.expert_parallel > 1
+    return Target(
+        make=maker(path, wanted),
+        source=f"{Path(path).name} ({form})",
+        world_size=wanted.expert_parallel if spread else None,
+        notes=(*notes_of(path, wanted), *((NOTE,) if spread else ())),
+    )
 
 
 def load_function(text: str) -> tuple[Callable[[], Any], str]:
@@ -28,7 +68,7 @@ def load_function(text: str) -> tuple[Callable[[], Any], str]:
     module = _run(path)
     made = getattr(module, name, None)
     if not callable(made):
-        public = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
+        public = [each for each in dir(module) if not each.startswith("_") and callable(getattr(module, each))]
         raise UsageError(f"{path.name} has no function {name}", hint=f"It has {', '.join(public[:8]) or 'none'}.")
     return made, f"{path.name}:{name}"
 

@@ -14,8 +14,6 @@ WORDS: tuple[tuple[str, Kind], ...] = (
     ("alltoall", "all_to_all"),
     ("pointtopoint", "send"),
     ("sendrecv", "send"),
-    ("moedistributedispatch", "all_to_all"),
-    ("moedistributecombine", "all_to_all"),
     ("oneshotall", "all_reduce"),
     ("twoshotall", "all_reduce"),
     ("broadcast", "broadcast"),

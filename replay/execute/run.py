@@ -7,7 +7,7 @@ a device would take (`simulate` is handed in).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -22,8 +22,10 @@ from opreplay.replay.execute.options import MeasureOptions, RunOptions, WorkerCo
 from opreplay.replay.execute.processes.lanes import Engine, Lanes, OneByOne, lane_devices, split_cpus
 from opreplay.replay.execute.processes.runner import ChildProcess, InProcess, Runner
 from opreplay.replay.execute.processes.sequence_engine import SequenceEngine
-from opreplay.replay.execute.ranks.crew import LocalCrew, device_of_rank
+from opreplay.replay.execute.ranks.crew import LocalCrew
 from opreplay.replay.execute.ranks.engine import WithRanks
+from opreplay.replay.execute.ranks.joined import JoinedCrew
+from opreplay.replay.execute.ranks.launched import launched
 from opreplay.replay.execute.ranks.messages import RankConfig, backend_of
 from opreplay.replay.host import environment
 from opreplay.replay.ir.model import Reason, ReplayOp, ReplayPlan
@@ -82,6 +84,7 @@ def run_plan(
     close: Close | None = None,
     beside: bool = False,
     on_start: Callable[[dict[str, object]], None] | None = None,
+    failed: Mapping[str, Sequence[str]] | None = None,
 ) -> Summary:
     """Measure and predict every op of the plan; each result goes to the sink as soon as it is there.
 
@@ -90,6 +93,7 @@ def run_plan(
     facts; `devices` names the simulated devices with their versions. With `earlier` the run goes on where that one
     ended, without a new header. What `close` makes of all results is written before the summary. `beside` says that
     another job measures on the same device. `on_start` is told the facts of host and device before the first op.
+    `failed` holds why an op has no prediction, by id, once `simulate` was called.
     In the mode "sequence" the results are those of one recorded step, and one record more sums it up.
     Raises EnvironmentRefused when the device is missing, UsageError or FormatError for values that fit no op, for an
     `earlier` of another run and for a plan without the order of its calls, before anything is written.
@@ -121,7 +125,9 @@ def run_plan(
         watch = _Watch(plan, options, started, len(results), on_progress)
         done = {result.id for result in results}
         for op, outcome in chosen.outcomes([op for op in plan.ops if op.id not in done], watch.decide):
-            result = result_of(plan, op, outcome, simulate(op) if simulate is not None else {}, device=options.device)
+            simulated = simulate(op) if simulate is not None else {}
+            told = (failed or {}).get(op.id, ())
+            result = result_of(plan, op, outcome, simulated, device=options.device, unpredicted=told)
             sink.write(result)
             results.append(result)
             watch.done = len(results)
@@ -158,6 +164,8 @@ class _Watch:
             self._tell(_progress(self.done, self._total, op.name, elapsed_s, kept=self._kept))
         if op.reason is not None:
             return unable(op.reason)
+        if op.collective is not None and self._options.ranks is None:
+            return unable(Reason("collective"))
         limit_s = self._options.total_time_s
         if limit_s is not None and elapsed_s >= limit_s:
             return unable(Reason("out of time", f"the run's {limit_s:g} s are spent (--total-time)"))
@@ -229,33 +237,29 @@ def make_engine(options: RunOptions) -> Engine:
 
 
 def with_ranks(others: Engine, options: RunOptions) -> WithRanks:
-    """An engine that runs collectives on as many ranks here as the options say, and leaves other ops to `others`."""
-    count, device = options.ranks or 1, options.device
+    """An engine that runs collectives on as many ranks as the options say, and leaves other ops to `others`.
+
+    They are started here, or are those of the launcher that started this process as rank 0.
+    """
+    place = launched()
+    count, here = options.ranks or 1, place.local_world if place is not None else options.ranks or 1
     measure = msgspec.convert(options, MeasureOptions, from_attributes=True)
-    backend = options.backend or backend_of(device)
-    max_bytes = options.max_op_bytes or environment.default_op_bytes()
-    configs = [
-        RankConfig(
-            rank=rank,
-            world=count,
-            backend=backend,
-            device=device_of_rank(device, rank),
-            store="",
-            threads=1,
-            memory_bytes=max_bytes // count,
-            measure=measure,
-            check=options.check_results,
-        )
-        for rank in range(count)
-    ]
-    return WithRanks(
-        others,
-        LocalCrew(configs, limit_s=options.hard_limit_s()),
+    backend = options.backend or backend_of(options.device)
+    per_rank = (options.max_op_bytes or environment.default_op_bytes()) // here
+    config = RankConfig(
+        rank=0,
+        world=count,
         backend=backend,
+        device=options.device,
+        store="",
+        threads=1,
+        memory_bytes=per_rank,
         measure=measure,
-        max_bytes=max_bytes,
         check=options.check_results,
     )
+    limit_s = options.hard_limit_s()
+    crew = LocalCrew(config, limit_s=limit_s) if place is None else JoinedCrew(place, config, limit_s=limit_s)
+    return WithRanks(others, crew, backend=backend, measure=measure, max_bytes=per_rank * count)
 
 
 def worker_config(options: RunOptions) -> WorkerConfig:

@@ -21,7 +21,7 @@ import statistics
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -329,16 +329,33 @@ class Call:
                 self.positional.append(value)
         self.saved = [(span(t), span(t).clone()) for t in written]
         self.gradients = bool(op.get("gradients"))
-        for value in [*self.positional, *self.by_name.values()] if self.gradients else ():
-            for tensor in value if isinstance(value, list) else [value]:
-                if isinstance(tensor, torch.Tensor) and (tensor.is_floating_point() or tensor.is_complex()):
-                    tensor.requires_grad_()
+        if self.gradients:
+            self.require_gradients([arg["name"] for arg in op["args"]])
 
     def __call__(self) -> Any:
         if not self.gradients:
             return self.function(*self.positional, **self.by_name)
         with torch.enable_grad():  # as recorded: the op takes another way then
             return self.function(*self.positional, **self.by_name)
+
+    def require_gradients(self, names: Sequence[str]) -> None:
+        """Of all floating arguments but those that torch has none for: running means, weights of a loss."""
+        by_name = dict(zip(names, self.positional, strict=False)) | self.by_name
+        for value in by_name.values():
+            for tensor in value if isinstance(value, list) else [value]:
+                if isinstance(tensor, torch.Tensor) and (tensor.is_floating_point() or tensor.is_complex()):
+                    tensor.requires_grad_()
+        for _ in by_name:
+            try:
+                self()
+            except RuntimeError as error:
+                match = re.search(r"not differentiable with respect to argument '(\w+)'", str(error))
+                tensor = by_name.get(match[1]) if match else None
+                if not isinstance(tensor, torch.Tensor):
+                    raise
+                tensor.requires_grad_(False)
+            else:
+                return
 
     def reset(self) -> None:
         """Give what the op writes to its first values again."""
@@ -413,8 +430,38 @@ def described(op: Json) -> str:
     return " ".join(f"{meta['dtype']}[{','.join(map(str, meta['shape']))}]" for meta in metas)[:60]
 
 
-def opened(name: str) -> torch.device:
+def idle_processors(look_s: float = 0.2) -> float | None:
+    """Processors of this process that others leave idle (proc(5), /proc/stat); None where the system does not say."""
+
+    def ticks() -> tuple[int, int]:
+        mine = {f"cpu{index}" for index in os.sched_getaffinity(0)}
+        rows = [line.split() for line in Path("/proc/stat").read_text(encoding="ascii").splitlines()]
+        numbers = [[int(n) for n in row[1:9]] for row in rows if row and row[0] in mine]
+        return sum(row[3] + row[4] for row in numbers), sum(map(sum, numbers))
+
+    try:
+        idle, total = ticks()
+        time.sleep(look_s)
+        later, whole = ticks()
+    except (OSError, AttributeError, ValueError):
+        return None
+    return len(os.sched_getaffinity(0)) * (later - idle) / (whole - total) if whole > total else None
+
+
+def threads_to_use(wanted: int) -> int:
+    """As asked for; else torch's choice, halved until idle processors have room: threads that wait distort times."""
+    if wanted > 0:
+        return wanted
+    threads, idle = torch.get_num_threads(), idle_processors()
+    while idle is not None and threads > 1 and idle < 0.9 * threads:
+        threads //= 2
+    return threads
+
+
+def opened(name: str, threads: int = 0) -> torch.device:
     """The device, known to work. Raises one of NO_DEVICE."""
+    if threads:
+        torch.set_num_threads(threads)
     if name.partition(":")[0] == "npu":
         importlib.import_module("torch_npu")  # torch knows no npu before
     torch.set_grad_enabled(False)
@@ -428,7 +475,7 @@ def opened(name: str) -> torch.device:
 
 def replay_here(plan: Json, options: argparse.Namespace) -> Iterator[Json]:
     """What became of each op. Raises one of NO_DEVICE."""
-    device = opened(options.device)
+    device = opened(options.device, options.threads)
     yield from (replay(op, plan["bundle"], options, device) for op in plan["ops"])
 
 
@@ -438,7 +485,7 @@ def serve(theirs: Any, mine: Any, plan: Json, options: argparse.Namespace, first
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     os.dup2(2, 1)  # what an op prints is no result
     try:
-        device = opened(options.device)
+        device = opened(options.device, options.threads)
     except NO_DEVICE as error:
         mine.send_bytes(first_line(error).encode() or b"it failed")
         return
@@ -479,6 +526,9 @@ def main() -> int:
     parser.add_argument("--iterations", type=int, default=20, help="samples an op (default: 20)")
     parser.add_argument("--op", default="", help="only ops whose name contains this, or of this id")
     parser.add_argument("--seed", type=int, default=0, help="of the inputs' values (default: 0)")
+    parser.add_argument(
+        "--threads", type=int, default=0, help="of the CPU an op may use (default: as many as are idle)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds an op may take; 0: none, and no child")
     parser.add_argument(
@@ -499,6 +549,8 @@ def main() -> int:
     plan["ops"] = [op for op in plan["ops"] if options.op in op["name"] or op["id"].startswith(options.op)]
     if not plan["ops"]:
         parser.error(f"no op matches {options.op!r}")
+    if options.device == "cpu":
+        options.threads = threads_to_use(options.threads)
     found, results = (replay_in_child if options.time_limit > 0 and FORK else replay_here)(plan, options), []
     for op in plan["ops"]:
         try:
@@ -514,11 +566,20 @@ def main() -> int:
             what = f"{op['name']}  {described(op)}  {said}".rstrip()
             print(f"{op['id']}  {op['count']:6}  {recorded_us(op):12.1f}  {time_us}  {what}", flush=True)
     failed = sum(result["status"] == "failed" for result in results)
+    on = f" with {options.threads} thread{'s' if options.threads > 1 else ''}" if options.threads else ""
     if options.json:
-        facts = {"torch": torch.__version__, "device": options.device, "seed": options.seed, "results": results}
+        facts = {
+            "torch": torch.__version__,
+            "device": options.device,
+            "threads": options.threads or None,
+            "seed": options.seed,
+            "results": results,
+        }
         print(json.dumps(facts, indent=1))
     else:
-        print(f"replayed {len(results) - failed} of {len(results)} ops on {options.device}, torch {torch.__version__}")
+        print(
+            f"replayed {len(results) - failed} of {len(results)} ops on {options.device}{on}, torch {torch.__version__}"
+        )
     return 1 if failed else 0
 
 

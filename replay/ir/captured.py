@@ -61,6 +61,8 @@ class Capture(msgspec.Struct, frozen=True, kw_only=True):
     peaks: tuple[PhasePeak, ...] = ()
     storages: tuple[CapturedStorage, ...] = ()
     outputs: tuple[CapturedOutput, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What was assumed, for people to read."""
 
     @property
     def peak_bytes(self) -> int:
@@ -97,3 +99,5 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     """The first call whose results are not the model's, bit for bit."""
     reason: str | None = None
     """Why nothing could be compared."""
+    other_calls: str | None = None
+    """Where the model makes other calls on real tensors than on fake ones; results decide whether that matters."""

@@ -11,6 +11,8 @@ from typing import Literal, get_args
 
 import msgspec
 
+from opreplay.traces.errors import OpReplayError
+
 ReasonKind = Literal[
     "collective",
     "triton kernel",
@@ -136,9 +138,9 @@ def reason_for(error: Exception) -> Reason:
     return Reason("failed", f"{type(error).__name__}: {line}" if line else type(error).__name__)
 
 
-class NotReplayable(Exception):
+class NotReplayable(OpReplayError):
     """Stops one op, never the run; carries the reason that the result shows."""
 
     def __init__(self, reason: Reason) -> None:
-        super().__init__(str(reason))
+        super().__init__(str(reason), hint="`opreplay plan TRACE --explain OP` shows what is known of it.")
         self.reason = reason

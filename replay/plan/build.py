@@ -16,7 +16,7 @@ from opreplay.replay.ir.recorded_call import recorded_results
 from opreplay.replay.plan import passes
 from opreplay.replay.plan.collectives.ranks import ranks_of
 from opreplay.replay.plan.recorded.groups import owner_among, recorded_groups, signature_id
-from opreplay.replay.plan.select import OpFilter, keep_heaviest, keeps_name, no_such_phase, selected_rows
+from opreplay.replay.plan.select import OpFilter, keep_heaviest, keeps_name, no_such_phase, outermost_us, selected_rows
 from opreplay.replay.plan.step.order import recorded_sequence
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.resolver import Resolver
@@ -55,6 +55,9 @@ def build_plan(
     on_device = len(trace.kernels) and not (unowned.all() and len(trace.ops))
     device_us = float(trace.kernels.dur_ns.sum(dtype=np.int64)) / 1e3 if on_device else 0.0
     host_us = float(sum(group.recorded.host_us_total for group in groups))
+    if select in ("owner", "top") and filters.phase is None and not device_us:
+        # What labels spend outside of ops is time of the model as well: generated code, a compiler's wrappers.
+        host_us = max(host_us, outermost_us(trace))
     shell = ReplayPlan(
         source=PurePath(trace.info.path).name,
         selection=select,

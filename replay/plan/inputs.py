@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from opreplay.traces import Limits, Trace
 
 
-Kind = Literal["trace", "plan", "tracelens", "results"]
+Kind = Literal["trace", "plan", "tracelens", "comms", "results"]
 _PEEK_BYTES = 1 << 20
 _SPACE = " \t\r\n"
 
@@ -33,7 +33,8 @@ Progress = Callable[[], "AbstractContextManager[Callable[[int, int | None], None
 
 
 def kind_of_file(path: str) -> Kind:
-    """What the first MiB of a plain file looks like; "trace" for all that is no plan, TraceLens's list or results.
+    """What the first MiB of a plain file looks like: "trace" for all that is no plan, no list of ops or collectives,
+    and no results.
 
     Never raises for what a file holds or lacks: the reader of the kind says what is wrong with it.
     """
@@ -49,7 +50,8 @@ def kind_of_file(path: str) -> Kind:
         return "results" if "record" in keys else "plan" if "schema_version" in keys else "trace"
     if text.startswith("["):
         inner = text[1:].lstrip(_SPACE)
-        return "tracelens" if {"op_name", "replay_ir"} <= _first_keys(inner) else "trace"
+        keys = _first_keys(inner)
+        return "tracelens" if {"op_name", "replay_ir"} <= keys else "comms" if "comms" in keys else "trace"
     return "trace"
 
 
@@ -126,6 +128,11 @@ def open_input(
         from opreplay.replay.ir.plan_file import load_plan
 
         return load_plan(path)
+    if kind == "comms":
+        from opreplay.replay.plan.collectives.in_plan import plan_of_comms
+        from opreplay.traces.dialects.param_comms import read_comms_trace
+
+        return plan_of_comms(read_comms_trace(path, limits))
     if kind == "tracelens":
         from opreplay.replay.plan.tracelens import read_tracelens_ir
 
@@ -224,6 +231,7 @@ def join_notes(joined: Trace) -> list[str]:
 
 def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:
     """What the header of the results says of the trace, beside the plan's totals; no path. A plan says no more."""
+    from opreplay.replay.plan.recorded.where import where_facts
     from opreplay.traces.model import Trace
 
     if not isinstance(trace, Trace):
@@ -240,6 +248,7 @@ def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:
         "rank": info.rank,
         "losses": info.report.losses,
         "repairs": info.report.repairs,
+        **where_facts(trace),
         **({} if joined is None else {"kernel_details": msgspec.to_builtins(joined)}),
         **({} if info.graphs is None else {"graphs": msgspec.to_builtins(info.graphs)}),
     }

@@ -148,18 +148,32 @@ def selected_rows(trace: Trace, select: str) -> Rows:
 
 
 def outermost(trace: Trace, parents: Rows) -> Rows:
-    """Ops with nothing but labels around them; labels themselves only where they hold no op."""
+    """Ops with nothing but labels around them; labels themselves are none."""
+    return np.flatnonzero(~inside_ops(trace, parents) & ~label_rows(trace))
+
+
+def outermost_us(trace: Trace) -> float:
+    """Host time of all outermost events, labels too, in microseconds."""
+    return float(trace.ops.dur_ns[parents_of(trace) < 0].sum(dtype=np.int64)) / 1e3
+
+
+def label_rows(trace: Trace) -> npt.NDArray[np.bool_]:
+    """Whether each row of `trace.ops` is a label and no op."""
     is_label = np.array([_is_label(trace, i) for i in range(len(trace.signatures))], dtype=bool)
-    label_row = is_label[trace.ops.signature] if len(trace.ops) else np.zeros(0, dtype=bool)
+    return is_label[trace.ops.signature] if len(trace.ops) else np.zeros(0, dtype=bool)
+
+
+def inside_ops(trace: Trace, parents: Rows) -> npt.NDArray[np.bool_]:
+    """Whether each row of `trace.ops` lies inside an op, at any depth."""
+    label_row = label_rows(trace)
     inside = np.zeros(len(trace.ops), dtype=bool)
     above: Rows = parents.copy()
     while True:
         nested = above >= 0
         if not nested.any():
-            break
+            return inside
         inside[nested] |= ~label_row[above[nested]]
         above[nested] = parents[above[nested]]
-    return np.flatnonzero(~inside & ~label_row)
 
 
 def _is_label(trace: Trace, index: int) -> bool:

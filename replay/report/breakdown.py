@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from opreplay.replay.report.columns import Column, OpCell, ops_table
+from opreplay.replay.report.columns import Column, OpCell, names_room, ops_table
 from opreplay.replay.report.run.csv_ import cell
 from opreplay.replay.report.text import DASH, plural, safe, share_text, time_text
 from opreplay.traces.times.breakdown import Breakdown, Row
@@ -42,7 +42,9 @@ def render(found: Breakdown, top: int | None, *, width: int) -> RenderableType:
     shown = found.rows[:top]
     parts: list[RenderableType] = [Text(f"{time_text(found.total_us)} of {found.clock} time by {found.by}")]
     if shown:
-        parts += ops_table(_columns(shown), [OpCell(name=safe(row.name)) for row in shown], width=width, title=found.by)
+        room = names_room([safe(row.name) for row in shown])
+        cells = [OpCell(name=row.name) for row in shown]
+        parts += ops_table(_columns(shown), cells, width=width, title=found.by, room=room)
     if rest := found.rows[len(shown) :]:
         more = share_text(sum(row.share for row in rest))
         parts.append(Text(f"… {plural(len(rest), 'more row')}, {more} of the time; --top N shows more", style="dim"))
@@ -62,7 +64,7 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
     made = [
         Column(title="share", cells=tuple(share_text(row.share) for row in rows)),
         Column(title="time", cells=tuple(time_text(row.time_us) for row in rows)),
-        Column(title="calls", cells=tuple(f"{row.calls:,}" for row in rows)),
+        Column(title="calls", cells=tuple(f"{row.calls:,}" for row in rows), gives_way=5),
         Column(title="median", cells=tuple(time_text(row.median_us) for row in rows), gives_way=4),
     ]
     rates = (

@@ -16,6 +16,11 @@ from opreplay.replay.report.text import DASH, digits, plural, time_text
 from opreplay.replay.results.records import OpResult
 
 MAX_ROWS = 40
+WIDE = 124
+"""Characters that the whole table needs without simulated devices; each of those needs `WIDE_SOC` more."""
+WIDE_SOC = 20
+NARROW = ("collective", "size", "ranks", "time", "busbw", "wait", "check")
+"""What is shown where there is less room; the first of two of a name."""
 HEADERS = ("collective", "size", "ranks", "time", "algbw", "busbw", "wait", "recorded", "busbw", "check")
 """Of a table, before one column a simulated device; bandwidths in GB/s."""
 
@@ -57,19 +62,25 @@ def _rates(found: Bandwidth | None) -> tuple[str, str, str]:
     return time_text(found.time_us), digits(found.algorithm_gb_s), digits(found.bus_gb_s)
 
 
-def table(results: Sequence[OpResult], socs: Sequence[str]) -> list[RenderableType]:
-    """One row a collective; nothing where there is none."""
+def table(results: Sequence[OpResult], socs: Sequence[str], *, width: int) -> list[RenderableType]:
+    """One row a collective, fitted to `width` characters; nothing where there is none."""
     found = of_collectives(results)
     if not found:
         return []
+    whole = headers(socs)
+    shown = range(len(whole)) if width >= WIDE + WIDE_SOC * len(socs) else [whole.index(name) for name in NARROW]
     made = plain_table()
-    for name in headers(socs):
-        made.add_column(Text(name), justify="left" if name in ("collective", "check") else "right", overflow="fold")
+    for place in shown:
+        left = whole[place] in ("collective", "check")
+        made.add_column(Text(whole[place]), justify="left" if left else "right", no_wrap=True)
     for _, facts in found[:MAX_ROWS]:
         style = "red" if facts.replayed is not None and facts.replayed.checked == "wrong" else ""
-        made.add_row(*(Text(cell, style=style) for cell in cells(facts, socs)))
+        row = cells(facts, socs)
+        made.add_row(*(Text(row[place], style=style) for place in shown))
     rest = len(found) - MAX_ROWS
     more = [Text(f"… {plural(rest, 'more collective')}; --output FILE holds all", style="dim")] if rest > 0 else []
+    if len(shown) < len(whole):
+        more.append(Text(f"no room at {width} columns for algbw, recorded and simulated times of them", style="dim"))
     return [Text(), made, *more]
 
 

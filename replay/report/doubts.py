@@ -53,14 +53,15 @@ def mark(results: Sequence[OpResult]) -> str:
 def doubt_notes(header: Header | None, results: Sequence[OpResult], *, device: bool) -> list[str]:
     """Marked rows with their share of the measured time, the threads, and what is in recorded times."""
     return [
-        *_marked(results),
+        *marked_notes(results),
         *value_notes(results),
         *thread_notes({} if header is None else header.environment),
         *_recorded(header, device),
     ]
 
 
-def _marked(results: Sequence[OpResult]) -> list[str]:
+def marked_notes(results: Sequence[OpResult]) -> list[str]:
+    """How many rows have a star, with their share of the measured time and why."""
     marked = [result for result in results if marks(result)]
     if not marked:
         return []

@@ -28,7 +28,7 @@ def with_gradient_mode(op: ReplayOp) -> ReplayOp:
         return op
     if op.resolved_by not in ("jit", "torch.ops", "import") or any(arg.mutated for arg in op.args):
         return op
-    if not _has_floats(op) or not _depends(op.called, op.overload or ""):
+    if not _has_floats(op) or not depends_on_gradients(op.called, op.overload or ""):
         return op
     calls = "" if with_gradients == op.count else f" in {with_gradients:,} of {op.count:,} calls"
     what = f"gradients on, as recorded{calls}; every floating argument requires them"
@@ -42,7 +42,8 @@ def _has_floats(op: ReplayOp) -> bool:
 
 
 @cache
-def _depends(name: str, overload: str) -> bool:
+def depends_on_gradients(name: str, overload: str) -> bool:
+    """Whether an overload takes another way with gradients on."""
     if name in ASKS_ITSELF:
         return True
     import torch

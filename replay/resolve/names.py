@@ -113,6 +113,8 @@ def _why_unknown(name: str, namespace: str, policy: Policy) -> Reason:
     if library is not None:
         return Reason("library missing", library)
     modules = policy.modules_for(namespace)
+    if modules and namespace in policy.allow_imports:
+        return Reason("library missing", f"{modules[0]} not importable: is it on PYTHONPATH?")
     if modules:
         return Reason("library missing", modules[0].partition(".")[0])
     if schema.specs_of("aten::add") and namespace in ("aten", "prims", "quantized"):

@@ -10,10 +10,14 @@ import msgspec
 from opreplay.replay.collectives.model import CollectiveFacts, bandwidth
 from opreplay.replay.ir.describe import describe_inputs
 from opreplay.replay.ir.model import Recorded, ReplayOp, ReplayPlan
+from opreplay.replay.ir.notation import call_text
 from opreplay.replay.results.outcome import Outcome
 from opreplay.replay.results.records import NpuKernel, OpResult, Simulated, Summary
 from opreplay.replay.results.summary import summarized
 from opreplay.replay.results.suspects import kind_of_device, recorded_kind, suspicions
+from opreplay.traces.times.kernel_classes import class_of
+
+MOST_CALL_CHARACTERS = 4000
 
 
 def npu_kernels(recorded: Recorded) -> tuple[NpuKernel, ...]:
@@ -27,18 +31,42 @@ def npu_kernels(recorded: Recorded) -> tuple[NpuKernel, ...]:
     return tuple(sorted(made, key=lambda kernel: -kernel.total_us))
 
 
+def kernel_classes(recorded: Recorded) -> dict[str, float]:
+    """Class of work → share of the time of the recorded kernels, told by their names, most first."""
+    times: dict[str, float] = {}
+    for kernel in recorded.kernels:
+        kind = class_of(kernel.name)
+        times[kind] = times.get(kind, 0.0) + kernel.total_us
+    total = sum(times.values())
+    return {kind: us / total for kind, us in sorted(times.items(), key=lambda item: -item[1])} if total else {}
+
+
 def summarize(plan: ReplayPlan, results: Sequence[OpResult], *, wall_s: float, interrupted: bool) -> Summary:
     """Counts, shares and totals of results so far; times in microseconds, all calls together."""
     recorded_us = sum(_recorded_us(plan, op) for op in plan.ops)
     return summarized(results, ops=len(plan.ops), recorded_us=recorded_us, wall_s=wall_s, interrupted=interrupted)
 
 
+def call_of(op: ReplayOp) -> str:
+    """The call as `opreplay op` takes it; "" for one that cannot be made, or with more text than anybody pastes."""
+    if op.reason is not None or op.resolved_by is None:
+        return ""
+    text = call_text(op)
+    return text if len(text) <= MOST_CALL_CHARACTERS else ""
+
+
 def result_of(
-    plan: ReplayPlan, op: ReplayOp, outcome: Outcome, simulated: dict[str, Simulated], *, device: str | None = None
+    plan: ReplayPlan,
+    op: ReplayOp,
+    outcome: Outcome,
+    simulated: dict[str, Simulated],
+    *,
+    device: str | None = None,
+    unpredicted: Sequence[str] = (),
 ) -> OpResult:
     """What a report says of one op: the outcome beside what was recorded and predicted; microseconds a call.
 
-    `device` is what it was measured on; None where nothing was.
+    `device` is what it was measured on; None where nothing was. `unpredicted`: why predictions are missing.
     """
     recorded = op.recorded
     total = plan.device_us_total or plan.host_us_total
@@ -47,6 +75,9 @@ def result_of(
     share = _recorded_us(plan, op) / total if total else 0.0
     measured_us = None if outcome.measurement is None else outcome.measurement.median_us
     alike = device is not None and kind_of_device(device) == recorded_kind(plan)
+    compared = simulated if plan.device_us_total > 0 else {}
+    # An op that takes more of the whole than was recorded changes a conclusion as well.
+    other_us = [measured_us or 0.0 if alike else 0.0, *(one.time_us for one in compared.values())]
     return OpResult(
         id=op.id,
         name=op.name,
@@ -56,6 +87,7 @@ def result_of(
         resolved_by=op.resolved_by,
         via=op.via,
         inputs=describe_inputs(op),
+        call=call_of(op),
         recorded_device_us=recorded.device_us_total / op.count if on_device else None,
         recorded_host_us=None if plan.captured else recorded.host_us_total / op.count,
         recorded_share=share,
@@ -64,6 +96,7 @@ def result_of(
         simulated_us={soc: prediction.time_us for soc, prediction in simulated.items()},
         bound=None if first is None else first.bound,
         simulated=simulated,
+        kernel_classes=kernel_classes(recorded),
         npu_kernels=npu_kernels(recorded),
         initializer=outcome.initializer,
         assumptions=op.assumptions + outcome.assumptions,
@@ -71,12 +104,13 @@ def result_of(
         fidelity=outcome.fidelity,
         values=outcome.values,
         collective=None if op.collective is None else collective_facts(plan, op, outcome, simulated),
-        suspicions=suspicions(
+        suspicions=tuple(unpredicted)
+        + suspicions(
             op,
-            share=share,
+            share=max(share, *(us * op.count / total if total else 0.0 for us in other_us)),
             recorded_us=_recorded_us(plan, op) / op.count,
             measured_us=measured_us if alike else None,
-            simulated=simulated.items() if plan.device_us_total > 0 else (),
+            simulated=compared.items(),
         ),
         measure_s=outcome.measure_s,
         attempts=outcome.attempts,

@@ -16,6 +16,7 @@ from opreplay.replay.ir.model import Assumption, Resolution
 from opreplay.replay.ir.reasons import NOT_GIVEN, Reason, ReasonTotal
 from opreplay.replay.ir.verdicts import MetaCheck, ValueCheck
 from opreplay.replay.results.measurement import Measurement
+from opreplay.traces.joins.ranks import Clock, Disagreement, RankSum
 
 SCHEMA_VERSION = 4
 """Changes of format: 1 first version; 2 records "resumed", "trace" and "job", ops after an interrupted summary; 3
@@ -55,6 +56,8 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     the calls before it leave there."""
     extrapolated: bool = False
     """A kernel of it lies far outside the sizes or dtypes that were measured of its family: the band is wide."""
+    algorithm: str = ""
+    """Of a collective: how it runs on the links, e.g. "direct over HCCS, then ring over RDMA"."""
 
 
 class NpuKernel(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +81,9 @@ class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="r
     via: str | None = None
     inputs: str = ""
     """Short text of the arguments, for people: "bf16[512,512] · bf16[512,2048]"."""
+    call: str = ""
+    """The call in full, which `opreplay op` takes; "" for an op that cannot be called or takes very many arguments, and
+    in older files."""
     recorded_device_us: float | None = None
     recorded_host_us: float | None = None
     recorded_share: float = 0.0
@@ -89,6 +95,8 @@ class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="r
     bound: str | None = None
     """On the first SoC asked for."""
     simulated: dict[str, Simulated] = {}
+    kernel_classes: dict[str, float] = {}
+    """Class of work ("GEMM", "attention", "Triton", ...) → share of the time of the recorded kernels, most first."""
     npu_kernels: tuple[NpuKernel, ...] = ()
     """What the NPU that was recorded ran, all calls, heaviest type first; only where a kernel table says it."""
     initializer: str | None = None
@@ -159,6 +167,29 @@ class TraceResult(msgspec.Struct, frozen=True, kw_only=True, tag="trace", tag_fi
     simulated_us: dict[str, float] = {}
 
 
+class CollectivesResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Collectives of a job's ranks matched with each other, over the whole of their traces; times in microseconds."""
+
+    matched: int
+    inferred: int
+    """Of `matched`: by order or overlap in time, where no sequence number is recorded."""
+    skew_us: float
+    """Median over collectives, from the first start to the last."""
+    waiting_us: float
+    """Until the last of the known members had begun, all ranks and collectives together."""
+    transfer_us: float
+    ranks: tuple[RankSum, ...]
+    clocks: tuple[Clock, ...]
+    disagreements: int
+    disagreeing: tuple[Disagreement, ...]
+    """The first of them; `collective` is the position in the order of time."""
+    missing: int
+    """Most members of one collective whose traces were not given: then `waiting_us` is too low, `transfer_us` too high.
+    """
+    unmatched: int
+    """Calls without a counterpart on another rank given."""
+
+
 class JobResult(msgspec.Struct, frozen=True, kw_only=True, tag="job", tag_field="record"):
     """The ranks of one job together."""
 
@@ -179,6 +210,8 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True, tag="job", tag_field=
     slowest_rank_us: float
     """Most recorded time of one rank."""
     simulated_us: dict[str, float] = {}
+    collectives: CollectivesResult | None = None
+    """None where the traces share no collective, or none tells when it ran."""
 
 
 class SequenceResult(msgspec.Struct, frozen=True, kw_only=True, tag="sequence", tag_field="record"):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,17 +22,21 @@ ACCELERATORS = ("cuda", "npu", "xpu")
 def benchmark(
     function: Callable[..., Any],
     *args: Any,
+    kwargs: Mapping[str, Any] | None = None,
     device: str | None = None,
     cache: CacheState = "cold",
     op_time_s: float = 0.2,
     options: RunOptions | None = None,
+    **named: Any,
 ) -> Measurement:
     """Time `function(*args)` in this process: warm-up, samples until the median is known, its interval, warnings.
 
     Args:
-        function: called again and again; keyword arguments go in with `functools.partial`.
+        function: called again and again.
         args: its arguments. Tensors among them take turns with copies, so that each call finds them outside the caches;
             without tensors, or where copies cannot be had, the measurement says "warm".
+        named: its arguments by name; tensors among them take turns as well.
+        kwargs: the same, for names that this function has itself.
         device: where it computes; that of the tensors unless it is named.
         cache: "cold", or "warm" for the same memory in each call.
         op_time_s: seconds for the samples.
@@ -47,13 +51,13 @@ def benchmark(
     from opreplay.replay.execute.run import worker_config
     from opreplay.replay.execute.threads import measure_on_idle
 
-    call = partial(function, *args)
+    call = partial(function, *args, **named, **(kwargs or {}))
     tensors = tensors_in([*call.args, *call.keywords.values()])
     asked = options or RunOptions(op_time_s=op_time_s, cache=cache)
     if asked.cache == "cold" and any(tensor.grad_fn is not None for tensor in tensors):
         raise UsageError("a tensor with a gradient history cannot be copied", hint='Detach it, or say cache="warm".')
-    named = asked.device if options is not None and device is None and asked.device != RunOptions().device else device
-    chosen = Setting(device=device_of(tensors, named)).of_run(asked)
+    wanted = asked.device if options is not None and device is None and asked.device != RunOptions().device else device
+    chosen = Setting(device=device_of(tensors, wanted)).of_run(asked)
     with_gradients = torch.is_grad_enabled()
     with executor_on(chosen) as executor, torch.set_grad_enabled(with_gradients):
         prepared = TorchPrepared(call, (), worker_config(chosen).memory_bytes)

@@ -121,13 +121,15 @@ def run(
     devices = devices_of(soc)
     contents = expected_contents(chosen.init_modules, chosen.init_args, seed=chosen.seed, values=chosen.values)
     sink = _Both(output, force=force)
+    unpredicted: dict[str, list[str]] = {}
     try:
         with held([] if chosen.shared_device else [chosen.device]) as beside:
             run_plan(
                 plan,
                 chosen,
                 sink=sink,
-                simulate=lambda op: simulate_on(op, devices, contents(op), chosen.cache),
+                simulate=lambda op: simulate_on(op, devices, contents(op), chosen.cache, unpredicted),
+                failed=unpredicted,
                 on_progress=on_progress,
                 trace=trace_facts(read.read),
                 beside=bool(beside),

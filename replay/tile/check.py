@@ -14,7 +14,7 @@ from opreplay.replay.tile.language.memory import prepare
 from opreplay.replay.tile.language.places import TileError
 from opreplay.replay.tile.language.tiles import Memory
 from opreplay.replay.tile.program import Bound, Program, bind, reference_of
-from opreplay.replay.tile.running import memories, run_on_cores, unwritten
+from opreplay.replay.tile.running import cores_for_values, memories, run_on_cores, unwritten
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta
 
@@ -24,7 +24,7 @@ few units in the last place; quantised results may round to the neighbour. Other
 
 MOST_ELEMENTS = 1 << 24
 """Elements of all tensors of a case whose values are run."""
-MOST_PRODUCTS = 1 << 35
+MOST_PRODUCTS = 1 << 30
 """Multiply-adds of one, by the largest sizes of its matrices."""
 
 VALUE_DEVICE = "910b3"
@@ -52,7 +52,7 @@ def run_values(
     metas = {name: _meta(value) if hasattr(value, "shape") else value for name, value in given.items()}
     bound = bind(program, metas, settings)
     tensors = _with_data(bound, given)
-    run_on_cores(bound, device or load_device(VALUE_DEVICE), tensors)
+    _run(bound, device or load_device(VALUE_DEVICE), tensors)
     unwritten(bound, tensors)
     return tuple(_view(tensors[p.name]).clone() for p in program.outputs)
 
@@ -103,8 +103,9 @@ def too_large(bound: Bound) -> str:
     if elements > MOST_ELEMENTS:
         return f"{elements:,} elements, values are run for up to {MOST_ELEMENTS:,}"
     sizes = sorted((prod(meta.shape) for meta in bound.tensors.values()), reverse=True)[:3]
-    if len(sizes) == 3 and prod(sizes) > MOST_PRODUCTS**2:
-        return "too many products for values to be run"
+    # Of a product of [m, k] and [k, n] the root of m k * k n * m n.
+    if len(sizes) == 3 and len(set(sizes)) > 1 and prod(sizes) > MOST_PRODUCTS**2:
+        return f"about {prod(sizes) ** 0.5:.2g} products, values are run for up to {MOST_PRODUCTS:,}"
     return ""
 
 
@@ -124,7 +125,7 @@ def check(bound: Bound, device: DeviceProfile, seed: int = 0, inputs: Mapping[st
         )
     given = dict(inputs) if inputs is not None else draw(bound, seed)
     tensors = _with_data(bound, given)
-    run_on_cores(bound, device, tensors)
+    _run(bound, device, tensors)
     unwritten(bound, tensors)
     with torch.no_grad():
         expected = function(*(_cloned(given[p.name]) for p in bound.program.inputs))
@@ -135,6 +136,18 @@ def check(bound: Bound, device: DeviceProfile, seed: int = 0, inputs: Mapping[st
         one = _compare(bound, memory, reference)
         same, allowed, worst = same and one.same, allowed and one.allowed, max(worst, one.error)
     return Checked(same=same, error=worst, allowed=allowed)
+
+
+def _run(bound: Bound, device: DeviceProfile, tensors: Mapping[str, Memory]) -> None:
+    """Run all cores on one thread: tiles are too small to be shared out."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        run_on_cores(bound, device, tensors, cores_for_values(bound, device))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _cloned(value: Any) -> Any:

@@ -39,6 +39,9 @@ class Program:
     reference: Callable[..., Any] | None = None
     results: Callable[..., Any] | None = None
     cases: tuple[str, ...] = ()
+    """What it is looked at with where nothing else is asked for."""
+    checks: tuple[str, ...] = ()
+    """Cases of the default set, where its sizes depend on each other."""
     dtypes: tuple[str, ...] = FLOATS
     cores: int | None = None
     tolerance: Mapping[str, float] = field(default_factory=dict[str, float])

@@ -59,6 +59,14 @@ def run_times(bound: Bound, device: DeviceProfile, cores: int | None = None) -> 
     return Ran(kind, used, classes)
 
 
+def cores_for_values(bound: Bound, device: DeviceProfile) -> int:
+    """Cores that values are run on: at least two, but so few that each gets two blocks where there are four, for what
+    a program carries from one block to the next shows only there. Raises TileError."""
+    first, kind = _run_one(bound, device, 0, None, "vector")
+    dealt = max((prod(-(-t // s) for t, s in zip(*deal, strict=True)) for deal in first.deals), default=1)
+    return max(2, min(core_count(device, kind, bound.program, None), dealt // 2))
+
+
 def _shares(deals: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], number: int, cores: int) -> object:
     """Sizes of the blocks that a core gets, with how often each comes."""
     out: list[object] = []

@@ -307,21 +307,32 @@ def with_measured(names: Names, graph: StepGraph, us_by_id: Mapping[str, float])
 
     if graph.on_device:
         raise TraceError("measured times are for steps of the host alone", hint="This step has device work: try --soc.")
-    ops, slices = names.trace.ops, graph.slices
+    ops = names.trace.ops
     us = np.array([us_by_id.get(signature_id(one), np.nan) for one in names.trace.signatures] or [np.nan])
-    of_row = us[ops.signature] if len(ops) else np.empty(0)
-    known = ~np.isnan(of_row)
+    durations, matched = with_op_times(names, graph, us[ops.signature] if len(ops) else np.empty(0))
+    if not matched:
+        raise Unmatched("the results hold none of the ops of this step", hint="Give results of a run of this trace.")
+    return Edited(graph, durations, graph.edges.lag_us.copy(), matched=matched)
+
+
+def with_op_times(names: Names, graph: StepGraph, us_by_row: Floats) -> tuple[Floats, int]:
+    """(durations of all nodes with these host times of ops by row, calls that took one); NaN leaves an op as it is.
+
+    Of nested ops the outermost one with a time counts; its slices keep their shares.
+    """
+    slices = graph.slices
+    known = ~np.isnan(us_by_row)
+    if not known.any():
+        return graph.nodes.dur_us.copy(), 0
     inside = np.flatnonzero((slices.op >= 0) & _covered(names, known)[np.maximum(slices.op, 0)])
     if not len(inside):
-        raise Unmatched("the results hold none of the ops of this step", hint="Give results of a run of this trace.")
+        return graph.nodes.dur_us.copy(), 0
     top = _outermost(names, known)[slices.op[inside]]
-    spent = np.bincount(top, weights=slices.dur_us[inside], minlength=len(ops))
+    spent = np.bincount(top, weights=slices.dur_us[inside], minlength=len(us_by_row))
     scaled = slices.dur_us.copy()
-    scaled[inside] *= of_row[top] / np.maximum(spent[top], 1e-9)
+    scaled[inside] *= us_by_row[top] / np.maximum(spent[top], 1e-9)
     before, after = host_durations(graph, slices.dur_us), host_durations(graph, scaled)
-    out = Edited(graph, np.maximum(0.0, graph.nodes.dur_us + after - before), graph.edges.lag_us.copy())
-    out.matched = len(np.unique(top))
-    return out
+    return np.maximum(0.0, graph.nodes.dur_us + after - before), len(np.unique(top))
 
 
 def _covered(names: Names, marked: Bools) -> Bools:

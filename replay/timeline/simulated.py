@@ -19,11 +19,14 @@ from opreplay.replay.ascend.cost.predict import HOST_COPY, family_of
 from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.cost.residency import resident_of, reuse_distances
 from opreplay.replay.ascend.kernel import KernelCall
+from opreplay.replay.ascend.lowering.collectives import kernel_of
 from opreplay.replay.ascend.measured.kernel_shapes import complete_outputs
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.op import simulate_by_family
 from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.plan.collectives.recorded import of_record
 from opreplay.replay.timeline.categories import Categories, categories
+from opreplay.replay.timeline.contention import Contention, contended
 from opreplay.replay.timeline.graph.model import (
     COLLECTIVE,
     COPY,
@@ -38,11 +41,11 @@ from opreplay.replay.timeline.graph.model import (
 )
 from opreplay.replay.timeline.graph.schedule import Schedule, retimed
 from opreplay.replay.timeline.names import Names
+from opreplay.replay.timeline.offload import DISPATCH_BAND, DISPATCH_US
 from opreplay.replay.timeline.paths import PathPart, path_parts
 from opreplay.traces import Trace
 from opreplay.traces.activity import Collective
 from opreplay.traces.errors import TraceError
-from opreplay.traces.model import TensorSpec
 
 LAUNCH_LATENCY_US = 44.0
 """From the launch by torch_npu's dequeuing thread to the start of the task on an idle stream: the median of the public
@@ -60,39 +63,6 @@ LATENCY_BAND = 2.0
 """80 % factor on launch latencies and gaps between tasks that are not those of the recording: assumed."""
 MOST_FAMILIES = 16
 """Families whose error is followed through the graph one by one; the others are taken together."""
-_DTYPES = {
-    "float": "float32",
-    "fp32": "float32",
-    "float32": "float32",
-    "bfloat16": "bfloat16",
-    "bfp16": "bfloat16",
-    "bf16": "bfloat16",
-    "half": "float16",
-    "float16": "float16",
-    "fp16": "float16",
-    "long": "int64",
-    "int64": "int64",
-    "int": "int32",
-    "int32": "int32",
-    "byte": "uint8",
-    "uint8": "uint8",
-    "char": "int8",
-    "int8": "int8",
-    "double": "float64",
-    "float64": "float64",
-    "bool": "bool",
-}
-_COLLECTIVE_TYPES = (
-    ("allreduce", "hcom_allReduce_"),
-    ("reducescatter", "hcom_reduceScatter_"),
-    ("allgather", "hcom_allGather_"),
-    ("alltoall", "hcom_alltoallv_"),
-    ("broadcast", "hcom_broadcast_"),
-    ("reduce", "hcom_reduce_"),
-    ("send", "hcom_send_"),
-    ("recv", "hcom_receive_"),
-    ("barrier", "hcom_barrier_"),
-)
 
 ContentsOf = Callable[[ReplayOp], Contents | None]
 
@@ -140,8 +110,12 @@ class Predicted:
     recorded_us: float = 0.0
     scaled_us: float = 0.0
     kept_us: float = 0.0
+    contention: Contention | None = None
+    """What tasks draw from HBM, where collectives run beside others."""
     latencies_assumed: bool = False
     """Launch latencies and gaps are not those of the recording."""
+    dispatch_us: Floats | None = None
+    """Host time of each node that stands for the dispatch of ops that ran on the host; None for a recorded device."""
     notes: list[str] = field(default_factory=list[str])
 
 
@@ -154,9 +128,12 @@ def predict(
     contents: ContentsOf | None = None,
     resident: Mapping[str, Sequence[float | None]] | None = None,
     host_scale: float = 1.0,
+    host_us: Floats | None = None,
+    dispatch_us: Floats | None = None,
     world_size: int | None = None,
 ) -> Predicted:
     """Durations of all nodes on `device`. `ops` are the plan's by id, `resident` what of their data is in L2.
+    Of a step whose ops left the host, `host_us` are its nodes' durations then, of which `dispatch_us` is for these ops.
 
     Raises TraceError for a step without device work.
     """
@@ -167,12 +144,14 @@ def predict(
             "this step has no device work to put on a simulated device",
             hint="`opreplay simulate` predicts its ops one by one.",
         )
-    out = Predicted(nodes.dur_us.copy(), graph.edges.lag_us.copy())
+    out = Predicted((nodes.dur_us if host_us is None else host_us).copy(), graph.edges.lag_us.copy())
+    out.dispatch_us = None if dispatch_us is None else dispatch_us * host_scale
     out.recorded_us = float(nodes.dur_us[tasks].sum())
     host = nodes.kind == HOST
     out.durations_us[host] *= host_scale
     done = np.zeros(len(nodes), bool)
     predictor = Predictor(device)
+    out.contention = Contention.of(len(nodes), device)
     _collectives(trace, graph, predictor, world_size or trace.info.world_size, out, done)
     _recorded_kernels(trace, graph, predictor, out, done)
     _lowered_ops(trace, graph, predictor, ops, contents, resident, out, done)
@@ -192,6 +171,10 @@ def step_on(
     host_scale: float = 1.0,
 ) -> tuple[SocStep, Schedule]:
     """The step with the durations that `predict` made; `structure_error` is the graph's own, a share."""
+    slowed = contended(graph, made.durations_us, made.contention, lambda us: paced(graph, us, made.lags_us)[0])
+    if slowed is not None:
+        made.notes.append(slowed.note)
+        made.durations_us = slowed.durations_us
     schedule, begin = paced(graph, made.durations_us, made.lags_us)
     low, high = _band(graph, made, schedule.step_us)
     error = max(abs(structure_error), LEAST_BAND)
@@ -286,6 +269,8 @@ def _collectives(
         family = family_of(call, device)
         _add(out, [node], family.name, family.band, made.time_us)
         _finish(graph, out, done, [node], made.time_us)
+        assert out.contention is not None
+        out.contention.draws(node, call, made.time_us)
     if kept:
         out.notes.append(f"{kept} collectives of unknown size are as recorded, their waiting for other ranks included")
     if assumed:
@@ -294,14 +279,8 @@ def _collectives(
 
 def collective_call(told: Collective, world: int | None) -> KernelCall | None:
     """The kernel of a collective as the trace tells it; None where its size or kind is not known."""
-    text = told.name.lower().replace("_", "").removeprefix("hcom").removeprefix("hccl")
-    kind = next((type_ for start, type_ in _COLLECTIVE_TYPES if start in text), None)
-    dtype = _DTYPES.get((told.dtype or "").lower())
-    if kind is None or dtype is None or told.elements is None or told.elements < 0:
-        return None
-    spec = TensorSpec(shape=(told.elements,), dtype=dtype)
-    size = told.group_size or world
-    return KernelCall(type=kind, inputs=(spec,), outputs=(spec,), attrs={} if size is None else {"world_size": size})
+    one = of_record(told, world)
+    return None if one is None else kernel_of(one)
 
 
 def _recorded_kernels(trace: Trace, graph: StepGraph, predictor: Predictor, out: Predicted, done: Bools) -> None:
@@ -322,6 +301,8 @@ def _recorded_kernels(trace: Trace, graph: StepGraph, predictor: Predictor, out:
         if call is None:
             continue
         one = predictor(call, resident_of(touches, predictor.device))
+        if out.contention is not None:
+            out.contention.needs([node], one.terms_us, one.time_us)
         family = family_of(call, predictor.device)
         _add(out, [node], family.name, family.band, one.time_us)
         _finish(graph, out, done, [node], one.time_us)
@@ -364,7 +345,7 @@ def _lowered_ops(
     by_call: defaultdict[int, list[int]] = defaultdict(list)
     for node in rows.tolist():
         by_call[int(nodes.owner[node])].append(node)
-    known: dict[int, tuple[float, int, dict[str, float], bool] | None] = {}
+    known: dict[int, tuple[float, int, dict[str, float], bool, dict[str, float]] | None] = {}
     for owner, of_it in by_call.items():
         signature = int(trace.ops.signature[owner])
         if signature not in known:
@@ -380,11 +361,14 @@ def _lowered_ops(
                         max(1, len(one.kernels)),
                         families,
                         one.confidence == "uncalibrated",
+                        one.terms_us,
                     )
         found = known[signature]
         if found is None:
             continue
-        time_us, kernels, families, uncalibrated = found
+        time_us, kernels, families, uncalibrated, terms_us = found
+        if out.contention is not None:
+            out.contention.needs(of_it, terms_us, time_us)
         recorded = nodes.dur_us[of_it]
         total = float(recorded.sum())
         share = recorded / total if total else np.full(len(of_it), 1.0 / len(of_it))
@@ -434,12 +418,14 @@ def _latencies(trace: Trace, graph: StepGraph, out: Predicted) -> None:
     edges = graph.edges
     launches = edges.kind == LAUNCH
     # Within one launch of many (a captured graph) only the first task has the latency.
-    firsts = launches & (edges.lag_us > 0.5 * graph.launch_latency_us)
+    firsts = launches & (edges.lag_us >= 0.5 * graph.launch_latency_us)
     out.lags_us[firsts] = LAUNCH_LATENCY_US
     out.lags_us[edges.kind == STREAM] = TASK_GAP_US
+    host = "host time is that of the recorded machine and framework"
+    if out.dispatch_us is not None:
+        host = f"{host}, {DISPATCH_US:g} µs for each op that left it (of a public torch_npu profile)"
     out.notes.append(
-        f"launch latency {LAUNCH_LATENCY_US:g} µs and {TASK_GAP_US:g} µs between tasks, of public 910B profiles; host "
-        "time is that of the recorded machine and framework"
+        f"launch latency {LAUNCH_LATENCY_US:g} µs and {TASK_GAP_US:g} µs between tasks, of public 910B profiles; {host}"
     )
 
 
@@ -457,6 +443,11 @@ def _band(graph: StepGraph, made: Predicted, step_us: float) -> tuple[float, flo
             less -= made.families[name] * (1.0 - 1.0 / made.bands[name])
         up += max(0.0, paced(graph, more, made.lags_us)[0].step_us - step_us) ** 2
         down += max(0.0, step_us - paced(graph, np.maximum(less, 0.0), made.lags_us)[0].step_us) ** 2
+    if made.dispatch_us is not None:
+        more = made.durations_us + made.dispatch_us * (DISPATCH_BAND - 1.0)
+        less = np.maximum(0.0, made.durations_us - made.dispatch_us * (1.0 - 1.0 / DISPATCH_BAND))
+        up += max(0.0, paced(graph, more, made.lags_us)[0].step_us - step_us) ** 2
+        down += max(0.0, step_us - paced(graph, less, made.lags_us)[0].step_us) ** 2
     if made.latencies_assumed:
         lags = graph.edges.kind == LAUNCH
         lags |= graph.edges.kind == STREAM

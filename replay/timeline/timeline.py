@@ -6,18 +6,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import msgspec
+import numpy as np
 
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.step_residency import Shares, resident_shares
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.timeline.categories import Categories, categories
-from opreplay.replay.timeline.changes import Edited, edited, with_measured
+from opreplay.replay.timeline.changes import Edited, edited, with_measured, with_op_times
 from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.model import LAUNCH, STREAM, Floats, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, retimed
 from opreplay.replay.timeline.graph.steps import Step, chosen_step, steps_of
-from opreplay.replay.timeline.memory import MemoryUse, memory_of
+from opreplay.replay.timeline.memory import MemoryUse, inferred_memory, memory_of
 from opreplay.replay.timeline.names import Names
+from opreplay.replay.timeline.offload import offloaded
 from opreplay.replay.timeline.paths import PathPart, Slack, path_parts, slack_of_ops
 from opreplay.replay.timeline.simulated import ContentsOf, Predicted, SocStep, paced, predict, step_on
 from opreplay.traces import Trace
@@ -94,7 +96,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     measured_ops: int = 0
     """Calls that took a measured time."""
     memory: MemoryUse | None = None
-    """None where the trace records no allocations in the step."""
+    """None where the trace records no allocations in the step, and none were inferred: that takes a plan."""
     what_if: tuple[WhatIf, ...] = ()
     what_if_together: WhatIf | None = None
     """All changes at once, where there are several and each is a scaling."""
@@ -105,6 +107,9 @@ class OnDevice(msgspec.Struct, frozen=True, kw_only=True):
     """The step on one simulated device, and the schedule that it is."""
 
     step: SocStep
+    graph: StepGraph
+    """Of a step of the host one in which ops are tasks of a device; else the recorded one."""
+    names: Names
     made: Predicted
     schedule: Schedule
 
@@ -150,6 +155,9 @@ def timeline(
     typical = relative(retimed(graph, lags_us=typical_lags(graph)).step_us, graph.recorded_us)
     simulated = _on_devices(trace, graph, names, devices, plan, contents, max(abs(error), abs(typical)), host_scale)
     measured = None if measured_us is None else with_measured(names, graph, measured_us)
+    memory = memory_of(trace, chosen, devices)
+    if memory is None and plan is not None:
+        memory = inferred_memory(plan, devices, on_device=graph.on_device)
     timed = None if measured is None else measured.schedule()
     changes = tuple(what_if_of(names, graph, change, schedule, simulated) for change in what_if)
     return Study(
@@ -169,7 +177,7 @@ def timeline(
             unexplained_us=graph.unexplained.us,
             dropped_edges=graph.dropped_edges,
             socs={name: one.step for name, one in simulated.items()},
-            memory=memory_of(trace, chosen, devices),
+            memory=memory,
             measured_step_us=None if timed is None else timed.step_us,
             measured_ops=0 if measured is None else measured.matched,
             what_if=changes,
@@ -198,13 +206,31 @@ def _on_devices(
     shares: list[Shares] | list[None] = [None] * len(devices)
     if devices and plan is not None and plan.sequence is not None:
         shares = resident_shares(plan.ops, plan.sequence, devices, contents)
+    host_us = dispatch_us = None
+    if devices and not graph.on_device:
+        trace, host_by_row = offloaded(trace, ops)
+        graph = step_graph(trace, graph.step)
+        names = Names(trace, graph)
+        host_us, _ = with_op_times(names, graph, host_by_row)
+        without, _ = with_op_times(names, graph, np.where(np.isnan(host_by_row), np.nan, 0.0))
+        dispatch_us = host_us - without
     out: dict[str, OnDevice] = {}
     for device, resident in zip(devices, shares, strict=True):
-        made = predict(trace, graph, device, ops, contents=contents, resident=resident, host_scale=host_scale)
+        made = predict(
+            trace,
+            graph,
+            device,
+            ops,
+            contents=contents,
+            resident=resident,
+            host_scale=host_scale,
+            host_us=host_us,
+            dispatch_us=dispatch_us,
+        )
         step, schedule = step_on(
             trace, graph, names, device, made, structure_error=structure_error, host_scale=host_scale
         )
-        out[device.name] = OnDevice(step=step, made=made, schedule=schedule)
+        out[device.name] = OnDevice(step=step, graph=graph, names=names, made=made, schedule=schedule)
     return out
 
 
@@ -221,16 +247,15 @@ def what_if_of(
         work_gain_us=float((graph.nodes.dur_us - made.durations_us).sum()),
         matched=made.matched,
         assumptions=tuple(made.notes),
-        socs_us=_changed(names, graph, [change], simulated or {}),
+        socs_us=_changed([change], simulated or {}),
     )
 
 
-def _changed(
-    names: Names, graph: StepGraph, changes: Sequence[str], simulated: Mapping[str, OnDevice]
-) -> dict[str, float]:
+def _changed(changes: Sequence[str], simulated: Mapping[str, OnDevice]) -> dict[str, float]:
     """The step on each simulated device after changes."""
     out: dict[str, float] = {}
     for name, one in simulated.items():
+        names, graph = one.names, one.graph
         durations, lags, overlap = one.made.durations_us, one.made.lags_us, False
         for change in changes:
             made = edited(names, graph, change, durations_us=durations, lags_us=lags)
@@ -265,7 +290,7 @@ def _together(
         work_gain_us=float((graph.nodes.dur_us - durations).sum()),
         matched=matched,
         assumptions=tuple(dict.fromkeys(notes)),
-        socs_us=_changed(names, graph, changes, simulated),
+        socs_us=_changed(changes, simulated),
     )
 
 
@@ -307,7 +332,10 @@ def _mark(step: Step, graph: StepGraph, steps: int) -> StepMark:
 def _notes(step: Step, graph: StepGraph) -> list[str]:
     notes: list[str] = []
     if not step.marked:
-        notes.append("the trace marks no steps: the whole of it is taken for one, start-up and profiler included")
+        notes.append(
+            "the trace marks no steps: the whole of it is taken for one, start-up and profiler included; "
+            "profiler.step() marks them, and `opreplay trim TRACE --between A..B` cuts one out"
+        )
     if graph.begin_us > 0.0:
         notes.append(
             f"the device was at work on the step before for {graph.begin_us:.0f} µs of this one: "

@@ -30,6 +30,7 @@ ROOMS = (
     "replay.batch",
     "replay.capture",
     "replay.session",
+    "replay.testing",
     "replay",
     "cli",
     "public",
@@ -116,3 +117,9 @@ def test_folders_are_not_crowded(sources, root) -> None:
         f"is there a step of the data flow in there that wants its own folder? {crowded}"
     )
     assert set(CROWDED) <= set(crowded), "no longer an exception"
+
+
+def test_the_architecture_page_draws_every_room(root) -> None:
+    page = (root / "docs" / "architecture.md").read_text(encoding="utf-8")
+    drawn = [room for room in ROOMS if room not in ("replay", "public")]
+    assert not [room for room in drawn if room not in page]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -134,9 +135,41 @@ def ranks_of(parent: int) -> list[int]:
     return sorted(found)
 
 
-@pytest.mark.parametrize("harm", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_rank_that_dies_or_hangs_costs_one_collective(tmp_path: Path, harm: signal.Signals) -> None:
-    """The collective in flight ends on all ranks with its reason, the next has a new group, nothing is left behind."""
+def wait_for_first_result(process: subprocess.Popen[bytes], out: Path) -> None:
+    while not (out.exists() and b'"record":"op"' in out.read_bytes()):
+        assert process.poll() is None
+        time.sleep(0.02)
+
+
+def test_ranks_of_a_launcher_are_joined_and_one_that_dies_is_replaced(tmp_path: Path) -> None:
+    """Two processes with torch's variables, as torchrun, srun or Ray start them; rank 0 alone reports."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    out = tmp_path / "out.jsonl"
+    arguments = command(several(tmp_path), out, "--ranks", "2", "--op-limit", "20s", "--op-time", "0.4s")
+    told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [
+        subprocess.Popen(arguments, env={**ENVIRONMENT, **told, "RANK": str(rank)}, stdout=subprocess.DEVNULL)
+        for rank in range(2)
+    ]
+    try:
+        wait_for_first_result(ranks[0], out)
+        (child,) = ranks_of(ranks[1].pid)
+        os.kill(child, signal.SIGKILL)
+        assert [process.wait(120) for process in ranks] == [0, 0]
+    finally:
+        for process in ranks:
+            process.kill()
+    found = collectives(out)
+    assert [one.status for one in found].count("replayed") == 3
+    (lost,) = [one for one in found if one.status != "replayed"]
+    assert "SIGKILL" in str(lost.reason)
+    assert not Path(f"/proc/{child}").exists()
+
+
+def several(tmp_path: Path) -> Path:
+    """Four all-reduces of different sizes."""
     events = [
         event
         for number in range(4)
@@ -144,14 +177,17 @@ def test_a_rank_that_dies_or_hangs_costs_one_collective(tmp_path: Path, harm: si
             "c10d::allreduce_", 100.0 * number, collective="allreduce", elements=1000 + number, dur=90 - number
         )
     ]
+    return written(tmp_path / "trace.json", events)
+
+
+@pytest.mark.parametrize("harm", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_dies_or_hangs_costs_one_collective(tmp_path: Path, harm: signal.Signals) -> None:
+    """The collective in flight ends on all ranks with its reason, the next has a new group, nothing is left behind."""
     out = tmp_path / "out.jsonl"
-    trace = written(tmp_path / "trace.json", events)
-    arguments = command(trace, out, "--ranks", "2", "--op-limit", "4s", "--op-time", "0.4s")
+    arguments = command(several(tmp_path), out, "--ranks", "2", "--op-limit", "4s", "--op-time", "0.4s")
     process = subprocess.Popen(arguments, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        while not (out.exists() and b'"record":"op"' in out.read_bytes()):
-            assert process.poll() is None
-            time.sleep(0.02)
+        wait_for_first_result(process, out)
         first = ranks_of(process.pid)
         assert len(first) == 2
         os.kill(first[1], harm)

@@ -91,7 +91,7 @@ def test_values_that_decide_need_real_tensors(console: Console, train: Path) -> 
 
 def test_what_is_no_target_says_what_one_is(console: Console, train: Path, tmp_path: Path) -> None:
     assert "names no function" in console("capture", train, code=2).stderr
-    assert "It has make, branches." in console("capture", f"{train}:mak", code=2).stderr
+    assert "It has branches, make." in console("capture", f"{train}:mak", code=2).stderr
     assert "no file" in console("capture", "nothing.py:make", code=2).stderr
     broken = tmp_path / "broken.py"
     broken.write_text("raise ValueError('x')")

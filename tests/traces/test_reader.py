@@ -257,13 +257,21 @@ def big_events() -> list[dict[str, Any]]:
     return out
 
 
+@pytest.mark.parametrize("numbered", [False, True])
 @pytest.mark.parametrize("layout", ["object", "list"])
-def test_two_processes_give_the_same_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
+def test_two_processes_give_the_same_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, numbered: bool
+) -> None:
     monkeypatch.setattr(parallel, "MIN_PART_BYTES", 20_000)
     path = write(tmp_path, document(big_events()) if layout == "object" else big_events())
-    scanned = parallel.scan_parallel(str(path), Limits(), 2, block_bytes=1 << 14, progress=None)
+    scanned = parallel.scan_parallel(str(path), Limits(), 2, block_bytes=1 << 14, progress=None, numbered=numbered)
     assert scanned is not None, "the split was given up"
-    same(read_trace(path), read_trace(path, processes=2), path=True)
+    more = {"record_function_ids": numbered, "gradients": numbered}
+    one, two = read_trace(path, **more), read_trace(path, processes=2, **more)
+    same(one, two, path=True)
+    assert (one.ops.record_function_id is None) is not numbered
+    if numbered:
+        assert np.array_equal(one.ops.record_function_id, two.ops.record_function_id)
 
 
 def test_a_wrong_cut_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

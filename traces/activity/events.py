@@ -205,7 +205,7 @@ class TimingDecoder(EventDecoder):
         self._named = extra["process name"]
         self._rebuild()
 
-    def use_record_function_ids(self) -> None:
+    def use_numbers(self) -> None:
         """They are read in any case."""
 
     def _typed(self, event: fields.AnyEvent) -> Struct:

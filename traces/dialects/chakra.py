@@ -152,6 +152,8 @@ def _nodes(message: bytes) -> list[Node]:
             node.id = value
         elif number == 2 and isinstance(value, bytes):
             node.name = value.decode(errors="replace")
+        elif number == 3 and isinstance(value, int) and value in (NodeType.COMM_SEND, NodeType.COMM_RECV):
+            attrs["comm_type_name"] = "send" if value == NodeType.COMM_SEND else "recv"
         elif number == 4 and node.ctrl_deps == NO_PARENT:
             node.ctrl_deps = next(iter(numbers(value)), NO_PARENT)
         elif number == 6 and isinstance(value, int):

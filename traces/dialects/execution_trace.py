@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from opreplay.traces.dialects.chakra import ChakraStream, is_chakra
+from opreplay.traces.dialects.chakra_collectives import told_collective
 from opreplay.traces.dialects.et_memories import MemoryColumn
 from opreplay.traces.dialects.et_nodes import BLOCK_BYTES, Node, NodeStream
 from opreplay.traces.dialects.et_signature import BrokenArguments, results_of, signature_of
@@ -28,6 +29,7 @@ from opreplay.traces.model import (
     KernelTable,
     LinkStats,
     MetadataLevel,
+    NamedCollective,
     OpSignature,
     OpTable,
     ReadReport,
@@ -101,6 +103,7 @@ class _Builder:
     annotations: list[Annotation] = field(default_factory=list)
     devices: set[str] = field(default_factory=set)
     process_groups: list[_ProcessGroup] = field(default_factory=list)
+    collectives: list[NamedCollective] = field(default_factory=list)
     losses: Counter[str] = field(default_factory=Counter)
 
     def add(self, node: Node) -> None:
@@ -124,9 +127,18 @@ class _Builder:
             self._add_annotation(node, attrs)
         else:
             row = self._add_op(node, attrs)
+        self._add_collective(node, row)
         if node.id in self.ids:
             self.losses["duplicate node id"] += 1
         self.ids[node.id] = (row, parent)
+
+    def _add_collective(self, node: Node, row: int) -> None:
+        """What a Chakra node says of communication; a kernel has no row."""
+        told = told_collective(node, row)
+        if told is not None:
+            self.collectives.append(told)
+            if len(self.collectives) > self.limits.rows:
+                raise too_large("rows", self.limits.rows, len(self.collectives), "collectives in the file")
 
     def _add_op(self, node: Node, attrs: dict[str, Any]) -> int:
         try:
@@ -220,6 +232,14 @@ class _Builder:
             kernel_names=tuple(self.kernel_names),
             kernels=kernels,
             annotations=tuple(self.annotations),
+            collectives=self._collectives(),
+        )
+
+    def _collectives(self) -> tuple[NamedCollective, ...]:
+        """With the sizes of groups that the file describes."""
+        sizes = {group.pg_name: group.group_size for group in self.process_groups if group.pg_name}
+        return tuple(
+            msgspec.structs.replace(one, group_size=sizes.get(one.group, one.group_size)) for one in self.collectives
         )
 
     def _owner(self, node: int) -> int:
@@ -291,6 +311,7 @@ class _ProcessGroup(msgspec.Struct):
 
     group_size: int
     backend_config: str = ""
+    pg_name: str = ""
 
 
 def _process_groups(node: Node) -> list[_ProcessGroup]:

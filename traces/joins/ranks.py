@@ -6,6 +6,7 @@ Pure values: the calls of each rank in, matches out. Owns the matching and the c
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
@@ -25,6 +26,7 @@ TOGETHER = frozenset(("all_reduce", "reduce_scatter", "all_gather", "all_to_all"
 ENOUGH = 3
 """Fewer collectives of two devices do not tell how their clocks differ."""
 MOST_SHIFTS = 4000
+MOST_SPLIT = 512
 _MEET = 0.9
 """Share of calls that must run at the same time on both ranks for their order to tell."""
 _WRONG_SIZES = 0.1
@@ -140,6 +142,33 @@ class JobCollectives(msgspec.Struct, frozen=True, kw_only=True):
     disagreements: tuple[Disagreement, ...]
     unmatched: dict[int, int]
     """Rank → calls without a counterpart."""
+
+
+class RankSum(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's part of several collectives, µs."""
+
+    rank: int
+    collectives: int
+    waiting_us: float
+    transfer_us: float
+    late: int
+    """Collectives that it began last."""
+    late_us: float
+    """How much later than all others it began those."""
+
+
+def sum_of_rank(matched: Iterable[Matched], rank: int) -> RankSum:
+    """What one rank waits, and makes others wait."""
+    mine = [(one, member) for one in matched for member in one.members if member.rank == rank]
+    late = [one for one, _ in mine if one.late_rank == rank and one.late_us > 0.0]
+    return RankSum(
+        rank=rank,
+        collectives=len(mine),
+        waiting_us=sum(member.waiting_us for _, member in mine),
+        transfer_us=sum(member.transfer_us for _, member in mine),
+        late=len(late),
+        late_us=sum(one.late_us for one in late),
+    )
 
 
 _Group = tuple[str | None, str | None, int]
@@ -363,31 +392,30 @@ def _clocks(
     the median difference of ends where that is more than chance, and where the recorded times cannot be (one member
     ends before another begins). Ends on the host scatter too much to tell more than that.
     """
-    ends: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    shared: defaultdict[int, defaultdict[int, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        if known[row.calls[0][0]][row.calls[0][1]].kind in TOGETHER:
-            for i, one in enumerate(row.calls):
-                for other in row.calls[i + 1 :]:
-                    ends[one[0], other[0]].append((one[1], other[1]))
-    left = sorted(numbers)
+        (one, at), *others = row.calls
+        if known[one][at].kind in TOGETHER:
+            for other, there in others:
+                shared[one][other].append((at, there))
+                shared[other][one].append((there, at))
     out: dict[int, Clock] = {}
-    while left:
-        first = left.pop(0)
+    for first in sorted(numbers):
+        if first in out:
+            continue
         out[first] = Clock(rank=first, shift_us=0.0, corrected=False, by=0, spread_us=0.0)
-        component = [first]
-        while True:
-            choices = [(len(ends.get((min(a, b), max(a, b)), ())), -b, a) for a in component for b in left]
-            count, negative, anchor = max(choices, default=(0, 0, 0))
-            if count == 0:
-                break
-            rank = -negative
-            left.remove(rank)
-            component.append(rank)
-            pairs = ends[min(anchor, rank), max(anchor, rank)]
-            calls = [(a, b) if anchor < rank else (b, a) for a, b in pairs]
+        near = [(-len(pairs), rank, first) for rank, pairs in shared[first].items()]
+        heapq.heapify(near)
+        while near:
+            _, rank, anchor = heapq.heappop(near)
+            if rank in out:
+                continue
             base = origins[anchor] + round(out[anchor].shift_us * 1e3)
-            ours = [(known[anchor][a], known[rank][b]) for a, b in calls]
-            out[rank] = _clock(rank, anchor, ours, base, origins[rank])
+            pairs = [(known[anchor][a], known[rank][b]) for a, b in shared[anchor][rank]]
+            out[rank] = _clock(rank, anchor, pairs, base, origins[rank])
+            for other, calls in shared[rank].items():
+                if other not in out:
+                    heapq.heappush(near, (-len(calls), other, rank))
     return [out[rank] for rank in sorted(out)]
 
 
@@ -472,9 +500,12 @@ def _disagreements(at: int, one: Matched, known: dict[int, tuple[RankCall, ...]]
 
 
 def _splits(at: int, calls: dict[int, RankCall]) -> list[Disagreement]:
-    """What one rank sends to another is what that one expects of it, where both record their splits."""
+    """What one rank sends to another is what that one expects of it, where both record their splits.
+
+    Every pair is compared, so of more than `MOST_SPLIT` members known none is.
+    """
     members = _members(next(iter(calls.values())).ranks)
-    if members is None:
+    if members is None or len(calls) > MOST_SPLIT:
         return []
     place = {rank: i for i, rank in enumerate(members)}
     out: list[Disagreement] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from math import prod
 
 import msgspec
 import numpy as np
@@ -171,10 +172,15 @@ def host_collectives(trace: Trace) -> list[RankCall]:
     rows = np.flatnonzero(marks[notes.name]) if len(notes) else np.empty(0, np.int64)
     rows = rows[np.argsort(notes.start_ns[rows], kind="stable")]
     asking = _asking_ops(trace)
+    marked = () if trace.activity is None else trace.activity.notes
+    tensors = {(note.start_ns, note.track): note for note in marked}
     out: list[RankCall] = []
     for position, row in enumerate(rows.tolist()):
         start = int(notes.start_ns[row])
         call = _call(None, start, start + int(notes.dur_ns[row]), notes.names[int(notes.name[row])])
+        if (told := tensors.get((start, int(notes.track[row])))) is not None and told.dims:
+            elements = sum(prod(dims) for dims in told.dims)
+            call = msgspec.structs.replace(call, elements=elements, dtype=told.types[0] if told.types else None)
         out.append(msgspec.structs.replace(call, note=position, stream=int(notes.track[row])))
     for kind in sorted({call.kind for call in out}):
         mine = [at for at, call in enumerate(out) if call.kind == kind]
@@ -309,7 +315,7 @@ def _from_op(trace: Trace, call: RankCall, op: int) -> RankCall:
     dtype = next((types for dims, types in tensors if dims and types not in ("TensorList", "Scalar")), None)
     out, into = (sizes[0], sizes[1]) if len(sizes) > 1 else (None, sizes[0] if sizes else None)
     return msgspec.structs.replace(
-        call, kind=kind, elements=into, out_elements=out if kind != "all_reduce" else into, dtype=dtype
+        call, kind=kind, elements=into, out_elements=out if kind != "all_reduce" else into, dtype=dtype or call.dtype
     )
 
 

@@ -51,6 +51,7 @@ class _Job(msgspec.Struct, kw_only=True):
     stop: int | None
     block: int
     layout: str
+    numbered: bool = False
 
 
 class _Part(msgspec.Struct, kw_only=True):
@@ -76,7 +77,14 @@ class _Part(msgspec.Struct, kw_only=True):
 
 
 def scan_parallel(
-    path: str, limits: Limits, processes: int, *, block_bytes: int, progress: Progress | None, min_part: int = 0
+    path: str,
+    limits: Limits,
+    processes: int,
+    *,
+    block_bytes: int,
+    progress: Progress | None,
+    numbered: bool = False,
+    min_part: int = 0,
 ) -> Scanned | None:
     """Read a plain file in parts; None when it cannot be split or a cut proved wrong (then read it in one process)."""
     cuts = _guess_cuts(path, processes, min_part or MIN_PART_BYTES)
@@ -86,14 +94,22 @@ def scan_parallel(
     stops: Sequence[int | None] = (*cuts[1:], None)
     jobs = [
         _Job(
-            path=os.path.abspath(path), limits=asdict(limits), start=start, stop=stop, block=block_bytes, layout=layout
+            path=os.path.abspath(path),
+            limits=asdict(limits),
+            start=start,
+            stop=stop,
+            block=block_bytes,
+            layout=layout,
+            numbered=numbered,
         )
         for start, stop in zip(cuts, stops, strict=True)
     ]
     workers = [_start(job) for job in jobs]
     try:
         with Source(path, limits, stop=cuts[0]) as source:
-            scanner = Scanner(source, block_bytes=block_bytes, progress=progress, last=False, arrows=False)
+            scanner = Scanner(
+                source, block_bytes=block_bytes, progress=progress, last=False, numbered=numbered, arrows=False
+            )
             try:
                 first = scanner.run()
             except ExecutionTraceFound:
@@ -245,7 +261,13 @@ def work(stdin: BinaryIO, stdout: BinaryIO) -> None:
     try:
         with Source(job.path, Limits(**job.limits), start=job.start, stop=job.stop) as source:
             scanner = Scanner(
-                source, block_bytes=job.block, first=False, last=job.stop is None, layout=job.layout, arrows=False
+                source,
+                block_bytes=job.block,
+                first=False,
+                last=job.stop is None,
+                layout=job.layout,
+                numbered=job.numbered,
+                arrows=False,
             )
             part = _pack(scanner.run())
     except Exception:  # the parent reads the file again in one process and meets the error there

@@ -85,7 +85,11 @@ def _of_device(trace: Trace, by: By, modules: Sequence[str]) -> Breakdown:
     if by in ("op", "module", "phase"):
         calls = _calls_of_owners(trace, at, len(names))
         order = _order(names, at, time)
-        made = [msgspec.structs.replace(row, calls=calls[i]) for i, row in zip(order, made, strict=True)]
+        medians = _median_of_calls(trace, at, len(names))
+        made = [
+            msgspec.structs.replace(row, calls=calls[i], median_us=medians[i])
+            for i, row in zip(order, made, strict=True)
+        ]
     if by != "op":
         return Breakdown(by=by, clock="device", total_us=float(time.sum()), rows=_kinds(made, by), note=note)
     peak = peak_of(trace.info.device_names)
@@ -241,6 +245,20 @@ def _calls_of_owners(trace: Trace, at: npt.NDArray[np.int64], length: int) -> di
     calls = np.bincount(at[owned[first]], minlength=length)
     alone = np.bincount(at[owner < 0], minlength=length)
     return {i: int(calls[i] + alone[i]) for i in range(length)}
+
+
+def _median_of_calls(trace: Trace, at: npt.NDArray[np.int64], length: int) -> dict[int, float]:
+    """Median device time of a call of each label, all its launches together; a launch without an op is a call."""
+    owner = trace.kernels.owner.astype(np.int64)
+    time = trace.kernels.dur_ns.astype(np.float64) / 1e3
+    call = np.where(owner >= 0, owner, len(trace.ops) + np.arange(len(owner)))
+    _, first, which = np.unique(call, return_index=True, return_inverse=True)
+    sums = np.bincount(which, weights=time, minlength=len(first))
+    label = at[first]
+    order = np.argsort(label, kind="stable")
+    bounds = np.searchsorted(label[order], np.arange(length + 1))
+    parts = [sums[order[bounds[i] : bounds[i + 1]]] for i in range(length)]
+    return {i: float(np.median(part)) if len(part) else 0.0 for i, part in enumerate(parts)}
 
 
 def _kinds(rows: Sequence[Row], by: By) -> tuple[Row, ...]:

@@ -6,10 +6,11 @@ Owns the procedure; `fit` owns the optimisation, `device_text` the file that res
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from statistics import fmean, median
 from typing import Any
 
@@ -17,9 +18,10 @@ import msgspec
 
 from opreplay.replay.ascend.calibrate.fit import Sample, fit
 from opreplay.replay.ascend.cost.nearby import Place, drawn, largest, learned, place_of
-from opreplay.replay.ascend.cost.predict import AROUND, NEAR, family_of
+from opreplay.replay.ascend.cost.predict import AROUND, NEAR, family_of, unsteadiness
 from opreplay.replay.ascend.cost.residency import resident_of
 from opreplay.replay.ascend.devices.file import SCHEMA_VERSION, DeviceFile, compile_device
+from opreplay.replay.ascend.kernel import State
 from opreplay.replay.ascend.measured.accuracy import Compared, Launch, compare_group, percentile
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
 
@@ -47,36 +49,65 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
     family: str
     compared: Compared
     table: str = ""
+    state: State = "network"
     nearness: str = "far"
     """Distance to the nearest measured kernel of the fit: a name of `WIDTHS`."""
 
 
-WIDTHS = ("near", "around", "far")
-"""How far the nearest measured kernel is: each has its factor on the logarithm of the band."""
+WIDTHS = ("near", "around", "far", "apart")
+"""How far the nearest measured kernel is: each has its factor on the logarithm of the band. "apart": nothing of its
+family was measured on its SoC in its state."""
 
 
-def _nearness(group: Group, device: DeviceProfile) -> str:
-    worst = 1.0
+def _family_name(group: Group, device: DeviceProfile) -> str:
+    return family_of(group.launches[0].parts[0].call, device).name
+
+
+def _nearness(group: Group, device: DeviceProfile, measured: Set[tuple[str, str, str]]) -> str:
+    state, worst = group.launches[0].state, 1.0
     for part in group.launches[0].parts:
         family = family_of(part.call, device)
-        worst = min(worst, drawn(part.call, family, None, group.launches[0].state)[1] if family.nearby else 0.0)
-    return "near" if worst > NEAR else "around" if worst > AROUND else "far"
+        worst = min(worst, drawn(part.call, family, None, state)[1] if family.nearby else 0.0)
+    if worst > AROUND:
+        return "near" if worst > NEAR else "around"
+    return "far" if (group.soc, _family_name(group, device), state) in measured else "apart"
 
 
-def widths(held: Sequence[HeldOut], family_bands: dict[tuple[str, str], float], usual: float) -> dict[str, float]:
-    """Factor on the logarithm of a family's band by nearness: 80 % of the held-out kernels of each lie within."""
+class Bands(msgspec.Struct, frozen=True, kw_only=True):
+    """80 % bands of short kernels in networks, as factors, and what they are widened by."""
+
+    own: dict[tuple[str, str], float]
+    """(SoC, family) → of a family measured there."""
+    elsewhere: dict[str, float]
+    """Family → of all SoCs that it was measured on."""
+    usual: float
+    """Of a family without residuals."""
+    inside: float
+    """Share of the kernels in bands that were made from the others."""
+    widths: dict[str, float] = {}
+    """By name of `WIDTHS`: factor on the logarithm."""
+
+    def of(self, one: HeldOut) -> float:
+        """Logarithm of the band of a held-out kernel."""
+        band = None if one.nearness == "apart" else self.own.get((one.soc, one.family))
+        steady = unsteadiness(one.compared.predicted_us, one.state)
+        return math.log(band or self.elsewhere.get(one.family, self.usual)) * steady * self.widths.get(one.nearness, 1)
+
+
+def with_widths(made: Bands, folds: Sequence[HeldOut], left_out: Sequence[HeldOut]) -> Bands:
+    """The bands with the factor on their logarithm by nearness: 80 % of the held-out kernels of each lie within.
+
+    The folds tell those of kernels of measured families; tables and SoCs left out what is apart.
+    """
     out: dict[str, float] = {}
     for name in WIDTHS:
-        ratios = [
-            abs(_log_error(one)) / math.log(family_bands.get((one.soc, one.family), usual))
-            for one in held
-            if one.nearness == name
-        ]
+        kept = [*folds, *left_out] if name == "apart" else folds
+        ratios = [abs(_log_error(one)) / made.of(one) for one in kept if one.nearness == name]
         # Few kernels: drawn to 1.
         out[name] = percentile([*ratios, *[1.0] * 3], 0.8)
-    out["around"] = max(out["around"], out["near"])
-    out["far"] = max(out["far"], out["around"])
-    return out
+    for less, more in itertools.pairwise(WIDTHS):
+        out[more] = max(out[more], out[less])
+    return msgspec.structs.replace(made, widths=out)
 
 
 def datasheet_only(device: DeviceProfile) -> DeviceProfile:
@@ -148,14 +179,16 @@ def with_nearby(devices: dict[str, DeviceProfile], groups: Sequence[Group]) -> d
     return out
 
 
-def _held_out(groups: Sequence[Group], devices: dict[str, DeviceProfile]) -> list[HeldOut]:
+def _held_out(groups: Sequence[Group], devices: dict[str, DeviceProfile], train: Sequence[Group]) -> list[HeldOut]:
+    measured = {(g.soc, _family_name(g, devices[g.soc]), g.launches[0].state) for g in train}
     return [
         HeldOut(
             soc=g.soc,
-            family=family_of(g.launches[0].parts[0].call, devices[g.soc]).name,
+            family=_family_name(g, devices[g.soc]),
             compared=compare_group(g.launches, devices[g.soc]),
             table=g.table,
-            nearness=_nearness(g, devices[g.soc]),
+            state=g.launches[0].state,
+            nearness=_nearness(g, devices[g.soc], measured),
         )
         for g in groups
     ]
@@ -182,7 +215,7 @@ def cross_validate(
         train = [g for g in groups if fold_of[_name(g)] != fold]
         test = [g for g in groups if fold_of[_name(g)] == fold]
         if train and test:
-            out += _held_out(test, fitted_to(train, devices, prior_width=prior_width))
+            out += _held_out(test, fitted_to(train, devices, prior_width=prior_width), train)
         if on_fold:
             on_fold(fold + 1, folds)
     return out
@@ -211,7 +244,7 @@ def _left_out(
     for name in sorted({part_of(g) for g in groups}):
         train, test = [g for g in groups if part_of(g) != name], [g for g in groups if part_of(g) == name]
         if train:
-            out += _held_out(test, fitted_to(train, devices))
+            out += _held_out(test, fitted_to(train, devices), train)
     return out
 
 
@@ -220,15 +253,19 @@ def spread(own: Sequence[float], pooled: float) -> float:
     return (sum(abs(r) for r in own) + BAND_PRIOR_WEIGHT * pooled) / (len(own) + BAND_PRIOR_WEIGHT)
 
 
-def bands(held: Sequence[HeldOut]) -> tuple[dict[tuple[str, str], float], float, float]:
-    """80 % bands by (SoC, family), the one of a family without residuals, and the share of `held` that falls inside.
+def bands(held: Sequence[HeldOut]) -> Bands:
+    """80 % bands by SoC and family, and the share of `held` that falls inside.
 
     A band is exp(k * spread). The factor k is the 80 % quantile of |log error| / spread over all held-out kernels, each
     kernel's own error left out of its spread; so 80 % of kernels that no band has seen fall inside by construction.
+    Errors are those of short kernels in networks; others' are scaled to them (see `unsteadiness`).
     """
     groups: dict[tuple[str, str], list[float]] = defaultdict(list)
     for one in held:
-        groups[one.soc, one.family].append(_log_error(one))
+        groups[one.soc, one.family].append(_log_error(one) / unsteadiness(one.compared.predicted_us, one.state))
+    families: dict[str, list[float]] = defaultdict(list)
+    for (_, name), group in groups.items():
+        families[name] += group
     everything = [abs(r) for group in groups.values() for r in group]
     pooled = fmean(everything) if everything else math.log(2.0)
     ratios: list[float] = []
@@ -237,7 +274,12 @@ def bands(held: Sequence[HeldOut]) -> tuple[dict[tuple[str, str], float], float,
             ratios.append(abs(residual) / spread(group[:i] + group[i + 1 :], pooled))
     k = percentile(ratios, 0.8) if ratios else 1.6
     inside = fmean(r <= k for r in ratios) if ratios else math.nan
-    return {key: _band(k * spread(g, pooled)) for key, g in groups.items()}, _band(k * pooled), inside
+    return Bands(
+        own={key: _band(k * spread(g, pooled)) for key, g in groups.items()},
+        elsewhere={key: _band(k * spread(g, pooled)) for key, g in families.items()},
+        usual=_band(k * pooled),
+        inside=inside,
+    )
 
 
 def _band(width: float) -> float:
@@ -248,9 +290,9 @@ def _log_error(one: HeldOut) -> float:
     return math.log(one.compared.predicted_us / one.compared.measured_us)
 
 
-EXTRAPOLATED = 2.0
-"""How much wider, in log units, the band is outside of what was measured than far away within it; SoCs and families
-that no fit has seen err up to twice as much."""
+EXTRAPOLATED = 1.5
+"""How much wider, in log units, the band is outside of what was measured of a family than on an SoC that none of it was
+measured on; assumed."""
 
 
 def _extents(groups: Sequence[Group], devices: dict[str, DeviceProfile]) -> dict[str, dict[str, Any]]:
@@ -287,14 +329,13 @@ def calibrate(
     for group in groups:
         for name in {family_of(part.call, devices[group.soc]).name for part in group.launches[0].parts}:
             counts[group.soc, name] += 1
-    near, near_usual, _ = bands(across)
+    states: dict[tuple[str, str], set[State]] = defaultdict(set)
+    for group in groups:
+        for part in group.launches[0].parts:
+            states[group.soc, family_of(part.call, devices[group.soc]).name].add(group.launches[0].state)
     by_table = leave_one_table_out(groups, devices) if len({g.table for g in groups}) > 1 else []
-    factors = widths([*across, *by_table], near, near_usual)
+    made = with_widths(bands(across), across, [*by_table, *elsewhere])
     measured = _extents(groups, devices)
-    far, far_usual, _ = bands(elsewhere or across)
-    by_family: dict[str, list[float]] = defaultdict(list)
-    for (_, name), band in far.items():
-        by_family[name].append(band)
     out: dict[str, DeviceProfile] = {}
     for soc, device in fitted.items():
         families: dict[str, FamilyCost] = {}
@@ -302,23 +343,24 @@ def calibrate(
             own = counts.get((soc, name), 0)
             others = sum(n for (s, f), n in counts.items() if f == name and s != soc)
             if own:
-                band = near.get((soc, name), near_usual)
+                band = made.own.get((soc, name), made.elsewhere.get(name, made.usual))
             elif others:
-                band = max(by_family.get(name, [far_usual]))
+                band = made.elsewhere.get(name, made.usual)
             else:
-                # Nobody measured this family: twice the spread of families on SoCs that no fit has seen.
-                band = _band(2 * math.log(far_usual))
+                # Nobody measured this family: twice the spread of the others.
+                band = _band(2 * math.log(made.usual))
             families[name] = msgspec.structs.replace(
                 family,
                 samples=own or family.samples,
                 samples_elsewhere=others or family.samples_elsewhere,
                 band=band,
+                states=tuple(sorted(states[soc, name])),
                 **measured.get(name, {}),
             )
         rates = msgspec.structs.replace(
             device.rates,
-            **{f"band_{nearness}": factor for nearness, factor in factors.items()},
-            band_extrapolated=EXTRAPOLATED * factors["far"],
+            **{f"band_{nearness}": factor for nearness, factor in made.widths.items()},
+            band_extrapolated=EXTRAPOLATED * made.widths["apart"],
         )
         out[soc] = msgspec.structs.replace(device, families=families, rates=rates)
     return out, across, elsewhere

@@ -3,19 +3,24 @@
 
 from __future__ import annotations
 
+import csv
 import math
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
 from opreplay.replay.ascend.calibrate.validate import Figures, Validation, figures_of
+from opreplay.replay.ascend.cost.collective import chosen
+from opreplay.replay.ascend.cost.sizes import total_bytes
 from opreplay.replay.ascend.devices.file import load_device
 from opreplay.replay.ascend.devices.transports import Transport, Work, transport_named, transports, work_of
 from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.measured.accuracy import Compared, errors_of
-from opreplay.replay.ascend.measured.communication import Transfer, Transfers, read_transfers
+from opreplay.replay.ascend.measured.communication import Transfer, Transfers, is_communication, read_transfers
 from opreplay.replay.ascend.profile import Quantity
 from opreplay.traces.errors import Malformed, UsageError
 from opreplay.traces.model import TensorSpec
@@ -76,7 +81,8 @@ def validate_transfers(
             dropped[reason] = dropped.get(reason, 0) + count
     held: dict[str, Figures] = {}
     if cross:
-        (on_step or (lambda step: None))("fitting without one profiled run at a time")
+        if on_step is not None:
+            on_step("fitting without one profiled run at a time")
         held["unseen_table"] = figures_of([made for made, _ in leave_one_run_out(pairs)])
     socs = sorted({soc for _, soc in found})
     return Validation(
@@ -160,6 +166,117 @@ def _rate(values: Sequence[float]) -> Quantity:
 def _quantity(value: float, unit: str) -> Quantity:
     digits = 4 - math.ceil(math.log10(abs(value))) if value else 0
     return Quantity(value=round(value, digits), unit=unit, source="median of measured packets", confidence="fitted")
+
+
+class MiscRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A collective of a vendor's readme: what it moves among how many, and its time or rate."""
+
+    name: str
+    soc: str
+    call: KernelCall
+    measured_us: float
+    source: str
+
+
+_MOE = re.compile(r"DeepEP (dispatch|combine) (normal|low latency)")
+_TOKENS = re.compile(r"(\d+) tokens(?: hidden (\d+) top-(\d+))?")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) (KB|MB)")
+_RATE = re.compile(r"(\d+(?:\.\d+)?) GB/s")
+NORMAL_TOKENS, HIDDEN, TOP_K = 4096, 7168, 8
+"""Of DeepEP's test of large batches, and of its small ones; the readmes say it once."""
+
+
+def read_misc(path: str | Path) -> list[MiscRow]:
+    """Collectives of a table of vendors' figures (columns source, soc, op, shape, dtype, ranks, us, other): experts'
+    dispatch and combine, and transfers of one die to another. Rows of other kinds, and collectives whose ranks the
+    source does not say, are left out; a rate stands for the time of its bytes."""
+    rows: list[MiscRow] = []
+    text = Path(path).read_text(encoding="utf-8", errors="replace")
+    for row in csv.DictReader(text.splitlines()):
+        get = {key: value or "" for key, value in row.items() if isinstance(key, str)}
+        found = _misc_row(get)
+        if found is not None:
+            rows.append(found)
+    return rows
+
+
+def _misc_row(row: dict[str, str]) -> MiscRow | None:
+    op, dtype = row.get("op", ""), row.get("dtype", "")
+    rate = _RATE.search(row.get("other", ""))
+    if (moe := _MOE.match(op)) is not None and row.get("ranks", "").isdigit():
+        tokens = _TOKENS.search(row.get("shape", ""))
+        count = int(tokens[1]) if tokens else 128 if moe[2] == "low latency" else NORMAL_TOKENS
+        spec = TensorSpec(shape=(count * TOP_K, HIDDEN), dtype="int8" if dtype == "int8" else "bfloat16")
+        size = count * TOP_K * HIDDEN * (1 if dtype == "int8" else 2)
+        call = KernelCall(
+            type=f"MoeDistribute{moe[1].title()}",
+            inputs=(spec,),
+            outputs=(spec,),
+            attrs={"world_size": int(row["ranks"])},
+        )
+        measured = float(row["us"]) if row.get("us") else size / float(rate[1]) / 1e3 if rate else 0.0
+        return MiscRow(name=op, soc="910c", call=call, measured_us=measured, source=row["source"]) if measured else None
+    if "(SDMA)" in op and rate is not None and (size := _SIZE.search(row.get("shape", ""))) is not None:
+        count = round(float(size[1]) * (1 << 10 if size[2] == "KB" else 1 << 20))
+        spec = TensorSpec(shape=(count,), dtype="uint8")
+        call = KernelCall(type="SDMA", inputs=(spec,), outputs=(spec,))
+        return MiscRow(name=op, soc="910b1", call=call, measured_us=count / float(rate[1]) / 1e3, source=row["source"])
+    return None
+
+
+def compared_misc(row: MiscRow) -> Compared:
+    """A vendor's figure beside the link model, without the launch: the figures are of kernels on the device."""
+    count = total_bytes(row.call.inputs)
+    if row.call.type == "SDMA":
+        predicted = transports()["SDMA"].time_us(count, "send")
+    else:
+        predicted = chosen(row.call, load_device(row.soc)).us
+    return Compared(
+        call=row.call,
+        measured_us=row.measured_us,
+        predicted_us=predicted,
+        low_us=predicted / BAND,
+        high_us=predicted * BAND,
+        count=1,
+        total_us=row.measured_us,
+        absolute_us=abs(predicted - row.measured_us),
+        signed_us=predicted - row.measured_us,
+    )
+
+
+def of_folder(folder: Path, *, cross: bool) -> dict[str, list[tuple[str, str, list[Compared], bool]]]:
+    """Section of an error table → (file, SoC, transfers of it, whether the shipped table was fitted to them).
+
+    Tables of transfers by their SoCs; vendors' figures as one. `cross`: each profiled run by what the others tell.
+    """
+    shipped: list[tuple[str, str, list[Compared], bool]] = []
+    held: list[tuple[str, str, list[Compared], bool]] = []
+    every: list[Compared] = []
+    for path in sorted(folder.glob("*.csv")):
+        if is_communication(path):
+            pairs = [(row, row.soc) for row in read_transfers(path).rows]
+            found = [(made, soc) for row, soc in pairs if (made := compared_of(row, soc)) is not None]
+            for soc in sorted({soc for _, soc in found}):
+                shipped.append((path.name, soc, [made for made, of in found if of == soc], True))
+            every += [made for made, _ in found]
+            if cross:
+                held.append((path.name, "", [made for made, _ in leave_one_run_out(pairs)], False))
+        elif is_misc(path) and (rows := read_misc(path)):
+            made = [compared_misc(row) for row in rows]
+            shipped.append((path.name, "", made, True))
+            every += made
+    if every:
+        shipped.append(("communication", "", every, True))
+    return {"shipped": shipped, "unseen_table": held}
+
+
+def is_misc(path: Path) -> bool:
+    """Whether a file is a table of vendors' figures."""
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="") as stream:
+            return {"source", "soc", "op", "ranks", "us", "other"} <= set(stream.readline(1 << 16).strip().split(","))
+    except OSError:
+        return False
 
 
 def read_and_validate(

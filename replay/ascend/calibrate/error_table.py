@@ -14,6 +14,7 @@ from statistics import median
 import msgspec
 
 from opreplay.replay.ascend.calibrate.calibrate import (
+    Bands,
     Group,
     HeldOut,
     bands,
@@ -21,8 +22,9 @@ from opreplay.replay.ascend.calibrate.calibrate import (
     datasheet_only,
     leave_one_soc_out,
     leave_one_table_out,
-    widths,
+    with_widths,
 )
+from opreplay.replay.ascend.calibrate.communication import of_folder
 from opreplay.replay.ascend.calibrate.tables import groups_of_tables, read_folder, soc_in
 from opreplay.replay.ascend.cost.predict import family_of
 from opreplay.replay.ascend.devices.file import list_devices, load_device
@@ -66,7 +68,7 @@ def error_table(
     if not cross:
         made = [(g, compare_group(g.launches, load_device(g.soc))) for g in groups]
         sections["shipped"] = _rows([(g.table, _first_family(g), one) for g, one in made], about, fitted_to=True)
-        return ErrorTable(sections=sections, left_out=left_out)
+        return _with_transfers(ErrorTable(sections=sections, left_out=left_out), Path(folder), cross=False)
     devices = {name: datasheet_only(load_device(name)) for name in list_devices()}
     held: dict[str, list[HeldOut]] = {}
     held["folds"] = cross_validate(groups, devices, on_fold=lambda i, n: on_step(f"fitted fold {i} of {n}"))
@@ -74,20 +76,35 @@ def error_table(
     held["unseen_table"] = leave_one_table_out(groups, devices)
     on_step("fitting without one SoC at a time")
     held["unseen_soc"] = leave_one_soc_out(groups, devices)
-    by_family, usual, _ = bands(held["folds"])
-    factors = widths([*held["folds"], *held["unseen_table"]], by_family, usual)
+    made = with_widths(bands(held["folds"]), held["folds"], [*held["unseen_table"], *held["unseen_soc"]])
     for name, found in held.items():
-        banded = [(h.table, h.family, _banded(h, by_family, usual, factors)) for h in found]
+        banded = [(h.table, h.family, _banded(h, made)) for h in found]
         sections[name] = _rows(banded, about, fitted_to=False)
-    return ErrorTable(sections=sections, left_out=left_out)
+    return _with_transfers(ErrorTable(sections=sections, left_out=left_out), Path(folder), cross=True)
+
+
+def _with_transfers(found: ErrorTable, folder: Path, *, cross: bool) -> ErrorTable:
+    """With rows for communication, which are part of no sum over kernels."""
+    sections, files = dict(found.sections), set[str]()
+    for name, entries in of_folder(folder, cross=cross).items():
+        if name in sections:
+            rows = [
+                TableRow(
+                    name=f"{file} {soc}".strip(), soc=soc, kind="", state="", errors=errors_of(made), fitted_to=fitted
+                )
+                for file, soc, made, fitted in entries
+            ]
+            sections[name] = (*sections[name], *rows)
+        files |= {file for file, *_ in entries}
+    return ErrorTable(sections=sections, left_out={k: why for k, why in found.left_out.items() if k not in files})
 
 
 def _first_family(group: Group) -> str:
     return family_of(group.launches[0].parts[0].call, load_device(group.soc)).name
 
 
-def _banded(one: HeldOut, by_family: dict[tuple[str, str], float], usual: float, factors: dict[str, float]) -> Compared:
-    band = math.exp(factors[one.nearness] * math.log(by_family.get((one.soc, one.family), usual)))
+def _banded(one: HeldOut, made: Bands) -> Compared:
+    band = math.exp(made.of(one))
     at = one.compared.predicted_us
     return msgspec.structs.replace(one.compared, low_us=at / band, high_us=at * band)
 

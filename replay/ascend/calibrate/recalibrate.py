@@ -137,14 +137,19 @@ def describe_sizes(call: KernelCall) -> str:
 def _with_bands(device: DeviceProfile, groups: Sequence[Group], held: Sequence[HeldOut]) -> DeviceProfile:
     """Sample counts, and bands drawn to the new residuals as far as there are enough of them."""
     counts = Counter(family_of(g.launches[0].row.call, device).name for g in groups)
-    found, usual, _ = bands(held)
+    found = bands(held)
+    states: dict[str, set[str]] = {}
+    for group in groups:
+        states.setdefault(family_of(group.launches[0].row.call, device).name, set()).add(group.launches[0].state)
     families: dict[str, FamilyCost] = dict(device.families)
     for name, n in counts.items():
         old = families[name]
         band = old.band
         if held:
-            new = found.get((device.name, name), usual)
+            new = found.own.get((device.name, name), found.usual)
             share = len(held) / (len(held) + OLD_BAND_WEIGHT)
             band = math.exp(share * math.log(new) + (1 - share) * math.log(old.band))
-        families[name] = msgspec.structs.replace(old, samples=n, band=band)
+        families[name] = msgspec.structs.replace(
+            old, samples=n, band=band, states=tuple(sorted(states[name].union(old.states)))
+        )
     return msgspec.structs.replace(device, families=families)

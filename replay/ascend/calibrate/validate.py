@@ -175,7 +175,7 @@ def _cross(measured: Sequence[Measured], on_step: Callable[[str], None]) -> dict
 def held_figures(held: Sequence[HeldOut]) -> Figures:
     """Errors of held-out kernels; whether they lie in their bands is told by bands made from the other kernels."""
     made = figures_of([one.compared for one in held])
-    inside = bands(held)[2]
+    inside = bands(held).inside
     return Figures(
         overall=msgspec.structs.replace(made.overall, in_band=inside),
         families={name: msgspec.structs.replace(one, in_band=math.nan) for name, one in made.families.items()},

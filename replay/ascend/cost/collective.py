@@ -1,22 +1,30 @@
 # pyright: strict
-"""Time of a collective by latency and bandwidth (alpha-beta), per algorithm and level of the network; no contention.
+"""Time of a collective by latency and bandwidth (alpha-beta), per algorithm and level of the network.
 
 A2 servers are a full mesh of HCCS links between 8 dies, with RoCE between servers; on A3 two dies share a package (SIO)
-and packages are switched (UB). A collective over several servers runs in levels: within each server, then between them.
+and packages are switched (UB). What a link starts with and carries is that of its transport (`devices.transports`)
+where it was measured. The quickest of the algorithms that HCCL has is taken: direct (every die to every other at once),
+ring, halving and doubling, each within a server and then between servers, or one ring around all.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from math import ceil, log2
 from typing import NamedTuple
 
 from opreplay.replay.ascend.cost.sizes import total_bytes
-from opreplay.replay.ascend.kernel import KernelCall
+from opreplay.replay.ascend.devices.transports import Work, transports, work_of
+from opreplay.replay.ascend.kernel import Confidence, KernelCall
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Link
 
 DEFAULT_WORLD = 8
 """Dies of one A2 server; taken when the call does not say how many take part."""
+MEASURED_SERVERS = 2
+"""Servers of the largest job whose transfers are public; more is extrapolated."""
+MEASURED_BYTES = 1e9
+"""Of the largest message of which transfers are public, about."""
 
 
 class Level(NamedTuple):
@@ -26,57 +34,144 @@ class Level(NamedTuple):
     link: Link
     direct: bool
     """Every die reaches every other in one step: a full mesh or a switch."""
+    transport: str = "link"
+    peer: Link | None = None
+    """From a die to one other; None where that is as fast as to all together."""
 
 
-def levels_of(world: int, device: DeviceProfile) -> list[Level]:
-    """The levels that `world` dies span, innermost first; empty for one die."""
+class Choice(NamedTuple):
+    """A way to run a collective."""
+
+    us: float
+    algorithm: str
+    """"direct over HCCS, then ring over RDMA", ...: what and where, innermost first."""
+
+
+def levels_of(world: int, device: DeviceProfile, work: Work = "copy", ranks: tuple[int, ...] = ()) -> list[Level]:
+    """The levels that `world` dies span, innermost first; empty for one die.
+
+    On a described cluster `ranks` say which dies these are, rank by rank and server by server; else servers are filled
+    one after the other, and there are as many as needed.
+    """
+    cluster = device.cluster
+    per_server = device.server_dies if cluster is None else cluster.dies
+    if cluster is not None:
+        world = min(world, cluster.dies * cluster.servers)
     if world <= 1:
         return []
-    inner = min(world, device.server_dies)
-    link = device.link
-    if inner == 2 and device.pair_link is not None:
-        link = device.pair_link
-    elif device.peer_bytes_per_s is not None:
-        # In a mesh a die has one link to each peer: few peers, little bandwidth.
-        link = Link(
-            bytes_per_s=min(link.bytes_per_s, (inner - 1) * device.peer_bytes_per_s), latency_us=link.latency_us
-        )
-    out = [Level(inner, link, True)]
-    if world > inner:
-        out.append(Level(ceil(world / inner), device.far_link or link, False))
+    inner, servers = min(world, per_server), ceil(world / per_server)
+    if cluster is not None and len(ranks) == world and max(ranks) < cluster.dies * cluster.servers:
+        placed = Counter(rank // per_server for rank in ranks)
+        inner, servers = max(placed.values()), len(placed)
+    out = [_inner(inner, device, work)] if inner > 1 else []
+    if servers > 1:
+        out.append(_outer(servers, device, work))
     return out
 
 
-def phase_us(size: float, level: Level) -> float:
-    """One phase (reduce-scatter or all-gather) over buffers of `size` bytes, by the quickest algorithm of the level.
+def _inner(dies: int, device: DeviceProfile, work: Work) -> Level:
+    own = None if device.cluster is None else device.cluster.inside
+    if own is not None:
+        together = own.bytes_per_s * (dies - 1 if own.mesh else 1)
+        peer = Link(bytes_per_s=own.bytes_per_s, latency_us=own.latency_us)
+        return Level(dies, Link(bytes_per_s=together, latency_us=own.latency_us), True, own.transport, peer)
+    if dies == 2 and device.pair_link is not None:
+        return Level(dies, device.pair_link, True, "SIO")
+    if device.peer_bytes_per_s is None:
+        return Level(dies, device.link, True, "UB")
+    # In a mesh a die has one link to each peer: few peers, little bandwidth.
+    hccs = transports()["HCCS"]
+    rate = min(device.peer_bytes_per_s, hccs.rate(work, device.name).value)
+    start = max(device.link.latency_us, hccs.latency.value)
+    together = min(device.link.bytes_per_s, (dies - 1) * rate)
+    return Level(
+        dies,
+        Link(bytes_per_s=together, latency_us=start),
+        True,
+        "HCCS",
+        Link(bytes_per_s=min(rate, together), latency_us=start),
+    )
 
-    Direct: one step. Ring: n - 1 steps. Halving and doubling: log2(n) steps, and half the bytes again where n is no
-    power of two.
+
+def _outer(servers: int, device: DeviceProfile, work: Work) -> Level:
+    own = None if device.cluster is None else device.cluster.between
+    if own is not None:
+        link = Link(bytes_per_s=own.bytes_per_s, latency_us=own.latency_us)
+        return Level(servers, link, False, own.transport)
+    far = device.far_link
+    if far is None:
+        return Level(servers, device.link, False, "link")
+    if device.peer_bytes_per_s is None:
+        return Level(servers, far, False, "UB")
+    rdma = transports()["RDMA"]
+    link = Link(
+        bytes_per_s=min(far.bytes_per_s, rdma.rate(work, device.name).value),
+        latency_us=max(far.latency_us, rdma.latency.value),
+    )
+    return Level(servers, link, False, "RDMA")
+
+
+def phase_us(size: float, level: Level) -> float:
+    """One phase (reduce-scatter or all-gather) over buffers of `size` bytes, by the quickest algorithm of the level."""
+    return phase(size, level).us
+
+
+def phase(size: float, level: Level) -> Choice:
+    """The same with the algorithm that it is.
+
+    Direct: one step. Ring: n - 1 steps, each to one peer. Halving and doubling: log2(n) steps, and half the bytes again
+    where n is no power of two.
     """
     n, link = level.dies, level.link
     moved = size * (n - 1) / n / link.bytes_per_s * 1e6
-    if level.direct:
-        return link.latency_us + moved
     steps = ceil(log2(n))
-    ring = (n - 1) * link.latency_us + moved
-    halving = steps * link.latency_us + moved * (1.0 if n == 1 << steps else 1.5)
-    return min(ring, halving)
+    if level.direct:
+        made = [Choice(link.latency_us + moved, "direct")]
+        if level.peer is not None:
+            around = size * (n - 1) / n / level.peer.bytes_per_s * 1e6
+            made.append(Choice((n - 1) * level.peer.latency_us + around, "ring"))
+    else:
+        halved = moved * (1.0 if n == 1 << steps else 1.5)
+        made = [
+            Choice((n - 1) * link.latency_us + moved, "ring"),
+            Choice(steps * link.latency_us + halved, "halving-doubling"),
+        ]
+    best = min(made, key=lambda choice: choice.us)
+    return Choice(best.us, f"{best.algorithm} over {level.transport}")
 
 
-def _reduced(size: float, levels: list[Level]) -> float:
+def _together(parts: list[Choice]) -> Choice:
+    return Choice(sum(part.us for part in parts), ", then ".join(part.algorithm for part in parts))
+
+
+def _reduced(size: float, levels: list[Level]) -> Choice:
     # Down and up again: each level works on what the level inside left to each die.
-    total, left = 0.0, size
+    parts: list[Choice] = []
+    left = size
     for level in levels:
-        total += phase_us(left, level)
+        parts.append(phase(left, level))
         left /= level.dies
-    return total
+    made = _together(parts)
+    if len(levels) < 2:
+        return made
+    # One ring around all dies: the slowest link on the way decides, and every step starts there.
+    n = levels[0].dies * levels[1].dies
+    slowest = min((level.peer or level.link for level in levels), key=lambda link: link.bytes_per_s)
+    around = Choice(
+        (n - 1) * slowest.latency_us + size * (n - 1) / n / slowest.bytes_per_s * 1e6,
+        f"one ring over {' and '.join(level.transport for level in levels)}",
+    )
+    return min(made, around, key=lambda choice: choice.us)
 
 
-def _all_reduce(size: float, levels: list[Level]) -> float:
-    return 2 * _reduced(size, levels)
+def _all_reduce(size: float, levels: list[Level], gathering: list[Level]) -> Choice:
+    """A reduce-scatter and an all-gather, whose links may carry different rates."""
+    first, second = _reduced(size, levels), _reduced(size, gathering)
+    return Choice(first.us + second.us, f"reduce-scatter and all-gather: {first.algorithm}")
 
 
-def _exchanged(size: float, levels: list[Level]) -> float:
+def _exchanged(size: float, levels: list[Level], uneven: float = 1.0) -> Choice:
+    """All-to-all: every die sends each other one its part at once. `uneven`: the largest part over the mean one."""
     world = 1
     for level in levels:
         world *= level.dies
@@ -84,36 +179,74 @@ def _exchanged(size: float, levels: list[Level]) -> float:
     reached = 1
     for level in levels:
         outside = (level.dies * reached - reached) / world
+        # In a mesh the largest part has a link to itself; a switch or a network card carries the sum.
+        factor = uneven if level.peer is not None and level.dies > 2 else 1.0
         times.append(
             level.link.latency_us * (1 if level.direct else level.dies - 1)
-            + size * outside / level.link.bytes_per_s * 1e6
+            + factor * size * outside / level.link.bytes_per_s * 1e6
         )
         reached *= level.dies
-    return max(times, default=0.0)
+    names = " beside ".join(level.transport for level in levels)
+    return Choice(max(times, default=0.0), f"pairwise over {names}")
 
 
-def _once(size: float, levels: list[Level]) -> float:
+def _once(size: float, levels: list[Level]) -> Choice:
     # Through every level once, in pieces that follow each other: the slowest link counts.
-    return sum(one.link.latency_us * ceil(log2(max(2, one.dies))) for one in levels) + max(
-        (size / one.link.bytes_per_s * 1e6 for one in levels), default=0.0
-    )
+    starts = sum(one.link.latency_us * ceil(log2(max(2, one.dies))) for one in levels)
+    tree = max((size / one.link.bytes_per_s * 1e6 for one in levels), default=0.0)
+    made = [Choice(starts + tree, "tree over " + " and ".join(one.transport for one in levels))]
+    if len(levels) == 1 and levels[0].peer is not None:
+        one = levels[0]
+        peer = one.peer or one.link
+        made.append(Choice(peer.latency_us + size / peer.bytes_per_s * 1e6, f"direct over {one.transport}"))
+    return min(made, key=lambda choice: choice.us)
 
 
-def _synchronised(size: float, levels: list[Level]) -> float:
-    return 2 * sum(one.link.latency_us * ceil(log2(max(2, one.dies))) for one in levels)
+def _synchronised(size: float, levels: list[Level]) -> Choice:
+    us = 2 * sum(one.link.latency_us * ceil(log2(max(2, one.dies))) for one in levels)
+    return Choice(us, "tree over " + " and ".join(one.transport for one in levels))
 
 
-def _sent(size: float, levels: list[Level]) -> float:
-    return max((one.link.latency_us + size / one.link.bytes_per_s * 1e6 for one in levels[-1:]), default=0.0)
+def _sent(size: float, levels: list[Level]) -> Choice:
+    if not levels:
+        return Choice(0.0, "")
+    last = levels[-1]
+    link = last.peer or last.link
+    return Choice(link.latency_us + size / link.bytes_per_s * 1e6, f"direct over {last.transport}")
 
 
-KINDS: dict[str, Callable[[float, list[Level]], float]] = {
-    "allreduce": _all_reduce,
-    "matmulallreduce": _all_reduce,
+MOE_START_US = {"dispatch": 71.0, "combine": 37.0}
+"""Beyond bytes and steps, of the low-latency kernels that send tokens to experts and back: what is left of 132 us
+(dispatch) and 126 us (combine) of 128 tokens of 7168 and 8 experts over 8 dies of A3 (sgl-kernel-npu's readme)."""
+MOE_STEP_US = 10.0
+"""More for each doubling of the ranks: 126 to 135 us from 8 to 16 (combine), 132 to 153 us from 8 to 32 (dispatch)."""
+MOE_RATE_8 = 125e9
+"""Bytes a second that a die combines of large batches over 8 dies of A3 (the same readme)."""
+MOE_FALL = 0.153
+"""Fall of that with the ranks: 91 GB/s over 64 of them."""
+
+
+def _experts(size: float, levels: list[Level], way: str) -> Choice:
+    """Tokens to their experts' ranks, or back: a start, steps and bytes of few tokens, or the rate of many."""
+    world = 1
+    for level in levels:
+        world *= level.dies
+    if world < 2:
+        return Choice(0.0, "")
+    even = _exchanged(size, levels)
+    few = MOE_START_US[way] + MOE_STEP_US * log2(world) + even.us
+    many = size / (MOE_RATE_8 * (8 / world) ** MOE_FALL) * 1e6
+    # Rates are those of A3: where links are slower, as much slower.
+    slower = max(1.0, 218e9 / levels[0].link.bytes_per_s)
+    return max(Choice(few, f"low latency, {even.algorithm}"), Choice(many * slower, even.algorithm))
+
+
+KINDS: dict[str, Callable[[float, list[Level]], Choice]] = {
     "allgather": _reduced,
     "reducescatter": _reduced,
     "alltoall": _exchanged,
-    "moedistribute": _exchanged,
+    "moedistributedispatch": lambda size, levels: _experts(size, levels, "dispatch"),
+    "moedistributecombine": lambda size, levels: _experts(size, levels, "combine"),
     "broadcast": _once,
     "reduce": _once,
     "gather": _reduced,
@@ -123,20 +256,59 @@ KINDS: dict[str, Callable[[float, list[Level]], float]] = {
     "receive": _sent,
     "batchsendrecv": _sent,
 }
-"""Start of the operation's name → microseconds on the links; the first that fits counts, others go through once."""
+"""Start of the operation's name → time on the links; the first that fits counts, others go through once."""
+
+
+def chosen(call: KernelCall, device: DeviceProfile) -> Choice:
+    """How a collective runs on a device's network, and what it takes there beyond its launch.
+
+    `attrs["world_size"]` says how many dies take part, `attrs["ranks"]` which, `attrs["uneven"]` of an all-to-all how
+    much larger than the mean its largest part is. Time spent waiting for other ranks is no cost of the operation and is
+    not predicted.
+    """
+    given, ranks, uneven = call.attrs.get("world_size"), call.attrs.get("ranks"), call.attrs.get("uneven")
+    world = given if isinstance(given, int) and given > 0 else DEFAULT_WORLD
+    size = float(max(total_bytes(call.inputs), total_bytes(call.outputs)))
+    name = call.type.lower().replace("hcom_", "").replace("_", "")
+    members = ranks if isinstance(ranks, tuple) else ()
+    levels = levels_of(world, device, work_of(name), members)
+    if not levels:
+        return Choice(0.0, "")
+    if "allreduce" in name:
+        return _all_reduce(size, levels, levels_of(world, device, "copy", members))
+    if name.startswith("alltoall") and isinstance(uneven, float):
+        return _exchanged(size, levels, uneven)
+    time_of = next((time for start, time in KINDS.items() if name.startswith(start)), _once)
+    return time_of(size, levels)
+
+
+def is_beyond(call: KernelCall, device: DeviceProfile) -> bool:
+    """Whether a collective is unlike all that public profiles have: more servers, larger messages, or links that are
+    not measured."""
+    given = call.attrs.get("world_size")
+    world = given if isinstance(given, int) and given > 0 else DEFAULT_WORLD
+    levels = levels_of(world, device)
+    servers = next((level.dies for level in levels if not level.direct), 1)
+    known = {"HCCS", "RDMA", "SIO", "UB"}
+    return (
+        servers > MEASURED_SERVERS
+        or max(total_bytes(call.inputs), total_bytes(call.outputs)) > MEASURED_BYTES
+        or any(level.transport not in known for level in levels)
+    )
+
+
+def link_confidence(device: DeviceProfile) -> Confidence:
+    """Whether transfers between dies of this SoC were measured, those of others of its links, or none."""
+    hccs = transports()["HCCS"]
+    if device.cluster is not None and device.cluster.inside is not None:
+        return "uncalibrated"
+    if device.name in hccs.socs:
+        return "calibrated"
+    return "uncalibrated" if device.peer_bytes_per_s is None else "other SoC"
 
 
 def collective_terms(
     call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None = None
 ) -> dict[str, float]:
-    """Terms of a collective in microseconds: launch (host and notification) and link.
-
-    `attrs["world_size"]` says how many dies take part. Time spent waiting for other ranks is no cost of the operation
-    and is not predicted.
-    """
-    given = call.attrs.get("world_size")
-    world = given if isinstance(given, int) and given > 0 else DEFAULT_WORLD
-    size = float(max(total_bytes(call.inputs), total_bytes(call.outputs)))
-    name = call.type.lower().replace("hcom_", "").replace("_", "")
-    time_of = next((time for start, time in KINDS.items() if name.startswith(start)), _once)
-    return {"launch": family.fixed_us, "link": time_of(size, levels_of(world, device))}
+    """Terms of a collective in microseconds: launch (host and notification) and link."""
+    return {"launch": family.fixed_us, "link": chosen(call, device).us}

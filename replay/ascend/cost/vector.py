@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from opreplay.replay.ascend.cost.sizes import Tally, tally_of
-from opreplay.replay.ascend.cost.vector_work import COUNTERS, Work, dtype_factor
+from opreplay.replay.ascend.cost.vector_work import COUNTERS, REPEATED, Work, dtype_factor
 from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
 
@@ -75,6 +75,8 @@ def work_terms(
     hbm, cache = memory_us(work.read, work.write, blocks, resident, device)
     each = family.cycles * factor / device.vector_width
     cycles = elements * each + rows * family.row_cycles
+    if work.repeated:
+        cycles += work.repeated * REPEATED / device.vector_width
     # However rows are counted, all cores together need no longer than one of them would alone, element by element.
     alone = elements * blocks * (each if each > ONE_BY_ONE else ONE_BY_ONE) + moved / ONE_CORE_BYTES
     if rows:

@@ -17,6 +17,7 @@ from typing import Any, cast
 import msgspec
 
 from opreplay.replay.ascend.cost.nearby import spot
+from opreplay.replay.ascend.kernel import State
 from opreplay.replay.ascend.profile import (
     DeviceProfile,
     FamilyCost,
@@ -99,6 +100,7 @@ OTHER_FIELDS = (
     "least_elements",
     "most_elements",
     "dtypes",
+    "states",
     "nearby",
     "samples",
     "samples_elsewhere",
@@ -138,6 +140,7 @@ class FamilyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     least_elements: float | None = None
     most_elements: float | None = None
     dtypes: tuple[str, ...] | None = None
+    states: tuple[State, ...] | None = None
     samples: int | None = None
     samples_elsewhere: int | None = None
 

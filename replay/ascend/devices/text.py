@@ -34,6 +34,8 @@ def _family(family: FamilyCost, default: FamilyCost, source: str) -> str:
         lines.append(f"least_elements = {_number(family.least_elements)}")
         lines.append(f"most_elements = {_number(family.most_elements)}")
         lines.append(f"dtypes = {json.dumps(list(family.dtypes))}")
+    if family.states:
+        lines.append(f"states = {json.dumps(list(family.states))}")
     lines.append(f"samples = {family.samples}")
     lines.append(f"samples_elsewhere = {family.samples_elsewhere}")
     if family.samples:

@@ -10,6 +10,7 @@ from math import prod
 from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
 from opreplay.replay.ascend.lowering.op_view import OpView, kernel, spec
 from opreplay.replay.ascend.lowering.registry import Rule, lowers, lowers_like
+from opreplay.replay.collectives.model import POINT_TO_POINT, Collective, Kind
 
 COLLECTIVES: dict[str, str] = {
     "c10d::allreduce_": "hcom_allReduce_", "c10d::allreduce_coalesced_": "hcom_allReduce_",
@@ -75,6 +76,45 @@ def _message(op: OpView, kind: str, world: int) -> tuple[list[TensorSpec], list[
     return tensors, [spec((size if scattered else size * world,), dtype)]
 
 
+OF_KINDS: dict[Kind, str] = {
+    "all_reduce": "hcom_allReduce_",
+    "all_gather": "hcom_allGather_",
+    "reduce_scatter": "hcom_reduceScatter_",
+    "all_to_all": "hcom_alltoallv_",
+    "broadcast": "hcom_broadcast_",
+    "reduce": "hcom_reduce_",
+    "gather": "hcom_gather_",
+    "scatter": "hcom_scatter_",
+    "send": "hcom_send_",
+    "recv": "hcom_receive_",
+    "barrier": "hcom_barrier_",
+}
+"""Operation → that of HCCL."""
+
+
+def kernel_of(one: Collective) -> KernelCall:
+    """The HCCL operation of a collective, with who takes part and how uneven it is."""
+    attrs: dict[str, int | float | bool | str | tuple[int, ...]] = {}
+    if one.kind in POINT_TO_POINT:
+        attrs["world_size"] = 2
+        if one.source is not None and one.target is not None and one.source != one.target:
+            attrs["ranks"] = (one.source, one.target)
+    else:
+        if one.group_size is not None:
+            attrs["world_size"] = one.group_size
+        if one.group_ranks:
+            attrs["ranks"] = one.group_ranks
+        parts = one.in_splits or one.out_splits
+        if one.kind == "all_to_all" and len(parts) > 1 and sum(parts):
+            attrs["uneven"] = max(max(s) * len(s) / sum(s) for s in (one.in_splits, one.out_splits) if sum(s))
+    return KernelCall(
+        type=OF_KINDS[one.kind],
+        inputs=(spec((one.in_elements,), one.dtype),),
+        outputs=(spec((one.out_elements,), one.dtype),),
+        attrs=attrs,
+    )
+
+
 def _lowered(op: OpView, kind: str) -> list[KernelCall]:
     world = op.integer("world_size", "group_size", default=0) or op.op.ranks or _by_sizes(op, kind)
     if world <= 0:
@@ -118,6 +158,11 @@ def by_name(op: OpView) -> Iterable[KernelCall]:
 @lowers("record_param_comms")
 def recorded_parameters(op: OpView) -> Iterable[KernelCall]:
     """torch's record of a collective's parameters: which one it is is a string, so the device's kernels tell."""
+    if (one := op.op.collective) is not None:
+        if one.group_size is None and one.kind not in POINT_TO_POINT:
+            op.note("number of ranks not recorded: one server of 8 assumed")
+        op.note("waiting for other ranks is not part of the prediction")
+        return [kernel_of(one)]
     if not op.tensors:
         return ()
     named = [kind for k in op.op.recorded.kernels if (kind := kind_of(re.sub(r"^nccl\w*?Kernel_?", "", k.name)))]

@@ -62,6 +62,8 @@ class Lowering(msgspec.Struct, frozen=True, kw_only=True):
     """In launch order; empty for a view."""
     notes: tuple[str, ...] = ()
     """What was assumed or left out."""
+    assumed: bool = False
+    """Sizes that decide the time are in no argument and were made up; notes say which."""
     known: bool = True
     """False when no rule exists and the op is costed by its bytes."""
     source: str = ""
@@ -162,6 +164,10 @@ def _by_bytes(op: ReplayOp, view: OpView) -> list[KernelCall]:
     return [kernel("Unknown", inputs, view.outputs(*fallback))]
 
 
+COLLECTIVE = "record_param_comms"
+"""The name whose rule takes every op of which it is known what collective it is."""
+
+
 def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
     """The kernels of one call of `op`, with arguments of these contents. Never raises for a well-formed op.
 
@@ -176,7 +182,8 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
     users = find_user_rule((*_spellings(op.called), *_spellings(op.name), canonical_name(op.name)))
     if users is not None:
         return _by_user(users, op, contents)
-    rule = _built_in_rule(op.called) or _built_in_rule(canonical_name(op.name))
+    known = COLLECTIVE if op.collective is not None else op.called
+    rule = _built_in_rule(known) or _built_in_rule(canonical_name(op.name))
     if rule is None and op.via is not None and (rule := _built_in_rule(op.via)) is not None:
         # An op that torch has no more takes the arguments of the one in its place by the same names.
         view = OpView(msgspec.structs.replace(op, name=op.via), contents)
@@ -188,7 +195,7 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
             view = OpView(op)
             view.note(f"arguments do not fit what {op.name} takes: costed by bytes")
         else:
-            return Lowering(kernels=(*view.prologue, *kernels), notes=tuple(view.notes))
+            return Lowering(kernels=(*view.prologue, *kernels), notes=tuple(view.notes), assumed=view.assumed)
     else:
         view.note(f"no lowering for {op.name}: costed by bytes")
     return Lowering(kernels=tuple(_by_bytes(op, view)), notes=tuple(view.notes), known=False)

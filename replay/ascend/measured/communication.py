@@ -78,7 +78,7 @@ def is_communication(path: str | Path) -> bool:
         return True
     try:
         with Path(path).open(encoding="utf-8", errors="replace", newline="") as stream:
-            head = next(csv.reader([stream.readline(1 << 16)]), [])
+            head: list[str] = next(csv.reader([stream.readline(1 << 16)]), list[str]())
     except (OSError, csv.Error):
         return False
     return set(COLUMNS) <= {name.strip() for name in head}

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from opreplay.replay.ascend.custom.estimators import CustomOpError
+from opreplay.replay.ascend.devices.cluster import devices_on
 from opreplay.replay.ascend.devices.file import load_device
 from opreplay.replay.ascend.simulate.op import is_predicted, simulate_op
 from opreplay.replay.ascend.simulate.step import Step, simulate_step
@@ -19,14 +21,16 @@ if TYPE_CHECKING:
     from opreplay.replay.results.records import L2State, Simulated
 
 
-def load_socs(names: Sequence[str]) -> dict[str, DeviceProfile]:
-    """Simulated devices by name, in the order given.
+def load_socs(names: Sequence[str], cluster: str | None = None) -> dict[str, DeviceProfile]:
+    """Simulated devices by name, in the order given; with `cluster` its own first, and all as dies of it.
 
     Raises UsageError for unknown devices, two of one name, and registrations for a device that is none.
     """
     from opreplay.replay.ascend.custom.estimators import refuse_unknown_devices
 
     devices: dict[str, DeviceProfile] = {}
+    if cluster is not None:
+        return {device.name: device for device in devices_on(tuple(names), cluster)}
     for text in names:
         device = load_device(text)
         if device.name in devices:
@@ -36,12 +40,33 @@ def load_socs(names: Sequence[str]) -> dict[str, DeviceProfile]:
     return devices
 
 
+Failed = dict[str, list[str]]
+"""Op id → why it has no prediction, where a user's function failed."""
+
+
 def simulate_on(
-    op: ReplayOp, devices: Mapping[str, DeviceProfile], contents: Contents | None = None, l2: L2State = "sequence"
+    op: ReplayOp,
+    devices: Mapping[str, DeviceProfile],
+    contents: Contents | None = None,
+    l2: L2State = "sequence",
+    failed: Failed | None = None,
 ) -> dict[str, Simulated]:
-    """Predictions for one op on every device; none for a label or an op without arguments, which is not for free."""
-    made = {name: simulate_op(op, device, contents, l2) for name, device in devices.items()}
-    return {name: one for name, one in made.items() if is_predicted(op, one)}
+    """Predictions for one op on every device; none for a label or an op without arguments, which is not for free.
+
+    Where a user's function fails there is none either, and `failed` is told why. Raises CustomOpError without it.
+    """
+    made: dict[str, Simulated] = {}
+    for name, device in devices.items():
+        try:
+            one = simulate_op(op, device, contents, l2)
+        except CustomOpError as error:
+            if failed is None:
+                raise
+            failed.setdefault(op.id, []).append(f"no prediction for {name}: {error}")
+        else:
+            if is_predicted(op, one):
+                made[name] = one
+    return made
 
 
 def simulate_plan(

@@ -11,6 +11,7 @@ import msgspec
 from opreplay.replay.arguments.work.amounts import Contents
 from opreplay.replay.ascend.cost.predict import BOUNDS
 from opreplay.replay.ascend.cost.predictor import Predictor
+from opreplay.replay.ascend.custom.estimators import CustomOpError
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.op import is_predicted, simulate_by_family
 from opreplay.replay.ir.model import ReplayOp
@@ -48,6 +49,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """What the caches were taken to hold when an op starts."""
     hbm_bytes: float | None = None
     """Memory of the device."""
+    failed: dict[str, str] = {}
+    """Op id → why it has no prediction, where a user's function failed."""
 
 
 def simulate_step(
@@ -65,12 +68,17 @@ def simulate_step(
     Kernels of one family err alike and their errors add; errors of different families are independent.
     """
     made: list[OpStep] = []
+    failed: dict[str, str] = {}
     weights: dict[str, tuple[float, float]] = {}
     predict = Predictor(device)
     for op in ops:
         shares = resident.get(op.id, ()) if resident is not None else ()
         amounts = contents(op) if contents is not None else None
-        simulated, families = simulate_by_family(op, device, predict, amounts, shares, l2)
+        try:
+            simulated, families = simulate_by_family(op, device, predict, amounts, shares, l2)
+        except CustomOpError as error:
+            failed[op.id] = f"no prediction for {device.name}: {error}"
+            continue
         if is_predicted(op, simulated):
             made.append(OpStep(id=op.id, simulated=simulated, families_us=families, count=op.count))
             weights[op.id] = op.recorded.device_us_total, op.recorded.host_us_total
@@ -95,6 +103,7 @@ def simulate_step(
         uncalibrated_share=_uncalibrated(made, weights),
         ops=tuple(made),
         l2=l2,
+        failed=failed,
         hbm_bytes=device.hbm_bytes,
     )
 

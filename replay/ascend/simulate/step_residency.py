@@ -12,6 +12,7 @@ from math import prod
 
 from opreplay.replay.arguments.work.amounts import Contents
 from opreplay.replay.ascend.cost.residency import Stream, Touch, resident_of
+from opreplay.replay.ascend.custom.estimators import CustomOpError
 from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
 from opreplay.replay.ascend.lowering import lower
 from opreplay.replay.ascend.profile import DeviceProfile
@@ -36,7 +37,7 @@ def resident_shares(
     called = [by_id[id_] for id_ in sequence.ids if id_ in by_id]
     place = {op.id: i for i, op in enumerate(called)}
     calls = [place[sequence.ids[i]] for i in sequence.calls if sequence.ids[i] in place]
-    kernels = [lower(op, contents(op) if contents is not None else None).kernels for op in called]
+    kernels = [_kernels(op, contents(op) if contents is not None else None) for op in called]
     sums = [[[0.0] * len(made) for made in kernels] for _ in devices]
     known = [[0] * len(made) for made in kernels]
     for index, number, touches in _walk(called, calls, kernels):
@@ -52,6 +53,14 @@ def resident_shares(
         }
         for of_device in sums
     ]
+
+
+def _kernels(op: ReplayOp, contents: Contents | None) -> tuple[KernelCall, ...]:
+    """What an op launches; nothing where a user's rule fails, which its prediction says."""
+    try:
+        return lower(op, contents).kernels
+    except CustomOpError:
+        return ()
 
 
 def _walk(

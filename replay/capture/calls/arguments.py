@@ -145,6 +145,8 @@ def argument(spec: ArgSpec, value: Any, metas: Iterable[TensorMeta | None]) -> R
         return made("Tensor", (TensorMeta(shape=(), dtype=_WRAPPED[type(value)]),), _plain(value))
     if value is None:
         return made(spec.kind)
+    if spec.kind in ("opaque", "Generator"):
+        return None
     if isinstance(value, list | tuple):
         items = tuple(_plain(item) for item in value)
         return None if _UNKNOWN in items else made(_list_kind(spec), plain=items)

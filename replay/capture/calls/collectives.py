@@ -19,9 +19,9 @@ def group_size(spec: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     if group is None:
         return None
     import torch.distributed as dist
-    from torch.distributed import distributed_c10d
 
+    distributed: Any = dist.distributed_c10d
     if isinstance(group, str):
-        return int(distributed_c10d._resolve_process_group(group).size())
+        return int(distributed._resolve_process_group(group).size())
     unboxed = dist.ProcessGroup.unbox(group) if not isinstance(group, dist.ProcessGroup) else group
     return int(unboxed.size())

@@ -5,6 +5,9 @@ torch's own mode runs an op for real where all its tensors are: it would write t
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,6 +29,27 @@ class Fakes:
         self._kept: list[torch.Tensor] = []
         """Real tensors, alive as long as others would be taken for them."""
         self._made: dict[int, torch.Tensor] = {}
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """The mode, with modules that can be moved and cast: torch refuses where its own memo knows the parameter."""
+        utils: Any = torch.utils
+        plain = utils.swap_tensors
+
+        def swap_tensors(one: torch.Tensor, other: torch.Tensor) -> Any:
+            memo = self.mode.fake_tensor_converter.meta_converter.tensor_memo
+            for key in [key for key, known in list(memo.items()) if known is one or known is other]:
+                del memo[key]
+            return plain(one, other)
+
+        utils.swap_tensors = swap_tensors
+        try:
+            with self.mode, warnings.catch_warnings():
+                # Copying a fake module asks for addresses, by which torch tells copies apart; nothing reads there.
+                warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+                yield
+        finally:
+            utils.swap_tensors = plain
 
     def of(self, value: Any) -> Any:
         """An argument with fake tensors in place of real ones, in lists as well."""

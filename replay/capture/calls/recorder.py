@@ -18,6 +18,7 @@ from opreplay.replay.capture.calls.storages import Storages
 from opreplay.replay.capture.calls.whereabouts import Whereabouts
 from opreplay.replay.ir.captured import StepPhase
 from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp
+from opreplay.replay.resolve.gradient_mode import depends_on_gradients
 from opreplay.replay.resolve.names import candidates
 from opreplay.replay.resolve.policy import Policy, refuse_arguments, refuse_value
 from opreplay.replay.resolve.schema import OpSpec, compile_schema
@@ -56,6 +57,8 @@ class Recorder(TorchDispatchMode):
         self.outside: list[int] = []
         """Storages from outside in the order in which calls first take them."""
         self._taken: set[int] = set()
+        self._gradients = False
+        """Whether the call that runs is made with gradients on, for arguments that require them."""
         self.running: Any = None
         """The overload that runs, for errors."""
 
@@ -86,7 +89,8 @@ class Recorder(TorchDispatchMode):
         phase, module = self._where.now()
         metas = of_call.metas_of(given)
         values = (*args, *kwargs.items())
-        key = (func, tuple(metas), tuple(of_call.key_of_value(value) for value in values))
+        self._gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
+        key = (func, self._gradients, tuple(metas), tuple(of_call.key_of_value(value) for value in values))
         self.running = func
         if self._look is not None:
             self._look(number, given, None)
@@ -176,6 +180,7 @@ class Recorder(TorchDispatchMode):
             outputs=_outputs(returned),
             reason=reason,
             ranks=ranks,
+            gradients=self._gradients and depends_on_gradients(spec.name, spec.overload),
             flops=_flops(func, args, kwargs, returned),
         )
 

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch.nn.modules import module as hooks
-from torch.optim import optimizer as optimizer_hooks
 
 from opreplay.replay.capture.calls.storages import Storages
 from opreplay.replay.capture.calls.undo import Undo
 from opreplay.replay.ir.captured import StepPhase
 
+_autograd: Any = import_module("torch._C")._autograd
+_optimizers: Any = import_module("torch.optim.optimizer")
+"""What type checkers do not see."""
 _NO_MODULE = -1
 _NO_NODE = (1 << 63) - 1
 """Nodes that accumulate gradients have a number beyond any other's."""
@@ -75,7 +78,7 @@ class Whereabouts:
         in_backward = torch._C._current_graph_task_id() != -1
         if self._stack:
             if not in_backward:
-                self._of_node.setdefault(torch._C._autograd._get_sequence_nr() - 1, self._stack[-1])
+                self._of_node.setdefault(_autograd._get_sequence_nr() - 1, self._stack[-1])
             return ("backward" if in_backward else "forward"), self._stack[-1]
         if in_backward:
             return "backward", self._of_current_node()
@@ -88,8 +91,8 @@ class Whereabouts:
             for handle in (
                 hooks.register_module_forward_pre_hook(self._enter),
                 hooks.register_module_forward_hook(self._leave, always_call=True),
-                optimizer_hooks.register_optimizer_step_pre_hook(self._before_step),
-                optimizer_hooks.register_optimizer_step_post_hook(self._after_step),
+                _optimizers.register_optimizer_step_pre_hook(self._before_step),
+                _optimizers.register_optimizer_step_post_hook(self._after_step),
             ):
                 stack.callback(handle.remove)
             yield

@@ -6,7 +6,6 @@ When one of them dies, breaks or does not answer in time, all are ended, and the
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from multiprocessing.connection import wait
@@ -50,9 +49,9 @@ class Crew(Protocol):
 class LocalCrew:
     """One child process a rank, which find each other by a file."""
 
-    def __init__(self, configs: list[RankConfig], *, limit_s: float) -> None:
-        """`configs`: one a rank, whose `store` is set here."""
-        self._configs, self._limit_s = configs, limit_s
+    def __init__(self, config: RankConfig, *, limit_s: float) -> None:
+        """`config` is that of every rank but for its number, device and store."""
+        self._config, self._limit_s = config, limit_s
         self._children: list[Child] = []
         self._folder: str | None = None
         self._was_ready = False
@@ -62,7 +61,7 @@ class LocalCrew:
 
     @property
     def world(self) -> int:
-        return len(self._configs)
+        return self._config.world
 
     @property
     def pids(self) -> list[int]:
@@ -91,7 +90,11 @@ class LocalCrew:
         """Start all ranks and wait until they have met; why they have not, "" where they have."""
         self._folder = tempfile.mkdtemp(prefix="opreplay-ranks-")
         store = str(Path(self._folder, "store"))
-        self._children = [Child(msgspec.structs.replace(config, store=store)) for config in self._configs]
+        device = self._config.device
+        self._children = [
+            Child(msgspec.structs.replace(self._config, rank=rank, device=device_of_rank(device, rank), store=store))
+            for rank in range(self.world)
+        ]
         deadline = start_deadline()
         waiting = dict(enumerate(self._children))
         while waiting:
@@ -186,12 +189,3 @@ def device_of_rank(device: str, local: int) -> str:
     """The device of the `local`th rank on its machine: the CPU for all, else one each."""
     kind = device.partition(":")[0]
     return "cpu" if kind == "cpu" else f"{kind}:{local}"
-
-
-def local_rank() -> int:
-    """Of a process that a launcher started: which of its machine it is; 0 where nothing says."""
-    for name in ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"):
-        text = os.environ.get(name, "")
-        if text.isdigit():
-            return int(text)
-    return 0

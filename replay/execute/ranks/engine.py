@@ -29,12 +29,10 @@ RESOLUTION_US = 0.1
 class WithRanks:
     """An `Engine`: collectives first, while nothing else runs, then everything else."""
 
-    def __init__(
-        self, others: Engine, crew: Crew, *, backend: str, measure: MeasureOptions, max_bytes: int, check: bool
-    ) -> None:
-        """`max_bytes` for the buffers of all ranks of this machine together."""
+    def __init__(self, others: Engine, crew: Crew, *, backend: str, measure: MeasureOptions, max_bytes: int) -> None:
+        """`max_bytes` for the buffers of all ranks together."""
         self._others, self._crew = others, crew
-        self._backend, self._measure, self._max_bytes, self._check = backend, measure, max_bytes, check
+        self._backend, self._measure, self._max_bytes = backend, measure, max_bytes
         self._number = 0
 
     def start(self) -> dict[str, object]:

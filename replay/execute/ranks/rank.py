@@ -118,7 +118,8 @@ class Rank:
         dtype = carried_as(share.dtype, config.backend, reduces=share.kind in REDUCING)
         assumed = "" if dtype == share.dtype else f"moved as {dtype}: {config.backend} does not know {share.dtype}"
         buffers = Buffers(share, index, self._groups[share.members], dtype=dtype, device=self._device)
-        wait = torch.cuda.synchronize if self._device.startswith("cuda") else _nothing
+        kind = self._device.partition(":")[0]
+        wait = _nothing if kind == "cpu" else getattr(torch, kind).synchronize
         from time import perf_counter
 
         if config.check:
@@ -179,10 +180,10 @@ def _store(config: RankConfig) -> Any:
     import torch.distributed as dist
 
     if config.store.startswith("/"):
-        return dist.FileStore(config.store, config.world)
+        return dist.FileStore(config.store, config.world)  # pyright: ignore[reportPrivateImportUsage]
     host, _, port = config.store.rpartition(":")
-    tcp = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=PATIENCE_S))
-    return dist.PrefixStore(config.prefix, tcp)
+    tcp = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=PATIENCE_S))  # pyright: ignore[reportPrivateImportUsage]
+    return dist.PrefixStore(config.prefix, tcp)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _host() -> str:

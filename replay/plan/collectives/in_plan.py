@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from hashlib import blake2b
+from pathlib import PurePath
 
 import msgspec
 
@@ -19,9 +20,10 @@ from opreplay.replay.ir.model import (
     ReplayOp,
     ReplayPlan,
 )
-from opreplay.replay.plan.collectives.recorded import PARAMETERS, Call, collective_calls, same_work
+from opreplay.replay.plan.collectives.recorded import PARAMETERS, Call, calls_of_comms, collective_calls, same_work
 from opreplay.replay.plan.passes import weight_of
 from opreplay.replay.plan.select import OpFilter, keep_heaviest, keeps_name
+from opreplay.traces.dialects.param_comms import CommsTrace
 from opreplay.traces.model import TensorMeta, Trace
 
 
@@ -43,6 +45,20 @@ def with_collectives(plan: ReplayPlan, trace: Trace, filters: OpFilter) -> Repla
     own_us = sum(op.recorded.host_us_total for op in plan.ops) - sum(op.recorded.host_us_total for op in others)
     host_us = plan.host_us_total - own_us + sum(call.host_us for call in calls)
     return msgspec.structs.replace(plan, ops=tuple(ops), sequence=sequence, host_us_total=max(host_us, 0.0))
+
+
+def plan_of_comms(found: CommsTrace) -> ReplayPlan:
+    """The plan of PARAM's list of collectives, which holds nothing else."""
+    ops = collective_ops(calls_of_comms(found))
+    ops.sort(key=lambda op: (-op.recorded.host_us_total, op.id))
+    return ReplayPlan(
+        source=PurePath(found.path).name,
+        selection="owner",
+        device=None,
+        device_us_total=0.0,
+        host_us_total=sum(op.recorded.host_us_total for op in ops),
+        ops=tuple(ops),
+    )
 
 
 def _is_communication(op: ReplayOp) -> bool:

@@ -13,17 +13,18 @@ from math import prod
 import msgspec
 import numpy as np
 
-from opreplay.replay.collectives.model import MAX_ELEMENTS, POINT_TO_POINT, ROOTED, Collective, Kind
+from opreplay.replay.collectives.model import MAX_ELEMENTS, POINT_TO_POINT, REDUCING, ROOTED, Collective, Kind
 from opreplay.replay.collectives.names import kind_of
 from opreplay.replay.ir.labels import is_collective
 from opreplay.replay.ir.model import MAX_RANKS
 from opreplay.replay.plan.collectives.ranks import ranks_of
 from opreplay.traces.activity import Collective as Record
 from opreplay.traces.activity.model import CollectiveNote
+from opreplay.traces.dialects.param_comms import CommsTrace
 from opreplay.traces.dtypes import ITEMSIZE_BYTES, torch_dtype_name
 from opreplay.traces.links.parents import parents_of
 from opreplay.traces.literals import parse_literal
-from opreplay.traces.model import OpSignature, Trace
+from opreplay.traces.model import NamedCollective, OpSignature, Trace
 
 PARAMETERS = "record_param_comms"
 _DTYPES = {
@@ -123,7 +124,7 @@ def collective_calls(trace: Trace) -> list[Call]:
         )
     calls += [(note.start_ns, _of_note(note, trace)) for index, note in enumerate(notes.all) if index not in used]
     calls.sort(key=lambda pair: pair[0])
-    return _with_spans(trace, [call for _, call in calls])
+    return _with_spans(trace, _with_named(trace, [call for _, call in calls]))
 
 
 def _rows(trace: Trace) -> tuple[list[int], dict[int, int]]:
@@ -257,6 +258,11 @@ def _of_note(note: CollectiveNote, trace: Trace) -> Call:
         assumed=assumed,
         host_us=note.dur_ns / 1e3,
     )
+
+
+def of_record(record: Record, world_size: int | None) -> Collective | None:
+    """The collective that one record tells by itself; None where it lacks operation, size or dtype."""
+    return _made(_Told(names=[record.name], record=record), world_size)[0]
 
 
 def _made(told: _Told, world_size: int | None) -> tuple[Collective | None, str, tuple[str, ...]]:
@@ -484,6 +490,66 @@ def _asynchronous(told: _Told, record: Record) -> bool | None:
             if flags:
                 return flags[-1] == "True"
     return None
+
+
+def _with_named(trace: Trace, calls: list[Call]) -> list[Call]:
+    """With the collectives that a Chakra file tells by type and size, where its tensors do not tell them."""
+    if not trace.collectives:
+        return calls
+    known = {row for call in calls if call.collective is not None for row in call.rows}
+    named = [one for one in trace.collectives if one.row not in known]
+    replaced = {one.row for one in named if one.row >= 0}
+    kept = [call for call in calls if not replaced.intersection(call.rows)]
+    return [*kept, *(_of_named(one, trace.info.world_size) for one in named)]
+
+
+def _of_named(one: NamedCollective, world_size: int | None) -> Call:
+    """A message of bytes as float32, where it is reduced and divides, else as bytes."""
+    kind = kind_of(one.kind)
+    as_floats = kind in REDUCING and one.size_bytes % 4 == 0
+    record = Record(
+        name=one.kind,
+        dtype="float32" if as_floats else "uint8",
+        elements=one.size_bytes // 4 if as_floats else one.size_bytes,
+        group=one.group or None,
+        group_size=one.group_size,
+        source=one.source,
+        target=one.target,
+    )
+    made, lacks, assumed = _made(_Told(names=[one.kind], record=record), world_size)
+    return Call(
+        name=one.name or one.kind,
+        names=tuple(dict.fromkeys((one.name or one.kind, one.kind))),
+        rows=(one.row,) if one.row >= 0 else (),
+        collective=made,
+        lacks=lacks,
+        assumed=(*assumed, f"dtype: {record.dtype} (the file tells bytes)"),
+        host_us=one.dur_ns / 1e3 if one.row >= 0 else 0.0,
+        device_us=one.dur_ns / 1e3 if one.row < 0 else 0.0,
+        kernels=((one.name, one.dur_ns / 1e3),) if one.row < 0 else (),
+    )
+
+
+def calls_of_comms(found: CommsTrace) -> list[Call]:
+    """The collectives of PARAM's list, in its order."""
+    calls: list[Call] = []
+    for entry in found.entries:
+        told = entry.told
+        made, lacks, assumed = _made(_Told(names=[told.name], record=told), found.world_size)
+        if made is None and not lacks:
+            continue
+        calls.append(
+            Call(
+                name=f"comms:{told.name}",
+                names=(f"comms:{told.name}", told.name),
+                rows=(),
+                collective=made,
+                lacks=lacks,
+                assumed=assumed,
+                host_us=entry.dur_us,
+            )
+        )
+    return calls
 
 
 def _with_spans(trace: Trace, calls: list[Call]) -> list[Call]:

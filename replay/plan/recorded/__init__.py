@@ -1,1 +1,2 @@
+# pyright: strict
 """What was recorded of each op, before anything is resolved."""

@@ -1,3 +1,4 @@
+# pyright: strict
 """Recorded calls by what makes them one op, and what was measured of each; resolves nothing, and needs no torch."""
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ _ARITHMETIC = (
     "aten::lerp",
 )
 """Beginnings of the names of ops of optimizers, whose numbers change from step to step."""
+_PLAIN = frozenset(f"aten::{name}{end}" for name in ("add", "sub", "mul", "div", "rsub") for end in ("", "_"))
+"""The same of an optimizer without lists, and of any scale: to multiply with 0.1 is the work of doing so with 0.2."""
 _FLOAT = r"[-+]?(?:\d+\.\d*|\.\d+|\d+(?=e))(?:e[-+]?\d+)?"
 _FLOATS = re.compile(rf"\[?{_FLOAT}(?:, {_FLOAT})*\]?")
 """A floating number or a list of such, as a trace writes them."""
@@ -42,7 +45,7 @@ def signature_id(signature: OpSignature) -> str:
     other ones in each step, and the work is the same.
     """
     concrete = signature.concrete
-    if concrete is not None and signature.name.startswith(_ARITHMETIC):
+    if concrete is not None and (signature.name in _PLAIN or signature.name.startswith(_ARITHMETIC)):
         concrete = tuple("float" if _FLOATS.fullmatch(text) else text for text in concrete)
     parts = [signature.name, signature.dims, signature.types, signature.strides, concrete]
     if signature.overload is not None or signature.list_types is not None or signature.storage is not None:
@@ -127,10 +130,11 @@ def _kernels_by_signature(trace: Trace, owner: Rows) -> dict[int, tuple[Recorded
     unique, inverse, counts = np.unique(key, return_inverse=True, return_counts=True)
     totals = np.bincount(inverse, weights=trace.kernels.dur_ns[owned], minlength=len(unique)) / 1e3
     made: dict[int, list[RecordedKernel]] = {}
+    names: tuple[str, ...] = trace.kernel_names
     for which, count, total in zip(unique.tolist(), counts.tolist(), totals.tolist(), strict=True):
-        index, name = divmod(which, max(1, len(trace.kernel_names)))
+        index, name = divmod(int(which), max(1, len(names)))
         made.setdefault(index, []).append(
-            RecordedKernel(name=trace.kernel_names[name], count=count, total_us=total, type=kinds.get(name))
+            RecordedKernel(name=names[name], count=count, total_us=total, type=kinds.get(name))
         )
     return {index: tuple(sorted(found, key=lambda k: -k.total_us)) for index, found in made.items()}
 
@@ -140,5 +144,6 @@ def _kernel_types(trace: Trace) -> dict[int, str]:
     if trace.details is None:
         return {}
     described = np.flatnonzero(trace.details.kind >= 0)
-    names, kinds = trace.kernels.name[described].tolist(), trace.details.kind[described].tolist()
+    names: list[int] = trace.kernels.name[described].tolist()
+    kinds: list[int] = trace.details.kind[described].tolist()
     return {name: trace.details.kinds[kind].type for name, kind in zip(names, kinds, strict=True)}

@@ -9,9 +9,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from opreplay.replay.report.columns import plain_table
-from opreplay.replay.report.text import middle, plural, safe, share_text, time_text
+from opreplay.replay.report.text import DASH, middle, plural, safe, share_text, time_text
 from opreplay.replay.results.records import JobResult, TraceResult
 
+MOST_DISAGREEMENTS = 10
 MAX_ROWS = 40
 """Rows printed of each table; the files hold all."""
 LEAST_NAME, OTHER_COLUMNS = 16, 52
@@ -32,6 +33,11 @@ def render(traces: Sequence[TraceResult], jobs: Sequence[JobResult], *, width: i
     merged = [job for job in jobs if job.ranks]
     if merged:
         parts += [Text(), jobs_table(merged, width=width)]
+    talking = [job for job in merged if job.collectives is not None]
+    if talking:
+        parts += [Text(), collectives_table(talking, width=width)]
+        parts += [Text(safe(line), style="bold red") for line in disagreement_lines(talking)]
+        parts += [Text(safe(line), style="dim") for line in collective_notes(talking)]
     if len(merged) > MAX_ROWS:
         parts.append(Text(f"and {plural(len(merged) - MAX_ROWS, 'more job')}", style="dim"))
     return Group(*parts)
@@ -77,6 +83,74 @@ def jobs_table(jobs: Sequence[JobResult], *, width: int) -> RenderableType:
             time_text(job.measured_us),
         )
     return table
+
+
+COLLECTIVE_TITLES = ("collectives", "skew", "waiting", "transfer", "latest", "late by")
+
+
+def collectives_table(jobs: Sequence[JobResult], *, width: int) -> RenderableType:
+    """Collectives of each job's ranks: waiting apart from transfer, and who is late."""
+    table = plain_table()
+    table.add_column("job", no_wrap=True)
+    for title in COLLECTIVE_TITLES:
+        table.add_column(title, justify="right", no_wrap=True)
+    for job in jobs[:MAX_ROWS]:
+        table.add_row(Text(short(job.job, _room(width, 1))), *collective_cells(job))
+    return table
+
+
+def collective_cells(job: JobResult) -> list[str]:
+    """One cell for each of `COLLECTIVE_TITLES`."""
+    found = job.collectives
+    if found is None:
+        return [DASH] * len(COLLECTIVE_TITLES)
+    worst = max(found.ranks, key=lambda one: one.late_us)
+    return [
+        f"{found.matched:,}",
+        time_text(found.skew_us),
+        time_text(found.waiting_us),
+        time_text(found.transfer_us),
+        f"rank {worst.rank}, {worst.late}×" if worst.late else DASH,
+        time_text(worst.late_us) if worst.late else DASH,
+    ]
+
+
+def disagreement_lines(jobs: Sequence[JobResult]) -> list[str]:
+    """What ranks of a job record differently of one collective."""
+    lines: list[str] = []
+    for job in jobs:
+        found = job.collectives
+        for one in found.disagreeing[:MOST_DISAGREEMENTS] if found is not None else ():
+            told = ", ".join(f"rank {rank}: {value}" for rank, value in list(one.values.items())[:6])
+            lines.append(f"{job.job}: {one.what} of collective {one.collective} disagree: {told}")
+        if found is not None and found.disagreements > MOST_DISAGREEMENTS:
+            lines.append(f"{job.job}: {found.disagreements - MOST_DISAGREEMENTS} more disagreements")
+    return lines
+
+
+def collective_notes(jobs: Sequence[JobResult]) -> list[str]:
+    """What to know of how collectives were matched."""
+    lines: list[str] = []
+    for job in jobs:
+        found = job.collectives
+        if found is None:
+            continue
+        missing = max(found.missing, (job.world_size or 0) - len(found.ranks))
+        if found.inferred:
+            lines.append(
+                f"· {job.job}: {found.inferred} of {found.matched} collectives carry no sequence number: matched by "
+                "order or overlap in time (inferred)"
+            )
+        if missing > 0:
+            lines.append(
+                f"· {job.job}: {plural(missing, 'rank')} not given: waiting for them is in the transfer, so waiting is "
+                "at least, and transfer at most, what is shown"
+            )
+        if moved := [clock for clock in found.clocks if clock.corrected]:
+            most = max(moved, key=lambda clock: abs(clock.shift_us))
+            told = f"that of rank {most.rank} by {most.shift_us:+,.1f} µs"
+            lines.append(f"· {job.job}: {plural(len(moved), 'clock')} moved, {told}")
+    return lines
 
 
 def ranks_text(job: JobResult) -> str:

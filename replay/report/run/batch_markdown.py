@@ -5,7 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from opreplay.replay.report.run.batch import ranks_text
+from opreplay.replay.report.run.batch import (
+    COLLECTIVE_TITLES,
+    collective_cells,
+    collective_notes,
+    disagreement_lines,
+    ranks_text,
+)
 from opreplay.replay.report.run.markdown import escaped
 from opreplay.replay.report.text import share_text, time_text
 from opreplay.replay.results.records import JobResult, TraceResult
@@ -50,6 +56,12 @@ def render(traces: Sequence[TraceResult], jobs: Sequence[JobResult]) -> str:
                 ]
             )
         )
+    talking = [job for job in merged if job.collectives is not None]
+    if talking:
+        lines += _head(["job", *COLLECTIVE_TITLES])
+        lines += [_row([escaped(job.job), *collective_cells(job)]) for job in talking]
+        notes = [*disagreement_lines(talking), *(line.removeprefix("· ") for line in collective_notes(talking))]
+        lines += ["", *(f"- {escaped(line)}" for line in notes)] if notes else []
     return "\n".join(lines) + "\n"
 
 

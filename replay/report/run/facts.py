@@ -13,7 +13,7 @@ from opreplay.replay.ascend.simulate.coverage import coverage
 from opreplay.replay.ir.reasons import ReasonTotal
 from opreplay.replay.report import collectives
 from opreplay.replay.report.coverage import coverage_text
-from opreplay.replay.report.doubts import doubt_notes
+from opreplay.replay.report.doubts import doubt_notes, marked_notes, thread_notes, value_notes
 from opreplay.replay.report.run.fidelity import fidelity_notes
 from opreplay.replay.report.text import end, plural, safe, share_text, time_text
 from opreplay.replay.results.measurement import kind_of
@@ -163,8 +163,23 @@ def notes(header: Header | None, results: Sequence[OpResult], summary: Summary) 
         found.append(f"measuring: {far:,} of {samples:,} samples far out, on {plural(len(outliers), 'op')}; all count")
     found += fidelity_notes(results)
     if summary.interrupted:
-        found.append("interrupted: the results are partial")
+        found.append(INTERRUPTED)
     return found
+
+
+def decisive_notes(header: Header | None, results: Sequence[OpResult], summary: Summary) -> list[str]:
+    """Those of `notes` that may change what is decided: times that mislead, what is missing, what was asked for."""
+    found = [*marked_notes(results), *value_notes(results), *_trace_notes(header), *fidelity_notes(results)]
+    found += [note for soc in socs_of(results) for note in users_notes(soc, results)]
+    environment = {} if header is None else header.environment
+    if environment.get("threads") != environment.get("threads_of_torch"):
+        found += thread_notes(environment)
+    if summary.interrupted:
+        found.append(INTERRUPTED)
+    return found
+
+
+INTERRUPTED = "interrupted: the results are partial"
 
 
 def _trace_notes(header: Header | None) -> list[str]:

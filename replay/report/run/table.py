@@ -5,17 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from opreplay.replay.ir.reasons import ReasonTotal
-from opreplay.replay.report import collectives, suspects
-from opreplay.replay.report.columns import Column, OpCell, ops_table, plain_table
+from opreplay.replay.report import collectives, first_screen, suspects
+from opreplay.replay.report.columns import LEAST_NAME, Column, OpCell, op_line, ops_table, plain_table
 from opreplay.replay.report.doubts import mark
 from opreplay.replay.report.run import npu
 from opreplay.replay.report.run.facts import (
     Totals,
+    decisive_notes,
     detail_text,
     has_device_time,
     is_untimed,
@@ -42,23 +44,41 @@ KIND_CHARS = 20
 STYLES = {"skipped": "yellow", "failed": "red"}
 
 
-def render(header: Header | None, results: Sequence[OpResult], summary: Summary, *, width: int) -> RenderableType:
-    """Table of ops, totals and notes, fitted to `width` characters; the coverage line comes before it, unbroken."""
+def render(
+    header: Header | None, results: Sequence[OpResult], summary: Summary, *, width: int, everything: bool = True
+) -> RenderableType:
+    """Head, table of ops, totals and notes, fitted to `width` characters; the coverage line comes before it, unbroken.
+
+    Without `everything` only the notes that may change a decision, and how many others there are.
+    """
     parts: list[RenderableType] = [] if results or summary.interrupted else [no_ops()]
+    trace = {} if header is None else header.trace
+    device = trace.get("device")
+    parts += first_screen.rendered(
+        first_screen.lines(first_screen.where_in(trace), str(device) if device else None, results)
+    )
     parts += suspects.rendered(suspects.lines(results))
     if results:
         device = has_device_time(header, results)
         shown = results[:MAX_ROWS]
         columns = columns_of(shown, device=device, ratios=width >= RATIOS_FROM)
-        parts += [Text(), *ops_table(columns, [op_cell(r) for r in shown], width=width)]
+        parts += [Text(), *ops_table(columns, op_cells(shown), width=width, one_line=True)]
         parts += rest_line(results[MAX_ROWS:])
         parts += [Text(), totals_table(results, device=device)]
         parts += reasons_table(results)
         parts += npu.results_table(results)
         parts += work_table(results)
-        parts += collectives.table(results, socs_of(results))
-    parts += notes_lines([*work_notes(results), *notes(header, results, summary)])
+        parts += collectives.table(results, socs_of(results), width=width)
+    told = [*work_notes(results), *notes(header, results, summary)]
+    parts += notes_lines(told if everything else decisive(told, decisive_notes(header, results, summary)))
     return Group(*parts)
+
+
+def decisive(told: Sequence[str], chosen: Sequence[str]) -> list[str]:
+    """The chosen ones of all notes, and how many others there are."""
+    kept = [note for note in told if note in chosen]
+    rest = len(told) - len(kept)
+    return [*kept, f"{plural(rest, 'more note')} with --notes"] if rest else kept
 
 
 def notes_lines(found: Sequence[str]) -> list[RenderableType]:
@@ -158,6 +178,52 @@ def _ratio_column(values: Sequence[float | None], recorded: Sequence[float | Non
     """The column right of a time: how many times the recorded time it is."""
     cells = tuple(ratio_text(value, base) for value, base in zip(values, recorded, strict=True))
     return Column(title=RATIO, cells=cells, style="dim", gives_way=9, named=False)
+
+
+def op_cells(results: Sequence[OpResult]) -> list[OpCell]:
+    """The last cells of a table; each also knows the sizes that tell it from others of its name."""
+    short = told_apart(results)
+    return [msgspec.structs.replace(op_cell(r), short=short[r.id]) for r in results]
+
+
+def live_line(result: OpResult, width: int) -> str:
+    """One op as soon as it is measured: start of the id, measured time or what became of it, recorded time, the op."""
+    took = time_text(result.measured_us) + mark([result]) if result.status == "replayed" else result.status
+    us = result.recorded_host_us if result.recorded_device_us is None else result.recorded_device_us
+    head = f"{result.id[:ID_CHARS]}  {took:>9}  recorded {time_text(us):>8}  "
+    cell = msgspec.structs.replace(op_cell(result), short=result.inputs.partition(" · ")[0])
+    return head + op_line(cell, max(width - len(head), LEAST_NAME)).plain
+
+
+def told_apart(results: Sequence[OpResult]) -> dict[str, str]:
+    """Op id → what of its inputs tells it from others of its name: without what all have alike, and without the element
+    type where that is one; of an op alone with its name the first input."""
+    by_name: dict[str, list[OpResult]] = {}
+    for result in results:
+        by_name.setdefault(result.name, []).append(result)
+    made: dict[str, str] = {}
+    for alike in by_name.values():
+        parts = [r.inputs.split(" · ") for r in alike]
+        if len(alike) == 1:
+            made[alike[0].id] = parts[0][0] if alike[0].status == "replayed" else ""
+            continue
+        same = [len(set(column)) == 1 for column in zip(*parts, strict=False)]
+        one_type = len({part.partition("[")[0] for own in parts for part in own}) == 1
+        for result, own in zip(alike, parts, strict=True):
+            told = [part for i, part in enumerate(own) if i >= len(same) or not same[i]]
+            made[result.id] = "" if result.status != "replayed" else _sizes(told or own, types=not one_type)
+    return made
+
+
+def _sizes(parts: Sequence[str], *, types: bool) -> str:
+    """ "bf16[4,512]·[512,512]" of "bf16[4,512]", "bf16[512,512]"; without `types` the first has none either."""
+    shown: list[str] = []
+    before = "" if types else parts[0].partition("[")[0]
+    for part in parts:
+        dtype, bracket, sizes = part.partition("[")
+        shown.append(f"[{sizes}" if bracket and dtype == before else part)
+        before = dtype if bracket else ""
+    return "·".join(shown)
 
 
 def op_cell(result: OpResult) -> OpCell:

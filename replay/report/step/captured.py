@@ -43,6 +43,7 @@ def facts(plan: ReplayPlan, found: Check | None) -> dict[str, Any]:
         "collectives": sum(op.count for op in plan.ops if op.ranks is not None),
         "graphs": capture.graphs,
         "graph_breaks": capture.graph_breaks,
+        "notes": capture.notes,
         "flops": capture.flops,
         "peak_bytes": capture.peak_bytes,
         "peaks": capture.peaks,
@@ -83,6 +84,7 @@ def render(plan: ReplayPlan, found: Check | None) -> RenderableType:
         parts.append(Text(f"the plan leaves out the last {plural(sequence.cut, 'call')}: there is a limit"))
     for names in shared_parameters(capture)[:SHOWN]:
         parts.append(Text(f"one parameter: {safe(', '.join(names))}", style="dim"))
+    parts += [Text(f"assumed: {safe(note)}", style="dim") for note in capture.notes]
     refused: dict[str, int] = {}
     for op in plan.ops:
         if op.reason is not None:
@@ -112,6 +114,8 @@ def check_lines(found: Check) -> list[RenderableType]:
     )
     lines: list[RenderableType] = [Text(line, style="" if found.equal else "red")]
     lines += [Text(f"  {safe(one.name)}: {safe(one.detail)}") for one in wrong[:SHOWN]]
+    if found.other_calls is not None:
+        lines.append(Text(f"  other calls: {safe(found.other_calls)}", style="dim"))
     if found.first_difference is not None:
         lines.append(Text(f"  differs first: {safe(found.first_difference)}"))
     return lines

@@ -111,7 +111,7 @@ def _collectives(found: JobTimeline) -> Table:
             time_text(one.skew_us),
             time_text(one.waiting_us),
             time_text(one.transfer_us),
-            f"rank {one.late_rank}",
+            f"rank {one.late_rank}" if one.late_us > 0.0 else DASH,
         )
     rest = order[COLLECTIVES_SHOWN:]
     if rest:

@@ -51,8 +51,8 @@ def processes(study: Study) -> list[Process]:
         out.append(
             Process(
                 title=f"simulated {name}",
-                graph=graph,
-                names=names,
+                graph=one.graph,
+                names=one.names,
                 start_us=one.schedule.start_us,
                 end_us=one.schedule.end_us,
                 made=one.made,

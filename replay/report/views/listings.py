@@ -89,10 +89,10 @@ def registrations_table(found: list[dict[str, Any]]) -> RenderableType:
     if not found:
         return Text("No plugin has registered anything; --plugin FILE loads one.")
     table = plain_table()
-    for name in ("kind", "ops", "name", "loaded by", "defined in"):
-        table.add_column(name, overflow="fold", style="dim" if name == "defined in" else "")
+    for name in ("kind", "ops", "name", "from"):
+        table.add_column(name, overflow="fold", style="dim" if name == "from" else "", no_wrap=name == "kind")
     for one in found:
         name = f"{one['name']} ({one['note']})" if one["note"] else one["name"]
         ops = Text("\n".join(map(safe, one["ops"])))
-        table.add_row(one["kind"], ops, *(Text(safe(cell)) for cell in (name, one["source"], one["place"])))
+        table.add_row(one["kind"], ops, Text(safe(name)), Text(safe(f"{one['source']}, {one['place']}")))
     return table

@@ -8,23 +8,34 @@ from typing import Any, Literal
 
 import msgspec
 from rich.console import Group, RenderableType
+from rich.text import Text
 
 from opreplay.replay.arguments.shrink.choose import fitted
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ir.reasons import Reason
 from opreplay.replay.ir.sizes import need_of, over_budget, readable
 from opreplay.replay.ir.verdicts import MetaCheck
-from opreplay.replay.report import suspects
-from opreplay.replay.report.columns import Column, ops_table
-from opreplay.replay.report.run.facts import assumption_notes, confidence_notes, socs_of, stand_in_notes, unowned_notes
+from opreplay.replay.plan.recorded.where import Where
+from opreplay.replay.report import first_screen, suspects
+from opreplay.replay.report.columns import Column, OpCell, ops_table
+from opreplay.replay.report.run.facts import (
+    assumption_notes,
+    confidence_notes,
+    socs_of,
+    stand_in_notes,
+    unowned_notes,
+    users_notes,
+)
 from opreplay.replay.report.run.table import (
     MAX_ROWS,
+    decisive,
     no_ops,
     notes_lines,
     reasons_table,
     recorded_columns,
     rest_line,
     simulated_columns,
+    told_apart,
 )
 from opreplay.replay.report.text import DASH
 from opreplay.replay.report.views import meta
@@ -63,13 +74,17 @@ def planned_results(
     max_op_bytes: int | None,
     checks: Mapping[str, MetaCheck] | None = None,
     over: OverBudget = "shrink",
+    failed: Mapping[str, Sequence[str]] | None = None,
 ) -> list[OpResult]:
     """The results that a run would start from: "replayed" where it would try, nothing measured.
 
-    `checks`: verdicts of a run on meta tensors, by id.
+    `checks`: verdicts of a run on meta tensors, by id. `failed`: why an op has no prediction, once it was asked for.
     """
     outcomes = [_outcome(op, max_op_bytes, over) for op in plan.ops]
-    results = [result_of(plan, op, outcome, simulate(op)) for op, outcome in zip(plan.ops, outcomes, strict=True)]
+    made = [(op, outcome, simulate(op)) for op, outcome in zip(plan.ops, outcomes, strict=True)]
+    results = [
+        result_of(plan, op, outcome, found, unpredicted=(failed or {}).get(op.id, ())) for op, outcome, found in made
+    ]
     return [msgspec.structs.replace(result, meta=checks.get(result.id)) for result in results] if checks else results
 
 
@@ -78,8 +93,19 @@ def planned_summary(plan: ReplayPlan, results: Sequence[OpResult]) -> Summary:
     return summarize(plan, results, wall_s=0.0, interrupted=False)
 
 
-def render(plan: ReplayPlan, results: Sequence[OpResult], *, width: int, ranked: bool = False) -> RenderableType:
-    """One row an op with how it would run, fitted to `width` characters; `ranked` numbers them from 1."""
+def render(
+    plan: ReplayPlan,
+    results: Sequence[OpResult],
+    *,
+    width: int,
+    ranked: bool = False,
+    where: Where | None = None,
+    everything: bool = True,
+) -> RenderableType:
+    """Head, and one row an op with how it would run, fitted to `width` characters; `ranked` numbers them from 1.
+
+    Without `everything` only the notes that may change a decision, and how many others there are.
+    """
     shown, ops = results[:MAX_ROWS], plan.ops[:MAX_ROWS]
     ranks = [Column(title="#", cells=tuple(str(i + 1) for i in range(len(shown))), style="dim")] if ranked else []
     how = tuple("no" if r.status != "replayed" else r.resolved_by or DASH for r in shown)
@@ -92,13 +118,22 @@ def render(plan: ReplayPlan, results: Sequence[OpResult], *, width: int, ranked:
     ]
     if any(r.meta is not None for r in results):
         columns.append(meta.column(shown))
-    parts = ops_table(columns, [meta.op_cell(r) for r in shown], width=width) if results else [no_ops()]
-    found = unowned_notes(plan.unowned_device_us, plan.device_us_total)
-    found += [*stand_in_notes(results), *assumption_notes(results)]
-    found += [note for soc in socs_of(results) for note in confidence_notes(soc, results)]
-    parts = [*suspects.rendered(suspects.lines(results)), *parts]
+    parts = ops_table(columns, _cells(shown), width=width, one_line=True) if results else [no_ops()]
+    head = first_screen.rendered(first_screen.lines(where, plan.device, results))
+    chosen = unowned_notes(plan.unowned_device_us, plan.device_us_total)
+    chosen += [note for soc in socs_of(results) for note in users_notes(soc, results)]
+    found = [*chosen, *stand_in_notes(results), *assumption_notes(results)]
+    found += [note for soc in socs_of(results) for note in confidence_notes(soc, results) if note not in chosen]
+    before = [*head, *suspects.rendered(suspects.lines(results))]
+    parts = [*before, Text(), *parts] if before else parts
     tables = [*reasons_table(results), *meta.problems(results)]
-    return Group(*parts, *rest_line(results[MAX_ROWS:]), *tables, *notes_lines(found))
+    notes = found if everything else decisive(found, chosen)
+    return Group(*parts, *rest_line(results[MAX_ROWS:]), *tables, *notes_lines(notes))
+
+
+def _cells(results: Sequence[OpResult]) -> list[OpCell]:
+    short = told_apart(results)
+    return [msgspec.structs.replace(meta.op_cell(r), short=short[r.id]) for r in results]
 
 
 def memory_text(op: ReplayOp) -> str:
@@ -107,7 +142,9 @@ def memory_text(op: ReplayOp) -> str:
     return f"{'' if need.outputs_known else '~'}{readable(need.total)}"
 
 
-def facts(plan: ReplayPlan, results: Sequence[OpResult], summary: Summary) -> dict[str, Any]:
+def facts(
+    plan: ReplayPlan, results: Sequence[OpResult], summary: Summary, where: Where | None = None
+) -> dict[str, Any]:
     """The same as JSON-safe values; times in microseconds a call."""
     return {
         "schema_version": SCHEMA_VERSION,
@@ -122,6 +159,7 @@ def facts(plan: ReplayPlan, results: Sequence[OpResult], summary: Summary) -> di
         "covered_share": summary.covered_share,
         "reasons": summary.reasons,
         "not_replayed": summary.not_replayed,
+        "where": where,
         "meta": meta.facts(results),
         "unique_ops": [op_facts(op, result) for op, result in zip(plan.ops, results, strict=True)],
     }
@@ -139,12 +177,14 @@ def op_facts(op: ReplayOp, result: OpResult) -> dict[str, Any]:
         "resolved_by": op.resolved_by,
         "via": op.via,
         "overload": op.overload,
+        "call": result.call,
         "inputs": result.inputs,
         "bytes": need.total,
         "bytes_estimated": not need.outputs_known,
         "recorded_device_us": result.recorded_device_us,
         "recorded_host_us": result.recorded_host_us,
         "recorded_share": result.recorded_share,
+        "kernel_classes": result.kernel_classes,
         "suspicions": result.suspicions,
         "simulated_us": result.simulated_us,
         "bound": result.bound,

@@ -17,12 +17,14 @@ from opreplay.replay.ascend.simulate.step import OpStep, Step, losing
 from opreplay.replay.ir.describe import describe_inputs
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import readable
-from opreplay.replay.report.columns import plain_table
+from opreplay.replay.plan.recorded.where import Where
+from opreplay.replay.report import first_screen
+from opreplay.replay.report.columns import Column, OpCell, names_room, ops_table, plain_table
 from opreplay.replay.report.coverage import coverage_facts, coverage_text
 from opreplay.replay.report.run import npu
 from opreplay.replay.report.run.csv_ import cell
 from opreplay.replay.report.suspects import MARK, SHOWN, rendered
-from opreplay.replay.report.text import DASH, middle, ratio_text, safe, share_text, time_text
+from opreplay.replay.report.text import DASH, ratio_text, safe, share_text, time_text
 from opreplay.replay.results.records import Simulated
 from opreplay.replay.results.suspects import suspicions
 
@@ -31,7 +33,6 @@ SCHEMA_VERSION = 1
 
 MOST_FAMILIES = 12
 MOST_OPS = 40
-INPUTS_WIDTH = 40
 ID_CHARS = 6
 WHOLE_STEP = 0.95
 """Share of the recorded time from which on a total is called that of the step."""
@@ -79,7 +80,7 @@ def _op_facts(op: ReplayOp, steps: Sequence[Step], share: float, *, captured: bo
         simulated=[(step.device, one.simulated) for step in steps for one in step.ops if one.id == op.id],
     )
     return {
-        "suspicions": found,
+        "suspicions": (*unpredicted(op, steps), *found),
         "id": op.id,
         "name": op.name,
         "count": op.count,
@@ -90,7 +91,7 @@ def _op_facts(op: ReplayOp, steps: Sequence[Step], share: float, *, captured: bo
     }
 
 
-def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int) -> dict[str, Any]:
+def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int, where: Where | None = None) -> dict[str, Any]:
     """Everything as JSON-safe values; microseconds, totals over all calls unless the name says otherwise."""
     shares = recorded_shares(plan) if plan.device_us_total > 0 else {}
     found = covered(plan, steps[0])
@@ -122,6 +123,7 @@ def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int) -> dict[str, 
             }
             for step in steps
         },
+        "where": None if where is None else msgspec.to_builtins(where),
         "captured": plan.captured,
         "cache_from": None
         if plan.sequence is None
@@ -214,6 +216,19 @@ def _totals_table(plan: ReplayPlan, steps: Sequence[Step]) -> RenderableType:
     return table
 
 
+def _losing_table(step: Step, lost: Sequence[tuple[ReplayOp, OpStep, float]], width: int) -> list[RenderableType]:
+    columns = [
+        Column(title="id", cells=tuple(op.id[:ID_CHARS] for op, _, _ in lost), style="dim"),
+        Column(title="lost", cells=tuple(time_text(us) for _, _, us in lost)),
+        Column(title="recorded", cells=tuple(time_text(op.recorded.device_us_total) for op, _, _ in lost), gives_way=2),
+        Column(title="simulated", cells=tuple(time_text(one.simulated.time_us * one.count) for _, one, _ in lost)),
+        Column(title="bound", cells=tuple(one.simulated.bound for _, one, _ in lost), left=True, gives_way=3),
+    ]
+    cells = [OpCell(name=op.name, detail=describe_inputs(op)) for op, _, _ in lost]
+    room = names_room([safe(op.name) for op, _, _ in lost])
+    return ops_table(columns, cells, width=width, title=f"loses most on {safe(step.device)}", room=room)
+
+
 def memory_facts(plan: ReplayPlan, step: Step) -> dict[str, Any] | None:
     """Whether what a captured step holds at a time fits the device's memory; None for a plan of a trace."""
     if plan.capture is None or step.hbm_bytes is None:
@@ -235,25 +250,6 @@ def memory_lines(plan: ReplayPlan, steps: Sequence[Step]) -> list[RenderableType
     return lines
 
 
-def _losing_table(step: Step, lost: Sequence[tuple[ReplayOp, OpStep, float]]) -> RenderableType:
-    table = plain_table()
-    table.add_column(f"loses most on {safe(step.device)}", no_wrap=True)
-    for title in ("id", "lost", "recorded", "simulated", "bound"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("inputs")
-    for op, one, us in lost:
-        table.add_row(
-            Text(safe(middle(op.name, 32))),
-            op.id[:ID_CHARS],
-            time_text(us),
-            time_text(op.recorded.device_us_total),
-            time_text(one.simulated.time_us * one.count),
-            one.simulated.bound,
-            Text(safe(middle(describe_inputs(op), INPUTS_WIDTH)), no_wrap=True, overflow="ellipsis"),
-        )
-    return table
-
-
 def _cache_line(plan: ReplayPlan, l2: str) -> list[RenderableType]:
     """Where the state of the cache is from; nothing to say of a plan without an order of calls."""
     if l2 != "sequence":
@@ -270,8 +266,6 @@ def _cache_line(plan: ReplayPlan, l2: str) -> list[RenderableType]:
 
 def suspect_lines(plan: ReplayPlan, steps: Sequence[Step]) -> list[str]:
     """A line for each op whose prediction contradicts its recorded time by far, most time first."""
-    if plan.device_us_total <= 0:
-        return []
     shares = recorded_shares(plan)
     predicted: dict[str, list[tuple[str, Simulated]]] = {}
     for step in steps:
@@ -280,8 +274,16 @@ def suspect_lines(plan: ReplayPlan, steps: Sequence[Step]) -> list[str]:
     made = []
     for op in sorted(plan.ops, key=lambda op: -shares[op.id]):
         recorded_us = op.recorded.device_us_total / op.count
-        found = suspicions(
-            op, share=shares[op.id], recorded_us=recorded_us, measured_us=None, simulated=predicted.get(op.id, ())
+        known = predicted.get(op.id, ()) if plan.device_us_total > 0 else ()
+        found = (
+            *unpredicted(op, steps),
+            *suspicions(
+                op,
+                share=max(shares[op.id], *(_share(one, op, plan) for _, one in known), 0.0),
+                recorded_us=recorded_us,
+                measured_us=None,
+                simulated=known,
+            ),
         )
         if found:
             share = share_text(shares[op.id])
@@ -292,17 +294,30 @@ def suspect_lines(plan: ReplayPlan, steps: Sequence[Step]) -> list[str]:
     return made[:SHOWN] + ([f"{MARK} and {len(made) - SHOWN} more like that"] if len(made) > SHOWN else [])
 
 
+def unpredicted(op: ReplayOp, steps: Sequence[Step]) -> list[str]:
+    """Why an op has no prediction, where a user's function failed."""
+    return [step.failed[op.id] for step in steps if op.id in step.failed]
+
+
+def _share(one: Simulated, op: ReplayOp, plan: ReplayPlan) -> float:
+    """Of the recorded time that a prediction comes to, all calls."""
+    return one.time_us * op.count / plan.device_us_total if plan.device_us_total > 0 else 0.0
+
+
 def covers(plan: ReplayPlan, steps: Sequence[Step]) -> str:
     """What the totals are of: the step only where they stand for nearly all of its recorded time."""
     predicted = covered(plan, steps[0]).predicted
     return "step" if predicted >= WHOLE_STEP else f"{share_text(predicted)} of the step"
 
 
-def render(plan: ReplayPlan, steps: Sequence[Step], *, losers: int) -> RenderableType:
-    """Totals with bands, time by bound and by kernel family, and the ops that lose most on each device."""
+def render(
+    plan: ReplayPlan, steps: Sequence[Step], *, losers: int, width: int = 160, where: Where | None = None
+) -> RenderableType:
+    """What was recorded, totals with bands, time by bound and by kernel family, and what loses most on each device."""
     counted = Text(f"{len(steps[0].ops):,} of {len(plan.ops):,} ops; nothing was executed", style="dim")
     parts: list[RenderableType] = [
         counted,
+        *first_screen.rendered([] if where is None else first_screen.where_lines(where, plan.device)),
         *rendered(suspect_lines(plan, steps)),
         _totals_table(plan, steps),
         *memory_lines(plan, steps),
@@ -314,7 +329,7 @@ def render(plan: ReplayPlan, steps: Sequence[Step], *, losers: int) -> Renderabl
     for step in steps:
         lost = losing(step, plan.ops, losers)
         if lost:
-            parts += [Text(), _losing_table(step, lost)]
+            parts += [Text(), *_losing_table(step, lost, width)]
     parts += npu.agreement_lines(compare_all(plan.ops))
     if plan.device_us_total <= 0 and not plan.captured:
         parts += [Text(), Text("the trace recorded no device time: nothing to compare with", style="dim")]

@@ -15,7 +15,7 @@ from opreplay.replay.ascend.calibrate.error_table import ErrorTable, TableRow, m
 from opreplay.replay.ascend.calibrate.validate import Figures, Validation, held_figures
 from opreplay.replay.ascend.measured.accuracy import Compared, Errors
 from opreplay.replay.ascend.simulate.op import describe
-from opreplay.replay.report.columns import plain_table
+from opreplay.replay.report.columns import Column, OpCell, names_room, ops_table, plain_table
 from opreplay.replay.report.text import DASH, middle, safe, time_text
 
 TITLES = {
@@ -181,21 +181,31 @@ def all_facts(found: ErrorTable) -> dict[str, Any]:
     }
 
 
-def _files_table(rows: tuple[TableRow, ...]) -> RenderableType:
-    table = plain_table()
-    table.add_column("table", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    for title in ("n", "median", "MAPE", "WAPE", "capped", "≤10", "≤25", "band"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for row in rows:
-        e = row.errors
-        numbers = [f"{100 * value:.1f}" for value in (e.median_ape, e.mape, e.wape, e.capped_wape)]
-        shares = [f"{100 * value:.0f}" for value in (e.within_10, e.within_25, e.in_band)]
-        table.add_row(Text(safe(middle(row.name, 24))), row.state, str(e.n), *numbers, *shares)
-    return table
+def _files_table(rows: Sequence[TableRow], width: int) -> list[RenderableType]:
+    """The name of a table has the room; figures that say the same in another way go first."""
+    errors = [row.errors for row in rows]
+    figures = (
+        ("median", [e.median_ape for e in errors], 0.0),
+        ("MAPE", [e.mape for e in errors], 7.0),
+        ("WAPE", [e.wape for e in errors], 6.0),
+        ("capped", [e.capped_wape for e in errors], 8.0),
+    )
+    shares = (
+        ("≤10", [e.within_10 for e in errors], 4.0),
+        ("≤25", [e.within_25 for e in errors], 3.0),
+        ("band", [e.in_band for e in errors], 2.0),
+    )
+    columns = [
+        Column(title="state", cells=tuple(row.state for row in rows), left=True, gives_way=9),
+        Column(title="n", cells=tuple(str(e.n) for e in errors)),
+        *(Column(title=t, cells=tuple(f"{100 * x:.1f}" for x in values), gives_way=g) for t, values, g in figures),
+        *(Column(title=t, cells=tuple(f"{100 * x:.0f}" for x in values), gives_way=g) for t, values, g in shares),
+    ]
+    names = [OpCell(name=row.name) for row in rows]
+    return ops_table(columns, names, width=width, title="table", room=names_room([safe(row.name) for row in rows]))
 
 
-def render_all(found: ErrorTable) -> RenderableType:
+def render_all(found: ErrorTable, *, width: int = 160) -> RenderableType:
     """One table a section."""
     note = (
         "errors in percent; capped: WAPE with no kernel above a tenth of its table; ≤10, ≤25: share within 10, 25 %; "
@@ -204,7 +214,7 @@ def render_all(found: ErrorTable) -> RenderableType:
     parts: list[RenderableType] = [Text(note, style="dim")]
     for name, rows in found.sections.items():
         title = SHIPPED if name == "shipped" else TITLES[name]
-        parts += [Text(), Text(title, style="bold"), _files_table(rows)]
+        parts += [Text(), Text(title, style="bold"), *_files_table(rows, width)]
         parts.append(Text(f"median over tables: {100 * median_of_tables(rows):.1f} %"))
     if found.left_out:
         parts.append(Text())

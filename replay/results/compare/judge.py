@@ -219,6 +219,8 @@ def compare_op(before: OpResult, after: OpResult, method: Method = "gauges") -> 
     if a.median_us <= 0 or b.median_us <= 0:
         return msgspec.structs.replace(made, verdict="unclear", note="too short for the clock")
     ratio, low, high = _ratio(a, b, method)
+    if median_ranks(min(a.samples, b.samples)) is None:
+        low = high = None  # one sample says nothing of how far it is off: an interval of no width would
     doubt = _doubt(a, b)
     note = doubt or _another_way(before, after)
     return msgspec.structs.replace(

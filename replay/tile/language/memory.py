@@ -180,6 +180,9 @@ def runs_of(ref: Ref) -> tuple[int, int]:
     dims = [(n, s) for n, s in zip(ref.shape, ref.strides, strict=True) if n != 1]
     if not dims:
         return 1, 1
+    if dims[-1][1] != 1 and ref.shape[-1] == 1:
+        # Runs of single elements.
+        return prod(n for n, _ in dims), 1
     if dims[-1][1] != 1:
         raise fail(
             "stride",

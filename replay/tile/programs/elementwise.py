@@ -54,6 +54,7 @@ def _swiglu(x):
     "npu::npu_swiglu",
     reference=_swiglu,
     cases=("x=bf16[4096,8192]",),
+    checks=("x=f32[1,2]", "x=f32[47,20]", "x=f32[3,5,4200]"),
     choices={"rows": (1, 2, 4, 8), "columns": (1024, 2048, 4096)},
 )
 def swiglu(x, y: tile.Out, *, rows=2, columns=2048):
@@ -76,6 +77,11 @@ def _rope(x, cos, sin):
     "tile::rope",
     reference=_rope,
     cases=("x=bf16[4096,1024] cos=bf16[4096,1024] sin=bf16[4096,1024]",),
+    checks=(
+        "x=f32[1,2] cos=f32[1,2] sin=f32[1,2]",
+        "x=f32[47,20] cos=f32[47,20] sin=f32[47,20]",
+        "x=f32[128,128] cos=f32[128,128] sin=f32[128,128]",
+    ),
     choices={"rows": (2, 4, 8, 16)},
 )
 def rope(x, cos, sin, y: tile.Out, *, rows=4):

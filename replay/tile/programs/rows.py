@@ -104,6 +104,7 @@ def _largest(x, k=8):
     "tile::topk",
     reference=_largest,
     cases=("x=f32[4800,1024] k=1000",),
+    checks=("x=f32[1,1] k=1", "x=f32[47,10] k=3", "x=f32[60,130] k=130", "x=f32[5,1024] k=1000"),
     dtypes=("float32", "float16"),
 )
 def topk(x, values: tile.Out, indices: tile.Out, k=8):

@@ -32,7 +32,7 @@ from opreplay.replay.timeline.simulated import ContentsOf, Predicted, predict
 from opreplay.replay.timeline.timeline import EdgeCount, recorded_schedule, relative
 from opreplay.traces import Trace
 from opreplay.traces.errors import UsageError
-from opreplay.traces.joins.ranks import JobCollectives, Matched, RankCalls, match
+from opreplay.traces.joins.ranks import JobCollectives, Matched, RankCalls, match, sum_of_rank
 from opreplay.traces.links.collectives import RankCall, collectives_of, with_host_collectives
 
 
@@ -235,8 +235,7 @@ def _rank_step(
     job: JobGraph, ranks: Sequence[RankStudy], found: JobCollectives, inside: Sequence[Matched], index: int, us: float
 ) -> RankStep:
     one, graph = ranks[index], job.ranks[index].graph
-    mine = [(c, m) for c in inside for m in c.members if m.rank == one.rank]
-    late = [c for c, _ in mine if c.late_rank == one.rank]
+    sums = sum_of_rank(inside, one.rank)
     return RankStep(
         rank=one.rank,
         source=one.trace.info.path.rsplit("/", 1)[-1],
@@ -246,10 +245,10 @@ def _rank_step(
         structure_error=relative(us, graph.recorded_us),
         begins_us=job.ranks[index].at_us,
         categories_us=categories(graph, recorded_schedule(graph), step_us=graph.recorded_us),
-        waiting_us=sum(m.waiting_us for _, m in mine),
-        transfer_us=sum(m.transfer_us for _, m in mine),
-        late=len(late),
-        late_us=sum(c.late_us for c in late),
+        waiting_us=sums.waiting_us,
+        transfer_us=sums.transfer_us,
+        late=sums.late,
+        late_us=sums.late_us,
         unmatched=found.unmatched[one.rank],
         clock=next(clock for clock in found.clocks if clock.rank == one.rank),
     )

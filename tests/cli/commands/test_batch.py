@@ -16,6 +16,7 @@ from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.processes.runner import InProcess
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.results.reading import read_result_file
+from tests.replay.timeline.job_machine import Job
 
 SEEN: dict[str, object] = {}
 
@@ -361,3 +362,29 @@ def test_processes_that_read_end_when_nobody_waits_for_them(ranks: Path, monkeyp
     plans.close()  # type: ignore[attr-defined]
     assert time.monotonic() - started < 20
     assert set(multiprocessing.active_children()) <= before
+
+
+def test_collectives_of_ranks_are_matched(tmp_path: Path) -> None:
+    job = Job(2)
+    for machine in job.ranks:
+        machine.begin()
+        machine.op("aten::mm", 12.0, ("gemm", 5.0))
+    job.ranks[1].host(500.0)
+    job.all_reduce(50.0)
+    job.all_reduce(50.0, r1=2000)
+    for machine in job.ranks:
+        machine.synchronize()
+        machine.end()
+    paths, target = job.write(tmp_path), tmp_path / "out.jsonl"
+    result = CliRunner().invoke(opreplay, ["batch", *paths, "--select", "all", "--output", str(target), "--force"])
+    assert result.exit_code == 0, result.stderr
+    (found,) = read_result_file(target).jobs
+    assert found.collectives is not None
+    assert (found.collectives.matched, found.collectives.inferred, found.collectives.missing) == (2, 0, 0)
+    assert [(one.rank, one.late) for one in found.collectives.ranks] == [(0, 0), (1, 1)]
+    assert found.collectives.ranks[0].waiting_us == pytest.approx(500.0, rel=0.1)
+    assert [(one.what, one.values) for one in found.collectives.disagreeing[:1]] == [
+        ("elements in", {"0": "1000", "1": "2000"})
+    ]
+    assert "rank 1, 1×" in result.stdout
+    assert "elements in of collective 1 disagree: rank 0: 1000, rank 1: 2000" in " ".join(result.stdout.split())

@@ -161,7 +161,7 @@ def test_a_step_for_astra_sim(trace: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     assert result.stdout.splitlines()[0] == f"exported 3 calls, 0 collectives, to {out}; recorded times"
     assert CliRunner().invoke(opreplay, ["inspect", str(out)]).exit_code == 0
-    result = export(trace, "--format", "chakra", "-o", fast, "--soc", "910b3")
+    result = export(trace, "--format", "chakra", "-o", fast, "--clock", "910b3")
     assert "910b3 times" in result.stdout
     assert read_trace(fast).ops.dur_ns.sum() < read_trace(out).ops.dur_ns.sum()
 
@@ -170,7 +170,7 @@ def test_a_step_for_astra_sim(trace: Path, tmp_path: Path) -> None:
     ("arguments", "why"),
     [
         (("--format", "chakra", "-o", "step.json"), "no suffix of --format chakra"),
-        (("--format", "tritonbench", "-o", "ops.json", "--soc", "910b3"), "--soc says nothing"),
+        (("--format", "tritonbench", "-o", "ops.json", "--clock", "910b3"), "--clock says nothing"),
         (("--format", "tracelens", "-o", "ops.json", "--keep-names"), "--keep-names says nothing"),
         (("-o", "b", "--capture", "nowhere"), "nowhere"),
         (("-o", "b", "--kernel-details", "nowhere.csv"), "a kernel table completes"),

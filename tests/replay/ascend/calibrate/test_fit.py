@@ -77,6 +77,6 @@ def test_bands_cover_what_they_say_and_wilder_families_have_wider_ones() -> None
         one = compare_group(group(64, [10.0]).launches, DEVICE)
         wrong = msgspec.structs.replace(one, predicted_us=10.0 * math.exp(generator.gauss(0, width)))
         held.append(HeldOut(soc="x", family=family, compared=wrong))
-    by_family, usual, inside = bands(held)
-    assert inside == pytest.approx(0.8, abs=0.01)
-    assert by_family["x", "calm"] < usual < by_family["x", "wild"]
+    made = bands(held)
+    assert made.inside == pytest.approx(0.8, abs=0.01)
+    assert made.own["x", "calm"] < made.usual < made.own["x", "wild"]

@@ -1,0 +1,233 @@
+"""Whether captured steps are the models: checked on real values, and held against profiles of the same steps.
+
+    python benchmarks/capture_models.py [--only MODEL ...] [--calls]
+
+For each model of `small_models.py`, in eval and in a training step with SGD and with AdamW: the plan that fake tensors
+give is replayed on real values and every output, parameter and buffer compared (`opreplay capture --check`); and the
+calls of the plan are compared with those of a profile of the same step, in name, types, shapes, strides and scalars.
+Bars: 28 of 30 models equal in every mode; 99.5 % of calls equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import small_models
+from opreplay.replay.capture.capture import capture_made, check_made
+from opreplay.replay.capture.step import step_of
+from opreplay.replay.ir.model import ReplayArg, ReplayOp, ReplayPlan, Value
+from opreplay.replay.plan.build import build_plan, signature_id
+from opreplay.replay.resolve.schema import specs_of
+from opreplay.traces import read_trace
+from opreplay.traces.errors import OpReplayError
+from opreplay.traces.links.parents import parents_of
+from opreplay.traces.model import Trace, contiguous_strides
+
+RELATIVE = 1e-6
+"""Of floats, which a profile prints with fewer digits."""
+SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calls:
+    """How many calls of a profile are in a captured plan."""
+
+    equal: int
+    profiled: int
+    captured: int
+    missing: tuple[str, ...] = ()
+    """Some of those that are not."""
+
+
+def calls_compared(plan: ReplayPlan, make: Callable[[], Any]) -> Calls:
+    """The calls of a captured plan beside those of a profile of the same step."""
+    trace = profiled(make)
+    told = build_plan(trace, select="all")
+    ops = {op.id: op for op in told.ops}
+    ids = [signature_id(one) for one in trace.signatures]
+    left: dict[str, list[list[Any]]] = defaultdict(list)
+    for op in plan.ops:
+        left[op.name].append([op, op.count])
+    counts: dict[str, int] = defaultdict(int)
+    composed = [is_composed(one.name, ops.get(id_)) for one, id_ in zip(trace.signatures, ids, strict=True)]
+    for row in rows_below_autograd(trace, composed):
+        counts[ids[trace.ops.signature[row]]] += 1
+    equal, missing = 0, []
+    for id_, count in counts.items():
+        op = ops.get(id_)
+        wanted = count
+        for entry in left.get(op.name, []) if op is not None else []:
+            if entry[1] and op is not None and same_call(op, entry[0]):
+                taken = min(entry[1], wanted)
+                entry[1] -= taken
+                wanted -= taken
+                if not wanted:
+                    break
+        equal += count - wanted
+        if wanted:
+            missing.append(f"{wanted} x {op.name if op else id_} {shown(op)}")
+    return Calls(
+        equal=equal,
+        profiled=sum(counts.values()),
+        captured=sum(op.count for op in plan.ops),
+        missing=tuple(missing),
+    )
+
+
+def profiled(make: Callable[[], Any]) -> Trace:
+    """A profile of the step that `make()` gives, run once on real tensors."""
+    torch.manual_seed(0)
+    step = step_of(make())
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as found:
+        step.run()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        found.export_chrome_trace(str(path))
+        return read_trace(path)
+
+
+def rows_below_autograd(trace: Trace, composed: Sequence[bool]) -> Iterator[int]:
+    """Rows of the calls that autograd makes and that torch does not compose of others: what a dispatch mode sees.
+
+    Below them lie what their kernels call; above them what torch composes of several.
+    """
+    parents = parents_of(trace)
+    names = [one.name for one in trace.signatures]
+    taken = set()
+    for row in sorted(range(len(trace.ops)), key=lambda row: int(trace.ops.start_ns[row])):
+        at = int(parents[row])
+        while at >= 0 and at not in taken:
+            at = int(parents[at])
+        which = int(trace.ops.signature[row])
+        if at < 0 and names[which].startswith("aten::") and not composed[which]:
+            taken.add(row)
+            yield row
+
+
+def is_composed(name: str, told: ReplayOp | None) -> bool:
+    """Whether torch composes the overload that was called, or every one, of other ops before autograd sees it."""
+    if not name.startswith("aten::"):
+        return False
+    specs = [spec for spec in specs_of(name) if not any(arg.out for arg in spec.args)]
+    if told is not None and told.overload is not None and told.via is None:
+        specs = [spec for spec in specs if spec.overload == told.overload] or specs
+    return bool(specs) and all(
+        torch._C._dispatch_has_kernel_for_dispatch_key(spec.full_name, "CompositeImplicitAutograd") for spec in specs
+    )
+
+
+def same_call(told: ReplayOp, captured: ReplayOp) -> bool:
+    """Whether a profile's call is a captured one, as far as the profile says: what was guessed does not count."""
+    guessed = {note.argument for note in told.assumptions}
+    mine = {arg.name: arg for arg in captured.args}
+    defaults = {
+        arg.name: arg.default
+        for spec in specs_of(captured.name)
+        if spec.overload == captured.overload
+        for arg in spec.args
+    }
+    if told.overload != captured.overload and told.reason is None:
+        return False
+    return all(
+        arg.name in guessed or arg.type == "Device" or same_argument(arg, mine.get(arg.name), defaults.get(arg.name))
+        for arg in told.args
+    )
+
+
+def same_argument(told: ReplayArg, captured: ReplayArg | None, default: Value) -> bool:
+    """Whether two arguments agree; one that a call leaves out has its default."""
+    if captured is None:
+        return not told.tensors and same_value(told.value, default)
+    if told.tensors or captured.tensors:
+        return len(told.tensors) == len(captured.tensors) and all(
+            (a is None and b is None)
+            or (
+                a is not None
+                and b is not None
+                and (a.shape, a.dtype) == (b.shape, b.dtype)
+                and (a.strides or contiguous_strides(a.shape)) == (b.strides or contiguous_strides(b.shape))
+            )
+            for a, b in zip(told.tensors, captured.tensors, strict=True)
+        )
+    return same_value(told.value, captured.value)
+
+
+def same_value(a: Value, b: Value) -> bool:
+    """Whether two scalars or lists agree; of device, layout and memory format a profile has codes."""
+    if isinstance(a, tuple) or isinstance(b, tuple):
+        first, second = (list(v) if isinstance(v, tuple) else [v] for v in (a, b))
+        if len(first) == 1 and len(second) > 1:
+            first = first * len(second)
+        if len(second) == 1 and len(first) > 1:
+            second = second * len(first)
+        return len(first) == len(second) and all(map(same_value, first, second))
+    if isinstance(a, bool | int | float) and isinstance(b, bool | int | float):
+        return math.isclose(float(a), float(b), rel_tol=RELATIVE, abs_tol=1e-12)
+    return a == b
+
+
+def shown(op: ReplayOp | None) -> str:
+    """The arguments of a call, in short."""
+    if op is None:
+        return ""
+    return " ".join(
+        f"{arg.name}={[list(m.shape) for m in arg.tensors if m] if arg.tensors else arg.value}" for arg in op.args
+    )[:160]
+
+
+def models() -> dict[str, Callable[[str], Callable[[], Any]]]:
+    """Name → (mode → make) of all models that can be had here."""
+    return {name: partial(small_models.step_of_model, name) for name in small_models.MODELS}
+
+
+def main() -> None:
+    """One line a model and mode, and the sums."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=None, help="names of models")
+    parser.add_argument("--calls", action="store_true", help="show calls of profiles that no plan has")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    sums = [0, 0]
+    good = []
+    chosen = {name: make for name, make in models().items() if not args.only or name in args.only}
+    for name, make_of in chosen.items():
+        fine = True
+        for mode in small_models.MODES:
+            make = make_of(mode)
+            try:
+                plan = capture_made(make, source=name)
+                found = check_made(make, plan)
+                calls = calls_compared(plan, make)
+            except OpReplayError as error:
+                fine = False
+                print(f"{name:20} {mode:6} {error}")
+                continue
+            fine &= found.equal
+            sums[0] += calls.equal
+            sums[1] += calls.profiled
+            both = (*found.outputs, *found.parameters)
+            verdict = "equal" if found.equal else f"NOT equal: {found.first_difference or found.reason}"
+            print(
+                f"{name:20} {mode:6} {verdict}: {sum(one.bits_equal for one in both)} of {len(both)} bit for bit, "
+                f"largest error {found.largest_error:g}; {calls.equal} of {calls.profiled} profiled calls "
+                f"({calls.captured} captured){f'; {found.other_calls}' if found.other_calls else ''}"
+            )
+            for line in calls.missing[: 500 if args.calls else 0]:
+                print(f"    {line}")
+        good.append(fine)
+    share = sums[0] / max(1, sums[1])
+    print(f"{sum(good)} of {len(good)} models equal in every mode; {sums[0]} of {sums[1]} calls equal ({share:.2%})")
+
+
+if __name__ == "__main__":
+    main()

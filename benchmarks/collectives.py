@@ -1,0 +1,244 @@
+"""Collectives on real ranks: how many of a folder's traces are replayed right, how fast beside a plain loop, and what
+broken ranks cost.
+
+    python benchmarks/collectives.py coverage ../shared/traces --ranks 2,4
+    python benchmarks/collectives.py bandwidth --rounds 7
+    python benchmarks/collectives.py faults --runs 100
+
+coverage runs `opreplay run --ranks N --backend gloo` on every trace that records collectives, and counts those that
+name operation, size and group: calls and distinct ones, replayed with a right result or not. bandwidth times
+all-reduces of 1 KB to 64 MB on two gloo ranks by turns: as `run` does, and in a plain loop of two other processes; the
+ratio is that of medians. faults kills, stops, or delays a rank of each of many collectives: what is lost but the one in
+flight, is any process left behind? Each exits with 1 where its bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from time import monotonic, perf_counter, sleep
+
+from opreplay.replay.collectives.mapping import mapped
+from opreplay.replay.collectives.model import Collective, bandwidth
+from opreplay.replay.execute.options import MeasureOptions
+from opreplay.replay.execute.ranks.crew import LocalCrew
+from opreplay.replay.execute.ranks.engine import outcome_of
+from opreplay.replay.execute.ranks.messages import RankConfig, RankTask
+from opreplay.replay.ir.reasons import Reason
+from opreplay.replay.plan.collectives.recorded import collective_calls
+from opreplay.replay.results.reading import read_result_file
+from opreplay.traces import read_trace
+from opreplay.traces.errors import TraceError
+
+SCRIPT = Path(sys.executable).parent / "opreplay"
+COVERED = 0.98
+WITHIN = 0.05
+SIZES = tuple(1 << k for k in range(10, 27, 2))
+"""Bytes, 1 KB to 64 MB."""
+NAMES = ("c10d*", "_c10d*", "record_param_comms", "gloo:*", "nccl:*", "hccl:*", "hcom*", "vllm::*", "sglang::*")
+PLAIN = """
+import os, sys, time, torch, torch.distributed as dist
+rank, path = int(sys.argv[1]), sys.argv[2]
+os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+torch.set_num_threads(1)
+dist.init_process_group("gloo", store=dist.FileStore(path, 2), rank=rank, world_size=2)
+for line in sys.stdin:
+    size, count = map(int, line.split())
+    tensor = torch.zeros(size // 4)
+    for _ in range(3):
+        dist.all_reduce(tensor)
+    dist.barrier()
+    started = time.perf_counter()
+    for _ in range(count):
+        dist.all_reduce(tensor)
+    print((time.perf_counter() - started) / count * 1e6, flush=True)
+"""
+
+
+def crew_of(ranks: int, *, op_time_s: float, limit_s: float, memory_bytes: int = 1 << 30) -> LocalCrew:
+    """Ranks here."""
+    options = MeasureOptions(op_time_s=op_time_s, limit_s=limit_s)
+    config = RankConfig(
+        rank=0, world=ranks, backend="gloo", device="cpu", store="", memory_bytes=memory_bytes, measure=options
+    )
+    return LocalCrew(config, limit_s=limit_s)
+
+
+def all_reduce(size_bytes: int) -> Collective:
+    """An all-reduce of float32."""
+    return Collective(kind="all_reduce", dtype="float32", in_elements=size_bytes // 4, out_elements=size_bytes // 4)
+
+
+def coverage(folder: Path, ranks: list[int], memory: str) -> bool:
+    """Whether enough of the collectives were replayed, with right results."""
+    good = True
+    for count in ranks:
+        named = right = named_calls = right_calls = cut = 0
+        missed: list[str] = []
+        for path in sorted(folder.glob("*.json*")):
+            try:
+                calls = collective_calls(read_trace(path, activity=True))
+            except TraceError:
+                continue
+            if not calls:
+                continue
+            with tempfile.TemporaryDirectory() as into:
+                out = Path(into, "out.jsonl")
+                command = [str(SCRIPT), "run", str(path), "-o", str(out)]
+                command += ["--ranks", str(count), "--backend", "gloo", "--op-time", "20ms", "--max-op-memory", memory]
+                command += [part for name in NAMES for part in ("--op-filter", name)]
+                subprocess.run(command, check=True, capture_output=True)
+                results = [r for r in read_result_file(out).results if r.collective is not None]
+            for result in results:
+                told = result.collective
+                if told is None or told.collective.group_size is None:
+                    continue
+                replayed = told.replayed
+                done = replayed is not None and replayed.checked == "right"
+                named, named_calls = named + 1, named_calls + result.count
+                right, right_calls = right + done, right_calls + result.count * done
+                cut += replayed is not None and done and "for memory" in replayed.mapping
+                if not done:
+                    missed.append(f"{path.name}: {result.name}: {result.reason}")
+        share = right / named if named else 0.0
+        print(
+            f"{count} ranks: {right} of {named} distinct collectives = {share:.1%}, {right_calls} of {named_calls} "
+            f"calls that name operation, size and group; {cut} on a part of the message for memory ({memory})"
+        )
+        print("\n".join(missed[:20]))
+        good &= share >= COVERED
+    return good
+
+
+def bandwidths(rounds: int) -> bool:
+    """Whether all-reduces are as fast as in a plain loop."""
+    folder = tempfile.mkdtemp()
+    plain = [
+        subprocess.Popen(
+            [sys.executable, "-c", PLAIN, str(rank), str(Path(folder, "store"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    crew = crew_of(2, op_time_s=0.15, limit_s=120)
+    crew.start()
+    good, number = True, 0
+    try:
+        for size in SIZES:
+            share = mapped(all_reduce(size), 2)
+            ours: list[float] = []
+            theirs: list[float] = []
+            for _ in range(rounds):
+                number += 1
+                replies = crew.run(RankTask(number=number, share=share))
+                assert not isinstance(replies, Reason), replies
+                made = outcome_of(all_reduce(size), share, replies, backend="gloo", options=MeasureOptions())
+                assert made.measurement is not None
+                ours.append(made.measurement.median_us)
+                calls = max(10, min(1000, int(0.15e6 / ours[-1])))
+                for process in plain:
+                    assert process.stdin is not None
+                    process.stdin.write(f"{size} {calls}\n")
+                    process.stdin.flush()
+                theirs.append(max(float(process.stdout.readline()) for process in plain if process.stdout))
+            one, other = statistics.median(ours), statistics.median(theirs)
+            found = [bandwidth("all_reduce", size, 2, us) for us in (one, other)]
+            rates = [0.0 if rate is None else rate.bus_gb_s for rate in found]
+            ratio = other / one
+            good &= abs(ratio - 1) <= WITHIN
+            print(
+                f"{size:>10,} B  ours {one:>9.1f} us {rates[0]:.3f} GB/s  "
+                f"plain {other:>9.1f} us {rates[1]:.3f} GB/s  ratio {ratio:.3f}",
+                flush=True,
+            )
+    finally:
+        crew.close()
+        for process in plain:
+            process.kill()
+            process.wait()
+    return good
+
+
+def faults(runs: int, seed: int) -> bool:
+    """Whether a broken rank costs its collective and nothing else."""
+    draw = random.Random(seed)
+    crew = crew_of(2, op_time_s=1.0, limit_s=4.0)
+    quick = mapped(all_reduce(4096), 2)
+    wrong: list[str] = []
+    seen: set[int] = set()
+    counts = {"kill": 0, "hang": 0, "late": 0}
+    started, number = monotonic(), 0
+    for run in range(runs):
+        crew.start()
+        seen |= set(crew.pids)
+        kind, victim = ("kill", "hang", "late")[run % 3], draw.choice(crew.pids)
+        counts[kind] += 1
+        after = draw.uniform(0.0, 0.8)
+        harm = threading.Thread(target=_harm, args=(kind, victim, after))
+        number += 1
+        harm.start()
+        found = crew.run(RankTask(number=number, share=quick))
+        harm.join()
+        if kind == "late" and isinstance(found, Reason):
+            wrong.append(f"{run} {kind}: {found}")
+        if kind != "late" and not isinstance(found, Reason):
+            wrong.append(f"{run} {kind} after {after:.2f} s was not noticed")
+        number += 1
+        following = crew.run(RankTask(number=number, share=quick))
+        if isinstance(following, Reason) or any(reply.wrong for reply in following):
+            wrong.append(f"{run} {kind}: the next collective: {following}")
+        seen |= set(crew.pids)
+    crew.close()
+    left = [pid for pid in seen if Path(f"/proc/{pid}").exists()]
+    told = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    print(f"{runs} runs ({told}) in {monotonic() - started:.0f} s, {crew.restarts} new groups")
+    print(f"wrong: {len(wrong)}; processes left: {len(left)}")
+    print("\n".join(wrong[:20]))
+    return not wrong and not left
+
+
+def _harm(kind: str, pid: int, after: float) -> None:
+    sleep(after)
+    os.kill(pid, signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+    if kind == "late":
+        sleep(0.7)
+        os.kill(pid, signal.SIGCONT)
+
+
+def main() -> int:
+    """Parse, run one, say whether its bar is met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="what", required=True)
+    covering = commands.add_parser("coverage")
+    covering.add_argument("folder", type=Path)
+    covering.add_argument("--ranks", default="2,4")
+    covering.add_argument("--memory", default="1GB")
+    timing = commands.add_parser("bandwidth")
+    timing.add_argument("--rounds", type=int, default=7)
+    breaking = commands.add_parser("faults")
+    breaking.add_argument("--runs", type=int, default=100)
+    breaking.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    started = perf_counter()
+    if given.what == "coverage":
+        good = coverage(given.folder, [int(n) for n in given.ranks.split(",")], given.memory)
+    elif given.what == "bandwidth":
+        good = bandwidths(given.rounds)
+    else:
+        good = faults(given.runs, given.seed)
+    print(f"{'met' if good else 'MISSED'}, {perf_counter() - started:.0f} s")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

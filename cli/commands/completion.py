@@ -1,0 +1,27 @@
+# pyright: strict
+"""`opreplay completion`: what a shell needs to complete commands, options, devices and files."""
+
+from __future__ import annotations
+
+import click
+
+SHELLS = ("bash", "zsh", "fish")
+VARIABLE = "_OPREPLAY_COMPLETE"
+
+
+@click.command("completion", short_help="Print what makes a shell complete opreplay's commands.")
+@click.argument("shell", type=click.Choice(SHELLS), metavar="bash|zsh|fish")
+@click.pass_context
+def command(ctx: click.Context, shell: str) -> None:
+    """Print a script that makes SHELL complete commands, options, their values, simulated devices and files.
+
+    \b
+    bash   eval "$(opreplay completion bash)" in ~/.bashrc
+    zsh    eval "$(opreplay completion zsh)" in ~/.zshrc
+    fish   opreplay completion fish > ~/.config/fish/completions/opreplay.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    found = get_completion_class(shell)
+    assert found is not None
+    click.echo(found(ctx.find_root().command, {}, "opreplay", VARIABLE).source())

@@ -1,0 +1,130 @@
+# pyright: strict
+"""`opreplay tile`: kernels written in tiles: their values, limits and time on simulated devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from opreplay.cli.options.shared import force_option, format_option, l2_option, soc_option
+
+if TYPE_CHECKING:
+    from opreplay.replay.results.records import L2State
+    from opreplay.replay.tile.study import Study
+
+
+@click.command("tile", short_help="Check kernels written in tiles, and predict them on simulated NPUs.")
+@click.argument("file", metavar="FILE|MODULE")
+@click.option(
+    "--case",
+    "cases",
+    multiple=True,
+    metavar="TEXT",
+    help='A kernel with its arguments: "rms_norm x=bf16[4096,1024] w=bf16[1024] eps=1e-5". Repeatable.',
+)
+@click.option(
+    "--shapes",
+    multiple=True,
+    metavar="N=...",
+    help="Values of a size that cases name, x=bf16[n,1024]: n=1,47,128 or n=2^7..2^14. Repeatable.",
+)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=...",
+    help="Values of a setting, rows=1,2,4: every combination is looked at, best first. Repeatable.",
+)
+@click.option("--tune", is_flag=True, help="Try combinations of the settings and show the best first.")
+@click.option("--cores", type=click.IntRange(min=1), metavar="N", help="Use no more than N cores.")
+@click.option("--no-values", is_flag=True, help="Predict only: do not run values.")
+@click.option("--lines", is_flag=True, help="Show the busy time of each line of the source, by pipe.")
+@click.option("--timeline", metavar="FILE.json", help="Write the pipes of a core in the first case, for Perfetto.")
+@soc_option
+@l2_option("sequence")
+@format_option("table", "json", "html")
+@force_option
+def command(
+    file: str,
+    cases: tuple[str, ...],
+    shapes: tuple[str, ...],
+    settings: tuple[str, ...],
+    tune: bool,
+    cores: int | None,
+    no_values: bool,
+    lines: bool,
+    timeline: str | None,
+    soc: tuple[str, ...],
+    l2: L2State,
+    format_: str,
+    force: bool,
+) -> int:
+    """Run the kernels of FILE, Python functions with @tile.kernel: compare their values with their references, on the
+    cases given and on a default set of small and odd shapes in each dtype, and predict the cases on simulated devices.
+
+    A limit that a kernel breaks is told with the line that does, and makes the command exit with 1.
+    """
+    from functools import partial
+
+    from opreplay.cli.terminal import console
+    from opreplay.replay.ascend.simulate.devices import load_socs
+    from opreplay.replay.ascend.simulate.op import state_of
+    from opreplay.replay.report import tile_programs as view
+    from opreplay.replay.tile.study import KEPT_SPANS, Wanted, load_programs, study
+
+    if timeline is not None:
+        check_timeline(Path(timeline), force=force)
+    wanted = Wanted(
+        cases=cases,
+        shapes=shapes,
+        settings=settings,
+        tune=tune,
+        values=not no_values,
+        state=state_of(l2),
+        cores=cores,
+        keep=KEPT_SPANS if timeline is not None else 0,
+    )
+    found = study(load_programs(file), load_socs(soc), wanted)
+    if timeline is not None:
+        write_timeline(found, Path(timeline), force=force)
+    if format_ == "json":
+        console.write(console.json_text(view.facts(found, lines=lines)))
+    elif format_ == "html":
+        from opreplay.cli.outputs import command_line
+        from opreplay.replay.report.page.of_tiles import of_study
+        from opreplay.replay.report.page.render import render
+
+        console.write(render(of_study(found, command_line())))
+    else:
+        console.show_line(view.headline(found))
+        console.show_fitted(partial(view.render, found, lines=lines))
+    # What does not fit in a sweep is an answer, as long as something does.
+    looked = found.looked
+    swept = tune or bool(settings)
+    broken = all(one.failed for one in looked) if swept else any(one.failed for one in looked)
+    return 1 if broken else 0
+
+
+def check_timeline(path: Path, *, force: bool) -> None:
+    """Raises UsageError for a file of another format or one that may not be written."""
+    from opreplay.cli.outputs import check_writable
+    from opreplay.traces.errors import UsageError
+
+    if path.suffix.lower() != ".json":
+        raise UsageError(f"no timeline format for {path.name}", hint="The suffix is .json.")
+    check_writable(path, force=force)
+
+
+def write_timeline(found: Study, path: Path, *, force: bool) -> None:
+    """Write the timeline of the first case that fits. Raises UsageError where none does."""
+    from opreplay.cli.outputs import write_file
+    from opreplay.cli.terminal import console
+    from opreplay.replay.report.tile_programs import timeline
+    from opreplay.traces.errors import UsageError
+
+    one = next((one for one in found.looked if one.time is not None and not one.failed), None)
+    if one is None:
+        raise UsageError("no case fits: there is no timeline to write", hint="The errors say why.")
+    write_file(path, console.json_text(timeline(one)), force=force)

@@ -1,0 +1,202 @@
+# pyright: strict
+"""Options from a file: `opreplay.toml`, or `[tool.opreplay]` of a pyproject.toml; found, checked, handed to click.
+
+Owns which file counts and what its names mean. What an option may be is the option's own; the command line wins.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+if TYPE_CHECKING:
+    from opreplay.traces.errors import UsageError
+
+OWN, SHARED = "opreplay.toml", "pyproject.toml"
+NONE = "none"
+"""In place of a file: no file counts."""
+MOST_BYTES = 1 << 20
+_NO_OPTIONS = frozenset({"help", "version", "config"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a file says, checked; nothing where there is none."""
+
+    path: Path | None = None
+    values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    """Command → parameter of it → value, as click's `default_map` has them."""
+    places: tuple[tuple[str, str, str], ...] = ()
+    """(name as written, value, where it stands) of each setting."""
+    used: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """Command → names as written of what counts for it."""
+
+
+def find_file(start: Path) -> Path | None:
+    """The nearest file at or above a folder, up to a repository's root, the home folder or the end.
+
+    Raises UsageError where one folder has two that say something.
+    """
+    home = Path(os.path.expanduser("~"))
+    for folder in (start, *start.parents):
+        own, shared = folder / OWN, folder / SHARED
+        found = [path for path in (own, shared) if path.is_file() and (path is own or _speaks(path))]
+        if len(found) > 1:
+            raise _wrong(f"{own} and {shared} both have options", "Keep them in one of the files.")
+        if found:
+            return _own(found[0])
+        if folder == home or (folder / ".git").exists():
+            return None
+    return None
+
+
+def _own(path: Path) -> Path:
+    """The file. Raises UsageError where it is another user's: options may name code to run."""
+    owner = path.stat().st_uid
+    if owner not in (os.getuid(), 0):
+        raise _wrong(f"{path} belongs to another user", f"Name it with --config, or give --config {NONE}.")
+    return path
+
+
+def _speaks(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return b"tool.opreplay" in file.read(MOST_BYTES)
+    except OSError:
+        return False
+
+
+def read_settings(path: Path, commands: Mapping[str, click.Command]) -> Settings:
+    """The settings of a file, for the commands that there are.
+
+    Raises UsageError for a file that cannot be read, names of no option or command, and values of a wrong kind.
+    """
+    table = _table(path)
+    known = {name: _options(command) for name, command in commands.items()}
+    everywhere = sorted({flag for options in known.values() for flag in options})
+    values: dict[str, dict[str, Any]] = {}
+    places: list[tuple[str, str, str]] = []
+    used: dict[str, tuple[str, ...]] = {}
+    for name, value in table.items():
+        if isinstance(value, dict) and name in known:
+            for flag, inner in cast("dict[str, Any]", value).items():
+                if flag not in known[name]:
+                    raise _unknown(path, f"{name} has no option {flag!r}", flag, sorted(known[name]))
+                _take(values, path, name, known[name][flag], inner, f"{name}.{flag}")
+                used[name] = (*used.get(name, ()), f"{name}.{flag}")
+                places.append((f"{name}.{flag}", _shown(inner), str(path)))
+        elif name in everywhere:
+            for command in (one for one, options in known.items() if name in options):
+                if name not in table.get(command, {}):
+                    _take(values, path, command, known[command][name], value, name)
+                    used[command] = (*used.get(command, ()), name)
+            places.append((name, _shown(value), str(path)))
+        else:
+            what = f"there is no command {name!r}" if isinstance(value, dict) else f"no command has an option {name!r}"
+            raise _unknown(path, what, name, [*known, *everywhere])
+    return Settings(path=path, values=values, places=tuple(places), used=used)
+
+
+def _table(path: Path) -> dict[str, Any]:
+    import sys
+
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise _wrong(f"{path} holds more than {MOST_BYTES:,} bytes", "Options take less.")
+        table: Any = tomllib.loads(data.decode())
+    except OSError as error:
+        raise _wrong(f"cannot read {path}: {error.strerror}", f"Name a file of options, or {NONE}.") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise _wrong(f"{path} is no TOML: {error}", "Options are written like soc = ['910b3'].") from None
+    for key in ("tool", "opreplay") if path.name == SHARED else ():
+        table = cast("dict[str, Any]", table).get(key, {})
+        if not isinstance(table, dict):
+            raise _wrong(f"{path}: {key} is no table", "Options stand below [tool.opreplay].")
+    return cast("dict[str, Any]", table)
+
+
+def _options(command: click.Command) -> dict[str, click.Option]:
+    """Options by their flags without dashes."""
+    found: dict[str, click.Option] = {}
+    for option in command.params:
+        if isinstance(option, click.Option):
+            for flag in option.opts:
+                if flag.startswith("--") and flag[2:] not in _NO_OPTIONS:
+                    found[flag[2:]] = option
+    return found
+
+
+def _take(
+    values: dict[str, dict[str, Any]], path: Path, command: str, option: click.Option, value: Any, written: str
+) -> None:
+    """Put a value where click finds it. Raises UsageError for one that the option does not take."""
+    given = _texts(value, option)
+    hint = f"It is as `opreplay {command}` takes --{written.rpartition('.')[2]}."
+    if given is None:
+        kind = (
+            "true or false" if option.is_flag else "a list, text or number" if option.multiple else "a text or number"
+        )
+        raise _wrong(
+            f"{path}: {written} = {_shown(value)} is not {kind}", f"It is as --{written.split('.')[-1]} takes it."
+        )
+    placed = [_placed(one, option, path.parent) for one in given] if isinstance(given, list) else given
+    held = placed if option.is_flag or option.multiple else cast("list[Any]", placed)[0]
+    try:
+        option.type_cast_value(click.Context(click.Command(command)), held)
+    except click.BadParameter as error:
+        raise _wrong(f"{path}: {written}: {error.message}", hint) from None
+    assert option.name is not None
+    values.setdefault(command, {})[option.name] = held
+
+
+def _texts(value: Any, option: click.Option) -> bool | list[Any] | None:
+    """A flag's value, or all values of another option; None for what it does not take."""
+    if option.is_flag:
+        return value if isinstance(value, bool) else None
+    if isinstance(value, dict) and option.multiple:
+        return [f"{name}={one}" for name, one in cast("dict[str, Any]", value).items()]
+    if isinstance(value, list) and option.multiple:
+        items = cast("list[Any]", value)
+        return items if all(_is_plain(one) for one in items) else None
+    return [value] if _is_plain(value) else None
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (str, int, float)) and not isinstance(value, bool)
+
+
+def _placed(value: Any, option: click.Option, folder: Path) -> Any:
+    """A file that is named from the settings' folder as such, from wherever the command is run."""
+    metavar = option.metavar or ""
+    if isinstance(value, str) and ("FILE" in metavar or "FOLDER" in metavar) and (folder / value).exists():
+        return str(folder / value)
+    return value
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(map(str, cast("list[Any]", value))) if isinstance(value, list) else str(value)
+
+
+def _wrong(message: str, hint: str) -> UsageError:
+    from opreplay.traces.errors import UsageError
+
+    return UsageError(message, hint=hint)
+
+
+def _unknown(path: Path, what: str, name: str, known: list[str]) -> UsageError:
+    near = get_close_matches(name, known, n=1)
+    return _wrong(
+        f"{path}: {what}", f"Did you mean {near[0]}?" if near else "Names are those of flags, without dashes."
+    )

@@ -1,0 +1,120 @@
+# pyright: strict
+"""Clusters of simulated devices: `2x8x910b3`, or a TOML file with the links inside and between servers."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from opreplay.replay.ascend.devices.file import MAX_FILE_BYTES, load_device
+from opreplay.replay.ascend.profile import Cluster, ClusterLink, DeviceProfile, Quantity
+from opreplay.traces.errors import FormatError, UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pyright: ignore[reportMissingImports]
+
+MAX_DIES = 1 << 20
+_SHORT = re.compile(r"(?:(\d{1,7})x)?(\d{1,7})x([^x].*)", re.IGNORECASE)
+HINT = "Say 2x8x910b3 (two servers of eight), 8x910b3, or the path of a .toml file; docs/collectives.md shows one."
+
+
+class LinkEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Links of one level as a file spells them."""
+
+    transport: str
+    """HCCS, UB, SIO, RDMA, PCIE, or a name of your own, which makes predictions extrapolated."""
+    bytes_per_s: Quantity
+    """Of a mesh from a die to each other one, else of a die; one direction, achieved."""
+    latency: Quantity
+    mesh: bool = False
+
+
+class ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One cluster."""
+
+    schema_version: int
+    soc: str
+    servers: int
+    dies: int
+    """Of a server."""
+    name: str = ""
+    inside: LinkEntry | None = None
+    """Links of a server; those of the SoC where left out."""
+    between: LinkEntry | None = None
+
+
+def load_cluster(text: str) -> tuple[str, Cluster]:
+    """(name or path of the SoC, the cluster) of `2x8x910b3` or of a TOML file.
+
+    Raises UsageError for text that is no cluster, FormatError for a file that does not fit.
+    """
+    match = _SHORT.fullmatch(text.strip())
+    if match is None or Path(text).is_file():
+        if text.lower().endswith(".toml"):
+            return _from_file(text)
+        raise UsageError(f"{text!r} is no cluster", hint=HINT)
+    servers, dies = int(match[1] or 1), int(match[2])
+    _check(text, servers, dies)
+    return match[3], Cluster(name=text.strip(), servers=servers, dies=dies)
+
+
+def on_cluster(device: DeviceProfile, cluster: Cluster) -> DeviceProfile:
+    """The device as a die of the cluster; its version says so, since predictions differ."""
+    version = f"{device.version} in {cluster.name}"
+    return msgspec.structs.replace(device, cluster=cluster, version=version)
+
+
+def devices_on(names: tuple[str, ...], text: str) -> list[DeviceProfile]:
+    """The SoC of a cluster, then the others that are named, each as a die of it."""
+    soc, cluster = load_cluster(text)
+    devices = {device.name: device for device in map(load_device, (soc, *names))}
+    return [on_cluster(device, cluster) for device in devices.values()]
+
+
+def _from_file(path: str) -> tuple[str, Cluster]:
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint=HINT) from None
+    if len(content) > MAX_FILE_BYTES:
+        raise FormatError(f"{path}: {len(content)} bytes, limit {MAX_FILE_BYTES}")
+    try:
+        raw: dict[str, Any] = tomllib.loads(content.decode("utf-8"))
+        file = msgspec.convert(raw, ClusterFile)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise FormatError(f"{path}: {error}", hint="docs/collectives.md shows a complete file.") from None
+    if file.schema_version != 1:
+        raise FormatError(f"{path}: schema_version is {file.schema_version}, this opreplay reads 1")
+    _check(path, file.servers, file.dies)
+    return file.soc, Cluster(
+        name=file.name or Path(path).stem,
+        servers=file.servers,
+        dies=file.dies,
+        inside=None if file.inside is None else _link(path, "inside", file.inside),
+        between=None if file.between is None else _link(path, "between", file.between),
+    )
+
+
+def _link(path: str, where: str, entry: LinkEntry) -> ClusterLink:
+    for name, quantity, unit in (("bytes_per_s", entry.bytes_per_s, "byte/s"), ("latency", entry.latency, "us")):
+        if quantity.unit != unit:
+            raise FormatError(f"{path}: {where}.{name} is in {quantity.unit!r}, expected {unit!r}")
+        if quantity.value < 0 or (name == "bytes_per_s" and quantity.value == 0):
+            raise FormatError(f"{path}: {where}.{name} must be above 0, is {quantity.value}")
+    return ClusterLink(
+        transport=entry.transport[:40].upper(),
+        bytes_per_s=entry.bytes_per_s.value,
+        latency_us=entry.latency.value,
+        mesh=entry.mesh,
+    )
+
+
+def _check(where: str, servers: int, dies: int) -> None:
+    if not (servers >= 1 and dies >= 1 and servers * dies <= MAX_DIES):
+        raise UsageError(f"{where}: {servers} servers of {dies} dies", hint=f"There are 1 to {MAX_DIES:,} dies in all.")

@@ -1,0 +1,70 @@
+"""Experts of a mixture spread over the ranks of a group: tokens go to the ranks of their experts and come back.
+
+For models of transformers, whose experts are modules of stacked weights called with tokens, chosen experts and weights.
+Routing is taken to be balanced: each rank sends each other as many tokens as it gets, rounded up.
+"""
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import Any
+
+import torch
+
+from opreplay.traces.errors import UsageError
+
+NOTE = "routing is taken to be balanced: each rank gets as many tokens as it sends, rounded up to share them evenly"
+
+
+def spread_experts(model: Any, ranks: int) -> None:
+    """Leave each module of experts its share of them, and let it exchange tokens.
+
+    Raises UsageError for a model without such modules, and for a number of experts that the ranks do not divide.
+    """
+    found = [one for one in model.modules() if is_experts(one)]
+    if not found:
+        raise UsageError(
+            "the model has no experts that can be spread", hint="--expert-parallel is for mixtures of experts."
+        )
+    for experts in found:
+        count = int(experts.num_experts)
+        if count % ranks:
+            raise UsageError(f"{count} experts over {ranks} ranks", hint="Choose ranks that divide them.")
+        for name, parameter in list(experts.named_parameters(recurse=False)):
+            if parameter.dim() and parameter.shape[0] == count:
+                part = torch.empty(count // ranks, *parameter.shape[1:], dtype=parameter.dtype)
+                setattr(experts, name, torch.nn.Parameter(part, requires_grad=parameter.requires_grad))
+        experts.num_experts = count // ranks
+        experts.forward = MethodType(_exchanging, experts)
+
+
+def is_experts(module: Any) -> bool:
+    """Whether a module is transformers' kind of experts: weights stacked in one parameter, told by `has_gate`."""
+    return hasattr(module, "num_experts") and hasattr(module, "has_gate") and any(True for _ in module.parameters())
+
+
+def _exchanging(
+    self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """Experts of this rank on the tokens of all: [tokens, hidden] → [tokens, hidden]."""
+    import torch.distributed as dist
+    from torch.distributed import _functional_collectives as collectives
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # pyright: ignore
+
+    group = dist.group.WORLD
+    assert group is not None
+    ranks, top_k, tokens = dist.get_world_size(), top_k_index.shape[-1], hidden_states.shape[0]
+    experts, order = torch.sort(top_k_index.reshape(-1))
+    rows = hidden_states[order // top_k]
+    missing = -rows.shape[0] % ranks
+    if missing:
+        rows = torch.nn.functional.pad(rows, (0, 0, 0, missing))
+        experts = torch.nn.functional.pad(experts, (0, missing))
+    received = collectives.all_to_all_single_autograd(rows, None, None, group)
+    chosen = collectives.all_to_all_single(experts % self.num_experts, None, None, group)
+    alike = torch.ones(received.shape[0], 1, dtype=top_k_weights.dtype)
+    computed = ALL_EXPERTS_FUNCTIONS["grouped_mm"](self, received, chosen.unsqueeze(-1), alike)
+    returned = collectives.all_to_all_single_autograd(computed, None, None, group)[: order.shape[0]]
+    back = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0]))
+    weighted = returned[back] * top_k_weights.reshape(-1, 1).to(returned.dtype)
+    return weighted.view(tokens, top_k, -1).sum(dim=1)

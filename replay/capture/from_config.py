@@ -1,0 +1,183 @@
+"""A step of a model whose config file is all there is: `hf:CONFIG.json`, built by transformers without weights.
+
+Owns the phases and what they are given. Nothing is downloaded, and no code that a config names is run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from opreplay.replay.capture.experts import spread_experts
+from opreplay.replay.capture.step import Step
+from opreplay.traces.errors import EnvironmentRefused, UsageError
+
+PREFIX = "hf:"
+ModelPhase = Literal["prefill", "decode", "train"]
+DTYPES = ("bfloat16", "float16", "float32")
+MAX_CONFIG_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a model is given."""
+
+    phase: ModelPhase = "prefill"
+    batch: int = 1
+    """Sequences."""
+    context: int = 1024
+    """Tokens of each: those that are new (prefill, train), or those that the cache holds before one more (decode)."""
+    dtype: str = "bfloat16"
+    """Of the parameters."""
+    expert_parallel: int = 1
+    """Ranks that the experts of a mixture are spread over."""
+
+
+def maker(path_text: str, shape: Shape) -> Callable[[], Step]:
+    """What makes the step of a model's config file. Raises UsageError for a file that is none.
+
+    Raises EnvironmentRefused where transformers is not installed.
+    """
+    config = _config(Path(path_text))
+    return lambda: _step(config, shape)
+
+
+def notes_of(path_text: str, shape: Shape) -> tuple[str, ...]:
+    """What a reader of times must know of how transformers computes a model."""
+    notes = ["attention, experts and norms run as transformers writes them in PyTorch: servers fuse them and take less"]
+    if shape.phase == "decode" and getattr(_config(Path(path_text)), "kv_lora_rank", None):
+        notes.append(
+            "each token expands the latents of all cached ones to keys and values: servers that absorb that "
+            "projection into the query (MLA) take many times less"
+        )
+    if shape.phase == "train" and shape.expert_parallel > 1:
+        notes.append("gradients of what the ranks have in common are not exchanged")
+    return tuple(notes)
+
+
+def _config(path: Path) -> Any:
+    """The config that transformers makes of a file."""
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise UsageError(f"{path} is no config of a model: it has {path.stat().st_size:,} bytes", hint="See docs.")
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint="Write hf:CONFIG.json, a local file.") from None
+    except (ValueError, RecursionError):
+        raise UsageError(f"{path} is no config of a model: not JSON", hint="It is the model's config.json.") from None
+    kind = held.get("model_type") if isinstance(held, dict) else None
+    if not isinstance(kind, str):
+        raise UsageError(f"{path} is no config of a model: it has no model_type", hint="It is the model's config.json.")
+    transformers = _transformers()
+    if kind not in transformers.CONFIG_MAPPING:
+        raise UsageError(
+            f"transformers {transformers.__version__} knows no model_type {kind!r}",
+            hint="Use a newer one, or write the model as FILE.py:make.",
+        )
+    # What a file may say of code, weights and their quantisation is not for a model without weights.
+    own = {name: value for name, value in held.items() if name not in ("auto_map", "quantization_config")}
+    try:
+        return transformers.CONFIG_MAPPING[kind].from_dict(own)
+    except Exception as error:
+        raise UsageError(f"{path}: {type(error).__name__}: {error}", hint="Is it this model's config.json?") from error
+
+
+def _transformers() -> Any:
+    try:
+        import transformers  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise EnvironmentRefused("hf: needs transformers", hint="pip install 'opreplay[hf]'") from None
+    return transformers
+
+
+def _step(config: Any, shape: Shape) -> Step:
+    """The step, made where tensors are fake."""
+    model = _model(config, shape)
+    if shape.expert_parallel > 1:
+        spread_experts(model, shape.expert_parallel)
+    if shape.phase == "train":
+        return _training(model, shape)
+    model.eval()
+    return _decoding(model, config, shape) if shape.phase == "decode" else _prefill(model, shape)
+
+
+def _model(config: Any, shape: Shape) -> Any:
+    from transformers.initialization import no_init_weights  # pyright: ignore
+
+    dtype = getattr(torch, shape.dtype)
+    # Real weights must be drawn; fake ones hold nothing.
+    with no_init_weights() if isinstance(torch.empty(0), FakeTensor) else nullcontext():
+        return _class_of(config)._from_config(config, dtype=dtype)
+
+
+def _class_of(config: Any) -> Any:
+    """The class that the config names, of those that transformers has; else the causal language model of its type."""
+    transformers = _transformers()
+    for name in getattr(config, "architectures", None) or ():
+        found = getattr(transformers, str(name), None)
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+            return found
+    for auto in (transformers.AutoModelForCausalLM, transformers.AutoModel):
+        if type(config) in auto._model_mapping:
+            return auto._model_mapping[type(config)]
+    raise UsageError(f"transformers has no model of {config.model_type}", hint="Write it as FILE.py:make.")
+
+
+def _ids(model: Any, batch: int, tokens: int) -> torch.Tensor:
+    return torch.zeros(batch, tokens, dtype=torch.long)
+
+
+def _training(model: Any, shape: Shape) -> Step:
+    model.train()
+    ids = _ids(model, shape.batch, shape.context)
+    # As on accelerators, where it is the default.
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+
+    def run() -> Any:
+        output = model(input_ids=ids, labels=ids, use_cache=False)
+        output.loss.backward()
+        optimizer.step()
+        return output.logits, output.loss
+
+    return Step(run=run, inputs={"input_ids": ids}, root=model, trains=True)
+
+
+def _prefill(model: Any, shape: Shape) -> Step:
+    given: dict[str, Any] = {"input_ids": _ids(model, shape.batch, shape.context)}
+    if model.can_generate():
+        given |= {"past_key_values": _cache(model.config, shape.context), "use_cache": True, "logits_to_keep": 1}
+
+    def run() -> Any:
+        with torch.no_grad():
+            return model(**given)
+
+    return Step(run=run, inputs=given, root=model)
+
+
+def _decoding(model: Any, config: Any, shape: Shape) -> Step:
+    """One more token of each sequence. The cache is filled by a prefill that is not part of the step."""
+    if not model.can_generate():
+        raise UsageError(f"{config.model_type} generates nothing", hint="Capture it with --phase prefill.")
+    cache = _cache(config, shape.context + 1)
+    options = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
+    with torch.no_grad():
+        model(input_ids=_ids(model, shape.batch, shape.context), **options)
+    ids = _ids(model, shape.batch, 1)
+
+    def run() -> Any:
+        with torch.no_grad():
+            return model(input_ids=ids, **options)
+
+    return Step(run=run, inputs={"input_ids": ids, "cache": cache}, root=model)
+
+
+def _cache(config: Any, tokens: int) -> Any:
+    """A cache of fixed size, as servers have one: a growing one is copied with each token."""
+    return _transformers().StaticCache(config=config, max_cache_len=tokens)

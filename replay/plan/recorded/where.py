@@ -1,0 +1,160 @@
+# pyright: strict
+"""Where the time of a trace is, for the head of a report: how busy the device was, classes of work, labels.
+
+Owns the sums that go into results and reports; the classes themselves are `traces.times`'.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from opreplay.replay.ir.labels import not_an_op
+from opreplay.replay.ir.model import ReplayPlan
+from opreplay.replay.plan.select import inside_ops, label_rows
+from opreplay.traces.links.parents import parents_of
+from opreplay.traces.model import OpSignature, Trace
+from opreplay.traces.times.breakdown import breakdown, self_time_us
+from opreplay.traces.times.busy import device_busy
+from opreplay.traces.times.kernel_classes import class_of
+
+MOST_LABELS = 20
+"""Labels told by name; the others are in the sums."""
+
+
+class LabelWork(msgspec.Struct, frozen=True, kw_only=True):
+    """All calls of one name that is no op: a compiled region, a node of autograd, a library's label."""
+
+    name: str
+    calls: int
+    """That own device time; on a host, all."""
+    time_us: float
+    """Device time of its kernels; on a host, time outside of the ops inside it."""
+    share: float
+    """Of all recorded time of that clock."""
+    classes: dict[str, float]
+    """Class of work → share of its kernels' time; empty on a host, where nothing tells."""
+
+
+class Where(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the time of a whole trace is, whatever was selected of it."""
+
+    clock: str
+    """"device" or "host"."""
+    total_us: float
+    """Of all device work; of all outermost events on a host."""
+    span_us: float | None = None
+    """From the device's first work to its last, devices added up."""
+    busy_share: float | None = None
+    """Of the span, with any work on the device."""
+    classes: dict[str, float]
+    """Class of work → share of the total, most first."""
+    labels_us: float
+    """In names that are no ops."""
+    labels: tuple[LabelWork, ...] = ()
+    """Those with most time."""
+
+
+def where_of(read: Trace | ReplayPlan) -> Where | None:
+    """Of a trace; None for a plan, which does not hold all of it, and for a file without times."""
+    if not isinstance(read, Trace):
+        return None
+    made = _on_device(read) if len(read.kernels) else _on_host(read)
+    return made if made.total_us > 0 else None
+
+
+def _summed(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
+    made: dict[str, float] = {}
+    for name, us in pairs:
+        made[name] = made.get(name, 0.0) + us
+    return made
+
+
+def _shares(times: dict[str, float]) -> dict[str, float]:
+    total = sum(times.values())
+    return {name: us / total for name, us in sorted(times.items(), key=lambda item: -item[1])} if total else {}
+
+
+def _on_device(trace: Trace) -> Where:
+    found = breakdown(trace, "category")
+    busy = device_busy(trace)
+    span = sum(one.span_us for one in busy)
+    owner = trace.kernels.owner.astype(np.int64)
+    owned = np.flatnonzero(owner >= 0)
+    if len(owned):
+        is_label = np.array([_is_label(one) for one in trace.signatures], bool)
+        owned = owned[is_label[trace.ops.signature[owner[owned]]]]
+    names = _names(trace, owner[owned])
+    at: list[int] = trace.kernels.name[owned].tolist()
+    kinds = [class_of(trace.kernel_names[i]) for i in at]
+    times: list[float] = (trace.kernels.dur_ns[owned] / 1e3).tolist()
+    calls = Counter(_names(trace, np.unique(owner[owned])))
+    return Where(
+        clock="device",
+        total_us=found.total_us,
+        span_us=span,
+        busy_share=sum(one.busy_us for one in busy) / span if span else None,
+        classes={row.name: row.share for row in found.rows},
+        labels_us=sum(times),
+        labels=_labels(names, kinds, times, calls, found.total_us),
+    )
+
+
+def _names(trace: Trace, rows: npt.NDArray[np.int64]) -> list[str]:
+    """Of these rows of the ops."""
+    signatures: list[int] = trace.ops.signature[rows].tolist()
+    return [trace.signatures[i].name for i in signatures]
+
+
+def _is_label(signature: OpSignature) -> bool:
+    reason = not_an_op(signature, on_device=True)
+    return reason is not None and reason.kind == "label, not an op"
+
+
+def _on_host(trace: Trace) -> Where:
+    """Labels count with what they spend outside of ops: code that the profiler does not see."""
+    own = self_time_us(trace)
+    parents = parents_of(trace)
+    alone = np.flatnonzero(label_rows(trace) & ~inside_ops(trace, parents))
+    total = float(trace.ops.dur_ns[parents < 0].sum(dtype=np.int64)) / 1e3
+    names = _names(trace, alone)
+    rows = breakdown(trace, "category").rows
+    return Where(
+        clock="host",
+        total_us=total,
+        classes={row.name: row.share for row in rows},
+        labels_us=float(own[alone].sum()),
+        labels=_labels(names, None, own[alone].tolist(), Counter(names), total),
+    )
+
+
+def _labels(
+    names: Sequence[str], kinds: Sequence[str] | None, times: Sequence[float], calls: Counter[str], total: float
+) -> tuple[LabelWork, ...]:
+    by_name = _summed(zip(names, times, strict=True))
+    work: dict[str, dict[str, float]] = {}
+    for name, kind, us in zip(names, kinds or (), times, strict=False):
+        work.setdefault(name, {})[kind] = work.get(name, {}).get(kind, 0.0) + us
+    heaviest = sorted(by_name.items(), key=lambda item: -item[1])[:MOST_LABELS]
+    return tuple(
+        LabelWork(
+            name=name,
+            calls=calls[name],
+            time_us=us,
+            share=us / total if total else 0.0,
+            classes=_shares(work.get(name, {})),
+        )
+        for name, us in heaviest
+        if us > 0
+    )
+
+
+def where_facts(read: Trace | ReplayPlan) -> dict[str, Any]:
+    """The same for JSON and for the head of results; empty where nothing is known."""
+    found = where_of(read)
+    return {} if found is None else {"where": msgspec.to_builtins(found)}

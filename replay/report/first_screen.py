@@ -1,0 +1,112 @@
+# pyright: strict
+"""The head of a report: what was recorded where, how busy it was, classes of work, labels, and predictions with their
+quality; lines of text, no table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from rich.console import RenderableType
+from rich.text import Text
+
+from opreplay.replay.ascend.simulate.coverage import coverage
+from opreplay.replay.plan.recorded.where import LabelWork, Where
+from opreplay.replay.report.coverage import coverage_text
+from opreplay.replay.report.text import middle, plural, safe, share_text, time_text
+from opreplay.replay.results.records import OpResult
+
+CLASSES_SHOWN = 6
+LEAST = 0.01
+"""Classes and labels below this share change no conclusion."""
+LABELS_SHOWN = 3
+LABEL_CHARS = 48
+SOCS_SHOWN = 3
+
+
+def where_in(trace: Mapping[str, object]) -> Where | None:
+    """What the head of a result file says; None in files of older versions and for plans."""
+    try:
+        return msgspec.convert(trace["where"], Where) if "where" in trace else None
+    except msgspec.ValidationError:
+        return None
+
+
+def rendered(lines: Sequence[str]) -> list[RenderableType]:
+    """The lines for a terminal."""
+    return [Text(line, overflow="fold") for line in lines]
+
+
+def lines(where: Where | None, device: str | None, results: Sequence[OpResult]) -> list[str]:
+    """The head of a report on `results`; `device` is the recorded one as the trace names it."""
+    made = [] if where is None else where_lines(where, device)
+    socs = list(dict.fromkeys(soc for result in results for soc in result.simulated_us))
+    return made + [prediction_line(soc, results) for soc in socs[:SOCS_SHOWN]]
+
+
+def where_lines(where: Where, device: str | None) -> list[str]:
+    """What was recorded, its classes of work, and what labels hold."""
+    total = time_text(where.total_us)
+    if where.clock == "device":
+        busy = (
+            "" if where.busy_share is None else f", busy {share_text(where.busy_share)} of {time_text(where.span_us)}"
+        )
+        made = [f"recorded on {safe(device or 'an unnamed device')}: {total} of device work{busy}"]
+    else:
+        made = [f"recorded on a CPU, no device work: {total} in outermost calls"]
+    shown = [(name, share) for name, share in where.classes.items() if share >= LEAST][:CLASSES_SHOWN]
+    if shown:
+        made.append("time: " + ", ".join(f"{safe(name)} {share_text(share)}" for name, share in shown))
+    share = where.labels_us / where.total_us if where.total_us else 0.0
+    if share >= LEAST:
+        made.append(_labels(where, share))
+    return made
+
+
+def _labels(where: Where, share: float) -> str:
+    how = "has a label and no op as owner" if where.clock == "device" else "is inside labels and outside of ops"
+    shown = [one for one in where.labels if one.share >= LEAST][:LABELS_SHOWN]
+    named = ", ".join(_label(one) for one in shown)
+    return f"labels: {share_text(share)} of {where.clock} time {how}" + (f": {named}" if named else "")
+
+
+def _label(one: LabelWork) -> str:
+    kinds = ", ".join(f"{safe(name)} {share_text(part)}" for name, part in one.classes.items() if part >= LEAST)
+    return f"{middle(safe(one.name), LABEL_CHARS)} {share_text(one.share)}" + (f" ({kinds})" if kinds else "")
+
+
+def prediction_line(soc: str, results: Sequence[OpResult]) -> str:
+    """ "910b3: 480 µs, 80 % band 399 µs to 578 µs; 97.0 % of recorded time by rules, 3.0 % not at all; ..."."""
+    timed = any(r.recorded_share > 0 for r in results)
+    share_of = {r.id: r.recorded_share if timed else 1 / len(results) for r in results}
+    found = coverage((share_of[r.id], r.simulated.get(soc)) for r in results)
+    total, low, high = predicted_total(soc, results)
+    clock = "recorded time" if timed else "ops"
+    parts = [f"{time_text(total)}, 80 % band {time_text(low)} to {time_text(high)}", coverage_text(found, clock)]
+    for confidence, text in (("uncalibrated", "uncalibrated"), ("other SoC", "calibrated on another SoC only")):
+        chosen = [r for r in results if soc in r.simulated and r.simulated[soc].confidence == confidence]
+        if chosen:
+            parts.append(f"{share_text(sum(share_of[r.id] for r in chosen))} {text}")
+    far = [r for r in results if soc in r.simulated and r.simulated[soc].extrapolated]
+    if far:
+        parts.append(f"{plural(len(far), 'op')} extrapolated")
+    return f"{safe(soc)}: {'; '.join(parts)}"
+
+
+def predicted_total(soc: str, results: Sequence[OpResult]) -> tuple[float, float, float]:
+    """All calls of all predicted ops in microseconds, and the 80 % band of that.
+
+    As for a simulated step: ops of one kernel family err alike and their errors add, those of others are independent.
+    """
+    total, by_family = 0.0, dict[str, float]()
+    for result in results:
+        one = result.simulated.get(soc)
+        if one is None or one.time_us <= 0:
+            continue
+        us = one.time_us * result.count
+        family = one.kernels[0] if one.kernels else one.bound
+        total += us
+        by_family[family] = by_family.get(family, 0.0) + us * math.log(max(one.high_us / one.time_us, 1.0))
+    factor = math.exp(math.hypot(*by_family.values()) / total) if total > 0 else 1.0
+    return total, total / factor, total * factor

@@ -1,0 +1,165 @@
+# pyright: strict
+"""Timelines of a step as Perfetto's own format, packet by packet; needs the extra `perfetto`.
+
+The messages are Perfetto's (perfetto.dev/docs/reference/trace-packet-proto): a track a thread or stream under one of
+its process, slices by their begin and end, arrows as flows from the moment of a launch to what it launched.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from opreplay.replay.report.step.tracks import Event, Process, events
+from opreplay.traces.errors import EnvironmentRefused
+
+SUFFIXES = (".pftrace", ".pftrace.gz")
+_SEQUENCE = 1
+_MOST_DEPTH = 64
+"""Tracks a stream may take where its tasks overlap: slices of one track must lie one after the other."""
+
+
+def check_installed() -> None:
+    """Raise EnvironmentRefused where Perfetto's messages are not installed."""
+    try:
+        import perfetto.trace_builder.proto_builder  # noqa: F401  # pyright: ignore
+    except ImportError:
+        raise EnvironmentRefused(
+            "a .pftrace needs the package perfetto, which is not installed",
+            hint="pip install 'opreplay[perfetto]', or name the file .json.gz.",
+        ) from None
+
+
+def write(made: Iterable[Process], path: Path, *, force: bool = False) -> int:
+    """Write timelines to a file; the number of slices.
+
+    Raises EnvironmentRefused as `check_installed` does, and FileExistsError for a file that is there, without `force`.
+    """
+    check_installed()
+    with open(path, "wb" if force else "xb") as raw:
+        if path.name.lower().endswith(".gz"):
+            with gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=6, mtime=0) as stream:
+                return _write(events(made), stream)  # type: ignore[arg-type]
+        return _write(events(made), raw)
+
+
+def _write(made: Iterable[Event], stream: BinaryIO) -> int:
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (  # pyright: ignore
+        TrackDescriptor,
+        TrackEvent,
+    )
+    from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder  # pyright: ignore
+
+    builder: Any = StreamingTraceProtoBuilder(stream)
+    kinds: Any = TrackEvent
+    explicit: Any = TrackDescriptor.EXPLICIT
+    names: dict[tuple[int, int], str] = {}
+    until: dict[tuple[int, int], list[float]] = {}
+    slices = 0
+
+    def packet(ts: float | None = None) -> Any:
+        one = builder.create_packet()
+        one.trusted_packet_sequence_id = _SEQUENCE
+        if ts is not None:
+            one.timestamp = max(0, round(ts * 1e3))
+        return one
+
+    def track_of(pid: int, tid: int, depth: int) -> int:
+        return (pid << 40) | (tid << 8) | depth
+
+    def describe(pid: int, tid: int, depth: int) -> None:
+        one = packet()
+        one.track_descriptor.uuid = track_of(pid, tid, depth)
+        one.track_descriptor.name = names.get((pid, tid), "") + (f" ({depth + 1})" if depth else "")
+        if tid:
+            one.track_descriptor.parent_uuid = track_of(pid, 0, 0)
+            one.track_descriptor.sibling_order_rank = tid * _MOST_DEPTH + depth
+        else:
+            one.track_descriptor.child_ordering = explicit
+            one.track_descriptor.sibling_order_rank = pid
+        builder.write_packet(one)
+
+    def depth_of(pid: int, tid: int, start: float, end: float) -> int:
+        ends = until.setdefault((pid, tid), [])
+        for depth, last in enumerate(ends):
+            if start >= last - 1e-6 or depth == _MOST_DEPTH - 1:
+                ends[depth] = max(end, last)
+                return depth
+        ends.append(end)
+        describe(pid, tid, len(ends) - 1)
+        return len(ends) - 1
+
+    for event in _with_flows(made):
+        pid, tid = int(event["pid"]), int(event["tid"])
+        if event["ph"] == "M":
+            if event["name"] in ("process_name", "thread_name"):
+                names[pid, tid] = str(event["args"]["name"])
+                if event["name"] == "process_name":
+                    describe(pid, 0, 0)
+            continue
+        start = float(event["ts"])
+        if event["ph"] == "s":
+            one = packet(start)
+            one.track_event.type = kinds.TYPE_INSTANT
+            one.track_event.name = "launch"
+            one.track_event.track_uuid = track_of(pid, tid, 0)
+            one.track_event.flow_ids.append(_flow(str(event["id"])))
+            builder.write_packet(one)
+            continue
+        end = start + float(event["dur"])
+        track = track_of(pid, tid, depth_of(pid, tid, start, end))
+        one = packet(start)
+        told = one.track_event
+        told.type, told.name, told.track_uuid = kinds.TYPE_SLICE_BEGIN, event["name"], track
+        told.categories.append(event["cat"])
+        _annotate(told, event.get("args", {}))
+        if "flow" in event:
+            told.terminating_flow_ids.append(_flow(event["flow"]))
+        builder.write_packet(one)
+        one = packet(end)
+        one.track_event.type, one.track_event.track_uuid = kinds.TYPE_SLICE_END, track
+        builder.write_packet(one)
+        slices += 1
+    return slices
+
+
+def _with_flows(made: Iterable[Event]) -> Iterator[Event]:
+    """The events, each slice with the arrow that ends at it: that follows it at once."""
+    held: Event | None = None
+    for event in made:
+        if event["ph"] == "f":
+            if held is not None:
+                held["flow"] = str(event["id"])
+            continue
+        if held is not None:
+            yield held
+            held = None
+        if event["ph"] == "X":
+            held = event
+        else:
+            yield event
+    if held is not None:
+        yield held
+
+
+def _flow(text: str) -> int:
+    """A number for the arrow "process.node"."""
+    process, _, node = text.partition(".")
+    return (int(process) << 40) | int(node)
+
+
+def _annotate(told: Any, args: Event, prefix: str = "") -> None:
+    for name, value in args.items():
+        if isinstance(value, dict):
+            _annotate(told, value, f"{prefix}{name}.")  # pyright: ignore[reportUnknownArgumentType]
+            continue
+        note = told.debug_annotations.add()
+        note.name = f"{prefix}{name}"
+        if isinstance(value, bool):
+            note.bool_value = value
+        elif isinstance(value, (int, float)):
+            note.double_value = float(value)
+        else:
+            note.string_value = str(value)

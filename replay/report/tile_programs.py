@@ -1,0 +1,232 @@
+# pyright: strict
+"""What became of tile programs, as tables for terminals and as JSON: values, times, buffers, lines, timelines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from opreplay.replay.report.columns import Column, OpCell, ops_table, plain_table
+from opreplay.replay.report.text import DASH, plural, safe, time_text
+from opreplay.replay.tile.chip import TileTime
+from opreplay.replay.tile.study import Looked, Study
+
+MOST_SHOWN = 60
+"""Rows of a sweep that a terminal gets."""
+MOST_REFUSED = 8
+
+
+def facts(found: Study, *, lines: bool = False) -> dict[str, Any]:
+    """Everything, JSON-safe: stable keys are those of docs/tile.md."""
+    return {
+        "cases": [_case_facts(one, lines) for one in found.looked],
+        "skipped_shapes": found.skipped,
+        "tuned": found.tuned,
+        "confidence": "uncalibrated",
+    }
+
+
+def _case_facts(one: Looked, lines: bool) -> dict[str, Any]:
+    time = one.time if one.error is None or one.error.limit == "values" else None
+    out: dict[str, Any] = {
+        "kernel": one.case.program.name,
+        "op": one.case.program.op,
+        "case": one.case.text,
+        "settings": {**one.case.program.settings, **one.case.settings},
+        "soc": one.soc,
+        "checked_only": one.case.checked_only,
+        "time_us": time.time_us if time else None,
+        "overlapped_us": time.overlapped_us if time else None,
+        "serial_us": time.serial_us if time else None,
+        "launch_us": time.launch_us if time else None,
+        "hbm_us": time.hbm_us if time else None,
+        "l2_us": time.l2_us if time else None,
+        "bound": time.bound if time else None,
+        "cores": time.cores if time else None,
+        "pipes": time.pipes if time else {},
+        "values": value_text(one),
+        "within_tolerance": one.values.allowed if one.values is not None else None,
+        "values_note": one.note,
+        "buffers": _buffer_facts(time),
+        "built_in_us": one.built_in_us,
+        "notes": list(time.notes) if time else [],
+        "confidence": "uncalibrated",
+        "error": msgspec.to_builtins(one.error) if one.error is not None else None,
+    }
+    if lines:
+        out["lines"] = [msgspec.to_builtins(line) for line in (time.lines if time else ())]
+    return out
+
+
+def _buffer_facts(time: TileTime | None) -> dict[str, dict[str, int]]:
+    buffers = time.buffers if time else {}
+    return {place: {"used": used, "there": there} for place, (used, there) in buffers.items()}
+
+
+def value_text(one: Looked) -> str | float | None:
+    """ "same", the largest absolute difference, or None where values were not compared."""
+    if one.values is None:
+        return None
+    return "same" if one.values.same else one.values.error
+
+
+def headline(found: Study) -> str:
+    """How many cases there were and what became of them."""
+    broken = [one for one in found.looked if one.failed]
+    checked = [one for one in found.looked if one.values is not None]
+    tried = [one for one in found.looked if one.case.checked_only]
+    text = f"{plural(len(found.looked) - len(tried), 'case')}, {plural(len(tried), 'default shape')} for values"
+    if checked:
+        same = sum(1 for one in checked if one.values is not None and one.values.same)
+        text += f"; values of {len(checked)} checked, {same} the same, the others within their dtype's tolerance"
+    if broken:
+        text += f"; {plural(len(broken), 'case')} broken"
+    return text
+
+
+def render(found: Study, width: int, *, lines: bool = False) -> RenderableType:
+    """Tables: the cases asked for, what broke, and on request the lines of the first one."""
+    asked = [one for one in found.looked if not one.case.checked_only]
+    parts: list[RenderableType] = [*_cases(asked, width)]
+    refused = [one for one in found.looked if one.error is not None]
+    if refused:
+        parts += [Text(), _refused(refused)]
+    if lines:
+        for one in asked:
+            if one.time is not None and not one.failed:
+                parts += [Text(), _lines(one, one.time)]
+                break
+    notes: list[str] = []
+    if any(one.time is not None and one.time.notes for one in asked):
+        notes.append("iterations of loops that repeat others were counted, not run (how many: --format json)")
+    notes += list(dict.fromkeys(f"values not run: {one.note}" for one in asked if one.note))
+    if found.skipped:
+        notes.append(f"{plural(found.skipped, 'default shape')} left out: the reference refuses them")
+    notes.append("times are uncalibrated: nothing of these programs was measured; values are of the CPU's arithmetic")
+    parts += [Text(), *(Text(safe(note), style="dim") for note in notes)]
+    return Group(*parts)
+
+
+def _cases(looked: Sequence[Looked], width: int) -> list[RenderableType]:
+    shown = looked[:MOST_SHOWN]
+    times = [None if one.error is not None else one.time for one in shown]
+    settings = tuple(" ".join(f"{name}={value}" for name, value in one.case.settings.items()) for one in shown)
+
+    def column(title: str, cell: Callable[[TileTime], str], gives_way: float = 0, left: bool = False) -> Column:
+        cells = tuple(DASH if time is None else safe(cell(time)) for time in times)
+        return Column(title=title, cells=cells, gives_way=gives_way, left=left)
+
+    broken = tuple(
+        f"broken: {one.error.limit}" if one.error is not None else time.bound if time is not None else DASH
+        for one, time in zip(shown, times, strict=True)
+    )
+    built_in = tuple(DASH if one.built_in_us is None else time_text(one.built_in_us) for one in shown)
+    columns = [
+        *([Column(title="settings", cells=tuple(map(safe, settings)), left=True)] if len(set(settings)) > 1 else []),
+        Column(title="values", cells=tuple(shown_values(one) for one in shown)),
+        Column(title="device", cells=tuple(safe(one.soc) for one in shown), left=True),
+        column("time", lambda time: time_text(time.time_us)),
+        column("overlapped", lambda time: time_text(time.overlapped_us), 4),
+        column("serial", lambda time: time_text(time.serial_us), 5),
+        Column(title="bound", cells=broken, left=True),
+        column("cores", lambda time: str(time.cores), 6),
+        column("fullest", _fullest, 3, left=True),
+        Column(title="built-in", cells=built_in, gives_way=2),
+    ]
+    parts = ops_table(
+        columns,
+        [OpCell(name=safe(one.case.program.name), detail=safe(one.case.text)) for one in shown],
+        width=width,
+        title="case",
+    )
+    if len(looked) > MOST_SHOWN:
+        parts.append(Text(f"{len(looked) - MOST_SHOWN} more rows in --format json", style="dim"))
+    return parts
+
+
+def _fullest(time: TileTime) -> str:
+    """The memory of which most is used: "UB 61 %"."""
+    shares = {place: used / there for place, (used, there) in time.buffers.items()}
+    if not shares:
+        return DASH
+    place = max(shares, key=shares.__getitem__)
+    return f"{place} {100 * shares[place]:.0f} %"
+
+
+def shown_values(one: Looked) -> str:
+    """Values as a word or a number."""
+    if one.error is not None and one.error.limit == "values":
+        return "differ"
+    found = value_text(one)
+    return DASH if found is None else found if isinstance(found, str) else f"± {found:.2g}"
+
+
+def _refused(looked: Sequence[Looked]) -> RenderableType:
+    parts: list[Text] = []
+    seen: dict[str, int] = {}
+    for one in looked:
+        assert one.error is not None
+        text = f"{one.error.file}:{one.error.line}: {one.error.message}"
+        seen[text] = seen.get(text, 0) + 1
+        if seen[text] == 1 and len(seen) <= MOST_REFUSED:
+            parts.append(Text(safe(f"{one.case.program.name} {one.case.text}:"), style="bold"))
+            parts.append(Text(safe(f"  {text}"), style="red"))
+            if one.error.hint:
+                parts.append(Text(safe(f"  {one.error.hint}"), style="dim"))
+    if len(seen) > MOST_REFUSED:
+        parts.append(Text(f"and {len(seen) - MOST_REFUSED} other errors in --format json", style="dim"))
+    return Group(*parts)
+
+
+def _lines(one: Looked, time: TileTime) -> RenderableType:
+    table = plain_table()
+    table.add_column("line", justify="right", no_wrap=True)
+    table.add_column("pipe", no_wrap=True)
+    table.add_column("busy", justify="right", no_wrap=True)
+    table.add_column("share", justify="right", no_wrap=True)
+    table.add_column("source", overflow="fold")
+    core = time.time_us - time.launch_us
+    for line in sorted(time.lines, key=lambda line: -line.busy_us):
+        source = _source(line.file, line.line)
+        share = f"{100 * line.busy_us / core:.0f} %" if core else DASH
+        table.add_row(*(Text(safe(c)) for c in (str(line.line), line.pipe, time_text(line.busy_us), share, source)))
+    title = Text(safe(f"{one.case.program.name} {one.case.text} on {one.soc}, busiest core, by line"), style="bold")
+    return Group(title, table)
+
+
+def _source(file: str, line: int) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8").splitlines()[line - 1].strip()
+    except (OSError, IndexError, UnicodeDecodeError):
+        return ""
+
+
+def timeline(one: Looked) -> dict[str, Any]:
+    """The pipes of the busiest core as Chrome's trace events, in microseconds."""
+    assert one.time is not None
+    pipes = sorted({span.pipe for span in one.time.spans})
+    rows = {pipe: i + 1 for i, pipe in enumerate(pipes)}
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": f"{one.case.program.name} on {one.soc}, a core"}}
+    ]
+    events += [
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": tid, "args": {"name": pipe}} for pipe, tid in rows.items()
+    ]
+    events += [
+        {
+            "ph": "X",
+            "name": span.name,
+            "pid": 1,
+            "tid": rows[span.pipe],
+            "ts": span.start_us,
+            "dur": span.dur_us,
+            "args": {"line": span.line},
+        }
+        for span in one.time.spans
+    ]
+    return {"traceEvents": events, "displayTimeUnit": "ns"}

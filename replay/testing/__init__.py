@@ -1,0 +1,2 @@
+# pyright: strict
+"""Ops of a trace inside the tests of other projects."""

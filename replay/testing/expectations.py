@@ -1,0 +1,138 @@
+# pyright: strict
+"""What a project's tests ask of ops: that they can be replayed, are not slower than before, and are right.
+
+Each method fails as an assertion does, with what a developer needs to see. Knows no test runner.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from opreplay.replay.execute.options import RunOptions
+from opreplay.traces.errors import UsageError
+
+if TYPE_CHECKING:
+    from opreplay.replay.check.model import CheckResult
+    from opreplay.replay.session.op import Op
+    from opreplay.replay.session.trace import OpenTrace, Source
+    from opreplay.replay.session.whole import Results
+
+SHOWN = 10
+"""Lines of one kind in a message."""
+
+
+class OpsNotAsExpected(AssertionError):
+    """Ops were not replayed, became slower, or are wrong."""
+
+
+class Expectations:
+    """What the fixture `opreplay` is. Files are named from the folder of the test."""
+
+    def __init__(self, folder: Path, *, device: str = "cpu", update: bool = False) -> None:
+        self.folder = folder
+        self.device = device
+        self.update = update
+        """Baselines are written in place of being compared with."""
+
+    def open(self, trace: Source, **selection: Any) -> OpenTrace:
+        """As `opreplay.open`: a trace, a plan or TraceLens's IR, with the options of selection."""
+        from opreplay.replay.session.trace import open
+
+        chosen: dict[str, Any] = {"device": self.device, **selection}
+        return open(self._placed(trace), **chosen)
+
+    def op(self, text: str, **sizes: int) -> Op:
+        """As `opreplay.op`: the op of a call as reports print it."""
+        from opreplay.replay.session.single import op
+
+        return op(text, device=self.device, allow_imports=None, **sizes)
+
+    def replay(
+        self,
+        trace: Source | OpenTrace,
+        *,
+        baseline: str | os.PathLike[str] | None = None,
+        fail_if: str | Sequence[str] = ("slower>5%", "unclear>50%"),
+        may_fail: int = 0,
+        options: RunOptions | None = None,
+        **selection: Any,
+    ) -> Results:
+        """Measure the ops of a trace; fails where more than `may_fail` are not replayed, or one regressed.
+
+        Args:
+            trace: a file, or what `open` gave.
+            baseline: a .jsonl file of an earlier run on this machine, that times are held against.
+            fail_if: conditions of `opreplay compare --fail-if`, for the baseline: "slower>5%", "total>3%", "lost>0";
+                "unclear>50%" where times scatter too much to say anything.
+            may_fail: ops that need not be replayed.
+            options: how to measure.
+            selection: options of `opreplay.open`, such as `top=10`.
+
+        Raises OpsNotAsExpected; UsageError for a condition or selection that makes no sense; EnvironmentRefused for a
+        baseline of another machine or another way to measure.
+        """
+        from opreplay.replay.results.compare.regressions import parse_condition
+        from opreplay.replay.session.trace import OpenTrace
+        from opreplay.replay.session.whole import run
+
+        conditions = [parse_condition(text) for text in ([fail_if] if isinstance(fail_if, str) else fail_if)]
+        if isinstance(trace, OpenTrace) and selection:
+            raise UsageError("the trace is open already", hint="Give the selection to opreplay.open.")
+        opened = trace if isinstance(trace, OpenTrace) else self.open(trace, **selection)
+        if not len(opened):
+            raise OpsNotAsExpected("nothing was replayed: the selection holds no ops")
+        file = None if baseline is None else self.folder / baseline
+        if file is not None and not self.update and not file.is_file():
+            raise OpsNotAsExpected(f"no baseline {file}; pytest --opreplay-update writes it on the machine that judges")
+        chosen = msgspec.structs.replace(options or RunOptions(), device=opened.setting.device)
+        output = file if self.update else None
+        results = run(opened, options=chosen, output=output, force=True)
+        self._all_replayed(results, may_fail)
+        if file is not None and not self.update:
+            _refuse_regressions(file, results, conditions)
+        return results
+
+    def check(self, op: str, *, require: Sequence[str] | None = None, **options: Any) -> CheckResult:
+        """As `opreplay.check`; fails where a point of `require` does (right and safe by default) or was not tried."""
+        from opreplay.replay.check.model import REQUIRED
+        from opreplay.replay.session.checking import check
+
+        chosen: dict[str, Any] = {"device": self.device, **options}
+        result = check(op, **chosen)
+        failed = result.failed(REQUIRED if require is None else require)
+        if failed:
+            lines = [f"{one.point}: {one.verdict}; {one.detail}" for one in failed]
+            raise OpsNotAsExpected("\n".join([f"{op} against {result.against}:", *lines]))
+        return result
+
+    def _placed(self, source: Source) -> Source:
+        if not isinstance(source, (str, os.PathLike)):
+            return source
+        return self.folder / source
+
+    def _all_replayed(self, results: Results, may_fail: int) -> None:
+        missed = [one for one in results.ops if one.status != "replayed"]
+        if len(missed) > may_fail:
+            lines = [f"{one.name} {one.inputs}: {one.why_not()}" for one in missed]
+            raise OpsNotAsExpected(_listed(f"{len(missed)} of {len(results.ops)} ops were not replayed", lines))
+
+
+def _refuse_regressions(file: Path, results: Results, conditions: Sequence[Any]) -> None:
+    from opreplay.replay.report.views.comparison import first_line
+    from opreplay.replay.results.compare.regressions import violations
+    from opreplay.replay.session.whole import compare
+
+    found = compare(file, results).found
+    broken = violations(conditions, found)
+    if broken:
+        raise OpsNotAsExpected(_listed(f"against {file.name}: {first_line(found)}", broken))
+
+
+def _listed(title: str, lines: Sequence[str]) -> str:
+    more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    return "\n".join([title, *(f"  {line}" for line in (*lines[:SHOWN], *more))])

@@ -1,0 +1,243 @@
+# pyright: strict
+"""Cases of programs: texts such as "rms_norm x=bf16[4096,1024] w=bf16[n]", sizes over them, and the default set."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from opreplay.replay.ir.notation import parse_sizes, parse_value, tensor_text
+from opreplay.replay.tile.program import FLOATS, Program
+from opreplay.traces.errors import UsageError
+from opreplay.traces.model import TensorMeta
+
+MOST_CASES = 2_000
+STANDARD = ((1, 1), (47, 10), (128, 128))
+"""Sizes that values are checked with: one element, rows and columns of no multiple, and a round one."""
+MOST_DEFAULT = 520
+"""Largest size of the default set: beyond a block of most settings, and quick."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A program with the arguments that it is looked at with."""
+
+    program: Program
+    arguments: Mapping[str, Any]
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    checked_only: bool = False
+    """Of the default set: for its values."""
+
+    @property
+    def text(self) -> str:
+        """ "x=bf16[4096,1024] w=bf16[1024] eps=1e-05"."""
+        return " ".join(
+            f"{name}={tensor_text(value) if isinstance(value, TensorMeta) else value}"
+            for name, value in self.arguments.items()
+        )
+
+
+def parse_case(text: str, known: Sequence[Program], sizes: Mapping[str, int] | None = None) -> Case:
+    """The case that a text stands for. Raises UsageError for an unknown program, or what is no argument of it."""
+    name, _, rest = text.strip().partition(" ")
+    by_name = {program.name: program for program in known}
+    if name not in by_name and "=" in name and len(known) == 1:
+        name, rest = known[0].name, text.strip()
+    if name not in by_name:
+        raise UsageError(
+            f"{name!r} is no kernel of this file",
+            hint=f"It has {', '.join(by_name) or 'none'}: NAME x=bf16[4096,1024].",
+        )
+    arguments: dict[str, Any] = {}
+    for part in _parts(rest):
+        key, equals, value = part.partition("=")
+        if not equals or not key.isidentifier():
+            raise UsageError(f"{part!r} is no argument", hint="Write NAME=bf16[4096,1024] or NAME=1e-5.")
+        arguments[key] = _value(value, sizes)
+    return Case(program=by_name[name], arguments=arguments)
+
+
+def _parts(text: str) -> list[str]:
+    """The text at blanks that are in no brackets or quotes."""
+    out: list[str] = []
+    depth, quote, start = 0, "", 0
+    for at, sign in enumerate(text):
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in "'\"":
+            quote = sign
+        elif sign in "[({":
+            depth += 1
+        elif sign in "])}":
+            depth -= 1
+        elif sign.isspace() and depth == 0:
+            out.append(text[start:at])
+            start = at + 1
+    out.append(text[start:])
+    return [part for part in out if part]
+
+
+def _value(text: str, sizes: Mapping[str, int] | None) -> Any:
+    if re.fullmatch(r"[a-z_]+\d*", text) and text not in ("true", "false", "none", "inf", "nan", *(sizes or {})):
+        return text
+    return parse_value(text, sizes=sizes)
+
+
+_WORD = re.compile(r"(?<![\w.])([A-Za-z_]\w*)(?![\w\[(=.])")
+
+
+def expand(texts: Sequence[str], known: Sequence[Program], shapes: Sequence[str]) -> tuple[Case, ...]:
+    """Each text with every combination of the sizes that `shapes`, "n=1,47,128", give to names in it.
+
+    Raises UsageError for sizes that no case names, and for too many cases.
+    """
+    swept: dict[str, tuple[int, ...]] = {}
+    for one in shapes:
+        name, values = parse_sizes(one)
+        swept[name] = values
+    cases: list[Case] = []
+    used: set[str] = set()
+    for text in texts:
+        inside = " ".join(re.findall(r"\[[^\]]*\]|=[^\s]+", text))
+        names = [name for name in swept if name in _WORD.findall(inside)]
+        used |= set(names)
+        for values in itertools.product(*(swept[name] for name in names)):
+            cases.append(parse_case(text, known, dict(zip(names, values, strict=True))))
+            if len(cases) > MOST_CASES:
+                raise UsageError(f"more than {MOST_CASES:,} cases", hint="Take fewer sizes.")
+    if unused := sorted(set(swept) - used):
+        raise UsageError(f"no case names the size {unused[0]}", hint=f"Write it in brackets: x=bf16[{unused[0]},1024].")
+    return tuple(cases)
+
+
+def with_settings(cases: Sequence[Case], sweeps: Sequence[str]) -> tuple[Case, ...]:
+    """Each case with every combination of settings "rows=1,2,4". Raises UsageError for what is no setting."""
+    values: dict[str, tuple[Any, ...]] = {}
+    for sweep in sweeps:
+        name, equals, right = sweep.partition("=")
+        name = name.strip()
+        if not equals or not right.strip():
+            raise UsageError(f"{sweep!r} sets nothing", hint="Write --set rows=1,2,4.")
+        try:
+            values[name] = parse_sizes(sweep)[1]
+        except UsageError:
+            values[name] = tuple(_value(one.strip(), None) for one in right.split(","))
+    for name in values:
+        takes = {setting for case in cases for setting in case.program.settings}
+        if name not in takes:
+            raise UsageError(f"{name} is no setting", hint=f"Settings are {', '.join(sorted(takes)) or 'none'}.")
+    out: list[Case] = []
+    for case in cases:
+        names = [name for name in values if name in case.program.settings]
+        for some in itertools.product(*(values[name] for name in names)):
+            out.append(
+                Case(
+                    program=case.program,
+                    arguments=case.arguments,
+                    settings={**case.settings, **dict(zip(names, some, strict=True))},
+                    checked_only=case.checked_only,
+                )
+            )
+    if len(out) > MOST_CASES:
+        raise UsageError(f"more than {MOST_CASES:,} combinations", hint="Sweep fewer settings.")
+    return tuple(out)
+
+
+def base_cases(program: Program) -> tuple[Case, ...]:
+    """Cases of a program when none are given: its own, else all tensors as matrices of 128 x 128."""
+    if program.cases:
+        return tuple(parse_case(f"{program.name} {text}", [program]) for text in program.cases)
+    meta = TensorMeta(shape=(128, 128), dtype=program.dtypes[0])
+    arguments = {p.name: meta for p in program.inputs if p.role != "scalar"}
+    return (Case(program=program, arguments=arguments),)
+
+
+def default_set(program: Program, base: Case) -> tuple[Case, ...]:
+    """Cases for checking values: the program's own checks, or the base case with small and odd sizes, in each dtype.
+
+    Equal sizes of the base case stay equal. Sizes just beyond each block size of the settings are in the base dtype.
+    """
+    if program.checks:
+        made = [parse_case(f"{program.name} {text}", [program]) for text in program.checks]
+        return tuple(_checked(_in_dtype(case, dtype)) for case in made for dtype in program.dtypes)
+    metas = [value for value in base.arguments.values() if isinstance(value, TensorMeta)]
+    sizes = list(dict.fromkeys(n for meta in metas for n in meta.shape))
+    beyond = sorted({int(v) + 1 for v in program.settings.values() if type(v) is int and 0 < v < MOST_DEFAULT})
+    out: list[Case] = []
+    for dtype in program.dtypes:
+        for values in STANDARD:
+            out.append(_in_dtype(_resized(base, _pattern(sizes, values)), dtype))
+    own = next((meta.dtype for meta in metas if meta.dtype in FLOATS), None)
+    if beyond and own in program.dtypes:
+        out += [_resized(base, _pattern(sizes, (n, n))) for n in beyond[-2:]]
+        out.append(_resized(base, _pattern(sizes, tuple(reversed(beyond[-2:])))))
+    unique = {(case.text): _checked(case) for case in out}
+    return tuple(unique.values())
+
+
+def _pattern(sizes: Sequence[int], values: Sequence[int]) -> dict[int, int]:
+    return {size: values[i % len(values)] for i, size in enumerate(sizes)}
+
+
+def _resized(base: Case, sizes: Mapping[int, int]) -> Case:
+    arguments = {
+        name: msgspec.structs.replace(value, shape=tuple(sizes[n] for n in value.shape), strides=None)
+        if isinstance(value, TensorMeta)
+        else value
+        for name, value in base.arguments.items()
+    }
+    return Case(program=base.program, arguments=arguments, settings=base.settings)
+
+
+def _in_dtype(base: Case, dtype: str) -> Case:
+    """All tensors of the first floating dtype of a case in another one."""
+    metas = [value for value in base.arguments.values() if isinstance(value, TensorMeta)]
+    own = next((meta.dtype for meta in metas if meta.dtype in FLOATS), None)
+    arguments = {
+        name: msgspec.structs.replace(value, dtype=dtype)
+        if isinstance(value, TensorMeta) and value.dtype == own
+        else value
+        for name, value in base.arguments.items()
+    }
+    return Case(program=base.program, arguments=arguments, settings=base.settings)
+
+
+def _checked(case: Case) -> Case:
+    return Case(program=case.program, arguments=case.arguments, settings=case.settings, checked_only=True)
+
+
+MOST_TRIED = 300
+"""Combinations of settings that --tune tries for a case."""
+
+
+def to_tune(case: Case) -> tuple[Case, ...]:
+    """A case with combinations of its settings: the program's choices, else a quarter to four times each whole number.
+
+    No more than `MOST_TRIED`: beyond, the settings that stand last keep their defaults.
+    """
+    values: dict[str, list[Any]] = {}
+    count = 1
+    for name, default in case.program.settings.items():
+        given = case.program.choices.get(name)
+        tried = list(given) if given is not None else _around(default) if not case.program.choices else [default]
+        if default not in tried:
+            tried.append(default)
+        if count * len(tried) > MOST_TRIED:
+            tried = [default]
+        count *= len(tried)
+        values[name] = tried
+    return tuple(
+        Case(program=case.program, arguments=case.arguments, settings=dict(zip(values, some, strict=True)))
+        for some in itertools.product(*values.values())
+    )
+
+
+def _around(default: Any) -> list[Any]:
+    if type(default) is not int or default < 1:
+        return [default]
+    return sorted({max(1, default // 4), max(1, default // 2), default, default * 2, default * 4})

@@ -1,0 +1,264 @@
+"""Cases looked at: values, time on each device, what does not fit and why; the result that every report shows."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from opreplay.initializers.user_code import load_user_code
+from opreplay.replay.ascend.cost.predict import predict_kernel
+from opreplay.replay.ascend.kernel import State
+from opreplay.replay.ascend.lowering import lower
+from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ir.notation import tensor_text
+from opreplay.replay.resolve.written.sweep import Written, plan_of_calls
+from opreplay.replay.tile.cases import Case, base_cases, default_set, expand, to_tune, with_settings
+from opreplay.replay.tile.check import Checked, check, too_large
+from opreplay.replay.tile.chip import TileTime, estimate
+from opreplay.replay.tile.language.places import TileError
+from opreplay.replay.tile.program import Bound, Program, bind, reference_of
+from opreplay.replay.tile.registration import programs
+from opreplay.traces.errors import OpReplayError, UsageError
+
+KEPT_SPANS = 20_000
+"""Instructions of the busiest core that a timeline shows."""
+
+
+class Broken(msgspec.Struct, frozen=True, kw_only=True):
+    """A limit that a case breaks."""
+
+    line: int
+    limit: str
+    message: str
+    file: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """What became of one case on one device."""
+
+    case: Case
+    soc: str
+    time: TileTime | None = None
+    values: Checked | None = None
+    error: Broken | None = None
+    note: str = ""
+    """Why values were not run."""
+    built_in_us: float | None = None
+    """What the kernel-level model says of the vendor's own kernels for the same op."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the case breaks a limit."""
+        return self.error is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """All cases of a file, those asked for before those of the default set."""
+
+    looked: tuple[Looked, ...]
+    skipped: int = 0
+    """Default shapes that the reference refuses."""
+    tuned: bool = False
+
+
+def load_programs(name: str) -> tuple[Program, ...]:
+    """The programs of a file, or of a module or package. Raises UsageError for one that has none, or fails."""
+    load_user_code(name, flag="FILE")
+    if name.endswith(".py"):
+        where = str(Path(name).resolve())
+        own = [p for p in programs() if str(Path(p.place.rpartition(":")[0]).resolve()) == where]
+    else:
+        module = sys.modules.get(name)
+        origin = Path(getattr(module, "__file__", None) or "/").resolve()
+        inside = origin.parent if origin.name == "__init__.py" else origin
+        own = [p for p in programs() if _within(Path(p.place.rpartition(":")[0]).resolve(), inside)]
+    if not own:
+        raise UsageError(f"{name} defines no kernel", hint='@tile.kernel("mylib::op") on a function makes one.')
+    return tuple(own)
+
+
+def _within(file: Path, place: Path) -> bool:
+    return file == place or place in file.parents
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What to look at."""
+
+    cases: Sequence[str] = ()
+    shapes: Sequence[str] = ()
+    settings: Sequence[str] = ()
+    tune: bool = False
+    values: bool = True
+    state: State = "network"
+    cores: int | None = None
+    keep: int = 0
+
+
+def study(
+    known: Sequence[Program],
+    devices: Mapping[str, DeviceProfile],
+    wanted: Wanted,
+    on_step: Callable[[str], None] | None = None,
+) -> Study:
+    """Look at cases on devices: those asked for, else each program's own, and the default set for values.
+
+    Limits that a case breaks are told in its result. Raises UsageError for cases, sizes or settings that are none.
+    """
+    asked = expand(wanted.cases, known, wanted.shapes) if wanted.cases else ()
+    if not asked:
+        if wanted.shapes:
+            raise UsageError("--shapes without --case", hint="Sizes are for names in a case: x=bf16[n,1024].")
+        asked = tuple(case for program in known for case in base_cases(program))
+    swept = with_settings(asked, wanted.settings)
+    if wanted.tune:
+        swept = tuple(one for case in swept for one in to_tune(case))
+    looked: list[Looked] = []
+    # Values do not depend on sizes of blocks in a right program, but a sweep may break it: each is run.
+    for case in swept:
+        values = _values(case, next(iter(devices.values())), wanted) if not wanted.tune else None
+        looked += [_look(case, name, device, wanted, values) for name, device in devices.items()]
+    if wanted.tune or wanted.settings:
+        looked = _best_first(looked, asked)
+    if wanted.tune and wanted.values:
+        looked = _with_best_values(looked, devices, wanted)
+    skipped = 0
+    if wanted.values and not wanted.tune:
+        name, device = next(iter(devices.items()))
+        for program in dict.fromkeys(id(case.program) for case in asked):
+            base = next(case for case in asked if id(case.program) == program)
+            for case in default_set(base.program, base):
+                one = _default(case, name, device, wanted)
+                if one is None:
+                    skipped += 1
+                else:
+                    looked.append(one)
+                if on_step is not None:
+                    on_step(case.text)
+    return Study(looked=tuple(looked), skipped=skipped, tuned=wanted.tune)
+
+
+def _broken(error: TileError) -> Broken:
+    return Broken(
+        line=error.line, limit=error.limit, message=error.message, file=Path(error.file).name, hint=error.hint
+    )
+
+
+def _values(case: Case, device: DeviceProfile, wanted: Wanted) -> Checked | Broken | str:
+    """How values compare, the limit that they break, or why they were not run."""
+    if not wanted.values:
+        return "not asked for"
+    bound = bind(case.program, case.arguments, case.settings)
+    if reference_of(case.program) is None:
+        return "no reference"
+    if large := too_large(bound):
+        return large
+    try:
+        return check(bound, device)
+    except TileError as error:
+        return _broken(error)
+
+
+def _look(case: Case, soc: str, device: DeviceProfile, wanted: Wanted, values: Checked | Broken | str | None) -> Looked:
+    found = Looked(
+        case=case,
+        soc=soc,
+        values=values if isinstance(values, Checked) else None,
+        error=values if isinstance(values, Broken) else None,
+        note=values if isinstance(values, str) else "",
+    )
+    bound = bind(case.program, case.arguments, case.settings)
+    try:
+        time = estimate(bound, device, state=wanted.state, cores=wanted.cores, keep=wanted.keep)
+    except TileError as error:
+        return _changed(found, error=found.error or _broken(error))
+    return _changed(found, time=time, built_in_us=built_in(bound, device))
+
+
+def _changed(looked: Looked, **changes: Any) -> Looked:
+    from dataclasses import replace
+
+    return replace(looked, **changes)
+
+
+def _default(case: Case, soc: str, device: DeviceProfile, wanted: Wanted) -> Looked | None:
+    try:
+        bind(case.program, case.arguments, case.settings)
+        values = _values(case, device, wanted)
+    except TileError as error:
+        values = _broken(error)
+    except UsageError:
+        return None
+    return _look(case, soc, device, wanted, values)
+
+
+def _best_first(looked: list[Looked], asked: Sequence[Case]) -> list[Looked]:
+    """By case and device, shortest time first, what does not fit last."""
+    order = {(case.program.name, case.text): i for i, case in enumerate(asked)}
+    return sorted(
+        looked,
+        key=lambda one: (
+            order.get((one.case.program.name, one.case.text), 0),
+            one.soc,
+            one.time.time_us if one.time is not None and one.error is None else float("inf"),
+        ),
+    )
+
+
+def _with_best_values(looked: list[Looked], devices: Mapping[str, DeviceProfile], wanted: Wanted) -> list[Looked]:
+    """The best of each case with its values checked; one whose values are wrong is none."""
+    out: list[Looked] = []
+    done: set[tuple[str, str, str]] = set()
+    for one in looked:
+        key = (one.case.program.name, one.case.text, one.soc)
+        if key not in done and one.error is None:
+            values = _values(one.case, devices[one.soc], wanted)
+            if isinstance(values, Broken):
+                one = _changed(one, error=values)
+            else:
+                done.add(key)
+                one = _changed(
+                    one,
+                    values=values if isinstance(values, Checked) else None,
+                    note=values if isinstance(values, str) else "",
+                )
+        out.append(one)
+    return out
+
+
+def built_in(bound: Bound, device: DeviceProfile) -> float | None:
+    """What the vendor's kernels for the same op would take by the kernel model, in microseconds; None where nothing
+    tells which they are."""
+    program = bound.program
+    if program.op.startswith("tile::"):
+        return None
+    parts = [
+        tensor_text(bound.tensors[p.name]) if p.role != "scalar" else None
+        for p in program.inputs
+        if p.role != "scalar" or bound.scalars[p.name] != p.default
+    ]
+    return kernels_us(f"{program.op}({', '.join(part for part in parts if part)})", device)
+
+
+def kernels_us(call: str, device: DeviceProfile) -> float | None:
+    """What the kernel model says of a call's own kernels, "aten::mm(f16[64,32], f16[32,8])", in microseconds, whatever
+    programs are registered for it; None where no rule knows it or it cannot be called so."""
+    try:
+        plan, _ = plan_of_calls([Written(text=call)])
+    except OpReplayError:
+        return None
+    op = plan.ops[0]
+    if op.reason is not None:
+        return None
+    lowering = lower(op)
+    if not lowering.kernels or not lowering.known:
+        return None
+    return sum(predict_kernel(kernel, device).time_us * kernel.count for kernel in lowering.kernels)

@@ -1,0 +1,153 @@
+"""`opreplay tile`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from opreplay.cli.main import opreplay
+from opreplay.replay.ascend.custom.estimators import clear_registrations as clear_estimators
+from opreplay.replay.plugins import clear_registrations
+from opreplay.replay.tile.registration import forget_programs
+
+PROGRAM = """
+import torch
+from opreplay import tile
+
+@tile.kernel("mylib::rms_norm", reference=lambda x, w, eps: torch.nn.functional.rms_norm(x, w.shape, w, eps))
+def rms_norm(x, w, y: tile.Out, eps=1e-6, *, rows=8):
+    g = tile.load(w).float()
+    for r in tile.blocks(x.shape[0], rows):
+        h = tile.load(x[r]).float()
+        s = tile.rsqrt(tile.row_sum(h * h) / x.shape[1] + eps)
+        tile.store(y[r], (h * s * g).to(y.dtype))
+"""
+CASE = ("--case", "rms_norm x=bf16[4096,1024] w=bf16[1024]")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[Path]:
+    made = tmp_path / "mine.py"
+    made.write_text(PROGRAM)
+    yield made
+    forget_programs()
+    clear_registrations()
+    clear_estimators()
+
+
+def run(*args: object) -> Result:
+    return CliRunner().invoke(opreplay, ["tile", *map(str, args)], env={"COLUMNS": "160"})
+
+
+def facts(*args: object) -> dict:
+    done = run(*args, "--format", "json")
+    assert done.exit_code in (0, 1), done.output
+    return json.loads(done.stdout)
+
+
+def test_the_json_of_a_case(file: Path) -> None:
+    first, *others = facts(file, *CASE, "--soc", "910b4")["cases"]
+    assert (first["kernel"], first["case"], first["soc"]) == ("rms_norm", "x=bf16[4096,1024] w=bf16[1024]", "910b4")
+    assert first["overlapped_us"] <= first["time_us"] <= first["serial_us"]
+    assert first["bound"] in first["pipes"]
+    assert 0 < first["buffers"]["UB"]["used"] < first["buffers"]["UB"]["there"] == 196608
+    assert first["values"] == "same" or first["values"] < 0.1
+    assert first["error"] is None
+    texts = [case["case"] for case in others]
+    assert {"x=f32[1,1] w=f32[1]", "x=f16[47,10] w=f16[10]", "x=bf16[128,128] w=bf16[128]"} <= set(texts)
+    assert all(case["values"] is not None for case in others)
+
+
+def test_a_table_with_lines_says_what_bounds_the_kernel(file: Path) -> None:
+    done = run(file, *CASE, "--lines", "--soc", "910b4", "--soc", "910c")
+    assert done.exit_code == 0, done.output
+    assert "vector" in done.stdout
+    assert "910c" in done.stdout
+    assert "s = tile.rsqrt(" in done.stdout
+    assert "uncalibrated" in done.stdout
+
+
+def test_sizes_are_swept(file: Path) -> None:
+    found = facts(
+        file, "--case", "rms_norm x=bf16[n,1024] w=bf16[1024]", "--shapes", "n=40,4000", "--no-values", "--cores", "20"
+    )["cases"]
+    assert [case["case"][:10] for case in found] == ["x=bf16[40,", "x=bf16[400"]
+    assert found[0]["time_us"] < found[1]["time_us"]
+    assert found[1]["cores"] == 20
+    assert found[0]["values"] is None
+    assert "no case names the size m" in run(file, *CASE, "--shapes", "m=1").stderr
+
+
+def test_settings_are_swept_best_first_and_say_why_they_do_not_fit(file: Path) -> None:
+    done = run(file, *CASE, "--set", "rows=1,8,64", "--no-values")
+    assert done.exit_code == 0
+    assert "there (rows=64)" in done.stdout
+    found = facts(file, *CASE, "--set", "rows=1,8,64", "--no-values")["cases"]
+    assert [case["settings"]["rows"] for case in found] == [8, 1, 64]
+    assert found[-1]["error"]["limit"] == "UB"
+    assert found[-1]["error"]["line"] in (9, 10, 11)
+    assert "lines is no setting" in run(file, *CASE, "--set", "lines=1").stderr
+
+
+def test_tuning_finds_the_best(file: Path) -> None:
+    found = facts(file, *CASE, "--tune")
+    times = [case["time_us"] for case in found["cases"] if case["error"] is None]
+    assert found["tuned"]
+    assert times == sorted(times)
+    assert len(times) > 1
+    assert found["cases"][0]["values"] is not None
+
+
+def test_a_broken_limit_is_told_with_its_line(file: Path) -> None:
+    file.write_text(PROGRAM.replace("h = tile.load(x[r]).float()", "h = tile.load(x[r])"))
+    done = run(file, *CASE)
+    assert done.exit_code == 1
+    assert "mine.py:10: no mul of bfloat16 on the vector cores" in done.stdout
+    error = facts(file, *CASE)["cases"][0]["error"]
+    assert (error["line"], error["limit"]) == (10, "dtype")
+
+
+def test_a_timeline_and_a_page_are_written(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "core.json"
+    assert run(file, *CASE, "--no-values", "--timeline", out).exit_code == 0
+    events = json.loads(out.read_text())["traceEvents"]
+    assert {event["args"]["name"] for event in events if event.get("name") == "thread_name"} == {
+        "mte2",
+        "mte3",
+        "vector",
+    }
+    assert sum(event["ph"] == "X" for event in events) > 20
+    assert "exists" in run(file, *CASE, "--timeline", out).stderr
+    assert run(file, *CASE, "--no-values", "--timeline", out, "--force", "--l2", "warm").exit_code == 0
+    page = run(file, *CASE, "--no-values", "--format", "html").stdout
+    assert "Busy shares of pipes" in page
+    assert "<script src" not in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--case", "norm x=bf16[8,8]"), "'norm' is no kernel of this file"),
+        (("--case", "rms_norm x=bf16[8,8]"), "rms_norm wants tensor w"),
+        (("--case", "rms_norm x=bf16[8,8] w=bf16[8] v=1"), "rms_norm has no argument v"),
+        (("--case", "rms_norm x=bf16[8,8] w=bf16[9]"), "the reference of rms_norm refuses these shapes"),
+        (("--shapes", "n=3"), "--shapes without --case"),
+        (("--timeline", "core.txt"), "no timeline format"),
+    ],
+)
+def test_bad_input_is_told(file: Path, arguments: tuple[str, ...], message: str) -> None:
+    done = run(file, *arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
+def test_a_file_without_kernels_is_refused(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.py"
+    empty.write_text("x = 1\n")
+    done = run(empty)
+    assert done.exit_code == 2
+    assert "defines no kernel" in done.stderr

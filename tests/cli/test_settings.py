@@ -1,0 +1,143 @@
+"""Options from files: which file counts, what its names mean, the command line wins, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from opreplay.cli.main import COMMANDS, opreplay
+
+RELU = "aten::relu(f32[8])"
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(opreplay, list(arguments), env={"COLUMNS": "120"})
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("OPREPLAY_CONFIG", raising=False)
+    folder = tmp_path / "project"
+    (folder / "sub").mkdir(parents=True)
+    monkeypatch.chdir(folder / "sub")
+    return folder
+
+
+def test_a_file_above_counts_and_the_command_line_wins(project: Path) -> None:
+    (project / "opreplay.toml").write_text('soc = ["910b4", "910c"]\n[op]\nmeasure = false\nformat = "json"\n')
+    done = invoke("op", RELU)
+    assert done.exit_code == 0, done.stderr
+    assert list(json.loads(done.stdout)["cases"][0]["simulated_us"]) == ["910b4", "910c"]
+    assert "opreplay: soc, op.measure, op.format from " in done.stderr
+    assert list(json.loads(invoke("op", RELU, "--soc", "910b1").stdout)["socs"]) == ["910b1"]
+    assert list(
+        json.loads(invoke("--config", "none", "op", RELU, "--no-measure", "--format", "json").stdout)["socs"]
+    ) == ["910b3"]
+
+
+def test_a_table_of_pyproject_and_the_console_script(project: Path) -> None:
+    plugin = project / "own.py"
+    plugin.write_text(
+        "from opreplay import register_executor\n\n\n"
+        "@register_executor('settings_test::twice')\ndef twice(x):\n    return x * 2\n"
+    )
+    (project / "pyproject.toml").write_text('[tool.opreplay]\nplugin = "own.py"\n[tool.opreplay.op]\nop-time = "2ms"\n')
+    script = Path(sys.executable).with_name("opreplay")
+    done = subprocess.run(
+        [str(script), "op", "settings_test::twice(f32[4])", "--format", "json"],
+        cwd=project / "sub",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, "OPREPLAY_SHARED_DEVICE": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["cases"][0]["measured_us"] > 0, "a file named from the folder of the settings"
+    (project / "pyproject.toml").write_text("[tool.other]\nsoc = 3\n")
+    assert invoke("devices").exit_code == 0
+
+
+def test_a_name_of_one_command_goes_before_that_of_all(project: Path) -> None:
+    (project / "opreplay.toml").write_text('soc = "910b4"\n[simulate]\nsoc = "910b1"\nlosers = 3\n')
+    shown = {one["name"]: one["found"] for one in json.loads(invoke("doctor", "--format", "json").stdout)["settings"]}
+    assert shown["soc"] == f"910b4 ({project / 'opreplay.toml'})"
+    assert shown["simulate.losers"] == f"3 ({project / 'opreplay.toml'})"
+    assert list(json.loads(invoke("op", RELU, "--no-measure", "--format", "json").stdout)["socs"]) == ["910b4"]
+
+
+def test_doctor_says_where_there_is_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / ".git").mkdir()
+    monkeypatch.setenv("OPREPLAY_SHARED_DEVICE", "1")
+    found = json.loads(invoke("doctor", "--format", "json").stdout)["settings"]
+    assert {"name": "OPREPLAY_SHARED_DEVICE", "found": "1 (environment)"}.items() <= found[0].items()
+    monkeypatch.delenv("OPREPLAY_SHARED_DEVICE")
+    (one,) = json.loads(invoke("doctor", "--format", "json").stdout)["settings"]
+    assert "no opreplay.toml" in one["note"]
+
+
+def test_the_search_ends_at_a_repository(project: Path) -> None:
+    (project / "opreplay.toml").write_text('soc = "911"\n')
+    (project / "sub" / ".git").mkdir()
+    assert invoke("op", RELU, "--no-measure").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "why", "hint"),
+    [
+        ("socs = 'x'", "no command has an option 'socs'", "Did you mean soc?"),
+        ("[runn]\nsoc = 'x'", "there is no command 'runn'", "Did you mean run?"),
+        ("[run]\nop-tme = 1", "run has no option 'op-tme'", "Did you mean op-time?"),
+        ("[run]\nop-time = 'long'", "is no time", "--op-time"),
+        ("[run]\nop-time = [1, 2]", "is not a text or number", "--op-time"),
+        ("[run]\ncuda-graph = 1", "is not true or false", "--cuda-graph"),
+        ("[run]\ncache = 'lukewarm'", "lukewarm", "--cache"),
+        ("[run", "is no TOML", "soc"),
+    ],
+)
+def test_what_makes_no_sense_ends_every_command(project: Path, text: str, why: str, hint: str) -> None:
+    (project / "opreplay.toml").write_text(text)
+    done = invoke("devices")
+    assert done.exit_code == 2
+    assert why in done.stderr
+    assert hint in done.stderr
+    assert invoke("--config", "none", "devices").exit_code == 0
+
+
+def test_two_files_that_speak_are_refused(project: Path) -> None:
+    (project / "opreplay.toml").write_text("soc = '910b3'\n")
+    (project / "pyproject.toml").write_text("[tool.opreplay]\nsoc = '910b4'\n")
+    assert "both have options" in invoke("devices").stderr
+
+
+def test_another_users_file_is_not_followed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "opreplay.toml").write_text("plugin = 'evil.py'\n")
+    owner = (project / "opreplay.toml").stat().st_uid
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    if owner != 0:
+        assert "belongs to another user" in invoke("devices").stderr
+    else:
+        os.chown(project / "opreplay.toml", 12345, -1)
+        assert "belongs to another user" in invoke("devices").stderr
+
+
+def test_every_option_may_stand_in_a_file(project: Path) -> None:
+    """What a default is, a file may say as well: names and types of all flags."""
+    import click
+
+    lines: list[str] = []
+    for name in COMMANDS:
+        command = opreplay.get_command(click.Context(opreplay), name)
+        assert command is not None
+        lines.append(f"[{name}]")
+        for option in command.params:
+            if isinstance(option, click.Option) and option.is_flag:
+                lines.append(f"{option.opts[-1].removeprefix('--')} = false")
+    (project / "opreplay.toml").write_text("\n".join(lines))
+    assert invoke("devices").exit_code == 0, invoke("devices").stderr

@@ -1,0 +1,88 @@
+"""The GitHub Action and the Dockerfile: the action's own scripts run, its inputs are described, files exist."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from opreplay.traces.samples import sample_path
+
+ROOT = Path(__file__).parents[2]
+ACTION = (ROOT / ".github" / "actions" / "opreplay" / "action.yml").read_text()
+_RUN = re.compile(r"    - name: (\w+)[^\n]*\n(?:(?!    - ).*\n)*?      run: \|\n((?:        .*\n|\n)+)")
+STEPS = {match[1]: textwrap.dedent(match[2]) for match in _RUN.finditer(ACTION)}
+
+
+def step(name: str, folder: Path, **environment: str) -> tuple[int, str]:
+    """A step of the action as a runner runs it: `bash --noprofile --norc -eo pipefail`."""
+    done = subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", STEPS[name]],
+        cwd=folder,
+        env={
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "GITHUB_STEP_SUMMARY": str(folder / "summary.md"),
+            "OPREPLAY_SHARED_DEVICE": "1",
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_scripts_of_the_action(tmp_path: Path) -> None:
+    trace, few = str(sample_path("transformer_infer")), "--op-filter aten::silu --op-time 5ms"
+    for results in ("before.jsonl", "after.jsonl"):
+        code, text = step("Measure", tmp_path, TRACE=trace, ARGUMENTS=few, RESULTS=results)
+        assert code == 0, text
+    sides = {"BASELINE": "before.jsonl", "RESULTS": "after.jsonl"}
+    code, text = step("Compare", tmp_path, CONDITIONS="lost>0 total>900%", **sides)
+    assert code == 0, text
+    assert "aten::silu" in text or "compared" in text
+    assert (tmp_path / "summary.md").read_text() == (tmp_path / "comparison.md").read_text()
+    code, text = step("Compare", tmp_path, CONDITIONS="unclear>0% total>0% slower>0%", **sides)
+    assert code in (0, 5), text
+    code, text = step("Measure", tmp_path, TRACE="none.json", ARGUMENTS="", RESULTS="none.jsonl")
+    assert code == 3, "no trace: the job fails"
+
+
+def test_inputs_reach_scripts_as_environment_alone() -> None:
+    """An input in the text of a script would be run as a part of it."""
+    assert set(STEPS) == {"Install", "Measure", "Compare"}
+    assert not [name for name, script in STEPS.items() if "${{" in script]
+
+
+def test_every_input_is_described_and_used() -> None:
+    part = ACTION[ACTION.index("inputs:") : ACTION.index("outputs:")]
+    names = re.findall(r"^  ([\w-]+):$", part, re.MULTILINE)
+    page = (ROOT / "docs" / "where-you-work.md").read_text()
+    assert len(names) > 5
+    assert [name for name in names if f"`{name}`" not in page] == []
+    assert [name for name in names if f"inputs.{name}" not in ACTION] == []
+
+
+def test_what_the_dockerfile_copies_exists() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    sources = [
+        word for line in re.findall(r"^COPY (?!--from)(.+)$", text, re.MULTILINE) for word in shlex.split(line)[:-1]
+    ]
+    assert sources
+    assert [name for name in sources if not (ROOT / name).exists()] == []
+    folders = set(re.findall(r'^"opreplay[\w.]*" = "(\w+)', (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
+    assert folders <= set(sources), "a top folder of the package is missing in the image"
+
+
+@pytest.mark.parametrize("file", ["README.md", "LICENSE"])
+def test_the_image_has_what_the_build_reads(file: str) -> None:
+    assert file in (ROOT / "pyproject.toml").read_text()
+    assert file in (ROOT / "Dockerfile").read_text()

@@ -1,0 +1,39 @@
+"""Captured plans of small models, replayed on real values, are the models, in eval and in training."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.small_models import MODELS, step_of_model
+from opreplay.replay.capture.capture import capture_made, check_made
+
+CASES = [
+    ("resnet_basic", "sgd"),
+    ("mobilenet", "eval"),
+    ("convnext", "adamw"),
+    ("diffusion_unet", "eval"),
+    ("llama", "adamw"),
+    ("decode_with_cache", "eval"),
+    ("mixture_of_experts", "sgd"),
+    ("bert", "eval"),
+    ("torch_encoder", "eval"),
+    ("lstm", "sgd"),
+    ("graph_attention", "adamw"),
+    ("dlrm", "sgd"),
+    ("checkpointed", "sgd"),
+]
+"""A dozen of them; `benchmarks/capture_models.py` has all."""
+
+
+@pytest.mark.parametrize(("name", "mode"), CASES)
+def test_a_captured_model_computes_what_the_model_computes(name: str, mode: str) -> None:
+    torch.manual_seed(0)
+    make = step_of_model(name, mode)
+    found = check_made(make, capture_made(make, source=name))
+    assert found.reason is None
+    assert found.equal
+    assert all(one.bits_equal for one in (*found.outputs, *found.parameters))
+    net = MODELS[name]()[0]
+    if mode != "eval":  # else some buffers have no use
+        assert len(found.parameters) == len([*net.parameters(), *net.buffers()])

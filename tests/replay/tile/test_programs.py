@@ -1,0 +1,92 @@
+"""The programs that ship: values in every dtype over odd shapes, and times that hold together."""
+
+from __future__ import annotations
+
+import pytest
+
+from opreplay.replay.ascend import load_device
+from opreplay.replay.tile import programs
+from opreplay.replay.tile.cases import base_cases, default_set
+from opreplay.replay.tile.check import check
+from opreplay.replay.tile.chip import estimate
+from opreplay.replay.tile.program import Program, bind
+from opreplay.traces.model import TensorMeta
+
+SHIPPED: dict[str, Program] = {name: getattr(programs, name) for name in programs.__all__}
+DEVICE = load_device("910b3")
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_values_are_those_of_the_reference(name: str) -> None:
+    program = SHIPPED[name]
+    cases = default_set(program, base_cases(program)[0])
+    assert {d for c in cases for v in c.arguments.values() if isinstance(v, TensorMeta) for d in [v.dtype]} >= set(
+        program.dtypes
+    )
+    for case in cases:
+        # A difference beyond the dtype's tolerance raises, with the line.
+        assert check(bind(program, case.arguments, case.settings), DEVICE).allowed, case.text
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_times_are_ordered_and_buffers_fit(name: str) -> None:
+    program = SHIPPED[name]
+    for case in base_cases(program):
+        for soc in ("910b3", "910b4", "950pr"):
+            made = estimate(bind(program, case.arguments), load_device(soc))
+            assert 0 < made.launch_us < made.overlapped_us <= made.time_us <= made.serial_us
+            assert made.pipes
+            assert all(0 < share <= 1 for share in made.pipes.values())
+            assert all(0 < used <= there for used, there in made.buffers.values())
+            assert made.time_us >= made.launch_us + max(made.hbm_us, made.l2_us)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("matmul", {"a": (8192, 8192), "b": (8192, 8192)}),
+        ("flash_attention", {"q": (1, 32768, 128), "k": (1, 32768, 128), "v": (1, 32768, 128)}),
+    ],
+)
+def test_large_sizes_take_no_second(name: str, arguments: dict[str, tuple[int, ...]]) -> None:
+    import time
+
+    bound = bind(SHIPPED[name], {k: TensorMeta(shape=v, dtype="float16") for k, v in arguments.items()})
+    start = time.process_time()
+    made = estimate(bound, DEVICE)
+    assert time.process_time() - start < 1.0
+    assert made.time_us > 1000
+    assert any("not run but counted" in note for note in made.notes)
+
+
+def test_what_is_left_out_is_what_running_all_would_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops run in full and scheduled one by one take the same time as those that are extrapolated."""
+    from opreplay.replay.tile import pipes
+    from opreplay.replay.tile.language import recording
+
+    meta = TensorMeta(shape=(1024, 2560), dtype="float16")
+    other = TensorMeta(shape=(2560, 768), dtype="float16")
+    quick = estimate(bind(SHIPPED["matmul"], {"a": meta, "b": other}), DEVICE)
+    monkeypatch.setattr(recording, "LONGEST_PERIOD", 0)
+    monkeypatch.setattr(pipes, "MOST_REPETITIONS", 1 << 30)
+    full = estimate(bind(SHIPPED["matmul"], {"a": meta, "b": other}), DEVICE)
+    assert quick.notes
+    assert not full.notes
+    assert quick.time_us == pytest.approx(full.time_us, rel=1e-3)
+    assert quick.pipes == pytest.approx(full.pipes, rel=1e-2)
+
+
+def test_a_loop_that_changes_in_the_middle_is_run_in_full(programs_of) -> None:
+    (program,) = programs_of(
+        '@tile.kernel("mylib::k", reference=lambda x: x)\n'
+        "def k(x, y: tile.Out, *, rows=1):\n"
+        "    for r in tile.blocks(x.shape[0], 1000):\n"
+        "        for i, s in enumerate(tile.steps((0, 1000), rows)):\n"
+        "            t = tile.load(x[s])\n"
+        "            for _ in range(20 if 300 < s.start < 700 else 1):\n"
+        "                t = t * 1.0\n"
+        "            tile.store(y[s], t)\n"
+    )
+    made = estimate(bind(program, {"x": TensorMeta(shape=(1000, 64), dtype="float32")}), DEVICE)
+    # 399 iterations of 20 instructions of 21 cycles and more.
+    assert made.time_us * DEVICE.freq_hz / 1e6 > 399 * 20 * 21

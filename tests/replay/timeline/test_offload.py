@@ -1,0 +1,68 @@
+"""A step that the CPU ran, on a simulated device: which ops leave the host, what it does meanwhile, what waits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from opreplay.replay.arguments.work.expected import expected_contents
+from opreplay.replay.ascend.simulate.devices import load_socs
+from opreplay.replay.plan.inputs import open_trace, plan_of
+from opreplay.replay.plan.selection import Selection
+from opreplay.replay.timeline.graph.model import SYNC
+from opreplay.replay.timeline.offload import DISPATCH_US, offloaded
+from opreplay.replay.timeline.timeline import Study, timeline
+from opreplay.traces import Trace
+from opreplay.traces.samples.catalog import sample_path
+
+
+def study(name: str, **how: object) -> tuple[Trace, Study]:
+    trace = open_trace(str(sample_path(name)), activity=True)
+    plan = plan_of(trace, Selection(select="owner"), device="cpu", in_order=True)
+    devices = list(load_socs(("910b3",)).values())
+    return trace, timeline(trace, plan=plan, devices=devices, contents=expected_contents(), **how)  # type: ignore[arg-type]
+
+
+def test_a_training_step_leaves_the_host() -> None:
+    _, found = study("cnn_train", what_if=["aten::convolution_backward=0"])
+    one = found.timeline.socs["910b3"]
+    assert one.predicted_share > 0.99
+    assert 0.0 < one.low_us < one.step_us < one.high_us
+    assert one.step_us < found.timeline.recorded_step_us
+    assert any("16 µs for each op that left it" in note for note in one.notes)
+    kinds = one.categories_us
+    assert kinds.computing + kinds.communication_not_overlapped + kinds.copies + kinds.idle == pytest.approx(
+        one.step_us
+    )
+    # The change acts on the device's tasks there and on the host's time here.
+    (change,) = found.timeline.what_if
+    assert change.socs_us["910b3"] < one.step_us
+    assert change.step_us < found.timeline.retimed_step_us
+
+
+def test_the_host_dispatches_what_left_it_and_keeps_the_rest() -> None:
+    trace, _ = study("moe_block")
+    plan = plan_of(trace, Selection(select="owner"), device="cpu", in_order=True)
+    made, host_us = offloaded(trace, {op.id: op for op in plan.ops})
+    names = [trace.signatures[i].name for i in trace.ops.signature]
+    left = {names[row] for row in np.flatnonzero(~np.isnan(host_us))}
+    assert {"aten::linear", "aten::silu", "aten::index_add_"} <= left
+    assert not left & {"aten::chunk", "aten::slice", "aten::view", "aten::unsqueeze"}
+    assert set(host_us[~np.isnan(host_us)]) == {DISPATCH_US}
+    assert [made.kernel_names[i] for i in made.kernels.name] == [names[row] for row in made.kernels.owner]
+    assert len(trace.kernels) == 0
+
+
+def test_the_host_waits_where_it_needs_a_result() -> None:
+    _, found = study("moe_block")
+    on = found.simulated["910b3"]
+    waits = on.graph.edges.kind == SYNC
+    assert waits.any()
+    target, source = on.graph.edges.target[waits][-1], on.graph.edges.source[waits][-1]
+    assert on.schedule.start_us[target] >= on.schedule.end_us[source]
+
+
+def test_collectives_of_the_host_follow_the_link_model() -> None:
+    _, found = study("ddp_step_rank1")
+    one, recorded = found.timeline.socs["910b3"].categories_us, found.timeline.categories_us
+    assert 0.0 < one.communication < 0.1 * recorded.communication

@@ -1,0 +1,117 @@
+"""A model of which nothing but its config file is there: phases, experts over ranks, memory, and clear errors."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scenarios.conftest import Console
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="transformers is not installed (extra hf)"
+)
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 96,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128,
+}  # fmt: skip
+LLAMA_405B = {
+    **LLAMA, "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126, "num_attention_heads": 128,
+    "num_key_value_heads": 8, "vocab_size": 128256,
+}  # fmt: skip
+"""Public sizes: arXiv 2407.21783, table 3."""
+MIXTURE = {
+    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "hidden_size": 64,
+    "intermediate_size": 96, "moe_intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "n_routed_experts": 16, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2,
+    "n_shared_experts": 1, "first_k_dense_replace": 1, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16, "v_head_dim": 16, "vocab_size": 128,
+}  # fmt: skip
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Any:
+    def write(held: object, name: str = "config.json") -> str:
+        (tmp_path / name).write_text(json.dumps(held))
+        return f"hf:{tmp_path / name}"
+
+    return write
+
+
+def captured(console: Console, *arguments: object) -> dict[str, Any]:
+    return json.loads(console("capture", *arguments, "--format", "json").stdout)
+
+
+def test_a_decode_step_and_its_check(console: Console, config: Any, tmp_path: Path) -> None:
+    target, plan = config(LLAMA), tmp_path / "decode.plan.json"
+    shape = ("--phase", "decode", "--batch", "3", "--context", "16", "--dtype", "float32")
+    found = captured(console, target, *shape, "--check", "-o", plan)
+    assert found["equal"] is True
+    assert found["outputs"]
+    # Two layers, key and value: 3 sequences of 17 tokens, 2 heads of 16, 4 bytes each.
+    cache = 2 * 2 * 3 * 17 * 2 * 16 * 4
+    assert cache <= found["peaks"][0]["by_kind"]["input"] <= cache + 100
+    assert "memory: fits 910b3" in console("simulate", plan, "--soc", "910b3", "--no-cache").stdout
+
+
+def test_training_and_prefill_differ_in_phases(console: Console, config: Any) -> None:
+    target = config(LLAMA)
+    training = captured(console, target, "--phase", "train", "--batch", "2", "--context", "8")
+    assert set(training["flops"]) == {"forward", "backward", "optimizer"}
+    assert training["flops"]["backward"] == 2 * training["flops"]["forward"]
+    prefill = captured(console, target, "--phase", "prefill", "--context", "32")
+    assert set(prefill["flops"]) == {"forward"}
+
+
+def test_a_model_beyond_this_machine_is_captured(console: Console, config: Any, tmp_path: Path) -> None:
+    target, plan = config(LLAMA_405B), tmp_path / "plan.json"
+    found = captured(console, target, "--phase", "decode", "--batch", "8", "--context", "2048", "-o", plan)
+    parameters = found["peaks"][0]["by_kind"]["parameter"]
+    assert parameters == pytest.approx(2 * 405.85e9, rel=1e-4)
+    # Each parameter of a product is multiplied and added once for each token; the embedding is none, attention is more.
+    assert found["flops"]["forward"] == pytest.approx(8 * parameters, rel=0.02)
+    shown = console("simulate", plan, "--soc", "910b3", "--no-cache").stdout
+    assert "does NOT fit 910b3" in shown
+
+
+def test_experts_are_spread_over_ranks(console: Console, config: Any, tmp_path: Path) -> None:
+    target, plan = config(MIXTURE), tmp_path / "plan.json"
+    whole = captured(console, target, "--phase", "decode", "--batch", "8", "--context", "16")
+    found = captured(
+        console, target, "--phase", "decode", "--batch", "8", "--context", "16", "--expert-parallel", "8", "-o", plan
+    )
+    # Two layers of 16 experts, of which 14 are elsewhere: gate, up and down of 64 x 32, 2 bytes each.
+    gone = whole["peaks"][0]["by_kind"]["parameter"] - found["peaks"][0]["by_kind"]["parameter"]
+    assert gone == 2 * 14 * 3 * 64 * 32 * 2
+    assert any("balanced" in note for note in found["notes"])
+    held = json.loads(plan.read_text())
+    exchanges = [op for op in held["ops"] if op["name"] == "_c10d_functional::all_to_all_single"]
+    # Tokens out, chosen experts, results back, in two layers.
+    assert sum(op["count"] for op in exchanges) == 3 * 2
+    assert {op["ranks"] for op in exchanges} == {8}
+    shown = console("simulate", plan, "--soc", "910c", "--no-cache", "--format", "json").stdout
+    assert json.loads(shown)["socs"]["910c"]["by_family_us"]["Collective"] > 0
+    assert "divide" in console("capture", target, "--expert-parallel", "3", code=2).stderr
+    assert "no experts" in console("capture", config(LLAMA, "dense.json"), "--expert-parallel", "2", code=2).stderr
+    wrong = console("capture", target, "--expert-parallel", "4", "--world-size", "8", code=2).stderr
+    assert "--world-size 8" in wrong
+
+
+def test_what_is_no_config_says_so(console: Console, config: Any, tmp_path: Path) -> None:
+    assert "knows no model_type 'nothing'" in console("capture", config({"model_type": "nothing"}), code=2).stderr
+    assert "no model_type" in console("capture", config([]), code=2).stderr
+    assert "cannot read" in console("capture", f"hf:{tmp_path / 'absent.json'}", code=2).stderr
+    (tmp_path / "text.json").write_text("{")
+    assert "not JSON" in console("capture", f"hf:{tmp_path / 'text.json'}", code=2).stderr
+    (tmp_path / "train.py").write_text("def make(): return (print, ())")
+    assert "--batch is for hf" in console("capture", f"{tmp_path / 'train.py'}:make", "--batch", "2", code=2).stderr
+
+
+def test_code_that_a_config_names_is_not_run(console: Console, config: Any) -> None:
+    hostile = {**LLAMA, "auto_map": {"AutoModelForCausalLM": "evil--modeling.Evil"}, "architectures": ["os"]}
+    found = captured(console, config(hostile), "--context", "8")
+    assert found["calls"] > 0

@@ -1,0 +1,130 @@
+"""The first screen of `run`, `plan` and `simulate`: a head, one line an op, and only notes that change a decision."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from click.testing import Result
+
+from opreplay.traces.samples import sample_path
+from tests.scenarios.conftest import kernel, launch, op
+from tests.scenarios.events import owner
+
+Console = Callable[..., Result]
+SAMPLE = sample_path("transformer_infer")
+QUICK = ("--op-time", "1ms", "--threads", 1)
+
+
+def rows(text: str) -> list[str]:
+    lines = text.splitlines()
+    first = next(i for i, line in enumerate(lines) if set(line) == {"─"} and "share" in lines[i - 1]) + 1
+    return lines[
+        first : next(i for i in range(first, len(lines)) if not lines[i].strip() or lines[i].startswith("no "))
+    ]
+
+
+def test_the_head_and_one_line_an_op(console: Console) -> None:
+    for command in (("plan", SAMPLE), ("run", SAMPLE, *QUICK, "--top", 8)):
+        text = console(*command).stdout
+        lines = text.splitlines()
+        assert lines[1].startswith("recorded on a CPU, no device work: 370 ms in outermost calls"), command
+        assert lines[2].startswith("time: GEMM 93.7 %"), command
+        assert lines[3].startswith("910b3: "), command
+        assert "80 % band" in lines[3], command
+        shown = rows(text)
+        assert max(map(len, lines)) <= 80 or command[0] == "plan"
+        assert all("aten::" in row for row in shown), "each op has one line"
+        linears = [row.split("aten::linear", 1)[1] for row in shown if "aten::linear" in row]
+        assert len(linears) > 3
+        assert len(set(linears)) == len(linears), "the sizes that are shown tell ops of one name apart"
+    simulated = console("simulate", SAMPLE).stdout.splitlines()
+    assert any(line.startswith("time: GEMM 93.7 %") for line in simulated)
+
+
+def test_a_gpu_says_how_busy_it_was(console: Console, trace_of: Callable[..., Path]) -> None:
+    trace = trace_of(*owner("aten::mm", 1, [[64, 64]] * 2, 5000.0), *owner("aten::add", 2, [[64, 64]] * 2, 1000.0))
+    lines = console("plan", trace).stdout.splitlines()
+    assert lines[1] == "recorded on NVIDIA H100: 6.00 ms of device work, busy 54.5 % of 11.0 ms"
+
+
+def test_notes_that_change_no_decision_are_asked_for(console: Console) -> None:
+    short, whole = (console("run", SAMPLE, *QUICK, "--top", 3, *more).stdout for more in ((), ("--notes",)))
+    assert "more notes with --notes" in short or "more note with --notes" in short
+    assert "measuring: warnings on" not in short
+    assert "measuring: warnings on" in whole
+    assert "with --notes" not in whole
+    assert "with --notes" not in console("plan", SAMPLE, "--notes").stdout
+    assert "assumptions: " in console("plan", SAMPLE, "--notes").stdout
+
+
+def test_rows_appear_while_they_are_measured(console: Console) -> None:
+    done = console("run", SAMPLE, *QUICK, "--top", 3, "--rows")
+    told = [line for line in done.stderr.splitlines() if " recorded " in line]
+    assert len(told) == 3
+    assert all("aten::" in line for line in told)
+    assert " recorded " not in console("run", SAMPLE, *QUICK, "--top", 3).stderr
+
+
+def test_a_quick_look(console: Console, tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    console("run", SAMPLE, "--quick", "--threads", 1, "--op-filter", "aten::linear", "-o", out)
+    header = json.loads(out.read_text().splitlines()[0])
+    assert header["options"]["op_time_s"] == 0.02
+    assert header["trace"]["ops"] <= 20
+    console("run", SAMPLE, "--quick", "--threads", 1, "--top", 2, "--op-time", "1ms", "-o", out, "--force")
+    header = json.loads(out.read_text().splitlines()[0])
+    assert (header["options"]["op_time_s"], header["trace"]["ops"]) == (0.001, 2)
+
+
+def region(ts: float, dur: float) -> dict[str, Any]:
+    event = op("Torch-Compiled Region: 0/0", ts, [], [], dur=dur)
+    event["args"] = {}
+    return event
+
+
+def test_a_compiled_model_on_a_cpu_is_not_covered_by_half_of_it(
+    console: Console, trace_of: Callable[..., Path]
+) -> None:
+    """The region's own code is nowhere else: 100 % were what is called, and half of the time."""
+    inside = op("aten::mm", 10, [[64, 64], [64, 64]], ["float", "float"], dur=50.0)
+    trace = trace_of(region(0, 100.0), inside, device=None)
+    text = console("plan", trace).stdout
+    assert text.splitlines()[0] == "would replay 1 of 1 op = 50.0 % of host time"
+    label = "labels: 50.0 % of host time is inside labels and outside of ops: Torch-Compiled Region: 0/0 50.0 %"
+    assert label in " ".join(text.split())
+    facts = json.loads(console("plan", trace, "--format", "json").stdout)
+    assert facts["host_us_total"] == 100.0
+    assert [(one["name"], one["share"]) for one in facts["where"]["labels"]] == [("Torch-Compiled Region: 0/0", 0.5)]
+
+
+def test_what_labels_own_on_a_gpu_is_told_by_class(
+    console: Console, trace_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    trace = trace_of(
+        region(0, 100.0),
+        launch(10, 1),
+        kernel("ampere_bf16_s16816gemm_128x64", 1000, 60.0, 1),
+        launch(20, 2),
+        kernel("triton_poi_fused_7", 1100, 25.0, 2),
+        launch(30, 3),
+        kernel("flash_fwd_kernel", 1200, 15.0, 3),
+        *owner("aten::mm", 40, [[64, 64], [64, 64]], 100.0),
+    )
+    text = " ".join(console("plan", trace).stdout.split())
+    told = "Torch-Compiled Region: 0/0 50.0 % (GEMM 60.0 %, Triton 25.0 %, attention 15.0 %)"
+    assert f"labels: 50.0 % of device time has a label and no op as owner: {told}" in text
+    facts = json.loads(console("plan", trace, "--format", "json").stdout)
+    (label,) = facts["where"]["labels"]
+    assert label["classes"] == {"GEMM": 0.6, "Triton": 0.25, "attention": 0.15}
+    of_op = {one["name"]: one["kernel_classes"] for one in facts["unique_ops"]}
+    assert of_op["Torch-Compiled Region: 0/0"] == label["classes"]
+    out = tmp_path / "r.jsonl"
+    console("run", trace, *QUICK, "-o", out)
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    assert records[0]["trace"]["where"]["labels"][0]["classes"] == label["classes"]
+    assert {"GEMM": 0.6, "Triton": 0.25, "attention": 0.15} in [one.get("kernel_classes") for one in records]
+    assert "Triton 25.0 %" in " ".join(console("report", out).stdout.split())
+    assert json.loads(console("simulate", trace, "--format", "json").stdout)["where"]["labels_us"] == 100.0

@@ -1,0 +1,142 @@
+"""What users met and reported, each as a test through the console script or the library's door."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import Result
+
+import opreplay
+from opreplay.replay.export.bundle import SOURCE
+from opreplay.replay.ir.reasons import NotReplayable, Reason
+from opreplay.traces.errors import Malformed, OpReplayError
+from opreplay.traces.samples import sample_path
+from tests.scenarios.conftest import kernel, launch, op
+from tests.scenarios.events import owner
+
+Console = Callable[..., Result]
+QUICK = ("--op-time", "1ms", "--threads", 1)
+SHAPE = [64, 64]
+
+
+def test_an_estimator_that_raises_ends_no_command(
+    console: Console, trace_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "custom"
+    folder.mkdir()
+    (folder / "mine.py").write_text(
+        "from opreplay import register_op_estimator\n"
+        "@register_op_estimator('mylib::odd', None)\n"
+        "def estimate(op, device):\n"
+        "    return 1 / 0\n"
+    )
+    trace = trace_of(*owner("aten::mm", 1, [SHAPE, SHAPE], 50.0), *owner("mylib::odd", 2, [SHAPE], 50.0))
+    out = tmp_path / "r.jsonl"
+    for command in (("plan", trace), ("simulate", trace), ("run", trace, *QUICK, "-o", out)):
+        text = console(*command, "--custom-op-dir", folder).stdout
+        assert "! mylib::odd" in text, command
+        assert "mine.py:4:estimatefailedformylib::odd:ZeroDivisionError" in "".join(text.split()), command
+    rows = {one["name"]: one for one in map(json.loads, out.read_text().splitlines()) if one["record"] == "op"}
+    assert rows["aten::mm"]["simulated_us"]["910b3"] > 0
+    assert rows["mylib::odd"].get("simulated_us", {}) == {}
+    assert "ZeroDivisionError" in rows["mylib::odd"]["suspicions"][0]
+
+
+def test_the_median_of_an_op_is_that_of_its_calls(console: Console, trace_of: Callable[..., Path]) -> None:
+    """Two kernels of 10 and 30 µs a call: the median of launches is 20, of calls 40."""
+    events: list[dict[str, Any]] = []
+    for i in range(3):
+        at, number = 1000.0 * i, 10 * i + 1
+        events += [op("aten::mm", at, [SHAPE, SHAPE], ["float", "float"], dur=50.0, id_=number)]
+        events += [launch(at + 5, number), launch(at + 10, number + 1)]
+        events += [kernel("gemm", at + 100, 10.0, number), kernel("reduce", at + 200, 30.0, number + 1)]
+    facts = json.loads(console("inspect", trace_of(*events), "--by", "op", "--format", "json").stdout)
+    row = facts["breakdown"]["rows"][0] if "breakdown" in facts else facts["rows"][0]
+    assert (row["name"], row["calls"], row["median_us"]) == ("aten::mm", 3, 40.0)
+
+
+def test_a_prediction_that_is_far_too_large_is_a_suspect_however_small_its_op_was(
+    console: Console, trace_of: Callable[..., Path]
+) -> None:
+    """0.1 % of the recorded time, and ten times all of it as predicted: the share of the recorded time hid it."""
+    big = [1 << 14, 1 << 14]
+    trace = trace_of(*owner("aten::mm", 1, [[8192, 8192]] * 2, 2000.0), *owner("aten::add", 2, [big, big], 1.0))
+    told = [line for line in console("plan", trace).stdout.splitlines() if line.startswith("! ")]
+    assert len(told) == 1
+    assert "aten::add" in told[0]
+    assert "! aten::add" in console("simulate", trace).stdout
+
+
+def test_a_finished_run_says_so(console: Console, tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    arguments = ("run", sample_path("transformer_infer"), "--top", 2, *QUICK, "-o", out)
+    console(*arguments)
+    done = console(*arguments, "--resume")
+    assert "that run was finished: nothing of its 2 ops was measured again" in done.stderr
+
+
+def test_a_module_that_is_not_found_says_where_it_is_looked_for(
+    console: Console, trace_of: Callable[..., Path]
+) -> None:
+    trace = trace_of(*owner("mylib::odd", 2, [SHAPE], 50.0))
+    text = " ".join(console("plan", trace, "--allow-import", "mylib=no_such_module").stdout.split())
+    assert "no_such_module not importable: is it on PYTHONPATH?" in text
+
+
+def test_long_names_have_the_room(console: Console, trace_of: Callable[..., Path]) -> None:
+    name = "void cutlass::Kernel2<cutlass_80_tensorop>(Params)"
+    trace = trace_of(op("aten::mm", 0, [SHAPE] * 2, ["float"] * 2), launch(1, 1), kernel(name, 10, 5.0, 1))
+    assert name[:20] in console("inspect", trace, "--by", "kernel").stdout
+    assert name[-20:] in console("inspect", trace, "--by", "kernel").stdout
+    slow = "aten::_scaled_dot_product_efficient_attention"
+    dims = [[1, 8, 128, 64]] * 3
+    trace = trace_of(*owner(slow, 1, dims, 0.5))
+    assert slow[:22] in console("simulate", trace).stdout
+
+
+def test_a_trace_without_steps_says_how_to_mark_them(console: Console, trace_of: Callable[..., Path]) -> None:
+    trace = trace_of(*owner("aten::mm", 1, [SHAPE, SHAPE], 50.0))
+    told = console("timeline", trace)
+    assert "profiler.step() marks them" in " ".join((told.stdout + told.stderr).split())
+
+
+def test_what_is_no_event_is_a_clear_error() -> None:
+    for wrong in (None, [], "aten::mm"):
+        with pytest.raises(Malformed, match="an event is a mapping, not"):
+            opreplay.op_of_event(wrong)  # type: ignore[arg-type]
+    assert issubclass(NotReplayable, OpReplayError)
+    assert NotReplayable(Reason("policy", "x")).hint
+
+
+def test_benchmark_takes_arguments_by_name() -> None:
+    seen: list[tuple[int, bool]] = []
+
+    def total(x: torch.Tensor, *, dim: int, device: bool = False) -> torch.Tensor:
+        seen.append((dim, device))
+        return x.sum(dim)
+
+    x = torch.ones(8, 8)
+    assert opreplay.benchmark(total, x, dim=1, op_time_s=0.002).median_us > 0
+    assert opreplay.benchmark(total, x, kwargs={"dim": 0, "device": True}, op_time_s=0.002).median_us > 0
+    assert set(seen) == {(1, False), (0, True)}
+
+
+def test_a_bundle_chooses_its_threads_and_takes_gradients(console: Console, tmp_path: Path) -> None:
+    """On a busy machine as many threads as are idle; batch_norm with gradients, whose running means have none."""
+    folder = tmp_path / "bundle"
+    console("export", sample_path("cnn_train"), "-o", folder, "--select", "top", "--op", "aten::batch_norm")
+    command = [sys.executable, str(folder / "replay.py"), "--iterations", "2", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    facts = json.loads(done.stdout)
+    assert facts["threads"] >= 1
+    assert {one["status"] for one in facts["results"]} == {"replayed"}
+    table = subprocess.run([*command[:-1], "--threads", "1"], capture_output=True, text=True, check=True).stdout
+    assert "on cpu with 1 thread, torch" in table
+    assert SOURCE == "bundle"

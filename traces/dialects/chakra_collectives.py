@@ -1,0 +1,55 @@
+# pyright: strict
+"""Collectives that nodes of a Chakra file tell by attributes: `comm_type`, `comm_size`, the group, both ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from opreplay.traces.dialects.chakra import CollectiveType
+from opreplay.traces.dialects.et_nodes import Node
+from opreplay.traces.model import NamedCollective
+
+MOST_BYTES = 1 << 52
+_NAMES = {kind.value: kind.name.lower() for kind in CollectiveType} | {8: "reduce_scatter"}
+
+
+def told_collective(node: Node, row: int) -> NamedCollective | None:
+    """What a node says of communication; None for one that says nothing, or nothing sound."""
+    attrs = _attributes(node.attrs)
+    kind = attrs.get("comm_type_name") or _NAMES.get(_count(attrs.get("comm_type")))
+    size = _count(attrs.get("comm_size"))
+    if not isinstance(kind, str) or (size < 0 and kind != "barrier") or size > MOST_BYTES:
+        return None
+    duration = node.inclusive_dur if node.inclusive_dur is not None else node.dur
+    timed = isinstance(duration, int | float) and 0 <= duration < 1e12
+    return NamedCollective(
+        kind=kind,
+        name=str(node.name)[:1000],
+        size_bytes=max(0, size),
+        group=str(attrs.get("pg_name") or attrs.get("comm_group") or "")[:200],
+        group_size=_known(attrs.get("group_size")),
+        source=_known(attrs.get("comm_src")),
+        target=_known(attrs.get("comm_dst")),
+        row=row,
+        dur_ns=round(duration * 1000) if timed else 0,
+    )
+
+
+def _attributes(listed: Any) -> dict[str, Any]:
+    if not isinstance(listed, list):
+        return {}
+    found: dict[str, Any] = {}
+    for one in listed:  # pyright: ignore[reportUnknownVariableType]
+        if isinstance(one, dict):
+            found[str(one.get("name"))] = one.get("value")  # pyright: ignore[reportUnknownMemberType,reportUnknownArgumentType]
+    return found
+
+
+def _count(value: object) -> int:
+    """A number that is not negative, else -1."""
+    return value if type(value) is int and value >= 0 else -1
+
+
+def _known(value: object) -> int | None:
+    count = _count(value)
+    return count if 0 <= count < 1 << 24 else None

@@ -1,0 +1,123 @@
+# pyright: strict
+"""PARAM's traces of communication: a JSON list of collectives, as its commsTraceReplay takes them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from opreplay.traces.activity.model import Collective
+from opreplay.traces.errors import Malformed, TooLarge
+from opreplay.traces.limits import Limits, too_large
+
+MAX_BYTES = 512 << 20
+MAX_ENTRIES = 2_000_000
+MARKS = ("init", "wait", "barrier_init", "destroy")
+"""Entries that set up or wait, and move nothing."""
+
+
+class CommsEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One collective, with what the trace says of its time."""
+
+    told: Collective
+    dur_us: float = 0.0
+    root: int | None = None
+
+
+class CommsTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """One file."""
+
+    path: str
+    entries: tuple[CommsEntry, ...]
+    marks: int
+    """Entries that move nothing."""
+    losses: dict[str, int]
+    world_size: int | None = None
+
+
+def read_comms_trace(path: str | Path, limits: Limits | None = None) -> CommsTrace:
+    """Read a list of {comms, in_msg_size, out_msg_size, dtype, in_split, out_split, world_size, ...}; in elements.
+
+    Raises Malformed for what is no such list, TooLarge over a limit.
+    """
+    limits = limits or Limits()
+    try:
+        size = Path(path).stat().st_size
+        if size > MAX_BYTES:
+            raise TooLarge(f"{path}: {size} bytes, limit {MAX_BYTES}", hint="Take a part of the list.")
+        entries = msgspec.json.decode(Path(path).read_bytes(), type=list[dict[str, Any]])
+    except OSError as error:
+        raise Malformed(f"cannot read {path}: {error.strerror}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed(
+            f"{path} is no list of collectives: {error}", hint="PARAM writes a JSON list of objects."
+        ) from None
+    if len(entries) > min(MAX_ENTRIES, limits.events):
+        raise too_large("events", min(MAX_ENTRIES, limits.events), len(entries), "entries in the list")
+    groups = _groups(entries)
+    made: list[CommsEntry] = []
+    losses: Counter[str] = Counter()
+    marks, world = 0, None
+    for entry in entries:
+        name = entry.get("comms")
+        if not isinstance(name, str):
+            losses["entry without comms"] += "comms" in entry or "compute" not in entry
+            continue
+        world = _count(entry.get("world_size")) or world
+        if name.lower() in MARKS:
+            marks += 1
+            continue
+        made.append(_entry(name, entry, groups))
+    return CommsTrace(path=str(path), entries=tuple(made), marks=marks, losses=dict(+losses), world_size=world)
+
+
+def _entry(name: str, entry: dict[str, Any], groups: dict[int, tuple[int, ...]]) -> CommsEntry:
+    group = _count(entry.get("pg_id"))
+    members = groups.get(group, ()) if group is not None else ()
+    listed = _numbers(entry.get("global_ranks"))
+    members = listed or members
+    duration = entry.get("dur", entry.get("latency_us", 0.0))
+    return CommsEntry(
+        told=Collective(
+            name=name[:200].lower(),
+            elements=_count(entry.get("in_msg_size")),
+            out_elements=_count(entry.get("out_msg_size")),
+            in_split=_numbers(entry.get("in_split")) or None,
+            out_split=_numbers(entry.get("out_split")) or None,
+            dtype=str(entry.get("dtype") or "")[:40] or None,
+            group=None if group is None else str(group),
+            group_size=len(members) or _count(entry.get("world_size")),
+            ranks=str(list(members)) if members else None,
+            source=_count(entry.get("src_rank")),
+            target=_count(entry.get("dst_rank")),
+            rank=_count(entry.get("root")),
+        ),
+        dur_us=float(duration) if isinstance(duration, int | float) and 0 <= duration < 1e12 else 0.0,
+        root=_count(entry.get("root")),
+    )
+
+
+def _groups(entries: list[dict[str, Any]]) -> dict[int, tuple[int, ...]]:
+    """Ranks of the groups that `init` entries name by `pg_id`."""
+    found: dict[int, tuple[int, ...]] = {}
+    for entry in entries:
+        number = _count(entry.get("pg_id"))
+        if entry.get("comms") == "init" and number is not None and (ranks := _numbers(entry.get("global_ranks"))):
+            found[number] = ranks
+    return found
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value < 1 << 52 else None
+
+
+def _numbers(value: object) -> tuple[int, ...]:
+    """A list of counts; () for anything else."""
+    try:
+        found = msgspec.convert(value, list[int])
+    except msgspec.ValidationError:
+        return ()
+    return tuple(found) if len(found) <= 1 << 16 and all(0 <= one < 1 << 52 for one in found) else ()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from opreplay.replay.arguments.tensors import flattened
-from opreplay.replay.check.calling.target import Reference, Target
+from opreplay.replay.check.calling.target import OfNames, Reference, Target
 from opreplay.replay.check.cases import Case
 from opreplay.replay.execute.executors.torch.caches import copied
 from opreplay.replay.execute.executors.torch.device import TorchExecutor
@@ -240,16 +240,6 @@ def widened(arguments: Arguments) -> Arguments:
 def contiguous(arguments: Arguments) -> Arguments:
     """The same values contiguous, in memory of their own."""
     return arguments.changed(lambda tensor: tensor.detach().clone(memory_format=torch.contiguous_format))
-
-
-@dataclass(frozen=True, slots=True)
-class OfNames:
-    """A reference that takes all arguments in one table, by their names in the op's schema."""
-
-    compute: Callable[[Mapping[str, Any]], Any]
-
-    def __call__(self, values: Mapping[str, Any]) -> Any:
-        return self.compute(values)
 
 
 def adapted(function: Callable[..., Any], arguments: Arguments) -> Callable[[], Any]:

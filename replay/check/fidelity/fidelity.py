@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from opreplay.replay.check.bench import TRIALS, made_up_case, working_case
-from opreplay.replay.check.calling.calls import Bench, OfNames
-from opreplay.replay.check.calling.target import ITSELF, Reference, find_target
+from opreplay.replay.check.calling.calls import Bench
+from opreplay.replay.check.calling.target import ITSELF, OfNames, Reference, find_target
 from opreplay.replay.check.cases import given_cases
 from opreplay.replay.check.fidelity.formulas import formula_of
 from opreplay.replay.check.model import Finding, Verdict, point_result

@@ -101,6 +101,16 @@ def test_recorded_calls_are_tried(tmp_path: Path) -> None:
     assert by_point(found)["correctness"]["verdict"] == "pass"
 
 
+def test_a_backward_op_is_held_against_the_gradients_of_its_forward(tmp_path: Path) -> None:
+    few = ("--points", "correctness", "--format", "json")
+    arguments = ("aten::silu_backward", "--shapes", "f32[6,10], f32[6,10]", *few)
+    found = json.loads(invoke(*arguments, "--against", "gradient:aten::silu").stdout)
+    assert by_point(found)["correctness"]["verdict"] == "pass"
+    assert "autograd" in found["against"]
+    wrong = json.loads(invoke(*arguments, "--against", "gradient:aten::gelu", code=1).stdout)
+    assert by_point(wrong)["correctness"]["cases"][0]["verdict"] == "fail"
+
+
 def test_initializers_of_the_user_make_the_values(tmp_path: Path) -> None:
     ours = tmp_path / "ours.py"
     ours.write_text(

@@ -249,12 +249,16 @@ def fused_add_rms_norm_cu(values: Values) -> tuple[Tensor, Tensor]:
     return rms(total, values["weight"], epsilon(values)), total
 
 
-@formula("vllm::rocm_aiter_rmsnorm2d_fwd_with_add aiter::_fused_rmsnorm_add", "f32[8,16], f32[8,16], f32[16]")
+@formula("vllm::rocm_aiter_rmsnorm2d_fwd_with_add", "f32[8,16], f32[8,16], f32[16]")
 def rms_norm_with_add(values: Values) -> tuple[Tensor, Tensor]:
-    tensors = [value for value in values.values() if isinstance(value, Tensor)]
-    weight = values["weight"]
-    x, residual = (one for one in tensors if one is not weight)
-    return rms(x + residual, weight, epsilon(values)), x + residual
+    total = values["x"] + values["residual"]
+    return rms(total, values["weight"], epsilon(values)), total
+
+
+@formula("aiter::_fused_rmsnorm_add", "(f32[8,16], f32[16], 1e-6, f32[8,16])")
+def fused_rmsnorm_add(values: Values) -> tuple[Tensor, Tensor]:
+    total = values["x"] + values["res1"]
+    return rms(total, values["weight"], epsilon(values)), total
 
 
 @formula(

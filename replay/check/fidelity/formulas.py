@@ -290,7 +290,7 @@ def npu_add_layer_norm(values: Values) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     mean = total.mean(-1, keepdim=True)
     rstd = torch.rsqrt((total - mean).pow(2).mean(-1, keepdim=True) + eps)
     made = layered(total, values["gamma"], values["beta"], eps)
-    return made, mean, rstd, total if values.get("additional_output") else torch.empty_like(total)
+    return made, mean, rstd, total if values.get("additional_output") else total.new_empty(0)
 
 
 @formula(

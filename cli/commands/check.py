@@ -26,13 +26,23 @@ REQUIRE = "schema, shape inference, correctness, bad input"
 
 
 @click.command("check", short_help="Say whether an op is right, everywhere, and faster than its reference.")
-@click.argument("op", metavar="OP")
+@click.argument("op", metavar="OP", required=False)
 @click.option(
     "--against",
     "--reference",
     metavar="OP|FILE.py:FUNCTION|stand-in",
     help="What results and times are held against: an op (aten::add), torch.add, a function of yours, opreplay's "
     "stand-in, torch's decomposition. By default the op itself in float64.",
+)
+@click.option(
+    "--stand-ins",
+    is_flag=True,
+    help="Check opreplay's own stand-ins for vendors' ops, those that the glob OP matches, against formulas.",
+)
+@click.option(
+    "--library",
+    metavar="NAME",
+    help="With --stand-ins: hold the ops of this installed library (vllm) against the stand-ins.",
 )
 @click.option("--trace", metavar="TRACE", help="Try the calls of OP that this trace or plan recorded.")
 @click.option(
@@ -77,8 +87,10 @@ REQUIRE = "schema, shape inference, correctness, bad input"
 @force_option
 @format_option("table", "markdown", "json")
 def command(
-    op: str,
+    op: str | None,
     against: str | None,
+    stand_ins: bool,
+    library: str | None,
     trace: str | None,
     shapes: tuple[str, ...],
     plugin: tuple[str, ...],
@@ -105,7 +117,15 @@ def command(
     from opreplay.cli.terminal.progress import CheckProgress
     from opreplay.replay.check.model import parse_points
     from opreplay.replay.session.checking import check
+    from opreplay.traces.errors import UsageError
 
+    if stand_ins:
+        return _stand_ins(op or "*", library=library, device=device, seed=seed, format_=format_)
+    if op is None or library is not None:
+        raise UsageError(
+            "no op is named" if op is None else "--library goes with --stand-ins",
+            hint="Name one as mylib::my_op, or check opreplay's own with --stand-ins.",
+        )
     page = check_page(output, force=force)
     required = parse_points(require)
     wanted = parse_points(points)
@@ -149,3 +169,22 @@ def _show(found: CheckResult, failed: tuple[PointResult, ...], path: object, *, 
         console.show_fitted(lambda width: checked.render(found, width=width))
     for one in failed:
         console.narrate(f"opreplay: {one.point}: {one.verdict}")
+
+
+def _stand_ins(pattern: str, *, library: str | None, device: str, seed: int, format_: str) -> int:
+    from opreplay.cli.terminal import console
+    from opreplay.cli.terminal.progress import CheckProgress
+    from opreplay.replay.check.fidelity.fidelity import check_stand_ins
+    from opreplay.replay.report import checked
+
+    with CheckProgress() as tell:
+        found = check_stand_ins(pattern, library=library, device=device, seed=seed, tell=tell)
+    if format_ == "json":
+        console.write(console.json_text(checked.fidelity_facts(found)))
+    elif format_ == "markdown":
+        console.write(checked.fidelity_markdown(found))
+    else:
+        console.show_line(checked.fidelity_line(found))
+        for line in checked.fidelity_lines(found):
+            console.show_line(line)
+    return ExitCode.INCOMPLETE if found.failed else ExitCode.OK

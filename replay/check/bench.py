@@ -76,12 +76,12 @@ def make_bench(setup: Setup) -> tuple[Bench, tuple[Assumption, ...]]:
     if setup.recorded:
         bench.bases = _recorded(setup, target)
     elif setup.shapes:
-        bench.bases = [_working(bench, given_cases(text, setup.op, target.specs)) for text in setup.shapes]
+        bench.bases = [working_case(bench, given_cases(text, setup.op, target.specs)) for text in setup.shapes]
     else:
-        case = _made_up(bench, setup.op, target)
+        case = made_up_case(bench, setup.op, target)
         bench.bases = [case]
         assumed.append(Assumption(argument="*", what=f"made up, as nobody gave a call: {case.text.partition(': ')[2]}"))
-    bench.compact_bases = [_working(bench, variants.compact(base) or [base], base) for base in bench.bases]
+    bench.compact_bases = [working_case(bench, variants.compact(base) or [base], base) for base in bench.bases]
     return bench, tuple(assumed)
 
 
@@ -94,7 +94,7 @@ def _recorded(setup: Setup, target: Target) -> list[Case]:
     return found
 
 
-def _working(bench: Bench, cases: Sequence[Case], otherwise: Case | None = None) -> Case:
+def working_case(bench: Bench, cases: Sequence[Case], otherwise: Case | None = None) -> Case:
     """The first case that is taken; what the op refuses everywhere shows in the trials."""
     if len(cases) == 1 and otherwise is None:
         return cases[0]
@@ -102,7 +102,7 @@ def _working(bench: Bench, cases: Sequence[Case], otherwise: Case | None = None)
     return case or otherwise or cases[0]
 
 
-def _made_up(bench: Bench, name: str, target: Target) -> Case:
+def made_up_case(bench: Bench, name: str, target: Target) -> Case:
     """A call that the op takes, found by calling it. Raises UsageError where none was."""
     error: BaseException | None = None
     for spec in target.specs:

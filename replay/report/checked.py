@@ -17,6 +17,8 @@ from opreplay.replay.report.text import end, safe
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from opreplay.replay.check.fidelity.fidelity import Fidelity, StandIn
+
 STYLES: dict[Verdict, str] = {
     "pass": "green",
     "fail": "bold red",
@@ -153,3 +155,39 @@ def page(found: CheckResult, failed: Sequence[PointResult], command: str) -> Pag
         ),
         notes=tuple(notes(found)),
     )
+
+
+def fidelity_facts(found: Fidelity) -> dict[str, Any]:
+    """The check of stand-ins, for JSON."""
+    return {
+        "device": found.device,
+        "summary": fidelity_line(found),
+        "ops": [{**msgspec.to_builtins(row), "failed": row.failed} for row in found.rows],
+    }
+
+
+def fidelity_line(found: Fidelity) -> str:
+    """How many were held against what, and how many are wrong."""
+    groups: dict[str, list[StandIn]] = {}
+    for row in found.rows:
+        groups.setdefault(row.against, []).append(row)
+    parts = [
+        f"{len(rows)} against {against}, {sum(row.failed for row in rows)} of them fail"
+        for against, rows in groups.items()
+        if against
+    ]
+    if "" in groups:
+        parts.append(f"{len(groups[''])} not tried: no call could be made up")
+    return f"{len(found.rows)} stand-ins on {found.device}: {'; '.join(parts)}"
+
+
+def fidelity_lines(found: Fidelity) -> list[str]:
+    """Those that fail, each with its case."""
+    return [f"{row.op} against {row.against}: {row.detail}" for row in found.failed]
+
+
+def fidelity_markdown(found: Fidelity) -> str:
+    """The same for a page."""
+    lines = [f"### opreplay check: {escaped(fidelity_line(found))}", ""]
+    lines += [f"- {code(row.op)}: {escaped(end(row.detail, 300))}" for row in found.failed]
+    return "\n".join(lines) + "\n"

@@ -16,6 +16,7 @@ TORCH_AT_IMPORT = (
     "opreplay.initializers",
     "opreplay.replay.capture",
     "opreplay.replay.check.calling",
+    "opreplay.replay.check.fidelity",
     "opreplay.replay.check.points",
     "opreplay.replay.check.simulated",
     "opreplay.replay.execute.executors.torch.caches",

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from opreplay.replay.arguments.tensors import flattened
-from opreplay.replay.check.calling.target import Reference, Target
+from opreplay.replay.check.calling.target import OfNames, Reference, Target
 from opreplay.replay.check.cases import Case
 from opreplay.replay.execute.executors.torch.caches import copied
 from opreplay.replay.execute.executors.torch.device import TorchExecutor
@@ -246,6 +246,8 @@ def adapted(function: Callable[..., Any], arguments: Arguments) -> Callable[[], 
     """A call of a reference: by name where its parameters have the names of the op's arguments, else by place; without
     buffers for results that it has no place for."""
     values = arguments.values
+    if isinstance(function, OfNames):
+        return partial(function, values)
     parameters = _parameters(function)
     if parameters is not None:
         wanted = {name for name, needed in parameters.items() if needed}

@@ -9,12 +9,14 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
 from opreplay.initializers.user_code import load_user_code, user_module
+from opreplay.replay.arguments.tensors import flattened
 from opreplay.replay.ir.model import Value
 from opreplay.replay.ir.names import split_name
 from opreplay.replay.resolve import schema
@@ -175,6 +177,16 @@ def _spec_of(name: str, function: Callable[..., Any]) -> OpSpec:
     return OpSpec(name=name, overload="", args=tuple(args), text=shown, returns_list=False)
 
 
+@dataclass(frozen=True, slots=True)
+class OfNames:
+    """A reference that takes all arguments in one table, by their names in the op's schema."""
+
+    compute: Callable[[Mapping[str, Any]], Any]
+
+    def __call__(self, values: Mapping[str, Any]) -> Any:
+        return self.compute(values)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
     """What results are held against."""
@@ -193,6 +205,8 @@ class Reference:
         return self.by_overload.get(overload or "", self.function)
 
 
+GRADIENT = "gradient:"
+"""Before the name of a forward op whose gradients are the reference."""
 ITSELF = Reference(text="itself in float64 and on contiguous copies", function=None)
 
 
@@ -211,6 +225,10 @@ def find_reference(text: str | None, target: Target) -> Reference:
         return Reference(text=f"opreplay's stand-in for {target.specs[0].name}", function=found)
     if text == "decomposition":
         return Reference(text="torch's decomposition", function=None, by_overload=_decompositions(target))
+    if text.startswith(GRADIENT):
+        forward = find_target(text.removeprefix(GRADIENT))
+        function = OfNames(partial(_gradients_of, forward))
+        return Reference(text=f"the gradients of {forward.name} by autograd", function=function)
     if is_function(text):
         return Reference(text=text, function=_plain_function(user_function(text, flag="--against")))
     if "::" in text:
@@ -221,8 +239,37 @@ def find_reference(text: str | None, target: Target) -> Reference:
         return Reference(text=text, function=_of_torch(text))
     raise UsageError(
         f"--against {text!r} is no reference",
-        hint="Give an op (aten::add), torch.add, file.py:function, stand-in, decomposition or float64.",
+        hint="Give an op (aten::add), torch.add, file.py:function, gradient:OP, stand-in, decomposition or float64.",
     )
+
+
+def _gradients_of(forward: Target, values: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+    """What a backward op has to give: autograd's gradients of the forward op, whose arguments it has by their names.
+
+    Gradients of results are those of its tensors that have "grad" in their name, or are called dy or dout; what forward
+    saved is not used. Raises TypeError where arguments are missing.
+    """
+    spec = next((one for one in forward.specs if _has(values, one)), None)
+    if spec is None:
+        raise TypeError(f"{forward.name} needs arguments that the op does not have by their names")
+    given = [value for name, value in values.items() if "grad" in name.lower() or name in ("dy", "dout")]
+    named = {arg.name: values[arg.name] for arg in spec.args if arg.name in values}
+    leaves = {
+        name: value.detach().requires_grad_()
+        for name, value in named.items()
+        if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+    }
+    with torch.enable_grad():
+        results = list(flattened(forward.function(spec.overload)(**{**named, **leaves})))
+    results = [one for one in results if isinstance(one, torch.Tensor) and one.requires_grad]
+    weights = [one for one in given if isinstance(one, torch.Tensor)]
+    found = torch.autograd.grad(results[: len(weights)], list(leaves.values()), weights, allow_unused=True)
+    return tuple(one for one in found if one is not None)
+
+
+def _has(values: Mapping[str, Any], spec: OpSpec) -> bool:
+    """Whether all arguments that an overload needs are among these, and none is a buffer for a result."""
+    return all(arg.has_default or arg.name in values for arg in spec.args) and not any(arg.mutated for arg in spec.args)
 
 
 def _plain_function(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -76,14 +76,25 @@ def against_reference(bench: Bench, case: Case) -> Finding:
             verdict = "fail" if case.kind in ("given", "recorded") else "not applicable"
             detail = f"{words(error)}; the reference refuses it, too: {words(refused)}"
             return Finding(case=text, verdict="refused" if verdict == "fail" else "not applicable", detail=detail)
+        if same is not None and not _fits_buffers(arguments, same):
+            return nothing(text, f"the buffers are not those of the result: {words(error)}")
         return raised(text, error)
     if refused is not None:
         return nothing(text, f"the reference refuses it: {words(refused)}")
+    if same is not None and not _fits_buffers(arguments, same):
+        return nothing(text, "the buffers are not those of the result")
     exact = same if case.values == "odd" else _exact(bench, case, arguments)
     if same is None and exact is None:
         return nothing(text, "there is nothing to hold it against")
     # Units in the last place say little of numbers that underflow.
     return _judged(text, mine, exact, same, arguments, usual=case.values == "usual")
+
+
+def _fits_buffers(arguments: Arguments, wanted: Results) -> bool:
+    """Whether the tensors that the op writes to have the shapes of the reference's results, which sized them anew."""
+    buffers = [value.shape for name, value in arguments.named_tensors().items() if name in arguments.written]
+    shapes = [one.shape for one in wanted.returned]
+    return not buffers or not shapes or all(shape in shapes for shape in buffers)
 
 
 def _reference(bench: Bench, case: Case, arguments: Arguments) -> tuple[Results | None, BaseException | None]:

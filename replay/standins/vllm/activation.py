@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -63,7 +64,8 @@ def mul_and_silu(out: Tensor, input: Tensor) -> None:
 @stands_for("_C::fatrelu_and_mul")
 def fatrelu_and_mul(out: Tensor, input: Tensor, threshold: float) -> None:
     """The first half where it is above the threshold, else 0, times the second."""
-    out.copy_(gated(input, lambda gate: F.threshold(gate, threshold, 0.0)))
+    # Not F.threshold, which keeps NaN: what is not above the threshold is 0.
+    out.copy_(gated(input, lambda gate: torch.where(gate > threshold, gate, torch.zeros_like(gate))))
 
 
 @stands_for("_C::swigluoai_and_mul")

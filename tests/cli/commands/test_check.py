@@ -101,6 +101,16 @@ def test_recorded_calls_are_tried(tmp_path: Path) -> None:
     assert by_point(found)["correctness"]["verdict"] == "pass"
 
 
+def test_a_backward_op_is_held_against_the_gradients_of_its_forward(tmp_path: Path) -> None:
+    few = ("--points", "correctness", "--format", "json")
+    arguments = ("aten::silu_backward", "--shapes", "f32[6,10], f32[6,10]", *few)
+    found = json.loads(invoke(*arguments, "--against", "gradient:aten::silu").stdout)
+    assert by_point(found)["correctness"]["verdict"] == "pass"
+    assert "autograd" in found["against"]
+    wrong = json.loads(invoke(*arguments, "--against", "gradient:aten::gelu", code=1).stdout)
+    assert by_point(wrong)["correctness"]["cases"][0]["verdict"] == "fail"
+
+
 def test_initializers_of_the_user_make_the_values(tmp_path: Path) -> None:
     ours = tmp_path / "ours.py"
     ours.write_text(
@@ -137,3 +147,19 @@ def test_initializers_of_the_user_make_the_values(tmp_path: Path) -> None:
 def test_what_cannot_be_checked_is_said(arguments: tuple[str, ...], said: str) -> None:
     done = invoke(*arguments, code=2)
     assert said in done.stderr
+
+
+def test_stand_ins_are_held_against_formulas() -> None:
+    found = json.loads(invoke("_C::gelu_quick", "--stand-ins", "--format", "json").stdout)
+    (row,) = found["ops"]
+    assert row["against"] == "an independent formula"
+    assert not row["failed"]
+    assert row["cases"] > 30
+    assert "1 against an independent formula, 0 of them fail" in found["summary"]
+
+
+def test_a_library_has_to_be_there() -> None:
+    assert "--library goes with --stand-ins" in invoke("_C::gelu_quick", "--library", "vllm", code=2).stderr
+    assert "vllm is not installed" in invoke("_C::gelu_quick", "--stand-ins", "--library", "vllm", code=4).stderr
+    assert "no stand-in is called" in invoke("nothing*", "--stand-ins", code=2).stderr
+    assert "no op is named" in invoke(code=2).stderr

@@ -99,12 +99,14 @@ def coverage(folder: Path, ranks: list[int], memory: str) -> bool:
                 subprocess.run(command, check=True, capture_output=True)
                 results = [r for r in read_result_file(out).results if r.collective is not None]
             for result in results:
-                if result.collective.collective.group_size is None:
+                told = result.collective
+                if told is None or told.collective.group_size is None:
                     continue
-                done = result.collective.replayed is not None and result.collective.replayed.checked == "right"
+                replayed = told.replayed
+                done = replayed is not None and replayed.checked == "right"
                 named, named_calls = named + 1, named_calls + result.count
                 right, right_calls = right + done, right_calls + result.count * done
-                cut += done and "for memory" in result.collective.replayed.mapping
+                cut += replayed is not None and done and "for memory" in replayed.mapping
                 if not done:
                     missed.append(f"{path.name}: {result.name}: {result.reason}")
         share = right / named if named else 0.0
@@ -151,12 +153,13 @@ def bandwidths(rounds: int) -> bool:
                     process.stdin.flush()
                 theirs.append(max(float(process.stdout.readline()) for process in plain if process.stdout))
             one, other = min(ours), min(theirs)
-            rates = [bandwidth("all_reduce", size, 2, us) for us in (one, other)]
+            found = [bandwidth("all_reduce", size, 2, us) for us in (one, other)]
+            rates = [0.0 if rate is None else rate.bus_gb_s for rate in found]
             ratio, usual = other / one, statistics.median(theirs) / statistics.median(ours)
             good &= abs(ratio - 1) <= WITHIN
             print(
-                f"{size:>10,} B  ours {one:>9.1f} us {rates[0].bus_gb_s:.3f} GB/s  plain {other:>9.1f} us "
-                f"{rates[1].bus_gb_s:.3f} GB/s  ratio of the best {ratio:.3f}, of medians {usual:.3f}",
+                f"{size:>10,} B  ours {one:>9.1f} us {rates[0]:.3f} GB/s  plain {other:>9.1f} us "
+                f"{rates[1]:.3f} GB/s  ratio of the best {ratio:.3f}, of medians {usual:.3f}",
                 flush=True,
             )
     finally:

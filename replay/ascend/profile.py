@@ -159,11 +159,9 @@ class Pipes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     issue: float
     """Of the scalar unit, each instruction."""
     start_us: float
-    """A kernel on one vector core."""
+    """A kernel on one core."""
     start_core_us: float
-    """Each further vector core."""
-    cube_start_us: float
-    mix_start_us: float
+    """Each further core, of either kind."""
 
 
 class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):

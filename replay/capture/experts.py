@@ -49,7 +49,7 @@ def _exchanging(
     """Experts of this rank on the tokens of all: [tokens, hidden] → [tokens, hidden]."""
     import torch.distributed as dist
     from torch.distributed import _functional_collectives as collectives
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # pyright: ignore
 
     group = dist.group.WORLD
     assert group is not None

@@ -91,7 +91,7 @@ def _config(path: Path) -> Any:
 
 def _transformers() -> Any:
     try:
-        import transformers
+        import transformers  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise EnvironmentRefused("hf: needs transformers", hint="pip install 'opreplay[hf]'") from None
     return transformers
@@ -109,7 +109,7 @@ def _step(config: Any, shape: Shape) -> Step:
 
 
 def _model(config: Any, shape: Shape) -> Any:
-    from transformers.initialization import no_init_weights
+    from transformers.initialization import no_init_weights  # pyright: ignore
 
     dtype = getattr(torch, shape.dtype)
     # Real weights must be drawn; fake ones hold nothing.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 from opreplay.traces.errors import UsageError
@@ -49,7 +50,8 @@ def fake_ranks(world_size: int, rank: int) -> Iterator[None]:
     for module in modules:
         module.init_process_group = _already_there
     try:
-        yield
+        with _real_meshes(), _no_exchange_of_values():
+            yield
     finally:
         for module in modules:
             module.init_process_group = plain
@@ -64,3 +66,88 @@ def fake_ranks(world_size: int, rank: int) -> Iterator[None]:
 
 def _already_there(*_: Any, **__: Any) -> None:
     """In place of the user's `init_process_group`."""
+
+
+_OF_MESHES = ("__init__", "__getitem__", "_flatten", "_unflatten", "get_group", "get_all_groups", "from_group")
+"""What a device mesh reads of its table of ranks, which is a tensor and must hold numbers."""
+
+
+@contextmanager
+def _real_meshes() -> Iterator[None]:
+    """Device meshes are of real tensors, also where all others are fake."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    kind: Any = DeviceMesh
+    before = {name: kind.__dict__[name] for name in _OF_MESHES if name in kind.__dict__}
+
+    def outside(function: Any) -> Any:
+        @wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            with unset_fake_temporarily(), _disable_current_modes():
+                table = kwargs.get("_rank_map")
+                if isinstance(table, FakeTensor):  # init_device_mesh numbers ranks in order
+                    kwargs["_rank_map"] = torch.arange(table.numel(), dtype=torch.int)
+                if any(isinstance(value, FakeTensor) for value in (*args, *kwargs.values())):
+                    raise UsageError("a device mesh of a tensor, which holds nothing here", hint="Give it as lists.")
+                return function(*args, **kwargs)
+
+        return called
+
+    for name, found in before.items():
+        static = isinstance(found, staticmethod | classmethod)
+        setattr(kind, name, type(found)(outside(found.__func__)) if static else outside(found))
+    try:
+        yield
+    finally:
+        for name, found in before.items():
+            setattr(kind, name, found)
+
+
+@contextmanager
+def _no_exchange_of_values() -> Iterator[None]:
+    """What torch's own wrappers read of values that ranks send each other is what it is where all ranks are alike.
+
+    DistributedDataParallel compares parameters first, and waits for its gradients in C++; pipelines vote on whether
+    sizes are known.
+    """
+    from torch.distributed.pipelining import schedules, stage
+    from torch.nn.parallel import DistributedDataParallel
+
+    kind: Any = DistributedDataParallel
+    schedule: Any = schedules._PipelineSchedule
+    plain, vote = kind.__init__, getattr(schedule, "_warmup_p2p", None)
+
+    @wraps(plain)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        plain(self, *args, **{**kwargs, "init_sync": False})
+        self.register_comm_hook(None, _averaged)
+
+    def agreed(self: Any, stages: Any, *_: Any, **__: Any) -> None:
+        modes: Any = getattr(stage, "InferenceMode", None)
+        for one in stages:
+            one._inference_mode = None if modes is None else modes.STATIC
+
+    kind.__init__ = made
+    if vote is not None:
+        schedule._warmup_p2p = agreed
+    try:
+        yield
+    finally:
+        kind.__init__ = plain
+        if vote is not None:
+            schedule._warmup_p2p = vote
+
+
+def _averaged(_, bucket):  # type: ignore[no-untyped-def]  # torch reads annotations of a hook
+    """Gradients of one bucket averaged over all ranks, as DistributedDataParallel does by itself."""
+    import torch
+    import torch.distributed as dist
+
+    gradients = bucket.buffer().div_(dist.get_world_size())
+    dist.all_reduce(gradients)
+    done: Any = torch.futures.Future()
+    done.set_result(gradients)
+    return done

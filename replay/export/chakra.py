@@ -60,6 +60,8 @@ def chakra_trace(plan: ReplayPlan, times: Mapping[str, float] | None = None, *, 
         raise UsageError(
             f"{plan.source} does not hold the order of its calls", hint="Export from the trace, or a plan of all calls."
         )
+    if times is None and not any(step.device_us or step.host_us):
+        raise UsageError(f"{plan.source} holds no times", hint="Take those of a simulated device: --clock 910b3.")
     ops = {op.id: op for op in plan.ops}
     called = [ops[one] if (one := step.ids[i]) in ops else None for i in step.calls]
     metadata = field(1, VERSION) + _attribute("source", "opreplay") + _attribute("clock", clock)

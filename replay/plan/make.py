@@ -17,6 +17,7 @@ def make_plan(trace: Trace, selection: Selection, *, device: str, in_order: bool
     """The plan for the selected ops with their outputs filled in, and `in_order` with the calls of one step."""
     from opreplay.replay.plan.build import build_plan
     from opreplay.replay.plan.physical import mark_impossible
+    from opreplay.replay.plan.recorded.unread import mark_unread
     from opreplay.replay.plan.select import OpFilter
     from opreplay.replay.resolve.meta.outputs import with_outputs
     from opreplay.replay.resolve.policy import Policy
@@ -31,7 +32,7 @@ def make_plan(trace: Trace, selection: Selection, *, device: str, in_order: bool
     )
     policy = Policy(allow_imports=selection.allow_imports)
     plan = build_plan(trace, select=selection.select, filters=filters, policy=policy, device=device, in_order=in_order)
-    return mark_impossible(with_outputs(plan, policy=policy))
+    return mark_unread(mark_impossible(with_outputs(plan, policy=policy)), trace)
 
 
 def check_on_meta(plan: ReplayPlan, selection: Selection) -> dict[str, MetaCheck]:

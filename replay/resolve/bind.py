@@ -86,7 +86,7 @@ def bind(match: Match, context: Context) -> tuple[tuple[ReplayArg, ...], tuple[A
     bound: dict[str, ReplayArg] = {}
     open_: list[tuple[ArgSpec, RecordedArg]] = []
     for arg, rec in pairs:
-        made = _known(arg, rec)
+        made = None if _may_be_a_list(arg, rec, context) else _known(arg, rec)
         if made is None:
             open_.append((arg, rec))
         else:
@@ -111,6 +111,11 @@ def bind(match: Match, context: Context) -> tuple[tuple[ReplayArg, ...], tuple[A
             raise Unbound(refused)
     args, apart = aliasing.settle(args)
     return args, (*notes, *apart)
+
+
+def _may_be_a_list(arg: ArgSpec, rec: RecordedArg, context: Context) -> bool:
+    """Whether an optional list of numbers may have been given although nothing is recorded, as up to torch 1.12."""
+    return rec.kind == "absent" and arg.optional and arg.kind.startswith("int[") and not context.number_lists_told
 
 
 def _refuse_layouts(pairs: Sequence[tuple[ArgSpec, RecordedArg]]) -> None:

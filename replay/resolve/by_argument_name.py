@@ -49,6 +49,8 @@ def _resolve(op: ReplayOp, policy: Policy, device: str) -> ReplayOp:
     if reason is not None:
         return _refused(op, reason)
     name = f"{parts[0]}::{parts[1]}"
+    if _overrides(op.name):
+        return _by_user(op, Reason("failed", "no executor"))
     found = candidates(name, policy)
     if found.reason is not None:
         return _by_user(op, found.reason)
@@ -75,6 +77,15 @@ def _resolve(op: ReplayOp, policy: Policy, device: str) -> ReplayOp:
     return msgspec.structs.replace(
         op, args=args, resolved_by=way.resolved_by, via=way.via, overload=spec.overload, schema=spec.text
     )
+
+
+def _overrides(name: str) -> bool:
+    """Whether a user's executor goes before what torch has; two patterns that both match are told by `_by_user`."""
+    try:
+        entry = EXECUTORS.find(name)
+    except UsageError:
+        return True
+    return entry is not None and entry.override and name not in entry.overloads
 
 
 def _by_user(op: ReplayOp, reason: Reason) -> ReplayOp:

@@ -64,6 +64,7 @@ class Resolver:
         self._float_dtype = _common_float(trace)
         self._relatives = RelativesIndex(trace)
         self._lists_recorded = _records_lists(trace)
+        self._number_lists_told = _tells_number_lists(trace)
         self._has_shapes = any(signature.dims is not None for signature in trace.signatures)
 
     def resolve(self, op: ReplayOp, signature: OpSignature, row: int) -> ReplayOp:
@@ -78,6 +79,7 @@ class Resolver:
             kernels=kernels,
             relatives=relatives,
             lists_recorded=self._lists_recorded,
+            number_lists_told=self._number_lists_told,
             calls=op.count,
             recorded_us=op.recorded.host_us_median if on_device is None else on_device,
         )
@@ -266,6 +268,12 @@ def _records_lists(trace: Trace) -> bool:
         one.strides is not None or any(dims and isinstance(dims[0], tuple) for dims in one.dims or ())
         for one in trace.signatures
     )
+
+
+def _tells_number_lists(trace: Trace) -> bool:
+    """Whether some list of numbers has a type; a trace without any types tells nothing either way."""
+    typed = [one.types for one in trace.signatures if one.types is not None]
+    return not typed or any(kind.endswith("List") and kind != "TensorList" for types in typed for kind in types)
 
 
 def _is_told(rec: RecordedArg) -> bool:

@@ -10,11 +10,14 @@ import msgspec
 from opreplay.replay.collectives.model import CollectiveFacts, bandwidth
 from opreplay.replay.ir.describe import describe_inputs
 from opreplay.replay.ir.model import Recorded, ReplayOp, ReplayPlan
+from opreplay.replay.ir.notation import call_text
 from opreplay.replay.results.outcome import Outcome
 from opreplay.replay.results.records import NpuKernel, OpResult, Simulated, Summary
 from opreplay.replay.results.summary import summarized
 from opreplay.replay.results.suspects import kind_of_device, recorded_kind, suspicions
 from opreplay.traces.times.kernel_classes import class_of
+
+MOST_CALL_CHARACTERS = 4000
 
 
 def npu_kernels(recorded: Recorded) -> tuple[NpuKernel, ...]:
@@ -42,6 +45,14 @@ def summarize(plan: ReplayPlan, results: Sequence[OpResult], *, wall_s: float, i
     """Counts, shares and totals of results so far; times in microseconds, all calls together."""
     recorded_us = sum(_recorded_us(plan, op) for op in plan.ops)
     return summarized(results, ops=len(plan.ops), recorded_us=recorded_us, wall_s=wall_s, interrupted=interrupted)
+
+
+def call_of(op: ReplayOp) -> str:
+    """The call as `opreplay op` takes it; "" for one that cannot be made, or with more text than anybody pastes."""
+    if op.reason is not None or op.resolved_by is None:
+        return ""
+    text = call_text(op)
+    return text if len(text) <= MOST_CALL_CHARACTERS else ""
 
 
 def result_of(
@@ -76,6 +87,7 @@ def result_of(
         resolved_by=op.resolved_by,
         via=op.via,
         inputs=describe_inputs(op),
+        call=call_of(op),
         recorded_device_us=recorded.device_us_total / op.count if on_device else None,
         recorded_host_us=None if plan.captured else recorded.host_us_total / op.count,
         recorded_share=share,

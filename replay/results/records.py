@@ -81,6 +81,9 @@ class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="r
     via: str | None = None
     inputs: str = ""
     """Short text of the arguments, for people: "bf16[512,512] · bf16[512,2048]"."""
+    call: str = ""
+    """The call in full, which `opreplay op` takes; "" for an op that cannot be called or takes very many arguments, and
+    in older files."""
     recorded_device_us: float | None = None
     recorded_host_us: float | None = None
     recorded_share: float = 0.0

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What stand-ins make up because no argument of the recorded call tells it: weights, caches, sizes; data alone."""
+"""What stand-ins make up because no argument of the recorded call tells it: weights, caches, sizes; no torch."""
 
 from __future__ import annotations
 
@@ -36,6 +36,12 @@ _BY_OP: dict[str, tuple[Invented, ...]] = {
     "sglang_profiler::utils__reshape_for_qk_norm": _HEADS,
     "sglang_profiler::utils_apply_qk_norm": _HEADS,
 }
+
+
+def assumed_topk(experts: int) -> int:
+    """Experts a token is sent to when nothing tells: 2 of up to 8 (Mixtral), 4 of up to 64 (gpt-oss, Qwen-MoE), else 8
+    (Qwen3-MoE, DeepSeek-V3)."""
+    return min(experts, 2 if experts <= 8 else 4 if experts <= 64 else 8)
 
 
 def invented_by(op: str) -> tuple[Invented, ...]:

@@ -80,11 +80,9 @@ class TileTime:
 
 
 def launch_us(device: DeviceProfile, ran: Ran) -> float:
-    """Start and end of a kernel beyond what its instructions take."""
-    pipes = device.pipes
-    if ran.kind == "vector":
-        return pipes.start_us + pipes.start_core_us * (ran.cores - 1)
-    return pipes.mix_start_us if any(one.mixed for _, one in ran.classes) else pipes.cube_start_us
+    """Start and end of a kernel beyond what its instructions take: of one core, and each further one that it uses."""
+    mixed = any(one.mixed for _, one in ran.classes)
+    return device.pipes.start_us + device.pipes.start_core_us * (ran.cores * (3 if mixed else 1) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,25 +153,16 @@ def estimate(
     demand = _demand(bound, ran, device, state)
     floor_hbm = hbm_us(demand, device)
     floor_l2 = demand.l2_bytes / (device.pipes.l2_bytes_per_cycle * device.freq_hz) * 1e6
-    traffic = Traffic(demand.missing)
     us = 1e6 / device.freq_hz
-    first, slowest, recording = _slowest(ran, device, traffic, 0)
-    for _ in range(ROUNDS):
-        end = slowest.end * us
-        if end >= max(floor_hbm, floor_l2) * 0.999:
-            break
-        if floor_hbm > end:
-            traffic.slow_hbm *= floor_hbm / end if demand.missing else 1.0
-            traffic.slow_l2 *= floor_hbm / end
-        elif floor_l2 > end:
-            traffic.slow_l2 *= floor_l2 / end
-        slowest, recording = _slowest(ran, device, traffic, 0)[1:]
-    if keep:
-        slowest = schedule(recording.steps, device, traffic, keep=keep)
+    first, recording = _slowest(ran, device, Traffic(demand.missing))
+    # Cores that wait for memory wait longer the nearer L2 and HBM are to what they can give: a norm, as between the
+    # pipes of a product in the kernel model.
+    p = device.rates.overlap_p
+    scheduled = sum(part**p for part in (first.end * us, floor_hbm, floor_l2)) ** (1 / p)
+    slowest = _slowed(ran, device, Traffic(demand.missing), scheduled / us, first, recording, keep)
     launch = launch_us(device, ran)
-    scheduled = max(slowest.end * us, floor_hbm, floor_l2)
     occupied = max(first.occupied.values(), default=0.0) * us
-    overlapped = min(scheduled, max(occupied, floor_hbm, floor_l2))
+    overlapped = min(scheduled, sum(part**p for part in (occupied, floor_hbm, floor_l2)) ** (1 / p))
     serial = max(scheduled, sum(value for key, value in slowest.busy.items() if key[1] != "S") * us)
     shares = {_pipe_name(key, ran): value * us / scheduled for key, value in slowest.busy.items()} if scheduled else {}
     buffers = _buffers(ran, device)
@@ -204,10 +193,24 @@ def estimate(
     )
 
 
-def _slowest(ran: Ran, device: DeviceProfile, traffic: Traffic, keep: int) -> tuple[Schedule, Schedule, Recording]:
-    made = [(schedule(one.steps, device, traffic, keep=keep), one) for _, one in ran.classes]
-    longest = max(made, key=lambda pair: pair[0].end)
-    return longest[0], longest[0], longest[1]
+def _slowest(ran: Ran, device: DeviceProfile, traffic: Traffic) -> tuple[Schedule, Recording]:
+    made = [(schedule(one.steps, device, traffic), one) for _, one in ran.classes]
+    return max(made, key=lambda pair: pair[0].end)
+
+
+def _slowed(
+    ran: Ran, device: DeviceProfile, traffic: Traffic, wanted: float, first: Schedule, recording: Recording, keep: int
+) -> Schedule:
+    """The schedule of the busiest core with transfers so much slower that it ends when all cores together let it."""
+    made = first
+    for _ in range(ROUNDS):
+        if made.end >= wanted * 0.995:
+            break
+        factor = wanted / made.end
+        traffic.slow_l2 *= factor
+        traffic.slow_hbm *= factor
+        made = schedule(recording.steps, device, traffic)
+    return schedule(recording.steps, device, traffic, keep=keep) if keep else made
 
 
 def _pipe_name(key: tuple[str, str], ran: Ran) -> str:

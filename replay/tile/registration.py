@@ -140,9 +140,9 @@ def _cost(program: Program, op: ReplayOp, device: DeviceProfile, state: State) -
 def remembered(bound: Bound, device: DeviceProfile, state: State) -> TileTime:
     """`estimate`, once for equal calls. Raises CustomOpError in place of TileError."""
     key = (
-        bound.program.place,
+        bound.program.function,
         tuple(sorted((n, m.shape, m.dtype, m.strides) for n, m in bound.tensors.items())),
-        repr(sorted(bound.scalars.items())),
+        repr((sorted(bound.scalars.items()), sorted(bound.settings.items()))),
         device.name,
         device.version,
         state,

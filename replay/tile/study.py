@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 
 from opreplay.initializers.user_code import load_user_code
+from opreplay.replay.ascend.cost.predict import predict_kernel
 from opreplay.replay.ascend.kernel import State
+from opreplay.replay.ascend.lowering import lower
 from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.ascend.simulate.op import explain_op
 from opreplay.replay.ir.notation import tensor_text
 from opreplay.replay.resolve.written.sweep import Written, plan_of_calls
 from opreplay.replay.tile.cases import Case, base_cases, default_set, expand, to_tune, with_settings
@@ -244,15 +245,20 @@ def built_in(bound: Bound, device: DeviceProfile) -> float | None:
         for p in program.inputs
         if p.role != "scalar" or bound.scalars[p.name] != p.default
     ]
-    text = f"{program.op}({', '.join(part for part in parts if part)})"
+    return kernels_us(f"{program.op}({', '.join(part for part in parts if part)})", device)
+
+
+def kernels_us(call: str, device: DeviceProfile) -> float | None:
+    """What the kernel model says of a call's own kernels, "aten::mm(f16[64,32], f16[32,8])", in microseconds, whatever
+    programs are registered for it; None where no rule knows it or it cannot be called so."""
     try:
-        plan, _ = plan_of_calls([Written(text=text)])
-        op = plan.ops[0]
-        if op.reason is not None:
-            return None
-        made = explain_op(op, device)
+        plan, _ = plan_of_calls([Written(text=call)])
     except OpReplayError:
         return None
-    if not made.kernels:
+    op = plan.ops[0]
+    if op.reason is not None:
         return None
-    return sum(kernel.prediction.time_us * kernel.count for kernel in made.kernels)
+    lowering = lower(op)
+    if not lowering.kernels or not lowering.known:
+        return None
+    return sum(predict_kernel(kernel, device).time_us * kernel.count for kernel in lowering.kernels)

@@ -1,15 +1,22 @@
 # pyright: strict
-"""Memory over a step as the profiler recorded it: the peak, what was live at it by op, and what device it fits."""
+"""Memory over a step: the peak, what is live at it by op, and what device it fits.
+
+As the profiler recorded it, else by the sizes of results and how long the calls of the step need them.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from typing import Literal
 
 import msgspec
 import numpy as np
 
 from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ir.model import ReplayOp, ReplayPlan
+from opreplay.replay.ir.sizes import is_in_place, tensor_bytes
+from opreplay.replay.plan.step.linking import NO_VIEWS, VIEWS, Linked, Value, link, results_of, tensors_of
 from opreplay.replay.timeline.graph.steps import Step
 from opreplay.replay.timeline.names import PYTHON
 from opreplay.traces import Trace
@@ -17,23 +24,31 @@ from opreplay.traces.links.parents import innermost_at
 
 MOST_OPS = 20
 BEFORE = "(allocated before the step)"
+OUTSIDE = "(parameters and inputs)"
 
 
 class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Live bytes of the busiest device over one step, from recorded allocations (`profile_memory=True`)."""
+    """Live bytes over one step."""
 
+    source: Literal["recorded", "inferred"] = "recorded"
+    """"recorded": allocations on the busiest device (`profile_memory=True`). "inferred": results live from their call
+    to their last use, parameters and inputs all the time; no workspaces, no cache of the framework."""
     on_device: bool
     """False: the trace has allocations of the host alone."""
     begin_bytes: int
     peak_bytes: int
-    peak_at_us: float
-    """After the step's start."""
+    low_bytes: int | None = None
+    """Where inferred: the peak if parameters that may be one tensor are, and what else no call made is gone after its
+    use. `peak_bytes` counts each use of a tensor that no call made as one of its own, alive all the time."""
+    peak_at_us: float | None
+    """After the step's start; None where inferred."""
     end_bytes: int
     allocations: int
     at_peak_by_op: dict[str, int]
     """What is live at the peak by the op that allocated it, largest first."""
     fits: dict[str, bool]
     """Simulated device → whether the peak fits its memory; what the framework keeps in reserve is not counted."""
+    notes: tuple[str, ...] = ()
 
 
 def memory_of(trace: Trace, step: Step, devices: Sequence[DeviceProfile]) -> MemoryUse | None:
@@ -67,6 +82,115 @@ def memory_of(trace: Trace, step: Step, devices: Sequence[DeviceProfile]) -> Mem
         at_peak_by_op=dict(sorted(by_op.items(), key=lambda item: -item[1])[:MOST_OPS]),
         fits={device.name: int(live[peak]) <= device.hbm_bytes for device in devices},
     )
+
+
+def inferred_memory(plan: ReplayPlan, devices: Sequence[DeviceProfile], *, on_device: bool) -> MemoryUse | None:
+    """Memory over the step of a plan that has one, from the lifetimes of its tensors; None for a plan without."""
+    sequence = plan.sequence
+    if sequence is None or not sequence.calls:
+        return None
+    by_id = {op.id: op for op in plan.ops}
+    ops = [by_id[id_] for id_ in sequence.ids if id_ in by_id]
+    place = {op.id: index for index, op in enumerate(ops)}
+    kept = [at for at, index in enumerate(sequence.calls) if sequence.ids[index] in place]
+    calls = [place[sequence.ids[sequence.calls[at]]] for at in kept]
+    linked = link(ops, calls, memories=[sequence.memories[at] for at in kept] if sequence.memories else ())
+    made = [[0 if meta is None else tensor_bytes(meta) for meta in results_of(op)] for op in ops]
+    given = [[0 if meta is None else tensor_bytes(meta) for _, _, meta in tensors_of(op)] for op in ops]
+    aliases = [op.name in VIEWS or is_in_place(op) for op in ops]
+    root: dict[Value, Value | None] = {}
+    until: dict[Value, int] = {}
+    for at, (index, sources) in enumerate(zip(calls, linked.sources, strict=True)):
+        used = [root.get(source.value, source.value) for source in sources if source.value is not None]
+        until.update({value: at for value in used if value is not None})
+        first = next((source for source in sources if source.kind != "absent"), None)
+        for output in range(len(made[index])):
+            value = Value(at, output)
+            if aliases[index] and first is not None:  # in the memory of its first argument
+                root[value] = None if first.value is None else root.get(first.value, first.value)
+            else:
+                root[value] = value
+                until[value] = at
+    ends: defaultdict[int, list[Value]] = defaultdict(list)
+    for value, last in until.items():
+        ends[last].append(value)
+    passing = _passing(ops, linked)
+    live, peak, peak_at, low = 0, 0, 0, 0
+    for at, index in enumerate(calls):
+        fresh = [v for output in range(len(made[index])) if root[v := Value(at, output)] == v]
+        live += sum(made[index][v.output] for v in fresh)
+        if live > peak:
+            peak, peak_at = live, at
+        numbers = {s.number for s in linked.sources[at] if s.kind == "outside" and s.number in passing}
+        low = max(low, live + sum(passing[number] for number in numbers))
+        for value in ends[at]:
+            live -= made[calls[value.call]][value.output]
+    outside = sum(given[one.op][one.argument] for one in linked.outside)
+    least = _least_outside(ops, linked, passing)
+    by_op: defaultdict[str, int] = defaultdict(int)
+    for value in (v for v, last in until.items() if v.call <= peak_at <= last):
+        by_op[ops[calls[value.call]].name] += made[calls[value.call]][value.output]
+    by_op[OUTSIDE] = outside
+    unknown = sum(not made[index] and not aliases[index] for index in calls)
+    notes = [f"the results of {unknown} of {len(calls)} calls are not known: they count as nothing"] if unknown else []
+    return MemoryUse(
+        source="inferred",
+        on_device=on_device,
+        begin_bytes=outside,
+        peak_bytes=peak + outside,
+        low_bytes=min(low + least, peak + outside),
+        peak_at_us=None,
+        end_bytes=live + outside,
+        allocations=sum(value == own for value, own in root.items()),
+        at_peak_by_op=dict(sorted(by_op.items(), key=lambda item: -item[1])[:MOST_OPS]),
+        fits={device.name: peak + outside <= device.hbm_bytes for device in devices},
+        notes=tuple(notes),
+    )
+
+
+_PRODUCTS = ("aten::bmm", "aten::baddbmm", "aten::matmul")
+"""Products of two activations."""
+
+
+def _passing(ops: Sequence[ReplayOp], linked: Linked) -> dict[int, int]:
+    """Bytes of tensors from outside, by number, that look like activations whose maker was not found.
+
+    Such a one is no parameter by its argument's name, and its op does not write it.
+    """
+    out: dict[int, int] = {}
+    for number, one in enumerate(linked.outside):
+        name, written, meta = tensors_of(ops[one.op])[one.argument]
+        weight = name in NO_VIEWS and ops[one.op].name not in _PRODUCTS
+        if meta is not None and not weight and not written and one.memory < 0:
+            out[number] = tensor_bytes(meta)
+    return out
+
+
+def _least_outside(ops: Sequence[ReplayOp], linked: Linked, passing: Container[int]) -> int:
+    """Bytes of tensors from outside if those of one shape and dtype are the same wherever they can be.
+
+    As many of each are needed as the calls of one op take: a layer's weight is used forward, backward and by the
+    optimizer, and the layers of one size have weights of their own.
+    """
+    count: defaultdict[tuple[tuple[tuple[int, ...], str], int], int] = defaultdict(int)
+    size: dict[tuple[tuple[int, ...], str], int] = {}
+    known: set[int] = set()
+    total = 0
+    for number, one in enumerate(linked.outside):
+        meta = tensors_of(ops[one.op])[one.argument][2]
+        if meta is None or number in passing:
+            continue
+        if one.memory >= 0:
+            total += tensor_bytes(meta) if one.memory not in known else 0
+            known.add(one.memory)
+            continue
+        key = meta.shape, meta.dtype
+        size[key] = tensor_bytes(meta)
+        count[key, one.op] += 1
+    most: defaultdict[tuple[tuple[int, ...], str], int] = defaultdict(int)
+    for (key, _), n in count.items():
+        most[key] = max(most[key], n)
+    return total + sum(n * size[key] for key, n in most.items())
 
 
 def _live_by_op(trace: Trace, rows: np.ndarray) -> dict[str, int]:

@@ -17,7 +17,7 @@ from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.model import LAUNCH, STREAM, Floats, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, retimed
 from opreplay.replay.timeline.graph.steps import Step, chosen_step, steps_of
-from opreplay.replay.timeline.memory import MemoryUse, memory_of
+from opreplay.replay.timeline.memory import MemoryUse, inferred_memory, memory_of
 from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.offload import offloaded
 from opreplay.replay.timeline.paths import PathPart, Slack, path_parts, slack_of_ops
@@ -96,7 +96,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     measured_ops: int = 0
     """Calls that took a measured time."""
     memory: MemoryUse | None = None
-    """None where the trace records no allocations in the step."""
+    """None where the trace records no allocations in the step, and none were inferred: that takes a plan."""
     what_if: tuple[WhatIf, ...] = ()
     what_if_together: WhatIf | None = None
     """All changes at once, where there are several and each is a scaling."""
@@ -155,6 +155,9 @@ def timeline(
     typical = relative(retimed(graph, lags_us=typical_lags(graph)).step_us, graph.recorded_us)
     simulated = _on_devices(trace, graph, names, devices, plan, contents, max(abs(error), abs(typical)), host_scale)
     measured = None if measured_us is None else with_measured(names, graph, measured_us)
+    memory = memory_of(trace, chosen, devices)
+    if memory is None and plan is not None:
+        memory = inferred_memory(plan, devices, on_device=graph.on_device)
     timed = None if measured is None else measured.schedule()
     changes = tuple(what_if_of(names, graph, change, schedule, simulated) for change in what_if)
     return Study(
@@ -174,7 +177,7 @@ def timeline(
             unexplained_us=graph.unexplained.us,
             dropped_edges=graph.dropped_edges,
             socs={name: one.step for name, one in simulated.items()},
-            memory=memory_of(trace, chosen, devices),
+            memory=memory,
             measured_step_us=None if timed is None else timed.step_us,
             measured_ops=0 if measured is None else measured.matched,
             what_if=changes,

@@ -49,7 +49,7 @@ def test_its_commands_run(page: Path, tmp_path: Path, compiled: str) -> None:
                 capture_output=True,
                 text=True,
                 check=False,
-                timeout=200,
+                timeout=300,
             )
             assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
             assert "Traceback" not in done.stderr, command

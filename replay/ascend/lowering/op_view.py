@@ -93,6 +93,7 @@ class OpView:
         self.args: dict[str, ReplayArg] = {arg.name: arg for arg in op.args}
         self.prologue: list[KernelCall] = []
         self.notes: list[str] = []
+        self.assumed = False
         self._tensors: list[TensorMeta] = [t for a in op.args if not _is_result(a) for t in a.tensors if t is not None]
 
     @property
@@ -193,6 +194,11 @@ class OpView:
         shape = broadcast([t.shape for t in self._tensors])
         wide = [t.dtype for t in self._tensors if t.shape] or [t.dtype for t in self._tensors] or ["float32"]
         return self.output(spec(shape, promote(wide)))
+
+    def assume(self, text: str) -> None:
+        """Note that sizes were made up which decide the time: the op is then marked uncalibrated."""
+        self.assumed = True
+        self.note(text)
 
     def note(self, text: str) -> None:
         """Something assumed or left out, shown by `plan --explain`."""

@@ -62,6 +62,8 @@ class Lowering(msgspec.Struct, frozen=True, kw_only=True):
     """In launch order; empty for a view."""
     notes: tuple[str, ...] = ()
     """What was assumed or left out."""
+    assumed: bool = False
+    """Sizes that decide the time are in no argument and were made up; notes say which."""
     known: bool = True
     """False when no rule exists and the op is costed by its bytes."""
     source: str = ""
@@ -193,7 +195,7 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
             view = OpView(op)
             view.note(f"arguments do not fit what {op.name} takes: costed by bytes")
         else:
-            return Lowering(kernels=(*view.prologue, *kernels), notes=tuple(view.notes))
+            return Lowering(kernels=(*view.prologue, *kernels), notes=tuple(view.notes), assumed=view.assumed)
     else:
         view.note(f"no lowering for {op.name}: costed by bytes")
     return Lowering(kernels=tuple(_by_bytes(op, view)), notes=tuple(view.notes), known=False)

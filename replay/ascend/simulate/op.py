@@ -81,6 +81,8 @@ def _combine(parts: list[tuple[KernelCall, KernelPrediction]], lowering: Lowerin
         if _RANK[one.confidence] > _RANK[confidence] and one.time_us > 0:
             confidence = one.confidence
     factor = math.exp(math.sqrt(deviation) / total) if total > 0 else 1.0
+    if lowering.assumed and total > 0:
+        factor = max(factor, LEAST_ASSUMED)
     by_bound: dict[str, float] = {}
     for name, us in terms.items():
         by_bound[BOUNDS[name]] = by_bound.get(BOUNDS[name], 0.0) + us
@@ -92,7 +94,7 @@ def _combine(parts: list[tuple[KernelCall, KernelPrediction]], lowering: Lowerin
         l2=l2,
         extrapolated=any(one.extrapolated and one.time_us > EXTRAPOLATED_SHARE * total for _, one in parts),
         algorithm=next((one.algorithm for _, one in parts if one.algorithm), ""),
-        confidence=confidence if lowering.known else "uncalibrated",
+        confidence=confidence if lowering.known and not lowering.assumed else "uncalibrated",
         low_us=total / factor,
         high_us=total * factor,
         by="bytes" if not lowering.known else "user rule" if lowering.source else "rule",
@@ -108,6 +110,8 @@ def _bound(by_bound: dict[str, float], parts: list[tuple[KernelCall, KernelPredi
     return max(by_bound, key=by_bound.__getitem__) if by_bound else "none"
 
 
+LEAST_ASSUMED = 3.0
+"""Least factor of the band of an op whose sizes were made up: weights half or twice as large, of other precision."""
 EXTRAPOLATED_SHARE = 0.1
 """Of an op's time that a kernel must have to make the op extrapolated."""
 

@@ -22,8 +22,9 @@ def inner_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """The plain tensors that a tensor consists of: itself, or those of a DTensor and the like."""
     if is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()
-        for name in names:
-            yield from inner_tensors(getattr(tensor, name))
+        for part in (getattr(tensor, name) for name in names):
+            if isinstance(part, torch.Tensor):  # a DTensor also has its mesh
+                yield from inner_tensors(part)
     else:
         yield tensor
 

@@ -31,6 +31,8 @@ _ARITHMETIC = (
     "aten::lerp",
 )
 """Beginnings of the names of ops of optimizers, whose numbers change from step to step."""
+_PLAIN = frozenset(f"aten::{name}{end}" for name in ("add", "sub", "mul", "div", "rsub") for end in ("", "_"))
+"""The same of an optimizer without lists, and of any scale: to multiply with 0.1 is the work of doing so with 0.2."""
 _FLOAT = r"[-+]?(?:\d+\.\d*|\.\d+|\d+(?=e))(?:e[-+]?\d+)?"
 _FLOATS = re.compile(rf"\[?{_FLOAT}(?:, {_FLOAT})*\]?")
 """A floating number or a list of such, as a trace writes them."""
@@ -43,7 +45,7 @@ def signature_id(signature: OpSignature) -> str:
     other ones in each step, and the work is the same.
     """
     concrete = signature.concrete
-    if concrete is not None and signature.name.startswith(_ARITHMETIC):
+    if concrete is not None and (signature.name in _PLAIN or signature.name.startswith(_ARITHMETIC)):
         concrete = tuple("float" if _FLOATS.fullmatch(text) else text for text in concrete)
     parts = [signature.name, signature.dims, signature.types, signature.strides, concrete]
     if signature.overload is not None or signature.list_types is not None or signature.storage is not None:

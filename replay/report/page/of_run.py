@@ -65,6 +65,7 @@ def page(header: Header, results: Sequence[OpResult], summary: Summary, command:
                     *(c for soc in socs for c in (*numbers(soc), Column(title=f"{soc} bound"))),
                     *numbers("measured ÷ recorded"),
                     Column(title="not replayed because"),
+                    Column(title="for `opreplay op`"),
                 ),
                 rows=tuple(_row(results[i], socs, device=device) for i in order),
             ),
@@ -107,4 +108,4 @@ def _row(r: OpResult, socs: Sequence[str], *, device: bool) -> tuple[Cell, ...]:
         cells += [time_cell(r.simulated_us.get(soc))]
         cells += [Cell(text=r.simulated[soc].bound if soc in r.simulated else "")]
     ratio = r.measured_us / recorded if recorded and r.measured_us is not None else None
-    return (*cells, ratio_cell(ratio), Cell(text=str(r.reason or "")))
+    return (*cells, ratio_cell(ratio), Cell(text=str(r.reason or "")), Cell(text=r.call))

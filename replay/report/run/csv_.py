@@ -49,6 +49,7 @@ def columns(socs: Sequence[str]) -> list[str]:
         "work",
         "fidelity",
         "npu_kernels",
+        "call",
     ]
 
 
@@ -79,6 +80,7 @@ def values(result: OpResult, socs: Sequence[str]) -> list[str | int | float | No
         work_cell(r),
         fidelity_cell(r),
         "; ".join(f"{k.type} x{k.count} {k.total_us:g} us" for k in r.npu_kernels),
+        r.call,
     ]
 
 

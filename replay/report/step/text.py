@@ -80,7 +80,10 @@ def _head(found: Timeline) -> Table:
     if found.memory is not None:
         memory = found.memory
         where = "device" if memory.on_device else "host"
-        text = f"{readable(memory.peak_bytes)} on the {where} at most, {time_text(memory.peak_at_us)} into the step"
+        at = "" if memory.peak_at_us is None else f", {time_text(memory.peak_at_us)} into the step"
+        text = f"{readable(memory.peak_bytes)} on the {where} at most{at}"
+        if memory.low_bytes is not None:
+            text = f"{readable(memory.low_bytes)} to {readable(memory.peak_bytes)} (inferred from lifetimes, roughly)"
         text += "".join(f"; {'fits' if fits else 'does NOT fit'} {safe(soc)}" for soc, fits in memory.fits.items())
         grid.add_row("memory", Text(text))
     if found.measured_step_us is not None:
@@ -202,6 +205,7 @@ def note_lines(found: Timeline) -> list[str]:
     lines = list(found.notes)
     changes: list[WhatIf] = list(found.what_if)
     lines += [f"{name}: {note}" for name, soc in found.socs.items() for note in soc.notes]
+    lines += [f"memory: {note}" for note in (found.memory.notes if found.memory is not None else ())]
     lines += [f"{one.change}: {note}" for one in changes for note in one.assumptions]
     if found.dropped_edges:
         lines.append(f"{plural(found.dropped_edges, 'dependency')} against the recorded order left out")

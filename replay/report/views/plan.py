@@ -177,6 +177,7 @@ def op_facts(op: ReplayOp, result: OpResult) -> dict[str, Any]:
         "resolved_by": op.resolved_by,
         "via": op.via,
         "overload": op.overload,
+        "call": result.call,
         "inputs": result.inputs,
         "bytes": need.total,
         "bytes_estimated": not need.outputs_known,

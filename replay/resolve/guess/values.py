@@ -41,6 +41,8 @@ class Context:
     """Names of the device work that the recorded calls own."""
     lists_recorded: bool = False
     """The trace holds sizes of lists of tensors, so that one without was longer than profilers record."""
+    number_lists_told: bool = True
+    """Lists of numbers have a type of their own in the trace; else one looks like what is absent."""
     calls: int = 1
     """Recorded calls that count as this op."""
     recorded_us: float | None = None

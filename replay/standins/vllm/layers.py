@@ -17,6 +17,7 @@ from torch import Tensor
 
 from opreplay.replay.standins.batch_layout import current_layout
 from opreplay.replay.standins.declared.schemas import stands_for
+from opreplay.replay.standins.invented import assumed_topk
 from opreplay.replay.standins.maths.activations import gated
 from opreplay.replay.standins.maths.attention import Rules, attend_packed
 from opreplay.replay.standins.maths.experts import by_expert
@@ -125,12 +126,6 @@ def unified_mla_attention_with_output(q: Tensor, kv_c_normed: Tensor, k_pe: Tens
     width = min(rows.shape[1], found.shape[1])
     rows[:, :width] = found[:, :width].to(rows.dtype)
     output.copy_(rows.reshape(output.shape))
-
-
-def assumed_topk(experts: int) -> int:
-    """Experts a token is sent to when nothing tells: 2 of up to 8 (Mixtral), 4 of up to 64 (gpt-oss, Qwen-MoE), else 8
-    (Qwen3-MoE, DeepSeek-V3)."""
-    return min(experts, 2 if experts <= 8 else 4 if experts <= 64 else 8)
 
 
 @lru_cache(maxsize=1)

@@ -76,25 +76,29 @@ def _convolved(x, w):
     choices={"bn": (128, 256), "bc": (16, 32, 48, 64, 128)},
     dtypes=("float16", "bfloat16"),
 )
-def conv2d(x, w, y: tile.Out, *, bm=128, bn=256, bc=64):
+def conv2d(x, w, y: tile.Out, *, bm=128, bn=256, bc=128):
     """Convolution with stride 1 of an input that is padded already: images, rows, columns, channels.
 
     A block of rows lies in L1 once; products read it shifted by each place of the window, which is im2col.
     """
     images, height, width, _ = y.shape
     window, across = w.shape[:2]
-    rows = max(1, bm // width)
-    columns = min(width, bm)
+    rows, columns = _patch(height, width, bm)
     for i, r, j, n in tile.grid((images, height, width, w.shape[3]), (tile.EACH, rows, columns, bn)):
         acc = None
         for c in tile.steps(x.shape[3], bc):
             patch = tile.load(x[i, r.start : r.stop + window - 1, j.start : j.stop + across - 1, c], to=tile.L1)
             for ky in range(window):
-                weights = tile.load(w[ky, :, c, n], to=tile.L1)
                 for kx in range(across):
                     shifted = patch[ky : ky + r.size, kx : kx + j.size].view(r.size * j.size, c.size)
-                    acc = tile.matmul(shifted, weights[kx].view(c.size, n.size), acc)
+                    acc = tile.matmul(shifted, tile.load(w[ky, kx, c, n], to=tile.L1), acc)
         tile.store(y[i, r, j, n], acc)
+
+
+def _patch(height, width, most):
+    """Rows and columns of an image in a block of up to `most` places: fewest blocks, then the squarest."""
+    shapes = [(rows, min(width, most // rows)) for rows in range(1, min(height, most) + 1)]
+    return min(shapes, key=lambda s: (-(-height // s[0]) * -(-width // s[1]), (s[0] + 2) * (s[1] + 2)))
 
 
 def _attention(q, k, v, scale=0.0, causal=False):
@@ -117,21 +121,22 @@ def _attention(q, k, v, scale=0.0, causal=False):
     choices={"bq": (64, 128), "bkv": (128, 256, 512)},
     dtypes=("float16", "bfloat16"),
 )
-def flash_attention(q, k, v, out: tile.Out, scale=0.0, causal=False, *, bq=128, bkv=512, chunk=128):
+def flash_attention(q, k, v, out: tile.Out, scale=0.0, causal=False, *, bq=128, bkv=512, chunk=128, ahead=2):
     """Attention of heads, queries, channels without its matrix of weights: softmax goes on as keys come in.
 
-    The cube core is one block of keys ahead of the vector cores, so that both work at once.
+    The cube core takes values with weights `ahead` blocks of keys later, so that it and the vector cores work at once.
     """
     scale = scale or q.shape[2] ** -0.5
     for h, m in tile.grid(q.shape[:2], (tile.EACH, bq)):
         queries = tile.load(q[h, m], to=tile.L1)
         halves, waiting = {}, []
         for n in tile.steps(min(k.shape[1], m.stop) if causal else k.shape[1], bkv):
-            weights = _softmax_step(queries, k[h, n], halves, scale, chunk, (m, n) if causal else None)
-            if waiting:
-                _weighted_step(waiting[0], waiting[1], halves, chunk)
-            waiting = [weights, v[h, n]]
-        _weighted_step(waiting[0], waiting[1], halves, chunk, buffers=1)
+            weights = _softmax_step(queries, k[h, n], halves, scale, chunk, ahead, (m, n) if causal else None)
+            waiting.append((weights, v[h, n]))
+            if len(waiting) > ahead:
+                _weighted_step(*waiting.pop(0), halves, chunk)
+        for last in waiting:
+            _weighted_step(*last, halves, chunk, buffers=1)
         _divided(out[h, m], halves)
 
 
@@ -141,13 +146,13 @@ def _rows(half, size=16):
     return [slice(at, min(last, at + size)) for at in range(first, last, size)]
 
 
-def _softmax_step(queries, keys, halves, scale, chunk, causal):
+def _softmax_step(queries, keys, halves, scale, chunk, ahead, causal):
     """Weights of a block of keys, not yet divided by their sum, and by how much earlier results shrink."""
     rows, columns = queries.shape[0], keys.shape[0]
-    scores = tile.scratch((rows, columns))
+    scores = tile.scratch((rows, columns), buffers=ahead + 1)
     for c in tile.steps(columns, chunk):
         tile.store(scores[:, c], tile.matmul(queries, tile.load(keys[c], to=tile.L1).T))
-    weights = tile.scratch((rows, columns), queries.dtype)
+    weights = tile.scratch((rows, columns), queries.dtype, buffers=ahead + 2)
     for half in tile.vectors(rows):
         states = halves.setdefault(half.index, {})
         for i, r in enumerate(_rows(half)):

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from opreplay.cli.main import opreplay
+from opreplay.traces.samples import sample_path
 
 MM = "aten::mm(bf16[64,32], bf16[32,n])"
 
@@ -133,3 +134,13 @@ def test_ops_of_plugins(tmp_path: Path) -> None:
     (case,) = json.loads(done.stdout)["cases"]
     assert case["resolved_by"] == "executor"
     assert any("run by the user's executor gate" in one["what"] for one in case["assumptions"])
+
+
+def test_reports_hold_the_call_to_paste(tmp_path: Path) -> None:
+    """From a plan's JSON to `op`, with the same prediction."""
+    trace = str(sample_path("transformer_infer"))
+    done = CliRunner().invoke(opreplay, ["plan", trace, "--top", "4", "--format", "json"])
+    calls = {one["call"]: one["name"] for one in json.loads(done.stdout)["unique_ops"]}
+    again = json.loads(invoke(*calls, "--no-measure", "--format", "json").stdout)["cases"]
+    assert [case["op"] for case in again] == list(calls.values())
+    assert [case["call"] for case in again] == list(calls)

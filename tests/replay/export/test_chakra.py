@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-import opreplay
 from opreplay.replay.export.chakra import chakra_trace
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.plan.inputs import plan_of
@@ -184,11 +184,18 @@ def test_times_of_a_simulated_device(sample: ReplayPlan) -> None:
     assert f"{len(nodes) - len(timed)} calls have no 910b3 time" in made.notes[0]
 
 
+def test_a_captured_plan_has_no_times_of_its_own(sample: ReplayPlan) -> None:
+    assert sample.sequence is not None
+    none = tuple(0.0 for _ in sample.sequence.host_us)
+    untimed = msgspec.structs.replace(sample, sequence=msgspec.structs.replace(sample.sequence, host_us=none))
+    with pytest.raises(UsageError, match="holds no times"):
+        chakra_trace(untimed)
+    assert chakra_trace(untimed, {op.id: 1.0 for op in sample.ops}, clock="910b3").nodes == len(none)
+
+
 def test_a_plan_without_an_order_is_refused(sample: ReplayPlan) -> None:
-    unordered = opreplay.plan(sample_path("transformer_infer"))
-    if unordered.sequence is None:
-        with pytest.raises(UsageError, match="order of its calls"):
-            chakra_trace(unordered)
+    with pytest.raises(UsageError, match="order of its calls"):
+        chakra_trace(msgspec.structs.replace(sample, sequence=None))
 
 
 @pytest.mark.parametrize("number", [0, 1, 127, 128, 1 << 32, (1 << 64) - 1])

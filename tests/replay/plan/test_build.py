@@ -245,6 +245,8 @@ def test_numbers_of_an_optimizer_that_change_from_step_to_step_make_no_new_op() 
     ids = {signature_id(signature("aten::addcdiv_", text)) for text in ("-0.00316228", "-0.01", "1e-05", "-2.5e-3")}
     assert len(ids) == 1
     assert signature_id(signature("aten::addcdiv_", "2")) not in ids
+    plain = {signature_id(signature("aten::div", text)) for text in ("0.0316", "0.0447")}
+    assert len(plain) == 1, "an optimizer that goes through its tensors one by one"
     powers = {signature_id(signature("aten::pow", text)) for text in ("2.", "0.5")}
     assert len(powers) == 2
     plan = build_plan(

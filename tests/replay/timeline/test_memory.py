@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from opreplay.replay.ascend import load_device
-from opreplay.replay.timeline.memory import BEFORE
+from opreplay.replay.ascend.simulate.devices import load_socs
+from opreplay.replay.plan.inputs import open_trace, plan_of
+from opreplay.replay.plan.selection import Selection
+from opreplay.replay.timeline.graph.steps import chosen_step
+from opreplay.replay.timeline.memory import BEFORE, inferred_memory, memory_of
 from opreplay.replay.timeline.timeline import timeline
 from opreplay.traces import read_trace
 from tests.replay.timeline.machine import Machine
@@ -62,3 +67,46 @@ def test_none_where_nothing_is_recorded(tmp_path: Path) -> None:
     machine.op("aten::mm", 20.0)
     machine.end()
     assert timeline(read_trace(machine.write(tmp_path / "t.json"), activity=True)).timeline.memory is None
+
+
+def test_memory_of_known_lifetimes(tmp_path: Path) -> None:
+    """Forward and no backward: results go after their last use; a view keeps what it looks at; weights stay."""
+
+    def op(name: str, ts: int, *dims: list[int]) -> dict[str, object]:
+        args = {"Input Dims": list(dims), "Input type": ["float"] * len(dims), "Concrete Inputs": [""] * len(dims)}
+        return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": 5, "args": args}
+
+    events = [
+        op("aten::mm", 0, [64, 128], [128, 256]),
+        op("aten::relu", 10, [64, 256]),
+        op("aten::mm", 20, [64, 256], [256, 32]),
+    ]
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    trace = open_trace(str(path), activity=True)
+    plan = plan_of(trace, Selection(select="all"), device="cpu", in_order=True)
+    devices = list(load_socs(("910b3",)).values())
+    found = inferred_memory(plan, devices, on_device=False)
+    assert found is not None
+    assert (found.source, found.peak_at_us, found.fits) == ("inferred", None, {"910b3": True})
+    outside = 4 * (64 * 128 + 128 * 256 + 256 * 32)
+    # relu needs the first product and makes as much; the second product is smaller.
+    assert found.peak_bytes == outside + 2 * 4 * 64 * 256
+    assert found.begin_bytes == outside
+    assert found.at_peak_by_op == {
+        "(parameters and inputs)": outside,
+        "aten::mm": 4 * 64 * 256,
+        "aten::relu": 4 * 64 * 256,
+    }
+    # The input of the first product is no parameter by its name: it is gone after its use, before the peak.
+    assert found.low_bytes == found.peak_bytes - 4 * 64 * 128
+
+
+def test_inferred_memory_is_near_the_recorded_one(shared_traces: Path) -> None:
+    for name in ("h100_bert_small", "h100_falconsai_vit"):
+        trace = open_trace(str(shared_traces / f"{name}.json.gz"), activity=True)
+        plan = plan_of(trace, Selection(select="owner"), device="cpu", in_order=True)
+        told, made = memory_of(trace, chosen_step(trace), []), inferred_memory(plan, [], on_device=True)
+        assert told is not None
+        assert made is not None
+        assert 0.8 * told.peak_bytes < made.peak_bytes < 1.2 * told.peak_bytes

@@ -10,6 +10,7 @@ from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
 from opreplay.replay.ascend.lowering.op_view import OpView, elements, kernel, spec
 from opreplay.replay.ascend.lowering.products.matmul import product
 from opreplay.replay.ascend.lowering.registry import lowers
+from opreplay.replay.standins.invented import assumed_topk
 from opreplay.traces.model import TensorMeta
 
 ASSUMED_TOP_K = 8
@@ -80,10 +81,15 @@ def _moved(kind: str, rows: int, width: int, dtype: str) -> KernelCall:
     return kernel(kind, [out], [out], indices=max(1, rows), moved_bytes=rows * width * itemsize(dtype))
 
 
-def grouped(op: OpView, rows: int, weight: TensorMeta, k: int, n: int) -> KernelCall:
-    """GroupedMatmul: rows spread evenly over the experts, and how many the busiest expert has where that is known."""
+def grouped(op: OpView, rows: int, weight: TensorMeta, k: int, n: int, *, fixed: bool = False) -> KernelCall:
+    """GroupedMatmul: rows spread evenly over the experts, and how many the busiest expert has where that is known.
+
+    `fixed`: contents tell how rows are spread, not how many there are.
+    """
     loads = op.contents.expert_rows if op.contents is not None else None
-    if loads is not None:
+    if loads is not None and fixed and sum(loads):
+        loads = tuple(-(-load * rows // sum(loads)) for load in loads)
+    elif loads is not None:
         rows = sum(loads)
     else:
         op.note(f"routing is contents: {rows} rows taken as spread evenly over the experts")
@@ -136,6 +142,44 @@ def fused_experts(op: OpView) -> Iterable[KernelCall]:
         grouped(op, rows, w2, inner // 2, width),
         _moved("MoeFinalizeRouting", rows, width, hidden.dtype),
     ]
+
+
+@lowers("vllm::moe_forward", "vllm::moe_forward_shared")
+def opaque_layer(op: OpView) -> Iterable[KernelCall]:
+    """A whole layer whose weights are the module's own and in no argument: hidden states (T, H), router logits (T, E).
+
+    As its stand-in has it: `assumed_topk(E)` experts a token, an intermediate size of H, 16-bit weights.
+    """
+    hidden, logits = op.meta("hidden_states", at=0), op.meta("router_logits", at=1)
+    if hidden is None or logits is None or len(hidden.shape) < 2 or not logits.shape:
+        raise ValueError("a layer needs hidden states and router logits")
+    width, dtype = hidden.shape[-1], hidden.dtype
+    tokens, experts = elements(hidden) // max(1, width), max(1, logits.shape[-1])
+    top_k = assumed_topk(experts)
+    op.assume(
+        f"the layer's weights are no arguments: {experts} experts of 16-bit weights with an intermediate size of"
+        f" {width} and {top_k} experts a token assumed"
+    )
+    rows, inner = tokens * top_k, 2 * width
+    shared = op.op.name.endswith("_shared")
+    chosen = spec((tokens, top_k), logits.dtype)
+    return [
+        kernel("MoeGatingTopK", [spec((tokens, experts), logits.dtype)], [chosen, spec((tokens, top_k), "int32")]),
+        _moved("MoeInitRouting", rows, width, dtype),
+        grouped(op, rows, TensorMeta(shape=(experts, inner, width), dtype=dtype), width, inner, fixed=True),
+        kernel("SwiGlu", [spec((rows, inner), dtype)], [spec((rows, width), dtype)]),
+        grouped(op, rows, TensorMeta(shape=(experts, width, width), dtype=dtype), width, width, fixed=True),
+        _moved("MoeFinalizeRouting", rows, width, dtype),
+        *(_shared_expert(tokens, width, dtype) if shared else ()),
+    ]
+
+
+def _shared_expert(tokens: int, width: int, dtype: str) -> Iterable[KernelCall]:
+    x, both, half = (spec((tokens, n * width), dtype) for n in (1, 2, 1))
+    up, down = spec((2 * width, width), dtype), spec((width, width), dtype)
+    yield kernel("MatMulV3", [x, up], [both], transpose_a=False, transpose_b=True)
+    yield kernel("SwiGlu", [both], [half])
+    yield kernel("MatMulV3", [half, down], [x], transpose_a=False, transpose_b=True)
 
 
 @lowers(

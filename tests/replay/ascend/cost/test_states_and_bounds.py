@@ -158,3 +158,38 @@ def test_a_scan_goes_step_by_step_whatever_lies_beside() -> None:
 
     assert scan(128, 8000) / scan(128, 4000) == pytest.approx(2, rel=0.05)
     assert scan(1280, 4000) < 5 * scan(128, 4000)
+
+
+def test_float16_is_added_as_it_is_and_bfloat16_widened() -> None:
+    times = {
+        dtype: predict_kernel(call("Add", (64, 256, 384), dtype=dtype), DEVICE, None, "warm").terms_us["vector"]
+        for dtype in ("float16", "bfloat16")
+    }
+    assert times["float16"] < 0.5 * times["bfloat16"]
+
+
+def test_an_operand_repeated_along_rows_costs_vector_cycles() -> None:
+    whole, column = spec((2048, 1024)), spec((2048, 1))
+    same, repeated = (
+        predict_kernel(KernelCall(type="RealDiv", inputs=(whole, other), outputs=(whole,)), DEVICE).terms_us["vector"]
+        for other in (whole, column)
+    )
+    assert repeated > 1.3 * same
+
+
+def test_what_a_kernel_does_beyond_starting_costs_the_same_in_a_loop() -> None:
+    family = DEVICE.family("Transpose")
+    assert family.fixed_us > 1
+    one = predict_kernel(call("Transpose", (256, 384), (384, 256), "float16"), DEVICE, None, "warm")
+    assert one.terms_us["launch"] > family.fixed_us * family.scale * 0.99
+
+
+def test_bands_are_narrower_for_long_kernels_and_alone_and_wider_apart_from_what_was_measured() -> None:
+    def factor(shape: tuple[int, ...], state: State, kind: str = "Relu", device: str = "910b4") -> float:
+        one = predict_kernel(call(kind, shape), load_device(device), None, state)
+        assert not one.extrapolated
+        return one.high_us / one.time_us
+
+    assert factor((32768, 4096), "network") < factor((1024, 512), "network")
+    assert "cold" in DEVICE.family("Relu").states
+    assert factor((300, 700), "cold", device="910b4") < factor((300, 700), "cold", device="910b3")

@@ -179,3 +179,26 @@ def test_an_even_split_is_noted_and_a_known_one_is_not() -> None:
     one = op("vllm::outplace_fused_experts", *LAYER["vllm::outplace_fused_experts"](64))
     assert any("evenly" in note for note in lower(one).notes)
     assert not lower(one, routed(64, 1.0)).notes
+
+
+@pytest.mark.parametrize("name", ["vllm::moe_forward", "vllm::moe_forward_shared"])
+def test_a_layer_without_weights_among_its_arguments_is_its_products_and_marked(name: str) -> None:
+    one = op(name, t("hidden_states", 8192, 2880), t("router_logits", 8192, 32))
+    lowered, simulated = lower(one), simulate_op(one, DEVICE)
+    products = [call for call in lowered.kernels if call.type == "GroupedMatmul"]
+    assert [call.attrs["rows"] for call in products] == [8192 * 4] * 2
+    multiplied = 2 * 8192 * 4 * 3 * 2880**2
+    assert simulated.time_us > multiplied / 295e12 * 1e6
+    assert simulated.confidence == "uncalibrated"
+    assert simulated.high_us >= 2.9 * simulated.time_us
+    assert any("32 experts" in note and "4 experts a token" in note for note in lowered.notes)
+    assert ("MatMulV3" in simulated.kernels) == name.endswith("_shared")
+    spread = simulate_op(one, DEVICE, routed(8192, 0.25)).time_us
+    assert spread == pytest.approx(simulated.time_us, rel=0.25), "contents tell shares, not how many rows"
+
+
+def test_a_scan_of_one_long_row_by_a_library_is_no_million_steps() -> None:
+    one = op("fbgemm::asynchronous_complete_cumsum", t("t_in", 2_621_440, dtype="int32"))
+    simulated = simulate_op(one, DEVICE)
+    assert 10 < simulated.time_us < 1000
+    assert simulated.confidence == "uncalibrated"

@@ -228,3 +228,31 @@ def test_the_page_runs_from_the_command_line(tmp_path: Path) -> None:
     (result,) = opreplay.read_results(tmp_path / "r.jsonl").ops
     assert result.status == "replayed"
     assert "slope" in str(result.assumptions)
+
+
+def test_arguments_that_a_plan_names_go_by_name() -> None:
+    """A captured program, or TraceLens's IR: nothing is positional there."""
+    from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayPlan
+    from opreplay.replay.resolve.by_argument_name import resolve_named
+    from opreplay.replay.resolve.policy import Policy
+    from opreplay.traces.model import TensorMeta
+
+    @register_executor("aten.relu")
+    def relu(inputs, attrs):
+        return [inputs[0]]
+
+    @register_executor("custom.gate")
+    def gate(inputs, attrs):
+        return [inputs[0] * attrs["slope"]]
+
+    x = ReplayArg(name="self", type="Tensor", tensors=(TensorMeta(shape=(3,), dtype="float32", strides=(1,)),))
+    slope = ReplayArg(name="slope", type="float", value=2.0)
+    told = Recorded(host_us_total=0.0, host_us_median=0.0)
+    ops = (
+        ReplayOp(id="a" * 12, name="aten::relu", count=1, recorded=told, args=(x,)),
+        ReplayOp(id="b" * 12, name="custom::gate", count=1, recorded=told, args=(x, slope)),
+    )
+    plan = ReplayPlan(source="captured", device_us_total=0.0, host_us_total=0.0, ops=ops)
+    made = resolve_named(plan, Policy()).ops
+    assert [op.resolved_by for op in made] == ["executor", "executor"]
+    assert [(arg.name, arg.keyword_only) for arg in made[1].args] == [("self", False), ("slope", True)]

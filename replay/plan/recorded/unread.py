@@ -1,0 +1,86 @@
+# pyright: strict
+"""Ops whose results have sizes that no later call of the trace reads: a value that shapes them was guessed wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+
+from opreplay.replay.ir.model import Assumption, ReplayOp, ReplayPlan
+from opreplay.replay.plan.recorded.groups import signature_id
+from opreplay.traces.model import OpSignature, Trace
+
+Shape = tuple[int, ...]
+_SHAPING = ("int", "int[]", "SymInt", "SymInt[]")
+"""Types of arguments whose values decide sizes; so does one flag."""
+_KEEPS = "keepdim"
+SHOWN = 2
+
+
+def mark_unread(plan: ReplayPlan, trace: Trace) -> ReplayPlan:
+    """The plan with an assumption on each op that has a guessed value and no result of a size that is read after it.
+
+    For plans with results (`with_outputs`). The last calls of a trace are left out: nothing may read what they make.
+    """
+    suspects = [op for op in plan.ops if op.outputs and _is_guessed(op)]
+    if not suspects:
+        return plan
+    last = _last_rows(trace)
+    first = _first_rows(trace, {op.id for op in suspects})
+    reads: dict[Shape, int] = {}
+    for index, signature in enumerate(trace.signatures):
+        for shape in _shapes(signature):
+            reads[shape] = max(reads.get(shape, -1), int(last[index]))
+    ids = {op.id for op in suspects if _is_unread(op, reads, first.get(op.id, len(trace.ops)), len(trace.ops))}
+    return msgspec.structs.replace(plan, ops=tuple(_marked(op) if op.id in ids else op for op in plan.ops))
+
+
+def _is_guessed(op: ReplayOp) -> bool:
+    shaping = {arg.name for arg in op.args if arg.type in _SHAPING or arg.name == _KEEPS}
+    if any(arg.mutated for arg in op.args) or not any(note.argument in shaping for note in op.assumptions):
+        return False
+    given = {meta.shape for arg in op.args for meta in arg.tensors if meta is not None}
+    return all(meta is None or meta.shape not in given for meta in op.outputs or ())
+
+
+def _is_unread(op: ReplayOp, reads: dict[Shape, int], row: int, rows: int) -> bool:
+    made = [meta.shape for meta in op.outputs or () if meta is not None]
+    return row < rows - 1 and bool(made) and all(reads.get(shape, -1) <= row for shape in made)
+
+
+def _marked(op: ReplayOp) -> ReplayOp:
+    shapes = [list(meta.shape) for meta in op.outputs or () if meta is not None]
+    shown = ", ".join(map(str, shapes[:SHOWN])) + (", ..." if len(shapes) > SHOWN else "")
+    what = f"results of sizes {shown} are read nowhere after: a guessed value may be another"
+    return msgspec.structs.replace(op, assumptions=(*op.assumptions, Assumption(argument="*", what=what)))
+
+
+def _shapes(signature: OpSignature) -> Iterator[Shape]:
+    for dims in signature.dims or ():
+        whole = [n for n in dims if isinstance(n, int)]
+        if len(whole) == len(dims):
+            yield tuple(whole)
+        else:
+            yield from (tuple(n for n in one if isinstance(n, int)) for one in dims if isinstance(one, tuple))
+
+
+def _last_rows(trace: Trace) -> list[int]:
+    """Of each signature, the row of its last call; -1 for none."""
+    last = np.full(len(trace.signatures), -1, np.int64)
+    last[trace.ops.signature] = np.arange(len(trace.ops))  # the last write of an index stays
+    found: list[int] = last.tolist()
+    return found
+
+
+def _first_rows(trace: Trace, ids: set[str]) -> dict[str, int]:
+    """Of each of these ops, the row of its first call."""
+    first = np.full(len(trace.signatures), -1, np.int64)
+    first[trace.ops.signature[::-1]] = np.arange(len(trace.ops))[::-1]
+    rows: list[int] = first.tolist()
+    made: dict[str, int] = {}
+    for signature, row in zip(trace.signatures, rows, strict=True):
+        if row >= 0 and (id_ := signature_id(signature)) in ids:
+            made[id_] = min(row, made.get(id_, row))
+    return made

@@ -8,8 +8,9 @@ broken ranks cost.
 coverage runs `opreplay run --ranks N --backend gloo` on every trace that records collectives, and counts those that
 name operation, size and group: calls and distinct ones, replayed with a right result or not. bandwidth times
 all-reduces of 1 KB to 64 MB on two gloo ranks by turns: as `run` does, and in a plain loop of two other processes; the
-ratio is that of medians. faults kills, stops, or delays a rank of each of many collectives: what is lost but the one in
-flight, is any process left behind? Each exits with 1 where its bar is missed.
+ratio is that of the best of each, which other programs disturbed least; that of medians is told, too. faults kills,
+stops, or delays a rank of each of many collectives: what is lost but the one in flight, is any process left behind?
+Each exits with 1 where its bar is missed.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def bandwidths(rounds: int) -> bool:
         )
         for rank in range(2)
     ]
-    crew = crew_of(2, op_time_s=0.15, limit_s=120)
+    crew = crew_of(2, op_time_s=0.1, limit_s=120)
     crew.start()
     good, number = True, 0
     try:
@@ -145,20 +146,20 @@ def bandwidths(rounds: int) -> bool:
                 made = outcome_of(all_reduce(size), share, replies, backend="gloo", options=MeasureOptions())
                 assert made.measurement is not None
                 ours.append(made.measurement.median_us)
-                calls = max(10, min(1000, int(0.15e6 / ours[-1])))
+                calls = max(10, min(1000, int(0.1e6 / ours[-1])))
                 for process in plain:
                     assert process.stdin is not None
                     process.stdin.write(f"{size} {calls}\n")
                     process.stdin.flush()
                 theirs.append(max(float(process.stdout.readline()) for process in plain if process.stdout))
-            one, other = statistics.median(ours), statistics.median(theirs)
+            one, other = min(ours), min(theirs)
             found = [bandwidth("all_reduce", size, 2, us) for us in (one, other)]
             rates = [0.0 if rate is None else rate.bus_gb_s for rate in found]
-            ratio = other / one
+            ratio, usual = other / one, statistics.median(theirs) / statistics.median(ours)
             good &= abs(ratio - 1) <= WITHIN
             print(
-                f"{size:>10,} B  ours {one:>9.1f} us {rates[0]:.3f} GB/s  "
-                f"plain {other:>9.1f} us {rates[1]:.3f} GB/s  ratio {ratio:.3f}",
+                f"{size:>10,} B  ours {one:>9.1f} us {rates[0]:.3f} GB/s  plain {other:>9.1f} us "
+                f"{rates[1]:.3f} GB/s  ratio of the best {ratio:.3f}, of medians {usual:.3f}",
                 flush=True,
             )
     finally:
@@ -172,7 +173,7 @@ def bandwidths(rounds: int) -> bool:
 def faults(runs: int, seed: int) -> bool:
     """Whether a broken rank costs its collective and nothing else."""
     draw = random.Random(seed)
-    crew = crew_of(2, op_time_s=1.0, limit_s=4.0)
+    crew = crew_of(2, op_time_s=1.0, limit_s=10.0)
     quick = mapped(all_reduce(4096), 2)
     wrong: list[str] = []
     seen: set[int] = set()
@@ -185,18 +186,18 @@ def faults(runs: int, seed: int) -> bool:
         counts[kind] += 1
         after = draw.uniform(0.0, 0.8)
         harm = threading.Thread(target=_harm, args=(kind, victim, after))
-        number += 1
         harm.start()
-        found = crew.run(RankTask(number=number, share=quick))
-        harm.join()
-        if kind == "late" and isinstance(found, Reason):
-            wrong.append(f"{run} {kind}: {found}")
-        if kind != "late" and not isinstance(found, Reason):
-            wrong.append(f"{run} {kind} after {after:.2f} s was not noticed")
-        number += 1
-        following = crew.run(RankTask(number=number, share=quick))
-        if isinstance(following, Reason) or any(reply.wrong for reply in following):
-            wrong.append(f"{run} {kind}: the next collective: {following}")
+        # The harm may come just after the first: then the second is the one in flight. The third has a new group.
+        said: list[Reason | None] = []
+        for _ in range(3):
+            number += 1
+            found = crew.run(RankTask(number=number, share=quick))
+            broken = next((reply.wrong for reply in found if reply.wrong), "") if isinstance(found, list) else ""
+            said.append(found if isinstance(found, Reason) else Reason("failed", broken) if broken else None)
+            harm.join()
+        lost = [str(reason) for reason in said if reason is not None]
+        if len(lost) != (kind != "late") or said[2] is not None:
+            wrong.append(f"{run} {kind} after {after:.2f} s: lost {lost}")
         seen |= set(crew.pids)
     crew.close()
     left = [pid for pid in seen if Path(f"/proc/{pid}").exists()]

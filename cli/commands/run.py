@@ -129,6 +129,7 @@ def command(
     from opreplay.replay.arguments.work.expected import expected_contents
     from opreplay.replay.ascend.simulate.devices import load_socs, simulate_on
     from opreplay.replay.execute.run import run_plan
+    from opreplay.replay.plan.collectives.in_plan import on_ranks
     from opreplay.replay.plan.inputs import plan_of, trace_facts, with_recorded_children
     from opreplay.replay.plan.recorded.where import where_of
     from opreplay.traces.errors import UsageError
@@ -152,6 +153,7 @@ def command(
             activity=collectives,
         )
         plan = plan_of(read, selection, device=device, in_order=measuring.mode == "sequence", collectives=collectives)
+        plan = plan if measuring.ranks is None else on_ranks(plan)
         refuse_unused_initializers(contents.registry, plan.ops, init_module, init_arg)
         if dry_run:
             from opreplay.cli.plan_views import show_dry_run

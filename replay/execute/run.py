@@ -164,8 +164,6 @@ class _Watch:
             self._tell(_progress(self.done, self._total, op.name, elapsed_s, kept=self._kept))
         if op.reason is not None:
             return unable(op.reason)
-        if op.collective is not None and self._options.ranks is None:
-            return unable(Reason("collective"))
         limit_s = self._options.total_time_s
         if limit_s is not None and elapsed_s >= limit_s:
             return unable(Reason("out of time", f"the run's {limit_s:g} s are spent (--total-time)"))

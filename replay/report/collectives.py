@@ -85,14 +85,11 @@ def table(results: Sequence[OpResult], socs: Sequence[str], *, width: int) -> li
 
 
 def notes(results: Sequence[OpResult]) -> list[str]:
-    """What a reader must know of the collectives: that some were left out, or ran on other ranks than recorded."""
+    """What a reader must know of the collectives: what their times hold, and that they ran on other ranks."""
     found = of_collectives(results)
-    left_out = sum(result.why_not().kind == "collective" for result in results if result.status != "replayed")
-    notes: list[str] = []
-    if left_out and not found:
-        notes.append(f"collectives: {plural(left_out, 'op')} not replayed; --ranks N starts N processes that do")
     if not found:
-        return notes
+        return []
+    notes: list[str] = []
     ran = [facts.replayed for _, facts in found if facts.replayed is not None]
     notes.append(
         "collectives: bandwidths in GB/s by the conventions of nccl-tests; a recorded time holds the wait for other "

@@ -176,7 +176,7 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
     raises CustomOpError.
     """
     view = OpView(op, contents)
-    if op.reason is not None and not any(arg.tensors for arg in op.args):
+    if op.reason is not None and op.collective is None and not any(arg.tensors for arg in op.args):
         # Without this a rule would make an op on scalars of what is not known.
         return Lowering(kernels=(), notes=("no arguments recorded",), known=False)
     users = find_user_rule((*_spellings(op.called), *_spellings(op.name), canonical_name(op.name)))

@@ -47,6 +47,12 @@ def with_collectives(plan: ReplayPlan, trace: Trace, filters: OpFilter) -> Repla
     return msgspec.structs.replace(plan, ops=tuple(ops), sequence=sequence, host_us_total=max(host_us, 0.0))
 
 
+def on_ranks(plan: ReplayPlan) -> ReplayPlan:
+    """The plan where several ranks are there to replay its collectives."""
+    ops = tuple(op if op.collective is None else msgspec.structs.replace(op, reason=None) for op in plan.ops)
+    return msgspec.structs.replace(plan, ops=ops)
+
+
 def plan_of_comms(found: CommsTrace) -> ReplayPlan:
     """The plan of PARAM's list of collectives, which holds nothing else."""
     ops = collective_ops(calls_of_comms(found))
@@ -115,7 +121,7 @@ def op_of(
     recorded: Recorded,
     assumptions: tuple[Assumption, ...] = (),
 ) -> ReplayOp:
-    """An op of a plan that is a collective."""
+    """An op of a plan that is a collective: not to be replayed by one process, see `on_ranks`."""
     sizes = {"input": one.in_elements, "output": one.out_elements} if one.kind != "barrier" else {}
     if one.in_elements == one.out_elements:
         sizes.pop("output", None)
@@ -131,6 +137,7 @@ def op_of(
         ),
         outputs=(),
         assumptions=assumptions,
+        reason=Reason("collective"),
         ranks=one.group_size,
         collective=one,
     )

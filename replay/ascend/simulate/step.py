@@ -57,7 +57,6 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """Op id → why it has no prediction, where a user's function failed."""
 
 
-
 class Inversion(NamedTuple):
     """Ops that are predicted faster on a device than on one that has at least as much of everything."""
 

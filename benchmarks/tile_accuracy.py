@@ -215,7 +215,8 @@ def stepwise(path: Path, left: list[str]) -> Iterator[Row]:
                 program, arguments = elementwise.add, {"x": tensor("float16", *shape), "y": tensor("float16", *shape)}
                 settings = {"n": 4096, "buffers": 1 if line["case"].startswith("2") else 2}
             else:
-                left.append(f"{shown}: {'tiling not stated' if line['block_num'] else 'shape or SoC not stated'}")
+                known = "blocks in L1 not stated, or no kernel in tiles"
+                left.append(f"{shown}: {known if line['block_num'] else 'shape or SoC not stated'}")
                 continue
             shares = {
                 "/".join(pipes): float(line[column]) / core

@@ -134,9 +134,10 @@ def flash_attention(q, k, v, out: tile.Out, scale=0.0, causal=False, *, bq=128, 
             weights = _softmax_step(queries, k[h, n], halves, scale, chunk, ahead, (m, n) if causal else None)
             waiting.append((weights, v[h, n]))
             if len(waiting) > ahead:
-                _weighted_step(*waiting.pop(0), halves, chunk)
-        for last in waiting:
-            _weighted_step(*last, halves, chunk, buffers=1)
+                first, values = waiting.pop(0)
+                _weighted_step(first, values, halves, chunk)
+        for last, values in waiting:
+            _weighted_step(last, values, halves, chunk, buffers=1)
         _divided(out[h, m], halves)
 
 

@@ -1,6 +1,6 @@
 """Whether captured steps are the models: checked on real values, and held against profiles of the same steps.
 
-    python benchmarks/capture_models.py [--only MODEL ...] [--calls]
+    python -m benchmarks.capture_models [--only MODEL ...] [--calls]
 
 For each model of `small_models.py`, in eval and in a training step with SGD and with AdamW: the plan that fake tensors
 give is replayed on real values and every output, parameter and buffer compared (`opreplay capture --check`); and the

@@ -12,6 +12,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from opreplay.replay.ascend.simulate.coverage import coverage
+from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.plan.recorded.where import LabelWork, Where
 from opreplay.replay.report.coverage import coverage_text
 from opreplay.replay.report.text import middle, plural, safe, share_text, time_text
@@ -36,6 +37,12 @@ def where_in(trace: Mapping[str, object]) -> Where | None:
 def rendered(lines: Sequence[str]) -> list[RenderableType]:
     """The lines for a terminal."""
     return [Text(line, overflow="fold") for line in lines]
+
+
+def capture_lines(plan: ReplayPlan) -> list[str]:
+    """What a captured plan's calls are not, in the words of the capture; none for other plans."""
+    notes = () if plan.capture is None else plan.capture.notes
+    return [f"captured: {safe(note)}" for note in notes]
 
 
 def lines(where: Where | None, device: str | None, results: Sequence[OpResult]) -> list[str]:

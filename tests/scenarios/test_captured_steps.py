@@ -204,3 +204,16 @@ def test_graphs_of_compile_are_those_of_its_backend(console: Console, tmp_path: 
     broken = json.loads(console("capture", f"{path}:broken", "--via", "compile", "--format", "json").stdout)
     assert broken["graphs"] == 2
     assert len(broken["graph_breaks"]) == 1
+
+
+def test_what_a_capture_is_not_stands_beside_the_prediction(console: Console, train: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "step.plan.json"
+    console("capture", f"{train}:make", "-o", plan)
+    held = json.loads(plan.read_text())
+    held["capture"]["notes"] = ["servers fuse [bold]attention[/] and take less"]
+    plan.write_text(json.dumps(held))
+    for command in ("plan", "simulate"):
+        shown = " ".join(console(command, plan, "--soc", "910b3", "--no-cache").stdout.split())
+        assert "captured: servers fuse [bold]attention[/] and take less" in shown
+    facts = json.loads(console("simulate", plan, "--soc", "910b3", "--format", "json", "--no-cache").stdout)
+    assert facts["capture_notes"] == held["capture"]["notes"]

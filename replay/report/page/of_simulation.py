@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from opreplay.replay.ascend.simulate.step import Step
 from opreplay.replay.ir.describe import describe_inputs
 from opreplay.replay.ir.model import ReplayPlan
+from opreplay.replay.report import first_screen
 from opreplay.replay.report.page.model import Cell, Column, Page, Roofline, Table
 from opreplay.replay.report.page.parts import bars_by_name, count_cell, heaviest, numbers, point_of, time_cell
 from opreplay.replay.report.text import share_text, time_text
@@ -83,7 +84,10 @@ def page(plan: ReplayPlan, steps: Sequence[Step], command: str) -> Page:
                 ),
             ),
         ),
-        notes=("Sums over ops: `opreplay timeline --soc` says what the step takes.",),
+        notes=(
+            *first_screen.capture_lines(plan),
+            "Sums over ops: `opreplay timeline --soc` says what the step takes.",
+        ),
     )
 
 

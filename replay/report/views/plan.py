@@ -119,7 +119,7 @@ def render(
     if any(r.meta is not None for r in results):
         columns.append(meta.column(shown))
     parts = ops_table(columns, _cells(shown), width=width, one_line=True) if results else [no_ops()]
-    head = first_screen.rendered(first_screen.lines(where, plan.device, results))
+    head = first_screen.rendered([*first_screen.capture_lines(plan), *first_screen.lines(where, plan.device, results)])
     chosen = unowned_notes(plan.unowned_device_us, plan.device_us_total)
     chosen += [note for soc in socs_of(results) for note in users_notes(soc, results)]
     found = [*chosen, *stand_in_notes(results), *assumption_notes(results)]

@@ -1,3 +1,4 @@
+# pyright: strict
 """Paged caches: which argument is the cache, its pages in random order, and the slots that tokens get.
 
 Owns no rule and no lengths.
@@ -62,7 +63,7 @@ def slots_of(batch: Batch, pool: Pool, generator: torch.Generator) -> torch.Tens
     # Place of a token if the pages of all sequences followed each other; numpy repeats and divides faster than torch.
     place = consecutive(first * pool.page + kv - query, query)
     moved = (pages - np.arange(len(pages))) * pool.page
-    return torch.from_numpy(moved[place // pool.page] + place)
+    return torch.from_numpy(moved[place // pool.page] + place)  # pyright: ignore[reportUnknownMemberType]
 
 
 def consecutive(starts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

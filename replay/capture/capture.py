@@ -1,3 +1,4 @@
+# pyright: strict
 """`opreplay.capture` and what the command does: a step to a plan."""
 
 from __future__ import annotations

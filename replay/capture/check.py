@@ -1,3 +1,4 @@
+# pyright: strict
 """Whether a captured plan computes what the model computes: replayed in order on real values, every result compared.
 
 Three runs with one seed: the model alone, the model under the recorder, which tells what each storage held before it
@@ -80,7 +81,7 @@ def _replayed(
             first.append(place)
 
     replay = Replay(plan, storages)
-    torch.manual_seed(seed)
+    torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
     try:
         replay.run(look)
     except CannotReplay as stopped:
@@ -160,11 +161,11 @@ class _Snapshots:
 def _alone(make: Make, seed: int) -> tuple[Any, list[tuple[str, torch.Tensor]]]:
     """What the step gives back, and parameters and buffers after it, by the names that a plan has for them."""
     where = Whereabouts(Storages())
-    torch.manual_seed(seed)
+    torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
     step = make()
     if step.root is not None:
         where.know(step.root)
-    torch.manual_seed(seed)
+    torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
     with where.following():
         returned = step.run()
     return returned, where.state()

@@ -1,9 +1,10 @@
+# pyright: strict
 """Why a step could not be captured, in the user's terms: the line, and what to do; owns no recorder."""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ def user_line(error: BaseException) -> str:
 
 
 @contextmanager
-def explained(recorder: Recorder, *, real: bool) -> Iterator[None]:
+def explained(recorder: Recorder, *, real: bool) -> Generator[None, None, None]:
     """Turn what a step raises into UsageError with the user's line and a way on."""
     try:
         yield

@@ -1,3 +1,4 @@
+# pyright: strict
 """The calls of a captured plan in order on given storages: nothing is measured, nothing is drawn, nothing is guessed.
 
 Owns the run. What is compared with what is `check`.
@@ -94,7 +95,7 @@ class Replay:
         return positional, named
 
     def _value(self, arg: ReplayArg, sources: Any, memories: Any) -> Any:
-        tensors = []
+        tensors: list[Any] = []
         for meta in arg.tensors:
             source = next(sources)
             memory = next(memories) if meta is not None else -1

@@ -1,3 +1,4 @@
+# pyright: strict
 """From what a check was asked for to an op with its reference and its cases, and the trials of every point."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """The op's time against the reference's: samples by turns, and an interval of the ratio by a sequential design.
 
 In each pair a coin decides which of the two comes first. Where they are equally fast the logarithm of the ratio is then

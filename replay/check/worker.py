@@ -1,3 +1,4 @@
+# pyright: strict
 """The process that an op is checked in, seen from inside: trials in, findings out, and it dies with its parent.
 
 Started by `isolated` beside it; nothing else imports it.

@@ -1,3 +1,4 @@
+# pyright: strict
 """The decorator that makes a kernel of a function, and the annotations of its results."""
 
 from __future__ import annotations

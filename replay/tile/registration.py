@@ -1,3 +1,4 @@
+# pyright: strict
 """What a program's decorator registers: the op's cost on simulated devices, an executor, on request a torch op."""
 
 from __future__ import annotations
@@ -233,4 +234,4 @@ def _make_library_op(program: Program) -> None:
         placed = tuple(torch.empty_like(one, device=device) for one in results)
         return placed[0] if len(placed) == 1 else placed
 
-    made.register_fake(fake)
+    made.register_fake(fake)  # pyright: ignore[reportUnknownMemberType]

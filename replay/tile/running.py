@@ -1,3 +1,4 @@
+# pyright: strict
 """Runs programs on cores: without values on those that differ, with values on all, one after the other."""
 
 from __future__ import annotations

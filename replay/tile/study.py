@@ -1,3 +1,4 @@
+# pyright: strict
 """Cases looked at: values, time on each device, what does not fit and why; the result that every report shows."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """What a collective's arguments say of its group; owns no process group."""
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ torch's own mode runs an op for real where all its tensors are: it would write t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,7 +31,7 @@ class Fakes:
         self._made: dict[int, torch.Tensor] = {}
 
     @contextmanager
-    def entered(self) -> Iterator[None]:
+    def entered(self) -> Generator[None, None, None]:
         """The mode, with modules that can be moved and cast: torch refuses where its own memo knows the parameter."""
         utils: Any = torch.utils
         plain = utils.swap_tensors

@@ -1,3 +1,4 @@
+# pyright: strict
 """How far results are from exact ones: in units of the last place, and against what dtype and reference allow."""
 
 from __future__ import annotations

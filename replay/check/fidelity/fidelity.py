@@ -1,3 +1,4 @@
+# pyright: strict
 """Every stand-in checked: against an independent formula where one is written down, else against itself in float64; or
 the ops of an installed library against their stand-ins."""
 

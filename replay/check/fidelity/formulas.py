@@ -1,3 +1,4 @@
+# pyright: strict
 """What vendor ops compute, written down again from their public documentation, in few lines of plain torch.
 
 Independent of `opreplay.replay.standins`: nothing is imported from there, and each formula is the textbook's, without

@@ -1,3 +1,4 @@
+# pyright: strict
 """Calls that an op must refuse: each ends in an exception that says what is wrong, never in a crash."""
 
 from __future__ import annotations

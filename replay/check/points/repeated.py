@@ -1,3 +1,4 @@
+# pyright: strict
 """An op called again and again: the same bits, nothing kept, how much memory meanwhile, and when a call returns."""
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def _same_bits(bench: Bench, case: Case) -> Finding:
 def _unseeded(bench: Bench, case: Case, arguments: Arguments) -> Results:
     """One call that finds the state of random numbers as it happens to be."""
     copy = arguments.copy()
-    torch.manual_seed(perf_counter().as_integer_ratio()[0] % 2**31)
+    torch.manual_seed(perf_counter().as_integer_ratio()[0] % 2**31)  # pyright: ignore[reportUnknownMemberType]
     call = bench.call_of(case, copy)
     with torch.no_grad():
         returned = list(flattened(call()))
@@ -261,7 +262,7 @@ def _returns_early(bench: Bench, case: Case) -> Finding:
     call = bench.call_of(case, arguments)
     results_of(call, arguments)
     torch.cuda.synchronize(device)
-    torch.cuda._sleep(HOLD_CYCLES)
+    torch.cuda._sleep(HOLD_CYCLES)  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
     started = perf_counter()
     results_of(call, arguments)
     returned = perf_counter() - started

@@ -1,3 +1,4 @@
+# pyright: strict
 """Whether results are right: against the reference over sizes, layouts, values, dtypes and broadcasts."""
 
 from __future__ import annotations

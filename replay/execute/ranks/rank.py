@@ -1,3 +1,4 @@
+# pyright: strict
 """The process of one rank, seen from inside: collectives in, its part of the times out; it dies with its parent.
 
 Started by `crew` beside it; nothing else imports it. Messages are msgpack of the values in `messages`, never pickle.
@@ -100,7 +101,7 @@ class Rank:
         me, members = self._config.rank, task.share.members
         try:
             if members not in self._groups:
-                self._groups[members] = dist.new_group(list(members))
+                self._groups[members] = dist.new_group(list(members))  # pyright: ignore[reportUnknownMemberType]
             if me not in members:
                 return RankReply(number=task.number, rank=me, took_part=False)
             return self._timed(task, members.index(me))

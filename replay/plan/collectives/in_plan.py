@@ -1,3 +1,4 @@
+# pyright: strict
 """A plan with one op for each distinct collective of its trace, where it had names that one process cannot call."""
 
 from __future__ import annotations

@@ -69,8 +69,10 @@ def render(
         parts += npu.results_table(results)
         parts += work_table(results)
         parts += collectives.table(results, socs_of(results), width=width)
-    told = [*work_notes(results), *notes(header, results, summary)]
-    parts += notes_lines(told if everything else decisive(told, decisive_notes(header, results, summary)))
+    warnings = work_notes(results)
+    told = [*warnings, *notes(header, results, summary)]
+    chosen = [*warnings, *decisive_notes(header, results, summary)]
+    parts += notes_lines(told if everything else decisive(told, chosen))
     return Group(*parts)
 
 

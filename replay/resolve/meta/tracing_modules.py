@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 DYNAMO = "torch._dynamo"
 SYMBOLS = "torch.fx.experimental.symbolic_shapes"
@@ -85,7 +85,7 @@ def _equal_sizes(one: Any, other: Any) -> Any:
     if type(one) is int and type(other) is int:
         return one == other
     if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
-        sizes: list[object] = [*one, *other]
+        sizes = cast("list[object]", [*one, *other])
         return list(one) == list(other) if all(isinstance(size, int) for size in sizes) else None
     return None
 

@@ -1,3 +1,4 @@
+# pyright: strict
 """What moves data and deals out work: loads, stores, scratch memory, blocks, grids, loops, halves of a group."""
 
 from __future__ import annotations

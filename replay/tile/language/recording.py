@@ -1,3 +1,4 @@
+# pyright: strict
 """Records what a program does on one core: its list of instructions, its buffers, and what it does to GM.
 
 Owns places of the source, buffers, capacity by liveness, loops whose iterations repeat, and hazards. What a function

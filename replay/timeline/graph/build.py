@@ -1,3 +1,4 @@
+# pyright: strict
 """Trace → the execution graph of one of its steps: threads, tasks and waits put together; owns no rule of its own."""
 
 from __future__ import annotations
@@ -388,7 +389,7 @@ def _ending_at(blocks: Blocks, base: int, time_us: float) -> int:
 
 
 def _joined(parts: list[Any], kind: type) -> Any:
-    return np.concatenate(parts) if parts else np.empty(0, kind)
+    return np.concatenate(parts) if parts else np.empty(0, kind)  # pyright: ignore[reportUnknownVariableType]
 
 
 def _lanes(trace: Trace, threads: list[_Thread], tasks: Tasks) -> tuple[Lane, ...]:

@@ -67,7 +67,7 @@ def measured(buffers: Buffers, options: MeasureOptions, wait: Callable[[], None]
 
 def _warm(buffers: Buffers, options: MeasureOptions, wait: Callable[[], None]) -> float:
     """Microseconds of a call once it is warm, as this rank sees it; the same number of calls on every rank."""
-    took = []
+    took: list[float] = []
     for _ in range(max(2, options.warmup_calls)):
         started = perf_counter_ns()
         buffers.call()

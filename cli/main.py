@@ -6,6 +6,7 @@ Commands are imported when they are needed and import the library when they run,
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
@@ -43,6 +44,10 @@ COMMANDS: dict[str, str] = {
     "man": "opreplay.cli.commands.man",
 }
 """Command → module that defines it as `command`, in the order that --help shows."""
+
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""What a write to a disk that takes no more ends with."""
 
 
 class OpReplayGroup(click.Group):
@@ -84,9 +89,13 @@ class OpReplayGroup(click.Group):
             # Imported late: the package that holds the error tree is not needed to print help.
             from opreplay.traces.errors import OpReplayError
 
-            if not isinstance(error, OpReplayError):
-                raise
-            return show_error(str(error), error.hint, error.exit_code)
+            if isinstance(error, OpReplayError):
+                return show_error(str(error), error.hint, error.exit_code)
+            if isinstance(error, OSError) and (error.errno in FULL or error.filename is not None):
+                _discard_stdout()
+                where = "" if error.filename is None else f"{error.filename}: "
+                return show_error(f"{where}{error.strerror}", "Check the disk and its rights.", ExitCode.ENVIRONMENT)
+            raise
 
 
 def show_error(message: str, hint: str, exit_code: int) -> int:

@@ -41,7 +41,9 @@ def rendered(lines: Sequence[str]) -> list[RenderableType]:
 
 def capture_lines(plan: ReplayPlan) -> list[str]:
     """What a captured plan's calls are not, in the words of the capture; none for other plans."""
-    notes = () if plan.capture is None else plan.capture.notes
+    if plan.capture is None:
+        return []
+    notes = (*plan.capture.notes, "predictions are of kernels alone, without the host's time to launch them")
     return [f"captured: {safe(note)}" for note in notes]
 
 

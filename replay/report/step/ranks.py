@@ -59,7 +59,8 @@ def _sums(found: JobTimeline) -> Table:
     grid.add_column(overflow="fold")
     gain = found.retimed_step_us - found.without_waiting_us
     share = share_text(gain / found.retimed_step_us if found.retimed_step_us else None)
-    grid.add_row("waiting for ranks", Text(f"{time_text(found.waiting_us)} in all, {_late(found)}"))
+    waiting = f"{time_text(found.waiting_us)}, collectives and ranks added up, also where they wait side by side"
+    grid.add_row("waiting for ranks", Text(f"{waiting}; {_late(found)}"))
     grid.add_row("without waiting", Text(f"{time_text(found.without_waiting_us)} a step: {share} less"))
     told, guessed = sum(e.recorded for e in found.edges.values()), sum(e.inferred for e in found.edges.values())
     grid.add_row("dependencies", Text(f"{told:,} recorded, {guessed:,} inferred from times"))

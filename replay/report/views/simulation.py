@@ -321,7 +321,9 @@ def _share(one: Simulated, op: ReplayOp, plan: ReplayPlan) -> float:
 def covers(plan: ReplayPlan, steps: Sequence[Step]) -> str:
     """What the totals are of: the step only where they stand for nearly all of its recorded time."""
     predicted = covered(plan, steps[0]).predicted
-    return "step" if predicted >= WHOLE_STEP else f"{share_text(predicted)} of the step"
+    count = 1 if plan.sequence is None else plan.sequence.steps
+    whole = "step" if count <= 1 else f"all {count} steps"
+    return whole if predicted >= WHOLE_STEP else f"{share_text(predicted)} of {'the step' if count <= 1 else whole}"
 
 
 def render(

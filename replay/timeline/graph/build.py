@@ -47,7 +47,10 @@ _WOKEN_US = 1000.0
 def step_graph(trace: Trace, step: Step) -> StepGraph:
     """The graph of one step. The trace must have been read with its activity. Raises TraceError: nothing ran in it."""
     if trace.activity is None:
-        raise ValueError("read the trace with activity=True")
+        raise TraceError(
+            f"{trace.info.path} does not say what ran when",
+            hint="A timeline needs a profile of torch.profiler; ExecutionTraces and plans hold no times.",
+        )
     main = main_track(trace, step)
     home = homes(trace, main) if main >= 0 else np.full(len(trace.tracks), -1, np.int64)
     threads = host_events(trace, step, main, home) if main >= 0 else []

@@ -139,10 +139,16 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
                 return one
         raise KeyError(wanted)
 
-    def failed(self, require: Sequence[str] = REQUIRED) -> tuple[PointResult, ...]:
-        """Points of `require` that failed, or are missing. Raises UsageError for a name that is none."""
-        wanted = {point_named(name) for name in require}
-        return tuple(one for one in self.points if one.point in wanted and one.verdict in ("fail", "missing"))
+    def failed(self, require: Sequence[str] | None = None) -> tuple[PointResult, ...]:
+        """Points of `require` that failed, or are missing. None: those of `REQUIRED`, and where only some points were
+        asked for each of them that failed. Raises UsageError for a name that is none."""
+        some = require is None and len(self.points) < len(POINTS)
+        wanted = {point_named(name) for name in (REQUIRED if require is None else require)}
+        return tuple(
+            one
+            for one in self.points
+            if (one.point in wanted and one.verdict in ("fail", "missing")) or (some and one.verdict == "fail")
+        )
 
 
 def point_named(text: str) -> str:

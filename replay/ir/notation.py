@@ -78,12 +78,18 @@ _WORDS: dict[str, CallValue] = {
 
 def parse_call(text: str, *, sizes: Mapping[str, int] | None = None) -> CallText:
     """The call that a text writes down, with `sizes` for the names in it. Raises UsageError that says where it ends."""
-    head = _NAME.match(text.strip())
-    if head is None:
-        raise UsageError(f"{_cut(text)!r} is no call of an op", hint="Write one as aten::mm(f32[64,32], f32[32,8]).")
+    head = _head(text)
     reader = _Reader(text.strip()[head.end() :], sizes or {})
     args, kwargs = reader.arguments()
     return CallText(name=head[0], args=tuple(args), kwargs=kwargs)
+
+
+def _head(text: str) -> re.Match[str]:
+    """The name of the op. Raises UsageError."""
+    head = _NAME.match(text.strip())
+    if head is None:
+        raise UsageError(f"{_cut(text)!r} is no call of an op", hint="Write one as aten::mm(f32[64,32], f32[32,8]).")
+    return head
 
 
 def parse_tensor(text: str, *, sizes: Mapping[str, int] | None = None) -> TensorMeta:
@@ -105,8 +111,9 @@ def parse_value(text: str, *, sizes: Mapping[str, int] | None = None) -> CallVal
 
 
 def size_names(text: str) -> tuple[str, ...]:
-    """Names of sizes that a call is written with, in the order in which they stand there first."""
-    body = _NAME.sub("", text, count=1)
+    """Names of sizes that a call is written with, in the order in which they stand there first. Raises UsageError."""
+    head = _head(text)
+    body = text.strip()[head.end() :]
     found: list[str] = []
     for match in _TOKEN.finditer(body):
         word, after = match["word"], body[match.end() :].lstrip()

@@ -99,12 +99,11 @@ class Expectations:
 
     def check(self, op: str, *, require: Sequence[str] | None = None, **options: Any) -> CheckResult:
         """As `opreplay.check`; fails where a point of `require` does (right and safe by default) or was not tried."""
-        from opreplay.replay.check.model import REQUIRED
         from opreplay.replay.session.checking import check
 
         chosen: dict[str, Any] = {"device": self.device, **options}
         result = check(op, **chosen)
-        failed = result.failed(REQUIRED if require is None else require)
+        failed = result.failed(require)
         if failed:
             lines = [f"{one.point}: {one.verdict}; {one.detail}" for one in failed]
             raise OpsNotAsExpected("\n".join([f"{op} against {result.against}:", *lines]))

@@ -19,8 +19,9 @@ from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta
 
 TOLERANCE = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 2e-2, "int8": 1.0}
-"""Largest difference allowed, relative to 1 plus the reference's size: sums in another order, and for 2-byte types a
-few units in the last place; quantised results may round to the neighbour. Other integers must be the same."""
+"""Largest difference allowed, relative to the reference's element plus its largest one (plus 1 where that is larger):
+sums in another order, and for 2-byte types a few units in the last place; quantised results may round to the
+neighbour. Other integers must be the same."""
 
 MOST_ELEMENTS = 1 << 24
 """Elements of all tensors of a case whose values are run."""
@@ -172,7 +173,9 @@ def _compare(bound: Bound, memory: Memory, reference: Any) -> Checked:
     difference = torch.where(both, torch.zeros_like(a), (a - b).abs())
     difference = torch.where(difference.isnan(), torch.full_like(difference, float("inf")), difference)
     tolerance = bound.program.tolerance.get(memory.dtype, TOLERANCE.get(memory.dtype, 0.0))
-    relative = difference / (1 + torch.where(b.isfinite(), b.abs(), torch.zeros_like(b)))
+    size = torch.where(b.isfinite(), b.abs(), torch.zeros_like(b))
+    # Relative to 1 alone, a result of zeros would pass for one of many small values, a softmax of long rows.
+    relative = difference / (size + float(size.max().clamp(1e-30, 1.0)))
     if memory.dtype in ("int8", "uint8", "int32"):
         relative = difference
     at = int(relative.reshape(-1).argmax())

@@ -163,3 +163,18 @@ def test_a_library_has_to_be_there() -> None:
     assert "vllm is not installed" in invoke("_C::gelu_quick", "--stand-ins", "--library", "vllm", code=4).stderr
     assert "no stand-in is called" in invoke("nothing*", "--stand-ins", code=2).stderr
     assert "no op is named" in invoke(code=2).stderr
+
+
+def test_a_point_that_was_asked_for_and_fails_decides(tmp_path: Path) -> None:
+    plugin = tmp_path / "halved.py"
+    plugin.write_text(
+        "import torch\n\n\n"
+        "@torch.library.custom_op('halved::double', mutates_args=())\n"
+        "def double(x: torch.Tensor) -> torch.Tensor:\n    return x * 2\n\n\n"
+        "double.register_fake(torch.empty_like)\n"
+        "double.register_autograd(lambda ctx, grad: grad)\n\n\n"
+        "def reference(x):\n    return x * 2\n"
+    )
+    own = ("halved::double", "--plugin", str(plugin), "--against", f"{plugin}:reference", "--shapes", "4x6")
+    invoke(*own, "--points", "gradient", code=1)
+    invoke(*own, "--points", "gradient", "--require", "none")

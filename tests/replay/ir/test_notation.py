@@ -165,3 +165,10 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     for read in (parse_call, parse_tensor, parse_value, parse_sizes):
         with contextlib.suppress(UsageError):
             read(text)
+
+
+def test_a_call_without_namespace_is_told_what_to_write() -> None:
+    for read in (parse_call, size_names):
+        with pytest.raises(UsageError, match="no call of an op") as raised:
+            read("mm(bf16[n,n], bf16[n,n])")
+        assert "aten::mm" in raised.value.hint

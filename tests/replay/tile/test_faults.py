@@ -324,6 +324,13 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         ROWS,
         rows("t = tile.load(x[r])", "tile.store(y[r], t * 1.01)  # here"),
     ),
+    "zeros for small values": (
+        "values",
+        "x=bf16[47,10]",
+        rows("t = tile.load(x[r])", "tile.store(y[r], (t.float() * 0.0).to(y.dtype))  # here").replace(
+            "reference=lambda x: x", "reference=lambda x: x * 1e-3"
+        ),
+    ),
     "a sum that goes on": (
         "values",
         "a=f16[256,64] b=f16[64,256]",

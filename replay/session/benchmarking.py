@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.results.measurement import CacheState, Measurement
@@ -92,11 +92,6 @@ def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
     """All tensors among arguments, lists and tuples of them included."""
     import torch
 
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            items = cast("Sequence[Any]", value)
-            found += tensors_in(items)
-    return found
+    from opreplay.replay.arguments.tensors import flattened
+
+    return [item for item in flattened(list(values)) if isinstance(item, torch.Tensor)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from opreplay.replay.arguments.tensors import DTYPES
+from opreplay.replay.arguments.tensors import DTYPES, flattened
 from opreplay.replay.ir.model import ReplayArg
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec
 from opreplay.traces.literals import plain_float
@@ -27,11 +27,7 @@ _ENUMS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 def tensors_in(value: Any) -> Iterable[torch.Tensor]:
     """The tensors of an argument or a result, lists opened, in order."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
+    return (item for item in flattened(value) if isinstance(item, torch.Tensor))
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -10,6 +10,7 @@ import msgspec
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from opreplay.replay.arguments.tensors import flattened
 from opreplay.replay.capture.calls import arguments as of_call
 from opreplay.replay.capture.calls.arguments import tensors_in
 from opreplay.replay.capture.calls.collectives import group_size
@@ -213,7 +214,7 @@ def _is_hidden() -> bool:
 
 def _outputs(returned: Any) -> tuple[TensorMeta | None, ...] | None:
     """Metadata of the results, as `with_outputs` has them: lists flattened, None for what is no tensor."""
-    items = list(_flat(returned))
+    items = list(flattened(returned))
     tensors = [item for item in items if isinstance(item, torch.Tensor)]
     metas = iter(of_call.metas_of(tensors))
     made = tuple(next(metas) if isinstance(item, torch.Tensor) else None for item in items)
@@ -236,19 +237,11 @@ def _slots(
             slots += [places[id(tensor)] for tensor in tensors_in(value)]
     results: list[int] = []
     tensors = 0
-    for item, meta in zip(_flat(returned), op.outputs or (), strict=True):
+    for item, meta in zip(flattened(returned), op.outputs or (), strict=True):
         if meta is not None:
             results.append(tensors)
         tensors += isinstance(item, torch.Tensor)
     return slots, results
-
-
-def _flat(returned: Any) -> Iterator[Any]:
-    if isinstance(returned, list | tuple):
-        for item in returned:
-            yield from _flat(item)
-    elif returned is not None:
-        yield returned
 
 
 def _flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], returned: Any) -> int | None:

@@ -6,11 +6,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 
 from opreplay.replay.arguments import tensors
+from opreplay.replay.arguments.tensors import flattened
 from opreplay.replay.execute.executors.torch.caches import copied
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ir.verdicts import ValueCheck, ValueStatus, not_compared
@@ -50,7 +51,7 @@ def values_of_call(call: partial[Any], op: ReplayOp, own: OwnCall, function: Cal
         return not_compared("its results are random")
     given = _in_order(call, op)
     memo: dict[int, Any] = {}
-    device = next((t.device for t in flat(given) if isinstance(t, torch.Tensor)), torch.device("cpu"))
+    device = next((t.device for t in flattened(given) if isinstance(t, torch.Tensor)), torch.device("cpu"))
     args = {
         arg.name: copied(given[place], memo)
         if arg.tensors and place < len(given)
@@ -66,7 +67,7 @@ def values_of_call(call: partial[Any], op: ReplayOp, own: OwnCall, function: Cal
         return not_compared(f"its own implementation raises {type(error).__name__} on these arguments")
     got = call()
     written = [(args[arg.name], given[i]) for i, arg in enumerate(own.op.args) if arg.mutated and i < len(given)]
-    pairs = [(a, b) for one, other in written for a, b in zip(flat(one), flat(other), strict=False)]
+    pairs = [(a, b) for one, other in written for a, b in zip(flattened(one), flattened(other), strict=False)]
     verdict = compared(expected, got, pairs)
     status: ValueStatus = "differs" if verdict.differs else "agrees"
     return ValueCheck(status=status, against=own.against, detail=verdict.differs, results=verdict.results)
@@ -80,7 +81,7 @@ def _in_order(call: partial[Any], op: ReplayOp) -> list[Any]:
 
 def compared(expected: Any, got: Any, written: Sequence[tuple[Any, Any]]) -> Verdict:
     """Results of the own implementation and of the replay, and pairs of what both wrote into arguments."""
-    theirs, ours = flat(expected), flat(got)
+    theirs, ours = list(flattened(expected)), list(flattened(got))
     if len(ours) < len(theirs):
         return Verdict(f"{len(ours)} of {len(theirs)} results are returned", 0)
     pairs = [(f"result {i}", a, b) for i, (a, b) in enumerate(zip(theirs, ours, strict=False))]
@@ -89,14 +90,6 @@ def compared(expected: Any, got: Any, written: Sequence[tuple[Any, Any]]) -> Ver
         if why := difference(a, b):
             return Verdict(f"{what}: {why}", len(pairs))
     return Verdict("", len(pairs))
-
-
-def flat(value: Any) -> list[Any]:
-    """Tensors and numbers of a result, lists and tuples opened; None is nothing."""
-    if isinstance(value, list | tuple):
-        items = cast("Sequence[Any]", value)
-        return [item for one in items for item in flat(one)]
-    return [] if value is None else [value]
 
 
 def difference(expected: Any, got: Any) -> str:

@@ -272,7 +272,8 @@ def _nanoseconds(text: str | None, unit: int) -> int | None:
         value = Decimal((text or "").strip()[:64])
     except InvalidOperation:
         return None
-    return int(value * unit) if value.is_finite() and 0 <= value * unit < _LATEST_NS else None
+    # Compared before it is multiplied: a product beyond 1e999999 is an error, not a large number.
+    return int(value * unit) if value.is_finite() and 0 <= value < _LATEST_NS / unit else None
 
 
 def _row(fields: Mapping[str, str], index: int, units: Mapping[str, int]) -> TableRow:

@@ -61,7 +61,7 @@ def _ns(value: Any) -> int:
     elif kind is not float and kind is not Decimal:
         return INVALID
     finite = math.isfinite(value) if kind is float else value.is_finite()
-    if not finite or abs(value) > _MAX_US:
+    if not finite or not -_MAX_US <= value <= _MAX_US:  # abs() of a Decimal rounds, and overflows beyond 1e999999
         return INVALID
     near = float(value)
     if abs(near) < _ROUNDS_ONCE_US:

@@ -9,7 +9,7 @@ because most of them repeat and only each unique one is decoded (`signatures`).
 
 from __future__ import annotations
 
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any, Union
 
 import msgspec
@@ -227,9 +227,17 @@ def make_tagged(categories: dict[str, type[Struct]]) -> dict[str, type[Struct]]:
     }
 
 
+def _exact(text: str) -> Decimal:
+    """The number as it stands; infinity or 0 where its exponent is beyond what Decimal holds."""
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return Decimal(float(text))
+
+
 def make_decoders(tagged: dict[str, type[Struct]], *, exact: bool) -> tuple[Any, Any]:
     """(decoder of blocks of known categories, decoder of blocks of any events); `exact` keeps decimals as Decimal."""
-    hook = Decimal if exact else None
+    hook = _exact if exact else None
     union = Union[tuple(tagged.values())]  # noqa: UP007  # the members are only known at run time
     return (
         msgspec.json.Decoder(list[union], float_hook=hook),

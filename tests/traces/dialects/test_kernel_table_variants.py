@@ -152,6 +152,13 @@ def test_units_in_the_header(unit: str, factor: float, tmp_path: Path) -> None:
     assert row.start_ns == 1000125
 
 
+@pytest.mark.parametrize("start", ["9e999999", "1e1000000", "1e99999999999999999999", "inf", "-1", "9.3e18"])
+def test_a_start_that_is_no_time_costs_only_itself(start: str, tmp_path: Path) -> None:
+    header = ["Type", "Duration(us)", "Start Time(us)", "Input Shapes"]
+    row = read(tmp_path / "t.csv", written(header, [["Add", "1", start, "8"]]).encode())[0]
+    assert (row.duration_us, row.start_ns) == (1.0, None)
+
+
 def test_digits_in_groups_and_zero_durations(tmp_path: Path) -> None:
     rows = [["Add", "1,234.5", "8"], ["Add", "0", "8"], ["Add", "0.0", "8"], ["Add", "-1", "8"], ["Add", "N/A", "8"]]
     found = read(tmp_path / "t.csv", written(["Type", "Duration(us)", "Input Shapes"], rows).encode())

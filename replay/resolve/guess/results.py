@@ -12,7 +12,7 @@ from itertools import combinations
 
 from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.replay.resolve.guess.lists import first_tensor_of
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, Shape, tensor, value
+from opreplay.replay.resolve.guess.values import Context, Guess, Known, Relatives, Rule, Shape, tensor, value
 
 NOTHING = "nothing in the trace tells it"
 _RESULTS = ("out", "values", "grad_output", "grad", "grad_out")
@@ -54,9 +54,11 @@ def _reduced(known: Known, context: Context) -> tuple[tuple[int, ...], bool, str
     if own is None or len(own) > MAX_RANK:
         return None
     out = next((m for n in ("out", "values") if (m := tensor(known, n)) is not None), None)
-    if out is not None:
-        found = _reduction_to(own, out.shape)
+    if out is not None and out.shape != (0,):  # torch gives an empty one its size later
+        found = reduction_to(own, out.shape)
         return None if found is None else (*found, "the shape of the output")
+    if (inside := _reduced_inside(own, context)) is not None:
+        return inside
     one = "dim" in known and isinstance(value(known, "dim"), int)
     for at, call in enumerate(context.relatives().following[:NEXT_READERS_OF_SUMS]):
         for arg in recorded_args(call):
@@ -64,18 +66,37 @@ def _reduced(known: Known, context: Context) -> tuple[tuple[int, ...], bool, str
             # A number may be anything but the first argument of what is called at once.
             if shape is None or shape == own or (shape == () and (at or one)):
                 continue
-            found = _reduction_to(own, shape)
+            found = reduction_to(own, shape)
             if found is not None and found[0]:
                 return *found, f"{call.name} reads {list(shape)} next"
     return None
 
 
-def _reduction_to(own: Shape, out: Shape) -> tuple[tuple[int, ...], bool] | None:
+def _reduced_inside(own: Shape, context: Context) -> tuple[tuple[int, ...], bool, str] | None:
+    """What the view of its result that a reduction makes, and the zeros that it writes there, tell."""
+    around = context.relatives()
+    views = [
+        meta.shape for call in around.children if call.name == "aten::as_strided" and (meta := first_tensor_of(call))
+    ]
+    filled = [meta.shape for call in around.children if call.name == "aten::fill_" and (meta := first_tensor_of(call))]
+    for shape in filled if own else ():
+        if len(shape) == len(own):
+            dims = tuple(d for d, (n, m) in enumerate(zip(own, shape, strict=True)) if n != m)
+            dims = tuple(range(len(own))) if views and not views[0] else dims
+            return dims, not views or len(views[0]) == len(own), "the calls inside"
+    if not views or not own:
+        return None
+    found = reduction_to(own, views[0])
+    return None if found is None else (*found, "the calls inside")
+
+
+def reduction_to(own: Shape, out: Shape) -> tuple[tuple[int, ...], bool] | None:
     """(dimensions, keepdim) of a reduction of `own` to `out`."""
     if len(out) == len(own):
         dims = tuple(d for d, (n, m) in enumerate(zip(own, out, strict=True)) if n != m)
         return (dims, True) if all(out[d] == 1 for d in dims) else None
-    for dims in combinations(range(len(own)), len(own) - len(out)) if len(out) < len(own) else ():
+    # Of dimensions of one size the last: those of features are reduced more often than those of a batch.
+    for dims in reversed(tuple(combinations(range(len(own)), len(own) - len(out)))) if len(out) < len(own) else ():
         if tuple(n for d, n in enumerate(own) if d not in dims) == out:
             return dims, False
     return None
@@ -195,6 +216,36 @@ def _side_of_square(known: Known, context: Context) -> Guess | None:
     return Guess(value=found[0][0], why=found[1]) if found is not None else Guess(value=16, why=f"16: {NOTHING}")
 
 
+def _resized(known: Known, context: Context) -> Guess | None:
+    """Of a result that an op makes large enough: what the same op, or a later call, is given next."""
+    own = tensor(known, "self")
+    around = context.relatives()
+    parent = "" if around.parent is None else around.parent.name
+    if own is not None and own.shape != (0,) and not parent.startswith("aten::_fft_"):
+        return Guess(value=own.shape, why="as it is")
+    if parent in _VECTORS:
+        found = _vector(around)
+        return None if found is None else Guess(value=found[0], why=f"{found[1]} is given {list(found[0])} next")
+    for at, (call, level) in enumerate(zip(around.following, around.levels, strict=False)):
+        meta = first_tensor_of(call)
+        if meta is not None and (level == 0 or at < _NEXT_READERS) and meta.shape != (0,):
+            return Guess(value=meta.shape, why=f"{call.name} is given {list(meta.shape)} next")
+    return None if own is None else Guess(value=own.shape, why="as it is")
+
+
+def _vector(around: Relatives) -> tuple[Shape, str] | None:
+    """The first vector that is read next, of integers before others."""
+    metas = [
+        (arg.tensor, call.name) for call in around.following for arg in recorded_args(call) if arg.tensor is not None
+    ]
+    vectors = [one for one in metas if len(one[0].shape) == 1 and one[0].shape != (0,)]
+    found = next((one for one in vectors if one[0].dtype in ("int64", "int32")), vectors[0] if vectors else None)
+    return None if found is None else (found[0].shape, found[1])
+
+
+_VECTORS = frozenset(f"aten::{name}" for name in ("arange", "range", "linspace", "logspace", "randperm"))
+
+
 def _largest_count(known: Known, context: Context) -> Guess | None:
     """How many of topk: the size of the only dimension in which the result is smaller."""
     own = _own(known)
@@ -224,7 +275,7 @@ def _repeats(known: Known, context: Context) -> Guess | None:
     return Guess(value=(2, *(1,) * max(0, len(own) - 1)), why=f"twice along dimension 0: {NOTHING}")
 
 
-_REDUCTIONS = (
+REDUCTIONS = (
     "sum",
     "mean",
     "amax",
@@ -247,7 +298,7 @@ _REDUCTIONS = (
     "nanmean",
     "count_nonzero",
 )
-_INT_REDUCTIONS = frozenset({"argmax", "argmin", "max", "min", "median", "mode", "prod", "all", "any", "count_nonzero"})
+_INTREDUCTIONS = frozenset({"argmax", "argmin", "max", "min", "median", "mode", "prod", "all", "any", "count_nonzero"})
 _RESAMPLED = {
     1: ("upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_linear1d"),
     2: (
@@ -273,8 +324,8 @@ _LENGTHS = (
 )
 
 RESULT_RULES: dict[tuple[str, str], Rule] = {
-    **{(op, "dim"): _reduced_dim if op in _INT_REDUCTIONS else _reduced_dims for op in _REDUCTIONS},
-    **{(op, "keepdim"): _keepdim for op in _REDUCTIONS},
+    **{(op, "dim"): _reduced_dim if op in _INTREDUCTIONS else _reduced_dims for op in REDUCTIONS},
+    **{(op, "keepdim"): _keepdim for op in REDUCTIONS},
     **{(op, "pad"): _padding(None) for op in ("pad", "constant_pad_nd", "_pad_circular", "_pad_enum")},
     **{(f"{kind}_pad{rank}d{suffix}", "padding"): _padding(rank, backward=bool(suffix))
        for kind in ("reflection", "replication") for rank in (1, 2, 3) for suffix in ("", "_backward")},
@@ -288,6 +339,7 @@ RESULT_RULES: dict[tuple[str, str], Rule] = {
     **{(f"max_unpool{rank}d", "output_size"): _output_size(rank, lambda n: 2 * n) for rank in (2, 3)},
     ("eye", "n"): _side_of_square, ("eye", "m"): _side_of_square,
     ("topk", "k"): _largest_count,
+    ("resize_", "size"): _resized,
     ("repeat", "repeats"): _repeats,
 }  # fmt: skip
 """(op without namespace, argument) → rule."""

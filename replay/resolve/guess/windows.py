@@ -142,7 +142,7 @@ def _pool_window(size: int, out: int | None, kernel: int) -> tuple[int, int]:
 
 def _accumulated(context: Context) -> tuple[int, bool] | None:
     """(parameters whose gradients follow at once, whether a gradient is passed on); None without autograd's labels."""
-    labels = [call.name for call in context.relatives().following if call.name.startswith(_EVALUATED)]
+    labels = [name for name in context.relatives().labels if name.startswith(_EVALUATED)]
     own = 0
     while own < len(labels) and labels[own].endswith("AccumulateGrad"):
         own += 1

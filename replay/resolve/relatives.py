@@ -82,7 +82,7 @@ class RelativesIndex:
 
     def around(self, row: int) -> Relatives:
         """What surrounds one row of `Trace.ops`."""
-        above = self._above(row)
+        above, node = self._above(row), self._node(row)
         children = self._rows_in(row)[:MAX_CHILDREN]
         following, levels, labels = self._following(row)
         return Relatives(
@@ -97,6 +97,7 @@ class RelativesIndex:
             labels=tuple(labels),
             above=lambda number: self.around(above[number]),
             forward=self._forward((row, *above)),
+            backward=() if node is None else tuple(self._signature(int(r)) for r in self._rows_in(node)[:MAX_INNER]),
             gradients=self.gradients,
         )
 

@@ -42,6 +42,8 @@ class Relatives:
     """What surrounds one of `ancestors`, by its number."""
     forward: OpSignature | None = None
     """The forward call whose backward the call is a part of, by autograd's number of it."""
+    backward: tuple[OpSignature, ...] = ()
+    """The calls inside the node that goes back through the call."""
     gradients: tuple[OpSignature, ...] = ()
     """Labels of autograd for the gradients of one backward pass: their first tensor is as large as a parameter."""
 

@@ -78,6 +78,8 @@ DRAWN = frozenset(
     {"random_(to)", "random_(from)", "randint(high)", "randint(low)", "randint_like(high)", "randint_like(low)"}
 )
 """Bounds of numbers that are drawn: as many are, whatever they are."""
+REDUCED = frozenset({"sum", "mean", "nansum", "nanmean", "amax", "amin", "std", "var", "linalg_vector_norm"})
+"""Reductions of which no dimensions are all of them."""
 COUNTED = frozenset({"start", "end", "step", "steps", "n", "repeats"})
 """Arguments of the type Scalar that sizes follow from; others are operands."""
 _UNKNOWN = object()
@@ -204,6 +206,8 @@ def differences(op: ReplayOp, call: ExactCall, *, strides: bool) -> Iterator[tup
         kind = _difference(msgspec.structs.replace(arg, value=ours), theirs, strides)
         if kind == "value" and f"{op_name}({name})" in DRAWN:
             kind = "number"
+        if kind == "value" and name == "memory_format":  # decides strides alone
+            kind = "layout"
         if kind == "value" and (f"{op_name}({name})" in PLACES or _same_length(op, call)):
             kind = "layout"
         if kind is not None:
@@ -221,6 +225,8 @@ def _exact_in_full(op: str, arg: ReplayArg, given: Any, own: TensorMeta | None) 
         while op != "stack" and dim and own.shape[dim - 1] == 1:
             dim -= 1
         return dim
+    if op in REDUCED and arg.name == "dim" and given in ((), None):
+        return tuple(range(len(own.shape)))
     if arg.name in ("dim", "dim0", "dim1", "dims", "start_dim", "end_dim") and own.shape:
         if isinstance(given, tuple):
             return tuple(d % len(own.shape) if isinstance(d, int) else d for d in given)

@@ -10,7 +10,7 @@ from math import gcd
 import numpy as np
 import numpy.typing as npt
 
-from opreplay.replay.resolve.guess.values import Relatives
+from opreplay.replay.resolve.guess.values import NOT_INSIDE, Relatives
 from opreplay.traces.links.parents import parents_of
 from opreplay.traces.model import OpSignature, Trace
 
@@ -23,8 +23,8 @@ MAX_ANCESTORS = 6
 MAX_PLACE = 1024
 """Siblings before a call of which those of its name are counted."""
 MAX_SAME_NUMBER = 64
-NOT_INSIDE = 99
-"""The level of a node of the backward pass, which stands first where it tells the result of the call itself."""
+"""Calls with one number of autograd's that are looked at, the last ones: calls that record no node share the next
+node's number with the one that does."""
 MAX_DEPTH = 16
 """Of parents that are looked at; a damaged trace may name an op as its own ancestor."""
 ACCUMULATE = "torch::autograd::AccumulateGrad"
@@ -83,6 +83,8 @@ class RelativesIndex:
     def around(self, row: int) -> Relatives:
         """What surrounds one row of `Trace.ops`."""
         above, node = self._above(row), self._node(row)
+        forward = self._forward((row, *above))
+        inside = () if node is None else self._rows_in(node)[:MAX_INNER]
         children = self._rows_in(row)[:MAX_CHILDREN]
         following, levels, labels = self._following(row)
         return Relatives(
@@ -96,8 +98,9 @@ class RelativesIndex:
             places=tuple(self._place(r) for r in (row, *above[:-1])) if above else (),
             labels=tuple(labels),
             above=lambda number: self.around(above[number]),
-            forward=self._forward((row, *above)),
-            backward=() if node is None else tuple(self._signature(int(r)) for r in self._rows_in(node)[:MAX_INNER]),
+            forward=None if forward is None else self._signature(forward),
+            before=None if forward is None else lambda: self.around(forward),
+            backward=tuple(self._signature(int(r)) for r in inside),
             gradients=self.gradients,
         )
 
@@ -118,26 +121,33 @@ class RelativesIndex:
         order, sorted_numbers = self._by_sequence
         number = int(numbers[row])
         low, high = np.searchsorted(sorted_numbers, [number, number + 1]).tolist()
-        return [int(r) for r in order[low : min(high, low + MAX_SAME_NUMBER)]]
+        return [int(r) for r in order[max(low, high - MAX_SAME_NUMBER) : high]]
 
     def _node(self, row: int) -> int | None:
         """The row of the node that goes back through a call, whose first argument is as large as the call's result; of
         a composite, that of its last call."""
         for _ in range(INNER_DEPTH):
             name = _plain(self._signature(row).name.partition("::")[2])
+            found: int | None = None
             for other in self._same_number(row) if name else ():
-                node = _NODE.fullmatch(self._signature(other).name)
-                if node is not None and node[1].lower() == name and self._signature(other).dims:
-                    return other
+                one = self._signature(other)
+                node = _NODE.fullmatch(one.name)
+                if node is not None and node[1].lower() == name and one.dims:
+                    found = other
+                elif one.name == self._signature(row).name and other > row:
+                    found = None
+                    break  # the later one recorded the node
+            if found is not None:
+                return found
             inside = self._rows_in(row)[-1:].tolist()
             if not inside or self._trace.ops.sequence is None:
                 return None
             row = inside[0]
         return None
 
-    def _forward(self, rows: tuple[int, ...]) -> OpSignature | None:
-        """The forward call of the innermost of these rows that is a node of a backward pass: the last call with its
-        number and its name."""
+    def _forward(self, rows: tuple[int, ...]) -> int | None:
+        """The row of the forward call of the innermost of these rows that is a node of a backward pass: the last call
+        with its number and its name."""
         for row in rows:
             node = _NODE.fullmatch(self._signature(row).name)
             if node is None or self._trace.ops.sequence is None:
@@ -145,7 +155,7 @@ class RelativesIndex:
             for other in reversed(self._same_number(row)):
                 name = self._signature(other).name
                 if "::" in name and _plain(name.partition("::")[2]) == node[1].lower():
-                    return self._signature(other)
+                    return other
             return None
         return None
 

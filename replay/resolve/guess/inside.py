@@ -139,6 +139,8 @@ def broadcast(shapes: Sequence[Shape]) -> Shape | None:
 
 def operands(made: Composite) -> Shape | None:
     """The common size of all that a composite is given, to which it expands each."""
+    if made.call.name == "aten::meshgrid":
+        return tuple(math.prod(meta.shape) for meta in metas_of(made.call))
     return broadcast([meta.shape for meta in metas_of(made.call)])
 
 
@@ -221,7 +223,24 @@ def reduced_view(made: Composite, own: Shape) -> Shape | None:
     return tuple(1 if d in found[0] else n for d, n in enumerate(source.shape))
 
 
-def allocated(around: Relatives, written: frozenset[str]) -> tuple[Shape, str] | None:
+WRITERS = frozenset(
+    f"aten::{name}" for name in ("zero_", "fill_", "copy_", "normal_", "uniform_", "random_", "bernoulli_")
+)
+
+
+def allocated_meta(around: Relatives) -> TensorMeta | None:
+    """The tensor that an `out=` variant of the composite inside is given: what the composite allocates for it."""
+    made = composite_of(around)
+    if made is None or made.number:
+        return None
+    for call in made.after[:4]:
+        metas = list(metas_of(call)) if call.name == made.call.name else []
+        if metas:
+            return metas[-1]
+    return None
+
+
+def allocated(around: Relatives, written: frozenset[str] = WRITERS) -> tuple[Shape, str] | None:
     """The size of memory that a composite allocates: empty for what is given to an `out=` variant of itself, which
     makes it larger; else what the next calls inside write, view or resize."""
     made = composite_of(around)

@@ -13,6 +13,7 @@ from itertools import combinations
 from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.replay.resolve.guess.lists import first_tensor_of
 from opreplay.replay.resolve.guess.values import Context, Guess, Known, Relatives, Rule, Shape, tensor, value
+from opreplay.traces.model import TensorMeta
 
 NOTHING = "nothing in the trace tells it"
 _RESULTS = ("out", "values", "grad_output", "grad", "grad_out")
@@ -116,6 +117,82 @@ def _reduced_dim(known: Known, context: Context) -> Guess | None:
     if found is not None and len(found[0]) == 1:
         return Guess(value=found[0][0], why=found[2])
     return Guess(value=-1, why="the last dimension")
+
+
+def node_gradient(around: Relatives) -> TensorMeta | None:
+    """The gradient of what a forward call, or the composite of which it is the last call, makes; None where unknown."""
+    node = around.following[0] if around.following else None
+    return first_tensor_of(node) if node is not None and "Backward" in node.name and "::" not in node.name else None
+
+
+def _summed_type(known: Known, context: Context) -> Guess | None:
+    """The element type of a sum that was told one: that of the view of its result, or of its gradient."""
+    around = context.relatives()
+    metas = [first_tensor_of(call) for call in around.children if call.name in ("aten::as_strided", "aten::fill_")]
+    metas.append(node_gradient(around))
+    meta = next((meta for meta in metas if meta is not None and meta.dtype), None)
+    return None if meta is None else Guess(value=f"torch.{meta.dtype}", why=f"{meta.dtype}: that of the result")
+
+
+def _loss_reduction(known: Known, context: Context) -> Guess | None:
+    """0 for none, 1 for a mean, 2 for a sum: by what is called inside, or the gradient of the result."""
+    around, own = context.relatives(), _own(known)
+    names = {call.name for call in (*around.children, *around.inner)}
+    if "aten::mean" in names:
+        return Guess(value=1, why="1: a mean inside")
+    node = node_gradient(around)
+    if node is not None and node.shape and own is not None and node.shape == own[: len(node.shape)]:
+        return Guess(value=0, why="0: the result is not reduced")
+    return None
+
+
+def _loss_back(known: Known, context: Context) -> Guess | None:
+    """Of the backward of a loss: its gradient is a number, or one for each element."""
+    grad = tensor(known, "grad_output")
+    return Guess(value=0, why="0: a gradient for each element") if grad is not None and grad.shape else None
+
+
+def _pieces(known: Known, context: Context) -> tuple[int, Shape, str] | None:
+    """(number, size of the first, what tells it) of the pieces that a chunk or split makes."""
+    own, around = _own(known), context.relatives()
+    if own is None:
+        return None
+    cuts = ("aten::narrow", "aten::slice", "aten::as_strided")
+    called = (*around.children, *around.inner)
+    counts = [n for name in cuts if (n := sum(call.name == name for call in called))]
+
+    def is_piece(shape: Shape) -> bool:
+        pairs = list(zip(shape, own, strict=False))
+        return len(shape) == len(own) and sum(n != m for n, m in pairs) == 1 and all(n <= m for n, m in pairs)
+
+    for call in around.following:
+        metas = [m for arg in recorded_args(call) for m in (arg.tensor, *(arg.tensors or ())) if m is not None]
+        found = next((meta.shape for meta in metas if is_piece(meta.shape)), None)
+        if found is None:
+            continue
+        dim = next(d for d, (n, m) in enumerate(zip(found, own, strict=True)) if n != m)
+        number = -(-own[dim] // max(1, found[dim]))
+        if not counts or number == counts[0]:
+            return number, found, f"{call.name} reads {list(found)} next"
+    if counts and counts[0] > 1:
+        dim = next((d for d, n in enumerate(own) if n and not n % counts[0]), None)
+        if dim is not None:
+            return counts[0], (*own[:dim], own[dim] // counts[0], *own[dim + 1 :]), f"{counts[0]} views inside"
+    return None
+
+
+def _split(which: str) -> Rule:
+    def rule(known: Known, context: Context) -> Guess | None:
+        own, found, given = _own(known), _pieces(known, context), value(known, "dim")
+        if own is None or found is None:
+            return None
+        dim = next(d for d, (n, m) in enumerate(zip(found[1], own, strict=True)) if n != m)
+        if isinstance(given, int) and given % max(1, len(own)) != dim:
+            return None
+        number = {"chunks": found[0], "sections": found[0], "split_size": found[1][dim], "dim": dim}[which]
+        return Guess(value=number, why=found[2])
+
+    return rule
 
 
 def _keepdim(known: Known, context: Context) -> Guess | None:
@@ -315,6 +392,21 @@ _ADAPTIVE = {
     rank: (f"adaptive_avg_pool{rank}d", f"_adaptive_avg_pool{rank}d", f"adaptive_max_pool{rank}d") for rank in (1, 2, 3)
 }
 
+_LOSSES = (
+    "nll_loss",
+    "nll_loss2d",
+    "nll_loss_nd",
+    "nll_loss_forward",
+    "nll_loss2d_forward",
+    "cross_entropy_loss",
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "kl_div",
+)
 _LENGTHS = (
     ("linspace", "steps"),
     ("logspace", "steps"),
@@ -339,6 +431,12 @@ RESULT_RULES: dict[tuple[str, str], Rule] = {
     **{(f"max_unpool{rank}d", "output_size"): _output_size(rank, lambda n: 2 * n) for rank in (2, 3)},
     ("eye", "n"): _side_of_square, ("eye", "m"): _side_of_square,
     ("topk", "k"): _largest_count,
+    **{(op, "dtype"): _summed_type for op in ("sum", "mean", "prod", "nansum", "cumsum", "cumprod")},
+    **{(op, "reduction"): _loss_reduction for op in _LOSSES},
+    **{(f"{op}_backward", "reduction"): _loss_back for op in _LOSSES},
+    **{(op, name): _split(name) for op in ("chunk", "unsafe_chunk") for name in ("chunks", "dim")},
+    **{(op, name): _split(name) for op in ("split", "unsafe_split") for name in ("split_size", "dim")},
+    **{("tensor_split", name): _split(name) for name in ("sections", "dim")},
     ("resize_", "size"): _resized,
     ("repeat", "repeats"): _repeats,
 }  # fmt: skip

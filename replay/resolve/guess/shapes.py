@@ -189,10 +189,23 @@ def _dot_dims(side: str) -> Rule:
     return rule
 
 
+_SCANS = (
+    "_safe_softmax",
+    "cumprod",
+    "cumprod_backward",
+    "logcumsumexp",
+    "_logcumsumexp",
+    "cummax",
+    "cummin",
+    "_cummax_helper",
+    "_cummin_helper",
+    "cummaxmin_backward",
+    "logsumexp",
+)
+
 BY_OP: dict[tuple[str, str], Rule] = {
     **LEGACY_RULES,
     ("empty", "size"): _empty_size,
-    ("split", "split_size"): _half,
     ("value_selecting_reduction_backward", "sizes"): _reduced_shape,
     ("gather", "dim"): _where_index_differs,
     ("gather_backward", "dim"): _where_index_differs,
@@ -211,7 +224,7 @@ BY_OP: dict[tuple[str, str], Rule] = {
         "softmax", "_softmax", "log_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data",
         "cumsum", "topk", "sort", "argsort", "glu",
     )},
-    ("unsafe_split", "split_size"): _half,
+    **{(op, "dim"): _last_dim for op in _SCANS},
     **INDEX_RULES,
     **VIEW_RULES,
     **WINDOW_RULES,
@@ -229,6 +242,7 @@ BY_ARGUMENT: dict[tuple[str, str], Rule] = {
     ("int[]", "stride"): _own_strides,
     ("int[]", "dim"): _dims_list,
     ("int[]", "split_sizes"): _halves,
+    ("int", "split_size"): _half,
     ("int[]", "normalized_shape"): _normalized_shape,
     ("Scalar", "end"): _range_end,
     **PER_TENSOR,

@@ -13,6 +13,8 @@ from opreplay.traces.model import OpSignature, TensorMeta
 Known = Mapping[str, ReplayArg]
 """Arguments that are settled, by name."""
 Shape = tuple[int, ...]
+NOT_INSIDE = 99
+"""The level of the node of the backward pass that stands first, for the result of the call itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,8 @@ class Relatives:
     """What surrounds one of `ancestors`, by its number."""
     forward: OpSignature | None = None
     """The forward call whose backward the call is a part of, by autograd's number of it."""
+    before: Callable[[], Relatives] | None = None
+    """What surrounds that forward call."""
     backward: tuple[OpSignature, ...] = ()
     """The calls inside the node that goes back through the call."""
     gradients: tuple[OpSignature, ...] = ()

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
+from opreplay.replay.ir.model import ReplayArg
 from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.replay.resolve.guess.inside import (
     VIEWS,
     Composite,
+    allocated_meta,
     composite_of,
     filters,
     indexing,
     joined_part,
+    literal,
     metas_of,
     multiplied,
     operands,
@@ -83,6 +87,10 @@ def _why(found: tuple[Shape, str]) -> str:
 def _widened(own: Shape) -> Fits:
     """With more dimensions behind, in which it is repeated."""
     return lambda shape: len(shape) > len(own) and shape[: len(own)] == own
+
+
+def _with_ones(own: Shape) -> Fits:
+    return lambda shape: len(shape) > len(own) and tuple(n for n in shape if n != 1) == tuple(n for n in own if n != 1)
 
 
 def _as_many(own: Shape) -> Fits:
@@ -155,6 +163,9 @@ def _view_size(known: Known, context: Context) -> Guess | None:
     if found is None and own.shape[:1] == (1,) and _summed(context):
         ones = next((d for d, n in enumerate(own.shape) if n != 1), len(own.shape))
         return Guess(value=own.shape[ones:], why="the sum of a gradient loses the dimensions in front")
+    parent = context.relatives().parent
+    if found is None and parent is not None and parent.name == "aten::flatten":
+        return Guess(value=(math.prod(own.shape),), why="flattened as a whole")
     return Guess(value=found[0], why=_why(found)) if found is not None else Guess(value=own.shape, why="as it is")
 
 
@@ -242,7 +253,9 @@ def _strided_inside(meta: TensorMeta, kind: Callable[[Shape], Fits] | None, cont
             return Guess(value=shape, why=f"the result of {made.call.name}, of size 1 where it is reduced")
         if context.relatives().name == "aten::as_strided_":
             return _strided_in_place(meta, made)
-        found = next(((m.shape, c.name) for c in made.after for m in metas_of(c) if _widened(own)(m.shape)), None)
+        fits = (_widened(own), _with_ones(own))
+        read = ((m.shape, c.name) for c in made.after for m in metas_of(c) if m.dtype == meta.dtype)
+        found = next((one for one in read if any(fit(one[0]) for fit in fits)), None)
         return None if found is None else Guess(value=found[0], why=_why(found))
     if kind is _expanded and (common := operands(made)) is not None and kind(own)(common):
         return Guess(value=common, why=f"the common size of what {made.call.name} is given")
@@ -313,15 +326,37 @@ def _permutation(known: Known, context: Context) -> Guess | None:
     found = found or _first(context, meta, _permuted(own))
     if found is None:
         return Guess(value=tuple(reversed(range(len(own)))), why="all dimensions reversed")
-    free, dims = list(range(len(own))), []
-    if found[1] == "aten::unbind":  # what is taken apart next did not come first before
-        free.reverse()
-    for n in found[0]:
-        at = next(d for d in free if own[d] == n)
-        free = sorted(free)
+    apart = any(name == "aten::unbind" and meta.shape == found[0] for meta, name in read_next(context))
+    if (back := _permuted_back(own, found[0], context)) is not None:
+        return Guess(value=back, why="the forward permutation, turned round")
+    return Guess(value=_order(own, found[0], apart), why=_why(found))
+
+
+def _order(own: Shape, result: Shape, apart: bool) -> tuple[int, ...]:
+    """The dimensions of `own` in the order of `result`: of those of one size the first. What is taken apart next, with
+    `apart`, did not come first before."""
+    free: list[int] = list(range(len(own)))
+    dims: list[int] = []
+    for n in result:
+        fitting = [d for d in free if own[d] == n]
+        at = fitting[1] if apart and not dims and fitting[0] == 0 and len(fitting) > 1 else fitting[0]
         free.remove(at)
         dims.append(at)
-    return Guess(value=tuple(dims), why=_why(found))
+    return tuple(dims)
+
+
+def _permuted_back(own: Shape, result: Shape, context: Context) -> tuple[int, ...] | None:
+    """The inverse of what the forward `permute` does, guessed as that one is."""
+    around = context.relatives()
+    if around.forward is None or around.forward.name != "aten::permute" or around.before is None:
+        return None
+    if recorded_shape(around.forward) != result:
+        return None
+    known = {"self": ReplayArg(name="self", type="Tensor", tensors=(TensorMeta(shape=result, dtype=""),))}
+    ahead = _permutation(known, replace(context, relatives=around.before))
+    if ahead is None or tuple(result[d] for d in ahead.value) != own:
+        return None
+    return tuple(sorted(range(len(own)), key=lambda at: ahead.value[at]))
 
 
 def _swapped(which: int) -> Rule:
@@ -349,7 +384,9 @@ def _added_dim(known: Known, context: Context) -> Guess | None:
     meta = own_meta(known)
     if meta is None:
         return None
-    own = meta.shape
+    own, parent = meta.shape, context.relatives().parent
+    if parent is not None and "convolution" in parent.name and len(own) == 3:
+        return Guess(value=2, why="a vector is convolved as an image of one row")
     found = _first(context, meta, _with_one(own))
     if found is None:
         return Guess(value=-1, why="the last dimension")
@@ -501,6 +538,13 @@ def _converted(known: Known, context: Context) -> Guess | None:
 def _made(known: Known, context: Context) -> Guess | None:
     """The element type of a new tensor: that of what is written into it, or read next."""
     around = context.relatives()
+    told = literal(around) or allocated_meta(around)
+    if told is not None and told.dtype:
+        return Guess(value=f"torch.{told.dtype}", why=f"{told.dtype}: what is given it next")
+    if around.name == "aten::scalar_tensor":
+        scalar = next((meta for meta, _ in read_next(context, 2) if meta.shape == () and meta.dtype), None)
+        if scalar is not None:
+            return Guess(value=f"torch.{scalar.dtype}", why=f"{scalar.dtype}: read next")
     for call in (*around.children, *around.inner, *around.following[:2]):
         meta = first_tensor_of(call) if call.name in _WRITERS else None
         if meta is not None and meta.dtype:

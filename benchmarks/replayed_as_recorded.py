@@ -13,7 +13,10 @@ the calls it stands for, and belongs to the first of these kinds that fits:
     value     an integer, a flag, a text or an element type differs: other work, or another result
     layout    strides or places differ, as those that a level does not record (of views: where they begin)
     number    only numbers differ that values are made with (eps, alpha, probabilities, operands): the same work
-    right     none of these; sizes of -1 and dimensions counted from the end are the same as in full
+    right     none of these; other ways to write the same are not told apart: sizes of -1, dimensions counted from the
+              end, no dimensions for all of them, a new dimension beside one of size 1
+
+A memory format decides strides and is "layout"; bounds of random numbers are "number".
 
 "merged" are ops that stand for calls of different arguments; such an op is right where it is one of them. "unsaid"
 are the wrong ones (size, value) of which no argument that differs has an assumption. Ops that are not replayed, and

@@ -1,3 +1,4 @@
+# pyright: strict
 """Users' own operators: registered estimators and properties, their priority over built-ins, and the custom-op folder.
 
 For one op, in this order: a user's estimator; a user's properties; a tile program; the built-in estimate, which is the
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from numbers import Real
 from pathlib import Path, PurePath
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from opreplay.initializers.user_code import (
     failed_at,
@@ -167,9 +168,10 @@ def _wrong_in(made: object) -> str | None:
     for name in ("memory_read_bytes", "memory_write_bytes", "memory_readwrite_bytes"):
         if not _is_amount(getattr(made, name), MAX_AMOUNT):
             return f"wrong: {name} is {_shown(getattr(made, name))}, no number of bytes"
-    if not isinstance(made.compute_ops, dict):
-        return f"wrong: compute_ops is {_shown(made.compute_ops)}, no dict of dtype to ComputeOps"
-    for dtype, ops in made.compute_ops.items():
+    by_dtype = cast("object", made.compute_ops)
+    if not isinstance(by_dtype, dict):
+        return f"wrong: compute_ops is {_shown(by_dtype)}, no dict of dtype to ComputeOps"
+    for dtype, ops in cast("dict[object, object]", by_dtype).items():
         if not isinstance(ops, ComputeOps):
             return f"wrong: compute_ops[{_shown(dtype)}] is {_shown(ops)}, no ComputeOps"
         if not (_is_amount(ops.mma_ops, MAX_AMOUNT) and _is_amount(ops.gp_ops, MAX_AMOUNT)):

@@ -1,3 +1,4 @@
+# pyright: strict
 """Users' conversions: a recorded op becomes a call of another op, with other arguments, and a note that says so.
 
 Owns the registration and what user code sees and returns. Does not resolve the op that comes out (`build`).
@@ -94,7 +95,8 @@ def convert(entry: OpFunction, call: RecordedCall) -> Converted | None:
         made = entry.function(call)
         if made is None:
             return None
-        if not isinstance(made, Conversion) or not isinstance(made.op, str) or not isinstance(made.note, str):
+        told: tuple[object, ...] = (made.op, made.note) if isinstance(made, Conversion) else (None,)
+        if not isinstance(made, Conversion) or not all(isinstance(text, str) for text in told):
             raise TypeError(f"it returned {type(made).__name__} in place of a Conversion of an op with a note")
         return Converted(
             op=made.op,

@@ -17,9 +17,11 @@ from opreplay.replay.capture.calls.collectives import group_size
 from opreplay.replay.capture.calls.fakes import Fakes, keeps_real
 from opreplay.replay.capture.calls.storages import Storages
 from opreplay.replay.capture.calls.summed import Summed
+from opreplay.replay.capture.calls.unwatched import Unwatched
 from opreplay.replay.capture.calls.whereabouts import Whereabouts
 from opreplay.replay.ir.captured import StepPhase
-from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp
+from opreplay.replay.ir.model import Assumption, Reason, Recorded, ReplayArg, ReplayOp
+from opreplay.replay.resolve.bind import checking_bounds
 from opreplay.replay.resolve.gradient_mode import depends_on_gradients
 from opreplay.replay.resolve.names import candidates
 from opreplay.replay.resolve.policy import Policy, refuse_arguments, refuse_value
@@ -32,6 +34,8 @@ _QUERIES = frozenset({"prim", "profiler"})
 _SEEN_BELOW_AUTOGRAD = torch._C.DispatchKey.ADInplaceOrView
 _DETACH = torch.ops.aten.detach.default
 _ADD, _ADD_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
+_KERNELS = ("CPU", "CUDA", "Meta")
+_COMPOSED: dict[Any, bool] = {}
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 Look = Callable[[int, list[torch.Tensor], Any], None]
@@ -48,6 +52,7 @@ class Recorder(TorchDispatchMode):
         self._fakes = fakes
         self._storages, self._where, self._look = storages, where, look
         self._in_place = Summed(storages)
+        self.unwatched = Unwatched(_decides_itself, fake=fakes is not None)
         self._ops: list[ReplayOp] = []
         self._counts: list[int] = []
         self._index: dict[Any, int] = {}
@@ -85,7 +90,11 @@ class Recorder(TorchDispatchMode):
         if self._fakes is not None and not keeps_real(func):
             args = [self._fakes.of(value) for value in args]
             named = {name: self._fakes.of(value) for name, value in named.items()}
-        return self.call(func, args, named, func)
+        if _is_composed(func):  # in inference mode nothing above has taken it apart
+            with self:
+                return func.decompose(*args, **named)
+        func, args, named = self.unwatched.call(func, args, named, self._in_place.is_own)
+        return self.call(func, args, named, self.unwatched.run_of(func))
 
     def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], run: Callable[..., Any]) -> Any:
         """Run one call by `run`, and record it as one of `func`."""
@@ -160,13 +169,14 @@ class Recorder(TorchDispatchMode):
         by_tensor = {id(tensor): meta for tensor, meta in zip(given, metas, strict=True)}
         made: list[ReplayArg] = []
         missing: list[str] = []
+        assumed: list[Assumption] = []
         for arg, value in of_call.named_values(spec, args, kwargs):
             mine = [by_tensor[id(tensor)] for tensor in tensors_in(value)]
             one = None if None in mine else of_call.argument(arg, value, mine)
             if one is None:
                 missing.append(arg.name)
                 one = ReplayArg(name=arg.name, type="opaque", keyword_only=arg.keyword_only, mutated=arg.mutated)
-            made.append(one)
+            made.append(checking_bounds(one, assumed))
         ranks = group_size(spec, args, kwargs)
         identity = blake2b(msgspec.json.encode([spec.full_name, made, ranks]), digest_size=6).hexdigest()
         found = candidates(spec.name, Policy())
@@ -187,6 +197,7 @@ class Recorder(TorchDispatchMode):
             args=tuple(made),
             outputs=_outputs(returned),
             reason=reason,
+            assumptions=tuple(assumed),
             ranks=ranks,
             gradients=self._gradients and depends_on_gradients(spec.name, spec.overload),
             flops=counted if counted is not None else _flops(func, args, kwargs, returned),
@@ -200,6 +211,17 @@ def _decides_itself(kind: type) -> bool:
     if kind in _PLAIN_TYPES or issubclass(kind, FakeTensor):
         return False
     return kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
+
+
+def _is_composed(func: Any) -> bool:
+    """Whether torch composes an op of others wherever it runs; one that has a kernel of its own is a call."""
+    found = _COMPOSED.get(func)
+    if found is None:
+        has = torch._C._dispatch_has_kernel_for_dispatch_key
+        name = func.name()
+        found = has(name, "CompositeImplicitAutograd") and not any(has(name, key) for key in _KERNELS)
+        _COMPOSED[func] = found
+    return found
 
 
 def _is_hidden() -> bool:

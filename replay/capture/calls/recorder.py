@@ -13,14 +13,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from opreplay.replay.arguments.tensors import flattened
 from opreplay.replay.capture.calls import arguments as of_call
 from opreplay.replay.capture.calls.arguments import tensors_in
-from opreplay.replay.capture.calls.collectives import group_size
+from opreplay.replay.capture.calls.collectives import collective_of, group_name
 from opreplay.replay.capture.calls.fakes import Fakes, keeps_real
 from opreplay.replay.capture.calls.storages import Storages
 from opreplay.replay.capture.calls.summed import Summed
 from opreplay.replay.capture.calls.unwatched import Unwatched
 from opreplay.replay.capture.calls.whereabouts import Whereabouts
+from opreplay.replay.collectives.model import REDUCING
 from opreplay.replay.ir.captured import StepPhase
 from opreplay.replay.ir.model import Assumption, Reason, Recorded, ReplayArg, ReplayOp
+from opreplay.replay.ir.names import COLLECTIVE_NAMESPACES
+from opreplay.replay.plan.collectives.recorded import same_work
 from opreplay.replay.resolve.bind import checking_bounds
 from opreplay.replay.resolve.gradient_mode import depends_on_gradients
 from opreplay.replay.resolve.names import candidates
@@ -105,7 +108,13 @@ class Recorder(TorchDispatchMode):
         metas = of_call.metas_of(given)
         values = (*args, *kwargs.items())
         self._gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
-        key = (func, self._gradients, tuple(metas), tuple(of_call.key_of_value(value) for value in values))
+        key = (
+            func,
+            self._gradients,
+            tuple(metas),
+            tuple(of_call.key_of_value(v) for v in values),
+            group_name(func, args),
+        )
         self.running = func
         if self._look is not None:
             self._look(number, given, None)
@@ -177,10 +186,16 @@ class Recorder(TorchDispatchMode):
                 missing.append(arg.name)
                 one = ReplayArg(name=arg.name, type="opaque", keyword_only=arg.keyword_only, mutated=arg.mutated)
             made.append(checking_bounds(one, assumed))
-        ranks = group_size(spec, args, kwargs)
-        identity = blake2b(msgspec.json.encode([spec.full_name, made, ranks]), digest_size=6).hexdigest()
+        moved = collective_of(spec, args, kwargs, returned)
+        if moved is not None and moved.kind in REDUCING and not moved.reduce_op:
+            assumed.append(Assumption(argument="reduce_op", what="sum (not recorded)"))
+        told = [spec.full_name, made, None if moved is None else same_work(moved)]
+        identity = blake2b(msgspec.json.encode(told), digest_size=6).hexdigest()
         found = candidates(spec.name, Policy())
-        reason = found.reason or refuse_arguments(spec.name, [(arg.name, arg.type_text) for arg in spec.args])
+        reason = found.reason
+        if func.namespace in COLLECTIVE_NAMESPACES:
+            reason = Reason("collective", "" if moved is not None else "moves nothing itself, or does not say what")
+        reason = reason or refuse_arguments(spec.name, [(arg.name, arg.type_text) for arg in spec.args])
         for arg in made:
             reason = reason or refuse_value(arg.name, arg.value)
         if reason is None and missing:
@@ -190,7 +205,7 @@ class Recorder(TorchDispatchMode):
             name=spec.name,
             count=1,
             recorded=_NOT_RECORDED,
-            resolved_by=None if reason is not None else found.resolved_by,
+            resolved_by="process group" if moved is not None else None if reason is not None else found.resolved_by,
             via=None if reason is not None else found.via,
             overload=spec.overload,
             schema=spec.text,
@@ -198,7 +213,8 @@ class Recorder(TorchDispatchMode):
             outputs=_outputs(returned),
             reason=reason,
             assumptions=tuple(assumed),
-            ranks=ranks,
+            ranks=None if moved is None else moved.group_size,
+            collective=moved,
             gradients=self._gradients and depends_on_gradients(spec.name, spec.overload),
             flops=counted if counted is not None else _flops(func, args, kwargs, returned),
         )

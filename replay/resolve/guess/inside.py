@@ -37,7 +37,8 @@ _INDEXING = frozenset(
 _JOINING = frozenset({"aten::cat", "aten::_cat", "aten::concat", "aten::concatenate"})
 _FACTORIES = frozenset({"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"})
 _BEGIN_EMPTY = frozenset(
-    f"aten::{name}" for name in ("index_select", "nonzero", "masked_select", "mish_backward", "hardtanh_backward")
+    f"aten::{name}"
+    for name in ("index_select", "nonzero", "masked_select", "mish_backward", "hardtanh_backward", "searchsorted")
 )
 """Ops whose implementation for a CPU begins with `at::empty({0})`."""
 _EMPTY: Shape = (0,)
@@ -137,10 +138,33 @@ def broadcast(shapes: Sequence[Shape]) -> Shape | None:
     return None if any(len(one) > 1 for one in sizes) else tuple(one.pop() for one in sizes)
 
 
-def operands(made: Composite) -> Shape | None:
+def _fits_broadcast(own: Shape, whole: Shape) -> bool:
+    return len(own) <= len(whole) and all(n in (m, 1) for n, m in zip(reversed(own), reversed(whole), strict=False))
+
+
+def written_over(made: Composite, own: Shape) -> Shape | None:
+    """The view of self that an `index_copy_` or `index_add_` writes to: as large as what is written; and that of the
+    index of an `index_copy_`, of size 1 in all other dimensions."""
+    args = recorded_args(made.call)
+    if made.call.name not in ("aten::index_copy_", "aten::index_add_") or len(args) < 4:
+        return None
+    source, whole = args[3].tensor, args[0].tensor
+    if source is None or whole is None or len(source.shape) != len(whole.shape):
+        return None
+    if whole.shape == own:
+        return source.shape
+    dim = next((d for d, (n, m) in enumerate(zip(source.shape, whole.shape, strict=True)) if n != m), None)
+    if made.call.name != "aten::index_copy_" or dim is None or own != (source.shape[dim],):
+        return None
+    return tuple(n if d == dim else 1 for d, n in enumerate(source.shape))
+
+
+def operands(made: Composite, own: Shape) -> Shape | None:
     """The common size of all that a composite is given, to which it expands each."""
     if made.call.name == "aten::meshgrid":
-        return tuple(math.prod(meta.shape) for meta in metas_of(made.call))
+        sizes = tuple(math.prod(meta.shape) for meta in metas_of(made.call))
+        # "xy" swaps the first two; a vector of the second one's size comes first then.
+        return sizes if own.count(1) < len(own) and _fits_broadcast(own, sizes) else (*sizes[1::-1], *sizes[2:])
     return broadcast([meta.shape for meta in metas_of(made.call)])
 
 

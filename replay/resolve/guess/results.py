@@ -298,6 +298,9 @@ def _resized(known: Known, context: Context) -> Guess | None:
     own = tensor(known, "self")
     around = context.relatives()
     parent = "" if around.parent is None else around.parent.name
+    if parent == "aten::resize_as_" and around.parent is not None:
+        template = first_tensor_of(around.parent, 1)
+        return None if template is None else Guess(value=template.shape, why="the size of the template")
     if own is not None and own.shape != (0,) and not parent.startswith("aten::_fft_"):
         return Guess(value=own.shape, why="as it is")
     if parent in _VECTORS:

@@ -28,10 +28,21 @@ from opreplay.replay.resolve.guess.inside import (
     reduced_view,
     statistics,
     transformed,
+    written_over,
 )
 from opreplay.replay.resolve.guess.lists import first_tensor_of
 from opreplay.replay.resolve.guess.results import REDUCTIONS
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, Shape, recorded_shape, tensor, value
+from opreplay.replay.resolve.guess.values import (
+    NOT_INSIDE,
+    Context,
+    Guess,
+    Known,
+    Rule,
+    Shape,
+    recorded_shape,
+    tensor,
+    value,
+)
 from opreplay.traces.model import OpSignature, TensorMeta
 
 NEXT_READERS = 12
@@ -64,7 +75,12 @@ def read_next(context: Context, count: int = NEXT_READERS) -> Iterator[tuple[Ten
 
 
 def _first(context: Context, own: TensorMeta, fits: Fits, count: int = NEXT_READERS) -> tuple[Shape, str] | None:
-    """What is read next that a view of `own` can be: of a size that fits, and of its element type."""
+    """What is read next that a view of `own` can be: of a size that fits, and of its element type. The node that goes
+    back through the call tells its size for sure, so that one of the same size means that nothing changes."""
+    around = context.relatives()
+    node = first_tensor_of(around.following[0]) if around.levels[:1] == (NOT_INSIDE,) else None
+    if node is not None and node.shape == own.shape:
+        return own.shape, around.following[0].name
     return next(
         (
             (meta.shape, name)
@@ -159,10 +175,13 @@ def _view_size(known: Known, context: Context) -> Guess | None:
             return Guess(value=shaped, why=f"as {made.call.name} does it")
     if (forward := _before(context, lambda shape: math.prod(shape) == math.prod(own.shape))) is not None:
         return forward
-    found = _first(context, own, _as_many(own.shape))
-    if found is None and own.shape[:1] == (1,) and _summed(context):
+    if own.shape[:1] == (1,) and _summed(context):
         ones = next((d for d, n in enumerate(own.shape) if n != 1), len(own.shape))
-        return Guess(value=own.shape[ones:], why="the sum of a gradient loses the dimensions in front")
+        stripped = [own.shape[at:] for at in range(1, ones + 1)]
+        found = _first(context, own, lambda shape: shape in stripped)
+        size = stripped[-1] if found is None else found[0]
+        return Guess(value=size, why="the sum of a gradient loses the dimensions in front")
+    found = _first(context, own, _as_many(own.shape))
     parent = context.relatives().parent
     if found is None and parent is not None and parent.name == "aten::flatten":
         return Guess(value=(math.prod(own.shape),), why="flattened as a whole")
@@ -198,7 +217,7 @@ def _expand_size(known: Known, context: Context) -> Guess | None:
         return None
     if made is not None and (found := multiplied(made, own, lambda shape: False)) is not None:
         return Guess(value=found[0], why=f"{found[1]} reads {list(found[0])} inside {made.call.name}")
-    if made is not None and (common := operands(made)) is not None and _expanded(own.shape)(common):
+    if made is not None and (common := operands(made, own.shape)) is not None and _expanded(own.shape)(common):
         return Guess(value=common, why=f"the common size of what {made.call.name} is given")
     if (forward := _before(context, _expanded(own.shape))) is not None:
         return forward
@@ -225,7 +244,7 @@ def _strided_size(known: Known, context: Context) -> Guess | None:
         return None
     own = meta.shape
     kind = _PARENTS.get(parent.name.partition("::")[2]) if parent is not None else None
-    if (told := _strided_inside(meta, kind, context)) is not None:
+    if (told := _strided_inside(meta, kind, context) or _as_its_caller(meta, context)) is not None:
         return told
     if kind is not None and (forward := _before(context, kind(own))) is not None:
         return forward
@@ -249,6 +268,10 @@ def _strided_inside(meta: TensorMeta, kind: Callable[[Shape], Fits] | None, cont
     if kind is None:
         if (indices := indexing(made, meta)) is not None and own == recorded_shape(made.call):
             return Guess(value=indices[1], why=f"as {made.call.name} does it")
+        if (rows := filters(made, own)) is not None:
+            return Guess(value=rows, why=f"as {made.call.name} does it")
+        if (source := written_over(made, own)) is not None:
+            return Guess(value=source, why=f"the part that {made.call.name} writes to")
         if made.call.name.partition("::")[2] in REDUCTIONS and (shape := reduced_view(made, own)) is not None:
             return Guess(value=shape, why=f"the result of {made.call.name}, of size 1 where it is reduced")
         if context.relatives().name == "aten::as_strided_":
@@ -257,13 +280,35 @@ def _strided_inside(meta: TensorMeta, kind: Callable[[Shape], Fits] | None, cont
         read = ((m.shape, c.name) for c in made.after for m in metas_of(c) if m.dtype == meta.dtype)
         found = next((one for one in read if any(fit(one[0]) for fit in fits)), None)
         return None if found is None else Guess(value=found[0], why=_why(found))
-    if kind is _expanded and (common := operands(made)) is not None and kind(own)(common):
+    if kind is _expanded and (common := operands(made, own)) is not None and kind(own)(common):
         return Guess(value=common, why=f"the common size of what {made.call.name} is given")
     part = joined_part(made)
     if part is not None and kind is _cut and len(part) == len(own):
         return Guess(value=part, why=f"a part of what {made.call.name} joins")
     if (found := multiplied(made, meta, kind(own))) is not None:
         return Guess(value=found[0], why=f"{found[1]} reads {list(found[0])} inside {made.call.name}")
+    return None
+
+
+def _as_its_caller(meta: TensorMeta, context: Context) -> Guess | None:
+    """The size that the view has which calls this one, from what is guessed for that view's own arguments."""
+    around, own = context.relatives(), meta.shape
+    if around.parent is None or around.above is None or recorded_shape(around.parent) != own or not own:
+        return None
+    known = {"self": ReplayArg(name="self", type="Tensor", tensors=(meta,))}
+    caller = replace(context, relatives=lambda: around.above(0) if around.above is not None else around)
+    name = around.parent.name.partition("::")[2]
+    if name == "permute" and (dims := _permutation(known, caller)) is not None:
+        return Guess(value=tuple(own[d] for d in dims.value), why=dims.why)
+    if name == "unsqueeze" and (dim := _added_dim(known, caller)) is not None:
+        at = dim.value % (len(own) + 1)
+        return Guess(value=(*own[:at], 1, *own[at:]), why=dim.why)
+    if name == "transpose" and len(own) > 1:
+        pair = [found.value % len(own) for at in (0, 1) if (found := _swapped(at)(known, caller)) is not None]
+        if len(pair) == 2:
+            size = list(own)
+            size[pair[0]], size[pair[1]] = own[pair[1]], own[pair[0]]
+            return Guess(value=tuple(size), why="as the two dimensions of the call are guessed")
     return None
 
 

@@ -80,6 +80,14 @@ CASES: dict[str, tuple[Callable[[], object], tuple[tuple[str, str], ...]]] = {
     "statistics of a norm": (lambda: F.layer_norm(X, (8,)), (("aten::view", "size"),)),
     "a transform's batch": (lambda: torch.fft.rfft(X), (("aten::reshape", "shape"), ("aten::as_strided_", "size"))),
     "a mask is expanded": (lambda: X.masked_fill(X[0] > 0, 0.0), (("aten::expand", "size"),)),
+    "vectors in the other order": (
+        lambda: torch.meshgrid(torch.arange(3), torch.arange(4), indexing="xy"),
+        (("aten::expand", "size"),),
+    ),
+    "a part is written over": (
+        lambda: X.clone().index_copy_(1, IDS[:2], X[:, :2].contiguous()),
+        (("aten::as_strided", "size"),),
+    ),
     "a range of integers": (lambda: torch.arange(7) + 1, (("aten::arange", "end"), ("aten::resize_", "size"))),
     "numbers": (lambda: torch.tensor([1, 2, 3]), (("aten::empty", "size"), ("aten::empty", "dtype"))),
     "flattened": (lambda: X.flatten(1) * 2, (("aten::flatten", "start_dim"),)),

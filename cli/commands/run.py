@@ -141,7 +141,7 @@ def command(
     plugin = use_plugins(plugin, custom_op_dir)
     contents = expected_contents(init_module, init_arg, seed=measuring.seed, values=values)
     devices = load_socs(soc, cluster)
-    state: L2State = l2 or ("sequence" if measuring.mode == "sequence" else measuring.cache)
+    state: L2State = l2 or ("sequence" if measuring.mode == "sequence" else measuring.l2_state())
     with Outputs(output, force=force, resume=resume) as outputs:
         collectives = measuring.ranks is not None or cluster is not None
         read = open_input(
@@ -152,7 +152,13 @@ def command(
             capture=capture,
             activity=collectives,
         )
-        plan = plan_of(read, selection, device=device, in_order=measuring.mode == "sequence", collectives=collectives)
+        in_order = measuring.mode == "sequence" or measuring.cache == "step"
+        if measuring.cache == "step" and selection.narrows:
+            raise UsageError(
+                "--cache step needs all ops of the step: those left out fill the caches too",
+                hint="Leave the filters out, or measure with --cache cold.",
+            )
+        plan = plan_of(read, selection, device=device, in_order=in_order, collectives=collectives)
         plan = plan if measuring.ranks is None else on_ranks(plan)
         refuse_unused_initializers(contents.registry, plan.ops, init_module, init_arg)
         if dry_run:

@@ -124,11 +124,12 @@ def command(
         return
     read = open_trace(first, limit, kernel_details=kernel_details, activity=True)
     plan, contents = _planned(read, devices)
-    measured_us = None
+    times = None
     if measured is not None:
         from opreplay.replay.results.reading import read_result_file
+        from opreplay.replay.timeline.measured import measured_ops
 
-        measured_us = {one.id: one.measured_us for one in read_result_file(measured).results if one.measured_us}
+        times = measured_ops(read_result_file(measured))
     study = timeline(
         read,
         step=step,
@@ -137,7 +138,7 @@ def command(
         plan=plan,
         contents=contents,
         host_scale=host_scale,
-        measured_us=measured_us,
+        measured=times,
     )
     write_page(page, partial(of_timeline.page, study), force=force)
     if timeline_file is not None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from opreplay.replay.ascend import DeviceProfile
     from opreplay.replay.execute.options import RunOptions
     from opreplay.replay.plan.selection import Selection
-    from opreplay.replay.results.measurement import CacheState
+    from opreplay.replay.results.measurement import RunCache
 
 
 _MEASURING = [
@@ -50,10 +50,11 @@ _MEASURING = [
     ),
     click.option(
         "--cache",
-        type=click.Choice(["cold", "warm"]),
+        type=click.Choice(["cold", "warm", "step"]),
         default="cold",
         show_default=True,
-        help="Measure with arguments outside the caches, as most are in a model, or inside, as in a loop.",
+        help="Measure with arguments outside the caches, as most are in a model, inside, as in a loop, or each as far "
+        "away as the recorded step leaves it (CPU).",
     ),
     click.option(
         "--cuda-graph",
@@ -92,7 +93,7 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
         over_budget: Literal["shrink", "skip"],
         op_time: float,
         op_limit: float | None,
-        cache: CacheState,
+        cache: RunCache,
         cuda_graph: bool,
         total_time: float | None,
         threads: int | None,

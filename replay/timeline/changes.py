@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -185,7 +184,7 @@ def _scale_host(names: Names, out: Edited, ops: Bools, number: float, factor: bo
     if factor:
         scaled[inside] *= number
     else:
-        top = _outermost(names, ops)
+        top = outermost(names, ops)
         rows = np.flatnonzero(inside)
         of = top[slices.op[rows]]
         spent = np.bincount(of, weights=slices.dur_us[rows], minlength=len(ops))
@@ -197,7 +196,7 @@ def _scale_host(names: Names, out: Edited, ops: Bools, number: float, factor: bo
     out.matched += len(changed)
 
 
-def _outermost(names: Names, ops: Bools) -> Ints:
+def outermost(names: Names, ops: Bools) -> Ints:
     """Per op: the outermost of the chosen ops around it, itself included."""
     parents, top = op_parents(names.trace), np.arange(len(ops))
     up = top.copy()
@@ -314,24 +313,6 @@ def _overlapped(
     return Schedule(start_us=start, end_us=end, cause=schedule.cause, step_us=step_length(graph, start, end, origin))
 
 
-def with_measured(names: Names, graph: StepGraph, us_by_id: Mapping[str, float]) -> Edited:
-    """A step of the host with the times that a run measured, by op id, in place of the recorded ones.
-
-    Of nested ops the outermost measured one counts; its slices keep their shares. Raises TraceError for a step with
-    device work, whose host only launches, and Unmatched where no op of the step was measured.
-    """
-    from opreplay.replay.plan.build import signature_id  # late: planning imports torch
-
-    if graph.on_device:
-        raise TraceError("measured times are for steps of the host alone", hint="This step has device work: try --soc.")
-    ops = names.trace.ops
-    us = np.array([us_by_id.get(signature_id(one), np.nan) for one in names.trace.signatures] or [np.nan])
-    durations, matched = with_op_times(names, graph, us[ops.signature] if len(ops) else np.empty(0))
-    if not matched:
-        raise Unmatched("the results hold none of the ops of this step", hint="Give results of a run of this trace.")
-    return Edited(graph, durations, graph.edges.lag_us.copy(), matched=matched)
-
-
 def with_op_times(names: Names, graph: StepGraph, us_by_row: Floats) -> tuple[Floats, int]:
     """(durations of all nodes with these host times of ops by row, calls that took one); NaN leaves an op as it is.
 
@@ -344,7 +325,7 @@ def with_op_times(names: Names, graph: StepGraph, us_by_row: Floats) -> tuple[Fl
     inside = np.flatnonzero((slices.op >= 0) & _covered(names, known)[np.maximum(slices.op, 0)])
     if not len(inside):
         return graph.nodes.dur_us.copy(), 0
-    top = _outermost(names, known)[slices.op[inside]]
+    top = outermost(names, known)[slices.op[inside]]
     spent = np.bincount(top, weights=slices.dur_us[inside], minlength=len(us_by_row))
     scaled = slices.dur_us.copy()
     scaled[inside] *= us_by_row[top] / np.maximum(spent[top], 1e-9)

@@ -12,11 +12,12 @@ from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.step_residency import Shares, resident_shares
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.timeline.categories import Categories, categories
-from opreplay.replay.timeline.changes import Edited, edited, with_measured, with_op_times
+from opreplay.replay.timeline.changes import Edited, edited, with_op_times
 from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.model import LAUNCH, STREAM, Floats, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, retimed
 from opreplay.replay.timeline.graph.steps import Step, chosen_step, steps_of
+from opreplay.replay.timeline.measured import MeasuredOps, with_measured
 from opreplay.replay.timeline.memory import MemoryUse, inferred_memory, memory_of
 from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.offload import offloaded
@@ -95,6 +96,8 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """With times of ops that a run measured in place of the recorded ones; None where none were given."""
     measured_ops: int = 0
     """Calls that took a measured time."""
+    measured_profiler_us: float | None = None
+    """Of these times, the profiler's own for ops inside others, which a step that is not recorded does not spend."""
     memory: MemoryUse | None = None
     """None where the trace records no allocations in the step, and none were inferred: that takes a plan."""
     what_if: tuple[WhatIf, ...] = ()
@@ -135,13 +138,13 @@ def timeline(
     plan: ReplayPlan | None = None,
     contents: ContentsOf | None = None,
     host_scale: float = 1.0,
-    measured_us: Mapping[str, float] | None = None,
+    measured: MeasuredOps | None = None,
 ) -> Study:
     """Look at one step of a trace that was read with its activity.
 
     `step` as `chosen_step` takes it. `devices` are simulated with the ops of `plan`, which is needed for tasks that no
-    kernel table describes; `host_scale` multiplies the host's time there. `measured_us` has times of
-    ops by id, one call each, that a run measured, for a step of the host. Raises TraceError for a step that there is
+    kernel table describes; `host_scale` multiplies the host's time there. `measured` has times of
+    ops that a run measured, for a step of the host. Raises TraceError for a step that there is
     not, for text that is no change, and for devices where the step has no device work.
     """
     trace = with_host_collectives(trace)
@@ -154,11 +157,11 @@ def timeline(
     error = relative(schedule.step_us, graph.recorded_us)
     typical = relative(retimed(graph, lags_us=typical_lags(graph)).step_us, graph.recorded_us)
     simulated = _on_devices(trace, graph, names, devices, plan, contents, max(abs(error), abs(typical)), host_scale)
-    measured = None if measured_us is None else with_measured(names, graph, measured_us)
+    with_times = None if measured is None else with_measured(names, graph, measured)
     memory = memory_of(trace, chosen, devices)
     if memory is None and plan is not None:
         memory = inferred_memory(plan, devices, on_device=graph.on_device)
-    timed = None if measured is None else measured.schedule()
+    timed = None if with_times is None else with_times.edited.schedule()
     changes = tuple(what_if_of(names, graph, change, schedule, simulated) for change in what_if)
     return Study(
         timeline=Timeline(
@@ -179,10 +182,11 @@ def timeline(
             socs={name: one.step for name, one in simulated.items()},
             memory=memory,
             measured_step_us=None if timed is None else timed.step_us,
-            measured_ops=0 if measured is None else measured.matched,
+            measured_ops=0 if with_times is None else with_times.edited.matched,
+            measured_profiler_us=None if with_times is None else with_times.profiler_us,
             what_if=changes,
             what_if_together=_together(names, graph, what_if, schedule, simulated),
-            notes=tuple(_notes(chosen, graph)),
+            notes=(*_notes(chosen, graph), *(with_times.notes if with_times is not None else ())),
         ),
         graph=graph,
         names=names,

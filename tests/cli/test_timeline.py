@@ -124,6 +124,23 @@ def test_measured_times_are_those_of_a_result_file(tmp_path: Path) -> None:
     assert 0 < found["measured_step_us"] != found["recorded_step_us"]
 
 
+def test_the_caches_of_a_step_are_for_whole_steps_in_their_order(tmp_path: Path) -> None:
+    sample = str(Path("traces/samples/moe_block.json.gz").absolute())
+    lines = str(tmp_path / "r.jsonl")
+    flags = ["--cache", "step", "--op-time", "2ms", "--threads", "1"]
+    for extra, why in (["--top", "3"], "all ops"), (["--mode", "sequence"], "does not go with"):
+        refused = CliRunner().invoke(opreplay, ["run", sample, *flags, *extra])
+        assert (refused.exit_code, why in refused.stderr) == (2, True)
+    refused = CliRunner().invoke(opreplay, ["op", "aten::relu(f32[8])", *flags])
+    assert "in which order" in refused.stderr
+    run = CliRunner().invoke(opreplay, ["run", sample, *flags, "--output", lines])
+    assert run.exit_code == 0, run.stderr
+    result = invoke(sample, "--measured", lines, "--format", "json")
+    found = json.loads(result.stdout)
+    assert found["measured_profiler_us"] > 0
+    assert found["measured_step_us"] > found["measured_profiler_us"]
+
+
 def test_names_of_a_trace_cannot_act_on_the_terminal(tmp_path: Path) -> None:
     machine = training()
     for event in machine.events:

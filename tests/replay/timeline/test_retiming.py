@@ -12,6 +12,7 @@ from opreplay.replay.timeline.changes import Unmatched, edited
 from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.schedule import critical_path, retimed, slack_us
 from opreplay.replay.timeline.graph.steps import chosen_step, steps_of
+from opreplay.replay.timeline.measured import MeasuredOps
 from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.timeline import Study, timeline
 from opreplay.traces import read_trace
@@ -216,6 +217,28 @@ def test_a_change_of_nothing_is_an_error(tmp_path: Path) -> None:
         study(training(), tmp_path, what_if=["aten::conv2d=0.5x"])
 
 
+def cold(id_: str) -> MeasuredOps:
+    return MeasuredOps(us={id_: 40.0}, caches={"cold": 1})
+
+
+def test_the_profilers_own_time_is_added_for_each_op_inside_a_measured_one(tmp_path: Path) -> None:
+    machine = Machine()
+    machine.begin()
+    start = machine.now
+    machine.op("aten::t", 10.0)
+    machine.op("aten::addmm", 90.0)
+    machine._add("cpu_op", "aten::linear", start, machine.now - start)
+    machine.op("aten::relu", 20.0)
+    machine.end()
+    trace = read_trace(machine.write(tmp_path / "t.json"), activity=True)
+    ids = {one.name: signature_id(one) for one in trace.signatures}
+    times = {ids["aten::linear"]: 60.0, ids["aten::addmm"]: 1.0, ids["aten::relu"]: 5.0}
+    found = timeline(trace, measured=MeasuredOps(us=times, caches={"step": 3}, profiler_event_us=2.0)).timeline
+    assert found.measured_profiler_us == pytest.approx(2 * 2.0)
+    assert found.measured_step_us == pytest.approx(found.recorded_step_us - 100 - 20 + 60 + 4 + 5, abs=1.0)
+    assert not any("caches" in note for note in found.notes)
+
+
 def test_measured_times_replace_those_of_ops(tmp_path: Path) -> None:
     machine = Machine()
     machine.begin()
@@ -226,13 +249,14 @@ def test_measured_times_replace_those_of_ops(tmp_path: Path) -> None:
     machine.end()
     trace = read_trace(machine.write(tmp_path / "t.json"), activity=True)
     ids = {one.name: signature_id(one) for one in trace.signatures}
-    found = timeline(trace, measured_us={ids["aten::mm"]: 40.0}).timeline
+    found = timeline(trace, measured=MeasuredOps(us={ids["aten::mm"]: 40.0})).timeline
     assert found.measured_step_us == pytest.approx(40 + 30 + 50 + 40)
     assert found.measured_ops == 2
+    assert any("cold caches" in note for note in timeline(trace, measured=cold(ids["aten::mm"])).timeline.notes)
     with pytest.raises(Unmatched, match="none of the ops"):
-        timeline(trace, measured_us={"0": 1.0})
+        timeline(trace, measured=MeasuredOps(us={"0": 1.0}))
     with pytest.raises(TraceError, match="host"):
-        study(training(), tmp_path, measured_us={ids["aten::mm"]: 40.0})
+        study(training(), tmp_path, measured=MeasuredOps(us={ids["aten::mm"]: 40.0}))
 
 
 def test_the_device_work_of_another_accelerator_has_its_categories(shared_traces: Path) -> None:

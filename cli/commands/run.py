@@ -13,6 +13,7 @@ from opreplay.cli.options.measuring import (
     device_versions,
     holding,
     measuring_options,
+    needs_order,
     quick_look,
     resume_option,
     tell_threads,
@@ -152,13 +153,8 @@ def command(
             capture=capture,
             activity=collectives,
         )
-        in_order = measuring.mode == "sequence" or measuring.cache == "step"
-        if measuring.cache == "step" and selection.narrows:
-            raise UsageError(
-                "--cache step needs all ops of the step: those left out fill the caches too",
-                hint="Leave the filters out, or measure with --cache cold.",
-            )
-        plan = plan_of(read, selection, device=device, in_order=in_order, collectives=collectives)
+        ordered = needs_order(selection, measuring)
+        plan = plan_of(read, selection, device=device, in_order=ordered, collectives=collectives)
         plan = plan if measuring.ranks is None else on_ranks(plan)
         refuse_unused_initializers(contents.registry, plan.ops, init_module, init_arg)
         if dry_run:

@@ -136,6 +136,18 @@ def quick_look(selection: Selection, measuring: RunOptions) -> tuple[Selection, 
     return (selection if selection.top is not None else msgspec.structs.replace(selection, top=QUICK_TOP)), measuring
 
 
+def needs_order(selection: Selection, measuring: RunOptions) -> bool:
+    """Whether the run needs the order of the calls. Raises UsageError for a part of a step that needs the whole."""
+    from opreplay.traces.errors import UsageError
+
+    if measuring.cache == "step" and selection.narrows:
+        raise UsageError(
+            "--cache step needs all ops of the step: those left out fill the caches too",
+            hint="Leave the filters out, or measure with --cache cold.",
+        )
+    return measuring.mode == "sequence" or measuring.cache == "step"
+
+
 def resume_option(command: Command) -> Command:
     """--resume: going on with a file of results."""
     return click.option(

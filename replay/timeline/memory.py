@@ -17,7 +17,7 @@ from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import tensor_bytes
 from opreplay.replay.plan.step.lifetimes import lifetimes, makes_no_memory
-from opreplay.replay.plan.step.linking import NO_VIEWS, Linked, Value, link, results_of, tensors_of
+from opreplay.replay.plan.step.linking import NO_VIEWS, PRODUCTS, Linked, Value, link, results_of, tensors_of
 from opreplay.replay.timeline.graph.steps import Step
 from opreplay.replay.timeline.names import PYTHON
 from opreplay.traces import Trace
@@ -95,7 +95,7 @@ def inferred_memory(plan: ReplayPlan, devices: Sequence[DeviceProfile], *, on_de
     place = {op.id: index for index, op in enumerate(ops)}
     kept = [at for at, index in enumerate(sequence.calls) if sequence.ids[index] in place]
     calls = [place[sequence.ids[sequence.calls[at]]] for at in kept]
-    linked = link(ops, calls, memories=[sequence.memories[at] for at in kept] if sequence.memories else ())
+    linked = link(ops, calls, memories=[sequence.memories[at] for at in kept] if sequence.memories else (), gaps=True)
     made = [[0 if meta is None else tensor_bytes(meta) for meta in results_of(op)] for op in ops]
     given = [[0 if meta is None else tensor_bytes(meta) for _, _, meta in tensors_of(op)] for op in ops]
     aliases = [makes_no_memory(op) for op in ops]
@@ -138,10 +138,6 @@ def inferred_memory(plan: ReplayPlan, devices: Sequence[DeviceProfile], *, on_de
     )
 
 
-_PRODUCTS = ("aten::bmm", "aten::baddbmm", "aten::matmul")
-"""Products of two activations."""
-
-
 def _passing(ops: Sequence[ReplayOp], linked: Linked) -> dict[int, int]:
     """Bytes of tensors from outside, by number, that look like activations whose maker was not found.
 
@@ -150,7 +146,7 @@ def _passing(ops: Sequence[ReplayOp], linked: Linked) -> dict[int, int]:
     out: dict[int, int] = {}
     for number, one in enumerate(linked.outside):
         name, written, meta = tensors_of(ops[one.op])[one.argument]
-        weight = name in NO_VIEWS and ops[one.op].name not in _PRODUCTS
+        weight = name in NO_VIEWS and ops[one.op].name not in PRODUCTS
         if meta is not None and not weight and not written and one.memory < 0:
             out[number] = tensor_bytes(meta)
     return out

@@ -12,7 +12,7 @@ from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.step_residency import Shares, resident_shares
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.timeline.categories import Categories, categories
-from opreplay.replay.timeline.changes import Edited, edited, with_op_times
+from opreplay.replay.timeline.changes import Edited, Unmatched, edited, with_op_times
 from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.model import LAUNCH, STREAM, Floats, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, retimed
@@ -22,12 +22,14 @@ from opreplay.replay.timeline.memory import MemoryUse, inferred_memory, memory_o
 from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.offload import offloaded
 from opreplay.replay.timeline.paths import PathPart, Slack, path_parts, slack_of_ops
-from opreplay.replay.timeline.simulated import ContentsOf, Predicted, SocStep, paced, predict, step_on
+from opreplay.replay.timeline.simulated import HOST_BOUND_SHARE, ContentsOf, Predicted, SocStep, paced, predict, step_on
 from opreplay.traces import Trace
 from opreplay.traces.links.collectives import with_host_collectives
 
 SCHEMA_VERSION = 1
 """Of the JSON form. Changes of format: 1 first version."""
+LITTLE_GAIN = 0.5
+"""Of what the changed work gains: where the step gains less, it is said why."""
 
 
 class EdgeCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +64,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     work_gain_us: float
     """Of the changed work alone: what adding up ops would promise."""
     matched: int
-    """Device tasks or stretches of host time that it changes."""
+    """Device tasks or stretches of host time that it changes; 0 where it means nothing in this step."""
     assumptions: tuple[str, ...] = ()
     socs_us: dict[str, float] = {}
     """The same change of the step on each simulated device."""
@@ -242,17 +244,41 @@ def what_if_of(
     names: Names, graph: StepGraph, change: str, before: Schedule, simulated: Mapping[str, OnDevice] | None = None
 ) -> WhatIf:
     """One change, from recorded durations, and from those of simulated devices."""
-    made = edited(names, graph, change)
+    try:
+        made = edited(names, graph, change)
+    except Unmatched as nothing:
+        return WhatIf(
+            change=change,
+            step_us=before.step_us,
+            gain_us=0.0,
+            work_gain_us=0.0,
+            matched=0,
+            assumptions=(f"matches nothing in this step. {nothing.hint}",),
+        )
     after = made.schedule()
+    gain, work = before.step_us - after.step_us, float((graph.nodes.dur_us - made.durations_us).sum())
     return WhatIf(
         change=change,
         step_us=after.step_us,
-        gain_us=before.step_us - after.step_us,
-        work_gain_us=float((graph.nodes.dur_us - made.durations_us).sum()),
+        gain_us=gain,
+        work_gain_us=work,
         matched=made.matched,
-        assumptions=tuple(made.notes),
+        assumptions=(*made.notes, *_why_little(graph, before, after, work)),
         socs_us=_changed([change], simulated or {}),
     )
+
+
+def _why_little(graph: StepGraph, before: Schedule, after: Schedule, work_us: float) -> list[str]:
+    """Why the step gains little of what the changed work does, in a line; none where it gains half of it or more."""
+    gain = before.step_us - after.step_us
+    if not graph.on_device or work_us <= 0.0 or gain >= LITTLE_GAIN * work_us:
+        return []
+    made = categories(graph, after, step_us=after.step_us)
+    waits = made.idle_host_bound + made.idle_before_first + made.idle_after_last + made.idle_launch_latency
+    told = f"the step gains {max(0.0, gain) / work_us:.0%} of what this work does"
+    if after.step_us and waits > HOST_BOUND_SHARE * after.step_us:
+        return [f"{told}: host-bound, the device then waits for launches {waits / after.step_us:.0%} of the step"]
+    return [f"{told}: the rest runs beside other work, or while the device would wait for something else"]
 
 
 def _changed(changes: Sequence[str], simulated: Mapping[str, OnDevice]) -> dict[str, float]:
@@ -262,7 +288,10 @@ def _changed(changes: Sequence[str], simulated: Mapping[str, OnDevice]) -> dict[
         names, graph = one.names, one.graph
         durations, lags, overlap = one.made.durations_us, one.made.lags_us, False
         for change in changes:
-            made = edited(names, graph, change, durations_us=durations, lags_us=lags)
+            try:
+                made = edited(names, graph, change, durations_us=durations, lags_us=lags)
+            except Unmatched:  # said by its own line
+                continue
             durations, lags, overlap = made.durations_us, made.lags_us, overlap or made.overlap
         if overlap:
             out[name] = Edited(graph, durations, lags, overlap=True).schedule().step_us
@@ -280,11 +309,15 @@ def _together(
     durations, lags, matched, overlap = graph.nodes.dur_us, graph.edges.lag_us, 0, False
     made = None
     for change in changes:
-        made = edited(names, graph, change, durations_us=durations, lags_us=lags)
+        try:
+            made = edited(names, graph, change, durations_us=durations, lags_us=lags)
+        except Unmatched:  # said by its own line
+            continue
         durations, lags, overlap = made.durations_us, made.lags_us, overlap or made.overlap
         notes += made.notes
         matched += made.matched
-    assert made is not None
+    if made is None:
+        return None
     made.overlap = overlap
     after = made.schedule()
     return WhatIf(
@@ -342,8 +375,9 @@ def _notes(step: Step, graph: StepGraph) -> list[str]:
         )
     if graph.begin_us > 0.0:
         notes.append(
-            f"the device was at work on the step before for {graph.begin_us / 1e3:,.2f} ms of this one: "
-            "the step is counted from completion to completion, and no less than the host needed"
+            f"work that was launched before this step runs on the device for its first {graph.begin_us / 1e3:,.2f} ms, "
+            "and is taken for that of the step before (inferred from when it was launched): the step is counted from "
+            "completion to completion, and no less than the host needed"
         )
     if graph.recorded_us and graph.unexplained.us > 0.05 * graph.recorded_us:
         notes.append(

@@ -149,3 +149,33 @@ def test_names_of_a_trace_cannot_act_on_the_terminal(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert "\x1b[31m" not in result.stdout
     assert "\u202e" not in result.stdout
+
+
+def test_a_change_that_matches_nothing_costs_its_own_line_only(tmp_path: Path) -> None:
+    path = training().write(tmp_path / "t.json")
+    result = invoke(path, "--what-if", "aten::conv2d=0.5x", "--what-if", "aten::mm=0.5x")
+    assert result.exit_code == 2, "as filters that select nothing"
+    assert "no match" in result.stdout
+    assert "critical path" in result.stdout
+    assert "'aten::conv2d=0.5x' matches nothing" in result.stderr
+    found = json.loads(invoke(path, "--what-if", "aten::conv2d=0.5x", "--format", "json").stdout)
+    assert found["what_if"][0]["matched"] == 0
+
+
+@pytest.mark.parametrize("width", [60, 70, 80])
+def test_tables_of_changes_and_ranks_are_whole_on_narrow_terminals(
+    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    sample = Path("traces/samples").absolute()
+    ranks = [str(sample / f"ddp_step_rank{rank}.json.gz") for rank in (0, 1)]
+    change = "aten::mm*=0.5x,aten::addmm=0.5x,aten::add_=0.25x"
+    for shown in (
+        invoke("--ranks", *ranks, "--what-if", change),
+        invoke(ranks[0], "--what-if", change, "--soc", "910b3", "--soc", "910c"),
+    ):
+        assert shown.exit_code == 0, shown.stderr
+        assert "…" not in "".join(line for line in shown.stdout.splitlines() if "::" not in line)
+        table = shown.stdout[shown.stdout.index("what if") :].partition("\n\n")[0]
+        first = [line.partition("  ")[0] for line in table.splitlines()[2:]]
+        assert change in "".join(part.strip() for part in first)

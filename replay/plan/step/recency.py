@@ -79,7 +79,7 @@ def recency(plan: ReplayPlan) -> dict[str, Recency]:
     place = {op.id: index for index, op in enumerate(ops)}
     kept = [at for at, index in enumerate(sequence.calls) if sequence.ids[index] in place]
     calls = [place[sequence.ids[sequence.calls[at]]] for at in kept]
-    linked = link(ops, calls, memories=[sequence.memories[at] for at in kept] if sequence.memories else ())
+    linked = link(ops, calls, memories=[sequence.memories[at] for at in kept] if sequence.memories else (), gaps=True)
     owned = lifetimes(ops, linked)
     given = [[None if meta is None else tensor_bytes(meta) for _, _, meta in tensors_of(op)] for op in ops]
     made = [

@@ -155,7 +155,7 @@ def command(
             from opreplay.cli.plan_views import show_dry_run
 
             batch, refused = read(None)
-            show_dry_run(batch.plan(), devices, measuring, contents=contents, values=values, l2=measuring.cache)
+            show_dry_run(batch.plan(), devices, measuring, contents=contents, values=values, l2=measuring.l2_state())
             return ExitCode.REFUSED if refused else ExitCode.OK
         options = msgspec.structs.replace(
             measuring,
@@ -182,7 +182,7 @@ def command(
                         batch.plan(),
                         options,
                         sink=outputs,
-                        simulate=lambda op: simulate_on(op, devices, contents(op), options.cache, unpredicted),
+                        simulate=lambda op: simulate_on(op, devices, contents(op), options.l2_state(), unpredicted),
                         failed=unpredicted,
                         on_progress=on_progress,
                         trace=batch.facts(),

@@ -113,7 +113,7 @@ def command(
     plan, ids = make(written, allow_imports=imports, device=device)
     given = own_contents(init_module, init_arg, seed=measuring.seed, values=None)
     contents = contents_of_plan(plan, seed=measuring.seed, keep=keep) if given is None else given
-    state: L2State = l2 or measuring.cache
+    state: L2State = l2 or measuring.l2_state()
     if not measure:
         found = cases_of(written, plan, ids, devices=devices, contents=contents, l2=state)
     else:

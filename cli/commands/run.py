@@ -13,6 +13,7 @@ from opreplay.cli.options.measuring import (
     device_versions,
     holding,
     measuring_options,
+    needs_order,
     quick_look,
     resume_option,
     tell_threads,
@@ -141,7 +142,7 @@ def command(
     plugin = use_plugins(plugin, custom_op_dir)
     contents = expected_contents(init_module, init_arg, seed=measuring.seed, values=values)
     devices = load_socs(soc, cluster)
-    state: L2State = l2 or ("sequence" if measuring.mode == "sequence" else measuring.cache)
+    state: L2State = l2 or ("sequence" if measuring.mode == "sequence" else measuring.l2_state())
     with Outputs(output, force=force, resume=resume) as outputs:
         collectives = measuring.ranks is not None or cluster is not None
         read = open_input(
@@ -152,7 +153,8 @@ def command(
             capture=capture,
             activity=collectives,
         )
-        plan = plan_of(read, selection, device=device, in_order=measuring.mode == "sequence", collectives=collectives)
+        ordered = needs_order(selection, measuring)
+        plan = plan_of(read, selection, device=device, in_order=ordered, collectives=collectives)
         plan = on_ranks(plan, measuring.ranks)
         refuse_unused_initializers(contents.registry, plan.ops, init_module, init_arg)
         if dry_run:

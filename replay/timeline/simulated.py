@@ -116,6 +116,8 @@ class Predicted:
     """Launch latencies and gaps are not those of the recording."""
     dispatch_us: Floats | None = None
     """Host time of each node that stands for the dispatch of ops that ran on the host; None for a recorded device."""
+    collectives_us: tuple[float, float] = (0.0, 0.0)
+    """Of collectives that have a prediction: as recorded, their waiting included, and predicted."""
     notes: list[str] = field(default_factory=list[str])
 
 
@@ -184,6 +186,13 @@ def step_on(
     idle_host = found.idle_host_bound + found.idle_before_first + found.idle_after_last
     host_bound = schedule.step_us > 0 and idle_host > HOST_BOUND_SHARE * schedule.step_us
     notes = list(made.notes)
+    recorded_us, made_us = made.collectives_us
+    if recorded_us > 0.0:
+        notes.append(
+            f"collectives take {made_us / 1e3:,.2f} ms by the link model, {recorded_us / 1e3:,.2f} ms as recorded: "
+            "what they waited for other ranks is left out, and what they would wait here is not known; "
+            "`timeline --ranks` follows it over traces of several ranks"
+        )
     if host_bound:
         notes.append(
             f"host-bound: {device.name} idles {idle_host / schedule.step_us:.0%} of the step for the host, with "
@@ -256,6 +265,7 @@ def _collectives(
     assert trace.activity is not None
     nodes, device = graph.nodes, predictor.device
     kept = assumed = 0
+    recorded_us = made_us = 0.0
     for node in np.flatnonzero((nodes.kind == COLLECTIVE) & (nodes.name >= 0)).tolist():
         told = trace.activity.collectives[int(nodes.collective[node])] if nodes.collective[node] >= 0 else None
         call = None if told is None else collective_call(told, world)
@@ -266,11 +276,13 @@ def _collectives(
             continue
         assumed += told is not None and told.group_size is None and world is None
         made = predictor(call)
+        recorded_us, made_us = recorded_us + float(nodes.dur_us[node]), made_us + made.time_us
         family = family_of(call, device)
         _add(out, [node], family.name, family.band, made.time_us)
         _finish(graph, out, done, [node], made.time_us)
         assert out.contention is not None
         out.contention.draws(node, call, made.time_us)
+    out.collectives_us = recorded_us, made_us
     if kept:
         out.notes.append(f"{kept} collectives of unknown size are as recorded, their waiting for other ranks included")
     if assumed:

@@ -20,7 +20,7 @@ from opreplay.replay.capture.calls.summed import Summed
 from opreplay.replay.capture.calls.unwatched import Unwatched
 from opreplay.replay.capture.calls.whereabouts import Whereabouts
 from opreplay.replay.collectives.model import REDUCING
-from opreplay.replay.ir.captured import StepPhase
+from opreplay.replay.ir.captured import LikeDevice, StepPhase
 from opreplay.replay.ir.model import Assumption, Reason, Recorded, ReplayArg, ReplayOp
 from opreplay.replay.ir.names import COLLECTIVE_NAMESPACES
 from opreplay.replay.plan.collectives.recorded import same_work
@@ -49,13 +49,19 @@ class Recorder(TorchDispatchMode):
     """Records what runs while it is entered. What a tensor subclass does, it records as the calls that come of it."""
 
     def __init__(
-        self, storages: Storages, where: Whereabouts, *, fakes: Fakes | None = None, look: Look | None = None
+        self,
+        storages: Storages,
+        where: Whereabouts,
+        *,
+        fakes: Fakes | None = None,
+        look: Look | None = None,
+        device: LikeDevice = "cpu",
     ) -> None:
         super().__init__()
         self._fakes = fakes
         self._storages, self._where, self._look = storages, where, look
         self._in_place = Summed(storages)
-        self.unwatched = Unwatched(_decides_itself, fake=fakes is not None)
+        self.unwatched = Unwatched(_decides_itself, fake=fakes is not None, device=device)
         self._ops: list[ReplayOp] = []
         self._counts: list[int] = []
         self._index: dict[Any, int] = {}

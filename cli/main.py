@@ -74,7 +74,7 @@ class OpReplayGroup(click.Group):
 
             near = get_close_matches(args[0].lower(), COMMANDS, n=1) if args else ()
             if near and "Did you mean" not in error.message:
-                error.message += f" Did you mean {near[0]}?"
+                ctx.fail(f"{error.message} Did you mean {near[0]}?")
             raise
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:

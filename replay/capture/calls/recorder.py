@@ -28,7 +28,7 @@ from opreplay.replay.resolve.bind import checking_bounds
 from opreplay.replay.resolve.gradient_mode import depends_on_gradients
 from opreplay.replay.resolve.names import candidates
 from opreplay.replay.resolve.policy import Policy, refuse_arguments, refuse_value
-from opreplay.replay.resolve.schema import OpSpec, compile_schema
+from opreplay.replay.resolve.schema import OpSpec, compile_schema, named_after_gaps
 from opreplay.traces.model import TensorMeta
 
 _NOT_RECORDED = Recorded(host_us_total=0.0, host_us_median=0.0)
@@ -192,6 +192,7 @@ class Recorder(TorchDispatchMode):
                 missing.append(arg.name)
                 one = ReplayArg(name=arg.name, type="opaque", keyword_only=arg.keyword_only, mutated=arg.mutated)
             made.append(checking_bounds(one, assumed))
+        made = list(named_after_gaps(spec, made))
         moved = collective_of(spec, args, kwargs, returned)
         if moved is not None and moved.kind in REDUCING and not moved.reduce_op:
             assumed.append(Assumption(argument="reduce_op", what="sum (not recorded)"))

@@ -261,3 +261,15 @@ def test_what_a_user_says_of_lists_stays() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     opreplay.capture(model, torch.randn(3, 8), optimizer=optimizer, loss=torch.sum, device="cuda")
     assert optimizer.param_groups[0]["foreach"] is None
+
+
+def test_a_graph_may_leave_out_arguments_before_others() -> None:
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    def make() -> tuple[Any, ...]:
+        return attend, (torch.randn(1, 2, 8, 4),)
+
+    plan = capture_made(make, source="graph", via="export")
+    assert "aten::scaled_dot_product_attention" in {op.name for op in plan.ops}
+    assert check_made(make, plan).equal

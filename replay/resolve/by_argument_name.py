@@ -15,7 +15,7 @@ from opreplay.replay.resolve.bind import named
 from opreplay.replay.resolve.kernels import way_on
 from opreplay.replay.resolve.names import candidates
 from opreplay.replay.resolve.policy import Policy, refuse_arguments, refuse_name, refuse_value
-from opreplay.replay.resolve.schema import ArgSpec, OpSpec
+from opreplay.replay.resolve.schema import ArgSpec, OpSpec, named_after_gaps
 from opreplay.replay.resolve.user.executors import EXECUTORS, as_lists
 from opreplay.traces.errors import FormatError, UsageError
 
@@ -64,7 +64,8 @@ def _resolve(op: ReplayOp, policy: Policy, device: str) -> ReplayOp:
     if reason is not None:
         return _refused(op, reason)
     given = {arg.name: arg for arg in op.args}
-    args = tuple(_adopt(given[wanted.name], wanted) for wanted in spec.args if wanted.name in given)
+    adopted = [_adopt(given[wanted.name], wanted) for wanted in spec.args if wanted.name in given]
+    args = named_after_gaps(spec, adopted)
     try:
         for arg in args:
             verify_argument(f"argument {arg.name}", arg)

@@ -87,7 +87,9 @@ def _values(spec: ArgSpec, now: Value) -> Sequence[Value]:
     if spec.kind == "bool" or isinstance(now, bool):
         tried = (not now,)
     elif spec.kind == "int":
-        tried = (0, 1, 2, -1) if type(now) is not int else (now + 1, 0, 1, -1)
+        # A negative number is a place from the end, or nothing that anybody means.
+        last = (-1,) if spec.name.startswith(("dim", "axis")) else ()
+        tried = (0, 1, 2, *last) if type(now) is not int else (now + 1, 0, 1, *last)
     elif spec.kind == "Scalar":
         tried = (2, 0, -1, 2.5)
     elif spec.kind == "float":

@@ -306,18 +306,19 @@ def adapted(function: Callable[..., Any], arguments: Arguments) -> Callable[[], 
                 return partial(function, **named)
         places = _by_place(parameters, arguments)
         if places is not None:
-            return partial(function, *places)
+            return partial(function, *places[0], **places[1])
     return partial(function, *arguments.positional, **arguments.by_name)
 
 
-def _by_place(parameters: Mapping[str, bool], arguments: Arguments) -> list[Any] | None:
-    """Values for a function of other names: all, else those that are not written to; None where neither fits."""
-    values = arguments.values
-    needed = sum(parameters.values())
-    apart = [value for name, value in values.items() if name not in arguments.written]
-    for chosen in (list(values.values()), apart):
-        if needed <= len(chosen) <= len(parameters):
-            return chosen
+def _by_place(parameters: Mapping[str, bool], arguments: Arguments) -> tuple[list[Any], dict[str, Any]] | None:
+    """Values for a function of other names: by name those that have to be given so and that it knows, by place the
+    others, all or without those that are written to; None where neither fits."""
+    named = {name: value for name, value in arguments.by_name.items() if name in parameters}
+    room = [needed for name, needed in parameters.items() if name not in named]
+    for left_out in ((), arguments.written):
+        chosen = [v for name, v in arguments.values.items() if name not in named and name not in left_out]
+        if sum(room) <= len(chosen) <= len(room):
+            return chosen, named
     return None
 
 

@@ -23,6 +23,8 @@ from opreplay.replay.ir.reasons import NotReplayable
 
 SLIM = 12
 """Times the memory of its arguments that a case of long rows may take for one of endless rows to be tried."""
+WHOLE = (torch.int32, torch.int64)
+"""Dtypes of places in a tensor."""
 TINY = 1e-30
 """In place of a zero, to see which sign a result has beside it."""
 VARIED = 2
@@ -137,12 +139,20 @@ def against_reference(bench: Bench, case: Case) -> Finding:
         return nothing(text, "there is nothing to hold it against")
     # Units in the last place say little of numbers that underflow.
     found = _judged(text, mine, exact, same, arguments, usual=case.values == "usual")
-    if found.verdict == "fail" and found.error is not None and exact is not None and exact is not same:
-        shaken = [one for one in (_shaken(bench, case, arguments, seed) for seed in (1, 2)) if one is not None]
-        terms = float(max(size for t in arguments.tensors() for size in (*t.shape, 1)))
-        terms = terms if _mixes(bench, case, arguments, exact) else 1.0
-        usual = case.values == "usual"
-        found = _judged(text, mine, exact, same, arguments, usual=usual, shaken=shaken, terms=terms)
+    if found.verdict == "fail" and found.error is not None and case.values != "odd":
+        # Is it what a rounding of the arguments, or sums along a row, come to?
+        shaken = [] if exact is None else [_shaken(bench, case, arguments, seed) for seed in (1, 2)]
+        longest = float(max((size for t in arguments.tensors() for size in t.shape), default=1))
+        found = _judged(
+            text,
+            mine,
+            exact,
+            same,
+            arguments,
+            usual=case.values == "usual",
+            shaken=[one for one in shaken if one is not None],
+            terms=longest if _mixes(bench, case, arguments, mine) else 1.0,
+        )
     if found.verdict == "pass" and case.values == "zeros" and same is not None and bench.has_reference(case):
         found = _signed(bench, case, mine, same, arguments) or found
     return found
@@ -163,20 +173,20 @@ def _shaken(bench: Bench, case: Case, arguments: Arguments, seed: int) -> Result
         return None
 
 
-def _mixes(bench: Bench, case: Case, arguments: Arguments, exact: Results) -> bool:
-    """Whether one element of an argument is part of several results, as in a scan or a normalisation."""
-    wide = widened(arguments)
-    first = next((t for t in wide.tensors() if t.dtype.is_floating_point and t.numel() > 1), None)
+def _mixes(bench: Bench, case: Case, arguments: Arguments, mine: Results) -> bool:
+    """Whether one element of an argument is part of several results of the op, as in a scan or a normalisation."""
+    other = contiguous(arguments)
+    first = next((t for t in other.tensors() if t.dtype.is_floating_point and t.numel() > 1), None)
     if first is None:
         return False
-    first.view(-1)[0] += 1
+    first.view(-1)[0] = 2 * first.abs().nan_to_num(0.0, 0.0, 0.0).max() + 1
     try:
-        pairs = paired(bench.refer(case, wide), exact) or []
+        pairs = paired(bench.call(case, other), mine) or []
     except Exception:  # it is not known, then
         return False
     return any(
-        one.shape == other.shape and int(((one != other) & ~(torch.isnan(one) & torch.isnan(other))).sum()) > 1
-        for one, other in pairs
+        one.shape == before.shape and int(((one != before) & ~(torch.isnan(one) & torch.isnan(before))).sum()) > 1
+        for one, before in pairs
     )
 
 
@@ -259,6 +269,8 @@ def _judged(
         wide = None
     largest = max((tensor.numel() for tensor in arguments.tensors()), default=1)
     reach = reach_of(arguments)
+    # Where all elements along a dimension are equal, which of them is the first in order is anybody's choice.
+    tied = text.startswith("expanded") and any(t.is_floating_point() for t in arguments.tensors())
     worst: Distance | None = None
     for i, (found, native) in enumerate(pairs):
         which = f"result {i}: " if len(pairs) > 1 else ""
@@ -269,6 +281,8 @@ def _judged(
             return Finding(case=text, verdict="fail", detail=f"{which}{shapes}")
         if same is not None and found.device != native.device:
             return Finding(case=text, verdict="fail", detail=f"{which}on {found.device}, not {native.device}")
+        if tied and found.dtype in WHOLE:
+            continue
         target = native if wide is None else wide[i][1]
         if target.shape != found.shape or target.dtype.is_floating_point != native.dtype.is_floating_point:
             target = native

@@ -34,6 +34,8 @@ COMPACT = ((32, 64, 48, 16), (16, 32, 8, 24), (64, 128, 256, 32), (128, 128, 128
 """Sizes in place of large ones, for what is tried many times."""
 MOST_BYTES = 64 << 20
 """Of all tensors of a variant."""
+MOST_WORK = 1 << 38
+"""Product of the elements of the two largest tensors of different shapes: more is more than seconds of a convolution."""
 SMALLEST_SIZE = 3
 """Whole numbers among the arguments that equal a size, and are at least as large, follow it."""
 
@@ -189,7 +191,7 @@ def _mapped(case: Case, kind: str, mapping: Mapping[int, int], *, keep_numbers: 
     args = tuple(_with_numbers(_each(arg, resized), {} if keep_numbers else mapping) for arg in case.op.args)
     if keep_numbers:
         args = tuple(_with_zeroed(arg, mapping) for arg in args)
-    if args != case.op.args and _bytes(args) <= MOST_BYTES:
+    if args != case.op.args and _bytes(args) <= MOST_BYTES and _work(args) <= MOST_WORK:
         yield replaced(case, kind, args)
 
 
@@ -411,3 +413,8 @@ def _count(shape: Sequence[int]) -> int:
 
 def _bytes(args: Sequence[ReplayArg]) -> int:
     return sum(extent(meta) * itemsize(meta.dtype) for arg in args for meta in arg.tensors if meta is not None)
+
+
+def _work(args: Sequence[ReplayArg]) -> int:
+    counts = sorted(_count(shape) for shape in {meta.shape for arg in args for meta in arg.tensors if meta is not None})
+    return counts[-1] * counts[-2] if len(counts) > 1 else 0

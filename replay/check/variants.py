@@ -35,7 +35,7 @@ COMPACT = ((32, 64, 48, 16), (16, 32, 8, 24), (64, 128, 256, 32), (128, 128, 128
 MOST_BYTES = 64 << 20
 """Of all tensors of a variant."""
 MOST_WORK = 1 << 38
-"""Product of the elements of the two largest tensors of different shapes: more is more than seconds of a convolution."""
+"""Product of the elements of the two largest tensors of different shapes: more is seconds of a convolution."""
 SMALLEST_SIZE = 3
 """Whole numbers among the arguments that equal a size, and are at least as large, follow it."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from opreplay.replay.ir.model import Assumption, Reason, ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.ir.model import Reason, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.ir.names import split_name
 from opreplay.replay.ir.verify import verify_argument
 from opreplay.replay.resolve.bind import named
@@ -99,7 +99,7 @@ def _by_user(op: ReplayOp, reason: Reason) -> ReplayOp:
         return _refused(op, reason)
     args = tuple(msgspec.structs.replace(arg, mutated=arg.mutated or arg.name in entry.mutates) for arg in op.args)
     args = as_lists(args) if entry.lists else args
-    note = Assumption(argument="*", what=f"run by the user's executor {entry.shown}")
+    note = entry.note
     return msgspec.structs.replace(op, args=args, resolved_by="executor", assumptions=(*op.assumptions, note))
 
 

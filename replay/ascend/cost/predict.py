@@ -13,9 +13,10 @@ from opreplay.replay.ascend.cost.nearby import drawn, is_outside
 from opreplay.replay.ascend.cost.residency import resident_of
 from opreplay.replay.ascend.cost.sizes import Tally, tally_of, total_bytes
 from opreplay.replay.ascend.cost.slow_paths import path_of, slow_cycles
-from opreplay.replay.ascend.cost.vector import vector_terms
+from opreplay.replay.ascend.cost.vector import work_terms
+from opreplay.replay.ascend.cost.vector_work import COUNTERS, dtype_factor
 from opreplay.replay.ascend.kernel import Bound, Confidence, KernelCall, KernelPrediction, State
-from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, SlowPath
+from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Rates, SlowPath
 
 Terms = Callable[..., dict[str, float]]
 """(call, family, device, resident) -> microseconds by term."""
@@ -63,7 +64,7 @@ FORMS: dict[str, Terms] = {
     "free": _free_terms,
     "host": _host_terms,
 }
-"""Form → cost terms; every form that is not here, but for "matmul", is a vector kernel's."""
+"""Form → cost terms; other forms are matrix products, and vector kernels, of which `COUNTERS` counts the work."""
 
 BOUNDS: dict[str, Bound] = {
     "launch": "launch",
@@ -112,7 +113,7 @@ def variant(call: KernelCall) -> str:
 def family_of(call: KernelCall, device: DeviceProfile) -> FamilyCost:
     """The cost constants that apply to a call."""
     kind = call.type
-    if call.attrs or kind in VARIED:
+    if kind in VARIED or call.attrs:
         kind = variant(call)
         if kind == "HostCopy":
             return HOST_COPY
@@ -134,7 +135,8 @@ def least_us(family: FamilyCost, device: DeviceProfile, tally: Tally, gemm: Gemm
         if gemm is None:
             return BARE_START_US
         macs = mac_rate(gemm.dtype, device, family.hf32) * device.aic_cores * device.freq_hz
-        return max(BARE_START_US, gemm.batch * gemm.m * gemm.n * gemm.k / macs * 1e6)
+        least = gemm.batch * gemm.m * gemm.n * gemm.k / macs * 1e6
+        return least if least > BARE_START_US else BARE_START_US
     if form not in MOVES_ALL:
         return BARE_START_US
     # Part of what is named may not be touched: slices, broadcasts, lookups.
@@ -164,13 +166,11 @@ def predict_time_us(
     """The time alone, in microseconds; see `predict_kernel`."""
     family = family or family_of(call, device)
     gemm = gemm_of(call) if family.form == "matmul" else None
-    terms, near, _ = _terms(call, family, device, resident, state, tally_of(call), gemm)
-    return sum(terms.values()) * family.scale * near[0]
+    terms, near, _, _ = _terms(call, family, device, resident, state, tally_of(call), gemm)
+    return sum(terms.values()) * family.scale * near
 
 
 CUBE_FORMS = frozenset({"matmul", "conv", "attention"})
-UNDRAWN = 1.0, 0.0
-"""Factor and likeness where nothing was measured nearby."""
 
 
 def _terms(
@@ -181,34 +181,37 @@ def _terms(
     state: State,
     tally: Tally,
     gemm: Gemm | None,
-) -> tuple[dict[str, float], tuple[float, float], str]:
-    """Terms; the factor on all of them that measured neighbours make, and how like the nearest is; the slow path that
-    the kernel takes."""
+) -> tuple[dict[str, float], float, float, str]:
+    """Terms; the factor on all of them that measured neighbours make; how like the nearest is; the slow path that the
+    kernel takes."""
     form = family.form
     if resident is None and state != "network":
         resident = _resident_in(state, tally, device)
-    if form == "matmul":
+    if (counter := COUNTERS.get(form)) is not None:
+        work = counter(call, family, device, tally)
+        terms = work_terms(work, dtype_factor(call, family), family, device, resident)
+    elif form == "matmul":
         terms = matmul_terms(call, family, device, resident, gemm)
-    elif form in FORMS:
-        terms = FORMS[form](call, family, device, resident)
     else:
-        terms = vector_terms(call, family, device, resident, tally)
-    near = drawn(call, family, gemm, state, tally) if family.nearby else UNDRAWN
+        terms = FORMS[form](call, family, device, resident)
     if state != "network" and form not in UNLIKE_CORES:
-        rates = device.rates
-        least = rates.launch_one_us
-        share = rates.loop_cube_share if form in CUBE_FORMS else rates.loop_vector_share
-        # Passes and synchronisation of a kernel are the same in a loop; starting it is not.
-        if state == "cold":
-            share = sqrt(share)
-        bare = terms["launch"] - family.fixed_us
-        if bare > least:
-            terms["launch"] = least + (bare - least) * share + family.fixed_us
-    if call.type in device.slow_paths:
-        path = path_of(call, device.slow_paths[call.type])
-        if path is not None:
-            return _slowed(terms, call, path, family, device), UNDRAWN, path.name
-    return terms, near, ""
+        terms["launch"] = _launch_alone(terms["launch"], state, family, device.rates)
+    if (paths := device.slow_paths.get(call.type)) is not None and (path := path_of(call, paths, gemm)) is not None:
+        return _slowed(terms, call, path, family, device), 1.0, 0.0, path.name
+    if family.nearby:
+        near, likeness = drawn(call, family, gemm, state, tally)
+        return terms, near, likeness, ""
+    return terms, 1.0, 0.0, ""
+
+
+def _launch_alone(launch: float, state: State, family: FamilyCost, rates: Rates) -> float:
+    """What of a launch in a network is left outside of one. Passes and synchronisation of a kernel are the same in a
+    loop; starting it is not."""
+    least, bare = rates.launch_one_us, launch - family.fixed_us
+    if bare <= least:
+        return launch
+    share = rates.loop_cube_share if family.form in CUBE_FORMS else rates.loop_vector_share
+    return least + (bare - least) * (sqrt(share) if state == "cold" else share) + family.fixed_us
 
 
 def _slowed(
@@ -233,14 +236,18 @@ def _resident_in(state: State, tally: Tally, device: DeviceProfile) -> float:
     return resident_of(((1.0, float(tally.read + tally.write)),), device) or 0.0
 
 
-def _width(likeness: float, extrapolated: bool, family: FamilyCost, device: DeviceProfile, state: State) -> float:
-    """Exponent on a family's band: how far the nearest measured kernel is."""
-    rates = device.rates
+def _band(family: FamilyCost, rates: Rates, state: State, likeness: float, extrapolated: bool, time_us: float) -> float:
+    """Factor of the 80 % band: the family's, to the power of how far the nearest measured kernel is."""
     if extrapolated:
-        return rates.band_extrapolated
-    if likeness > AROUND:
-        return rates.band_near if likeness > NEAR else rates.band_around
-    return rates.band_far if state in family.states else rates.band_apart
+        width = rates.band_extrapolated
+    elif likeness > AROUND:
+        width = rates.band_near if likeness > NEAR else rates.band_around
+    else:
+        width = rates.band_far if state in family.states else rates.band_apart
+    if time_us >= LONG_US or state != "network":
+        width *= unsteadiness(time_us, state)
+    band = family.band**width
+    return LEAST_EXTRAPOLATED if extrapolated and band < LEAST_EXTRAPOLATED else band
 
 
 def unsteadiness(time_us: float, state: State) -> float:
@@ -279,6 +286,20 @@ def _beyond_measure(call: KernelCall, device: DeviceProfile) -> KernelPrediction
     )
 
 
+def _scaled(terms: dict[str, float], scale: float) -> tuple[dict[str, float], float, str]:
+    """Terms times `scale`, those of 0 left out, their sum, and the name of the longest."""
+    total = most = 0.0
+    longest = ""
+    scaled: dict[str, float] = {}
+    for name, term in terms.items():
+        if term > 0:
+            us = scaled[name] = term * scale
+            total += us
+            if us > most:
+                most, longest = us, name
+    return scaled, total, longest
+
+
 def predict_kernel(
     call: KernelCall, device: DeviceProfile, resident: float | None = None, state: State = "network"
 ) -> KernelPrediction:
@@ -294,41 +315,34 @@ def predict_kernel(
     try:
         tally = tally_of(call)
         gemm = gemm_of(call) if form == "matmul" else None
-        terms, (near, likeness), path = _terms(call, family, device, resident, state, tally, gemm)
+        terms, near, likeness, path = _terms(call, family, device, resident, state, tally, gemm)
     except ArithmeticError:
         return _beyond_measure(call, device)
     scale = family.scale * near
-    if (resident is not None or scale < 1 or family.memory_factor < 1) and form not in UNLIKE_CORES:
-        # Otherwise efficiencies and peaks in the terms themselves keep the time above.
-        total = sum(terms.values()) * scale
-        if 0 < total < (floor := least_us(family, device, tally, gemm)):
-            scale *= floor / total
-    time_us = longest = 0.0
-    bound: Bound = "none"
-    scaled: dict[str, float] = {}
-    for name, term in terms.items():
-        if term > 0:
-            us = scaled[name] = term * scale
-            time_us += us
-            if us > longest:
-                longest, bound = us, BOUNDS[name]
+    scaled, time_us, longest = _scaled(terms, scale)
+    # Where neither is so, efficiencies and peaks in the terms themselves keep the time above the least.
+    lowered = resident is not None or scale < 1 or family.memory_factor < 1
+    if lowered and form not in UNLIKE_CORES and 0 < time_us < (floor := least_us(family, device, tally, gemm)):
+        scaled, time_us, longest = _scaled(terms, scale * (floor / (sum(terms.values()) * scale)))
     if not time_us <= MOST_US:
         return _beyond_measure(call, device)
-    communicates = form == "collective"
-    extrapolated = is_beyond(call, device) if communicates else form not in UNLIKE_CORES and is_outside(family, tally)
-    band = family.band ** (_width(likeness, extrapolated, family, device, state) * unsteadiness(time_us, state))
-    if extrapolated:
-        band = max(band, LEAST_EXTRAPOLATED)
+    if form == "collective":
+        confidence, algorithm = link_confidence(device), chosen(call, device).algorithm
+        extrapolated = is_beyond(call, device)
+    else:
+        confidence, algorithm = confidence_of(family), ""
+        extrapolated = form not in UNLIKE_CORES and is_outside(family, tally)
+    band = _band(family, device.rates, state, likeness, extrapolated, time_us)
     return KernelPrediction(
         time_us=time_us,
-        bound="slow path" if path else bound,
+        bound="slow path" if path else BOUNDS.get(longest, "none"),
         terms_us=scaled,
-        confidence=link_confidence(device) if communicates else confidence_of(family),
+        confidence=confidence,
         low_us=time_us / band,
         high_us=time_us * band,
         nearby_factor=near,
         extrapolated=extrapolated,
         slow_path=path,
         state=state,
-        algorithm=chosen(call, device).algorithm if communicates else "",
+        algorithm=algorithm,
     )

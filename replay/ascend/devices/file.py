@@ -407,7 +407,7 @@ def compile_device(file: DeviceFile) -> DeviceProfile:
 
 def _neighbour(entry: NeighbourEntry, form: Form) -> Neighbour:
     rows, columns, depth = entry.sizes
-    return Neighbour(*spot(rows, columns, depth, form), pull=entry.pull)
+    return (*spot(rows, columns, depth, form), entry.pull)
 
 
 def _optional_link(number: dict[str, float], name: str) -> Link | None:

@@ -1,3 +1,4 @@
+# pyright: strict
 """The collectives that a trace records, one value a call, whatever names them: ops, `record_param_comms`, annotations.
 
 Owns which records belong to one call and which of them says what; the values are `opreplay.replay.collectives`.
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -68,13 +70,13 @@ class Call:
 class _Told:
     """What the records of one call say, best source first."""
 
-    names: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list[str])
     """That may tell the operation."""
     record: Record | None = None
-    signatures: list[OpSignature] = field(default_factory=list)
+    signatures: list[OpSignature] = field(default_factory=list[OpSignature])
     """Of ops, those that say most first."""
-    notes: list[CollectiveNote] = field(default_factory=list)
-    kernels: list[str] = field(default_factory=list)
+    notes: list[CollectiveNote] = field(default_factory=list[CollectiveNote])
+    kernels: list[str] = field(default_factory=list[str])
 
 
 def collective_calls(trace: Trace) -> list[Call]:
@@ -415,7 +417,8 @@ def _tensors(signature: OpSignature) -> list[list[tuple[int, str]]]:
 
 
 def _elements(dims: object) -> int:
-    sizes = [size for size in dims if isinstance(size, int)] if isinstance(dims, tuple) else []
+    given = cast("tuple[object, ...]", dims) if isinstance(dims, tuple) else ()
+    sizes = [size for size in given if isinstance(size, int)]
     return prod(sizes)
 
 

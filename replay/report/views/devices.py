@@ -112,7 +112,7 @@ def facts(device: DeviceProfile) -> dict[str, Any]:
 
 def _family_facts(family: FamilyCost) -> dict[str, Any]:
     nearby = {
-        kind: [{"sizes": sizes_at(one[:3], family.form), "pull": one.pull} for one in neighbours]
+        kind: [{"sizes": sizes_at(one[:3], family.form), "pull": one[3]} for one in neighbours]
         for kind, neighbours in family.nearby.items()
     }
     return {**msgspec.to_builtins(family), "nearby": nearby}

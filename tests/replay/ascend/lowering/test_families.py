@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -13,13 +14,13 @@ from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.lowering import lowers_like
 from opreplay.replay.ir.model import Reason, Recorded, RecordedKernel, ReplayArg, ReplayOp
 from opreplay.traces.model import TensorMeta
+from tests.factories import meta as any_meta
 
 DEVICE = load_device("910b3")
 RECORDED = Recorded(host_us_total=1.0, host_us_median=1.0)
 
 
-def meta(*shape: int, dtype: str = "bfloat16", strides: tuple[int, ...] | None = None) -> TensorMeta:
-    return TensorMeta(shape=shape, dtype=dtype, strides=strides)
+meta = partial(any_meta, dtype="bfloat16")
 
 
 def op(name: str, *, outputs: tuple[TensorMeta, ...] | None = None, ranks: int | None = None, **args: Any) -> ReplayOp:

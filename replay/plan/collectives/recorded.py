@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from opreplay.replay.collectives.model import MAX_ELEMENTS, POINT_TO_POINT, REDUCING, ROOTED, Collective, Kind
-from opreplay.replay.collectives.names import kind_of
+from opreplay.replay.collectives.names import EXPERTS, kind_of
 from opreplay.replay.ir.labels import is_collective
 from opreplay.replay.ir.model import MAX_RANKS
 from opreplay.replay.plan.collectives.back_ends import Notes, Unannotated, annotated_elsewhere
@@ -319,6 +319,8 @@ def _made(told: _Told, world_size: int | None) -> tuple[Collective | None, str, 
     operation = _reduce_op(told)
     if kind in ("all_reduce", "reduce_scatter", "reduce") and not operation:
         assumed.append("reduce_op: sum (not recorded)")
+    if any(EXPERTS in name for name in told.names):
+        assumed.append("all-to-all: tokens spread evenly over the ranks (routes are contents), in their recorded dtype")
     members = _list_of(record.ranks or "")
     peer = record.rank if kind in POINT_TO_POINT else None
     return (
@@ -424,6 +426,8 @@ def _elements(dims: object) -> int:
 
 def _of_tensors(kind: Kind, signature: OpSignature) -> Sizes | None:
     """Sizes by the tensors of an op whose form is known."""
+    if EXPERTS in signature.name:
+        return _of_experts(signature)
     found = _tensors(signature)
     if not found or not any(name for entry in found for _, name in entry):
         return None
@@ -440,6 +444,21 @@ def _of_tensors(kind: Kind, signature: OpSignature) -> Sizes | None:
         small, large = min(totals), max(totals)
         return (small, large, dtype, ()) if kind == "all_gather" else (large, small, dtype, ())
     return totals[0], None, dtype, parts
+
+
+def _of_experts(signature: OpSignature) -> Sizes | None:
+    """Of tokens (T, H), each sent to, or back from, as many experts as its row of ids (T, k) names."""
+    shapes = [
+        (tuple(size for size in dims if isinstance(size, int)), name)
+        for kind, dims in zip(signature.types or (), signature.dims or (), strict=False)
+        if (name := torch_dtype_name(kind)) is not None and len(dims) == 2
+    ]
+    hidden = next(((shape, name) for shape, name in shapes if "float" in name or name == "int8"), None)
+    ids = next((shape for shape, name in shapes if name in ("int32", "int64")), None)
+    if hidden is None or ids is None or len(hidden[0]) != 2 or len(ids) != 2:
+        return None
+    elements = prod(ids) * hidden[0][1]
+    return elements, elements, hidden[1], ()
 
 
 def _completed(kind: Kind, sizes: Sizes, ranks: int | None) -> tuple[int, int, str, tuple[int, ...]]:

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opreplay.replay.plan.collectives.in_plan import plan_of_comms
+from opreplay.replay.ascend.lowering.registry import lower
+from opreplay.replay.collectives.mapping import mapped
+from opreplay.replay.plan.collectives.in_plan import collective_ops, plan_of_comms
 from opreplay.replay.plan.collectives.recorded import Call, calls_of_comms, collective_calls
 from opreplay.replay.plan.inputs import open_input, plan_of
 from opreplay.replay.plan.selection import Selection
@@ -123,6 +125,29 @@ def test_an_annotation_on_another_thread_is_of_the_op_that_waits_for_one(tmp_pat
         ("all_reduce", "float32", 99),
     ]
     assert found[3].parts == (3, 4)
+
+
+@pytest.mark.parametrize("which", ["dispatch", "combine_v2"])
+def test_tokens_to_experts_and_back_are_an_all_to_all(tmp_path: Path, which: str) -> None:
+    """Each of 32 tokens of width 64 has 4 experts, on 8 ranks; what combine takes is a buffer for the worst case."""
+    rows = 32 if which == "dispatch" else 1024
+    args = {
+        "Input Dims": [[rows, 64], [32, 4], [], [], [], []],
+        "Input type": ["c10::BFloat16", "int", "", "Scalar", "Scalar", "Scalar"],
+        "Concrete Inputs": ["", "", "ep", "8", "0", "256"],
+    }
+    event = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1, "ts": 1, "dur": 9, "args": args}
+    (call,) = calls_in(tmp_path / "t.json", [{**event, "name": f"npu::npu_moe_distribute_{which}"}])
+    one = call.collective
+    assert one is not None
+    assert (one.kind, one.dtype, one.group_size) == ("all_to_all", "bfloat16", 8)
+    assert (one.in_elements, one.out_elements) == (32 * 4 * 64, 32 * 4 * 64)
+    assert any("routes are contents" in text for text in call.assumed)
+    (op,) = collective_ops([call])
+    share = mapped(one, 2)
+    assert share.elements == one.in_elements
+    (kernel,) = lower(op).kernels
+    assert kernel.type == f"MoeDistribute{which.partition('_')[0].title()}"
 
 
 def test_an_op_that_holds_several_is_several_calls(tmp_path: Path) -> None:

@@ -309,12 +309,14 @@ def _made(told: _Told, world_size: int | None) -> tuple[Collective | None, str, 
         sizes = (0, 0, "uint8", ())
     if sizes is None:
         return None, "how many elements of which dtype it moves", ()
+    recorded_splits = _recorded_splits(told, record)
+    if kind == "all_to_all":
+        sizes = _by_splits(sizes, *recorded_splits)
     in_elements, out_elements, dtype, parts = _completed(kind, sizes, group_size)
     if max(in_elements, out_elements) > MAX_ELEMENTS:
         return None, f"a believable size: {max(in_elements, out_elements)} elements", ()
     splits = [
-        _splits(recorded, total)
-        for recorded, total in zip(_recorded_splits(told, record), (in_elements, out_elements), strict=True)
+        _splits(recorded, total) for recorded, total in zip(recorded_splits, (in_elements, out_elements), strict=True)
     ]
     operation = _reduce_op(told)
     if kind in ("all_reduce", "reduce_scatter", "reduce") and not operation:
@@ -507,6 +509,17 @@ def _recorded_splits(told: _Told, record: Record) -> tuple[tuple[int, ...], tupl
         if len(lists) >= 2:  # both c10d::alltoall_base_ and the functional one name what comes out first
             return lists[1], lists[0]
     return (), ()
+
+
+def _by_splits(sizes: Sizes, given: tuple[int, ...], got: tuple[int, ...]) -> Sizes:
+    """The side of an all-to-all that is not recorded, where both splits are: rows are as long on both sides."""
+    inside, outside, dtype, parts = sizes
+    rows = sum(given), sum(got)
+    if inside is not None and outside is None and rows[0] and inside % rows[0] == 0:
+        return inside, inside // rows[0] * rows[1], dtype, parts
+    if outside is not None and inside is None and rows[1] and outside % rows[1] == 0:
+        return outside // rows[1] * rows[0], outside, dtype, parts
+    return sizes
 
 
 def _splits(recorded: tuple[int, ...], total: int) -> tuple[int, ...]:

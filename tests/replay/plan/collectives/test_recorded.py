@@ -150,6 +150,28 @@ def test_tokens_to_experts_and_back_are_an_all_to_all(tmp_path: Path, which: str
     assert kernel.type == f"MoeDistribute{which.partition('_')[0].title()}"
 
 
+def test_what_a_functional_all_to_all_gets_follows_from_its_splits_and_a_wait_is_no_collective(tmp_path: Path) -> None:
+    op = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1, "dur": 5}
+    args = {
+        "Input Dims": [[30, 2], [], [], []],
+        "Input type": ["float", "ScalarList", "ScalarList", ""],
+        "Concrete Inputs": ["", "[12, 12]", "[12, 18]", ""],
+    }
+    wait = {"Input Dims": [[24, 2]], "Input type": ["float"], "Concrete Inputs": [""]}
+    path = tmp_path / "t.json"
+    events = [
+        {**op, "ts": 1, "name": "_c10d_functional::all_to_all_single", "args": args},
+        {**op, "ts": 9, "name": "_c10d_functional::wait_tensor", "args": wait},
+    ]
+    (call,) = calls_in(path, events)
+    one = call.collective
+    assert one is not None
+    assert (one.in_elements, one.out_elements, one.in_splits, one.out_splits) == (60, 48, (24, 36), (24, 24))
+    plan = plan_of(open_input(str(path), activity=True), Selection(select="owner"), device="cpu", collectives=True)
+    reasons = {op.name: op.reason for op in plan.ops}
+    assert str(reasons["_c10d_functional::wait_tensor"]).startswith("label, not an op: waits for a collective")
+
+
 def test_an_op_that_holds_several_is_several_calls(tmp_path: Path) -> None:
     outer = {
         "ph": "X",

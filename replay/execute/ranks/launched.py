@@ -58,7 +58,8 @@ def launched(environment: Mapping[str, str] | None = None) -> Launched | None:
 
 def _first(given: Mapping[str, str], *names: str) -> int | None:
     for name in names:
-        text = re.split(r"[(,]", given.get(name, ""))[0].strip()  # Slurm's "2(x3),1": three nodes with two, one with one
+        # Slurm writes "2(x3),1": three nodes with two tasks, then one with one.
+        text = re.split(r"[(,]", given.get(name, ""))[0].strip()
         if not text:
             continue
         if not text.isdecimal() or len(text) > 9:

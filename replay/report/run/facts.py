@@ -117,7 +117,7 @@ def not_replayed(results: Iterable[OpResult]) -> tuple[ReasonTotal, ...]:
 def detail_text(total: ReasonTotal, room: int = DETAIL_CHARS) -> str:
     """The details of a reason with their numbers of ops, the heaviest first: "vllm (5), aiter (4) and 3 others"."""
     if total.kind == "collective" and not total.details:
-        return "one process alone cannot: --ranks N starts N"
+        return "one process alone cannot: `run --ranks N` starts N"
     named = [f"{end(safe(d.detail), room)} ({d.ops:,})" for d in total.details[:LISTED]]
     rest = len(total.details) - len(named)
     return ", ".join(named) + (f" and {plural(rest, 'other')}" if rest else "")

@@ -89,10 +89,14 @@ def test_a_child_killed_while_it_starts_is_started_again_but_not_for_ever() -> N
         child.close()
     doomed = ChildProcess(WorkerConfig(options=RunOptions(executor="fake"), memory_bytes=10**6), limit_s=1.0)
     doomed.open()
-    with pytest.raises(EnvironmentRefused, match="did not start"):
+
+    def kill_each() -> None:
         while doomed.pid is not None:
             os.kill(doomed.pid, signal.SIGKILL)
             doomed.step()
+
+    with pytest.raises(EnvironmentRefused, match="did not start"):
+        kill_each()
     assert doomed.pid is None
 
 

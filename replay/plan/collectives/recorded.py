@@ -6,6 +6,7 @@ Owns which records belong to one call and which of them says what; the values ar
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -32,9 +33,12 @@ PARAMETERS = "record_param_comms"
 _DTYPES = {
     "float": "float32", "fp32": "float32", "half": "float16", "fp16": "float16", "bfp16": "bfloat16",
     "bf16": "bfloat16", "double": "float64", "fp64": "float64", "byte": "uint8", "char": "int8", "short": "int16",
-    "int": "int32", "long": "int64", "float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2",
+    "int": "int32", "long": "int64", "complexhalf": "complex32", "complexfloat": "complex64",
+    "complexdouble": "complex128", "float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2",
 }  # fmt: skip
 """Names of dtypes as `record_param_comms` and HCCL write them, in lower case → torch's."""
+_WITH_PRODUCT = re.compile(r"(^|_)(mm|matmul)(_|$)")
+"""Names of ops that multiply matrices as well ("npu_mm_all_reduce_base", "fused_all_gather_matmul")."""
 _OUT_FIRST = ("alltoall_base_", "_allgather_base_", "_reduce_scatter_base_", "_out", "reg_all_gather_into_tensor")
 """Ends of names of ops whose first tensor is the result and whose second goes in."""
 _LISTS_OUT_FIRST = (
@@ -313,6 +317,10 @@ def _made(told: _Told, world_size: int | None) -> tuple[Collective | None, str, 
     if kind == "all_to_all":
         sizes = _by_splits(sizes, *recorded_splits)
     in_elements, out_elements, dtype, parts = _completed(kind, sizes, group_size)
+    if ITEMSIZE_BYTES.get(dtype) == 16:  # back-ends know nothing as wide
+        in_elements, out_elements, parts = 2 * in_elements, 2 * out_elements, tuple(2 * n for n in parts)
+        assumed.append(f"dtype: complex64, twice as many as recorded of {dtype}")
+        dtype = "complex64"
     if max(in_elements, out_elements) > MAX_ELEMENTS:
         return None, f"a believable size: {max(in_elements, out_elements)} elements", ()
     splits = [
@@ -321,6 +329,8 @@ def _made(told: _Told, world_size: int | None) -> tuple[Collective | None, str, 
     operation = _reduce_op(told)
     if kind in ("all_reduce", "reduce_scatter", "reduce") and not operation:
         assumed.append("reduce_op: sum (not recorded)")
+    if _with_product(told.names[0]):
+        assumed.append("product: left out, the collective alone runs")
     if any(EXPERTS in name for name in told.names):
         assumed.append("all-to-all: tokens spread evenly over the ranks (routes are contents), in their recorded dtype")
     members = _list_of(record.ranks or "")
@@ -430,6 +440,8 @@ def _of_tensors(kind: Kind, signature: OpSignature) -> Sizes | None:
     """Sizes by the tensors of an op whose form is known."""
     if EXPERTS in signature.name:
         return _of_experts(signature)
+    if _with_product(signature.name):
+        return _of_product(kind, signature)
     found = _tensors(signature)
     if not found or not any(name for entry in found for _, name in entry):
         return None
@@ -446,6 +458,28 @@ def _of_tensors(kind: Kind, signature: OpSignature) -> Sizes | None:
         small, large = min(totals), max(totals)
         return (small, large, dtype, ()) if kind == "all_gather" else (large, small, dtype, ())
     return totals[0], None, dtype, parts
+
+
+def _with_product(name: str) -> bool:
+    return _WITH_PRODUCT.search(name.rpartition("::")[2]) is not None
+
+
+def _of_product(kind: Kind, signature: OpSignature) -> Sizes | None:
+    """Of the product of (..., K) with (K, N): what is gathered goes in, what is reduced comes out."""
+    shapes: list[tuple[tuple[int, ...], str]] = []
+    for index, (type_, dims) in enumerate(zip(signature.types or (), signature.dims or (), strict=False)):
+        listed = type_ == "TensorList" and bool(dims) and isinstance(dims[0], tuple)
+        sizes = dims[0] if listed else dims
+        types = (signature.list_types or ())[index : index + 1]
+        name = torch_dtype_name(types[0][0] if listed and types and types[0] else type_) or ""
+        if isinstance(sizes, tuple) and len(sizes) > 1 and (name or listed):
+            shapes.append((tuple(size for size in sizes if isinstance(size, int)), name))
+    if len(shapes) < 2 or not shapes[0][1]:
+        return None
+    (left, dtype), (right, _) = shapes[:2]
+    if kind == "all_gather":
+        return prod(left), None, dtype, ()
+    return prod(left[:-1]) * right[-1], None, dtype, ()
 
 
 def _of_experts(signature: OpSignature) -> Sizes | None:

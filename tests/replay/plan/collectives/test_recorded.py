@@ -172,6 +172,37 @@ def test_what_a_functional_all_to_all_gets_follows_from_its_splits_and_a_wait_is
     assert str(reasons["_c10d_functional::wait_tensor"]).startswith("label, not an op: waits for a collective")
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "elements"),
+    [
+        ("npu::npu_mm_all_reduce_base", "all_reduce", (32 * 16, 32 * 16)),
+        ("npu::npu_all_gather_base_mm", "all_gather", (32 * 64, 4 * 32 * 64)),
+        ("npu::npu_mm_reduce_scatter_base", "reduce_scatter", (32 * 16, 8 * 16)),
+    ],
+)
+def test_of_an_op_that_multiplies_as_well_the_collective_runs(
+    tmp_path: Path, name: str, kind: str, elements: tuple[int, int]
+) -> None:
+    args = {"Input Dims": [[32, 64], [64, 16], []], "Input type": ["c10::Half", "c10::Half", ""]}
+    event = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1, "ts": 1, "dur": 9, "name": name, "args": args}
+    (call,) = calls_in(tmp_path / "t.json", [event], distributedInfo={"rank": 0, "world_size": 4})
+    one = call.collective
+    assert one is not None
+    assert (one.kind, one.in_elements, one.out_elements) == (kind, *elements)
+    assert "product: left out, the collective alone runs" in call.assumed
+
+
+@pytest.mark.parametrize(("recorded", "factor"), [("ComplexFloat", 1), ("ComplexDouble", 2)])
+def test_complex_numbers_keep_their_bytes(tmp_path: Path, recorded: str, factor: int) -> None:
+    (call,) = calls_in(
+        tmp_path / "t.json",
+        collective_event("c10d::allreduce_", 0, collective="allreduce", elements=50, dtype=recorded),
+    )
+    one = call.collective
+    assert one is not None
+    assert (one.dtype, one.in_elements, one.size_bytes) == ("complex64", 50 * factor, 400 * factor)
+
+
 def test_an_op_that_holds_several_is_several_calls(tmp_path: Path) -> None:
     outer = {
         "ph": "X",

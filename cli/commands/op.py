@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from opreplay.cli.exit_codes import ExitCode
-from opreplay.cli.options.measuring import holding, measuring_options
+from opreplay.cli.options.measuring import holding, measuring_options, quick_option, quick_times
 from opreplay.cli.options.shared import (
     allow_import_option,
     cache_option,
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 @custom_op_option
 @plugin_option
 @allow_import_option
+@quick_option("20 ms for each call, unless --op-time says otherwise")
 @measuring_options
 @init_options
 @format_option("table", "json", "csv")
@@ -67,6 +68,7 @@ def command(
     custom_op_dir: str | None,
     plugin: tuple[str, ...],
     allow_import: tuple[tuple[str, str], ...],
+    quick: bool,
     measuring: RunOptions,
     init_module: tuple[str, ...],
     init_arg: tuple[str, ...],
@@ -99,6 +101,7 @@ def command(
     from opreplay.replay.resolve.written.sweep import calls_of_file, over_sizes, plan_of_calls
     from opreplay.traces.errors import UsageError
 
+    measuring = quick_times(measuring) if quick else measuring
     texts = [*calls, *(call for file in files for call in calls_of_file(file))]
     if not texts:
         raise UsageError("no call is given", hint="Write one: opreplay op 'aten::mm(f32[64,32], f32[32,8])'.")

@@ -281,7 +281,7 @@ def _collectives(
         _add(out, [node], family.name, family.band, made.time_us)
         _finish(graph, out, done, [node], made.time_us)
         assert out.contention is not None
-        out.contention.draws(node, call, made.time_us)
+        out.contention.draws(node, call, made.time_us, made.algorithm)
     out.collectives_us = recorded_us, made_us
     if kept:
         out.notes.append(f"{kept} collectives of unknown size are as recorded, their waiting for other ranks included")

@@ -12,6 +12,7 @@ import msgspec
 
 from opreplay.replay.collectives.mapping import TooFewRanks, mapped
 from opreplay.replay.collectives.model import Collective
+from opreplay.replay.collectives.names import kind_of
 from opreplay.replay.ir.model import (
     Assumption,
     Reason,
@@ -38,7 +39,7 @@ def with_collectives(plan: ReplayPlan, trace: Trace, filters: OpFilter) -> Repla
     """
     calls = [call for call in collective_calls(trace) if _kept(call, filters)]
     parts = {name for call in calls for name in call.names} | {PARAMETERS}
-    others = [op for op in plan.ops if op.name not in parts or not _is_communication(op)]
+    others = [_beside(op) for op in plan.ops if op.name not in parts or not _is_communication(op)]
     weight = weight_of(plan)
     ops = sorted([*others, *collective_ops(calls)], key=lambda op: (-weight(op), op.id))
     ops = keep_heaviest(ops, filters, plan.device_us_total or plan.host_us_total, weight)
@@ -73,6 +74,15 @@ def naming_collectives(plan: ReplayPlan, trace: Trace | ReplayPlan) -> ReplayPla
     alone = {id_: one for id_, one in first.items() if len(found[id_]) == 1}
     ops = tuple(msgspec.structs.replace(op, collective=alone.get(op.id)) for op in plan.ops)
     return msgspec.structs.replace(plan, ops=ops)
+
+
+BESIDE = Reason("label, not an op", "waits for a collective, or sets one up: moves nothing itself")
+
+
+def _beside(op: ReplayOp) -> ReplayOp:
+    """An op that is no collective, with a reason that does not call it one."""
+    moves_nothing = op.reason == Reason("collective") and kind_of(op.name) is None
+    return msgspec.structs.replace(op, reason=BESIDE) if moves_nothing else op
 
 
 def on_ranks(plan: ReplayPlan, ranks: int | None) -> ReplayPlan:

@@ -12,6 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from opreplay.cli.main import opreplay
+from opreplay.replay.execute.options import RunOptions
+from opreplay.traces.errors import UsageError
 from opreplay.traces.samples import sample_path
 
 MM = "aten::mm(bf16[64,32], bf16[32,n])"
@@ -91,6 +93,15 @@ def test_calls_of_a_file_and_of_the_command_line(tmp_path: Path) -> None:
     assert [row["op"] for row in rows] == ["aten::neg", "aten::relu", "aten::softmax"]
     assert rows[2]["inputs"] == "f32[4,16]*"
     assert [row["n"] for row in rows] == ["", "16", "16"]
+
+
+@pytest.mark.parametrize(("flags", "seconds"), [((), 0.2), (("--quick",), 0.02), (("--quick", "--op-time", "1s"), 1.0)])
+def test_a_first_look_takes_less_time(monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], seconds: float) -> None:
+    def cases_of(*given: object, measuring: RunOptions, **others: object) -> None:
+        raise UsageError(f"{measuring.op_time_s} s each")
+
+    monkeypatch.setattr("opreplay.replay.execute.cases.cases_of", cases_of)
+    assert f"{seconds} s each" in invoke("aten::neg(f32[8])", *flags).stderr
 
 
 def test_shapes_that_do_not_fit_have_a_reason_and_no_time() -> None:

@@ -200,6 +200,9 @@ class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
     """Kernels of captured graphs, by the recording of the capture."""
     unowned: int = 0
     unowned_device_ns: int = 0
+    launched_before: int = 0
+    """Of the unowned: launched before the recording began, so that no op of the file can be their owner."""
+    launched_before_device_ns: int = 0
     external_id_is_correlation: bool = False
     """Eras B and C of torch write the correlation id there; then containment is used for all."""
 

@@ -153,7 +153,7 @@ def command(
             activity=collectives,
         )
         plan = plan_of(read, selection, device=device, in_order=measuring.mode == "sequence", collectives=collectives)
-        plan = plan if measuring.ranks is None else on_ranks(plan)
+        plan = on_ranks(plan, measuring.ranks)
         refuse_unused_initializers(contents.registry, plan.ops, init_module, init_arg)
         if dry_run:
             from opreplay.cli.plan_views import show_dry_run

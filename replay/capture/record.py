@@ -98,7 +98,7 @@ def _run(
         compiled = graphs.Compiled(recorder, where)
         returned = compiled.run(step)
         return returned, {"graphs": compiled.graphs, "graph_breaks": compiled.breaks}
-    with recorder:
+    with recorder.unwatched.following(), recorder:
         return step.run(), {}
 
 

@@ -266,10 +266,12 @@ def plan_of(
     which was read with its activity, holds all of them, each distinct one as an op.
     """
     from opreplay.replay.ir.model import ReplayPlan
+    from opreplay.replay.plan.collectives.in_plan import with_sizes_missing
     from opreplay.replay.plan.select import nothing_left
 
     if isinstance(read, ReplayPlan):
         plan, names = restricted(read, selection, device=device), [op.name for op in read.ops]
+        plan = with_sizes_missing(plan) if collectives else plan
     else:
         make = _with_collectives if collectives else make_plan
         plan = make(read, selection, device=device, in_order=in_order)

@@ -53,6 +53,8 @@ def notes_of(case: Case) -> list[str]:
 def prediction_notes(one: Simulated) -> list[str]:
     """What a prediction rests on where that is less than measurements of its own device."""
     notes = {"uncalibrated": ["uncalibrated"], "other SoC": ["calibrated on another SoC"]}.get(one.confidence, [])
+    if one.no_path:
+        return [f"has no known path for products of {one.no_path}: costed as another dtype"]
     if one.extrapolated:
         notes = [*notes, "extrapolated"]
     return [*notes, "by bytes only"] if one.by == "bytes" else notes

@@ -90,7 +90,7 @@ def bind(match: Match, context: Context) -> tuple[tuple[ReplayArg, ...], tuple[A
         if made is None:
             open_.append((arg, rec))
         else:
-            bound[arg.name] = _checking_bounds(made, notes)
+            bound[arg.name] = checking_bounds(made, notes)
     _complete_dtypes(match.spec.name, bound, pairs, context, notes)
     for arg, rec in open_:
         made, note = _guessed(arg, rec, match, bound, context)
@@ -242,7 +242,7 @@ def encode(arg: ArgSpec, value: Value) -> Value:
     return value
 
 
-def _checking_bounds(arg: ReplayArg, notes: list[Assumption]) -> ReplayArg:
+def checking_bounds(arg: ReplayArg, notes: list[Assumption]) -> ReplayArg:
     """A flag that lets an op skip its checks of bounds is never set: the same work is done with them."""
     if arg.name != UNSAFE or arg.value is not True:
         return arg

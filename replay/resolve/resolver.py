@@ -41,7 +41,7 @@ from opreplay.replay.resolve.user.conversions import (
     in_schema_order,
 )
 from opreplay.replay.resolve.user.executors import EXECUTORS, OtherOverload, UserExecutor, bind_by_name, bind_executor
-from opreplay.replay.resolve.user.table import UserFunction
+from opreplay.replay.resolve.user.table import OpFunction
 from opreplay.replay.standins import canonical_name
 from opreplay.replay.standins.aten import EQUIVALENTS
 from opreplay.replay.standins.declared.register import assumed_by
@@ -120,7 +120,7 @@ class Resolver:
         )
         return msgspec.structs.replace(made, assumptions=made.assumptions + unused) if unused else made
 
-    def _convert(self, op: ReplayOp, entry: UserFunction, recorded: Recordeds, context: Context) -> ReplayOp | None:
+    def _convert(self, op: ReplayOp, entry: OpFunction, recorded: Recordeds, context: Context) -> ReplayOp | None:
         """The op as a user's conversion makes it, or None where that does not apply to the call."""
         try:
             made = convert(

@@ -86,13 +86,18 @@ def whole_summary(earlier: ResultFile, now: Mapping[str, str]) -> Summary | None
 
 
 def kept_results(earlier: ResultFile) -> list[OpResult]:
-    """Results that need not be made again: all but those of ops that there was no time for."""
-    return [result for result in earlier.results if not is_out_of_time(result)]
+    """Results that need not be made again: all but those of ops that there was no time for, or that lost a rank."""
+    return [result for result in earlier.results if not is_out_of_time(result) and not has_lost_rank(result)]
 
 
 def is_out_of_time(result: OpResult) -> bool:
     """Whether the run had no time for the op."""
     return result.reason is not None and result.reason.kind == "out of time"
+
+
+def has_lost_rank(result: OpResult) -> bool:
+    """Whether it is a collective that ended with one of its ranks."""
+    return result.reason is not None and result.reason.kind == "rank lost"
 
 
 def digest(data: bytes) -> str:

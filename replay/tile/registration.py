@@ -43,10 +43,7 @@ def register_program(program: Program) -> None:
     namespace = program.op.partition("::")[0]
     if namespace != "tile":
         # Ops of the namespace "tile" are programs without an op of torch's: no trace holds one.
-        try:
-            register_program_cost(program.op, coster)
-        except ValueError as error:
-            raise UsageError(str(error).replace("override=True replaces them", "an op has one program")) from None
+        register_program_cost(program.op, coster)
         if namespace != "aten":
             runner = functools.wraps(program.function)(functools.partial(_execute, program))
             runner.__signature__ = _open_signature()  # type: ignore[attr-defined]

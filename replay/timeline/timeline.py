@@ -182,7 +182,7 @@ def timeline(
             measured_ops=0 if measured is None else measured.matched,
             what_if=changes,
             what_if_together=_together(names, graph, what_if, schedule, simulated),
-            notes=tuple(_notes(chosen, graph)),
+            notes=tuple(_notes(trace, chosen, graph)),
         ),
         graph=graph,
         names=names,
@@ -329,7 +329,7 @@ def _mark(step: Step, graph: StepGraph, steps: int) -> StepMark:
     )
 
 
-def _notes(step: Step, graph: StepGraph) -> list[str]:
+def _notes(trace: Trace, step: Step, graph: StepGraph) -> list[str]:
     notes: list[str] = []
     if not step.marked:
         notes.append(
@@ -340,6 +340,12 @@ def _notes(step: Step, graph: StepGraph) -> list[str]:
         notes.append(
             f"the device was at work on the step before for {graph.begin_us / 1e3:,.2f} ms of this one: "
             "the step is counted from completion to completion, and no less than the host needed"
+        )
+    if before_ns := trace.info.links.launched_before_device_ns:
+        share = before_ns / int(trace.kernels.dur_ns.sum(dtype=np.int64))
+        notes.append(
+            f"{before_ns / 1e6:,.2f} ms of device work were launched before the recording, {100 * share:.1f} % of the "
+            "file's: shares here are of what the step launched, those of `opreplay simulate` of all device time"
         )
     if graph.recorded_us and graph.unexplained.us > 0.05 * graph.recorded_us:
         notes.append(

@@ -18,6 +18,7 @@ from opreplay.replay.ascend.kernel import Confidence, KernelCall, KernelPredicti
 from opreplay.replay.ascend.lowering import Lowering, lower
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.ir.sizes import tensors_of
 from opreplay.replay.results.records import By, L2State, Simulated
 
 _RANK: dict[Confidence, int] = {"calibrated": 0, "other SoC": 1, "uncalibrated": 2}
@@ -173,7 +174,48 @@ def simulate_by_family(
     for call, one in parts:
         name = family_of(call, device).name
         families[name] = families.get(name, 0.0) + one.time_us * call.count
-    return _combine(parts, lowering, l2), families
+    made = _combine(parts, lowering, l2)
+    return _marked(made, missing_path(op, lowering, device)), families
+
+
+CUBE_FORMS = frozenset({"matmul", "conv", "attention"})
+"""Forms of cost that multiply on the cube."""
+_NARROW_FLOATS = ("float8", "float4")
+
+
+def missing_path(op: ReplayOp, lowering: Lowering, device: DeviceProfile) -> str:
+    """The dtype of a product that no unit of the device is known to multiply; "" where there is none.
+
+    Products of it are costed at the rate of another dtype: the device refuses them, or works on its host processor.
+    """
+    products = [call for call in lowering.kernels if family_of(call, device).form in CUBE_FORMS]
+    if not products:
+        return ""
+    known = device.macs_per_cycle
+    operands = [spec.dtype for call in products for spec in call.inputs[:1] if spec is not None]
+    wide = [dtype for dtype in operands if dtype not in known and dtype not in _PACKED]
+    # Lowered to the integers of their size, so that the call itself tells.
+    narrow = [one.dtype for one in tensors_of(op) if one.dtype.startswith(_NARROW_FLOATS) and one.dtype not in known]
+    return next(iter([*wide, *narrow]), "")
+
+
+_PACKED = frozenset({"int4", "uint8", "int32"})
+"""Of weights and indices that a kernel lists first, unpacked to what the cube takes; not of products by themselves."""
+
+
+def _marked(made: Simulated, dtype: str) -> Simulated:
+    """A prediction for a product that the device has no path for: far from anything measured."""
+    if not dtype or made.time_us <= 0:
+        return made
+    factor = max(made.high_us / made.time_us, LEAST_ASSUMED)
+    return msgspec.structs.replace(
+        made,
+        no_path=dtype,
+        confidence="uncalibrated",
+        extrapolated=True,
+        low_us=made.time_us / factor,
+        high_us=made.time_us * factor,
+    )
 
 
 def _by_user(terms: dict[str, float], device: DeviceProfile, by: By, source: str) -> Simulated:

@@ -10,6 +10,7 @@ from pathlib import PurePath
 
 import msgspec
 
+from opreplay.replay.collectives.mapping import TooFewRanks, mapped
 from opreplay.replay.collectives.model import Collective
 from opreplay.replay.ir.model import (
     Assumption,
@@ -48,10 +49,39 @@ def with_collectives(plan: ReplayPlan, trace: Trace, filters: OpFilter) -> Repla
     return msgspec.structs.replace(plan, ops=tuple(ops), sequence=sequence, host_us_total=max(host_us, 0.0))
 
 
-def on_ranks(plan: ReplayPlan) -> ReplayPlan:
-    """The plan where several ranks are there to replay its collectives."""
-    ops = tuple(op if op.collective is None else msgspec.structs.replace(op, reason=None) for op in plan.ops)
-    return msgspec.structs.replace(plan, ops=ops)
+NO_SIZES = Reason("collective", "this plan does not tell its sizes: make it with `opreplay plan --ranks N`")
+"""Of collectives in a plan file that was made without them."""
+
+
+def on_ranks(plan: ReplayPlan, ranks: int | None) -> ReplayPlan:
+    """The plan where `ranks` are there to replay its collectives; None where one process is alone."""
+    return msgspec.structs.replace(plan, ops=tuple(_on_ranks(op, ranks) for op in plan.ops))
+
+
+def _on_ranks(op: ReplayOp, ranks: int | None) -> ReplayOp:
+    if op.collective is None:
+        return op
+    reason: Reason | None = Reason("collective")
+    if ranks is not None:
+        try:
+            mapped(op.collective, ranks)
+            reason = None
+        except TooFewRanks as error:
+            reason = Reason("collective", f"{error}: --ranks 2")
+    return msgspec.structs.replace(op, reason=reason)
+
+
+def with_sizes_missing(plan: ReplayPlan) -> ReplayPlan:
+    """A plan from a file, with what its collectives lack where it was made without them."""
+    return msgspec.structs.replace(
+        plan,
+        ops=tuple(
+            msgspec.structs.replace(op, reason=NO_SIZES)
+            if op.collective is None and op.reason == Reason("collective")
+            else op
+            for op in plan.ops
+        ),
+    )
 
 
 def plan_of_comms(found: CommsTrace) -> ReplayPlan:

@@ -1,3 +1,4 @@
+# pyright: strict
 """The collectives that a trace records, one value a call, whatever names them: ops, `record_param_comms`, annotations.
 
 Owns which records belong to one call and which of them says what; the values are `opreplay.replay.collectives`.
@@ -5,10 +6,10 @@ Owns which records belong to one call and which of them says what; the values ar
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -17,6 +18,7 @@ from opreplay.replay.collectives.model import MAX_ELEMENTS, POINT_TO_POINT, REDU
 from opreplay.replay.collectives.names import kind_of
 from opreplay.replay.ir.labels import is_collective
 from opreplay.replay.ir.model import MAX_RANKS
+from opreplay.replay.plan.collectives.back_ends import Notes, Unannotated, annotated_elsewhere
 from opreplay.replay.plan.collectives.ranks import ranks_of
 from opreplay.traces.activity import Collective as Record
 from opreplay.traces.activity.model import CollectiveNote
@@ -68,28 +70,47 @@ class Call:
 class _Told:
     """What the records of one call say, best source first."""
 
-    names: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list[str])
     """That may tell the operation."""
     record: Record | None = None
-    signatures: list[OpSignature] = field(default_factory=list)
+    signatures: list[OpSignature] = field(default_factory=list[OpSignature])
     """Of ops, those that say most first."""
-    notes: list[CollectiveNote] = field(default_factory=list)
-    kernels: list[str] = field(default_factory=list)
+    notes: list[CollectiveNote] = field(default_factory=list[CollectiveNote])
+    kernels: list[str] = field(default_factory=list[str])
 
 
 def collective_calls(trace: Trace) -> list[Call]:
     """Every collective of a trace that was read with its activity, in file order; waits and set-up are left out.
 
-    An op, the `record_param_comms` in it and the back-end's annotation inside that are one call.
+    An op, the `record_param_comms` in it and the back-end's annotation of it, on whichever thread, are one call.
     """
     rows, inside = _rows(trace)
+    notes, used = Notes(trace), set[int]()
+    drafts = _drafts(trace, rows, inside, notes, used)
+    calls = _annotated(drafts, notes, used, trace.info.world_size)
+    calls += [(note.start_ns, _of_note(note, trace)) for index, note in enumerate(notes.all) if index not in used]
+    calls.sort(key=lambda pair: pair[0])
+    return _with_spans(trace, _with_named(trace, [call for _, call in calls]))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Draft:
+    """A call before it is known what it is."""
+
+    rows: list[int]
+    begin_ns: int
+    dur_ns: int
+    told: _Told
+    owned: tuple[tuple[str, float], ...]
+
+
+def _drafts(trace: Trace, rows: list[int], inside: dict[int, int], notes: Notes, used: set[int]) -> list[_Draft]:
+    """All calls with what their records and the annotations on their threads say; the latter are added to `used`."""
     kernels = _kernels_of(trace, set(rows))
-    notes, used = _NotesByTrack(trace), set[int]()
-    calls: list[tuple[int, Call]] = []
+    made: list[_Draft] = []
     for group in _grouped(trace, rows, inside):
         told = _Told()
-        begin = int(trace.ops.start_ns[group[0]])
-        end = begin + int(trace.ops.dur_ns[group[0]])
+        begin, dur = int(trace.ops.start_ns[group[0]]), int(trace.ops.dur_ns[group[0]])
         for row in group:
             signature = trace.signatures[int(trace.ops.signature[row])]
             record = _record_of(trace, row, signature)
@@ -97,34 +118,59 @@ def collective_calls(trace: Trace) -> list[Call]:
                 told.record = record
             told.signatures.append(signature)
             told.names.append(signature.name)
-        if end > begin:
-            for index in notes.within(int(trace.ops.track[group[0]]), begin, end):
+        if dur > 0:
+            for index in notes.within(int(trace.ops.track[group[0]]), begin, begin + dur):
                 used.add(index)
                 told.notes.append(notes.all[index])
         owned = tuple(work for row in group for work in kernels.get(row, ()))
         told.kernels = [name for name, _ in owned]
-        made, lacks, assumed = _made(told, trace.info.world_size)
-        if made is None and (not lacks or (len(group) == 1 and not owned and not _tensors(told.signatures[0]))):
+        made.append(_Draft(rows=group, begin_ns=begin, dur_ns=dur, told=told, owned=owned))
+    return made
+
+
+def _annotated(drafts: list[_Draft], notes: Notes, used: set[int], world_size: int | None) -> list[tuple[int, Call]]:
+    """Begin and call of each draft that is one, with what other threads annotated, which is added to `used`."""
+    alone = [draft for draft in drafts if not draft.told.notes and _kind(draft.told) is not None]
+    left = [index for index in range(len(notes.all)) if index not in used]
+    waiting = [
+        Unannotated(begin_ns=draft.begin_ns, kind=kind, elements=_elements_of(draft.told))
+        for draft in alone
+        if (kind := _kind(draft.told)) is not None
+    ]
+    host_ns: dict[int, int] = {}
+    for call, place in annotated_elsewhere(waiting, [notes.all[index] for index in left]).items():
+        draft, note = alone[call], notes.all[left[place]]
+        used.add(left[place])
+        draft.told.notes.append(note)
+        host_ns[draft.rows[0]] = note.dur_ns  # the op only hands it over
+    calls: list[tuple[int, Call]] = []
+    for draft in drafts:
+        group, told = draft.rows, draft.told
+        made, lacks, assumed = _made(told, world_size)
+        if made is None and (not lacks or (len(group) == 1 and not draft.owned and not _tensors(told.signatures[0]))):
             continue  # a wait, or the set-up of a communicator
-        calls.append(
-            (
-                begin,
-                Call(
-                    name=told.names[0],
-                    names=tuple(dict.fromkeys([*told.names, *(note.name for note in told.notes)])),
-                    rows=tuple(group),
-                    collective=made,
-                    lacks=lacks,
-                    assumed=assumed,
-                    host_us=(end - begin) / 1e3,
-                    device_us=sum(us for _, us in owned),
-                    kernels=owned,
-                ),
-            )
+        call = Call(
+            name=told.names[0],
+            names=tuple(dict.fromkeys([*told.names, *(note.name for note in told.notes)])),
+            rows=tuple(group),
+            collective=made,
+            lacks=lacks,
+            assumed=assumed,
+            host_us=host_ns.get(group[0], max([draft.dur_ns, *(note.dur_ns for note in told.notes)])) / 1e3,
+            device_us=sum(us for _, us in draft.owned),
+            kernels=draft.owned,
         )
-    calls += [(note.start_ns, _of_note(note, trace)) for index, note in enumerate(notes.all) if index not in used]
-    calls.sort(key=lambda pair: pair[0])
-    return _with_spans(trace, _with_named(trace, [call for _, call in calls]))
+        calls.append((draft.begin_ns, call))
+    return calls
+
+
+def _elements_of(told: _Told) -> frozenset[int]:
+    """Sizes that an annotation of the call may tell."""
+    record = told.record
+    sizes = {sum(n for n, _ in entry) for signature in told.signatures for entry in _tensors(signature)}
+    if record is not None:
+        sizes |= {n for n in (record.elements, record.out_elements) if n}
+    return frozenset(sizes)
 
 
 def _rows(trace: Trace) -> tuple[list[int], dict[int, int]]:
@@ -227,25 +273,6 @@ def _kernels_of(trace: Trace, rows: set[int]) -> dict[int, list[tuple[str, float
     return found
 
 
-class _NotesByTrack:
-    """Annotations of back-ends, found by where they lie."""
-
-    def __init__(self, trace: Trace) -> None:
-        found = trace.activity
-        self.all = [n for n in found.notes if kind_of(n.name) is not None] if found is not None else []
-        self._by_track: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-        for index, note in enumerate(self.all):
-            self._by_track[note.track].append((note.start_ns, index))
-        for entries in self._by_track.values():
-            entries.sort()
-
-    def within(self, track: int, begin: int, end: int) -> list[int]:
-        """Indexes of those that start in [begin, end]."""
-        entries = self._by_track.get(track, [])
-        first, last = bisect_left(entries, (begin, -1)), bisect_left(entries, (end + 1, -1))
-        return [index for _, index in entries[first:last]]
-
-
 def _of_note(note: CollectiveNote, trace: Trace) -> Call:
     told = _Told(names=[note.name], notes=[note])
     made, lacks, assumed = _made(told, trace.info.world_size)
@@ -267,10 +294,7 @@ def of_record(record: Record, world_size: int | None) -> Collective | None:
 
 def _made(told: _Told, world_size: int | None) -> tuple[Collective | None, str, tuple[str, ...]]:
     """(the collective, what is lacking, what was assumed); None and "" for what is no collective."""
-    record = told.record or Record(name="")
-    kind = kind_of(record.name) if record.name else None
-    for name in (*told.names, *(note.name for note in told.notes), *told.kernels):
-        kind = kind or (None if name == PARAMETERS else kind_of(name))
+    record, kind = told.record or Record(name=""), _kind(told)
     if kind is None:
         says = record.name or any(name != PARAMETERS for name in told.names)  # something else then, such as a wait
         return None, "" if says else "which operation it is", ()
@@ -323,6 +347,15 @@ def _made(told: _Told, world_size: int | None) -> tuple[Collective | None, str, 
         "",
         tuple(assumed),
     )
+
+
+def _kind(told: _Told) -> Kind | None:
+    """The operation, by the first of the names that tells one."""
+    record = told.record
+    kind = kind_of(record.name) if record is not None and record.name else None
+    for name in (*told.names, *(note.name for note in told.notes), *told.kernels):
+        kind = kind or (None if name == PARAMETERS else kind_of(name))
+    return kind
 
 
 Sizes = tuple[int | None, int | None, str, tuple[int, ...]]
@@ -384,7 +417,8 @@ def _tensors(signature: OpSignature) -> list[list[tuple[int, str]]]:
 
 
 def _elements(dims: object) -> int:
-    sizes = [size for size in dims if isinstance(size, int)] if isinstance(dims, tuple) else []
+    given = cast("tuple[object, ...]", dims) if isinstance(dims, tuple) else ()
+    sizes = [size for size in given if isinstance(size, int)]
     return prod(sizes)
 
 

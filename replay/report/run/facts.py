@@ -17,7 +17,7 @@ from opreplay.replay.report.doubts import doubt_notes, marked_notes, thread_note
 from opreplay.replay.report.run.fidelity import fidelity_notes
 from opreplay.replay.report.text import end, plural, safe, share_text, time_text
 from opreplay.replay.results.measurement import kind_of
-from opreplay.replay.results.records import Header, OpResult, Summary
+from opreplay.replay.results.records import Header, OpResult, Simulated, Summary
 from opreplay.replay.results.summary import reasons_of
 from opreplay.replay.standins.invented import WEIGHTS
 
@@ -172,7 +172,7 @@ def notes(header: Header | None, results: Sequence[OpResult], summary: Summary) 
 def decisive_notes(header: Header | None, results: Sequence[OpResult], summary: Summary) -> list[str]:
     """Those of `notes` that may change what is decided: times that mislead, what is missing, what was asked for."""
     found = [*marked_notes(results), *value_notes(results), *_trace_notes(header), *fidelity_notes(results)]
-    found += [note for soc in socs_of(results) for note in users_notes(soc, results)]
+    found += [note for soc in socs_of(results) for note in telling_notes(soc, results)]
     environment = {} if header is None else header.environment
     if environment.get("threads") != environment.get("threads_of_torch"):
         found += thread_notes(environment)
@@ -253,17 +253,32 @@ def confidence_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
         parts.append(f"{plural(len(far), 'op')} = {share_text(sum(far))} extrapolated, far from what was measured")
     if len(parts) == 1 and found.ops == len(results) and not found.bytes and not found.users:
         return []
-    return [f"{safe(soc)}: {'; '.join(parts)}", *users_notes(soc, results)]
+    return [f"{safe(soc)}: {'; '.join(parts)}", *telling_notes(soc, results)]
 
 
-def users_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
-    """Which of the user's registrations made predictions."""
+def telling_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
+    """What of a device's predictions may change a decision: the user's own, and those of what it cannot do."""
     used = Counter(
         f"{one.by} {one.source}"
         for r in results
         if (one := r.simulated.get(soc)) is not None and one.by is not None and one.by.startswith(("user ", "tile "))
     )
-    return [f"{safe(soc)}: predicted by {_listed(used)}"] if used else []
+    found = [f"{safe(soc)}: predicted by {_listed(used)}"] if used else []
+    return [*found, *no_path_notes(soc, [(r.simulated[soc], r.recorded_share) for r in results if soc in r.simulated])]
+
+
+def no_path_notes(soc: str, predictions: Iterable[tuple[Simulated, float]]) -> list[str]:
+    """Products of dtypes that the device does not multiply, of (prediction, share of the recorded time)."""
+    without = [(one.no_path, share) for one, share in predictions if one.no_path]
+    if not without:
+        return []
+    kinds = ", ".join(safe(dtype) for dtype in dict.fromkeys(dtype for dtype, _ in without))
+    share = sum(share for _, share in without)
+    part = f" = {share_text(share)}" if share else ""
+    return [
+        f"{safe(soc)}: no known path for products of {kinds}: {plural(len(without), 'op')}{part} costed as another "
+        "dtype; the device refuses them or leaves them to its host processor"
+    ]
 
 
 def _listed(counts: Counter[str]) -> str:

@@ -10,7 +10,6 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from opreplay.initializers.user_code import current_source
 from opreplay.replay.host.dispatcher import parse_schema
 from opreplay.replay.ir import shared_memory as aliasing
 from opreplay.replay.ir.model import Assumption, Reason, ReplayArg
@@ -21,7 +20,7 @@ from opreplay.replay.resolve.match import best_match
 from opreplay.replay.resolve.schema import OpSpec, compile_schema, specs_of
 from opreplay.replay.resolve.user.conversions import DtypeCode
 from opreplay.replay.resolve.user.inputs_and_attrs import called_with_lists, op_and_overload, takes_inputs_and_attrs
-from opreplay.replay.resolve.user.table import OpTable, UserFunction
+from opreplay.replay.resolve.user.table import OpFunction, OpTable
 from opreplay.traces.dtypes import SCALAR_TYPE_CODES
 from opreplay.traces.errors import UsageError
 
@@ -29,7 +28,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UserExecutor(UserFunction):
+class UserExecutor(OpFunction):
     """One registered callable."""
 
     schema: str | None = None
@@ -80,7 +79,6 @@ def register_executor(
             ops=tuple(op for op, _ in named),
             function=called_with_lists(function) if lists else function,
             override=override,
-            source=current_source(),
             bare=lists,
             schema=schema,
             mutates=tuple(mutates),

@@ -13,12 +13,8 @@ from opreplay.replay.execute.executors.fake import FakeExecutor
 from opreplay.replay.execute.options import RunOptions, WorkerConfig
 from opreplay.replay.execute.processes.runner import RAISES_RETRIED, ChildProcess
 from opreplay.replay.execute.processes.worker import _checked
-from opreplay.replay.ir.model import Recorded, ReplayOp
 from opreplay.replay.results.outcome import Outcome
-
-
-def fake_op(name: str) -> ReplayOp:
-    return ReplayOp(id="0" * 12, name=f"fake::{name}", count=1, recorded=Recorded(host_us_total=1, host_us_median=1))
+from tests.factories import fake_op
 
 
 @pytest.fixture

@@ -81,6 +81,50 @@ def test_an_op_without_metadata_and_its_annotation(tmp_path: Path) -> None:
     assert any("group" in text for text in calls[1].assumed)
 
 
+def test_an_annotation_on_another_thread_is_of_the_op_that_waits_for_one(tmp_path: Path) -> None:
+    """gloo works on threads of its own, in order; a reduce-scatter is an all-reduce there. One collective, one call."""
+    op, note = {"ph": "X", "pid": 1, "tid": 1, "cat": "cpu_op"}, {"ph": "X", "pid": 1, "cat": "user_annotation"}
+    reduce = "c10d::allreduce_"
+    scatter = {"Input Dims": [[[5]], [[10]], []], "Input type": ["TensorList", "TensorList", ""]}
+
+    def listed(*sizes: int) -> dict[str, Any]:
+        return {"Input Dims": [[[n] for n in sizes], []], "Input type": ["TensorList", ""]}
+
+    def told(*sizes: int) -> dict[str, Any]:
+        return {"Input Dims": [[n] for n in sizes], "Input type": ["float"] * len(sizes)}
+
+    calls = calls_in(
+        tmp_path / "t.json",
+        [
+            {**op, "name": reduce, "ts": 1, "dur": 2, "args": listed(10)},
+            {**op, "name": reduce, "ts": 4, "dur": 2, "args": listed(20)},
+            {**op, "name": "c10d::reduce_scatter_tensor_coalesced_", "ts": 7, "dur": 2, "args": scatter},
+            {**op, "name": "c10d::allreduce_coalesced_", "ts": 10, "dur": 2, "args": listed(3, 4)},
+            {**note, "tid": 2, "name": "gloo:all_reduce", "ts": 5, "dur": 50, "args": told(20)},
+            {**note, "tid": 3, "name": "gloo:all_reduce", "ts": 6, "dur": 70, "args": told(10)},
+            {**note, "tid": 3, "name": "gloo:all_reduce", "ts": 80, "dur": 8, "args": told(10)},
+            {**note, "tid": 3, "name": "gloo:all_reduce", "ts": 90, "dur": 9, "args": told(3, 4)},
+            {**note, "tid": 3, "name": "gloo:all_reduce", "ts": 95, "dur": 1, "args": told(99)},
+        ],
+    )
+    assert [(call.name, call.host_us) for call in calls] == [
+        (reduce, 70),
+        (reduce, 50),
+        ("c10d::reduce_scatter_tensor_coalesced_", 8),
+        ("c10d::allreduce_coalesced_", 9),
+        ("gloo:all_reduce", 1),  # nothing calls for it
+    ]
+    found = [call.collective for call in calls if call.collective is not None]
+    assert [(one.kind, one.dtype, one.in_elements) for one in found] == [
+        ("all_reduce", "float32", 10),
+        ("all_reduce", "float32", 20),
+        ("reduce_scatter", "float32", 10),
+        ("all_reduce", "float32", 7),
+        ("all_reduce", "float32", 99),
+    ]
+    assert found[3].parts == (3, 4)
+
+
 def test_an_op_that_holds_several_is_several_calls(tmp_path: Path) -> None:
     outer = {
         "ph": "X",

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.ascend.simulate.step_residency import Shares, resident_shares
+from opreplay.replay.ascend.simulate.step_residency import HeldByOp, held_in_caches
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.timeline.categories import Categories, categories
 from opreplay.replay.timeline.changes import Edited, Unmatched, edited, with_op_times
@@ -209,9 +209,9 @@ def _on_devices(
     host_scale: float,
 ) -> dict[str, OnDevice]:
     ops = {op.id: op for op in plan.ops} if plan is not None else {}
-    shares: list[Shares] | list[None] = [None] * len(devices)
+    caches: list[HeldByOp] | list[None] = [None] * len(devices)
     if devices and plan is not None and plan.sequence is not None:
-        shares = resident_shares(plan.ops, plan.sequence, devices, contents)
+        caches = held_in_caches(plan.ops, plan.sequence, devices, contents)
     host_us = dispatch_us = None
     if devices and not graph.on_device:
         trace, host_by_row = offloaded(trace, ops)
@@ -221,14 +221,14 @@ def _on_devices(
         without, _ = with_op_times(names, graph, np.where(np.isnan(host_by_row), np.nan, 0.0))
         dispatch_us = host_us - without
     out: dict[str, OnDevice] = {}
-    for device, resident in zip(devices, shares, strict=True):
+    for device, held in zip(devices, caches, strict=True):
         made = predict(
             trace,
             graph,
             device,
             ops,
             contents=contents,
-            resident=resident,
+            held=held,
             host_scale=host_scale,
             host_us=host_us,
             dispatch_us=dispatch_us,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from opreplay.replay.ascend import DeviceProfile
     from opreplay.replay.execute.options import RunOptions
     from opreplay.replay.plan.selection import Selection
-    from opreplay.replay.results.measurement import CacheState
+    from opreplay.replay.results.measurement import RunCache
 
 
 _MEASURING = [
@@ -50,10 +50,11 @@ _MEASURING = [
     ),
     click.option(
         "--cache",
-        type=click.Choice(["cold", "warm"]),
+        type=click.Choice(["cold", "warm", "step"]),
         default="cold",
         show_default=True,
-        help="Measure with arguments outside the caches, as most are in a model, or inside, as in a loop.",
+        help="Measure with arguments outside the caches, as most are in a model, inside, as in a loop, or each as far "
+        "away as the recorded step leaves it (CPU).",
     ),
     click.option(
         "--cuda-graph",
@@ -92,7 +93,7 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
         over_budget: Literal["shrink", "skip"],
         op_time: float,
         op_limit: float | None,
-        cache: CacheState,
+        cache: RunCache,
         cuda_graph: bool,
         total_time: float | None,
         threads: int | None,
@@ -122,6 +123,11 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return taking
 
 
+def quick_option(what: str) -> Callable[[Command], Command]:
+    """--quick, a first look; `what` says at what."""
+    return click.option("--quick", is_flag=True, help=f"A first look: {what}.")
+
+
 QUICK_TOP, QUICK_OP_TIME_S = 20, 0.02
 
 
@@ -129,10 +135,30 @@ def quick_look(selection: Selection, measuring: RunOptions) -> tuple[Selection, 
     """What --quick makes of both: fewer ops and less time for each, where the command line names none itself."""
     import msgspec
 
+    measuring = quick_times(measuring)
+    return (selection if selection.top is not None else msgspec.structs.replace(selection, top=QUICK_TOP)), measuring
+
+
+def quick_times(measuring: RunOptions) -> RunOptions:
+    """The part of `quick_look` that is not about which ops."""
+    import msgspec
+
     source = click.get_current_context().get_parameter_source("op_time")
     if source is None or source.name == "DEFAULT":
-        measuring = msgspec.structs.replace(measuring, op_time_s=QUICK_OP_TIME_S)
-    return (selection if selection.top is not None else msgspec.structs.replace(selection, top=QUICK_TOP)), measuring
+        return msgspec.structs.replace(measuring, op_time_s=QUICK_OP_TIME_S)
+    return measuring
+
+
+def needs_order(selection: Selection, measuring: RunOptions) -> bool:
+    """Whether the run needs the order of the calls. Raises UsageError for a part of a step that needs the whole."""
+    from opreplay.traces.errors import UsageError
+
+    if measuring.cache == "step" and selection.narrows:
+        raise UsageError(
+            "--cache step needs all ops of the step: those left out fill the caches too",
+            hint="Leave the filters out, or measure with --cache cold.",
+        )
+    return measuring.mode == "sequence" or measuring.cache == "step"
 
 
 def resume_option(command: Command) -> Command:
@@ -144,23 +170,44 @@ def resume_option(command: Command) -> Command:
     )(command)
 
 
-def checking_options(command: Command) -> Command:
-    """--check-work, --check-kernels and --check-values: whether what was replayed is what was recorded."""
-    command = click.option(
-        "--check-values",
-        is_flag=True,
-        help="Compare the results of ops that something else runs with those of their own implementation.",
-    )(command)
-    command = click.option(
-        "--check-kernels",
-        is_flag=True,
-        help="Profile a call of each op, and compare its kernels or child ops with those recorded.",
-    )(command)
-    return click.option(
+def checking_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--check-work, --check-kernels and --check-values, whether what was replayed is what was recorded; they complete
+    the `measuring` that the command gets."""
+
+    @wraps(command)
+    def taking_checks(
+        *, check_work: bool, check_kernels: bool, check_values: bool, measuring: RunOptions, **others: Any
+    ) -> Any:
+        import msgspec
+
+        measuring = msgspec.structs.replace(
+            measuring, check_work=check_work, check_kernels=check_kernels, check_values=check_values
+        )
+        return command(measuring=measuring, **others)
+
+    taking: Callable[..., Any] = taking_checks
+    for option in reversed(_CHECKING):
+        taking = option(taking)
+    return taking
+
+
+_CHECKING = [
+    click.option(
         "--check-work",
         is_flag=True,
         help="Report how much work the values of the arguments cause, and warn of ops that do none.",
-    )(command)
+    ),
+    click.option(
+        "--check-kernels",
+        is_flag=True,
+        help="Profile a call of each op, and compare its kernels or child ops with those recorded.",
+    ),
+    click.option(
+        "--check-values",
+        is_flag=True,
+        help="Compare the results of ops that something else runs with those of their own implementation.",
+    ),
+]
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ def make_executor(config: WorkerConfig) -> Executor:
         memory_bytes=config.memory_bytes,
         threads=threads,
         idle_cpus=idle,
+        profiler_cost=config.options.cache == "step",
         own_call=partial(own_call, policy=policy),
         registry=open_registry(config.options.init_modules, config.options.init_args),
         values=None if config.options.values is None else RecordedValues(config.options.values),

@@ -6,7 +6,9 @@ Owns which records belong to one call and which of them says what; the values ar
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import cast
@@ -15,7 +17,7 @@ import msgspec
 import numpy as np
 
 from opreplay.replay.collectives.model import MAX_ELEMENTS, POINT_TO_POINT, REDUCING, ROOTED, Collective, Kind
-from opreplay.replay.collectives.names import kind_of
+from opreplay.replay.collectives.names import EXPERTS, kind_of
 from opreplay.replay.ir.labels import is_collective
 from opreplay.replay.ir.model import MAX_RANKS
 from opreplay.replay.plan.collectives.back_ends import Notes, Unannotated, annotated_elsewhere
@@ -32,9 +34,12 @@ PARAMETERS = "record_param_comms"
 _DTYPES = {
     "float": "float32", "fp32": "float32", "half": "float16", "fp16": "float16", "bfp16": "bfloat16",
     "bf16": "bfloat16", "double": "float64", "fp64": "float64", "byte": "uint8", "char": "int8", "short": "int16",
-    "int": "int32", "long": "int64", "float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2",
+    "int": "int32", "long": "int64", "complexhalf": "complex32", "complexfloat": "complex64",
+    "complexdouble": "complex128", "float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2",
 }  # fmt: skip
 """Names of dtypes as `record_param_comms` and HCCL write them, in lower case → torch's."""
+_WITH_PRODUCT = re.compile(r"(^|_)(mm|matmul)(_|$)")
+"""Names of ops that multiply matrices as well ("npu_mm_all_reduce_base", "fused_all_gather_matmul")."""
 _OUT_FIRST = ("alltoall_base_", "_allgather_base_", "_reduce_scatter_base_", "_out", "reg_all_gather_into_tensor")
 """Ends of names of ops whose first tensor is the result and whose second goes in."""
 _LISTS_OUT_FIRST = (
@@ -309,16 +314,26 @@ def _made(told: _Told, world_size: int | None) -> tuple[Collective | None, str, 
         sizes = (0, 0, "uint8", ())
     if sizes is None:
         return None, "how many elements of which dtype it moves", ()
+    recorded_splits = _recorded_splits(told, record)
+    if kind == "all_to_all":
+        sizes = _by_splits(sizes, *recorded_splits)
     in_elements, out_elements, dtype, parts = _completed(kind, sizes, group_size)
+    if ITEMSIZE_BYTES.get(dtype) == 16:  # back-ends know nothing as wide
+        in_elements, out_elements, parts = 2 * in_elements, 2 * out_elements, tuple(2 * n for n in parts)
+        assumed.append(f"dtype: complex64, twice as many as recorded of {dtype}")
+        dtype = "complex64"
     if max(in_elements, out_elements) > MAX_ELEMENTS:
         return None, f"a believable size: {max(in_elements, out_elements)} elements", ()
     splits = [
-        _splits(recorded, total)
-        for recorded, total in zip(_recorded_splits(told, record), (in_elements, out_elements), strict=True)
+        _splits(recorded, total) for recorded, total in zip(recorded_splits, (in_elements, out_elements), strict=True)
     ]
     operation = _reduce_op(told)
     if kind in ("all_reduce", "reduce_scatter", "reduce") and not operation:
         assumed.append("reduce_op: sum (not recorded)")
+    if _with_product(told.names[0]):
+        assumed.append("product: left out, the collective alone runs")
+    if any(EXPERTS in name for name in told.names):
+        assumed.append("all-to-all: tokens spread evenly over the ranks (routes are contents), in their recorded dtype")
     members = _list_of(record.ranks or "")
     peer = record.rank if kind in POINT_TO_POINT else None
     return (
@@ -424,6 +439,10 @@ def _elements(dims: object) -> int:
 
 def _of_tensors(kind: Kind, signature: OpSignature) -> Sizes | None:
     """Sizes by the tensors of an op whose form is known."""
+    if EXPERTS in signature.name:
+        return _of_experts(signature)
+    if _with_product(signature.name):
+        return _of_product(kind, signature)
     found = _tensors(signature)
     if not found or not any(name for entry in found for _, name in entry):
         return None
@@ -440,6 +459,43 @@ def _of_tensors(kind: Kind, signature: OpSignature) -> Sizes | None:
         small, large = min(totals), max(totals)
         return (small, large, dtype, ()) if kind == "all_gather" else (large, small, dtype, ())
     return totals[0], None, dtype, parts
+
+
+def _with_product(name: str) -> bool:
+    return _WITH_PRODUCT.search(name.rpartition("::")[2]) is not None
+
+
+def _of_product(kind: Kind, signature: OpSignature) -> Sizes | None:
+    """Of the product of (..., K) with (K, N): what is gathered goes in, what is reduced comes out."""
+    shapes: list[tuple[tuple[int, ...], str]] = []
+    for index, (type_, dims) in enumerate(zip(signature.types or (), signature.dims or (), strict=False)):
+        listed = type_ == "TensorList" and bool(dims) and isinstance(dims[0], tuple)
+        sizes = dims[0] if listed else dims
+        types = (signature.list_types or ())[index : index + 1]
+        name = torch_dtype_name(types[0][0] if listed and types and types[0] else type_) or ""
+        if isinstance(sizes, tuple) and len(sizes) > 1 and (name or listed):
+            shapes.append((tuple(size for size in sizes if isinstance(size, int)), name))
+    if len(shapes) < 2 or not shapes[0][1]:
+        return None
+    (left, dtype), (right, _) = shapes[:2]
+    if kind == "all_gather":
+        return prod(left), None, dtype, ()
+    return prod(left[:-1]) * right[-1], None, dtype, ()
+
+
+def _of_experts(signature: OpSignature) -> Sizes | None:
+    """Of tokens (T, H), each sent to, or back from, as many experts as its row of ids (T, k) names."""
+    shapes = [
+        (tuple(size for size in dims if isinstance(size, int)), name)
+        for kind, dims in zip(signature.types or (), signature.dims or (), strict=False)
+        if (name := torch_dtype_name(kind)) is not None and len(dims) == 2
+    ]
+    hidden = next(((shape, name) for shape, name in shapes if "float" in name or name == "int8"), None)
+    ids = next((shape for shape, name in shapes if name in ("int32", "int64")), None)
+    if hidden is None or ids is None or len(hidden[0]) != 2 or len(ids) != 2:
+        return None
+    elements = prod(ids) * hidden[0][1]
+    return elements, elements, hidden[1], ()
 
 
 def _completed(kind: Kind, sizes: Sizes, ranks: int | None) -> tuple[int, int, str, tuple[int, ...]]:
@@ -490,6 +546,17 @@ def _recorded_splits(told: _Told, record: Record) -> tuple[tuple[int, ...], tupl
     return (), ()
 
 
+def _by_splits(sizes: Sizes, given: tuple[int, ...], got: tuple[int, ...]) -> Sizes:
+    """The side of an all-to-all that is not recorded, where both splits are: rows are as long on both sides."""
+    inside, outside, dtype, parts = sizes
+    rows = sum(given), sum(got)
+    if inside is not None and outside is None and rows[0] and inside % rows[0] == 0:
+        return inside, inside // rows[0] * rows[1], dtype, parts
+    if outside is not None and inside is None and rows[1] and outside % rows[1] == 0:
+        return outside // rows[1] * rows[0], outside, dtype, parts
+    return sizes
+
+
 def _splits(recorded: tuple[int, ...], total: int) -> tuple[int, ...]:
     """Recorded splits in elements; () where they do not fit the size."""
     rows = sum(recorded)
@@ -533,8 +600,25 @@ def _with_named(trace: Trace, calls: list[Call]) -> list[Call]:
     known = {row for call in calls if call.collective is not None for row in call.rows}
     named = [one for one in trace.collectives if one.row not in known]
     replaced = {one.row for one in named if one.row >= 0}
-    kept = [call for call in calls if not replaced.intersection(call.rows)]
+    by_row = {one.row: one for one in trace.collectives if one.row >= 0}
+    kept = [_completed_by(call, by_row) for call in calls if not replaced.intersection(call.rows)]
     return [*kept, *(_of_named(one, trace.info.world_size) for one in named)]
+
+
+def _completed_by(call: Call, named: Mapping[int, NamedCollective]) -> Call:
+    """With the group and both ends, which tensors do not tell."""
+    told, one = next((named[row] for row in call.rows if row in named), None), call.collective
+    if told is None or one is None or (told.kind != one.kind):
+        return call
+    made = msgspec.structs.replace(
+        one,
+        group=one.group or told.group,
+        group_size=told.group_size or one.group_size,
+        source=told.source if one.source is None else one.source,
+        target=told.target if one.target is None else one.target,
+    )
+    assumed = tuple(text for text in call.assumed if told.group_size is None or not text.startswith("group:"))
+    return replace(call, collective=made, assumed=assumed)
 
 
 def _of_named(one: NamedCollective, world_size: int | None) -> Call:

@@ -23,6 +23,8 @@ from opreplay.replay.standins.invented import WEIGHTS
 
 LISTED = 4
 """Kinds that a note names before it says how many more there are."""
+MOST_FILES = 10
+"""That were not read and are told one by one."""
 DETAIL_CHARS = 60
 """Of one detail of a reason where several share a line."""
 
@@ -115,7 +117,7 @@ def not_replayed(results: Iterable[OpResult]) -> tuple[ReasonTotal, ...]:
 def detail_text(total: ReasonTotal, room: int = DETAIL_CHARS) -> str:
     """The details of a reason with their numbers of ops, the heaviest first: "vllm (5), aiter (4) and 3 others"."""
     if total.kind == "collective" and not total.details:
-        return "one process alone cannot: --ranks N starts N"
+        return "one process alone cannot: `run --ranks N` starts N"
     named = [f"{end(safe(d.detail), room)} ({d.ops:,})" for d in total.details[:LISTED]]
     rest = len(total.details) - len(named)
     return ", ".join(named) + (f" and {plural(rest, 'other')}" if rest else "")
@@ -193,6 +195,19 @@ def _trace_notes(header: Header | None) -> list[str]:
         if isinstance(counts, Mapping) and counts:
             known = cast("Mapping[str, int]", counts)
             found.append(f"reading: {verb} {_listed(Counter({str(k): int(v) for k, v in known.items()}))}")
+    return [*found, *_files_not_read(header)]
+
+
+def _files_not_read(header: Header) -> list[str]:
+    """The files of a batch that are not in it, each with its reason; refused ones first."""
+    given = header.trace.get("not_read")
+    files = cast("list[dict[str, object]]", given) if isinstance(given, list) else []
+    found: list[str] = []
+    for left_out, verb in ((False, "refused"), (True, "left out, no trace")):
+        some = [one for one in files if bool(one.get("left_out")) == left_out]
+        told = [f"{verb}: {safe(str(one.get('file')))}: {safe(str(one.get('why')))}" for one in some[:MOST_FILES]]
+        rest = len(some) - len(told)
+        found += [*told, f"{verb}: {plural(rest, 'more file')}; --format json holds all"] if rest else told
     return found
 
 

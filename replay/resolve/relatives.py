@@ -173,8 +173,14 @@ class RelativesIndex:
         place = int(self._places[row])
         before = self._by_group[max(0, place - MAX_PLACE) : place]
         before = before[self._groups[before] == self._groups[row]]
-        name = self._signature(row).name
-        return sum(self._signature(int(r)).name == name for r in before)
+        return int(np.count_nonzero(self._names[before] == self._names[row]))
+
+    @cached_property
+    def _names(self) -> Rows:
+        """A number for the name of each row."""
+        numbers: dict[str, int] = {}
+        of_signatures = [numbers.setdefault(one.name, len(numbers)) for one in self._trace.signatures]
+        return np.array(of_signatures, np.int64)[self._trace.ops.signature]
 
     def _inner(self, rows: Rows) -> list[int]:
         """What the children call, and those in turn, a few levels down."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from opreplay.replay.report.page.model import Cell, Column, Lane, Page, Stretch, Strip, Table
 from opreplay.replay.report.page.parts import bars_by_name, count_cell, numbers, time_cell
-from opreplay.replay.report.step.text import CATEGORY_ROWS, head_line, note_lines
+from opreplay.replay.report.step.text import CATEGORY_ROWS, head_line, memory_text, note_lines
 from opreplay.replay.report.step.tracks import Process, processes
 from opreplay.replay.report.text import plural, time_text
 from opreplay.replay.timeline.graph.model import HOST, NODE_KINDS, StepGraph
@@ -41,8 +41,17 @@ def page(study: Study, command: str) -> Page:
                 (name, f"{time_text(one.step_us)}, 80 % band {time_text(one.low_us)} to {time_text(one.high_us)}")
                 for name, one in found.socs.items()
             ),
+            *((("memory", memory_text(found.memory)),) if found.memory is not None else ()),
             *(
-                (f"what if {one.change}", f"{time_text(one.step_us)}, gains {time_text(one.gain_us)}")
+                (("with measured ops", time_text(found.measured_step_us)),)
+                if found.measured_step_us is not None
+                else ()
+            ),
+            *(
+                (
+                    f"what if {one.change}",
+                    f"{time_text(one.step_us)}, gains {time_text(one.gain_us)}" if one.matched else "matches nothing",
+                )
                 for one in found.what_if
             ),
         ),

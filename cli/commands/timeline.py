@@ -16,6 +16,7 @@ from opreplay.cli.options.shared import (
     format_option,
     kernel_details_option,
     limit_option,
+    plugin_option,
 )
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     metavar="RESULTS.jsonl",
     help="Also time a step of the CPU with what `run --output` measured for its ops.",
 )
+@plugin_option
 @click.option("--output", "-o", metavar="FILE.html", help="Also write it as one HTML page that works offline.")
 @format_option("table", "json")
 @force_option
@@ -91,6 +93,7 @@ def command(
     host_scale: float,
     timeline_file: str | None,
     measured: str | None,
+    plugin: tuple[str, ...],
     output: str | None,
     format_: str,
     force: bool,
@@ -105,6 +108,7 @@ def command(
 
     from opreplay.cli.opening import open_trace
     from opreplay.cli.pages import check_page, write_page
+    from opreplay.cli.setup import tell_unused, use_plugins
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.simulate.devices import load_socs
     from opreplay.replay.report.page import of_timeline
@@ -118,7 +122,9 @@ def command(
     page = check_page(output, force=force)
     if timeline_file is not None:
         _check_timeline(Path(timeline_file), force=force)
-    devices = list(load_socs(soc, cluster).values())
+    use_plugins(plugin)
+    socs = load_socs(soc, cluster)
+    devices = list(socs.values())
     if ranks:
         single = {"--measured": measured, "--output": output, "--kernel-details": kernel_details}
         if refused := [name for name, value in single.items() if value is not None]:
@@ -152,6 +158,8 @@ def command(
     else:
         console.show_line(view.head_line(study.timeline))
         console.show_fitted(partial(view.render, study.timeline))
+    if plan is not None:
+        tell_unused(socs, plan.ops)
     return _code(study.timeline.what_if)
 
 

@@ -126,10 +126,10 @@ def command(
     socs = load_socs(soc, cluster)
     devices = list(socs.values())
     if ranks:
-        single = {"--measured": measured, "--output": output, "--kernel-details": kernel_details}
+        single = {"--measured": measured, "--kernel-details": kernel_details}
         if refused := [name for name, value in single.items() if value is not None]:
             raise UsageError(f"{refused[0]} is for one trace, not with --ranks")
-        return _of_ranks(traces, step, what_if, devices, host_scale, timeline_file, format_, force, limit)
+        return _of_ranks(traces, step, what_if, devices, host_scale, timeline_file, page, format_, force, limit)
     read = open_trace(first, limit, kernel_details=kernel_details, activity=True)
     plan, contents = _planned(read, devices)
     times = None
@@ -170,6 +170,7 @@ def _of_ranks(
     devices: list[DeviceProfile],
     host_scale: float,
     timeline_file: str | None,
+    page: Path | None,
     format_: str,
     force: bool,
     limit: tuple[tuple[str, str], ...],
@@ -178,8 +179,10 @@ def _of_ranks(
     from functools import partial
 
     from opreplay.cli.opening import open_trace
+    from opreplay.cli.pages import write_page
     from opreplay.cli.terminal import console
     from opreplay.replay.batch.rank_traces import open_ranks
+    from opreplay.replay.report.page import of_ranks
     from opreplay.replay.report.step import ranks as view
     from opreplay.replay.timeline.job.study import job_timeline
 
@@ -192,6 +195,7 @@ def _of_ranks(
     study = job_timeline(
         found, step=step, what_if=what_if, devices=devices, plans=plans, contents=contents, host_scale=host_scale
     )
+    write_page(page, partial(of_ranks.page, study), force=force)
     if timeline_file is not None:
         from opreplay.replay.report.step.tracks import rank_processes
 

@@ -193,3 +193,14 @@ def test_a_plan_has_no_times_and_the_error_says_what_takes_it(tmp_path: Path) ->
         assert done.exit_code == 2
         assert "not when it ran" in done.stderr
         assert "opreplay simulate" in done.stderr
+
+
+def test_ranks_have_a_page(tmp_path: Path) -> None:
+    sample = Path("traces/samples").absolute()
+    page = tmp_path / "ranks.html"
+    done = invoke("--ranks", *(str(sample / f"ddp_step_rank{rank}.json.gz") for rank in (0, 1)), "--output", str(page))
+    assert done.exit_code == 0, done.stderr
+    text = page.read_text()
+    assert "Critical path across ranks" in text
+    assert "ddp_step_rank1.json.gz" in text
+    assert text.count("all_reduce") >= 2

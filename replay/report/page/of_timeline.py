@@ -55,7 +55,7 @@ def page(study: Study, command: str) -> Page:
                 for one in found.what_if
             ),
         ),
-        strips=tuple(Strip(title=one.title, until_us=until, lanes=_lanes(one)) for one in made_of),
+        strips=tuple(Strip(title=one.title, until_us=until, lanes=lanes(one)) for one in made_of),
         bars=(
             bars_by_name("What the device did", by_category),
             bars_by_name("Work of the device by op", work, "times of ops, which may overlap"),
@@ -90,7 +90,7 @@ def _work(one: Process) -> dict[str, float]:
     return dict(out)
 
 
-def _lanes(one: Process) -> tuple[Lane, ...]:
+def lanes(one: Process) -> tuple[Lane, ...]:
     """The busiest lanes; of host threads the time in ops, of streams their tasks."""
     graph, nodes = one.graph, one.graph.nodes
     spent = np.bincount(nodes.lane, weights=one.end_us - one.start_us, minlength=len(graph.lanes))

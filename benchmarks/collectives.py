@@ -2,20 +2,24 @@
 broken ranks cost.
 
     python benchmarks/collectives.py coverage ../shared/traces --ranks 2,4
-    python benchmarks/collectives.py bandwidth --rounds 7
+    python benchmarks/collectives.py bandwidth --rounds 60
     python benchmarks/collectives.py faults --runs 100
 
 coverage runs `opreplay run --ranks N --backend gloo` on every trace that records collectives, and counts those that
 name operation, size and group: calls and distinct ones, replayed with a right result or not. bandwidth times
-all-reduces of 1 KB to 64 MB on two gloo ranks by turns: as `run` does, and in a plain loop of two other processes; the
-ratio is that of the best of each, which other programs disturbed least; that of medians is told, too. faults kills,
-stops, or delays a rank of each of many collectives: what is lost but the one in flight, is any process left behind?
+all-reduces of 1 KB to 64 MB on two gloo ranks by turns: as `run` does, and in a loop as one writes it by hand, in the
+same two processes and group. (In processes of its own even the plain loop differs from itself by three times: which
+processors the scheduler puts the ranks' threads on decides it, for seconds at a time.) The ratio is the median over the
+turns, with its 95 % bootstrap interval. faults kills, stops, or delays a rank of each of many collectives: what is lost
+but the one in flight, is any process left behind?
 Each exits with 1 where its bar is missed.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import multiprocessing
 import os
 import random
 import signal
@@ -24,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from multiprocessing.connection import Connection
 from pathlib import Path
 from time import monotonic, perf_counter, sleep
 
@@ -32,7 +37,7 @@ from opreplay.replay.collectives.model import Collective, bandwidth
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.ranks.crew import LocalCrew
 from opreplay.replay.execute.ranks.engine import outcome_of
-from opreplay.replay.execute.ranks.messages import RankConfig, RankTask
+from opreplay.replay.execute.ranks.messages import RankConfig, RankReply, RankTask
 from opreplay.replay.ir.reasons import Reason
 from opreplay.replay.plan.collectives.recorded import collective_calls
 from opreplay.replay.results.reading import read_result_file
@@ -42,26 +47,11 @@ from opreplay.traces.errors import TraceError
 SCRIPT = Path(sys.executable).parent / "opreplay"
 COVERED = 0.98
 WITHIN = 0.05
+TURN_S = 0.03
+"""Of measuring, before the other side has its turn."""
 SIZES = tuple(1 << k for k in range(10, 27, 2))
 """Bytes, 1 KB to 64 MB."""
 NAMES = ("c10d*", "_c10d*", "record_param_comms", "gloo:*", "nccl:*", "hccl:*", "hcom*", "vllm::*", "sglang::*")
-PLAIN = """
-import os, sys, time, torch, torch.distributed as dist
-rank, path = int(sys.argv[1]), sys.argv[2]
-os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-torch.set_num_threads(1)
-dist.init_process_group("gloo", store=dist.FileStore(path, 2), rank=rank, world_size=2)
-for line in sys.stdin:
-    size, count = map(int, line.split())
-    tensor = torch.zeros(size // 4)
-    for _ in range(3):
-        dist.all_reduce(tensor)
-    dist.barrier()
-    started = time.perf_counter()
-    for _ in range(count):
-        dist.all_reduce(tensor)
-    print((time.perf_counter() - started) / count * 1e6, flush=True)
-"""
 
 
 def crew_of(ranks: int, *, op_time_s: float, limit_s: float, memory_bytes: int = 1 << 30) -> LocalCrew:
@@ -120,54 +110,91 @@ def coverage(folder: Path, ranks: list[int], memory: str) -> bool:
 
 
 def bandwidths(rounds: int) -> bool:
-    """Whether all-reduces are as fast as in a plain loop."""
-    folder = tempfile.mkdtemp()
-    plain = [
-        subprocess.Popen(
-            [sys.executable, "-c", PLAIN, str(rank), str(Path(folder, "store"))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+    """Whether what is reported of all-reduces is what a plain loop sees, on the same group, in the same processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        context = multiprocessing.get_context("spawn")
+        ends = [context.Pipe(duplex=False) for _ in range(2)]
+        ranks = [
+            context.Process(target=_by_turns, args=(rank, str(Path(folder, "store")), rounds, ends[rank][1]))
+            for rank in range(2)
+        ]
+        for process in ranks:
+            process.start()
+        try:
+            good = [_compared(size, [end.recv() for end, _ in ends]) for size in SIZES]
+            return all(good)
+        finally:
+            for process in ranks:
+                process.kill()
+                process.join()
+
+
+def _by_turns(rank: int, store: str, rounds: int, told: Connection) -> None:
+    """Be a rank: of each size, by turns what `run` does and a loop as one writes it by hand, with as many calls."""
+    import torch
+    import torch.distributed as dist
+
+    from opreplay.replay.execute.ranks.rank import Rank
+
+    options = MeasureOptions(op_time_s=TURN_S, limit_s=120, min_samples=2)
+    config = RankConfig(
+        rank=rank, world=2, backend="gloo", device="cpu", store=store, memory_bytes=1 << 30, measure=options
+    )
+    me = Rank(config)
+    for number, size in enumerate(SIZES):
+        share = mapped(all_reduce(size), 2)
+        turns: list[tuple[RankReply, list[float]]] = []
+        for turn in range(rounds):
+            ours = me.run(RankTask(number=number, share=share)) if turn % 2 == 0 or not turns else None
+            like = ours or turns[-1][0]
+            tensor = torch.zeros(size // 4)
+            for _ in range(3):
+                dist.all_reduce(tensor)
+            dist.barrier()
+            plain: list[float] = []
+            for _ in like.samples_us:
+                started = perf_counter()
+                for _ in range(like.calls):
+                    dist.all_reduce(tensor)
+                plain.append((perf_counter() - started) / like.calls * 1e6)
+            turns.append((ours or me.run(RankTask(number=number, share=share)), plain))
+        told.send(turns)
+    sleep(3600)  # a rank that leaves first would break the other's last call
+
+
+def _compared(size: int, sides: list[list[tuple[RankReply, list[float]]]]) -> bool:
+    """Print one size; whether the plain loop took as long as was reported, within the bar."""
+    pairs: list[tuple[float, float]] = []
+    means: list[tuple[float, float]] = []
+    for (one, plain_one), (other, plain_other) in zip(*sides, strict=True):
+        made = outcome_of(
+            all_reduce(size), mapped(all_reduce(size), 2), [one, other], backend="gloo", options=MeasureOptions()
         )
-        for rank in range(2)
-    ]
-    crew = crew_of(2, op_time_s=0.1, limit_s=120)
-    crew.start()
-    good, number = True, 0
-    try:
-        for size in SIZES:
-            share = mapped(all_reduce(size), 2)
-            ours: list[float] = []
-            theirs: list[float] = []
-            for _ in range(rounds):
-                number += 1
-                replies = crew.run(RankTask(number=number, share=share))
-                assert not isinstance(replies, Reason), replies
-                made = outcome_of(all_reduce(size), share, replies, backend="gloo", options=MeasureOptions())
-                assert made.measurement is not None
-                ours.append(made.measurement.median_us)
-                calls = max(10, min(1000, int(0.1e6 / ours[-1])))
-                for process in plain:
-                    assert process.stdin is not None
-                    process.stdin.write(f"{size} {calls}\n")
-                    process.stdin.flush()
-                theirs.append(max(float(process.stdout.readline()) for process in plain if process.stdout))
-            one, other = min(ours), min(theirs)
-            found = [bandwidth("all_reduce", size, 2, us) for us in (one, other)]
-            rates = [0.0 if rate is None else rate.bus_gb_s for rate in found]
-            ratio, usual = other / one, statistics.median(theirs) / statistics.median(ours)
-            good &= abs(ratio - 1) <= WITHIN
-            print(
-                f"{size:>10,} B  ours {one:>9.1f} us {rates[0]:.3f} GB/s  plain {other:>9.1f} us "
-                f"{rates[1]:.3f} GB/s  ratio of the best {ratio:.3f}, of medians {usual:.3f}",
-                flush=True,
-            )
-    finally:
-        crew.close()
-        for process in plain:
-            process.kill()
-            process.wait()
-    return good
+        assert made.measurement is not None, made.reason
+        plain = [max(both) for both in zip(plain_one, plain_other, strict=True)]
+        ours = [max(both) for both in zip(one.samples_us, other.samples_us, strict=True)]
+        pairs.append((made.measurement.median_us, statistics.median(plain)))
+        means.append((statistics.fmean(ours), statistics.fmean(plain)))
+    ratio, low, high = _ratio(pairs)
+    mean = _ratio(means)[0]
+    reported, seen = (statistics.median(side) for side in zip(*pairs, strict=True))
+    spread = [f"{min(side):.0f}-{max(side):.0f}" for side in zip(*pairs, strict=True)]
+    found = [bandwidth("all_reduce", size, 2, us) for us in (reported, seen)]
+    rates = [0.0 if rate is None else rate.bus_gb_s for rate in found]
+    print(
+        f"{size:>10,} B  ours {reported:>8.1f} us ({spread[0]}) {rates[0]:.3f} GB/s  plain {seen:>8.1f} us "
+        f"({spread[1]}) {rates[1]:.3f} GB/s  plain/ours {ratio:.3f} (95 %: {low:.3f} to {high:.3f}), means {mean:.3f}",
+        flush=True,
+    )
+    return abs(ratio - 1) <= WITHIN
+
+
+def _ratio(pairs: list[tuple[float, float]]) -> tuple[float, float, float]:
+    """Median of plain over ours, turn by turn, and its 95 % bootstrap interval."""
+    draw = random.Random(0)
+    logs = [math.log(plain / ours) for ours, plain in pairs]
+    again = sorted(statistics.median(draw.choices(logs, k=len(logs))) for _ in range(2000))
+    return tuple(math.exp(x) for x in (statistics.median(logs), again[50], again[1949]))  # type: ignore[return-value]
 
 
 def faults(runs: int, seed: int) -> bool:
@@ -225,7 +252,7 @@ def main() -> int:
     covering.add_argument("--ranks", default="2,4")
     covering.add_argument("--memory", default="1GB")
     timing = commands.add_parser("bandwidth")
-    timing.add_argument("--rounds", type=int, default=7)
+    timing.add_argument("--rounds", type=int, default=60)
     breaking = commands.add_parser("faults")
     breaking.add_argument("--runs", type=int, default=100)
     breaking.add_argument("--seed", type=int, default=0)

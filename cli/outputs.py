@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from opreplay.replay.report.page import of_run
 from opreplay.replay.report.run import batch_markdown, csv_, markdown, sequence
 from opreplay.replay.results.reading import MemorySink, ResultFile
 from opreplay.replay.results.records import Header, OpResult, Record, Summary
 from opreplay.replay.results.writing import JsonLinesSink
-from opreplay.traces.errors import UsageError
+from opreplay.traces.errors import EnvironmentRefused, UsageError
 
 Render = Callable[[Header, Sequence[OpResult], Summary], str]
 
@@ -24,10 +24,16 @@ def command_line() -> str:
     return shlex.join(["opreplay", *sys.argv[1:]])
 
 
+def _page(header: Header, results: Sequence[OpResult], summary: Summary) -> str:
+    from opreplay.replay.report.page import of_run
+
+    return of_run.render(header, results, summary, command_line())
+
+
 PAGES: dict[str, Render] = {
     ".csv": csv_.render,
     ".md": markdown.render,
-    ".html": lambda header, results, summary: of_run.render(header, results, summary, command_line()),
+    ".html": _page,
 }
 """Suffix → format that is written as a whole at the end."""
 LINES = (".jsonl", ".ndjson")
@@ -112,6 +118,7 @@ class Outputs:
                 self._lines.append(JsonLinesSink.open(path, force=path in self._replaced))
             else:
                 write_file(path, "", force=path in self._replaced)
+                _refuse_full_disk(path)
         if self.to_stdout:
             sink = JsonLinesSink(sys.stdout.buffer)
             for record in self.memory.records():
@@ -136,7 +143,7 @@ class Outputs:
                 if render is markdown.render:
                     text += batch_markdown.render(self.memory.traces, self.memory.jobs)
                     text += sequence.markdown(self.memory.sequence)
-                write_file(path, text, force=True)
+                write_page(path, text, lines=self.results)
 
 
 def has_a_line(path: Path) -> bool:
@@ -161,6 +168,34 @@ def check_writable(path: Path, *, force: bool) -> None:
 def write_file(path: Path, text: str, *, force: bool) -> None:
     """Write a whole text file, UTF-8. Raises UsageError when it exists without `force`, or cannot be written."""
     write_bytes(path, text.encode(errors="backslashreplace"), force=force)
+
+
+ROOM_BYTES = 1 << 20
+"""That a disk must have for a page, which is written when all is measured: more than most need."""
+
+
+def _refuse_full_disk(path: Path) -> None:
+    """Raises EnvironmentRefused where there is no room for a page that is to be written in the end."""
+    free = shutil.disk_usage(path.absolute().parent).free
+    if free < ROOM_BYTES:
+        path.unlink(missing_ok=True)
+        raise EnvironmentRefused(
+            f"no room for {path}: {free // 1024} KiB are free", hint="Make room, or name a file on another disk."
+        )
+
+
+def write_page(path: Path, text: str, *, lines: Path | None) -> None:
+    """Write a page at the end of a run, whose results may be in the file `lines` as well.
+
+    Raises EnvironmentRefused that says how to have it all the same.
+    """
+    try:
+        path.write_bytes(text.encode(errors="backslashreplace"))
+    except OSError as error:
+        again = f"`opreplay report {lines}` shows what was measured" if lines else "FILE.jsonl would hold each op"
+        raise EnvironmentRefused(
+            f"cannot write {path}: {error.strerror}", hint=f"Make room, or name another file; {again}."
+        ) from None
 
 
 def write_bytes(path: Path, data: bytes, *, force: bool) -> None:

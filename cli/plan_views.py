@@ -90,6 +90,7 @@ def show_dry_run(
     l2: L2State,
     where: Where | None = None,
     everything: bool = False,
+    format_: str = "table",
 ) -> None:
     """What a run of the plan would do. Raises UsageError or FormatError for values that fit no op."""
     from opreplay.replay.arguments.supplied import check_values_file
@@ -101,6 +102,7 @@ def show_dry_run(
         devices,
         contents,
         max_op_bytes=measuring.max_op_bytes,
+        format_=format_,
         over_budget=measuring.over_budget,
         l2=l2,
         where=where,

@@ -9,12 +9,34 @@ from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.terminal import console
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import RenderableType
 
     from opreplay.cli.outputs import Outputs
     from opreplay.replay.execute.options import RunOptions
     from opreplay.replay.execute.processes.lanes import Engine
     from opreplay.replay.results.reading import MemorySink, ResultFile
+
+
+def one_stdout(format_: str, output: Sequence[str]) -> None:
+    """Raises UsageError where both the report and the records would go to stdout."""
+    from opreplay.traces.errors import UsageError
+
+    if format_ == "json" and "-" in output:
+        raise UsageError("--format json and --output - both take stdout", hint="Leave one out.")
+
+
+def show_json(outputs: Outputs) -> None:
+    """The whole run as one JSON value on stdout, its coverage on stderr; nothing of a run that could not start."""
+    from opreplay.replay.report.run import json_
+    from opreplay.replay.report.run.facts import coverage_line
+
+    kept = outputs.memory
+    if kept.header is None or kept.summary is None:
+        return
+    console.narrate(coverage_line(kept.header, kept.results, kept.summary))
+    console.write(json_.render(kept.header, kept.results, kept.summary, kept.traces, kept.jobs, kept.sequence))
 
 
 def show_report(outputs: Outputs, *, coverage: bool = True, everything: bool = True) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from opreplay.traces.errors import UsageError
 
@@ -41,6 +41,35 @@ def use_plugins(names: Sequence[str], custom_op_dir: str | None = None) -> tuple
         )
         console.narrate(f"{source}: {counts}")
     return (*names, *custom_op_files(custom_op_dir))
+
+
+class SetUp(NamedTuple):
+    """What a command that measures and predicts has before it reads a trace."""
+
+    plugins: tuple[str, ...]
+    """All that the user named, for other processes to load."""
+    contents: ExpectedContents
+    devices: dict[str, DeviceProfile]
+
+
+def set_up(
+    plugins: Sequence[str],
+    custom_op_dir: str | None,
+    init_modules: Sequence[str],
+    init_args: Sequence[str],
+    *,
+    seed: int,
+    values: str | None,
+    socs: tuple[str, ...],
+    cluster: str | None = None,
+) -> SetUp:
+    """Users' code, what arguments will hold, and the simulated devices. Raises UsageError and FormatError for each."""
+    from opreplay.replay.arguments.work.expected import expected_contents
+    from opreplay.replay.ascend.simulate.devices import load_socs
+
+    named = use_plugins(plugins, custom_op_dir)
+    contents = expected_contents(init_modules, init_args, seed=seed, values=values)
+    return SetUp(named, contents, load_socs(socs, cluster))
 
 
 def may_keep(wanted: bool, plugins: Sequence[str]) -> bool:

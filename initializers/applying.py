@@ -1,3 +1,4 @@
+# pyright: strict
 """Lets an initializer fill a call and checks what it did; whatever goes wrong in it becomes an InitializerError.
 
 Owns the checks of results; which initializer a call gets is decided in `registry`.
@@ -5,10 +6,10 @@ Owns the checks of results; which initializer a call gets is decided in `registr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from opreplay.initializers.base import BatchLengths, CustomInit, InitContext, InitializerError, InitReport
 from opreplay.initializers.user_code import failed_at
@@ -51,7 +52,8 @@ def apply(rule: CustomInit, context: InitContext) -> InitReport:
 
 def _tensors(args: Mapping[str, Any]) -> Iterator[tuple[str, Any, tuple[int, ...], Any]]:
     for name, value in args.items():
-        for item in value if isinstance(value, (list, tuple)) else (value,):
+        items = cast("Sequence[Any]", value) if isinstance(value, list | tuple) else (value,)
+        for item in items:
             if hasattr(item, "data_ptr"):
                 yield name, item, tuple(item.shape), item.dtype
 
@@ -61,10 +63,12 @@ def _report(result: Any) -> InitReport:
         return InitReport(summary=_short(result or ""))
     if not isinstance(result, InitReport):
         raise InitializerError(f"initialize returned {type(result).__name__}, not an InitReport or a line of text")
-    assumed = result.assumed if isinstance(result.assumed, Mapping) else {None: None}
-    if not all(isinstance(text, str) for text in (result.summary, *assumed, *assumed.values())):
+    given: Any = result  # users' code may have put anything into it
+    told: object = given.assumed
+    assumed = cast("Mapping[object, object]", told) if isinstance(told, Mapping) else None
+    if assumed is None or not all(isinstance(text, str) for text in (given.summary, *assumed, *assumed.values())):
         raise InitializerError("the report's summary must be text, and what it assumed text by argument")
-    if result.lengths is not None and not isinstance(result.lengths, BatchLengths):
+    if given.lengths is not None and not isinstance(given.lengths, BatchLengths):
         raise InitializerError("the report's lengths must be BatchLengths")
     return replace(
         result,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 
@@ -33,6 +34,11 @@ def span(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.new_empty(0)
     reach = 1 + sum((d - 1) * s for d, s in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.as_strided((reach,), (1,))
+
+
+def elements(tensor: torch.Tensor) -> list[Any]:
+    """The numbers of a 1-D tensor as Python's: torch leaves the type of `tolist` open."""
+    return cast("list[Any]", tensor.tolist())  # pyright: ignore[reportUnknownMemberType]
 
 
 def is_integer(dtype: torch.dtype) -> bool:

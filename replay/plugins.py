@@ -6,14 +6,15 @@ Owns no registry: those are `conversions`, `user_executors`, `opreplay.initializ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, get_args
 
 from opreplay.initializers import extensions
-from opreplay.initializers.user_code import load_entry_point, load_user_code, place_of
+from opreplay.initializers.user_code import load_entry_point, load_user_code
+from opreplay.initializers.user_table import UserFunction
 from opreplay.replay.resolve.user.conversions import CONVERSIONS
 from opreplay.replay.resolve.user.executors import EXECUTORS
 
@@ -62,7 +63,8 @@ def custom_op_files(folder: str | Path | None) -> tuple[str, ...]:
 
 def registrations() -> tuple[Registration, ...]:
     """All that users' code has registered so far, by kind."""
-    return (*_functions(), *_initializers(), *_estimates())
+    order = get_args(Kind)
+    return tuple(sorted((*_functions(), *_initializers()), key=lambda entry: order.index(entry.kind)))
 
 
 def clear_registrations() -> None:
@@ -72,16 +74,28 @@ def clear_registrations() -> None:
 
 
 def _functions() -> Iterator[Registration]:
-    tables: tuple[tuple[Kind, Iterator[Any]], ...] = (("conversion", iter(CONVERSIONS)), ("executor", iter(EXECUTORS)))
+    from opreplay.replay.ascend.custom.estimators import ESTIMATORS
+    from opreplay.replay.ascend.custom.op_invoke import OpInvokeInfo
+    from opreplay.replay.ascend.custom.programs import PROGRAMS
+    from opreplay.replay.ascend.custom.registrations import USER_RULES
+
+    tables: tuple[tuple[Kind, Iterable[UserFunction]], ...] = (
+        ("conversion", CONVERSIONS),
+        ("executor", EXECUTORS),
+        ("estimator", ESTIMATORS),
+        ("properties", OpInvokeInfo.properties),
+        ("tile program", PROGRAMS),
+        ("rule", USER_RULES),
+    )
     for kind, table in tables:
         for entry in table:
             yield Registration(
                 kind=kind,
-                name=getattr(entry.function, "__name__", repr(entry.function)),
+                name=entry.name,
                 ops=entry.ops,
                 source=entry.source,
                 place=entry.place,
-                note="override" if entry.override else "",
+                note="override" if entry.override else entry.device or "",
             )
 
 
@@ -91,29 +105,3 @@ def _initializers() -> Iterator[Registration]:
         yield Registration(
             kind="initializer", name=name, ops=tuple(kind.op_patterns), source=source, place=kind.__module__, note=note
         )
-
-
-def _estimates() -> Iterator[Registration]:
-    from opreplay.replay.ascend.custom.estimators import ESTIMATORS
-    from opreplay.replay.ascend.custom.op_invoke import OpInvokeInfo
-    from opreplay.replay.ascend.custom.programs import PROGRAMS
-    from opreplay.replay.ascend.lowering.user_rules import user_rules
-
-    tables: tuple[tuple[Kind, Iterator[Any]], ...] = (
-        ("estimator", iter(ESTIMATORS)),
-        ("properties", iter(OpInvokeInfo.properties)),
-        ("tile program", iter(PROGRAMS)),
-    )
-    for kind, table in tables:
-        for op, device, function, source in table:
-            yield Registration(
-                kind=kind,
-                name=getattr(function, "__name__", "a callable"),
-                ops=(op,),
-                source=source,
-                place=place_of(function),
-                note=device or "",
-            )
-    for rule in user_rules():
-        name = getattr(rule.rule, "__name__", "a callable")
-        yield Registration(kind="rule", name=name, ops=rule.ops, source=rule.loaded_by, place=rule.place)

@@ -118,6 +118,8 @@ class OpTable:
     """Row of the innermost enclosing op, or -1, where the file says so; None where only the intervals tell."""
     record_function_id: npt.NDArray[np.int64] | None = None
     """torch's number of the call, the same in a Kineto trace and an ExecutionTrace of one run; -1 unknown."""
+    sequence: npt.NDArray[np.int64] | None = None
+    """Autograd's number of the node that a call recorded or belongs to, the same forward and backward; -1 for none."""
     gradients: npt.NDArray[np.bool_] | None = None
     """Whether autograd recorded the call: gradients were on, and an input required them; None where nobody asked."""
     memories: TensorMemories | None = None
@@ -200,6 +202,9 @@ class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
     """Kernels of captured graphs, by the recording of the capture."""
     unowned: int = 0
     unowned_device_ns: int = 0
+    launched_before: int = 0
+    """Of the unowned: launched before the recording began, so that no op of the file can be their owner."""
+    launched_before_device_ns: int = 0
     external_id_is_correlation: bool = False
     """Eras B and C of torch write the correlation id there; then containment is used for all."""
 

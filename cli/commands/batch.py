@@ -15,6 +15,8 @@ from opreplay.cli.options.measuring import (
     device_versions,
     holding,
     measuring_options,
+    quick_look,
+    quick_option,
     resume_option,
     tell_threads,
 )
@@ -23,6 +25,7 @@ from opreplay.cli.options.shared import (
     device_option,
     execution_traces_option,
     force_option,
+    format_option,
     init_options,
     limit_option,
     plugin_option,
@@ -57,6 +60,8 @@ if TYPE_CHECKING:
     "Repeatable.",
 )
 @force_option
+@format_option("table", "json")
+@quick_option("the 20 heaviest ops of each trace, 20 ms each, unless --top and --op-time say otherwise")
 @click.option("--dry-run", is_flag=True, help="Say what would run, then stop.")
 @click.option(
     "--lanes",
@@ -92,6 +97,8 @@ def command(
     plugin: tuple[str, ...],
     output: tuple[str, ...],
     force: bool,
+    format_: str,
+    quick: bool,
     dry_run: bool,
     lanes: int | None,
     engine: str,
@@ -102,9 +109,6 @@ def command(
     init_module: tuple[str, ...],
     init_arg: tuple[str, ...],
     values: str | None,
-    check_work: bool,
-    check_kernels: bool,
-    check_values: bool,
     limit: tuple[tuple[str, str], ...],
 ) -> int:
     """Replay the unique ops of many traces, each once, and report every trace, every job and all together.
@@ -117,12 +121,11 @@ def command(
 
     from opreplay.cli.opening import parse_limits
     from opreplay.cli.outputs import Outputs
-    from opreplay.cli.reporting import engine_of, outcome_code, show_batch
-    from opreplay.cli.setup import use_plugins
+    from opreplay.cli.reporting import engine_of, one_stdout, outcome_code, show_batch, show_json
+    from opreplay.cli.setup import set_up
     from opreplay.cli.terminal.console import narrate
     from opreplay.cli.terminal.progress import FilesProgress, RunProgress
-    from opreplay.replay.arguments.work.expected import expected_contents
-    from opreplay.replay.ascend.simulate.devices import load_socs, simulate_on
+    from opreplay.replay.ascend.simulate.devices import simulate_on
     from opreplay.replay.batch.job import find_and_pair, read_batch
     from opreplay.replay.execute.processes.lanes import lane_devices
     from opreplay.replay.execute.run import run_plan
@@ -130,9 +133,12 @@ def command(
 
     if address is not None and engine != "ray":
         raise UsageError("--address is that of a Ray cluster", hint="Add --engine ray.")
-    plugin = use_plugins(plugin, custom_op_dir)
-    contents = expected_contents(init_module, init_arg, seed=measuring.seed, values=values)
-    devices = load_socs(soc)
+    one_stdout(format_, output)
+    if quick:
+        selection, measuring = quick_look(selection, measuring)
+    plugin, contents, devices = set_up(
+        plugin, custom_op_dir, init_module, init_arg, seed=measuring.seed, values=values, socs=soc
+    )
     with Outputs(output, force=force, resume=resume) as outputs:
         files, how = find_and_pair(
             traces,
@@ -141,7 +147,7 @@ def command(
             device=device,
             limits=parse_limits(limit),
             plugins=plugin,
-            children=check_kernels,
+            children=measuring.check_kernels,
             tell=narrate,
         )
 
@@ -155,7 +161,15 @@ def command(
             from opreplay.cli.plan_views import show_dry_run
 
             batch, refused = read(None)
-            show_dry_run(batch.plan(), devices, measuring, contents=contents, values=values, l2=measuring.l2_state())
+            show_dry_run(
+                batch.plan(),
+                devices,
+                measuring,
+                contents=contents,
+                values=values,
+                l2=measuring.l2_state(),
+                format_=format_,
+            )
             return ExitCode.REFUSED if refused else ExitCode.OK
         options = msgspec.structs.replace(
             measuring,
@@ -166,9 +180,6 @@ def command(
             init_args=init_arg,
             lanes=lanes or 1,
             values=values,
-            check_work=check_work,
-            check_kernels=check_kernels,
-            check_values=check_values,
         )
         with stored_plans(outputs, how, force=force) as store:
             batch, refused = read(store)
@@ -197,7 +208,7 @@ def command(
                 outputs.forget()  # refused: what the file holds is of another run
                 raise
             finally:
-                show_batch(outputs)
+                show_json(outputs) if format_ == "json" else show_batch(outputs)
     return ExitCode.REFUSED if refused else outcome_code(outputs, max_failed)
 
 

@@ -86,13 +86,15 @@ def command(
     A ratio above 1 means that AFTER is slower. Of two runs an op is called slower or faster where that is more than its
     error and more than the ops scatter, the speed of the machine taken out (--method); runs in turns tell smaller
     changes. Traces of two devices, a trace and its replay, or with --times measured:simulated one file of results and
-    its own predictions, are compared by the medians as they are.
+    its own predictions, are compared by the medians as they are; so is a trace alone with its prediction, with
+    --times recorded:910b3.
     """
     from functools import partial
 
     from opreplay.cli.pages import check_page, write_page
     from opreplay.cli.terminal import console
     from opreplay.cli.terminal.progress import ReadProgress
+    from opreplay.replay.ascend.simulate.times import simulated_times
     from opreplay.replay.plan.recorded.comparing import compare_operands, open_operand
     from opreplay.replay.report.page import of_checks
     from opreplay.replay.report.views import comparison as view
@@ -112,6 +114,7 @@ def command(
         threshold=threshold,
         method=method,
         force=force,
+        simulate=simulated_times,
     )
     broken = violations(conditions, found)
     write_page(page, partial(of_checks.of_comparison, found), force=overwrite)

@@ -30,5 +30,7 @@ def command(show: str | None, format_: str) -> None:
     if format_ == "json":
         facts = [view.facts(device) for device in chosen]
         console.write(console.json_text(facts if show is None else facts[0]))
+    elif show is None:
+        console.show_fitted(lambda width: view.overview(chosen, width))
     else:
-        console.show(view.overview(chosen) if show is None else view.details(chosen[0]))
+        console.show(view.details(chosen[0]))

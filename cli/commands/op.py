@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from opreplay.cli.exit_codes import ExitCode
-from opreplay.cli.options.measuring import holding, measuring_options
+from opreplay.cli.options.measuring import holding, measuring_options, quick_option, quick_times
 from opreplay.cli.options.shared import (
     allow_import_option,
     cache_option,
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 @custom_op_option
 @plugin_option
 @allow_import_option
+@quick_option("20 ms for each call, unless --op-time says otherwise")
 @measuring_options
 @init_options
 @format_option("table", "json", "csv")
@@ -67,6 +68,7 @@ def command(
     custom_op_dir: str | None,
     plugin: tuple[str, ...],
     allow_import: tuple[tuple[str, str], ...],
+    quick: bool,
     measuring: RunOptions,
     init_module: tuple[str, ...],
     init_arg: tuple[str, ...],
@@ -80,7 +82,7 @@ def command(
     A CALL is written as reports print it: 'aten::mm(bf16[4096,1024], bf16[1024,n])'. Tensors are a type and sizes, with
     strides in braces where they are not contiguous, f32[4,8]{1,4}; then numbers, True, None, lists, texts in quotes,
     torch.bfloat16, and arguments by name. Sizes may be names and sums of products of them, n//2. Tensors hold random
-    values, as those of an op of a trace. Exits with 1 where a call cannot be replayed.
+    values, as those of an op of a trace. Exits with 1 where a call cannot be replayed or predicted.
     """
     import msgspec
 
@@ -99,6 +101,7 @@ def command(
     from opreplay.replay.resolve.written.sweep import calls_of_file, over_sizes, plan_of_calls
     from opreplay.traces.errors import UsageError
 
+    measuring = quick_times(measuring) if quick else measuring
     texts = [*calls, *(call for file in files for call in calls_of_file(file))]
     if not texts:
         raise UsageError("no call is given", hint="Write one: opreplay op 'aten::mm(f32[64,32], f32[32,8])'.")
@@ -139,7 +142,8 @@ def command(
     tell_problems(contents)
     keep_contents(contents)
     _show(found, format_, output, force=force)
-    return ExitCode.INCOMPLETE if any(one.result.reason is not None for one in found.cases) else ExitCode.OK
+    left_out = any(one.result.reason is not None or one.unpredicted for one in found.cases)
+    return ExitCode.INCOMPLETE if left_out else ExitCode.OK
 
 
 def _check_output(path: Path, *, force: bool) -> None:

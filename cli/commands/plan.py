@@ -50,6 +50,12 @@ if TYPE_CHECKING:
 @values_option
 @seed_option
 @click.option("--max-op-memory", type=ByteSize(), metavar="SIZE", help="Mark ops that need more as skipped, e.g. 1GB.")
+@click.option(
+    "--ranks",
+    type=click.IntRange(min=1, max=1024),
+    metavar="N",
+    help="With every collective as an op of its own, as `run --ranks N` replays them, under the same ids.",
+)
 @click.option("--meta", is_flag=True, help="Also call each op on meta tensors: does it fit, are the sizes as recorded?")
 @click.option(
     "--max-failed",
@@ -82,6 +88,7 @@ def command(
     values: str | None,
     seed: int,
     max_op_memory: int | None,
+    ranks: int | None,
     meta: bool,
     max_failed: int | None,
     explain: str | None,
@@ -112,6 +119,7 @@ def command(
         use_plugins,
     )
     from opreplay.replay.ascend.simulate.devices import load_socs
+    from opreplay.replay.plan.collectives.in_plan import on_ranks
     from opreplay.replay.plan.inputs import plan_of
     from opreplay.replay.plan.kept import kept_plan_of
     from opreplay.replay.plan.make import check_on_meta
@@ -120,12 +128,22 @@ def command(
     if output not in (None, "-"):
         check_writable(Path(output), force=force)
     plugin = use_plugins(plugin, custom_op_dir)
-    keep = may_keep(not no_cache, plugin)
+    keep = may_keep(not no_cache and ranks is None, plugin)
     given = own_contents(init_module, init_arg, seed=seed, values=values)
     devices = load_socs(soc)
-    read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details, capture=capture)
-    make = kept_plan_of if keep else plan_of
-    plan = make(read, selection, device=device, in_order=output is not None)
+    read = open_input(
+        trace,
+        limit,
+        execution_trace=execution_trace,
+        kernel_details=kernel_details,
+        capture=capture,
+        activity=ranks is not None,
+    )
+    if keep:
+        plan = kept_plan_of(read, selection, device=device, in_order=output is not None)
+    else:
+        plan = plan_of(read, selection, device=device, in_order=output is not None, collectives=ranks is not None)
+    plan = on_ranks(plan, ranks)
     if given is not None:
         refuse_unused_initializers(given.registry, plan.ops, init_module, init_arg)
     contents = contents_of_plan(plan, seed=seed, keep=keep) if given is None else given

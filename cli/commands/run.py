@@ -15,6 +15,7 @@ from opreplay.cli.options.measuring import (
     measuring_options,
     needs_order,
     quick_look,
+    quick_option,
     resume_option,
     tell_threads,
 )
@@ -27,6 +28,7 @@ from opreplay.cli.options.shared import (
     device_option,
     execution_trace_option,
     force_option,
+    format_option,
     init_options,
     kernel_details_option,
     l2_option,
@@ -65,12 +67,9 @@ if TYPE_CHECKING:
     help="Also write results: .jsonl (op by op), .csv, .md, .html; - is JSON Lines on stdout. Repeatable.",
 )
 @force_option
+@format_option("table", "json")
 @click.option("--rows", is_flag=True, help="Print each op on stderr as it is measured. On a terminal always.")
-@click.option(
-    "--quick",
-    is_flag=True,
-    help="A first look: the 20 heaviest ops, 20 ms each, unless --top and --op-time say otherwise.",
-)
+@quick_option("the 20 heaviest ops, 20 ms each, unless --top and --op-time say otherwise")
 @click.option("--dry-run", is_flag=True, help="Say what would run, then stop.")
 @measuring_options
 @resume_option
@@ -98,6 +97,7 @@ def command(
     plugin: tuple[str, ...],
     output: tuple[str, ...],
     force: bool,
+    format_: str,
     rows: bool,
     quick: bool,
     dry_run: bool,
@@ -107,9 +107,6 @@ def command(
     init_module: tuple[str, ...],
     init_arg: tuple[str, ...],
     values: str | None,
-    check_work: bool,
-    check_kernels: bool,
-    check_values: bool,
     notes: bool,
     limit: tuple[tuple[str, str], ...],
 ) -> int:
@@ -124,24 +121,24 @@ def command(
 
     from opreplay.cli.opening import open_input
     from opreplay.cli.outputs import Outputs
-    from opreplay.cli.reporting import outcome_code, show_report
-    from opreplay.cli.setup import refuse_unused_initializers, tell_unused, use_plugins
+    from opreplay.cli.reporting import one_stdout, outcome_code, show_json, show_report
+    from opreplay.cli.setup import refuse_unused_initializers, set_up, tell_unused
     from opreplay.cli.terminal.progress import RunProgress
-    from opreplay.replay.arguments.work.expected import expected_contents
-    from opreplay.replay.ascend.simulate.devices import load_socs, simulate_on
+    from opreplay.replay.ascend.simulate.devices import simulate_on
     from opreplay.replay.execute.run import run_plan
     from opreplay.replay.plan.collectives.in_plan import on_ranks
     from opreplay.replay.plan.inputs import plan_of, trace_facts, with_recorded_children
     from opreplay.replay.plan.recorded.where import where_of
     from opreplay.traces.errors import UsageError
 
+    one_stdout(format_, output)
     if quick:
         selection, measuring = quick_look(selection, measuring)
     if measuring.ranks is not None and served_as_rank(measuring.ranks):
         return ExitCode.OK
-    plugin = use_plugins(plugin, custom_op_dir)
-    contents = expected_contents(init_module, init_arg, seed=measuring.seed, values=values)
-    devices = load_socs(soc, cluster)
+    plugin, contents, devices = set_up(
+        plugin, custom_op_dir, init_module, init_arg, seed=measuring.seed, values=values, socs=soc, cluster=cluster
+    )
     state: L2State = l2 or ("sequence" if measuring.mode == "sequence" else measuring.l2_state())
     with Outputs(output, force=force, resume=resume) as outputs:
         collectives = measuring.ranks is not None or cluster is not None
@@ -155,7 +152,7 @@ def command(
         )
         ordered = needs_order(selection, measuring)
         plan = plan_of(read, selection, device=device, in_order=ordered, collectives=collectives)
-        plan = plan if measuring.ranks is None else on_ranks(plan)
+        plan = on_ranks(plan, measuring.ranks)
         refuse_unused_initializers(contents.registry, plan.ops, init_module, init_arg)
         if dry_run:
             from opreplay.cli.plan_views import show_dry_run
@@ -169,6 +166,7 @@ def command(
                 l2=state,
                 where=where_of(read),
                 everything=notes,
+                format_=format_,
             )
             return ExitCode.OK
         options = msgspec.structs.replace(
@@ -179,11 +177,8 @@ def command(
             init_modules=init_module,
             init_args=init_arg,
             values=values,
-            check_work=check_work,
-            check_kernels=check_kernels,
-            check_values=check_values,
         )
-        if check_kernels:
+        if options.check_kernels:
             plan = with_recorded_children(plan, read)
         try:
             unpredicted: dict[str, list[str]] = {}
@@ -206,6 +201,6 @@ def command(
             outputs.forget()  # refused: what the file holds is of another run
             raise
         finally:
-            show_report(outputs, everything=notes)
+            show_json(outputs) if format_ == "json" else show_report(outputs, everything=notes)
     tell_unused(devices, plan.ops)
     return outcome_code(outputs, max_failed)

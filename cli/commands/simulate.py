@@ -19,6 +19,7 @@ from opreplay.cli.options.shared import (
     kernel_details_option,
     l2_option,
     limit_option,
+    notes_option,
     plugin_option,
     seed_option,
     selection_options,
@@ -64,6 +65,7 @@ SUFFIXES = (".json", ".csv", ".html")
     help="Also write all ops: .json, .csv or .html (works offline). Repeatable.",
 )
 @force_option
+@notes_option
 @limit_option
 @cache_option
 def command(
@@ -84,6 +86,7 @@ def command(
     format_: str,
     output: tuple[str, ...],
     force: bool,
+    notes: bool,
     limit: tuple[tuple[str, str], ...],
     no_cache: bool,
 ) -> None:
@@ -153,7 +156,9 @@ def command(
         console.write(console.json_text(view.facts(plan, steps, losers=losers, where=where)))
         return
     console.show_line(view.head_line(plan, steps))
-    console.show_fitted(lambda width: view.render(plan, steps, losers=losers, width=width, where=where))
+    console.show_fitted(
+        lambda width: view.render(plan, steps, losers=losers, width=width, where=where, everything=notes)
+    )
 
 
 def check_output(path: Path, *, force: bool) -> None:

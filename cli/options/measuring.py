@@ -123,6 +123,11 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return taking
 
 
+def quick_option(what: str) -> Callable[[Command], Command]:
+    """--quick, a first look; `what` says at what."""
+    return click.option("--quick", is_flag=True, help=f"A first look: {what}.")
+
+
 QUICK_TOP, QUICK_OP_TIME_S = 20, 0.02
 
 
@@ -130,10 +135,18 @@ def quick_look(selection: Selection, measuring: RunOptions) -> tuple[Selection, 
     """What --quick makes of both: fewer ops and less time for each, where the command line names none itself."""
     import msgspec
 
+    measuring = quick_times(measuring)
+    return (selection if selection.top is not None else msgspec.structs.replace(selection, top=QUICK_TOP)), measuring
+
+
+def quick_times(measuring: RunOptions) -> RunOptions:
+    """The part of `quick_look` that is not about which ops."""
+    import msgspec
+
     source = click.get_current_context().get_parameter_source("op_time")
     if source is None or source.name == "DEFAULT":
-        measuring = msgspec.structs.replace(measuring, op_time_s=QUICK_OP_TIME_S)
-    return (selection if selection.top is not None else msgspec.structs.replace(selection, top=QUICK_TOP)), measuring
+        return msgspec.structs.replace(measuring, op_time_s=QUICK_OP_TIME_S)
+    return measuring
 
 
 def needs_order(selection: Selection, measuring: RunOptions) -> bool:
@@ -157,23 +170,44 @@ def resume_option(command: Command) -> Command:
     )(command)
 
 
-def checking_options(command: Command) -> Command:
-    """--check-work, --check-kernels and --check-values: whether what was replayed is what was recorded."""
-    command = click.option(
-        "--check-values",
-        is_flag=True,
-        help="Compare the results of ops that something else runs with those of their own implementation.",
-    )(command)
-    command = click.option(
-        "--check-kernels",
-        is_flag=True,
-        help="Profile a call of each op, and compare its kernels or child ops with those recorded.",
-    )(command)
-    return click.option(
+def checking_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--check-work, --check-kernels and --check-values, whether what was replayed is what was recorded; they complete
+    the `measuring` that the command gets."""
+
+    @wraps(command)
+    def taking_checks(
+        *, check_work: bool, check_kernels: bool, check_values: bool, measuring: RunOptions, **others: Any
+    ) -> Any:
+        import msgspec
+
+        measuring = msgspec.structs.replace(
+            measuring, check_work=check_work, check_kernels=check_kernels, check_values=check_values
+        )
+        return command(measuring=measuring, **others)
+
+    taking: Callable[..., Any] = taking_checks
+    for option in reversed(_CHECKING):
+        taking = option(taking)
+    return taking
+
+
+_CHECKING = [
+    click.option(
         "--check-work",
         is_flag=True,
         help="Report how much work the values of the arguments cause, and warn of ops that do none.",
-    )(command)
+    ),
+    click.option(
+        "--check-kernels",
+        is_flag=True,
+        help="Profile a call of each op, and compare its kernels or child ops with those recorded.",
+    ),
+    click.option(
+        "--check-values",
+        is_flag=True,
+        help="Compare the results of ops that something else runs with those of their own implementation.",
+    ),
+]
 
 
 @contextlib.contextmanager

@@ -132,7 +132,11 @@ class RunProgress(_Bar):
         self._update(now)
 
     def show(self, result: OpResult) -> None:
-        """One op that is done."""
+        """One op that is done. One that a rank was lost over is told wherever stderr goes: the run goes on without."""
+        if result.reason is not None and result.reason.kind == "rank lost":
+            from opreplay.cli.terminal.console import narrate
+
+            narrate(f"opreplay: warning: {result.name} {result.inputs}: {result.reason}; --resume tries it again")
         if self._bar is None and not self._rows:
             return
         from opreplay.replay.report.run.table import live_line

@@ -1,3 +1,4 @@
+# pyright: strict
 """Lengths of the sequences in a batch: the exact totals of a batch context, or drawn by a distribution.
 
 Owns the split of totals over sequences; which argument holds a length and where keys lie is in `paged_attention`.
@@ -12,6 +13,7 @@ import torch
 
 from opreplay.initializers.base import BatchLengths
 from opreplay.initializers.draws.distributions import LengthDistribution
+from opreplay.initializers.fill import elements
 from opreplay.traces.links.annotations import BatchContext
 
 IMPOSSIBLE = "impossible in this call"
@@ -42,7 +44,7 @@ class Batch:
     assumed: str
 
     def lengths(self) -> BatchLengths:
-        return BatchLengths(query=tuple(self.query.tolist()), kv=tuple(self.kv.tolist()))
+        return BatchLengths(query=tuple(elements(self.query)), kv=tuple(elements(self.kv)))
 
 
 def make_batch(

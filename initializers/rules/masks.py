@@ -1,9 +1,11 @@
+# pyright: strict
 """Rules for boolean masks: their density, and rows that always keep something; owns no indices."""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
 from opreplay.initializers import fill
@@ -60,7 +62,7 @@ class MaskedScatterInit(CustomInit):
 
     def initialize(self, context: InitContext) -> InitReport:
         mask, source, target = context.need("mask"), context.need("source"), context.need("self")
-        copies = max(1, math.prod(torch.broadcast_shapes(mask.shape, target.shape)) // max(1, mask.numel()))
+        copies = max(1, math.prod(np.broadcast_shapes(tuple(mask.shape), tuple(target.shape))) // max(1, mask.numel()))
         count = min(mask.numel(), source.numel() // copies)
         choose(mask, min(count, max(1, round(mask.numel() * DENSITY))) if count else 0, context.generator)
         return InitReport(summary=f"{int(mask.sum())} of {mask.numel()} elements selected")

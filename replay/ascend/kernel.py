@@ -28,7 +28,7 @@ class KernelCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     count: int = 1
 
 
-class KernelPrediction(msgspec.Struct, frozen=True, kw_only=True):
+class KernelPrediction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The cost of one kernel call on one device, in microseconds."""
 
     time_us: float

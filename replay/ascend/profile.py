@@ -7,7 +7,7 @@ Owns the compiled form only; `device_file` reads and checks the files it is made
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
@@ -58,6 +58,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     loop_vector_share: float
     """Of what the launch of a vector kernel takes beyond one core's, what is left when its code is in the instruction
     caches and no neighbour is about, as in a loop."""
+    kept_vector_share: float
+    """The same in a network, of a kernel whose code ran shortly before."""
     loop_cube_share: float
     """The same for kernels that use cube cores."""
     hbm_cube_efficiency: float
@@ -108,15 +110,10 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     added to the result in memory before the next one starts."""
 
 
-class Neighbour(NamedTuple):
-    """A measured kernel that says something of others of nearly its sizes (see `nearby`)."""
-
-    rows: float
-    """Octaves above 1 over the octaves that likeness reaches, as are the two others."""
-    columns: float
-    depth: float
-    pull: float
-    """What it adds to the logarithm of the time of a kernel of its own sizes; others' pulls add to that."""
+Neighbour = tuple[float, float, float, float]
+"""A measured kernel that says something of others of nearly its sizes (see `nearby`): (rows, columns, depth, pull).
+Sizes are octaves above 1 over the octaves that likeness reaches; the pull is what it adds to the logarithm of the time
+of a kernel of its own sizes, and others' pulls add to that."""
 
 
 class Pipes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -101,6 +101,7 @@ def read_batch(
         first = first or one
         counts = file.named or not one.no_trace
         tell(f"{'refused' if counts else 'left out'}: {one.path}: {one.message}")
+        batch.leave_out(one.path, one.message, refused=counts)
         if counts:
             refused.append(one)
     if store is not None and store.problem is not None:

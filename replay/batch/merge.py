@@ -39,6 +39,16 @@ class TracePlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     """What their times count from."""
 
 
+class NotRead(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of which a batch has no trace."""
+
+    file: str
+    """Its name, with as much of its folder as tells it from others of the kind."""
+    why: str
+    left_out: bool
+    """It lay in a folder and is no trace; else it was refused."""
+
+
 MAX_CALLS = 500_000
 """Collectives of all traces that are kept to be matched: some 200 MB."""
 
@@ -69,6 +79,7 @@ class Batch:
         self._first: ReplayPlan | None = None
         self._device_us = self._host_us = 0.0
         self._devices: dict[str, None] = {}
+        self._not_read: list[tuple[str, str, bool]] = []
 
     @classmethod
     def of(cls, traces: Iterable[TracePlan]) -> Batch:
@@ -116,6 +127,19 @@ class Batch:
             uses.recorded_us.append(weight(op))
         self._uses.append(uses)
 
+    def leave_out(self, path: str, why: str, *, refused: bool) -> None:
+        """Keep that a file could not be read, for the report."""
+        self._not_read.append((path, why, refused))
+
+    @property
+    def not_read(self) -> list[NotRead]:
+        """The files that could not be read, in the order in which they were met."""
+        names = labels([path for path, _, _ in self._not_read])
+        return [
+            NotRead(file=name, why=why.replace(path, name), left_out=not refused)
+            for name, (path, why, refused) in zip(names, self._not_read, strict=True)
+        ]
+
     def plan(self) -> ReplayPlan:
         """One op a way of calling it, counts and times of all traces added, heaviest first."""
         merged = ReplayPlan(
@@ -131,7 +155,8 @@ class Batch:
     def facts(self) -> dict[str, object]:
         """What the header of the results says of the traces."""
         jobs = {member.job for member in self._members()}
-        return {"traces": len(self), "jobs": len(jobs), "ops_of_traces": self.rank_ops}
+        not_read = {"not_read": msgspec.to_builtins(self.not_read)} if self._not_read else {}
+        return {"traces": len(self), "jobs": len(jobs), "ops_of_traces": self.rank_ops, **not_read}
 
     def close(self, results: Sequence[OpResult]) -> list[TraceResult | JobResult]:
         """Sums for each trace and for each job, from the results of the merged plan's ops."""

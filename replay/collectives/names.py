@@ -7,7 +7,12 @@ import re
 
 from opreplay.replay.collectives.model import Kind
 
+EXPERTS = "moe_distribute_"
+"""In names of ops that send tokens to their experts' ranks ("npu_moe_distribute_dispatch"), or back ("combine")."""
+
 WORDS: tuple[tuple[str, Kind], ...] = (
+    ("moedistributedispatch", "all_to_all"),
+    ("moedistributecombine", "all_to_all"),
     ("allreduce", "all_reduce"),
     ("reducescatter", "reduce_scatter"),
     ("allgather", "all_gather"),

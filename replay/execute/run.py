@@ -120,7 +120,7 @@ def run_plan(
     try:
         facts = chosen.start() | ({"beside_another_job": True} if beside else {})
         header = _header(plan, options, facts, trace or {}, devices)
-        if earlier is not None and (whole := whole_summary(earlier, header.identity)) is not None:
+        if earlier is not None and (whole := whole_summary(earlier, header)) is not None:
             return whole
         results += _begin(sink, header, earlier, again=options.mode == "sequence")
         begun = True

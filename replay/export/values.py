@@ -1,3 +1,4 @@
+# pyright: strict
 """What the tensors of an op must hold, in a form that a bundle's script can make without opreplay.
 
 Plain values are described by their kind. What an initializer put in is kept value by value where it is small, else
@@ -17,6 +18,7 @@ import torch
 from opreplay.initializers import fill
 from opreplay.initializers.base import InitContext, InitializerError
 from opreplay.initializers.dense import DenseInit, safe_bound, values_for
+from opreplay.initializers.fill import elements
 from opreplay.initializers.registry import Registry
 from opreplay.replay.arguments import tensors
 from opreplay.replay.arguments.tensors import seed_of
@@ -184,7 +186,7 @@ def _json_values(tensor: torch.Tensor) -> list[Any]:
     if tensor.is_complex():
         raise NotReplayable(Reason("failed", "complex values of an initializer cannot be written out"))
     wide = tensor.to(torch.float64) if tensor.dtype.is_floating_point else tensor
-    return [_number(value) for value in wide.reshape(-1).tolist()]
+    return [_number(value) for value in elements(wide.reshape(-1))]
 
 
 def _number(value: float) -> float | str:

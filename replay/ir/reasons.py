@@ -21,6 +21,7 @@ ReasonKind = Literal[
     "policy",
     "budget",
     "out of time",
+    "rank lost",
     "library missing",
     "failed",
 ]
@@ -34,13 +35,14 @@ MEANINGS: dict[ReasonKind, str] = {
     "policy": "not allowed to run or to be imported; see the page on security",
     "budget": "needs more memory or time, or returns more tensors, than allowed",
     "out of time": "the run had no time left for it; continuing the run is another chance",
+    "rank lost": "a process of its group died or was stopped in the middle of it; continuing the run is another chance",
     "library missing": "the library that has the op is not installed, and there is no reference for it",
     "failed": "was resolved or called, and torch refused it or broke",
 }
 """What each kind means, in words for people."""
 
 DETAILED: frozenset[ReasonKind] = frozenset(
-    {"metadata missing", "policy", "budget", "out of time", "library missing", "failed"}
+    {"metadata missing", "policy", "budget", "out of time", "rank lost", "library missing", "failed"}
 )
 """Kinds that say nothing without a detail: what is missing, forbidden, too large or broken."""
 

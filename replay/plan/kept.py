@@ -1,3 +1,4 @@
+# pyright: strict
 """Plans and contents of arguments kept between runs, under a key of all that they depend on.
 
 That is: every value of the trace or plan that was read, the options, the source files of opreplay, the version of torch
@@ -17,7 +18,7 @@ from functools import cache
 from hashlib import blake2b
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import numpy as np
@@ -138,10 +139,11 @@ def _feed(hasher: Any, value: Any) -> None:
     """Every value in it; raises TypeError for what cannot be told apart."""
     hasher.update(f"<{type(value).__name__}>".encode())
     if isinstance(value, np.ndarray):
-        if value.dtype.hasobject:
+        array = cast("np.ndarray[Any, np.dtype[Any]]", value)
+        if array.dtype.hasobject:
             raise TypeError("an array of objects")
-        hasher.update(repr((value.dtype.str, value.shape)).encode())
-        hasher.update(np.ascontiguousarray(value).view(np.uint8).data if value.size else b"")
+        hasher.update(repr((array.dtype.str, array.shape)).encode())
+        hasher.update(np.ascontiguousarray(array).view(np.uint8).data if array.size else b"")
     elif isinstance(value, AnnotationTable):
         for name, part in sorted(vars(value).items()):
             hasher.update(name.encode())

@@ -16,7 +16,7 @@ from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.plan.recorded.where import LabelWork, Where
 from opreplay.replay.report.coverage import coverage_text
 from opreplay.replay.report.text import middle, plural, safe, share_text, time_text
-from opreplay.replay.results.records import OpResult
+from opreplay.replay.results.records import L2State, OpResult
 
 CLASSES_SHOWN = 6
 LEAST = 0.01
@@ -24,6 +24,12 @@ LEAST = 0.01
 LABELS_SHOWN = 3
 LABEL_CHARS = 48
 SOCS_SHOWN = 3
+HOLDING: dict[L2State, str] = {
+    "cold": "each op alone with cold caches (--l2)",
+    "warm": "each op alone with warm caches (--l2)",
+    "sequence": "each op amid others' data (--l2 sequence)",
+}
+"""What a prediction takes caches to hold, in few words: `simulate`, which follows the calls of a step, differs."""
 
 
 def where_in(trace: Mapping[str, object]) -> Where | None:
@@ -67,6 +73,9 @@ def where_lines(where: Where, device: str | None) -> list[str]:
     shown = [(name, share) for name, share in where.classes.items() if share >= LEAST][:CLASSES_SHOWN]
     if shown:
         made.append("time: " + ", ".join(f"{safe(name)} {share_text(share)}" for name, share in shown))
+    before = where.launched_before_us / where.total_us if where.total_us else 0.0
+    if before >= LEAST:
+        made.append(f"launched before the recording: {share_text(before)} of device time; its ops are not in it")
     share = where.labels_us / where.total_us if where.total_us else 0.0
     if share >= LEAST:
         made.append(_labels(where, share))
@@ -100,6 +109,8 @@ def prediction_line(soc: str, results: Sequence[OpResult]) -> str:
     far = [r for r in results if soc in r.simulated and r.simulated[soc].extrapolated]
     if far:
         parts.append(f"{plural(len(far), 'op')} extrapolated")
+    states = {r.simulated[soc].l2 for r in results if soc in r.simulated}
+    parts += [HOLDING[state] for state in HOLDING if state in states]
     return f"{safe(soc)}: {'; '.join(parts)}"
 
 

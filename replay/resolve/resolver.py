@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 
 import msgspec
 import numpy as np
@@ -41,7 +41,7 @@ from opreplay.replay.resolve.user.conversions import (
     in_schema_order,
 )
 from opreplay.replay.resolve.user.executors import EXECUTORS, OtherOverload, UserExecutor, bind_by_name, bind_executor
-from opreplay.replay.resolve.user.table import UserFunction
+from opreplay.replay.resolve.user.table import OpFunction
 from opreplay.replay.standins import canonical_name
 from opreplay.replay.standins.aten import EQUIVALENTS
 from opreplay.replay.standins.declared.register import assumed_by
@@ -71,7 +71,7 @@ class Resolver:
         """The op with its arguments, or with the reason why it cannot be replayed."""
         recorded = recorded_args(signature)
         kernels = tuple(kernel.name for kernel in op.recorded.kernels)
-        relatives = partial(self._relatives.around, row)
+        relatives = cache(partial(self._relatives.around, row))
         on_device = op.recorded.device_us_median
         context = Context(
             device=self._device,
@@ -120,7 +120,7 @@ class Resolver:
         )
         return msgspec.structs.replace(made, assumptions=made.assumptions + unused) if unused else made
 
-    def _convert(self, op: ReplayOp, entry: UserFunction, recorded: Recordeds, context: Context) -> ReplayOp | None:
+    def _convert(self, op: ReplayOp, entry: OpFunction, recorded: Recordeds, context: Context) -> ReplayOp | None:
         """The op as a user's conversion makes it, or None where that does not apply to the call."""
         try:
             made = convert(

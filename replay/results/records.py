@@ -56,6 +56,9 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     the calls before it leave there."""
     extrapolated: bool = False
     """A kernel of it lies far outside the sizes or dtypes that were measured of its family: the band is wide."""
+    no_path: str = ""
+    """The dtype of its product that no unit of the device is known to multiply ("float64"): the time is that of another
+    dtype, and the device refuses the op or leaves it to its host processor."""
     algorithm: str = ""
     """Of a collective: how it runs on the links, e.g. "direct over HCCS, then ring over RDMA"."""
 

@@ -16,7 +16,7 @@ import msgspec
 from opreplay.replay.host import environment
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.results.reading import ResultFile
-from opreplay.replay.results.records import OpResult, Summary
+from opreplay.replay.results.records import Header, OpResult, Summary
 from opreplay.traces.errors import UsageError
 
 FREE = frozenset({"total_time_s", "limit_s", "shared_device"})
@@ -26,7 +26,6 @@ NAMED = frozenset({"seed", "device"})
 WORDS = {
     "plan": "the ops (another trace, or other filters)",
     "options": "the options of measuring",
-    "devices": "the simulated devices",
     "values": "the values of arguments",
 }
 """What is told of parts of the identity that are digests."""
@@ -57,9 +56,23 @@ def identity_of(
     return identity
 
 
-def refuse_another(earlier: ResultFile, now: Mapping[str, str]) -> None:
-    """Raises UsageError that says what differs between the run to be continued and this one."""
-    before = earlier.header.identity
+FLAGS = {
+    "op_time_s": "--op-time",
+    "max_op_bytes": "--max-op-memory",
+    "mode": "--mode",
+    "check_results": "--no-check",
+    "allow_imports": "--allow-import",
+    "plugins": "--plugin",
+    "init_modules": "--init-module",
+    "init_args": "--init-arg",
+    "max_live_bytes": "--max-live-memory",
+}
+"""Options of a run whose flag has another name → that flag."""
+
+
+def refuse_another(earlier: ResultFile, header: Header) -> None:
+    """Raises UsageError that says what differs between the run to be continued and the one of `header`."""
+    before, now = earlier.header.identity, header.identity
     if not before:
         raise UsageError(
             "the results are of an opreplay that could not continue runs", hint="Run again into another file."
@@ -67,18 +80,37 @@ def refuse_another(earlier: ResultFile, now: Mapping[str, str]) -> None:
     differing = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
     if not differing:
         return
-    told = [
-        WORDS[key] if key in WORDS else f"{key} ({before.get(key, 'none')} before, {now.get(key, 'none')} now)"
-        for key in differing
-    ]
+    told: list[str] = []
+    for key in differing:
+        if key == "options" and (named := _differing_options(earlier.header.options, header.options)):
+            told += named
+        elif key in WORDS:
+            told.append(WORDS[key])
+        else:
+            told.append(f"{key} ({before.get(key) or 'none'} before, {now.get(key) or 'none'} now)")
     raise UsageError(
         f"not a continuation: {', '.join(told)} differ", hint="Give what the first run was given, or name another file."
     )
 
 
-def whole_summary(earlier: ResultFile, now: Mapping[str, str]) -> Summary | None:
+def _differing_options(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Options of measuring that differ, as the command line calls them, with what they were and are."""
+    return [
+        f"{FLAGS.get(key, '--' + key.replace('_', '-'))} ({_said(before.get(key))} before, {_said(now.get(key))} now)"
+        for key in sorted({*before, *now})
+        if key not in FREE | NAMED and before.get(key) != now.get(key)
+    ]
+
+
+def _said(value: object) -> str:
+    if value is None or value == "" or value == () or value == [] or value == {}:
+        return "none"
+    return ("yes" if value else "no") if isinstance(value, bool) else msgspec.json.encode(value).decode()
+
+
+def whole_summary(earlier: ResultFile, header: Header) -> Summary | None:
     """The summary of a run that has nothing left to do, None where it goes on; raises as `refuse_another`."""
-    refuse_another(earlier, now)
+    refuse_another(earlier, header)
     summary = earlier.summary
     if summary is None or summary.interrupted or len(kept_results(earlier)) < summary.ops:
         return None
@@ -86,13 +118,18 @@ def whole_summary(earlier: ResultFile, now: Mapping[str, str]) -> Summary | None
 
 
 def kept_results(earlier: ResultFile) -> list[OpResult]:
-    """Results that need not be made again: all but those of ops that there was no time for."""
-    return [result for result in earlier.results if not is_out_of_time(result)]
+    """Results that need not be made again: all but those of ops that there was no time for, or that lost a rank."""
+    return [result for result in earlier.results if not is_out_of_time(result) and not has_lost_rank(result)]
 
 
 def is_out_of_time(result: OpResult) -> bool:
     """Whether the run had no time for the op."""
     return result.reason is not None and result.reason.kind == "out of time"
+
+
+def has_lost_rank(result: OpResult) -> bool:
+    """Whether it is a collective that ended with one of its ranks."""
+    return result.reason is not None and result.reason.kind == "rank lost"
 
 
 def digest(data: bytes) -> str:

@@ -52,7 +52,8 @@ class JsonLinesSink:
                 f"cannot write {path}: {error.strerror}", hint="Check the folder and its rights."
             ) from None
         sink = cls._owned(stream, path)
-        stream.truncate(0)
+        with contextlib.suppress(OSError):  # a device or a pipe has nothing to take away
+            stream.truncate(0)
         _name_to_disk(Path(path))
         return sink
 

@@ -257,6 +257,7 @@ def compare(
     """
     from contextlib import nullcontext
 
+    from opreplay.replay.ascend.simulate.times import simulated_times
     from opreplay.replay.plan.recorded.comparing import compare_operands, open_operand
 
     sides = [
@@ -264,4 +265,6 @@ def compare(
         for one in (before, after)
     ]
 
-    return Comparison(compare_operands(*sides, times=times, threshold=threshold, method=method, force=force))
+    return Comparison(
+        compare_operands(*sides, times=times, threshold=threshold, method=method, force=force, simulate=simulated_times)
+    )

@@ -43,14 +43,11 @@ def register_program(program: Program) -> None:
     namespace = program.op.partition("::")[0]
     if namespace != "tile":
         # Ops of the namespace "tile" are programs without an op of torch's: no trace holds one.
-        try:
-            register_program_cost(program.op, coster)
-        except ValueError as error:
-            raise UsageError(str(error).replace("override=True replaces them", "an op has one program")) from None
+        register_program_cost(program.op, coster)
         if namespace != "aten":
             runner = functools.wraps(program.function)(functools.partial(_execute, program))
             runner.__signature__ = _open_signature()  # type: ignore[attr-defined]
-            register_executor(program.op)(runner)
+            register_executor(program.op, program=True)(runner)
     _programs[program.place] = program
     if program.library:
         _make_library_op(program)

@@ -1,10 +1,13 @@
 # pyright: strict
-"""What collectives that run beside compute take of the HBM's bandwidth from it; owns no schedule and no prediction."""
+"""What collectives take from what runs beside them: of the HBM's bandwidth from compute, of links from each other.
+
+Owns no schedule and no prediction.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -32,6 +35,8 @@ class Contention:
     """Of each task's time: what moves data from and to HBM."""
     rates: Floats
     """Bytes a second that a collective draws, while it runs."""
+    transports: dict[int, frozenset[str]] = field(default_factory=dict[int, frozenset[str]])
+    """Collective → kinds of links that it uses ("HCCS", "RDMA")."""
 
     @classmethod
     def of(cls, count: int, device: DeviceProfile) -> Contention:
@@ -42,8 +47,9 @@ class Contention:
         """Tasks whose time consists of these terms."""
         self.hbm_share[list(nodes)] = min(1.0, terms_us.get("hbm", 0.0) / time_us) if time_us > 0 else 0.0
 
-    def draws(self, node: int, call: KernelCall, time_us: float) -> None:
-        """A collective that takes so long."""
+    def draws(self, node: int, call: KernelCall, time_us: float, algorithm: str = "") -> None:
+        """A collective that takes so long by that algorithm, "direct over HCCS, then ring over RDMA"."""
+        self.transports[node] = frozenset(part.split()[0].strip(",") for part in algorithm.split(" over ")[1:])
         size = max(total_bytes(call.inputs), total_bytes(call.outputs))
         if time_us > 0:
             self.rates[node] = TOUCHES.get(call.type, 2.0) * size / time_us * 1e6
@@ -63,10 +69,31 @@ def contended(
     """Durations of a step in which compute beside collectives gets what they leave of the HBM's bandwidth.
 
     A task of which the share h is bound by HBM, beside collectives that draw the share r of it for the share o of the
-    task's time, takes 1 + o h r / (1 - r) times as long. None where nothing worth telling runs beside anything.
+    task's time, takes 1 + o h r / (1 - r) times as long. Collectives that are on links of one kind at the same time
+    share them evenly: each takes longer by as much of the others as lies beside it. None where nothing worth telling
+    runs beside anything.
     """
     if wants is None or not wants.rates.any():
         return None
+    collectives = graph.nodes.kind == COLLECTIVE
+    shared = _of_links(schedule(durations_us), durations_us, wants.transports)
+    notes: list[str] = []
+    total, before = float(shared.sum()), float(durations_us[collectives].sum())
+    if total >= WORTH * before > 0:
+        notes.append(f"collectives beside each other share links: {total:.0f} µs = {total / before:.1%} more of them")
+        durations_us = durations_us + shared
+    hbm = _of_hbm(graph, durations_us, wants, schedule)
+    if hbm is not None:
+        notes.append(hbm.note)
+    if not notes:
+        return None
+    return Slowed(durations_us=durations_us if hbm is None else hbm.durations_us, note="; ".join(notes))
+
+
+def _of_hbm(
+    graph: StepGraph, durations_us: Floats, wants: Contention, schedule: Callable[[Floats], Schedule]
+) -> Slowed | None:
+    """With what compute loses of HBM beside collectives; None for nothing worth telling."""
     collectives = graph.nodes.kind == COLLECTIVE
     compute = (graph.nodes.name >= 0) & ~collectives & (wants.hbm_share > 0)
     if not compute.any():
@@ -83,6 +110,22 @@ def contended(
         return None
     note = f"collectives beside compute take HBM bandwidth: {total:.0f} µs = {total / before:.1%} more computing"
     return Slowed(durations_us=now, note=note)
+
+
+def _of_links(found: Schedule, durations_us: Floats, transports: Mapping[int, frozenset[str]]) -> Floats:
+    """How much longer each collective takes that shares its links."""
+    lost = np.zeros(len(durations_us))
+    nodes = sorted((node for node, used in transports.items() if used), key=lambda node: float(found.start_us[node]))
+    running: list[int] = []
+    for node in nodes:
+        begin = float(found.start_us[node])
+        running = [other for other in running if found.start_us[other] + durations_us[other] > begin]
+        for other in running:
+            if transports[node] & transports[other]:
+                end = min(begin + durations_us[node], found.start_us[other] + durations_us[other])
+                lost[[node, other]] += max(0.0, float(end) - begin)
+        running.append(node)
+    return lost
 
 
 def _drawn(found: Schedule, collectives: Bools, rates: Floats) -> Floats:

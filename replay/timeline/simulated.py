@@ -17,7 +17,7 @@ import numpy as np
 from opreplay.replay.arguments.work.amounts import Contents
 from opreplay.replay.ascend.cost.predict import HOST_COPY, family_of
 from opreplay.replay.ascend.cost.predictor import Predictor
-from opreplay.replay.ascend.cost.residency import resident_of, reuse_distances
+from opreplay.replay.ascend.cost.residency import Held, codes_kept, resident_of, reuse_distances
 from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.lowering.collectives import kernel_of
 from opreplay.replay.ascend.measured.kernel_shapes import complete_outputs
@@ -128,13 +128,13 @@ def predict(
     ops: Mapping[str, ReplayOp],
     *,
     contents: ContentsOf | None = None,
-    resident: Mapping[str, Sequence[float | None]] | None = None,
+    held: Mapping[str, Sequence[Held]] | None = None,
     host_scale: float = 1.0,
     host_us: Floats | None = None,
     dispatch_us: Floats | None = None,
     world_size: int | None = None,
 ) -> Predicted:
-    """Durations of all nodes on `device`. `ops` are the plan's by id, `resident` what of their data is in L2.
+    """Durations of all nodes on `device`. `ops` are the plan's by id, `held` what the caches hold of them.
     Of a step whose ops left the host, `host_us` are its nodes' durations then, of which `dispatch_us` is for these ops.
 
     Raises TraceError for a step without device work.
@@ -156,7 +156,7 @@ def predict(
     out.contention = Contention.of(len(nodes), device)
     _collectives(trace, graph, predictor, world_size or trace.info.world_size, out, done)
     _recorded_kernels(trace, graph, predictor, out, done)
-    _lowered_ops(trace, graph, predictor, ops, contents, resident, out, done)
+    _lowered_ops(trace, graph, predictor, ops, contents, held, out, done)
     _rest(trace, graph, tasks, out, done)
     _latencies(trace, graph, out)
     return out
@@ -281,7 +281,7 @@ def _collectives(
         _add(out, [node], family.name, family.band, made.time_us)
         _finish(graph, out, done, [node], made.time_us)
         assert out.contention is not None
-        out.contention.draws(node, call, made.time_us)
+        out.contention.draws(node, call, made.time_us, made.algorithm)
     out.collectives_us = recorded_us, made_us
     if kept:
         out.notes.append(f"{kept} collectives of unknown size are as recorded, their waiting for other ranks included")
@@ -309,10 +309,11 @@ def _recorded_kernels(trace: Trace, graph: StepGraph, predictor: Predictor, out:
         if kind not in made:
             made[kind] = _call_of(trace, kind)
         calls.append(made[kind])
-    for node, call, touches in zip(rows.tolist(), calls, reuse_distances(calls), strict=True):
+    kept = codes_kept(calls)
+    for node, call, touches, loaded in zip(rows.tolist(), calls, reuse_distances(calls), kept, strict=True):
         if call is None:
             continue
-        one = predictor(call, resident_of(touches, predictor.device))
+        one = predictor(call, resident_of(touches, predictor.device), loaded=loaded)
         if out.contention is not None:
             out.contention.needs([node], one.terms_us, one.time_us)
         family = family_of(call, predictor.device)
@@ -340,7 +341,7 @@ def _lowered_ops(
     predictor: Predictor,
     ops: Mapping[str, ReplayOp],
     contents: ContentsOf | None,
-    resident: Mapping[str, Sequence[float | None]] | None,
+    held: Mapping[str, Sequence[Held]] | None,
     out: Predicted,
     done: Bools,
 ) -> None:
@@ -364,9 +365,9 @@ def _lowered_ops(
             op = ops.get(signature_id(trace.signatures[signature]))
             known[signature] = None
             if op is not None and (op.reason is None or op.reason.kind != "metadata missing"):
-                shares = resident.get(op.id, ()) if resident is not None else ()
+                of_kernels = held.get(op.id, ()) if held is not None else ()
                 amounts = contents(op) if contents is not None else None
-                one, families = simulate_by_family(op, device, predictor, amounts, shares)
+                one, families = simulate_by_family(op, device, predictor, amounts, of_kernels)
                 if one.time_us > 0.0 or op.reason is None:
                     known[signature] = (
                         one.time_us,

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.ascend.simulate.step_residency import Shares, resident_shares
+from opreplay.replay.ascend.simulate.step_residency import HeldByOp, held_in_caches
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.timeline.categories import Categories, categories
 from opreplay.replay.timeline.changes import Edited, Unmatched, edited, with_op_times
@@ -188,7 +188,7 @@ def timeline(
             measured_profiler_us=None if with_times is None else with_times.profiler_us,
             what_if=changes,
             what_if_together=_together(names, graph, what_if, schedule, simulated),
-            notes=(*_notes(chosen, graph), *(with_times.notes if with_times is not None else ())),
+            notes=(*_notes(trace, chosen, graph), *(with_times.notes if with_times is not None else ())),
         ),
         graph=graph,
         names=names,
@@ -209,9 +209,9 @@ def _on_devices(
     host_scale: float,
 ) -> dict[str, OnDevice]:
     ops = {op.id: op for op in plan.ops} if plan is not None else {}
-    shares: list[Shares] | list[None] = [None] * len(devices)
+    caches: list[HeldByOp] | list[None] = [None] * len(devices)
     if devices and plan is not None and plan.sequence is not None:
-        shares = resident_shares(plan.ops, plan.sequence, devices, contents)
+        caches = held_in_caches(plan.ops, plan.sequence, devices, contents)
     host_us = dispatch_us = None
     if devices and not graph.on_device:
         trace, host_by_row = offloaded(trace, ops)
@@ -221,14 +221,14 @@ def _on_devices(
         without, _ = with_op_times(names, graph, np.where(np.isnan(host_by_row), np.nan, 0.0))
         dispatch_us = host_us - without
     out: dict[str, OnDevice] = {}
-    for device, resident in zip(devices, shares, strict=True):
+    for device, held in zip(devices, caches, strict=True):
         made = predict(
             trace,
             graph,
             device,
             ops,
             contents=contents,
-            resident=resident,
+            held=held,
             host_scale=host_scale,
             host_us=host_us,
             dispatch_us=dispatch_us,
@@ -366,7 +366,7 @@ def _mark(step: Step, graph: StepGraph, steps: int) -> StepMark:
     )
 
 
-def _notes(step: Step, graph: StepGraph) -> list[str]:
+def _notes(trace: Trace, step: Step, graph: StepGraph) -> list[str]:
     notes: list[str] = []
     if not step.marked:
         notes.append(
@@ -378,6 +378,12 @@ def _notes(step: Step, graph: StepGraph) -> list[str]:
             f"work that was launched before this step runs on the device for its first {graph.begin_us / 1e3:,.2f} ms, "
             "and is taken for that of the step before (inferred from when it was launched): the step is counted from "
             "completion to completion, and no less than the host needed"
+        )
+    if before_ns := trace.info.links.launched_before_device_ns:
+        share = before_ns / int(trace.kernels.dur_ns.sum(dtype=np.int64))
+        notes.append(
+            f"{before_ns / 1e6:,.2f} ms of device work were launched before the recording, {100 * share:.1f} % of the "
+            "file's: shares here are of what the step launched, those of `opreplay simulate` of all device time"
         )
     if graph.recorded_us and graph.unexplained.us > 0.05 * graph.recorded_us:
         notes.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from opreplay.cli.outputs import Outputs, check_writable, write_file
 from opreplay.replay.results.reading import read_results
 from opreplay.replay.results.records import Header, OpResult, Summary
-from opreplay.traces.errors import UsageError
+from opreplay.traces.errors import EnvironmentRefused, UsageError
 
 HEADER = Header(opreplay_version="0", started_at="2026-01-01T00:00:00Z", trace={}, environment={}, options={})
 OP = OpResult(id="0" * 12, name="aten::mm", count=2, status="replayed", measured_us=3.0, recorded_host_us=1.0)
@@ -35,6 +36,34 @@ def test_each_suffix_has_its_format(tmp_path: Path) -> None:
     assert read_results(names[0]) == (HEADER, [OP], SUMMARY) == read_results(names[3])
     assert Path(names[1]).read_text().splitlines()[1].startswith("000000000000,aten::mm,2,replayed")
     assert "`aten::mm`" in Path(names[2]).read_text()
+
+
+def test_a_full_disk_is_told_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 4096))  # type: ignore[attr-defined]
+    with (
+        pytest.raises(EnvironmentRefused, match="4 KiB are free"),
+        Outputs([str(tmp_path / "r.csv")], force=False) as o,
+    ):
+        o.write(HEADER)
+    assert list(tmp_path.iterdir()) == []
+
+
+def write_all(outputs: Outputs) -> None:
+    for record in (HEADER, OP, SUMMARY):
+        outputs.write(record)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
+@pytest.mark.parametrize(("suffix", "hint"), [(".jsonl", "--resume"), (".csv", "opreplay report")])
+def test_what_cannot_be_written_says_what_is_left(tmp_path: Path, suffix: str, hint: str) -> None:
+    full, lines = tmp_path / f"full{suffix}", tmp_path / "r.ndjson"
+    full.symlink_to("/dev/full")
+    with (
+        pytest.raises(EnvironmentRefused, match="No space left") as caught,
+        Outputs([str(full), str(lines)], force=True) as o,
+    ):
+        write_all(o)
+    assert hint in caught.value.hint
 
 
 def test_json_lines_are_there_before_the_run_ends(tmp_path: Path) -> None:

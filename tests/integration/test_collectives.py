@@ -8,12 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from opreplay.replay.execute.options import MeasureOptions
+from opreplay.replay.execute.ranks.crew import LocalCrew
+from opreplay.replay.execute.ranks.messages import RankConfig
 from opreplay.replay.results.reading import read_result_file
 from opreplay.replay.results.records import OpResult
 from tests.collectives import EVERY, collective_event, every_collective
@@ -185,7 +189,9 @@ def test_a_rank_that_dies_or_hangs_costs_one_collective(tmp_path: Path, harm: si
     """The collective in flight ends on all ranks with its reason, the next has a new group, nothing is left behind."""
     out = tmp_path / "out.jsonl"
     arguments = command(several(tmp_path), out, "--ranks", "2", "--op-limit", "4s", "--op-time", "0.4s")
-    process = subprocess.Popen(arguments, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    told = tmp_path / "stderr.txt"
+    with told.open("wb") as stream:
+        process = subprocess.Popen(arguments, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=stream)
     try:
         wait_for_first_result(process, out)
         first = ranks_of(process.pid)
@@ -199,5 +205,45 @@ def test_a_rank_that_dies_or_hangs_costs_one_collective(tmp_path: Path, harm: si
     (lost,) = [one for one in found if one.status != "replayed"]
     assert "rank 1" in str(lost.reason)
     assert ("SIGKILL" if harm == signal.SIGKILL else "--op-limit") in str(lost.reason)
+    assert lost.reason is not None
+    assert lost.reason.kind == "rank lost"
+    assert f"opreplay: warning: {lost.name} {lost.inputs}: rank lost: " in told.read_text()
     assert not any(Path(f"/proc/{pid}").exists() for pid in first)
     assert not ranks_of(process.pid)
+    if harm == signal.SIGKILL:
+        run(tmp_path / "trace.json", out, *arguments[arguments.index("--ranks") :], "--resume")
+        again = {one.id: one for one in collectives(out)}
+        assert [one.status for one in again.values()] == ["replayed"] * 4
+
+
+def test_a_rank_that_is_killed_while_it_starts_is_started_again() -> None:
+    options = MeasureOptions()
+    config = RankConfig(rank=0, world=2, backend="gloo", device="cpu", store="", memory_bytes=1 << 30, measure=options)
+    crew = LocalCrew(config, limit_s=30)
+
+    def kill_one() -> None:
+        while len(crew.pids) < 2:
+            time.sleep(0.01)
+        os.kill(crew.pids[1], signal.SIGKILL)
+
+    harm = threading.Thread(target=kill_one)
+    harm.start()
+    try:
+        assert crew.start()["ranks"] == 2
+    finally:
+        harm.join()
+        crew.close()
+
+
+def test_a_plan_with_ranks_has_the_ops_of_a_run_with_ranks(tmp_path: Path) -> None:
+    """Under the same ids and names; the plan can be run, and one that was made without ranks says what it lacks."""
+    trace, plans, out = several(tmp_path), tmp_path / "plan.json", tmp_path / "out.jsonl"
+    run(trace, out, "--ranks", "2")
+    for options, replayed in ((("--ranks", "2"), True), ((), False)):
+        subprocess.run(
+            [str(SCRIPT), "plan", str(trace), "-o", str(plans), "--force", *options], check=True, env=ENVIRONMENT
+        )
+        ops = json.loads(plans.read_text())["ops"]
+        same = {(op["id"], op["name"]) for op in ops} == {(one.id, one.name) for one in collectives(out)}
+        assert same == replayed
+    assert "make it with `opreplay plan --ranks N`" in run(plans, tmp_path / "not.jsonl", "--ranks", "2").stdout

@@ -49,7 +49,10 @@ def test_a_run_killed_in_the_middle_goes_on_where_it_was(tmp_path: Path) -> None
     assert [result for result in file.results if result.id in before] == list(before.values())
     other = subprocess.run([*arguments, "--resume", "--seed", "5"], capture_output=True, text=True, timeout=120)
     assert other.returncode == 2
-    assert "not a continuation" in other.stderr
+    assert "not a continuation: seed (0 before, 5 now) differ" in other.stderr
+    longer = subprocess.run([*arguments, "--resume", "--op-time", "7ms"], capture_output=True, text=True, timeout=120)
+    assert "--op-time (" in longer.stderr
+    assert " before, 0.007 now)" in longer.stderr
     assert other.stdout == "", "the report of the first run is none of the second"
 
 

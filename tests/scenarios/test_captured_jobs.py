@@ -86,7 +86,7 @@ def collectives(plan: dict[str, Any]) -> dict[str, list[tuple[int, list[list[int
     found: dict[str, list[tuple[int, list[list[int]]]]] = {}
     for op in plan["ops"]:
         if "c10d" in op["name"] and "wait" not in op["name"]:
-            assert op["ranks"] == 8
+            assert op["ranks"] == op["collective"]["group_size"] == 8
             shapes = [t["shape"] for arg in op["args"] for t in arg.get("tensors", ())]
             found.setdefault(op["name"], []).append((op["count"], shapes))
     return {name: sorted(ops) for name, ops in sorted(found.items())}
@@ -105,3 +105,53 @@ def test_sharded_parameters_take_a_share_of_the_memory(console: Console, tmp_pat
     path.write_text(FILE)
     found = json.loads(console("capture", f"{path}:fsdp", "--world-size", "8", "--format", "json").stdout)
     assert found["peaks"][0]["by_kind"]["parameter"] == 6792 * 4 // 8
+
+
+KINDS = {"ddp": ["all_reduce"], "tensor": ["all_reduce"], "fsdp": ["all_gather", "reduce_scatter"]}
+
+
+@pytest.mark.parametrize("form", KINDS)
+def test_what_a_rank_exchanges_is_predicted_on_a_cluster(console: Console, tmp_path: Path, form: str) -> None:
+    path, plan = tmp_path / "job.py", tmp_path / "plan.json"
+    path.write_text(FILE)
+    console("capture", f"{path}:{form}", "--world-size", "2", "-o", plan)
+    moved = [op["collective"] for op in json.loads(plan.read_text())["ops"] if op.get("collective")]
+    assert sorted({one["kind"] for one in moved}) == KINDS[form]
+    assert all(one["group_ranks"] == [0, 1] for one in moved)
+    shown = console("simulate", plan, "--cluster", "1x2x910b3", "--no-cache", "--format", "json").stdout
+    assert json.loads(shown)["socs"]["910b3"]["by_family_us"]["Collective"] > 0
+    if form == "fsdp":
+        return
+    out = tmp_path / "out.jsonl"
+    console("run", plan, "--ranks", "2", "--backend", "gloo", "--op-filter", "*all*reduce*", "--quick", "-o", out)
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    (ran,) = [line for line in lines if line.get("collective")]
+    assert ran["status"] == "replayed"
+    assert ran["collective"]["replayed"]["ranks"] == 2
+    assert ran["collective"]["replayed"]["checked"] == "right"
+
+
+def test_groups_of_a_mesh_are_told_apart(console: Console, tmp_path: Path) -> None:
+    path, plan = tmp_path / "mesh.py", tmp_path / "plan.json"
+    path.write_text(
+        "import torch, torch.distributed as dist\n"
+        "from torch.distributed.device_mesh import init_device_mesh\n"
+        "def make():\n"
+        "    mesh = init_device_mesh('cpu', (2, 4), mesh_dim_names=('data', 'model'))\n"
+        "    def step(x):\n"
+        "        for name in ('data', 'model'):\n"
+        "            dist.all_reduce(x, group=mesh.get_group(name))\n"
+        "        dist.broadcast(x, 4, group=mesh.get_group('model'))\n"
+        "        dist.all_gather([torch.empty(6) for _ in range(4)], x, group=mesh.get_group('model'))\n"
+        "    return step, (torch.ones(6),)\n"
+    )
+    console("capture", f"{path}:make", "--world-size", "8", "--rank", "5", "-o", plan)
+    moved = [op["collective"] for op in json.loads(plan.read_text())["ops"] if op.get("collective")]
+    found = {(one["kind"], tuple(one["group_ranks"]), one["in_elements"], one["out_elements"]) for one in moved}
+    assert found == {
+        ("all_reduce", (1, 5), 6, 6),
+        ("all_reduce", (4, 5, 6, 7), 6, 6),
+        ("broadcast", (4, 5, 6, 7), 6, 6),
+        ("all_gather", (4, 5, 6, 7), 6, 24),
+    }
+    assert next(one for one in moved if one["kind"] == "broadcast")["root"] == 0

@@ -19,14 +19,14 @@ Trace = Callable[..., Path]
 ELEMENTS = 1 << 24
 
 
-def distributed_step() -> list[dict[str, Any]]:
-    """An all-reduce of 64 MiB in a group of 16 beside a copy that reads and writes 512 MiB."""
+def distributed_step(group: range = range(16)) -> list[dict[str, Any]]:
+    """An all-reduce of 64 MiB in a group beside a copy that reads and writes 512 MiB."""
     told = {"Collective name": "allreduce", "In msg nelems": ELEMENTS, "Out msg nelems": ELEMENTS, "dtype": "Float"}
-    told |= {"Group size": 16, "Process Group Ranks": str(list(range(16)))}
+    told |= {"Group size": len(group), "Process Group Ranks": str(list(group))}
     communicating = kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 60, 9000, 1, stream=20)
     communicating["args"] |= told
     return [
-        *collective_event("c10d::allreduce_", 10, collective="allreduce", elements=ELEMENTS, group=range(16), dur=30),
+        *collective_event("c10d::allreduce_", 10, collective="allreduce", elements=ELEMENTS, group=group, dur=30),
         launch(15, 1),
         communicating,
         op("aten::relu", 50, [[1 << 27]], ["float"], dur=20, id_=2),
@@ -65,3 +65,26 @@ def test_in_a_step_collectives_overlap_compute_and_take_hbm_bandwidth(console: C
     step = json.loads(text)["socs"]["910b3"]
     assert any("take HBM bandwidth" in note for note in step["notes"])
     assert step["categories_us"]["communication_overlapped"] > 0
+
+
+@pytest.mark.parametrize(("group", "shares"), [(range(16), True), (range(8), True), (range(0, 16, 8), False)])
+def test_collectives_beside_each_other_share_links_of_one_kind(
+    console: Console, trace_of: Trace, group: range, shares: bool
+) -> None:
+    """One within a server, on a stream of its own, beside one that is there as well, or between servers alone."""
+    second = kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 62, 9000, 3, stream=21)
+    told = {"Collective name": "allreduce", "In msg nelems": ELEMENTS, "Out msg nelems": ELEMENTS, "dtype": "Float"}
+    second["args"] |= {**told, "Group size": 8, "Process Group Ranks": str(list(range(8)))}
+    more = [op("aten::neg", 42, [[4]], ["float"], dur=6, id_=3), launch(44, 3), second]
+    steps = [
+        json.loads(console("timeline", trace_of(*events), "--cluster", "2x8x910b3", "--format", "json").stdout)
+        for events in (distributed_step(group), [*distributed_step(group), *more])
+    ]
+    alone, both = (step["socs"]["910b3"] for step in steps)
+    assert any("share links" in note for note in both["notes"]) == shares
+    assert not any("share links" in note for note in alone["notes"])
+    talking = [
+        sum(step["categories_us"][f"communication_{which}"] for which in ("overlapped", "not_overlapped"))
+        for step in (alone, both)
+    ]
+    assert talking[1] >= (1.7 if shares else 1.0) * talking[0]

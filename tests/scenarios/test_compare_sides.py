@@ -94,7 +94,7 @@ def test_times_that_are_not_there_are_refused(
     console: Console, gpus: tuple[Path, Path], trace_of: Callable[..., Path]
 ) -> None:
     assert "AFTER is missing" in console("compare", gpus[0], code=2).stderr
-    assert "holds recorded times, not 910b3 ones" in console("compare", *gpus, "--times", "910b3", code=2).stderr
+    assert "holds recorded times, not measured ones" in console("compare", *gpus, "--times", "measured", code=2).stderr
     assert "names no times" in console("compare", *gpus, "--times", ":x", code=2).stderr
     assert "taken together for measured times" in console("compare", *gpus, "--also-after", gpus[0], code=2).stderr
     other = trace_of(*owner("aten::mm", 1, [[7, 7], [7, 7]], 3.0), name="o.json")
@@ -135,3 +135,31 @@ def test_what_a_trace_calls_its_device_acts_on_no_terminal(
         assert "\x1b" not in text
         assert "x1b[2J" in text.replace("\\", "")
     assert "\x1b" not in console("plan", evil).stdout
+
+
+def test_a_trace_with_its_own_prediction(console: Console, gpus: tuple[Path, Path]) -> None:
+    """No run is needed to hold what a GPU took against a simulated device."""
+    lines = console("compare", gpus[0], "--times", "recorded:910b3").stdout.splitlines()
+    assert lines[0].startswith("compared 3 ops")
+    assert lines[1] == "before: recorded on NVIDIA H100 (h100.json); on both sides 3 of 3 ops = 100.0 % of 220 µs"
+    assert lines[2].startswith("after: simulated on 910b3 (h100.json)")
+    facts = json.loads(console("compare", gpus[0], "--times", "recorded:910b3", "--format", "json").stdout)
+    predicted = json.loads(console("simulate", gpus[0], "--format", "json").stdout)["unique_ops"]
+    assert {op["id"]: op["after_us"] for op in facts["ops"]} == {
+        op["id"]: op["simulated"]["910b3"]["time_us"] for op in predicted
+    }
+    assert opreplay.compare(gpus[0], times="recorded:910b3").found.sides[1].on == "910b3"
+    assert "--times recorded:910b3" in console("compare", gpus[0], code=2).stderr
+    assert "known devices" in console("compare", gpus[0], "--times", "recorded:910zz", code=2).stderr
+    assert "holds recorded times" in console("compare", gpus[0], "--times", "recorded:measured", code=2).stderr
+
+
+def test_totals_by_class_of_work(console: Console, gpus: tuple[Path, Path]) -> None:
+    text = console("compare", *gpus).stdout
+    row = next(line.split() for line in text.splitlines() if line.startswith("GEMM"))
+    assert row == ["GEMM", "80.0", "µs", "2.24", "ms", "1", "28×"]
+    norms = next(line.split() for line in text.splitlines() if line.startswith("normalization"))
+    assert norms == ["normalization", "100", "µs", "100", "µs", "0", "–"]
+    facts = json.loads(console("compare", *gpus, "--format", "json").stdout)
+    assert [one["name"] for one in facts["classes"]] == ["GEMM", "normalization", "elementwise"]
+    assert "| GEMM | 80.0 µs | 2.24 ms | 1 | 28× |" in console("compare", *gpus, "--format", "markdown").stdout

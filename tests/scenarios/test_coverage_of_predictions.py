@@ -41,3 +41,27 @@ def test_labels_are_not_simulated_and_opaque_ops_are_said_to_be(
 
 def test_nothing_is_covered_by_no_prediction() -> None:
     assert coverage_text(coverage([(0.5, None)]), "device time") == "0 % of device time by rules, 100.0 % not at all"
+
+
+def test_products_that_the_device_has_no_path_for_are_said_to_be(
+    console: Callable[..., Result], trace_of: Callable[..., Path]
+) -> None:
+    """A cube multiplies neither float64 nor 8-bit floats; float64 was as fast as float32 without a word."""
+    trace = trace_of(
+        *owner("aten::mm", 1, [[1024, 1024]] * 2, 60.0, ["double", "double"]),
+        *owner("sgl_kernel::fp8_scaled_mm", 2, [[1024, 1024]] * 2, 20.0, ["c10::Float8_e4m3fn"] * 2),
+        *owner("aten::add", 3, [[1024, 1024]] * 2, 10.0, ["double", "double"]),
+        *owner("aten::mm", 4, [[1024, 1024]] * 2, 10.0),
+    )
+    told = "no known path for products of float64, float8_e4m3fn: 2 ops = 80.0 % costed as another dtype"
+    for command in ("simulate", "plan"):
+        assert f"910b3: {told}" in " ".join(console(command, trace).stdout.split()), command
+    facts = json.loads(console("simulate", trace, "--format", "json").stdout)
+    found = {(op["name"], op["inputs"][:2]): op["simulated"]["910b3"] for op in facts["unique_ops"]}
+    assert [one["no_path"] for one in found.values()] == ["float64", "float8_e4m3fn", "", ""]
+    wide = found["aten::mm", "f6"]
+    assert (wide["confidence"], wide["extrapolated"]) == ("uncalibrated", True)
+    assert wide["high_us"] >= 3 * wide["time_us"]
+    alone = console("op", "aten::mm(f64[64,64], f64[64,64])", "--no-measure").stdout
+    assert "910b3 has no known path for products of float64" in alone
+    assert "no known path" in console("compare", trace, "--times", "recorded:910b3").stdout

@@ -128,3 +128,47 @@ def test_what_labels_own_on_a_gpu_is_told_by_class(
     assert {"GEMM": 0.6, "Triton": 0.25, "attention": 0.15} in [one.get("kernel_classes") for one in records]
     assert "Triton 25.0 %" in " ".join(console("report", out).stdout.split())
     assert json.loads(console("simulate", trace, "--format", "json").stdout)["where"]["labels_us"] == 100.0
+
+
+def test_work_of_before_the_recording_is_named_alike_everywhere(
+    console: Console, trace_of: Callable[..., Path]
+) -> None:
+    """Of 100 µs, 30 were launched before the profiler: no step's, whatever is predicted of the others."""
+    before = kernel("vectorized_elementwise_kernel", 10, 30.0, 900)
+    trace = trace_of(before, *owner("aten::mm", 1, [[64, 64]] * 2, 70.0, ["float", "float"]))
+    for command in ("simulate", "plan"):
+        text = console(command, trace).stdout
+        assert "launched before the recording: 30.0 % of device time; its ops are not in it" in text, command
+    assert console("simulate", trace).stdout.startswith("simulated 70.0 % of device time by rules, 30.0 % not at all")
+    step = " ".join(console("timeline", trace, "--soc", "910b3").stdout.split())
+    assert "0.03 ms of device work were launched before the recording, 30.0 % of the file's" in step
+    assert "those of `opreplay simulate` of all device time" in step
+
+
+def test_simulate_is_short_unless_asked_for_more(console: Console, trace_of: Callable[..., Path]) -> None:
+    names = ("aten::mm", "aten::bmm", "aten::add", "aten::gelu", "aten::exp", "aten::neg", "aten::sum")
+    trace = trace_of(*(e for i, name in enumerate(names) for e in owner(name, i + 1, [[64, 64, 64]] * 2, 1.0)))
+    short, whole = (console("simulate", trace, *more).stdout for more in ((), ("--notes",)))
+    lines = short.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum(line.startswith("910b3, time by ") for line in lines) == 2
+    at = next(i for i, line in enumerate(lines) if "loses most on 910b3" in line) + 2
+    told = lines[at : lines.index("", at)]
+    assert len(told) > 3
+    assert all("aten::" in line for line in told), "each op has one line"
+    assert "more note" in lines[-1]
+    assert "with --notes" in lines[-1]
+    assert "time by kernel family    910b3" in whole
+    assert "with --notes" not in whole
+
+
+def test_what_caches_hold_is_said_beside_a_prediction(console: Console) -> None:
+    """`plan` predicts ops one by one as they would be measured, `simulate` in the order of a step."""
+    alone = " ".join(console("plan", SAMPLE, "--top", 3).stdout.split())
+    assert "each op alone with cold caches (--l2)" in alone
+    assert "each op amid others' data (--l2 sequence)" in " ".join(
+        console("plan", SAMPLE, "--top", 3, "--l2", "sequence").stdout.split()
+    )
+    assert "follows from the order of 356 calls" in " ".join(console("simulate", SAMPLE).stdout.split())
+    facts = json.loads(console("plan", SAMPLE, "--top", 1, "--format", "json").stdout)
+    assert facts["unique_ops"][0]["l2"] == {"910b3": "cold"}

@@ -1,3 +1,4 @@
+# pyright: strict
 """Timing events → columns, beside the tables that every reading fills; and those columns → an `Activity`."""
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from opreplay.traces.activity.model import (
 )
 from opreplay.traces.limits import Limits
 from opreplay.traces.reading.collect import Collector, Interned
-from opreplay.traces.reading.columns import Columns
+from opreplay.traces.reading.columns import Array, Columns
 from opreplay.traces.reading.decoding import NOT_JSON
 from opreplay.traces.reading.signatures import decode_name, decode_signatures
 
@@ -191,7 +192,7 @@ class TimingCollector(Collector):
         events = [e for e in events if e.ph in ("s", "f")]
         table = self.host_arrows.pending
         kinds = {tag: i for i, tag in enumerate(timing.HOST_ARROW_TAGS)}
-        table["kind"] += [kinds[type(e).__struct_config__.tag] for e in events]
+        table["kind"] += [kinds[_tag(e)] for e in events]
         table["id"] += [e.id for e in events]
         table["end"] += [e.ph == "f" for e in events]
         table["track"] += self.tracks.of(events)
@@ -225,8 +226,10 @@ class TimingCollector(Collector):
             indexes = table.take("track")
             return track_remap[indexes] if len(indexes) else indexes
 
-        connection = kernels["connection"].astype(np.int64)
-        correlation = kernels["corr"].astype(np.int64)
+        connection: Array = kernels["connection"].astype(np.int64)
+        correlation: Array = kernels["corr"].astype(np.int64)
+        if len(correlation):
+            correlation = np.where(connection >= 0, connection, correlation)
         calls, arrows, memory, waits = self.calls, self.host_arrows, self.memory, self.waits
         return Activity(
             names=tuple(decode_name(raw)[0] for raw in self.call_names),
@@ -238,7 +241,7 @@ class TimingCollector(Collector):
                 track=tracks(calls),
                 correlation=calls.take("corr").astype(np.int64),
             ),
-            correlation=np.where(connection >= 0, connection, correlation) if len(correlation) else correlation,
+            correlation=correlation,
             collective=kernels["collective"].astype(np.int64) - 1,
             op_collective=self.ops.take("collective").astype(np.int64) - 1,
             collectives=tuple(_collective(key) for key in self.collective_keys),
@@ -319,6 +322,10 @@ def _collective(key: bytes) -> Collective:
         rank=_whole(told["rank"]),
         asynchronous={"true": True, "false": False}.get(str(told["asynchronous"]).lower()),
     )
+
+
+def _tag(event: Any) -> str:
+    return str(event.__struct_config__.tag)
 
 
 def _text(value: Any) -> str | None:

@@ -19,6 +19,7 @@ from opreplay.traces.reading.columns import distinct as distinct_values
 Array = npt.NDArray[Any]
 NONE = -1
 _CHUNK = 1 << 20
+_NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,14 +66,32 @@ def link(data: LinkInput) -> tuple[Array, LinkStats]:
     missing = np.flatnonzero((owner < 0) & (launch < 0))
     by_flow = _by_flows(data, owner, missing)
     unowned = owner < 0
+    earlier = _launched_before(data, unowned & (launch < 0), launch >= 0)
     return owner, LinkStats(
         by_external_id=by_external,
         by_containment=by_containment,
         by_flow=by_flow,
         unowned=int(unowned.sum()),
         unowned_device_ns=int(data.kernel_dur[unowned].astype(np.int64).sum()),
+        launched_before=int(earlier.sum()),
+        launched_before_device_ns=int(data.kernel_dur[earlier].astype(np.int64).sum()),
         external_id_is_correlation=is_correlation,
     )
+
+
+def _launched_before(data: LinkInput, unlaunched: Array, launched: Array) -> Array:
+    """Which of the kernels without a launch were launched before the recording began: those that start before the first
+    kernel of their stream with one, as a stream works in order; on a stream without, before the first launch of all.
+
+    None where no kernel has a launch: the file does not say which launched what.
+    """
+    if not launched.any() or not unlaunched.any():
+        return np.zeros(len(unlaunched), bool)
+    track = data.kernel_track.astype(np.int64)
+    first = np.full(int(track.max()) + 1, _NEVER)
+    np.minimum.at(first, track[launched], data.kernel_start[launched])
+    first[first == _NEVER] = data.launch_start.min()
+    return unlaunched & (data.kernel_start < first[track])
 
 
 def graph_launches(data: LinkInput, category: Array) -> GraphLaunches | None:

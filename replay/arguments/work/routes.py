@@ -1,9 +1,11 @@
+# pyright: strict
 """Reads the routing that arguments of mixture-of-experts ops hold: which slots go to which expert; counts nothing."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -122,6 +124,11 @@ def _chosen(context: InitContext) -> Routes | None:
     )
 
 
+def _distinct(ids: torch.Tensor) -> int:
+    found = cast("torch.Tensor", torch.unique(ids))  # pyright: ignore[reportUnknownMemberType]
+    return found.numel()
+
+
 def _sorted(context: InitContext) -> Routes | None:
     """Lists sorted by expert, in blocks of one expert: aiter packs slot and token, vLLM numbers token · topk + slot."""
     order = context.tensor("sorted_token_ids")
@@ -142,7 +149,7 @@ def _sorted(context: InitContext) -> Routes | None:
     experts = names.expert_count(context)
     done = real & (owner >= 0) & (owner < experts)
     pair = token[:used][done] * experts + owner[done]
-    twice = len(pair) - int(torch.unique(pair).numel())
+    twice = len(pair) - _distinct(pair)
     warnings: list[str] = []
     if twice:
         warnings.append(f"{twice:,} routed slots go to an expert that their token has already")
@@ -157,7 +164,7 @@ def _sorted(context: InitContext) -> Routes | None:
         tokens,
         tokens * topk,
         twice=twice,
-        routed=int(torch.unique((token[:used] * topk + slot[:used])[done]).numel()),
+        routed=_distinct((token[:used] * topk + slot[:used])[done]),
         padding=used - int(real.sum()),
         used=used,
         warnings=tuple(warnings),

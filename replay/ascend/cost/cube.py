@@ -79,7 +79,7 @@ def _plans(gemm: Gemm, cores: int, *, split: bool = True) -> list[tuple[int, int
         if rows < most_rows:
             break
     if k >= 2 * SPLIT_LEAST and split:
-        rows, cols = min(128, whole_m), min(256, whole_n)
+        rows, cols = whole_m if whole_m < 128 else 128, whole_n if whole_n < 256 else 256
         pieces = min(cores // (batch * -(-m // rows) * -(-n // cols)), k // SPLIT_LEAST)
         if pieces > 1:
             out.append((rows, cols, pieces))
@@ -123,18 +123,17 @@ def gemm_of(call: KernelCall) -> Gemm | None:
         return None
     batch_a, a0, a1 = logical_matrix(a)
     batch_b, b0, b1 = logical_matrix(b)
-    out = first(call.outputs)
-    ta, tb = (flags.get("transpose_a"), flags.get("transpose_b")) if (flags := call.attrs) else (None, None)
-    want = logical_matrix(out)[1:] if out is not None and out.shape else None
+    out, flags = first(call.outputs), call.attrs
+    _, rows, columns = logical_matrix(out) if out is not None and out.shape else (0, -1, -1)
     fits: tuple[int, int, int, bool, bool] | None = None
     for try_a, try_b in TRANSPOSITIONS:
-        if (ta is not None and ta is not try_a) or (tb is not None and tb is not try_b):
-            continue
         k = a0 if try_a else a1
         if k != (b1 if try_b else b0):
             continue
+        if flags and (flags.get("transpose_a", try_a) is not try_a or flags.get("transpose_b", try_b) is not try_b):
+            continue
         m, n = a1 if try_a else a0, b0 if try_b else b1
-        if want is None or want == (m, n):
+        if (m == rows and n == columns) or rows < 0:
             fits = m, n, k, try_a, try_b
             break
         fits = fits or (m, n, k, try_a, try_b)
@@ -146,9 +145,8 @@ def gemm_of(call: KernelCall) -> Gemm | None:
         # One list of rows, dealt out to the experts: each gets its even share, and only those with rows are read.
         used = min(batch_b, max(1, m))
         return Gemm(used, -(-m // used), n, k, a.dtype, out_size, not try_a, try_b, is_nz(a), is_nz(b))
-    return Gemm(
-        max(batch_a, batch_b), m, n, k, a.dtype, out_size, not try_a, try_b, is_nz(a), is_nz(b), batch_b < batch_a
-    )
+    batch = batch_a if batch_a > batch_b else batch_b
+    return Gemm(batch, m, n, k, a.dtype, out_size, not try_a, try_b, is_nz(a), is_nz(b), batch_b < batch_a)
 
 
 def mac_rate(dtype: str, device: DeviceProfile, hf32: bool) -> float:
@@ -193,31 +191,35 @@ def gemm_terms(
     computes and loads. A product without elements costs its launch.
     """
     if not gemm.batch * gemm.m * gemm.n:
-        return _split((0.0, 0.0, 0.0, 0.0, 0.0), family, device)
+        return _shares(0.0, 0.0, 0.0, 0.0, 0.0, family, device)
     rates, freq = device.rates, device.freq_hz
     item = itemsize(gemm.dtype)
     once = gemm.k * item
     operands, result, resident = _bytes_to_move(gemm, device, resident)
     factor = family.memory_factor
-    far_bytes = (operands * factor + result) * (1 - resident)
+    far_bytes = (operands * factor + result) * (1.0 - resident)
     # Bytes of one core and cycle: the two rates mix by time, as loads alternate between L2 and HBM.
-    fill = 1 / (resident / rates.l1_fill_bytes_per_cycle + (1 - resident) / rates.l1_fill_hbm_bytes_per_cycle)
+    fill = 1.0 / (resident / rates.l1_fill_bytes_per_cycle + (1.0 - resident) / rates.l1_fill_hbm_bytes_per_cycle)
     macs = mac_rate(gemm.dtype, device, family.hf32) * rates.mac_efficiency * freq
-    mixed = 4 * operands * result / (operands + result) ** 2 if operands + result else 0.0
-    reached = rates.hbm_cube_efficiency * (1 + rates.hbm_mixed_cost) / (1 + rates.hbm_mixed_cost * mixed)
-    reached = min(MOST_OF_HBM, reached)
+    moved = operands + result
+    mixed = 4.0 * operands * result / (moved * moved) if moved else 0.0
+    reached = rates.hbm_cube_efficiency * (1.0 + rates.hbm_mixed_cost) / (1.0 + rates.hbm_mixed_cost * mixed)
+    if reached > MOST_OF_HBM:
+        reached = MOST_OF_HBM
     best: tuple[float, float, float, float, float] | None = None
-    p, whole, all_cores = rates.overlap_p, gemm.whole_k, device.aic_cores
+    p, root, all_cores = rates.overlap_p, 1 / rates.overlap_p, device.aic_cores
     m, n, k, batch = gemm.m, gemm.n, gemm.k, gemm.batch
+    split_depth = 0.0 if gemm.whole_k else rates.split_depth
     a_along_k, b_along_k = gemm.a_along_k, gemm.b_along_k
     narrow, pace = rates.l1_narrow_exponent, fill * freq
     most_hbm, core_hbm = device.hbm_bytes_per_s * reached, rates.cube_core_hbm_bytes_per_cycle
     drained, wave_s = rates.fixpipe_bytes_per_cycle * freq, rates.wave_us
     for bm, bn, pieces in _plans(gemm, all_cores):
-        depth = -(-k // pieces)
+        depth = k if pieces == 1 else -(-k // pieces)
         down, across = -(-m // bm), -(-n // bn)
         tiles = batch * down * across * pieces
         waves = -(-tiles // all_cores)
+        busy, length = skew * waves, float(depth * item)
         cores = tiles if tiles < all_cores else all_cores
         # Tiles at the edges are smaller: the mean of all counts, but no less than one fractal.
         rows, cols = m / down, n / across
@@ -225,44 +227,47 @@ def gemm_terms(
             rows = 16.0
         if cols < 16.0:
             cols = 16.0
-        mac = skew * waves * rows * cols * (-(-depth // 16) * 16) / macs
-        drain = (2 if pieces > 1 else 1) * rows * cols * 4 / drained
-        after = drain + waves * wave_s * 1e-6
-        if best is not None and mac + after > best[0]:
+        mac = busy * rows * cols * (-(-depth // 16) * 16) / macs
+        drain, starts = (2.0 if pieces > 1 else 1.0) * rows * cols * 4.0 / drained, waves * wave_s * 1e-6
+        if best is not None and mac + (drain + starts) > best[0]:
             continue
         a_run = once if a_along_k else (bm if bm < m else m) * item
         b_run = once if b_along_k else (bn if bn < n else n) * item
-        a_size, b_size = (rows if rows <= m else m) * depth * item, (cols if cols <= n else n) * depth * item
-        loaded = a_size if a_run >= 512 else _fill_bytes(a_run, gemm.a_fractal, a_size, narrow)
-        loaded += b_size if b_run >= 512 else _fill_bytes(b_run, gemm.b_fractal, b_size, narrow)
-        load = skew * waves * loaded * factor / pace
-        drawn = cores * core_hbm * freq
-        far = far_bytes / (drawn if drawn < most_hbm else most_hbm)
-        overlapped = (mac**p + load**p + far**p) ** (1 / p)
-        if not whole:
-            serial = 1 / (1 + (rates.split_depth / (depth or 1)) ** SPLIT_SHARPNESS)
-            if (waiting := 2 * mac + load - overlapped) > 0:
-                overlapped += serial * waiting
-        total = overlapped + drain + waves * wave_s * 1e-6
+        a_size, b_size = (rows if rows <= m else m) * length, (cols if cols <= n else n) * length
+        size = a_size if a_run >= 512 else _fill_bytes(a_run, gemm.a_fractal, a_size, narrow)
+        size += b_size if b_run >= 512 else _fill_bytes(b_run, gemm.b_fractal, b_size, narrow)
+        load = busy * size * factor / pace
+        reach = cores * core_hbm * freq
+        far = far_bytes / (reach if reach < most_hbm else most_hbm)
+        computed, loaded, drawn = mac**p, load**p, far**p
+        overlapped = (computed + loaded + drawn) ** root
+        if split_depth and (waiting := 2.0 * mac + load - overlapped) > 0.0:
+            overlapped += 1.0 / (1.0 + (split_depth / (depth or 1)) ** SPLIT_SHARPNESS) * waiting
+        total = overlapped + drain + starts
         if best is None or total < best[0]:
-            best = (total, overlapped, mac, load, far)
+            best = (total, overlapped, computed, loaded, drawn)
     assert best is not None
-    return _split(best, family, device)
+    return _shares(*best, family, device)
 
 
-def _split(
-    best: tuple[float, float, float, float, float], family: FamilyCost, device: DeviceProfile
+def _shares(
+    total: float,
+    overlapped: float,
+    computed: float,
+    loaded: float,
+    drawn: float,
+    family: FamilyCost,
+    device: DeviceProfile,
 ) -> dict[str, float]:
-    total, overlapped, mac, load, far = best
-    p = device.rates.overlap_p
-    powers = mac**p, load**p, far**p
-    norm = sum(powers)
+    """Terms of `total` seconds, of which pipes overlap for `overlapped`: in the shares of their times to the power of
+    the norm."""
+    norm = computed + loaded + drawn
     share = overlapped * 1e6 / norm if norm > 0 else 0.0
     return {
         "launch": device.rates.cube_launch_us + family.fixed_us,
-        "cube": powers[0] * share,
-        "l2": powers[1] * share,
-        "hbm": powers[2] * share,
+        "cube": computed * share,
+        "l2": loaded * share,
+        "hbm": drawn * share,
         "fixpipe": (total - overlapped) * 1e6,
     }
 
@@ -278,7 +283,7 @@ def matmul_terms(
     gemm = gemm or gemm_of(call)
     if gemm is None:
         return _by_bytes(call, family, device, resident)
-    return gemm_terms(gemm, family, device, resident, skew=_skew(call, gemm, device))
+    return gemm_terms(gemm, family, device, resident, skew=_skew(call, gemm, device) if call.attrs else 1.0)
 
 
 def _skew(call: KernelCall, gemm: Gemm, device: DeviceProfile) -> float:
@@ -336,8 +341,9 @@ def conv_terms(
     near = moved * resident * share / (rates.l1_fill_bytes_per_cycle * freq)
     p = rates.overlap_p
     load = unfold + near
-    total = (mac**p + load**p + far**p) ** (1 / p) * family.cycles
-    return _split((total, total, mac, load, far), family, device)
+    computed, loaded, drawn = mac**p, load**p, far**p
+    total = (computed + loaded + drawn) ** (1 / p) * family.cycles
+    return _shares(total, total, computed, loaded, drawn, family, device)
 
 
 def _conv_sizes(call: KernelCall) -> tuple[int, int, int, int, str] | None:

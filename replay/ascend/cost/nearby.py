@@ -37,9 +37,6 @@ MAX_NEIGHBOURS = 64
 FARTHEST = 5.0
 """Multiple of the reach in columns beyond which a neighbour is left out: a hundred-thousandth of its pull."""
 
-NOTHING = 80.0
-"""Square of the distance over reach beyond which likeness is below the precision of a float."""
-
 BEYOND = 8.0
 """Factor on the sizes measured of a family within which another one is no extrapolation."""
 
@@ -90,27 +87,24 @@ def _kind_of(call: KernelCall, form: str, gemm: Gemm | None, state: State, tally
         return _product_kind(gemm.dtype, *along, gemm.a_fractal, gemm.b_fractal, gemm.batch > 1, warm)
     if tally is None or not tally.elements:
         return ""
-    operands = call.inputs or call.outputs
-    if len(operands) == 1:
-        one = operands[0]
-        return _kind(warm, one.dtype, one.format) if one is not None else ""
-    named: tuple[str, ...] = ()
-    for spec in operands:
+    before = None
+    for spec in call.inputs or call.outputs:
         if spec is not None:
-            named += spec.dtype, spec.format
-            if len(named) == 4:
-                break
-    return _kind(warm, *named)
+            if before is not None:
+                return _kind(warm, before.dtype, before.format, spec.dtype, spec.format)
+            before = spec
+    return _kind(warm, before.dtype, before.format) if before is not None else ""
 
 
 def _spot_of(form: str, gemm: Gemm | None, tally: Tally | None) -> Spot:
     if gemm is not None:
-        return spot(gemm.batch * gemm.m, gemm.n, gemm.k, form)
-    assert tally is not None
-    assert tally.widest is not None
+        rows, columns, depth = PRODUCT_REACH
+        return log2(gemm.batch * gemm.m) / rows, log2(gemm.n) / columns, log2(gemm.k) / depth
+    assert tally is not None and tally.widest is not None  # noqa: PT018 - one of the two that `_kind_of` asks for
     shape = tally.widest.shape
     length = shape[-1] if shape else 1
-    return log2(tally.elements / length) / OTHER_REACH[0], log2(length) / OTHER_REACH[1], 0.0
+    rows, columns, _ = OTHER_REACH
+    return log2(tally.elements / length) / rows, log2(length) / columns, 0.0
 
 
 @lru_cache(maxsize=4096)
@@ -178,15 +172,13 @@ def drawn(
     # The sum of pull * likeness, written out: it is taken for every kernel that is predicted.
     rows, columns, depth = _spot_of(form, gemm, tally)
     total = nearest = 0.0
+    least, most = columns - FARTHEST, columns + FARTHEST
     for x, y, z, pull in neighbours:
-        across = y - columns
-        if -FARTHEST < across < FARTHEST:
+        if least < y < most:
+            y -= columns
             x -= rows
             z -= depth
-            apart = across * across + x * x + z * z
-            if apart > NOTHING:
-                continue
-            alike = exp(-0.5 * apart)
+            alike = exp(-0.5 * (y * y + x * x + z * z))
             total += pull * alike
             if alike > nearest:
                 nearest = alike
@@ -203,10 +195,8 @@ def largest(call: KernelCall) -> tuple[float, str]:
 
 def is_outside(family: FamilyCost, tally: Tally) -> bool:
     """Whether sizes or dtype of a call lie far outside what was measured of its family, or nothing of it was."""
-    if family.most_elements <= 0:
-        return True
-    n = tally.elements
-    if n > BEYOND * family.most_elements or n * BEYOND < family.least_elements:
+    n, most = tally.elements, family.most_elements
+    if most <= 0.0 or n > BEYOND * most or n * BEYOND < family.least_elements:
         return True
     dtype = tally.dtype
     return bool(dtype) and ("half" if dtype in HALF else dtype) not in family.dtypes
@@ -237,7 +227,5 @@ def learned(measured: Sequence[tuple[Place, float]]) -> dict[str, tuple[Neighbou
     for kind, known in kinds.items():
         alike = np.array([[SPREAD**2 * likeness(a, b) for b, _ in known] for a, _ in known])
         weights = np.linalg.solve(alike + NOISE**2 * np.eye(len(known)), np.array([r for _, r in known]))
-        out[kind] = tuple(
-            Neighbour(*at, pull=float(SPREAD**2 * weight)) for (at, _), weight in zip(known, weights, strict=True)
-        )
+        out[kind] = tuple((*at, float(SPREAD**2 * weight)) for (at, _), weight in zip(known, weights, strict=True))
     return out

@@ -11,11 +11,12 @@ from opreplay.replay.ascend.cost.collective import chosen, collective_terms, is_
 from opreplay.replay.ascend.cost.cube import Gemm, conv_terms, gemm_of, mac_rate, matmul_terms
 from opreplay.replay.ascend.cost.nearby import drawn, is_outside
 from opreplay.replay.ascend.cost.residency import resident_of
-from opreplay.replay.ascend.cost.sizes import Tally, tally_of, total_bytes
+from opreplay.replay.ascend.cost.sizes import Tally, first, tally_of, tensor_bytes, total_bytes
 from opreplay.replay.ascend.cost.slow_paths import path_of, slow_cycles
-from opreplay.replay.ascend.cost.vector import vector_terms
+from opreplay.replay.ascend.cost.vector import work_terms
+from opreplay.replay.ascend.cost.vector_work import COUNTERS, dtype_factor
 from opreplay.replay.ascend.kernel import Bound, Confidence, KernelCall, KernelPrediction, State
-from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, SlowPath
+from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Rates, SlowPath
 
 Terms = Callable[..., dict[str, float]]
 """(call, family, device, resident) -> microseconds by term."""
@@ -63,7 +64,7 @@ FORMS: dict[str, Terms] = {
     "free": _free_terms,
     "host": _host_terms,
 }
-"""Form → cost terms; every form that is not here, but for "matmul", is a vector kernel's."""
+"""Form → cost terms; other forms are matrix products, and vector kernels, of which `COUNTERS` counts the work."""
 
 BOUNDS: dict[str, Bound] = {
     "launch": "launch",
@@ -81,22 +82,27 @@ BOUNDS: dict[str, Bound] = {
 FLOAT32_PRODUCTS = frozenset({"MatMul", "MatMulV2", "MatMulV3"})
 
 
-VARIED = FLOAT32_PRODUCTS | {"TransData"}
+SUMS = frozenset({"ReduceSum", "ReduceSumD", "ReduceMean", "ReduceMeanD", "ReduceMax", "ReduceMin", "ReduceProd"})
+
+
+VARIED = FLOAT32_PRODUCTS | SUMS | {"TransData"}
 """Types whose family depends on more than the type."""
 
 PLACES: dict[object, str] = {"AI_CPU": "AiCpu", "HOST": "HostCopy"}
 """Where a call runs, if not on the AI cores → what it is costed as."""
 
 
-def variant(call: KernelCall) -> str:
+def variant(call: KernelCall, device: DeviceProfile) -> str:
     """The kernel type; "AiCpu" for what runs on the control processors, "HostCopy" for copies over the bus; with the
-    direction for TransData, whose cost depends on the two formats, and with the dtype for float32 products, whose
-    operands are loaded at another pace.
+    direction for TransData, whose cost depends on the two formats; with the dtype for float32 products, whose operands
+    are loaded at another pace; "Reduce:across" for reductions of which several cores have a part of each result.
     """
     if call.attrs and (core := call.attrs.get("core")) in PLACES:
         return PLACES[core]
     if call.type in FLOAT32_PRODUCTS and call.inputs and call.inputs[0] is not None:
         return "MatMul:float32" if call.inputs[0].dtype == "float32" else call.type
+    if call.type in SUMS:
+        return "Reduce:across" if _is_across(call, device) else call.type
     if call.type != "TransData":
         return call.type
     source = call.inputs[0].format if call.inputs and call.inputs[0] is not None else "ND"
@@ -109,11 +115,26 @@ def variant(call: KernelCall) -> str:
     return "TransData"
 
 
+def _is_across(call: KernelCall, device: DeviceProfile) -> bool:
+    """Whether several cores have parts of one sum: a dimension is kept inside of one that is summed over, by `across`
+    or else by shapes, or nothing is kept of what occupies more than one core."""
+    source, out = first(call.inputs), first(call.outputs)
+    if source is None or out is None:
+        return False
+    kept = [size for size in out.shape if size != 1]
+    if not kept:
+        return tensor_bytes(source) > device.rates.block_bytes
+    given = call.attrs.get("across")
+    if isinstance(given, bool):
+        return given
+    return kept != [size for size in source.shape if size != 1][: len(kept)]
+
+
 def family_of(call: KernelCall, device: DeviceProfile) -> FamilyCost:
     """The cost constants that apply to a call."""
     kind = call.type
-    if call.attrs or kind in VARIED:
-        kind = variant(call)
+    if kind in VARIED or call.attrs:
+        kind = variant(call, device)
         if kind == "HostCopy":
             return HOST_COPY
     return device.families[device.types.get(kind, "Unknown")]
@@ -134,7 +155,8 @@ def least_us(family: FamilyCost, device: DeviceProfile, tally: Tally, gemm: Gemm
         if gemm is None:
             return BARE_START_US
         macs = mac_rate(gemm.dtype, device, family.hf32) * device.aic_cores * device.freq_hz
-        return max(BARE_START_US, gemm.batch * gemm.m * gemm.n * gemm.k / macs * 1e6)
+        least = gemm.batch * gemm.m * gemm.n * gemm.k / macs * 1e6
+        return least if least > BARE_START_US else BARE_START_US
     if form not in MOVES_ALL:
         return BARE_START_US
     # Part of what is named may not be touched: slices, broadcasts, lookups.
@@ -160,17 +182,16 @@ def predict_time_us(
     resident: float | None = None,
     family: FamilyCost | None = None,
     state: State = "network",
+    loaded: float = 0.0,
 ) -> float:
     """The time alone, in microseconds; see `predict_kernel`."""
     family = family or family_of(call, device)
     gemm = gemm_of(call) if family.form == "matmul" else None
-    terms, near, _ = _terms(call, family, device, resident, state, tally_of(call), gemm)
-    return sum(terms.values()) * family.scale * near[0]
+    terms, near, _, _ = _terms(call, family, device, resident, state, tally_of(call), gemm, loaded)
+    return sum(terms.values()) * family.scale * near
 
 
 CUBE_FORMS = frozenset({"matmul", "conv", "attention"})
-UNDRAWN = 1.0, 0.0
-"""Factor and likeness where nothing was measured nearby."""
 
 
 def _terms(
@@ -181,34 +202,40 @@ def _terms(
     state: State,
     tally: Tally,
     gemm: Gemm | None,
-) -> tuple[dict[str, float], tuple[float, float], str]:
-    """Terms; the factor on all of them that measured neighbours make, and how like the nearest is; the slow path that
-    the kernel takes."""
+    loaded: float,
+) -> tuple[dict[str, float], float, float, str]:
+    """Terms; the factor on all of them that measured neighbours make; how like the nearest is; the slow path that the
+    kernel takes."""
     form = family.form
     if resident is None and state != "network":
         resident = _resident_in(state, tally, device)
-    if form == "matmul":
+    if (counter := COUNTERS.get(form)) is not None:
+        work = counter(call, family, device, tally)
+        terms = work_terms(work, dtype_factor(call, family), family, device, resident)
+        if loaded and state == "network":
+            share = 1.0 - (1.0 - device.rates.kept_vector_share) * loaded
+            terms["launch"] = _shortened(terms["launch"], share, family, device.rates)
+    elif form == "matmul":
         terms = matmul_terms(call, family, device, resident, gemm)
-    elif form in FORMS:
-        terms = FORMS[form](call, family, device, resident)
     else:
-        terms = vector_terms(call, family, device, resident, tally)
-    near = drawn(call, family, gemm, state, tally) if family.nearby else UNDRAWN
+        terms = FORMS[form](call, family, device, resident)
     if state != "network" and form not in UNLIKE_CORES:
         rates = device.rates
-        least = rates.launch_one_us
         share = rates.loop_cube_share if form in CUBE_FORMS else rates.loop_vector_share
-        # Passes and synchronisation of a kernel are the same in a loop; starting it is not.
-        if state == "cold":
-            share = sqrt(share)
-        bare = terms["launch"] - family.fixed_us
-        if bare > least:
-            terms["launch"] = least + (bare - least) * share + family.fixed_us
-    if call.type in device.slow_paths:
-        path = path_of(call, device.slow_paths[call.type])
-        if path is not None:
-            return _slowed(terms, call, path, family, device), UNDRAWN, path.name
-    return terms, near, ""
+        terms["launch"] = _shortened(terms["launch"], sqrt(share) if state == "cold" else share, family, rates)
+    if (paths := device.slow_paths.get(call.type)) is not None and (path := path_of(call, paths, gemm)) is not None:
+        return _slowed(terms, call, path, family, device), 1.0, 0.0, path.name
+    if family.nearby:
+        near, likeness = drawn(call, family, gemm, state, tally)
+        return terms, near, likeness, ""
+    return terms, 1.0, 0.0, ""
+
+
+def _shortened(launch: float, share: float, family: FamilyCost, rates: Rates) -> float:
+    """A launch of which `share` is left beyond one core's: passes and synchronisation of a kernel are the same whatever
+    the caches hold; starting it is not."""
+    least, bare = rates.launch_one_us, launch - family.fixed_us
+    return least + (bare - least) * share + family.fixed_us if bare > least else launch
 
 
 def _slowed(
@@ -233,26 +260,33 @@ def _resident_in(state: State, tally: Tally, device: DeviceProfile) -> float:
     return resident_of(((1.0, float(tally.read + tally.write)),), device) or 0.0
 
 
-def _width(likeness: float, extrapolated: bool, family: FamilyCost, device: DeviceProfile, state: State) -> float:
-    """Exponent on a family's band: how far the nearest measured kernel is."""
-    rates = device.rates
+def _band(family: FamilyCost, rates: Rates, state: State, likeness: float, extrapolated: bool, time_us: float) -> float:
+    """Factor of the 80 % band: the family's, to the power of how far the nearest measured kernel is."""
+    known = state in family.states
     if extrapolated:
-        return rates.band_extrapolated
-    if likeness > AROUND:
-        return rates.band_near if likeness > NEAR else rates.band_around
-    return rates.band_far if state in family.states else rates.band_apart
+        width = rates.band_extrapolated
+    elif likeness > AROUND:
+        width = rates.band_near if likeness > NEAR else rates.band_around
+    else:
+        width = rates.band_far if known else rates.band_apart
+    if time_us >= LONG_US or state != "network":
+        width *= unsteadiness(time_us, state if known else "network")
+    band = family.band**width
+    return LEAST_EXTRAPOLATED if extrapolated and band < LEAST_EXTRAPOLATED else band
 
 
 def unsteadiness(time_us: float, state: State) -> float:
     """Spread of predictions over that of short kernels in networks, in log units: long kernels are decided by rates of
-    memory and of the pipes, and alone no neighbours or others' code disturb."""
-    return (LONG_SPREAD if time_us >= LONG_US else 1.0) * (1.0 if state == "network" else ALONE_SPREAD)
+    memory and of the pipes, and alone no neighbours or others' code disturb. Of a family that was not measured in a
+    state, nothing says that it is steadier there: then "network" is asked for."""
+    return (LONG_SPREAD if time_us >= LONG_US else 1.0) * STATE_SPREAD[state]
 
 
 LONG_US = 200.0
-LONG_SPREAD, ALONE_SPREAD = 0.6, 0.75
-"""By held-out kernels of all tables: 80 % of the errors of long ones are below 0.16 in log units, of others in networks
-below 0.27; in loops and cold below 0.20."""
+LONG_SPREAD = 0.57
+STATE_SPREAD: dict[State, float] = {"network": 1.0, "cold": 0.73, "warm": 0.62}
+"""By held-out kernels of all tables: what covers 80 % of the errors of long ones, and of short ones after clearing L2
+and in a loop, over what does for short ones in networks."""
 
 NEAR, AROUND = 0.8825, 0.1353
 """Likeness at half a reach and at two: exp(-1/8) and exp(-2)."""
@@ -279,13 +313,32 @@ def _beyond_measure(call: KernelCall, device: DeviceProfile) -> KernelPrediction
     )
 
 
+def _scaled(terms: dict[str, float], scale: float) -> tuple[dict[str, float], float, str]:
+    """Terms times `scale`, those of 0 left out, their sum, and the name of the longest."""
+    total = most = 0.0
+    longest = ""
+    scaled: dict[str, float] = {}
+    for name, term in terms.items():
+        if term > 0:
+            us = scaled[name] = term * scale
+            total += us
+            if us > most:
+                most, longest = us, name
+    return scaled, total, longest
+
+
 def predict_kernel(
-    call: KernelCall, device: DeviceProfile, resident: float | None = None, state: State = "network"
+    call: KernelCall,
+    device: DeviceProfile,
+    resident: float | None = None,
+    state: State = "network",
+    loaded: float = 0.0,
 ) -> KernelPrediction:
     """Cost of one launch of `call` on `device`, in microseconds; `call.count` is not multiplied in.
 
     `resident` is the share of the kernel's bytes found in L2, where the caller knows it from what ran before; None
-    takes what `state` says: in a network the expected share for the working set. Never raises for a well-formed call: a
+    takes what `state` says: in a network the expected share for the working set. `loaded` says how often the
+    instruction caches hold a vector kernel's code when it starts in a network. Never raises for a well-formed call: a
     kernel type that is not registered, and sizes that no memory holds, are costed by their bytes and marked
     uncalibrated.
     """
@@ -294,41 +347,34 @@ def predict_kernel(
     try:
         tally = tally_of(call)
         gemm = gemm_of(call) if form == "matmul" else None
-        terms, (near, likeness), path = _terms(call, family, device, resident, state, tally, gemm)
+        terms, near, likeness, path = _terms(call, family, device, resident, state, tally, gemm, loaded)
     except ArithmeticError:
         return _beyond_measure(call, device)
     scale = family.scale * near
-    if (resident is not None or scale < 1 or family.memory_factor < 1) and form not in UNLIKE_CORES:
-        # Otherwise efficiencies and peaks in the terms themselves keep the time above.
-        total = sum(terms.values()) * scale
-        if 0 < total < (floor := least_us(family, device, tally, gemm)):
-            scale *= floor / total
-    time_us = longest = 0.0
-    bound: Bound = "none"
-    scaled: dict[str, float] = {}
-    for name, term in terms.items():
-        if term > 0:
-            us = scaled[name] = term * scale
-            time_us += us
-            if us > longest:
-                longest, bound = us, BOUNDS[name]
+    scaled, time_us, longest = _scaled(terms, scale)
+    # Where neither is so, efficiencies and peaks in the terms themselves keep the time above the least.
+    lowered = resident is not None or scale < 1 or family.memory_factor < 1
+    if lowered and form not in UNLIKE_CORES and 0 < time_us < (floor := least_us(family, device, tally, gemm)):
+        scaled, time_us, longest = _scaled(terms, scale * (floor / (sum(terms.values()) * scale)))
     if not time_us <= MOST_US:
         return _beyond_measure(call, device)
-    communicates = form == "collective"
-    extrapolated = is_beyond(call, device) if communicates else form not in UNLIKE_CORES and is_outside(family, tally)
-    band = family.band ** (_width(likeness, extrapolated, family, device, state) * unsteadiness(time_us, state))
-    if extrapolated:
-        band = max(band, LEAST_EXTRAPOLATED)
+    if form == "collective":
+        confidence, algorithm = link_confidence(device), chosen(call, device).algorithm
+        extrapolated = is_beyond(call, device)
+    else:
+        confidence, algorithm = confidence_of(family), ""
+        extrapolated = form not in UNLIKE_CORES and is_outside(family, tally)
+    band = _band(family, device.rates, state, likeness, extrapolated, time_us)
     return KernelPrediction(
         time_us=time_us,
-        bound="slow path" if path else bound,
+        bound="slow path" if path else BOUNDS.get(longest, "none"),
         terms_us=scaled,
-        confidence=link_confidence(device) if communicates else confidence_of(family),
+        confidence=confidence,
         low_us=time_us / band,
         high_us=time_us * band,
         nearby_factor=near,
         extrapolated=extrapolated,
         slow_path=path,
         state=state,
-        algorithm=chosen(call, device).algorithm if communicates else "",
+        algorithm=algorithm,
     )

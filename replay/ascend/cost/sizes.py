@@ -15,19 +15,23 @@ HALF = frozenset({"float16", "bfloat16"})
 WIDE = frozenset({"int64", "uint64", "float64", "complex64", "complex128"})
 
 
+UNKNOWN_BYTES = 4
+"""Of one element of a dtype that nobody knows, as a wrong guess is better than free work."""
+
+
 def itemsize(dtype: str) -> int:
-    """Bytes of one element; 4 for a dtype that nobody knows, as a wrong guess is better than free work."""
-    return ITEMSIZE_BYTES.get(dtype, 4)
+    """Bytes of one element."""
+    return ITEMSIZE_BYTES.get(dtype, UNKNOWN_BYTES)
 
 
 def tensor_bytes(spec: TensorSpec) -> int:
     """Bytes of the tensor's elements, padding of its format included (the shape is the padded one)."""
-    return prod(spec.shape) * ITEMSIZE_BYTES.get(spec.dtype, 4)
+    return prod(spec.shape) * ITEMSIZE_BYTES.get(spec.dtype, UNKNOWN_BYTES)
 
 
 def total_bytes(specs: Iterable[TensorSpec | None]) -> int:
     """Bytes of all tensors together."""
-    return sum(prod(s.shape) * ITEMSIZE_BYTES.get(s.dtype, 4) for s in specs if s is not None)
+    return sum(prod(s.shape) * ITEMSIZE_BYTES.get(s.dtype, UNKNOWN_BYTES) for s in specs if s is not None)
 
 
 class Tally(msgspec.Struct, frozen=True, gc=False):
@@ -59,34 +63,37 @@ def operands_of(call: KernelCall) -> tuple[TensorSpec | None, ...]:
 def tally_of(call: KernelCall) -> Tally:
     """Count the tensors of a call."""
     main = widest = None
-    most = most_bytes = read = 0
+    elements = read = write = 0
     main_bytes, dtype = -1, ""
-    for spec in call.inputs:
+    for spec in call.inputs or call.outputs:
         if spec is not None:
             n = prod(spec.shape)
-            size = n * ITEMSIZE_BYTES.get(spec.dtype, 4)
+            kind = spec.dtype
+            try:
+                size = n * ITEMSIZE_BYTES[kind]
+            except KeyError:
+                size = n * UNKNOWN_BYTES
             read += size
             if size > main_bytes:
                 main, main_bytes = spec, size
-            if n >= most:
-                dtype = spec.dtype
-                if n > most:
-                    most, widest = n, spec
-    elements, most_bytes, write = most, max(0, main_bytes), 0
+            if n >= elements:
+                dtype = kind
+                if n > elements:
+                    elements, widest = n, spec
+    most, most_bytes = elements, main_bytes if main_bytes > 0 else 0
+    if not call.inputs:
+        return Tally(0, read, most, most_bytes, main, widest, elements, dtype)
     for spec in call.outputs:
         if spec is not None:
             n = prod(spec.shape)
-            size = n * ITEMSIZE_BYTES.get(spec.dtype, 4)
+            kind = spec.dtype
+            try:
+                size = n * ITEMSIZE_BYTES[kind]
+            except KeyError:
+                size = n * UNKNOWN_BYTES
             write += size
             if size > most_bytes:
                 most_bytes = size
-            if not call.inputs:
-                if size > main_bytes:
-                    main, main_bytes = spec, size
-                if n >= elements:
-                    dtype = spec.dtype
-                    if n > elements:
-                        elements, widest = n, spec
             if n > most:
                 most = n
     return Tally(read, write, most, most_bytes, main, widest, elements, dtype)

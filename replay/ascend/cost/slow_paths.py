@@ -11,7 +11,7 @@ from math import ceil, prod
 
 import msgspec
 
-from opreplay.replay.ascend.cost.cube import gemm_of
+from opreplay.replay.ascend.cost.cube import Gemm, gemm_of
 from opreplay.replay.ascend.cost.sizes import first, itemsize
 from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.profile import SlowPath
@@ -45,21 +45,21 @@ def lines_of(call: KernelCall) -> Lines | None:
     return Lines(max(1, total // max(1, length)), 1, max(1, length))
 
 
-def _middle(call: KernelCall, path: SlowPath) -> bool:
+def _middle(call: KernelCall, path: SlowPath, gemm: Gemm | None) -> bool:
     inner = call.attrs.get("inner")
     return isinstance(inner, int) and inner > 1
 
 
-def _long_rows(call: KernelCall, path: SlowPath) -> bool:
+def _long_rows(call: KernelCall, path: SlowPath, gemm: Gemm | None) -> bool:
     source, found = first(call.inputs), lines_of(call)
     return source is not None and found is not None and found.inner * itemsize(source.dtype) > 4 * UNIFIED_BUFFER
 
 
-def _unaligned(call: KernelCall, path: SlowPath) -> bool:
+def _unaligned(call: KernelCall, path: SlowPath, gemm: Gemm | None) -> bool:
     source = call.inputs[0] if call.inputs else None
     if source is None or source.dtype != "float32":
         return False
-    gemm = gemm_of(call)
+    gemm = gemm or gemm_of(call)
     if gemm is None or min(gemm.m, gemm.n, gemm.k) < 256:
         return False
     a_row = gemm.k if gemm.a_along_k else gemm.m
@@ -67,26 +67,29 @@ def _unaligned(call: KernelCall, path: SlowPath) -> bool:
     return a_row * 4 % ALIGNED != 0 or b_row * 4 % ALIGNED != 0
 
 
-def _like(call: KernelCall, path: SlowPath) -> bool:
+def _like(call: KernelCall, path: SlowPath, gemm: Gemm | None) -> bool:
     source = first(call.inputs)
     if source is None or (path.dtype and source.dtype != path.dtype):
         return False
     return path.elements[0] <= prod(source.shape) <= path.elements[1]
 
 
-CONDITIONS: dict[str, Callable[[KernelCall, SlowPath], bool]] = {
-    "always": lambda call, path: True,
+CONDITIONS: dict[str, Callable[[KernelCall, SlowPath, Gemm | None], bool]] = {
+    "always": lambda call, path, gemm: True,
     "middle dimension": _middle,
-    "innermost dimension": lambda call, path: not _middle(call, path),
+    "innermost dimension": lambda call, path, gemm: not _middle(call, path, gemm),
     "long rows": _long_rows,
     "unaligned float32 operands": _unaligned,
     "like": _like,
 }
 
 
-def path_of(call: KernelCall, paths: Sequence[SlowPath]) -> SlowPath | None:
-    """The first path of those of the call's type that it takes."""
-    return next((path for path in paths if CONDITIONS[path.when](call, path)), None)
+def path_of(call: KernelCall, paths: Sequence[SlowPath], gemm: Gemm | None = None) -> SlowPath | None:
+    """The first path of those of the call's type that it takes; `gemm` is `gemm_of(call)` where the caller knows it."""
+    for path in paths:
+        if CONDITIONS[path.when](call, path, gemm):
+            return path
+    return None
 
 
 def slow_cycles(call: KernelCall, path: SlowPath, cores: int) -> float:

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-from opreplay.replay.ascend.cost.sizes import Tally, tally_of
-from opreplay.replay.ascend.cost.vector_work import COUNTERS, REPEATED, Work, dtype_factor
-from opreplay.replay.ascend.kernel import KernelCall
+from opreplay.replay.ascend.cost.vector_work import REPEATED, Work
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
 
 ONE_BY_ONE = 1.0
@@ -30,68 +28,57 @@ def resident_share(bytes_touched: float, device: DeviceProfile) -> float:
     """
     rates = device.rates
     relative = bytes_touched / (rates.resident_reach * device.l2_bytes)
-    return rates.resident_share / (1 + relative**rates.resident_sharpness)
-
-
-def launch_us(blocks: int, factor: float, device: DeviceProfile) -> float:
-    """Start and end of a vector kernel on `blocks` cores; `factor` says how heavy its program is."""
-    rates = device.rates
-    one = rates.launch_one_us
-    if blocks <= 1:
-        return one
-    spread = ((blocks - 1) / (FULL_CORES - 1)) ** rates.launch_exponent
-    return one + (rates.launch_full_us - one) * factor * spread
+    return rates.resident_share / (1.0 + relative**rates.resident_sharpness)
 
 
 def memory_us(read: float, write: float, blocks: int, resident: float, device: DeviceProfile) -> tuple[float, float]:
     """(HBM, L2) time of moving bytes through `blocks` vector cores, `resident` of them within L2."""
-    rates, freq = device.rates, device.freq_hz
-    moved = read + write
-    share = read / moved if moved > 0 else 0.0
-    mixed = 4 * share * (1 - share)
-    hbm = device.hbm_bytes_per_s * (rates.hbm_efficiency / (1 + rates.hbm_mixed_cost * mixed))
-    if (drawn := blocks * rates.core_hbm_bytes_per_cycle * freq) < hbm:
+    rates, freq, cores = device.rates, device.freq_hz, float(blocks)
+    moved = float(read + write)
+    share = read / moved if moved > 0.0 else 0.0
+    mixed = 4.0 * share * (1.0 - share)
+    hbm = device.hbm_bytes_per_s * (rates.hbm_efficiency / (1.0 + rates.hbm_mixed_cost * mixed))
+    if (drawn := cores * rates.core_hbm_bytes_per_cycle * freq) < hbm:
         hbm = drawn
-    cache = blocks * rates.l2_bytes_per_cycle * freq
-    return moved * (1 - resident) / hbm * 1e6, moved * resident / cache * 1e6
-
-
-def vector_terms(
-    call: KernelCall,
-    family: FamilyCost,
-    device: DeviceProfile,
-    resident: float | None = None,
-    tally: Tally | None = None,
-) -> dict[str, float]:
-    """Terms of a vector kernel in microseconds: launch, vector, hbm, l2; `tally` is `tally_of(call)` where known."""
-    work = COUNTERS[family.form](call, family, device, tally or tally_of(call))
-    return work_terms(work, dtype_factor(call, family), family, device, resident)
+    cache = cores * rates.l2_bytes_per_cycle * freq
+    return moved * (1.0 - resident) / hbm * 1e6, moved * resident / cache * 1e6
 
 
 def work_terms(
     work: Work, factor: float, family: FamilyCost, device: DeviceProfile, resident: float | None
 ) -> dict[str, float]:
-    """Terms for work that is already counted; `factor` multiplies the cycles an element."""
+    """Terms of a vector kernel's work in microseconds: launch, vector, hbm, l2; `factor` multiplies the cycles an
+    element."""
     elements, rows, blocks, moved = work.elements, work.rows, work.blocks, work.read + work.write
+    rates = device.rates
     if resident is None:
         resident = resident_share(moved, device)
     hbm, cache = memory_us(work.read, work.write, blocks, resident, device)
     each = family.cycles * factor / device.vector_width
-    cycles = elements * each + rows * family.row_cycles
+    cycles = elements * each
+    if rows:
+        cycles += rows * family.row_cycles
     if work.repeated:
         cycles += work.repeated * REPEATED / device.vector_width
-    # However rows are counted, all cores together need no longer than one of them would alone, element by element.
-    alone = elements * blocks * (each if each > ONE_BY_ONE else ONE_BY_ONE) + moved / ONE_CORE_BYTES
-    if rows:
-        alone += rows * blocks * (BURST if family.form in COPIES else ACCESS)
+    if cycles > elements * ONE_BY_ONE:
+        # However rows are counted, all cores together need no longer than one of them would alone, element by element.
+        alone = elements * blocks * (each if each > ONE_BY_ONE else ONE_BY_ONE) + moved / ONE_CORE_BYTES
+        if rows:
+            alone += rows * blocks * (BURST if family.form in COPIES else ACCESS)
+        if alone < cycles:
+            cycles = alone
     far = hbm * family.memory_factor
-    vector, moving = (cycles if cycles < alone else alone) / device.freq_hz * 1e6, far + cache
-    p = device.rates.vector_overlap
+    vector, moving = cycles / device.freq_hz * 1e6, far + cache
+    launch = one = rates.launch_one_us
+    if blocks > 1:
+        spread = ((blocks - 1) / (FULL_CORES - 1)) ** rates.launch_exponent
+        launch += (rates.launch_full_us - one) * family.launch_factor * spread
+    p = rates.vector_overlap
     # Terms are reported so that they add up: overlapping shortens both alike.
     both = vector + moving
-    overlap = (vector**p + moving**p) ** (1 / p) / both if both > 0 else 1.0
+    overlap = (vector**p + moving**p) ** (1.0 / p) / both if both > 0.0 else 1.0
     return {
-        "launch": launch_us(blocks, family.launch_factor, device) + family.fixed_us,
+        "launch": launch + family.fixed_us,
         "vector": vector * overlap,
         "hbm": far * overlap,
         "l2": cache * overlap,

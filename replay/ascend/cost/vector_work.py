@@ -64,10 +64,10 @@ def _numel(spec: TensorSpec | None) -> int:
 def _elementwise(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
     blocks = blocks_for(tally.most_bytes, device)
     elements = tally.most / blocks
-    widest = tally.widest
-    if len(call.inputs) > 1 and widest is not None and (whole := widest.shape) and (columns := whole[-1]) > 1:
-        for spec in call.inputs:
-            if spec is not None and (shape := spec.shape) and shape[-1] == 1 < columns and prod(shape) > 1:
+    inputs, widest = call.inputs, tally.widest
+    if len(inputs) > 1 and widest is not None and (whole := widest.shape) and whole[-1] > 1:
+        for spec in inputs:
+            if spec is not None and (shape := spec.shape) and shape[-1] == 1 and prod(shape) > 1:
                 return Work(blocks, elements, 0, tally.read, tally.write, elements)
     return Work(blocks, elements, 0, tally.read, tally.write)
 
@@ -102,10 +102,14 @@ def _rowwise(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally:
         cols = 1
     rows = prod(main.shape) // cols or 1
     least = family.row_block
-    blocks = min(device.aiv_cores, ceil(rows / least)) or 1
-    busiest = min(rows, max(least, ceil(rows / blocks)))
+    blocks = ceil(rows / least) or 1
+    if blocks > device.aiv_cores:
+        blocks = device.aiv_cores
+    busiest = ceil(rows / blocks)
+    if busiest < least:
+        busiest = least if least < rows else rows
     # Rows shorter than a vector instruction share one.
-    shared = busiest * (cols / VECTOR_FLOATS if cols < VECTOR_FLOATS else 1.0)
+    shared = busiest * (cols / VECTOR_FLOATS) if cols < VECTOR_FLOATS else busiest
     return Work(blocks, busiest * cols, shared, tally.read, tally.write)
 
 
@@ -156,7 +160,9 @@ def _transdata(call: KernelCall, family: FamilyCost, device: DeviceProfile, tall
     source, out = first(call.inputs), first(call.outputs)
     read, write = total_bytes(call.inputs[:1]), total_bytes(call.outputs[:1])
     plain = source if source is not None and "C0" not in source.format and "FRACTAL" not in source.format else out
-    n = min((x for x in (_numel(source), _numel(out)) if x), default=0)
+    n, other = _numel(source), _numel(out)
+    if not n or 0 < other < n:
+        n = other
     shape = plain.shape if plain is not None else ()
     fractal = "FRACTAL_Z" in (source.format if source else "", out.format if out else "")
     if len(shape) == 4 and not fractal:
@@ -166,7 +172,8 @@ def _transdata(call: KernelCall, family: FamilyCost, device: DeviceProfile, tall
     else:
         rows = n / max(1, shape[-1]) if shape else 0
         blocks = blocks_for(min(read, write), device)
-    return Work(max(1, blocks), n / max(1, blocks), rows / max(1, blocks), read, write)
+    blocks = blocks or 1
+    return Work(blocks, n / blocks, rows / blocks, read, write)
 
 
 def _moved_by_index(call: KernelCall, tally: Tally) -> int:
@@ -257,18 +264,19 @@ def dtype_factor(call: KernelCall, family: FamilyCost) -> float:
     for spec in operands:
         if spec is not None and (shape := spec.shape) and shape != (1,):
             dtype = spec.dtype
-            if dtype == "float16" and family.native_half:
-                native = True
+            if dtype == "float32":
+                narrow = True
             elif dtype in HALF:
-                half = True
+                if family.native_half and dtype == "float16":
+                    native = True
+                else:
+                    half = True
             elif dtype in WIDE:
                 wide = True
             else:
                 narrow = True
-    if native and not half and not wide and not narrow:
-        return NATIVE_HALF
-    if wide and not half and not narrow and not native:
-        return family.wide_ratio
     if half or native:
-        return (1 + half_ratio) / 2 if narrow else half_ratio
-    return 1.0
+        if native and not half and not wide and not narrow:
+            return NATIVE_HALF
+        return (1.0 + half_ratio) / 2.0 if narrow else half_ratio
+    return family.wide_ratio if wide and not narrow else 1.0

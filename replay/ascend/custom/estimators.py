@@ -1,3 +1,4 @@
+# pyright: strict
 """Users' own operators: registered estimators and properties, their priority over built-ins, and the custom-op folder.
 
 For one op, in this order: a user's estimator; a user's properties; a tile program; the built-in estimate, which is the
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from numbers import Real
 from pathlib import Path, PurePath
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from opreplay.initializers.user_code import (
     failed_at,
@@ -19,8 +20,8 @@ from opreplay.initializers.user_code import (
     missing_op_hint,
     place_of,
     run_file,
-    shown_place,
 )
+from opreplay.initializers.user_table import UserFunction, UserTable
 from opreplay.replay.ascend.cost.cube import mac_rate
 from opreplay.replay.ascend.cost.sizes import itemsize
 from opreplay.replay.ascend.cost.vector import memory_us, resident_share
@@ -28,16 +29,15 @@ from opreplay.replay.ascend.custom import device_facts, op_invoke
 from opreplay.replay.ascend.custom.device_facts import DeviceFacts
 from opreplay.replay.ascend.custom.op_invoke import ComputeOps, OpInvokeInfo, PerformanceModel, PerformanceProperties
 from opreplay.replay.ascend.custom.programs import PROGRAMS
-from opreplay.replay.ascend.custom.registrations import CustomOpError, Registry, device_name, op_name
+from opreplay.replay.ascend.custom.registrations import USER_RULES, CustomOpError, device_name, op_name
 from opreplay.replay.ascend.devices.file import is_known, no_such_device
-from opreplay.replay.ascend.lowering.user_rules import forget_user_rules, user_rules
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.traces.errors import UsageError
 
 Estimator = TypeVar("Estimator", bound=Callable[..., Any])
 
-ESTIMATORS: Registry[Callable[[OpInvokeInfo, DeviceFacts], PerformanceModel.Result]] = Registry("estimators")
+ESTIMATORS: UserTable[UserFunction] = UserTable("estimator", remedy="override=True replaces it")
 
 MAX_SECONDS = 1e9
 """Thirty years: no op takes longer, and sums of such times stay finite."""
@@ -63,7 +63,7 @@ def register_op_estimator(
     name, on_device = op_name(op), device_name(device_profile)
 
     def register(function: Estimator) -> Estimator:
-        ESTIMATORS.add(name, on_device, function, override=override)
+        ESTIMATORS.add(UserFunction(ops=(name,), device=on_device, function=function), replace=override)
         return function
 
     return register
@@ -74,17 +74,17 @@ def clear_registrations() -> None:
     ESTIMATORS.clear()
     PROGRAMS.clear()
     OpInvokeInfo.properties.clear()
-    forget_user_rules()
+    USER_RULES.clear()
     forget_loaded()
 
 
 def refuse_unknown_devices() -> None:
     """Raises CustomOpError for an estimator of a device that neither ships nor was loaded: it would never be used."""
-    for op, device, function, _ in ESTIMATORS:
-        if device is not None and not is_known(device):
-            message, hint = no_such_device(device)
+    for entry in ESTIMATORS:
+        if entry.device is not None and not is_known(entry.device):
+            message, hint = no_such_device(entry.device)
             raise CustomOpError(
-                f"{place_of(function)}: the estimator of {op} is for {device}: {message}",
+                f"{entry.place}: the estimator of {entry.ops[0]} is for {entry.device}: {message}",
                 hint=f"{hint} that --soc names",
             )
 
@@ -95,23 +95,23 @@ def unused_registrations(devices: Sequence[str], ops: Collection[str]) -> list[s
     `devices` are those that were simulated, `ops` the names of the ops that were looked at.
     """
     known = {op_name(name) for name in ops if "::" in name}
-    found = [("estimator", op, device, place_of(function)) for op, device, function in ESTIMATORS.unused()]
-    found += [
-        ("properties", op, device, place_of(function)) for op, device, function in OpInvokeInfo.properties.unused()
-    ]
-    found += [("tile program", op, None, place_of(function)) for op, _, function in PROGRAMS.unused()]
-    found += [("rule", " ".join(rule.ops), None, rule.place) for rule in user_rules() if not rule.used]
+    tables: tuple[tuple[str, UserTable[UserFunction]], ...] = (
+        ("estimator", ESTIMATORS),
+        ("properties", OpInvokeInfo.properties),
+        ("tile program", PROGRAMS),
+        ("rule", USER_RULES),
+    )
     lines: list[str] = []
-    for kind, op, device, place in found:
+    for kind, entry in ((kind, entry) for kind, table in tables for entry in table.unused()):
         if not devices:
             why = "no device is simulated, --soc names one"
-        elif device is not None and device not in devices:
-            why = f"it is for {device}, simulated is {', '.join(devices)}"
-        elif kind != "rule" and op not in known:
+        elif entry.device is not None and entry.device not in devices:
+            why = f"it is for {entry.device}, simulated is {', '.join(devices)}"
+        elif kind != "rule" and known.isdisjoint(entry.ops):
             why = "no selected op has that name"
         else:
             why = "another registration goes first, or no selected op is called so"
-        lines.append(f"not used: {kind} of {op} ({PurePath(place).name}): {why}")
+        lines.append(f"not used: {kind} of {' '.join(entry.ops)} ({PurePath(entry.place).name}): {why}")
     return lines
 
 
@@ -120,16 +120,14 @@ def estimate(op: ReplayOp, device: DeviceProfile) -> tuple[float, str] | None:
 
     Raises CustomOpError when the function fails or returns something else than a time.
     """
-    function = ESTIMATORS.find(op.name, device.name) if ESTIMATORS and "::" in op.name else None
-    if function is None or (op.reason is not None and not op.args):
+    entry = ESTIMATORS.find(op_name(op.name), device=device.name) if ESTIMATORS and "::" in op.name else None
+    if entry is None or (op.reason is not None and not op.args):
         return None
-    result = _called(op, function, OpInvokeInfo(op), DeviceFacts(device))
+    result = _called(op, entry.function, OpInvokeInfo(op), DeviceFacts(device))
     seconds = result.execution_time_s if isinstance(result, PerformanceModel.Result) else result
     if not _is_amount(seconds, MAX_SECONDS):
-        raise CustomOpError(
-            f"{place_of(function)}: the estimator of {op.name} returned {_shown(result)}, no time in seconds"
-        )
-    return float(seconds) * 1e6, shown_place(function)
+        raise CustomOpError(f"{entry.place}: the estimator of {op.name} returned {_shown(result)}, no time in seconds")
+    return float(seconds) * 1e6, entry.shown
 
 
 def has_own_cost(op: ReplayOp) -> bool:
@@ -161,14 +159,14 @@ def property_terms(op: ReplayOp, device: DeviceProfile) -> tuple[dict[str, float
 
     Raises CustomOpError when the function fails or returns something else than PerformanceProperties.
     """
-    function = OpInvokeInfo.properties.find(op.name, None) if OpInvokeInfo.properties and "::" in op.name else None
-    if function is None or (op.reason is not None and not op.args):
+    entry = OpInvokeInfo.properties.find(op_name(op.name)) if OpInvokeInfo.properties and "::" in op.name else None
+    if entry is None or (op.reason is not None and not op.args):
         return None
-    made = _called(op, function, OpInvokeInfo(op))
+    made = _called(op, entry.function, OpInvokeInfo(op))
     wrong = _wrong_in(made)
     if wrong is not None or not isinstance(made, PerformanceProperties):
-        raise CustomOpError(f"{place_of(function)}: the properties of {op.name} are {wrong}")
-    return terms_of(made, device), shown_place(function)
+        raise CustomOpError(f"{entry.place}: the properties of {op.name} are {wrong}")
+    return terms_of(made, device), entry.shown
 
 
 def _wrong_in(made: object) -> str | None:
@@ -178,9 +176,10 @@ def _wrong_in(made: object) -> str | None:
     for name in ("memory_read_bytes", "memory_write_bytes", "memory_readwrite_bytes"):
         if not _is_amount(getattr(made, name), MAX_AMOUNT):
             return f"wrong: {name} is {_shown(getattr(made, name))}, no number of bytes"
-    if not isinstance(made.compute_ops, dict):
-        return f"wrong: compute_ops is {_shown(made.compute_ops)}, no dict of dtype to ComputeOps"
-    for dtype, ops in made.compute_ops.items():
+    by_dtype = cast("object", made.compute_ops)
+    if not isinstance(by_dtype, dict):
+        return f"wrong: compute_ops is {_shown(by_dtype)}, no dict of dtype to ComputeOps"
+    for dtype, ops in cast("dict[object, object]", by_dtype).items():
         if not isinstance(ops, ComputeOps):
             return f"wrong: compute_ops[{_shown(dtype)}] is {_shown(ops)}, no ComputeOps"
         if not (_is_amount(ops.mma_ops, MAX_AMOUNT) and _is_amount(ops.gp_ops, MAX_AMOUNT)):

@@ -13,8 +13,9 @@ from functools import cached_property
 from math import prod
 from typing import Any, TypeVar
 
+from opreplay.initializers.user_table import UserFunction, UserTable
 from opreplay.replay.ascend.cost.sizes import itemsize
-from opreplay.replay.ascend.custom.registrations import Registry, op_name
+from opreplay.replay.ascend.custom.registrations import op_name
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.traces.model import TensorMeta
 
@@ -65,7 +66,7 @@ class OpInvokeInfo:
     ComputeOps = ComputeOps
     PerformanceProperties = PerformanceProperties
 
-    properties: Registry[Callable[[OpInvokeInfo], PerformanceProperties]] = Registry("properties")
+    properties: UserTable[UserFunction] = UserTable("property function", remedy="override=True replaces it")
     """User property functions by op name."""
 
     def __init__(self, op: ReplayOp) -> None:
@@ -82,7 +83,7 @@ class OpInvokeInfo:
         name = op_name(op)
 
         def register(function: PropertyFunction) -> PropertyFunction:
-            cls.properties.add(name, None, function, override=override)
+            cls.properties.add(UserFunction(ops=(name,), function=function), replace=override)
             return function
 
         return register

@@ -7,10 +7,12 @@ Owns the table and the values; what makes the costs is above (`replay.tile`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import msgspec
 
-from opreplay.replay.ascend.custom.registrations import Registry
+from opreplay.initializers.user_table import UserFunction, UserTable
+from opreplay.replay.ascend.custom.registrations import op_name
 from opreplay.replay.ascend.kernel import State
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.model import ReplayOp
@@ -29,12 +31,12 @@ class ProgramCost(msgspec.Struct, frozen=True, kw_only=True):
 Coster = Callable[[ReplayOp, DeviceProfile, State], "ProgramCost | None"]
 """None where the program is not for this call."""
 
-PROGRAMS: Registry[Coster] = Registry("tile program")
+PROGRAMS: UserTable[UserFunction] = UserTable("tile program", remedy="an op has one program")
 
 
 def register_program_cost(op: str, function: Coster) -> None:
-    """Let a program say what an op costs on all devices. Raises ValueError where another one does."""
-    PROGRAMS.add(op, None, function, override=False)
+    """Let a program say what an op costs on all devices. Raises Taken where another one does."""
+    PROGRAMS.add(UserFunction(ops=(op,), function=function))
 
 
 def program_cost(op: ReplayOp, device: DeviceProfile, state: State) -> ProgramCost | None:
@@ -44,5 +46,5 @@ def program_cost(op: ReplayOp, device: DeviceProfile, state: State) -> ProgramCo
     """
     if not PROGRAMS or "::" not in op.name or (op.reason is not None and not op.args):
         return None
-    function = PROGRAMS.find(op.called, None) or PROGRAMS.find(op.name, None)
-    return None if function is None else function(op, device, state)
+    found = PROGRAMS.find(op_name(op.called), op_name(op.name))
+    return None if found is None else cast("Coster", found.function)(op, device, state)

@@ -53,7 +53,7 @@ def _nearby(family: FamilyCost) -> list[str]:
     lines = [f"[families.{family.name}.nearby]"]
     for kind, neighbours in family.nearby.items():
         entries = ", ".join(
-            f"{{ sizes = {list(sizes_at(one[:3], family.form))}, pull = {one.pull:.4f} }}" for one in neighbours
+            f"{{ sizes = {list(sizes_at(one[:3], family.form))}, pull = {one[3]:.4f} }}" for one in neighbours
         )
         lines.append(f"{json.dumps(kind)} = [{entries}]")
     return lines

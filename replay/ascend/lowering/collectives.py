@@ -7,10 +7,13 @@ import re
 from collections.abc import Iterable
 from math import prod
 
+import msgspec
+
 from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
 from opreplay.replay.ascend.lowering.op_view import OpView, kernel, spec
 from opreplay.replay.ascend.lowering.registry import Rule, lowers, lowers_like
 from opreplay.replay.collectives.model import POINT_TO_POINT, Collective, Kind
+from opreplay.replay.collectives.names import EXPERTS
 
 COLLECTIVES: dict[str, str] = {
     "c10d::allreduce_": "hcom_allReduce_", "c10d::allreduce_coalesced_": "hcom_allReduce_",
@@ -162,6 +165,9 @@ def recorded_parameters(op: OpView) -> Iterable[KernelCall]:
         if one.group_size is None and one.kind not in POINT_TO_POINT:
             op.note("number of ranks not recorded: one server of 8 assumed")
         op.note("waiting for other ranks is not part of the prediction")
+        if EXPERTS in op.op.name:
+            kind = "Dispatch" if "dispatch" in op.op.name else "Combine"
+            return [msgspec.structs.replace(kernel_of(one), type=f"MoeDistribute{kind}")]
         return [kernel_of(one)]
     if not op.tensors:
         return ()

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from opreplay.initializers.user_code import failed_at
+from opreplay.initializers.user_table import UserFunction
 from opreplay.replay.arguments.work.amounts import Contents
-from opreplay.replay.ascend.custom.registrations import CustomOpError
+from opreplay.replay.ascend.custom.registrations import USER_RULES, CustomOpError
 from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.lowering import op_view as view_module
 from opreplay.replay.ascend.lowering.op_view import OpView, kernel, spec
-from opreplay.replay.ascend.lowering.user_rules import UserRule, add_names, add_patterns, find_user_rule
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.standins.declared.register import canonical_name
 
@@ -81,7 +81,7 @@ def lowers(*names: str, override: bool = False) -> Callable[[Rule], Rule]:
             for name in () if override else names:
                 if _built_in_rule(name) is not None:
                     raise ValueError(f"{name} has a lowering rule already, a built-in one; override=True replaces it")
-            add_names(names, rule, override=override)
+            USER_RULES.add(UserFunction(ops=names, function=rule), replace=override)
             return rule
         for name in names:
             if name in _rules and not override:
@@ -104,7 +104,7 @@ def lowers_like(*patterns: str) -> Callable[[Rule], Rule]:
             for pattern in patterns:
                 if pattern in _patterns:
                     raise ValueError(f"{pattern} has a lowering rule already, a built-in one")
-            add_patterns(patterns, rule)
+            USER_RULES.add(UserFunction(ops=patterns, function=rule), {op: re.compile(op) for op in patterns})
             return rule
         for pattern in patterns:
             if pattern in _patterns:
@@ -143,8 +143,8 @@ def _spellings(name: str) -> tuple[str, str, str]:
 def find_rule(name: str) -> Rule | None:
     """The rule for a recorded name, a user's before a built-in one: the exact one, that of the name without overload or
     in-place underscore, that of a pattern."""
-    users = find_user_rule(_spellings(name))
-    return users.rule if users is not None else _built_in_rule(name)
+    users = USER_RULES.find(*_spellings(name))
+    return users.function if users is not None else _built_in_rule(name)
 
 
 def _built_in_rule(name: str) -> Rule | None:
@@ -179,7 +179,7 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
     if op.reason is not None and op.collective is None and not any(arg.tensors for arg in op.args):
         # Without this a rule would make an op on scalars of what is not known.
         return Lowering(kernels=(), notes=("no arguments recorded",), known=False)
-    users = find_user_rule((*_spellings(op.called), *_spellings(op.name), canonical_name(op.name)))
+    users = USER_RULES.find(*_spellings(op.called), *_spellings(op.name), canonical_name(op.name))
     if users is not None:
         return _by_user(users, op, contents)
     known = COLLECTIVE if op.collective is not None else op.called
@@ -201,16 +201,15 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
     return Lowering(kernels=tuple(_by_bytes(op, view)), notes=tuple(view.notes), known=False)
 
 
-def _by_user(users: UserRule, op: ReplayOp, contents: Contents | None) -> Lowering:
+def _by_user(users: UserFunction, op: ReplayOp, contents: Contents | None) -> Lowering:
     """What a user's rule makes of an op. Raises CustomOpError when it fails or gives something else than kernels."""
     view = OpView(op, contents, by_order=True)
     try:
-        kernels = list(users.rule(view))
+        kernels = list(users.function(view))
     except (Exception, SystemExit) as error:  # user code may raise anything
         place = failed_at(error, _OWN_FILES) or users.place
-        name = getattr(users.rule, "__name__", "")
         raise CustomOpError(
-            f"{place}: the rule {name} failed for {op.name}: {type(error).__name__}: {error}",
+            f"{place}: the rule {users.name} failed for {op.name}: {type(error).__name__}: {error}",
             hint="`opreplay plan TRACE --explain OP` shows the arguments that were recorded.",
         ) from error
     if not all(isinstance(one, KernelCall) for one in kernels):

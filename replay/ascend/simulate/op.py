@@ -11,13 +11,14 @@ import msgspec
 from opreplay.replay.arguments.work.amounts import Contents
 from opreplay.replay.ascend.cost.predict import BOUNDS, family_of, predict_kernel
 from opreplay.replay.ascend.cost.predictor import Predictor
-from opreplay.replay.ascend.cost.residency import resident_of, touches_in
+from opreplay.replay.ascend.cost.residency import Held, resident_of, touches_in
 from opreplay.replay.ascend.custom.estimators import estimate, property_terms
 from opreplay.replay.ascend.custom.programs import program_cost
 from opreplay.replay.ascend.kernel import Confidence, KernelCall, KernelPrediction, State, TensorSpec
 from opreplay.replay.ascend.lowering import Lowering, lower
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.ir.sizes import tensors_of
 from opreplay.replay.results.records import By, L2State, Simulated
 
 _RANK: dict[Confidence, int] = {"calibrated": 0, "other SoC": 1, "uncalibrated": 2}
@@ -140,13 +141,13 @@ def simulate_by_family(
     device: DeviceProfile,
     predict: Predictor | None = None,
     contents: Contents | None = None,
-    resident: Sequence[float | None] = (),
+    held: Sequence[Held] = (),
     l2: L2State = "sequence",
 ) -> tuple[Simulated, dict[str, float]]:
     """What `simulate_op` gives, and microseconds of one call by kernel family; "custom" for a user's own estimate.
 
-    `predict` remembers kernels that several ops have in common; `resident` says what of each kernel's data is in L2,
-    where that is known.
+    `predict` remembers kernels that several ops have in common; `held` says what the caches hold of each kernel, where
+    that is known.
     """
     own_us = estimate(op, device)
     if own_us is not None:
@@ -162,16 +163,59 @@ def simulate_by_family(
         return made, {"custom": program.time_us}
     lowering = lower(op, contents)
     predict = predict or Predictor(device)
-    shares = resident if len(resident) == len(lowering.kernels) else [None] * len(lowering.kernels)
+    held = held if len(held) == len(lowering.kernels) else [Held()] * len(lowering.kernels)
     state = state_of(l2)
     if state != "network":
-        shares = [resident_of(touches, device) for touches in touches_in(lowering.kernels, state)]
-    parts = [(call, predict(call, share, state)) for call, share in zip(lowering.kernels, shares, strict=True)]
+        held = [Held(resident_of(touches, device)) for touches in touches_in(lowering.kernels, state)]
+    parts = [
+        (call, predict(call, one.resident, state, one.loaded)) for call, one in zip(lowering.kernels, held, strict=True)
+    ]
     families: dict[str, float] = {}
     for call, one in parts:
         name = family_of(call, device).name
         families[name] = families.get(name, 0.0) + one.time_us * call.count
-    return _combine(parts, lowering, l2), families
+    made = _combine(parts, lowering, l2)
+    return _marked(made, missing_path(op, lowering, device)), families
+
+
+CUBE_FORMS = frozenset({"matmul", "conv", "attention"})
+"""Forms of cost that multiply on the cube."""
+_NARROW_FLOATS = ("float8", "float4")
+
+
+def missing_path(op: ReplayOp, lowering: Lowering, device: DeviceProfile) -> str:
+    """The dtype of a product that no unit of the device is known to multiply; "" where there is none.
+
+    Products of it are costed at the rate of another dtype: the device refuses them, or works on its host processor.
+    """
+    products = [call for call in lowering.kernels if family_of(call, device).form in CUBE_FORMS]
+    if not products:
+        return ""
+    known = device.macs_per_cycle
+    operands = [spec.dtype for call in products for spec in call.inputs[:1] if spec is not None]
+    wide = [dtype for dtype in operands if dtype not in known and dtype not in _PACKED]
+    # Lowered to the integers of their size, so that the call itself tells.
+    narrow = [one.dtype for one in tensors_of(op) if one.dtype.startswith(_NARROW_FLOATS) and one.dtype not in known]
+    return next(iter([*wide, *narrow]), "")
+
+
+_PACKED = frozenset({"int4", "uint8", "int32"})
+"""Of weights and indices that a kernel lists first, unpacked to what the cube takes; not of products by themselves."""
+
+
+def _marked(made: Simulated, dtype: str) -> Simulated:
+    """A prediction for a product that the device has no path for: far from anything measured."""
+    if not dtype or made.time_us <= 0:
+        return made
+    factor = max(made.high_us / made.time_us, LEAST_ASSUMED)
+    return msgspec.structs.replace(
+        made,
+        no_path=dtype,
+        confidence="uncalibrated",
+        extrapolated=True,
+        low_us=made.time_us / factor,
+        high_us=made.time_us * factor,
+    )
 
 
 def _by_user(terms: dict[str, float], device: DeviceProfile, by: By, source: str) -> Simulated:

@@ -13,17 +13,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from opreplay.replay.arguments.tensors import flattened
 from opreplay.replay.capture.calls import arguments as of_call
 from opreplay.replay.capture.calls.arguments import tensors_in
-from opreplay.replay.capture.calls.collectives import group_size
+from opreplay.replay.capture.calls.collectives import collective_of, group_name
 from opreplay.replay.capture.calls.fakes import Fakes, keeps_real
 from opreplay.replay.capture.calls.storages import Storages
 from opreplay.replay.capture.calls.summed import Summed
+from opreplay.replay.capture.calls.unwatched import Unwatched
 from opreplay.replay.capture.calls.whereabouts import Whereabouts
-from opreplay.replay.ir.captured import StepPhase
-from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp
+from opreplay.replay.collectives.model import REDUCING
+from opreplay.replay.ir.captured import LikeDevice, StepPhase
+from opreplay.replay.ir.model import Assumption, Reason, Recorded, ReplayArg, ReplayOp
+from opreplay.replay.ir.names import COLLECTIVE_NAMESPACES
+from opreplay.replay.plan.collectives.recorded import same_work
+from opreplay.replay.resolve.bind import checking_bounds
 from opreplay.replay.resolve.gradient_mode import depends_on_gradients
 from opreplay.replay.resolve.names import candidates
 from opreplay.replay.resolve.policy import Policy, refuse_arguments, refuse_value
-from opreplay.replay.resolve.schema import OpSpec, compile_schema
+from opreplay.replay.resolve.schema import OpSpec, compile_schema, named_after_gaps
 from opreplay.traces.model import TensorMeta
 
 _NOT_RECORDED = Recorded(host_us_total=0.0, host_us_median=0.0)
@@ -32,6 +37,8 @@ _QUERIES = frozenset({"prim", "profiler"})
 _SEEN_BELOW_AUTOGRAD = torch._C.DispatchKey.ADInplaceOrView
 _DETACH = torch.ops.aten.detach.default
 _ADD, _ADD_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
+_KERNELS = ("CPU", "CUDA", "Meta")
+_COMPOSED: dict[Any, bool] = {}
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 Look = Callable[[int, list[torch.Tensor], Any], None]
@@ -42,12 +49,19 @@ class Recorder(TorchDispatchMode):
     """Records what runs while it is entered. What a tensor subclass does, it records as the calls that come of it."""
 
     def __init__(
-        self, storages: Storages, where: Whereabouts, *, fakes: Fakes | None = None, look: Look | None = None
+        self,
+        storages: Storages,
+        where: Whereabouts,
+        *,
+        fakes: Fakes | None = None,
+        look: Look | None = None,
+        device: LikeDevice = "cpu",
     ) -> None:
         super().__init__()
         self._fakes = fakes
         self._storages, self._where, self._look = storages, where, look
         self._in_place = Summed(storages)
+        self.unwatched = Unwatched(_decides_itself, fake=fakes is not None, device=device)
         self._ops: list[ReplayOp] = []
         self._counts: list[int] = []
         self._index: dict[Any, int] = {}
@@ -85,7 +99,11 @@ class Recorder(TorchDispatchMode):
         if self._fakes is not None and not keeps_real(func):
             args = [self._fakes.of(value) for value in args]
             named = {name: self._fakes.of(value) for name, value in named.items()}
-        return self.call(func, args, named, func)
+        if _is_composed(func):  # in inference mode nothing above has taken it apart
+            with self:
+                return func.decompose(*args, **named)
+        func, args, named = self.unwatched.call(func, args, named, self._in_place.is_own)
+        return self.call(func, args, named, self.unwatched.run_of(func))
 
     def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], run: Callable[..., Any]) -> Any:
         """Run one call by `run`, and record it as one of `func`."""
@@ -96,7 +114,13 @@ class Recorder(TorchDispatchMode):
         metas = of_call.metas_of(given)
         values = (*args, *kwargs.items())
         self._gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
-        key = (func, self._gradients, tuple(metas), tuple(of_call.key_of_value(value) for value in values))
+        key = (
+            func,
+            self._gradients,
+            tuple(metas),
+            tuple(of_call.key_of_value(v) for v in values),
+            group_name(func, args),
+        )
         self.running = func
         if self._look is not None:
             self._look(number, given, None)
@@ -160,17 +184,25 @@ class Recorder(TorchDispatchMode):
         by_tensor = {id(tensor): meta for tensor, meta in zip(given, metas, strict=True)}
         made: list[ReplayArg] = []
         missing: list[str] = []
+        assumed: list[Assumption] = []
         for arg, value in of_call.named_values(spec, args, kwargs):
             mine = [by_tensor[id(tensor)] for tensor in tensors_in(value)]
             one = None if None in mine else of_call.argument(arg, value, mine)
             if one is None:
                 missing.append(arg.name)
                 one = ReplayArg(name=arg.name, type="opaque", keyword_only=arg.keyword_only, mutated=arg.mutated)
-            made.append(one)
-        ranks = group_size(spec, args, kwargs)
-        identity = blake2b(msgspec.json.encode([spec.full_name, made, ranks]), digest_size=6).hexdigest()
+            made.append(checking_bounds(one, assumed))
+        made = list(named_after_gaps(spec, made))
+        moved = collective_of(spec, args, kwargs, returned)
+        if moved is not None and moved.kind in REDUCING and not moved.reduce_op:
+            assumed.append(Assumption(argument="reduce_op", what="sum (not recorded)"))
+        told = [spec.full_name, made, None if moved is None else same_work(moved)]
+        identity = blake2b(msgspec.json.encode(told), digest_size=6).hexdigest()
         found = candidates(spec.name, Policy())
-        reason = found.reason or refuse_arguments(spec.name, [(arg.name, arg.type_text) for arg in spec.args])
+        reason = found.reason
+        if func.namespace in COLLECTIVE_NAMESPACES:
+            reason = Reason("collective", "" if moved is not None else "moves nothing itself, or does not say what")
+        reason = reason or refuse_arguments(spec.name, [(arg.name, arg.type_text) for arg in spec.args])
         for arg in made:
             reason = reason or refuse_value(arg.name, arg.value)
         if reason is None and missing:
@@ -180,14 +212,16 @@ class Recorder(TorchDispatchMode):
             name=spec.name,
             count=1,
             recorded=_NOT_RECORDED,
-            resolved_by=None if reason is not None else found.resolved_by,
+            resolved_by="process group" if moved is not None else None if reason is not None else found.resolved_by,
             via=None if reason is not None else found.via,
             overload=spec.overload,
             schema=spec.text,
             args=tuple(made),
             outputs=_outputs(returned),
             reason=reason,
-            ranks=ranks,
+            assumptions=tuple(assumed),
+            ranks=None if moved is None else moved.group_size,
+            collective=moved,
             gradients=self._gradients and depends_on_gradients(spec.name, spec.overload),
             flops=counted if counted is not None else _flops(func, args, kwargs, returned),
         )
@@ -200,6 +234,17 @@ def _decides_itself(kind: type) -> bool:
     if kind in _PLAIN_TYPES or issubclass(kind, FakeTensor):
         return False
     return kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
+
+
+def _is_composed(func: Any) -> bool:
+    """Whether torch composes an op of others wherever it runs; one that has a kernel of its own is a call."""
+    found = _COMPOSED.get(func)
+    if found is None:
+        has = torch._C._dispatch_has_kernel_for_dispatch_key
+        name = func.name()
+        found = has(name, "CompositeImplicitAutograd") and not any(has(name, key) for key in _KERNELS)
+        _COMPOSED[func] = found
+    return found
 
 
 def _is_hidden() -> bool:

@@ -37,6 +37,13 @@ class Summed:
                 if tensor.layout is torch.strided:
                     self._node_of.setdefault(self._storages.number(tensor), node)
 
+    def is_own(self, tensor: Any) -> bool:
+        """Whether the node of autograd that runs made a tensor's storage."""
+        node = _node()
+        if node is None or not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+            return False
+        return self._node_of.get(self._storages.number(tensor)) == node
+
     def is_summed_up(self, total: Any, more: Any) -> bool:
         """Whether a sum of two tensors is one that the engine would have taken in place.
 

@@ -46,7 +46,8 @@ def _threads(config: WorkerConfig) -> tuple[int | None, float | None]:
         return config.options.threads, None
     import torch
 
-    from opreplay.replay.execute.threads import fitting_threads, idle_cpus
+    from opreplay.replay.execute.threads import fitting_threads
+    from opreplay.replay.host.idle import idle_cpus
 
     idle = idle_cpus()
     return fitting_threads(torch.get_num_threads(), idle), idle

@@ -120,6 +120,12 @@ class Child:
             return Reason("failed", f"{name}: {last}" if last else name)
         return Reason("failed", f"the process ended with status {code}" + (f": {last}" if last else ""))
 
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal ended it: what went wrong is not its own, and may go right the next time."""
+        code = self.process.poll()
+        return code is not None and code < 0
+
     def end(self, *, grace_s: float) -> None:
         """Close the socket, wait, kill, reap; never raises and leaves nothing behind."""
         self._channel.close()

@@ -188,8 +188,9 @@ class ChildProcess:
         """Another try for a child that was not ready in time or died before that. Raises EnvironmentRefused."""
         self._failed_starts += 1
         why = f"was not ready after {START_S:g} s" if late else f"did not start: {child.cause_of_death().detail}"
+        again = self._was_ready or child.was_killed
         self.kill()
-        if not self._was_ready or self._failed_starts >= STARTS:
+        if not again or self._failed_starts >= STARTS:
             raise EnvironmentRefused(f"the worker process {why}", hint="Run `opreplay doctor`.")
         self.open()
 

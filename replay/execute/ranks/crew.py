@@ -22,7 +22,7 @@ from opreplay.replay.ir.reasons import Reason
 from opreplay.traces.errors import EnvironmentRefused
 
 STARTS = 3
-"""Groups in a row that may break before they are ready, once one was; the first has one try."""
+"""Groups in a row that may break before they are ready; the first only where a rank was killed."""
 AFTER_ERROR_S = 2.0
 """How long the other ranks may still answer once one said that it could not."""
 
@@ -74,7 +74,7 @@ class LocalCrew:
         if self._was_ready:
             self.restarts += 1
         why = ""
-        for _ in range(STARTS if self._was_ready else 1):
+        for _ in range(STARTS):
             try:
                 why = self._open()
             except BaseException:
@@ -83,7 +83,10 @@ class LocalCrew:
             if not why:
                 self._was_ready = True
                 return self._facts
+            again = self._was_ready or any(child.was_killed for child in self._children)
             self._end(0.0)
+            if not again:
+                break
         raise EnvironmentRefused(f"the ranks did not start: {why}", hint="Run `opreplay doctor`.")
 
     def _open(self) -> str:
@@ -103,7 +106,12 @@ class LocalCrew:
                 return f"not all were ready after {START_S:g} s"
             for rank, child in list(waiting.items()):
                 if child.fileno() in ready:
-                    reply = child.receive()
+                    try:
+                        reply = child.receive()
+                    except EnvironmentRefused as error:
+                        if not any(other.was_killed for other in self._children):
+                            raise
+                        return f"rank {rank}: {error}"  # it did not find the one that was killed
                     if not isinstance(reply, Ready):
                         return f"rank {rank}: {child.cause_of_death().detail}"
                     waiting.pop(rank)
@@ -140,7 +148,7 @@ class LocalCrew:
                 if not isinstance(reply, RankReply) or reply.number != task.number:
                     cause = child.cause_of_death()
                     # A rank that lost its peer says so before the peer's end is seen here.
-                    return _of_rank(cause, f"rank {rank} of {self.world} died")
+                    return Reason("rank lost", died(rank, self.world, cause))
                 waiting.pop(rank)
                 replies[rank] = reply
                 if reply.reason is not None and failed is None:
@@ -156,6 +164,7 @@ class LocalCrew:
         )
         if stopped:
             text += f"; rank{'s' if len(stopped) > 1 else ''} {', '.join(map(str, stopped))} stopped"
+            return Reason("rank lost", text)
         return Reason("budget", text)
 
     def close(self) -> None:
@@ -174,6 +183,11 @@ class LocalCrew:
 def _of_rank(reason: Reason, who: str) -> Reason:
     """The reason with the rank that it is of."""
     return msgspec.structs.replace(reason, detail=f"{who}: {reason.detail}" if reason.detail else who)
+
+
+def died(rank: int, world: int, cause: Reason) -> str:
+    """What is told of a rank that is gone."""
+    return f"rank {rank} of {world} died: {cause.detail.removeprefix('memory: ')}"
 
 
 def _is_stopped(pid: int) -> bool:

@@ -44,6 +44,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     ready: bool = False
     died: str = ""
+    killed: bool = False
+    """By a signal."""
     reply: RankReply | None = None
 
 
@@ -117,7 +119,7 @@ class JoinedCrew:
         if self._child is not None:
             return self._facts
         why = ""
-        for _ in range(STARTS if self._was_ready else 1):
+        for _ in range(STARTS):
             self._generation += 1
             config = msgspec.structs.replace(
                 self._config,
@@ -132,6 +134,8 @@ class JoinedCrew:
                 self._was_ready = True
                 return self._facts
             self._end()
+            if not self._was_ready and not any(answer.killed for answer in answers.values()):
+                break
         raise EnvironmentRefused(f"the ranks did not meet: {why}", hint="Run `opreplay doctor` on each machine.")
 
     def run(self, task: RankTask) -> list[RankReply] | Reason:
@@ -148,7 +152,7 @@ class JoinedCrew:
     def _judged(self, answers: dict[int, Answer]) -> list[RankReply] | Reason:
         for rank, answer in sorted(answers.items()):
             if answer.died:
-                return Reason("failed", f"rank {rank} of {self.world} died: {answer.died}")
+                return Reason("rank lost", f"rank {rank} of {self.world} died: {answer.died}")
         replies = [answer.reply for _, answer in sorted(answers.items()) if answer.reply is not None]
         for reply in replies:
             if reply.reason is not None:
@@ -205,13 +209,17 @@ def own_config(config: RankConfig, place: Launched) -> RankConfig:
 
 
 def answer_of(child: Child) -> Answer:
-    """What a child says next, or that it is gone."""
-    reply = child.receive()
+    """What a child says next, or that it is gone, or cannot work at all."""
+    try:
+        reply = child.receive()
+    except EnvironmentRefused as error:
+        return Answer(died=str(error))
     if isinstance(reply, Ready):
         return Answer(ready=True)
     if isinstance(reply, RankReply):
         return Answer(reply=reply)
-    return Answer(died=child.cause_of_death().detail or "closed its channel")
+    cause = child.cause_of_death().detail.removeprefix("memory: ")
+    return Answer(died=cause or "closed its channel", killed=child.was_killed)
 
 
 def serve_joined(place: Launched) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -48,7 +49,7 @@ def launched(environment: Mapping[str, str] | None = None) -> Launched | None:
         rank=rank,
         world=world,
         local_rank=rank if local is None else local,
-        local_world=_first(given, "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE") or world,
+        local_world=_first(given, "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE") or world,
         address=address,
         port=_first(given, "MASTER_PORT") or DEFAULT_PORT,
         hosted=given.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true",
@@ -57,7 +58,8 @@ def launched(environment: Mapping[str, str] | None = None) -> Launched | None:
 
 def _first(given: Mapping[str, str], *names: str) -> int | None:
     for name in names:
-        text = given.get(name, "").split("(")[0].strip()
+        # Slurm writes "2(x3),1": three nodes with two tasks, then one with one.
+        text = re.split(r"[(,]", given.get(name, ""))[0].strip()
         if not text:
             continue
         if not text.isdecimal() or len(text) > 9:

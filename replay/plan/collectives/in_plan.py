@@ -10,7 +10,9 @@ from pathlib import PurePath
 
 import msgspec
 
+from opreplay.replay.collectives.mapping import TooFewRanks, mapped
 from opreplay.replay.collectives.model import Collective
+from opreplay.replay.collectives.names import kind_of
 from opreplay.replay.ir.model import (
     Assumption,
     Reason,
@@ -23,6 +25,7 @@ from opreplay.replay.ir.model import (
 )
 from opreplay.replay.plan.collectives.recorded import PARAMETERS, Call, calls_of_comms, collective_calls, same_work
 from opreplay.replay.plan.passes import weight_of
+from opreplay.replay.plan.recorded.groups import signature_id
 from opreplay.replay.plan.select import OpFilter, keep_heaviest, keeps_name
 from opreplay.traces.dialects.param_comms import CommsTrace
 from opreplay.traces.model import TensorMeta, Trace
@@ -36,7 +39,7 @@ def with_collectives(plan: ReplayPlan, trace: Trace, filters: OpFilter) -> Repla
     """
     calls = [call for call in collective_calls(trace) if _kept(call, filters)]
     parts = {name for call in calls for name in call.names} | {PARAMETERS}
-    others = [op for op in plan.ops if op.name not in parts or not _is_communication(op)]
+    others = [_beside(op) for op in plan.ops if op.name not in parts or not _is_communication(op)]
     weight = weight_of(plan)
     ops = sorted([*others, *collective_ops(calls)], key=lambda op: (-weight(op), op.id))
     ops = keep_heaviest(ops, filters, plan.device_us_total or plan.host_us_total, weight)
@@ -48,10 +51,69 @@ def with_collectives(plan: ReplayPlan, trace: Trace, filters: OpFilter) -> Repla
     return msgspec.structs.replace(plan, ops=tuple(ops), sequence=sequence, host_us_total=max(host_us, 0.0))
 
 
-def on_ranks(plan: ReplayPlan) -> ReplayPlan:
-    """The plan where several ranks are there to replay its collectives."""
-    ops = tuple(op if op.collective is None else msgspec.structs.replace(op, reason=None) for op in plan.ops)
+NO_SIZES = Reason("collective", "this plan does not tell its sizes: make it with `opreplay plan --ranks N`")
+"""Of collectives in a plan file that was made without them."""
+
+
+def naming_collectives(plan: ReplayPlan, trace: Trace | ReplayPlan) -> ReplayPlan:
+    """The plan with what its own ops say of collectives, each in its place among the others; a given plan as it is.
+
+    An op that stands for several, as a name without arguments does, says none.
+    """
+    if isinstance(trace, ReplayPlan):
+        return plan
+    found: defaultdict[str, set[Collective]] = defaultdict(set)
+    first: dict[str, Collective] = {}
+    for call in collective_calls(trace):
+        if call.collective is None:
+            continue
+        for row in call.rows:
+            id_ = signature_id(trace.signatures[int(trace.ops.signature[row])])
+            found[id_].add(same_work(call.collective))
+            first.setdefault(id_, call.collective)
+    alone = {id_: one for id_, one in first.items() if len(found[id_]) == 1}
+    ops = tuple(msgspec.structs.replace(op, collective=alone.get(op.id)) for op in plan.ops)
     return msgspec.structs.replace(plan, ops=ops)
+
+
+BESIDE = Reason("label, not an op", "waits for a collective, or sets one up: moves nothing itself")
+
+
+def _beside(op: ReplayOp) -> ReplayOp:
+    """An op that is no collective, with a reason that does not call it one."""
+    moves_nothing = op.reason == Reason("collective") and kind_of(op.name) is None
+    return msgspec.structs.replace(op, reason=BESIDE) if moves_nothing else op
+
+
+def on_ranks(plan: ReplayPlan, ranks: int | None) -> ReplayPlan:
+    """The plan where `ranks` are there to replay its collectives; None where one process is alone."""
+    return msgspec.structs.replace(plan, ops=tuple(_on_ranks(op, ranks) for op in plan.ops))
+
+
+def _on_ranks(op: ReplayOp, ranks: int | None) -> ReplayOp:
+    if op.collective is None:
+        return op
+    reason: Reason | None = Reason("collective")
+    if ranks is not None:
+        try:
+            mapped(op.collective, ranks)
+            reason = None
+        except TooFewRanks as error:
+            reason = Reason("collective", f"{error}: --ranks 2")
+    return msgspec.structs.replace(op, reason=reason)
+
+
+def with_sizes_missing(plan: ReplayPlan) -> ReplayPlan:
+    """A plan from a file, with what its collectives lack where it was made without them."""
+    return msgspec.structs.replace(
+        plan,
+        ops=tuple(
+            msgspec.structs.replace(op, reason=NO_SIZES)
+            if op.collective is None and op.reason == Reason("collective")
+            else op
+            for op in plan.ops
+        ),
+    )
 
 
 def plan_of_comms(found: CommsTrace) -> ReplayPlan:

@@ -18,10 +18,15 @@ _PLACES = {
     "_c10d_functional::reduce_scatter_tensor": 0,
     "_c10d_functional::all_gather_into_tensor_coalesced": 0,
     "_c10d_functional::reduce_scatter_tensor_coalesced": 0,
+    "npu::npu_moe_distribute_dispatch": 0,
+    "npu::npu_moe_distribute_dispatch_v2": 0,
+    "npu::npu_moe_distribute_combine": 0,
+    "npu::npu_moe_distribute_combine_v2": 0,
     "vllm::all_gather": 1,
     "vllm::reduce_scatter": 1,
 }
-"""Op → place of the number of ranks among its integers: (input, group_size, name), (tensor, dim, world_size, name)."""
+"""Op → place of the number of ranks among its integers: (input, group_size, name), (tensor, dim, world_size, name),
+(tensors, group, ep_world_size, ep_rank_id, moe_expert_num)."""
 
 
 def ranks_of(signature: OpSignature, world_size: int | None) -> int | None:

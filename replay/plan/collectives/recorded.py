@@ -1,3 +1,4 @@
+# pyright: strict
 """The collectives that a trace records, one value a call, whatever names them: ops, `record_param_comms`, annotations.
 
 Owns which records belong to one call and which of them says what; the values are `opreplay.replay.collectives`.
@@ -5,18 +6,21 @@ Owns which records belong to one call and which of them says what; the values ar
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import re
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import cast
 
 import msgspec
 import numpy as np
 
 from opreplay.replay.collectives.model import MAX_ELEMENTS, POINT_TO_POINT, REDUCING, ROOTED, Collective, Kind
-from opreplay.replay.collectives.names import kind_of
+from opreplay.replay.collectives.names import EXPERTS, kind_of
 from opreplay.replay.ir.labels import is_collective
 from opreplay.replay.ir.model import MAX_RANKS
+from opreplay.replay.plan.collectives.back_ends import Notes, Unannotated, annotated_elsewhere
 from opreplay.replay.plan.collectives.ranks import ranks_of
 from opreplay.traces.activity import Collective as Record
 from opreplay.traces.activity.model import CollectiveNote
@@ -30,9 +34,12 @@ PARAMETERS = "record_param_comms"
 _DTYPES = {
     "float": "float32", "fp32": "float32", "half": "float16", "fp16": "float16", "bfp16": "bfloat16",
     "bf16": "bfloat16", "double": "float64", "fp64": "float64", "byte": "uint8", "char": "int8", "short": "int16",
-    "int": "int32", "long": "int64", "float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2",
+    "int": "int32", "long": "int64", "complexhalf": "complex32", "complexfloat": "complex64",
+    "complexdouble": "complex128", "float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2",
 }  # fmt: skip
 """Names of dtypes as `record_param_comms` and HCCL write them, in lower case → torch's."""
+_WITH_PRODUCT = re.compile(r"(^|_)(mm|matmul)(_|$)")
+"""Names of ops that multiply matrices as well ("npu_mm_all_reduce_base", "fused_all_gather_matmul")."""
 _OUT_FIRST = ("alltoall_base_", "_allgather_base_", "_reduce_scatter_base_", "_out", "reg_all_gather_into_tensor")
 """Ends of names of ops whose first tensor is the result and whose second goes in."""
 _LISTS_OUT_FIRST = (
@@ -68,28 +75,47 @@ class Call:
 class _Told:
     """What the records of one call say, best source first."""
 
-    names: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list[str])
     """That may tell the operation."""
     record: Record | None = None
-    signatures: list[OpSignature] = field(default_factory=list)
+    signatures: list[OpSignature] = field(default_factory=list[OpSignature])
     """Of ops, those that say most first."""
-    notes: list[CollectiveNote] = field(default_factory=list)
-    kernels: list[str] = field(default_factory=list)
+    notes: list[CollectiveNote] = field(default_factory=list[CollectiveNote])
+    kernels: list[str] = field(default_factory=list[str])
 
 
 def collective_calls(trace: Trace) -> list[Call]:
     """Every collective of a trace that was read with its activity, in file order; waits and set-up are left out.
 
-    An op, the `record_param_comms` in it and the back-end's annotation inside that are one call.
+    An op, the `record_param_comms` in it and the back-end's annotation of it, on whichever thread, are one call.
     """
     rows, inside = _rows(trace)
+    notes, used = Notes(trace), set[int]()
+    drafts = _drafts(trace, rows, inside, notes, used)
+    calls = _annotated(drafts, notes, used, trace.info.world_size)
+    calls += [(note.start_ns, _of_note(note, trace)) for index, note in enumerate(notes.all) if index not in used]
+    calls.sort(key=lambda pair: pair[0])
+    return _with_spans(trace, _with_named(trace, [call for _, call in calls]))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Draft:
+    """A call before it is known what it is."""
+
+    rows: list[int]
+    begin_ns: int
+    dur_ns: int
+    told: _Told
+    owned: tuple[tuple[str, float], ...]
+
+
+def _drafts(trace: Trace, rows: list[int], inside: dict[int, int], notes: Notes, used: set[int]) -> list[_Draft]:
+    """All calls with what their records and the annotations on their threads say; the latter are added to `used`."""
     kernels = _kernels_of(trace, set(rows))
-    notes, used = _NotesByTrack(trace), set[int]()
-    calls: list[tuple[int, Call]] = []
+    made: list[_Draft] = []
     for group in _grouped(trace, rows, inside):
         told = _Told()
-        begin = int(trace.ops.start_ns[group[0]])
-        end = begin + int(trace.ops.dur_ns[group[0]])
+        begin, dur = int(trace.ops.start_ns[group[0]]), int(trace.ops.dur_ns[group[0]])
         for row in group:
             signature = trace.signatures[int(trace.ops.signature[row])]
             record = _record_of(trace, row, signature)
@@ -97,34 +123,59 @@ def collective_calls(trace: Trace) -> list[Call]:
                 told.record = record
             told.signatures.append(signature)
             told.names.append(signature.name)
-        if end > begin:
-            for index in notes.within(int(trace.ops.track[group[0]]), begin, end):
+        if dur > 0:
+            for index in notes.within(int(trace.ops.track[group[0]]), begin, begin + dur):
                 used.add(index)
                 told.notes.append(notes.all[index])
         owned = tuple(work for row in group for work in kernels.get(row, ()))
         told.kernels = [name for name, _ in owned]
-        made, lacks, assumed = _made(told, trace.info.world_size)
-        if made is None and (not lacks or (len(group) == 1 and not owned and not _tensors(told.signatures[0]))):
+        made.append(_Draft(rows=group, begin_ns=begin, dur_ns=dur, told=told, owned=owned))
+    return made
+
+
+def _annotated(drafts: list[_Draft], notes: Notes, used: set[int], world_size: int | None) -> list[tuple[int, Call]]:
+    """Begin and call of each draft that is one, with what other threads annotated, which is added to `used`."""
+    alone = [draft for draft in drafts if not draft.told.notes and _kind(draft.told) is not None]
+    left = [index for index in range(len(notes.all)) if index not in used]
+    waiting = [
+        Unannotated(begin_ns=draft.begin_ns, kind=kind, elements=_elements_of(draft.told))
+        for draft in alone
+        if (kind := _kind(draft.told)) is not None
+    ]
+    host_ns: dict[int, int] = {}
+    for call, place in annotated_elsewhere(waiting, [notes.all[index] for index in left]).items():
+        draft, note = alone[call], notes.all[left[place]]
+        used.add(left[place])
+        draft.told.notes.append(note)
+        host_ns[draft.rows[0]] = note.dur_ns  # the op only hands it over
+    calls: list[tuple[int, Call]] = []
+    for draft in drafts:
+        group, told = draft.rows, draft.told
+        made, lacks, assumed = _made(told, world_size)
+        if made is None and (not lacks or (len(group) == 1 and not draft.owned and not _tensors(told.signatures[0]))):
             continue  # a wait, or the set-up of a communicator
-        calls.append(
-            (
-                begin,
-                Call(
-                    name=told.names[0],
-                    names=tuple(dict.fromkeys([*told.names, *(note.name for note in told.notes)])),
-                    rows=tuple(group),
-                    collective=made,
-                    lacks=lacks,
-                    assumed=assumed,
-                    host_us=(end - begin) / 1e3,
-                    device_us=sum(us for _, us in owned),
-                    kernels=owned,
-                ),
-            )
+        call = Call(
+            name=told.names[0],
+            names=tuple(dict.fromkeys([*told.names, *(note.name for note in told.notes)])),
+            rows=tuple(group),
+            collective=made,
+            lacks=lacks,
+            assumed=assumed,
+            host_us=host_ns.get(group[0], max([draft.dur_ns, *(note.dur_ns for note in told.notes)])) / 1e3,
+            device_us=sum(us for _, us in draft.owned),
+            kernels=draft.owned,
         )
-    calls += [(note.start_ns, _of_note(note, trace)) for index, note in enumerate(notes.all) if index not in used]
-    calls.sort(key=lambda pair: pair[0])
-    return _with_spans(trace, _with_named(trace, [call for _, call in calls]))
+        calls.append((draft.begin_ns, call))
+    return calls
+
+
+def _elements_of(told: _Told) -> frozenset[int]:
+    """Sizes that an annotation of the call may tell."""
+    record = told.record
+    sizes = {sum(n for n, _ in entry) for signature in told.signatures for entry in _tensors(signature)}
+    if record is not None:
+        sizes |= {n for n in (record.elements, record.out_elements) if n}
+    return frozenset(sizes)
 
 
 def _rows(trace: Trace) -> tuple[list[int], dict[int, int]]:
@@ -227,25 +278,6 @@ def _kernels_of(trace: Trace, rows: set[int]) -> dict[int, list[tuple[str, float
     return found
 
 
-class _NotesByTrack:
-    """Annotations of back-ends, found by where they lie."""
-
-    def __init__(self, trace: Trace) -> None:
-        found = trace.activity
-        self.all = [n for n in found.notes if kind_of(n.name) is not None] if found is not None else []
-        self._by_track: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-        for index, note in enumerate(self.all):
-            self._by_track[note.track].append((note.start_ns, index))
-        for entries in self._by_track.values():
-            entries.sort()
-
-    def within(self, track: int, begin: int, end: int) -> list[int]:
-        """Indexes of those that start in [begin, end]."""
-        entries = self._by_track.get(track, [])
-        first, last = bisect_left(entries, (begin, -1)), bisect_left(entries, (end + 1, -1))
-        return [index for _, index in entries[first:last]]
-
-
 def _of_note(note: CollectiveNote, trace: Trace) -> Call:
     told = _Told(names=[note.name], notes=[note])
     made, lacks, assumed = _made(told, trace.info.world_size)
@@ -267,10 +299,7 @@ def of_record(record: Record, world_size: int | None) -> Collective | None:
 
 def _made(told: _Told, world_size: int | None) -> tuple[Collective | None, str, tuple[str, ...]]:
     """(the collective, what is lacking, what was assumed); None and "" for what is no collective."""
-    record = told.record or Record(name="")
-    kind = kind_of(record.name) if record.name else None
-    for name in (*told.names, *(note.name for note in told.notes), *told.kernels):
-        kind = kind or (None if name == PARAMETERS else kind_of(name))
+    record, kind = told.record or Record(name=""), _kind(told)
     if kind is None:
         says = record.name or any(name != PARAMETERS for name in told.names)  # something else then, such as a wait
         return None, "" if says else "which operation it is", ()
@@ -285,16 +314,26 @@ def _made(told: _Told, world_size: int | None) -> tuple[Collective | None, str, 
         sizes = (0, 0, "uint8", ())
     if sizes is None:
         return None, "how many elements of which dtype it moves", ()
+    recorded_splits = _recorded_splits(told, record)
+    if kind == "all_to_all":
+        sizes = _by_splits(sizes, *recorded_splits)
     in_elements, out_elements, dtype, parts = _completed(kind, sizes, group_size)
+    if ITEMSIZE_BYTES.get(dtype) == 16:  # back-ends know nothing as wide
+        in_elements, out_elements, parts = 2 * in_elements, 2 * out_elements, tuple(2 * n for n in parts)
+        assumed.append(f"dtype: complex64, twice as many as recorded of {dtype}")
+        dtype = "complex64"
     if max(in_elements, out_elements) > MAX_ELEMENTS:
         return None, f"a believable size: {max(in_elements, out_elements)} elements", ()
     splits = [
-        _splits(recorded, total)
-        for recorded, total in zip(_recorded_splits(told, record), (in_elements, out_elements), strict=True)
+        _splits(recorded, total) for recorded, total in zip(recorded_splits, (in_elements, out_elements), strict=True)
     ]
     operation = _reduce_op(told)
     if kind in ("all_reduce", "reduce_scatter", "reduce") and not operation:
         assumed.append("reduce_op: sum (not recorded)")
+    if _with_product(told.names[0]):
+        assumed.append("product: left out, the collective alone runs")
+    if any(EXPERTS in name for name in told.names):
+        assumed.append("all-to-all: tokens spread evenly over the ranks (routes are contents), in their recorded dtype")
     members = _list_of(record.ranks or "")
     peer = record.rank if kind in POINT_TO_POINT else None
     return (
@@ -323,6 +362,15 @@ def _made(told: _Told, world_size: int | None) -> tuple[Collective | None, str, 
         "",
         tuple(assumed),
     )
+
+
+def _kind(told: _Told) -> Kind | None:
+    """The operation, by the first of the names that tells one."""
+    record = told.record
+    kind = kind_of(record.name) if record is not None and record.name else None
+    for name in (*told.names, *(note.name for note in told.notes), *told.kernels):
+        kind = kind or (None if name == PARAMETERS else kind_of(name))
+    return kind
 
 
 Sizes = tuple[int | None, int | None, str, tuple[int, ...]]
@@ -384,12 +432,17 @@ def _tensors(signature: OpSignature) -> list[list[tuple[int, str]]]:
 
 
 def _elements(dims: object) -> int:
-    sizes = [size for size in dims if isinstance(size, int)] if isinstance(dims, tuple) else []
+    given = cast("tuple[object, ...]", dims) if isinstance(dims, tuple) else ()
+    sizes = [size for size in given if isinstance(size, int)]
     return prod(sizes)
 
 
 def _of_tensors(kind: Kind, signature: OpSignature) -> Sizes | None:
     """Sizes by the tensors of an op whose form is known."""
+    if EXPERTS in signature.name:
+        return _of_experts(signature)
+    if _with_product(signature.name):
+        return _of_product(kind, signature)
     found = _tensors(signature)
     if not found or not any(name for entry in found for _, name in entry):
         return None
@@ -406,6 +459,43 @@ def _of_tensors(kind: Kind, signature: OpSignature) -> Sizes | None:
         small, large = min(totals), max(totals)
         return (small, large, dtype, ()) if kind == "all_gather" else (large, small, dtype, ())
     return totals[0], None, dtype, parts
+
+
+def _with_product(name: str) -> bool:
+    return _WITH_PRODUCT.search(name.rpartition("::")[2]) is not None
+
+
+def _of_product(kind: Kind, signature: OpSignature) -> Sizes | None:
+    """Of the product of (..., K) with (K, N): what is gathered goes in, what is reduced comes out."""
+    shapes: list[tuple[tuple[int, ...], str]] = []
+    for index, (type_, dims) in enumerate(zip(signature.types or (), signature.dims or (), strict=False)):
+        listed = type_ == "TensorList" and bool(dims) and isinstance(dims[0], tuple)
+        sizes = dims[0] if listed else dims
+        types = (signature.list_types or ())[index : index + 1]
+        name = torch_dtype_name(types[0][0] if listed and types and types[0] else type_) or ""
+        if isinstance(sizes, tuple) and len(sizes) > 1 and (name or listed):
+            shapes.append((tuple(size for size in sizes if isinstance(size, int)), name))
+    if len(shapes) < 2 or not shapes[0][1]:
+        return None
+    (left, dtype), (right, _) = shapes[:2]
+    if kind == "all_gather":
+        return prod(left), None, dtype, ()
+    return prod(left[:-1]) * right[-1], None, dtype, ()
+
+
+def _of_experts(signature: OpSignature) -> Sizes | None:
+    """Of tokens (T, H), each sent to, or back from, as many experts as its row of ids (T, k) names."""
+    shapes = [
+        (tuple(size for size in dims if isinstance(size, int)), name)
+        for kind, dims in zip(signature.types or (), signature.dims or (), strict=False)
+        if (name := torch_dtype_name(kind)) is not None and len(dims) == 2
+    ]
+    hidden = next(((shape, name) for shape, name in shapes if "float" in name or name == "int8"), None)
+    ids = next((shape for shape, name in shapes if name in ("int32", "int64")), None)
+    if hidden is None or ids is None or len(hidden[0]) != 2 or len(ids) != 2:
+        return None
+    elements = prod(ids) * hidden[0][1]
+    return elements, elements, hidden[1], ()
 
 
 def _completed(kind: Kind, sizes: Sizes, ranks: int | None) -> tuple[int, int, str, tuple[int, ...]]:
@@ -456,6 +546,17 @@ def _recorded_splits(told: _Told, record: Record) -> tuple[tuple[int, ...], tupl
     return (), ()
 
 
+def _by_splits(sizes: Sizes, given: tuple[int, ...], got: tuple[int, ...]) -> Sizes:
+    """The side of an all-to-all that is not recorded, where both splits are: rows are as long on both sides."""
+    inside, outside, dtype, parts = sizes
+    rows = sum(given), sum(got)
+    if inside is not None and outside is None and rows[0] and inside % rows[0] == 0:
+        return inside, inside // rows[0] * rows[1], dtype, parts
+    if outside is not None and inside is None and rows[1] and outside % rows[1] == 0:
+        return outside // rows[1] * rows[0], outside, dtype, parts
+    return sizes
+
+
 def _splits(recorded: tuple[int, ...], total: int) -> tuple[int, ...]:
     """Recorded splits in elements; () where they do not fit the size."""
     rows = sum(recorded)
@@ -499,8 +600,25 @@ def _with_named(trace: Trace, calls: list[Call]) -> list[Call]:
     known = {row for call in calls if call.collective is not None for row in call.rows}
     named = [one for one in trace.collectives if one.row not in known]
     replaced = {one.row for one in named if one.row >= 0}
-    kept = [call for call in calls if not replaced.intersection(call.rows)]
+    by_row = {one.row: one for one in trace.collectives if one.row >= 0}
+    kept = [_completed_by(call, by_row) for call in calls if not replaced.intersection(call.rows)]
     return [*kept, *(_of_named(one, trace.info.world_size) for one in named)]
+
+
+def _completed_by(call: Call, named: Mapping[int, NamedCollective]) -> Call:
+    """With the group and both ends, which tensors do not tell."""
+    told, one = next((named[row] for row in call.rows if row in named), None), call.collective
+    if told is None or one is None or (told.kind != one.kind):
+        return call
+    made = msgspec.structs.replace(
+        one,
+        group=one.group or told.group,
+        group_size=told.group_size or one.group_size,
+        source=told.source if one.source is None else one.source,
+        target=told.target if one.target is None else one.target,
+    )
+    assumed = tuple(text for text in call.assumed if told.group_size is None or not text.startswith("group:"))
+    return replace(call, collective=made, assumed=assumed)
 
 
 def _of_named(one: NamedCollective, world_size: int | None) -> Call:

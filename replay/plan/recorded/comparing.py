@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import PurePath
 
 from opreplay.replay.ir.model import ReplayPlan
@@ -17,6 +17,8 @@ from opreplay.traces.errors import UsageError
 from opreplay.traces.model import MetadataLevel, Trace
 
 Operand = ResultFile | Trace | ReplayPlan
+Simulate = Callable[[Trace | ReplayPlan, str, str], Times]
+"""(What was read, device, selection of ops) → predictions."""
 
 
 def open_operand(text: str, *, progress: Progress) -> Operand:
@@ -35,6 +37,7 @@ def compare_operands(
     threshold: float = DEFAULT_THRESHOLD,
     method: Method = "gauges",
     force: bool = False,
+    simulate: Simulate | None = None,
 ) -> Comparison:
     """Two sides, op by op; several result files of a side count together.
 
@@ -43,11 +46,13 @@ def compare_operands(
         after: the same; none compares what one file of results holds: its measured times with its predictions, or the
             recorded ones where nothing was measured.
         times: "BEFORE:AFTER", each of "recorded", "measured", "simulated" or a simulated device; by default the
-            recorded times of traces and plans, and the measured ones of results.
+            recorded times of traces and plans, and the measured ones of results. A trace or plan alone may be compared
+            with itself on a device: "recorded:910b3".
         select: which ops of a trace, as for a plan.
         threshold: smaller changes are the same; a share.
         method: of two runs: by gauges, or by plain medians.
         force: compare runs of different machines or ways to measure.
+        simulate: predicts a trace or plan, where `times` asks for a device.
 
     Raises UsageError for times that a side does not hold, EnvironmentRefused as `judge.compare` does.
     """
@@ -63,7 +68,7 @@ def compare_operands(
         raise UsageError("several files of a side are taken together for measured times alone", hint="Name one.")
     pair = [side[0] for side in (before, after)]
     level = _common_level(pair)
-    sides = [_times(side, one, select, level) for side, one in zip(pair, which, strict=True)]
+    sides = [_times(side, one, select, level, simulate) for side, one in zip(pair, which, strict=True)]
     return compare_times(*sides, threshold=threshold)
 
 
@@ -75,7 +80,8 @@ def _common_level(pair: Sequence[Operand]) -> MetadataLevel | None:
 
 def _own_times(before: Sequence[Operand]) -> str:
     if len(before) != 1 or not isinstance(before[0], ResultFile):
-        raise UsageError("AFTER is missing", hint="Only results hold two kinds of times: name another file.")
+        hint = "Name another file, or compare a trace with itself on a simulated device: --times recorded:910b3."
+        raise UsageError("AFTER is missing", hint=hint)
     measured = any(one.measurement for one in before[0].results)
     return "measured:simulated" if measured else "recorded:simulated"
 
@@ -89,16 +95,14 @@ def _parsed(times: str | None) -> tuple[str | None, str | None]:
     return first, second or first
 
 
-def _times(operand: Operand, which: str | None, select: str, level: MetadataLevel | None) -> Times:
+def _times(
+    operand: Operand, which: str | None, select: str, level: MetadataLevel | None, simulate: Simulate | None
+) -> Times:
     if isinstance(operand, ResultFile):
         what, soc = _asked(which or "measured")
         return times_of_results(operand, what, soc)
     if which not in (None, "recorded"):
-        source = PurePath(operand.info.path).name if isinstance(operand, Trace) else operand.source
-        raise UsageError(
-            f"{source} holds recorded times, not {which} ones",
-            hint="Compare the results of `opreplay run TRACE --output FILE.jsonl` with it.",
-        )
+        return _simulated(operand, which, select, level, simulate)
     made = times_of_trace(operand, select, level=level) if isinstance(operand, Trace) else times_of_plan(operand)
     if not any(op.us for op in made.ops):
         if isinstance(operand, ReplayPlan) and operand.capture is not None:
@@ -109,6 +113,25 @@ def _times(operand: Operand, which: str | None, select: str, level: MetadataLeve
             )
         raise UsageError(f"{made.source} holds no times", hint="An ExecutionTrace says what ran, not how long.")
     return made
+
+
+def _simulated(
+    operand: Trace | ReplayPlan, which: str, select: str, level: MetadataLevel | None, simulate: Simulate | None
+) -> Times:
+    """A trace or plan on the device that is named. Raises UsageError for measured times, which it does not hold."""
+    source = PurePath(operand.info.path).name if isinstance(operand, Trace) else operand.source
+    if which in WHATS or simulate is None:
+        hint = "Compare the results of `opreplay run TRACE --output FILE.jsonl` with it"
+        raise UsageError(
+            f"{source} holds recorded times, not {which} ones",
+            hint=f"{hint}, or name a simulated device: --times recorded:910b3.",
+        )
+    if level is not None:
+        raise UsageError(
+            f"{source} and the other trace record different metadata, so that predictions do not match by op",
+            hint="Compare results of `opreplay run`, or the trace with itself: --times recorded:910b3.",
+        )
+    return simulate(operand, which, select)
 
 
 def _asked(which: str) -> tuple[What, str | None]:

@@ -54,6 +54,8 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     """Of the span, with any work on the device."""
     classes: dict[str, float]
     """Class of work → share of the total, most first."""
+    launched_before_us: float = 0.0
+    """Device time of work that was launched before the recording began: no op of the file can be its owner."""
     labels_us: float
     """In names that are no ops."""
     labels: tuple[LabelWork, ...] = ()
@@ -100,6 +102,7 @@ def _on_device(trace: Trace) -> Where:
         span_us=span,
         busy_share=sum(one.busy_us for one in busy) / span if span else None,
         classes={row.name: row.share for row in found.rows},
+        launched_before_us=trace.info.links.launched_before_device_ns / 1e3,
         labels_us=sum(times),
         labels=_labels(names, kinds, times, calls, found.total_us),
     )

@@ -17,12 +17,14 @@ from opreplay.replay.report.doubts import doubt_notes, marked_notes, thread_note
 from opreplay.replay.report.run.fidelity import fidelity_notes
 from opreplay.replay.report.text import end, plural, safe, share_text, time_text
 from opreplay.replay.results.measurement import kind_of
-from opreplay.replay.results.records import Header, OpResult, Summary
+from opreplay.replay.results.records import Header, OpResult, Simulated, Summary
 from opreplay.replay.results.summary import reasons_of
 from opreplay.replay.standins.invented import WEIGHTS
 
 LISTED = 4
 """Kinds that a note names before it says how many more there are."""
+MOST_FILES = 10
+"""That were not read and are told one by one."""
 DETAIL_CHARS = 60
 """Of one detail of a reason where several share a line."""
 
@@ -115,7 +117,7 @@ def not_replayed(results: Iterable[OpResult]) -> tuple[ReasonTotal, ...]:
 def detail_text(total: ReasonTotal, room: int = DETAIL_CHARS) -> str:
     """The details of a reason with their numbers of ops, the heaviest first: "vllm (5), aiter (4) and 3 others"."""
     if total.kind == "collective" and not total.details:
-        return "one process alone cannot: --ranks N starts N"
+        return "one process alone cannot: `run --ranks N` starts N"
     named = [f"{end(safe(d.detail), room)} ({d.ops:,})" for d in total.details[:LISTED]]
     rest = len(total.details) - len(named)
     return ", ".join(named) + (f" and {plural(rest, 'other')}" if rest else "")
@@ -172,7 +174,7 @@ def notes(header: Header | None, results: Sequence[OpResult], summary: Summary) 
 def decisive_notes(header: Header | None, results: Sequence[OpResult], summary: Summary) -> list[str]:
     """Those of `notes` that may change what is decided: times that mislead, what is missing, what was asked for."""
     found = [*marked_notes(results), *value_notes(results), *_trace_notes(header), *fidelity_notes(results)]
-    found += [note for soc in socs_of(results) for note in users_notes(soc, results)]
+    found += [note for soc in socs_of(results) for note in telling_notes(soc, results)]
     environment = {} if header is None else header.environment
     if environment.get("threads") != environment.get("threads_of_torch"):
         found += thread_notes(environment)
@@ -193,6 +195,19 @@ def _trace_notes(header: Header | None) -> list[str]:
         if isinstance(counts, Mapping) and counts:
             known = cast("Mapping[str, int]", counts)
             found.append(f"reading: {verb} {_listed(Counter({str(k): int(v) for k, v in known.items()}))}")
+    return [*found, *_files_not_read(header)]
+
+
+def _files_not_read(header: Header) -> list[str]:
+    """The files of a batch that are not in it, each with its reason; refused ones first."""
+    given = header.trace.get("not_read")
+    files = cast("list[dict[str, object]]", given) if isinstance(given, list) else []
+    found: list[str] = []
+    for left_out, verb in ((False, "refused"), (True, "left out, no trace")):
+        some = [one for one in files if bool(one.get("left_out")) == left_out]
+        told = [f"{verb}: {safe(str(one.get('file')))}: {safe(str(one.get('why')))}" for one in some[:MOST_FILES]]
+        rest = len(some) - len(told)
+        found += [*told, f"{verb}: {plural(rest, 'more file')}; --format json holds all"] if rest else told
     return found
 
 
@@ -253,17 +268,32 @@ def confidence_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
         parts.append(f"{plural(len(far), 'op')} = {share_text(sum(far))} extrapolated, far from what was measured")
     if len(parts) == 1 and found.ops == len(results) and not found.bytes and not found.users:
         return []
-    return [f"{safe(soc)}: {'; '.join(parts)}", *users_notes(soc, results)]
+    return [f"{safe(soc)}: {'; '.join(parts)}", *telling_notes(soc, results)]
 
 
-def users_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
-    """Which of the user's registrations made predictions."""
+def telling_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
+    """What of a device's predictions may change a decision: the user's own, and those of what it cannot do."""
     used = Counter(
         f"{one.by} {one.source}"
         for r in results
         if (one := r.simulated.get(soc)) is not None and one.by is not None and one.by.startswith(("user ", "tile "))
     )
-    return [f"{safe(soc)}: predicted by {_listed(used)}"] if used else []
+    found = [f"{safe(soc)}: predicted by {_listed(used)}"] if used else []
+    return [*found, *no_path_notes(soc, [(r.simulated[soc], r.recorded_share) for r in results if soc in r.simulated])]
+
+
+def no_path_notes(soc: str, predictions: Iterable[tuple[Simulated, float]]) -> list[str]:
+    """Products of dtypes that the device does not multiply, of (prediction, share of the recorded time)."""
+    without = [(one.no_path, share) for one, share in predictions if one.no_path]
+    if not without:
+        return []
+    kinds = ", ".join(safe(dtype) for dtype in dict.fromkeys(dtype for dtype, _ in without))
+    share = sum(share for _, share in without)
+    part = f" = {share_text(share)}" if share else ""
+    return [
+        f"{safe(soc)}: no known path for products of {kinds}: {plural(len(without), 'op')}{part} costed as another "
+        "dtype; the device refuses them or leaves them to its host processor"
+    ]
 
 
 def _listed(counts: Counter[str]) -> str:

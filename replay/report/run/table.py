@@ -198,22 +198,28 @@ def live_line(result: OpResult, width: int) -> str:
 
 
 def told_apart(results: Sequence[OpResult]) -> dict[str, str]:
-    """Op id → what of its inputs tells it from others of its name: without what all have alike, and without the element
-    type where that is one; of an op alone with its name the first input."""
-    by_name: dict[str, list[OpResult]] = {}
-    for result in results:
-        by_name.setdefault(result.name, []).append(result)
+    """Op id → what of its inputs tells it from others of its name; "" of one that is not replayed."""
+    sizes = telling_sizes([(r.id, r.name, r.inputs) for r in results])
+    return {r.id: sizes[r.id] if r.status == "replayed" else "" for r in results}
+
+
+def telling_sizes(ops: Sequence[tuple[str, str, str]]) -> dict[str, str]:
+    """Of (id, name, inputs) by id, what of the inputs tells it from others of its name: without what all have alike,
+    and without the element type where that is one; of an op alone with its name the first input."""
+    by_name: dict[str, list[tuple[str, list[str]]]] = {}
+    for id_, name, inputs in ops:
+        by_name.setdefault(name, []).append((id_, inputs.split(" · ")))
     made: dict[str, str] = {}
     for alike in by_name.values():
-        parts = [r.inputs.split(" · ") for r in alike]
+        parts = [own for _, own in alike]
         if len(alike) == 1:
-            made[alike[0].id] = parts[0][0] if alike[0].status == "replayed" else ""
+            made[alike[0][0]] = parts[0][0]
             continue
         same = [len(set(column)) == 1 for column in zip(*parts, strict=False)]
         one_type = len({part.partition("[")[0] for own in parts for part in own}) == 1
-        for result, own in zip(alike, parts, strict=True):
+        for id_, own in alike:
             told = [part for i, part in enumerate(own) if i >= len(same) or not same[i]]
-            made[result.id] = "" if result.status != "replayed" else _sizes(told or own, types=not one_type)
+            made[id_] = _sizes(told or own, types=not one_type)
     return made
 
 

@@ -35,5 +35,10 @@ def render(found: Comparison, *, everything: bool = False) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     if len(shown) > MAX_ROWS:
         lines += ["", f"… and {plural(len(shown) - MAX_ROWS, 'more op')}"]
+    if len(found.classes) > 1:
+        lines += ["", "| class of work | before | after | ops on both | ratio of these |", "|---|---:|---:|---:|---:|"]
+    for one in found.classes if len(found.classes) > 1 else ():
+        times = f"{time_text(one.before_us or None)} | {time_text(one.after_us or None)}"
+        lines.append(f"| {one.name} | {times} | {one.matched_ops:,} | {precise(one.ratio)} |")
     lines += ["", *(f"- {escaped(note)}" for note in notes(found))]
     return "\n".join(lines) + "\n"

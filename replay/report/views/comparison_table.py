@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from opreplay.replay.report.columns import Column, OpCell, ops_table
+from opreplay.replay.report.columns import Column, OpCell, ops_table, plain_table
 from opreplay.replay.report.run.table import notes_lines
 from opreplay.replay.report.text import DASH, time_text
 from opreplay.replay.report.views.comparison import interval, notes, precise, rows
@@ -25,7 +25,21 @@ def render(found: Comparison, *, width: int, everything: bool = False) -> Render
         if shown
         else []
     )
-    return Group(*table, *notes_lines(notes(found)))
+    return Group(*table, *_classes(found), *notes_lines(notes(found)))
+
+
+def _classes(found: Comparison) -> list[RenderableType]:
+    """Totals by class of work; nothing where all is of one class."""
+    if len(found.classes) < 2:
+        return []
+    table = plain_table()
+    table.add_column("class of work", no_wrap=True)
+    for title in ("before", "after", "ops on both", "ratio of these"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for one in found.classes:
+        times = (time_text(one.before_us or None), time_text(one.after_us or None))
+        table.add_row(Text(one.name), *times, f"{one.matched_ops:,}", precise(one.ratio))
+    return [Text(), table]
 
 
 def _columns(shown: Sequence[OpComparison]) -> list[Column]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -17,7 +18,7 @@ from opreplay.replay.ascend import DeviceProfile
 from opreplay.replay.ascend.cost.nearby import sizes_at
 from opreplay.replay.ascend.devices.file import canonical_name, load_file, load_model
 from opreplay.replay.ascend.profile import FamilyCost, Quantity
-from opreplay.replay.report.run.table import plain_table
+from opreplay.replay.report.columns import GAP, plain_table
 from opreplay.replay.report.text import digits, safe
 
 GB = 1e9
@@ -34,27 +35,46 @@ def calibrated_families(device: DeviceProfile) -> tuple[int, int]:
     return sum(bool(family.samples) for family in device.families.values()), len(device.families)
 
 
-def overview(devices: Sequence[DeviceProfile]) -> RenderableType:
-    """One row a device."""
+COLUMNS = ("device", "cube", "vector", "MHz", "fp16 TFLOP/s", "HBM GB", "GB/s", "L2 MiB", "calibrated")
+GIVE_WAY = ("MHz", "L2 MiB", "vector", "cube", "HBM GB", "GB/s", "calibrated")
+"""Columns that go where room is short, first those that go first."""
+
+
+def overview(devices: Sequence[DeviceProfile], width: int) -> RenderableType:
+    """One row a device, as many columns as there is room for; those that are left out are named below."""
+    rows = [_row(device) for device in devices]
+    widest = [max(map(cell_len, column)) for column in zip(COLUMNS, *rows, strict=True)]
+    shown, left_out = list(range(len(COLUMNS))), list[str]()
+    for title in GIVE_WAY:
+        if sum(widest[i] for i in shown) + GAP * len(shown) > width:
+            shown.remove(COLUMNS.index(title))
+            left_out.append(title)
     table = plain_table()
-    table.add_column("device", no_wrap=True)
-    for title in ("cube", "vector", "MHz", "fp16 TFLOP/s", "HBM GB", "GB/s", "L2 MiB", "calibrated"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for device in devices:
-        have, total = calibrated_families(device)
-        table.add_row(
-            Text(safe(device.name), style="bold"),
-            str(device.aic_cores),
-            str(device.aiv_cores),
-            f"{device.freq_hz / 1e6:.0f}",
-            digits(peak_tflops(device, "float16")),
-            f"{device.hbm_bytes / GB:.0f}",
-            f"{device.hbm_bytes_per_s / GB:.0f}",
-            f"{device.l2_bytes / MIB:.0f}",
-            f"{have} of {total}",
-        )
+    for i in shown:
+        table.add_column(COLUMNS[i], justify="right" if i else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(row[i], style="" if i else "bold") for i in shown))
+    parts: list[RenderableType] = [table, Text()]
+    if left_out:
+        text = f"no room at {width} columns for {', '.join(left_out)}; --format json holds all"
+        parts.append(Text(text, style="dim", overflow="fold"))
     hint = Text("`opreplay devices --show NAME` says where each number comes from", style="dim", overflow="fold")
-    return Group(table, Text(), hint)
+    return Group(*parts, hint)
+
+
+def _row(device: DeviceProfile) -> tuple[str, ...]:
+    have, total = calibrated_families(device)
+    return (
+        safe(device.name),
+        str(device.aic_cores),
+        str(device.aiv_cores),
+        f"{device.freq_hz / 1e6:.0f}",
+        digits(peak_tflops(device, "float16")),
+        f"{device.hbm_bytes / GB:.0f}",
+        f"{device.hbm_bytes_per_s / GB:.0f}",
+        f"{device.l2_bytes / MIB:.0f}",
+        f"{have} of {total}",
+    )
 
 
 def details(device: DeviceProfile) -> RenderableType:
@@ -92,7 +112,7 @@ def facts(device: DeviceProfile) -> dict[str, Any]:
 
 def _family_facts(family: FamilyCost) -> dict[str, Any]:
     nearby = {
-        kind: [{"sizes": sizes_at(one[:3], family.form), "pull": one.pull} for one in neighbours]
+        kind: [{"sizes": sizes_at(one[:3], family.form), "pull": one[3]} for one in neighbours]
         for kind, neighbours in family.nearby.items()
     }
     return {**msgspec.to_builtins(family), "nearby": nearby}

@@ -143,13 +143,15 @@ def tensor_text(meta: TensorMeta) -> str:
 def _device(explanation: Explanation) -> list[RenderableType]:
     """One simulated device: the total, the kernels with their terms, and notes."""
     total = explanation.simulated
+    far = "; extrapolated" if total.extrapolated else ""
+    far += f"; no known path for products of {safe(total.no_path)}" if total.no_path else ""
     head = Text.assemble(
         (safe(explanation.device), "bold"),
         (f" (version {safe(explanation.device_version)})", "dim"),
         "  ",
         (time_text(total.time_us), "cyan"),
         f", 80 % within {time_text(total.low_us)} to {time_text(total.high_us)}; ",
-        f"bound by {total.bound}; {total.confidence}{'; extrapolated' if total.extrapolated else ''}; L2 {total.l2}",
+        f"bound by {total.bound}; {total.confidence}{far}; L2 {total.l2}",
     )
     parts: list[RenderableType] = [head]
     for kernel in explanation.kernels:

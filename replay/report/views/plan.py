@@ -23,8 +23,8 @@ from opreplay.replay.report.run.facts import (
     confidence_notes,
     socs_of,
     stand_in_notes,
+    telling_notes,
     unowned_notes,
-    users_notes,
 )
 from opreplay.replay.report.run.table import (
     MAX_ROWS,
@@ -121,7 +121,7 @@ def render(
     parts = ops_table(columns, _cells(shown), width=width, one_line=True) if results else [no_ops()]
     head = first_screen.rendered([*first_screen.capture_lines(plan), *first_screen.lines(where, plan.device, results)])
     chosen = unowned_notes(plan.unowned_device_us, plan.device_us_total)
-    chosen += [note for soc in socs_of(results) for note in users_notes(soc, results)]
+    chosen += [note for soc in socs_of(results) for note in telling_notes(soc, results)]
     found = [*chosen, *stand_in_notes(results), *assumption_notes(results)]
     found += [note for soc in socs_of(results) for note in confidence_notes(soc, results) if note not in chosen]
     before = [*head, *suspects.rendered(suspects.lines(results))]
@@ -189,6 +189,7 @@ def op_facts(op: ReplayOp, result: OpResult) -> dict[str, Any]:
         "simulated_us": result.simulated_us,
         "bound": result.bound,
         "by": {soc: one.by for soc, one in result.simulated.items()},
+        "l2": {soc: one.l2 for soc, one in result.simulated.items()},
         "assumptions": op.assumptions,
         "meta": result.meta,
     }

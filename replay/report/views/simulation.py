@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,12 +20,14 @@ from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import readable
 from opreplay.replay.plan.recorded.where import Where
 from opreplay.replay.report import first_screen
-from opreplay.replay.report.columns import Column, OpCell, names_room, ops_table, plain_table
+from opreplay.replay.report.columns import ONE_LINE_WIDTH, Column, OpCell, names_room, ops_table, plain_table
 from opreplay.replay.report.coverage import coverage_facts, coverage_text
 from opreplay.replay.report.run import npu
 from opreplay.replay.report.run.csv_ import cell
+from opreplay.replay.report.run.facts import no_path_notes
+from opreplay.replay.report.run.table import decisive, notes_lines, telling_sizes
 from opreplay.replay.report.suspects import MARK, SHOWN, rendered
-from opreplay.replay.report.text import DASH, ratio_text, safe, share_text, time_text
+from opreplay.replay.report.text import DASH, plural, ratio_text, safe, share_text, time_text
 from opreplay.replay.results.records import Simulated
 from opreplay.replay.results.suspects import suspicions
 
@@ -33,6 +36,10 @@ SCHEMA_VERSION = 1
 
 MOST_FAMILIES = 12
 MOST_OPS = 40
+SHARES_SHOWN = 5
+"""Bounds and families of a device on the first screen."""
+KINDS_SHOWN = 4
+"""Kinds of assumptions that a note names."""
 ID_CHARS = 6
 WHOLE_STEP = 0.95
 """Share of the recorded time from which on a total is called that of the step."""
@@ -71,6 +78,7 @@ def _op_facts(op: ReplayOp, steps: Sequence[Step], share: float, *, captured: bo
                 "source": s.source,
                 "l2": s.l2,
                 "extrapolated": s.extrapolated,
+                "no_path": s.no_path,
             }
     found = suspicions(
         op,
@@ -197,7 +205,7 @@ def _shares_table(title: str, steps: Sequence[Step], times: Sequence[dict[str, f
     return table
 
 
-def _totals_table(plan: ReplayPlan, steps: Sequence[Step]) -> RenderableType:
+def _totals_table(plan: ReplayPlan, steps: Sequence[Step], *, names_device: bool) -> RenderableType:
     table = plain_table()
     table.add_column("device", no_wrap=True)
     ratio = () if plan.captured else ("÷ recorded",)
@@ -206,7 +214,10 @@ def _totals_table(plan: ReplayPlan, steps: Sequence[Step]) -> RenderableType:
     done = {one.id for one in steps[0].ops}
     recorded = sum(op.recorded.device_us_total for op in plan.ops if op.id in done)
     if recorded:
-        table.add_row(Text(safe(plan.device or "recorded")), time_text(recorded), DASH, DASH, DASH)
+        # Where the head names the device, a short word leaves the columns their room.
+        table.add_row(
+            Text(safe(plan.device or "recorded")) if names_device else "recorded", time_text(recorded), DASH, DASH, DASH
+        )
     for step in steps:
         table.add_row(
             Text(safe(step.device), style="bold"),
@@ -226,9 +237,10 @@ def _losing_table(step: Step, lost: Sequence[tuple[ReplayOp, OpStep, float]], wi
         Column(title="simulated", cells=tuple(time_text(one.simulated.time_us * one.count) for _, one, _ in lost)),
         Column(title="bound", cells=tuple(one.simulated.bound for _, one, _ in lost), left=True, gives_way=3),
     ]
-    cells = [OpCell(name=op.name, detail=describe_inputs(op)) for op, _, _ in lost]
-    room = names_room([safe(op.name) for op, _, _ in lost])
-    return ops_table(columns, cells, width=width, title=f"loses most on {safe(step.device)}", room=room)
+    short = telling_sizes([(op.id, op.name, describe_inputs(op)) for op, _, _ in lost])
+    room = max(ONE_LINE_WIDTH, names_room([safe(op.name) for op, _, _ in lost]))
+    cells = [OpCell(name=op.name, detail=describe_inputs(op), short=short[op.id]) for op, _, _ in lost]
+    return ops_table(columns, cells, width=width, title=f"loses most on {safe(step.device)}", one_line=True, room=room)
 
 
 def memory_facts(plan: ReplayPlan, step: Step) -> dict[str, Any] | None:
@@ -264,18 +276,57 @@ def _inversion_lines(steps: Sequence[Step]) -> list[RenderableType]:
     ]
 
 
+def _shares_line(step: Step, what: str, times: dict[str, float]) -> Text:
+    """ "910b3, time by bound: vector 23.8 %, l2 23.4 %"; the largest ones, the tables have all."""
+    shown = [(name, us / step.total_us) for name, us in times.items()][:SHARES_SHOWN] if step.total_us else []
+    rest = f" and {len(times) - len(shown)} more" if len(times) > len(shown) else ""
+    told = ", ".join(f"{safe(name)} {share_text(share)}" for name, share in shown)
+    return Text(f"{safe(step.device)}, time by {what}: {told}{rest}", overflow="fold")
+
+
+def notes(plan: ReplayPlan, steps: Sequence[Step]) -> list[str]:
+    """What may be known of predictions beside what the tables say, no decision by itself."""
+    shares = recorded_shares(plan)
+    made: list[str] = []
+    for step in steps:
+        told = {
+            "calibrated on another SoC only": [one for one in step.ops if one.simulated.confidence == "other SoC"],
+            "extrapolated, far from what was measured": [one for one in step.ops if one.simulated.extrapolated],
+        }
+        for what, ops in told.items():
+            if ops:
+                share = share_text(sum(shares[one.id] for one in ops))
+                made.append(f"{safe(step.device)}: {plural(len(ops), 'op')} = {share} {what}")
+    assumed = Counter(one.what for op in plan.ops for one in op.assumptions)
+    if assumed:
+        ops = sum(bool(op.assumptions) for op in plan.ops)
+        kinds = ", ".join(f"{safe(what)} ({count:,})" for what, count in assumed.most_common(KINDS_SHOWN))
+        more = f" and {len(assumed) - KINDS_SHOWN} more kinds" if len(assumed) > KINDS_SHOWN else ""
+        made.append(f"assumptions: {assumed.total():,} on {plural(ops, 'op')}: {kinds}{more}")
+    return made
+
+
+def _no_paths(plan: ReplayPlan, steps: Sequence[Step]) -> list[str]:
+    shares = recorded_shares(plan)
+    return [
+        line
+        for step in steps
+        for line in no_path_notes(step.device, [(one.simulated, shares[one.id]) for one in step.ops])
+    ]
+
+
 def _cache_line(plan: ReplayPlan, l2: str) -> list[RenderableType]:
     """Where the state of the cache is from; nothing to say of a plan without an order of calls."""
     if l2 != "sequence":
         held = "nothing of its data" if l2 == "cold" else "its own data and code, as in a loop"
-        return [Text(f"caches ({l2}): when an op starts they hold {held}", style="dim")]
+        return [Text(f"caches ({l2}): when an op starts they hold {held} (--l2)", style="dim")]
     if plan.sequence is None:
         return []
     step, calls = plan.sequence.step, len(plan.sequence.calls)
     steps = f", of median duration among {plan.sequence.steps:,}" if plan.sequence.steps > 1 else ""
     whole = "the captured step" if plan.captured else "the whole trace"
     where = f"{safe(step)}{steps}" if step else whole
-    return [Text(f"L2 cache: what lies in it follows from the order of {calls:,} calls of {where}", style="dim")]
+    return [Text(f"L2 cache: what lies in it follows from the order of {calls:,} calls of {where} (--l2)", style="dim")]
 
 
 def suspect_lines(plan: ReplayPlan, steps: Sequence[Step]) -> list[str]:
@@ -327,23 +378,36 @@ def covers(plan: ReplayPlan, steps: Sequence[Step]) -> str:
 
 
 def render(
-    plan: ReplayPlan, steps: Sequence[Step], *, losers: int, width: int = 160, where: Where | None = None
+    plan: ReplayPlan,
+    steps: Sequence[Step],
+    *,
+    losers: int,
+    width: int = 160,
+    where: Where | None = None,
+    everything: bool = True,
 ) -> RenderableType:
-    """What was recorded, totals with bands, time by bound and by kernel family, and what loses most on each device."""
+    """What was recorded, totals with bands, time by bound and by kernel family, and what loses most on each device.
+
+    Without `everything` the largest parts alone, and how many notes there are.
+    """
     counted = Text(f"{len(steps[0].ops):,} of {len(plan.ops):,} ops; nothing was executed", style="dim")
     parts: list[RenderableType] = [
         counted,
         *first_screen.rendered([] if where is None else first_screen.where_lines(where, plan.device)),
         *rendered(suspect_lines(plan, steps)),
-        _totals_table(plan, steps),
+        _totals_table(plan, steps, names_device=where is None or where.clock != "device"),
         *[Text(line, style="yellow", overflow="fold") for line in first_screen.capture_lines(plan)],
         *memory_lines(plan, steps),
         *_inversion_lines(steps),
+        *[Text(line, style="yellow", overflow="fold") for line in _no_paths(plan, steps)],
         *_cache_line(plan, steps[0].l2),
-        Text(),
     ]
-    parts += [_shares_table("time by bound", steps, [s.by_bound for s in steps], MOST_OPS), Text()]
-    parts += [_shares_table("time by kernel family", steps, [s.by_family for s in steps], MOST_FAMILIES)]
+    if everything:
+        parts += [Text(), _shares_table("time by bound", steps, [s.by_bound for s in steps], MOST_OPS), Text()]
+        parts += [_shares_table("time by kernel family", steps, [s.by_family for s in steps], MOST_FAMILIES)]
+    else:
+        for step in steps:
+            parts += [_shares_line(step, "bound", step.by_bound), _shares_line(step, "kernel family", step.by_family)]
     for step in steps:
         lost = losing(step, plan.ops, losers)
         if lost:
@@ -351,4 +415,5 @@ def render(
     parts += npu.agreement_lines(compare_all(plan.ops))
     if plan.device_us_total <= 0 and not plan.captured:
         parts += [Text(), Text("the trace recorded no device time: nothing to compare with", style="dim")]
+    parts += notes_lines(notes(plan, steps) if everything else decisive(notes(plan, steps), ()))
     return Group(*parts)

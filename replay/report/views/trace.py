@@ -148,7 +148,11 @@ def _links(summary: TraceSummary) -> str:
     how = {"External id": links.by_external_id, "containment": links.by_containment, "flow": links.by_flow}
     named = ", ".join(f"{count:,} by {name}" for name, count in how.items() if count)
     text = f"{share_text(owned)} of the device time has an owner" + (f": {named}" if named else "")
-    return text + (f"; {links.unowned:,} without" if links.unowned else "")
+    text += f"; {links.unowned:,} without" if links.unowned else ""
+    before = links.launched_before_device_ns / 1e3 / summary.device_time_us
+    return text + (
+        f", of these {links.launched_before:,} launched before the recording" if before >= LEAST_CLASS else ""
+    )
 
 
 def _iterations(summary: TraceSummary) -> str:

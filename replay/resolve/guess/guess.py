@@ -1,3 +1,4 @@
+# pyright: strict
 """What to fill in for arguments whose value a trace does not record: strings, unread scalars, index lists, dtypes.
 
 Each guess says why; it becomes an assumption of the plan. Rules for one op go before rules for an argument name, those
@@ -104,7 +105,10 @@ def guess(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Guess |
         otherwise = lists.each if op.startswith("_foreach_") else lists.parameters
         return lists.OPTIMIZER_LISTS.get(arg.name, otherwise)(known, context)
     by_op = texts.TEXTS if arg.kind == "str" else shapes.BY_OP
-    for rule in (by_op.get((op, arg.name)), shapes.BY_ARGUMENT.get((arg.kind, arg.name))):
+    by_argument = shapes.BY_ARGUMENT.get((arg.kind, arg.name))
+    if arg.name == "dim" and arg.default is not None:  # what the schema says goes before what is usual
+        by_argument = None
+    for rule in (by_op.get((op, arg.name)), by_argument):
         found = rule(known, context) if rule is not None else None
         if found is not None and (fitted := _of_kind(arg, found)) is not None:
             return fitted
@@ -113,8 +117,9 @@ def guess(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Guess |
 
 def _of_kind(arg: ArgSpec, found: Guess) -> Guess | None:
     """The guess where it is of the argument's type: of two overloads one may take a list for what is a number."""
-    if arg.kind in ("int", "float", "bool") and isinstance(found.value, tuple):
-        values = cast("tuple[Any, ...]", found.value)
+    value: object = found.value
+    if arg.kind in ("int", "float", "bool") and isinstance(value, tuple):
+        values = cast("tuple[Any, ...]", value)
         return replace(found, value=values[0]) if len(values) == 1 else None
     return None if arg.kind in ("int", "int[]", "bool") and isinstance(found.value, str) else found
 

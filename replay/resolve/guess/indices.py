@@ -9,10 +9,14 @@ Owns the list and the flag `accumulate`, not the numbers in it.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+import msgspec
+
+from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.replay.ir.recorded_call import MISSING, RecordedArg, recorded_args
 from opreplay.replay.resolve.guess.lists import first_tensor_of
 from opreplay.replay.resolve.guess.values import Context, Guess, Known, Relatives, Rule, Shape, tensor
@@ -28,6 +32,8 @@ NEXT_READERS = 8
 BYTES_PER_US = 8e6
 """8 TB/s: no memory moves more; a call that was recorded with less time moved fewer rows."""
 _MASKS = ("bool", "uint8")
+_TRUE = re.compile(r"\], (\d+) true: told")
+"""In what `_placed` says of a list with masks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +52,33 @@ class _Inside:
     """The indexed dimensions that lie apart from each other, where that is told."""
     apart: bool
     """The indexed dimensions lie apart from each other."""
+
+
+def told_true(op: ReplayOp) -> int | None:
+    """How many elements the masks of an indexed call select, where the calls inside told."""
+    told = (_TRUE.search(note.what) for note in op.assumptions if note.argument == "indices")
+    return next((int(found[1]) for found in told if found), None)
+
+
+def with_numbers(op: ReplayOp) -> ReplayOp:
+    """The same call with the numbers of the selected elements in place of each mask, where it is told how many are.
+
+    The result has the same size, which then follows from sizes alone.
+    """
+    if (true := told_true(op)) is None:
+        return op
+    number = TensorMeta(shape=(true,), dtype="int64")
+    args: list[ReplayArg] = []
+    for arg in op.args:
+        if arg.name == "indices":
+            masks = [meta is not None and meta.dtype in _MASKS for meta in arg.tensors]
+            spread = [
+                [number] * len(meta.shape) if meta is not None and mask else [meta]
+                for meta, mask in zip(arg.tensors, masks, strict=True)
+            ]
+            arg = msgspec.structs.replace(arg, tensors=tuple(meta for metas in spread for meta in metas))
+        args.append(arg)
+    return msgspec.structs.replace(op, args=tuple(args))
 
 
 def index_tensors(known: Known, context: Context) -> Guess | None:

@@ -15,6 +15,7 @@ from opreplay.replay.arguments.tensors import DTYPES, MAX_RANK, allocate, flatte
 from opreplay.replay.ir.model import Reason, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.ir.sizes import flood, refuse_floods
+from opreplay.replay.resolve.guess.indices import with_numbers
 from opreplay.replay.resolve.meta import forked
 from opreplay.replay.resolve.meta.recurrent import lengthened, shortened
 from opreplay.replay.resolve.names import find_overload
@@ -78,7 +79,8 @@ def call_on_meta(op: ReplayOp, policy: Policy) -> MetaCall:
     """
     if (reason := flood(op)) is not None:
         raise NotReplayable(reason)
-    whole, op = op, shortened(op)
+    whole = with_numbers(op)
+    op = shortened(whole)
     is_factory = not any(arg.tensors for arg in op.args)
     memories = shared_memories(op, device=_META)
     arguments = {arg.name: _argument(arg, is_factory, memories) for arg in op.args}

@@ -1,3 +1,4 @@
+# pyright: strict
 """Users' conversions: a recorded op becomes a call of another op, with other arguments, and a note that says so.
 
 Owns the registration and what user code sees and returns. Does not resolve the op that comes out (`build`).
@@ -9,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-from opreplay.initializers.user_code import current_source, failed_at
+from opreplay.initializers.user_code import failed_at
 from opreplay.replay.ir.recorded_call import ABSENT, RecordedArg
 from opreplay.replay.resolve.schema import OpSpec
-from opreplay.replay.resolve.user.table import OpTable, UserFunction
+from opreplay.replay.resolve.user.table import OpFunction, OpTable
 from opreplay.traces.dtypes import SCALAR_TYPE_CODES
 from opreplay.traces.links.annotations import BatchContext
 from opreplay.traces.literals import plain_float
@@ -60,7 +61,7 @@ Converter = TypeVar("Converter", bound=Callable[[RecordedCall], Conversion | Non
 
 Recorded = tuple[RecordedArg, ...]
 
-CONVERSIONS: OpTable[UserFunction] = OpTable("conversion")
+CONVERSIONS: OpTable[OpFunction] = OpTable("conversion")
 
 
 def register_conversion(*ops: str, override: bool = False) -> Callable[[Converter], Converter]:
@@ -72,7 +73,7 @@ def register_conversion(*ops: str, override: bool = False) -> Callable[[Converte
     """
 
     def register(function: Converter) -> Converter:
-        CONVERSIONS.add(UserFunction(ops=ops, function=function, override=override, source=current_source()))
+        CONVERSIONS.add(OpFunction(ops=ops, function=function, override=override))
         return function
 
     return register
@@ -88,13 +89,14 @@ class Converted:
     note: str
 
 
-def convert(entry: UserFunction, call: RecordedCall) -> Converted | None:
+def convert(entry: OpFunction, call: RecordedCall) -> Converted | None:
     """What a registered function makes of a call; None where it does not apply. Raises ConversionFailed."""
     try:
         made = entry.function(call)
         if made is None:
             return None
-        if not isinstance(made, Conversion) or not isinstance(made.op, str) or not isinstance(made.note, str):
+        told: tuple[object, ...] = (made.op, made.note) if isinstance(made, Conversion) else (None,)
+        if not isinstance(made, Conversion) or not all(isinstance(text, str) for text in told):
             raise TypeError(f"it returned {type(made).__name__} in place of a Conversion of an op with a note")
         return Converted(
             op=made.op,

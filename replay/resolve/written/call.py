@@ -31,7 +31,7 @@ from opreplay.replay.resolve.user.conversions import (
     in_schema_order,
 )
 from opreplay.replay.resolve.user.executors import EXECUTORS, UserExecutor, bind_by_name, bind_executor, schemas_for
-from opreplay.replay.resolve.user.table import UserFunction
+from opreplay.replay.resolve.user.table import OpFunction
 from opreplay.traces.dtypes import SCALAR_TYPE_CODES
 from opreplay.traces.errors import UsageError
 from opreplay.traces.literals import plain_float
@@ -221,7 +221,7 @@ def _executed(entry: UserExecutor, name: str, call: CallText, device: str) -> Re
     )
 
 
-def _converted(entry: UserFunction, name: str, call: CallText, policy: Policy, device: str) -> ReplayOp | None:
+def _converted(entry: OpFunction, name: str, call: CallText, policy: Policy, device: str) -> ReplayOp | None:
     """The op that a user's conversion makes of the call; None where it does not apply. Raises UsageError."""
     executor = EXECUTORS.find(name)
     ordered = _in_order(call, name, [] if executor is None else schemas_for(executor, name))

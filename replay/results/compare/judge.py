@@ -109,6 +109,18 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     """The part of it in ops that the other side has as well."""
 
 
+class ClassTotal(msgspec.Struct, frozen=True, kw_only=True):
+    """All ops of one class of work (GEMM, attention, elementwise, ...); microseconds, all calls."""
+
+    name: str
+    before_us: float
+    after_us: float
+    """Of all ops of the class on that side, whether the other side has them or not."""
+    matched_ops: int
+    ratio: float | None
+    """After to before of the ops that both sides have, with the number of calls before; None where there is none."""
+
+
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """All ops of two runs, largest change of total time first."""
 
@@ -134,6 +146,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     ops: tuple[OpComparison, ...]
     sides: tuple[Side, Side] | None = None
     """Before and after, where not both are measurements; None for two runs."""
+    classes: tuple[ClassTotal, ...] = ()
+    """By class of work, most time first, where not both are measurements."""
 
     def of(self, *verdicts: Verdict) -> list[OpComparison]:
         """The ops with these verdicts."""

@@ -17,6 +17,7 @@ import msgspec
 
 from opreplay.replay.results.compare.judge import (
     DEFAULT_THRESHOLD,
+    ClassTotal,
     Comparison,
     OpComparison,
     Side,
@@ -26,9 +27,10 @@ from opreplay.replay.results.compare.judge import (
 )
 from opreplay.replay.results.measurement import kind_of
 from opreplay.replay.results.reading import ResultFile
-from opreplay.replay.results.records import OpResult
+from opreplay.replay.results.records import OpResult, Simulated
 from opreplay.replay.results.stats import median_ranks
 from opreplay.traces.errors import UsageError
+from opreplay.traces.times.kernel_classes import class_of
 
 WHATS: tuple[What, ...] = ("recorded", "measured", "simulated")
 
@@ -40,7 +42,7 @@ class OpTime(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     inputs: str
     count: int
-    us: float | None
+    us: float | None = None
     """Median of the calls, or the prediction; None where there is none: `note` says why."""
     low_us: float | None = None
     high_us: float | None = None
@@ -119,17 +121,21 @@ def _simulated(file: ResultFile, soc: str | None, source: str) -> Times:
     if soc is None or soc not in known:
         what = "no prediction" if not known else f"predictions for {', '.join(known)}"
         raise UsageError(f"the results of {source} hold {what}", hint="Name one of them: --times measured:910b3.")
-    ops: list[OpTime] = []
-    for one in file.results:
-        found = one.simulated.get(soc)
-        made = OpTime(
-            id=one.id, name=one.name, inputs=one.inputs, count=one.count, us=None if found is None else found.time_us
-        )
-        note = "not predicted" if found is None else CONFIDENCE[found.confidence]
-        if found is not None and found.by == "bytes":
-            note = "by its bytes alone"
-        ops.append(msgspec.structs.replace(made, note=note))
+    ops = [
+        with_prediction(OpTime(id=one.id, name=one.name, inputs=one.inputs, count=one.count), one.simulated.get(soc))
+        for one in file.results
+    ]
     return Times(what="simulated", on=soc, source=source, ops=tuple(ops))
+
+
+def with_prediction(op: OpTime, found: Simulated | None) -> OpTime:
+    """An op with what is predicted of it, and how well that is known."""
+    if found is None:
+        return msgspec.structs.replace(op, note="not predicted")
+    if found.no_path:
+        return msgspec.structs.replace(op, us=found.time_us, note=f"no known path for products of {found.no_path}")
+    note = "by its bytes alone" if found.by == "bytes" else CONFIDENCE[found.confidence]
+    return msgspec.structs.replace(op, us=found.time_us, note=note)
 
 
 def compare_times(before: Times, after: Times, *, threshold: float = DEFAULT_THRESHOLD) -> Comparison:
@@ -155,7 +161,39 @@ def compare_times(before: Times, after: Times, *, threshold: float = DEFAULT_THR
         total=Total(ratio=sums[1] / sums[0], low=None, high=None) if sums[0] and sums[1] else None,
         ops=tuple(sorted(ops, key=lambda op: -abs(((op.after_us or 0.0) - (op.before_us or 0.0)) * op.count))),
         sides=(_side(before, second), _side(after, first)),
+        classes=_classes(before, after),
     )
+
+
+def _classes(before: Times, after: Times) -> tuple[ClassTotal, ...]:
+    """Sums of all ops of a class of work, most time before first."""
+    first, second = ({op.id: op for op in side.ops if op.us} for side in (before, after))
+    kinds = {id_: class_of_op(op.name, op.kernel) for side in (second, first) for id_, op in side.items()}
+    made: list[ClassTotal] = []
+    for kind in dict.fromkeys(kinds.values()):
+        ids = [id_ for id_, own in kinds.items() if own == kind]
+        both = [(first[id_], second[id_]) for id_ in ids if id_ in first and id_ in second]
+        was = sum((a.us or 0.0) * a.count for a, _ in both)
+        made.append(
+            ClassTotal(
+                name=kind,
+                before_us=_sum(first, ids),
+                after_us=_sum(second, ids),
+                matched_ops=len(both),
+                ratio=sum((b.us or 0.0) * a.count for a, b in both) / was if was else None,
+            )
+        )
+    return tuple(sorted(made, key=lambda one: -max(one.before_us, one.after_us)))
+
+
+def _sum(side: dict[str, OpTime], ids: Sequence[str]) -> float:
+    return sum((side[id_].us or 0.0) * side[id_].count for id_ in ids if id_ in side)
+
+
+def class_of_op(name: str, kernel: str | None) -> str:
+    """Class of work of an op by its name, else by that of its heaviest kernel: a name is the same on both sides."""
+    found = class_of(name)
+    return class_of(kernel) if found == "other" and kernel else found
 
 
 _SIDES: tuple[Literal["before_us", "after_us"], ...] = ("before_us", "after_us")

@@ -1,3 +1,4 @@
+# pyright: strict
 """aiter's norms (aiter/ops/rmsnorm.py, norm.py, groupnorm.py): some write given outputs, some return theirs."""
 
 from __future__ import annotations
@@ -113,7 +114,11 @@ def group_norm_out(y: Tensor, input: Tensor, num_groups: int, weight: Tensor, bi
     y.copy_(F.group_norm(input, num_groups, weight, bias, eps))
 
 
-@stands_for("aiter::_groupnorm_run", lacking=("workspace",), fake=lambda input: torch.empty_like(input))
+def _like(input: Tensor) -> Tensor:
+    return torch.empty_like(input)
+
+
+@stands_for("aiter::_groupnorm_run", lacking=("workspace",), fake=_like)
 def group_norm(input: Tensor, num_groups: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Group norm of input [N, C, ..], in input's layout."""
     return torch.empty_like(input).copy_(F.group_norm(input, num_groups, weight, bias, eps))

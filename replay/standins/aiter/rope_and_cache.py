@@ -1,8 +1,10 @@
+# pyright: strict
 """aiter's elementwise ops: gated activations, quantisation, rotary embedding, cache writes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -194,7 +196,7 @@ def reshape_and_cache(
         vllm_cache.reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, *scales)
         return
     keys, values = (vllm_cache.fp8_view(cache, kv_cache_dtype) for cache in (key_cache, value_cache))
-    split = vllm_cache.as_stored(key, keys, scales[0]).unflatten(-1, (keys.shape[2], keys.shape[4]))
+    split = cast("Tensor", vllm_cache.as_stored(key, keys, scales[0]).unflatten(-1, (keys.shape[2], keys.shape[4])))
     vllm_cache.write_slots(split, keys.permute(0, 3, 1, 2, 4), slot_mapping)
     # [blocks, page/x, x, Hkv, D]: a slot's place in its page is (place // x, place % x).
     pages, x = values.permute(0, 2, 4, 1, 3), values.shape[-1]

@@ -1,3 +1,4 @@
+# pyright: strict
 """aiter's fused experts over sorted lists (`fmoe*`), its routers, RoPE's other forms, and latent attention."""
 
 from __future__ import annotations
@@ -187,10 +188,14 @@ def moe_sum_kernel(input: Tensor, output: Tensor) -> None:
     moe_sum(input, output)
 
 
+def _like_both(topk_weights: Tensor, topk_ids: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(topk_weights), torch.empty_like(topk_ids)
+
+
 @stands_for(
     "aiter::moe_fused_gate",
     writes=("topk_weights", "topk_ids"),
-    fake=lambda topk_weights, topk_ids: (torch.empty_like(topk_weights), torch.empty_like(topk_ids)),
+    fake=_like_both,
 )
 def moe_fused_gate(
     input: Tensor,
@@ -227,7 +232,7 @@ def topk_gating(
     scores = {"softmax": lambda: logits.softmax(-1), "sigmoid": logits.sigmoid}.get(
         score_func or "sqrtsoftplus", lambda: F.softplus(logits).sqrt()
     )()
-    bias = correction_bias.float() if correction_bias is not None and correction_bias.numel() else None
+    bias = correction_bias.float() if correction_bias.numel() else None
     weights, ids = choose(scores, topk_weights.shape[-1], renormalize=need_renorm, bias=bias)
     topk_weights.copy_(weights * routed_scaling_factor)
     topk_indices.copy_(ids)

@@ -1,8 +1,10 @@
+# pyright: strict
 """Backward passes of flash-attention's custom ops, recomputed from the log-sum-exp block by block."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -70,7 +72,8 @@ def masked_gradients(
         dscores = weights * (d3 @ v3.transpose(1, 2) - delta[:, part].unsqueeze(-1)) * scale
         dq[part] = (dscores @ k3).permute(1, 0, 2).to(q.dtype)
         dk += dscores.transpose(1, 2) @ q3
-    dk, dv = (x.unflatten(0, (kv_heads, group)).sum(1).permute(1, 0, 2) for x in (dk, dv))
+    apart = [cast("Tensor", x.unflatten(0, (kv_heads, group))) for x in (dk, dv)]
+    dk, dv = (x.sum(1).permute(1, 0, 2) for x in apart)
     return dq, dk.to(k.dtype), dv.to(v.dtype), delta
 
 

@@ -1,3 +1,4 @@
+# pyright: strict
 """Gradients of attention under the names of flash-attention 3, xformers and aiter; see `flash_attention_backward`.
 
 Dropout, softcap, bias, slopes and sinks are refused.
@@ -56,7 +57,11 @@ def _keep(found: _Four, *targets: Tensor | None) -> None:
             target.copy_(value)
 
 
-@stands_for("flash_attn_3::_flash_attn_backward", fake=lambda softmax_lse: torch.empty_like(softmax_lse))
+def _like(softmax_lse: Tensor) -> Tensor:
+    return torch.empty_like(softmax_lse)
+
+
+@stands_for("flash_attn_3::_flash_attn_backward", fake=_like)
 def fa3_backward(
     dout: Tensor,
     q: Tensor,
@@ -158,7 +163,7 @@ def xformers_flash3_bwd(
 _WRITTEN = ("dq", "dk", "dv")
 
 
-@stands_for("aiter::_flash_attn_backward", writes=_WRITTEN, fake=lambda softmax_lse: torch.empty_like(softmax_lse))
+@stands_for("aiter::_flash_attn_backward", writes=_WRITTEN, fake=_like)
 def aiter_backward(
     dout: Tensor,
     q: Tensor,

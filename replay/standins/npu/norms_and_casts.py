@@ -1,9 +1,12 @@
+# pyright: strict
 """torch_npu's norms, activations, rotary embedding, casts, dropout, quantisation and cache writes (`npu::*`).
 
 Formats: a private layout (npu_format_cast 29, NZ) is not reproduced; tensors stay as they are.
 """
 
 from __future__ import annotations
+
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -106,7 +109,8 @@ def npu_interleave_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _to_halves(x: Tensor) -> Tensor:
-    return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+    pairs = cast("Tensor", x.unflatten(-1, (-1, 2)))
+    return pairs.transpose(-1, -2).flatten(-2)
 
 
 @stands_for("npu::npu_mrope")

@@ -1,3 +1,4 @@
+# pyright: strict
 """SGLang's Python ops `sglang::*` and the wrappers that its profiling patch records as `sglang_profiler::*`.
 
 A wrapper records only the tensors of the function it wraps; the scalars are taken as that function's usual ones.
@@ -112,10 +113,14 @@ def _inplace(
     hidden_states.copy_(found)
 
 
+def _like(hidden_states: Tensor) -> Tensor:
+    return torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
+
+
 stands_for("sglang::inplace_fused_experts")(_inplace)
 stands_for(
     "sglang::outplace_fused_experts",
-    fake=lambda hidden_states: torch.empty_like(hidden_states, memory_format=torch.contiguous_format),
+    fake=_like,
 )(_outplace)
 
 

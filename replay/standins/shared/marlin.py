@@ -1,9 +1,12 @@
+# pyright: strict
 """Matrix products with packed weights: Marlin, GPTQ, AWQ, Machete, AllSpark (vLLM csrc/quantization), and repacking.
 
 Activation order (g_idx, perm) does not change the amount of work and is left out; see `packed_weights` for layouts.
 """
 
 from __future__ import annotations
+
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -142,7 +145,8 @@ def _pack(numbers: Tensor, bits: int) -> Tensor:
     """The reverse of `unpack` to int32."""
     per_word = 32 // bits
     shifts = torch.arange(0, 32, bits, device=numbers.device, dtype=torch.int64)
-    words = (numbers.to(torch.int64).unflatten(-1, (-1, per_word)) << shifts).sum(-1)
+    packed = cast("Tensor", numbers.to(torch.int64).unflatten(-1, (-1, per_word)))
+    words = (packed << shifts).sum(-1)
     return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
 
 

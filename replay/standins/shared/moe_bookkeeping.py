@@ -1,6 +1,9 @@
+# pyright: strict
 """Numbers that grouped GEMMs want before they run: offsets, problem sizes, permutations; and moving rows by them."""
 
 from __future__ import annotations
+
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -134,7 +137,7 @@ def sgl_shuffle_rows(input: Tensor, dst2src_map: Tensor, output: Tensor) -> None
 def apply_shuffle_mul_sum(input: Tensor, output: Tensor, permutation: Tensor, factors: Tensor | None) -> None:
     """output [T, H] = Σ over k of factors [T, k] · input[permutation [T · k]]."""
     tokens = output.shape[0]
-    rows = input[permutation.flatten().to(torch.int64)].float().unflatten(0, (tokens, -1))
+    rows = cast("Tensor", input[permutation.flatten().to(torch.int64)].float().unflatten(0, (tokens, -1)))
     if factors is not None:
         rows = rows * factors.float().reshape(tokens, -1, 1)
     output.copy_(rows.sum(1))

@@ -1,3 +1,4 @@
+# pyright: strict
 """Mamba's two kernels as vLLM and SGLang took them over: the causal depthwise convolution and the selective scan.
 
 Sequences are packed [dim, tokens] with query_start_loc, or [batch, dim, length]. States live in slots that
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opreplay.initializers.fill import elements
 from opreplay.replay.standins.declared.schemas import stands_for
 from opreplay.replay.standins.maths.attention import ends
 
@@ -39,8 +41,12 @@ def _sequences(x: Tensor, query_start_loc: Tensor | None) -> list[Tensor]:
     return [x[:, bounds[i] : bounds[i + 1]] for i in range(len(bounds) - 1)]
 
 
+def _started(has_initial_state: Tensor | None, number: int) -> list[bool]:
+    return [False] * number if has_initial_state is None else [bool(flag) for flag in elements(has_initial_state)]
+
+
 def _slots(indices: Tensor | None, number: int) -> list[int]:
-    return list(range(number)) if indices is None else indices.flatten().tolist()
+    return list(range(number)) if indices is None else elements(indices.flatten())
 
 
 @stands_for(
@@ -62,7 +68,7 @@ def causal_conv1d_fwd(
 ) -> None:
     """x becomes its convolution; conv_states [slots, dim, width − 1] keep the last columns of each sequence."""
     parts = _sequences(x, query_start_loc)
-    started = [False] * len(parts) if has_initial_state is None else has_initial_state.tolist()
+    started = _started(has_initial_state, len(parts))
     for part, slot, first in zip(parts, _slots(cache_indices, len(parts)), started, strict=False):
         if slot == pad_slot_id:
             continue
@@ -157,7 +163,7 @@ def selective_scan_fwd(
     skipped = pad_slot_id if null_block_id is None else null_block_id
     parts, deltas = _sequences(u, query_start_loc), _sequences(delta, query_start_loc)
     gates = _sequences(z_, query_start_loc) if z_ is not None else [None] * len(parts)
-    started = [False] * len(parts) if has_initial_state is None else has_initial_state.tolist()
+    started = _started(has_initial_state, len(parts))
     slots = _slots(None if cache_indices is None else cache_indices.reshape(len(parts), -1)[:, 0], len(parts))
     start = 0
     for number, (x, step, gate) in enumerate(zip(parts, deltas, gates, strict=True)):

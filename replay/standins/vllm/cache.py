@@ -1,6 +1,9 @@
+# pyright: strict
 """vLLM's `_C_cache_ops` (csrc/libtorch_stable/cache_kernels.cu): writing to and reading from paged KV caches."""
 
 from __future__ import annotations
+
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -46,7 +49,7 @@ def reshape_and_cache(
 ) -> None:
     """key, value [T, Hkv, D] into key_cache [blocks, Hkv, D/x, page, x] and value_cache [blocks, Hkv, D, page]."""
     keys, values = fp8_view(key_cache, kv_cache_dtype), fp8_view(value_cache, kv_cache_dtype)
-    split = as_stored(key, keys, k_scale).unflatten(-1, (keys.shape[2], keys.shape[4]))
+    split = cast("Tensor", as_stored(key, keys, k_scale).unflatten(-1, (keys.shape[2], keys.shape[4])))
     write_slots(split, keys.permute(0, 3, 1, 2, 4), slot_mapping)
     write_slots(as_stored(value, values, v_scale), values.permute(0, 3, 1, 2), slot_mapping)
 

@@ -1,6 +1,9 @@
+# pyright: strict
 """vLLM's `_C` RMS norms (csrc/libtorch_stable/layernorm_kernels.cu and the quantising ones beside it)."""
 
 from __future__ import annotations
+
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -94,7 +97,8 @@ def fused_qk_norm_rope(
     start = 0
     for heads, weight in ((num_heads_q, q_weight), (num_heads_k, k_weight)):
         part = qkv[:, start : start + heads * head_dim]
-        normed = rms_norm(part.unflatten(-1, (heads, head_dim)), weight, eps).flatten(-2)
+        by_head = cast("Tensor", part.unflatten(-1, (heads, head_dim)))
+        normed = rms_norm(by_head, weight, eps).flatten(-2)
         part.copy_(rotate_by_position(normed, position_ids, cos_sin_cache, head_size=head_dim, neox=is_neox))
         start += heads * head_dim
 

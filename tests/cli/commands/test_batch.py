@@ -134,6 +134,17 @@ def test_a_file_that_is_refused_costs_itself(ranks: Path, tmp_path: Path) -> Non
     assert named.stderr.count("refused: ") == 2
     assert "absent.json" in named.stderr
     assert named.stdout.startswith("replayed 3 of 3 ops")
+    assert "refused: absent.json: " in named.stdout
+    assert str(ranks) not in named.stdout
+    told = batch(ranks, ranks / "absent.json", "--format", "json", "--quick")
+    value = json.loads(told.stdout)
+    assert [(one["file"], one["left_out"]) for one in value["header"]["trace"]["not_read"]] == [
+        ("notes.json", True),
+        ("absent.json", False),
+    ]
+    assert len(value["traces"]) == 2
+    assert value["header"]["options"]["op_time_s"] == 0.02
+    assert batch(ranks, "--format", "json", "-o", "-").exit_code == 2
     nothing = batch(ranks / "notes.json", "-o", tmp_path / "r.jsonl")
     assert nothing.exit_code == 3
     assert nothing.stdout == ""

@@ -26,6 +26,14 @@ def test_every_device_is_listed() -> None:
     assert [device["name"] for device in json.loads(run("--format", "json"))] == list_devices()
 
 
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_the_list_fits_and_names_what_it_leaves_out(width: int) -> None:
+    lines = CliRunner().invoke(opreplay, ["devices"], env={"COLUMNS": str(width)}).stdout.splitlines()
+    assert "…" not in "".join(lines)
+    assert max(map(len, lines)) <= width
+    assert ("no room" in "".join(lines)) == (width < 80)
+
+
 def test_one_device_has_sources_for_all_numbers() -> None:
     text = run("--show", "Ascend910B3")
     device = load_device("910b3")

@@ -12,6 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from opreplay.cli.main import opreplay
+from opreplay.replay.execute.options import RunOptions
+from opreplay.traces.errors import UsageError
 from opreplay.traces.samples import sample_path
 
 MM = "aten::mm(bf16[64,32], bf16[32,n])"
@@ -93,6 +95,15 @@ def test_calls_of_a_file_and_of_the_command_line(tmp_path: Path) -> None:
     assert [row["n"] for row in rows] == ["", "16", "16"]
 
 
+@pytest.mark.parametrize(("flags", "seconds"), [((), 0.2), (("--quick",), 0.02), (("--quick", "--op-time", "1s"), 1.0)])
+def test_a_first_look_takes_less_time(monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], seconds: float) -> None:
+    def cases_of(*given: object, measuring: RunOptions, **others: object) -> None:
+        raise UsageError(f"{measuring.op_time_s} s each")
+
+    monkeypatch.setattr("opreplay.replay.execute.cases.cases_of", cases_of)
+    assert f"{seconds} s each" in invoke("aten::neg(f32[8])", *flags).stderr
+
+
 def test_shapes_that_do_not_fit_have_a_reason_and_no_time() -> None:
     done = invoke("aten::mm(f32[4,8], f32[n,3])", "--vary", "n=8,9", "--format", "json", "--op-time", "1ms")
     assert done.exit_code == 1
@@ -153,3 +164,24 @@ def test_reports_hold_the_call_to_paste(tmp_path: Path) -> None:
     again = json.loads(invoke(*calls, "--no-measure", "--format", "json").stdout)["cases"]
     assert [case["op"] for case in again] == list(calls.values())
     assert [case["call"] for case in again] == list(calls)
+
+
+def test_a_size_that_a_tile_program_does_not_fit_is_a_row_with_its_reason(tmp_path: Path) -> None:
+    plugin = tmp_path / "tiles.py"
+    plugin.write_text(
+        "from opreplay import tile\n"
+        "@tile.kernel('tile_test::double', reference=lambda x: x * 2)\n"
+        "def double(x, y: tile.Out):\n"
+        "    for r in tile.blocks(x.shape[0], 8):\n"
+        "        tile.store(y[r], tile.load(x[r]) * 2.0)\n"
+    )
+    common = ("--plugin", str(plugin), "--format", "json", "--soc", "910b3")
+    done = invoke("tile_test::double(f32[8,n])", "--vary", "n=64,65536", *common)
+    assert done.exit_code == 1, done.stderr
+    fits, too_wide = json.loads(done.stdout)["cases"]
+    assert fits["simulated"]
+    assert not too_wide["simulated"]
+    assert any("UB:" in note and "no prediction" in note for note in too_wide["notes"])
+    measured = invoke("tile_test::double(f32[8,64])", "--op-time", "1ms", "--measure", *common)
+    (case,) = json.loads(measured.stdout)["cases"]
+    assert any("on the CPU by the tile program double" in note for note in case["notes"])

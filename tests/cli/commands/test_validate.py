@@ -158,7 +158,7 @@ def test_kernels_that_the_device_was_fitted_to_are_counted(tmp_path: Path) -> No
 
     family = load_device("910b4").families["Cast"]
     known = family.nearby["float32 ND"][0]
-    rows, length, _ = sizes_at((known.rows, known.columns, known.depth), family.form)
+    rows, length, _ = sizes_at(known[:3], family.form)
     seen = f'Cast,AI_VECTOR_CORE,9,"""{rows},{length}""",FLOAT,"""{rows},{length}""",DT_BF16'
     other = f'Cast,AI_VECTOR_CORE,9,"""{rows + 3},{length}""",FLOAT,"""{rows + 3},{length}""",DT_BF16'
     path = table(tmp_path, seen, other)

@@ -9,16 +9,13 @@ import pytest
 from opreplay.replay.execute.attempt import attempt
 from opreplay.replay.execute.executors.fake import FakeExecutor, FakePrepared
 from opreplay.replay.execute.options import MeasureOptions
-from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp
+from opreplay.replay.ir.model import Reason, ReplayArg, ReplayOp
 from opreplay.replay.ir.reasons import NotReplayable, reason_for
 from opreplay.replay.ir.sizes import over_budget
 from opreplay.replay.results.outcome import unable
 from opreplay.traces.errors import Malformed, PolicyError
 from opreplay.traces.model import TensorMeta
-
-
-def fake_op(name: str) -> ReplayOp:
-    return ReplayOp(id="0" * 12, name=name, count=1, recorded=Recorded(host_us_total=1, host_us_median=1))
+from tests.factories import op as fake_op
 
 
 class Raising(FakeExecutor):

@@ -11,15 +11,11 @@ from opreplay.replay.execute.executors.fake import FakeClock, FakeExecutor, Fake
 from opreplay.replay.execute.executors.reference_load import Gauge
 from opreplay.replay.execute.measure import SAMPLE_US, calls_per_sample, gauge_warnings, measure, scaled, summarize
 from opreplay.replay.execute.options import MeasureOptions
-from opreplay.replay.ir.model import Recorded, ReplayOp
 from opreplay.replay.plan.step.recency import Recency
 from opreplay.replay.results.measurement import KINDS, Measurement, MeasureWarning, kind_of
+from tests.factories import op as fake_op
 
 FAST = MeasureOptions()
-
-
-def fake_op(name: str) -> ReplayOp:
-    return ReplayOp(id="0" * 12, name=name, count=1, recorded=Recorded(host_us_total=1, host_us_median=1))
 
 
 def timed(name: str, options: MeasureOptions | None = None, executor: FakeExecutor | None = None) -> Measurement:

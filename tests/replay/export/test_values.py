@@ -11,20 +11,16 @@ from opreplay.initializers.base import CustomInit, InitContext, InitReport
 from opreplay.initializers.registry import Registry, built_in
 from opreplay.replay.export import script
 from opreplay.replay.export.values import KEPT_VALUES, describe
-from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp
+from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.traces.model import TensorMeta
+from tests.factories import jit_op as op_of
 
 CPU = torch.device("cpu")
 
 
 def tensor(name: str, shape: tuple[int, ...], dtype: str = "float32", **more: Any) -> ReplayArg:
     return ReplayArg(name=name, type="Tensor", tensors=(TensorMeta(shape=shape, dtype=dtype, **more),))
-
-
-def op_of(name: str, *args: ReplayArg) -> ReplayOp:
-    recorded = Recorded(host_us_total=1.0, host_us_median=1.0)
-    return ReplayOp(id="1" * 12, name=name, count=1, args=args, resolved_by="jit", overload="", recorded=recorded)
 
 
 def filled(op: ReplayOp, registry: Registry | None = None) -> dict[str, tuple[dict[str, Any], torch.Tensor]]:

@@ -27,6 +27,7 @@ def test_the_list_is_what_is_documented() -> None:
             "policy",
             "budget",
             "out of time",
+            "rank lost",
             "library missing",
             "failed",
         }

@@ -18,7 +18,7 @@ from opreplay.replay.arguments import tensors
 from opreplay.replay.execute.executors.torch.device import TorchExecutor
 from opreplay.replay.ir import shared_memory as aliasing
 from opreplay.replay.ir import sizes as budget
-from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.ir.model import ReplayArg, ReplayPlan
 from opreplay.replay.ir.plan_file import dump_plan, parse_plan
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.ir.recorded_call import recorded_args
@@ -29,6 +29,7 @@ from opreplay.replay.resolve.policy import Policy
 from opreplay.traces import read_trace
 from opreplay.traces.errors import FormatError
 from opreplay.traces.model import OpSignature, TensorMeta
+from tests.factories import jit_op as op
 
 CPU = torch.device("cpu")
 find = partial(find_overload, policy=Policy())
@@ -42,11 +43,6 @@ def meta(
 
 def arg(name: str, *metas: TensorMeta, mutated: bool = False) -> ReplayArg:
     return ReplayArg(name=name, type="Tensor" if len(metas) == 1 else "Tensor[]", tensors=metas, mutated=mutated)
-
-
-def op(name: str, *args: ReplayArg, overload: str = "") -> ReplayOp:
-    recorded = Recorded(host_us_total=1.0, host_us_median=1.0)
-    return ReplayOp(id="a" * 12, name=name, count=1, recorded=recorded, args=args, overload=overload, resolved_by="jit")
 
 
 @pytest.fixture

@@ -7,20 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp
+from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.replay.report.snippet import snippet
 from opreplay.traces.model import TensorMeta
-
-
-def op(name: str, *args: ReplayArg, overload: str = "", **more: Any) -> ReplayOp:
-    recorded = Recorded(host_us_total=1, host_us_median=1)
-    return ReplayOp(
-        id="0" * 12, name=name, count=1, recorded=recorded, args=args, overload=overload, resolved_by="jit", **more
-    )
-
-
-def t(name: str, *shape: int, dtype: str = "float32", **more: Any) -> ReplayArg:
-    return ReplayArg(name=name, type="Tensor", tensors=(TensorMeta(shape=shape, dtype=dtype, **more),))
+from tests.factories import jit_op as op
+from tests.factories import tensor as t
 
 
 def ran(one: ReplayOp) -> Any:

@@ -142,3 +142,19 @@ def test_npu_rows(tmp_path: Path) -> None:
     assert trace.ops.start_ns.tolist() == [1704161511420306491]
     assert trace.kernels.category.tolist() == [3]
     assert trace.kernels.owner.tolist() == [0]
+
+
+def test_what_was_launched_before_the_recording_is_told_from_what_has_no_op(tmp_path: Path) -> None:
+    trace = read(
+        tmp_path,
+        op("aten::mm", 100, 20, 2, **DIMS),
+        launch(105, 7),
+        launch(180, 8),
+        kernel("before", 10, 30, correlation=3),
+        kernel("mine", 110, 5, correlation=7),
+        kernel("no op around its launch", 190, 4, correlation=8),
+        kernel("launch lost", 200, 3, correlation=9),
+    )
+    links = trace.info.links
+    assert (links.unowned, links.unowned_device_ns) == (3, 37_000)
+    assert (links.launched_before, links.launched_before_device_ns) == (1, 30_000)

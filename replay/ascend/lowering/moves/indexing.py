@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import prod
+from typing import NamedTuple
 
 from opreplay.replay.ascend.cost.sizes import itemsize
 from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
@@ -61,22 +62,65 @@ def single_elements(op: OpView) -> Iterable[KernelCall]:
     ]
 
 
-def _advanced_output(table: TensorMeta, index: list[TensorMeta]) -> tuple[int, ...]:
-    return (*broadcast([t.shape for t in index]), *table.shape[len(index) :])
+_MASKS = ("bool", "uint8")
+
+
+class _Picked(NamedTuple):
+    """What an indexed call picks of a table."""
+
+    rows: int
+    """Places that it picks."""
+    inner: int
+    """Elements at each of them."""
+    masks: list[TensorMeta]
+    numbers: list[TensorMeta]
+
+
+def _picked(op: OpView, table: TensorMeta) -> _Picked:
+    """Places and elements at each. A mask covers as many dimensions as it has, and how many of its elements are true
+    follows from the result or what is put, where these are known; else half of them are taken, which is said.
+    """
+    arg = op.args.get("indices")
+    places = arg.tensors if arg is not None and any(arg.tensors) else tuple(_indices(op, "indices"))
+    covered: set[int] = set()
+    dim = 0
+    for meta in places:
+        width = len(meta.shape) if meta is not None and meta.dtype in _MASKS else 1
+        covered.update(range(dim, dim + width) if meta is not None else ())
+        dim += width
+    covered = covered or {0}  # no list was recorded: rows
+    given = [meta for meta in places if meta is not None]
+    masks, numbers = [t for t in given if t.dtype in _MASKS], [t for t in given if t.dtype not in _MASKS]
+    inner = prod(size for dim, size in enumerate(table.shape) if dim not in covered)
+    moved = op.op.outputs[0] if op.op.outputs else None
+    values = op.meta("values")
+    if "values" in op.args:
+        moved = values if values is not None and prod(values.shape) > 1 else None
+    if not masks and numbers:
+        rows = prod(broadcast([t.shape for t in numbers]))
+    elif moved is not None:
+        rows = -(-prod(moved.shape) // max(1, inner))
+    else:
+        rows = max((prod(t.shape) for t in masks), default=2) // 2
+        op.note("number of true elements of the mask not recorded: half of them assumed")
+    return _Picked(rows, inner, masks, numbers)
+
+
+def _nonzeros(masks: list[TensorMeta]) -> list[KernelCall]:
+    """What turns masks into numbers."""
+    return [kernel("NonZero", [spec(m.shape, "bool")], [spec((elements(m), len(m.shape)), "int64")]) for m in masks]
 
 
 @lowers("aten::index", "aten::_unsafe_index", "aten::_index")
 def index(op: OpView) -> Iterable[KernelCall]:
     """Index: advanced indexing; boolean masks go through NonZero first."""
     table = _table(op, "self")
-    index = _indices(op, "indices")
-    masks = [t for t in op.tensors[1:] if t.dtype in ("bool", "uint8")]
-    kernels = [kernel("NonZero", [spec(m.shape, "bool")], [spec((elements(m), len(m.shape)), "int64")]) for m in masks]
-    out = op.output(spec(_advanced_output(table, index), table.dtype))
-    rows = max((elements(t) for t in index), default=elements(masks[0]) // 2 if masks else 1)
+    picked = _picked(op, table)
+    out = op.output(spec((picked.rows, picked.inner), table.dtype))
     moved = elements(out) * itemsize(out.dtype)
-    inputs = [spec(table.shape, table.dtype), *(spec(t.shape, t.dtype) for t in index)]
-    return [*kernels, kernel("Index", inputs, [out], indices=rows, moved_bytes=moved)]
+    numbers = [spec((picked.rows,), "int64") for mask in picked.masks for _ in mask.shape]
+    inputs = [spec(table.shape, table.dtype), *numbers, *(spec(t.shape, t.dtype) for t in picked.numbers)]
+    return [*_nonzeros(picked.masks), kernel("Index", inputs, [out], indices=picked.rows, moved_bytes=moved)]
 
 
 @lowers(
@@ -89,15 +133,13 @@ def index(op: OpView) -> Iterable[KernelCall]:
 def index_put(op: OpView) -> Iterable[KernelCall]:
     """IndexPutV2: values written where indices say."""
     table = _table(op, "self")
-    index = _indices(op, "indices")
-    values = op.meta("values")
-    moved = elements(values) * itemsize(table.dtype) if values is not None else 4
-    rows = max((elements(t) for t in index), default=1)
-    if values is not None and not index:
-        rows = max(1, elements(values) // max(1, table.shape[-1] if table.shape else 1))
+    picked = _picked(op, table)
+    moved = picked.rows * picked.inner * itemsize(table.dtype)
     out = spec(table.shape, table.dtype)
-    write = [out, *(spec(t.shape, t.dtype) for t in index)]
-    return [*_copied(op, out), kernel("IndexPutV2", write, [out], indices=rows, moved_bytes=moved)]
+    numbers = [spec((picked.rows,), "int64") for mask in picked.masks for _ in mask.shape]
+    write = [out, *numbers, *(spec(t.shape, t.dtype) for t in picked.numbers)]
+    put = kernel("IndexPutV2", write, [out], indices=picked.rows, moved_bytes=moved)
+    return [*_copied(op, out), *_nonzeros(picked.masks), put]
 
 
 def _copied(op: OpView, table: TensorSpec) -> list[KernelCall]:

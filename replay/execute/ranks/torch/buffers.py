@@ -29,6 +29,10 @@ KNOWN = {
 """Back-end → dtypes that it moves and reduces."""
 
 
+Issue = Callable[[bool], Any]
+"""Starts a collective: asynchronously, then it gives the work to wait for, or until it is done."""
+
+
 def carried_as(dtype: str, backend: str, *, reduces: bool) -> str:
     """The dtype that a message of `dtype` is moved in: its own where the back-end knows it, else one as wide."""
     if dtype in KNOWN.get(backend, KNOWN["gloo"]):
@@ -49,7 +53,7 @@ class Buffers:
         kind = share.kind
         self.input = self._empty(self._in_elements())
         self.output = self._empty(self._out_elements()) if self._out_elements() else self.input
-        self._call: Callable[[bool], Any] = getattr(self, f"_{kind}")
+        self._call: Issue = getattr(self, f"_{kind}")()
 
     def _in_elements(self) -> int:
         share, me = self.share, self.me
@@ -91,63 +95,61 @@ class Buffers:
             "avg": dist.ReduceOp.AVG if dist.get_backend(self.group) == "nccl" else dist.ReduceOp.SUM,
         }.get(self.share.reduce_op, dist.ReduceOp.SUM)
 
-    def _all_reduce(self, later: bool) -> Any:
-        op = self._operation()
-        if len(self.share.parts) > 1 and sum(self.share.parts) == self.input.numel():
-            works = [dist.all_reduce(part, op, group=self.group, async_op=True) for part in self._parts()]
-            return _wait_all(works, later)
-        return dist.all_reduce(self.input, op, group=self.group, async_op=later)
+    # Each makes the call of one operation, all that is not the call itself done before: a loop by hand has no more.
 
-    def _parts(self) -> list[torch.Tensor]:
-        return list(self.input.split(list(self.share.parts)))
+    def _all_reduce(self) -> Issue:
+        tensor, op, group = self.input, self._operation(), self.group
+        parts = list(tensor.split(list(self.share.parts))) if sum(self.share.parts) == tensor.numel() else []
+        if len(parts) > 1:
+            return lambda later: _wait_all(
+                [dist.all_reduce(part, op, group=group, async_op=True) for part in parts], later
+            )
+        return lambda later: dist.all_reduce(tensor, op, group=group, async_op=later)
 
-    def _all_gather(self, later: bool) -> Any:
-        return dist.all_gather_into_tensor(self.output, self.input, group=self.group, async_op=later)
+    def _all_gather(self) -> Issue:
+        output, given, group = self.output, self.input, self.group
+        return lambda later: dist.all_gather_into_tensor(output, given, group=group, async_op=later)
 
-    def _reduce_scatter(self, later: bool) -> Any:
-        return dist.reduce_scatter_tensor(self.output, self.input, self._operation(), group=self.group, async_op=later)
+    def _reduce_scatter(self) -> Issue:
+        output, given, op, group = self.output, self.input, self._operation(), self.group
+        return lambda later: dist.reduce_scatter_tensor(output, given, op, group=group, async_op=later)
 
-    def _all_to_all(self, later: bool) -> Any:
-        matrix = self.share.matrix
-        return dist.all_to_all_single(
-            self.output,
-            self.input,
-            [row[self.me] for row in matrix],
-            list(matrix[self.me]),
-            group=self.group,
-            async_op=later,
-        )
+    def _all_to_all(self) -> Issue:
+        output, given, group, matrix = self.output, self.input, self.group, self.share.matrix
+        got, sent = [row[self.me] for row in matrix], list(matrix[self.me])
+        return lambda later: dist.all_to_all_single(output, given, got, sent, group=group, async_op=later)
 
-    def _broadcast(self, later: bool) -> Any:
-        return dist.broadcast(self.input, self.share.members[self.share.root], group=self.group, async_op=later)
+    def _broadcast(self) -> Issue:
+        tensor, root, group = self.input, self.share.members[self.share.root], self.group
+        return lambda later: dist.broadcast(tensor, root, group=group, async_op=later)
 
-    def _reduce(self, later: bool) -> Any:
-        root = self.share.members[self.share.root]
-        return dist.reduce(self.input, root, self._operation(), group=self.group, async_op=later)
+    def _reduce(self) -> Issue:
+        tensor, root, op, group = self.input, self.share.members[self.share.root], self._operation(), self.group
+        return lambda later: dist.reduce(tensor, root, op, group=group, async_op=later)
 
-    def _gather(self, later: bool) -> Any:
-        root = self.share.root
-        parts = list(self.output.split(self.share.inputs)) if self.me == root else None
-        return dist.gather(self.input, parts, self.share.members[root], group=self.group, async_op=later)
+    def _gather(self) -> Issue:
+        given, group, index = self.input, self.group, self.share.root
+        parts = list(self.output.split(self.share.inputs)) if self.me == index else None
+        root = self.share.members[index]
+        return lambda later: dist.gather(given, parts, root, group=group, async_op=later)
 
-    def _scatter(self, later: bool) -> Any:
-        root = self.share.root
-        parts = list(self.input.split(self.share.outputs)) if self.me == root else None
-        return dist.scatter(self.output, parts, self.share.members[root], group=self.group, async_op=later)
+    def _scatter(self) -> Issue:
+        output, group, index = self.output, self.group, self.share.root
+        parts = list(self.input.split(self.share.outputs)) if self.me == index else None
+        root = self.share.members[index]
+        return lambda later: dist.scatter(output, parts, root, group=group, async_op=later)
 
-    def _send(self, later: bool) -> Any:
+    def _send(self) -> Issue:
         """Both sides of a send or receive: the first member sends."""
-        other = self.share.members[1 - self.me]
-        if self.me == 0:
-            work = dist.isend(self.input, other, group=self.group)
-        else:
-            work = dist.irecv(self.input, other, group=self.group)
-        return _wait_all([work], later)
+        tensor, group, other = self.input, self.group, self.share.members[1 - self.me]
+        move: Callable[..., Any] = dist.isend if self.me == 0 else dist.irecv
+        return lambda later: _wait_all([move(tensor, other, group=group)], later)
 
     _recv = _send
 
-    def _barrier(self, later: bool) -> Any:
-        return dist.barrier(group=self.group, async_op=later)
+    def _barrier(self) -> Issue:
+        group = self.group
+        return lambda later: dist.barrier(group=group, async_op=later)
 
     # What must come out, from what went in.
 

@@ -16,12 +16,9 @@ from opreplay.replay.arguments.shrink.pools import dense_strides
 from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp, Value
 from opreplay.replay.ir.sizes import need_of
 from opreplay.traces.model import TensorMeta
+from tests.factories import meta
 
 MB = 1_000_000
-
-
-def meta(*shape: int, dtype: str = "float32", strides: tuple[int, ...] | None = None) -> TensorMeta:
-    return TensorMeta(shape=shape, dtype=dtype, strides=strides)
 
 
 def op(name: str, *, out: tuple[TensorMeta, ...] | None = None, written: str = "", **args: object) -> ReplayOp:

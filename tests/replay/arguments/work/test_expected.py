@@ -10,24 +10,13 @@ import pytest
 from opreplay.initializers.registry import built_in
 from opreplay.replay.arguments.work.expected import MAX_ELEMENTS, ExpectedContents
 from opreplay.replay.execute.executors.torch.device import TorchExecutor
-from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp, Value
-from opreplay.traces.links.annotations import BatchContext, batch_context
-from opreplay.traces.model import TensorMeta
+from opreplay.replay.ir.model import ReplayOp
+from opreplay.traces.links.annotations import batch_context
+from tests.factories import op
+from tests.factories import tensor as t
+from tests.factories import value as v
 
 MIXED = batch_context("execute_48_context_2(sq44sk60sqsq1096sqsk1448)_generation_4(sq4sk70sqsq4sqsk70)")
-
-
-def t(name: str, *shape: int, dtype: str = "float32") -> ReplayArg:
-    return ReplayArg(name=name, type="Tensor", tensors=(TensorMeta(shape=shape, dtype=dtype),))
-
-
-def v(name: str, kind: str, value: Value) -> ReplayArg:
-    return ReplayArg(name=name, type=kind, value=value)
-
-
-def op(name: str, *args: ReplayArg, batch: BatchContext | None = None) -> ReplayOp:
-    recorded = Recorded(host_us_total=1, host_us_median=1)
-    return ReplayOp(id=f"{len(name):012x}", name=name, count=1, recorded=recorded, args=args, batch=batch)
 
 
 VARLEN = op(
@@ -41,6 +30,7 @@ VARLEN = op(
     t("seqused_k", 6, dtype="int32"),
     t("block_table", 6, 16, dtype="int32"),
     batch=MIXED,
+    id_="0" * 12,
 )
 LAYER = op(
     "vllm::unified_attention_with_output",
@@ -50,6 +40,7 @@ LAYER = op(
     t("output", 48, 4, 8),
     v("layer_name", "str", ""),
     batch=MIXED,
+    id_="1" * 12,
 )
 EXPERTS = op(
     "vllm::outplace_fused_experts",
@@ -58,6 +49,7 @@ EXPERTS = op(
     t("w2", 8, 16, 12),
     t("topk_weights", 4000, 2),
     t("topk_ids", 4000, 2, dtype="int32"),
+    id_="2" * 12,
 )
 
 

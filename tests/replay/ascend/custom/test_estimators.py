@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from opreplay.replay.ascend.lowering import known_ops
 from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta
+from tests.factories import meta as any_meta
 
 DEVICE = load_device("910b3")
 LIBRARY = torch.library.Library("your_op", "DEF")
@@ -37,8 +39,7 @@ def _forget() -> Iterator[None]:
     clear_registrations()
 
 
-def meta(*shape: int, dtype: str = "bfloat16", strides: tuple[int, ...] | None = None) -> TensorMeta:
-    return TensorMeta(shape=shape, dtype=dtype, strides=strides)
+meta = partial(any_meta, dtype="bfloat16")
 
 
 def arg(name: str, value: object, *, mutated: bool = False, keyword_only: bool = False) -> ReplayArg:

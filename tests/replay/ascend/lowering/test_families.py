@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import Any
 
+import msgspec
 import pytest
 
 from opreplay.replay.ascend import load_device, lower, simulate_op
@@ -13,13 +15,13 @@ from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.lowering import lowers_like
 from opreplay.replay.ir.model import Reason, Recorded, RecordedKernel, ReplayArg, ReplayOp
 from opreplay.traces.model import TensorMeta
+from tests.factories import meta as any_meta
 
 DEVICE = load_device("910b3")
 RECORDED = Recorded(host_us_total=1.0, host_us_median=1.0)
 
 
-def meta(*shape: int, dtype: str = "bfloat16", strides: tuple[int, ...] | None = None) -> TensorMeta:
-    return TensorMeta(shape=shape, dtype=dtype, strides=strides)
+meta = partial(any_meta, dtype="bfloat16")
 
 
 def op(name: str, *, outputs: tuple[TensorMeta, ...] | None = None, ranks: int | None = None, **args: Any) -> ReplayOp:
@@ -180,6 +182,23 @@ def test_only_writes_that_make_a_new_tensor_copy_the_old_one() -> None:
     args: dict[str, Any] = {"dim": 0, "index": meta(4, dtype="int64"), "source": meta(4, 16)}
     assert types(op("aten::index_add_", self=meta(64, 16), **args)) == ["InplaceIndexAdd"]
     assert types(op("aten::index_add", self=meta(64, 16), **args)) == ["TensorMove", "InplaceIndexAdd"]
+
+
+def test_a_mask_covers_its_dimensions_and_selects_half_where_nothing_tells() -> None:
+    mask = meta(64, 32, dtype="bool")
+    alone = lower(op("aten::index", self=meta(64, 32, 8), indices=[mask]))
+    assert [one.type for one in alone.kernels] == ["NonZero", "Index"]
+    assert alone.kernels[1].outputs[0].shape == (1024, 8)
+    assert alone.kernels[1].attrs["moved_bytes"] == 1024 * 8 * 2
+    assert any("half of them assumed" in note for note in alone.notes)
+    told = lower(op("aten::index", self=meta(64, 32, 8), indices=[mask], outputs=(meta(100, 8),)))
+    assert told.kernels[1].attrs["moved_bytes"] == 100 * 8 * 2
+    assert not told.notes
+    behind = lower(op("aten::index", self=meta(8, 64, 32), indices=[None, mask], outputs=(meta(8, 100),)))
+    assert behind.kernels[1].attrs["moved_bytes"] == 8 * 100 * 2
+    put = lower(op("aten::index_put_", self=meta(64, 32, 8), indices=[mask], values=meta(100, 8)))
+    assert [one.type for one in put.kernels] == ["NonZero", "IndexPutV2"]
+    assert put.kernels[1].attrs["moved_bytes"] == 100 * 8 * 2
 
 
 def test_the_tensor_of_an_out_variant_is_not_read() -> None:
@@ -377,3 +396,15 @@ def test_copies_over_the_bus_take_the_buss_time(name: str) -> None:
     assert found.time_us == pytest.approx((1 << 26) / BUS[name], rel=0.05)
     within = ReplayOp(id="0" * 12, name="aten::copy_", count=1, recorded=RECORDED, args=args)
     assert simulate_op(within, DEVICE).time_us < found.time_us / 2
+
+
+def test_sums_say_whether_a_dimension_is_kept_inside_of_one_that_they_reduce() -> None:
+    def across(dims: list[int]) -> Any:
+        source = TensorMeta(shape=(16, 256, 64), dtype="float32")
+        one = op("aten::sum", self=source)
+        dim = ReplayArg(name="dim", type="ScalarList", value=dims)
+        made = lower(msgspec.structs.replace(one, args=(*one.args, dim))).kernels[-1]
+        assert made.type == "ReduceSum"
+        return made.attrs.get("across")
+
+    assert [across(dims) for dims in ([0], [1], [-2], [0, 1], [2], [-1], [1, 2], [0, 1, 2])] == [True] * 4 + [False] * 4

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from opreplay.replay.arguments.work.amounts import Contents
 from opreplay.replay.ascend import explain_op, load_device, lower, simulate_op
-from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp, Value
 from opreplay.traces.links.annotations import BatchContext, batch_context
-from opreplay.traces.model import TensorMeta
+from tests.factories import op
+from tests.factories import tensor as any_tensor
+from tests.factories import value as v
 
 DEVICE = load_device("910b3")
 SEQUENCES, HEADS, KV_HEADS, DIM, PAGE = 64, 32, 8, 128, 16
 MIXED = batch_context("execute_48_context_2(sq44sk60sqsq1096sqsk1448)_generation_4(sq4sk70sqsq4sqsk70)")
 
 
-def t(name: str, *shape: int, dtype: str = "bfloat16") -> ReplayArg:
-    return ReplayArg(name=name, type="Tensor", tensors=(TensorMeta(shape=shape, dtype=dtype),))
-
-
-def v(name: str, kind: str, value: Value) -> ReplayArg:
-    return ReplayArg(name=name, type=kind, value=value)
-
-
-def op(name: str, *args: ReplayArg, batch: BatchContext | None = None) -> ReplayOp:
-    recorded = Recorded(host_us_total=1, host_us_median=1)
-    return ReplayOp(id="c" * 12, name=name, count=1, recorded=recorded, args=args, batch=batch)
+t = partial(any_tensor, dtype="bfloat16")
 
 
 def decode(context: int) -> BatchContext:

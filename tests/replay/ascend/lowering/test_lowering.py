@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -12,13 +14,13 @@ from opreplay.replay.ascend.lowering import known_ops, lowers
 from opreplay.replay.ascend.lowering.registry import find_rule
 from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp, Value
 from opreplay.traces.model import TensorMeta
+from tests.factories import meta as any_meta
 
 DEVICE = load_device("910b3")
 RECORDED = Recorded(host_us_total=1.0, host_us_median=1.0)
 
 
-def meta(*shape: int, dtype: str = "bfloat16", strides: tuple[int, ...] | None = None) -> TensorMeta:
-    return TensorMeta(shape=shape, dtype=dtype, strides=strides)
+meta = partial(any_meta, dtype="bfloat16")
 
 
 def op(

@@ -13,12 +13,9 @@ from opreplay.replay.execute.executors.fake import FakeExecutor
 from opreplay.replay.execute.options import RunOptions, WorkerConfig
 from opreplay.replay.execute.processes.runner import RAISES_RETRIED, ChildProcess
 from opreplay.replay.execute.processes.worker import _checked
-from opreplay.replay.ir.model import Recorded, ReplayOp
 from opreplay.replay.results.outcome import Outcome
-
-
-def fake_op(name: str) -> ReplayOp:
-    return ReplayOp(id="0" * 12, name=f"fake::{name}", count=1, recorded=Recorded(host_us_total=1, host_us_median=1))
+from opreplay.traces.errors import EnvironmentRefused
+from tests.factories import fake_op
 
 
 @pytest.fixture
@@ -79,6 +76,28 @@ def test_a_child_killed_between_two_ops_costs_none(runner: ChildProcess) -> None
     os.kill(runner.pid, signal.SIGKILL)
     outcome = runner.measure(fake_op("2us"))
     assert (outcome.status, outcome.attempts) == ("replayed", 2)
+
+
+def test_a_child_killed_while_it_starts_is_started_again_but_not_for_ever() -> None:
+    child = ChildProcess(WorkerConfig(options=RunOptions(executor="fake"), memory_bytes=10**6), limit_s=1.0)
+    try:
+        child.open()
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGKILL)
+        assert child.start()
+    finally:
+        child.close()
+    doomed = ChildProcess(WorkerConfig(options=RunOptions(executor="fake"), memory_bytes=10**6), limit_s=1.0)
+    doomed.open()
+
+    def kill_each() -> None:
+        while doomed.pid is not None:
+            os.kill(doomed.pid, signal.SIGKILL)
+            doomed.step()
+
+    with pytest.raises(EnvironmentRefused, match="did not start"):
+        kill_each()
+    assert doomed.pid is None
 
 
 def test_an_error_after_which_the_device_is_lost_marks_the_outcome() -> None:

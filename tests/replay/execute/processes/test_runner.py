@@ -18,12 +18,9 @@ from opreplay.replay.execute.processes.runner import ChildProcess, InProcess
 from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp
 from opreplay.traces.errors import EnvironmentRefused, UsageError
 from opreplay.traces.model import TensorMeta
+from tests.factories import fake_op
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's process limits")
-
-
-def fake_op(name: str) -> ReplayOp:
-    return ReplayOp(id="0" * 12, name=f"fake::{name}", count=1, recorded=Recorded(host_us_total=1, host_us_median=1))
 
 
 def is_alive(pid: int) -> bool:

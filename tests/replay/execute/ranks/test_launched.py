@@ -19,6 +19,9 @@ def test_torchrun_and_slurm() -> None:
     assert other is not None
     assert (other.rank, other.local_world, other.address, other.port) == (5, 4, "10.0.0.1", DEFAULT_PORT)
     assert not other.hosted
+    uneven = launched({**SLURM, "SLURM_TASKS_PER_NODE": "3,5"})
+    assert uneven is not None
+    assert uneven.local_world == 3
 
 
 @pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", "MASTER_ADDR"])

@@ -20,16 +20,9 @@ from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp
 from opreplay.replay.resolve.names import find_overload
 from opreplay.replay.resolve.policy import Policy
 from opreplay.traces.model import TensorMeta
+from tests.factories import meta, tensor
 
 OPTIONS = MeasureOptions(min_samples=3)
-
-
-def meta(*shape: int, dtype: str = "float32") -> TensorMeta:
-    return TensorMeta(shape=shape, dtype=dtype)
-
-
-def tensor(name: str, *shape: int, dtype: str = "float32", mutated: bool = False) -> ReplayArg:
-    return ReplayArg(name=name, type="Tensor", tensors=(meta(*shape, dtype=dtype),), mutated=mutated)
 
 
 def op(number: int, name: str, args: list[ReplayArg], *outputs: TensorMeta, overload: str = "") -> ReplayOp:

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opreplay.replay.plan.collectives.in_plan import plan_of_comms
+from opreplay.replay.ascend.lowering.registry import lower
+from opreplay.replay.collectives.mapping import mapped
+from opreplay.replay.plan.collectives.in_plan import collective_ops, plan_of_comms
 from opreplay.replay.plan.collectives.recorded import Call, calls_of_comms, collective_calls
 from opreplay.replay.plan.inputs import open_input, plan_of
 from opreplay.replay.plan.selection import Selection
@@ -79,6 +81,126 @@ def test_an_op_without_metadata_and_its_annotation(tmp_path: Path) -> None:
     assert (first.in_elements, first.out_elements, first.group_size) == (16, 64, 4)
     assert (second.dtype, second.in_elements, second.group_size) == ("float16", 48, 32)
     assert any("group" in text for text in calls[1].assumed)
+
+
+def test_an_annotation_on_another_thread_is_of_the_op_that_waits_for_one(tmp_path: Path) -> None:
+    """gloo works on threads of its own, in order; a reduce-scatter is an all-reduce there. One collective, one call."""
+    op, note = {"ph": "X", "pid": 1, "tid": 1, "cat": "cpu_op"}, {"ph": "X", "pid": 1, "cat": "user_annotation"}
+    reduce = "c10d::allreduce_"
+    scatter = {"Input Dims": [[[5]], [[10]], []], "Input type": ["TensorList", "TensorList", ""]}
+
+    def listed(*sizes: int) -> dict[str, Any]:
+        return {"Input Dims": [[[n] for n in sizes], []], "Input type": ["TensorList", ""]}
+
+    def told(*sizes: int) -> dict[str, Any]:
+        return {"Input Dims": [[n] for n in sizes], "Input type": ["float"] * len(sizes)}
+
+    calls = calls_in(
+        tmp_path / "t.json",
+        [
+            {**op, "name": reduce, "ts": 1, "dur": 2, "args": listed(10)},
+            {**op, "name": reduce, "ts": 4, "dur": 2, "args": listed(20)},
+            {**op, "name": "c10d::reduce_scatter_tensor_coalesced_", "ts": 7, "dur": 2, "args": scatter},
+            {**op, "name": "c10d::allreduce_coalesced_", "ts": 10, "dur": 2, "args": listed(3, 4)},
+            {**note, "tid": 2, "name": "gloo:all_reduce", "ts": 5, "dur": 50, "args": told(20)},
+            {**note, "tid": 3, "name": "gloo:all_reduce", "ts": 6, "dur": 70, "args": told(10)},
+            {**note, "tid": 3, "name": "gloo:all_reduce", "ts": 80, "dur": 8, "args": told(10)},
+            {**note, "tid": 3, "name": "gloo:all_reduce", "ts": 90, "dur": 9, "args": told(3, 4)},
+            {**note, "tid": 3, "name": "gloo:all_reduce", "ts": 95, "dur": 1, "args": told(99)},
+        ],
+    )
+    assert [(call.name, call.host_us) for call in calls] == [
+        (reduce, 70),
+        (reduce, 50),
+        ("c10d::reduce_scatter_tensor_coalesced_", 8),
+        ("c10d::allreduce_coalesced_", 9),
+        ("gloo:all_reduce", 1),  # nothing calls for it
+    ]
+    found = [call.collective for call in calls if call.collective is not None]
+    assert [(one.kind, one.dtype, one.in_elements) for one in found] == [
+        ("all_reduce", "float32", 10),
+        ("all_reduce", "float32", 20),
+        ("reduce_scatter", "float32", 10),
+        ("all_reduce", "float32", 7),
+        ("all_reduce", "float32", 99),
+    ]
+    assert found[3].parts == (3, 4)
+
+
+@pytest.mark.parametrize("which", ["dispatch", "combine_v2"])
+def test_tokens_to_experts_and_back_are_an_all_to_all(tmp_path: Path, which: str) -> None:
+    """Each of 32 tokens of width 64 has 4 experts, on 8 ranks; what combine takes is a buffer for the worst case."""
+    rows = 32 if which == "dispatch" else 1024
+    args = {
+        "Input Dims": [[rows, 64], [32, 4], [], [], [], []],
+        "Input type": ["c10::BFloat16", "int", "", "Scalar", "Scalar", "Scalar"],
+        "Concrete Inputs": ["", "", "ep", "8", "0", "256"],
+    }
+    event = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1, "ts": 1, "dur": 9, "args": args}
+    (call,) = calls_in(tmp_path / "t.json", [{**event, "name": f"npu::npu_moe_distribute_{which}"}])
+    one = call.collective
+    assert one is not None
+    assert (one.kind, one.dtype, one.group_size) == ("all_to_all", "bfloat16", 8)
+    assert (one.in_elements, one.out_elements) == (32 * 4 * 64, 32 * 4 * 64)
+    assert any("routes are contents" in text for text in call.assumed)
+    (op,) = collective_ops([call])
+    share = mapped(one, 2)
+    assert share.elements == one.in_elements
+    (kernel,) = lower(op).kernels
+    assert kernel.type == f"MoeDistribute{which.partition('_')[0].title()}"
+
+
+def test_what_a_functional_all_to_all_gets_follows_from_its_splits_and_a_wait_is_no_collective(tmp_path: Path) -> None:
+    op = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1, "dur": 5}
+    args = {
+        "Input Dims": [[30, 2], [], [], []],
+        "Input type": ["float", "ScalarList", "ScalarList", ""],
+        "Concrete Inputs": ["", "[12, 12]", "[12, 18]", ""],
+    }
+    wait = {"Input Dims": [[24, 2]], "Input type": ["float"], "Concrete Inputs": [""]}
+    path = tmp_path / "t.json"
+    events = [
+        {**op, "ts": 1, "name": "_c10d_functional::all_to_all_single", "args": args},
+        {**op, "ts": 9, "name": "_c10d_functional::wait_tensor", "args": wait},
+    ]
+    (call,) = calls_in(path, events)
+    one = call.collective
+    assert one is not None
+    assert (one.in_elements, one.out_elements, one.in_splits, one.out_splits) == (60, 48, (24, 36), (24, 24))
+    plan = plan_of(open_input(str(path), activity=True), Selection(select="owner"), device="cpu", collectives=True)
+    reasons = {op.name: op.reason for op in plan.ops}
+    assert str(reasons["_c10d_functional::wait_tensor"]).startswith("label, not an op: waits for a collective")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "elements"),
+    [
+        ("npu::npu_mm_all_reduce_base", "all_reduce", (32 * 16, 32 * 16)),
+        ("npu::npu_all_gather_base_mm", "all_gather", (32 * 64, 4 * 32 * 64)),
+        ("npu::npu_mm_reduce_scatter_base", "reduce_scatter", (32 * 16, 8 * 16)),
+    ],
+)
+def test_of_an_op_that_multiplies_as_well_the_collective_runs(
+    tmp_path: Path, name: str, kind: str, elements: tuple[int, int]
+) -> None:
+    args = {"Input Dims": [[32, 64], [64, 16], []], "Input type": ["c10::Half", "c10::Half", ""]}
+    event = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1, "ts": 1, "dur": 9, "name": name, "args": args}
+    (call,) = calls_in(tmp_path / "t.json", [event], distributedInfo={"rank": 0, "world_size": 4})
+    one = call.collective
+    assert one is not None
+    assert (one.kind, one.in_elements, one.out_elements) == (kind, *elements)
+    assert "product: left out, the collective alone runs" in call.assumed
+
+
+@pytest.mark.parametrize(("recorded", "factor"), [("ComplexFloat", 1), ("ComplexDouble", 2)])
+def test_complex_numbers_keep_their_bytes(tmp_path: Path, recorded: str, factor: int) -> None:
+    (call,) = calls_in(
+        tmp_path / "t.json",
+        collective_event("c10d::allreduce_", 0, collective="allreduce", elements=50, dtype=recorded),
+    )
+    one = call.collective
+    assert one is not None
+    assert (one.dtype, one.in_elements, one.size_bytes) == ("complex64", 50 * factor, 400 * factor)
 
 
 def test_an_op_that_holds_several_is_several_calls(tmp_path: Path) -> None:

@@ -15,12 +15,9 @@ from opreplay.replay.ir import sizes as budget
 from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp
 from opreplay.replay.plan.step.linking import Linked, Source, Value, link, results_of, tensors_of
 from opreplay.traces.model import TensorMeta
+from tests.factories import meta
 
 RECORDED = Recorded(host_us_total=1.0, host_us_median=1.0)
-
-
-def meta(*shape: int, dtype: str = "float32", strides: tuple[int, ...] | None = None) -> TensorMeta:
-    return TensorMeta(shape=shape, dtype=dtype, strides=strides)
 
 
 def op(name: str, inputs: dict[str, TensorMeta | None], *outputs: TensorMeta, mutates: str = "") -> ReplayOp:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import msgspec
@@ -17,12 +18,12 @@ from opreplay.replay.ir.verdicts import MetaCheck
 from opreplay.replay.report.views import explain, meta
 from opreplay.replay.report.views import plan as view
 from opreplay.traces.model import TensorMeta
+from tests.factories import tensor as any_tensor
 
 DEVICE = load_device("910b3")
 
 
-def tensor(name: str, *shape: int, **more: object) -> ReplayArg:
-    return ReplayArg(name=name, type="Tensor", tensors=(TensorMeta(shape=shape, dtype="float16", **more),))  # type: ignore[arg-type]
+tensor = partial(any_tensor, dtype="float16")
 
 
 MM = ReplayOp(

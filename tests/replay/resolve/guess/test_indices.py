@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from opreplay.replay.ascend.lowering.registry import lower
 from opreplay.replay.ir.model import ReplayArg
 from opreplay.replay.plan.build import build_plan
 from opreplay.replay.resolve.guess.indices import index_tensors, indices_for
 from opreplay.replay.resolve.guess.values import Context, Guess, Relatives
+from opreplay.replay.resolve.meta.outputs import with_outputs
 from opreplay.traces import read_trace
 from opreplay.traces.model import OpSignature, TensorMeta
 
@@ -104,3 +106,22 @@ def test_indices_follow_from_the_values_that_are_put() -> None:
     assert found.tensors is not None
     assert [meta and meta.shape for meta in found.tensors] == [None, (351,), (351,)]
     assert indices_for((4, 5), ()) is None
+
+
+@pytest.mark.parametrize("step", [lambda: X[MASK] + 1, lambda: X[:, COLUMNS] + 1, lambda: X[ROWS] + 1])
+def test_results_of_masks_have_as_many_rows_as_the_calls_inside_tell(
+    step: Callable[[], torch.Tensor], tmp_path: Path
+) -> None:
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        result = step()
+    path = tmp_path / "trace.json"
+    profiler.export_chrome_trace(str(path))
+    plan = with_outputs(build_plan(read_trace(path)))
+    found = next(op for op in plan.ops if op.name == "aten::index")
+    assert found.outputs is not None
+    assert found.outputs[0] is not None
+    assert found.outputs[0].shape == tuple(result.shape)
+    # The kernels move what the result holds, not what the mask could.
+    moved = lower(found).kernels[-1]
+    assert moved.type == "Index"
+    assert moved.attrs["moved_bytes"] == result.nbytes

@@ -15,14 +15,7 @@ from opreplay.replay.resolve.meta.check import check_op, check_plan, compare
 from opreplay.replay.resolve.policy import Policy
 from opreplay.traces import read_trace
 from opreplay.traces.model import TensorMeta
-
-
-def meta(*shape: int, dtype: str = "float32") -> TensorMeta:
-    return TensorMeta(shape=shape, dtype=dtype)
-
-
-def tensor(name: str, *shape: int, dtype: str = "float32", **fields: Any) -> ReplayArg:
-    return ReplayArg(name=name, type="Tensor", tensors=(meta(*shape, dtype=dtype),), **fields)
+from tests.factories import meta, tensor
 
 
 def made(name: str, *args: ReplayArg, **fields: Any) -> ReplayOp:

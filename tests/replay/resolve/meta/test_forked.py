@@ -11,22 +11,14 @@ import msgspec
 import pytest
 import torch._dynamo  # noqa: F401 - meta kernels in Python load it; here each child would take its time to do so
 
-from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.ir.model import Reason, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.resolve.meta import forked
 from opreplay.replay.resolve.meta.check import check_plan
 from opreplay.replay.resolve.meta.outputs import with_outputs
 from opreplay.replay.resolve.policy import Policy
 from opreplay.traces.model import TensorMeta
-
-
-def tensor(name: str, *shape: int) -> ReplayArg:
-    return ReplayArg(name=name, type="Tensor", tensors=(TensorMeta(shape=shape, dtype="float32"),))
-
-
-def made(name: str, *args: ReplayArg, id_: str = "0" * 12, count: int = 1) -> ReplayOp:
-    recorded = Recorded(host_us_total=1.0, host_us_median=1.0)
-    return ReplayOp(id=id_, name=name, count=count, recorded=recorded, resolved_by="jit", overload="", args=args)
-
+from tests.factories import jit_op as made
+from tests.factories import tensor
 
 MM = made("aten::mm", tensor("self", 2, 3), tensor("mat2", 3, 4), id_="1" * 12)
 

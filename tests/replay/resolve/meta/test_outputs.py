@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,10 +12,9 @@ from opreplay.replay.ir.sizes import MAX_PIECES, refuse_floods
 from opreplay.replay.plan.passes import merge_same_ids
 from opreplay.replay.resolve.meta.outputs import with_outputs
 from opreplay.traces.model import TensorMeta
+from tests.factories import tensor as any_tensor
 
-
-def tensor(name: str, *shape: int, dtype: str = "bfloat16") -> ReplayArg:
-    return ReplayArg(name=name, type="Tensor", tensors=(TensorMeta(shape=shape, dtype=dtype),))
+tensor = partial(any_tensor, dtype="bfloat16")
 
 
 def plan(name: str, *args: ReplayArg, **fields: Any) -> ReplayPlan:

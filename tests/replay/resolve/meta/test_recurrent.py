@@ -11,13 +11,9 @@ from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp
 from opreplay.replay.resolve.meta.outputs import meta_outputs
 from opreplay.replay.resolve.meta.recurrent import STEPS, lengthened, shortened
 from opreplay.replay.resolve.policy import Policy
-from opreplay.traces.model import TensorMeta
+from tests.factories import meta as tensor
 
 BATCH, INPUT, HIDDEN = 3, 4, 5
-
-
-def tensor(*shape: int) -> TensorMeta:
-    return TensorMeta(shape=shape, dtype="float32")
 
 
 def recurrent(name: str, steps: int, *, batch_first: bool) -> ReplayOp:

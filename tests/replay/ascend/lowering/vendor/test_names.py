@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,12 +13,12 @@ from opreplay.replay.ascend.lowering.registry import find_rule
 from opreplay.replay.ascend.lowering.vendor.names import SAME, WIDEST
 from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp
 from opreplay.traces.model import TensorMeta
+from tests.factories import meta as any_meta
 
 RECORDED = Recorded(host_us_total=1.0, host_us_median=1.0)
 
 
-def meta(*shape: int, dtype: str = "bfloat16") -> TensorMeta:
-    return TensorMeta(shape=shape, dtype=dtype)
+meta = partial(any_meta, dtype="bfloat16")
 
 
 def op(name: str, **args: Any) -> ReplayOp:

@@ -12,10 +12,11 @@ from opreplay.replay.arguments.tensors import seed_of
 from opreplay.replay.execute.attempt import attempt
 from opreplay.replay.execute.executors.torch.device import TorchExecutor, open_device
 from opreplay.replay.execute.options import MeasureOptions
-from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp, Value
+from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.traces.errors import EnvironmentRefused, UsageError
 from opreplay.traces.model import TensorMeta
+from tests.factories import value as v
 
 FAST = MeasureOptions(op_time_s=0.005, warmup_s=0.0, max_samples=8)
 
@@ -35,10 +36,6 @@ def executor() -> Iterator[TorchExecutor]:
 def t(name: str, *shape: int, dtype: str = "float32", strides: Any = None, mutated: bool = False) -> ReplayArg:
     meta = TensorMeta(shape=shape, dtype=dtype, strides=strides)
     return ReplayArg(name=name, type="Tensor", tensors=(meta,), mutated=mutated)
-
-
-def v(name: str, kind: str, value: Value = None, keyword_only: bool = False) -> ReplayArg:
-    return ReplayArg(name=name, type=kind, value=value, keyword_only=keyword_only)
 
 
 def op(name: str, *args: ReplayArg, overload: str = "") -> ReplayOp:

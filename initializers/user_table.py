@@ -1,0 +1,138 @@
+# pyright: strict
+"""The table that holds users' functions by op, whatever they are for.
+
+Exact names go before patterns and a device's own before that for all devices; a name has one function, and the table
+knows what loaded each and which were never asked for. What a function does is for those that own a table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from opreplay.initializers.user_code import current_source, place_of, shown_place
+from opreplay.traces.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserFunction:
+    """One registration."""
+
+    ops: tuple[str, ...]
+    """Names "namespace::op", and patterns of them."""
+    function: Callable[..., Any]
+    device: str | None = None
+    """The simulated device that it is for; None stands for all."""
+    override: bool = False
+    """Goes before what opreplay and torch have for the op; else it is for ops that cannot be replayed without it."""
+    source: str = field(default_factory=current_source)
+    """What the user named to load it."""
+
+    @property
+    def name(self) -> str:
+        """The function's."""
+        return getattr(self.function, "__name__", "a callable")
+
+    @property
+    def place(self) -> str:
+        """ "file:line" of the function."""
+        return place_of(self.function)
+
+    @property
+    def shown(self) -> str:
+        """ "name (file.py:line)", without the folder: goes into results."""
+        return shown_place(self.function)
+
+
+Entry = TypeVar("Entry", bound=UserFunction)
+Key = tuple[str, str | None]
+"""(op or pattern, device or None for all)."""
+
+
+class Taken(UsageError, ValueError):
+    """Another function is registered for the op."""
+
+
+class UserTable(Generic[Entry]):
+    """Registrations of one kind; without patterns it is a plain lookup by name."""
+
+    def __init__(self, what: str, *, remedy: str = "leave one of them out") -> None:
+        """`remedy` says what to do about a second one."""
+        self.what = what
+        self._remedy = remedy
+        self._exact: dict[Key, Entry] = {}
+        self._patterns: dict[Key, tuple[re.Pattern[str], Entry]] = {}
+        self._used: set[int] = set()
+
+    def add(
+        self, entry: Entry, patterns: Mapping[str, re.Pattern[str]] | None = None, *, replace: bool = False
+    ) -> None:
+        """Register; ops that are in `patterns` are matched from the start of a name, the others are names.
+
+        Raises Taken for an op that has another function for the same device, unless this one shall replace it; the
+        same place again is the same file run again.
+        """
+        patterns = patterns or {}
+        earlier = [(op, found) for op in entry.ops if (found := self._at((op, entry.device))) is not None]
+        for op, found in () if replace else earlier:
+            if found.place != entry.place:
+                where = f" for {entry.device}" if entry.device else ""
+                raise Taken(
+                    f"{op} has a user {self.what} already{where}, from {found.place}; {entry.place} registers another: "
+                    f"{self._remedy}"
+                )
+        self._used.difference_update(id(found) for _, found in earlier)
+        for op in entry.ops:
+            if op in patterns:
+                self._patterns[op, entry.device] = patterns[op], entry
+            else:
+                self._exact[op, entry.device] = entry
+
+    def find(self, *names: str, device: str | None = None) -> Entry | None:
+        """The function for the first of an op's spellings that has one, by name, else by pattern."""
+        found = next((entry for name in names if (entry := self.exactly(name, device)) is not None), None)
+        if found is None and self._patterns:
+            found = next((entry for name in names for _, entry in self.matching(name, device)), None)
+        return self.took(found)
+
+    def exactly(self, name: str, device: str | None = None) -> Entry | None:
+        """The function that is registered for a name: one for that device, else one for all."""
+        return self._exact.get((name, device)) or self._exact.get((name, None))
+
+    def matching(self, name: str, device: str | None = None) -> list[tuple[str, Entry]]:
+        """(pattern, function) of each pattern that a name matches, in the order of registration."""
+        return [
+            (op, entry)
+            for (op, on), (pattern, entry) in self._patterns.items()
+            if on in (device, None) and pattern.match(name)
+        ]
+
+    def took(self, entry: Entry | None) -> Entry | None:
+        """The same, from now on known to be used."""
+        if entry is not None:
+            self._used.add(id(entry))
+        return entry
+
+    def unused(self) -> list[Entry]:
+        """Those that nobody has asked for."""
+        return [entry for entry in self if id(entry) not in self._used]
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._exact.clear()
+        self._patterns.clear()
+        self._used.clear()
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Each registration once, in order."""
+        both = [*self._exact.values(), *(entry for _, entry in self._patterns.values())]
+        return iter({id(entry): entry for entry in both}.values())
+
+    def __bool__(self) -> bool:
+        return bool(self._exact or self._patterns)
+
+    def _at(self, key: Key) -> Entry | None:
+        pattern = self._patterns.get(key)
+        return self._exact.get(key) or (pattern[1] if pattern else None)

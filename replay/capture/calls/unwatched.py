@@ -1,0 +1,163 @@
+"""Calls as they are while no dispatch mode watches and no tensor is fake: torch's C++ then takes another way.
+
+ATen asks `isTensorSubclassLike` (aten/src/ATen/TensorSubclassLikeUtils.h), which is true of every tensor while a mode
+watches: `reshape` then views instead of aliasing, `linear` and attention add out of place, `one_hot` compares instead
+of scattering, and formulas of autograd write to copies. The plan is to hold what runs without one, on every device.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from opreplay.replay.ir.captured import LikeDevice
+
+_internal: Any = import_module("torch._C")
+_aten: Any = torch.ops.aten
+_COMPOSED = "CompositeImplicitAutograd"
+_RESHAPING, _ADDING = ("reshape", "flatten.using_ints"), ("linear", "_scaled_dot_product_attention_math")
+_ONE_HOT = "one_hot"
+_VIEW, _ADD, _NEW_ZEROS = _aten.view.default, _aten.add.Tensor, _aten.new_zeros.default
+_LOOK = _aten._local_scalar_dense.default
+_LOOKS_AT_FAKE = "one_hot of a fake tensor"
+_WRITES: dict[Any, Any] = {
+    _aten.index_put.default: _aten._index_put_impl_.default,
+    _aten.scatter.src: _aten.scatter_.src,
+    _aten.scatter.value: _aten.scatter_.value,
+    _aten.scatter_add.default: _aten.scatter_add_.default,
+    _aten.index_add.default: _aten.index_add_.default,
+    _aten.index_fill.int_Scalar: _aten.index_fill_.int_Scalar,
+    _aten.index_fill.int_Tensor: _aten.index_fill_.int_Tensor,
+    _aten.put.default: _aten.put_.default,
+}
+"""What a formula of autograd (torch/csrc/autograd/FunctionsManual.cpp) does in place, to a tensor of its own."""
+_COPYING = ("ScatterReduceBackward", "IndexReduceBackward")
+"""Nodes whose formulas write to copies all the same."""
+_CROSS_ENTROPY: dict[Any, Any] = {_aten.sub.Tensor: _aten.sub_.Tensor, _aten.mul.Tensor: _aten.mul_.Tensor}
+"""What the formula of `binary_cross_entropy_with_logits` takes in place beside."""
+_SELECTING = (
+    *("MaxBackward", "MinBackward", "MedianBackward", "NanmedianBackward", "KthvalueBackward", "ModeBackward"),
+    *("SortBackward", "TopkBackward"),
+)
+"""Nodes of `value_selecting_reduction_backward`, which makes its zeros itself."""
+
+_FORMULAS = frozenset({_NEW_ZEROS, *_WRITES, *_CROSS_ENTROPY})
+
+Call = tuple[Any, Sequence[Any], dict[str, Any]]
+"""(overload, arguments, named ones)."""
+
+
+class Unwatched:
+    """Knows which composed op's kernel runs, and what its calls are where nobody watches."""
+
+    def __init__(self, wraps: Callable[[type], bool], *, fake: bool, device: LikeDevice) -> None:
+        """`wraps`: whether tensors of a type run calls of their own; for these torch takes the other way for good.
+
+        `fake`: whether calls run on fake tensors. `device` is the one whose way is taken.
+        """
+        self._wraps, self._fake, self._device = wraps, fake, device
+        self._inside: list[str] = []
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Stand around the kernels of the composed ops in question, also where C++ calls them. Per process.
+
+        Needs `torch.library.get_kernel` (torch 2.10); before it calls are recorded as a mode sees them.
+        """
+        get_kernel = getattr(torch.library, "get_kernel", None)
+        if get_kernel is None:
+            yield
+            return
+        library: Any = torch.library.Library("aten", "IMPL")
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="[\\s\\S]*verriding a previously registered kernel")
+                for name in (*_RESHAPING, *_ADDING, _ONE_HOT):
+                    kernel = get_kernel(f"aten::{name}", "AutogradCPU")
+                    library.impl(name, self._around(name, kernel), _COMPOSED)
+            yield
+        finally:
+            library._destroy()
+
+    def call(self, func: Any, args: Sequence[Any], named: dict[str, Any], is_own: Callable[[Any], bool]) -> Call:
+        """What a call is where nobody watches. `is_own`: whether the node of autograd that runs made a tensor."""
+        inside = self._inside[-1] if self._inside else ""
+        if func is _VIEW and inside in _RESHAPING and not args[0].is_contiguous():
+            made = func(*args, **named)
+            return _aten._reshape_alias.default, (args[0], list(made.shape), list(made.stride())), {}
+        if func is _ADD and inside in _ADDING:
+            return _aten.add_.Tensor, args, named
+        if func in _FORMULAS and not torch.is_grad_enabled() and (node := _formula()) is not None:
+            if func is _NEW_ZEROS:
+                return _zeros(args) if node.startswith(_SELECTING) and not named else (func, args, named)
+            taken = _CROSS_ENTROPY if node.startswith("BinaryCrossEntropyWithLogits") else _WRITES
+            scales = func is _aten.mul.Tensor and is_own(args[1])  # of its own by its own, which is no gradient
+            if func in taken and not node.startswith(_COPYING) and not scales and is_own(args[0]):
+                unsafe = {"unsafe": True} if func is _aten.index_put.default else {}
+                return taken[func], args, {**named, **unsafe}
+        return func, args, named
+
+    def run_of(self, func: Any) -> Any:
+        """What runs a call: the op, but where a fake tensor is asked for a value that plays no part."""
+        looks = func is _LOOK and self._inside and self._inside[-1] == _LOOKS_AT_FAKE
+        return _any_value if looks else func
+
+    def _around(self, name: str, kernel: Any) -> Callable[..., Any]:
+        keys = _internal.DispatchKeySet(_internal.DispatchKey.CPU)  # kernels of composed ops ask for none
+
+        def called(*args: Any, **named: Any) -> Any:
+            tensors = [one for one in pytree.tree_leaves((args, named)) if isinstance(one, torch.Tensor)]
+            wrapped = any(self._wraps(type(one)) for one in tensors)
+            if name == _ONE_HOT and not wrapped and self._fake and args[1:] and args[1] > 0:
+                with self._being(_LOOKS_AT_FAKE):
+                    return _one_hot(tensors[0], args[1], looks=self._device == "cpu")
+            with self._being("" if wrapped else name):
+                return kernel.call_boxed(keys, *args, **named)
+
+        return called
+
+    @contextmanager
+    def _being(self, name: str) -> Iterator[None]:
+        self._inside.append(name)
+        try:
+            yield
+        finally:
+            self._inside.pop()
+
+
+def _any_value(_: torch.Tensor) -> int:
+    return 0
+
+
+def _one_hot(index: torch.Tensor, classes: int, *, looks: bool) -> torch.Tensor:
+    """As aten/src/ATen/native/Onehot.cpp has it for tensors that hold values; on a CPU it looks at them.
+
+    What is looked at there decides nothing but an error: a fake index is a valid one.
+    """
+    if index.numel() and looks:
+        low, high = torch.aminmax(index)
+        _LOOK(low)
+        _LOOK(high)
+    made = _aten.zeros.default((*index.shape, classes), dtype=index.dtype, layout=index.layout, device=index.device)
+    return made.scatter_(-1, index.unsqueeze(-1), 1) if index.numel() else made
+
+
+def _zeros(args: Sequence[Any]) -> Call:
+    of: torch.Tensor = args[0]
+    return _aten.zeros.default, (args[1],), {"dtype": of.dtype, "layout": of.layout, "device": of.device}
+
+
+def _formula() -> str | None:
+    """Name of the node of autograd that runs, where its formula is torch's own; a user's says what it means."""
+    if _internal._current_graph_task_id() == -1:
+        return None
+    node: Any = _internal._current_autograd_node()
+    if node is None or isinstance(node, torch.autograd.function.BackwardCFunction):
+        return None
+    return str(node.name())

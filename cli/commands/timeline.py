@@ -16,6 +16,7 @@ from opreplay.cli.options.shared import (
     format_option,
     kernel_details_option,
     limit_option,
+    plugin_option,
 )
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     metavar="RESULTS.jsonl",
     help="Also time a step of the CPU with what `run --output` measured for its ops.",
 )
+@plugin_option
 @click.option("--output", "-o", metavar="FILE.html", help="Also write it as one HTML page that works offline.")
 @format_option("table", "json")
 @force_option
@@ -91,6 +93,7 @@ def command(
     host_scale: float,
     timeline_file: str | None,
     measured: str | None,
+    plugin: tuple[str, ...],
     output: str | None,
     format_: str,
     force: bool,
@@ -105,6 +108,7 @@ def command(
 
     from opreplay.cli.opening import open_trace
     from opreplay.cli.pages import check_page, write_page
+    from opreplay.cli.setup import tell_unused, use_plugins
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.simulate.devices import load_socs
     from opreplay.replay.report.page import of_timeline
@@ -118,12 +122,14 @@ def command(
     page = check_page(output, force=force)
     if timeline_file is not None:
         _check_timeline(Path(timeline_file), force=force)
-    devices = list(load_socs(soc, cluster).values())
+    use_plugins(plugin)
+    socs = load_socs(soc, cluster)
+    devices = list(socs.values())
     if ranks:
-        single = {"--measured": measured, "--output": output, "--kernel-details": kernel_details}
+        single = {"--measured": measured, "--kernel-details": kernel_details}
         if refused := [name for name, value in single.items() if value is not None]:
             raise UsageError(f"{refused[0]} is for one trace, not with --ranks")
-        return _of_ranks(traces, step, what_if, devices, host_scale, timeline_file, format_, force, limit)
+        return _of_ranks(traces, step, what_if, devices, host_scale, timeline_file, page, format_, force, limit)
     read = open_trace(first, limit, kernel_details=kernel_details, activity=True)
     plan, contents = _planned(read, devices)
     times = None
@@ -152,6 +158,8 @@ def command(
     else:
         console.show_line(view.head_line(study.timeline))
         console.show_fitted(partial(view.render, study.timeline))
+    if plan is not None:
+        tell_unused(socs, plan.ops)
     return _code(study.timeline.what_if)
 
 
@@ -162,6 +170,7 @@ def _of_ranks(
     devices: list[DeviceProfile],
     host_scale: float,
     timeline_file: str | None,
+    page: Path | None,
     format_: str,
     force: bool,
     limit: tuple[tuple[str, str], ...],
@@ -170,8 +179,10 @@ def _of_ranks(
     from functools import partial
 
     from opreplay.cli.opening import open_trace
+    from opreplay.cli.pages import write_page
     from opreplay.cli.terminal import console
     from opreplay.replay.batch.rank_traces import open_ranks
+    from opreplay.replay.report.page import of_ranks
     from opreplay.replay.report.step import ranks as view
     from opreplay.replay.timeline.job.study import job_timeline
 
@@ -184,6 +195,7 @@ def _of_ranks(
     study = job_timeline(
         found, step=step, what_if=what_if, devices=devices, plans=plans, contents=contents, host_scale=host_scale
     )
+    write_page(page, partial(of_ranks.page, study), force=force)
     if timeline_file is not None:
         from opreplay.replay.report.step.tracks import rank_processes
 

@@ -44,13 +44,14 @@ def command(
     from opreplay.cli.outputs import check_writable
     from opreplay.cli.terminal import console
     from opreplay.cli.terminal.progress import ReadProgress
-    from opreplay.replay.plan.inputs import the_one_path
+    from opreplay.replay.plan.inputs import refuse_plan, the_one_path
     from opreplay.traces.errors import UsageError
     from opreplay.traces.trim import Wanted, op_spans, step_span, trim
 
     if (step is not None) + (between is not None) + bool(op_filter) != 1:
         raise UsageError("give one of --step, --between and --op-filter", hint="For example --step 12.")
     path, limits = the_one_path(trace), parse_limits(limit)
+    refuse_plan(path)
     if path == "-":
         raise UsageError("trim reads the file more than once", hint="Save it first.")
     check_writable(Path(output), force=force)

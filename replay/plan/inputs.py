@@ -169,6 +169,7 @@ def open_trace(
     from opreplay.traces.joins.kernel_details import join_kernel_details, with_table_beside
 
     path = the_one_path(text)
+    refuse_plan(path)
     trace = _read(path, limits, progress, ids=execution_trace is not None, activity=activity)
     if execution_trace is not None:
         trace = join_shapes(trace, _read(the_one_path(execution_trace), limits, progress, ids=True))
@@ -176,6 +177,16 @@ def open_trace(
     if capture is None:
         return with_captures_beside(trace, limits or Limits())
     return with_captures(trace, capture_files(capture), limits or Limits())
+
+
+def refuse_plan(path: str) -> None:
+    """Raises UsageError for a plan, captured or written, where only a trace says when things ran."""
+    if kind_of_file(path) == "plan":
+        raise UsageError(
+            f"{path} is a plan: it says what is called, not when it ran",
+            hint=f"`opreplay simulate {path} --soc 910b3` predicts its ops and adds them up, and says whether a "
+            "captured step fits the memory; `opreplay run` measures them.",
+        )
 
 
 def _read(

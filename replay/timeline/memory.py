@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Sequence
+from math import gcd
 from typing import Literal
 
 import msgspec
 import numpy as np
 
+from opreplay.replay.arguments.shrink.pools import TABLES, pools_of
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
-from opreplay.replay.ir.sizes import tensor_bytes
+from opreplay.replay.ir.sizes import readable, tensor_bytes
 from opreplay.replay.plan.step.lifetimes import lifetimes, makes_no_memory
 from opreplay.replay.plan.step.linking import NO_VIEWS, PRODUCTS, Linked, Value, link, results_of, tensors_of
 from opreplay.replay.timeline.graph.steps import Step
@@ -26,6 +28,12 @@ from opreplay.traces.links.parents import innermost_at
 MOST_OPS = 20
 BEFORE = "(allocated before the step)"
 OUTSIDE = "(parameters and inputs)"
+BLOCK_BYTES = 512
+_NOT_INFERRED = (
+    "not counted: workspaces of libraries, contexts, what the framework's allocator keeps in reserve; where Python "
+    "keeps results beyond their last use (KV caches, outputs) the peak lies towards what all results together take"
+)
+_NOT_RECORDED = "not counted: what the framework's allocator keeps in reserve, and contexts of libraries"
 
 
 class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +49,11 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     low_bytes: int | None = None
     """Where inferred: the peak if parameters that may be one tensor are, and what else no call made is gone after its
     use. `peak_bytes` counts each use of a tensor that no call made as one of its own, alive all the time."""
+    high_bytes: int | None = None
+    """Where inferred: the peak if nothing that the step makes is freed before it ends, as what Python keeps is not:
+    KV caches, outputs, saved activations that no recorded call reads."""
+    pool_bytes: int = 0
+    """Of the peak: KV caches that a serving engine made as large as its device had room for, each once."""
     peak_at_us: float | None
     """After the step's start; None where inferred."""
     end_bytes: int
@@ -49,11 +62,15 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     """What is live at the peak by the op that allocated it, largest first."""
     fits: dict[str, bool]
     """Simulated device → whether the peak fits its memory; what the framework keeps in reserve is not counted."""
+    verdicts: dict[str, str] = {}
+    """The same in words, with what it hangs on: where only a part of the range fits, or all but a pool."""
     notes: tuple[str, ...] = ()
 
 
-def memory_of(trace: Trace, step: Step, devices: Sequence[DeviceProfile]) -> MemoryUse | None:
-    """Memory over a step; None where the trace records no allocations in it."""
+def memory_of(
+    trace: Trace, step: Step, devices: Sequence[DeviceProfile], plan: ReplayPlan | None = None
+) -> MemoryUse | None:
+    """Memory over a step; None where the trace records no allocations in it. The `plan` tells of pools."""
     assert trace.activity is not None
     table = trace.activity.memory
     inside = (table.time_ns >= step.start_ns) & (table.time_ns < step.end_ns)
@@ -73,6 +90,8 @@ def memory_of(trace: Trace, step: Step, devices: Sequence[DeviceProfile]) -> Mem
     before = int(live[peak]) - sum(by_op.values())
     if before > 0:
         by_op[BEFORE] = before
+    told_of = None if plan is None else inferred_memory(plan, (), on_device=on_device)
+    pool = 0 if told_of is None else min(int(live[peak]), told_of.pool_bytes)
     return MemoryUse(
         on_device=on_device,
         begin_bytes=int(live[0] - change[0]),
@@ -81,7 +100,13 @@ def memory_of(trace: Trace, step: Step, devices: Sequence[DeviceProfile]) -> Mem
         end_bytes=int(live[-1]),
         allocations=int((change > 0).sum()),
         at_peak_by_op=dict(sorted(by_op.items(), key=lambda item: -item[1])[:MOST_OPS]),
+        pool_bytes=pool,
         fits={device.name: int(live[peak]) <= device.hbm_bytes for device in devices},
+        verdicts={
+            device.name: _verdict(device.hbm_bytes, int(live[peak]), int(live[peak]), int(live[peak]), pool)
+            for device in devices
+        },
+        notes=(_NOT_RECORDED,) if devices else (),
     )
 
 
@@ -96,8 +121,8 @@ def inferred_memory(plan: ReplayPlan, devices: Sequence[DeviceProfile], *, on_de
     kept = [at for at, index in enumerate(sequence.calls) if sequence.ids[index] in place]
     calls = [place[sequence.ids[sequence.calls[at]]] for at in kept]
     linked = link(ops, calls, memories=[sequence.memories[at] for at in kept] if sequence.memories else (), gaps=True)
-    made = [[0 if meta is None else tensor_bytes(meta) for meta in results_of(op)] for op in ops]
-    given = [[0 if meta is None else tensor_bytes(meta) for _, _, meta in tensors_of(op)] for op in ops]
+    made = [[0 if meta is None else _block(tensor_bytes(meta)) for meta in results_of(op)] for op in ops]
+    given = [[0 if meta is None else _block(tensor_bytes(meta)) for _, _, meta in tensors_of(op)] for op in ops]
     aliases = [makes_no_memory(op) for op in ops]
     owned = lifetimes(ops, linked)
     root, until = owned.within, owned.until
@@ -115,27 +140,65 @@ def inferred_memory(plan: ReplayPlan, devices: Sequence[DeviceProfile], *, on_de
         low = max(low, live + sum(passing[number] for number in numbers))
         for value in ends[at]:
             live -= made[calls[value.call]][value.output]
-    outside = sum(given[one.op][one.argument] for one in linked.outside)
-    least = _least_outside(ops, linked, passing)
+    pools = {
+        number
+        for number, one in enumerate(linked.outside)
+        if tensors_of(ops[one.op])[one.argument][0] in _caches(ops[one.op])
+    }
+    everything = set(range(len(linked.outside)))
+    pool = _least_outside(ops, linked, everything - pools)
+    outside = pool + sum(given[linked.outside[n].op][linked.outside[n].argument] for n in everything - pools)
+    least = pool + _least_outside(ops, linked, pools | passing.keys(), repeated=True)
+    high = outside + sum(made[calls[value.call]][value.output] for value in until)
+    lowest, most = min(low + least, peak + outside), peak + outside
     by_op: defaultdict[str, int] = defaultdict(int)
     for value in (v for v, last in until.items() if v.call <= peak_at <= last):
         by_op[ops[calls[value.call]].name] += made[calls[value.call]][value.output]
     by_op[OUTSIDE] = outside
     unknown = sum(not made[index] and not aliases[index] for index in calls)
     notes = [f"the results of {unknown} of {len(calls)} calls are not known: they count as nothing"] if unknown else []
+    notes.append(_NOT_INFERRED)
     return MemoryUse(
         source="inferred",
         on_device=on_device,
         begin_bytes=outside,
-        peak_bytes=peak + outside,
-        low_bytes=min(low + least, peak + outside),
+        peak_bytes=most,
+        low_bytes=lowest,
+        high_bytes=max(high, most),
+        pool_bytes=pool,
         peak_at_us=None,
         end_bytes=live + outside,
         allocations=sum(value == own for value, own in root.items()),
         at_peak_by_op=dict(sorted(by_op.items(), key=lambda item: -item[1])[:MOST_OPS]),
-        fits={device.name: peak + outside <= device.hbm_bytes for device in devices},
+        fits={device.name: most <= device.hbm_bytes for device in devices},
+        verdicts={device.name: _verdict(device.hbm_bytes, lowest, most, max(high, most), pool) for device in devices},
         notes=tuple(notes),
     )
+
+
+def _verdict(room: float, low: int, peak: int, high: int, pool: int) -> str:
+    """Whether a range of bytes fits, and what that hangs on."""
+    if high <= room:
+        return "fits"
+    if peak <= room:
+        return "fits if results are freed after their last use"
+    if low <= room:
+        return "may fit"
+    if pool and low - pool <= room:
+        return (
+            f"does NOT fit with KV caches of {readable(pool)}, which an engine sizes to fill its device; the rest does"
+        )
+    return "does NOT fit"
+
+
+def _caches(op: ReplayOp) -> set[str]:
+    """Arguments that are pools of a serving engine: caches in blocks, no tables of a model."""
+    return set() if op.name in TABLES else set(pools_of(op))
+
+
+def _block(size: int) -> int:
+    """What the caching allocator of an accelerator takes for so many bytes: 512 at a time (kMinBlockSize)."""
+    return -(-size // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def _passing(ops: Sequence[ReplayOp], linked: Linked) -> dict[int, int]:
@@ -152,19 +215,21 @@ def _passing(ops: Sequence[ReplayOp], linked: Linked) -> dict[int, int]:
     return out
 
 
-def _least_outside(ops: Sequence[ReplayOp], linked: Linked, passing: Container[int]) -> int:
+def _least_outside(ops: Sequence[ReplayOp], linked: Linked, left_out: Container[int], *, repeated: bool = False) -> int:
     """Bytes of tensors from outside if those of one shape and dtype are the same wherever they can be.
 
     As many of each are needed as the calls of one op take: a layer's weight is used forward, backward and by the
-    optimizer, and the layers of one size have weights of their own.
+    optimizer, and the layers of one size have weights of their own. `repeated`: where all weights are needed a
+    multiple of n times, that is taken for n passes through one model, as in a step that decodes several tokens.
     """
     count: defaultdict[tuple[tuple[tuple[int, ...], str], int], int] = defaultdict(int)
     size: dict[tuple[tuple[int, ...], str], int] = {}
+    named: set[tuple[tuple[int, ...], str]] = set()
     known: set[int] = set()
     total = 0
     for number, one in enumerate(linked.outside):
-        meta = tensors_of(ops[one.op])[one.argument][2]
-        if meta is None or number in passing:
+        name, _, meta = tensors_of(ops[one.op])[one.argument]
+        if meta is None or number in left_out:
             continue
         if one.memory >= 0:
             total += tensor_bytes(meta) if one.memory not in known else 0
@@ -172,11 +237,14 @@ def _least_outside(ops: Sequence[ReplayOp], linked: Linked, passing: Container[i
             continue
         key = meta.shape, meta.dtype
         size[key] = tensor_bytes(meta)
+        if name in NO_VIEWS:
+            named.add(key)
         count[key, one.op] += 1
     most: defaultdict[tuple[tuple[int, ...], str], int] = defaultdict(int)
     for (key, _), n in count.items():
         most[key] = max(most[key], n)
-    return total + sum(n * size[key] for key, n in most.items())
+    passes = max(1, gcd(*(most[key] for key in named))) if repeated else 1
+    return total + sum(n * size[key] for key, n in most.items()) // passes
 
 
 def _live_by_op(trace: Trace, rows: np.ndarray) -> dict[str, int]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from opreplay.replay.ascend.custom.estimators import has_own_cost
 from opreplay.replay.ascend.lowering import lower
 from opreplay.replay.ir.labels import is_collective
 from opreplay.replay.ir.model import ReplayOp
@@ -54,7 +55,7 @@ def offloaded(trace: Trace, ops: Mapping[str, ReplayOp]) -> tuple[Trace, Floats]
     planned = [ops.get(signature_id(one)) for one in trace.signatures]
     leaves = np.array(
         [
-            one is not None and not is_collective(signature) and bool(lower(one).kernels)
+            one is not None and not is_collective(signature) and (has_own_cost(one) or bool(lower(one).kernels))
             for signature, one in zip(trace.signatures, planned, strict=True)
         ],
         bool,

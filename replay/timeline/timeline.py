@@ -160,7 +160,7 @@ def timeline(
     typical = relative(retimed(graph, lags_us=typical_lags(graph)).step_us, graph.recorded_us)
     simulated = _on_devices(trace, graph, names, devices, plan, contents, max(abs(error), abs(typical)), host_scale)
     with_times = None if measured is None else with_measured(names, graph, measured)
-    memory = memory_of(trace, chosen, devices)
+    memory = memory_of(trace, chosen, devices, plan)
     if memory is None and plan is not None:
         memory = inferred_memory(plan, devices, on_device=graph.on_device)
     timed = None if with_times is None else with_times.edited.schedule()

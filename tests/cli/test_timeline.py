@@ -179,3 +179,28 @@ def test_tables_of_changes_and_ranks_are_whole_on_narrow_terminals(
         table = shown.stdout[shown.stdout.index("what if") :].partition("\n\n")[0]
         first = [line.partition("  ")[0] for line in table.splitlines()[2:]]
         assert change in "".join(part.strip() for part in first)
+
+
+def test_a_plan_has_no_times_and_the_error_says_what_takes_it(tmp_path: Path) -> None:
+    plan = tmp_path / "step.plan.json"
+    plan.write_text('{"schema_version": 5, "source": "m.py:make", "ops": []}')
+    for command in (
+        ["timeline"],
+        ["timeline", "--soc", "910b3"],
+        ["trim", "--step", "1", "--output", str(tmp_path / "o.json")],
+    ):
+        done = CliRunner().invoke(opreplay, [command[0], str(plan), *command[1:]])
+        assert done.exit_code == 2
+        assert "not when it ran" in done.stderr
+        assert "opreplay simulate" in done.stderr
+
+
+def test_ranks_have_a_page(tmp_path: Path) -> None:
+    sample = Path("traces/samples").absolute()
+    page = tmp_path / "ranks.html"
+    done = invoke("--ranks", *(str(sample / f"ddp_step_rank{rank}.json.gz") for rank in (0, 1)), "--output", str(page))
+    assert done.exit_code == 0, done.stderr
+    text = page.read_text()
+    assert "Critical path across ranks" in text
+    assert "ddp_step_rank1.json.gz" in text
+    assert text.count("all_reduce") >= 2

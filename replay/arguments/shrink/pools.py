@@ -81,7 +81,7 @@ def with_smaller_pools(op: ReplayOp, limit_bytes: int) -> tuple[ReplayOp, tuple[
     All pools of a call keep the same number of rows. There are at least as many as the call names at once (for caches:
     as it has sequences; the initializer says how often a block is used when tables name more).
     """
-    pools = _pools(op)
+    pools = pools_of(op)
     if not pools:
         return op, ()
     rows = min(_meta(op, name).shape[dim] for name, dim in pools.items())
@@ -98,7 +98,7 @@ def with_smaller_pools(op: ReplayOp, limit_bytes: int) -> tuple[ReplayOp, tuple[
     return _cut(op, pools, low), notes
 
 
-def _pools(op: ReplayOp) -> dict[str, int]:
+def pools_of(op: ReplayOp) -> dict[str, int]:
     """Name of each pool → the dimension that counts its rows."""
     tensors = {arg.name: arg.tensors[0] for arg in op.args if arg.type == "Tensor" and arg.tensors}
     table = TABLES.get(op.name)

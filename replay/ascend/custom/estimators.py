@@ -130,6 +130,14 @@ def estimate(op: ReplayOp, device: DeviceProfile) -> tuple[float, str] | None:
     return float(seconds) * 1e6, entry.shown
 
 
+def has_own_cost(op: ReplayOp) -> bool:
+    """Whether a user registered what the op costs on any device: an estimator, properties, or a tile program."""
+    if "::" not in op.name or (op.reason is not None and not op.args):
+        return False
+    registered = {name for kind in (ESTIMATORS, OpInvokeInfo.properties, PROGRAMS) for name, *_ in kind}
+    return not registered.isdisjoint({op_name(op.name), op_name(op.called)})
+
+
 def _is_amount(value: Any, most: float) -> bool:
     """Whether a user's value is a number from 0 to `most`; numpy's are numbers too, booleans are not."""
     if isinstance(value, bool) or not isinstance(value, Real):

@@ -105,6 +105,12 @@ def _times(
         return _simulated(operand, which, select, level, simulate)
     made = times_of_trace(operand, select, level=level) if isinstance(operand, Trace) else times_of_plan(operand)
     if not any(op.us for op in made.ops):
+        if isinstance(operand, ReplayPlan) and operand.capture is not None:
+            raise UsageError(
+                f"{made.source} was captured: it holds no times",
+                hint="Compare results of it: `opreplay run PLAN --output A.jsonl`; with --soc also its predictions "
+                "(--times simulated).",
+            )
         raise UsageError(f"{made.source} holds no times", hint="An ExecutionTrace says what ran, not how long.")
     return made
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from opreplay.replay.report.page.model import Cell, Column, Lane, Page, Stretch, Strip, Table
 from opreplay.replay.report.page.parts import bars_by_name, count_cell, numbers, time_cell
-from opreplay.replay.report.step.text import CATEGORY_ROWS, head_line, note_lines
+from opreplay.replay.report.step.text import CATEGORY_ROWS, head_line, memory_text, note_lines
 from opreplay.replay.report.step.tracks import Process, processes
 from opreplay.replay.report.text import plural, time_text
 from opreplay.replay.timeline.graph.model import HOST, NODE_KINDS, StepGraph
@@ -41,12 +41,21 @@ def page(study: Study, command: str) -> Page:
                 (name, f"{time_text(one.step_us)}, 80 % band {time_text(one.low_us)} to {time_text(one.high_us)}")
                 for name, one in found.socs.items()
             ),
+            *((("memory", memory_text(found.memory)),) if found.memory is not None else ()),
             *(
-                (f"what if {one.change}", f"{time_text(one.step_us)}, gains {time_text(one.gain_us)}")
+                (("with measured ops", time_text(found.measured_step_us)),)
+                if found.measured_step_us is not None
+                else ()
+            ),
+            *(
+                (
+                    f"what if {one.change}",
+                    f"{time_text(one.step_us)}, gains {time_text(one.gain_us)}" if one.matched else "matches nothing",
+                )
                 for one in found.what_if
             ),
         ),
-        strips=tuple(Strip(title=one.title, until_us=until, lanes=_lanes(one)) for one in made_of),
+        strips=tuple(Strip(title=one.title, until_us=until, lanes=lanes(one)) for one in made_of),
         bars=(
             bars_by_name("What the device did", by_category),
             bars_by_name("Work of the device by op", work, "times of ops, which may overlap"),
@@ -81,7 +90,7 @@ def _work(one: Process) -> dict[str, float]:
     return dict(out)
 
 
-def _lanes(one: Process) -> tuple[Lane, ...]:
+def lanes(one: Process) -> tuple[Lane, ...]:
     """The busiest lanes; of host threads the time in ops, of streams their tasks."""
     graph, nodes = one.graph, one.graph.nodes
     spent = np.bincount(nodes.lane, weights=one.end_us - one.start_us, minlength=len(graph.lanes))

@@ -120,7 +120,7 @@ def _collectives(found: JobTimeline, room: int, width: int) -> Table:
             "last": f"rank {one.late_rank}" if one.late_us > 0.0 else DASH,
         }
         table.add_row(
-            Text(safe(middle(_name(one), min(room, max(12, width - 44))))),
+            Text(safe(middle(collective_name(one), min(room, max(12, width - 44))))),
             *(cell for title, cell in cells.items() if width >= least[title]),
         )
     rest = order[COLLECTIVES_SHOWN:]
@@ -133,7 +133,7 @@ def _collectives(found: JobTimeline, room: int, width: int) -> Table:
     return table
 
 
-def _name(one: StepCollective) -> str:
+def collective_name(one: StepCollective) -> str:
     number = f" #{one.sequence}" if one.sequence is not None else ""
     return f"{one.kind}{number}" + (f" in group {one.group}" if one.group is not None else "")
 

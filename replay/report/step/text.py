@@ -15,6 +15,7 @@ from opreplay.replay.report.columns import plain_table
 from opreplay.replay.report.text import DASH, middle, plural, ratio_text, safe, share_text, time_text
 from opreplay.replay.timeline.categories import Categories
 from opreplay.replay.timeline.job.values import JobChange
+from opreplay.replay.timeline.memory import MemoryUse
 from opreplay.replay.timeline.timeline import Timeline, WhatIf
 
 PATH_SHOWN = 12
@@ -93,14 +94,7 @@ def _head(found: Timeline) -> Table:
         grid.add_row("step", Text(safe(middle(step.name, NAME_WIDTH)) + chosen))
     grid.add_row("host range", Text(time_text(step.host_us)))
     if found.memory is not None:
-        memory = found.memory
-        where = "device" if memory.on_device else "host"
-        at = "" if memory.peak_at_us is None else f", {time_text(memory.peak_at_us)} into the step"
-        text = f"{readable(memory.peak_bytes)} on the {where} at most{at}"
-        if memory.low_bytes is not None:
-            text = f"{readable(memory.low_bytes)} to {readable(memory.peak_bytes)} (inferred from lifetimes, roughly)"
-        text += "".join(f"; {'fits' if fits else 'does NOT fit'} {safe(soc)}" for soc, fits in memory.fits.items())
-        grid.add_row("memory", Text(text))
+        grid.add_row("memory", Text(memory_text(found.memory)))
     if found.measured_step_us is not None:
         ratio = ratio_text(found.measured_step_us, found.recorded_step_us)
         text = f"{time_text(found.measured_step_us)} with {plural(found.measured_ops, 'call')} as measured, {ratio}"
@@ -109,6 +103,19 @@ def _head(found: Timeline) -> Table:
     told, guessed = sum(e.recorded for e in edges), sum(e.inferred for e in edges)
     grid.add_row("dependencies", Text(f"{told:,} recorded, {guessed:,} inferred from times"))
     return grid
+
+
+def memory_text(memory: MemoryUse) -> str:
+    """The peak, or the range it lies in, and whether it fits each simulated device."""
+    where = "device" if memory.on_device else "host"
+    if memory.low_bytes is None:
+        at = "" if memory.peak_at_us is None else f", {time_text(memory.peak_at_us)} into the step"
+        text = f"{readable(memory.peak_bytes)} on the {where} at most{at}"
+    else:
+        text = f"{readable(memory.low_bytes)} to {readable(memory.peak_bytes)} by lifetimes"
+    if memory.high_bytes is not None:
+        text += f", {readable(memory.high_bytes)} if nothing is freed (inferred)"
+    return text + "".join(f"; {safe(soc)}: {verdict}" for soc, verdict in memory.verdicts.items())
 
 
 def _categories(found: Timeline, width: int) -> Table:

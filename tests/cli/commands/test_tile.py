@@ -182,3 +182,37 @@ def test_a_file_without_kernels_is_refused(tmp_path: Path) -> None:
     done = run(empty)
     assert done.exit_code == 2
     assert "defines no kernel" in done.stderr
+
+
+def test_a_registered_program_is_the_cost_of_its_op_in_a_timeline(tmp_path: Path) -> None:
+    mine = tmp_path / "mm.py"
+    mine.write_text(
+        """
+from opreplay import tile
+
+@tile.kernel("aten::mm")
+def mm(a, b, c: tile.Out, *, bm=32, bn=32, bk=128):
+    for m, n in tile.grid(c.shape, (bm, bn)):
+        acc = None
+        for k in tile.steps(a.shape[1], bk):
+            acc = tile.matmul(tile.load(a[m, k], to=tile.L1), tile.load(b[k, n], to=tile.L1), acc)
+        tile.store(c[m, n], acc)
+"""
+    )
+    sizes = {"Input Dims": [[1024, 1024], [1024, 1024]], "Input type": ["float", "float"], "Concrete Inputs": ["", ""]}
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 0, "dur": 9000, "args": sizes}
+    trace = tmp_path / "t.json"
+    trace.write_text(json.dumps({"traceEvents": [event]}))
+    command = ["timeline", str(trace), "--soc", "910b3", "--format", "json"]
+    try:
+        without = CliRunner().invoke(opreplay, command)
+        with_it = CliRunner().invoke(opreplay, [*command, "--plugin", str(mine)])
+    finally:
+        forget_programs()
+        clear_registrations()
+        clear_estimators()
+    assert (without.exit_code, with_it.exit_code) == (0, 0), with_it.output
+    plain, own = (json.loads(one.stdout)["socs"]["910b3"]["by_family_us"] for one in (without, with_it))
+    assert "custom" not in plain
+    assert list(own) == ["custom"]
+    assert own["custom"] > 2 * sum(plain.values()), "its tiles are far too small, and the timeline says so"

@@ -12,7 +12,7 @@ from opreplay.replay.ascend.simulate.devices import load_socs
 from opreplay.replay.plan.inputs import open_trace, plan_of
 from opreplay.replay.plan.selection import Selection
 from opreplay.replay.timeline.graph.steps import chosen_step
-from opreplay.replay.timeline.memory import BEFORE, inferred_memory, memory_of
+from opreplay.replay.timeline.memory import BEFORE, _verdict, inferred_memory, memory_of
 from opreplay.replay.timeline.timeline import timeline
 from opreplay.traces import read_trace
 from tests.replay.timeline.machine import Machine
@@ -110,3 +110,36 @@ def test_inferred_memory_is_near_the_recorded_one(shared_traces: Path) -> None:
         assert told is not None
         assert made is not None
         assert 0.8 * told.peak_bytes < made.peak_bytes < 1.2 * told.peak_bytes
+
+
+def test_a_verdict_says_what_it_hangs_on() -> None:
+    gb = 1 << 30
+    assert _verdict(64 * gb, 1 * gb, 2 * gb, 3 * gb, 0) == "fits"
+    assert _verdict(64 * gb, 1 * gb, 2 * gb, 80 * gb, 0) == "fits if results are freed after their last use"
+    assert _verdict(64 * gb, 1 * gb, 70 * gb, 80 * gb, 0) == "may fit"
+    assert _verdict(64 * gb, 65 * gb, 70 * gb, 80 * gb, 0) == "does NOT fit"
+    assert _verdict(64 * gb, 65 * gb, 70 * gb, 80 * gb, 40 * gb).startswith("does NOT fit with KV caches of 4")
+
+
+def test_recorded_peaks_lie_below_what_is_told_if_nothing_is_freed(shared_traces: Path) -> None:
+    for name, at_most in (("h100_qwen1.5_0.5b", 1.6), ("h100_timesformer", 1.0), ("mi300_vllm_piecewise_capture", 1.0)):
+        trace = open_trace(str(shared_traces / f"{name}.json.gz"), activity=True)
+        plan = plan_of(trace, Selection(select="owner"), device="cpu", in_order=True)
+        told, made = memory_of(trace, chosen_step(trace), []), inferred_memory(plan, [], on_device=True)
+        assert told is not None
+        assert made is not None
+        assert made.high_bytes is not None
+        assert told.peak_bytes < at_most * made.peak_bytes
+        assert told.peak_bytes < made.high_bytes
+        assert 0.4 * made.peak_bytes < told.peak_bytes, "strided parts of results are no tensors of their own"
+
+
+def test_a_pool_that_an_engine_sized_to_its_device_is_told_apart(shared_traces: Path) -> None:
+    trace = open_trace(str(shared_traces / "mi300_vllm_piecewise_capture.json.gz"), activity=True)
+    plan = plan_of(trace, Selection(select="owner"), device="cpu", in_order=True)
+    devices = list(load_socs(("910b3",)).values())
+    for found in (memory_of(trace, chosen_step(trace), devices, plan), inferred_memory(plan, devices, on_device=True)):
+        assert found is not None
+        assert found.pool_bytes > 100e9
+        assert not found.fits["910b3"]
+        assert "which an engine sizes to fill its device" in found.verdicts["910b3"]

@@ -80,6 +80,8 @@ def signature(op: ReplayOp, spec: OpSpec) -> str:
 def _argument(arg: ReplayArg) -> str:
     if arg.type == "Tensor" and arg.value is None:
         return _tensor(arg.tensors[0] if arg.tensors else None)
+    if arg.type == "Tensor":
+        return _plain("Scalar", arg.value if not isinstance(arg.value, tuple) else None)  # a number of Python's
     if arg.tensors:
         return f"[{', '.join(map(_tensor, arg.tensors))}]"
     if isinstance(arg.value, tuple):

@@ -25,9 +25,11 @@ def collective_of(spec: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any], 
     Its `reduce_op` is "" for ops of c10d, whose reduction is a value that Python cannot read.
     """
     kind = kind_of(spec.name) if spec.name.partition("::")[0] in COLLECTIVE_NAMESPACES else None
+    if kind is None:  # `group` of native_group_norm is a number
+        return None
     values = {arg.name: value for arg, value in named_values(spec, args, kwargs)}
     group = next((_group(values[name]) for name in _GROUPS if values.get(name) is not None), None)
-    if kind is None or group is None:
+    if group is None:
         return None
     import torch.distributed as dist
 

@@ -273,3 +273,9 @@ def test_a_graph_may_leave_out_arguments_before_others() -> None:
     plan = capture_made(make, source="graph", via="export")
     assert "aten::scaled_dot_product_attention" in {op.name for op in plan.ops}
     assert check_made(make, plan).equal
+
+
+def test_an_argument_named_group_need_not_be_one_of_processes() -> None:
+    plan = capture_made(lambda: (nn.GroupNorm(2, 4), (torch.randn(2, 4, 3),)), source="norm")
+    (op,) = [op for op in plan.ops if op.name == "aten::native_group_norm"]
+    assert (op.collective, op.ranks, op.reason) == (None, None, None)

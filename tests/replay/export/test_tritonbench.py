@@ -52,6 +52,19 @@ def test_each_signature_is_a_call_that_the_op_takes(plan: ReplayPlan) -> None:
     assert called > 10
 
 
+def test_numbers_in_place_of_tensors_stay_numbers() -> None:
+    """As those that an optimizer scales by: torch makes a tensor of no dimension of them."""
+    net = torch.nn.Linear(4, 3)
+    plan = opreplay.capture(net, torch.ones(2, 4), optimizer=torch.optim.AdamW(net.parameters()), loss=torch.sum)
+    found = input_configs(plan)
+    assert "((T([3, 4], f32), 0.99999), {})" in found.ops["aten.mul_.Tensor"]
+    for name, signatures in found.ops.items():
+        namespace, op, overload = name.split(".")
+        for text in signatures if op != "_local_scalar_dense" else ():  # which needs a value
+            args, kwargs = evaluated(text)
+            getattr(getattr(getattr(torch.ops, namespace), op), overload)(*args, **kwargs)
+
+
 def test_counts_are_those_of_the_trace(plan: ReplayPlan) -> None:
     found = input_configs(plan)
     expected: Counter[str] = Counter()

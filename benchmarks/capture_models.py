@@ -1,6 +1,6 @@
 """Whether captured steps are the models: checked on real values, and held against profiles of the same steps.
 
-    python -m benchmarks.capture_models [--only MODEL ...] [--calls]
+    python -m benchmarks.capture_models [--only MODEL ...] [--calls] [--published]
 
 For each model of `small_models.py`, in eval and in a training step with SGD and with AdamW: the plan that fake tensors
 give is replayed on real values and every output, parameter and buffer compared (`opreplay capture --check`); and the
@@ -17,6 +17,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -186,9 +188,37 @@ def shown(op: ReplayOp | None) -> str:
     )[:160]
 
 
-def models() -> dict[str, Callable[[str], Callable[[], Any]]]:
-    """Name → (mode → make) of all models that can be had here."""
-    return {name: partial(small_models.step_of_model, name) for name in small_models.MODELS}
+PUBLISHED = {
+    "torchvision": (
+        ("resnet18", 64), ("densenet121", 64), ("mobilenet_v3_small", 64), ("shufflenet_v2_x0_5", 64), ("swin_t", 64),
+        ("convnext_tiny", 64),
+    ),
+    "timm": (
+        ("deit_tiny_patch16_224", 224), ("mobilevit_xxs", 64), ("ghostnet_050", 64), ("mixer_s32_224", 224),
+        ("resnest14d", 64), ("efficientnet_lite0", 64),
+    ),
+}  # fmt: skip
+"""Models as published, by library, with the width of their images: four of them, ten classes."""
+
+
+def published_model(library: str, name: str, width: int) -> tuple[torch.nn.Module, tuple[Any, ...]]:
+    """One without weights, and its inputs."""
+    module = import_module("torchvision.models" if library == "torchvision" else library)
+    create = module.get_model if library == "torchvision" else module.create_model
+    torch.manual_seed(0)
+    return create(name, num_classes=10), (torch.randn(4, 3, width, width),)
+
+
+def models(*, published: bool = False) -> dict[str, Callable[[str], Callable[[], Any]]]:
+    """Name → (mode → make) of the small models, or of those of libraries that are installed."""
+    if not published:
+        return {name: partial(small_models.step_of_model, name) for name in small_models.MODELS}
+    return {
+        f"{library}.{name}": partial(small_models.step_from, partial(published_model, library, name, width))
+        for library, listed in PUBLISHED.items()
+        if find_spec(library) is not None
+        for name, width in listed
+    }
 
 
 def main() -> None:
@@ -196,11 +226,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=None, help="names of models")
     parser.add_argument("--calls", action="store_true", help="show calls of profiles that no plan has")
+    parser.add_argument("--published", action="store_true", help="models of torchvision and timm, where installed")
     args = parser.parse_args()
     torch.set_num_threads(1)
     sums = [0, 0]
     good = []
-    chosen = {name: make for name, make in models().items() if not args.only or name in args.only}
+    chosen = {
+        name: make for name, make in models(published=args.published).items() if not args.only or name in args.only
+    }
     for name, make_of in chosen.items():
         fine = True
         for mode in small_models.MODES:

@@ -1,6 +1,6 @@
 """How many of the planted defects `opreplay check` finds: each op of tests/replay/check/planted.py has one.
 
-    python benchmarks/check_defects.py [--here] [--only NAME] [--json FILE]
+    python benchmarks/check_defects.py [--here] [--only NAME] [--from N] [--json FILE]
 
 A defect is found when one of the points that show it fails or is missing, with the case; points beyond those that fail
 as well are listed. `--here` checks in this process, all but the ops that crash it: faster, the same verdicts.
@@ -33,10 +33,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--here", action="store_true")
     parser.add_argument("--only", default="")
+    parser.add_argument("--from", dest="first", type=int, default=0)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    for defect in planted().DEFECTS:
+    for defect in planted().DEFECTS[given.first :]:
         if given.only not in defect.op:
             continue
         alone = not given.here or defect.kind == "bad input"

@@ -2,7 +2,7 @@
 """How many ops would be replayed as they were recorded: plans compared with the exact calls, argument by argument.
 
     python benchmarks/replayed_as_recorded.py [--workloads NAME ...] [--levels all strides dims] [--select all]
-                                              [--verbose]
+                                              [--judging] [--verbose]
 
 Records some 40 workloads here with torch.profiler and an ExecutionTraceObserver in one run. The ExecutionTrace holds
 each call in full (overload, lists of any length, strings, index tensors). From the profile a plan of all its ops is
@@ -38,6 +38,7 @@ from typing import Any
 
 import msgspec
 import torch
+from judging_workloads import JUDGING
 from recorded_workloads import WORKLOADS, Step, warm
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 
@@ -73,6 +74,12 @@ PLACES = frozenset(
     }
 )
 """Arguments that say where in memory something lies, and nothing of how large it is."""
+DRAWN = frozenset(
+    {"random_(to)", "random_(from)", "randint(high)", "randint(low)", "randint_like(high)", "randint_like(low)"}
+)
+"""Bounds of numbers that are drawn: as many are, whatever they are."""
+REDUCED = frozenset({"sum", "mean", "nansum", "nanmean", "amax", "amin", "std", "var", "linalg_vector_norm"})
+"""Reductions of which no dimensions are all of them."""
 COUNTED = frozenset({"start", "end", "step", "steps", "n", "repeats"})
 """Arguments of the type Scalar that sizes follow from; others are operands."""
 _UNKNOWN = object()
@@ -193,23 +200,33 @@ def differences(op: ReplayOp, call: ExactCall, *, strides: bool) -> Iterator[tup
             continue
         if any(note.argument == name and "autocast had cast it" in note.what for note in op.assumptions):
             continue  # what ran is what autocast passed on
-        own = next((a.tensors[0] for a in op.args if a.type == "Tensor" and a.tensors and a.tensors[0]), None)
-        kind = _difference(_in_full(arg, own), _exact_in_full(arg, exact, own), strides)
+        own = next((meta for a in op.args for meta in a.tensors if meta is not None), None)
         op_name = op.name.partition("::")[2]
+        ours, theirs = (_exact_in_full(op_name, arg, given, own) for given in (arg.value, exact))
+        kind = _difference(msgspec.structs.replace(arg, value=ours), theirs, strides)
+        if kind == "value" and f"{op_name}({name})" in DRAWN:
+            kind = "number"
+        if kind == "value" and name == "memory_format":  # decides strides alone
+            kind = "layout"
         if kind == "value" and (f"{op_name}({name})" in PLACES or _same_length(op, call)):
             kind = "layout"
         if kind is not None:
             yield kind, name, f"{_shown(arg)}, recorded {exact}"
 
 
-def _in_full(arg: ReplayArg, own: TensorMeta | None) -> ReplayArg:
-    return msgspec.structs.replace(arg, value=_exact_in_full(arg, arg.value, own)) if own is not None else arg
-
-
-def _exact_in_full(arg: ReplayArg, given: Any, own: TensorMeta | None) -> Any:
-    """A dimension counted from the start, and sizes without -1."""
+def _exact_in_full(op: str, arg: ReplayArg, given: Any, own: TensorMeta | None) -> Any:
+    """A dimension counted from the start, and sizes without -1; of a new dimension among those of size 1 the first."""
     if own is None:
         return given
+    if op in ("unsqueeze", "unsqueeze_", "stack") and arg.name == "dim":
+        if not isinstance(given, int) or isinstance(given, bool):
+            return given
+        dim = given % (len(own.shape) + 1)
+        while op != "stack" and dim and own.shape[dim - 1] == 1:
+            dim -= 1
+        return dim
+    if op in REDUCED and arg.name == "dim" and given in ((), None):
+        return tuple(range(len(own.shape)))
     if arg.name in ("dim", "dim0", "dim1", "dims", "start_dim", "end_dim") and own.shape:
         if isinstance(given, tuple):
             return tuple(d % len(own.shape) if isinstance(d, int) else d for d in given)
@@ -413,7 +430,8 @@ def _line(title: str, counts: Counter[str]) -> str:
 
 def measure(args: argparse.Namespace) -> None:
     """Print a line for each workload and level, then the sums and the ops that are wrong most often."""
-    chosen: list[Callable[[], Step]] = [w for w in WORKLOADS if not args.workloads or w.__name__ in args.workloads]
+    every = JUDGING if args.judging else WORKLOADS
+    chosen: list[Callable[[], Step]] = [w for w in every if not args.workloads or w.__name__ in args.workloads]
     tallies = {level: Tally(Counter(), Counter()) for level in args.levels}
     print(f"{'workload, level':36}" + "".join(f"{key:>{max(7, len(key) + 1)}}" for key in HEAD) + "    wrong")
     for make in chosen:
@@ -436,6 +454,7 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="*", default=[])
     parser.add_argument("--levels", nargs="*", default=list(LEVELS), choices=list(LEVELS))
     parser.add_argument("--select", default="all", choices=("owner", "leaf", "top", "all"))
+    parser.add_argument("--judging", action="store_true", help="the workloads that no rule was made on")
     parser.add_argument("--verbose", action="store_true", help="each op that is not right")
     measure(parser.parse_args())
 

@@ -826,13 +826,15 @@ MODES = ("eval", *OPTIMIZERS)
 
 
 def step_of_model(name: str, mode: str) -> Callable[[], tuple[Any, ...]]:
-    """`make()` of a model: its forward without gradients ("eval"), or a training step with an optimizer.
+    """`make()` of a model: its forward without gradients ("eval"), or a training step with an optimizer."""
+    return step_from(MODELS[name], mode)
 
-    The step is the second one: the first makes the optimizer's state.
-    """
+
+def step_from(made: Callable[[], tuple[nn.Module, tuple[Any, ...]]], mode: str) -> Callable[[], tuple[Any, ...]]:
+    """`make()` of what `made` gives, module and inputs. A training step is the second one: there is a state by then."""
 
     def make() -> tuple[Any, ...]:
-        net, inputs = MODELS[name]()
+        net, inputs = made()
         if mode == "eval":
             net.eval()
 

@@ -12,12 +12,15 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.terminal.signals import Interrupts
+
+if TYPE_CHECKING:
+    from opreplay.cli.settings import Settings
 
 COMMANDS: dict[str, str] = {
     "run": "opreplay.cli.commands.run",
@@ -59,6 +62,20 @@ class OpReplayGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         module = COMMANDS.get(cmd_name)
         return importlib.import_module(module).command if module else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with the nearest name for one that there is not."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0].lower(), COMMANDS, n=1) if args else ()
+            if near and "Did you mean" not in error.message:
+                ctx.fail(f"{error.message} Did you mean {near[0]}?")
+            raise
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         """Run the command line and exit; with `standalone_mode` off, raise what click raises."""
@@ -137,20 +154,31 @@ def opreplay(ctx: click.Context, config: str | None) -> None:
     opreplay plan trace.json.gz                    what would run, and how
     opreplay run trace.json.gz --soc 910b3         recorded, measured and simulated times
     """
+    from opreplay.cli.settings import Settings, refused
+
+    try:
+        ctx.obj = settings = _settings(ctx, config)
+    except Exception as error:
+        if ctx.invoked_subcommand != "doctor" or not refused(error):
+            raise
+        ctx.obj = settings = Settings(problem=str(error))  # doctor is who reports it
+    ctx.default_map = {name: dict(values) for name, values in settings.values.items()}
+    used = settings.used.get(ctx.invoked_subcommand or "", ())
+    if used:
+        click.echo(f"opreplay: {', '.join(used)} from {settings.path}", err=True)
+
+
+def _settings(ctx: click.Context, config: str | None) -> Settings:
+    """What the file of options says; nothing where there is none. Raises UsageError for one that is wrong."""
     from opreplay.cli.settings import NONE, Settings, find_file, read_settings
 
     path = None if config == NONE else find_file(Path.cwd()) if config is None else Path(config)
     if path is None:
-        ctx.obj = Settings()
-        return
+        return Settings()
     group = ctx.command
     assert isinstance(group, OpReplayGroup)
     commands = {name: command for name in COMMANDS if (command := group.get_command(ctx, name)) is not None}
-    ctx.obj = settings = read_settings(path, commands)
-    ctx.default_map = {name: dict(values) for name, values in settings.values.items()}
-    used = settings.used.get(ctx.invoked_subcommand or "", ())
-    if used:
-        click.echo(f"opreplay: {', '.join(used)} from {path}", err=True)
+    return read_settings(path, commands)
 
 
 def main() -> NoReturn:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from opreplay.replay.report.page import of_run
 from opreplay.replay.report.run import batch_markdown, csv_, markdown, sequence
 from opreplay.replay.results.reading import MemorySink, ResultFile
 from opreplay.replay.results.records import Header, OpResult, Record, Summary
@@ -25,10 +24,16 @@ def command_line() -> str:
     return shlex.join(["opreplay", *sys.argv[1:]])
 
 
+def _page(header: Header, results: Sequence[OpResult], summary: Summary) -> str:
+    from opreplay.replay.report.page import of_run
+
+    return of_run.render(header, results, summary, command_line())
+
+
 PAGES: dict[str, Render] = {
     ".csv": csv_.render,
     ".md": markdown.render,
-    ".html": lambda header, results, summary: of_run.render(header, results, summary, command_line()),
+    ".html": _page,
 }
 """Suffix → format that is written as a whole at the end."""
 LINES = (".jsonl", ".ndjson")

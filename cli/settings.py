@@ -36,6 +36,8 @@ class Settings:
     """(name as written, value, where it stands) of each setting."""
     used: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Command → names as written of what counts for it."""
+    problem: str = ""
+    """Why the file does not count, where somebody is to be told of it instead of stopped."""
 
 
 def find_file(start: Path) -> Path | None:
@@ -187,6 +189,13 @@ def _placed(value: Any, option: click.Option, folder: Path) -> Any:
 
 def _shown(value: Any) -> str:
     return ", ".join(map(str, cast("list[Any]", value))) if isinstance(value, list) else str(value)
+
+
+def refused(error: Exception) -> bool:
+    """Whether an error is about a file of options."""
+    from opreplay.traces.errors import UsageError
+
+    return isinstance(error, UsageError)
 
 
 def _wrong(message: str, hint: str) -> UsageError:

@@ -15,12 +15,14 @@ import traceback
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
-from importlib.metadata import EntryPoint
 from pathlib import Path, PurePath
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opreplay.traces.errors import UsageError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 PROGRAM = "this program"
 """Where a registration is from when no file, module or plugin is being loaded."""

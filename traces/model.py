@@ -118,6 +118,8 @@ class OpTable:
     """Row of the innermost enclosing op, or -1, where the file says so; None where only the intervals tell."""
     record_function_id: npt.NDArray[np.int64] | None = None
     """torch's number of the call, the same in a Kineto trace and an ExecutionTrace of one run; -1 unknown."""
+    sequence: npt.NDArray[np.int64] | None = None
+    """Autograd's number of the node that a call recorded or belongs to, the same forward and backward; -1 for none."""
     gradients: npt.NDArray[np.bool_] | None = None
     """Whether autograd recorded the call: gradients were on, and an input required them; None where nobody asked."""
     memories: TensorMemories | None = None

@@ -130,7 +130,8 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
         record_function_id=got.ops.take("rf").astype(np.int64) if numbered else None,
     )
     if numbered:
-        ops = dataclasses.replace(ops, gradients=recorded_by_autograd(ops, got.ops.take("seq"), signatures))
+        sequence = got.ops.take("seq").astype(np.int64)
+        ops = dataclasses.replace(ops, sequence=sequence, gradients=recorded_by_autograd(ops, sequence, signatures))
     launches = {name: got.launches.take(name) for name in got.launches.kinds}
     launches["track"] = _take(track_remap, launches["track"])
     kernels, stats, graphs, columns = _kernels(got, ops, ext, track_remap, launches)

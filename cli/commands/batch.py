@@ -167,7 +167,7 @@ def command(
                 measuring,
                 contents=contents,
                 values=values,
-                l2=measuring.cache,
+                l2=measuring.l2_state(),
                 format_=format_,
             )
             return ExitCode.REFUSED if refused else ExitCode.OK
@@ -193,7 +193,7 @@ def command(
                         batch.plan(),
                         options,
                         sink=outputs,
-                        simulate=lambda op: simulate_on(op, devices, contents(op), options.cache, unpredicted),
+                        simulate=lambda op: simulate_on(op, devices, contents(op), options.l2_state(), unpredicted),
                         failed=unpredicted,
                         on_progress=on_progress,
                         trace=batch.facts(),

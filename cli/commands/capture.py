@@ -12,7 +12,7 @@ from opreplay.cli.options.shared import force_option, format_option, seed_option
 
 if TYPE_CHECKING:
     from opreplay.cli.exit_codes import ExitCode
-    from opreplay.replay.ir.captured import Via
+    from opreplay.replay.ir.captured import LikeDevice, Via
 
 
 @click.command("capture", short_help="Make a plan of a model or a training step, without a profile.")
@@ -55,6 +55,14 @@ if TYPE_CHECKING:
     "--world-size", type=click.IntRange(min=1), metavar="N", help="Play one rank of a job of N; nothing is exchanged."
 )
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, metavar="R", help="Which rank.")
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda", "npu"]),
+    default="cpu",
+    show_default=True,
+    help="Whose defaults torch takes where they are known: optimizers take lists (foreach) on cuda and npu. Tensors "
+    "are fake ones of the CPU all the same.",
+)
 @format_option("table", "json")
 @click.option("--output", "-o", metavar="FILE", help="Write the plan as JSON, for every command that takes a trace.")
 @force_option
@@ -72,6 +80,7 @@ def command(
     expert_parallel: int | None,
     world_size: int | None,
     rank: int,
+    device: LikeDevice,
     format_: str,
     output: str | None,
     force: bool,
@@ -95,8 +104,17 @@ def command(
         check_writable(Path(output), force=force)
     shape = {"phase": phase, "batch": batch, "context": context, "dtype": dtype, "expert_parallel": expert_parallel}
     named = target_of(target, {name: value for name, value in shape.items() if value is not None})
-    plan = capture_target(named, via=via, decompose=decompose, real=real, seed=seed, world_size=world_size, rank=rank)
-    found = check_made(named.make, plan, seed=seed) if check else None
+    plan = capture_target(
+        named,
+        via=via,
+        decompose=decompose,
+        real=real,
+        seed=seed,
+        world_size=world_size,
+        rank=rank,
+        device=device,
+    )
+    found = check_made(named.make, plan, seed=seed, device=device) if check else None
     if output is not None:
         write_file(Path(output), console.json_text(plan), force=force)
     if format_ == "json":

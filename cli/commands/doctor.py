@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 @format_option("table", "json")
 @click.pass_context
 def command(ctx: click.Context, format_: str) -> int:
-    """Check what opreplay needs and what it can use. Exits with 4 when torch is missing or too old.
+    """Check what opreplay needs and what it can use. Exits with 4 when torch is missing or too old, and when the file
+    of options is wrong.
 
     Installs nothing, changes nothing, and imports no library but torch.
     """
@@ -42,6 +43,8 @@ def _settings(found: object) -> list[Check]:
     from opreplay.cli.settings import OWN, SHARED, Settings
     from opreplay.replay.host.doctor import Check
 
+    if isinstance(found, Settings) and found.problem:
+        return [Check(name="options", found=found.problem, ok=False, required=True, note="no command runs with it")]
     places = found.places if isinstance(found, Settings) else ()
     checks = [Check(name=name, found=f"{value} ({place})", ok=True) for name, value, place in places]
     told = sorted(name for name in os.environ if name.startswith("OPREPLAY_"))

@@ -93,6 +93,7 @@ def command(
     """
     from opreplay.cli.opening import open_input
     from opreplay.cli.setup import use_plugins
+    from opreplay.replay.plan.collectives.in_plan import naming_collectives
     from opreplay.replay.plan.inputs import plan_of
     from opreplay.traces.errors import UsageError
 
@@ -110,8 +111,17 @@ def command(
         raise UsageError(f"{wrong[0]} says nothing of --format {format_}", hint="Leave it out.")
     _check_target(output, format_, force=force)
     use_plugins(plugin)
-    read = open_input(trace, limit, execution_trace=execution_trace, kernel_details=kernel_details, capture=capture)
+    read = open_input(
+        trace,
+        limit,
+        execution_trace=execution_trace,
+        kernel_details=kernel_details,
+        capture=capture,
+        activity=format_ == "chakra",
+    )
     plan = plan_of(read, selection, device=device, in_order=format_ == "chakra")
+    if format_ == "chakra":
+        plan = naming_collectives(plan, read)
     if bundle:
         _write_bundle(
             plan,

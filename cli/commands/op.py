@@ -82,7 +82,7 @@ def command(
     A CALL is written as reports print it: 'aten::mm(bf16[4096,1024], bf16[1024,n])'. Tensors are a type and sizes, with
     strides in braces where they are not contiguous, f32[4,8]{1,4}; then numbers, True, None, lists, texts in quotes,
     torch.bfloat16, and arguments by name. Sizes may be names and sums of products of them, n//2. Tensors hold random
-    values, as those of an op of a trace. Exits with 1 where a call cannot be replayed.
+    values, as those of an op of a trace. Exits with 1 where a call cannot be replayed or predicted.
     """
     import msgspec
 
@@ -116,7 +116,7 @@ def command(
     plan, ids = make(written, allow_imports=imports, device=device)
     given = own_contents(init_module, init_arg, seed=measuring.seed, values=None)
     contents = contents_of_plan(plan, seed=measuring.seed, keep=keep) if given is None else given
-    state: L2State = l2 or measuring.cache
+    state: L2State = l2 or measuring.l2_state()
     if not measure:
         found = cases_of(written, plan, ids, devices=devices, contents=contents, l2=state)
     else:
@@ -142,7 +142,8 @@ def command(
     tell_problems(contents)
     keep_contents(contents)
     _show(found, format_, output, force=force)
-    return ExitCode.INCOMPLETE if any(one.result.reason is not None for one in found.cases) else ExitCode.OK
+    left_out = any(one.result.reason is not None or one.unpredicted for one in found.cases)
+    return ExitCode.INCOMPLETE if left_out else ExitCode.OK
 
 
 def _check_output(path: Path, *, force: bool) -> None:

@@ -13,6 +13,7 @@ from opreplay.cli.options.measuring import (
     device_versions,
     holding,
     measuring_options,
+    needs_order,
     quick_look,
     quick_option,
     resume_option,
@@ -138,7 +139,7 @@ def command(
     plugin, contents, devices = set_up(
         plugin, custom_op_dir, init_module, init_arg, seed=measuring.seed, values=values, socs=soc, cluster=cluster
     )
-    state: L2State = l2 or ("sequence" if measuring.mode == "sequence" else measuring.cache)
+    state: L2State = l2 or ("sequence" if measuring.mode == "sequence" else measuring.l2_state())
     with Outputs(output, force=force, resume=resume) as outputs:
         collectives = measuring.ranks is not None or cluster is not None
         read = open_input(
@@ -149,7 +150,8 @@ def command(
             capture=capture,
             activity=collectives,
         )
-        plan = plan_of(read, selection, device=device, in_order=measuring.mode == "sequence", collectives=collectives)
+        ordered = needs_order(selection, measuring)
+        plan = plan_of(read, selection, device=device, in_order=ordered, collectives=collectives)
         plan = on_ranks(plan, measuring.ranks)
         refuse_unused_initializers(contents.registry, plan.ops, init_module, init_arg)
         if dry_run:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 )
 @click.option("--tune", is_flag=True, help="Try combinations of the settings and show the best first.")
 @click.option("--cores", type=click.IntRange(min=1), metavar="N", help="Use no more than N cores.")
+@click.option("--every", is_flag=True, help="Run all iterations of loops for the time, also those that repeat others.")
 @click.option("--no-values", is_flag=True, help="Predict only: do not run values.")
 @click.option("--lines", is_flag=True, help="Show the busy time of each line of the source, by pipe.")
 @click.option("--timeline", metavar="FILE.json", help="Write the pipes of a core in the first case, for Perfetto.")
@@ -53,6 +54,7 @@ def command(
     settings: tuple[str, ...],
     tune: bool,
     cores: int | None,
+    every: bool,
     no_values: bool,
     lines: bool,
     timeline: str | None,
@@ -84,6 +86,7 @@ def command(
         values=not no_values,
         state=state_of(l2),
         cores=cores,
+        every=every,
         keep=KEPT_SPANS if timeline is not None else 0,
     )
     found = study(load_programs(file), load_socs(soc), wanted)

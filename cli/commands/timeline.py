@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.options.shared import (
     cluster_option,
     force_option,
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from opreplay.replay.ascend.profile import DeviceProfile
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.report.step.tracks import Process
+    from opreplay.replay.timeline.job.values import JobChange
     from opreplay.replay.timeline.simulated import ContentsOf
+    from opreplay.replay.timeline.timeline import WhatIf
     from opreplay.traces import Trace
 
 
@@ -92,7 +95,7 @@ def command(
     format_: str,
     force: bool,
     limit: tuple[tuple[str, str], ...],
-) -> None:
+) -> int:
     """Rebuild one step of TRACE as a graph of what waited for what, and time it again: what the device did and why it
     idled, the critical path, and what changes would gain. The first line says how far the graph explains the recording.
     With --soc also what the step would take on a simulated device, with --ranks how the ranks of a job wait for each
@@ -120,15 +123,15 @@ def command(
         single = {"--measured": measured, "--output": output, "--kernel-details": kernel_details}
         if refused := [name for name, value in single.items() if value is not None]:
             raise UsageError(f"{refused[0]} is for one trace, not with --ranks")
-        _of_ranks(traces, step, what_if, devices, host_scale, timeline_file, format_, force, limit)
-        return
+        return _of_ranks(traces, step, what_if, devices, host_scale, timeline_file, format_, force, limit)
     read = open_trace(first, limit, kernel_details=kernel_details, activity=True)
     plan, contents = _planned(read, devices)
-    measured_us = None
+    times = None
     if measured is not None:
         from opreplay.replay.results.reading import read_result_file
+        from opreplay.replay.timeline.measured import measured_ops
 
-        measured_us = {one.id: one.measured_us for one in read_result_file(measured).results if one.measured_us}
+        times = measured_ops(read_result_file(measured))
     study = timeline(
         read,
         step=step,
@@ -137,7 +140,7 @@ def command(
         plan=plan,
         contents=contents,
         host_scale=host_scale,
-        measured_us=measured_us,
+        measured=times,
     )
     write_page(page, partial(of_timeline.page, study), force=force)
     if timeline_file is not None:
@@ -146,9 +149,10 @@ def command(
         _write_timeline(processes(study), Path(timeline_file), force=force)
     if format_ == "json":
         console.write(console.json_text(view.facts(study.timeline)))
-        return
-    console.show_line(view.head_line(study.timeline))
-    console.show_fitted(partial(view.render, study.timeline))
+    else:
+        console.show_line(view.head_line(study.timeline))
+        console.show_fitted(partial(view.render, study.timeline))
+    return _code(study.timeline.what_if)
 
 
 def _of_ranks(
@@ -161,7 +165,7 @@ def _of_ranks(
     format_: str,
     force: bool,
     limit: tuple[tuple[str, str], ...],
-) -> None:
+) -> int:
     """Several ranks of one job."""
     from functools import partial
 
@@ -186,9 +190,20 @@ def _of_ranks(
         _write_timeline(rank_processes(study), Path(timeline_file), force=force)
     if format_ == "json":
         console.write(console.json_text(view.facts(study.timeline)))
-        return
-    console.show_line(view.head_line(study.timeline))
-    console.show_fitted(partial(view.render, study.timeline))
+    else:
+        console.show_line(view.head_line(study.timeline))
+        console.show_fitted(partial(view.render, study.timeline))
+    return _code(study.timeline.what_if)
+
+
+def _code(changes: Sequence[WhatIf | JobChange]) -> int:
+    """As for filters that select nothing, where a change means nothing in the step; said on stderr as well."""
+    from opreplay.cli.terminal import console
+
+    nothing = [one for one in changes if not one.matched]
+    for one in nothing:
+        console.narrate(f"opreplay: --what-if {one.change!r} {one.assumptions[0]}")
+    return ExitCode.USAGE if nothing else ExitCode.OK
 
 
 def _check_timeline(path: Path, *, force: bool) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from opreplay.replay.ascend import DeviceProfile
     from opreplay.replay.execute.options import RunOptions
     from opreplay.replay.plan.selection import Selection
-    from opreplay.replay.results.measurement import CacheState
+    from opreplay.replay.results.measurement import RunCache
 
 
 _MEASURING = [
@@ -50,10 +50,11 @@ _MEASURING = [
     ),
     click.option(
         "--cache",
-        type=click.Choice(["cold", "warm"]),
+        type=click.Choice(["cold", "warm", "step"]),
         default="cold",
         show_default=True,
-        help="Measure with arguments outside the caches, as most are in a model, or inside, as in a loop.",
+        help="Measure with arguments outside the caches, as most are in a model, inside, as in a loop, or each as far "
+        "away as the recorded step leaves it (CPU).",
     ),
     click.option(
         "--cuda-graph",
@@ -92,7 +93,7 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
         over_budget: Literal["shrink", "skip"],
         op_time: float,
         op_limit: float | None,
-        cache: CacheState,
+        cache: RunCache,
         cuda_graph: bool,
         total_time: float | None,
         threads: int | None,
@@ -146,6 +147,18 @@ def quick_times(measuring: RunOptions) -> RunOptions:
     if source is None or source.name == "DEFAULT":
         return msgspec.structs.replace(measuring, op_time_s=QUICK_OP_TIME_S)
     return measuring
+
+
+def needs_order(selection: Selection, measuring: RunOptions) -> bool:
+    """Whether the run needs the order of the calls. Raises UsageError for a part of a step that needs the whole."""
+    from opreplay.traces.errors import UsageError
+
+    if measuring.cache == "step" and selection.narrows:
+        raise UsageError(
+            "--cache step needs all ops of the step: those left out fill the caches too",
+            hint="Leave the filters out, or measure with --cache cold.",
+        )
+    return measuring.mode == "sequence" or measuring.cache == "step"
 
 
 def resume_option(command: Command) -> Command:

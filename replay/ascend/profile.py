@@ -58,6 +58,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     loop_vector_share: float
     """Of what the launch of a vector kernel takes beyond one core's, what is left when its code is in the instruction
     caches and no neighbour is about, as in a loop."""
+    kept_vector_share: float
+    """The same in a network, of a kernel whose code ran shortly before."""
     loop_cube_share: float
     """The same for kernels that use cube cores."""
     hbm_cube_efficiency: float

@@ -11,7 +11,7 @@ from opreplay.replay.capture.ranks import fake_ranks
 from opreplay.replay.capture.record import Make, plan_of, record
 from opreplay.replay.capture.step import Call, Step, step_of
 from opreplay.replay.capture.target import Target
-from opreplay.replay.ir.captured import Check, Via
+from opreplay.replay.ir.captured import Check, LikeDevice, Via
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.traces.errors import UsageError
 
@@ -25,6 +25,7 @@ def capture(
     loss: Callable[[Any], Any] | None = None,
     world_size: int | None = None,
     rank: int = 0,
+    device: LikeDevice = "cpu",
     **kwargs: Any,
 ) -> ReplayPlan:
     """The plan of one run of a function, a module, or a training step, without a profile.
@@ -42,6 +43,7 @@ def capture(
         loss: with a module: makes the loss of its output.
         world_size: ranks of a job that exchanges nothing, of which this process plays one.
         rank: which one.
+        device: whose defaults torch takes where they are known to differ: optimizers take lists on "cuda" and "npu".
         kwargs: named arguments.
 
     Raises UsageError, with the user's line, for a step that cannot be run so.
@@ -50,7 +52,9 @@ def capture(
     given: Any = args if not kwargs else Call(args=args, kwargs=kwargs)
     source = getattr(step, "__name__", type(step).__name__)
     made = (step, given, options) if options else (step, given)
-    return capture_made(lambda: made, source=source, via=via, real=real, world_size=world_size, rank=rank)
+    return capture_made(
+        lambda: made, source=source, via=via, real=real, world_size=world_size, rank=rank, device=device
+    )
 
 
 def capture_made(
@@ -64,6 +68,7 @@ def capture_made(
     world_size: int | None = None,
     rank: int = 0,
     notes: tuple[str, ...] = (),
+    device: LikeDevice = "cpu",
 ) -> ReplayPlan:
     """The plan of the step that `make()` gives, which is called where fake tensors are made; `seed` is for real ones.
 
@@ -74,7 +79,7 @@ def capture_made(
         raise UsageError("--decompose is for graphs of torch.export", hint="Use it with --via export.")
     real = real or via == "compile"
     with _job(world_size, rank):
-        found = record(step_maker(make), real=real, seed=seed, via=via, decompose=decompose)
+        found = record(step_maker(make), real=real, seed=seed, via=via, decompose=decompose, device=device)
         return plan_of(found, source=source, via=via, real=real, notes=notes, **job)
 
 
@@ -87,6 +92,7 @@ def capture_target(
     seed: int = 0,
     world_size: int | None = None,
     rank: int = 0,
+    device: LikeDevice = "cpu",
 ) -> ReplayPlan:
     """The plan of what the command line names. Raises UsageError for ranks other than those that it is spread over."""
     if target.world_size is not None and world_size not in (None, target.world_size):
@@ -104,10 +110,11 @@ def capture_target(
         world_size=ranks,
         rank=rank,
         notes=target.notes,
+        device=device,
     )
 
 
-def check_made(make: Callable[[], Any], plan: ReplayPlan, *, seed: int = 0) -> Check:
+def check_made(make: Callable[[], Any], plan: ReplayPlan, *, seed: int = 0, device: LikeDevice = "cpu") -> Check:
     """Whether a captured plan computes what the step that `make()` gives computes. Raises UsageError."""
     from opreplay.replay.capture.check import check
 
@@ -116,7 +123,7 @@ def check_made(make: Callable[[], Any], plan: ReplayPlan, *, seed: int = 0) -> C
         raise UsageError(
             "--check needs the values that other ranks send", hint="Check without --world-size; ranks exchange nothing."
         )
-    return check(step_maker(make), plan, seed=seed)
+    return check(step_maker(make), plan, seed=seed, device=device)
 
 
 def step_maker(make: Callable[[], Any]) -> Make:

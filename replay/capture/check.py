@@ -21,7 +21,7 @@ from opreplay.replay.capture.record import Make, Recording, record
 from opreplay.replay.capture.replay import CannotReplay, Replay
 from opreplay.replay.capture.step import named_tensors
 from opreplay.replay.execute.executors.torch.values import TOLERANCE, difference
-from opreplay.replay.ir.captured import Check, Compared
+from opreplay.replay.ir.captured import Check, Compared, LikeDevice
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.traces.errors import UsageError
 
@@ -30,7 +30,7 @@ UNINITIALIZED = ("empty", "new_empty", "resize")
 SEED = 0
 
 
-def check(make: Make, plan: ReplayPlan, *, seed: int = SEED) -> Check:
+def check(make: Make, plan: ReplayPlan, *, seed: int = SEED, device: LikeDevice = "cpu") -> Check:
     """Replay `plan`, which was captured of the step that `make` gives, and compare.
 
     `make` is called twice more, each time after `torch.manual_seed(seed)`, as is the step.
@@ -40,7 +40,7 @@ def check(make: Make, plan: ReplayPlan, *, seed: int = SEED) -> Check:
         raise UsageError("the plan does not hold all calls of the step", hint="Check a smaller model.")
     returned, state = _alone(make, seed)
     found = _Snapshots()
-    recording = record(make, real=True, seed=seed, look=found.looking)
+    recording = record(make, real=True, seed=seed, look=found.looking, device=device)
     theirs = named_tensors(returned)
     _refuse_other_values(theirs, named_tensors(recording.returned))
     names = [f"{op.name}.{op.overload}" for op in recording.recorder.ops]

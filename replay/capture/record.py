@@ -18,7 +18,7 @@ from opreplay.replay.capture.calls.storages import PHASES, Storages, inner_tenso
 from opreplay.replay.capture.calls.whereabouts import Whereabouts
 from opreplay.replay.capture.failures import explained
 from opreplay.replay.capture.step import Step, named_tensors
-from opreplay.replay.ir.captured import Capture, CapturedOutput, StepPhase, Via
+from opreplay.replay.ir.captured import Capture, CapturedOutput, LikeDevice, StepPhase, Via
 from opreplay.replay.ir.model import MAX_CALLS, RecordedSequence, ReplayOp, ReplayPlan
 from opreplay.replay.plan.passes import by_recorded_time
 
@@ -47,15 +47,19 @@ def record(
     look: Callable[[Storages], Look] | None = None,
     via: Via = "dispatch",
     decompose: bool = False,
+    device: LikeDevice = "cpu",
 ) -> Recording:
     """Make a step and run it once; where it is real, both after `torch.manual_seed(seed)`.
+
+    `device` is the one whose defaults torch takes, where `unwatched` and `whereabouts` know them.
 
     Raises UsageError that names the user's line where it cannot run so.
     """
     fakes = None if real else Fakes()
     storages = Storages(None if fakes is None else fakes.of)
-    where = Whereabouts(storages)
-    recorder = Recorder(storages, where, fakes=fakes, look=None if look is None else look(storages))
+    where = Whereabouts(storages, device=device)
+    looking = None if look is None else look(storages)
+    recorder = Recorder(storages, where, fakes=fakes, look=looking, device=device)
     with nullcontext() if fakes is None else fakes.entered(), explained(recorder, real=real):
         if real:
             torch.manual_seed(seed)
@@ -106,7 +110,9 @@ def plan_of(found: Recording, *, source: str, via: Via = "dispatch", real: bool 
     """The plan of a recording; `facts` are fields of `Capture`."""
     recorder, storages = found.recorder, found.storages
     ops = recorder.ops
+    notes = (*facts.pop("notes", ()), *found.where.notes)
     capture = Capture(
+        notes=notes,
         via=via,
         real=real,
         torch_version=str(torch.__version__),

@@ -32,6 +32,12 @@ _INDEX_WORDS = ("index", "indices", "idx", "ids", "positions", "offsets", "lengt
 _MASK_WORDS = ("mask",)
 
 
+Values = Literal["usual", "large", "far", "small", "denormal", "zeros", "odd", "positive"]
+"""Those of the op's initializers; a hundred times as large, whole numbers so large that float32, or float64, does not
+hold them; a thousand added; a millionth; below the smallest normal number; zeros of both signs among them; NaN and
+infinities among them; between 0 and 1."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """One call to be tried."""
@@ -39,8 +45,7 @@ class Case:
     kind: str
     """What is special about it: "given", "recorded", "transposed", ..."""
     op: ReplayOp
-    values: Literal["usual", "large", "odd", "positive"] = "usual"
-    """Those of the op's initializers; a hundred times as large; with NaN and infinities among them; between 0 and 1."""
+    values: Values = "usual"
 
     @property
     def text(self) -> str:
@@ -180,10 +185,10 @@ def made_up(spec: OpSpec, tensors: dict[str, TensorMeta]) -> tuple[ReplayArg, ..
             return None
         args.append(made)
     # What follows an argument that is left out has to be given by name; the schema's order is kept.
-    return _completed(spec, args)
+    return completed(spec, args)
 
 
-def _completed(spec: OpSpec, args: Sequence[ReplayArg]) -> tuple[ReplayArg, ...]:
+def completed(spec: OpSpec, args: Sequence[ReplayArg]) -> tuple[ReplayArg, ...]:
     """Defaults for positional arguments that stand before one that is given."""
     given = {arg.name: arg for arg in args}
     positional = [arg.name for arg in spec.args if not arg.keyword_only]
@@ -274,7 +279,7 @@ def _bound(spec: OpSpec, call: CallText) -> tuple[ReplayArg, ...] | None:
         if bound is None:
             return None
         made.append(bound)
-    return _completed(spec, made)
+    return completed(spec, made)
 
 
 def _argument(arg: ArgSpec, value: CallValue) -> ReplayArg | None:

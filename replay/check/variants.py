@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from opreplay.replay.check.cases import Case, replaced
+from opreplay.replay.check.cases import Case, Values, replaced
 from opreplay.replay.ir.model import ReplayArg
 from opreplay.replay.ir.sizes import extent, itemsize
 from opreplay.traces.model import TensorMeta, contiguous_strides
@@ -21,6 +21,12 @@ PRIMES = ((3, 5, 7, 2), (17, 13, 19, 11), (131, 67, 37, 7), (1009, 31, 5, 3), (5
 """Sizes that no vector width and no block divides: small, around a vector, around a block, long rows, long columns."""
 AROUND = ((33, 65, 9, 5), (129, 255, 3, 17))
 """Sizes right beside those that kernels like."""
+BLOCKS = ((64, 128, 32, 16), (128, 256, 8, 4))
+"""Whole blocks: sizes that kernels like, without a rest."""
+MULTIPLES = ((63, 105, 21, 15), (26, 99, 22, 9))
+"""Multiples of 3, 5, 7, 9, 11 and 13, which are no primes and no multiples of any block."""
+LONG_ROW, ENDLESS_ROW = 8200, 70_001
+"""Columns of long rows: more than the threads of a block and what one of them keeps; more than 16 bits count."""
 HUGE_ELEMENTS = (1 << 22) + 1
 """Of the tensor that is made large: more than one block of any kernel, and no multiple of a block."""
 COMPACT_ELEMENTS = 1 << 15
@@ -28,6 +34,8 @@ COMPACT = ((32, 64, 48, 16), (16, 32, 8, 24), (64, 128, 256, 32), (128, 128, 128
 """Sizes in place of large ones, for what is tried many times."""
 MOST_BYTES = 64 << 20
 """Of all tensors of a variant."""
+MOST_WORK = 1 << 38
+"""Product of the elements of the two largest tensors of different shapes: more is seconds of a convolution."""
 SMALLEST_SIZE = 3
 """Whole numbers among the arguments that equal a size, and are at least as large, follow it."""
 
@@ -46,6 +54,16 @@ DTYPES = (
     "float8_e5m2",
 )
 """Dtypes that are tried."""
+
+VALUES: dict[Values, str] = {
+    "large": "large values",
+    "far": "values far from zero",
+    "small": "small values",
+    "denormal": "denormal numbers",
+    "zeros": "zeros of both signs",
+    "odd": "NaN and infinities",
+}
+"""Kinds of values that are tried, and what they are called."""
 
 Change = Callable[[TensorMeta], "TensorMeta | None"]
 
@@ -66,12 +84,38 @@ def sized(case: Case) -> Iterator[Case]:
     for group in PRIMES:
         for mapping in _both_ways(sizes, group):
             yield from _mapped(case, "prime sizes", mapping)
-    for group in AROUND:
-        for mapping in _both_ways(sizes, group):
-            yield from _mapped(case, "uneven sizes", mapping)
+    for kind, groups in (("uneven sizes", AROUND), ("whole blocks", BLOCKS), ("multiples", MULTIPLES)):
+        for group in groups:
+            for mapping in _both_ways(sizes, group):
+                yield from _mapped(case, kind, mapping)
+    yield from long_rows(case)
     if first is not None:
         rest = max(1, _count(first.shape) // max(1, first.shape[0]))
         yield from _mapped(case, "huge", {first.shape[0]: -(-HUGE_ELEMENTS // rest)})
+
+
+def long_rows(case: Case, columns: int = LONG_ROW, kind: str = "long rows") -> Iterator[Case]:
+    """The case with few rows of many columns."""
+    first = next((meta for meta in _tensors(case) if meta.shape), None)
+    if first is not None and first.shape[-1] > 1:
+        yield from _mapped(case, kind, {first.shape[0]: 3, first.shape[-1]: columns})
+
+
+def ranked(case: Case) -> Iterator[Case]:
+    """The case with one dimension less, one more and three more, of all tensors that have as many as any."""
+    most = max((len(meta.shape) for meta in _tensors(case)), default=0)
+    kinds: dict[str, Change] = {
+        "one dimension less": lambda meta: TensorMeta(shape=meta.shape[1:], dtype=meta.dtype),
+        "one dimension more": lambda meta: TensorMeta(shape=(3, *meta.shape), dtype=meta.dtype),
+        "three dimensions more": lambda meta: TensorMeta(shape=(2, 1, 3, *meta.shape), dtype=meta.dtype),
+    }
+    for kind, change in kinds.items() if most else ():
+        args = tuple(
+            _each(arg, lambda meta: (change(meta) or meta) if len(meta.shape) == most else meta)  # noqa: B023
+            for arg in case.op.args
+        )
+        if _bytes(args) <= MOST_BYTES:
+            yield replaced(case, kind, args)
 
 
 def small(case: Case) -> Iterator[Case]:
@@ -95,10 +139,10 @@ def compact(case: Case) -> list[Case]:
 
 
 def valued(case: Case) -> Iterator[Case]:
-    """The case with other values: large ones, and NaN and infinities among them."""
+    """The case with other values: large, far from zero, small ones, zeros of both signs, NaN and infinities."""
     if any("float" in meta.dtype for meta in _tensors(case)):
-        yield dataclasses.replace(case, kind="large values", values="large")
-        yield dataclasses.replace(case, kind="NaN and infinities", values="odd")
+        for values, kind in VALUES.items():
+            yield dataclasses.replace(case, kind=kind, values=values)
 
 
 def primes_of(case: Case) -> Case:
@@ -147,7 +191,7 @@ def _mapped(case: Case, kind: str, mapping: Mapping[int, int], *, keep_numbers: 
     args = tuple(_with_numbers(_each(arg, resized), {} if keep_numbers else mapping) for arg in case.op.args)
     if keep_numbers:
         args = tuple(_with_zeroed(arg, mapping) for arg in args)
-    if args != case.op.args and _bytes(args) <= MOST_BYTES:
+    if args != case.op.args and _bytes(args) <= MOST_BYTES and _work(args) <= MOST_WORK:
         yield replaced(case, kind, args)
 
 
@@ -174,7 +218,10 @@ def laid_out(case: Case) -> Iterator[Case]:
     layouts: dict[str, Change] = {
         "transposed": _transposed,
         "sliced with an offset": _sliced,
+        "with a row pitch": _pitched,
+        "outer dimensions swapped": _outer_swapped,
         "expanded": _expanded,
+        "expanded columns": _expanded_columns,
         "misaligned": _misaligned,
         "channels last": _channels_last,
     }
@@ -202,7 +249,7 @@ def _change_at(case: Case, places: Sequence[tuple[int, int]], change: Change, ki
     args = list(case.op.args)
     for a, t in places:
         arg, meta = args[a], args[a].tensors[t]
-        if meta is None or (arg.mutated and change is _expanded):
+        if meta is None or (arg.mutated and change in (_expanded, _expanded_columns)):
             return None
         made = change(TensorMeta(shape=meta.shape, dtype=meta.dtype))
         if made is None:
@@ -225,6 +272,29 @@ def _sliced(meta: TensorMeta) -> TensorMeta | None:
         return None
     strides = contiguous_strides((*meta.shape[:-1], 2 * meta.shape[-1] + 3))
     return msgspec.structs.replace(meta, strides=(*strides[:-1], 2), storage_offset=2 * strides[0] + 1)
+
+
+def _pitched(meta: TensorMeta) -> TensorMeta | None:
+    """The first columns of a wider tensor: rows lie apart, their elements side by side."""
+    if len(meta.shape) < 2 or min(meta.shape[-2:]) < 2:
+        return None
+    strides = contiguous_strides((*meta.shape[:-1], meta.shape[-1] + 8))
+    return msgspec.structs.replace(meta, strides=strides, storage_offset=4)
+
+
+def _outer_swapped(meta: TensorMeta) -> TensorMeta | None:
+    """Memory in the order of the second dimension, rows as they are: batch and heads of attention."""
+    if len(meta.shape) < 3 or min(meta.shape[:2]) < 2:
+        return None
+    swapped = contiguous_strides((meta.shape[1], meta.shape[0], *meta.shape[2:]))
+    return msgspec.structs.replace(meta, strides=(swapped[1], swapped[0], *swapped[2:]))
+
+
+def _expanded_columns(meta: TensorMeta) -> TensorMeta | None:
+    """The same column again and again."""
+    if len(meta.shape) < 2 or meta.shape[-1] < 2:
+        return None
+    return msgspec.structs.replace(meta, strides=(*contiguous_strides((*meta.shape[:-1], 1))[:-1], 0))
 
 
 def _expanded(meta: TensorMeta) -> TensorMeta | None:
@@ -343,3 +413,8 @@ def _count(shape: Sequence[int]) -> int:
 
 def _bytes(args: Sequence[ReplayArg]) -> int:
     return sum(extent(meta) * itemsize(meta.dtype) for arg in args for meta in arg.tensors if meta is not None)
+
+
+def _work(args: Sequence[ReplayArg]) -> int:
+    counts = sorted(_count(shape) for shape in {meta.shape for arg in args for meta in arg.tensors if meta is not None})
+    return counts[-1] * counts[-2] if len(counts) > 1 else 0

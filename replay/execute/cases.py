@@ -35,13 +35,15 @@ def cases_of(
 ) -> Cases:
     """What the calls take: on simulated devices, and with `measuring` here, each op once.
 
-    `plan` and `ids` are `plan_of_calls`'s. A call whose arguments do not go together has a reason and no times. Raises
-    what `run_plan` does.
+    `plan` and `ids` are `plan_of_calls`'s. A call whose arguments do not go together has a reason and no times, one
+    that a user's function or program does not fit has no prediction and says why. Raises what `run_plan` does.
     """
-    from opreplay.replay.ascend.simulate.devices import simulate_on
+    from opreplay.replay.ascend.simulate.devices import Failed, simulate_on
+
+    failed: Failed = {}
 
     def simulate(op: ReplayOp) -> dict[str, Simulated]:
-        return {} if op.reason is not None else simulate_on(op, devices, contents(op), l2)
+        return {} if op.reason is not None else simulate_on(op, devices, contents(op), l2, failed)
 
     environment: dict[str, object] = {}
     if measuring is None:
@@ -64,6 +66,7 @@ def cases_of(
                 sizes=dict(one.sizes),
                 call=texts[id_],
                 result=by_id[id_],
+                unpredicted=tuple(failed.get(id_, ())),
                 too_large_for=tuple(name for name, room in rooms.items() if needs[id_] > room),
             )
             for one, id_ in zip(written, ids, strict=True)

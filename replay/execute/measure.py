@@ -16,6 +16,7 @@ from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.sampling import SamplePlan, collect
 from opreplay.replay.execute.warm_up import WarmUp, warm_up
 from opreplay.replay.host import environment
+from opreplay.replay.plan.step.recency import Recency
 from opreplay.replay.results import stats
 from opreplay.replay.results.measurement import Measurement, MeasureWarning
 
@@ -37,12 +38,15 @@ COLD_FOOTPRINT = 2.0
 """Arguments, or copies of them, that fill the last cache this many times have left it when their turn comes again."""
 
 
-def measure(executor: Executor, prepared: Prepared, options: MeasureOptions) -> Measurement:
+def measure(
+    executor: Executor, prepared: Prepared, options: MeasureOptions, recency: Recency | None = None
+) -> Measurement:
     """Time `prepared.call` until the median is known well enough or the time is spent.
 
     Slow ops get fewer samples than `min_samples` rather than more than about three times `op_time_s`; of very slow ones
     the calls of the warm-up count, without the first. Where the op's limit left no time for a second call, the first is
-    the measurement, with a warning. Whatever the op raises passes through.
+    the measurement, with a warning. `recency` tells of the recorded step, where caches are to be as in it. Whatever the
+    op raises passes through.
     """
     clock = executor.clock
     started = clock.now_s()
@@ -58,7 +62,7 @@ def measure(executor: Executor, prepared: Prepared, options: MeasureOptions) -> 
     calls = calls_per_sample(call_us, limit)
     host_us = clock.launch_us(prepared.call, calls)
     executor.reset(prepared)
-    plan = _plan(executor, prepared, calls, options)
+    plan = _plan(executor, prepared, calls, options, recency)
     failed: list[MeasureWarning] = []
     if options.cuda_graph and host_us is not None and host_us > call_us and not prepared.max_calls:
         plan, failed = _captured(executor, plan)
@@ -113,12 +117,19 @@ def calls_per_sample(call_us: float, limit: int) -> int:
     return max(1, min(limit, math.ceil(SAMPLE_US / max(call_us, 1e-3))))
 
 
-def _plan(executor: Executor, prepared: Prepared, calls: int, options: MeasureOptions) -> SamplePlan:
+def _plan(
+    executor: Executor, prepared: Prepared, calls: int, options: MeasureOptions, recency: Recency | None
+) -> SamplePlan:
     """How the arguments are kept out of the caches, or that they are not.
 
     Arguments that fill the last cache twice push themselves out of it. Smaller ones take turns with copies; where the
-    copies do not fill the cache twice either, it is flushed before each sample, in which each copy is used once.
+    copies do not fill the cache twice either, it is flushed before each sample, in which each copy is used once. Where
+    they are to be as in a step, a sample is one call, and what was touched before it is touched before each.
     """
+    if options.cache == "step" and recency is not None:
+        lay = executor.as_in_step(prepared, recency)
+        if lay is not None:
+            return SamplePlan(calls=(prepared.call,), count=1, before=lay, cache="step")
     size, cache = prepared.argument_bytes, executor.cache_bytes
     warm = SamplePlan(calls=(prepared.call,), count=calls, cache="warm", rewarm=calls > 1 and not prepared.max_calls)
     if options.cache == "warm" or not size or not cache:

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from opreplay.replay.results.measurement import CacheState
+from opreplay.replay.plan.step.recency import Recency
+from opreplay.replay.results.measurement import RunCache
 
 LIMIT_S = 60.0
 """Wall time of one op, set-up included, before its process is killed; more when `op_time_s` asks for more."""
@@ -33,15 +34,21 @@ class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
     limit_s: float | None = None
     """Wall time after which an op is given up: calls that do not settle end before. None for a minute or thirty times
     `op_time_s`, whichever is more."""
-    cache: CacheState = "cold"
+    cache: RunCache = "cold"
     """Warm: one set of arguments again and again. Cold, as most ops in a model find it: each call finds its
-    arguments outside the caches, by turns of copies or by a flush before each sample."""
+    arguments outside the caches, by turns of copies or by a flush before each sample. Step: before each call its
+    arguments are touched as long ago, in bytes of other memory, as in the recorded step; ops that it does not call are
+    measured cold."""
     cuda_graph: bool = False
     """Whether ops that the device runs faster than the host launches them are captured in a graph."""
     check_kernels: bool = False
     """Whether one more call is profiled and held against what was recorded."""
     check_values: bool = False
     """Whether the results of one more call are held against those of the recorded op's own implementation."""
+
+    def l2_state(self) -> Literal["cold", "warm", "sequence"]:
+        """What predictions beside the measurement assume of a simulated device's cache."""
+        return "sequence" if self.cache == "step" else self.cache
 
     def hard_limit_s(self) -> float:
         """Seconds after which an op's process is killed."""
@@ -100,6 +107,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
     """For each op; see `opreplay.replay.execute.executors.base.Limits`."""
     keep_freed: bool = True
     """Whether freed memory is kept for the next call; in a sequence the C library does what it does in a model."""
+    recency: dict[str, Recency] = {}
+    """Of the ops that the recorded step calls, by id, where caches are to be as they are in it."""
     cpus: tuple[int, ...] = ()
     """Processors that this worker keeps to; all that it is given where empty."""
 

@@ -31,6 +31,8 @@ from opreplay.replay.host import environment
 from opreplay.replay.ir.model import Reason, ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import need_of
 from opreplay.replay.plan.step.of_step import step_plan
+from opreplay.replay.plan.step.recency import Recency, recency
+from opreplay.replay.resolve.meta.outputs import with_outputs
 from opreplay.replay.results.of_plan import result_of, summarize
 from opreplay.replay.results.outcome import Outcome, unable
 from opreplay.replay.results.reading import ResultFile, ResultSink
@@ -45,7 +47,7 @@ from opreplay.replay.results.records import (
     TraceResult,
 )
 from opreplay.replay.results.resume import identity_of, kept_results, whole_summary
-from opreplay.traces.errors import EnvironmentRefused
+from opreplay.traces.errors import EnvironmentRefused, UsageError
 
 MAPPED_BYTES = 128 << 10
 """From this size on the C library maps memory anew for each result (mallopt(3), M_MMAP_THRESHOLD)."""
@@ -103,12 +105,14 @@ def run_plan(
         check_values_file(plan, options.values)
     options = msgspec.structs.replace(options, max_op_bytes=options.max_op_bytes or _default_op_bytes(options, earlier))
     continued = _with_threads(options, earlier)
+    told = _recency(plan, options)
     if options.mode == "sequence":
         plan = step_plan(plan)
         chosen = sequence = sequence_engine(plan, continued, on_progress)
         close = sequence.records
     else:
-        chosen = engine if engine is not None else OneByOne(runner) if runner is not None else make_engine(continued)
+        single = OneByOne(runner) if runner is not None else None
+        chosen = engine or single or make_engine(continued, told)
         if options.ranks is not None:
             chosen = with_ranks(chosen, continued)
     results: list[OpResult] = []
@@ -221,11 +225,11 @@ def sequence_engine(
     )
 
 
-def make_engine(options: RunOptions) -> Engine:
+def make_engine(options: RunOptions, recency: dict[str, Recency] | None = None) -> Engine:
     """One runner, or as many lanes as the options ask for."""
     if options.lanes == 1:
-        return OneByOne(make_runner(options))
-    base, limit_s = worker_config(options), options.hard_limit_s()
+        return OneByOne(make_runner(options, recency))
+    base, limit_s = worker_config(options, recency), options.hard_limit_s()
     cpus = split_cpus(options.lanes) if options.threads is None else [()] * options.lanes
     devices = lane_devices(options.device, options.lanes, shared=options.shared_device)
     configs = [
@@ -260,18 +264,47 @@ def with_ranks(others: Engine, options: RunOptions) -> WithRanks:
     return WithRanks(others, crew, backend=backend, measure=measure, max_bytes=per_rank * count)
 
 
-def worker_config(options: RunOptions) -> WorkerConfig:
-    """What a process that runs ops must know of the options."""
-    return WorkerConfig(options=options, memory_bytes=options.max_op_bytes or environment.default_op_bytes())
+def worker_config(options: RunOptions, recency: dict[str, Recency] | None = None) -> WorkerConfig:
+    """What a process that runs ops must know of the options, and of the step where caches are to be as in it."""
+    memory_bytes = options.max_op_bytes or environment.default_op_bytes()
+    return WorkerConfig(options=options, memory_bytes=memory_bytes, recency=recency or {})
 
 
-def make_runner(options: RunOptions) -> Runner:
+def make_runner(options: RunOptions, recency: dict[str, Recency] | None = None) -> Runner:
     """A child process for the ops, or this process where the options say so."""
-    config = worker_config(options)
+    config = worker_config(options, recency)
     if options.isolation == "process":
         return ChildProcess(config, limit_s=options.hard_limit_s())
     shrink_to = config.memory_bytes if config.options.over_budget == "shrink" else None
-    return InProcess(make_executor(config), seed=options.seed, options=config.options, shrink_to=shrink_to)
+    return InProcess(
+        make_executor(config),
+        seed=options.seed,
+        options=config.options,
+        shrink_to=shrink_to,
+        recency=config.recency,
+    )
+
+
+def _recency(plan: ReplayPlan, options: RunOptions) -> dict[str, Recency]:
+    """How far away the step leaves arguments, where that is asked for. Raises UsageError where it cannot be had."""
+    if options.cache != "step":
+        return {}
+    if options.mode == "sequence":
+        raise UsageError(
+            "the cache of a step is for single ops", hint="A sequence has the caches that its calls leave."
+        )
+    if options.device != "cpu":
+        raise UsageError(
+            f"--cache step is for the CPU, not for {options.device}",
+            hint="Measure cold, or replay with --mode sequence.",
+        )
+    found = recency(with_outputs(plan))
+    if not found:
+        raise UsageError(
+            f"{plan.source} does not say in which order its ops ran",
+            hint="--cache step needs a trace, or a plan that this version's `opreplay plan TRACE --output` wrote.",
+        )
+    return found
 
 
 def _header(

@@ -12,7 +12,7 @@ import msgspec
 
 from opreplay.replay.execute.executors.base import Executor, Prepared
 from opreplay.replay.results import stats
-from opreplay.replay.results.measurement import CacheState, MeasureWarning
+from opreplay.replay.results.measurement import MeasureWarning, RunCache
 
 if TYPE_CHECKING:
     from opreplay.replay.execute.options import MeasureOptions
@@ -33,9 +33,11 @@ class SamplePlan(msgspec.Struct, frozen=True, kw_only=True):
     """One to be repeated, or as many as a sample has."""
     count: int
     evict: bool = False
+    before: Callable[[], None] | None = None
+    """Called right before each sample, after the gauges were read."""
     rewarm: bool = False
     """Whether a call that is not timed follows what is done between samples, so that these find warm caches."""
-    cache: CacheState
+    cache: RunCache
     graph: Callable[[], Any] | None = None
     """Launches the whole sample at once."""
 
@@ -107,6 +109,8 @@ def collect(
         if plan.evict:
             executor.evict()
             before_us = _read(executor, prepared, plan)
+        if plan.before is not None:
+            plan.before()
         at = clock.interruptions()
         if plan.graph is not None:
             took_us = clock.time_calls(plan.graph, 1)
@@ -140,7 +144,7 @@ def _read(executor: Executor, prepared: Prepared, plan: SamplePlan) -> tuple[flo
     reading: tuple[float, ...] = ()
     for _ in range(READINGS):
         at = executor.clock.interruptions().switches
-        again = executor.gauge.read(executor.clock, memory=plan.cache == "cold")
+        again = executor.gauge.read(executor.clock, memory=plan.cache != "warm")
         # What interrupts a reading only adds to it.
         reading = tuple(map(min, reading, again)) if reading else again
         if executor.clock.interruptions().switches == at:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import os
-from time import sleep
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,35 +13,14 @@ from opreplay.replay.results.measurement import Measurement, MeasureWarning, kin
 if TYPE_CHECKING:
     from opreplay.replay.execute.executors.base import Executor, Prepared
     from opreplay.replay.execute.options import MeasureOptions
+    from opreplay.replay.plan.step.recency import Recency
 
-LOOK_S = 0.2
-"""How long the processors are looked at: twenty of the kernel's ticks."""
 IDLE_SHARE = 0.9
 """A thread needs at least this share of a processor, else it is waited for."""
 FAR_ABOVE = 3.0
 """A median so many times the lowest decile is that of threads that wait for each other."""
 ALONE_SHARE = 0.5
 """An op is measured again with one thread where this share of its time limit is left."""
-
-
-def idle_cpus(look_s: float = LOOK_S) -> float | None:
-    """Processors that other programs leave idle, of those that this process may use; None where Linux does not say.
-
-    What this process and its parent use meanwhile counts as idle.
-    """
-    before = _ticks()
-    if before is None:
-        return None
-    own = _own_ticks()
-    sleep(look_s)
-    after = _ticks()
-    if after is None or after[1] <= before[1]:
-        return None
-    cpus = len(os.sched_getaffinity(0))
-    idle, total = after[0] - before[0] + _own_ticks() - own, after[1] - before[1]
-    free = cpus * min(1.0, idle / total)
-    quota = _quota()
-    return free if quota is None else min(free, quota)
 
 
 def fitting_threads(wanted: int, idle: float | None) -> int:
@@ -57,20 +34,22 @@ def fitting_threads(wanted: int, idle: float | None) -> int:
     return threads
 
 
-def measure_on_idle(executor: Executor, prepared: Prepared, options: MeasureOptions) -> Measurement:
+def measure_on_idle(
+    executor: Executor, prepared: Prepared, options: MeasureOptions, recency: Recency | None = None
+) -> Measurement:
     """`measure`, and again with one thread where several had to wait for processors: whichever is shorter.
 
     The measurement says so in a warning.
     """
     started = executor.clock.now_s()
-    found = measure(executor, prepared, options)
+    found = measure(executor, prepared, options, recency)
     threads = executor.threads
     left_s = options.hard_limit_s() - (executor.clock.now_s() - started)
     if threads is None or threads < 2 or not waited(found) or left_s < ALONE_SHARE * options.hard_limit_s():
         return found
     executor.use_threads(1)
     try:
-        alone = measure(executor, prepared, msgspec.structs.replace(options, limit_s=left_s))
+        alone = measure(executor, prepared, msgspec.structs.replace(options, limit_s=left_s), recency)
     finally:
         executor.use_threads(threads)
     if alone.median_us >= found.median_us:
@@ -86,38 +65,3 @@ def waited(found: Measurement) -> bool:
         return True
     deciles = found.deciles_us
     return len(deciles) == 11 and deciles[1] > 0 and deciles[5] > FAR_ABOVE * deciles[1]
-
-
-def _ticks() -> tuple[int, int] | None:
-    """Idle and all ticks of the processors that this process may use (proc(5), /proc/stat)."""
-    try:
-        with open("/proc/stat", encoding="ascii") as file:
-            lines = [line.split() for line in file if line.startswith("cpu")]
-        mine = {f"cpu{index}" for index in os.sched_getaffinity(0)}
-    except (OSError, AttributeError):
-        return None
-    rows = [[int(number) for number in line[1:9]] for line in lines if line[0] in mine]
-    return (sum(row[3] + row[4] for row in rows), sum(map(sum, rows))) if rows else None
-
-
-def _own_ticks() -> int:
-    """Ticks of this process and its parent."""
-    ticks = 0
-    for process in ("self", str(os.getppid())):
-        try:
-            with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
-                fields = file.read().rpartition(")")[2].split()
-        except OSError:
-            continue
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks
-
-
-def _quota() -> float | None:
-    """Processors that the control group of this process may use; None without a limit."""
-    try:
-        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
-            quota, _, period = file.read().partition(" ")
-        return int(quota) / int(period)
-    except (OSError, ValueError):
-        return None

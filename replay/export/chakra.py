@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from opreplay.replay.arguments.shrink.flops import product_flops
+from opreplay.replay.collectives.model import POINT_TO_POINT, Collective
 from opreplay.replay.export.whole import whole_arguments
 from opreplay.replay.ir.model import PlainValue, RecordedSequence, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.resolve.bind import LAYOUT_CODES, MEMORY_FORMAT_CODES
@@ -40,7 +41,10 @@ _COLLECTIVES: tuple[tuple[str, CollectiveType], ...] = (
     (r"barrier", CollectiveType.BARRIER),
 )
 _KINDS: dict[str, CollectiveType] = {kind.name.lower(): kind for kind in CollectiveType}
-"""By what `replay.collectives` calls them; sending and receiving name ranks, which a node would need as well."""
+"""By what `replay.collectives` calls them."""
+
+
+_COMMUNICATION = (NodeType.COMM_COLL, NodeType.COMM_SEND, NodeType.COMM_RECV)
 
 
 class ChakraTrace(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +81,7 @@ def chakra_trace(plan: ReplayPlan, times: Mapping[str, float] | None = None, *, 
         nodes += 1
         unsized += kind is None
         untimed += told is None
-        collectives += kind is NodeType.COMM_COLL
+        collectives += kind in _COMMUNICATION
         duration_us = told or 0.0
         attributes["is_cpu_op"] = times is None and not step.device_us
         made.append(_framed(_node(nodes, op, kind or NodeType.COMP, attributes, start_us, duration_us, step, number)))
@@ -100,16 +104,14 @@ def _framed(message: bytes) -> bytes:
     return varint(len(message)) + message
 
 
-def _kind(op: ReplayOp) -> tuple[NodeType | None, dict[str, bool | int]]:
+def _kind(op: ReplayOp) -> tuple[NodeType | None, dict[str, bool | int | str]]:
     """What a node is and what ASTRA-sim needs to know of it; None for a collective that it could not simulate."""
     sizes = [meta for arg in op.args for meta in arg.tensors if meta is not None]
     moved = sum(map(_bytes, sizes))
     if op.collective is not None:
-        kind = _KINDS.get(op.collective.kind)
-        moves = op.collective.in_elements * op.collective.itemsize
-        if kind is None or (moves == 0 and kind is not CollectiveType.BARRIER):
-            return None, {}
-        return NodeType.COMM_COLL, {"comm_type": int(kind), "comm_size": moves}
+        return _communication(op.collective)
+    if op.reason is not None and op.name.endswith("::wait_tensor"):
+        return NodeType.COMP, {}
     if op.reason is None or op.reason.kind != "collective":
         results = sum(_bytes(meta) for meta in op.outputs or () if meta is not None)
         flops = round(product_flops(op))
@@ -119,6 +121,23 @@ def _kind(op: ReplayOp) -> tuple[NodeType | None, dict[str, bool | int]]:
     if found is None or (moved == 0 and found is not CollectiveType.BARRIER):
         return None, {}
     return NodeType.COMM_COLL, {"comm_type": int(found), "comm_size": _bytes(sizes[0]) if sizes else 0}
+
+
+def _communication(one: Collective) -> tuple[NodeType | None, dict[str, bool | int | str]]:
+    """A message between two ranks of the job, or a collective of a group; None where ends or size are not known."""
+    moves = one.in_elements * one.itemsize
+    group: dict[str, bool | int | str] = {"pg_name": one.group} if one.group else {}
+    group |= {} if one.group_size is None else {"group_size": one.group_size}
+    if one.kind in POINT_TO_POINT:
+        if one.source is None or one.target is None or not moves:
+            return None, {}
+        ends = [one.group_ranks[end] if end < len(one.group_ranks) else end for end in (one.source, one.target)]
+        kind = NodeType.COMM_SEND if one.kind == "send" else NodeType.COMM_RECV
+        return kind, {"comm_size": moves, "comm_src": ends[0], "comm_dst": ends[1], "comm_tag": 0, **group}
+    kind = _KINDS.get(one.kind)
+    if kind is None or (moves == 0 and kind is not CollectiveType.BARRIER):
+        return None, {}
+    return NodeType.COMM_COLL, {"comm_type": int(kind), "comm_size": moves, **group}
 
 
 def _bytes(meta: TensorMeta) -> int:
@@ -132,7 +151,7 @@ def _node(
     number: int,
     op: ReplayOp,
     kind: NodeType,
-    attributes: dict[str, bool | int],
+    attributes: dict[str, bool | int | str],
     start_us: float,
     duration_us: float,
     step: RecordedSequence,

@@ -10,6 +10,8 @@ import msgspec
 from opreplay.traces.model import TensorMeta
 
 Via = Literal["dispatch", "export", "compile"]
+LikeDevice = Literal["cpu", "cuda", "npu"]
+"""Whose defaults torch takes while a step is captured."""
 StepPhase = Literal["forward", "backward", "optimizer"]
 Kind = Literal["parameter", "buffer", "gradient", "optimizer state", "input", "constant", "activation"]
 """What a storage holds; "constant": neither module nor caller own it, "activation": a call made it."""

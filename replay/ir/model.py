@@ -33,6 +33,10 @@ Value = PlainValue | tuple[PlainValue | tuple[PlainValue, ...], ...]
 """Two levels are all that schemas have (a list of lists); msgspec decodes no recursive alias."""
 
 
+BY_PROGRAM = "values computed on the CPU by the tile program"
+"""How the assumption of an op that a tile program runs begins."""
+
+
 class Assumption(msgspec.Struct, frozen=True, kw_only=True):
     """Something the trace does not say and opreplay filled in; shown in the report."""
 

@@ -192,11 +192,29 @@ def _read(
         return read_trace(
             path,
             limits=limits or Limits(),
+            processes=1 if activity else reading_processes(path),
             progress=told,
             record_function_ids=ids,
             gradients=True,
             activity=activity,
         )
+
+
+MOST_READERS = 4
+"""Processes that read one file: their tables come together in one, and each may use some hundred megabytes."""
+
+
+def reading_processes(path: str) -> int:
+    """With how many processes a file is read: one for each idle processor, where it is plain and large enough."""
+    from opreplay.traces.reading.parallel import most_parts
+
+    most = min(most_parts(path), MOST_READERS)
+    if most < 2:
+        return 1
+    from opreplay.replay.host.idle import idle_cpus
+
+    idle = idle_cpus()
+    return 1 if idle is None else max(1, min(most, round(idle)))
 
 
 def join_notes(joined: Trace) -> list[str]:

@@ -12,6 +12,7 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from opreplay.replay.ir.model import BY_PROGRAM
 from opreplay.replay.report.columns import Column, OpCell, ops_table
 from opreplay.replay.report.doubts import marks, thread_notes
 from opreplay.replay.report.run.csv_ import cell
@@ -42,11 +43,14 @@ def notes_of(case: Case) -> list[str]:
     """What to know before trusting the numbers of one call."""
     result = case.result
     notes = [] if result.reason is None else [str(result.reason)]
+    notes += case.unpredicted
     notes += [f"does not fit into the memory of {soc}" for soc in case.too_large_for if soc in result.simulated]
     notes += [f"{soc} {text}" for soc, one in result.simulated.items() for text in prediction_notes(one)]
     notes += [f"measured: {kind}" for kind in marks(result)]
+    programs = [one.what for one in result.assumptions if one.what.startswith(BY_PROGRAM)]
     if result.resolved_by in ("reference", "equivalent", "executor") and result.measured_us is not None:
-        notes.append(f"measured: {'stand-in' if result.resolved_by == 'reference' else result.resolved_by}")
+        kind = "stand-in" if result.resolved_by == "reference" else result.resolved_by
+        notes.append(f"measured: {programs[0] if programs else kind}")
     return notes
 
 

@@ -28,6 +28,7 @@ def facts(found: Study, *, lines: bool = False) -> dict[str, Any]:
         "skipped_shapes": found.skipped,
         "tuned": found.tuned,
         "confidence": "uncalibrated",
+        "l2": found.l2,
     }
 
 
@@ -41,6 +42,9 @@ def _case_facts(one: Looked, lines: bool) -> dict[str, Any]:
         "soc": one.soc,
         "checked_only": one.case.checked_only,
         "time_us": time.time_us if time else None,
+        "low_us": time.low_us if time else None,
+        "high_us": time.high_us if time else None,
+        "in_l2": time.in_l2 if time else None,
         "overlapped_us": time.overlapped_us if time else None,
         "serial_us": time.serial_us if time else None,
         "launch_us": time.launch_us if time else None,
@@ -104,12 +108,33 @@ def render(found: Study, width: int, *, lines: bool = False) -> RenderableType:
     notes: list[str] = []
     if any(one.time is not None and one.time.notes for one in asked):
         notes.append("iterations of loops that repeat others were counted, not run (how many: --format json)")
+    looks = [note for one in asked if one.time is not None for note in one.time.notes if "looks at positions" in note]
+    notes += [f"warning: {note}" for note in dict.fromkeys(looks)]
     notes += list(dict.fromkeys(f"values not run: {one.note}" for one in asked if one.note))
     if found.skipped:
         notes.append(f"{plural(found.skipped, 'default shape')} left out: the reference refuses them")
+    notes += [text for text in (band_text(asked), l2_text(found, asked)) if text]
     notes.append("times are uncalibrated: nothing of these programs was measured; values are of the CPU's arithmetic")
     parts += [Text(), *(Text(safe(note), style="dim") for note in notes)]
     return Group(*parts)
+
+
+def band_text(looked: Sequence[Looked]) -> str:
+    """How far times may be off; "" without any."""
+    factors = [one.time.high_us / one.time.time_us for one in looked if one.time is not None and one.time.time_us > 0]
+    if not factors:
+        return ""
+    return f"80 % of such predictions lie between 1/{max(factors):.2g} and {max(factors):.2g} times the measured time"
+
+
+def l2_text(found: Study, looked: Sequence[Looked]) -> str:
+    """What L2 holds when the kernels start; "" without any times."""
+    shares = [100 * one.time.in_l2 for one in looked if one.time is not None]
+    if not shares:
+        return ""
+    least, most = f"{min(shares):.0f}", f"{max(shares):.0f}"
+    part = least if least == most else f"{least} to {most}"
+    return f"{part} % of what a kernel touches is taken to be in L2 when it starts (--l2 {found.l2}; cold: none)"
 
 
 def _cases(looked: Sequence[Looked], width: int) -> list[RenderableType]:

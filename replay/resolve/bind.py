@@ -10,21 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from opreplay.replay.ir import shared_memory as aliasing
 from opreplay.replay.ir.model import Assumption, Reason, ReplayArg, Value
 from opreplay.replay.ir.recorded_call import MISSING, RecordedArg
-from opreplay.replay.resolve.guess import guess as inference
-from opreplay.replay.resolve.guess import lists
-from opreplay.replay.resolve.guess.guess import Context, Guess
 from opreplay.replay.resolve.match import Match
 from opreplay.replay.resolve.policy import refuse_value
 from opreplay.replay.resolve.schema import ArgSpec
 from opreplay.traces.dtypes import SCALAR_TYPE_CODES
 from opreplay.traces.model import TensorMeta
+
+if TYPE_CHECKING:
+    from opreplay.replay.resolve.guess.guess import Context, Guess
 
 LAYOUT_CODES = (
     "torch.strided",
@@ -263,6 +263,10 @@ def _complete_dtypes(
     notes: list[Assumption],
 ) -> None:
     """Fill in element types that were not recorded: those of a tensor list are not."""
+    # Guesses are many rules, which a plan that is kept needs none of.
+    from opreplay.replay.resolve.guess import guess as inference
+    from opreplay.replay.resolve.guess import lists
+
     siblings = [m.dtype for a in bound.values() if a.type == "Tensor" for m in a.tensors if m is not None and m.dtype]
     for arg, rec in pairs:
         made = bound.get(arg.name)
@@ -286,6 +290,9 @@ def _guessed(
     arg: ArgSpec, rec: RecordedArg, match: Match, bound: dict[str, ReplayArg], context: Context
 ) -> tuple[ReplayArg, str | None]:
     """An argument whose value the trace does not hold, and the note on it."""
+    from opreplay.replay.resolve.guess import guess as inference
+    from opreplay.replay.resolve.guess import lists
+
     if rec.kind == "absent" and arg.kind == "Tensor" and not arg.optional and arg == match.spec.args[0]:
         raise Unbound(Reason("metadata missing", f"shape of {arg.name} (nested and undefined tensors have none)"))
     guess = None

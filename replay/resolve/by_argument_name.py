@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import msgspec
 
-from opreplay.replay.ir.model import Assumption, Reason, ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.ir.model import Reason, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.ir.names import split_name
 from opreplay.replay.ir.verify import verify_argument
 from opreplay.replay.resolve.bind import named
 from opreplay.replay.resolve.kernels import way_on
 from opreplay.replay.resolve.names import candidates
 from opreplay.replay.resolve.policy import Policy, refuse_arguments, refuse_name, refuse_value
-from opreplay.replay.resolve.schema import ArgSpec, OpSpec
+from opreplay.replay.resolve.schema import ArgSpec, OpSpec, named_after_gaps
 from opreplay.replay.resolve.user.executors import EXECUTORS, as_lists
 from opreplay.traces.errors import FormatError, UsageError
 
@@ -64,7 +64,8 @@ def _resolve(op: ReplayOp, policy: Policy, device: str) -> ReplayOp:
     if reason is not None:
         return _refused(op, reason)
     given = {arg.name: arg for arg in op.args}
-    args = tuple(_adopt(given[wanted.name], wanted) for wanted in spec.args if wanted.name in given)
+    adopted = [_adopt(given[wanted.name], wanted) for wanted in spec.args if wanted.name in given]
+    args = named_after_gaps(spec, adopted)
     try:
         for arg in args:
             verify_argument(f"argument {arg.name}", arg)
@@ -98,7 +99,7 @@ def _by_user(op: ReplayOp, reason: Reason) -> ReplayOp:
         return _refused(op, reason)
     args = tuple(msgspec.structs.replace(arg, mutated=arg.mutated or arg.name in entry.mutates) for arg in op.args)
     args = as_lists(args) if entry.lists else args
-    note = Assumption(argument="*", what=f"run by the user's executor {entry.shown}")
+    note = entry.note
     return msgspec.structs.replace(op, args=args, resolved_by="executor", assumptions=(*op.assumptions, note))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 
 import msgspec
 import numpy as np
@@ -71,7 +71,7 @@ class Resolver:
         """The op with its arguments, or with the reason why it cannot be replayed."""
         recorded = recorded_args(signature)
         kernels = tuple(kernel.name for kernel in op.recorded.kernels)
-        relatives = partial(self._relatives.around, row)
+        relatives = cache(partial(self._relatives.around, row))
         on_device = op.recorded.device_us_median
         context = Context(
             device=self._device,

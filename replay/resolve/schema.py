@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
+import msgspec
+
 from opreplay.replay.host.dispatcher import has_kernel, registered_schemas
-from opreplay.replay.ir.model import Value
+from opreplay.replay.ir.model import ReplayArg, Value
 from opreplay.traces.literals import plain_float
 
 _LIST = "[]"
@@ -163,3 +165,11 @@ def _plain(value: Any) -> Value:
         items = cast("Sequence[Any]", value)
         return tuple(item if isinstance(item, bool | int | float | str) else str(item) for item in items)
     return str(value)
+
+
+def named_after_gaps(spec: OpSpec, args: Sequence[ReplayArg]) -> tuple[ReplayArg, ...]:
+    """Arguments in the schema's order, those behind one that is left out to be given by name."""
+    names = {arg.name for arg in args}
+    left_out = next((at for at, arg in enumerate(spec.args) if arg.name not in names), len(spec.args))
+    behind = {arg.name for arg in spec.args[left_out:]}
+    return tuple(msgspec.structs.replace(arg, keyword_only=True) if arg.name in behind else arg for arg in args)

@@ -20,6 +20,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     result: OpResult
     too_large_for: tuple[str, ...] = ()
     """Simulated devices whose memory does not hold the call's arguments and results."""
+    unpredicted: tuple[str, ...] = ()
+    """Why a user's function or program has no prediction for it: "no prediction for 910b3: UB: 260 KiB needed, ..."."""
 
 
 class Cases(msgspec.Struct, frozen=True, kw_only=True):

@@ -70,7 +70,9 @@ def kind_of(warning: MeasureWarning | str) -> str:
 
 CacheState = Literal["cold", "warm"]
 """Whether an op finds its arguments in the device's caches, as in a loop, or not, as most of them in a model."""
-MeasuredCache = Literal["cold", "warm", "sequence"]
+RunCache = Literal["cold", "warm", "step"]
+"""The same of a run; "step": each argument as far away as the calls of the recorded step leave it."""
+MeasuredCache = Literal["cold", "warm", "step", "sequence"]
 """The same of a measurement; in a sequence an op finds what the ops before it left."""
 
 

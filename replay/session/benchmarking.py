@@ -51,6 +51,8 @@ def benchmark(
     from opreplay.replay.execute.run import worker_config
     from opreplay.replay.execute.threads import measure_on_idle
 
+    if (options.cache if options is not None else cache) == "step":
+        raise UsageError("a callable is part of no recorded step", hint='Say cache="cold" or cache="warm".')
     call = partial(function, *args, **named, **(kwargs or {}))
     tensors = tensors_in([*call.args, *call.keywords.values()])
     asked = options or RunOptions(op_time_s=op_time_s, cache=cache)

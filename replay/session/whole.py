@@ -128,7 +128,7 @@ def run(
                 plan,
                 chosen,
                 sink=sink,
-                simulate=lambda op: simulate_on(op, devices, contents(op), chosen.cache, unpredicted),
+                simulate=lambda op: simulate_on(op, devices, contents(op), chosen.l2_state(), unpredicted),
                 failed=unpredicted,
                 on_progress=on_progress,
                 trace=trace_facts(read.read),

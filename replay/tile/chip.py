@@ -9,7 +9,7 @@ from opreplay.replay.ascend.cost.vector import resident_share
 from opreplay.replay.ascend.kernel import State
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.tile.language.places import DTYPE_BYTES, Place, capacity
-from opreplay.replay.tile.language.recording import Recording
+from opreplay.replay.tile.language.recording import PROBES, Recording
 from opreplay.replay.tile.pipes import WRITES, Schedule, Traffic, moved, schedule, work
 from opreplay.replay.tile.program import Bound
 from opreplay.replay.tile.running import Ran, run_times
@@ -62,6 +62,11 @@ class TileTime:
 
     time_us: float
     """As scheduled, with launch."""
+    low_us: float
+    high_us: float
+    """80 % band, that of a kernel that nothing was calibrated with."""
+    in_l2: float
+    """Share of the bytes it touches that is in L2 when it starts."""
     overlapped_us: float
     """If no pipe ever waited for another."""
     serial_us: float
@@ -96,6 +101,7 @@ class _Demand:
     l2_bytes: float
     hbm_read: float
     hbm_write: float
+    in_l2: float
 
 
 def _demand(bound: Bound, ran: Ran, device: DeviceProfile, state: State) -> _Demand:
@@ -114,7 +120,7 @@ def _demand(bound: Bound, ran: Ran, device: DeviceProfile, state: State) -> _Dem
     writing = {name: min(size, sizes[name]) for name, size in stored.items() if name in sizes}
     share = 1.0 - resident(sum(reading.values()) + sum(writing.values()), device, state)
     missing = {name: share * size / loaded[name] for name, size in reading.items() if loaded[name]}
-    return _Demand(missing, through, share * sum(reading.values()), share * sum(writing.values()))
+    return _Demand(missing, through, share * sum(reading.values()), share * sum(writing.values()), 1.0 - share)
 
 
 def resident(touched: float, device: DeviceProfile, state: State) -> float:
@@ -145,13 +151,20 @@ def hbm_us(demand: _Demand, device: DeviceProfile) -> float:
 
 
 def estimate(
-    bound: Bound, device: DeviceProfile, *, state: State = "network", cores: int | None = None, keep: int = 0
+    bound: Bound,
+    device: DeviceProfile,
+    *,
+    state: State = "network",
+    cores: int | None = None,
+    keep: int = 0,
+    every: bool = False,
 ) -> TileTime:
     """The time of a program on a device, in microseconds. Raises TileError for a limit that it breaks.
 
     `state` is what the caches hold when it starts, `keep` how many instructions of the busiest core are kept.
+    With `every` all iterations of loops are run, also those that repeat others.
     """
-    ran = run_times(bound, device, cores)
+    ran = run_times(bound, device, cores, every=every)
     demand = _demand(bound, ran, device, state)
     floor_hbm = hbm_us(demand, device)
     floor_l2 = demand.l2_bytes / (device.pipes.l2_bytes_per_cycle * device.freq_hz) * 1e6
@@ -168,8 +181,12 @@ def estimate(
     serial = max(scheduled, sum(value for key, value in slowest.busy.items() if key[1] != "S") * us)
     shares = {_pipe_name(key, ran): value * us / scheduled for key, value in slowest.busy.items()} if scheduled else {}
     buffers = _buffers(ran, device)
+    band = device.families["Unknown"].band
     return TileTime(
         time_us=launch + scheduled,
+        low_us=(launch + scheduled) / band,
+        high_us=(launch + scheduled) * band,
+        in_l2=demand.in_l2,
         overlapped_us=launch + overlapped,
         serial_us=launch + serial,
         launch_us=launch,
@@ -252,6 +269,11 @@ def _notes(ran: Ran, slowest: Schedule) -> tuple[str, ...]:
     left = max(one.left_out for _, one in ran.classes)
     if left:
         notes.append(f"{left:,} iterations that repeat others were not run but counted")
+    if looked := max(one.looked for _, one in ran.classes):
+        notes.append(
+            f"{looked:,} of them are of loops whose body looks at positions: {PROBES} were compared, others may differ "
+            "(--every runs all)"
+        )
     if slowest.averaged:
         notes.append(f"{slowest.averaged:,} repetitions of loops whose schedule had not settled count with their mean")
     return tuple(notes)

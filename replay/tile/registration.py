@@ -47,7 +47,7 @@ def register_program(program: Program) -> None:
         if namespace != "aten":
             runner = functools.wraps(program.function)(functools.partial(_execute, program))
             runner.__signature__ = _open_signature()  # type: ignore[attr-defined]
-            register_executor(program.op)(runner)
+            register_executor(program.op, program=True)(runner)
     _programs[program.place] = program
     if program.library:
         _make_library_op(program)

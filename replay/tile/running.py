@@ -41,20 +41,21 @@ class Ran:
     """Every core was run, as the program looks at where its blocks lie."""
 
 
-def run_times(bound: Bound, device: DeviceProfile, cores: int | None = None) -> Ran:
-    """Run a program without values on the cores that differ. Raises TileError."""
-    first, kind = _run_one(bound, device, 0, cores, "vector")
+def run_times(bound: Bound, device: DeviceProfile, cores: int | None = None, *, every: bool = False) -> Ran:
+    """Run a program without values on the cores that differ; with `every` all iterations of loops, also those that
+    repeat others. Raises TileError."""
+    first, kind = _run_one(bound, device, 0, cores, "vector", every=every)
     dealt = max((prod(-(-t // s) for t, s in zip(*deal, strict=True)) for deal in first.deals), default=1)
     total = core_count(device, kind, bound.program, cores)
     used = max(1, min(total, dealt))
     if first.index_seen:
-        rest = [(1, _run_one(bound, device, number, cores, kind)[0]) for number in range(1, used)]
+        rest = [(1, _run_one(bound, device, number, cores, kind, every=every)[0]) for number in range(1, used)]
         return Ran(kind, used, [(1, first), *rest], each_run=True)
     groups: dict[object, list[int]] = {}
     for number in range(used):
         groups.setdefault(_shares(first.deals, number, total), []).append(number)
     classes = [
-        (len(numbers), first if numbers[0] == 0 else _run_one(bound, device, numbers[0], cores, kind)[0])
+        (len(numbers), first if numbers[0] == 0 else _run_one(bound, device, numbers[0], cores, kind, every=every)[0])
         for numbers in groups.values()
     ]
     return Ran(kind, used, classes)
@@ -88,7 +89,9 @@ def _shares(deals: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], number: in
     return tuple(out)
 
 
-def _run_one(bound: Bound, device: DeviceProfile, number: int, cores: int | None, kind: Kind) -> tuple[Recording, Kind]:
+def _run_one(
+    bound: Bound, device: DeviceProfile, number: int, cores: int | None, kind: Kind, *, every: bool = False
+) -> tuple[Recording, Kind]:
     """Run one core without values; loops that turn out not to repeat are run in full."""
     unsteady: set[Spot] = set()
     for _ in range(MOST_RERUNS):
@@ -100,6 +103,7 @@ def _run_one(bound: Bound, device: DeviceProfile, number: int, cores: int | None
             root=bound.program.function.__code__,
             settings=bound.shown_settings,
             unsteady=frozenset(unsteady),
+            every=every,
         )
         try:
             return _run(bound, core, memories(bound)), kind

@@ -18,6 +18,7 @@ from opreplay.replay.ascend.lowering import lower
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.notation import tensor_text
 from opreplay.replay.resolve.written.sweep import Written, plan_of_calls
+from opreplay.replay.results.records import L2State
 from opreplay.replay.tile.cases import Case, base_cases, default_set, expand, to_tune, with_settings
 from opreplay.replay.tile.check import Checked, check, too_large
 from opreplay.replay.tile.chip import TileTime, estimate
@@ -68,6 +69,8 @@ class Study:
     skipped: int = 0
     """Default shapes that the reference refuses."""
     tuned: bool = False
+    l2: L2State = "sequence"
+    """What was taken to be in L2 at the start."""
 
 
 def load_programs(name: str) -> tuple[Program, ...]:
@@ -102,6 +105,8 @@ class Wanted:
     state: State = "network"
     cores: int | None = None
     keep: int = 0
+    every: bool = False
+    """Run all iterations of loops for the time, also those that repeat others."""
 
 
 def study(
@@ -144,7 +149,12 @@ def study(
                     looked.append(one)
                 if on_step is not None:
                     on_step(case.text)
-    return Study(looked=tuple(looked), skipped=skipped, tuned=wanted.tune)
+    return Study(
+        looked=tuple(looked),
+        skipped=skipped,
+        tuned=wanted.tune,
+        l2="sequence" if wanted.state == "network" else wanted.state,
+    )
 
 
 def _broken(error: TileError) -> Broken:
@@ -178,7 +188,7 @@ def _look(case: Case, soc: str, device: DeviceProfile, wanted: Wanted, values: C
     )
     bound = bind(case.program, case.arguments, case.settings)
     try:
-        time = estimate(bound, device, state=wanted.state, cores=wanted.cores, keep=wanted.keep)
+        time = estimate(bound, device, state=wanted.state, cores=wanted.cores, keep=wanted.keep, every=wanted.every)
     except TileError as error:
         return _changed(found, error=found.error or _broken(error))
     return _changed(found, time=time, built_in_us=built_in(bound, device))
@@ -215,15 +225,17 @@ def _best_first(looked: list[Looked], asked: Sequence[Case]) -> list[Looked]:
 
 
 def _with_best_values(looked: list[Looked], devices: Mapping[str, DeviceProfile], wanted: Wanted) -> list[Looked]:
-    """The best of each case with its values checked; one whose values are wrong is none."""
+    """The best of each case with its values checked, also at the default shapes, as large cases are not run; one whose
+    values are wrong is none."""
     out: list[Looked] = []
     done: set[tuple[str, str, str]] = set()
     for one in looked:
         key = (one.case.program.name, one.case.text, one.soc)
         if key not in done and one.error is None:
             values = _values(one.case, devices[one.soc], wanted)
-            if isinstance(values, Broken):
-                one = _changed(one, error=values)
+            wrong = values if isinstance(values, Broken) else _wrong_elsewhere(one.case, devices[one.soc], wanted)
+            if wrong is not None:
+                one = _changed(one, error=wrong)
             else:
                 done.add(key)
                 one = _changed(
@@ -233,6 +245,18 @@ def _with_best_values(looked: list[Looked], devices: Mapping[str, DeviceProfile]
                 )
         out.append(one)
     return out
+
+
+def _wrong_elsewhere(case: Case, device: DeviceProfile, wanted: Wanted) -> Broken | None:
+    """The first limit that a case's settings break at the default shapes; None where they break none."""
+    for one in default_set(case.program, case):
+        try:
+            found = _values(one, device, wanted)
+        except UsageError:  # a shape that the reference refuses
+            continue
+        if isinstance(found, Broken):
+            return msgspec.structs.replace(found, message=f"{found.message} (at {one.text})")
+    return None
 
 
 def built_in(bound: Bound, device: DeviceProfile) -> float | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 import numpy as np
 
+from opreplay.replay.ir.labels import not_an_op
 from opreplay.replay.timeline.graph.model import (
     COLLECTIVE,
     KERNEL,
@@ -112,9 +113,12 @@ def edited(
         raise TraceError(f"{change!r} is no change", hint=_HINT)
     if not out.matched:
         heaviest = ", ".join(repr(name) for name in heaviest_names(names, graph))
+        near = ", ".join(repr(name) for name in nearest_names(names, graph, text))
         raise Unmatched(
             f"{change!r} changes nothing in this step",
-            hint=f"Patterns are matched with op and kernel names; those with most time here: {heaviest}."[:400],
+            hint="Patterns are matched with op and kernel names; "
+            + (f"the nearest here: {near}; " if near else "")
+            + f"those with most time: {heaviest}.",
         )
     return out
 
@@ -125,12 +129,26 @@ def heaviest_names(names: Names, graph: StepGraph, most: int = 6) -> list[str]:
     tasks = np.flatnonzero(graph.nodes.name >= 0)
     for node in tasks.tolist():
         spent[names.task(node)] += float(graph.nodes.dur_us[node])
-    if not len(tasks):
+    if not graph.on_device:
         ops = graph.slices.op
         of_op = np.bincount(ops[ops >= 0], weights=graph.slices.dur_us[ops >= 0])
         for row in np.flatnonzero(of_op).tolist():
             spent[names.op(row)] += float(of_op[row])
     return [name[:60] for name in sorted(spent, key=lambda name: -spent[name])[:most]]
+
+
+def nearest_names(names: Names, graph: StepGraph, change: str, most: int = 3) -> list[str]:
+    """Names of the step's ops and kernels that look most like the patterns of a change."""
+    rows = graph.slices.op[graph.slices.op >= 0]
+    tasks = np.flatnonzero(graph.nodes.name >= 0).tolist()
+    there = {names.op(row) for row in np.unique(rows).tolist()}
+    there |= {names.task(node) for node in tasks} | {names.kernel(node) for node in tasks}
+    plain = {name.rpartition("::")[2].lower()[:60]: name[:60] for name in sorted(there)}
+    found: list[str] = []
+    for part in change.removeprefix("fuse ").split(","):
+        word = part.partition("=")[0].strip(" *?").rpartition("::")[2].lower()
+        found += [plain[one] for one in get_close_matches(word, list(plain), most, 0.5)] if word else []
+    return list(dict.fromkeys(found))[:most]
 
 
 def _parsed(value: str) -> tuple[float, bool]:
@@ -144,7 +162,7 @@ def _parsed(value: str) -> tuple[float, bool]:
 
 
 def _scale(names: Names, out: Edited, pattern: str, value: str) -> None:
-    """Tasks of matching ops or kernels, and host time of matching ops that start no device work, take `value`."""
+    """Tasks of matching ops or kernels take `value`; where there are none, host time of matching ops."""
     number, factor = _parsed(value)
     nodes = out.graph.nodes
     ops = matching_ops(names, pattern)
@@ -156,11 +174,22 @@ def _scale(names: Names, out: Edited, pattern: str, value: str) -> None:
     chosen = device[hit]
     out.durations_us[chosen] = out.durations_us[chosen] * number if factor else number
     out.matched += len(chosen)
+    if len(chosen):
+        return  # a label or a view of a matching name is no work of what is meant
+    before = out.matched
     launching = np.zeros(len(ops), bool)
     if len(device) and len(ops):
         launching[nodes.owner[device][nodes.owner[device] >= 0]] = True
         launching = _or_above(names, launching)
     _scale_host(names, out, ops & ~launching, number, factor)
+    if out.matched > before and out.graph.on_device:
+        out.notes.append(f"{pattern} starts no device work here: its time on the host is changed")
+
+
+def _labels(names: Names) -> Bools:
+    """Per row of the ops: whether it is a label that a framework or autograd put around ops."""
+    labels = np.array([(why := not_an_op(s)) is not None and "label" in why.kind for s in names.trace.signatures])
+    return labels[names.trace.ops.signature]
 
 
 def _or_above(names: Names, marked: Bools) -> Bools:
@@ -181,11 +210,14 @@ def _scale_host(names: Names, out: Edited, ops: Bools, number: float, factor: bo
     inside = (slices.op >= 0) & ops[np.maximum(slices.op, 0)]
     if not inside.any():
         return
+    own = inside & ~_labels(names)[np.maximum(slices.op, 0)]
+    if own.any():  # Python inside a label is no work of the ops that are meant
+        inside = own
     scaled = slices.dur_us.copy()
     if factor:
         scaled[inside] *= number
     else:
-        top = _outermost(names, ops)
+        top = outermost(names, ops)
         rows = np.flatnonzero(inside)
         of = top[slices.op[rows]]
         spent = np.bincount(of, weights=slices.dur_us[rows], minlength=len(ops))
@@ -197,7 +229,7 @@ def _scale_host(names: Names, out: Edited, ops: Bools, number: float, factor: bo
     out.matched += len(changed)
 
 
-def _outermost(names: Names, ops: Bools) -> Ints:
+def outermost(names: Names, ops: Bools) -> Ints:
     """Per op: the outermost of the chosen ops around it, itself included."""
     parents, top = op_parents(names.trace), np.arange(len(ops))
     up = top.copy()
@@ -314,24 +346,6 @@ def _overlapped(
     return Schedule(start_us=start, end_us=end, cause=schedule.cause, step_us=step_length(graph, start, end, origin))
 
 
-def with_measured(names: Names, graph: StepGraph, us_by_id: Mapping[str, float]) -> Edited:
-    """A step of the host with the times that a run measured, by op id, in place of the recorded ones.
-
-    Of nested ops the outermost measured one counts; its slices keep their shares. Raises TraceError for a step with
-    device work, whose host only launches, and Unmatched where no op of the step was measured.
-    """
-    from opreplay.replay.plan.build import signature_id  # late: planning imports torch
-
-    if graph.on_device:
-        raise TraceError("measured times are for steps of the host alone", hint="This step has device work: try --soc.")
-    ops = names.trace.ops
-    us = np.array([us_by_id.get(signature_id(one), np.nan) for one in names.trace.signatures] or [np.nan])
-    durations, matched = with_op_times(names, graph, us[ops.signature] if len(ops) else np.empty(0))
-    if not matched:
-        raise Unmatched("the results hold none of the ops of this step", hint="Give results of a run of this trace.")
-    return Edited(graph, durations, graph.edges.lag_us.copy(), matched=matched)
-
-
 def with_op_times(names: Names, graph: StepGraph, us_by_row: Floats) -> tuple[Floats, int]:
     """(durations of all nodes with these host times of ops by row, calls that took one); NaN leaves an op as it is.
 
@@ -344,7 +358,7 @@ def with_op_times(names: Names, graph: StepGraph, us_by_row: Floats) -> tuple[Fl
     inside = np.flatnonzero((slices.op >= 0) & _covered(names, known)[np.maximum(slices.op, 0)])
     if not len(inside):
         return graph.nodes.dur_us.copy(), 0
-    top = _outermost(names, known)[slices.op[inside]]
+    top = outermost(names, known)[slices.op[inside]]
     spent = np.bincount(top, weights=slices.dur_us[inside], minlength=len(us_by_row))
     scaled = slices.dur_us.copy()
     scaled[inside] *= us_by_row[top] / np.maximum(spent[top], 1e-9)

@@ -15,8 +15,9 @@ import numpy as np
 
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
-from opreplay.replay.ir.sizes import is_in_place, tensor_bytes
-from opreplay.replay.plan.step.linking import NO_VIEWS, VIEWS, Linked, Value, link, results_of, tensors_of
+from opreplay.replay.ir.sizes import tensor_bytes
+from opreplay.replay.plan.step.lifetimes import lifetimes, makes_no_memory
+from opreplay.replay.plan.step.linking import NO_VIEWS, PRODUCTS, Linked, Value, link, results_of, tensors_of
 from opreplay.replay.timeline.graph.steps import Step
 from opreplay.replay.timeline.names import PYTHON
 from opreplay.traces import Trace
@@ -94,23 +95,12 @@ def inferred_memory(plan: ReplayPlan, devices: Sequence[DeviceProfile], *, on_de
     place = {op.id: index for index, op in enumerate(ops)}
     kept = [at for at, index in enumerate(sequence.calls) if sequence.ids[index] in place]
     calls = [place[sequence.ids[sequence.calls[at]]] for at in kept]
-    linked = link(ops, calls, memories=[sequence.memories[at] for at in kept] if sequence.memories else ())
+    linked = link(ops, calls, memories=[sequence.memories[at] for at in kept] if sequence.memories else (), gaps=True)
     made = [[0 if meta is None else tensor_bytes(meta) for meta in results_of(op)] for op in ops]
     given = [[0 if meta is None else tensor_bytes(meta) for _, _, meta in tensors_of(op)] for op in ops]
-    aliases = [op.name in VIEWS or is_in_place(op) for op in ops]
-    root: dict[Value, Value | None] = {}
-    until: dict[Value, int] = {}
-    for at, (index, sources) in enumerate(zip(calls, linked.sources, strict=True)):
-        used = [root.get(source.value, source.value) for source in sources if source.value is not None]
-        until.update({value: at for value in used if value is not None})
-        first = next((source for source in sources if source.kind != "absent"), None)
-        for output in range(len(made[index])):
-            value = Value(at, output)
-            if aliases[index] and first is not None:  # in the memory of its first argument
-                root[value] = None if first.value is None else root.get(first.value, first.value)
-            else:
-                root[value] = value
-                until[value] = at
+    aliases = [makes_no_memory(op) for op in ops]
+    owned = lifetimes(ops, linked)
+    root, until = owned.within, owned.until
     ends: defaultdict[int, list[Value]] = defaultdict(list)
     for value, last in until.items():
         ends[last].append(value)
@@ -148,10 +138,6 @@ def inferred_memory(plan: ReplayPlan, devices: Sequence[DeviceProfile], *, on_de
     )
 
 
-_PRODUCTS = ("aten::bmm", "aten::baddbmm", "aten::matmul")
-"""Products of two activations."""
-
-
 def _passing(ops: Sequence[ReplayOp], linked: Linked) -> dict[int, int]:
     """Bytes of tensors from outside, by number, that look like activations whose maker was not found.
 
@@ -160,7 +146,7 @@ def _passing(ops: Sequence[ReplayOp], linked: Linked) -> dict[int, int]:
     out: dict[int, int] = {}
     for number, one in enumerate(linked.outside):
         name, written, meta = tensors_of(ops[one.op])[one.argument]
-        weight = name in NO_VIEWS and ops[one.op].name not in _PRODUCTS
+        weight = name in NO_VIEWS and ops[one.op].name not in PRODUCTS
         if meta is not None and not weight and not written and one.memory < 0:
             out[number] = tensor_bytes(meta)
     return out

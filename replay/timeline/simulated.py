@@ -17,7 +17,7 @@ import numpy as np
 from opreplay.replay.arguments.work.amounts import Contents
 from opreplay.replay.ascend.cost.predict import HOST_COPY, family_of
 from opreplay.replay.ascend.cost.predictor import Predictor
-from opreplay.replay.ascend.cost.residency import resident_of, reuse_distances
+from opreplay.replay.ascend.cost.residency import Held, codes_kept, resident_of, reuse_distances
 from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.lowering.collectives import kernel_of
 from opreplay.replay.ascend.measured.kernel_shapes import complete_outputs
@@ -116,6 +116,8 @@ class Predicted:
     """Launch latencies and gaps are not those of the recording."""
     dispatch_us: Floats | None = None
     """Host time of each node that stands for the dispatch of ops that ran on the host; None for a recorded device."""
+    collectives_us: tuple[float, float] = (0.0, 0.0)
+    """Of collectives that have a prediction: as recorded, their waiting included, and predicted."""
     notes: list[str] = field(default_factory=list[str])
 
 
@@ -126,13 +128,13 @@ def predict(
     ops: Mapping[str, ReplayOp],
     *,
     contents: ContentsOf | None = None,
-    resident: Mapping[str, Sequence[float | None]] | None = None,
+    held: Mapping[str, Sequence[Held]] | None = None,
     host_scale: float = 1.0,
     host_us: Floats | None = None,
     dispatch_us: Floats | None = None,
     world_size: int | None = None,
 ) -> Predicted:
-    """Durations of all nodes on `device`. `ops` are the plan's by id, `resident` what of their data is in L2.
+    """Durations of all nodes on `device`. `ops` are the plan's by id, `held` what the caches hold of them.
     Of a step whose ops left the host, `host_us` are its nodes' durations then, of which `dispatch_us` is for these ops.
 
     Raises TraceError for a step without device work.
@@ -154,7 +156,7 @@ def predict(
     out.contention = Contention.of(len(nodes), device)
     _collectives(trace, graph, predictor, world_size or trace.info.world_size, out, done)
     _recorded_kernels(trace, graph, predictor, out, done)
-    _lowered_ops(trace, graph, predictor, ops, contents, resident, out, done)
+    _lowered_ops(trace, graph, predictor, ops, contents, held, out, done)
     _rest(trace, graph, tasks, out, done)
     _latencies(trace, graph, out)
     return out
@@ -184,6 +186,13 @@ def step_on(
     idle_host = found.idle_host_bound + found.idle_before_first + found.idle_after_last
     host_bound = schedule.step_us > 0 and idle_host > HOST_BOUND_SHARE * schedule.step_us
     notes = list(made.notes)
+    recorded_us, made_us = made.collectives_us
+    if recorded_us > 0.0:
+        notes.append(
+            f"collectives take {made_us / 1e3:,.2f} ms by the link model, {recorded_us / 1e3:,.2f} ms as recorded: "
+            "what they waited for other ranks is left out, and what they would wait here is not known; "
+            "`timeline --ranks` follows it over traces of several ranks"
+        )
     if host_bound:
         notes.append(
             f"host-bound: {device.name} idles {idle_host / schedule.step_us:.0%} of the step for the host, with "
@@ -256,6 +265,7 @@ def _collectives(
     assert trace.activity is not None
     nodes, device = graph.nodes, predictor.device
     kept = assumed = 0
+    recorded_us = made_us = 0.0
     for node in np.flatnonzero((nodes.kind == COLLECTIVE) & (nodes.name >= 0)).tolist():
         told = trace.activity.collectives[int(nodes.collective[node])] if nodes.collective[node] >= 0 else None
         call = None if told is None else collective_call(told, world)
@@ -266,11 +276,13 @@ def _collectives(
             continue
         assumed += told is not None and told.group_size is None and world is None
         made = predictor(call)
+        recorded_us, made_us = recorded_us + float(nodes.dur_us[node]), made_us + made.time_us
         family = family_of(call, device)
         _add(out, [node], family.name, family.band, made.time_us)
         _finish(graph, out, done, [node], made.time_us)
         assert out.contention is not None
         out.contention.draws(node, call, made.time_us, made.algorithm)
+    out.collectives_us = recorded_us, made_us
     if kept:
         out.notes.append(f"{kept} collectives of unknown size are as recorded, their waiting for other ranks included")
     if assumed:
@@ -297,10 +309,11 @@ def _recorded_kernels(trace: Trace, graph: StepGraph, predictor: Predictor, out:
         if kind not in made:
             made[kind] = _call_of(trace, kind)
         calls.append(made[kind])
-    for node, call, touches in zip(rows.tolist(), calls, reuse_distances(calls), strict=True):
+    kept = codes_kept(calls)
+    for node, call, touches, loaded in zip(rows.tolist(), calls, reuse_distances(calls), kept, strict=True):
         if call is None:
             continue
-        one = predictor(call, resident_of(touches, predictor.device))
+        one = predictor(call, resident_of(touches, predictor.device), loaded=loaded)
         if out.contention is not None:
             out.contention.needs([node], one.terms_us, one.time_us)
         family = family_of(call, predictor.device)
@@ -328,7 +341,7 @@ def _lowered_ops(
     predictor: Predictor,
     ops: Mapping[str, ReplayOp],
     contents: ContentsOf | None,
-    resident: Mapping[str, Sequence[float | None]] | None,
+    held: Mapping[str, Sequence[Held]] | None,
     out: Predicted,
     done: Bools,
 ) -> None:
@@ -352,9 +365,9 @@ def _lowered_ops(
             op = ops.get(signature_id(trace.signatures[signature]))
             known[signature] = None
             if op is not None and (op.reason is None or op.reason.kind != "metadata missing"):
-                shares = resident.get(op.id, ()) if resident is not None else ()
+                of_kernels = held.get(op.id, ()) if held is not None else ()
                 amounts = contents(op) if contents is not None else None
-                one, families = simulate_by_family(op, device, predictor, amounts, shares)
+                one, families = simulate_by_family(op, device, predictor, amounts, of_kernels)
                 if one.time_us > 0.0 or op.reason is None:
                     known[signature] = (
                         one.time_us,

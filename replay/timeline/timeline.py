@@ -9,24 +9,27 @@ import msgspec
 import numpy as np
 
 from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.ascend.simulate.step_residency import Shares, resident_shares
+from opreplay.replay.ascend.simulate.step_residency import HeldByOp, held_in_caches
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.timeline.categories import Categories, categories
-from opreplay.replay.timeline.changes import Edited, edited, with_measured, with_op_times
+from opreplay.replay.timeline.changes import Edited, Unmatched, edited, with_op_times
 from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.model import LAUNCH, STREAM, Floats, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, retimed
 from opreplay.replay.timeline.graph.steps import Step, chosen_step, steps_of
+from opreplay.replay.timeline.measured import MeasuredOps, with_measured
 from opreplay.replay.timeline.memory import MemoryUse, inferred_memory, memory_of
 from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.offload import offloaded
 from opreplay.replay.timeline.paths import PathPart, Slack, path_parts, slack_of_ops
-from opreplay.replay.timeline.simulated import ContentsOf, Predicted, SocStep, paced, predict, step_on
+from opreplay.replay.timeline.simulated import HOST_BOUND_SHARE, ContentsOf, Predicted, SocStep, paced, predict, step_on
 from opreplay.traces import Trace
 from opreplay.traces.links.collectives import with_host_collectives
 
 SCHEMA_VERSION = 1
 """Of the JSON form. Changes of format: 1 first version."""
+LITTLE_GAIN = 0.5
+"""Of what the changed work gains: where the step gains less, it is said why."""
 
 
 class EdgeCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +64,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     work_gain_us: float
     """Of the changed work alone: what adding up ops would promise."""
     matched: int
-    """Device tasks or stretches of host time that it changes."""
+    """Device tasks or stretches of host time that it changes; 0 where it means nothing in this step."""
     assumptions: tuple[str, ...] = ()
     socs_us: dict[str, float] = {}
     """The same change of the step on each simulated device."""
@@ -95,6 +98,8 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """With times of ops that a run measured in place of the recorded ones; None where none were given."""
     measured_ops: int = 0
     """Calls that took a measured time."""
+    measured_profiler_us: float | None = None
+    """Of these times, the profiler's own for ops inside others, which a step that is not recorded does not spend."""
     memory: MemoryUse | None = None
     """None where the trace records no allocations in the step, and none were inferred: that takes a plan."""
     what_if: tuple[WhatIf, ...] = ()
@@ -135,13 +140,13 @@ def timeline(
     plan: ReplayPlan | None = None,
     contents: ContentsOf | None = None,
     host_scale: float = 1.0,
-    measured_us: Mapping[str, float] | None = None,
+    measured: MeasuredOps | None = None,
 ) -> Study:
     """Look at one step of a trace that was read with its activity.
 
     `step` as `chosen_step` takes it. `devices` are simulated with the ops of `plan`, which is needed for tasks that no
-    kernel table describes; `host_scale` multiplies the host's time there. `measured_us` has times of
-    ops by id, one call each, that a run measured, for a step of the host. Raises TraceError for a step that there is
+    kernel table describes; `host_scale` multiplies the host's time there. `measured` has times of
+    ops that a run measured, for a step of the host. Raises TraceError for a step that there is
     not, for text that is no change, and for devices where the step has no device work.
     """
     trace = with_host_collectives(trace)
@@ -154,11 +159,11 @@ def timeline(
     error = relative(schedule.step_us, graph.recorded_us)
     typical = relative(retimed(graph, lags_us=typical_lags(graph)).step_us, graph.recorded_us)
     simulated = _on_devices(trace, graph, names, devices, plan, contents, max(abs(error), abs(typical)), host_scale)
-    measured = None if measured_us is None else with_measured(names, graph, measured_us)
+    with_times = None if measured is None else with_measured(names, graph, measured)
     memory = memory_of(trace, chosen, devices)
     if memory is None and plan is not None:
         memory = inferred_memory(plan, devices, on_device=graph.on_device)
-    timed = None if measured is None else measured.schedule()
+    timed = None if with_times is None else with_times.edited.schedule()
     changes = tuple(what_if_of(names, graph, change, schedule, simulated) for change in what_if)
     return Study(
         timeline=Timeline(
@@ -179,10 +184,11 @@ def timeline(
             socs={name: one.step for name, one in simulated.items()},
             memory=memory,
             measured_step_us=None if timed is None else timed.step_us,
-            measured_ops=0 if measured is None else measured.matched,
+            measured_ops=0 if with_times is None else with_times.edited.matched,
+            measured_profiler_us=None if with_times is None else with_times.profiler_us,
             what_if=changes,
             what_if_together=_together(names, graph, what_if, schedule, simulated),
-            notes=tuple(_notes(trace, chosen, graph)),
+            notes=(*_notes(trace, chosen, graph), *(with_times.notes if with_times is not None else ())),
         ),
         graph=graph,
         names=names,
@@ -203,9 +209,9 @@ def _on_devices(
     host_scale: float,
 ) -> dict[str, OnDevice]:
     ops = {op.id: op for op in plan.ops} if plan is not None else {}
-    shares: list[Shares] | list[None] = [None] * len(devices)
+    caches: list[HeldByOp] | list[None] = [None] * len(devices)
     if devices and plan is not None and plan.sequence is not None:
-        shares = resident_shares(plan.ops, plan.sequence, devices, contents)
+        caches = held_in_caches(plan.ops, plan.sequence, devices, contents)
     host_us = dispatch_us = None
     if devices and not graph.on_device:
         trace, host_by_row = offloaded(trace, ops)
@@ -215,14 +221,14 @@ def _on_devices(
         without, _ = with_op_times(names, graph, np.where(np.isnan(host_by_row), np.nan, 0.0))
         dispatch_us = host_us - without
     out: dict[str, OnDevice] = {}
-    for device, resident in zip(devices, shares, strict=True):
+    for device, held in zip(devices, caches, strict=True):
         made = predict(
             trace,
             graph,
             device,
             ops,
             contents=contents,
-            resident=resident,
+            held=held,
             host_scale=host_scale,
             host_us=host_us,
             dispatch_us=dispatch_us,
@@ -238,17 +244,41 @@ def what_if_of(
     names: Names, graph: StepGraph, change: str, before: Schedule, simulated: Mapping[str, OnDevice] | None = None
 ) -> WhatIf:
     """One change, from recorded durations, and from those of simulated devices."""
-    made = edited(names, graph, change)
+    try:
+        made = edited(names, graph, change)
+    except Unmatched as nothing:
+        return WhatIf(
+            change=change,
+            step_us=before.step_us,
+            gain_us=0.0,
+            work_gain_us=0.0,
+            matched=0,
+            assumptions=(f"matches nothing in this step. {nothing.hint}",),
+        )
     after = made.schedule()
+    gain, work = before.step_us - after.step_us, float((graph.nodes.dur_us - made.durations_us).sum())
     return WhatIf(
         change=change,
         step_us=after.step_us,
-        gain_us=before.step_us - after.step_us,
-        work_gain_us=float((graph.nodes.dur_us - made.durations_us).sum()),
+        gain_us=gain,
+        work_gain_us=work,
         matched=made.matched,
-        assumptions=tuple(made.notes),
+        assumptions=(*made.notes, *_why_little(graph, before, after, work)),
         socs_us=_changed([change], simulated or {}),
     )
+
+
+def _why_little(graph: StepGraph, before: Schedule, after: Schedule, work_us: float) -> list[str]:
+    """Why the step gains little of what the changed work does, in a line; none where it gains half of it or more."""
+    gain = before.step_us - after.step_us
+    if not graph.on_device or work_us <= 0.0 or gain >= LITTLE_GAIN * work_us:
+        return []
+    made = categories(graph, after, step_us=after.step_us)
+    waits = made.idle_host_bound + made.idle_before_first + made.idle_after_last + made.idle_launch_latency
+    told = f"the step gains {max(0.0, gain) / work_us:.0%} of what this work does"
+    if after.step_us and waits > HOST_BOUND_SHARE * after.step_us:
+        return [f"{told}: host-bound, the device then waits for launches {waits / after.step_us:.0%} of the step"]
+    return [f"{told}: the rest runs beside other work, or while the device would wait for something else"]
 
 
 def _changed(changes: Sequence[str], simulated: Mapping[str, OnDevice]) -> dict[str, float]:
@@ -258,7 +288,10 @@ def _changed(changes: Sequence[str], simulated: Mapping[str, OnDevice]) -> dict[
         names, graph = one.names, one.graph
         durations, lags, overlap = one.made.durations_us, one.made.lags_us, False
         for change in changes:
-            made = edited(names, graph, change, durations_us=durations, lags_us=lags)
+            try:
+                made = edited(names, graph, change, durations_us=durations, lags_us=lags)
+            except Unmatched:  # said by its own line
+                continue
             durations, lags, overlap = made.durations_us, made.lags_us, overlap or made.overlap
         if overlap:
             out[name] = Edited(graph, durations, lags, overlap=True).schedule().step_us
@@ -276,11 +309,15 @@ def _together(
     durations, lags, matched, overlap = graph.nodes.dur_us, graph.edges.lag_us, 0, False
     made = None
     for change in changes:
-        made = edited(names, graph, change, durations_us=durations, lags_us=lags)
+        try:
+            made = edited(names, graph, change, durations_us=durations, lags_us=lags)
+        except Unmatched:  # said by its own line
+            continue
         durations, lags, overlap = made.durations_us, made.lags_us, overlap or made.overlap
         notes += made.notes
         matched += made.matched
-    assert made is not None
+    if made is None:
+        return None
     made.overlap = overlap
     after = made.schedule()
     return WhatIf(
@@ -338,8 +375,9 @@ def _notes(trace: Trace, step: Step, graph: StepGraph) -> list[str]:
         )
     if graph.begin_us > 0.0:
         notes.append(
-            f"the device was at work on the step before for {graph.begin_us / 1e3:,.2f} ms of this one: "
-            "the step is counted from completion to completion, and no less than the host needed"
+            f"work that was launched before this step runs on the device for its first {graph.begin_us / 1e3:,.2f} ms, "
+            "and is taken for that of the step before (inferred from when it was launched): the step is counted from "
+            "completion to completion, and no less than the host needed"
         )
     if before_ns := trace.info.links.launched_before_device_ns:
         share = before_ns / int(trace.kernels.dur_ns.sum(dtype=np.int64))

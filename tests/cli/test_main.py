@@ -112,3 +112,11 @@ def test_help_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("typed", "near"), [("simualte", "simulate"), ("RUN", "run"), ("zzz", None)])
+def test_a_command_that_there_is_not_gets_the_nearest_name(typed: str, near: str | None) -> None:
+    result = CliRunner().invoke(main.opreplay, [typed])
+    assert result.exit_code == 2
+    assert f"No such command '{typed}'" in result.stderr
+    assert (f"Did you mean {near}?" in result.stderr) is (near is not None)

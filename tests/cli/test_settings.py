@@ -141,3 +141,13 @@ def test_every_option_may_stand_in_a_file(project: Path) -> None:
                 lines.append(f"{option.opts[-1].removeprefix('--')} = false")
     (project / "opreplay.toml").write_text("\n".join(lines))
     assert invoke("devices").exit_code == 0, invoke("devices").stderr
+
+
+def test_doctor_reports_a_file_that_stops_every_other_command(project: Path) -> None:
+    (project / "opreplay.toml").write_text("sock = '910b3'\n")
+    assert invoke("devices").exit_code == 2
+    found = invoke("doctor", "--format", "json")
+    assert found.exit_code == 4
+    (told,) = json.loads(found.stdout)["settings"]
+    assert "no command has an option 'sock'" in told["found"]
+    assert told["ok"] is False

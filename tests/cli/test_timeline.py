@@ -124,6 +124,23 @@ def test_measured_times_are_those_of_a_result_file(tmp_path: Path) -> None:
     assert 0 < found["measured_step_us"] != found["recorded_step_us"]
 
 
+def test_the_caches_of_a_step_are_for_whole_steps_in_their_order(tmp_path: Path) -> None:
+    sample = str(Path("traces/samples/moe_block.json.gz").absolute())
+    lines = str(tmp_path / "r.jsonl")
+    flags = ["--cache", "step", "--op-time", "2ms", "--threads", "1"]
+    for extra, why in (["--top", "3"], "all ops"), (["--mode", "sequence"], "does not go with"):
+        refused = CliRunner().invoke(opreplay, ["run", sample, *flags, *extra])
+        assert (refused.exit_code, why in refused.stderr) == (2, True)
+    refused = CliRunner().invoke(opreplay, ["op", "aten::relu(f32[8])", *flags])
+    assert "in which order" in refused.stderr
+    run = CliRunner().invoke(opreplay, ["run", sample, *flags, "--output", lines])
+    assert run.exit_code == 0, run.stderr
+    result = invoke(sample, "--measured", lines, "--format", "json")
+    found = json.loads(result.stdout)
+    assert found["measured_profiler_us"] > 0
+    assert found["measured_step_us"] > found["measured_profiler_us"]
+
+
 def test_names_of_a_trace_cannot_act_on_the_terminal(tmp_path: Path) -> None:
     machine = training()
     for event in machine.events:
@@ -132,3 +149,33 @@ def test_names_of_a_trace_cannot_act_on_the_terminal(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert "\x1b[31m" not in result.stdout
     assert "\u202e" not in result.stdout
+
+
+def test_a_change_that_matches_nothing_costs_its_own_line_only(tmp_path: Path) -> None:
+    path = training().write(tmp_path / "t.json")
+    result = invoke(path, "--what-if", "aten::conv2d=0.5x", "--what-if", "aten::mm=0.5x")
+    assert result.exit_code == 2, "as filters that select nothing"
+    assert "no match" in result.stdout
+    assert "critical path" in result.stdout
+    assert "'aten::conv2d=0.5x' matches nothing" in result.stderr
+    found = json.loads(invoke(path, "--what-if", "aten::conv2d=0.5x", "--format", "json").stdout)
+    assert found["what_if"][0]["matched"] == 0
+
+
+@pytest.mark.parametrize("width", [60, 70, 80])
+def test_tables_of_changes_and_ranks_are_whole_on_narrow_terminals(
+    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    sample = Path("traces/samples").absolute()
+    ranks = [str(sample / f"ddp_step_rank{rank}.json.gz") for rank in (0, 1)]
+    change = "aten::mm*=0.5x,aten::addmm=0.5x,aten::add_=0.25x"
+    for shown in (
+        invoke("--ranks", *ranks, "--what-if", change),
+        invoke(ranks[0], "--what-if", change, "--soc", "910b3", "--soc", "910c"),
+    ):
+        assert shown.exit_code == 0, shown.stderr
+        assert "…" not in "".join(line for line in shown.stdout.splitlines() if "::" not in line)
+        table = shown.stdout[shown.stdout.index("what if") :].partition("\n\n")[0]
+        first = [line.partition("  ")[0] for line in table.splitlines()[2:]]
+        assert change in "".join(part.strip() for part in first)

@@ -217,3 +217,11 @@ def test_what_a_capture_is_not_stands_beside_the_prediction(console: Console, tr
         assert "captured: servers fuse [bold]attention[/] and take less" in shown
     facts = json.loads(console("simulate", plan, "--soc", "910b3", "--format", "json", "--no-cache").stdout)
     assert facts["capture_notes"] == held["capture"]["notes"]
+
+
+def test_the_optimizer_of_another_device(console: Console, train: Path) -> None:
+    here = json.loads(console("capture", f"{train}:make", "--format", "json").stdout)
+    assert any("--device" in note for note in here["notes"])
+    there = json.loads(console("capture", f"{train}:make", "--device", "npu", "--format", "json").stdout)
+    assert there["notes"] == []
+    assert there["calls"] < here["calls"]

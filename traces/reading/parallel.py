@@ -133,17 +133,29 @@ def scan_parallel(
     return None if first.collector.wants_arrows else first
 
 
-def _guess_cuts(path: str, processes: int, min_part: int) -> list[int]:
-    """Offsets where an event seems to start, about evenly spread; none for what is no plain file or too small."""
+def most_parts(path: str, min_part: int = 0) -> int:
+    """Into how many parts a file may be cut; 0 for what is compressed, too small, no plain file or not there."""
     try:
         if path == "-" or not stat.S_ISREG(os.stat(path).st_mode):
-            return []
+            return 0
+        parts = os.path.getsize(path) // (min_part or MIN_PART_BYTES)
+        if parts < 2:
+            return 0
+        with open(path, "rb") as file:
+            return 0 if file.read(2) == b"\x1f\x8b" else parts
+    except (OSError, ValueError):  # reading it in one process will say what is wrong
+        return 0
+
+
+def _guess_cuts(path: str, processes: int, min_part: int) -> list[int]:
+    """Offsets where an event seems to start, about evenly spread; none for what is no plain file or too small."""
+    parts = min(processes, most_parts(path, min_part))
+    if not parts:
+        return []
+    try:
         size = os.path.getsize(path)
-        parts = min(processes, size // min_part)
         cuts: list[int] = []
         with open(path, "rb") as file:
-            if file.read(2) == b"\x1f\x8b":
-                return []
             ahead = min(HEAD_START_BYTES, size // 8)
             for i in range(1, parts):
                 at = ahead + (size - ahead) * i // parts

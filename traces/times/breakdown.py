@@ -8,7 +8,7 @@ outside of the ops inside it, so that a sum over all rows is the time that ops t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -231,7 +231,7 @@ def _rows(names: Sequence[str], at: npt.NDArray[np.int64], time: npt.NDArray[np.
                 calls=len(part),
                 time_us=total,
                 share=total / whole if whole else 0.0,
-                median_us=float(np.median(part)),
+                median_us=_median(part),
             )
         )
     return made
@@ -258,7 +258,14 @@ def _median_of_calls(trace: Trace, at: npt.NDArray[np.int64], length: int) -> di
     order = np.argsort(label, kind="stable")
     bounds = np.searchsorted(label[order], np.arange(length + 1))
     parts = [sums[order[bounds[i] : bounds[i + 1]]] for i in range(length)]
-    return {i: float(np.median(part)) if len(part) else 0.0 for i, part in enumerate(parts)}
+    return {i: _median(part) if len(part) else 0.0 for i, part in enumerate(parts)}
+
+
+def _median(values: npt.NDArray[Any]) -> float:
+    """The middle value, or the mean of the two; numpy's own imports masked arrays, 15 ms."""
+    low, high = (len(values) - 1) // 2, len(values) // 2
+    found = np.partition(values, (low, high))
+    return float((found[low] + found[high]) / 2)
 
 
 def _kinds(rows: Sequence[Row], by: By) -> tuple[Row, ...]:

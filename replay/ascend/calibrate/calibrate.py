@@ -25,8 +25,10 @@ from opreplay.replay.ascend.kernel import State
 from opreplay.replay.ascend.measured.accuracy import Compared, Launch, compare_group, percentile
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
 
-BAND_PRIOR_WEIGHT = 4
-"""Weight, in kernels, of all families' spread in one family's band."""
+BAND_PRIOR_WEIGHT = 8
+"""Weight, in kernels, of the spread of all families of an SoC in one family's band."""
+SOC_PRIOR_WEIGHT = 10
+"""Weight, in kernels, of all SoCs' spread in one SoC's."""
 
 MIN_BAND, MAX_BAND = 1.05, 6.0
 
@@ -90,8 +92,8 @@ class Bands(msgspec.Struct, frozen=True, kw_only=True):
     def of(self, one: HeldOut) -> float:
         """Logarithm of the band of a held-out kernel."""
         band = None if one.nearness == "apart" else self.own.get((one.soc, one.family))
-        steady = unsteadiness(one.compared.predicted_us, one.state)
-        return math.log(band or self.elsewhere.get(one.family, self.usual)) * steady * self.widths.get(one.nearness, 1)
+        width = math.log(band or self.elsewhere.get(one.family, self.usual)) * _unsteadiness(one)
+        return width * self.widths.get(one.nearness, 1)
 
 
 def with_widths(made: Bands, folds: Sequence[HeldOut], left_out: Sequence[HeldOut]) -> Bands:
@@ -125,10 +127,10 @@ def datasheet_only(device: DeviceProfile) -> DeviceProfile:
 
 def training_samples(group: Group, device: DeviceProfile) -> list[Sample]:
     """What a fit learns from one unique kernel: a sample for each state of the cache, together of weight 1."""
-    states: dict[tuple[str, int | None], list[Launch]] = defaultdict(list)
+    states: dict[tuple[str, int | None, bool], list[Launch]] = defaultdict(list)
     for launch in group.launches:
         share = resident_of(launch.touches, device)
-        states[launch.state, None if share is None else round(share * 4)].append(launch)
+        states[launch.state, None if share is None else round(share * 4), launch.loaded].append(launch)
     samples: list[Sample] = []
     for alike in states.values():
         middle = median(one.duration_us for one in alike)
@@ -140,6 +142,7 @@ def training_samples(group: Group, device: DeviceProfile) -> list[Sample]:
                 duration_us=middle,
                 weight=group.weight * len(alike) / len(group.launches),
                 touches=typical.touches,
+                loaded=typical.loaded,
                 state=typical.state,
                 several=typical.several,
             )
@@ -248,9 +251,13 @@ def _left_out(
     return out
 
 
-def spread(own: Sequence[float], pooled: float) -> float:
-    """Mean of |log error| of a family, drawn to that of all families as if BAND_PRIOR_WEIGHT of its kernels had it."""
-    return (sum(abs(r) for r in own) + BAND_PRIOR_WEIGHT * pooled) / (len(own) + BAND_PRIOR_WEIGHT)
+def spread(own: Sequence[float], pooled: float, weight: float = BAND_PRIOR_WEIGHT) -> float:
+    """Mean of |log error|, drawn to `pooled` as if `weight` of the kernels had it."""
+    return (sum(abs(r) for r in own) + weight * pooled) / (len(own) + weight)
+
+
+def _unsteadiness(one: HeldOut) -> float:
+    return unsteadiness(one.compared.predicted_us, "network" if one.nearness == "apart" else one.state)
 
 
 def bands(held: Sequence[HeldOut]) -> Bands:
@@ -258,24 +265,28 @@ def bands(held: Sequence[HeldOut]) -> Bands:
 
     A band is exp(k * spread). The factor k is the 80 % quantile of |log error| / spread over all held-out kernels, each
     kernel's own error left out of its spread; so 80 % of kernels that no band has seen fall inside by construction.
-    Errors are those of short kernels in networks; others' are scaled to them (see `unsteadiness`).
+    Errors are those of short kernels in networks; others' are scaled to them (see `unsteadiness`). A family's spread on
+    an SoC is drawn to that of the SoC, which is drawn to that of all.
     """
     groups: dict[tuple[str, str], list[float]] = defaultdict(list)
     for one in held:
-        groups[one.soc, one.family].append(_log_error(one) / unsteadiness(one.compared.predicted_us, one.state))
+        groups[one.soc, one.family].append(_log_error(one) / _unsteadiness(one))
     families: dict[str, list[float]] = defaultdict(list)
-    for (_, name), group in groups.items():
+    socs: dict[str, list[float]] = defaultdict(list)
+    for (soc, name), group in groups.items():
         families[name] += group
+        socs[soc] += group
     everything = [abs(r) for group in groups.values() for r in group]
     pooled = fmean(everything) if everything else math.log(2.0)
+    usual = {soc: spread(group, pooled, SOC_PRIOR_WEIGHT) for soc, group in socs.items()}
     ratios: list[float] = []
-    for group in groups.values():
+    for (soc, _), group in groups.items():
         for i, residual in enumerate(group):
-            ratios.append(abs(residual) / spread(group[:i] + group[i + 1 :], pooled))
+            ratios.append(abs(residual) / spread(group[:i] + group[i + 1 :], usual[soc]))
     k = percentile(ratios, 0.8) if ratios else 1.6
     inside = fmean(r <= k for r in ratios) if ratios else math.nan
     return Bands(
-        own={key: _band(k * spread(g, pooled)) for key, g in groups.items()},
+        own={key: _band(k * spread(g, usual[key[0]])) for key, g in groups.items()},
         elsewhere={key: _band(k * spread(g, pooled)) for key, g in families.items()},
         usual=_band(k * pooled),
         inside=inside,

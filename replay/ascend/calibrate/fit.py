@@ -50,6 +50,7 @@ RATE_WIDTHS: dict[str, float] = {
     "l1_fill_bytes_per_cycle": 0.25,
     "l1_fill_hbm_bytes_per_cycle": 0.25,
     "loop_vector_share": 0.5,
+    "kept_vector_share": 0.5,
     "loop_cube_share": 0.5,
     "hbm_mixed_cost": 0.5,
     "l1_narrow_exponent": 0.4,
@@ -100,6 +101,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     duration_us: float
     weight: float = 1.0
     touches: tuple[Touch, ...] = ()
+    loaded: bool = False
+    """Whether its code is in the instruction caches."""
     state: State = "network"
     several: tuple[Part, ...] = ()
     """The kernels that the time is of, where they are several."""
@@ -107,7 +110,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def parts(self) -> tuple[Part, ...]:
         """The kernels that the time is of."""
-        return self.several or (Part(self.call, self.touches),)
+        return self.several or (Part(self.call, self.touches, self.loaded),)
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,7 +174,8 @@ def _times(samples: Sequence[Sample], devices: dict[str, DeviceProfile]) -> list
 
 def _time(sample: Sample, device: DeviceProfile) -> float:
     return sum(
-        part.call.count * predict_time_us(part.call, device, resident_of(part.touches, device), state=sample.state)
+        part.call.count
+        * predict_time_us(part.call, device, resident_of(part.touches, device), state=sample.state, loaded=part.loaded)
         for part in sample.parts
     )
 

@@ -11,7 +11,7 @@ from opreplay.replay.ascend.cost.collective import chosen, collective_terms, is_
 from opreplay.replay.ascend.cost.cube import Gemm, conv_terms, gemm_of, mac_rate, matmul_terms
 from opreplay.replay.ascend.cost.nearby import drawn, is_outside
 from opreplay.replay.ascend.cost.residency import resident_of
-from opreplay.replay.ascend.cost.sizes import Tally, tally_of, total_bytes
+from opreplay.replay.ascend.cost.sizes import Tally, first, tally_of, tensor_bytes, total_bytes
 from opreplay.replay.ascend.cost.slow_paths import path_of, slow_cycles
 from opreplay.replay.ascend.cost.vector import work_terms
 from opreplay.replay.ascend.cost.vector_work import COUNTERS, dtype_factor
@@ -82,22 +82,27 @@ BOUNDS: dict[str, Bound] = {
 FLOAT32_PRODUCTS = frozenset({"MatMul", "MatMulV2", "MatMulV3"})
 
 
-VARIED = FLOAT32_PRODUCTS | {"TransData"}
+SUMS = frozenset({"ReduceSum", "ReduceSumD", "ReduceMean", "ReduceMeanD", "ReduceMax", "ReduceMin", "ReduceProd"})
+
+
+VARIED = FLOAT32_PRODUCTS | SUMS | {"TransData"}
 """Types whose family depends on more than the type."""
 
 PLACES: dict[object, str] = {"AI_CPU": "AiCpu", "HOST": "HostCopy"}
 """Where a call runs, if not on the AI cores → what it is costed as."""
 
 
-def variant(call: KernelCall) -> str:
+def variant(call: KernelCall, device: DeviceProfile) -> str:
     """The kernel type; "AiCpu" for what runs on the control processors, "HostCopy" for copies over the bus; with the
-    direction for TransData, whose cost depends on the two formats, and with the dtype for float32 products, whose
-    operands are loaded at another pace.
+    direction for TransData, whose cost depends on the two formats; with the dtype for float32 products, whose operands
+    are loaded at another pace; "Reduce:across" for reductions of which several cores have a part of each result.
     """
     if call.attrs and (core := call.attrs.get("core")) in PLACES:
         return PLACES[core]
     if call.type in FLOAT32_PRODUCTS and call.inputs and call.inputs[0] is not None:
         return "MatMul:float32" if call.inputs[0].dtype == "float32" else call.type
+    if call.type in SUMS:
+        return "Reduce:across" if _is_across(call, device) else call.type
     if call.type != "TransData":
         return call.type
     source = call.inputs[0].format if call.inputs and call.inputs[0] is not None else "ND"
@@ -110,11 +115,26 @@ def variant(call: KernelCall) -> str:
     return "TransData"
 
 
+def _is_across(call: KernelCall, device: DeviceProfile) -> bool:
+    """Whether several cores have parts of one sum: a dimension is kept inside of one that is summed over, by `across`
+    or else by shapes, or nothing is kept of what occupies more than one core."""
+    source, out = first(call.inputs), first(call.outputs)
+    if source is None or out is None:
+        return False
+    kept = [size for size in out.shape if size != 1]
+    if not kept:
+        return tensor_bytes(source) > device.rates.block_bytes
+    given = call.attrs.get("across")
+    if isinstance(given, bool):
+        return given
+    return kept != [size for size in source.shape if size != 1][: len(kept)]
+
+
 def family_of(call: KernelCall, device: DeviceProfile) -> FamilyCost:
     """The cost constants that apply to a call."""
     kind = call.type
     if kind in VARIED or call.attrs:
-        kind = variant(call)
+        kind = variant(call, device)
         if kind == "HostCopy":
             return HOST_COPY
     return device.families[device.types.get(kind, "Unknown")]
@@ -162,11 +182,12 @@ def predict_time_us(
     resident: float | None = None,
     family: FamilyCost | None = None,
     state: State = "network",
+    loaded: float = 0.0,
 ) -> float:
     """The time alone, in microseconds; see `predict_kernel`."""
     family = family or family_of(call, device)
     gemm = gemm_of(call) if family.form == "matmul" else None
-    terms, near, _, _ = _terms(call, family, device, resident, state, tally_of(call), gemm)
+    terms, near, _, _ = _terms(call, family, device, resident, state, tally_of(call), gemm, loaded)
     return sum(terms.values()) * family.scale * near
 
 
@@ -181,6 +202,7 @@ def _terms(
     state: State,
     tally: Tally,
     gemm: Gemm | None,
+    loaded: float,
 ) -> tuple[dict[str, float], float, float, str]:
     """Terms; the factor on all of them that measured neighbours make; how like the nearest is; the slow path that the
     kernel takes."""
@@ -190,12 +212,17 @@ def _terms(
     if (counter := COUNTERS.get(form)) is not None:
         work = counter(call, family, device, tally)
         terms = work_terms(work, dtype_factor(call, family), family, device, resident)
+        if loaded and state == "network":
+            share = 1.0 - (1.0 - device.rates.kept_vector_share) * loaded
+            terms["launch"] = _shortened(terms["launch"], share, family, device.rates)
     elif form == "matmul":
         terms = matmul_terms(call, family, device, resident, gemm)
     else:
         terms = FORMS[form](call, family, device, resident)
     if state != "network" and form not in UNLIKE_CORES:
-        terms["launch"] = _launch_alone(terms["launch"], state, family, device.rates)
+        rates = device.rates
+        share = rates.loop_cube_share if form in CUBE_FORMS else rates.loop_vector_share
+        terms["launch"] = _shortened(terms["launch"], sqrt(share) if state == "cold" else share, family, rates)
     if (paths := device.slow_paths.get(call.type)) is not None and (path := path_of(call, paths, gemm)) is not None:
         return _slowed(terms, call, path, family, device), 1.0, 0.0, path.name
     if family.nearby:
@@ -204,14 +231,11 @@ def _terms(
     return terms, 1.0, 0.0, ""
 
 
-def _launch_alone(launch: float, state: State, family: FamilyCost, rates: Rates) -> float:
-    """What of a launch in a network is left outside of one. Passes and synchronisation of a kernel are the same in a
-    loop; starting it is not."""
+def _shortened(launch: float, share: float, family: FamilyCost, rates: Rates) -> float:
+    """A launch of which `share` is left beyond one core's: passes and synchronisation of a kernel are the same whatever
+    the caches hold; starting it is not."""
     least, bare = rates.launch_one_us, launch - family.fixed_us
-    if bare <= least:
-        return launch
-    share = rates.loop_cube_share if family.form in CUBE_FORMS else rates.loop_vector_share
-    return least + (bare - least) * (sqrt(share) if state == "cold" else share) + family.fixed_us
+    return least + (bare - least) * share + family.fixed_us if bare > least else launch
 
 
 def _slowed(
@@ -238,28 +262,31 @@ def _resident_in(state: State, tally: Tally, device: DeviceProfile) -> float:
 
 def _band(family: FamilyCost, rates: Rates, state: State, likeness: float, extrapolated: bool, time_us: float) -> float:
     """Factor of the 80 % band: the family's, to the power of how far the nearest measured kernel is."""
+    known = state in family.states
     if extrapolated:
         width = rates.band_extrapolated
     elif likeness > AROUND:
         width = rates.band_near if likeness > NEAR else rates.band_around
     else:
-        width = rates.band_far if state in family.states else rates.band_apart
+        width = rates.band_far if known else rates.band_apart
     if time_us >= LONG_US or state != "network":
-        width *= unsteadiness(time_us, state)
+        width *= unsteadiness(time_us, state if known else "network")
     band = family.band**width
     return LEAST_EXTRAPOLATED if extrapolated and band < LEAST_EXTRAPOLATED else band
 
 
 def unsteadiness(time_us: float, state: State) -> float:
     """Spread of predictions over that of short kernels in networks, in log units: long kernels are decided by rates of
-    memory and of the pipes, and alone no neighbours or others' code disturb."""
-    return (LONG_SPREAD if time_us >= LONG_US else 1.0) * (1.0 if state == "network" else ALONE_SPREAD)
+    memory and of the pipes, and alone no neighbours or others' code disturb. Of a family that was not measured in a
+    state, nothing says that it is steadier there: then "network" is asked for."""
+    return (LONG_SPREAD if time_us >= LONG_US else 1.0) * STATE_SPREAD[state]
 
 
 LONG_US = 200.0
-LONG_SPREAD, ALONE_SPREAD = 0.6, 0.75
-"""By held-out kernels of all tables: 80 % of the errors of long ones are below 0.16 in log units, of others in networks
-below 0.27; in loops and cold below 0.20."""
+LONG_SPREAD = 0.57
+STATE_SPREAD: dict[State, float] = {"network": 1.0, "cold": 0.73, "warm": 0.62}
+"""By held-out kernels of all tables: what covers 80 % of the errors of long ones, and of short ones after clearing L2
+and in a loop, over what does for short ones in networks."""
 
 NEAR, AROUND = 0.8825, 0.1353
 """Likeness at half a reach and at two: exp(-1/8) and exp(-2)."""
@@ -301,12 +328,17 @@ def _scaled(terms: dict[str, float], scale: float) -> tuple[dict[str, float], fl
 
 
 def predict_kernel(
-    call: KernelCall, device: DeviceProfile, resident: float | None = None, state: State = "network"
+    call: KernelCall,
+    device: DeviceProfile,
+    resident: float | None = None,
+    state: State = "network",
+    loaded: float = 0.0,
 ) -> KernelPrediction:
     """Cost of one launch of `call` on `device`, in microseconds; `call.count` is not multiplied in.
 
     `resident` is the share of the kernel's bytes found in L2, where the caller knows it from what ran before; None
-    takes what `state` says: in a network the expected share for the working set. Never raises for a well-formed call: a
+    takes what `state` says: in a network the expected share for the working set. `loaded` says how often the
+    instruction caches hold a vector kernel's code when it starts in a network. Never raises for a well-formed call: a
     kernel type that is not registered, and sizes that no memory holds, are costed by their bytes and marked
     uncalibrated.
     """
@@ -315,7 +347,7 @@ def predict_kernel(
     try:
         tally = tally_of(call)
         gemm = gemm_of(call) if form == "matmul" else None
-        terms, near, likeness, path = _terms(call, family, device, resident, state, tally, gemm)
+        terms, near, likeness, path = _terms(call, family, device, resident, state, tally, gemm, loaded)
     except ArithmeticError:
         return _beyond_measure(call, device)
     scale = family.scale * near

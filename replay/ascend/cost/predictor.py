@@ -22,15 +22,18 @@ class Predictor:
         self.device = device
         self._made: dict[object, KernelPrediction] = {}
 
-    def __call__(self, call: KernelCall, resident: float | None = None, state: State = "network") -> KernelPrediction:
-        """The cost of one launch; see `predict_kernel`. `resident` is rounded to a hundredth."""
+    def __call__(
+        self, call: KernelCall, resident: float | None = None, state: State = "network", loaded: float = 0.0
+    ) -> KernelPrediction:
+        """The cost of one launch; see `predict_kernel`. `resident` and `loaded` are rounded to a hundredth."""
         if resident is not None:
             resident = round(resident, 2)
+        loaded = round(loaded, 2)
         attrs = call.attrs
-        key = (call.type, call.inputs, call.outputs, resident, state, tuple(attrs.items()) if attrs else None)
+        key = (call.type, call.inputs, call.outputs, resident, state, loaded, tuple(attrs.items()) if attrs else None)
         found = self._made.get(key)
         if found is None:
             if len(self._made) >= MAX_CACHED:
                 self._made.clear()
-            found = self._made[key] = predict_kernel(call, self.device, resident, state)
+            found = self._made[key] = predict_kernel(call, self.device, resident, state, loaded)
         return found

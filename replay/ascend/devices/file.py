@@ -66,7 +66,7 @@ DATASHEET: dict[str, str] = {
 }
 """Datasheet entries that a device must have, and the unit each is given in."""
 
-NETWORK: dict[str, str] = {
+OPTIONAL: dict[str, str] = {
     "server_dies": "die",
     "peer_bytes_per_s": "byte/s",
     "pair_link_bytes_per_s": "byte/s",
@@ -74,9 +74,13 @@ NETWORK: dict[str, str] = {
     "far_link_bytes_per_s": "byte/s",
     "far_link_latency": "us",
     "vector_bytes": "byte/cycle/core",
+    "macs_float8_e4m3fn": "MAC/cycle/core",
+    "macs_float8_e5m2": "MAC/cycle/core",
+    "macs_float4_e2m1fn_x2": "MAC/cycle/core",
 }
-"""Datasheet entries that a device may have: dies of a server, links beside `link`, and the width of a vector core's
-instructions where it is not 128."""
+"""Datasheet entries that a device may have: dies of a server, links beside `link`, the width of a vector core's
+instructions where it is not 128, and dtypes that only some cubes multiply. A dtype without an entry `macs_` has no path
+through the cube; none has one for float64."""
 
 NUMBERS = (
     "cycles",
@@ -313,7 +317,7 @@ def _check_names(where: str, section: str, given: Any, known: set[str], *, compl
 
 def _checked(file: DeviceFile, where: str) -> DeviceFile:
     model = load_model()
-    given = {name: value for name, value in file.datasheet.items() if name not in NETWORK}
+    given = {name: value for name, value in file.datasheet.items() if name not in OPTIONAL}
     _check_names(where, "datasheet", given, set(DATASHEET), complete=file.base is None)
     if file.schema_version == 1:
         file = msgspec.structs.replace(file, rates={k: v for k, v in file.rates.items() if k not in RETIRED})
@@ -321,7 +325,7 @@ def _checked(file: DeviceFile, where: str) -> DeviceFile:
     _check_names(where, "families", file.families, set(model.families), complete=False)
     _check_pipes(where, file.pipes, shared_pipes())
     for name, quantity in file.datasheet.items():
-        unit = DATASHEET.get(name) or NETWORK[name]
+        unit = DATASHEET.get(name) or OPTIONAL[name]
         if quantity.unit != unit:
             raise FormatError(f"{where}: datasheet.{name} is in {quantity.unit!r}, expected {unit!r}")
         if quantity.value <= 0:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from opreplay.replay.ascend.cost.predict import predict_kernel
-from opreplay.replay.ascend.cost.residency import Touch, resident_of, reuse_distances
+from opreplay.replay.ascend.cost.residency import Touch, codes_kept, resident_of, reuse_distances
 from opreplay.replay.ascend.kernel import KernelCall, State
 from opreplay.replay.ascend.measured.kernel_tables import KernelRow, KernelTable, call_key
 from opreplay.replay.ascend.profile import DeviceProfile
@@ -46,6 +46,8 @@ class Part(NamedTuple):
 
     call: KernelCall
     touches: tuple[Touch, ...] = ()
+    loaded: bool = False
+    """Whether its code is in the instruction caches."""
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +55,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     row: KernelRow
     touches: tuple[Touch, ...] = ()
+    loaded: bool = False
+    """Whether its code is in the instruction caches, as far as the order of launches tells."""
     duration_us: float
     state: State = "network"
     several: tuple[Part, ...] = ()
@@ -63,7 +67,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def parts(self) -> tuple[Part, ...]:
         """The kernels that the time is of, in launch order."""
-        return self.several or (Part(self.row.call, self.touches),)
+        return self.several or (Part(self.row.call, self.touches, self.loaded),)
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,9 +104,10 @@ def launches(table: KernelTable) -> list[Launch]:
     """
     known = [row.call if row.has_shapes else None for row in table.rows]
     touches = reuse_distances(known) if table.is_sequence else [()] * len(known)
+    kept = codes_kept(row.call for row in table.rows) if table.is_sequence else [False] * len(known)
     return [
-        Launch(row=row, touches=touch, duration_us=row.duration_us)
-        for row, touch in zip(table.rows, touches, strict=True)
+        Launch(row=row, touches=touch, loaded=loaded, duration_us=row.duration_us)
+        for row, touch, loaded in zip(table.rows, touches, kept, strict=True)
         if row.duration_us is not None
     ]
 
@@ -121,9 +126,10 @@ def compare_group(group: Sequence[Launch], device: DeviceProfile) -> Compared:
     predictions = []
     for one in group:
         shares = tuple(resident_of(part.touches, device) for part in one.parts)
-        if (shares, one.state) not in made:
-            made[shares, one.state] = _together(one, shares, device)
-        predictions.append(made[shares, one.state])
+        key = shares, one.state, one.loaded
+        if key not in made:
+            made[key] = _together(one, shares, device)
+        predictions.append(made[key])
     pairs = [(p[0], one.duration_us, one.row.count) for p, one in zip(predictions, group, strict=True)]
     middle, band = median(p[0] for p in predictions), predictions[0][1]
     return Compared(
@@ -146,7 +152,7 @@ def _together(one: Launch, shares: Sequence[float | None], device: DeviceProfile
     total = square = 0.0
     far = False
     for part, share in zip(one.parts, shares, strict=True):
-        made = predict_kernel(part.call, device, share, one.state)
+        made = predict_kernel(part.call, device, share, one.state, part.loaded)
         total += made.time_us * part.call.count
         if made.time_us > 0:
             square += (math.log(made.high_us / made.time_us) * made.time_us * part.call.count) ** 2

@@ -11,7 +11,7 @@ from opreplay.replay.ascend.devices.cluster import devices_on
 from opreplay.replay.ascend.devices.file import load_device
 from opreplay.replay.ascend.simulate.op import is_predicted, simulate_op
 from opreplay.replay.ascend.simulate.step import Step, simulate_step
-from opreplay.replay.ascend.simulate.step_residency import resident_shares
+from opreplay.replay.ascend.simulate.step_residency import held_in_caches
 from opreplay.traces.errors import UsageError
 
 if TYPE_CHECKING:
@@ -77,5 +77,5 @@ def simulate_plan(
 ) -> list[Step]:
     """All ops of a plan on each device, in the order given; what lies in L2 follows from its sequence, or is `l2`."""
     sequence = plan.sequence if l2 == "sequence" else None
-    shares = resident_shares(plan.ops, sequence, devices, contents) if sequence else [None] * len(devices)
-    return [simulate_step(plan.ops, one, contents, known, l2) for one, known in zip(devices, shares, strict=True)]
+    held = held_in_caches(plan.ops, sequence, devices, contents) if sequence else [None] * len(devices)
+    return [simulate_step(plan.ops, one, contents, known, l2) for one, known in zip(devices, held, strict=True)]

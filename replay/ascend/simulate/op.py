@@ -11,7 +11,7 @@ import msgspec
 from opreplay.replay.arguments.work.amounts import Contents
 from opreplay.replay.ascend.cost.predict import BOUNDS, family_of, predict_kernel
 from opreplay.replay.ascend.cost.predictor import Predictor
-from opreplay.replay.ascend.cost.residency import resident_of, touches_in
+from opreplay.replay.ascend.cost.residency import Held, resident_of, touches_in
 from opreplay.replay.ascend.custom.estimators import estimate, property_terms
 from opreplay.replay.ascend.custom.programs import program_cost
 from opreplay.replay.ascend.kernel import Confidence, KernelCall, KernelPrediction, State, TensorSpec
@@ -141,13 +141,13 @@ def simulate_by_family(
     device: DeviceProfile,
     predict: Predictor | None = None,
     contents: Contents | None = None,
-    resident: Sequence[float | None] = (),
+    held: Sequence[Held] = (),
     l2: L2State = "sequence",
 ) -> tuple[Simulated, dict[str, float]]:
     """What `simulate_op` gives, and microseconds of one call by kernel family; "custom" for a user's own estimate.
 
-    `predict` remembers kernels that several ops have in common; `resident` says what of each kernel's data is in L2,
-    where that is known.
+    `predict` remembers kernels that several ops have in common; `held` says what the caches hold of each kernel, where
+    that is known.
     """
     own_us = estimate(op, device)
     if own_us is not None:
@@ -163,11 +163,13 @@ def simulate_by_family(
         return made, {"custom": program.time_us}
     lowering = lower(op, contents)
     predict = predict or Predictor(device)
-    shares = resident if len(resident) == len(lowering.kernels) else [None] * len(lowering.kernels)
+    held = held if len(held) == len(lowering.kernels) else [Held()] * len(lowering.kernels)
     state = state_of(l2)
     if state != "network":
-        shares = [resident_of(touches, device) for touches in touches_in(lowering.kernels, state)]
-    parts = [(call, predict(call, share, state)) for call, share in zip(lowering.kernels, shares, strict=True)]
+        held = [Held(resident_of(touches, device)) for touches in touches_in(lowering.kernels, state)]
+    parts = [
+        (call, predict(call, one.resident, state, one.loaded)) for call, one in zip(lowering.kernels, held, strict=True)
+    ]
     families: dict[str, float] = {}
     for call, one in parts:
         name = family_of(call, device).name

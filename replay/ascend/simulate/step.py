@@ -13,6 +13,7 @@ import msgspec
 from opreplay.replay.arguments.work.amounts import Contents
 from opreplay.replay.ascend.cost.predict import BOUNDS
 from opreplay.replay.ascend.cost.predictor import Predictor
+from opreplay.replay.ascend.cost.residency import Held
 from opreplay.replay.ascend.custom.estimators import CustomOpError
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.op import is_predicted, simulate_by_family
@@ -92,13 +93,13 @@ def simulate_step(
     ops: Iterable[ReplayOp],
     device: DeviceProfile,
     contents: Callable[[ReplayOp], Contents | None] | None = None,
-    resident: Mapping[str, Sequence[float | None]] | None = None,
+    held: Mapping[str, Sequence[Held]] | None = None,
     l2: L2State = "sequence",
 ) -> Step:
     """Simulate every op that can be; labels and ops without arguments are left out, as they are not for free.
 
-    `contents` says what the values of an op's arguments amount to, where that matters to its time; `resident` what of
-    the data of each op's kernels is in L2, by op id (see `step_residency`); `l2` what holds for every op instead.
+    `contents` says what the values of an op's arguments amount to, where that matters to its time; `held` what the
+    caches hold of each op's kernels, by op id (see `step_residency`); `l2` what holds for every op instead.
 
     Kernels of one family err alike and their errors add; errors of different families are independent.
     """
@@ -107,10 +108,10 @@ def simulate_step(
     weights: dict[str, tuple[float, float]] = {}
     predict = Predictor(device)
     for op in ops:
-        shares = resident.get(op.id, ()) if resident is not None else ()
+        of_kernels = held.get(op.id, ()) if held is not None else ()
         amounts = contents(op) if contents is not None else None
         try:
-            simulated, families = simulate_by_family(op, device, predict, amounts, shares, l2)
+            simulated, families = simulate_by_family(op, device, predict, amounts, of_kernels, l2)
         except CustomOpError as error:
             failed[op.id] = f"no prediction for {device.name}: {error}"
             continue

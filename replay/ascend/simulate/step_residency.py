@@ -1,5 +1,5 @@
 # pyright: strict
-"""What of each op's data is in L2 when it runs, judged from the calls of a recorded step and which tensor is which.
+"""What the caches hold of each op when it runs, judged from the calls of a recorded step and which tensor is which.
 
 Owns the walk over the step; `residency` owns reuse distances and what a device makes of them, `sequence.linking` says
 which result an argument is. A step is taken to follow itself: a parameter was last touched one step ago.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from math import prod
 
 from opreplay.replay.arguments.work.amounts import Contents
-from opreplay.replay.ascend.cost.residency import Stream, Touch, resident_of
+from opreplay.replay.ascend.cost.residency import Codes, Held, Stream, Touch, resident_of
 from opreplay.replay.ascend.custom.estimators import CustomOpError
 from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
 from opreplay.replay.ascend.lowering import lower
@@ -19,20 +19,20 @@ from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.model import RecordedSequence, ReplayOp
 from opreplay.replay.plan.step.linking import Source, link, results_of, tensors_of
 
-Shares = dict[str, tuple[float | None, ...]]
-"""Op id → share of each of its kernels' bytes that is found in L2, over the calls of the step; None: nothing known."""
+HeldByOp = dict[str, tuple[Held, ...]]
+"""Op id → what the caches hold of each of its kernels, over the calls of the step."""
 
 _Tensor = tuple[int, str, Hashable]
 """(elements, dtype, which tensor it is)."""
 
 
-def resident_shares(
+def held_in_caches(
     ops: Sequence[ReplayOp],
     sequence: RecordedSequence,
     devices: Sequence[DeviceProfile],
     contents: Callable[[ReplayOp], Contents | None] | None = None,
-) -> list[Shares]:
-    """For each device, what of each op's data is in L2; ops that the step does not call are left out."""
+) -> list[HeldByOp]:
+    """For each device, what its caches hold of each op; ops that the step does not call are left out."""
     by_id = {op.id: op for op in ops}
     called = [by_id[id_] for id_ in sequence.ids if id_ in by_id]
     place = {op.id: i for i, op in enumerate(called)}
@@ -40,7 +40,11 @@ def resident_shares(
     kernels = [_kernels(op, contents(op) if contents is not None else None) for op in called]
     sums = [[[0.0] * len(made) for made in kernels] for _ in devices]
     known = [[0] * len(made) for made in kernels]
-    for index, number, touches in _walk(called, calls, kernels):
+    ran = [[0] * len(made) for made in kernels]
+    loaded = [[0] * len(made) for made in kernels]
+    for index, number, touches, kept in _walk(called, calls, kernels):
+        ran[index][number] += 1
+        loaded[index][number] += kept
         if not any(size for size, _ in touches):
             continue
         known[index][number] += 1
@@ -48,7 +52,10 @@ def resident_shares(
             sums[at][index][number] += resident_of(touches, device) or 0.0
     return [
         {
-            op.id: tuple(total / n if n else None for total, n in zip(of_device[i], known[i], strict=True))
+            op.id: tuple(
+                Held(total / n if n else None, kept / runs if runs else 0.0)
+                for total, n, kept, runs in zip(of_device[i], known[i], loaded[i], ran[i], strict=True)
+            )
             for i, op in enumerate(called)
         }
         for of_device in sums
@@ -65,11 +72,11 @@ def _kernels(op: ReplayOp, contents: Contents | None) -> tuple[KernelCall, ...]:
 
 def _walk(
     ops: Sequence[ReplayOp], calls: Sequence[int], kernels: Sequence[tuple[KernelCall, ...]]
-) -> Iterable[tuple[int, int, tuple[Touch, ...]]]:
-    """(op, kernel, touches) of every launch of a step that has run once before."""
+) -> Iterable[tuple[int, int, tuple[Touch, ...], bool]]:
+    """(op, kernel, touches, whether its code is kept) of every launch of a step that has run once before."""
     linked = link(ops, calls)
     arguments = [[meta for _, _, meta in tensors_of(op)] for op in ops]
-    stream = Stream()
+    stream, codes = Stream(), Codes()
     same: dict[Hashable, Hashable] = {}
     for counted in (False, True):
         for place, index in enumerate(calls):
@@ -89,8 +96,9 @@ def _walk(
                 same.update((one, inputs[0][2]) for _, _, one in results)
             for number, call in enumerate(kernels[index]):
                 touches = stream.touch(call, _matched(call.inputs, inputs), _matched(call.outputs, results))
+                kept = codes.launch(call)
                 if counted:
-                    yield index, number, touches
+                    yield index, number, touches, kept
 
 
 def _identity(source: Source, same: dict[Hashable, Hashable]) -> Hashable:

@@ -20,7 +20,7 @@ from opreplay.replay.capture.calls.summed import Summed
 from opreplay.replay.capture.calls.unwatched import Unwatched
 from opreplay.replay.capture.calls.whereabouts import Whereabouts
 from opreplay.replay.collectives.model import REDUCING
-from opreplay.replay.ir.captured import StepPhase
+from opreplay.replay.ir.captured import LikeDevice, StepPhase
 from opreplay.replay.ir.model import Assumption, Reason, Recorded, ReplayArg, ReplayOp
 from opreplay.replay.ir.names import COLLECTIVE_NAMESPACES
 from opreplay.replay.plan.collectives.recorded import same_work
@@ -28,7 +28,7 @@ from opreplay.replay.resolve.bind import checking_bounds
 from opreplay.replay.resolve.gradient_mode import depends_on_gradients
 from opreplay.replay.resolve.names import candidates
 from opreplay.replay.resolve.policy import Policy, refuse_arguments, refuse_value
-from opreplay.replay.resolve.schema import OpSpec, compile_schema
+from opreplay.replay.resolve.schema import OpSpec, compile_schema, named_after_gaps
 from opreplay.traces.model import TensorMeta
 
 _NOT_RECORDED = Recorded(host_us_total=0.0, host_us_median=0.0)
@@ -49,13 +49,19 @@ class Recorder(TorchDispatchMode):
     """Records what runs while it is entered. What a tensor subclass does, it records as the calls that come of it."""
 
     def __init__(
-        self, storages: Storages, where: Whereabouts, *, fakes: Fakes | None = None, look: Look | None = None
+        self,
+        storages: Storages,
+        where: Whereabouts,
+        *,
+        fakes: Fakes | None = None,
+        look: Look | None = None,
+        device: LikeDevice = "cpu",
     ) -> None:
         super().__init__()
         self._fakes = fakes
         self._storages, self._where, self._look = storages, where, look
         self._in_place = Summed(storages)
-        self.unwatched = Unwatched(_decides_itself, fake=fakes is not None)
+        self.unwatched = Unwatched(_decides_itself, fake=fakes is not None, device=device)
         self._ops: list[ReplayOp] = []
         self._counts: list[int] = []
         self._index: dict[Any, int] = {}
@@ -186,6 +192,7 @@ class Recorder(TorchDispatchMode):
                 missing.append(arg.name)
                 one = ReplayArg(name=arg.name, type="opaque", keyword_only=arg.keyword_only, mutated=arg.mutated)
             made.append(checking_bounds(one, assumed))
+        made = list(named_after_gaps(spec, made))
         moved = collective_of(spec, args, kwargs, returned)
         if moved is not None and moved.kind in REDUCING and not moved.reduce_op:
             assumed.append(Assumption(argument="reduce_op", what="sum (not recorded)"))

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from opreplay.replay.ir.captured import LikeDevice
+
 _internal: Any = import_module("torch._C")
 _aten: Any = torch.ops.aten
 _COMPOSED = "CompositeImplicitAutograd"
@@ -54,12 +56,12 @@ Call = tuple[Any, Sequence[Any], dict[str, Any]]
 class Unwatched:
     """Knows which composed op's kernel runs, and what its calls are where nobody watches."""
 
-    def __init__(self, wraps: Callable[[type], bool], *, fake: bool) -> None:
+    def __init__(self, wraps: Callable[[type], bool], *, fake: bool, device: LikeDevice) -> None:
         """`wraps`: whether tensors of a type run calls of their own; for these torch takes the other way for good.
 
-        `fake`: whether calls run on fake tensors.
+        `fake`: whether calls run on fake tensors. `device` is the one whose way is taken.
         """
-        self._wraps, self._fake = wraps, fake
+        self._wraps, self._fake, self._device = wraps, fake, device
         self._inside: list[str] = []
 
     @contextmanager
@@ -114,7 +116,7 @@ class Unwatched:
             wrapped = any(self._wraps(type(one)) for one in tensors)
             if name == _ONE_HOT and not wrapped and self._fake and args[1:] and args[1] > 0:
                 with self._being(_LOOKS_AT_FAKE):
-                    return _one_hot(tensors[0], args[1])
+                    return _one_hot(tensors[0], args[1], looks=self._device == "cpu")
             with self._being("" if wrapped else name):
                 return kernel.call_boxed(keys, *args, **named)
 
@@ -133,12 +135,12 @@ def _any_value(_: torch.Tensor) -> int:
     return 0
 
 
-def _one_hot(index: torch.Tensor, classes: int) -> torch.Tensor:
+def _one_hot(index: torch.Tensor, classes: int, *, looks: bool) -> torch.Tensor:
     """As aten/src/ATen/native/Onehot.cpp has it for tensors that hold values; on a CPU it looks at them.
 
     What is looked at there decides nothing but an error: a fake index is a valid one.
     """
-    if index.numel() and index.device.type == "cpu":
+    if index.numel() and looks:
         low, high = torch.aminmax(index)
         _LOOK(low)
         _LOOK(high)

@@ -13,7 +13,7 @@ import torch
 
 from opreplay.replay.arguments.tensors import flattened
 from opreplay.replay.check.calling.target import OfNames, Reference, Target
-from opreplay.replay.check.cases import Case
+from opreplay.replay.check.cases import Case, Values
 from opreplay.replay.execute.executors.torch.caches import copied
 from opreplay.replay.execute.executors.torch.device import TorchExecutor
 from opreplay.replay.resolve.schema import OpSpec
@@ -31,7 +31,13 @@ WIDER = {
 ROOM_BYTES, ROOM_BYTE = 256, 0x55
 """Behind the last element of a slice, and what they hold."""
 LARGE = 100.0
-"""So many times the usual values: the exponential of some overflows float32."""
+"""So many times the usual values: the exponential of some overflows float32, the square of many float16."""
+LARGE_WHOLE = 2**24 + 1
+"""So many times the usual ones of int32: the first whole number that float32 does not hold."""
+FAR, FAR_OF_16_BITS = 1024.0, 32.0
+"""Added to the usual values: far from zero, but so near that each is held to a hundredth."""
+SMALL = 2.0**-20
+MOST_ZEROS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +161,8 @@ class Bench:
         if case.kind.startswith(("sliced", "misaligned")):
             for tensor in made.tensors():
                 _give_room(tensor)
-        for tensor in made.tensors() if case.values != "usual" else ():
-            _change_values(tensor, case.values)
+        for number, tensor in enumerate(made.tensors() if case.values != "usual" else ()):
+            _change_values(tensor, case.values, number)
         return made
 
     def call(self, case: Case, arguments: Arguments) -> Results:
@@ -191,24 +197,58 @@ def _give_room(tensor: torch.Tensor) -> None:
     tensor.set_(larger.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
-def _change_values(tensor: torch.Tensor, values: str) -> None:
-    """Other values in place; only those of floats change, and none of an expanded tensor."""
-    if not tensor.dtype.is_floating_point or tensor.itemsize < 2 or not tensor.numel() or 0 in tensor.stride():
+def _change_values(tensor: torch.Tensor, values: Values, number: int) -> None:
+    """Other values in place; none of an expanded tensor, whole numbers only where large ones are wanted, and those that
+    stand for places or sizes (int64) never. `number` is that of the tensor among the arguments: what is odd comes at
+    other places of each."""
+    if not tensor.numel() or 0 in tensor.stride():
         return
+    if not tensor.dtype.is_floating_point:
+        if values == "large" and tensor.dtype is torch.int32:
+            tensor.mul_(LARGE_WHOLE)
+        return
+    if tensor.itemsize < 2:
+        return
+    info = torch.finfo(tensor.dtype)
     if values == "large":
         tensor.mul_(LARGE)
-        return
-    if values == "positive":
+    elif values == "far":
+        tensor.add_(FAR if info.bits > 16 else FAR_OF_16_BITS)
+    elif values == "small":
+        tensor.mul_(SMALL if info.bits > 16 or tensor.dtype is torch.bfloat16 else 2.0**-6)
+    elif values == "denormal":
+        tensor.mul_(info.tiny / 4)
+    elif values == "positive":
         tensor.abs_().clamp_(max=3.0).mul_(0.3).add_(0.05)
-        return
-    for place, value in zip((0, tensor.numel() // 2, -1), (torch.nan, torch.inf, -torch.inf), strict=True):
-        index = torch.unravel_index(torch.tensor(place % tensor.numel()), tensor.shape)
-        tensor[index] = value
+    elif values == "zeros":
+        for place in range(tensor.numel() if tensor.numel() < MOST_ZEROS else MOST_ZEROS):
+            if (place + number) % 3 != 2:
+                tensor[_index(tensor, place)] = 0.0 if (place + number) % 3 else -0.0
+    else:
+        places = (0, tensor.numel() // 2, -1)
+        for place, value in zip(places, (torch.nan, torch.inf, -torch.inf), strict=True):
+            tensor[_index(tensor, place + number)] = value
+
+
+def _index(tensor: torch.Tensor, place: int) -> tuple[torch.Tensor, ...]:
+    return torch.unravel_index(torch.tensor(place % tensor.numel()), tensor.shape)
+
+
+def seed_torch(seed: int) -> None:
+    """Set torch's random numbers, of the CPU and of devices in use.
+
+    `torch.manual_seed` does the same, but notes a stack trace for each device that is not in use yet.
+    """
+    torch.default_generator.manual_seed(seed)
+    for kind in ("cuda", "npu"):
+        backend = getattr(torch, kind, None)
+        if backend is not None and backend.is_initialized():
+            backend.manual_seed_all(seed)
 
 
 def results_of(call: Callable[[], Any], arguments: Arguments) -> Results:
     """One call, seeded, without gradients."""
-    torch.manual_seed(0)
+    seed_torch(0)
     with torch.no_grad():
         returned = list(flattened(call()))
     written = [
@@ -222,6 +262,15 @@ def results_of(call: Callable[[], Any], arguments: Arguments) -> Results:
         written=written,
         others=[item for item in returned if not isinstance(item, torch.Tensor)],
     )
+
+
+def reach_of(arguments: Arguments) -> float:
+    """The largest finite number among the arguments' tensors; 0 without any."""
+    found = 0.0
+    for tensor in arguments.tensors():
+        if tensor.numel() and (tensor.is_complex() or (tensor.is_floating_point() and tensor.itemsize > 1)):
+            found = max(found, float(tensor.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()))
+    return found
 
 
 def widened(arguments: Arguments) -> Arguments:
@@ -257,18 +306,19 @@ def adapted(function: Callable[..., Any], arguments: Arguments) -> Callable[[], 
                 return partial(function, **named)
         places = _by_place(parameters, arguments)
         if places is not None:
-            return partial(function, *places)
+            return partial(function, *places[0], **places[1])
     return partial(function, *arguments.positional, **arguments.by_name)
 
 
-def _by_place(parameters: Mapping[str, bool], arguments: Arguments) -> list[Any] | None:
-    """Values for a function of other names: all, else those that are not written to; None where neither fits."""
-    values = arguments.values
-    needed = sum(parameters.values())
-    apart = [value for name, value in values.items() if name not in arguments.written]
-    for chosen in (list(values.values()), apart):
-        if needed <= len(chosen) <= len(parameters):
-            return chosen
+def _by_place(parameters: Mapping[str, bool], arguments: Arguments) -> tuple[list[Any], dict[str, Any]] | None:
+    """Values for a function of other names: by name those that have to be given so and that it knows, by place the
+    others, all or without those that are written to; None where neither fits."""
+    named = {name: value for name, value in arguments.by_name.items() if name in parameters}
+    room = [needed for name, needed in parameters.items() if name not in named]
+    for left_out in ((), arguments.written):
+        chosen = [v for name, v in arguments.values.items() if name not in named and name not in left_out]
+        if sum(room) <= len(chosen) <= len(room):
+            return chosen, named
     return None
 
 

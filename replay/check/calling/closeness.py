@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +18,8 @@ TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
     torch.complex64: (1.3e-6, 1e-5),
     torch.complex128: (1e-7, 1e-7),
 }
-"""Relative and absolute, those of torch.testing.assert_close."""
+"""Relative and absolute, those of torch.testing.assert_close; the absolute one is for results of the order of one and
+shrinks with the largest of them, down to what rounding of the arguments amounts to."""
 FP8_RELATIVE = {"float8_e4m3": 0.125, "float8_e5m2": 0.25}
 """One unit in the last place."""
 ROUNDING_STEPS, SCANS = 8.0, 0.01
@@ -26,7 +29,11 @@ HALF_STEPS = 4.0
 OF_REFERENCE = 4.0
 """So many times the reference's own distance from float64 is allowed: the order of a sum makes such differences."""
 OF_LARGEST = 4.0
-"""So many units in the last place of the largest result are allowed everywhere, times the root of a sum's terms."""
+"""So many units in the last place of the largest result are allowed, times the root of the terms of a sum. 16 bits
+are summed in float32: there the root is of its units."""
+NEAR_ZERO = 2.0**-8
+"""Elements below this share of the largest result are measured in units of that: the last place of what is nearly zero
+by cancellation says nothing."""
 
 
 LARGE = 1 << 20
@@ -45,12 +52,20 @@ class Distance:
 
 
 def compare(
-    found: torch.Tensor, exact: torch.Tensor, same: torch.Tensor | None = None, *, terms: float = 1.0
+    found: torch.Tensor,
+    exact: torch.Tensor,
+    same: torch.Tensor | None = None,
+    *,
+    terms: float = 1.0,
+    shaken: Sequence[torch.Tensor] = (),
+    reach: float = math.inf,
 ) -> Distance:
     """A result against the reference's: `exact` in a wider dtype, `same` in the result's own, where there is one.
 
-    `terms`: how many elements one result was made of, at most. Integers and truth values must be equal; where the
-    reference itself rounds to other integers from wider inputs, they may be off by as much.
+    `terms`: how many elements one result was made of, at most. `shaken`: exact results of arguments that differ by a
+    rounding; by twice what that changes results may be off. `reach`: the largest number among the arguments; where all
+    results are small, they may be off by some units in its last place. Integers and truth values must be equal; where
+    the reference itself rounds to other integers from wider inputs, they may be off by as much.
     """
     found, exact = found.detach().cpu(), exact.detach().cpu()
     same = None if same is None else same.detach().cpu()
@@ -59,13 +74,20 @@ def compare(
     if found.numel() == 0:
         return Distance(True, None, None)
     if found.dtype.is_complex or exact.dtype.is_complex:
-        return _complex(found, exact, same, terms)
+        return _complex(found, exact, same, terms, reach)
+    if shaken:
+        moved = torch.zeros_like(exact, dtype=torch.float64)
+        for one in shaken:
+            moved = torch.maximum(moved, (one.detach().cpu().double() - exact.double()).abs().nan_to_num(0.0, 0.0, 0.0))
+        return _floats(found, exact, same, terms, reach, 2 * moved)
     if not found.dtype.is_floating_point:
         return _integers(found, exact, same)
-    return _floats(found, exact, same, terms)
+    return _floats(found, exact, same, terms, reach)
 
 
-def _complex(found: torch.Tensor, exact: torch.Tensor, same: torch.Tensor | None, terms: float) -> Distance:
+def _complex(
+    found: torch.Tensor, exact: torch.Tensor, same: torch.Tensor | None, terms: float, reach: float
+) -> Distance:
     if not found.dtype.is_complex or not exact.dtype.is_complex:
         return Distance(False, None, None, f"{_name(found.dtype)}, not {_name(exact.dtype)}")
     wide = found.to(torch.complex128)
@@ -75,7 +97,7 @@ def _complex(found: torch.Tensor, exact: torch.Tensor, same: torch.Tensor | None
     base = torch.float64 if found.dtype is torch.complex128 else torch.float32
     # One part may be far below the other: both are measured by the whole number.
     sizes = exact.to(torch.complex128).abs().unsqueeze(-1).expand(wanted.shape)
-    return _measured(parts, wanted, own, base, terms, sizes)
+    return _measured(parts, wanted, own, base, terms, reach, sizes)
 
 
 def _integers(found: torch.Tensor, exact: torch.Tensor, same: torch.Tensor | None) -> Distance:
@@ -100,14 +122,21 @@ def _integers(found: torch.Tensor, exact: torch.Tensor, same: torch.Tensor | Non
     )
 
 
-def _floats(found: torch.Tensor, exact: torch.Tensor, same: torch.Tensor | None, terms: float) -> Distance:
-    if found.numel() > LARGE and _plainly_close(found, exact):
+def _floats(
+    found: torch.Tensor,
+    exact: torch.Tensor,
+    same: torch.Tensor | None,
+    terms: float,
+    reach: float,
+    spared: torch.Tensor | None = None,
+) -> Distance:
+    if spared is None and found.numel() > LARGE and _plainly_close(found, exact):
         # All is within the usual tolerance; how far in units of the last place is looked up at some places.
         step = found.numel() // LARGE + 1
         few = [t.reshape(-1)[::step] for t in (found, exact)]
-        return _floats(few[0], few[1], None if same is None else same.reshape(-1)[::step], terms)
+        return _floats(few[0], few[1], None if same is None else same.reshape(-1)[::step], terms, reach)
     own = None if same is None or same.shape != exact.shape else same.double()
-    return _measured(found.double(), exact.double(), own, found.dtype, terms, None)
+    return _measured(found.double(), exact.double(), own, found.dtype, terms, reach, None, spared)
 
 
 def _plainly_close(found: torch.Tensor, exact: torch.Tensor) -> bool:
@@ -123,9 +152,11 @@ def _measured(
     same: torch.Tensor | None,
     dtype: torch.dtype,
     terms: float,
+    reach: float,
     sizes: torch.Tensor | None,
+    spared: torch.Tensor | None = None,
 ) -> Distance:
-    """All in float64; `dtype` is that of the result, which its last place belongs to."""
+    """All in float64; `dtype` is that of the result, which its last place belongs to; `spared` is allowed besides."""
     info = torch.finfo(dtype)
     relative, absolute = TOLERANCES.get(
         dtype, (next((v for k, v in FP8_RELATIVE.items() if k in _name(dtype)), 0.0), 0.0)
@@ -139,10 +170,17 @@ def _measured(
     size = exact.abs() if sizes is None else sizes
     finite = torch.isfinite(exact)
     error = torch.where(finite, (found - exact).abs(), torch.zeros_like(exact))
-    allowed = absolute + relative * torch.where(finite, size, torch.zeros_like(size))
     kept = size[finite]
-    if kept.numel():
-        allowed = allowed + OF_LARGEST * info.eps * terms**0.5 * float(kept.max()) * (terms > 1)
+    largest = float(kept.max()) if kept.numel() else 0.0
+    least = min(absolute, absolute * min(1.0, largest) + OF_LARGEST * info.eps * reach)
+    allowed = least + relative * torch.where(finite, size, torch.zeros_like(size))
+    # Neighbours of numbers below the smallest normal one lie as far apart as there.
+    allowed = allowed + info.smallest_normal * info.eps
+    if terms > 1:
+        root = max(info.eps, torch.finfo(torch.float32).eps * terms**0.5) if info.bits <= 16 else info.eps * terms**0.5
+        allowed = allowed + OF_LARGEST * root * largest
+    if spared is not None:
+        allowed = allowed + spared
     agrees = torch.zeros_like(finite)
     if same is not None:
         own = (same - exact).abs()
@@ -156,7 +194,7 @@ def _measured(
         agrees = (found == same) | (torch.isnan(found) & torch.isnan(same))
     wrong = (finite & ~(error <= allowed)) | (~finite & ~_same_odd(found, exact) & ~saturated & ~lost)
     wrong &= ~agrees
-    steps = torch.clamp(_ulp(exact, info), min=info.smallest_normal * info.eps)
+    steps = _ulp(torch.clamp(exact.abs(), min=largest * NEAR_ZERO), info)
     shown = torch.where(finite & torch.isfinite(error), error / steps, torch.zeros_like(error))
     ulp = float(shown.max())
     scale = torch.clamp(size, min=info.tiny)

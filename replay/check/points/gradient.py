@@ -12,7 +12,15 @@ from torch.autograd.gradcheck import GradcheckError
 
 from opreplay.replay.arguments.tensors import flattened
 from opreplay.replay.check import variants
-from opreplay.replay.check.calling.calls import Arguments, Bench, first_working, widened, with_finite_results
+from opreplay.replay.check.calling.calls import (
+    Arguments,
+    Bench,
+    first_working,
+    reach_of,
+    seed_torch,
+    widened,
+    with_finite_results,
+)
 from opreplay.replay.check.calling.closeness import compare
 from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.cases import Case
@@ -50,6 +58,10 @@ def gradient(bench: Bench) -> list[Attempt]:
         Attempt(f"registered: {base.text}", lambda: _registered(bench, base)),
         Attempt(f"gradcheck: {base.text}", lambda: _numerically(bench, base, second=False)),
         *(attempt(case, lambda case: _against_reference(bench, case)) for case in cases),
+        *(_formed(bench, base, form) for form in FORMS),
+        *_alone(bench, base),
+        Attempt(f"twice: {base.text}", lambda: _twice(bench, base)),
+        Attempt(f"nobody asked: {base.text}", lambda: _unasked(bench, base)),
         Attempt(f"second order: {base.text}", lambda: _numerically(bench, base, second=True)),
         Attempt(f"opcheck: {base.text}", lambda: _opcheck(bench, base)),
     ]
@@ -66,10 +78,12 @@ def _differentiable(tensor: torch.Tensor) -> bool:
     return (tensor.is_floating_point() and tensor.itemsize > 1) or tensor.is_complex()
 
 
-def _with_grad(bench: Bench, arguments: Arguments) -> Arguments:
+def _with_grad(bench: Bench, arguments: Arguments, only: str | None = None) -> Arguments:
     """Leaves that record what becomes of them; the tensors themselves otherwise, as those of arguments that the op says
-    are not differentiable."""
+    are not differentiable, and all but `only`."""
     fixed = {id(arguments.values[name]) for name in _fixed(bench) if name in arguments.values}
+    if only is not None:
+        fixed |= {id(value) for name, value in arguments.named_tensors().items() if name != only}
     return arguments.changed(lambda t: t.detach().requires_grad_() if _differentiable(t) and id(t) not in fixed else t)
 
 
@@ -99,11 +113,14 @@ def _fixed(bench: Bench) -> tuple[str, ...]:
     return known
 
 
-def _gradients(call: Callable[[], Any], arguments: Arguments) -> list[tuple[str, torch.Tensor | None]]:
-    """Gradients of a fixed combination of all results for each argument. Raises NoGradient, and whatever is raised."""
+def _gradients(
+    call: Callable[[], Any], arguments: Arguments, form: Form | None = None
+) -> list[tuple[str, torch.Tensor | None]]:
+    """Gradients of a fixed combination of all results for each argument; those of the results have the strides that
+    `form` gives them. Raises NoGradient, and whatever is raised."""
     with torch.enable_grad(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        torch.manual_seed(0)
+        seed_torch(0)
         results = [one for one in flattened(call()) if isinstance(one, torch.Tensor)]
         results = [one for one in results if _differentiable(one)]
         if not results:
@@ -117,7 +134,8 @@ def _gradients(call: Callable[[], Any], arguments: Arguments) -> list[tuple[str,
                 if isinstance(item, torch.Tensor) and item.requires_grad:
                     names.append(name)
                     leaves.append(item)
-        found = torch.autograd.grad(results, leaves, [_weights(one) for one in results], allow_unused=True)
+        weights = [_weights(one) if form is None else form(_weights(one)) for one in results]
+        found = torch.autograd.grad(results, leaves, weights, allow_unused=True)
     for one in caught:
         if any(part in str(one.message) for part in NOT_REGISTERED):
             raise NoGradient(f"no gradient is registered: {str(one.message).splitlines()[0][:160]}")
@@ -173,7 +191,7 @@ def _numerically(bench: Bench, base: Case, *, second: bool) -> Finding:
 
     def function(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         by_leaf = {id(leaf): value for leaf, value in zip(leaves, given, strict=True)}
-        torch.manual_seed(0)
+        seed_torch(0)
         returned = flattened(bench.call_of(case, arguments.changed(lambda t: by_leaf.get(id(t), t)))())
         return tuple(one for one in returned if isinstance(one, torch.Tensor) and one.requires_grad)
 
@@ -215,9 +233,102 @@ def _once_only(bench: Bench, case: Case, arguments: Arguments, leaves: list[torc
     return None
 
 
-def _against_reference(bench: Bench, case: Case) -> Finding:
+Form = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _transposed(weights: torch.Tensor) -> torch.Tensor:
+    if weights.dim() < 2:
+        return weights
+    return weights.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def _in_pieces(weights: torch.Tensor) -> torch.Tensor:
+    """Every second element of larger memory."""
+    return torch.stack([weights, torch.full_like(weights, 7)], -1)[..., 0]
+
+
+FORMS: dict[str, Form] = {
+    "gradient of a sum": lambda weights: weights.new_ones(()).expand(weights.shape),
+    "transposed gradient": _transposed,
+    "sliced gradient": _in_pieces,
+}
+"""How the gradients of results may lie in memory: backward formulas must not take them for contiguous."""
+
+
+def _formed(bench: Bench, base: Case, form: str) -> Attempt:
+    text = f"{form}: {base.text}"
+    return Attempt(text, lambda: _against_reference(bench, base, text, form=FORMS[form]))
+
+
+def _alone(bench: Bench, base: Case) -> list[Attempt]:
+    """Each argument the only one that needs a gradient, as beside frozen weights."""
+    try:
+        tensors = bench.arguments(base).named_tensors()
+    except NotReplayable:
+        return []
+    names = [name for name, tensor in tensors.items() if _differentiable(tensor)]
+    made: list[Attempt] = []
+    for name in names if len(names) > 1 else ():
+        text = f"only {name} needs one: {base.text}"
+        made.append(Attempt(text, lambda name=name, text=text: _against_reference(bench, base, text, only=name)))
+    return made
+
+
+def _twice(bench: Bench, case: Case) -> Finding:
+    """Backward again through the same graph, as for several losses: what was saved must be as it was."""
+    text = f"twice: {case.text}"
+    arguments = _with_grad(bench, bench.arguments(case).copy())
+    if arguments.written:
+        return nothing(text, "the op writes to its arguments")
+    try:
+        with torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            seed_torch(0)
+            results = [one for one in flattened(bench.call_of(case, arguments)()) if isinstance(one, torch.Tensor)]
+            results = [one for one in results if one.requires_grad]
+            leaves = [one for one in arguments.tensors() if one.requires_grad]
+            if not results:
+                return nothing(text, "no gradient is registered")
+            first, again = (
+                torch.autograd.grad(
+                    results, leaves, [_weights(one) for one in results], allow_unused=True, retain_graph=True
+                )
+                for _ in range(2)
+            )
+    except Exception as error:  # judged by the trial that asks whether there is one
+        return nothing(text, words(error))
+    for leaf, one, other in zip(leaves, first, again, strict=True):
+        if one is None or other is None:
+            continue
+        distance = compare(other, one, terms=float(max(t.numel() for t in leaves)))
+        if not distance.fits:
+            name = next(n for n, v in arguments.values.items() if v is leaf or isinstance(v, list))
+            detail = f"the gradient of {name} is another the second time: {distance.where}"
+            return Finding(case=text, verdict="fail", detail=detail)
+    return Finding(case=text, verdict="pass")
+
+
+def _unasked(bench: Bench, case: Case) -> Finding:
+    """Where no argument needs a gradient, no result does."""
+    text = f"nobody asked: {case.text}"
+    arguments = bench.arguments(case).copy()
+    try:
+        with torch.enable_grad():
+            results = list(flattened(bench.call_of(case, arguments)()))
+    except Exception as error:  # judged by other points
+        return nothing(text, words(error))
+    for i, one in enumerate(results):
+        if isinstance(one, torch.Tensor) and one.requires_grad:
+            detail = f"result {i} needs a gradient, though no argument does"
+            return Finding(case=text, verdict="fail", detail=detail)
+    return Finding(case=text, verdict="pass")
+
+
+def _against_reference(
+    bench: Bench, case: Case, text: str = "", *, form: Form | None = None, only: str | None = None
+) -> Finding:
     """Gradients of one case beside those of the reference in float64."""
-    text = case.text
+    text = text or case.text
     try:
         arguments = bench.arguments(case)
     except NotReplayable as stopped:
@@ -228,9 +339,9 @@ def _against_reference(bench: Bench, case: Case) -> Finding:
         bench.call(case, arguments.copy())
     except Exception as error:  # judged by other points
         return nothing(text, f"the call itself is refused: {words(error)}")
-    mine = _with_grad(bench, arguments.copy())
+    mine = _with_grad(bench, arguments.copy(), only)
     try:
-        found = _gradients(bench.call_of(case, mine), mine)
+        found = _gradients(bench.call_of(case, mine), mine, form)
     except NoGradient as reason:
         return nothing(text, str(reason))
     except Exception as error:  # backward formulas raise anything
@@ -239,13 +350,13 @@ def _against_reference(bench: Bench, case: Case) -> Finding:
         if any(part in str(error) for part in NOT_REGISTERED):
             return nothing(text, words(error))
         return Finding(case=text, verdict="fail", detail=words(error))
-    wide, own = _with_grad(bench, widened(arguments)), _with_grad(bench, arguments.copy())
+    wide, own = _with_grad(bench, widened(arguments), only), _with_grad(bench, arguments.copy(), only)
     try:
-        exact = _gradients(bench.reference_call(case, wide), wide)
+        exact = _gradients(bench.reference_call(case, wide), wide, form)
     except Exception as error:  # references raise anything
         return nothing(text, f"the reference has no gradient in float64: {words(error)}")
     try:
-        same: list[torch.Tensor | None] = [one for _, one in _gradients(bench.reference_call(case, own), own)]
+        same: list[torch.Tensor | None] = [one for _, one in _gradients(bench.reference_call(case, own), own, form)]
     except Exception:  # its own rounding is then not known
         same = [None] * len(exact)
     return _compared(text, mine, found, exact, same)
@@ -260,7 +371,7 @@ def _compared(
 ) -> Finding:
     """The gradient of each argument against that of the reference."""
     leaves = [tensor for tensor in mine.tensors() if tensor.requires_grad]
-    worst = 0.0
+    worst, reach = 0.0, max(1.0, reach_of(mine))
     for leaf, (name, gradient), (_, wanted), own in zip(leaves, found, exact, same, strict=True):
         if gradient is None or wanted is None:
             other = wanted if gradient is None else gradient
@@ -271,7 +382,11 @@ def _compared(
         if gradient.shape != leaf.shape or gradient.dtype != leaf.dtype:
             detail = f"the gradient of {name} is {gradient.dtype} {list(gradient.shape)}"
             return Finding(case=text, verdict="fail", detail=detail)
-        distance = compare(gradient, wanted, own, terms=float(max(1, max(t.numel() for t in mine.tensors()))))
+        # Where the reference's is none, as that of a root at 0, any number will do.
+        wanted = torch.where(torch.isnan(wanted) & torch.isfinite(gradient), gradient.to(wanted.dtype), wanted)
+        distance = compare(
+            gradient, wanted, own, terms=float(max(1, max(t.numel() for t in mine.tensors()))), reach=reach
+        )
         if not distance.fits:
             return Finding(case=text, verdict="fail", detail=f"the gradient of {name}: {distance.where}")
         worst = max(worst, distance.ulp or 0.0)

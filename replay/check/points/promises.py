@@ -20,6 +20,7 @@ from opreplay.replay.check.calling.calls import Arguments, Bench
 from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.cases import Case
 from opreplay.replay.check.model import Finding
+from opreplay.replay.check.points.settled import left_alone
 from opreplay.replay.check.points.trials import Attempt, attempt, nothing
 from opreplay.replay.check.points.values import layouts
 from opreplay.replay.ir.reasons import NotReplayable
@@ -34,10 +35,14 @@ def schema(bench: Bench) -> list[Attempt]:
     first = bench.first
     if bench.operator(first) is None:
         return [Attempt(first.text, lambda: nothing(first.text, "a Python function has no schema"))]
-    empty = [case for case in variants.sized(bench.compact_bases[0]) if case.kind in ("empty", "one element")]
+    base = bench.compact_bases[0]
+    others = [case for case in variants.sized(base) if case.kind in ("empty", "one element", "huge")]
+    if variants.main_dtype(base) is not None:
+        others += [variants.typed(base, dtype) for dtype in ("float64", "bfloat16")]
     return [
-        *(attempt(case, lambda case: _writes(bench, case)) for case in (*layouts(bench), *empty)),
-        Attempt(f"opcheck: {first.text}", lambda: opcheck(bench, bench.compact_bases[0], "test_schema")),
+        *(attempt(case, lambda case: _writes(bench, case)) for case in (*layouts(bench), *others)),
+        Attempt(f"state of torch: {base.text}", lambda: left_alone(bench, base)),
+        Attempt(f"opcheck: {first.text}", lambda: opcheck(bench, base, "test_schema")),
     ]
 
 

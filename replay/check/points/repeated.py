@@ -16,10 +16,11 @@ import torch
 
 from opreplay.replay.arguments.tensors import flattened
 from opreplay.replay.check import variants
-from opreplay.replay.check.calling.calls import Arguments, Bench, Results, results_of
+from opreplay.replay.check.calling.calls import Arguments, Bench, Results, results_of, seed_torch
 from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.cases import Case
 from opreplay.replay.check.model import Finding
+from opreplay.replay.check.points.peak import peak_of
 from opreplay.replay.check.points.trials import Attempt, attempt, nothing
 
 RUNS = 10
@@ -62,7 +63,7 @@ def _same_bits(bench: Bench, case: Case) -> Finding:
 def _unseeded(bench: Bench, case: Case, arguments: Arguments) -> Results:
     """One call that finds the state of random numbers as it happens to be."""
     copy = arguments.copy()
-    torch.manual_seed(perf_counter().as_integer_ratio()[0] % 2**31)  # pyright: ignore[reportUnknownMemberType]
+    seed_torch(perf_counter().as_integer_ratio()[0] % 2**31)
     call = bench.call_of(case, copy)
     with torch.no_grad():
         returned = list(flattened(call()))
@@ -125,7 +126,12 @@ def _kept(bench: Bench, case: Case) -> Finding:
         results_of(call, arguments)
     except Exception as error:  # judged by other points
         return nothing(text, words(error))
-    grown = {name: _growth(call, read) for name, read in _readings(bench.device).items()}
+    gc.collect()
+    gc.freeze()  # what was there before needs not be gone through again
+    try:
+        grown = {name: _growth(call, read) for name, read in _readings(bench.device).items()}
+    finally:
+        gc.unfreeze()
     for name, per_round in grown.items():
         least = min(per_round) / LEAK_CALLS
         if least >= (1.0 if name == "objects" else LEAK_BYTES):
@@ -206,9 +212,9 @@ def _peak(bench: Bench, case: Case) -> Finding:
     text = f"peak: {case.text}"
     try:
         arguments = bench.arguments(case)
-        temporary, given = _temporary(bench, case, arguments)
+        temporary, given = peak_of(bench, case, arguments)
         if bench.has_reference(case):
-            other, _ = _temporary(bench, case, arguments, reference=True)
+            other, _ = peak_of(bench, case, arguments, reference=True)
         else:
             other = None
     except Exception as error:  # judged by other points
@@ -217,34 +223,6 @@ def _peak(bench: Bench, case: Case) -> Finding:
     if other is not None:
         detail += f", the reference {other / max(1, given):.2f}"
     return Finding(case=text, verdict="pass", detail=detail)
-
-
-def _temporary(bench: Bench, case: Case, arguments: Arguments, *, reference: bool = False) -> tuple[int, int]:
-    """Bytes at the peak of a call beyond its results, and those of arguments and results."""
-    copy = arguments.copy()
-    call = bench.reference_call(case, copy) if reference else bench.call_of(case, copy)
-    results_of(call, copy)
-    device = bench.device
-    if device.type != "cpu":
-        backend = getattr(torch, device.type)
-        backend.synchronize(device)
-        backend.reset_peak_memory_stats(device)
-        before = backend.memory_allocated(device)
-        found = results_of(call, copy)
-        backend.synchronize(device)
-        peak = backend.max_memory_allocated(device) - before
-    else:
-        with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            found = results_of(call, copy)
-        peak = level = 0
-        events: Any = profile.profiler
-        for event in sorted(events.kineto_results.events(), key=lambda event: event.start_ns()):
-            if event.name() == "[memory]":
-                level += event.nbytes()
-                peak = max(peak, level)
-    results = sum(one.numel() * one.itemsize for one in found.returned)
-    given = sum(one.numel() * one.itemsize for one in copy.tensors())
-    return max(0, int(peak) - results), given + results
 
 
 def asynchrony(bench: Bench) -> list[Attempt]:

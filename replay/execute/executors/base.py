@@ -12,6 +12,7 @@ from opreplay.replay.arguments.work.amounts import Work
 from opreplay.replay.execute.executors.clocks import Clock
 from opreplay.replay.ir.model import Assumption, RecordedKernel, ReplayOp
 from opreplay.replay.ir.verdicts import ValueCheck
+from opreplay.replay.plan.step.recency import Recency
 
 if TYPE_CHECKING:
     from opreplay.replay.execute.executors.reference_load import Gauge
@@ -124,6 +125,11 @@ class Executor(Protocol):
 
     def evict(self) -> None:
         """Push the arguments of ops out of the device's caches."""
+        ...
+
+    def as_in_step(self, prepared: Any, recency: Recency) -> Callable[[], None] | None:
+        """What leaves each argument as far from the caches as a step does, called before each call; None where that
+        cannot be had here."""
         ...
 
     def facts(self) -> dict[str, object]:

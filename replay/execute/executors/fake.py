@@ -27,6 +27,7 @@ from opreplay.replay.host.interruptions import Interruptions
 from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.ir.verdicts import ValueCheck
+from opreplay.replay.plan.step.recency import Recency
 from opreplay.traces.model import TensorMeta
 
 JITTER = (0.0, 0.01, -0.01, 0.005, -0.005)
@@ -127,6 +128,10 @@ class FakeExecutor:
 
     def evict(self) -> None:
         """There are no caches."""
+
+    def as_in_step(self, prepared: FakePrepared, recency: Recency) -> Callable[[], None] | None:
+        """None: there are no caches."""
+        return None
 
     def for_sequences(self) -> SequenceParts:
         def found(op: ReplayOp) -> Found:

@@ -32,6 +32,7 @@ def make_executor(config: WorkerConfig) -> Executor:
         memory_bytes=config.memory_bytes,
         threads=threads,
         idle_cpus=idle,
+        profiler_cost=config.options.cache == "step",
         own_call=partial(own_call, policy=policy),
         registry=open_registry(config.options.init_modules, config.options.init_args),
         values=None if config.options.values is None else RecordedValues(config.options.values),
@@ -45,7 +46,8 @@ def _threads(config: WorkerConfig) -> tuple[int | None, float | None]:
         return config.options.threads, None
     import torch
 
-    from opreplay.replay.execute.threads import fitting_threads, idle_cpus
+    from opreplay.replay.execute.threads import fitting_threads
+    from opreplay.replay.host.idle import idle_cpus
 
     idle = idle_cpus()
     return fitting_threads(torch.get_num_threads(), idle), idle

@@ -8,6 +8,7 @@ does is `worker`; how several are kept busy is `schedule`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from multiprocessing.connection import wait
 from time import monotonic
 from typing import Protocol
@@ -20,6 +21,7 @@ from opreplay.replay.execute.messages import Ready
 from opreplay.replay.execute.options import MeasureOptions, WorkerConfig
 from opreplay.replay.execute.processes.child import GRACE_S, START_S, Child, start_deadline
 from opreplay.replay.ir.model import Reason, ReplayOp
+from opreplay.replay.plan.step.recency import Recency
 from opreplay.replay.results.outcome import Outcome, unable
 from opreplay.traces.errors import EnvironmentRefused
 
@@ -44,14 +46,30 @@ class Runner(Protocol):
 class InProcess:
     """Runs ops in this process, for tests and debuggers: fast to start, and as fragile as the ops are."""
 
-    def __init__(self, executor: Executor, *, seed: int, options: MeasureOptions, shrink_to: int | None = None) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        seed: int,
+        options: MeasureOptions,
+        shrink_to: int | None = None,
+        recency: Mapping[str, Recency] | None = None,
+    ) -> None:
         self._executor, self._seed, self._options, self._shrink_to = executor, seed, options, shrink_to
+        self._recency = recency or {}
 
     def start(self) -> dict[str, object]:
         return self._executor.facts()
 
     def measure(self, op: ReplayOp) -> Outcome:
-        return attempt(self._executor, op, seed=self._seed, options=self._options, shrink_to=self._shrink_to)
+        return attempt(
+            self._executor,
+            op,
+            seed=self._seed,
+            options=self._options,
+            shrink_to=self._shrink_to,
+            recency=self._recency.get(op.id),
+        )
 
     def close(self) -> None:
         self._executor.close()

@@ -57,7 +57,14 @@ def serve(descriptor: int, parent: int) -> None:
                 limit_memory(config.memory_bytes)
             op = task.op
             shrink_to = config.memory_bytes if config.options.over_budget == "shrink" else None
-            outcome = attempt(executor, op, seed=config.options.seed, options=config.options, shrink_to=shrink_to)
+            outcome = attempt(
+                executor,
+                op,
+                seed=config.options.seed,
+                options=config.options,
+                shrink_to=shrink_to,
+                recency=config.recency.get(op.id),
+            )
             send(channel, _checked(executor, outcome) if outcome.suspect else outcome)
         executor.close()
 

@@ -26,6 +26,7 @@ from opreplay.replay.ir.model import (
 from opreplay.replay.plan.collectives.recorded import Call, calls_of_comms, collective_calls, same_work
 from opreplay.replay.plan.collectives.told import PARAMETERS
 from opreplay.replay.plan.passes import weight_of
+from opreplay.replay.plan.recorded.groups import signature_id
 from opreplay.replay.plan.select import OpFilter, keep_heaviest, keeps_name
 from opreplay.traces.dialects.param_comms import CommsTrace
 from opreplay.traces.model import TensorMeta, Trace
@@ -53,6 +54,27 @@ def with_collectives(plan: ReplayPlan, trace: Trace, filters: OpFilter) -> Repla
 
 NO_SIZES = Reason("collective", "this plan does not tell its sizes: make it with `opreplay plan --ranks N`")
 """Of collectives in a plan file that was made without them."""
+
+
+def naming_collectives(plan: ReplayPlan, trace: Trace | ReplayPlan) -> ReplayPlan:
+    """The plan with what its own ops say of collectives, each in its place among the others; a given plan as it is.
+
+    An op that stands for several, as a name without arguments does, says none.
+    """
+    if isinstance(trace, ReplayPlan):
+        return plan
+    found: defaultdict[str, set[Collective]] = defaultdict(set)
+    first: dict[str, Collective] = {}
+    for call in collective_calls(trace):
+        if call.collective is None:
+            continue
+        for row in call.rows:
+            id_ = signature_id(trace.signatures[int(trace.ops.signature[row])])
+            found[id_].add(same_work(call.collective))
+            first.setdefault(id_, call.collective)
+    alone = {id_: one for id_, one in first.items() if len(found[id_]) == 1}
+    ops = tuple(msgspec.structs.replace(op, collective=alone.get(op.id)) for op in plan.ops)
+    return msgspec.structs.replace(plan, ops=ops)
 
 
 BESIDE = Reason("label, not an op", "waits for a collective, or sets one up: moves nothing itself")

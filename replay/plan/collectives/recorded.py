@@ -7,6 +7,7 @@ Owns which records belong to one call; what they tell together is `told`.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -249,8 +250,25 @@ def _with_named(trace: Trace, calls: list[Call]) -> list[Call]:
     known = {row for call in calls if call.collective is not None for row in call.rows}
     named = [one for one in trace.collectives if one.row not in known]
     replaced = {one.row for one in named if one.row >= 0}
-    kept = [call for call in calls if not replaced.intersection(call.rows)]
+    by_row = {one.row: one for one in trace.collectives if one.row >= 0}
+    kept = [_completed_by(call, by_row) for call in calls if not replaced.intersection(call.rows)]
     return [*kept, *(_of_named(one, trace.info.world_size) for one in named)]
+
+
+def _completed_by(call: Call, named: Mapping[int, NamedCollective]) -> Call:
+    """With the group and both ends, which tensors do not tell."""
+    told, one = next((named[row] for row in call.rows if row in named), None), call.collective
+    if told is None or one is None or (told.kind != one.kind):
+        return call
+    made = msgspec.structs.replace(
+        one,
+        group=one.group or told.group,
+        group_size=told.group_size or one.group_size,
+        source=told.source if one.source is None else one.source,
+        target=told.target if one.target is None else one.target,
+    )
+    assumed = tuple(text for text in call.assumed if told.group_size is None or not text.startswith("group:"))
+    return replace(call, collective=made, assumed=assumed)
 
 
 def _of_named(one: NamedCollective, world_size: int | None) -> Call:

@@ -31,6 +31,8 @@ CASTS = frozenset({"aten::to", "aten::_to_copy", "aten::t", "aten::transpose", "
 """What a model does to a parameter before it is used."""
 NO_VIEWS = PARAMETERS | {"mat2"}
 """A product's second factor is often a parameter that has as many elements as a result by chance."""
+PRODUCTS = frozenset({"aten::bmm", "aten::baddbmm", "aten::matmul"})
+"""Products of two activations."""
 VIEWS = frozenset(
     f"aten::{name}"
     for name in (
@@ -149,13 +151,16 @@ def link(
     own: Collection[str] = (),
     unknown: Collection[tuple[str, int]] = (),
     exact: bool = False,
+    gaps: bool = False,
 ) -> Linked:
     """The source of every tensor argument of `calls`, which are indices into `ops`.
 
     `memories`, of each call where a trace tells them, are those of its arguments and results: what lies in one memory
     is one tensor, however often it is used and by what.
     `fixed_integers` are ids of ops whose integers must be those of their initializer, since they index; `own` of ops
-    that take nothing from others; `unknown` are (id, output) of results that are not what the plan expects.
+    that take nothing from others; `unknown` are (id, output) of results that are not what the plan expects. With `gaps`
+    an argument whose elements do not lie side by side is taken for a part of a result as large as it reaches: enough to
+    know whose memory it is, not where in it.
     """
     forms: dict[int, _Form] = {}
     looks = _Looks()
@@ -168,7 +173,7 @@ def link(
         form = forms.get(index)
         if form is None:
             op = ops[index]
-            form = forms[index] = _Form(op, op.id in fixed_integers, op.id in own, unknown, looks)
+            form = forms[index] = _Form(op, op.id in fixed_integers, op.id in own, unknown, looks, gaps)
         given, made = memories[place] if memories else ((), ())
         at = _aligned([tensor.meta for tensor in form.tensors], given) if given else None
         taken.clear()
@@ -236,6 +241,13 @@ class _Looks(dict[TensorMeta, tuple[int, int]]):
         super().__init__()
         self._numbers: dict[Key | Size, int] = {}
 
+    def reach(self, meta: TensorMeta) -> int:
+        """The number of the size of what a tensor with gaps is a part of: of as many elements as it reaches over."""
+        if meta.strides is None or 0 in meta.strides or not meta.shape:
+            return -1
+        reach = max(size * step for size, step in zip(meta.shape, meta.strides, strict=True))
+        return self._numbers.setdefault((meta.dtype, reach), len(self._numbers))
+
     def __missing__(self, meta: TensorMeta) -> tuple[int, int]:
         numbers, size = self._numbers, _size(meta)
         key = numbers.setdefault(key_of(meta), len(numbers))
@@ -249,7 +261,13 @@ class _Form:
     __slots__ = ("casts", "metas", "results", "tensors")
 
     def __init__(
-        self, op: ReplayOp, fixed_integers: bool, own: bool, unknown: Collection[tuple[str, int]], looks: _Looks
+        self,
+        op: ReplayOp,
+        fixed_integers: bool,
+        own: bool,
+        unknown: Collection[tuple[str, int]],
+        looks: _Looks,
+        gaps: bool,
     ) -> None:
         shared = {name for members in aliasing.groups(op.args).values() for name, _ in members}
         self.tensors: list[_Tensor] = []
@@ -259,9 +277,12 @@ class _Form:
                 continue
             fixed = fixed_integers and not aliasing.is_floating(meta.dtype)
             key, size = looks[meta]
+            if gaps and size < 0:
+                size = looks.reach(meta)
             linkable = not (own or fixed or name in shared) and 0 not in meta.shape
             # Of one element there are too many: a scalar is no view of another one.
-            viewable = linkable and name not in NO_VIEWS and size >= 0 and math.prod(meta.shape) > 1
+            parameter = name in NO_VIEWS and not (gaps and op.name in PRODUCTS)
+            viewable = linkable and not parameter and size >= 0 and math.prod(meta.shape) > 1
             self.tensors.append(_Tensor(name, meta, key, size, linkable, viewable))
         self.metas = results_of(op)
         self.casts = op.name in CASTS

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from opreplay.replay.report.columns import plain_table
-from opreplay.replay.report.step.text import PATH_SHOWN, name_width
+from opreplay.replay.report.step.text import PATH_SHOWN, WHAT_IF_WIDTH, gain_cells, name_width
 from opreplay.replay.report.text import DASH, middle, plural, safe, share_text, time_text
 from opreplay.replay.timeline.job.values import JobTimeline, StepCollective
 
@@ -39,16 +39,16 @@ def head_line(found: JobTimeline) -> str:
 def render(found: JobTimeline, width: int = 80) -> RenderableType:
     """Ranks, collectives, disagreements, the path across ranks, and what changes gain."""
     room = name_width(width)
-    parts: list[RenderableType] = [_sums(found), Text(), _ranks(found)]
+    parts: list[RenderableType] = [_sums(found), Text(), _ranks(found, width)]
     if found.collectives:
-        parts += [Text(), _collectives(found, room)]
+        parts += [Text(), _collectives(found, room, width)]
     if found.disagreements:
         parts += [Text(), *_disagreements(found)]
     if found.socs:
         parts += [Text(), _socs(found)]
     parts += [Text(), _path(found, room)]
     if found.what_if:
-        parts += [Text(), _what_if(found, room)]
+        parts += [Text(), _what_if(found)]
     parts += [Text(), *(Text(f"· {safe(line)}", style="dim") for line in note_lines(found))]
     return Group(*parts)
 
@@ -75,50 +75,61 @@ def _late(found: JobTimeline) -> str:
     return f"most for rank {worst.rank}: last in {times}, {time_text(worst.late_us)} after all others"
 
 
-def _ranks(found: JobTimeline) -> Table:
+def _ranks(found: JobTimeline, width: int) -> Table:
+    """Columns that a narrow terminal has no room for are left out, not cut: JSON and the page have them all."""
+    least = {"rank": 0, "step": 0, "structure": 80, "begins": 70, "waits": 0, "transfers": 60, "late": 0, "late by": 0}
+    least["clock"] = 80
     table = plain_table()
-    table.add_column("rank", justify="right", no_wrap=True)
-    for title in ("step", "structure", "begins", "waits", "transfers", "late", "late by", "clock"):
-        table.add_column(title, justify="right", no_wrap=True)
+    for title, room in least.items():
+        if width >= room:
+            table.add_column(title, justify="right", no_wrap=True)
     for one in found.ranks[:RANKS_SHOWN]:
-        moved = f"{one.clock.shift_us:+,.1f} µs" if one.clock.corrected else "recorded"
-        table.add_row(
-            str(one.rank),
-            time_text(one.recorded_step_us),
-            f"{100 * one.structure_error:+.2f} %",
-            f"+{time_text(one.begins_us)}",
-            time_text(one.waiting_us),
-            time_text(one.transfer_us),
-            f"{one.late}×" if one.late else DASH,
-            time_text(one.late_us) if one.late else DASH,
-            moved,
-        )
+        cells = {
+            "rank": str(one.rank),
+            "step": time_text(one.recorded_step_us),
+            "structure": f"{100 * one.structure_error:+.2f} %",
+            "begins": f"+{time_text(one.begins_us)}",
+            "waits": time_text(one.waiting_us),
+            "transfers": time_text(one.transfer_us),
+            "late": f"{one.late}×" if one.late else DASH,
+            "late by": time_text(one.late_us) if one.late else DASH,
+            "clock": f"{one.clock.shift_us:+,.1f} µs" if one.clock.corrected else "recorded",
+        }
+        table.add_row(*(cell for title, cell in cells.items() if width >= least[title]))
     if len(found.ranks) > RANKS_SHOWN:
-        table.add_row(f"+{len(found.ranks) - RANKS_SHOWN}", *[DASH] * 8)
+        table.add_row(f"+{len(found.ranks) - RANKS_SHOWN}", *[DASH] * (len(table.columns) - 1))
     return table
 
 
-def _collectives(found: JobTimeline, room: int) -> Table:
+def _collectives(found: JobTimeline, room: int, width: int) -> Table:
+    least = {"elements": 80, "ranks": 60, "skew": 80, "waiting": 0, "transfer": 0, "last": 0}
     table = plain_table()
     table.add_column("collective", no_wrap=True)
-    for title in ("elements", "ranks", "skew", "waiting", "transfer", "last"):
-        table.add_column(title, justify="right", no_wrap=True)
+    for title, needs in least.items():
+        if width >= needs:
+            table.add_column(title, justify="right", no_wrap=True)
     order = sorted(found.collectives, key=lambda one: -one.waiting_us)
     for one in order[:COLLECTIVES_SHOWN]:
         given, size = len(one.members), one.group_size
+        cells = {
+            "elements": DASH if one.elements is None else f"{one.elements:,}",
+            "ranks": f"{given}" if size in (None, given) else f"{given} of {size}",
+            "skew": time_text(one.skew_us),
+            "waiting": time_text(one.waiting_us),
+            "transfer": time_text(one.transfer_us),
+            "last": f"rank {one.late_rank}" if one.late_us > 0.0 else DASH,
+        }
         table.add_row(
-            Text(safe(middle(_name(one), room))),
-            DASH if one.elements is None else f"{one.elements:,}",
-            f"{given}" if size in (None, given) else f"{given} of {size}",
-            time_text(one.skew_us),
-            time_text(one.waiting_us),
-            time_text(one.transfer_us),
-            f"rank {one.late_rank}" if one.late_us > 0.0 else DASH,
+            Text(safe(middle(_name(one), min(room, max(12, width - 44))))),
+            *(cell for title, cell in cells.items() if width >= least[title]),
         )
     rest = order[COLLECTIVES_SHOWN:]
     if rest:
-        waited = sum(one.waiting_us for one in rest)
-        table.add_row(Text(f"{len(rest):,} others", style="dim"), "", "", "", time_text(waited), "", "")
+        waited = time_text(sum(one.waiting_us for one in rest))
+        titles = [title for title in least if width >= least[title]]
+        table.add_row(
+            Text(f"{len(rest):,} others", style="dim"), *(waited if title == "waiting" else "" for title in titles)
+        )
     return table
 
 
@@ -173,19 +184,17 @@ def _path(found: JobTimeline, room: int) -> Table:
     return table
 
 
-def _what_if(found: JobTimeline, room: int) -> Table:
+def _what_if(found: JobTimeline) -> Table:
     table = plain_table()
-    table.add_column("what if, on every rank", no_wrap=True)
+    table.add_column("what if, on every rank", overflow="fold", min_width=WHAT_IF_WIDTH)
     for title in ("step", "gain", ""):
         table.add_column(title, justify="right", no_wrap=True)
     for name in found.socs:
         table.add_column(Text(safe(name)), justify="right", no_wrap=True)
     for one in found.what_if:
         table.add_row(
-            Text(safe(middle(one.change, room))),
-            time_text(one.step_us),
-            time_text(one.gain_us),
-            share_text(one.gain_us / found.retimed_step_us if found.retimed_step_us else None),
+            Text(safe(one.change)),
+            *gain_cells(one, found.retimed_step_us),
             *(time_text(one.socs_us.get(name)) for name in found.socs),
         )
     return table

@@ -14,6 +14,7 @@ from opreplay.replay.ir.sizes import readable
 from opreplay.replay.report.columns import plain_table
 from opreplay.replay.report.text import DASH, middle, plural, ratio_text, safe, share_text, time_text
 from opreplay.replay.timeline.categories import Categories
+from opreplay.replay.timeline.job.values import JobChange
 from opreplay.replay.timeline.timeline import Timeline, WhatIf
 
 PATH_SHOWN = 12
@@ -22,6 +23,12 @@ SLACK_SHOWN = 6
 NAME_WIDTH = 36
 """Characters of a name on a terminal of 80."""
 MOST_NAME_WIDTH = 100
+WHAT_IF_WIDTH = 12
+"""Least characters of a change, which goes on in the next line: it is what the reader typed."""
+CATEGORY_WIDTH, SHARED_WIDTH = 30, 18
+"""Characters of a category, and of a time with its share."""
+SOC_WIDTH = 84
+"""From which on simulated steps have all their columns."""
 
 CATEGORY_ROWS: tuple[tuple[str, str, bool], ...] = (
     ("computing", "computing", False),
@@ -51,16 +58,16 @@ def facts(found: Timeline) -> dict[str, Any]:
 def render(found: Timeline, width: int = 80) -> RenderableType:
     """Step, categories, critical path, slack, and what the changes gain."""
     room = name_width(width)
-    parts: list[RenderableType] = [_head(found), Text(), _categories(found)]
+    parts: list[RenderableType] = [_head(found), Text(), _categories(found, width)]
     if found.socs:
-        parts += [Text(), _socs(found)]
+        parts += [Text(), _socs(found, width)]
     parts += [Text(), _path(found, room)]
     if len(found.critical_path_modules_us) > 1:
         parts += [Text(), _modules(found, room)]
     if found.slack:
         parts += [Text(), _slack(found, room)]
     if found.what_if:
-        parts += [Text(), _what_if(found, room)]
+        parts += [Text(), _what_if(found, width)]
     parts += [Text(), *_notes(found)]
     return Group(*parts)
 
@@ -104,41 +111,47 @@ def _head(found: Timeline) -> Table:
     return grid
 
 
-def _categories(found: Timeline) -> Table:
+def _categories(found: Timeline, width: int) -> Table:
+    """Shares are left out, not cut, where the terminal has no room for them."""
     table = plain_table()
     table.add_column("time of the step", no_wrap=True)
     columns: list[tuple[str, Categories, float]] = [("recorded", found.categories_us, found.recorded_step_us)]
     columns += [(name, one.categories_us, one.step_us) for name, one in found.socs.items()]
+    shares = width >= CATEGORY_WIDTH + SHARED_WIDTH * len(columns)
     for title, _, _ in columns:
         table.add_column(Text(safe(title)), justify="right", no_wrap=True)
-        table.add_column("", justify="right", no_wrap=True)
+        if shares:
+            table.add_column("", justify="right", no_wrap=True)
     for title, field, part in CATEGORY_ROWS:
         values = [getattr(made, field) for _, made, _ in columns]
         if part and not any(values):
             continue
         cells: list[str] = []
         for value, (_, _, total) in zip(values, columns, strict=True):
-            cells += [time_text(value), share_text(value / total if total else None)]
+            cells += [time_text(value), *([share_text(value / total if total else None)] if shares else [])]
         table.add_row(Text(f"  {title}" if part else title, style="dim" if part else ""), *cells)
-    total_cells = [cell for _, _, total in columns for cell in (time_text(total), "")]
+    total_cells = [
+        cell for _, _, total in columns for cell in ((time_text(total), "") if shares else (time_text(total),))
+    ]
     table.add_row(Text("step", style="bold"), *total_cells)
     return table
 
 
-def _socs(found: Timeline) -> Table:
+def _socs(found: Timeline, width: int) -> Table:
+    titles = ("step", "80 % band", "÷ recorded", "predicted", "uncalibrated")[: 5 if width >= SOC_WIDTH else 3]
     table = plain_table()
     table.add_column("simulated", no_wrap=True)
-    for title in ("step", "80 % band", "÷ recorded", "predicted", "uncalibrated"):
+    for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
     for name, one in found.socs.items():
-        table.add_row(
-            Text(safe(name), style="bold"),
+        cells = (
             time_text(one.step_us),
             f"{time_text(one.low_us)} to {time_text(one.high_us)}",
             ratio_text(one.step_us, found.recorded_step_us),
             share_text(one.predicted_share),
             share_text(one.uncalibrated_share),
         )
+        table.add_row(Text(safe(name), style="bold"), *cells[: len(titles)])
     return table
 
 
@@ -183,10 +196,11 @@ def _slack(found: Timeline, room: int) -> Table:
     return table
 
 
-def _what_if(found: Timeline, room: int) -> Table:
+def _what_if(found: Timeline, width: int) -> Table:
+    whole = width >= WHAT_IF_WIDTH + 44 + 10 * len(found.socs)
     table = plain_table()
-    table.add_column("what if", no_wrap=True)
-    for title in ("step", "gain", "", "gain of the work alone"):
+    table.add_column("what if", overflow="fold", min_width=WHAT_IF_WIDTH)
+    for title in ("step", "gain", "", "work alone") if whole else ("step", "gain"):
         table.add_column(title, justify="right", no_wrap=True)
     for name in found.socs:
         table.add_column(Text(safe(name)), justify="right", no_wrap=True)
@@ -194,14 +208,19 @@ def _what_if(found: Timeline, room: int) -> Table:
     for index, one in enumerate(rows):
         name = "all of these" if index == len(found.what_if) else one.change
         table.add_row(
-            Text(safe(middle(name, room))),
-            time_text(one.step_us),
-            time_text(one.gain_us),
-            share_text(one.gain_us / found.retimed_step_us if found.retimed_step_us else None),
-            time_text(one.work_gain_us),
+            Text(safe(name)),
+            *gain_cells(one, found.retimed_step_us)[: 3 if whole else 2],
+            *([time_text(one.work_gain_us) if one.matched else DASH] if whole else []),
             *(time_text(one.socs_us.get(name)) for name in found.socs),
         )
     return table
+
+
+def gain_cells(one: WhatIf | JobChange, step_us: float) -> tuple[str, str, str]:
+    """The step, what it gains, and the share; of a change that means nothing here that it does not."""
+    if not one.matched:
+        return "no match", DASH, DASH
+    return time_text(one.step_us), time_text(one.gain_us), share_text(one.gain_us / step_us if step_us else None)
 
 
 def _notes(found: Timeline) -> list[RenderableType]:

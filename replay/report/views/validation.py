@@ -94,21 +94,24 @@ def facts(found: Validation, *, worst: int) -> dict[str, Any]:
 
 def _errors_table(first: str, rows: Sequence[tuple[str, Errors]]) -> RenderableType:
     table = plain_table()
-    table.add_column(first, no_wrap=True)
-    for title in ("n", "MAPE", "median", "p90", "WAPE", "total", "≤10", "≤25", "in band"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for name, e in rows:
-        numbers = [f"{100 * value:.1f}" for value in (e.mape, e.median_ape, e.p90_ape, e.wape)]
-        shares = [DASH if math.isnan(value) else f"{100 * value:.0f}" for value in (e.within_10, e.within_25)]
-        table.add_row(
-            Text(safe(middle(name, 22))),
-            str(e.n),
-            *numbers,
-            f"{100 * e.total_error:+.1f}",
-            *shares,
-            DASH if math.isnan(e.in_band) else f"{100 * e.in_band:.0f}",
-        )
+    cells = [_error_cells(e) for _, e in rows]
+    table.add_column(first, overflow="ellipsis")
+    for at, title in enumerate(("n", "MAPE", "median", "p90", "WAPE", "total", "≤10", "≤25", "in band")):
+        # A figure that is cut off is another figure: names give way.
+        widest = max((len(row[at]) for row in cells), default=0)
+        table.add_column(title, justify="right", no_wrap=True, min_width=widest)
+    for (name, _), row in zip(rows, cells, strict=True):
+        table.add_row(Text(safe(middle(name, 22))), *row)
     return table
+
+
+def _error_cells(e: Errors) -> list[str]:
+    return [
+        str(e.n),
+        *(f"{100 * value:.1f}" for value in (e.mape, e.median_ape, e.p90_ape, e.wape)),
+        f"{100 * e.total_error:+.1f}",
+        *(DASH if math.isnan(value) else f"{100 * value:.0f}" for value in (e.within_10, e.within_25, e.in_band)),
+    ]
 
 
 def _worst_table(compared: Sequence[Compared], number: int) -> RenderableType:

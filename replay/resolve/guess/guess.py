@@ -105,7 +105,10 @@ def guess(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Guess |
         otherwise = lists.each if op.startswith("_foreach_") else lists.parameters
         return lists.OPTIMIZER_LISTS.get(arg.name, otherwise)(known, context)
     by_op = texts.TEXTS if arg.kind == "str" else shapes.BY_OP
-    for rule in (by_op.get((op, arg.name)), shapes.BY_ARGUMENT.get((arg.kind, arg.name))):
+    by_argument = shapes.BY_ARGUMENT.get((arg.kind, arg.name))
+    if arg.name == "dim" and arg.default is not None:  # what the schema says goes before what is usual
+        by_argument = None
+    for rule in (by_op.get((op, arg.name)), by_argument):
         found = rule(known, context) if rule is not None else None
         if found is not None and (fitted := _of_kind(arg, found)) is not None:
             return fitted

@@ -21,6 +21,7 @@ MAX_RECORDED = 30
 MAX_RANK = 64
 TOO_LONG = f"a list of more than {MAX_RECORDED} tensors is not recorded"
 _PIECES = ("aten::narrow", "aten::slice", "aten::as_strided")
+_JOINS = ("cat", "_cat", "concat", "concatenate", "stack")
 _ASIDE = (*_PIECES, "aten::copy_")
 
 
@@ -153,10 +154,29 @@ def element_types(
             ordered = [m.dtype for m in metas] if [m.shape for m in metas] == list(shapes) else None
             dtypes = tuple(ordered or (typed[shape] for shape in shapes))
             return dtypes, f"the tensors of {name} inside"
+    if op in _JOINS:
+        whole = next((m for name in _PIECES for m in by_name.get(name, ()) if _holds(m.shape, shapes, op)), None)
+        unsqueezed = _unsqueezed(around)
+        if len(unsqueezed) == len(shapes) and all(meta.dtype for meta in unsqueezed):
+            return tuple(meta.dtype for meta in unsqueezed), "the tensors of aten::unsqueeze before"
+        if whole is not None:
+            return (whole.dtype,) * len(shapes), "the result that it writes to inside"
     if op == "broadcast_tensors":
         return _broadcast_types(shapes, by_name.get("aten::expand", []), around)
     read = joined(shapes, op, known, around)
     return None if read is None else ((read[1],) * len(shapes), f"{read[2]} reads the result")
+
+
+def _holds(whole: Shape, shapes: Sequence[Shape], op: str) -> bool:
+    """Whether what is written to inside is what these sizes make together."""
+    return math.prod(whole) == sum(math.prod(shape) for shape in shapes) and (op == "stack" or bool(whole))
+
+
+def _unsqueezed(around: Relatives) -> list[TensorMeta]:
+    """What a `stack` unsqueezes before it joins: each has the element type of one tensor."""
+    if around.parent is None or around.parent.name != "aten::stack" or around.above is None:
+        return []
+    return _inside(around.above(0).children, "aten::unsqueeze")
 
 
 def _broadcast_types(
@@ -180,7 +200,7 @@ def _broadcast_types(
 
 def joined(shapes: Sequence[Shape], op: str, known: Known, around: Relatives) -> tuple[int, str, str] | None:
     """(dimension, element type, reader) of the first of the next calls that reads what an op joins."""
-    if op not in ("cat", "_cat", "concat", "concatenate", "stack") or not shapes:
+    if op not in _JOINS or not shapes:
         return None
     whole = next((shape for shape in shapes if len(shape) != 1), shapes[0])  # cat takes an empty vector beside any
     rank = len(whole) + (op == "stack")

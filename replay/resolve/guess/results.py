@@ -12,7 +12,8 @@ from itertools import combinations
 
 from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.replay.resolve.guess.lists import first_tensor_of
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, Shape, tensor, value
+from opreplay.replay.resolve.guess.values import Context, Guess, Known, Relatives, Rule, Shape, tensor, value
+from opreplay.traces.model import TensorMeta
 
 NOTHING = "nothing in the trace tells it"
 _RESULTS = ("out", "values", "grad_output", "grad", "grad_out")
@@ -54,9 +55,11 @@ def _reduced(known: Known, context: Context) -> tuple[tuple[int, ...], bool, str
     if own is None or len(own) > MAX_RANK:
         return None
     out = next((m for n in ("out", "values") if (m := tensor(known, n)) is not None), None)
-    if out is not None:
-        found = _reduction_to(own, out.shape)
+    if out is not None and out.shape != (0,):  # torch gives an empty one its size later
+        found = reduction_to(own, out.shape)
         return None if found is None else (*found, "the shape of the output")
+    if (inside := _reduced_inside(own, context)) is not None:
+        return inside
     one = "dim" in known and isinstance(value(known, "dim"), int)
     for at, call in enumerate(context.relatives().following[:NEXT_READERS_OF_SUMS]):
         for arg in recorded_args(call):
@@ -64,18 +67,37 @@ def _reduced(known: Known, context: Context) -> tuple[tuple[int, ...], bool, str
             # A number may be anything but the first argument of what is called at once.
             if shape is None or shape == own or (shape == () and (at or one)):
                 continue
-            found = _reduction_to(own, shape)
+            found = reduction_to(own, shape)
             if found is not None and found[0]:
                 return *found, f"{call.name} reads {list(shape)} next"
     return None
 
 
-def _reduction_to(own: Shape, out: Shape) -> tuple[tuple[int, ...], bool] | None:
+def _reduced_inside(own: Shape, context: Context) -> tuple[tuple[int, ...], bool, str] | None:
+    """What the view of its result that a reduction makes, and the zeros that it writes there, tell."""
+    around = context.relatives()
+    views = [
+        meta.shape for call in around.children if call.name == "aten::as_strided" and (meta := first_tensor_of(call))
+    ]
+    filled = [meta.shape for call in around.children if call.name == "aten::fill_" and (meta := first_tensor_of(call))]
+    for shape in filled if own else ():
+        if len(shape) == len(own):
+            dims = tuple(d for d, (n, m) in enumerate(zip(own, shape, strict=True)) if n != m)
+            dims = tuple(range(len(own))) if views and not views[0] else dims
+            return dims, not views or len(views[0]) == len(own), "the calls inside"
+    if not views or not own:
+        return None
+    found = reduction_to(own, views[0])
+    return None if found is None else (*found, "the calls inside")
+
+
+def reduction_to(own: Shape, out: Shape) -> tuple[tuple[int, ...], bool] | None:
     """(dimensions, keepdim) of a reduction of `own` to `out`."""
     if len(out) == len(own):
         dims = tuple(d for d, (n, m) in enumerate(zip(own, out, strict=True)) if n != m)
         return (dims, True) if all(out[d] == 1 for d in dims) else None
-    for dims in combinations(range(len(own)), len(own) - len(out)) if len(out) < len(own) else ():
+    # Of dimensions of one size the last: those of features are reduced more often than those of a batch.
+    for dims in reversed(tuple(combinations(range(len(own)), len(own) - len(out)))) if len(out) < len(own) else ():
         if tuple(n for d, n in enumerate(own) if d not in dims) == out:
             return dims, False
     return None
@@ -95,6 +117,82 @@ def _reduced_dim(known: Known, context: Context) -> Guess | None:
     if found is not None and len(found[0]) == 1:
         return Guess(value=found[0][0], why=found[2])
     return Guess(value=-1, why="the last dimension")
+
+
+def node_gradient(around: Relatives) -> TensorMeta | None:
+    """The gradient of what a forward call, or the composite of which it is the last call, makes; None where unknown."""
+    node = around.following[0] if around.following else None
+    return first_tensor_of(node) if node is not None and "Backward" in node.name and "::" not in node.name else None
+
+
+def _summed_type(known: Known, context: Context) -> Guess | None:
+    """The element type of a sum that was told one: that of the view of its result, or of its gradient."""
+    around = context.relatives()
+    metas = [first_tensor_of(call) for call in around.children if call.name in ("aten::as_strided", "aten::fill_")]
+    metas.append(node_gradient(around))
+    meta = next((meta for meta in metas if meta is not None and meta.dtype), None)
+    return None if meta is None else Guess(value=f"torch.{meta.dtype}", why=f"{meta.dtype}: that of the result")
+
+
+def _loss_reduction(known: Known, context: Context) -> Guess | None:
+    """0 for none, 1 for a mean, 2 for a sum: by what is called inside, or the gradient of the result."""
+    around, own = context.relatives(), _own(known)
+    names = {call.name for call in (*around.children, *around.inner)}
+    if "aten::mean" in names:
+        return Guess(value=1, why="1: a mean inside")
+    node = node_gradient(around)
+    if node is not None and node.shape and own is not None and node.shape == own[: len(node.shape)]:
+        return Guess(value=0, why="0: the result is not reduced")
+    return None
+
+
+def _loss_back(known: Known, context: Context) -> Guess | None:
+    """Of the backward of a loss: its gradient is a number, or one for each element."""
+    grad = tensor(known, "grad_output")
+    return Guess(value=0, why="0: a gradient for each element") if grad is not None and grad.shape else None
+
+
+def _pieces(known: Known, context: Context) -> tuple[int, Shape, str] | None:
+    """(number, size of the first, what tells it) of the pieces that a chunk or split makes."""
+    own, around = _own(known), context.relatives()
+    if own is None:
+        return None
+    cuts = ("aten::narrow", "aten::slice", "aten::as_strided")
+    called = (*around.children, *around.inner)
+    counts = [n for name in cuts if (n := sum(call.name == name for call in called))]
+
+    def is_piece(shape: Shape) -> bool:
+        pairs = list(zip(shape, own, strict=False))
+        return len(shape) == len(own) and sum(n != m for n, m in pairs) == 1 and all(n <= m for n, m in pairs)
+
+    for call in around.following:
+        metas = [m for arg in recorded_args(call) for m in (arg.tensor, *(arg.tensors or ())) if m is not None]
+        found = next((meta.shape for meta in metas if is_piece(meta.shape)), None)
+        if found is None:
+            continue
+        dim = next(d for d, (n, m) in enumerate(zip(found, own, strict=True)) if n != m)
+        number = -(-own[dim] // max(1, found[dim]))
+        if not counts or number == counts[0]:
+            return number, found, f"{call.name} reads {list(found)} next"
+    if counts and counts[0] > 1:
+        dim = next((d for d, n in enumerate(own) if n and not n % counts[0]), None)
+        if dim is not None:
+            return counts[0], (*own[:dim], own[dim] // counts[0], *own[dim + 1 :]), f"{counts[0]} views inside"
+    return None
+
+
+def _split(which: str) -> Rule:
+    def rule(known: Known, context: Context) -> Guess | None:
+        own, found, given = _own(known), _pieces(known, context), value(known, "dim")
+        if own is None or found is None:
+            return None
+        dim = next(d for d, (n, m) in enumerate(zip(found[1], own, strict=True)) if n != m)
+        if isinstance(given, int) and given % max(1, len(own)) != dim:
+            return None
+        number = {"chunks": found[0], "sections": found[0], "split_size": found[1][dim], "dim": dim}[which]
+        return Guess(value=number, why=found[2])
+
+    return rule
 
 
 def _keepdim(known: Known, context: Context) -> Guess | None:
@@ -195,6 +293,36 @@ def _side_of_square(known: Known, context: Context) -> Guess | None:
     return Guess(value=found[0][0], why=found[1]) if found is not None else Guess(value=16, why=f"16: {NOTHING}")
 
 
+def _resized(known: Known, context: Context) -> Guess | None:
+    """Of a result that an op makes large enough: what the same op, or a later call, is given next."""
+    own = tensor(known, "self")
+    around = context.relatives()
+    parent = "" if around.parent is None else around.parent.name
+    if own is not None and own.shape != (0,) and not parent.startswith("aten::_fft_"):
+        return Guess(value=own.shape, why="as it is")
+    if parent in _VECTORS:
+        found = _vector(around)
+        return None if found is None else Guess(value=found[0], why=f"{found[1]} is given {list(found[0])} next")
+    for at, (call, level) in enumerate(zip(around.following, around.levels, strict=False)):
+        meta = first_tensor_of(call)
+        if meta is not None and (level == 0 or at < _NEXT_READERS) and meta.shape != (0,):
+            return Guess(value=meta.shape, why=f"{call.name} is given {list(meta.shape)} next")
+    return None if own is None else Guess(value=own.shape, why="as it is")
+
+
+def _vector(around: Relatives) -> tuple[Shape, str] | None:
+    """The first vector that is read next, of integers before others."""
+    metas = [
+        (arg.tensor, call.name) for call in around.following for arg in recorded_args(call) if arg.tensor is not None
+    ]
+    vectors = [one for one in metas if len(one[0].shape) == 1 and one[0].shape != (0,)]
+    found = next((one for one in vectors if one[0].dtype in ("int64", "int32")), vectors[0] if vectors else None)
+    return None if found is None else (found[0].shape, found[1])
+
+
+_VECTORS = frozenset(f"aten::{name}" for name in ("arange", "range", "linspace", "logspace", "randperm"))
+
+
 def _largest_count(known: Known, context: Context) -> Guess | None:
     """How many of topk: the size of the only dimension in which the result is smaller."""
     own = _own(known)
@@ -224,7 +352,7 @@ def _repeats(known: Known, context: Context) -> Guess | None:
     return Guess(value=(2, *(1,) * max(0, len(own) - 1)), why=f"twice along dimension 0: {NOTHING}")
 
 
-_REDUCTIONS = (
+REDUCTIONS = (
     "sum",
     "mean",
     "amax",
@@ -247,7 +375,7 @@ _REDUCTIONS = (
     "nanmean",
     "count_nonzero",
 )
-_INT_REDUCTIONS = frozenset({"argmax", "argmin", "max", "min", "median", "mode", "prod", "all", "any", "count_nonzero"})
+_INTREDUCTIONS = frozenset({"argmax", "argmin", "max", "min", "median", "mode", "prod", "all", "any", "count_nonzero"})
 _RESAMPLED = {
     1: ("upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_linear1d"),
     2: (
@@ -264,6 +392,21 @@ _ADAPTIVE = {
     rank: (f"adaptive_avg_pool{rank}d", f"_adaptive_avg_pool{rank}d", f"adaptive_max_pool{rank}d") for rank in (1, 2, 3)
 }
 
+_LOSSES = (
+    "nll_loss",
+    "nll_loss2d",
+    "nll_loss_nd",
+    "nll_loss_forward",
+    "nll_loss2d_forward",
+    "cross_entropy_loss",
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "kl_div",
+)
 _LENGTHS = (
     ("linspace", "steps"),
     ("logspace", "steps"),
@@ -273,8 +416,8 @@ _LENGTHS = (
 )
 
 RESULT_RULES: dict[tuple[str, str], Rule] = {
-    **{(op, "dim"): _reduced_dim if op in _INT_REDUCTIONS else _reduced_dims for op in _REDUCTIONS},
-    **{(op, "keepdim"): _keepdim for op in _REDUCTIONS},
+    **{(op, "dim"): _reduced_dim if op in _INTREDUCTIONS else _reduced_dims for op in REDUCTIONS},
+    **{(op, "keepdim"): _keepdim for op in REDUCTIONS},
     **{(op, "pad"): _padding(None) for op in ("pad", "constant_pad_nd", "_pad_circular", "_pad_enum")},
     **{(f"{kind}_pad{rank}d{suffix}", "padding"): _padding(rank, backward=bool(suffix))
        for kind in ("reflection", "replication") for rank in (1, 2, 3) for suffix in ("", "_backward")},
@@ -288,6 +431,13 @@ RESULT_RULES: dict[tuple[str, str], Rule] = {
     **{(f"max_unpool{rank}d", "output_size"): _output_size(rank, lambda n: 2 * n) for rank in (2, 3)},
     ("eye", "n"): _side_of_square, ("eye", "m"): _side_of_square,
     ("topk", "k"): _largest_count,
+    **{(op, "dtype"): _summed_type for op in ("sum", "mean", "prod", "nansum", "cumsum", "cumprod")},
+    **{(op, "reduction"): _loss_reduction for op in _LOSSES},
+    **{(f"{op}_backward", "reduction"): _loss_back for op in _LOSSES},
+    **{(op, name): _split(name) for op in ("chunk", "unsafe_chunk") for name in ("chunks", "dim")},
+    **{(op, name): _split(name) for op in ("split", "unsafe_split") for name in ("split_size", "dim")},
+    **{("tensor_split", name): _split(name) for name in ("sections", "dim")},
+    ("resize_", "size"): _resized,
     ("repeat", "repeats"): _repeats,
 }  # fmt: skip
 """(op without namespace, argument) → rule."""

@@ -8,18 +8,28 @@ by. Owns no constants (`guess`).
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from typing import cast
 
 from opreplay.replay.resolve.guess.embedding_tables import TABLE_RULES
 from opreplay.replay.resolve.guess.indices import INDEX_RULES
+from opreplay.replay.resolve.guess.inside import allocated, literal, metas_of, of_the_same_parent
 from opreplay.replay.resolve.guess.legacy import LEGACY_RULES
 from opreplay.replay.resolve.guess.lists import LIST_RULES, size_inside
 from opreplay.replay.resolve.guess.networks import NETWORK_RULES, PER_TENSOR
 from opreplay.replay.resolve.guess.results import RESULT_RULES
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, Shape, first_tensor, tensor, value
+from opreplay.replay.resolve.guess.values import (
+    Context,
+    Guess,
+    Known,
+    Rule,
+    Shape,
+    first_tensor,
+    recorded_shape,
+    tensor,
+    value,
+)
 from opreplay.replay.resolve.guess.views import VIEW_ARGUMENTS, VIEW_RULES
 from opreplay.replay.resolve.guess.windows import WINDOW_RULES
-from opreplay.traces.model import OpSignature
 
 RANGE_READERS = 6
 
@@ -50,28 +60,26 @@ def _own_strides(known: Known, context: Context) -> Guess | None:
     return Guess(value=tuple(strides), why="contiguous")
 
 
-def _recorded_shape(signature: OpSignature) -> Shape | None:
-    """Shape of the first argument of another recorded call, if that is a tensor."""
-    if not signature.dims or not signature.types or signature.types[0] in ("", "Scalar", "ScalarList", "TensorList"):
-        return None
-    first: Any = signature.dims[0]
-    return tuple(first) if all(isinstance(n, int) for n in first) else None
-
-
 def _factory_size(known: Known, context: Context) -> Guess | None:
     """A new tensor is as large as what is next written into it, or as what its caller was given."""
-    if (own := _own_shape(known, context)) is not None:
-        return own
-    around = context.relatives()
+    around, own = context.relatives(), _own_shape(known, context)
     writers = ("aten::zero_", "aten::fill_", "aten::copy_", "aten::normal_", "aten::uniform_", "aten::random_")
-    for call in (*around.children, *around.following[:3]):
-        shape = _recorded_shape(call) if call.name in writers else None
+    if own is not None and not around.name.partition("::")[2].startswith("new_"):
+        return own
+    for call in (*around.children, *(around.following[:3] if own is None else of_the_same_parent(around)[:1])):
+        shape = recorded_shape(call) if call.name in writers else None
         if shape is not None:
             return Guess(value=shape, why=f"what {call.name} writes to")
+    if own is not None:
+        return own
+    if (made := literal(around)) is not None:
+        return Guess(value=made.shape, why="what is made of numbers and read next")
+    if (memory := allocated(around, frozenset(writers))) is not None:
+        return Guess(value=memory[0], why=memory[1])
     if (inside := size_inside(around, writers)) is not None:
         return Guess(value=inside[0], why=f"what {inside[1]} writes to")
     if around.parent is not None and around.parent.name.startswith("aten::"):
-        shape = _recorded_shape(around.parent)
+        shape = recorded_shape(around.parent)
         if shape is not None:
             return Guess(value=shape, why=f"the first tensor of the calling {around.parent.name}")
     return None
@@ -84,12 +92,12 @@ def _empty_size(known: Known, context: Context) -> Guess | None:
 
 def _range_end(known: Known, context: Context) -> Guess | None:
     out, around = _shape(known, "out"), context.relatives()
-    if out == (0,):
-        out = None  # torch gives it its size later
+    if out is not None and out != (0,):  # torch gives an empty one its size later
+        return Guess(value=math.prod(out), why="the length of the output")
     calls = (*around.children, *around.following[:RANGE_READERS])
-    if out is None:
-        out = next((s for call in calls if (s := _recorded_shape(call)) and len(s) == 1), None)
-    return Guess(value=math.prod(out), why="the length of the output") if out is not None else None
+    metas = [(meta, call.name) for call in calls for meta in metas_of(call) if len(meta.shape) == 1 and meta.shape[0]]
+    found = next((one for one in metas if one[0].dtype in ("int64", "int32")), metas[0] if metas else None)
+    return None if found is None else Guess(value=found[0].shape[0], why=f"the length of what {found[1]} is given")
 
 
 def _last_dim(known: Known, context: Context) -> Guess | None:
@@ -181,10 +189,23 @@ def _dot_dims(side: str) -> Rule:
     return rule
 
 
+_SCANS = (
+    "_safe_softmax",
+    "cumprod",
+    "cumprod_backward",
+    "logcumsumexp",
+    "_logcumsumexp",
+    "cummax",
+    "cummin",
+    "_cummax_helper",
+    "_cummin_helper",
+    "cummaxmin_backward",
+    "logsumexp",
+)
+
 BY_OP: dict[tuple[str, str], Rule] = {
     **LEGACY_RULES,
     ("empty", "size"): _empty_size,
-    ("split", "split_size"): _half,
     ("value_selecting_reduction_backward", "sizes"): _reduced_shape,
     ("gather", "dim"): _where_index_differs,
     ("gather_backward", "dim"): _where_index_differs,
@@ -203,7 +224,7 @@ BY_OP: dict[tuple[str, str], Rule] = {
         "softmax", "_softmax", "log_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data",
         "cumsum", "topk", "sort", "argsort", "glu",
     )},
-    ("unsafe_split", "split_size"): _half,
+    **{(op, "dim"): _last_dim for op in _SCANS},
     **INDEX_RULES,
     **VIEW_RULES,
     **WINDOW_RULES,
@@ -221,6 +242,7 @@ BY_ARGUMENT: dict[tuple[str, str], Rule] = {
     ("int[]", "stride"): _own_strides,
     ("int[]", "dim"): _dims_list,
     ("int[]", "split_sizes"): _halves,
+    ("int", "split_size"): _half,
     ("int[]", "normalized_shape"): _normalized_shape,
     ("Scalar", "end"): _range_end,
     **PER_TENSOR,

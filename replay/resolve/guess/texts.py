@@ -69,12 +69,23 @@ def _rounding_mode(known: Known, context: Context) -> Guess | None:
             mode = {"true": None, "trunc": "trunc", "floor": "floor"}[found[1]]
             return Guess(value=mode, why=f"{mode!r}: named in the recorded kernel")
     own = tensor(known, "self")
-    if own is None or not own.dtype.startswith(("int", "uint")):
+    if own is None:
         return None
+    if not own.dtype.startswith(("int", "uint")):
+        return Guess(value="floor", why=f"'floor': an overload that takes a mode was called; {UNTOLD}")
     reader = next((m for call in context.relatives().following[:2] if (m := first_tensor_of(call)) is not None), None)
     if reader is not None and reader.shape == own.shape and reader.dtype.startswith(("float", "bfloat")):
         return Guess(value=None, why="None: the quotient is read as a floating number next")
     return Guess(value="floor", why="'floor': integers cannot hold a quotient")
+
+
+def _scattered_back(calls: Sequence[OpSignature]) -> str | None:
+    """How `scatter_reduce` combined, by what goes back through it (torch/csrc/autograd/FunctionsManual.cpp): a mean
+    counts with ones, a maximum or minimum looks for what is equal to it, and both count with `scatter_add`."""
+    names = {call.name for call in calls}
+    if "aten::scatter_add" in names:
+        return "amax" if "aten::ones_like" not in names else "mean"
+    return "sum" if names == {"aten::gather"} else None
 
 
 def _reduction(names: Mapping[str, str], otherwise: str) -> Rule:
@@ -86,6 +97,8 @@ def _reduction(names: Mapping[str, str], otherwise: str) -> Rule:
             if found and (text := names.get(found[1].lower())) is not None:
                 return Guess(value=text, why=f"{text!r}: named in the recorded kernel")
         # A mean is a sum, divided by counts that are made of ones.
+        if "mean" in names and (told := _scattered_back(context.relatives().backward)) is not None:
+            return Guess(value=told, why=f"{told!r}: what its gradient is made of")
         divided = any(call.name in ("aten::div_", "aten::div") for call in _inside(context))
         if divided and "mean" in names:
             return Guess(value="mean", why="'mean': a division inside")

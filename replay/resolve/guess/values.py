@@ -13,18 +13,41 @@ from opreplay.traces.model import OpSignature, TensorMeta
 Known = Mapping[str, ReplayArg]
 """Arguments that are settled, by name."""
 Shape = tuple[int, ...]
+NOT_INSIDE = 99
+"""The level of the node of the backward pass that stands first, for the result of the call itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relatives:
     """Recorded calls around one call: they tell sizes that the call itself does not."""
 
+    name: str = ""
+    """Of the call itself."""
     parent: OpSignature | None = None
     children: tuple[OpSignature, ...] = ()
     inner: tuple[OpSignature, ...] = ()
     """What the children call in turn, outer levels first; a few."""
     following: tuple[OpSignature, ...] = ()
-    """The next calls under the same parent, then those after the parent, in order; a few."""
+    """The next calls under the same parent, then those after the parent, in order; a few. Before them, and before those
+    after the parent, stands the node of the backward pass, whose gradient is as large as the result. In the place of
+    a label without sizes, as autograd leaves them, stands the first call inside that has some."""
+    levels: tuple[int, ...] = ()
+    """How far up each of `following` is: 0 under the same parent, 1 under the parent's parent, and so on; a large
+    number for the node of the call itself."""
+    ancestors: tuple[OpSignature, ...] = ()
+    """The parent, its parent, and so on; a few."""
+    places: tuple[int, ...] = ()
+    """How many calls of the same name come before the call under its parent, before the parent under its own, ..."""
+    labels: tuple[str, ...] = ()
+    """Names of the next labels without sizes, in order."""
+    above: Callable[[int], Relatives] | None = None
+    """What surrounds one of `ancestors`, by its number."""
+    forward: OpSignature | None = None
+    """The forward call whose backward the call is a part of, by autograd's number of it."""
+    before: Callable[[], Relatives] | None = None
+    """What surrounds that forward call."""
+    backward: tuple[OpSignature, ...] = ()
+    """The calls inside the node that goes back through the call."""
     gradients: tuple[OpSignature, ...] = ()
     """Labels of autograd for the gradients of one backward pass: their first tensor is as large as a parameter."""
 
@@ -67,6 +90,14 @@ def tensor(known: Known, name: str) -> TensorMeta | None:
     """The tensor argument of this name, or None when absent, not settled, or a list."""
     arg = known.get(name)
     return arg.tensors[0] if arg is not None and arg.type == "Tensor" and arg.tensors else None
+
+
+def recorded_shape(signature: OpSignature) -> Shape | None:
+    """Shape of the first argument of another recorded call, if that is a tensor."""
+    if not signature.dims or not signature.types or signature.types[0] in ("", "Scalar", "ScalarList", "TensorList"):
+        return None
+    first: Any = signature.dims[0]
+    return tuple(first) if all(isinstance(n, int) for n in first) else None
 
 
 def first_tensor(known: Known) -> TensorMeta | None:

@@ -8,10 +8,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
+from opreplay.replay.ir.model import ReplayArg
 from opreplay.replay.ir.recorded_call import recorded_args
+from opreplay.replay.resolve.guess.inside import (
+    VIEWS,
+    Composite,
+    allocated_meta,
+    composite_of,
+    filters,
+    indexing,
+    joined_part,
+    literal,
+    metas_of,
+    multiplied,
+    operands,
+    own_meta,
+    reduced_view,
+    statistics,
+    transformed,
+)
 from opreplay.replay.resolve.guess.lists import first_tensor_of
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, Shape, tensor, value
+from opreplay.replay.resolve.guess.results import REDUCTIONS
+from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, Shape, recorded_shape, tensor, value
 from opreplay.traces.model import OpSignature, TensorMeta
 
 NEXT_READERS = 12
@@ -43,17 +63,34 @@ def read_next(context: Context, count: int = NEXT_READERS) -> Iterator[tuple[Ten
                     yield meta, call.name
 
 
-def _first(context: Context, fits: Fits, count: int = NEXT_READERS) -> tuple[Shape, str] | None:
-    return next(((meta.shape, name) for meta, name in read_next(context, count) if fits(meta.shape)), None)
+def _first(context: Context, own: TensorMeta, fits: Fits, count: int = NEXT_READERS) -> tuple[Shape, str] | None:
+    """What is read next that a view of `own` can be: of a size that fits, and of its element type."""
+    return next(
+        (
+            (meta.shape, name)
+            for meta, name in read_next(context, count)
+            if fits(meta.shape) and (meta.dtype == own.dtype or not meta.dtype or not own.dtype)
+        ),
+        None,
+    )
 
 
 def _own(known: Known) -> Shape | None:
-    meta = tensor(known, "self") or tensor(known, "input")
+    meta = own_meta(known)
     return None if meta is None else meta.shape
 
 
 def _why(found: tuple[Shape, str]) -> str:
     return f"{found[1]} reads {list(found[0])} next"
+
+
+def _widened(own: Shape) -> Fits:
+    """With more dimensions behind, in which it is repeated."""
+    return lambda shape: len(shape) > len(own) and shape[: len(own)] == own
+
+
+def _with_ones(own: Shape) -> Fits:
+    return lambda shape: len(shape) > len(own) and tuple(n for n in shape if n != 1) == tuple(n for n in own if n != 1)
 
 
 def _as_many(own: Shape) -> Fits:
@@ -91,23 +128,82 @@ def _with_one(own: Shape) -> Fits:
 
 
 def _squeezed(own: Shape) -> Fits:
-    return lambda shape: shape != own and tuple(n for n in shape if n != 1) == tuple(n for n in own if n != 1)
+    if 1 not in own:
+        return lambda shape: False
+    return lambda shape: len(shape) < len(own) and tuple(n for n in shape if n != 1) == tuple(n for n in own if n != 1)
+
+
+def _diagonal(own: Shape) -> Fits:
+    """With one dimension in the place of two, at the end."""
+    return lambda shape: (
+        len(shape) == len(own) - 1
+        and any(
+            shape[:-1] == (*own[:a], *own[a + 1 : b], *own[b + 1 :]) and shape[-1] <= min(own[a], own[b])
+            for b in range(len(own))
+            for a in range(b)
+        )
+    )
 
 
 def _view_size(known: Known, context: Context) -> Guess | None:
-    own = _own(known)
+    own, made = own_meta(known), composite_of(context.relatives())
     if own is None:
         return None
-    found = _first(context, _as_many(own))
-    return Guess(value=found[0], why=_why(found)) if found is not None else Guess(value=own, why="as it is")
+    if made is not None:
+        if (found := multiplied(made, own, _as_many(own.shape))) is not None:
+            return Guess(value=found[0], why=f"{found[1]} reads {list(found[0])} inside {made.call.name}")
+        shaped = transformed(made, own) or statistics(made, own.shape) or filters(made, own.shape)
+        if shaped is None and (indices := indexing(made, own)) is not None:
+            shaped = indices[0]
+        if shaped is not None and math.prod(shaped) == math.prod(own.shape):
+            return Guess(value=shaped, why=f"as {made.call.name} does it")
+    if (forward := _before(context, lambda shape: math.prod(shape) == math.prod(own.shape))) is not None:
+        return forward
+    found = _first(context, own, _as_many(own.shape))
+    if found is None and own.shape[:1] == (1,) and _summed(context):
+        ones = next((d for d, n in enumerate(own.shape) if n != 1), len(own.shape))
+        return Guess(value=own.shape[ones:], why="the sum of a gradient loses the dimensions in front")
+    parent = context.relatives().parent
+    if found is None and parent is not None and parent.name == "aten::flatten":
+        return Guess(value=(math.prod(own.shape),), why="flattened as a whole")
+    return Guess(value=found[0], why=_why(found)) if found is not None else Guess(value=own.shape, why="as it is")
+
+
+_VIEWED_BACK = "View UnsafeView ReshapeAlias Expand Sum Mean T Transpose Permute Squeeze Unsqueeze Alias"
+_REVERSED = frozenset(_VIEWED_BACK.split())
+"""Ops whose backward makes what they were given of their result, by a view or after one."""
+
+
+def _before(context: Context, fits: Fits) -> Guess | None:
+    """What the forward call was given, of whose node this is a part: a view back gives its size."""
+    around = context.relatives()
+    forward = None if around.forward is None else recorded_shape(around.forward)
+    node = next((call.name for call in around.ancestors if "::" not in call.name), "")
+    if around.forward is None or forward is None or not fits(forward):
+        return None
+    if node.rstrip("0123456789").removesuffix("Backward") not in _REVERSED:
+        return None
+    return Guess(value=forward, why=f"{around.forward.name} was given {list(forward)} forward")
+
+
+def _summed(context: Context) -> bool:
+    """Whether autograd sums a gradient to the size of what was expanded forward."""
+    parent = context.relatives().parent
+    return parent is not None and parent.name.startswith("autograd::engine")
 
 
 def _expand_size(known: Known, context: Context) -> Guess | None:
-    own = _own(known)
+    own, made = own_meta(known), composite_of(context.relatives())
     if own is None:
         return None
-    found = _first(context, _expanded(own))
-    return Guess(value=found[0], why=_why(found)) if found is not None else Guess(value=own, why="as it is")
+    if made is not None and (found := multiplied(made, own, lambda shape: False)) is not None:
+        return Guess(value=found[0], why=f"{found[1]} reads {list(found[0])} inside {made.call.name}")
+    if made is not None and (common := operands(made)) is not None and _expanded(own.shape)(common):
+        return Guess(value=common, why=f"the common size of what {made.call.name} is given")
+    if (forward := _before(context, _expanded(own.shape))) is not None:
+        return forward
+    found = _first(context, own, _expanded(own.shape))
+    return Guess(value=found[0], why=_why(found)) if found is not None else Guess(value=own.shape, why="as it is")
 
 
 _PARENTS: dict[str, Callable[[Shape], Fits]] = {
@@ -117,24 +213,68 @@ _PARENTS: dict[str, Callable[[Shape], Fits]] = {
     **dict.fromkeys(("select", "unbind"), _without_one),
     **dict.fromkeys(("unsqueeze", "unsqueeze_"), _with_one),
     **dict.fromkeys(("squeeze", "squeeze_"), _squeezed),
+    "diagonal": _diagonal,
     **dict.fromkeys(("view", "reshape", "_reshape_alias", "flatten"), _as_many),
 }
 
 
 def _strided_size(known: Known, context: Context) -> Guess | None:
     """What the view that is made inside another call gives, by the kind of that call."""
-    own, parent = _own(known), context.relatives().parent
-    if own is None:
+    meta, parent = own_meta(known), context.relatives().parent
+    if meta is None:
         return None
+    own = meta.shape
     kind = _PARENTS.get(parent.name.partition("::")[2]) if parent is not None else None
-    found = _first(context, kind(own)) if kind is not None else None
+    if (told := _strided_inside(meta, kind, context)) is not None:
+        return told
+    if kind is not None and (forward := _before(context, kind(own))) is not None:
+        return forward
+    found = _first(context, meta, kind(own)) if kind is not None else None
     if found is not None:
         return Guess(value=found[0], why=_why(found))
     if kind is _permuted and len(own) >= 2:
         return Guess(value=(*own[:-2], own[-1], own[-2]), why="the last two dimensions swapped")
+    if kind is _squeezed:
+        return Guess(value=tuple(n for n in own if n != 1), why="without dimensions of size 1")
     if kind is _without_one and own:
         return Guess(value=own[1:], why="without the first dimension")
     return Guess(value=own, why="as it is")
+
+
+def _strided_inside(meta: TensorMeta, kind: Callable[[Shape], Fits] | None, context: Context) -> Guess | None:
+    """The view that a composite makes, by what it was given."""
+    made, own = composite_of(context.relatives()), meta.shape
+    if made is None:
+        return None
+    if kind is None:
+        if (indices := indexing(made, meta)) is not None and own == recorded_shape(made.call):
+            return Guess(value=indices[1], why=f"as {made.call.name} does it")
+        if made.call.name.partition("::")[2] in REDUCTIONS and (shape := reduced_view(made, own)) is not None:
+            return Guess(value=shape, why=f"the result of {made.call.name}, of size 1 where it is reduced")
+        if context.relatives().name == "aten::as_strided_":
+            return _strided_in_place(meta, made)
+        fits = (_widened(own), _with_ones(own))
+        read = ((m.shape, c.name) for c in made.after for m in metas_of(c) if m.dtype == meta.dtype)
+        found = next((one for one in read if any(fit(one[0]) for fit in fits)), None)
+        return None if found is None else Guess(value=found[0], why=_why(found))
+    if kind is _expanded and (common := operands(made)) is not None and kind(own)(common):
+        return Guess(value=common, why=f"the common size of what {made.call.name} is given")
+    part = joined_part(made)
+    if part is not None and kind is _cut and len(part) == len(own):
+        return Guess(value=part, why=f"a part of what {made.call.name} joins")
+    if (found := multiplied(made, meta, kind(own))) is not None:
+        return Guess(value=found[0], why=f"{found[1]} reads {list(found[0])} inside {made.call.name}")
+    return None
+
+
+def _strided_in_place(meta: TensorMeta, made: Composite) -> Guess:
+    """New memory is given the strides of the result; that of a Fourier transform its batch dimensions."""
+    source = first_tensor_of(made.call)
+    if made.call.name.startswith("aten::_fft_") and source is not None and len(source.shape) >= len(meta.shape):
+        batch = source.shape[: len(source.shape) - len(meta.shape) + 1]
+        if math.prod(batch) == math.prod(meta.shape[:1]):
+            return Guess(value=(*batch, *meta.shape[1:]), why=f"as {made.call.name} does it")
+    return Guess(value=meta.shape, why="as it is")
 
 
 def _strides_of_view(known: Known, context: Context) -> Guess | None:
@@ -153,6 +293,8 @@ def _strides_of_view(known: Known, context: Context) -> Guess | None:
             free.remove(at)
             strides.append(mine[at])
         return Guess(value=tuple(strides), why="a permutation")
+    if _widened(own)(size):
+        return Guess(value=(*mine, *(0,) * (len(size) - len(own))), why="expanded")
     if _expanded(own)(size):
         more = len(size) - len(own)
         kept = [step if n == m else 0 for n, m, step in zip(own, size[more:], mine, strict=True)]
@@ -174,18 +316,47 @@ def _contiguous(shape: Shape) -> Shape:
 
 
 def _permutation(known: Known, context: Context) -> Guess | None:
-    own = _own(known)
-    if own is None:
+    meta = own_meta(known)
+    if meta is None:
         return None
-    found = _first(context, _permuted(own))
+    own, made = meta.shape, composite_of(context.relatives())
+    found = None if made is None else multiplied(made, meta, _permuted(own))
+    if made is not None and found is None and made.after and recorded_shape(made.after[0]) == own:
+        found = own, made.after[0].name
+    found = found or _first(context, meta, _permuted(own))
     if found is None:
         return Guess(value=tuple(reversed(range(len(own)))), why="all dimensions reversed")
-    free, dims = list(range(len(own))), []
-    for n in found[0]:
-        at = next(d for d in free if own[d] == n)
+    apart = any(name == "aten::unbind" and meta.shape == found[0] for meta, name in read_next(context))
+    if (back := _permuted_back(own, found[0], context)) is not None:
+        return Guess(value=back, why="the forward permutation, turned round")
+    return Guess(value=_order(own, found[0], apart), why=_why(found))
+
+
+def _order(own: Shape, result: Shape, apart: bool) -> tuple[int, ...]:
+    """The dimensions of `own` in the order of `result`: of those of one size the first. What is taken apart next, with
+    `apart`, did not come first before."""
+    free: list[int] = list(range(len(own)))
+    dims: list[int] = []
+    for n in result:
+        fitting = [d for d in free if own[d] == n]
+        at = fitting[1] if apart and not dims and fitting[0] == 0 and len(fitting) > 1 else fitting[0]
         free.remove(at)
         dims.append(at)
-    return Guess(value=tuple(dims), why=_why(found))
+    return tuple(dims)
+
+
+def _permuted_back(own: Shape, result: Shape, context: Context) -> tuple[int, ...] | None:
+    """The inverse of what the forward `permute` does, guessed as that one is."""
+    around = context.relatives()
+    if around.forward is None or around.forward.name != "aten::permute" or around.before is None:
+        return None
+    if recorded_shape(around.forward) != result:
+        return None
+    known = {"self": ReplayArg(name="self", type="Tensor", tensors=(TensorMeta(shape=result, dtype=""),))}
+    ahead = _permutation(known, replace(context, relatives=around.before))
+    if ahead is None or tuple(result[d] for d in ahead.value) != own:
+        return None
+    return tuple(sorted(range(len(own)), key=lambda at: ahead.value[at]))
 
 
 def _swapped(which: int) -> Rule:
@@ -197,6 +368,8 @@ def _swapped(which: int) -> Rule:
             return None
         if len(own) < 2:
             return Guess(value=0, why="the only dimension")
+        if parent is not None and parent.name == "aten::_scaled_dot_product_flash_attention_for_cpu" and len(own) == 4:
+            return Guess(value=1 + which, why="heads before the sequence, as its kernel wants them")
         if parent is None or parent.name not in ("aten::t", "aten::t_", "aten::mT"):
             for meta, name in read_next(context):
                 differ = [d for d, (n, m) in enumerate(zip(meta.shape, own, strict=False)) if n != m]
@@ -208,10 +381,13 @@ def _swapped(which: int) -> Rule:
 
 
 def _added_dim(known: Known, context: Context) -> Guess | None:
-    own = _own(known)
-    if own is None:
+    meta = own_meta(known)
+    if meta is None:
         return None
-    found = _first(context, _with_one(own))
+    own, parent = meta.shape, context.relatives().parent
+    if parent is not None and "convolution" in parent.name and len(own) == 3:
+        return Guess(value=2, why="a vector is convolved as an image of one row")
+    found = _first(context, meta, _with_one(own))
     if found is None:
         return Guess(value=-1, why="the last dimension")
     dim = next(d for d in range(len(own) + 1) if found[0] == (*own[:d], 1, *own[d:]))
@@ -220,10 +396,11 @@ def _added_dim(known: Known, context: Context) -> Guess | None:
 
 def _removed_dim(known: Known, context: Context) -> Guess | None:
     """Of a select or unbind."""
-    own = _own(known)
-    if not own:
+    meta = own_meta(known)
+    if meta is None or not meta.shape:
         return None
-    found = _first(context, _without_one(own))
+    own = meta.shape
+    found = _first(context, meta, _without_one(own))
     if found is None:
         return Guess(value=0, why="the first dimension")
     return Guess(value=next(d for d in range(len(own)) if found[0] == (*own[:d], *own[d + 1 :])), why=_why(found))
@@ -241,6 +418,28 @@ def _squeezed_dim(known: Known, context: Context) -> Guess | None:
     return Guess(value=ones[-1], why="the last dimension of size 1")
 
 
+def _piece(own: Shape, context: Context) -> tuple[Shape, str] | None:
+    """The part of a `cat` that is written next."""
+    made = composite_of(context.relatives())
+    part = None if made is None else joined_part(made)
+    return (part, made.call.name) if made is not None and part is not None and len(part) == len(own) else None
+
+
+def _even_piece(own: Shape, context: Context) -> tuple[Shape, str] | None:
+    """One of the pieces that a composite makes of one tensor, along the first dimension that these fill."""
+    made = composite_of(context.relatives())
+    if made is None or made.name not in ("aten::narrow", "aten::slice") or made.siblings < 2:
+        return None
+    if made.call.name.startswith("aten::_pad") or any(
+        call.name == made.name and recorded_shape(call) != own for call in made.after
+    ):
+        return None
+    shapes = [(*own[:d], n // made.siblings, *own[d + 1 :]) for d, n in enumerate(own) if n and not n % made.siblings]
+    read = [meta.shape for meta, _ in read_next(context)]
+    found = next((shape for shape in shapes if shape in read), shapes[0] if shapes else None)
+    return None if found is None else (found, made.call.name)
+
+
 def _slice(which: str) -> Rule:
     """Dimension, beginning or end of a slice: along the dimension in which what is read next is smaller."""
 
@@ -248,13 +447,14 @@ def _slice(which: str) -> Rule:
         own, dim = _own(known), value(known, "dim")
         if not own:
             return None
-        found = None
-        for meta, name in read_next(context, SOON):
+        found = _piece(own, context)
+        for meta, name in read_next(context, SOON) if found is None else ():
             if _cut(own)(meta.shape):
                 found = meta.shape, name
                 break
-            if meta.shape == own:
+            if meta.shape == own and name not in VIEWS:
                 break
+        found = found or _even_piece(own, context)
         at = next((d for d, (n, m) in enumerate(zip(found[0], own, strict=True)) if n != m), 0) if found else 0
         at = dim if isinstance(dim, int) and -len(own) <= dim < len(own) else at
         if which == "dim":
@@ -265,6 +465,51 @@ def _slice(which: str) -> Rule:
         if which == "end" and found is None:
             return Guess(value=TO_THE_END, why="to the end")
         return Guess(value=length, why=_why(found) if found else "all of the dimension")
+
+    return rule
+
+
+def _flattened(which: str) -> Rule:
+    """First or last dimension of those that are made one: what is read next is as large without them."""
+
+    def rule(known: Known, context: Context) -> Guess | None:
+        meta = own_meta(known)
+        if meta is None:
+            return None
+        own, pairs = meta.shape, {}
+        for last in range(len(meta.shape) - 1, 0, -1):
+            for first in range(last):
+                flat = (*own[:first], math.prod(own[first : last + 1]), *own[last + 1 :])
+                pairs.setdefault(flat, (first, last))
+        found = _first(context, meta, lambda shape: shape in pairs)
+        if found is None:
+            return None
+        return Guess(value=pairs[found[0]][which == "end_dim"], why=_why(found))
+
+    return rule
+
+
+def _unfolded(which: str) -> Rule:
+    """Dimension, size or step of windows: what is read next has their number in its place, and their size behind."""
+
+    def rule(known: Known, context: Context) -> Guess | None:
+        meta = own_meta(known)
+        if meta is None:
+            return None
+        own, found = meta.shape, {}
+        for read, name in read_next(context):
+            size = read.shape[-1] if read.shape else 0
+            if len(read.shape) != len(own) + 1 or read.dtype != meta.dtype:
+                continue
+            for d, n in enumerate(own):
+                count = read.shape[d]
+                if (*own[:d], count, *own[d + 1 :], size) != read.shape or not 0 < size <= n or count < 1:
+                    continue
+                step = (n - size) // (count - 1) if count > 1 else size
+                if step and (n - size) // step + 1 == count:
+                    found = {"dimension": d, "size": size, "step": step, "why": _why((read.shape, name))}
+                    return Guess(value=found[which], why=str(found["why"]))
+        return None
 
     return rule
 
@@ -293,6 +538,13 @@ def _converted(known: Known, context: Context) -> Guess | None:
 def _made(known: Known, context: Context) -> Guess | None:
     """The element type of a new tensor: that of what is written into it, or read next."""
     around = context.relatives()
+    told = literal(around) or allocated_meta(around)
+    if told is not None and told.dtype:
+        return Guess(value=f"torch.{told.dtype}", why=f"{told.dtype}: what is given it next")
+    if around.name == "aten::scalar_tensor":
+        scalar = next((meta for meta, _ in read_next(context, 2) if meta.shape == () and meta.dtype), None)
+        if scalar is not None:
+            return Guess(value=f"torch.{scalar.dtype}", why=f"{scalar.dtype}: read next")
     for call in (*around.children, *around.inner, *around.following[:2]):
         meta = first_tensor_of(call) if call.name in _WRITERS else None
         if meta is not None and meta.dtype:
@@ -305,6 +557,14 @@ def _made(known: Known, context: Context) -> Guess | None:
 
 
 def _contiguous_format(known: Known, context: Context) -> Guess | None:
+    around = context.relatives()
+    names = [around.name, *(call.name for call in around.ancestors)]
+    kept = next((i for i, name in enumerate(names) if not name.endswith("_like")), len(names))
+    caller = around.ancestors[kept - 1] if 0 < kept < len(names) else None
+    told = [arg.kind for arg in recorded_args(caller)[1:2]] if caller is not None and kept else []
+    plain = caller is None or "::" not in caller.name or (caller.name == "aten::clone" and told == ["absent"])
+    if kept and plain:
+        return Guess(value="torch.preserve_format", why="the format of the first tensor, the default of such ops")
     return Guess(value="torch.contiguous_format", why="contiguous format, the usual one that is given")
 
 
@@ -384,6 +644,8 @@ VIEW_RULES: dict[tuple[str, str], Rule] = {
     **{(op, "dim"): _added_dim for op in ("unsqueeze", "unsqueeze_")},
     **{(op, "dim"): _squeezed_dim for op in ("squeeze", "squeeze_")},
     **{(op, "dim"): _removed_dim for op in ("select", "unbind")},
+    **{("flatten", name): _flattened(name) for name in ("start_dim", "end_dim")},
+    **{("unfold", name): _unfolded(name) for name in ("dimension", "size", "step")},
     **{("slice", name): _slice(name) for name in ("dim", "start", "end")},
     **{("narrow", name): _slice(name) for name in ("dim", "start", "length")},
     **{(op, "dtype"): _converted for op in _CONVERSIONS},

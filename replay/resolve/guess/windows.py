@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
+from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.replay.resolve.guess.lists import first_tensor_of
 from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, Shape, tensor, value
 
@@ -21,10 +23,12 @@ def _spatial(known: Known, *names: str) -> Shape | None:
     return None
 
 
-def _fitting_window(size: int, out: int | None, kernel: int) -> tuple[int, int]:
-    """(stride, padding) that makes `out` of `size` with this kernel; 1 and "same" padding if `out` is unknown.
+def _fitting_window(size: int, out: int | None, kernel: int) -> tuple[int, int, int]:
+    """(stride, padding, dilation) that makes `out` of `size` with this kernel; 1 and "same" padding if `out` is
+    unknown.
 
-    Of several the smallest stride, then the padding that leaves fewest elements at the end unused.
+    Of several the smallest dilation and stride, then the padding that leaves fewest elements at the end unused. Only
+    a window without padding is taken to be dilated: its input was padded before, or its output is smaller.
     """
     if out is not None:
         for stride in range(1, MAX_STRIDE + 1):
@@ -34,8 +38,44 @@ def _fitting_window(size: int, out: int | None, kernel: int) -> tuple[int, int]:
                 if (size + 2 * padding - kernel) // stride + 1 == out
             ]
             if rests:
-                return stride, min(rests)[2]
-    return 1, kernel // 2
+                return stride, min(rests)[2], 1
+        if kernel > 1 and size > out and not (size - out) % (kernel - 1):
+            return 1, 0, (size - out) // (kernel - 1)
+    return 1, kernel // 2, 1
+
+
+def _transposed_window(size: int, out: int | None, kernel: int) -> tuple[int, int, int]:
+    """(stride, padding, output padding) of a transposed convolution, which makes `out` = (size - 1) stride - 2 padding
+    + kernel + output padding; of several the smallest output padding and stride."""
+    if out is not None:
+        for more in (0, 1):
+            for stride in range(1, MAX_STRIDE + 1):
+                twice = (size - 1) * stride + kernel + more - out
+                if twice >= 0 and not twice % 2 and twice // 2 < kernel and more < stride:
+                    return stride, twice // 2, more
+    return 1, 0, 0
+
+
+def _is_transposed(known: Known, context: Context) -> bool:
+    """Whether a convolution goes from few to many: its caller says so, or its filters fit no other way."""
+    around = context.relatives()
+    names = [call.name for call in (*around.ancestors, *(() if around.forward is None else (around.forward,)))]
+    if any("conv_transpose" in name for name in (around.name, *names)):
+        return True
+    grad, source, weight = (tensor(known, name) for name in ("grad_output", "input", "weight"))
+    if source is None or weight is None or len(source.shape) < 3 or len(weight.shape) < 3:
+        return False
+    if grad is not None:
+        larger = math.prod(grad.shape[2:]) > math.prod(source.shape[2:])
+        plain = grad.shape[1] == weight.shape[0] and source.shape[1] % max(1, weight.shape[1]) == 0
+        turned = source.shape[1] == weight.shape[0] and grad.shape[1] % max(1, weight.shape[1]) == 0
+        return turned and (larger or not plain)
+    return False
+
+
+def _is_transposed_rule(known: Known, context: Context) -> Guess | None:
+    turned = _is_transposed(known, context)
+    return Guess(value=turned, why="transposed, by sizes or its caller" if turned else "not transposed")
 
 
 def _convolved(known: Known, context: Context) -> tuple[Shape, str] | None:
@@ -46,13 +86,16 @@ def _convolved(known: Known, context: Context) -> tuple[Shape, str] | None:
     source, weight = tensor(known, "input") or tensor(known, "self"), tensor(known, "weight")
     if source is None or weight is None:
         return None
-    front = (*source.shape[: len(source.shape) - len(weight.shape) + 1], weight.shape[0])
+    channels = weight.shape[0]
+    if _is_transposed(known, context):
+        channels = weight.shape[1] if len(weight.shape) > 1 else 0
+    front = (*source.shape[: len(source.shape) - len(weight.shape) + 1], channels)
     for call in context.relatives().following[:NEXT_READERS]:
         meta = first_tensor_of(call)
         if meta is not None and len(meta.shape) == len(source.shape) and meta.shape[: len(front)] == front:
             sizes, kernels = meta.shape[len(front) :], weight.shape[2:]
             made = zip(source.shape[len(front) :], sizes, kernels, strict=False)
-            if all(out <= size + kernel for size, out, kernel in made):
+            if _is_transposed(known, context) or all(out <= size + kernel for size, out, kernel in made):
                 return sizes, f"{call.name} reads {list(meta.shape)} next"
     return None
 
@@ -63,12 +106,22 @@ def _convolution(which: str) -> Rule:
         if sizes is None or kernels is None or len(sizes) != len(kernels):
             return None
         outs = _convolved(known, context)
+        turned = _is_transposed(known, context)
+        fitting = _transposed_window if turned else _fitting_window
         fitted = [
-            _fitting_window(size, outs[0][i] if outs is not None and i < len(outs[0]) else None, kernels[i])
+            fitting(size, outs[0][i] if outs is not None and i < len(outs[0]) else None, kernels[i])
             for i, size in enumerate(sizes)
         ]
-        why = outs[1] if outs is not None else "stride 1 and padding that keeps the size"
-        return Guess(value=tuple(pair[0 if which == "stride" else 1] for pair in fitted), why=why)
+        unknown = "stride 1, without padding" if turned else "stride 1 and padding that keeps the size"
+        why = outs[1] if outs is not None else unknown
+        if turned == (which == "dilation") and which in ("dilation", "output_padding"):
+            return Guess(value=(int(which == "dilation"),) * len(sizes), why=f"no {which.replace('_', ' ')}")
+        return Guess(
+            value=tuple(
+                one[("stride", "padding").index(which) if which in ("stride", "padding") else 2] for one in fitted
+            ),
+            why=why,
+        )
 
     return rule
 
@@ -100,6 +153,8 @@ def _groups(known: Known, context: Context) -> Guess | None:
     source, weight = tensor(known, "input") or tensor(known, "self"), tensor(known, "weight")
     if source is None or weight is None or len(source.shape) < 3 or len(weight.shape) < 2 or not weight.shape[1]:
         return None
+    if _is_transposed(known, context):
+        return Guess(value=1, why="1: of a transposed convolution")
     groups, rest = divmod(source.shape[1], weight.shape[1])
     return Guess(value=groups, why="channels of input and weight") if groups and not rest else None
 
@@ -108,10 +163,16 @@ def _pool_kernel(known: Known, context: Context) -> Guess | None:
     sizes, outs = _spatial(known, "self"), _pooled(known, context)
     if sizes is None:
         return None
-    ratios = {max(1, round(size / out)) for size, out in zip(sizes, outs, strict=False) if out} if outs else {2}
-    kernel = 3 if ratios == {2} else max(ratios)
+    ratios = [max(1, round(size / out)) for size, out in zip(sizes, outs, strict=False) if out] if outs else []
+    if len(ratios) != len(sizes):
+        ratios = [2] * len(sizes)
+    exact = outs is not None and all(n == m * r for n, m, r in zip(sizes, outs, ratios, strict=False))
+    average = "avg" in context.relatives().name
+    overlapping = set(ratios) == {2} and not (average and exact)
+    kernels = [3] * len(sizes) if overlapping else ratios if len(set(ratios)) > 1 else [max(ratios)] * len(sizes)
     # A vector that is pooled as an image has one row, which no larger window fits.
-    return Guess(value=tuple(max(1, min(kernel, size)) for size in sizes), why=f"a window of {kernel}")
+    fitted = tuple(max(1, min(kernel, size)) for kernel, size in zip(kernels, sizes, strict=True))
+    return Guess(value=fitted, why=f"a window of {' x '.join(map(str, fitted))}")
 
 
 def _pool(which: str) -> Rule:
@@ -142,15 +203,29 @@ def _pool_window(size: int, out: int | None, kernel: int) -> tuple[int, int]:
 
 def _accumulated(context: Context) -> tuple[int, bool] | None:
     """(parameters whose gradients follow at once, whether a gradient is passed on); None without autograd's labels."""
-    labels = [call.name for call in context.relatives().following if call.name.startswith(_EVALUATED)]
+    labels = [name for name in context.relatives().labels if name.startswith(_EVALUATED)]
     own = 0
     while own < len(labels) and labels[own].endswith("AccumulateGrad"):
         own += 1
     return (own, own < len(labels)) if own else None
 
 
+def _forward_bias(context: Context) -> bool | None:
+    """Whether the forward convolution was given a bias; None where that is not known."""
+    forward = context.relatives().forward
+    args = () if forward is None else recorded_args(forward)
+    return None if len(args) < 3 else args[2].tensor is not None
+
+
+def _slow_mask(known: Known, context: Context) -> Guess | None:
+    biased = _forward_bias(context)
+    return None if biased is None else Guess(value=(True, True, biased), why="as the forward call has a bias or none")
+
+
 def _bias_sizes(known: Known, context: Context) -> Guess | None:
     weight, found = tensor(known, "weight"), _accumulated(context)
+    if _forward_bias(context) is False:
+        return Guess(value=(0,), why="[0]: the forward call has no bias")
     if found is not None and found[0] == 1:
         return Guess(value=(0,), why="[0]: the gradient of one parameter follows, there is no bias")
     return Guess(value=weight.shape[:1], why="one a filter") if weight is not None else None
@@ -176,6 +251,9 @@ _CONVOLUTIONS = (
     "cudnn_convolution",
     "miopen_convolution",
     "mkldnn_convolution",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
     "thnn_conv2d",
     "_slow_conv2d_forward",
 )
@@ -188,11 +266,13 @@ _POOLS = tuple(
 WINDOW_RULES: dict[tuple[str, str], Rule] = {
     **{(op, "stride"): _convolution("stride") for op in _CONVOLUTIONS},
     **{(op, "padding"): _convolution("padding") for op in _CONVOLUTIONS},
-    **{(op, "dilation"): _same_rank(1, "no dilation") for op in _CONVOLUTIONS},
-    **{(op, "output_padding"): _same_rank(0, "no output padding") for op in _CONVOLUTIONS},
+    **{(op, "dilation"): _convolution("dilation") for op in _CONVOLUTIONS},
+    **{(op, "output_padding"): _convolution("output_padding") for op in _CONVOLUTIONS},
+    **{(op, "transposed"): _is_transposed_rule for op in _CONVOLUTIONS},
     **{(op, "groups"): _groups for op in _CONVOLUTIONS},
     ("convolution_backward", "bias_sizes"): _bias_sizes,
     ("convolution_backward", "output_mask"): _convolution_mask,
+    ("_slow_conv2d_backward", "output_mask"): _slow_mask,
     **{(op, "kernel_size"): _pool_kernel for op in _POOLS},
     **{(op, "stride"): _pool("stride") for op in _POOLS},
     **{(op, "padding"): _pool("padding") for op in _POOLS},

@@ -12,7 +12,7 @@ import msgspec
 
 from opreplay.replay.host.dispatcher import parse_schema
 from opreplay.replay.ir import shared_memory as aliasing
-from opreplay.replay.ir.model import Assumption, Reason, ReplayArg
+from opreplay.replay.ir.model import BY_PROGRAM, Assumption, Reason, ReplayArg
 from opreplay.replay.ir.recorded_call import MISSING, RecordedArg
 from opreplay.replay.resolve.bind import Unbound, bind
 from opreplay.replay.resolve.guess.guess import Context
@@ -41,6 +41,15 @@ class UserExecutor(OpFunction):
     """It was written as (inputs, attrs): tensors come by position, all else by name."""
     overloads: Mapping[str, str] = field(default_factory=dict[str, str])
     """Op → the one overload that it was registered for."""
+    program: bool = False
+    """A tile program's: it computes values on the CPU, and its time is no kernel's."""
+
+    @property
+    def note(self) -> Assumption:
+        """That it runs the op, for reports."""
+        if self.program:
+            return Assumption(argument="*", what=f"{BY_PROGRAM} {self.shown}: its time is no kernel's")
+        return Assumption(argument="*", what=f"run by the user's executor {self.shown}")
 
 
 class OtherOverload(Unbound):
@@ -56,6 +65,7 @@ def register_executor(
     mutates: Sequence[str] = (),
     fake: Callable[..., Any] | None = None,
     override: bool = False,
+    program: bool = False,
 ) -> Callable[[Function], Function]:
     """Decorator: let a callable run these recorded ops; it gets their arguments and returns what it likes.
 
@@ -63,9 +73,10 @@ def register_executor(
     Tensor", the recorded arguments are matched and completed as those of any op, keyword-only ones are given by name,
     and `!` marks what is written to. Without one they are given by position, as recorded, under the names that the
     callable has for them; `mutates` names those that it writes to, which are then reset between calls. `fake` gets the
-    same arguments on meta tensors and tells the results' shapes; the callable itself never gets meta tensors. It is
-    used for ops that could not be replayed without it, with `override` for all of them. What it raises fails that op
-    alone. Raises UsageError for malformed names or schemas and duplicates.
+    same arguments on meta tensors and tells the results' shapes; the callable itself never gets meta tensors.
+    `program` says that it is a tile program's, which reports tell. It is used for ops that could not be replayed
+    without it, with `override` for all of them. What it raises fails that op alone. Raises
+    UsageError for malformed names or schemas and duplicates.
 
     A function (inputs, attrs), as torch_ir has them, gets a list of tensors and a dict of everything else by name, and
     returns a list; the names are those of `schema`, or of the op's own where torch has it. Its ops may also be named as
@@ -79,6 +90,7 @@ def register_executor(
             ops=tuple(op for op, _ in named),
             function=called_with_lists(function) if lists else function,
             override=override,
+            program=program,
             bare=lists,
             schema=schema,
             mutates=tuple(mutates),
@@ -101,7 +113,7 @@ def bind_executor(
     entry: UserExecutor, name: str, recorded: Sequence[RecordedArg], context: Context
 ) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...], str | None]:
     """Named arguments for a user's callable, what was assumed, and the schema's text. Raises Unbound."""
-    note = Assumption(argument="*", what=f"run by the user's executor {entry.shown}")
+    note = entry.note
     specs = schemas_for(entry, name)
     if not specs:
         args, notes = (_inputs if entry.lists else _by_position)(entry, recorded, context)
@@ -143,7 +155,7 @@ def bind_by_name(
         )
         for name, rec in by_name.items()
     )
-    note = Assumption(argument="*", what=f"run by the user's executor {entry.shown}")
+    note = entry.note
     return (*args, *named), (*notes, note)
 
 

@@ -7,9 +7,12 @@ of the language costs is for `vector`, `cube` and `memory`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from inspect import CO_OPTIMIZED
+from pathlib import Path
 from types import CodeType
 from typing import Literal, TypeVar
 
@@ -37,6 +40,10 @@ TAIL = 2
 """Iterations at the end of a loop that are always run."""
 PROBED = 8
 """Repetitions that are left out at once; more, and an iteration in the middle is run and compared."""
+PROBES = 8
+"""Iterations, spread over those left out, that are run and compared where the body looks at positions."""
+MOST_LOOKED = 2048
+"""Iterations of a loop whose body looks at positions that are all run; of more, `PROBES` are."""
 MOST_INSTRUCTIONS = 3_000_000
 """Of one core, as recorded."""
 
@@ -72,6 +79,8 @@ class Recording:
     """The program looked at where its blocks lie, so that other cores may do other things."""
     left_out: int = 0
     """Iterations that repeat others and were not run."""
+    looked: int = 0
+    """Of these, those of loops whose body looks at positions, so that it may do other things in one of them."""
     kind: Kind = "vector"
     mixed: bool = False
     """Both the cube core and vector cores of the group are used."""
@@ -91,8 +100,10 @@ class Core:
         root: CodeType | None = None,
         settings: str = "",
         unsteady: frozenset[Spot] = frozenset(),
+        every: bool = False,
     ) -> None:
         self.device, self.number, self.cores, self.kind, self.values = device, number, cores, kind, values
+        self.every = every
         self.unit = "vec0" if kind == "vector" else "cube"
         self.recording = Recording(kind=kind)
         self.index_seen = False
@@ -251,13 +262,16 @@ class Core:
         """The items of a loop; in time mode iterations that repeat those before them are left out, but for the last."""
         place = self.here("loop")
         self._scopes.append([])
+        # A body that looks at positions inside of this loop may branch on them.
+        outside, self.index_seen = self.index_seen, False
         try:
-            if self.values or self._spots[place] in self._unsteady:
+            if self.values or self.every or self._spots[place] in self._unsteady:
                 for i in range(count):
                     yield item(i)
             else:
                 yield from self._collapsed(count, item, place)
         finally:
+            self.index_seen = self.index_seen or outside
             self.settle()
             for kept in self._scopes.pop():
                 memory, slots, size, unit = self._kept.pop(kept)
@@ -266,20 +280,25 @@ class Core:
 
     def _collapsed(self, count: int, item: Callable[[int], Item], place: int) -> Iterator[Item]:
         steps = self.recording.steps
-        bounds, uses = [len(steps)], [list(self._uses)]
+        bounds, uses, counters = [len(steps)], [list(self._uses)], [_counters()]
         i = 0
         while i < count:
             yield item(i)
             i += 1
             bounds.append(len(steps))
             uses.append(list(self._uses))
+            counters.append(_counters())
             period = _period(steps, bounds)
             times = (count - i - TAIL) // period if period else 0
             if times < 1:
                 continue
+            # What counts iterations for itself would be told nothing of those left out.
+            if counters[-1] != counters[-1 - period] or (self.index_seen and count - i <= MOST_LOOKED):
+                break
             body, before = steps[bounds[-1 - period] :], uses[-1 - period]
-            if times >= PROBED:
-                i += self._leave_out(len(body), before, times // 2, period)
+            probes = 0 if times < PROBED else PROBES if self.index_seen else 1
+            for probe in range(probes):
+                i += self._leave_out(len(body), before, (count - i - TAIL) // period // (probes + 1 - probe), period)
                 begin, before = len(steps), list(self._uses)
                 for _ in range(period):
                     yield item(i)
@@ -300,6 +319,7 @@ class Core:
         before = before + [0] * (len(self._uses) - len(before))
         self._uses = [now + (now - then) * times for now, then in zip(self._uses, before, strict=True)]
         self.recording.left_out += times * period
+        self.recording.looked += times * period if self.index_seen else 0
         return times * period
 
     def spot_of(self, place: int) -> Spot:
@@ -316,6 +336,30 @@ def _period(steps: list[Step], bounds: list[int]) -> int:
         if last - middle == middle - first and last > middle and steps[middle:last] == steps[first:middle]:
             return period
     return 0
+
+
+def _counters() -> tuple[tuple[str, object], ...]:
+    """Numbers, flags and lengths of lists among the variables of the program's function that takes a loop's items: what
+    differs from one iteration to the next may decide what is done in another one."""
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LANGUAGE):
+        frame = frame.f_back
+    if not frame.f_code.co_flags & CO_OPTIMIZED:
+        return ()
+    variables = frame.f_locals
+    found: list[tuple[str, object]] = []
+    for name, value in variables.items():
+        if type(value) in (int, float, bool, str):
+            found.append((name, value))
+        elif type(value) in (list, dict, set):
+            found.append((name, len(value)))
+    if type(variables) is dict:
+        # Before Python 3.13 the frame keeps this copy, and with it tiles that the program holds no more.
+        variables.clear()
+    return tuple(found)
+
+
+_LANGUAGE = str(Path(__file__).parent)
 
 
 _current: ContextVar[Core | None] = ContextVar("core", default=None)

@@ -342,11 +342,15 @@ def _ops_of(one: RankStudy, graph: StepGraph, node: int) -> list[tuple[str, floa
 def _change(
     job: JobGraph, ranks: Sequence[RankStudy], change: str, before: float, made: dict[str, list[Predicted]]
 ) -> JobChange:
-    """A change on every rank that it means something on. Raises what `edited` does where that is none."""
+    """A change on every rank that it means something on; one that matches nothing where that is none."""
     all_edits = [_edited(job, ranks, change, index, None) for index in range(len(ranks))]
     edits = [one for one in all_edits if one is not None]
     if not edits:
-        edited(ranks[0].names, job.ranks[0].graph, change)
+        try:
+            edited(ranks[0].names, job.ranks[0].graph, change)
+        except Unmatched as nothing:
+            why = f"matches nothing in this step. {nothing.hint}"
+            return JobChange(change=change, step_us=before, gain_us=0.0, matched=0, assumptions=(why,))
     if any(one.overlap for one in edits):
         raise UsageError("'overlap comm' is for one rank", hint="`timeline` on one of the traces takes it.")
     complete = [

@@ -51,7 +51,7 @@ def write_rank(path: Path, rank: int, *, own: int = 0, world_size: int = 2) -> P
 def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with two ranks of a job; the fake executor runs their ops in this process."""
 
-    def make_runner(options: orchestrator.RunOptions) -> InProcess:
+    def make_runner(options: orchestrator.RunOptions, recency: object = None) -> InProcess:
         SEEN["options"] = options
         return InProcess(FakeExecutor(), seed=options.seed, options=MeasureOptions(op_time_s=options.op_time_s))
 

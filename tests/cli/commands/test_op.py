@@ -164,3 +164,24 @@ def test_reports_hold_the_call_to_paste(tmp_path: Path) -> None:
     again = json.loads(invoke(*calls, "--no-measure", "--format", "json").stdout)["cases"]
     assert [case["op"] for case in again] == list(calls.values())
     assert [case["call"] for case in again] == list(calls)
+
+
+def test_a_size_that_a_tile_program_does_not_fit_is_a_row_with_its_reason(tmp_path: Path) -> None:
+    plugin = tmp_path / "tiles.py"
+    plugin.write_text(
+        "from opreplay import tile\n"
+        "@tile.kernel('tile_test::double', reference=lambda x: x * 2)\n"
+        "def double(x, y: tile.Out):\n"
+        "    for r in tile.blocks(x.shape[0], 8):\n"
+        "        tile.store(y[r], tile.load(x[r]) * 2.0)\n"
+    )
+    common = ("--plugin", str(plugin), "--format", "json", "--soc", "910b3")
+    done = invoke("tile_test::double(f32[8,n])", "--vary", "n=64,65536", *common)
+    assert done.exit_code == 1, done.stderr
+    fits, too_wide = json.loads(done.stdout)["cases"]
+    assert fits["simulated"]
+    assert not too_wide["simulated"]
+    assert any("UB:" in note and "no prediction" in note for note in too_wide["notes"])
+    measured = invoke("tile_test::double(f32[8,64])", "--op-time", "1ms", "--measure", *common)
+    (case,) = json.loads(measured.stdout)["cases"]
+    assert any("on the CPU by the tile program double" in note for note in case["notes"])

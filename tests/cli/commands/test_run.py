@@ -47,7 +47,7 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         SEEN.update(selection=selection, device=device, in_order=in_order)
         return PLAN
 
-    def make_runner(options: orchestrator.RunOptions) -> InProcess:
+    def make_runner(options: orchestrator.RunOptions, recency: object = None) -> InProcess:
         SEEN["options"] = options
         return InProcess(FakeExecutor(), seed=options.seed, options=MeasureOptions(op_time_s=options.op_time_s))
 

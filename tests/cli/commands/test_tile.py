@@ -102,6 +102,37 @@ def test_tuning_finds_the_best(file: Path) -> None:
     assert found["cases"][0]["values"] is not None
 
 
+def test_what_tuning_finds_is_right_at_other_shapes(file: Path) -> None:
+    # Right for 4,096 rows, wrong in the last block where rows are left over.
+    file.write_text(PROGRAM.replace("(h * s * g)", "(h * s * g * (2.0 if rows != 2 and len(r) < rows else 1.0))"))
+    found = facts(file, "--case", "rms_norm x=bf16[4096,1024] w=bf16[1024]", "--tune")["cases"]
+    (best,) = [case for case in found if case["values"] is not None]
+    assert best["settings"]["rows"] == 2
+    quicker = [case for case in found if case["time_us"] is not None and case["time_us"] < best["time_us"]]
+    assert quicker
+    assert all(case["error"]["limit"] == "values" for case in quicker)
+    assert "(at x=f32[1,1]" in quicker[0]["error"]["message"]
+
+
+def test_times_have_a_band_and_say_what_lies_in_l2(file: Path) -> None:
+    cold, warm = (facts(file, *CASE, "--no-values", "--l2", l2) for l2 in ("cold", "warm"))
+    assert (cold["l2"], warm["l2"]) == ("cold", "warm")
+    (one, other) = cold["cases"][0], warm["cases"][0]
+    assert one["in_l2"] == 0.0 < other["in_l2"] <= 1.0
+    assert one["low_us"] < one["time_us"] < one["high_us"]
+    shown = run(file, *CASE, "--no-values").stdout
+    assert "times the measured time" in shown
+    assert "(--l2 sequence; cold: none)" in " ".join(shown.split())
+
+
+def test_every_iteration_is_run_on_request(file: Path) -> None:
+    large = ("--case", "rms_norm x=bf16[40000,64] w=bf16[64]", "--no-values")
+    some, every = (facts(file, *large, *more)["cases"][0] for more in ((), ("--every",)))
+    assert some["notes"]
+    assert not every["notes"]
+    assert every["time_us"] == pytest.approx(some["time_us"], rel=1e-3)
+
+
 def test_a_broken_limit_is_told_with_its_line(file: Path) -> None:
     file.write_text(PROGRAM.replace("h = tile.load(x[r]).float()", "h = tile.load(x[r])"))
     done = run(file, *CASE)

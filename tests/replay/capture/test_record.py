@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import opreplay
-from opreplay.replay.capture.capture import capture_made
+from opreplay.replay.capture.capture import capture_made, check_made
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ir.plan_file import dump_plan, parse_plan
 from opreplay.traces.errors import UsageError
@@ -228,3 +228,48 @@ def test_gradients_are_summed_up_as_without_a_mode() -> None:
         found = calls(opreplay.capture(lambda step=step: step().backward()))
         mine = [name for phase, _, name in found if phase == "backward" and name in ("aten::add", "aten::add_")]
         assert mine == profiled_sums(step), step.__name__
+
+
+def test_an_optimizer_takes_lists_where_the_device_does() -> None:
+    here = capture_made(training, source="here")
+    assert here.capture is not None
+    assert any("AdamW takes parameters one by one" in note for note in here.capture.notes)
+    there = capture_made(training, source="there", device="npu")
+    assert there.capture is not None
+    assert there.capture.notes == ()
+    optimizer = [op for phase, _, op in calls(there) if phase == "optimizer"]
+    assert "aten::_foreach_addcdiv_" in {op for op in optimizer if op.startswith("aten::_foreach")}
+    assert len(optimizer) < len([one for one in calls(here) if one[0] == "optimizer"])
+    assert check_made(training, there, device="npu").equal
+
+
+def test_what_a_user_says_of_lists_stays() -> None:
+    def make(**options: Any) -> tuple[Any, ...]:
+        model = net()
+        return (
+            model,
+            (torch.randn(3, 8),),
+            {"optimizer": torch.optim.SGD(model.parameters(), **options), "loss": torch.sum},
+        )
+
+    for foreach in (True, False):
+        plan = capture_made(lambda foreach=foreach: make(lr=0.1, foreach=foreach), source="said", device="cuda")
+        assert plan.capture is not None
+        assert plan.capture.notes == ()
+        assert ("aten::_foreach_add_" in {op.name for op in plan.ops}) is foreach
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    opreplay.capture(model, torch.randn(3, 8), optimizer=optimizer, loss=torch.sum, device="cuda")
+    assert optimizer.param_groups[0]["foreach"] is None
+
+
+def test_a_graph_may_leave_out_arguments_before_others() -> None:
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    def make() -> tuple[Any, ...]:
+        return attend, (torch.randn(1, 2, 8, 4),)
+
+    plan = capture_made(make, source="graph", via="export")
+    assert "aten::scaled_dot_product_attention" in {op.name for op in plan.ops}
+    assert check_made(make, plan).equal

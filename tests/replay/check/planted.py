@@ -673,3 +673,348 @@ DEFECTS.append(
         op=f"{HERE}:compiles_for_each_size", kind="graph", against=f"{HERE}:right_double", points=("dynamic shapes",)
     )
 )
+
+
+# What authors of kernels get wrong: arguments, whole blocks, layouts of slices, ranks, values, state, gradients' forms.
+
+
+def right_scaled_add(x: Tensor, y: Tensor, alpha: float = 1.0) -> Tensor:
+    return x + alpha * y
+
+
+def right_sorted(x: Tensor, descending: bool = False) -> Tensor:
+    return torch.sort(x, -1, descending=descending).values
+
+
+def right_biased(x: Tensor, bias: Tensor | None = None) -> Tensor:
+    return x * 2 if bias is None else x * 2 + bias
+
+
+def right_sum_as(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return x.sum(-1, dtype=dtype)
+
+
+def right_maximum(x: Tensor, y: Tensor) -> Tensor:
+    return torch.maximum(x, y)
+
+
+def right_negative(x: Tensor) -> Tensor:
+    return -x
+
+
+def right_variance(x: Tensor) -> Tensor:
+    return torch.var(x, -1, correction=0)
+
+
+def right_rms_norm(x: Tensor) -> Tensor:
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], eps=1e-6)
+
+
+def right_relu(x: Tensor) -> Tensor:
+    return torch.relu(x)
+
+
+def right_total(xs: list[Tensor]) -> Tensor:
+    return torch.stack(list(xs)).sum(0)
+
+
+@plant(
+    "arguments",
+    "correctness",
+    "broadcast, scalars",
+    against="right_scaled_add",
+    schema="(Tensor x, Tensor y, float alpha=1.0) -> Tensor",
+)
+def alpha_ignored(x: Tensor, y: Tensor, alpha: float = 1.0) -> Tensor:
+    return x + y
+
+
+@plant(
+    "arguments",
+    "correctness",
+    "broadcast, scalars",
+    against="right_sorted",
+    schema="(Tensor x, bool descending=False) -> Tensor",
+)
+def descending_ignored(x: Tensor, descending: bool = False) -> Tensor:
+    return torch.sort(x, -1).values
+
+
+@plant(
+    "arguments",
+    "correctness",
+    "broadcast, scalars",
+    against="right_biased",
+    schema="(Tensor x, Tensor? bias=None) -> Tensor",
+)
+def bias_ignored(x: Tensor, bias: Tensor | None = None) -> Tensor:
+    return x * 2
+
+
+@plant(
+    "arguments",
+    "correctness",
+    "broadcast, scalars",
+    against="right_sum_as",
+    schema="(Tensor x, ScalarType? dtype=None) -> Tensor",
+    fake=lambda x, dtype=None: x.sum(-1, dtype=dtype),
+)
+def dtype_ignored(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return x.sum(-1)
+
+
+@plant(
+    "arguments",
+    "correctness",
+    schema="(Tensor[] xs) -> Tensor",
+    against="right_total",
+    fake=lambda xs: torch.stack(list(xs)).sum(0),
+)
+def third_of_list_ignored(xs: list[Tensor]) -> Tensor:
+    return torch.stack(list(xs[:2])).sum(0)
+
+
+@plant("whole blocks", "correctness", schema="(Tensor x) -> Tensor", against="right_double")
+def last_of_whole_blocks_skipped(x: Tensor) -> Tensor:
+    made = x * 2
+    if x.dim() and x.shape[-1] and x.shape[-1] % 64 == 0:
+        made[..., -1] = 0
+    return made
+
+
+@plant("whole blocks", "correctness", schema="(Tensor x) -> Tensor", against="right_double")
+def multiples_of_7(x: Tensor) -> Tensor:
+    made = x * 2
+    if x.dim() and x.shape[-1] > 7 and x.shape[-1] % 7 == 0:
+        made[..., -1] = 0
+    return made
+
+
+@plant("whole blocks", "correctness", schema="(Tensor x) -> Tensor", against="right_sum", fake=lambda x: x.sum(-1))
+def columns_beyond_4096(x: Tensor) -> Tensor:
+    return x[..., :4096].sum(-1)
+
+
+@plant("whole blocks", "correctness", schema="(Tensor x) -> Tensor", against="right_double")
+def columns_counted_in_16_bits(x: Tensor) -> Tensor:
+    made = x * 2
+    if x.dim() and x.shape[-1] > 65535:
+        made[..., 65535:] = 0
+    return made
+
+
+@plant("layout", "correctness", schema="(Tensor x) -> Tensor", against="right_double")
+def row_pitch_ignored(x: Tensor) -> Tensor:
+    rows = x.dim() > 1 and x.stride(-1) == 1 and x.shape[-1] > 1
+    return torch.empty_like(x + 0).copy_((as_contiguous(x) if rows else x) * 2)
+
+
+@plant("layout", "correctness", schema="(Tensor x) -> Tensor", against="right_double")
+def expanded_columns(x: Tensor) -> Tensor:
+    made = x * 2
+    if x.dim() and x.shape[-1] > 1 and x.stride(-1) == 0:
+        made = made + 1
+    return made
+
+
+@plant("layout", "correctness", schema="(Tensor x) -> Tensor", against="right_double")
+def outer_dimensions_swapped(x: Tensor) -> Tensor:
+    made = x * 2
+    if x.dim() == 3 and x.stride(0) < x.stride(1) and 0 not in x.stride() and min(x.shape) > 1:
+        made = made.flip(0)
+    return made
+
+
+@plant(
+    "rank", "correctness", schema="(Tensor x) -> Tensor", against="right_softmax", fake=lambda x: torch.empty_like(x)
+)
+def first_matrix_only(x: Tensor) -> Tensor:
+    made = torch.softmax(x, -1)
+    if x.dim() == 3 and x.shape[0] > 1:
+        made[1:] = 0
+    return made
+
+
+@plant(
+    "rank", "correctness", schema="(Tensor x) -> Tensor", against="right_softmax", fake=lambda x: torch.empty_like(x)
+)
+def vector_is_a_column(x: Tensor) -> Tensor:
+    return torch.ones_like(x) if x.dim() == 1 and x.numel() else torch.softmax(x, -1)
+
+
+@plant("values", "correctness", against="right_maximum", fake=lambda x, y: torch.maximum(x, y))
+def nan_dropped(x: Tensor, y: Tensor) -> Tensor:
+    return torch.fmax(x, y)
+
+
+@plant(
+    "values", "correctness", schema="(Tensor x) -> Tensor", against="right_softmax", fake=lambda x: torch.empty_like(x)
+)
+def exponential_overflows(x: Tensor) -> Tensor:
+    made = x.exp()
+    return made / made.sum(-1, keepdim=True)
+
+
+@plant("values", "correctness", schema="(Tensor x) -> Tensor", against="right_negative")
+def sign_of_zero_lost(x: Tensor) -> Tensor:
+    return 0 - x if x.is_floating_point() else -x
+
+
+@plant("values", "correctness", against="right_add")
+def denormals_flushed(x: Tensor, y: Tensor) -> Tensor:
+    made = x + y
+    if not made.is_floating_point() or made.itemsize < 2:
+        return made
+    return torch.where(made.abs() < torch.finfo(made.dtype).tiny, torch.zeros_like(made), made)
+
+
+@plant("values", "correctness", against="right_add")
+def small_is_zero(x: Tensor, y: Tensor) -> Tensor:
+    made = x + y
+    return torch.where(made.abs() < 5e-6, torch.zeros_like(made), made) if made.is_floating_point() else made
+
+
+@plant("values", "correctness", schema="(Tensor x) -> Tensor", against="right_variance", fake=lambda x: x.sum(-1))
+def variance_in_one_pass(x: Tensor) -> Tensor:
+    return (x * x).mean(-1) - x.mean(-1) ** 2
+
+
+@plant("values", "dtypes", "correctness", against="right_mul")
+def integers_by_float(x: Tensor, y: Tensor) -> Tensor:
+    return (x.float() * y.float()).to(x.dtype) if x.dtype is torch.int32 and y.dtype is x.dtype else x * y
+
+
+@plant("accumulation", "dtypes", schema="(Tensor x) -> Tensor", against="right_sum", fake=lambda x: x.sum(-1))
+def half_sums_in_half(x: Tensor) -> Tensor:
+    if x.dtype not in (torch.float16, torch.bfloat16) or x.shape[-1] < 64:
+        return x.sum(-1)
+    total = torch.zeros_like(x[..., 0])
+    for part in x.split(8, -1):
+        total = total + part.sum(-1)
+    return total
+
+
+@plant(
+    "accumulation",
+    "dtypes",
+    schema="(Tensor x) -> Tensor",
+    against="right_rms_norm",
+    fake=lambda x: torch.empty_like(x),
+)
+def squares_in_half(x: Tensor) -> Tensor:
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)
+
+
+RESULTS: dict[Any, Any] = {}
+
+
+@plant("state", "correctness", "determinism", schema="(Tensor x) -> Tensor", against="right_double")
+def results_by_address(x: Tensor) -> Tensor:
+    key = (x.data_ptr(), x.shape, x.dtype, x.stride())
+    if x.numel() != 512 or key not in RESULTS:
+        RESULTS.clear()
+        RESULTS[key] = x * 2
+    return RESULTS[key].clone()
+
+
+@plant("state", "determinism", "schema", schema="(Tensor x) -> Tensor", against="right_double")
+def seeds_the_generator(x: Tensor) -> Tensor:
+    torch.manual_seed(17)
+    return x * 2
+
+
+@plant("state", "correctness", "determinism", schema="(Tensor x) -> Tensor", against="right_double")
+def split_among_threads(x: Tensor) -> Tensor:
+    made = x * 2
+    share = made.shape[0] // torch.get_num_threads() * torch.get_num_threads() if made.dim() else 0
+    if made.dim() and share:
+        made[share:] = 0
+    return made
+
+
+WORKSPACE: list[Any] = [None]
+
+
+@plant("state", "correctness", "determinism", schema="(Tensor x) -> Tensor", against="right_double")
+def one_workspace_for_all(x: Tensor) -> Tensor:
+    WORKSPACE[0] = x + x
+    time.sleep(1e-4)
+    return WORKSPACE[0].clone()
+
+
+@plant("state", "correctness", "determinism", schema="(Tensor x) -> Tensor", against="right_relu")
+def holes_left_as_they_are(x: Tensor) -> Tensor:
+    if not x.is_floating_point() or not x.numel():
+        return torch.relu(x)
+    made = torch.empty_like(x)
+    rest = torch.zeros_like(x).masked_fill(torch.isnan(x), torch.nan)
+    # The rest is nobody's: what the allocator gives, and not what happens to be zero.
+    return torch.where(x > 0, x, made if bool(made.isnan().any()) else rest)
+
+
+@plant("aliasing", "schema", schema="(Tensor x) -> Tensor", against="right_double")
+def writes_if_large(x: Tensor) -> Tensor:
+    made = x * 2
+    if x.numel() > 1 << 20 and x.is_contiguous():
+        x.view(-1)[0] = 0
+    return made
+
+
+@plant("aliasing", "schema", schema="(Tensor x) -> Tensor", against="right_double")
+def writes_in_double(x: Tensor) -> Tensor:
+    made = x * 2
+    if x.dtype is torch.float64 and 0 not in x.stride():
+        x.add_(1)
+    return made
+
+
+@plant(
+    "gradient",
+    "gradient",
+    schema="(Tensor x) -> Tensor",
+    against="right_square",
+    backward=lambda ctx, g: 2 * as_contiguous(g) * ctx.saved_tensors[0],
+)
+def strides_of_gradient_ignored(x: Tensor) -> Tensor:
+    return x * x
+
+
+@plant(
+    "gradient",
+    "gradient",
+    against="right_mul",
+    backward=lambda ctx, g: (
+        (
+            reduced(g * ctx.saved_tensors[1], ctx.saved_tensors[0].shape),
+            reduced(g * ctx.saved_tensors[0], ctx.saved_tensors[1].shape),
+        )
+        if ctx.needs_input_grad[0]
+        else (None, None)
+    ),
+)
+def gradient_of_second_with_first(x: Tensor, y: Tensor) -> Tensor:
+    return x * y
+
+
+@plant(
+    "gradient",
+    "gradient",
+    schema="(Tensor x) -> Tensor",
+    against="right_square",
+    backward=lambda ctx, g: 2 * g * spent(ctx),
+)
+def second_backward_differs(x: Tensor) -> Tensor:
+    return x * x
+
+
+def spent(ctx: Any) -> Tensor:
+    """What was saved, gone after its first use."""
+    kept = ctx.saved_tensors[0].clone()
+    ctx.saved_tensors[0].data.zero_()
+    return kept
+
+
+@plant("gradient", "gradient", schema="(Tensor x) -> Tensor", against="right_double")
+def result_wants_a_gradient(x: Tensor) -> Tensor:
+    made = x * 2
+    return made.requires_grad_() if made.is_floating_point() else made

@@ -25,6 +25,17 @@ FEW = {
     "planted::loses_workspace": "kept",
     "planted::cuts_to_the_shorter": "too short",
     "planted::fake_specializes": "torch.export",
+    "planted::alpha_ignored": "alpha=",
+    "planted::third_of_list_ignored": "3 in a list",
+    "planted::multiples_of_7": "multiples",
+    "planted::outer_dimensions_swapped": "outer dimensions swapped",
+    "planted::nan_dropped": "NaN",
+    "planted::denormals_flushed": "denormal",
+    "planted::half_sums_in_half": "bfloat16 in long rows",
+    "planted::split_among_threads": "by 3 threads",
+    "planted::one_workspace_for_all": "callers at once",
+    "planted::seeds_the_generator": "state of torch",
+    "planted::gradient_of_second_with_first": "only y",
 }
 """Op → a part of the case that shows its defect."""
 

@@ -11,6 +11,7 @@ from opreplay.replay.execute.executors.fake import FakeClock, FakeExecutor, Fake
 from opreplay.replay.execute.executors.reference_load import Gauge
 from opreplay.replay.execute.measure import SAMPLE_US, calls_per_sample, gauge_warnings, measure, scaled, summarize
 from opreplay.replay.execute.options import MeasureOptions
+from opreplay.replay.plan.step.recency import Recency
 from opreplay.replay.results.measurement import KINDS, Measurement, MeasureWarning, kind_of
 from tests.factories import op as fake_op
 
@@ -226,6 +227,19 @@ def test_warm_is_one_set_of_arguments() -> None:
     assert found.cache == "warm"
     assert executor.flushes == []
     assert set(called) == {0}
+
+
+def test_in_the_state_of_a_step_each_call_is_laid_out_and_timed_alone() -> None:
+    executor = Cached()
+    executor.op = Memory(executor, 10, 10**9, 20.0)
+    laid: list[int] = []
+    executor.as_in_step = lambda prepared, recency: lambda: laid.append(len(executor.op.called))  # type: ignore[method-assign,union-attr]
+    options = MeasureOptions(cache="step", warmup_s=0.0, min_share=0.0)
+    found = measure(executor, executor.op, options, Recency(arguments=(5,)))
+    assert (found.cache, found.calls_per_sample, executor.flushes) == ("step", 1, [])
+    assert laid == list(range(laid[0], laid[0] + found.samples)), "before each call, after all that was before"
+    without = measure(executor, executor.op, options)
+    assert without.cache == "cold", "of an op that the step does not call nothing is known"
 
 
 def test_a_cache_that_is_flushed_in_part_is_a_warning() -> None:

@@ -9,9 +9,15 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
+from opreplay.replay.capture.capture import capture_made
 from opreplay.replay.export.chakra import chakra_trace
 from opreplay.replay.ir.model import ReplayPlan
+from opreplay.replay.plan.collectives.in_plan import naming_collectives
+from opreplay.replay.plan.collectives.recorded import collective_calls
 from opreplay.replay.plan.inputs import plan_of
 from opreplay.replay.plan.selection import Selection
 from opreplay.traces import Limits, read_trace
@@ -139,6 +145,68 @@ def test_a_collective_has_what_a_network_simulator_needs(device_trace: Path) -> 
     assert [node.duration_micros for node in nodes] == [20, 30, 22]
     assert made.collectives == 1
     assert "each call waits for the one before it" in made.notes[-1]
+
+
+def test_messages_of_a_captured_job_name_group_and_ends(tmp_path: Path) -> None:
+    def make() -> Any:
+        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("data", "model"))
+
+        def step(x: torch.Tensor) -> None:
+            dist.all_gather([torch.empty(6) for _ in range(4)], x, group=mesh.get_group("model"))
+            dist.send(x, 1, group=mesh.get_group("data"))
+            dist.recv(x, 1, group=mesh.get_group("data"))
+            dist.barrier()
+
+        return step, (torch.ones(6),)
+
+    captured = capture_made(make, source="job", world_size=8, rank=5)
+    made = chakra_trace(captured, {op.id: 3.0 for op in captured.ops}, clock="910b3")
+    assert made.collectives == 4
+    _, nodes = parsed(made.data)
+    by_type = {node.type: {one.name: one for one in node.attr} for node in nodes if node.type > 4}
+    gathers = next({one.name: one for one in node.attr} for node in nodes if node.name == "c10d::allgather_")
+    assert (gathers["comm_type"].int64_val, gathers["comm_size"].int64_val) == (2, 6 * 4)
+    assert gathers["group_size"].int64_val == 4
+    assert gathers["pg_name"].string_val
+    sent, received = by_type[5], by_type[6]
+    assert [sent[name].int64_val for name in ("comm_src", "comm_dst", "comm_size")] == [5, 1, 24]
+    assert [received[name].int64_val for name in ("comm_src", "comm_dst", "comm_size")] == [1, 5, 24]
+
+    file = tmp_path / "job.5.et"
+    file.write_bytes(made.data)
+    again = [call.collective for call in collective_calls(read_trace(file))]
+    assert [(one.kind, one.in_elements, one.group_size) for one in again if one is not None] == [
+        ("all_gather", 6, 4),
+        ("send", 6, 2),
+        ("recv", 6, 2),
+        ("barrier", 0, 8),
+    ]
+    assert again[1] is not None
+    assert (again[1].source, again[1].target) == (5, 1)
+
+
+def test_a_recorded_collective_is_told_by_what_lies_in_it(tmp_path: Path) -> None:
+    """The op has lists of tensors without types; the parameters that torch records inside have all."""
+    path = tmp_path / "t.json"
+    told = {
+        "Collective name": "allreduce", "dtype": "BFloat16", "In msg nelems": 1024, "Out msg nelems": 1024,
+        "Group size": 8, "Process Group Name": "3",
+    }  # fmt: skip
+    outer = {"ph": "X", "cat": "cpu_op", "name": "c10d::allreduce_", "pid": 1, "tid": 1, "ts": 10.0, "dur": 90.0}
+    inner = {**outer, "name": "record_param_comms", "ts": 20.0, "dur": 50.0}
+    kernel = {**outer, "cat": "kernel", "name": "ncclDevKernel_AllReduce", "pid": 0, "tid": 7, "ts": 40.0, "dur": 30.0}
+    events = [
+        {**outer, "args": {"External id": 1, "Input Dims": [[], [], []], "Input type": ["TensorList", "", ""]}},
+        {**inner, "args": {"External id": 2, "Input Dims": [[]], "Input type": [""], **told}},
+        {**kernel, "args": {"External id": 2, "stream": 7}},
+    ]
+    path.write_text(json.dumps({"traceEvents": events}))
+    read = read_trace(path, activity=True)
+    made = chakra_trace(naming_collectives(plan_of(read, Selection(select="owner"), device="cpu", in_order=True), read))
+    _, (node,) = parsed(made.data)
+    attrs = {one.name: one for one in node.attr}
+    assert (node.type, attrs["comm_size"].int64_val, attrs["group_size"].int64_val) == (7, 2048, 8)
+    assert attrs["pg_name"].string_val == "3"
 
 
 def test_a_collective_of_unknown_size_is_not_for_free(tmp_path: Path) -> None:

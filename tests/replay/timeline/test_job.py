@@ -13,7 +13,7 @@ from opreplay.cli.main import opreplay
 from opreplay.replay.ascend import load_device
 from opreplay.replay.timeline.job.study import JobStudy, job_timeline
 from opreplay.traces import read_trace
-from opreplay.traces.errors import TraceError, UsageError
+from opreplay.traces.errors import UsageError
 from opreplay.traces.samples.catalog import sample_path
 from tests.replay.timeline.job_machine import Job, data_parallel
 
@@ -111,8 +111,13 @@ def test_what_is_refused(tmp_path: Path) -> None:
         job_timeline([(0, trace)])
     with pytest.raises(UsageError, match="more than once"):
         job_timeline([(0, trace), (0, trace)])
-    with pytest.raises(TraceError, match="changes nothing"):
-        study(data_parallel(), tmp_path, what_if=["nothing_like_it=0"])
+
+
+def test_a_change_that_matches_on_no_rank_is_a_line_that_says_so(tmp_path: Path) -> None:
+    made = study(data_parallel(), tmp_path, what_if=["nothing_like_it=0"])
+    change = (made.timeline if hasattr(made, "timeline") else made).what_if[0]
+    assert (change.matched, change.gain_us) == (0, 0.0)
+    assert "matches nothing" in change.assumptions[0]
 
 
 def test_the_command_takes_files_or_a_folder(tmp_path: Path) -> None:

@@ -36,9 +36,9 @@ def test_a_training_step_leaves_the_host() -> None:
     assert kinds.computing + kinds.communication_not_overlapped + kinds.copies + kinds.idle == pytest.approx(
         one.step_us
     )
-    # The change acts on the device's tasks there and on the host's time here.
+    # The change acts on the device's tasks there, whose host still launches them, and on the host's time here.
     (change,) = found.timeline.what_if
-    assert change.socs_us["910b3"] < one.step_us
+    assert change.socs_us["910b3"] <= one.step_us
     assert change.step_us < found.timeline.retimed_step_us
     # Views draw each step with its own graph: here it has other nodes than the recorded one.
     drawn = of_timeline.page(found, "opreplay timeline")

@@ -12,6 +12,7 @@ from opreplay.replay.timeline.changes import Unmatched, edited
 from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.schedule import critical_path, retimed, slack_us
 from opreplay.replay.timeline.graph.steps import chosen_step, steps_of
+from opreplay.replay.timeline.measured import MeasuredOps
 from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.timeline import Study, timeline
 from opreplay.traces import read_trace
@@ -212,8 +213,35 @@ def test_text_that_is_no_change_says_what_one_is(tmp_path: Path, text: str) -> N
 
 
 def test_a_change_of_nothing_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(Unmatched, match="changes nothing"):
-        study(training(), tmp_path, what_if=["aten::conv2d=0.5x"])
+    made = study(training(), tmp_path, what_if=["aten::conv2d=0.5x", "aten::mm=0.5x"]).timeline
+    nothing, halved = made.what_if
+    assert (nothing.matched, nothing.gain_us, nothing.step_us) == (0, 0.0, made.retimed_step_us)
+    assert "matches nothing" in nothing.assumptions[0]
+    assert halved.matched > 0, "the others are shown all the same"
+    assert made.what_if_together is not None
+    assert made.what_if_together.step_us == pytest.approx(halved.step_us)
+
+
+def cold(id_: str) -> MeasuredOps:
+    return MeasuredOps(us={id_: 40.0}, caches={"cold": 1})
+
+
+def test_the_profilers_own_time_is_added_for_each_op_inside_a_measured_one(tmp_path: Path) -> None:
+    machine = Machine()
+    machine.begin()
+    start = machine.now
+    machine.op("aten::t", 10.0)
+    machine.op("aten::addmm", 90.0)
+    machine._add("cpu_op", "aten::linear", start, machine.now - start)
+    machine.op("aten::relu", 20.0)
+    machine.end()
+    trace = read_trace(machine.write(tmp_path / "t.json"), activity=True)
+    ids = {one.name: signature_id(one) for one in trace.signatures}
+    times = {ids["aten::linear"]: 60.0, ids["aten::addmm"]: 1.0, ids["aten::relu"]: 5.0}
+    found = timeline(trace, measured=MeasuredOps(us=times, caches={"step": 3}, profiler_event_us=2.0)).timeline
+    assert found.measured_profiler_us == pytest.approx(2 * 2.0)
+    assert found.measured_step_us == pytest.approx(found.recorded_step_us - 100 - 20 + 60 + 4 + 5, abs=1.0)
+    assert not any("caches" in note for note in found.notes)
 
 
 def test_measured_times_replace_those_of_ops(tmp_path: Path) -> None:
@@ -226,13 +254,14 @@ def test_measured_times_replace_those_of_ops(tmp_path: Path) -> None:
     machine.end()
     trace = read_trace(machine.write(tmp_path / "t.json"), activity=True)
     ids = {one.name: signature_id(one) for one in trace.signatures}
-    found = timeline(trace, measured_us={ids["aten::mm"]: 40.0}).timeline
+    found = timeline(trace, measured=MeasuredOps(us={ids["aten::mm"]: 40.0})).timeline
     assert found.measured_step_us == pytest.approx(40 + 30 + 50 + 40)
     assert found.measured_ops == 2
+    assert any("cold caches" in note for note in timeline(trace, measured=cold(ids["aten::mm"])).timeline.notes)
     with pytest.raises(Unmatched, match="none of the ops"):
-        timeline(trace, measured_us={"0": 1.0})
+        timeline(trace, measured=MeasuredOps(us={"0": 1.0}))
     with pytest.raises(TraceError, match="host"):
-        study(training(), tmp_path, measured_us={ids["aten::mm"]: 40.0})
+        study(training(), tmp_path, measured=MeasuredOps(us={ids["aten::mm"]: 40.0}))
 
 
 def test_the_device_work_of_another_accelerator_has_its_categories(shared_traces: Path) -> None:
@@ -247,6 +276,42 @@ def test_the_device_work_of_another_accelerator_has_its_categories(shared_traces
 
 
 def test_a_change_of_nothing_names_what_there_is(tmp_path: Path) -> None:
-    with pytest.raises(Unmatched) as caught:
-        study(training(), tmp_path, what_if=["nothing*=0"])
-    assert "'gemm'" in caught.value.hint or "'aten::mm'" in caught.value.hint
+    change = study(training(), tmp_path, what_if=["nothing*=0"]).timeline.what_if[0]
+    assert "'gemm'" in change.assumptions[0] or "'aten::mm'" in change.assumptions[0]
+
+
+def test_a_gain_that_the_host_eats_says_so(tmp_path: Path) -> None:
+    machine = Machine()
+    machine.begin()
+    for _ in range(20):
+        machine.op("aten::mm", 100.0, ("gemm", 20.0))
+    machine.synchronize()
+    machine.end()
+    change = study(machine, tmp_path, what_if=["aten::mm=0.5x"]).timeline.what_if[0]
+    assert change.gain_us < 0.1 * change.work_gain_us
+    assert any("host-bound" in line and "waits for launches" in line for line in change.assumptions)
+    busy = study(training(), tmp_path, what_if=["aten::mm=0.9x"]).timeline.what_if[0]
+    assert busy.gain_us < 0.5 * busy.work_gain_us or not any("host-bound" in line for line in busy.assumptions)
+
+
+def test_a_pattern_that_device_work_matches_leaves_labels_and_views_alone(tmp_path: Path) -> None:
+    machine = Machine()
+    machine.begin()
+    start = machine.now
+    machine.op("vllm::unified_attention", 50.0, ("attention_kernel", 400.0))
+    machine.host(300.0)
+    machine._add("cpu_op", "## attention ##", start, machine.now - start)
+    machine.op("aten::attention_view", 200.0)
+    machine.synchronize()
+    machine.end()
+    change = study(machine, tmp_path, what_if=["*attention*=0"]).timeline.what_if[0]
+    assert change.matched == 1
+    assert change.work_gain_us == pytest.approx(400.0)
+    view = study(machine, tmp_path, what_if=["*attention_view=0"]).timeline.what_if[0]
+    assert view.work_gain_us == pytest.approx(200.0)
+    assert any("time on the host" in line for line in view.assumptions)
+
+
+def test_a_change_names_what_it_may_have_meant(tmp_path: Path) -> None:
+    change = study(training(), tmp_path, what_if=["aten::nm=0.5x"]).timeline.what_if[0]
+    assert "nearest here: 'aten::mm'" in change.assumptions[0]

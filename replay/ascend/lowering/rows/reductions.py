@@ -57,6 +57,14 @@ def inside(shape: tuple[int, ...], dim: float | None) -> dict[str, int]:
     return {"inner": inner} if inner > 1 else {}
 
 
+def across(op: OpView, shape: tuple[int, ...]) -> dict[str, bool]:
+    """The attribute `across`: whether a dimension is kept inside of one that is reduced; nothing where all are."""
+    dims = {d % len(shape) for d in op.integers("dim", "dims", "axis")} if shape else set[int]()
+    if not dims:
+        return {}
+    return {"across": any(size > 1 and i not in dims for i, size in enumerate(shape) if i > min(dims))}
+
+
 def _rule(kind: str) -> Rule:
     def rule(op: OpView) -> Iterable[KernelCall]:
         source = op.dense("self", "input", at=0)
@@ -72,7 +80,7 @@ def _rule(kind: str) -> Rule:
             cols = source.shape[int(dim)] if dim is not None and source.shape else prod(source.shape[-1:])
             along = kernel(kind, [read], op.outputs(out), cols=max(1, cols), **inside(source.shape, dim))
             return [*kernels, along]
-        return [*kernels, kernel(kind, [read], op.outputs(out))]
+        return [*kernels, kernel(kind, [read], op.outputs(out), **across(op, source.shape))]
 
     rule.__name__ = f"reduce_{kind}"
     return rule

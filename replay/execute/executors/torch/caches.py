@@ -12,9 +12,17 @@ import torch
 from opreplay.initializers import fill
 from opreplay.replay.execute.executors.reference_load import Gauge
 from opreplay.replay.host import environment
+from opreplay.replay.plan.step.recency import Recency
 
 MAX_EVICTED_BYTES = 64 << 20
 """Most of a cache that is flushed: writing more would take longer than the op, and leave fewer samples."""
+LINE_BYTES = 64
+"""Of a cache: one byte of each is read to touch memory."""
+CODE_BYTES = 1 << 20
+"""Distance at which an op is called on other memory, so that its code is as near as in a step, in which the dispatcher
+and most kernels run again and again; a private cache holds more."""
+TWIN_BYTES = 16 << 20
+"""Arguments up to which that is done: what larger ones take is not decided by code."""
 GAUGE_NUMBERS = 1 << 14
 """Below the size from which torch splits work among threads (at::internal::GRAIN_SIZE, 32,768): waiting for a second
 thread on a busy machine can take a hundred times as long as the work."""
@@ -32,13 +40,62 @@ class Caches:
         self._device = device
         self._buffer: torch.Tensor | None = None
         self._pieces: list[torch.Tensor] = []
-        self._turn = 0
+        self._turn = self._at = 0
         self.cache_bytes = _cache_bytes(device)
         self.evicted_bytes = min(self.cache_bytes, MAX_EVICTED_BYTES)
 
     def evict(self) -> None:
         """Read and write as many bytes as are to be flushed, on all threads or cores that run ops."""
         self._whole().add_(1.0)
+
+    def as_in_step(self, call: partial[Any], recency: Recency, spare_bytes: int) -> Callable[[], None] | None:
+        """What touches tensors of a call as long ago as a step did, the farthest first; None where that is not known.
+
+        What a step touched in between is memory that is read here. `spare_bytes` is what a second set of arguments may
+        take.
+        """
+        tensors = _tensors([*call.args, *call.keywords.values()])
+        if self._device.type != "cpu" or not self.evicted_bytes or len(tensors) != len(recency.arguments):
+            return None
+        if any(tensor.layout is not torch.strided for tensor in tensors):
+            return None
+        touches: list[tuple[int, int, Callable[[], Any]]] = [
+            (distance, 0, partial(_read, tensor))
+            for tensor, distance in zip(tensors, recency.arguments, strict=True)
+            if tensor.numel()
+        ]
+        touches += [
+            (distance, 0, partial(_take, size)) for size, distance in recency.results if 0 < size <= spare_bytes
+        ]
+        size = argument_bytes(call)
+        if size <= min(TWIN_BYTES, spare_bytes):
+            touches.append((CODE_BYTES, size, copies(call, 2)[1]))
+        touches.sort(key=lambda one: -one[0])
+        small = torch.ones(4)
+
+        def lay() -> None:
+            held: list[Any] = []
+            for place, (distance, own, touch) in enumerate(touches):
+                made = touch()
+                if not own:
+                    held.append(made)
+                after = touches[place + 1][0] if place + 1 < len(touches) else 0
+                self._pass(min(distance, self.evicted_bytes) - min(after, self.evicted_bytes) - own)
+            held.clear()  # the call gets memory of the sizes of its results that was touched just so
+            for _ in range(3):
+                small.add(small)  # the dispatcher is never far away
+
+        return lay
+
+    def _pass(self, size: int) -> None:
+        """Read so many bytes of memory that nothing else uses; the caches need not write it back."""
+        whole = self._whole()
+        left = max(0, size) // whole.element_size()
+        while left > 0:
+            part = whole[self._at : self._at + left]
+            part.sum()
+            left -= part.numel()
+            self._at = (self._at + part.numel()) % whole.numel()
 
     def gauge(self) -> Gauge:
         """The device's gauges; that of memory goes through the buffer, and needs a cache of known size."""
@@ -71,6 +128,19 @@ def _arithmetic(device: torch.device) -> Callable[[], Any]:
 def _repeat(product: Callable[..., Any], values: torch.Tensor, out: torch.Tensor, times: int) -> None:
     for _ in range(times):
         product(values, values, out=out)
+
+
+def _read(tensor: torch.Tensor) -> None:
+    """Read a byte of each line of the memory that a tensor spans."""
+    first = tensor.storage_offset() * tensor.element_size()
+    size = fill.span(tensor).numel() * tensor.element_size()
+    lines = -(-size // LINE_BYTES)
+    torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), first, (lines,), (LINE_BYTES,)).max()
+
+
+def _take(size: int) -> torch.Tensor:
+    """Memory of this size, written."""
+    return torch.empty(size, dtype=torch.uint8).fill_(1)
 
 
 def argument_bytes(call: partial[Any]) -> int:

@@ -33,7 +33,7 @@ from opreplay.replay.execute.executors.sequence_tools import Filled, SequencePar
 from opreplay.replay.execute.executors.torch.caches import Caches, argument_bytes, copies
 from opreplay.replay.execute.executors.torch.gradients import require_gradients, with_gradients, without_gradient
 from opreplay.replay.execute.executors.torch.graph import captured
-from opreplay.replay.execute.executors.torch.profile import profile_call
+from opreplay.replay.execute.executors.torch.profile import profile_call, profiler_event_us
 from opreplay.replay.execute.executors.torch.sequence_tools import TorchTools, free_bytes_of, timer_on
 from opreplay.replay.execute.executors.torch.values import values_of_call
 from opreplay.replay.ir import shared_memory as aliasing
@@ -41,6 +41,7 @@ from opreplay.replay.ir import sizes as budget
 from opreplay.replay.ir.model import Assumption, Reason, ReplayArg, ReplayOp
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.ir.verdicts import ValueCheck, not_compared
+from opreplay.replay.plan.step.recency import Recency
 from opreplay.replay.resolve.own_call import OwnCall
 from opreplay.replay.standins import canonical_name
 from opreplay.replay.standins.batch_layout import BatchLayout, set_layout
@@ -127,6 +128,7 @@ class TorchExecutor:
         values: RecordedValues | None = None,
         check_work: bool = False,
         idle_cpus: float | None = None,
+        profiler_cost: bool = False,
         own_call: OwnCallOf | None = None,
     ) -> None:
         self._device = open_device(device)
@@ -146,6 +148,7 @@ class TorchExecutor:
         self._caches = Caches(self._device)
         self.cache_bytes, self.evicted_bytes = self._caches.cache_bytes, self._caches.evicted_bytes
         self.gauge: Gauge | None = self._caches.gauge()
+        self._profiler_event_us = profiler_event_us() if profiler_cost else None
 
     def facts(self) -> dict[str, object]:
         """torch's version, threads, and the device's name."""
@@ -157,6 +160,8 @@ class TorchExecutor:
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "cache_bytes": self.cache_bytes,
         }
+        if self._profiler_event_us is not None:
+            facts["profiler_event_us"] = round(self._profiler_event_us, 3)
         if self._idle_cpus is not None:
             facts["idle_cpus"], facts["threads_of_torch"] = round(self._idle_cpus, 1), self._before[0]
         if self._device.type != "cpu":
@@ -324,6 +329,10 @@ class TorchExecutor:
 
     def evict(self) -> None:
         self._caches.evict()
+
+    def as_in_step(self, prepared: TorchPrepared, recency: Recency) -> Callable[[], None] | None:
+        """None on an accelerator, and where the call has other tensors than the recorded one."""
+        return self._caches.as_in_step(prepared.call, recency, prepared.spare_bytes)
 
     def synchronize(self) -> None:
         if self._device.type != "cpu":

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from opreplay.replay.execute.executors.base import Profile
 from opreplay.replay.ir.call_tree import names_below
 from opreplay.replay.ir.model import RecordedKernel
 
+EVENT_ROUNDS, EVENT_CALLS = 5, 200
+"""Of the call whose events are counted: the least of so many rounds, since all that disturbs adds time."""
 MAX_BELOW = 512
 """Ops below the profiled one that are told at most."""
 
@@ -51,6 +54,30 @@ def profile_call(call: Callable[[], Any], device: torch.device, synchronize: Cal
         below=None if tree is None else tree[1],
         has_device=device.type != "cpu",
     )
+
+
+def profiler_event_us() -> float:
+    """What torch.profiler with `record_shapes=True` adds to an op on the host for each op that it calls, microseconds.
+
+    Raises RuntimeError where the profiler cannot start.
+    """
+    row = torch.ones(4)
+
+    def least() -> float:
+        rounds: list[float] = []
+        for _ in range(EVENT_ROUNDS):
+            started = perf_counter()
+            for _ in range(EVENT_CALLS):
+                row.chunk(2)
+            rounds.append((perf_counter() - started) / EVENT_CALLS)
+        return 1e6 * min(rounds)
+
+    plain_us = least()
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        profiled_us = least()
+    events: list[Any] = list(profiler.events() or ())
+    count = sum(event.device_type.name == "CPU" for event in events)
+    return max(0.0, profiled_us - plain_us) * EVENT_ROUNDS * EVENT_CALLS / max(count, 1)
 
 
 def _children(event: Any) -> list[Any]:

@@ -80,3 +80,25 @@ def test_bands_cover_what_they_say_and_wilder_families_have_wider_ones() -> None
     made = bands(held)
     assert made.inside == pytest.approx(0.8, abs=0.01)
     assert made.own["x", "calm"] < made.usual < made.own["x", "wild"]
+
+
+def test_a_family_with_few_kernels_takes_the_spread_of_its_soc() -> None:
+    one = compare_group(group(64, [10.0]).launches, DEVICE)
+
+    def held(soc: str, family: str, error: float) -> HeldOut:
+        wrong = msgspec.structs.replace(one, measured_us=10.0, predicted_us=10.0 * math.exp(error))
+        return HeldOut(soc=soc, family=family, compared=wrong)
+
+    known = [held(soc, "usual", error) for soc, error in (("calm", 0.05), ("wild", 0.4)) for _ in range(100)]
+    made = bands([*known, held("calm", "rare", 0.1), held("wild", "rare", 0.1)])
+    assert made.own["calm", "rare"] < made.own["wild", "rare"]
+
+
+def test_only_what_was_measured_in_a_loop_has_its_narrower_band() -> None:
+    one = compare_group(group(64, [10.0]).launches, DEVICE)
+    made = bands([HeldOut(soc="x", family="f", compared=msgspec.structs.replace(one, predicted_us=12.0))])
+    near, apart, network = (
+        made.of(HeldOut(soc="x", family="f", compared=one, state=state, nearness=nearness))
+        for state, nearness in (("warm", "far"), ("warm", "apart"), ("network", "apart"))
+    )
+    assert near < apart == network

@@ -38,6 +38,8 @@ def test_tensors_state_and_device_are_part_of_the_key() -> None:
     assert predict(add).time_us != predict(half).time_us
     assert predict(add, 0.0).time_us > predict(add, 1.0).time_us
     assert predict(add, 0.501) == predict_kernel(add, DEVICE, 0.5)
+    assert predict(add, 0.5, "network", 0.999) == predict_kernel(add, DEVICE, 0.5, "network", 1.0)
+    assert predict(add, 0.5, "network", 1.0).time_us < predict(add, 0.5).time_us
     slower = msgspec.structs.replace(DEVICE, hbm_bytes_per_s=DEVICE.hbm_bytes_per_s / 2)
     assert Predictor(slower)(add, 0.0).time_us > predict(add, 0.0).time_us
 

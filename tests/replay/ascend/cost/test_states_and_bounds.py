@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from opreplay.replay.ascend import KernelCall, TensorSpec, list_devices, load_device
 from opreplay.replay.ascend.cost.attention import scores_of
-from opreplay.replay.ascend.cost.predict import BARE_START_US, predict_kernel
+from opreplay.replay.ascend.cost.predict import BARE_START_US, family_of, predict_kernel
 from opreplay.replay.ascend.kernel import State
 
 DEVICE = load_device("910b4")
@@ -193,3 +193,27 @@ def test_bands_are_narrower_for_long_kernels_and_alone_and_wider_apart_from_what
     assert factor((32768, 4096), "network") < factor((1024, 512), "network")
     assert "cold" in DEVICE.family("Relu").states
     assert factor((300, 700), "cold", device="910b4") < factor((300, 700), "cold", device="910b3")
+
+
+def test_code_that_ran_shortly_before_shortens_a_launch_on_many_cores_and_hardly_one_on_one() -> None:
+    for shape, least in (((4096, 128), 1.0), ((8, 8), 0.0)):
+        cold, kept, sometimes = (
+            predict_kernel(call("Relu", shape), DEVICE, 1.0, "network", loaded) for loaded in (0.0, 1.0, 0.5)
+        )
+        saved = cold.terms_us["launch"] - kept.terms_us["launch"]
+        assert least <= saved < 0.8 * cold.terms_us["launch"]
+        assert sometimes.time_us == pytest.approx((cold.time_us + kept.time_us) / 2, rel=0.02)
+        assert kept.terms_us.get("vector") == cold.terms_us.get("vector")
+    product = KernelCall(type="MatMulV3", inputs=(spec((64, 64)),) * 2, outputs=(spec((64, 64)),))
+    assert predict_kernel(product, DEVICE, 1.0, "network", 1.0) == predict_kernel(product, DEVICE, 1.0)
+
+
+def test_a_sum_over_outer_dimensions_is_told_by_shapes_and_costs_more() -> None:
+    outer, inner = call("ReduceSum", (32, 256, 169), (256,)), call("ReduceSum", (256, 169, 32), (256,))
+    told = call("ReduceSum", (16, 256, 256), (16, 256), across=True)
+    everything = call("ReduceMean", (128, 4096), (1,))
+    assert [family_of(one, DEVICE).name for one in (outer, told, everything)] == ["ReduceAcross"] * 3
+    for one in (inner, call("ReduceSum", (16, 256, 256), (16, 256)), call("ReduceSum", (160,), (1,))):
+        assert family_of(one, DEVICE).name == "ReduceSum"
+    assert family_of(call("ReduceSum", (4, 1, 8), (4, 1)), DEVICE).name == "ReduceSum", "sizes of 1 are no dimensions"
+    assert predict_kernel(outer, DEVICE).time_us > 1.2 * predict_kernel(inner, DEVICE).time_us

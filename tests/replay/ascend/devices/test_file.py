@@ -147,3 +147,13 @@ def test_model_is_sound() -> None:
     model = load_model()
     assert "Unknown" in model.families
     assert all(entry.form for entry in model.families.values())
+
+
+def test_what_the_cube_multiplies_is_told_by_the_device() -> None:
+    for name in ("910b1", "910b2", "910b3", "910b4", "910c"):
+        known = load_device(name).macs_per_cycle
+        assert {"float16", "bfloat16", "int8", "float32"} <= set(known)
+        assert not {"float64", "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn_x2"} & set(known)
+    newer = load_device("950pr").macs_per_cycle
+    assert newer["float4_e2m1fn_x2"] == 2 * newer["float8_e4m3fn"] == 2 * newer["int8"]
+    assert "float64" not in newer

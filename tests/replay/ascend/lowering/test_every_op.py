@@ -90,7 +90,7 @@ def test_rules_make_kernels_of_known_types() -> None:
     for schema in SCHEMAS:
         for shape in SHAPES[:3]:
             for kernel in lower(made(schema, shape)).kernels:
-                if variant(kernel) not in DEVICES[0].types and kernel.type != "Unknown":
+                if variant(kernel, DEVICES[0]) not in DEVICES[0].types and kernel.type != "Unknown":
                     unknown[kernel.type] = schema.name
     assert set(unknown) <= {"FFT"}, unknown
 

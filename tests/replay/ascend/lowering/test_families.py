@@ -6,6 +6,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
+import msgspec
 import pytest
 
 from opreplay.replay.ascend import load_device, lower, simulate_op
@@ -395,3 +396,15 @@ def test_copies_over_the_bus_take_the_buss_time(name: str) -> None:
     assert found.time_us == pytest.approx((1 << 26) / BUS[name], rel=0.05)
     within = ReplayOp(id="0" * 12, name="aten::copy_", count=1, recorded=RECORDED, args=args)
     assert simulate_op(within, DEVICE).time_us < found.time_us / 2
+
+
+def test_sums_say_whether_a_dimension_is_kept_inside_of_one_that_they_reduce() -> None:
+    def across(dims: list[int]) -> Any:
+        source = TensorMeta(shape=(16, 256, 64), dtype="float32")
+        one = op("aten::sum", self=source)
+        dim = ReplayArg(name="dim", type="ScalarList", value=dims)
+        made = lower(msgspec.structs.replace(one, args=(*one.args, dim))).kernels[-1]
+        assert made.type == "ReduceSum"
+        return made.attrs.get("across")
+
+    assert [across(dims) for dims in ([0], [1], [-2], [0, 1], [2], [-1], [1, 2], [0, 1, 2])] == [True] * 4 + [False] * 4

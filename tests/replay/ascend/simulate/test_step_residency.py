@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from opreplay.replay.ascend import load_device
-from opreplay.replay.ascend.cost.residency import Stream, reuse_distances
+from opreplay.replay.ascend.cost.residency import Held, Stream, codes_kept, reuse_distances
 from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.lowering.op_view import kernel, spec
 from opreplay.replay.ascend.simulate.step import simulate_step
-from opreplay.replay.ascend.simulate.step_residency import resident_shares
+from opreplay.replay.ascend.simulate.step_residency import held_in_caches
 from opreplay.replay.ir.model import Recorded, RecordedSequence, ReplayArg, ReplayOp
 from opreplay.traces.model import TensorMeta
 
@@ -40,8 +40,8 @@ def sequence(*calls: str) -> RecordedSequence:
 
 
 def shares(ops: list[ReplayOp], *calls: str) -> dict[str, float]:
-    (found,) = resident_shares(ops, sequence(*calls), [DEVICE])
-    return {id_[0]: of_kernels[-1] or 0.0 for id_, of_kernels in found.items() if of_kernels}
+    (found,) = held_in_caches(ops, sequence(*calls), [DEVICE])
+    return {id_[0]: of_kernels[-1].resident or 0.0 for id_, of_kernels in found.items() if of_kernels}
 
 
 def test_a_result_that_is_read_at_once_is_in_the_cache_and_one_from_long_ago_is_not() -> None:
@@ -72,16 +72,18 @@ def test_a_view_in_between_hides_nothing() -> None:
 
 def test_the_steps_time_follows_what_is_in_the_cache() -> None:
     ops = [op("a", "aten::exp", (meta(64),), self=meta(65)), op("b", "aten::relu", (meta(64),), self=meta(64))]
-    near, far = ({"a" * 12: (share,), "b" * 12: (share,)} for share in (1.0, 0.0))
+    near, far = ({"a" * 12: (Held(share),), "b" * 12: (Held(share),)} for share in (1.0, 0.0))
     assert simulate_step(ops, DEVICE, None, near).total_us < simulate_step(ops, DEVICE, None, far).total_us
     plain = simulate_step(ops, DEVICE)
-    assert simulate_step(ops, DEVICE, None, {"b" * 12: (None,), "c" * 12: (1.0,)}) == plain
-    assert simulate_step(ops, DEVICE, None, {"a" * 12: (1.0, 1.0)}) == plain, "shares of other kernels are not taken"
+    assert simulate_step(ops, DEVICE, None, {"b" * 12: (Held(),), "c" * 12: (Held(1.0),)}) == plain
+    assert simulate_step(ops, DEVICE, None, {"a" * 12: (Held(1.0), Held(1.0))}) == plain, (
+        "shares of other kernels are not taken"
+    )
 
 
 def test_ops_that_the_plan_lacks_are_left_out() -> None:
     one = op("a", "aten::exp", (meta(8),), self=meta(8.5))
-    (found,) = resident_shares([one], sequence("a", "z", "a"), [DEVICE])
+    (found,) = held_in_caches([one], sequence("a", "z", "a"), [DEVICE])
     assert set(found) == {"a" * 12}
 
 
@@ -94,3 +96,17 @@ def test_a_named_tensor_is_not_mistaken_for_another_of_its_size() -> None:
     assert stream.touch(call(), ["y"])[0][1] is None
     assert stream.touch(call(), ["x"])[0][1] == 3 * 4096 - 4096
     assert reuse_distances([call(), call()])[1][0][1] == 4096
+
+
+def test_code_that_ran_shortly_before_makes_a_launch_shorter() -> None:
+    relu, exp = (op(name[0], f"aten::{name}", (meta(8),), self=meta(8)) for name in ("relu", "exp"))
+    (found,) = held_in_caches([relu, exp], sequence("r", "r", "r", "e"), [DEVICE])
+    assert found["r" * 12][0].loaded == 1.0, "a step follows itself: the first relu comes one kernel after the last"
+    assert found["e" * 12][0].loaded == 1.0
+    calls = [kernel(kind, [spec((1 << 20,), "float32")], [spec((1 << 20,), "float32")]) for kind in "ABCDE"]
+    assert codes_kept([*calls[:4], calls[0]])[-1], "three others ran in between"
+    assert not codes_kept([*calls, calls[0]])[-1], "four others did"
+    assert not codes_kept([calls[0], None, None, None, None, calls[0]])[-1]
+    near, far = ({"r" * 12: (Held(1.0, loaded),)} for loaded in (1.0, 0.0))
+    quick, slow = (simulate_step([relu], DEVICE, None, held) for held in (near, far))
+    assert 1.0 < slow.total_us - quick.total_us < 10.0

@@ -11,6 +11,7 @@ import opreplay
 from opreplay.replay import plugins
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ir.notation import call_text, parse_call
+from opreplay.replay.report.snippet import snippet
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.written.call import op_of_written
 from opreplay.replay.resolve.written.sweep import Written, calls_of_file, over_sizes, plan_of_calls
@@ -156,3 +157,19 @@ def test_an_op_from_python_refuses_what_does_not_fit() -> None:
         opreplay.op("aten::mm(f32[4,8], f32[n,3])", n=9)
     with pytest.raises(UsageError, match="has no value"):
         opreplay.op("aten::mm(f32[4,8], f32[n,3])")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("aten::scaled_dot_product_attention(f32[1,2,8,4], f32[1,2,8,4], f32[1,2,8,4], is_causal=True)", "is_causal"),
+        ("aten::layer_norm(f32[4,8], [8], eps=1e-6)", "eps"),
+        ("aten::conv2d(f32[1,3,8,8], f32[4,3,3,3], padding=[1,1])", "padding"),
+        ("aten::add(f32[4], f32[4], alpha=2)", "alpha"),
+    ],
+)
+def test_what_stands_behind_an_argument_that_is_left_out_is_given_by_name(text: str, named: str) -> None:
+    op = opreplay.op(text)
+    assert op().shape
+    assert f"{named}=" in snippet(op.ir)
+    assert call_text(written(call_text(op.ir))) == call_text(op.ir)

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from opreplay.replay.execute.executors.clocks import HostClock
-from opreplay.replay.execute.executors.torch.caches import Caches, argument_bytes, copies
+from opreplay.replay.execute.executors.torch.caches import CODE_BYTES, Caches, argument_bytes, copies
 from opreplay.replay.execute.executors.torch.device import TorchPrepared
-from opreplay.replay.execute.executors.torch.profile import profile_call
+from opreplay.replay.execute.executors.torch.profile import profile_call, profiler_event_us
 from opreplay.replay.host import environment
+from opreplay.replay.plan.step.recency import Recency
 
 CPU = torch.device("cpu")
 
@@ -88,3 +89,36 @@ def test_a_profile_lists_the_ops_below(name: str) -> None:
         assert "aten::linear" not in found.children
     else:
         assert found.children == ("aten::linear",), "a stand-in's own calls are all there is"
+
+
+def test_tensors_are_laid_out_as_a_step_leaves_them_and_not_changed() -> None:
+    caches = Caches(torch.device("cpu"))
+    caches.cache_bytes = caches.evicted_bytes = 1 << 20
+    values, written = torch.arange(12.0).reshape(3, 4).t(), torch.ones(2)
+    call = partial(torch.mul, values, 2.0)
+    lay = caches.as_in_step(call, Recency(arguments=(1 << 30,), results=((48, 4096),)), 1 << 20)
+    assert lay is not None
+    lay()
+    assert torch.equal(values, torch.arange(12.0).reshape(3, 4).t())
+    lay = caches.as_in_step(partial(torch.Tensor.add_, written, 1.0), Recency(arguments=(0,)), 1 << 20)
+    assert lay is not None
+    lay()
+    assert written.tolist() == [1.0, 1.0], "other memory is written in its place"
+    assert caches.as_in_step(call, Recency(arguments=(1, 2)), 1 << 20) is None, "another call than the recorded one"
+
+
+def test_as_much_other_memory_is_read_as_lay_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    caches = Caches(torch.device("cpu"))
+    caches.cache_bytes = caches.evicted_bytes = 64 << 20
+    read: list[int] = []
+    monkeypatch.setattr(caches, "_pass", read.append)
+    call = partial(torch.add, torch.ones(8), torch.ones(8))
+    lay = caches.as_in_step(call, Recency(arguments=(5 << 20, 3 << 10)), 1 << 20)
+    assert lay is not None
+    lay()
+    twin = 64  # bytes of the arguments of the call on other memory, at a distance of CODE_BYTES
+    assert read == [(5 << 20) - CODE_BYTES, CODE_BYTES - (3 << 10) - twin, 3 << 10]
+
+
+def test_an_event_of_the_profiler_costs_less_than_a_call_of_an_op_and_more_than_nothing() -> None:
+    assert 0.0 < profiler_event_us() < 50.0

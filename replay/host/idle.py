@@ -1,0 +1,65 @@
+# pyright: strict
+"""How many processors of this machine other programs leave idle."""
+
+from __future__ import annotations
+
+import os
+from time import sleep
+
+LOOK_S = 0.2
+"""How long the processors are looked at: twenty of the kernel's ticks."""
+
+
+def idle_cpus(look_s: float = LOOK_S) -> float | None:
+    """Processors that other programs leave idle, of those that this process may use; None where Linux does not say.
+
+    What this process and its parent use meanwhile counts as idle.
+    """
+    before = _ticks()
+    if before is None:
+        return None
+    own = _own_ticks()
+    sleep(look_s)
+    after = _ticks()
+    if after is None or after[1] <= before[1]:
+        return None
+    cpus = len(os.sched_getaffinity(0))
+    idle, total = after[0] - before[0] + _own_ticks() - own, after[1] - before[1]
+    free = cpus * min(1.0, idle / total)
+    quota = _quota()
+    return free if quota is None else min(free, quota)
+
+
+def _ticks() -> tuple[int, int] | None:
+    """Idle and all ticks of the processors that this process may use (proc(5), /proc/stat)."""
+    try:
+        with open("/proc/stat", encoding="ascii") as file:
+            lines = [line.split() for line in file if line.startswith("cpu")]
+        mine = {f"cpu{index}" for index in os.sched_getaffinity(0)}
+    except (OSError, AttributeError):
+        return None
+    rows = [[int(number) for number in line[1:9]] for line in lines if line[0] in mine]
+    return (sum(row[3] + row[4] for row in rows), sum(map(sum, rows))) if rows else None
+
+
+def _own_ticks() -> int:
+    """Ticks of this process and its parent."""
+    ticks = 0
+    for process in ("self", str(os.getppid())):
+        try:
+            with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+                fields = file.read().rpartition(")")[2].split()
+        except OSError:
+            continue
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks
+
+
+def _quota() -> float | None:
+    """Processors that the control group of this process may use; None without a limit."""
+    try:
+        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
+            quota, _, period = file.read().partition(" ")
+        return int(quota) / int(period)
+    except (OSError, ValueError):
+        return None

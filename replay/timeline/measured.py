@@ -1,0 +1,105 @@
+# pyright: strict
+"""Times of ops that a run measured here, put into a step that the host ran; what they hold and what they lack."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import numpy as np
+
+from opreplay.replay.results.reading import ResultFile
+from opreplay.replay.timeline.changes import Edited, Unmatched, outermost, with_op_times
+from opreplay.replay.timeline.graph.model import Floats, Ints, StepGraph
+from opreplay.replay.timeline.names import Names, op_parents
+from opreplay.traces.errors import TraceError
+
+
+class MeasuredOps(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run measured."""
+
+    us: dict[str, float]
+    """Median of one call by id of the op."""
+    caches: dict[str, int] = {}
+    """Ops by the state of the caches: "cold", "warm", "step", "sequence"."""
+    profiler_event_us: float | None = None
+    """What the profiler of a recording adds to an op for each op that it calls; None where that was not measured."""
+
+
+class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A step with measured times of its ops."""
+
+    edited: Edited
+    profiler_us: float
+    """Of these times, the profiler's for ops inside others, as the recording holds it; 0 where it is not known."""
+    notes: tuple[str, ...]
+
+
+def measured_ops(file: ResultFile) -> MeasuredOps:
+    """The times of a result file."""
+    done = [one for one in file.results if one.measured_us]
+    caches = Counter(one.measurement.cache for one in done if one.measurement is not None)
+    event_us = file.header.environment.get("profiler_event_us")
+    return MeasuredOps(
+        us={one.id: one.measured_us for one in done if one.measured_us},
+        caches=dict(caches),
+        profiler_event_us=float(event_us) if isinstance(event_us, int | float) else None,
+    )
+
+
+def with_measured(names: Names, graph: StepGraph, given: MeasuredOps) -> MeasuredStep:
+    """A step of the host with measured times in place of the recorded ones.
+
+    Of nested ops the outermost measured one counts; its slices keep their shares. To each is added what the profiler of
+    the recording spent on the ops inside it. Raises TraceError for a step with device work, whose host only launches,
+    and Unmatched where no op of the step was measured.
+    """
+    from opreplay.replay.plan.build import signature_id  # late: planning imports torch
+
+    if graph.on_device:
+        raise TraceError("measured times are for steps of the host alone", hint="This step has device work: try --soc.")
+    ops = names.trace.ops
+    us = np.array([given.us.get(signature_id(one), np.nan) for one in names.trace.signatures] or [np.nan])
+    by_row = us[ops.signature] if len(ops) else np.empty(0)
+    inside_us = (given.profiler_event_us or 0.0) * _inside(op_parents(names.trace))
+    durations, matched = with_op_times(names, graph, by_row + inside_us)
+    if not matched:
+        raise Unmatched("the results hold none of the ops of this step", hint="Give results of a run of this trace.")
+    known = ~np.isnan(by_row)
+    calls = np.unique(outermost(names, known)[graph.slices.op[graph.slices.op >= 0]])
+    return MeasuredStep(
+        edited=Edited(graph, durations, graph.edges.lag_us.copy(), matched=matched),
+        profiler_us=float(inside_us[calls[known[calls]]].sum()),
+        notes=tuple(_notes(given)),
+    )
+
+
+def _inside(parents: Ints) -> Floats:
+    """How many ops each one holds, at any depth."""
+    count = np.zeros(len(parents))
+    up = parents.copy()
+    while (alive := up >= 0).any():
+        np.add.at(count, up[alive], 1.0)
+        up[alive] = parents[up[alive]]
+    return count
+
+
+def _notes(given: MeasuredOps) -> list[str]:
+    """What these times lack."""
+    notes: list[str] = []
+    total = sum(given.caches.values())
+    for state in ("cold", "warm"):
+        if count := given.caches.get(state, 0):
+            notes.append(
+                f"measured: {count} of {total} ops with {state} caches, which a step has for some arguments only: "
+                "`run --cache step` has each as far away as the step leaves it"
+            )
+    if given.profiler_event_us is None:
+        notes.append("measured: without the profiler's own time for ops inside others, which `run --cache step` finds")
+    else:
+        notes.append(
+            f"measured: {given.profiler_event_us:.2f} µs for each op inside another are the profiler's, which a step "
+            "that is not recorded does not spend"
+        )
+    notes.append("measured: first touches of fresh memory are in recorded times and not in measured ones")
+    return notes

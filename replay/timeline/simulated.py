@@ -24,7 +24,7 @@ from opreplay.replay.ascend.measured.kernel_shapes import complete_outputs
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.op import simulate_by_family
 from opreplay.replay.ir.model import ReplayOp
-from opreplay.replay.plan.collectives.recorded import of_record
+from opreplay.replay.plan.collectives.told import of_record
 from opreplay.replay.timeline.categories import Categories, categories
 from opreplay.replay.timeline.contention import Contention, contended
 from opreplay.replay.timeline.graph.model import (

@@ -23,7 +23,8 @@ from opreplay.replay.ir.model import (
     ReplayOp,
     ReplayPlan,
 )
-from opreplay.replay.plan.collectives.recorded import PARAMETERS, Call, calls_of_comms, collective_calls, same_work
+from opreplay.replay.plan.collectives.recorded import Call, calls_of_comms, collective_calls, same_work
+from opreplay.replay.plan.collectives.told import PARAMETERS
 from opreplay.replay.plan.passes import weight_of
 from opreplay.replay.plan.recorded.groups import signature_id
 from opreplay.replay.plan.select import OpFilter, keep_heaviest, keeps_name

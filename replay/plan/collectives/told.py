@@ -1,0 +1,265 @@
+# pyright: strict
+"""The collective that the records of one call tell: the operation, what it moves, in which group.
+
+Owns which record is believed about what; which records are of one call is `recorded`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+
+from opreplay.replay.collectives.model import MAX_ELEMENTS, POINT_TO_POINT, ROOTED, Collective, Kind
+from opreplay.replay.collectives.names import EXPERTS, kind_of
+from opreplay.replay.ir.model import MAX_RANKS
+from opreplay.replay.plan.collectives.ranks import ranks_of
+from opreplay.replay.plan.collectives.tensors import Sizes, dtype_named, of_tensors, tensors_of, with_product
+from opreplay.traces.activity import Collective as Record
+from opreplay.traces.activity.model import CollectiveNote
+from opreplay.traces.dtypes import ITEMSIZE_BYTES, torch_dtype_name
+from opreplay.traces.literals import parse_literal
+from opreplay.traces.model import OpSignature
+
+PARAMETERS = "record_param_comms"
+
+
+@dataclass(slots=True, kw_only=True)
+class Told:
+    """What the records of one call say, best source first."""
+
+    names: list[str] = field(default_factory=list[str])
+    """That may tell the operation."""
+    record: Record | None = None
+    signatures: list[OpSignature] = field(default_factory=list[OpSignature])
+    """Of ops, those that say most first."""
+    notes: list[CollectiveNote] = field(default_factory=list[CollectiveNote])
+    kernels: list[str] = field(default_factory=list[str])
+
+
+def elements_told(told: Told) -> frozenset[int]:
+    """Sizes that an annotation of the call may tell."""
+    record = told.record
+    sizes = {sum(n for n, _ in entry) for signature in told.signatures for entry in tensors_of(signature)}
+    if record is not None:
+        sizes |= {n for n in (record.elements, record.out_elements) if n}
+    return frozenset(sizes)
+
+
+def integers_before(signature: OpSignature, before: int) -> list[int]:
+    values = [parse_literal(text) for text in (signature.concrete or ())[:before] if text]
+    return [value for value in values if type(value) is int]
+
+
+def list_of(text: str) -> tuple[int, ...]:
+    value = parse_literal(text) if text.startswith("[") else None
+    if not isinstance(value, list) or any(type(item) is not int or item < 0 for item in value):
+        return ()
+    return tuple(item for item in value if isinstance(item, int))
+
+
+def of_record(record: Record, world_size: int | None) -> Collective | None:
+    """The collective that one record tells by itself; None where it lacks operation, size or dtype."""
+    return made_of(Told(names=[record.name], record=record), world_size)[0]
+
+
+def made_of(told: Told, world_size: int | None) -> tuple[Collective | None, str, tuple[str, ...]]:
+    """(the collective, what is lacking, what was assumed); None and "" for what is no collective."""
+    record, kind = told.record or Record(name=""), kind_told(told)
+    if kind is None:
+        says = record.name or any(name != PARAMETERS for name in told.names)  # something else then, such as a wait
+        return None, "" if says else "which operation it is", ()
+    assumed: list[str] = []
+    sizes = _sizes(kind, told, record)
+    group_size = _group_size(kind, told, record, sizes)
+    if group_size is None and world_size is not None and 0 < world_size <= MAX_RANKS:
+        group_size = world_size
+        if kind not in POINT_TO_POINT:
+            assumed.append("group: all ranks of the job (the group is not recorded)")
+    if kind == "barrier":
+        sizes = (0, 0, "uint8", ())
+    if sizes is None:
+        return None, "how many elements of which dtype it moves", ()
+    recorded_splits = _recorded_splits(told, record)
+    if kind == "all_to_all":
+        sizes = _by_splits(sizes, *recorded_splits)
+    in_elements, out_elements, dtype, parts = _completed(kind, sizes, group_size)
+    if ITEMSIZE_BYTES.get(dtype) == 16:  # back-ends know nothing as wide
+        in_elements, out_elements, parts = 2 * in_elements, 2 * out_elements, tuple(2 * n for n in parts)
+        assumed.append(f"dtype: complex64, twice as many as recorded of {dtype}")
+        dtype = "complex64"
+    if max(in_elements, out_elements) > MAX_ELEMENTS:
+        return None, f"a believable size: {max(in_elements, out_elements)} elements", ()
+    splits = [
+        _splits(recorded, total) for recorded, total in zip(recorded_splits, (in_elements, out_elements), strict=True)
+    ]
+    operation = _reduce_op(told)
+    if kind in ("all_reduce", "reduce_scatter", "reduce") and not operation:
+        assumed.append("reduce_op: sum (not recorded)")
+    if with_product(told.names[0]):
+        assumed.append("product: left out, the collective alone runs")
+    if any(EXPERTS in name for name in told.names):
+        assumed.append("all-to-all: tokens spread evenly over the ranks (routes are contents), in their recorded dtype")
+    members = list_of(record.ranks or "")
+    peer = record.rank if kind in POINT_TO_POINT else None
+    return (
+        Collective(
+            kind=kind,
+            dtype=dtype,
+            in_elements=in_elements,
+            out_elements=out_elements,
+            in_splits=splits[0] if kind == "all_to_all" else (),
+            out_splits=splits[1] if kind == "all_to_all" else (),
+            parts=parts if len(parts) > 1 else (),
+            group=record.group or "",
+            group_size=group_size,
+            group_ranks=members if len(members) == group_size else (),
+            rank=None if kind in ROOTED or kind in POINT_TO_POINT else record.rank,
+            root=_root(told, record) if kind in ROOTED else None,
+            source=(record.source if record.source is not None else peer if kind == "recv" else None)
+            if kind in POINT_TO_POINT
+            else None,
+            target=(record.target if record.target is not None else peer if kind == "send" else None)
+            if kind in POINT_TO_POINT
+            else None,
+            reduce_op=operation,
+            asynchronous=_asynchronous(told, record),
+        ),
+        "",
+        tuple(assumed),
+    )
+
+
+def kind_told(told: Told) -> Kind | None:
+    """The operation, by the first of the names that tells one."""
+    record = told.record
+    kind = kind_of(record.name) if record is not None and record.name else None
+    for name in (*told.names, *(note.name for note in told.notes), *told.kernels):
+        kind = kind or (None if name == PARAMETERS else kind_of(name))
+    return kind
+
+
+def _sizes(kind: Kind, told: Told, record: Record) -> Sizes | None:
+    """(elements in, elements out, dtype, elements of each tensor) as far as recorded; None where nothing says."""
+    for signature in told.signatures:
+        if signature.name != PARAMETERS and (found := of_tensors(kind, signature)) is not None:
+            own = dtype_named(record.dtype or "") or found[2]
+            if record.elements:
+                return record.elements, record.out_elements, own, found[3]
+            return found[0], found[1], own, found[3]
+    for signature in told.signatures:
+        if signature.name == PARAMETERS and (parts := tensors_of(signature)):
+            elements, dtype = sum(n for n, _ in parts[0]), parts[0][0][1]
+            if record.elements:
+                return (
+                    record.elements,
+                    record.out_elements,
+                    dtype_named(record.dtype or "") or dtype,
+                    tuple(n for n, _ in parts[0]),
+                )
+            return elements, None, dtype, tuple(n for n, _ in parts[0])
+    dtype = dtype_named(record.dtype or "")
+    if record.elements and dtype:
+        return record.elements, record.out_elements, dtype, ()
+    if record.out_elements and dtype:
+        return None, record.out_elements, dtype, ()
+    for note in told.notes:
+        sized = [(prod(dims), torch_dtype_name(text)) for dims, text in zip(note.dims, note.types, strict=False)]
+        parts_of_note = [(n, name) for n, name in sized if name is not None]
+        if parts_of_note:
+            return sum(n for n, _ in parts_of_note), None, parts_of_note[0][1], tuple(n for n, _ in parts_of_note)
+    return None
+
+
+def _completed(kind: Kind, sizes: Sizes, ranks: int | None) -> tuple[int, int, str, tuple[int, ...]]:
+    """Both sizes, the missing one by what the operation does."""
+    inside, outside, dtype, parts = sizes
+    n = ranks or 1
+    if kind in ("all_gather", "gather"):
+        inside = (outside or 0) // n if inside is None else inside
+        # What gather hands out is recorded at the root alone.
+        outside = inside * n if not outside or (outside == inside and n > 1) else outside
+    elif kind in ("reduce_scatter", "scatter"):
+        if inside is None or (outside == inside and n > 1 and kind == "scatter"):
+            inside = (outside or 0) * n
+        outside = inside // n if outside is None else outside
+    else:
+        inside = (outside or 0) if inside is None else inside
+        outside = inside if outside is None else outside
+    return inside, outside, dtype, parts if sum(parts) == inside else ()
+
+
+def _group_size(kind: Kind, told: Told, record: Record, sizes: Sizes | None) -> int | None:
+    if record.group_size is not None and 0 < record.group_size <= MAX_RANKS:
+        return record.group_size
+    for signature in told.signatures:
+        if (found := ranks_of(signature, None)) is not None:
+            return found
+    if sizes is not None and kind in ("all_gather", "reduce_scatter") and sizes[0] and sizes[1]:
+        small, large = sorted((sizes[0], sizes[1]))
+        if large % small == 0 and 1 < large // small <= MAX_RANKS:
+            return large // small
+    return None
+
+
+def _recorded_splits(told: Told, record: Record) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(of what goes in, of what comes out), in rows or elements."""
+    if record.in_split or record.out_split:
+        return record.in_split or (), record.out_split or ()
+    for signature in told.signatures:
+        if signature.name == PARAMETERS:
+            continue
+        lists = [
+            list_of(text)
+            for text, kind in zip(signature.concrete or (), signature.types or (), strict=False)
+            if kind == "ScalarList"
+        ]
+        if len(lists) >= 2:  # both c10d::alltoall_base_ and the functional one name what comes out first
+            return lists[1], lists[0]
+    return (), ()
+
+
+def _by_splits(sizes: Sizes, given: tuple[int, ...], got: tuple[int, ...]) -> Sizes:
+    """The side of an all-to-all that is not recorded, where both splits are: rows are as long on both sides."""
+    inside, outside, dtype, parts = sizes
+    rows = sum(given), sum(got)
+    if inside is not None and outside is None and rows[0] and inside % rows[0] == 0:
+        return inside, inside // rows[0] * rows[1], dtype, parts
+    if outside is not None and inside is None and rows[1] and outside % rows[1] == 0:
+        return outside // rows[1] * rows[0], outside, dtype, parts
+    return sizes
+
+
+def _splits(recorded: tuple[int, ...], total: int) -> tuple[int, ...]:
+    """Recorded splits in elements; () where they do not fit the size."""
+    rows = sum(recorded)
+    if not rows or total % rows:
+        return ()
+    return tuple(n * (total // rows) for n in recorded)
+
+
+def _root(told: Told, record: Record) -> int | None:
+    if record.rank is not None:
+        return record.rank
+    for signature in told.signatures:
+        if signature.name.startswith("c10d::") and (numbers := integers_before(signature, 1 << 20)):
+            return numbers[0] if 0 <= numbers[0] <= MAX_RANKS else None
+    return None
+
+
+def _reduce_op(told: Told) -> str:
+    for signature in told.signatures:
+        for text in signature.concrete or ():
+            if text.lower() in ("sum", "avg", "max", "min", "product"):
+                return text.lower()
+    return ""
+
+
+def _asynchronous(told: Told, record: Record) -> bool | None:
+    if record.asynchronous is not None:
+        return record.asynchronous
+    for signature in told.signatures:
+        if signature.name.startswith("c10d::"):
+            flags = [text for text in signature.concrete or () if text in ("True", "False")]
+            if flags:
+                return flags[-1] == "True"
+    return None

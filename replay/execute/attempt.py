@@ -20,6 +20,7 @@ from opreplay.replay.execute.fidelity import compared
 from opreplay.replay.execute.measure import scaled
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.threads import measure_on_idle
+from opreplay.replay.execute.visits import Visits
 from opreplay.replay.ir.model import Reason, ReplayOp
 from opreplay.replay.ir.reasons import NotReplayable, reason_for
 from opreplay.replay.results.measurement import Measurement
@@ -29,11 +30,18 @@ from opreplay.traces.errors import OpReplayError, PolicyError
 
 
 def attempt(
-    executor: Executor, op: ReplayOp, *, seed: int, options: MeasureOptions, shrink_to: int | None = None
+    executor: Executor,
+    op: ReplayOp,
+    *,
+    seed: int,
+    options: MeasureOptions,
+    shrink_to: int | None = None,
+    visits: Visits | None = None,
 ) -> Outcome:
     """Prepare and measure one op. Raises nothing but what is meant to end the run (KeyboardInterrupt, SystemExit).
 
-    With `shrink_to`, an op that needs more bytes than that is made smaller where it can be.
+    With `shrink_to`, an op that needs more bytes than that is made smaller where it can be. With `visits` the
+    measurement is of all visits so far, this one included.
     """
     begun = perf_counter()
     with warnings.catch_warnings():
@@ -42,7 +50,7 @@ def attempt(
             part, prepared = _prepare(executor, op, seed, shrink_to)
             started = perf_counter()
             left_s = max(0.0, options.hard_limit_s() - (started - begun))
-            measured = measure_on_idle(executor, prepared, msgspec.structs.replace(options, limit_s=left_s))
+            measured = measure_on_idle(executor, prepared, msgspec.structs.replace(options, limit_s=left_s), visits)
             measure_s = perf_counter() - started
             measurement = scaled(measured, part.part)
             values = executor.check_values(prepared, part.op) if options.check_values else None
@@ -56,7 +64,7 @@ def attempt(
         except Exception as error:
             again = without_kernel(op, error)
             if again is not None:
-                outcome = attempt(executor, again[0], seed=seed, options=options, shrink_to=shrink_to)
+                outcome = attempt(executor, again[0], seed=seed, options=options, shrink_to=shrink_to, visits=visits)
                 return msgspec.structs.replace(outcome, assumptions=(*outcome.assumptions, again[1]))
             return msgspec.structs.replace(unable(reason_for(error)), suspect=True)
     return Outcome(

@@ -13,6 +13,7 @@ from opreplay.replay.results.measurement import Measurement, MeasureWarning, kin
 if TYPE_CHECKING:
     from opreplay.replay.execute.executors.base import Executor, Prepared
     from opreplay.replay.execute.options import MeasureOptions
+    from opreplay.replay.execute.visits import Visits
 
 IDLE_SHARE = 0.9
 """A thread needs at least this share of a processor, else it is waited for."""
@@ -33,20 +34,22 @@ def fitting_threads(wanted: int, idle: float | None) -> int:
     return threads
 
 
-def measure_on_idle(executor: Executor, prepared: Prepared, options: MeasureOptions) -> Measurement:
+def measure_on_idle(
+    executor: Executor, prepared: Prepared, options: MeasureOptions, visits: Visits | None = None
+) -> Measurement:
     """`measure`, and again with one thread where several had to wait for processors: whichever is shorter.
 
     The measurement says so in a warning.
     """
     started = executor.clock.now_s()
-    found = measure(executor, prepared, options)
+    found = measure(executor, prepared, options, visits)
     threads = executor.threads
     left_s = options.hard_limit_s() - (executor.clock.now_s() - started)
     if threads is None or threads < 2 or not waited(found) or left_s < ALONE_SHARE * options.hard_limit_s():
         return found
     executor.use_threads(1)
     try:
-        alone = measure(executor, prepared, msgspec.structs.replace(options, limit_s=left_s))
+        alone = measure(executor, prepared, msgspec.structs.replace(options, limit_s=left_s), visits)
     finally:
         executor.use_threads(threads)
     if alone.median_us >= found.median_us:

@@ -19,6 +19,7 @@ from opreplay.replay.execute.executors.base import Executor
 from opreplay.replay.execute.executors.make import make_executor
 from opreplay.replay.execute.messages import PassDone, Ready, Refused, SequenceOutcome, SequenceTask, Task
 from opreplay.replay.execute.options import WorkerConfig
+from opreplay.replay.execute.visits import Book, first_checks
 from opreplay.replay.host import allocator, environment
 from opreplay.replay.host.channel import receive, send
 from opreplay.replay.host.limits import die_with, limit_files, limit_memory
@@ -45,6 +46,7 @@ def serve(descriptor: int, parent: int) -> None:
         limit_files()
         keeps = config.options.device == "cpu" and config.keep_freed and allocator.keep_freed_memory()
         send(channel, Ready(facts=executor.facts()))
+        book = Book()
         decoder = msgspec.msgpack.Decoder(Task | SequenceTask)
         while (frame := receive(channel)) is not None:
             task = decoder.decode(frame)
@@ -57,7 +59,14 @@ def serve(descriptor: int, parent: int) -> None:
                 limit_memory(config.memory_bytes)
             op = task.op
             shrink_to = config.memory_bytes if config.options.over_budget == "shrink" else None
-            outcome = attempt(executor, op, seed=config.options.seed, options=config.options, shrink_to=shrink_to)
+            outcome = attempt(
+                executor,
+                op,
+                seed=config.options.seed,
+                options=first_checks(config.options, task.visit),
+                shrink_to=shrink_to,
+                visits=book.of(op.id, task.visit),
+            )
             send(channel, _checked(executor, outcome) if outcome.suspect else outcome)
         executor.close()
 

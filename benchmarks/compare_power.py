@@ -1,6 +1,6 @@
 """How often `compare` is wrong about runs of the same, and whether it finds a slowdown that was put in.
 
-    python benchmarks/compare_power.py [--repetitions N] [--slowdown SHARE] [--runs N] [--op-time SECONDS]
+    python benchmarks/compare_power.py [--repetitions N] [--slowdown SHARE] [--runs N] [--visits N] [--op-time SECONDS]
 
 50 real ops of 100 us and more are measured in two runs, N times. In a third run 5 of them spin for a share of their
 time after the call: these are to be found, and the others are to be left alone.
@@ -21,10 +21,12 @@ import torch
 from opreplay.replay.execute.executors.torch.device import TorchExecutor, TorchPrepared
 from opreplay.replay.execute.measure import measure
 from opreplay.replay.execute.options import MeasureOptions
+from opreplay.replay.execute.visits import Visits
 from opreplay.replay.resolve.names import find_overload
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.results.compare.judge import Comparison, compare
 from opreplay.replay.results.compare.pooling import pool
+from opreplay.replay.results.measurement import Measurement
 from opreplay.replay.results.reading import ResultFile
 from opreplay.replay.results.records import Header, OpResult
 
@@ -64,13 +66,21 @@ def slowed(call: partial[Any], extra_us: float) -> partial[Any]:
 
 
 def run(
-    executor: TorchExecutor, made: list[partial[Any]], extra_us: Mapping[int, float], options: MeasureOptions
+    executor: TorchExecutor,
+    made: list[partial[Any]],
+    extra_us: Mapping[int, float],
+    options: MeasureOptions,
+    visits: int = 1,
 ) -> ResultFile:
-    """One run over all ops as `opreplay run` measures them."""
+    """One run over all ops as `opreplay run` measures them; with `visits`, one pass after the other."""
+    known = [Visits(visits) for _ in made]
+    found: dict[int, Measurement] = {}
+    for _ in range(visits):
+        for index, call in enumerate(made):
+            called = slowed(call, extra_us[index]) if index in extra_us else call
+            found[index] = measure(executor, TorchPrepared(called, (), 10**9), options, visits=known[index])
     results = []
     for index, call in enumerate(made):
-        called = slowed(call, extra_us[index]) if index in extra_us else call
-        found = measure(executor, TorchPrepared(called, (), 10**9), options)
         results.append(
             OpResult(
                 id=f"{index:012x}",
@@ -78,8 +88,8 @@ def run(
                 count=1,
                 status="replayed",
                 resolved_by="jit",
-                measured_us=found.median_us,
-                measurement=found,
+                measured_us=found[index].median_us,
+                measurement=found[index],
             )
         )
     return ResultFile(header=HEADER, results=tuple(results), summary=None, complete_bytes=0)
@@ -98,26 +108,27 @@ def main() -> int:
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--slowdown", type=float, default=0.10)
     parser.add_argument("--runs", type=int, default=1, help="runs of each side, in turns, for the slowed ops")
+    parser.add_argument("--visits", type=int, default=1, help="visits to each op, as of run")
     parser.add_argument("--op-time", type=float, default=MeasureOptions().op_time_s, help="seconds an op, as of run")
     args = parser.parse_args()
     torch.manual_seed(0)
     executor = TorchExecutor("cpu", partial(find_overload, policy=Policy()), memory_bytes=10**9, threads=1)
     made, options = calls(), MeasureOptions(cache="cold", op_time_s=args.op_time)
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    before = run(executor, made, {}, options)
+    before = run(executor, made, {}, options, args.visits)
     false = 0
     for repetition in range(args.repetitions):
-        after = run(executor, made, {}, options)
+        after = run(executor, made, {}, options, args.visits)
         found = compare(before, after)
         false += len(found.of("slower"))
         print(f"the same, {repetition + 1}: {shown(found)}", flush=True)
         before = after
     chosen = set(random.Random(0).sample(range(OPS), SLOWED))
     extra = {i: args.slowdown * (before.results[i].measured_us or 0.0) for i in chosen}
-    sides: tuple[list[ResultFile], list[ResultFile]] = ([before], [run(executor, made, extra, options)])
+    sides: tuple[list[ResultFile], list[ResultFile]] = ([before], [run(executor, made, extra, options, args.visits)])
     for _ in range(args.runs - 1):
-        sides[0].append(run(executor, made, {}, options))
-        sides[1].append(run(executor, made, extra, options))
+        sides[0].append(run(executor, made, {}, options, args.visits))
+        sides[1].append(run(executor, made, extra, options, args.visits))
     found = compare(pool(sides[0]), pool(sides[1]))
     executor.close()
     hit = {int(op.id, 16) for op in found.of("slower")}

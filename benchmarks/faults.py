@@ -37,6 +37,7 @@ from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.execute.processes.lanes import Engine, Lanes, OneByOne
 from opreplay.replay.execute.processes.runner import ChildProcess
 from opreplay.replay.execute.run import run_plan, worker_config
+from opreplay.replay.execute.visits import WHOLE, Visit
 from opreplay.replay.ir.model import Recorded, ReplayOp, ReplayPlan
 from opreplay.replay.results.outcome import Outcome
 from opreplay.replay.results.reading import read_result_file
@@ -110,8 +111,8 @@ class Telling(JsonLinesSink):
 class Named(ChildProcess):
     """Says on stdout which processes it has."""
 
-    def begin(self, op: ReplayOp) -> None:
-        super().begin(op)
+    def begin(self, op: ReplayOp, visit: Visit = WHOLE) -> None:
+        super().begin(op, visit)
         os.write(1, f"child {self.pid}\n".encode())
 
     def step(self) -> Outcome | None:

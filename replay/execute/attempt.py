@@ -20,6 +20,7 @@ from opreplay.replay.execute.fidelity import compared
 from opreplay.replay.execute.measure import scaled
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.threads import measure_on_idle
+from opreplay.replay.execute.visits import Visits
 from opreplay.replay.ir.model import Reason, ReplayOp
 from opreplay.replay.ir.reasons import NotReplayable, reason_for
 from opreplay.replay.plan.step.recency import Recency
@@ -37,11 +38,12 @@ def attempt(
     options: MeasureOptions,
     shrink_to: int | None = None,
     recency: Recency | None = None,
+    visits: Visits | None = None,
 ) -> Outcome:
     """Prepare and measure one op. Raises nothing but what is meant to end the run (KeyboardInterrupt, SystemExit).
 
     With `shrink_to`, an op that needs more bytes than that is made smaller where it can be. `recency` is needed for
-    caches as they are in the recorded step.
+    caches as they are in the recorded step. With `visits` the measurement is of all visits so far, this one included.
     """
     begun = perf_counter()
     with warnings.catch_warnings():
@@ -50,7 +52,8 @@ def attempt(
             part, prepared = _prepare(executor, op, seed, shrink_to)
             started = perf_counter()
             left_s = max(0.0, options.hard_limit_s() - (started - begun))
-            measured = measure_on_idle(executor, prepared, msgspec.structs.replace(options, limit_s=left_s), recency)
+            within = msgspec.structs.replace(options, limit_s=left_s)
+            measured = measure_on_idle(executor, prepared, within, recency=recency, visits=visits)
             measure_s = perf_counter() - started
             measurement = scaled(measured, part.part)
             values = executor.check_values(prepared, part.op) if options.check_values else None
@@ -64,7 +67,9 @@ def attempt(
         except Exception as error:
             again = without_kernel(op, error)
             if again is not None:
-                outcome = attempt(executor, again[0], seed=seed, options=options, shrink_to=shrink_to, recency=recency)
+                outcome = attempt(
+                    executor, again[0], seed=seed, options=options, shrink_to=shrink_to, recency=recency, visits=visits
+                )
                 return msgspec.structs.replace(outcome, assumptions=(*outcome.assumptions, again[1]))
             return msgspec.structs.replace(unable(reason_for(error)), suspect=True)
     return Outcome(

@@ -14,6 +14,7 @@ from opreplay.replay.execute.executors.base import Executor, Prepared
 from opreplay.replay.execute.executors.reference_load import UNSTABLE
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.sampling import SamplePlan, collect
+from opreplay.replay.execute.visits import Taken, Visits
 from opreplay.replay.execute.warm_up import WarmUp, warm_up
 from opreplay.replay.host import environment
 from opreplay.replay.plan.step.recency import Recency
@@ -39,9 +40,15 @@ COLD_FOOTPRINT = 2.0
 
 
 def measure(
-    executor: Executor, prepared: Prepared, options: MeasureOptions, recency: Recency | None = None
+    executor: Executor,
+    prepared: Prepared,
+    options: MeasureOptions,
+    *,
+    recency: Recency | None = None,
+    visits: Visits | None = None,
 ) -> Measurement:
-    """Time `prepared.call` until the median is known well enough or the time is spent.
+    """Time `prepared.call` until the median is known well enough or the time is spent; with `visits` for one visit's
+    share of it, the samples of the visits before counting as well.
 
     Slow ops get fewer samples than `min_samples` rather than more than about three times `op_time_s`; of very slow ones
     the calls of the warm-up count, without the first. Where the op's limit left no time for a second call, the first is
@@ -50,6 +57,8 @@ def measure(
     """
     clock = executor.clock
     started = clock.now_s()
+    visits, whole = visits or Visits(), options
+    options = visits.share(options)
     warm = warm_up(executor, prepared, options)
     first_us = warm.took_us[0] if prepared.first_call_us is None else prepared.first_call_us
     call_us, left_s = warm.call_us, options.hard_limit_s() - (clock.now_s() - started)
@@ -74,11 +83,22 @@ def measure(
     finally:
         if collecting:
             gc.enable()
-    chosen, interrupted = samples.chosen(enough=options.min_samples, one_thread=executor.threads == 1)
+    clean, interrupted = samples.chosen(enough=options.min_samples, one_thread=executor.threads == 1)
+    taken = Taken(
+        samples=tuple(clean),
+        threads=executor.threads,
+        cache=plan.cache,
+        first_call_us=first_us,
+        repeated=len(samples.all) - len(clean),
+        warnings=tuple(interrupted),
+    )
+    together = visits.add(taken)
+    chosen = [sample for visit in together for sample in visit.samples]
     in_order = [sample.took_us for sample in chosen]
-    found = summarize(sorted(in_order), calls=plan.count, resolution_us=clock.resolution_us, options=options)
+    found = summarize(sorted(in_order), calls=plan.count, resolution_us=clock.resolution_us, options=whole)
     host = [] if plan.graph is not None else _host_warnings(host_us, found.median_us)
-    warnings = [*found.warnings, *failed, *interrupted, *host, *_cache_warnings(executor, plan)]
+    told = {warning.kind: warning for visit in together for warning in visit.warnings}
+    warnings = [*found.warnings, *failed, *told.values(), *host, *_cache_warnings(executor, plan)]
     gauge_us = [sample.gauge_us for sample in chosen]
     if executor.gauge is not None and all(gauge_us):
         found = against_gauge(found, in_order, gauge_us)
@@ -92,10 +112,11 @@ def measure(
         cache=plan.cache,
         host_us=host_us,
         graph=plan.graph is not None,
-        first_call_us=first_us,
-        repeated=len(samples.all) - len(chosen),
+        first_call_us=together[0].first_call_us,
+        repeated=sum(visit.repeated for visit in together),
         median_error=stats.log_error(in_order),
         threads=executor.threads,
+        visits=tuple(visit.medians() for visit in together) if visits.of > 1 else (),
     )
 
 

@@ -7,6 +7,7 @@ import msgspec
 
 from opreplay.replay.execute.options import WorkerConfig
 from opreplay.replay.execute.ranks.messages import RankReply
+from opreplay.replay.execute.visits import WHOLE, Visit
 from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
 from opreplay.replay.results.measurement import Measurement
 from opreplay.replay.results.outcome import Outcome
@@ -88,6 +89,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, tag="task"):
     """One op to replay."""
 
     op: ReplayOp
+    visit: Visit = WHOLE
 
 
 Reply = Ready | Refused | Outcome | PassDone | SequenceOutcome | RankReply

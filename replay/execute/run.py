@@ -228,7 +228,9 @@ def sequence_engine(
 def make_engine(options: RunOptions, recency: dict[str, Recency] | None = None) -> Engine:
     """One runner, or as many lanes as the options ask for."""
     if options.lanes == 1:
-        return OneByOne(make_runner(options, recency))
+        # Elsewhere no other program shares the device.
+        visits = options.visits if options.device == "cpu" else 1
+        return OneByOne(make_runner(options, recency), visits=visits, op_time_s=options.op_time_s)
     base, limit_s = worker_config(options, recency), options.hard_limit_s()
     cpus = split_cpus(options.lanes) if options.threads is None else [()] * options.lanes
     devices = lane_devices(options.device, options.lanes, shared=options.shared_device)

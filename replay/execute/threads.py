@@ -13,6 +13,7 @@ from opreplay.replay.results.measurement import Measurement, MeasureWarning, kin
 if TYPE_CHECKING:
     from opreplay.replay.execute.executors.base import Executor, Prepared
     from opreplay.replay.execute.options import MeasureOptions
+    from opreplay.replay.execute.visits import Visits
     from opreplay.replay.plan.step.recency import Recency
 
 IDLE_SHARE = 0.9
@@ -35,21 +36,27 @@ def fitting_threads(wanted: int, idle: float | None) -> int:
 
 
 def measure_on_idle(
-    executor: Executor, prepared: Prepared, options: MeasureOptions, recency: Recency | None = None
+    executor: Executor,
+    prepared: Prepared,
+    options: MeasureOptions,
+    *,
+    recency: Recency | None = None,
+    visits: Visits | None = None,
 ) -> Measurement:
     """`measure`, and again with one thread where several had to wait for processors: whichever is shorter.
 
     The measurement says so in a warning.
     """
     started = executor.clock.now_s()
-    found = measure(executor, prepared, options, recency)
+    found = measure(executor, prepared, options, recency=recency, visits=visits)
     threads = executor.threads
     left_s = options.hard_limit_s() - (executor.clock.now_s() - started)
     if threads is None or threads < 2 or not waited(found) or left_s < ALONE_SHARE * options.hard_limit_s():
         return found
     executor.use_threads(1)
     try:
-        alone = measure(executor, prepared, msgspec.structs.replace(options, limit_s=left_s), recency)
+        within = msgspec.structs.replace(options, limit_s=left_s)
+        alone = measure(executor, prepared, within, recency=recency, visits=visits)
     finally:
         executor.use_threads(threads)
     if alone.median_us >= found.median_us:

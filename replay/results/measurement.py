@@ -111,6 +111,8 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """Standard error of the logarithm of `relative`, from batch means; None with fewer than 16 samples."""
     median_error: float | None = None
     """The same of `median_us`."""
+    visits: tuple[tuple[float, ...], ...] = ()
+    """Of each visit to the op, far apart in the run: median of its samples, then those of the gauges beside them."""
     first_call_us: float | None = None
     """What the very first call took, which may compile, tune or load; never a part of the other times, but for one with
     the warning "first call"."""

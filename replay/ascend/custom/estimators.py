@@ -134,7 +134,9 @@ def has_own_cost(op: ReplayOp) -> bool:
     """Whether a user registered what the op costs on any device: an estimator, properties, or a tile program."""
     if "::" not in op.name or (op.reason is not None and not op.args):
         return False
-    registered = {name for kind in (ESTIMATORS, OpInvokeInfo.properties, PROGRAMS) for name, *_ in kind}
+    registered = {
+        name for kind in (ESTIMATORS, OpInvokeInfo.properties, PROGRAMS) for entry in kind for name in entry.ops
+    }
     return not registered.isdisjoint({op_name(op.name), op_name(op.called)})
 
 

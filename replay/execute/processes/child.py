@@ -20,6 +20,7 @@ import msgspec
 
 from opreplay.replay.execute.messages import PassDone, Ready, Refused, Reply, SequenceOutcome, Task
 from opreplay.replay.execute.ranks.messages import RankConfig, RankReply
+from opreplay.replay.execute.visits import WHOLE, Visit
 from opreplay.replay.host.channel import receive, send
 from opreplay.replay.ir.model import Reason, ReplayOp
 from opreplay.replay.results.outcome import Outcome
@@ -70,9 +71,9 @@ class Child:
         """Descriptor that is readable when `receive` has something to say."""
         return self._channel.fileno()
 
-    def give(self, op: ReplayOp) -> None:
+    def give(self, op: ReplayOp, visit: Visit = WHOLE) -> None:
         """Hand an op out; a child that is gone is found by `receive`."""
-        self.send(Task(op=op))
+        self.send(Task(op=op, visit=visit))
 
     def send(self, message: msgspec.Struct) -> None:
         """Write one frame; nothing is raised for a child that is gone."""

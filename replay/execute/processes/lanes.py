@@ -12,7 +12,10 @@ from multiprocessing.connection import wait
 from time import monotonic
 from typing import Protocol
 
+import msgspec
+
 from opreplay.replay.execute.processes.runner import ChildProcess, Runner
+from opreplay.replay.execute.visits import Visit
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.results.outcome import Outcome
 from opreplay.traces.errors import UsageError
@@ -37,18 +40,84 @@ class Engine(Protocol):
         ...
 
 
-class OneByOne:
-    """Runs ops in their order with one runner."""
+APART = 16
+"""Ops between two visits to one: some seconds, in which other programs have come and gone."""
+SETUP = 5.0
+"""So many times `op_time_s` may pass around the measuring of an op that is visited again."""
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+
+class OneByOne:
+    """Runs ops in their order with one runner; with `visits` each so many times, `APART` ops apart, unless one visit
+    takes the time of all."""
+
+    def __init__(self, runner: Runner, *, visits: int = 1, op_time_s: float = 0.0) -> None:
+        self._runner, self._visits, self._op_time_s = runner, visits, op_time_s
 
     def start(self) -> dict[str, object]:
         return self._runner.start()
 
     def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[tuple[ReplayOp, Outcome]]:
-        for op in ops:
-            yield op, decide(op) or self._runner.measure(op)
+        if self._visits == 1:
+            for op in ops:
+                yield op, decide(op) or self._runner.measure(op)
+            return
+        yield from self._visited(list(ops), decide)
+
+    def _visited(self, ops: Sequence[ReplayOp], decide: Decide) -> Iterator[tuple[ReplayOp, Outcome]]:
+        """Ops in their order, each as soon as its last visit and those of all before it are over; where the run ends
+        before, with what the visits until then came to."""
+        found: dict[int, Outcome] = {}
+        coming: set[int] = set()
+        told = 0
+        try:
+            for step in range(len(ops) + (self._visits - 1) * APART):
+                for number in range(self._visits):
+                    at = step - number * APART
+                    if number == 0 and at < len(ops):
+                        known = decide(ops[at])
+                        found[at], again = self._first(ops[at]) if known is None else (known, False)
+                        coming |= {at} if again else set()
+                    elif at in coming:
+                        found[at], again = self._again(ops[at], found[at], number, decide)
+                        coming -= set() if again else {at}
+                while told in found and told not in coming:
+                    told += 1
+                    yield ops[told - 1], found.pop(told - 1)
+        except GeneratorExit:
+            raise
+        except BaseException:
+            yield from ((ops[at], outcome) for at, outcome in sorted(found.items()))
+            raise
+
+    def _first(self, op: ReplayOp) -> tuple[Outcome, bool]:
+        """The outcome of the first visit, and whether there is to be another."""
+        started = monotonic()
+        outcome = self._runner.measure(op, Visit(of=self._visits))
+        around_s = monotonic() - started - (outcome.measure_s or 0.0)
+        found = outcome.measurement
+        if found is None or not found.visits or around_s > SETUP * self._op_time_s:
+            return outcome, False
+        spent_s = (found.samples + found.repeated) * found.calls_per_sample * found.median_us * 1e-6
+        return outcome, spent_s < self._op_time_s
+
+    def _again(self, op: ReplayOp, before: Outcome, number: int, decide: Decide) -> tuple[Outcome, bool]:
+        """The outcome with one more visit, unless the run has no time for it, and whether there is to be another; what
+        was looked at in the first is kept."""
+        if decide(op) is not None:
+            return before, False
+        outcome = self._runner.measure(op, Visit(number=number, of=self._visits))
+        if outcome.measurement is None:
+            return outcome, False
+        if not outcome.measurement.visits:
+            return before, False
+        together = msgspec.structs.replace(
+            outcome,
+            fidelity=before.fidelity,
+            values=before.values,
+            attempts=max(before.attempts, outcome.attempts),
+            measure_s=(before.measure_s or 0.0) + (outcome.measure_s or 0.0),
+        )
+        return together, number + 1 < self._visits
 
     def close(self) -> None:
         self._runner.close()

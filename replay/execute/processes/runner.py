@@ -20,6 +20,7 @@ from opreplay.replay.execute.executors.base import Executor
 from opreplay.replay.execute.messages import Ready
 from opreplay.replay.execute.options import MeasureOptions, WorkerConfig
 from opreplay.replay.execute.processes.child import GRACE_S, START_S, Child, start_deadline
+from opreplay.replay.execute.visits import WHOLE, Book, Visit, first_checks
 from opreplay.replay.ir.model import Reason, ReplayOp
 from opreplay.replay.plan.step.recency import Recency
 from opreplay.replay.results.outcome import Outcome, unable
@@ -38,7 +39,7 @@ class Runner(Protocol):
         """Get ready; the device's facts. Raises OpReplayError when the device is missing."""
         ...
 
-    def measure(self, op: ReplayOp) -> Outcome: ...
+    def measure(self, op: ReplayOp, visit: Visit = WHOLE) -> Outcome: ...
 
     def close(self) -> None: ...
 
@@ -57,18 +58,20 @@ class InProcess:
     ) -> None:
         self._executor, self._seed, self._options, self._shrink_to = executor, seed, options, shrink_to
         self._recency = recency or {}
+        self._book = Book()
 
     def start(self) -> dict[str, object]:
         return self._executor.facts()
 
-    def measure(self, op: ReplayOp) -> Outcome:
+    def measure(self, op: ReplayOp, visit: Visit = WHOLE) -> Outcome:
         return attempt(
             self._executor,
             op,
             seed=self._seed,
-            options=self._options,
+            options=first_checks(self._options, visit),
             shrink_to=self._shrink_to,
             recency=self._recency.get(op.id),
+            visits=self._book.of(op.id, visit),
         )
 
     def close(self) -> None:
@@ -86,6 +89,7 @@ class ChildProcess:
         self._config, self._limit_s = config, limit_s
         self._child: Child | None = None
         self._op: ReplayOp | None = None
+        self._visit = WHOLE
         self._alone = False
         """Whether the op in flight is the first of its child."""
         self._shaken = False
@@ -122,18 +126,18 @@ class ChildProcess:
             self.step()
         return self._child.facts
 
-    def measure(self, op: ReplayOp) -> Outcome:
+    def measure(self, op: ReplayOp, visit: Visit = WHOLE) -> Outcome:
         """The op's outcome, after a second try in a fresh child where that could make a difference."""
-        self.begin(op)
+        self.begin(op, visit)
         while True:
             self._wait()
             outcome = self.step()
             if outcome is not None:
                 return outcome
 
-    def begin(self, op: ReplayOp) -> None:
+    def begin(self, op: ReplayOp, visit: Visit = WHOLE) -> None:
         """Hand an op out and return at once."""
-        self._op, self._tries = op, 0
+        self._op, self._visit, self._tries = op, visit, 0
         self._hand_out()
 
     def step(self) -> Outcome | None:
@@ -182,7 +186,7 @@ class ChildProcess:
     def _give(self, child: Child, op: ReplayOp) -> None:
         self._alone = child.tasks == 0
         self.deadline = monotonic() + self._limit_s
-        child.give(op)
+        child.give(op, self._visit)
 
     def _replace_unready(self, child: Child, *, late: bool) -> None:
         """Another try for a child that was not ready in time or died before that. Raises EnvironmentRefused."""

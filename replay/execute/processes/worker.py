@@ -19,6 +19,7 @@ from opreplay.replay.execute.executors.base import Executor
 from opreplay.replay.execute.executors.make import make_executor
 from opreplay.replay.execute.messages import PassDone, Ready, Refused, SequenceOutcome, SequenceTask, Task
 from opreplay.replay.execute.options import WorkerConfig
+from opreplay.replay.execute.visits import Book, first_checks
 from opreplay.replay.host import allocator, environment
 from opreplay.replay.host.channel import receive, send
 from opreplay.replay.host.limits import die_with, limit_files, limit_memory
@@ -45,6 +46,7 @@ def serve(descriptor: int, parent: int) -> None:
         limit_files()
         keeps = config.options.device == "cpu" and config.keep_freed and allocator.keep_freed_memory()
         send(channel, Ready(facts=executor.facts()))
+        book = Book()
         decoder = msgspec.msgpack.Decoder(Task | SequenceTask)
         while (frame := receive(channel)) is not None:
             task = decoder.decode(frame)
@@ -61,9 +63,10 @@ def serve(descriptor: int, parent: int) -> None:
                 executor,
                 op,
                 seed=config.options.seed,
-                options=config.options,
+                options=first_checks(config.options, task.visit),
                 shrink_to=shrink_to,
                 recency=config.recency.get(op.id),
+                visits=book.of(op.id, task.visit),
             )
             send(channel, _checked(executor, outcome) if outcome.suspect else outcome)
         executor.close()

@@ -69,6 +69,7 @@ def _together(runs: Sequence[Measurement]) -> Measurement:
         relative=relative,
         relative_error=error,
         median_error=_median_error(runs),
+        visits=tuple(visit for one in runs for visit in one.visits),
         gauge_us=(min(min(pair) for pair in gauge_us), max(max(pair) for pair in gauge_us)) if gauge_us else None,
     )
 

@@ -235,7 +235,7 @@ def test_in_the_state_of_a_step_each_call_is_laid_out_and_timed_alone() -> None:
     laid: list[int] = []
     executor.as_in_step = lambda prepared, recency: lambda: laid.append(len(executor.op.called))  # type: ignore[method-assign,union-attr]
     options = MeasureOptions(cache="step", warmup_s=0.0, min_share=0.0)
-    found = measure(executor, executor.op, options, Recency(arguments=(5,)))
+    found = measure(executor, executor.op, options, recency=Recency(arguments=(5,)))
     assert (found.cache, found.calls_per_sample, executor.flushes) == ("step", 1, [])
     assert laid == list(range(laid[0], laid[0] + found.samples)), "before each call, after all that was before"
     without = measure(executor, executor.op, options)

@@ -1,0 +1,98 @@
+# pyright: strict
+"""Several visits to one op, far apart in a run: how much each may take, and what they come to together.
+
+A busy machine is slow for a while, for some ops more than for others. Visits that lie apart meet it in several states;
+what they differ by is the error of their mean, and tells how far the op follows the gauges (`results.compare.visits`).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import NamedTuple
+
+import msgspec
+
+from opreplay.replay.execute.options import MeasureOptions
+from opreplay.replay.execute.sampling import Sample
+from opreplay.replay.results.measurement import MeasuredCache, MeasureWarning
+
+FEWEST = 3
+"""Samples of a visit at least."""
+
+
+class Visit(msgspec.Struct, frozen=True, kw_only=True):
+    """Which visit it is."""
+
+    number: int = 0
+    of: int = 1
+
+
+WHOLE = Visit()
+"""The only one."""
+
+
+class Taken(NamedTuple):
+    """What one visit took."""
+
+    samples: tuple[Sample, ...]
+    """In the order of time."""
+    threads: int | None
+    cache: MeasuredCache
+    first_call_us: float
+    repeated: int
+    warnings: tuple[MeasureWarning, ...]
+    """Of this visit alone."""
+
+    def medians(self) -> tuple[float, ...]:
+        """Of the samples, then of the gauges beside them."""
+        gauges = zip(*(sample.gauge_us for sample in self.samples), strict=True)
+        return (statistics.median(sample.took_us for sample in self.samples), *map(statistics.median, gauges))
+
+
+class Visits:
+    """The visits to one op so far."""
+
+    def __init__(self, of: int = 1) -> None:
+        self.of = of
+        self._taken: list[Taken] = []
+
+    def share(self, options: MeasureOptions) -> MeasureOptions:
+        """What one of the visits may take of the time and the samples of all."""
+        if self.of == 1:
+            return options
+        return msgspec.structs.replace(
+            options,
+            op_time_s=options.op_time_s / self.of,
+            min_samples=min(options.min_samples, max(FEWEST, math.ceil(options.min_samples / self.of))),
+            max_samples=math.ceil(options.max_samples / self.of),
+            limit_s=options.hard_limit_s(),
+        )
+
+    def add(self, taken: Taken) -> list[Taken]:
+        """All visits that measured the same, this one last."""
+        self._taken.append(taken)
+        return [one for one in self._taken if (one.threads, one.cache) == (taken.threads, taken.cache)]
+
+
+class Book:
+    """What a process remembers of ops that it will visit again."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Visits] = {}
+
+    def of(self, id_: str, visit: Visit) -> Visits:
+        """The visits to an op so far; forgotten with the last of them."""
+        if visit.number == 0:
+            self._open[id_] = Visits(visit.of)
+        found = self._open.get(id_) or Visits(visit.of)
+        if visit.number + 1 >= visit.of:
+            self._open.pop(id_, None)
+        return found
+
+
+def first_checks(options: MeasureOptions, visit: Visit) -> MeasureOptions:
+    """The options of a visit: what else is looked at beside times is looked at in the first."""
+    if visit.number == 0 or not (options.check_kernels or options.check_values):
+        return options
+    return msgspec.structs.replace(options, check_kernels=False, check_values=False)

@@ -1,0 +1,90 @@
+# pyright: strict
+"""Ratios of ops that were visited several times in both runs, each op's own answer to a busy machine taken out.
+
+What a machine does meanwhile slows an op that waits for the caches like the gauge of memory, one that computes like the
+other, and some hardly at all. How far an op follows each gauge is told by its own visits, which lie far apart: the same
+op, another load. Ops of one name are alike in that and are fitted together (ridge regression of the differences
+between visits within a run, so that a change from run to run is in none of them), each op a little by itself.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from opreplay.replay.results.measurement import Measurement
+
+Floats = npt.NDArray[np.float64]
+
+RIDGE_NAME, RIDGE_OP = 0.05, 0.3
+"""Squares of gauge readings, in log units, that weigh as much as what is expected (`_expected`) does for all ops of a
+name, and as much as the name does for one op; from 50 ops in 13 runs under load, where more or less was not better."""
+FAR = 3.0
+"""Normal deviations at which a difference between visits is cut off."""
+OTHERS = 3.0
+"""Weight of the variance between visits of all ops against an op's own, which a few visits tell badly."""
+
+
+class Adjusted(NamedTuple):
+    """After to before."""
+
+    ratio: float
+    error: float
+    """Standard error of its logarithm, from how far the visits of a run differ."""
+
+
+def by_visits(pairs: Mapping[str, tuple[str, Measurement, Measurement]]) -> dict[str, Adjusted]:
+    """Of (name, before, after) by op id; without ops that were not visited twice with the same gauges in both runs."""
+    usable = {id_: one for id_, one in pairs.items() if _gauges(one[1]) and _gauges(one[1]) == _gauges(one[2])}
+    groups: dict[tuple[str, int], list[str]] = {}
+    for id_, (name, before, _) in usable.items():
+        groups.setdefault((name, _gauges(before)), []).append(id_)
+    logs: dict[str, list[list[float]]] = {}
+    for (_, gauges), ids in groups.items():
+        expected = np.full(gauges, 1.0 / (1 + gauges))
+        moments = {id_: _moments([_table(run) for run in usable[id_][1:]], expected) for id_ in ids}
+        squares = sum((one[0] for one in moments.values()), RIDGE_NAME * np.eye(gauges))
+        of_name = np.linalg.solve(squares, sum((one[1] for one in moments.values()), np.zeros(gauges)))
+        for id_ in ids:
+            own, product = moments[id_]
+            of_op = np.linalg.solve(own + RIDGE_OP * np.eye(gauges), product - own @ of_name)
+            powers = expected + of_name + of_op
+            logs[id_] = [(table[:, 0] - table[:, 1:] @ powers).tolist() for table in map(_table, usable[id_][1:])]
+    return _with_errors(logs)
+
+
+def _gauges(found: Measurement) -> int:
+    """How many gauges were read beside the visits; 0 for fewer than two visits, or none."""
+    if len(found.visits) < 2 or len({len(visit) for visit in found.visits}) != 1 or min(map(min, found.visits)) <= 0:
+        return 0
+    return len(found.visits[0]) - 1
+
+
+def _table(found: Measurement) -> Floats:
+    """Logarithms, a row a visit: the time, then the gauges."""
+    return np.log(np.array(found.visits, dtype=np.float64))
+
+
+def _moments(runs: Sequence[Floats], expected: Floats) -> tuple[Floats, Floats]:
+    """Sums of squares and products of the differences between visits within a run, beyond what is expected."""
+    rows = np.concatenate([run - run.mean(axis=0) for run in runs])
+    gauges, rest = rows[:, 1:], rows[:, 0] - rows[:, 1:] @ expected
+    most = FAR * float(np.median(np.abs(rest))) / 0.6745
+    rest = np.clip(rest, -most, most)
+    return gauges.T @ gauges, gauges.T @ rest
+
+
+def _with_errors(logs: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Adjusted]:
+    variances = {id_: [statistics.variance(run) for run in runs] for id_, runs in logs.items()}
+    every = statistics.fmean([one for own in variances.values() for one in own]) if variances else 0.0
+    made: dict[str, Adjusted] = {}
+    for id_, (before, after) in logs.items():
+        between = [(own + OTHERS * every) / (1.0 + OTHERS) for own in variances[id_]]
+        error = math.sqrt(between[0] / len(before) + between[1] / len(after))
+        made[id_] = Adjusted(math.exp(statistics.fmean(after) - statistics.fmean(before)), error)
+    return made

@@ -1,0 +1,139 @@
+"""Ops that are visited several times: in turns, with all samples together, and what `compare` makes of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from opreplay.cli.main import opreplay
+from opreplay.replay.execute.options import MeasureOptions
+from opreplay.replay.execute.processes.lanes import APART, OneByOne
+from opreplay.replay.execute.visits import WHOLE, Visit, Visits
+from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.results.compare.visits import by_visits
+from opreplay.replay.results.measurement import Measurement
+from opreplay.replay.results.outcome import Outcome
+from opreplay.traces.samples import sample_path
+from tests.factories import fake_op
+
+MADE = Measurement(
+    median_us=10.0,
+    iqr_us=1.0,
+    min_us=9.0,
+    max_us=11.0,
+    samples=8,
+    calls_per_sample=1,
+    ci_low_us=9.0,
+    ci_high_us=11.0,
+    visits=((10.0, 1.0),),
+)
+
+
+class Noting:
+    """A runner that notes what it was asked for; one name is slow, one breaks at its second visit, one ends the run."""
+
+    def __init__(self, stop: str = "") -> None:
+        self.asked: list[tuple[str, int]] = []
+        self.stop = stop
+
+    def start(self) -> dict[str, object]:
+        return {}
+
+    def measure(self, op: ReplayOp, visit: Visit = WHOLE) -> Outcome:
+        self.asked.append((op.name, visit.number))
+        if op.name == self.stop and visit.number:
+            raise KeyboardInterrupt
+        slow = op.name == "fake::slow"
+        return Outcome(
+            status="replayed", measurement=msgspec.structs.replace(MADE, samples=10**9 if slow else 8), measure_s=0.0
+        )
+
+    def close(self) -> None: ...
+
+
+def test_visits_lie_apart_and_results_keep_their_order() -> None:
+    ops = [fake_op(f"{i}us") for i in range(1, 41)]
+    ops[3] = fake_op("slow")
+    runner = Noting()
+    told = [op.name for op, _ in OneByOne(runner, visits=3, op_time_s=60.0).outcomes(ops, lambda op: None)]
+    assert told == [op.name for op in ops]
+    assert runner.asked.count(("fake::slow", 0)) == 1
+    assert ("fake::slow", 1) not in runner.asked, "it took the time of all visits"
+    first, second = runner.asked.index(("fake::10us", 0)), runner.asked.index(("fake::10us", 1))
+    assert second - first >= APART
+    assert sum(name == "fake::10us" for name, _ in runner.asked) == 3
+    assert len(runner.asked) == 3 * 39 + 1
+
+
+def test_an_interrupted_run_keeps_what_was_visited() -> None:
+    ops = [fake_op(f"{i}us") for i in range(1, 6)]
+    told: list[str] = []
+
+    def run() -> None:
+        for op, _ in OneByOne(Noting("fake::2us"), visits=2, op_time_s=60.0).outcomes(ops, lambda op: None):
+            told.append(op.name)
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert told == [op.name for op in ops]
+
+
+def test_a_visit_takes_its_share() -> None:
+    share = Visits(3).share(MeasureOptions())
+    assert (share.min_samples, share.max_samples) == (3, 134)
+    assert share.op_time_s == pytest.approx(0.2 / 3)
+    assert share.hard_limit_s() == MeasureOptions().hard_limit_s()
+    assert Visits().share(MeasureOptions()) == MeasureOptions()
+
+
+def test_all_samples_count_together(tmp_path: Path) -> None:
+    file = tmp_path / "r.jsonl"
+    flags = ("--top", 3, "--op-time", "30ms", "--threads", 1)
+    arguments = ["run", sample_path("transformer_infer"), *flags, "--visits", 3, "-o", file]
+    done = CliRunner().invoke(opreplay, [str(one) for one in arguments])
+    assert done.exit_code == 0, done.output
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    assert records[0]["options"]["visits"] == 3
+    measured = [one["measurement"] for one in records if one["record"] == "op"]
+    assert measured
+    for one in measured:
+        assert len(one["visits"]) in (0, 1, 2, 3)
+        assert all(len(visit) == 3 for visit in one["visits"]), "a time and two gauges"
+
+
+def measurement(rng: random.Random, power: float, factor: float) -> Measurement:
+    """Three visits to an op that follows the second gauge to that power."""
+    visits: list[tuple[float, ...]] = []
+    for _ in range(3):
+        load = rng.gauss(0.0, 0.3)
+        took = 100.0 * factor * math.exp(power * load + rng.gauss(0.0, 0.01))
+        visits.append((took, math.exp(rng.gauss(0.0, 0.02)), math.exp(load)))
+    return msgspec.structs.replace(MADE, visits=tuple(visits))
+
+
+def test_how_far_an_op_follows_a_gauge_is_told_by_its_visits() -> None:
+    """Of 40 ops that follow the memory gauge fully, a little or not at all a machine that is 1.35 times slower at times
+    leaves the slowdown of one, 20 %, and no other."""
+    rng = random.Random(7)
+    powers = {"aten::exp": 1.3, "aten::_softmax": 0.6, "aten::mm": 0.0, "aten::gelu": 1.0}
+    ops = {f"{i}": list(powers)[i % 4] for i in range(40)}
+    pairs = {
+        id_: (name, measurement(rng, powers[name], 1.0), measurement(rng, powers[name], 1.2 if id_ == "5" else 1.0))
+        for id_, name in ops.items()
+    }
+    found = by_visits(pairs)
+    assert found["5"].ratio == pytest.approx(1.2, rel=0.06)
+    assert all(abs(math.log(one.ratio)) < 0.08 for id_, one in found.items() if id_ != "5")
+    assert all(0.0 < one.error < 0.1 for one in found.values())
+
+
+def test_runs_without_visits_are_compared_as_before() -> None:
+    once = msgspec.structs.replace(MADE, visits=())
+    assert by_visits({"a": ("aten::mm", once, once), "b": ("aten::mm", MADE, MADE)}) == {}
+    assert by_visits({}) == {}

@@ -122,11 +122,33 @@ def all_trials(bench: Bench, setup: Setup) -> dict[str, list[Attempt]]:
     """The trials of the points that were asked for, in the order of reports."""
     made = {point: TRIALS[point](bench) for point in setup.points if point in TRIALS}
     if "speed" in setup.points:
-        made["speed"] = [Attempt(bench.first.text, lambda: _speed(bench, setup))]
+        made["speed"] = [
+            Attempt(case.text, lambda case=case: _speed(bench, setup, case)) for case in speed_cases(bench)
+        ]
     return made
 
 
-def _speed(bench: Bench, setup: Setup) -> Finding | Timed:
-    finding, speed = timed(bench, bench.first, limit_s=setup.speed_s)
-    mine, other = simulated(bench, bench.first, setup.socs)
+def speed_cases(bench: Bench) -> list[Case]:
+    """The first call, and a large one: the largest of those that are tried, or the first made large where all are
+    small, for the time of a small call is that of its overhead."""
+    first = bench.first
+    if not bench.has_reference(first):
+        return [first]
+    largest = max(bench.bases, key=variants.elements)
+    if variants.elements(largest) >= LARGE_ELEMENTS:
+        return [first] if largest is first else [first, largest]
+    large = [case for case in variants.sized(first) if case.kind == "huge"]
+    found, _ = first_working(bench, large)
+    return [first] if found is None else [first, found]
+
+
+LARGE_ELEMENTS = 1 << 20
+"""Of all tensors of a call whose time is not that of its overhead."""
+
+
+def _speed(bench: Bench, setup: Setup, case: Case) -> Finding | Timed:
+    finding, speed = timed(bench, case, limit_s=setup.speed_s)
+    if case is not bench.first:
+        return Timed(finding=finding, speed=speed)
+    mine, other = simulated(bench, case, setup.socs)
     return Timed(finding=finding, speed=speed, simulated=mine, simulated_reference=other)

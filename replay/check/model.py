@@ -120,6 +120,9 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, object]
     points: tuple[PointResult, ...]
     speed: Speed | None = None
+    """Of the first call."""
+    speed_large: Speed | None = None
+    """Of a large one, where the first is small or others are larger."""
     simulated: dict[str, Simulated] = {}
     """Of the case that was timed, by device."""
     simulated_reference: dict[str, Simulated] = {}

@@ -8,6 +8,7 @@ refuses it, too.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -90,8 +91,11 @@ def sized(case: Case) -> Iterator[Case]:
                 yield from _mapped(case, kind, mapping)
     yield from long_rows(case)
     if first is not None:
-        rest = max(1, _count(first.shape) // max(1, first.shape[0]))
-        yield from _mapped(case, "huge", {first.shape[0]: -(-HUGE_ELEMENTS // rest)})
+        size, alike = first.shape[0], first.shape.count(first.shape[0])
+        rest = max(1, _count(first.shape) // max(1, size**alike))
+        # A square grows to both sides, and what is multiplied with it as well: a quarter will do.
+        wanted = HUGE_ELEMENTS if alike == 1 else HUGE_ELEMENTS // 4
+        yield from _mapped(case, "huge", {size: math.ceil((wanted / rest) ** (1 / alike))})
 
 
 def long_rows(case: Case, columns: int = LONG_ROW, kind: str = "long rows") -> Iterator[Case]:
@@ -413,6 +417,11 @@ def _count(shape: Sequence[int]) -> int:
 
 def _bytes(args: Sequence[ReplayArg]) -> int:
     return sum(extent(meta) * itemsize(meta.dtype) for arg in args for meta in arg.tensors if meta is not None)
+
+
+def elements(case: Case) -> int:
+    """Elements of all tensors of a call."""
+    return sum(_count(meta.shape) for meta in _tensors(case))
 
 
 def _work(args: Sequence[ReplayArg]) -> int:

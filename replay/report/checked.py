@@ -34,8 +34,9 @@ CASES_SHOWN = 3
 def facts(found: CheckResult) -> dict[str, Any]:
     """Everything, for JSON; docs/check.md says which keys stay."""
     made: dict[str, Any] = msgspec.to_builtins(found)
-    if found.speed is not None:
-        made["speed"]["verdict"] = found.speed.verdict
+    for name, speed in (("speed", found.speed), ("speed_large", found.speed_large)):
+        if speed is not None:
+            made[name]["verdict"] = speed.verdict
     return made
 
 
@@ -75,8 +76,9 @@ def _case_line(case: Finding) -> str:
 def notes(found: CheckResult) -> list[str]:
     """Times here and on simulated devices, what was assumed, what is to be known."""
     lines: list[str] = []
-    if found.speed is not None:
-        speed = found.speed
+    for speed in (found.speed, found.speed_large):
+        if speed is None:
+            continue
         lines.append(
             f"time: {time_text(speed.op_us)} a call, the reference {time_text(speed.reference_us)}: {speed.ratio:.3f} "
             f"times as long, {speed.low:.3f} to {speed.high:.3f} ({speed.verdict}; {speed.pairs} pairs; {speed.case})"

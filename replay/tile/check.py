@@ -1,3 +1,4 @@
+# pyright: strict
 """Values of programs: run on tensors, compared with the reference; differences are told by the line that stored
 them."""
 
@@ -129,8 +130,8 @@ def check(bound: Bound, device: DeviceProfile, seed: int = 0, inputs: Mapping[st
     _run(bound, device, tensors)
     unwritten(bound, tensors)
     with torch.no_grad():
-        expected = function(*(_cloned(given[p.name]) for p in bound.program.inputs))
-    wanted = list(expected) if isinstance(expected, tuple | list) else [expected]
+        expected: Any = function(*(_cloned(given[p.name]) for p in bound.program.inputs))
+    wanted: list[Any] = [*expected] if isinstance(expected, tuple | list) else [expected]
     same, allowed, worst = True, True, 0.0
     for p, reference in zip(bound.program.outputs, wanted, strict=False):
         memory = tensors[p.name]

@@ -1,3 +1,4 @@
+# pyright: strict
 """The time of a kernel: its cores' schedules, the launch, and what all cores together ask of L2 and HBM."""
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from typing import Literal
 from opreplay.replay.ascend.cost.vector import resident_share
 from opreplay.replay.ascend.kernel import State
 from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.tile.language.instructions import Repeat
 from opreplay.replay.tile.language.places import DTYPE_BYTES, Place, capacity
 from opreplay.replay.tile.language.recording import PROBES, Recording
 from opreplay.replay.tile.pipes import WRITES, Schedule, Traffic, moved, schedule, work
@@ -282,8 +284,8 @@ def _notes(ran: Ran, slowest: Schedule) -> tuple[str, ...]:
 def _lines(recording: Recording, slowest: Schedule, us: float, ran: Ran) -> tuple[LineTime, ...]:
     pipe_of: dict[int, str] = {}
     for step in recording.steps:
-        if hasattr(step, "pipe"):
-            pipe_of[step.place] = _pipe_name((step.unit, step.pipe), ran)  # pyright: ignore[reportAttributeAccessIssue]
+        if not isinstance(step, Repeat):
+            pipe_of[step.place] = _pipe_name((step.unit, step.pipe), ran)
     sums: dict[tuple[str, int, str], float] = {}
     for place, cycles in slowest.by_place.items():
         file, line = recording.lines[place]

@@ -77,8 +77,11 @@ def find_target(name: str) -> Target:
         found = candidates(qualified, Policy())
         specs, qualified = found.specs, found.via or qualified
         if not specs:
+            # What is checked is loaded by --plugin; that a trace may not import it is beside the point.
+            said = str(found.reason)
+            why = "nothing that was loaded registers it" if "--allow-import" in said else said
             raise UsageError(
-                f"{name} is no op that torch knows here: {found.reason}",
+                f"{name} is no op that torch knows here: {why}",
                 hint="Give the file that registers it: --plugin my_ops.py.",
             )
     if parts[2] is not None:

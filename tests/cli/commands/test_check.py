@@ -60,6 +60,9 @@ def test_the_console_script_goes_through_every_point(tmp_path: Path) -> None:
     assert points["asynchrony"]["verdict"] == "not applicable"
     speed = found["speed"]
     assert 0 < speed["low"] <= speed["ratio"] <= speed["high"]
+    large = found["speed_large"]
+    assert large["case"].startswith("huge: ")
+    assert large["op_us"] > speed["op_us"]
     assert found["simulated_reference"]["910b3"]["time_us"] > 0
     assert "scale::shift" in page.read_text()
 
@@ -138,7 +141,7 @@ def test_initializers_of_the_user_make_the_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("nowhere::op",), "is no op that torch knows here"),
+        (("nowhere::op",), "nothing that was loaded registers it"),
         (("no op",), "names no op"),
         (("aten::mm", "--points", "beauty"), "is no point of a check"),
         (("aten::mm", "--shapes", "f32[4,5], f32[5,6], f32[7], f32[8]"), "no overload of aten::mm takes"),

@@ -106,6 +106,8 @@ def run_plan(
     options = msgspec.structs.replace(options, max_op_bytes=options.max_op_bytes or _default_op_bytes(options, earlier))
     continued = _with_threads(options, earlier)
     told = _recency(plan, options)
+    if options.visits > 1 and (where := _where_no_visits(options, one_by_one=engine is None)) is not None:
+        raise UsageError(f"--visits {options.visits} has no effect {where}", hint="Leave --visits out.")
     if options.mode == "sequence":
         plan = step_plan(plan)
         chosen = sequence = sequence_engine(plan, continued, on_progress)
@@ -228,9 +230,7 @@ def sequence_engine(
 def make_engine(options: RunOptions, recency: dict[str, Recency] | None = None) -> Engine:
     """One runner, or as many lanes as the options ask for."""
     if options.lanes == 1:
-        # Elsewhere no other program shares the device.
-        visits = options.visits if options.device == "cpu" else 1
-        return OneByOne(make_runner(options, recency), visits=visits, op_time_s=options.op_time_s)
+        return OneByOne(make_runner(options, recency), visits=options.visits, op_time_s=options.op_time_s)
     base, limit_s = worker_config(options, recency), options.hard_limit_s()
     cpus = split_cpus(options.lanes) if options.threads is None else [()] * options.lanes
     devices = lane_devices(options.device, options.lanes, shared=options.shared_device)
@@ -285,6 +285,15 @@ def make_runner(options: RunOptions, recency: dict[str, Recency] | None = None) 
         shrink_to=shrink_to,
         recency=config.recency,
     )
+
+
+def _where_no_visits(options: RunOptions, *, one_by_one: bool) -> str | None:
+    """Where ops are measured once only, in words; None where they can be visited again."""
+    if options.device != "cpu":
+        return f"on {options.device}, which no other program shares"
+    if options.mode == "sequence":
+        return "in a sequence, which has all calls in their order"
+    return None if one_by_one and options.lanes == 1 else "where several ops run side by side"
 
 
 def _recency(plan: ReplayPlan, options: RunOptions) -> dict[str, Recency]:

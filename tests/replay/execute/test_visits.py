@@ -137,3 +137,14 @@ def test_runs_without_visits_are_compared_as_before() -> None:
     once = msgspec.structs.replace(MADE, visits=())
     assert by_visits({"a": ("aten::mm", once, once), "b": ("aten::mm", MADE, MADE)}) == {}
     assert by_visits({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("flags", "where"), [(("--mode", "sequence"), "in a sequence"), (("--lanes", "2"), "side by side")]
+)
+def test_visits_that_would_have_no_effect_are_refused(flags: tuple[str, ...], where: str, tmp_path: Path) -> None:
+    arguments = ["run", str(sample_path("transformer_infer")), *flags, "--visits", "3", "-o", str(tmp_path / "r.jsonl")]
+    result = CliRunner().invoke(opreplay, arguments)
+    assert result.exit_code == 2
+    assert "--visits 3 has no effect" in result.stderr
+    assert where in result.stderr

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parent.parent
 os.environ.setdefault("OPREPLAY_SHARED_DEVICE", "1")  # tests that run at the same time need not wait for each other
@@ -20,8 +20,10 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="opreplay-tests-cache-")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 # The same examples in every run, so that a red run is the change's fault; `make fuzz` looks for new ones.
-settings.register_profile("fixed", derandomize=True)
-settings.register_profile("fuzz", derandomize=False)
+# How long drawing takes says something of the machine's load, nothing of the code.
+_SLOW = (HealthCheck.too_slow,)
+settings.register_profile("fixed", derandomize=True, deadline=None, suppress_health_check=_SLOW)
+settings.register_profile("fuzz", derandomize=False, deadline=None, suppress_health_check=_SLOW)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 

@@ -31,6 +31,7 @@ from opreplay.replay.ascend.custom.op_invoke import ComputeOps, OpInvokeInfo, Pe
 from opreplay.replay.ascend.custom.programs import PROGRAMS
 from opreplay.replay.ascend.custom.registrations import USER_RULES, CustomOpError, device_name, op_name
 from opreplay.replay.ascend.devices.file import is_known, no_such_device
+from opreplay.replay.ascend.kernel import State
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.traces.errors import UsageError
@@ -156,7 +157,9 @@ def _shown(value: object) -> str:
     return text if len(text) <= SHOWN else text[:SHOWN] + "…"
 
 
-def property_terms(op: ReplayOp, device: DeviceProfile) -> tuple[dict[str, float], str] | None:
+def property_terms(
+    op: ReplayOp, device: DeviceProfile, state: State = "network"
+) -> tuple[dict[str, float], str] | None:
     """Terms in microseconds from a user's properties of `op`, and whose they are; None when nobody registered any.
 
     Raises CustomOpError when the function fails or returns something else than PerformanceProperties.
@@ -168,7 +171,7 @@ def property_terms(op: ReplayOp, device: DeviceProfile) -> tuple[dict[str, float
     wrong = _wrong_in(made)
     if wrong is not None or not isinstance(made, PerformanceProperties):
         raise CustomOpError(f"{entry.place}: the properties of {op.name} are {wrong}")
-    return terms_of(made, device), entry.shown
+    return terms_of(made, device, state), entry.shown
 
 
 def _wrong_in(made: object) -> str | None:
@@ -189,10 +192,11 @@ def _wrong_in(made: object) -> str | None:
     return None
 
 
-def terms_of(made: PerformanceProperties, device: DeviceProfile) -> dict[str, float]:
+def terms_of(made: PerformanceProperties, device: DeviceProfile, state: State = "network") -> dict[str, float]:
     """Launch, cube, vector, hbm and l2 time of an op of these properties; all but the launch overlap (`overlap_p`).
 
-    A dtype that the cube does not know runs at the float32 rate: nothing is computed for free.
+    A dtype that the cube does not know runs at the float32 rate: nothing is computed for free. Cold caches hold none of
+    the bytes, warm ones as many as fit, and a network leaves the share that is usual in one.
     """
     rates, freq = device.rates, device.freq_hz
     cube = vector = 0.0
@@ -203,7 +207,13 @@ def terms_of(made: PerformanceProperties, device: DeviceProfile) -> dict[str, fl
         vector += ops.gp_ops / (lanes * device.aiv_cores * freq)
     read = made.memory_read_bytes + made.memory_readwrite_bytes
     write = made.memory_write_bytes + made.memory_readwrite_bytes
-    hbm, cache = memory_us(read, write, device.aiv_cores, resident_share(read + write, device), device)
+    moved = read + write
+    resident = {
+        "cold": 0.0,
+        "warm": min(1.0, device.l2_bytes / moved) if moved > 0 else 1.0,
+        "network": resident_share(moved, device),
+    }[state]
+    hbm, cache = memory_us(read, write, device.aiv_cores, resident, device)
     parts = {"cube": cube * 1e6, "vector": vector * 1e6, "hbm": hbm, "l2": cache}
     p = rates.overlap_p
     norm = sum(value**p for value in parts.values())

@@ -153,9 +153,10 @@ def simulate_by_family(
     if own_us is not None:
         made = _by_user({"custom": own_us[0]}, device, "user estimator", own_us[1])
         return made, {"custom": own_us[0]}
-    terms = property_terms(op, device)
+    terms = property_terms(op, device, state_of(l2))
     if terms is not None:
-        return _by_user(terms[0], device, "user properties", terms[1]), {"custom": sum(terms[0].values())}
+        made = msgspec.structs.replace(_by_user(terms[0], device, "user properties", terms[1]), l2=l2)
+        return made, {"custom": sum(terms[0].values())}
     program = program_cost(op, device, state_of(l2))
     if program is not None:
         made = _by_user(program.terms_us, device, "tile program", program.source)

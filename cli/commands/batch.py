@@ -169,6 +169,7 @@ def command(
                 values=values,
                 l2=measuring.l2_state(),
                 format_=format_,
+                everything=True,  # a batch has no --notes
             )
             return ExitCode.REFUSED if refused else ExitCode.OK
         options = msgspec.structs.replace(

@@ -68,8 +68,11 @@ def find_files(patterns: Sequence[str]) -> list[Found]:
             if not os.path.isdir(path):
                 found[path] = Found(path=path, named=True)
                 continue
+            # A link to nothing is a trace that is missing, which is to be seen.
             inside = sorted(
-                str(file) for file in Path(path).rglob("*") if file.name.endswith(SUFFIXES) and file.is_file()
+                str(file)
+                for file in Path(path).rglob("*")
+                if file.name.endswith(SUFFIXES) and (file.is_file() or (file.is_symlink() and not file.exists()))
             )
             if not inside:
                 raise UsageError(f"there is no {' or '.join(SUFFIXES)} file in {path}")

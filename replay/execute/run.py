@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from math import inf
 from time import monotonic
 
 import msgspec
@@ -237,7 +238,8 @@ def make_engine(options: RunOptions, recency: dict[str, Recency] | None = None) 
     configs = [
         msgspec.structs.replace(base.having(device=device), cpus=own) for device, own in zip(devices, cpus, strict=True)
     ]
-    return Lanes([ChildProcess(config, limit_s=limit_s) for config in configs])
+    until = _end_of(options)
+    return Lanes([ChildProcess(config, limit_s=limit_s, until=until) for config in configs])
 
 
 def with_ranks(others: Engine, options: RunOptions) -> WithRanks:
@@ -272,11 +274,16 @@ def worker_config(options: RunOptions, recency: dict[str, Recency] | None = None
     return WorkerConfig(options=options, memory_bytes=memory_bytes, recency=recency or {})
 
 
+def _end_of(options: RunOptions) -> float:
+    """When a run that begins now ends the op in flight, on the monotonic clock: an ordinary one may be finished."""
+    return inf if options.total_time_s is None else monotonic() + options.total_time_s + max(1.0, 5 * options.op_time_s)
+
+
 def make_runner(options: RunOptions, recency: dict[str, Recency] | None = None) -> Runner:
     """A child process for the ops, or this process where the options say so."""
     config = worker_config(options, recency)
     if options.isolation == "process":
-        return ChildProcess(config, limit_s=options.hard_limit_s())
+        return ChildProcess(config, limit_s=options.hard_limit_s(), until=_end_of(options))
     shrink_to = config.memory_bytes if config.options.over_budget == "shrink" else None
     return InProcess(
         make_executor(config),

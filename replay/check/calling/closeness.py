@@ -75,14 +75,15 @@ def compare(
         return Distance(True, None, None)
     if found.dtype.is_complex or exact.dtype.is_complex:
         return _complex(found, exact, same, terms, reach)
+    spared: torch.Tensor | None = None
     if shaken:
-        moved = torch.zeros_like(exact, dtype=torch.float64)
+        spared = torch.zeros_like(exact, dtype=torch.float64)
         for one in shaken:
-            moved = torch.maximum(moved, (one.detach().cpu().double() - exact.double()).abs().nan_to_num(0.0, 0.0, 0.0))
-        return _floats(found, exact, same, terms, reach, 2 * moved)
+            moved = (one.detach().cpu().double() - exact.double()).abs().nan_to_num(0.0, 0.0, 0.0)
+            spared = torch.maximum(spared, 2 * moved)
     if not found.dtype.is_floating_point:
-        return _integers(found, exact, same)
-    return _floats(found, exact, same, terms, reach)
+        return _integers(found, exact, same, spared)
+    return _floats(found, exact, same, terms, reach, spared)
 
 
 def _complex(
@@ -100,12 +101,16 @@ def _complex(
     return _measured(parts, wanted, own, base, terms, reach, sizes)
 
 
-def _integers(found: torch.Tensor, exact: torch.Tensor, same: torch.Tensor | None) -> Distance:
+def _integers(
+    found: torch.Tensor, exact: torch.Tensor, same: torch.Tensor | None, spared: torch.Tensor | None
+) -> Distance:
     wanted = same if same is not None else exact
     if found.dtype is torch.bool or not wanted.dtype.is_floating_point:
         wrong = found.to(torch.int64) != wanted.to(torch.int64)
     else:
         wrong = found.double() != wanted.double()
+    if spared is not None and found.dtype is not torch.bool:
+        wrong &= (found.double() - exact.double()).abs() > spared
     if not bool(wrong.any()):
         return Distance(True, 0.0, 0.0)
     if same is not None and same.shape == exact.shape:

@@ -85,8 +85,9 @@ class ChildProcess:
     then `step`s that one.
     """
 
-    def __init__(self, config: WorkerConfig, *, limit_s: float) -> None:
-        self._config, self._limit_s = config, limit_s
+    def __init__(self, config: WorkerConfig, *, limit_s: float, until: float = float("inf")) -> None:
+        """`limit_s` is for one op; `until` is the end of the run's time, on the monotonic clock."""
+        self._config, self._limit_s, self._until = config, limit_s, until
         self._child: Child | None = None
         self._op: ReplayOp | None = None
         self._visit = WHOLE
@@ -185,7 +186,7 @@ class ChildProcess:
 
     def _give(self, child: Child, op: ReplayOp) -> None:
         self._alone = child.tasks == 0
-        self.deadline = monotonic() + self._limit_s
+        self.deadline = min(monotonic() + self._limit_s, self._until)
         child.give(op, self._visit)
 
     def _replace_unready(self, child: Child, *, late: bool) -> None:
@@ -200,7 +201,9 @@ class ChildProcess:
 
     def _judge(self, child: Child, reply: Outcome | None, *, late: bool) -> Outcome | None:
         """The outcome of the op in flight, or None when it is tried again."""
-        if late:
+        if late and monotonic() >= self._until:
+            outcome = unable(Reason("out of time", "the run's time was over while it ran (--total-time)"))
+        elif late:
             outcome = unable(Reason("budget", f"time: no result after {self._limit_s:g} s (--op-limit)"))
         elif reply is None:
             outcome = unable(child.cause_of_death())

@@ -173,6 +173,14 @@ def test_usage(
     assert says in result.stderr
 
 
+def test_a_link_to_nothing_in_a_folder_is_a_missing_trace(ranks: Path) -> None:
+    (ranks / "rank9.json").symlink_to(ranks / "gone.json")
+    result = batch(ranks, "--dry-run")
+    assert result.exit_code == 3
+    assert "rank9.json" in result.stderr
+    assert "with --notes" not in result.stdout
+
+
 def test_a_dry_run_shows_the_merged_plan(ranks: Path) -> None:
     result = batch(ranks, "--dry-run")
     assert result.exit_code == 0, result.stderr

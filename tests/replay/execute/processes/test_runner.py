@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -74,6 +75,19 @@ def test_hang_ends_at_the_limit() -> None:
         assert (outcome.status, str(outcome.reason)) == ("skipped", "budget: time: no result after 0.5 s (--op-limit)")
         assert pid is not None
         assert not is_alive(pid)
+    finally:
+        runner.close()
+
+
+def test_the_end_of_the_runs_time_ends_the_op_in_flight() -> None:
+    config = WorkerConfig(options=RunOptions(executor="fake"), memory_bytes=10**6)
+    runner = ChildProcess(config, limit_s=60.0, until=monotonic() + 8.0)
+    try:
+        runner.start()
+        assert runner.measure(fake_op("3us")).status == "replayed"
+        outcome = runner.measure(fake_op("hang"))
+        assert str(outcome.reason) == "out of time: the run's time was over while it ran (--total-time)"
+        assert runner.pid is None
     finally:
         runner.close()
 

@@ -15,6 +15,8 @@ LOW, HIGH = 0.05, 50.0
 """Ratios to the recorded time within which two times of one op may both be right."""
 LEAST_SHARE = 0.01
 """Of the recorded time: rows below it change no conclusion."""
+UNEVEN = 10.0
+"""With a mean of so many medians, few calls hold nearly all of the time."""
 SHORT_US = 5.0
 """A recorded call of so few microseconds is shorter than many launches."""
 
@@ -50,12 +52,26 @@ def suspicions(
         return ()
     found: list[str] = []
     if measured_us is not None and not LOW <= measured_us / recorded_us <= HIGH:
-        found.append(f"measured ÷ recorded is {measured_us / recorded_us:.2g}: {_measured_cause(op, recorded_us)}")
+        cause = _uneven(op, recorded_us, measured_us) or _measured_cause(op, recorded_us)
+        found.append(f"measured ÷ recorded is {measured_us / recorded_us:.2g}: {cause}")
     for soc, one in simulated:
         ratio = one.time_us / recorded_us
         if not LOW <= ratio <= HIGH:
-            found.append(f"{soc} ÷ recorded is {ratio:.2g}: {_simulated_cause(op, one, recorded_us, ratio)}")
+            cause = _uneven(op, recorded_us, one.time_us) or _simulated_cause(op, one, recorded_us, ratio)
+            found.append(f"{soc} ÷ recorded is {ratio:.2g}: {cause}")
     return tuple(found)
+
+
+def _uneven(op: ReplayOp, mean_us: float, us: float) -> str:
+    """That few recorded calls make the mean, where their median tells it; "" else. A mean of n calls that is k times
+    their median holds at least one call of k times the median."""
+    median_us = op.recorded.device_us_median if op.recorded.device_us_total > 0 else op.recorded.host_us_median
+    if op.count < 2 or not median_us or mean_us < UNEVEN * median_us:
+        return ""
+    return (
+        f"its recorded calls differ {mean_us / median_us:.0f} times and more, a few make the mean: the machine was "
+        f"busy, or these were first calls; {us / median_us:.2g} of their median"
+    )
 
 
 def _measured_cause(op: ReplayOp, recorded_us: float) -> str:

@@ -85,13 +85,14 @@ def _timed(op: ReplayOp, calls_us: Floats, kernels: Sequence[RecordedKernel]) ->
         us=float(np.median(calls_us)) if len(ordered) else None,
         low_us=low,
         high_us=high,
+        total_us=float(calls_us.sum()),
         kernel=max(kernels, key=lambda kernel: kernel.total_us).name if kernels else None,
         note="" if ordered else "no time",
     )
 
 
 def times_of_plan(plan: ReplayPlan) -> Times:
-    """Recorded times of a plan, which keeps the median of the calls alone."""
+    """Recorded times of a plan, which keeps the median and the sum of the calls."""
     on_device = plan.device_us_total > 0
     ops = [
         OpTime(
@@ -100,6 +101,7 @@ def times_of_plan(plan: ReplayPlan) -> Times:
             inputs=describe_inputs(op),
             count=op.count,
             us=(op.recorded.device_us_median if on_device else op.recorded.host_us_median) or None,
+            total_us=op.recorded.device_us_total if on_device else op.recorded.host_us_total,
             kernel=max(op.recorded.kernels, key=lambda kernel: kernel.total_us).name if op.recorded.kernels else None,
         )
         for op in plan.ops

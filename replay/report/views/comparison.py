@@ -10,6 +10,8 @@ from opreplay.replay.results.compare.judge import Comparison, OpComparison, Tota
 
 SHOWN: tuple[Verdict, ...] = ("slower", "faster", "lost", "gained", "only before", "only after")
 """Verdicts that are listed; ops that stayed the same or are unclear are counted."""
+ALONE = 1 / 3
+"""With a larger share of ops on one side only, it is said what that may come from."""
 ORDER: tuple[Verdict, ...] = (*SHOWN, "same", "unclear")
 
 
@@ -17,10 +19,23 @@ def first_line(found: Comparison) -> str:
     """ "compared 48 ops: 3 slower, 1 faster, 44 same; total 1.020× (1.01 to 1.03)"."""
     judged = found.of("slower", "faster", "same", "unclear")
     counts = [f"{len(ops):,} {verdict}" for verdict in ORDER if (ops := found.of(verdict))]
-    total = "" if found.total is None else f"; total {precise(found.total.ratio)}"
-    if found.total is not None and (sure := interval(found.total)):
-        total += f" ({sure})"
-    return f"compared {plural(len(judged), 'op')}: {', '.join(counts) or 'none in both runs'}{total}"
+    return f"compared {plural(len(judged), 'op')}: {', '.join(counts) or 'none in both runs'}{_total(found)}"
+
+
+def _total(found: Comparison) -> str:
+    """All recorded time where both sides are recorded, and the ops on both sides beside it; else these alone."""
+    if found.whole is not None and found.sides is not None:
+        was, now = (time_text(side.total_us) for side in found.sides)
+        whole = f"; total {precise(found.whole)} ({was} to {now})"
+        return whole if found.total is None else f"{whole}, ops on both sides {precise(found.total.ratio)}"
+    if found.total is None:
+        return ""
+    sure = interval(found.total)
+    total = f"; total {precise(found.total.ratio)}" + (f" ({sure})" if sure else "")
+    if found.of("only before", "only after"):
+        total += " of the ops on both sides"
+        total += f", {precise(found.with_alone)} with the others" if found.with_alone is not None else ""
+    return total
 
 
 def side_lines(found: Comparison) -> list[str]:
@@ -61,6 +76,12 @@ def notes(found: Comparison) -> list[str]:
         made.append(f"machine: a fixed piece of work took {precise(found.machine)} as long in the second run")
     made += [f"forced: {difference}" for difference in found.differences if difference.blocking]
     made += [f"differs: {difference}" for difference in found.differences if not difference.blocking]
+    runs = found.sides is None or any(side.what == "measured" for side in found.sides)
+    if runs and found.alone_share > ALONE:
+        made.append(
+            f"{share_text(found.alone_share)} of the ops are on one side only: --quick, --top and a time budget pick "
+            "ops by their time, others each time; name them with --op, or use one plan for both"
+        )
     unclear = found.of("unclear")
     if unclear:
         reasons = dict.fromkeys(op.note for op in unclear if op.note)
@@ -73,4 +94,4 @@ def facts(found: Comparison) -> dict[str, object]:
     body: dict[str, object] = msgspec.to_builtins(found)
     ops = body.pop("ops")
     counts = {verdict: len(found.of(verdict)) for verdict in ORDER}
-    return {"counts": counts, **body, "ops": ops}
+    return {"counts": counts, "whole": found.whole, **body, "ops": ops}

@@ -106,7 +106,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     ops: int
     """With such a time."""
     total_us: float
-    """Of all calls of these ops."""
+    """Of all calls of these ops: the sum of what was recorded, else the time of a call times their number."""
     matched_ops: int
     matched_us: float
     """The part of it in ops that the other side has as well."""
@@ -155,6 +155,28 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     def of(self, *verdicts: Verdict) -> list[OpComparison]:
         """The ops with these verdicts."""
         return [op for op in self.ops if op.verdict in verdicts]
+
+    @property
+    def whole(self) -> float | None:
+        """After to before of all that was recorded, ops on one side too; None unless both sides are recorded times."""
+        if self.sides is None or any(side.what != "recorded" or not side.total_us for side in self.sides):
+            return None
+        return self.sides[1].total_us / self.sides[0].total_us
+
+    @property
+    def with_alone(self) -> float | None:
+        """The total of two runs with the ops that are in the plan of one of them only; None where there is no total."""
+        if self.total is None or self.before_us <= 0 or self.sides is not None:
+            return None
+        gone = sum((op.before_us or 0.0) * op.count for op in self.of("only before"))
+        new = sum((op.after_us or 0.0) * op.count for op in self.of("only after"))
+        return (self.total.ratio * self.before_us + new) / (self.before_us + gone)
+
+    @property
+    def alone_share(self) -> float:
+        """Of all ops that were compared or are in the plan of one side only, the latter."""
+        alone = len(self.of("only before", "only after"))
+        return alone / len(self.ops) if self.ops else 0.0
 
     @property
     def unclear_share(self) -> float:

@@ -33,7 +33,12 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
             lost = found.of("lost")
             return [f"{self}: {len(lost)} ops are no longer replayed"] if len(lost) > self.limit else []
         if self.what == "total":
-            total = found.total
+            if found.whole is not None:
+                return [f"{self}: {found.whole:.3f}× of all recorded time"] if found.whole > 1.0 + self.limit else []
+            total, with_alone = found.total, found.with_alone
+            if with_alone is not None and with_alone > 1.0 + self.limit and found.of("only after"):
+                new = len(found.of("only after"))
+                return [f"{self}: {with_alone:.3f}× with the ops on one side only ({new} only after)"]
             if total is None or total.ratio <= 1.0 + self.limit or (total.low is not None and total.low <= 1.0):
                 return []
             sure = "" if total.low is None or total.high is None else f" ({total.low:.3f} to {total.high:.3f})"

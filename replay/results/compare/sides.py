@@ -47,8 +47,15 @@ class OpTime(msgspec.Struct, frozen=True, kw_only=True):
     low_us: float | None = None
     high_us: float | None = None
     """95 % interval of the median; None where it has none."""
+    total_us: float | None = None
+    """Sum of all calls as recorded; None where one time stands for each call."""
     kernel: str | None = None
     note: str = ""
+
+    @property
+    def sum_us(self) -> float:
+        """All calls together: the recorded sum, else the time of one times their number."""
+        return (self.us or 0.0) * self.count if self.total_us is None else self.total_us
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,7 +149,9 @@ def compare_times(before: Times, after: Times, *, threshold: float = DEFAULT_THR
     """Judge every op that both sides have; `threshold` is a share, 0.05 for 5 %."""
     first, second = ({op.id: op for op in side.ops} for side in (before, after))
     both = [(op, second[op.id]) for op in before.ops if op.id in second]
-    ops = [_judged(a, b, threshold) for a, b in both if a.us or b.us]
+    idle = [a for a, b in both if _is_idle(before, a) or _is_idle(after, b)]
+    left_out = {op.id for op in idle}
+    ops = [_judged(a, b, threshold) for a, b in both if (a.us or b.us) and a.id not in left_out]
     ops += [_alone(op, "only before") for op in before.ops if op.id not in second and op.us]
     ops += [_alone(op, "only after") for op in after.ops if op.id not in first and op.us]
     timed = [op for op in ops if op.before_us and op.after_us]
@@ -157,12 +166,24 @@ def compare_times(before: Times, after: Times, *, threshold: float = DEFAULT_THR
         before_us=sums[0],
         after_us=sums[1],
         differences=(),
-        notes=(*_notes(timed, before, after), *before.notes, *after.notes),
+        notes=(*_notes(timed, before, after), *_of_idle(idle), *before.notes, *after.notes),
         total=Total(ratio=sums[1] / sums[0], low=None, high=None) if sums[0] and sums[1] else None,
         ops=tuple(sorted(ops, key=lambda op: -abs(((op.after_us or 0.0) - (op.before_us or 0.0)) * op.count))),
         sides=(_side(before, second), _side(after, first)),
         classes=_classes(before, after),
     )
+
+
+def _is_idle(side: Times, op: OpTime) -> bool:
+    """Whether the op is predicted to start no kernel, as views do: there is nothing to compare with."""
+    return side.what == "simulated" and op.us == 0.0
+
+
+def _of_idle(idle: Sequence[OpTime]) -> list[str]:
+    if not idle:
+        return []
+    what = "op starts" if len(idle) == 1 else "ops start"
+    return [f"left out: {len(idle)} {what} no kernel on the simulated device (views)"]
 
 
 def _classes(before: Times, after: Times) -> tuple[ClassTotal, ...]:
@@ -187,7 +208,7 @@ def _classes(before: Times, after: Times) -> tuple[ClassTotal, ...]:
 
 
 def _sum(side: dict[str, OpTime], ids: Sequence[str]) -> float:
-    return sum((side[id_].us or 0.0) * side[id_].count for id_ in ids if id_ in side)
+    return sum(side[id_].sum_us for id_ in ids if id_ in side)
 
 
 def class_of_op(name: str, kernel: str | None) -> str:
@@ -249,16 +270,20 @@ def _side(times: Times, other: dict[str, OpTime]) -> Side:
         on=times.on,
         source=times.source,
         ops=len(timed),
-        total_us=sum((op.us or 0.0) * op.count for op in timed),
+        total_us=sum(op.sum_us for op in timed),
         matched_ops=len(matched),
-        matched_us=sum((op.us or 0.0) * op.count for op in matched),
+        matched_us=sum(op.sum_us for op in matched),
     )
 
 
 def _notes(timed: Sequence[OpComparison], before: Times, after: Times) -> list[str]:
     if not timed:
         return ["no op has a time on both sides: other models, other sizes, or ops selected in another way (--select)"]
-    made = ["ratio: of the medians of an op's calls; total: with the number of calls before"]
+    made = ["ratio: of the medians of an op's calls; of ops on both sides: these, with the number of calls before"]
+    if before.what == after.what == "recorded":
+        made.append(
+            "total: of the sums of all calls as recorded, each side with its own ops and its own number of calls"
+        )
     bare = sum(op.low is None for op in timed)
     if bare:
         made.append(f"no interval: {bare} of {len(timed)} ops, by fewer than six calls or a prediction: as they are")

@@ -252,3 +252,18 @@ def test_ops_that_a_run_did_not_come_to_are_lost(before: Path, tmp_path: Path) -
     assert "2 lost" in result.stdout
     assert run(short, before, "--fail-if", "lost>0").exit_code == 0
     assert "the first run was cut short" in run(short, before).stdout
+
+
+def test_runs_of_other_ops_say_so_and_their_time_counts(before: Path, tmp_path: Path) -> None:
+    """The last two ops of the first run and two more: what is on both sides did not change, all together did."""
+    after = write(tmp_path / "c.jsonl", first=2)
+    result = run(before, after, "--fail-if", "total>3%")
+    line = result.stdout.splitlines()[0]
+    assert "2 only before, 2 only after" in line
+    assert " of the ops on both sides, 1.8" in line, "100 + 200 + 300 + 400 before, 300 + 400 + 500 + 600 after"
+    assert result.exit_code == 5
+    assert "with the ops on one side only (2 only after)" in result.stderr
+    note = "of the ops are on one side only: --quick, --top and a time budget pick"
+    assert note in " ".join(result.stdout.split())
+    assert note not in " ".join(run(before, before).stdout.split())
+    assert run(after, before, "--fail-if", "total>3%").exit_code == 0

@@ -29,6 +29,9 @@ UPSAMPLE = (
     "_upsample_lanczos2d_aa",
 )
 
+REPEATS = "elements are repeated: charged as an expansion, no such kernel was measured"
+AS_POOLING = "charged as pooling of as many elements, no such kernel was measured"
+
 
 def _source(op: OpView, *names: str, at: int = 0) -> TensorMeta:
     meta = op.meta(*names, at=at)
@@ -39,7 +42,7 @@ def _source(op: OpView, *names: str, at: int = 0) -> TensorMeta:
 
 @lowers(*(f"aten::{name}" for name in UPSAMPLE))
 def upsample(op: OpView) -> Iterable[KernelCall]:
-    """Interpolation: every output element from its neighbours."""
+    """Interpolation: every output element from its neighbours, or a repeated one where that is the nearest."""
     meta = _source(op, "self", "input")
     space = space_of(op, meta)
     plain = images(meta, space)
@@ -51,8 +54,9 @@ def upsample(op: OpView) -> Iterable[KernelCall]:
         result = images(TensorMeta(shape=(*meta.shape[:-space], *extent), dtype=meta.dtype), space)
     else:
         result = result_of(op, meta, space)
-    kind = "UpsampleNearest" if "nearest" in op.op.name else "UpsampleBilinear2d"
-    return [kernel(kind, [plain], [result])]
+    nearest = "nearest" in op.op.name
+    op.assume(REPEATS if nearest else AS_POOLING)
+    return [kernel("UpsampleNearest" if nearest else "UpsampleBilinear2d", [plain], [result])]
 
 
 @lowers(*(f"aten::{name}_backward" for name in UPSAMPLE))
@@ -68,6 +72,7 @@ def upsample_backward(op: OpView) -> Iterable[KernelCall]:
         target = images(TensorMeta(shape=sizes, dtype=meta.dtype), space)
     else:
         target = source
+    op.assume(AS_POOLING)
     return [kernel("UpsampleBilinear2dGrad", [source], [target])]
 
 
@@ -85,6 +90,7 @@ def grid_sample(op: OpView) -> Iterable[KernelCall]:
     if grid is None or not 1 <= space <= 3:
         raise ValueError("needs a grid")
     out = images(TensorMeta(shape=(*meta.shape[:2], *grid.shape[1 : 1 + space]), dtype=meta.dtype), space)
+    op.assume(AS_POOLING)
     return [kernel("GridSampler2D", [images(meta, space), spec(grid.shape, grid.dtype)], [out])]
 
 
@@ -99,6 +105,7 @@ def grid_sample_backward(op: OpView) -> Iterable[KernelCall]:
     grad, meta = _source(op, "grad_output", at=0), _source(op, "input", at=1)
     grid = op.meta("grid", at=2)
     out, source = spec(meta.shape, meta.dtype), spec(grad.shape, grad.dtype)
+    op.assume(AS_POOLING)
     positions = [spec(grid.shape, grid.dtype)] if grid is not None else []
     return [
         kernel("ZerosLike", [out], [out]),
@@ -114,4 +121,5 @@ def columns(op: OpView) -> Iterable[KernelCall]:
     if not outs:
         window = prod(op.integers("kernel_size") or (1,))
         outs = (spec((*meta.shape[:-2], prod(meta.shape[-2:]) * window), meta.dtype),)
+    op.assume(AS_POOLING)
     return [kernel("Im2col" if "im2col" in op.op.name else "Col2im", [spec(meta.shape, meta.dtype)], outs)]

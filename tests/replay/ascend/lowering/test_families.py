@@ -154,6 +154,21 @@ def test_pooling_of_one_two_and_three_dimensions() -> None:
     ) == ["ZerosLike", "ScatterElements"]
 
 
+@pytest.mark.parametrize("device", ["910b3", "910b2", "910c"])
+def test_the_nearest_element_is_moved_and_no_resampling_counts_as_measured(device: str) -> None:
+    """An element that is repeated costs no arithmetic: pooling's was charged, twelve times what memory takes."""
+    images, profile = any_meta(8, 512, 32, 32, dtype="float32"), load_device(device)
+    nearest = simulate_op(op("aten::upsample_nearest2d", self=images, output_size=(64, 64)), profile)
+    linear = simulate_op(op("aten::upsample_bilinear2d", self=images, output_size=(64, 64)), profile)
+    moved = 4 * 8 * 512 * (32 * 32 + 64 * 64)
+    assert 0.6e6 < moved / nearest.time_us < 1.8e6, "bytes a microsecond, as memory and L2 move them"
+    assert 4 * nearest.time_us < linear.time_us
+    assert nearest.confidence == linear.confidence == "uncalibrated"
+    assert any(
+        "expansion" in note for note in lower(op("aten::upsample_nearest2d", self=images, output_size=(64, 64))).notes
+    )
+
+
 def test_resampling_writes_the_size_asked_for() -> None:
     up = op("aten::upsample_bilinear2d", self=meta(1, 3, 8, 8), output_size=(16, 24), align_corners=False)
     assert written(up, "UpsampleBilinear2d") == 3 * 16 * 24

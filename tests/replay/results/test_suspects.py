@@ -1,0 +1,26 @@
+"""Causes that are named for rows whose times contradict each other."""
+
+from __future__ import annotations
+
+from opreplay.replay.ir.model import Recorded, ReplayOp
+from opreplay.replay.results.suspects import suspicions
+
+
+def told(count: int, total_us: float, median_us: float, measured_us: float) -> tuple[str, ...]:
+    recorded = Recorded(host_us_total=total_us, host_us_median=median_us)
+    op = ReplayOp(id="0" * 12, name="aten::mm", count=count, recorded=recorded)
+    return suspicions(op, share=0.5, recorded_us=total_us / count, measured_us=measured_us)
+
+
+def test_a_call_that_was_interrupted_is_named_before_other_causes() -> None:
+    (line,) = told(3, 61_400.0, 700.0, 680.0)
+    assert "its recorded calls differ 29 times and more" in line
+    assert "0.97 of their median" in line
+    assert "other values" not in line
+
+
+def test_calls_that_are_alike_name_another_cause() -> None:
+    (line,) = told(3, 61_400.0, 20_000.0, 680.0)
+    assert "other values" in line
+    (line,) = told(1, 20_000.0, 20_000.0, 680.0)
+    assert "other values" in line

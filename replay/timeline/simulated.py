@@ -116,6 +116,8 @@ class Predicted:
     """Launch latencies and gaps are not those of the recording."""
     dispatch_us: Floats | None = None
     """Host time of each node that stands for the dispatch of ops that ran on the host; None for a recorded device."""
+    slices_us: Floats | None = None
+    """Host time of each slice of the step; None for the recorded one."""
     collectives_us: tuple[float, float] = (0.0, 0.0)
     """Of collectives that have a prediction: as recorded, their waiting included, and predicted."""
     notes: list[str] = field(default_factory=list[str])
@@ -132,10 +134,12 @@ def predict(
     host_scale: float = 1.0,
     host_us: Floats | None = None,
     dispatch_us: Floats | None = None,
+    slices_us: Floats | None = None,
     world_size: int | None = None,
 ) -> Predicted:
     """Durations of all nodes on `device`. `ops` are the plan's by id, `held` what the caches hold of them.
-    Of a step whose ops left the host, `host_us` are its nodes' durations then, of which `dispatch_us` is for these ops.
+    Of a step whose ops left the host, `host_us` are its nodes' durations then, of which `dispatch_us` is for these ops,
+    and `slices_us` those of the host's slices.
 
     Raises TraceError for a step without device work.
     """
@@ -148,6 +152,7 @@ def predict(
         )
     out = Predicted((nodes.dur_us if host_us is None else host_us).copy(), graph.edges.lag_us.copy())
     out.dispatch_us = None if dispatch_us is None else dispatch_us * host_scale
+    out.slices_us = (graph.slices.dur_us if slices_us is None else slices_us) * host_scale
     out.recorded_us = float(nodes.dur_us[tasks].sum())
     host = nodes.kind == HOST
     out.durations_us[host] *= host_scale

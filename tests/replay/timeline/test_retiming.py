@@ -332,3 +332,19 @@ def test_a_step_of_which_nothing_is_predicted_has_no_band_and_no_verdict_on_memo
     assert found.memory is not None
     assert found.memory.fits == {"910b3": None}
     assert memory_text(found.memory).startswith("not known; 910b3: unknown")
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_launch_latency_counts_where_the_host_waits_for_the_device(tmp_path: Path, waits: bool) -> None:
+    """Launches that follow each other delay all tasks alike: a host of half the time would halve such a step."""
+    machine = Machine()
+    machine.begin()
+    for _ in range(50):
+        machine.op("aten::add", 10.0, ("add", 5.0))
+        if waits:
+            machine.synchronize()
+    machine.synchronize()
+    machine.end()
+    made = study(machine, tmp_path).timeline.categories_us
+    assert made.idle_launch_latency == pytest.approx(49 * 6.0 if waits else 0.0, abs=1.0)
+    assert made.idle_host_bound > 49 * 4.0

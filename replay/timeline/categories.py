@@ -30,7 +30,8 @@ class Categories(msgspec.Struct, frozen=True, kw_only=True):
     idle_host_bound: float = 0.0
     """The next task was launched too late."""
     idle_launch_latency: float = 0.0
-    """The next task was launched, and the device took its time to start it."""
+    """The next task was launched, and the device took its time to start it: of a host that never waited for the device
+    only what this took longer than for the task before, for launches behind each other delay all tasks alike."""
     idle_dependency: float = 0.0
     """The next task waited for another stream or for a gap between tasks of its own."""
     idle_after_last: float = 0.0
@@ -119,17 +120,38 @@ def _idle_causes(graph: StepGraph, schedule: Schedule, work: Floats, busy: Float
     rows = np.flatnonzero(work)
     rows = rows[np.argsort(schedule.start_us[rows], kind="stable")]
     ended_by = rows[np.minimum(np.searchsorted(schedule.start_us[rows], busy[1:, 0] - 1e-6), len(rows) - 1)]
+    first = int(rows[np.argmax(schedule.start_us[rows] >= busy[0, 0] - 1e-6)])
+    before = _latency(graph, schedule, first) or 0.0
     for (_, low), (high, _), task in zip(busy[:-1], busy[1:], ended_by, strict=True):
         gap = float(high - low)
-        edge = int(schedule.cause[task])
-        if edge >= 0 and graph.edges.kind[edge] == LAUNCH:
-            latency = float(schedule.start_us[task] - schedule.end_us[graph.edges.source[edge]])
-            latency = min(gap, max(0.0, latency))
-            out["idle_launch_latency"] += latency
-            out["idle_host_bound"] += gap - latency
-        else:
+        latency = _latency(graph, schedule, int(task))
+        if latency is None:
             out["idle_dependency"] += gap
+            continue
+        waited = _host_waited(graph, schedule, int(task), float(low))
+        delay = min(gap, latency if waited else max(0.0, latency - before))
+        before = latency
+        out["idle_launch_latency"] += delay
+        out["idle_host_bound"] += gap - delay
     return out
+
+
+def _latency(graph: StepGraph, schedule: Schedule, task: int) -> float | None:
+    """From launch to start of a task that waited for its launch last; None for others."""
+    edge = int(schedule.cause[task])
+    if edge < 0 or graph.edges.kind[edge] != LAUNCH:
+        return None
+    return max(0.0, float(schedule.start_us[task] - schedule.end_us[graph.edges.source[edge]]))
+
+
+def _host_waited(graph: StepGraph, schedule: Schedule, task: int, since_us: float) -> bool:
+    """Whether what launched a task had waited for the device after `since_us`."""
+    node = int(graph.edges.source[schedule.cause[task]])
+    while schedule.start_us[node] >= since_us and (edge := int(schedule.cause[node])) >= 0:
+        node = int(graph.edges.source[edge])
+        if graph.lanes[int(graph.nodes.lane[node])].device:
+            return True
+    return False
 
 
 def union(starts: Floats, ends: Floats, low: float, high: float) -> Floats:

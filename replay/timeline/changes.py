@@ -63,6 +63,10 @@ class Edited:
     """Device tasks, or stretches of host time, that were changed."""
     overlap: bool = False
     """Collectives run beside everything else."""
+    slices_us: Floats | None = None
+    """Host time of each slice before the change, where it is not as recorded."""
+    offloaded: bool = False
+    """Ops that the host ran are tasks of a device here: of what ran inside them no host time is left."""
 
     def schedule(self, *, release_us: Floats | None = None, begin_us: float | None = None) -> Schedule:
         """The changed graph's schedule."""
@@ -78,9 +82,17 @@ class Unmatched(TraceError):
 
 
 def edited(
-    names: Names, graph: StepGraph, change: str, *, durations_us: Floats | None = None, lags_us: Floats | None = None
+    names: Names,
+    graph: StepGraph,
+    change: str,
+    *,
+    durations_us: Floats | None = None,
+    lags_us: Floats | None = None,
+    slices_us: Floats | None = None,
+    offloaded: bool = False,
 ) -> Edited:
-    """The graph after a change, from `durations_us` and `lags_us` (default: as recorded).
+    """The graph after a change, from `durations_us`, `lags_us` and `slices_us` of the host (default: as recorded).
+    In a step whose ops left the host (`offloaded`), ops inside those act on the tasks of these.
 
     Raises TraceError for text that is no change, Unmatched where nothing in the step is meant by it.
     """
@@ -88,6 +100,8 @@ def edited(
         graph,
         (graph.nodes.dur_us if durations_us is None else durations_us).copy(),
         (graph.edges.lag_us if lags_us is None else lags_us).copy(),
+        slices_us=slices_us,
+        offloaded=offloaded,
     )
     text = change.strip()
     word, _, rest = text.partition(" ")
@@ -111,16 +125,29 @@ def edited(
             _scale(names, out, pattern.strip(), value.strip())
     else:
         raise TraceError(f"{change!r} is no change", hint=_HINT)
+    if not out.matched and "=" not in text:
+        raise Unmatched("changes nothing in this step", hint=_why_nothing(word.lower()))
+    if not out.matched and out.notes:
+        raise Unmatched("changes nothing in this step", hint=". ".join(out.notes))
     if not out.matched:
         heaviest = ", ".join(repr(name) for name in heaviest_names(names, graph))
         near = ", ".join(repr(name) for name in nearest_names(names, graph, text))
         raise Unmatched(
-            f"{change!r} changes nothing in this step",
+            "matches nothing in this step",
             hint="Patterns are matched with op and kernel names; "
             + (f"the nearest here: {near}; " if near else "")
             + f"those with most time: {heaviest}.",
         )
     return out
+
+
+def _why_nothing(word: str) -> str:
+    """Why a change that names no pattern finds nothing to change."""
+    return {
+        "fuse": "No tasks of these ops follow each other on one stream of a device.",
+        "dtype": "No op with a known owner of its work takes floats wider than that.",
+        "overlap": "It has no collectives.",
+    }.get(word, "No launch of device work is recorded in it: there is nothing to capture.")
 
 
 def heaviest_names(names: Names, graph: StepGraph, most: int = 6) -> list[str]:
@@ -174,6 +201,8 @@ def _scale(names: Names, out: Edited, pattern: str, value: str) -> None:
     chosen = device[hit]
     out.durations_us[chosen] = out.durations_us[chosen] * number if factor else number
     out.matched += len(chosen)
+    if out.offloaded:
+        ops = _scale_inside(names, out, device[~hit], ops, pattern, number, factor)
     if len(chosen):
         return  # a label or a view of a matching name is no work of what is meant
     before = out.matched
@@ -182,8 +211,39 @@ def _scale(names: Names, out: Edited, pattern: str, value: str) -> None:
         launching[nodes.owner[device][nodes.owner[device] >= 0]] = True
         launching = _or_above(names, launching)
     _scale_host(names, out, ops & ~launching, number, factor)
-    if out.matched > before and out.graph.on_device:
+    if out.matched > before and out.graph.on_device and not out.offloaded:
         out.notes.append(f"{pattern} starts no device work here: its time on the host is changed")
+
+
+def _scale_inside(
+    names: Names, out: Edited, tasks: Ints, ops: Bools, pattern: str, number: float, factor: bool
+) -> Bools:
+    """Change the tasks of ops that left the host by the matching ops' share of their recorded time; the ops outside."""
+    if not len(tasks) or not ops.any():
+        return ops
+    graph, slices = out.graph, out.graph.slices
+    left = np.zeros(len(ops), bool)
+    left[graph.nodes.owner[graph.nodes.owner >= 0]] = True
+    inside = _covered(names, left)
+    rows = np.flatnonzero((slices.op >= 0) & inside[np.maximum(slices.op, 0)])
+    top = outermost(names, left)[slices.op[rows]]
+    whole = np.bincount(top, weights=slices.dur_us[rows], minlength=len(ops))
+    part = np.bincount(top, weights=slices.dur_us[rows] * ops[slices.op[rows]], minlength=len(ops))
+    share = (part / np.maximum(whole, 1e-9))[graph.nodes.owner[tasks]]
+    chosen, share = tasks[share > 0.0], share[share > 0.0]
+    if len(chosen):
+        around = sorted({names.task(node) for node in chosen.tolist()})
+        told = f"{pattern} runs inside {', '.join(around[:3])}{' and others' if around[3:] else ''}"
+        if factor or number == 0.0:
+            out.durations_us[chosen] *= 1.0 + share * (number - 1.0)
+            out.matched += len(chosen)
+            out.notes.append(
+                f"{told} there, predicted as one: its share of the recorded time, {share.min():.0%} to "
+                f"{share.max():.0%}, is taken for that of the device work"
+            )
+        else:
+            out.notes.append(f"{told} there, predicted as one: give a factor instead of a time")
+    return ops & ~inside
 
 
 def _labels(names: Names) -> Bools:
@@ -205,6 +265,7 @@ def _or_above(names: Names, marked: Bools) -> Bools:
 def _scale_host(names: Names, out: Edited, ops: Bools, number: float, factor: bool) -> None:
     """Slices inside the ops. A time is per call of the op, shared by its slices as they were."""
     graph, slices = out.graph, out.graph.slices
+    base = slices.dur_us if out.slices_us is None else out.slices_us
     if not len(slices.dur_us) or not ops.any():
         return
     inside = (slices.op >= 0) & ops[np.maximum(slices.op, 0)]
@@ -213,17 +274,17 @@ def _scale_host(names: Names, out: Edited, ops: Bools, number: float, factor: bo
     own = inside & ~_labels(names)[np.maximum(slices.op, 0)]
     if own.any():  # Python inside a label is no work of the ops that are meant
         inside = own
-    scaled = slices.dur_us.copy()
+    scaled = base.copy()
     if factor:
         scaled[inside] *= number
     else:
         top = outermost(names, ops)
         rows = np.flatnonzero(inside)
         of = top[slices.op[rows]]
-        spent = np.bincount(of, weights=slices.dur_us[rows], minlength=len(ops))
+        spent = np.bincount(of, weights=base[rows], minlength=len(ops))
         scaled[rows] *= number / np.maximum(spent[of], 1e-9)
-    before, after = host_durations(graph, slices.dur_us), host_durations(graph, scaled)
-    changed = np.flatnonzero(after != before)
+    before, after = host_durations(graph, base), host_durations(graph, scaled)
+    changed = np.flatnonzero(host_durations(graph, inside.astype(np.float64)) > 0.0)
     # An earlier part of the same change may have scaled this stretch: what is taken off adds up.
     out.durations_us[changed] = np.maximum(0.0, out.durations_us[changed] + (after - before)[changed])
     out.matched += len(changed)
@@ -258,7 +319,7 @@ def _fuse(names: Names, out: Edited, patterns: list[str]) -> None:
     """Runs of matching tasks that follow each other on a stream become one, as long as its longest part."""
     if len(patterns) < 2:
         raise TraceError("a fusion needs two ops or more", hint="Write 'fuse aten::add,aten::mul'.")
-    graph, nodes, edges = out.graph, out.graph.nodes, out.graph.edges
+    nodes, edges = out.graph.nodes, out.graph.edges
     hit = np.zeros(len(nodes), bool)
     for pattern in patterns:
         ops = matching_ops(names, pattern)
@@ -274,10 +335,6 @@ def _fuse(names: Names, out: Edited, patterns: list[str]) -> None:
         out.durations_us[first], out.durations_us[second] = 0.0, longest
         out.lags_us[edge] = 0.0
         out.matched += 1
-    if not graph.on_device:
-        raise TraceError(
-            "ops can be fused where device tasks were recorded", hint="This step has none: scale ops instead."
-        )
     out.notes.append("a fused kernel takes as long as its longest part; the host still launches each part")
 
 
@@ -351,19 +408,27 @@ def with_op_times(names: Names, graph: StepGraph, us_by_row: Floats) -> tuple[Fl
 
     Of nested ops the outermost one with a time counts; its slices keep their shares.
     """
+    scaled, calls = slices_with_op_times(names, graph, us_by_row)
+    if not calls:
+        return graph.nodes.dur_us.copy(), 0
+    before, after = host_durations(graph, graph.slices.dur_us), host_durations(graph, scaled)
+    return np.maximum(0.0, graph.nodes.dur_us + after - before), calls
+
+
+def slices_with_op_times(names: Names, graph: StepGraph, us_by_row: Floats) -> tuple[Floats, int]:
+    """(host time of all slices with these times of ops by row, calls that took one); as `with_op_times` has them."""
     slices = graph.slices
     known = ~np.isnan(us_by_row)
     if not known.any():
-        return graph.nodes.dur_us.copy(), 0
+        return slices.dur_us.copy(), 0
     inside = np.flatnonzero((slices.op >= 0) & _covered(names, known)[np.maximum(slices.op, 0)])
     if not len(inside):
-        return graph.nodes.dur_us.copy(), 0
+        return slices.dur_us.copy(), 0
     top = outermost(names, known)[slices.op[inside]]
     spent = np.bincount(top, weights=slices.dur_us[inside], minlength=len(us_by_row))
     scaled = slices.dur_us.copy()
     scaled[inside] *= us_by_row[top] / np.maximum(spent[top], 1e-9)
-    before, after = host_durations(graph, slices.dur_us), host_durations(graph, scaled)
-    return np.maximum(0.0, graph.nodes.dur_us + after - before), len(np.unique(top))
+    return scaled, len(np.unique(top))
 
 
 def _covered(names: Names, marked: Bools) -> Bools:

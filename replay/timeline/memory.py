@@ -29,6 +29,8 @@ MOST_OPS = 20
 BEFORE = "(allocated before the step)"
 OUTSIDE = "(parameters and inputs)"
 BLOCK_BYTES = 512
+UNKNOWN = "unknown: the size of no result is known"
+"""The verdict where nothing tells what a step makes."""
 _NOT_INFERRED = (
     "not counted: workspaces of libraries, contexts, what the framework's allocator keeps in reserve; where Python "
     "keeps results beyond their last use (KV caches, outputs) the peak lies towards what all results together take"
@@ -60,8 +62,9 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     allocations: int
     at_peak_by_op: dict[str, int]
     """What is live at the peak by the op that allocated it, largest first."""
-    fits: dict[str, bool]
-    """Simulated device → whether the peak fits its memory; what the framework keeps in reserve is not counted."""
+    fits: dict[str, bool | None]
+    """Simulated device → whether the peak fits its memory; what the framework keeps in reserve is not counted. None:
+    unknown, for no result is."""
     verdicts: dict[str, str] = {}
     """The same in words, with what it hangs on: where only a part of the range fits, or all but a pool."""
     notes: tuple[str, ...] = ()
@@ -158,6 +161,12 @@ def inferred_memory(plan: ReplayPlan, devices: Sequence[DeviceProfile], *, on_de
     unknown = sum(not made[index] and not aliases[index] for index in calls)
     notes = [f"the results of {unknown} of {len(calls)} calls are not known: they count as nothing"] if unknown else []
     notes.append(_NOT_INFERRED)
+    nothing = unknown > 0 and not any(any(made[index]) for index in calls)
+    verdicts = {device.name: _verdict(device.hbm_bytes, lowest, most, max(high, most), pool) for device in devices}
+    fits: dict[str, bool | None] = {device.name: most <= device.hbm_bytes for device in devices}
+    if nothing:  # what does not fit without them does not fit with them
+        fits = {name: None if one else False for name, one in fits.items()}
+        verdicts = {name: verdict if fits[name] is False else UNKNOWN for name, verdict in verdicts.items()}
     return MemoryUse(
         source="inferred",
         on_device=on_device,
@@ -170,8 +179,8 @@ def inferred_memory(plan: ReplayPlan, devices: Sequence[DeviceProfile], *, on_de
         end_bytes=live + outside,
         allocations=sum(value == own for value, own in root.items()),
         at_peak_by_op=dict(sorted(by_op.items(), key=lambda item: -item[1])[:MOST_OPS]),
-        fits={device.name: most <= device.hbm_bytes for device in devices},
-        verdicts={device.name: _verdict(device.hbm_bytes, lowest, most, max(high, most), pool) for device in devices},
+        fits=fits,
+        verdicts=verdicts,
         notes=tuple(notes),
     )
 

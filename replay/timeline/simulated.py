@@ -59,6 +59,8 @@ HOST_BOUND_SHARE = 0.3
 """Idle time for the host above which a step is called host-bound."""
 LEAST_BAND = 0.01
 """No step is known better than this, whatever its graph reproduces."""
+LEAST_PREDICTED = 0.5
+"""Share of the computing that must be predicted for a band of the step."""
 LATENCY_BAND = 2.0
 """80 % factor on launch latencies and gaps between tasks that are not those of the recording: assumed."""
 MOST_FAMILIES = 16
@@ -73,16 +75,18 @@ class SocStep(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     device_version: str
     step_us: float
-    low_us: float
-    high_us: float
+    low_us: float | None
+    high_us: float | None
     """80 % band: errors of one kernel family together, of different ones independent; no narrower than the structure's
-    own error."""
+    own error. None where less than half of the computing is predicted."""
     categories_us: Categories
     critical_path: tuple[PathPart, ...]
     by_family_us: dict[str, float]
     """Time of predicted tasks by kernel family, largest first; it does not add up to the step."""
     predicted_share: float
     """Of the recorded device time: tasks that have a prediction."""
+    computing_predicted_share: float
+    """The same without collectives and copies between host and device."""
     uncalibrated_share: float
     """Of the predicted time: families that were measured on no SoC."""
     scaled_us: float
@@ -109,6 +113,8 @@ class Predicted:
     predicted_recorded_us: float = 0.0
     recorded_us: float = 0.0
     scaled_us: float = 0.0
+    scaled_recorded_us: float = 0.0
+    """As recorded: tasks without a prediction that are scaled."""
     kept_us: float = 0.0
     contention: Contention | None = None
     """What tasks draw from HBM, where collectives run beside others."""
@@ -116,6 +122,8 @@ class Predicted:
     """Launch latencies and gaps are not those of the recording."""
     dispatch_us: Floats | None = None
     """Host time of each node that stands for the dispatch of ops that ran on the host; None for a recorded device."""
+    slices_us: Floats | None = None
+    """Host time of each slice of the step; None for the recorded one."""
     collectives_us: tuple[float, float] = (0.0, 0.0)
     """Of collectives that have a prediction: as recorded, their waiting included, and predicted."""
     notes: list[str] = field(default_factory=list[str])
@@ -132,10 +140,12 @@ def predict(
     host_scale: float = 1.0,
     host_us: Floats | None = None,
     dispatch_us: Floats | None = None,
+    slices_us: Floats | None = None,
     world_size: int | None = None,
 ) -> Predicted:
     """Durations of all nodes on `device`. `ops` are the plan's by id, `held` what the caches hold of them.
-    Of a step whose ops left the host, `host_us` are its nodes' durations then, of which `dispatch_us` is for these ops.
+    Of a step whose ops left the host, `host_us` are its nodes' durations then, of which `dispatch_us` is for these ops,
+    and `slices_us` those of the host's slices.
 
     Raises TraceError for a step without device work.
     """
@@ -148,6 +158,7 @@ def predict(
         )
     out = Predicted((nodes.dur_us if host_us is None else host_us).copy(), graph.edges.lag_us.copy())
     out.dispatch_us = None if dispatch_us is None else dispatch_us * host_scale
+    out.slices_us = (graph.slices.dur_us if slices_us is None else slices_us) * host_scale
     out.recorded_us = float(nodes.dur_us[tasks].sum())
     host = nodes.kind == HOST
     out.durations_us[host] *= host_scale
@@ -178,8 +189,13 @@ def step_on(
         made.notes.append(slowed.note)
         made.durations_us = slowed.durations_us
     schedule, begin = paced(graph, made.durations_us, made.lags_us)
-    low, high = _band(graph, made, schedule.step_us)
-    error = max(abs(structure_error), LEAST_BAND)
+    low = high = None
+    computing = made.predicted_recorded_us - made.collectives_us[0]
+    share = computing / every if (every := computing + made.scaled_recorded_us) > 0.0 else float(bool(made.families))
+    if share >= LEAST_PREDICTED:
+        low, high = _band(graph, made, schedule.step_us)
+        error = max(abs(structure_error), LEAST_BAND)
+        low, high = min(low, schedule.step_us / (1.0 + error)), max(high, schedule.step_us * (1.0 + error))
     found = categories(graph, schedule, step_us=schedule.step_us, begin_us=begin)
     parts, _ = path_parts(names, graph, schedule)
     predicted = sum(float(us.sum()) for us in made.families.values())
@@ -204,12 +220,13 @@ def step_on(
             device=device.name,
             device_version=device.version,
             step_us=schedule.step_us,
-            low_us=min(low, schedule.step_us / (1.0 + error)),
-            high_us=max(high, schedule.step_us * (1.0 + error)),
+            low_us=low,
+            high_us=high,
             categories_us=found,
             critical_path=tuple(parts),
             by_family_us=dict(sorted(by_family.items(), key=lambda item: -item[1])),
             predicted_share=made.predicted_recorded_us / made.recorded_us if made.recorded_us else 0.0,
+            computing_predicted_share=share,
             uncalibrated_share=made.uncalibrated_us / predicted if predicted else 0.0,
             scaled_us=made.scaled_us,
             kept_us=made.kept_us,
@@ -416,10 +433,11 @@ def _rest(trace: Trace, graph: StepGraph, tasks: Ints, out: Predicted, done: Boo
     scaled = nodes.dur_us[others] * ratio
     out.durations_us[others] = scaled
     out.scaled_us = float(scaled.sum())
+    out.scaled_recorded_us = float(nodes.dur_us[others].sum())
     _add(out, others.tolist(), "(not predicted)", UNPREDICTED_BAND, scaled)
     out.uncalibrated_us += out.scaled_us
-    share = float(nodes.dur_us[others].sum()) / out.recorded_us if out.recorded_us else 0.0
-    why = "in proportion to the predicted ones" if before else "as recorded: nothing of this step is predicted"
+    share = out.scaled_recorded_us / out.recorded_us if out.recorded_us else 0.0
+    why = "in proportion to the predicted ones" if before else "as recorded, for no computing of this step has one"
     out.notes.append(f"{len(others)} tasks = {share:.1%} of the recorded device time have no prediction: taken {why}")
 
 

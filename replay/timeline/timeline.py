@@ -12,7 +12,7 @@ from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.step_residency import HeldByOp, held_in_caches
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.timeline.categories import Categories, categories
-from opreplay.replay.timeline.changes import Edited, Unmatched, edited, with_op_times
+from opreplay.replay.timeline.changes import Edited, Unmatched, edited, slices_with_op_times, with_op_times
 from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.model import LAUNCH, STREAM, Floats, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, retimed
@@ -212,12 +212,13 @@ def _on_devices(
     caches: list[HeldByOp] | list[None] = [None] * len(devices)
     if devices and plan is not None and plan.sequence is not None:
         caches = held_in_caches(plan.ops, plan.sequence, devices, contents)
-    host_us = dispatch_us = None
+    host_us = dispatch_us = slices_us = None
     if devices and not graph.on_device:
         trace, host_by_row = offloaded(trace, ops)
         graph = step_graph(trace, graph.step)
         names = Names(trace, graph)
         host_us, _ = with_op_times(names, graph, host_by_row)
+        slices_us, _ = slices_with_op_times(names, graph, host_by_row)
         without, _ = with_op_times(names, graph, np.where(np.isnan(host_by_row), np.nan, 0.0))
         dispatch_us = host_us - without
     out: dict[str, OnDevice] = {}
@@ -232,6 +233,7 @@ def _on_devices(
             host_scale=host_scale,
             host_us=host_us,
             dispatch_us=dispatch_us,
+            slices_us=slices_us,
         )
         step, schedule = step_on(
             trace, graph, names, device, made, structure_error=structure_error, host_scale=host_scale
@@ -244,16 +246,20 @@ def what_if_of(
     names: Names, graph: StepGraph, change: str, before: Schedule, simulated: Mapping[str, OnDevice] | None = None
 ) -> WhatIf:
     """One change, from recorded durations, and from those of simulated devices."""
+    on_devices = _changed([change], simulated or {})
     try:
         made = edited(names, graph, change)
     except Unmatched as nothing:
+        why = f"{nothing}. {nothing.hint}"
+        there = (f"as recorded, it {why}", *on_devices.notes) if on_devices.matched else (why,)
         return WhatIf(
             change=change,
             step_us=before.step_us,
             gain_us=0.0,
             work_gain_us=0.0,
-            matched=0,
-            assumptions=(f"matches nothing in this step. {nothing.hint}",),
+            matched=on_devices.matched,
+            assumptions=there,
+            socs_us=on_devices.steps_us,
         )
     after = made.schedule()
     gain, work = before.step_us - after.step_us, float((graph.nodes.dur_us - made.durations_us).sum())
@@ -263,8 +269,8 @@ def what_if_of(
         gain_us=gain,
         work_gain_us=work,
         matched=made.matched,
-        assumptions=(*made.notes, *_why_little(graph, before, after, work)),
-        socs_us=_changed([change], simulated or {}),
+        assumptions=tuple(dict.fromkeys((*made.notes, *_why_little(graph, before, after, work), *on_devices.notes))),
+        socs_us=on_devices.steps_us,
     )
 
 
@@ -281,23 +287,48 @@ def _why_little(graph: StepGraph, before: Schedule, after: Schedule, work_us: fl
     return [f"{told}: the rest runs beside other work, or while the device would wait for something else"]
 
 
-def _changed(changes: Sequence[str], simulated: Mapping[str, OnDevice]) -> dict[str, float]:
+class _OnDevices(msgspec.Struct, frozen=True, kw_only=True):
+    """What changes do to a step on simulated devices."""
+
+    steps_us: dict[str, float]
+    """By device; without those where no change means anything."""
+    notes: tuple[str, ...]
+    matched: int
+
+
+def _changed(changes: Sequence[str], simulated: Mapping[str, OnDevice]) -> _OnDevices:
     """The step on each simulated device after changes."""
     out: dict[str, float] = {}
+    notes: list[str] = []
+    most = 0
     for name, one in simulated.items():
         names, graph = one.names, one.graph
-        durations, lags, overlap = one.made.durations_us, one.made.lags_us, False
+        durations, lags, overlap, matched = one.made.durations_us, one.made.lags_us, False, 0
         for change in changes:
             try:
-                made = edited(names, graph, change, durations_us=durations, lags_us=lags)
-            except Unmatched:  # said by its own line
+                made = edited(
+                    names,
+                    graph,
+                    change,
+                    durations_us=durations,
+                    lags_us=lags,
+                    slices_us=one.made.slices_us,
+                    offloaded=one.made.dispatch_us is not None,
+                )
+            except Unmatched as nothing:
+                notes.append(f"on {name} it changes nothing: {nothing.hint}")
                 continue
             durations, lags, overlap = made.durations_us, made.lags_us, overlap or made.overlap
+            matched += made.matched
+            notes += made.notes
+        most = max(most, matched)
+        if not matched:
+            continue
         if overlap:
             out[name] = Edited(graph, durations, lags, overlap=True).schedule().step_us
         else:
             out[name] = paced(graph, durations, lags)[0].step_us
-    return out
+    return _OnDevices(steps_us=out, notes=tuple(dict.fromkeys(notes)), matched=most)
 
 
 def _together(
@@ -327,7 +358,7 @@ def _together(
         work_gain_us=float((graph.nodes.dur_us - durations).sum()),
         matched=matched,
         assumptions=tuple(dict.fromkeys(notes)),
-        socs_us=_changed(changes, simulated),
+        socs_us=_changed(changes, simulated).steps_us,
     )
 
 

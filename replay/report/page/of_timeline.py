@@ -9,7 +9,7 @@ import numpy as np
 
 from opreplay.replay.report.page.model import Cell, Column, Lane, Page, Stretch, Strip, Table
 from opreplay.replay.report.page.parts import bars_by_name, count_cell, numbers, time_cell
-from opreplay.replay.report.step.text import CATEGORY_ROWS, head_line, memory_text, note_lines
+from opreplay.replay.report.step.text import CATEGORY_ROWS, band_text, head_line, memory_text, note_lines
 from opreplay.replay.report.step.tracks import Process, processes
 from opreplay.replay.report.text import plural, time_text
 from opreplay.replay.timeline.graph.model import HOST, NODE_KINDS, StepGraph
@@ -37,10 +37,7 @@ def page(study: Study, command: str) -> Page:
         facts=(
             ("recorded step", time_text(found.recorded_step_us)),
             ("re-timed step", f"{time_text(found.retimed_step_us)} ({100 * found.structure_error:+.2f} %)"),
-            *(
-                (name, f"{time_text(one.step_us)}, 80 % band {time_text(one.low_us)} to {time_text(one.high_us)}")
-                for name, one in found.socs.items()
-            ),
+            *((name, f"{time_text(one.step_us)}, 80 % band {band_text(one)}") for name, one in found.socs.items()),
             *((("memory", memory_text(found.memory)),) if found.memory is not None else ()),
             *(
                 (("with measured ops", time_text(found.measured_step_us)),)

@@ -16,6 +16,7 @@ from opreplay.replay.report.text import DASH, middle, plural, ratio_text, safe, 
 from opreplay.replay.timeline.categories import Categories
 from opreplay.replay.timeline.job.values import JobChange
 from opreplay.replay.timeline.memory import MemoryUse
+from opreplay.replay.timeline.simulated import SocStep
 from opreplay.replay.timeline.timeline import Timeline, WhatIf
 
 PATH_SHOWN = 12
@@ -111,9 +112,11 @@ def memory_text(memory: MemoryUse) -> str:
     if memory.low_bytes is None:
         at = "" if memory.peak_at_us is None else f", {time_text(memory.peak_at_us)} into the step"
         text = f"{readable(memory.peak_bytes)} on the {where} at most{at}"
+    elif not memory.high_bytes:
+        text = "not known"
     else:
         text = f"{readable(memory.low_bytes)} to {readable(memory.peak_bytes)} by lifetimes"
-    if memory.high_bytes is not None:
+    if memory.high_bytes:
         text += f", {readable(memory.high_bytes)} if nothing is freed (inferred)"
     return text + "".join(f"; {safe(soc)}: {verdict}" for soc, verdict in memory.verdicts.items())
 
@@ -153,13 +156,22 @@ def _socs(found: Timeline, width: int) -> Table:
     for name, one in found.socs.items():
         cells = (
             time_text(one.step_us),
-            f"{time_text(one.low_us)} to {time_text(one.high_us)}",
+            band_text(one),
             ratio_text(one.step_us, found.recorded_step_us),
             share_text(one.predicted_share),
             share_text(one.uncalibrated_share),
         )
         table.add_row(Text(safe(name), style="bold"), *cells[: len(titles)])
     return table
+
+
+def band_text(one: SocStep) -> str:
+    """The 80 % band; where little of the computing is predicted that instead."""
+    if one.low_us is not None and one.high_us is not None:
+        return f"{time_text(one.low_us)} to {time_text(one.high_us)}"
+    if not one.computing_predicted_share:
+        return "as recorded: nothing of it is predicted"
+    return f"none: {share_text(one.computing_predicted_share)} of the computing is predicted"
 
 
 def _path(found: Timeline, room: int) -> Table:

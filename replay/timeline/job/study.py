@@ -349,7 +349,7 @@ def _change(
         try:
             edited(ranks[0].names, job.ranks[0].graph, change)
         except Unmatched as nothing:
-            why = f"matches nothing in this step. {nothing.hint}"
+            why = f"{nothing}. {nothing.hint}"
             return JobChange(change=change, step_us=before, gain_us=0.0, matched=0, assumptions=(why,))
     if any(one.overlap for one in edits):
         raise UsageError("'overlap comm' is for one rank", hint="`timeline` on one of the traces takes it.")
@@ -388,6 +388,7 @@ def _edited(
             change,
             durations_us=None if made is None else made.durations_us,
             lags_us=None if made is None else made.lags_us,
+            slices_us=None if made is None else made.slices_us,
         )
     except Unmatched:
         return None

@@ -73,3 +73,31 @@ def test_collectives_of_the_host_follow_the_link_model() -> None:
     _, found = study("ddp_step_rank1")
     one, recorded = found.timeline.socs["910b3"].categories_us, found.timeline.categories_us
     assert 0.0 < one.communication < 0.1 * recorded.communication
+
+
+def test_a_change_scales_what_is_left_of_an_op_on_the_device() -> None:
+    """Never the recorded host time of ops that left the host."""
+    changes = ["aten::linear=2x", "aten::matmul=2x", "aten::view=2x", "aten::silu=1x", "aten::matmul=5us"]
+    _, found = study("moe_block", what_if=changes)
+    on = found.timeline.socs["910b3"]
+    outer, inner, view, same, timed = found.timeline.what_if
+    device_us = sum(on.by_family_us.values())
+    assert on.step_us <= inner.socs_us["910b3"] <= outer.socs_us["910b3"] <= on.step_us + device_us
+    assert outer.work_gain_us < -2 * device_us  # what the host took would not fit in there
+    assert any("runs inside aten::linear" in line for line in inner.assumptions)
+    assert view.socs_us["910b3"] <= on.step_us - view.work_gain_us + 1.0
+    assert same.matched > 0
+    assert same.socs_us["910b3"] == pytest.approx(on.step_us)
+    assert timed.socs_us == {}
+    assert any("give a factor instead" in line for line in timed.assumptions)
+
+
+def test_a_change_without_pattern_acts_on_the_simulated_step_or_says_why_not() -> None:
+    _, found = study("moe_block", what_if=["cudagraph", "overlap comm"])
+    captured, overlapped = found.timeline.what_if
+    assert captured.matched > 0
+    assert captured.step_us == found.timeline.retimed_step_us
+    assert captured.socs_us["910b3"] < found.timeline.socs["910b3"].step_us
+    assert "no launch" in captured.assumptions[0].lower()
+    assert overlapped.matched == 0
+    assert overlapped.assumptions == ("changes nothing in this step. It has no collectives.",)

@@ -7,7 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from opreplay.replay.ascend.simulate.devices import load_socs
 from opreplay.replay.plan.build import signature_id
+from opreplay.replay.plan.inputs import plan_of
+from opreplay.replay.plan.selection import Selection
+from opreplay.replay.report.step.text import band_text, memory_text
 from opreplay.replay.timeline.changes import Unmatched, edited
 from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.schedule import critical_path, retimed, slack_us
@@ -315,3 +319,32 @@ def test_a_pattern_that_device_work_matches_leaves_labels_and_views_alone(tmp_pa
 def test_a_change_names_what_it_may_have_meant(tmp_path: Path) -> None:
     change = study(training(), tmp_path, what_if=["aten::nm=0.5x"]).timeline.what_if[0]
     assert "nearest here: 'aten::mm'" in change.assumptions[0]
+
+
+def test_a_step_of_which_nothing_is_predicted_has_no_band_and_no_verdict_on_memory(tmp_path: Path) -> None:
+    trace = read_trace(training().write(tmp_path / "t.json"), activity=True)
+    plan = plan_of(trace, Selection(select="owner"), device="cpu", in_order=True)
+    found = timeline(trace, plan=plan, devices=list(load_socs(("910b3",)).values())).timeline
+    one = found.socs["910b3"]
+    assert (one.computing_predicted_share, one.low_us, one.high_us) == (0.0, None, None)
+    assert band_text(one) == "as recorded: nothing of it is predicted"
+    assert any("have no prediction: taken as recorded" in line for line in one.notes)
+    assert found.memory is not None
+    assert found.memory.fits == {"910b3": None}
+    assert memory_text(found.memory).startswith("not known; 910b3: unknown")
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_launch_latency_counts_where_the_host_waits_for_the_device(tmp_path: Path, waits: bool) -> None:
+    """Launches that follow each other delay all tasks alike: a host of half the time would halve such a step."""
+    machine = Machine()
+    machine.begin()
+    for _ in range(50):
+        machine.op("aten::add", 10.0, ("add", 5.0))
+        if waits:
+            machine.synchronize()
+    machine.synchronize()
+    machine.end()
+    made = study(machine, tmp_path).timeline.categories_us
+    assert made.idle_launch_latency == pytest.approx(49 * 6.0 if waits else 0.0, abs=1.0)
+    assert made.idle_host_bound > 49 * 4.0

@@ -98,7 +98,7 @@ def _differing_options(before: Mapping[str, Any], now: Mapping[str, Any]) -> lis
     return [
         f"{FLAGS.get(key, '--' + key.replace('_', '-'))} ({_said(before.get(key))} before, {_said(now.get(key))} now)"
         for key in sorted({*before, *now})
-        if key not in FREE | NAMED and before.get(key) != now.get(key)
+        if key not in FREE | NAMED and _said(before.get(key)) != _said(now.get(key))
     ]
 
 

@@ -124,4 +124,4 @@ def test_two_programs_for_one_op_are_refused(console: Console, trace: Path, plug
     other = tmp_path / "other.py"
     other.write_text(PROGRAM.format(library=False))
     done = console("plan", trace, "--plugin", plugin, "--plugin", other, code=2)
-    assert "has user tile program already" in done.stderr
+    assert "has a user tile program already" in done.stderr

@@ -94,8 +94,8 @@ def heavier() -> ReplayPlan:
     [
         (heavier(), {}, {}, "another trace"),
         (PLAN, {"seed": 3}, {}, r"seed \(0 before, 3 now\)"),
-        (PLAN, {"op_time_s": 0.5}, {}, "the options of measuring"),
-        (PLAN, {}, {"devices": ("910b3 2",)}, "the simulated devices"),
+        (PLAN, {"op_time_s": 0.5}, {}, r"continuation: --op-time \(0.2 before, 0.5 now\) differ"),
+        (PLAN, {}, {"devices": ("910b3 2",)}, r"devices \(none before, 910b3 2 now\)"),
     ],
 )
 def test_another_run_is_no_continuation(

@@ -23,8 +23,10 @@ from opreplay.replay.ascend.lowering.collectives import kernel_of
 from opreplay.replay.ascend.measured.kernel_shapes import complete_outputs
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.op import simulate_by_family
+from opreplay.replay.collectives.model import Collective as CollectiveOp
+from opreplay.replay.ir.labels import is_collective
 from opreplay.replay.ir.model import ReplayOp
-from opreplay.replay.plan.collectives.told import of_record
+from opreplay.replay.plan.collectives.told import Told, made_of, of_record
 from opreplay.replay.timeline.categories import Categories, categories
 from opreplay.replay.timeline.contention import Contention, contended
 from opreplay.replay.timeline.graph.model import (
@@ -43,7 +45,7 @@ from opreplay.replay.timeline.graph.schedule import Schedule, retimed
 from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.offload import DISPATCH_BAND, DISPATCH_US
 from opreplay.replay.timeline.paths import PathPart, path_parts
-from opreplay.traces import Trace
+from opreplay.traces import Trace, innermost_parent
 from opreplay.traces.activity import Collective
 from opreplay.traces.errors import TraceError
 
@@ -283,15 +285,21 @@ def _collectives(
     nodes, device = graph.nodes, predictor.device
     kept = assumed = 0
     recorded_us = made_us = 0.0
+    parents = innermost_parent(trace.ops)
     for node in np.flatnonzero((nodes.kind == COLLECTIVE) & (nodes.name >= 0)).tolist():
         told = trace.activity.collectives[int(nodes.collective[node])] if nodes.collective[node] >= 0 else None
         call = None if told is None else collective_call(told, world)
+        group = None if told is None else told.group_size
+        if call is None and nodes.owner[node] >= 0:
+            by_ops = _told_by_ops(trace, int(nodes.owner[node]), parents, world)
+            call = None if by_ops is None else kernel_of(by_ops)
+            group = None if by_ops is None else by_ops.group_size
         if call is None:
             out.kept_us += float(nodes.dur_us[node])
             kept += 1
             done[node] = True
             continue
-        assumed += told is not None and told.group_size is None and world is None
+        assumed += group is None and world is None
         made = predictor(call)
         recorded_us, made_us = recorded_us + float(nodes.dur_us[node]), made_us + made.time_us
         family = family_of(call, device)
@@ -304,6 +312,15 @@ def _collectives(
         out.notes.append(f"{kept} collectives of unknown size are as recorded, their waiting for other ranks included")
     if assumed:
         out.notes.append(f"{assumed} collectives of unknown group: taken over the 8 dies of a server")
+
+
+def _told_by_ops(trace: Trace, owner: int, parents: Ints, world: int | None) -> CollectiveOp | None:
+    """The collective that the op around a task and the `c10d` op around that one tell by their arguments."""
+    around = [trace.signatures[int(trace.ops.signature[owner])]]
+    if (above := int(parents[owner])) >= 0:
+        around.insert(0, trace.signatures[int(trace.ops.signature[above])])
+    around = [one for one in around if is_collective(one)]
+    return made_of(Told(names=[one.name for one in around], signatures=around), world)[0] if around else None
 
 
 def collective_call(told: Collective, world: int | None) -> KernelCall | None:

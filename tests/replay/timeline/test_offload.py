@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -101,3 +103,11 @@ def test_a_change_without_pattern_acts_on_the_simulated_step_or_says_why_not() -
     assert "no launch" in captured.assumptions[0].lower()
     assert overlapped.matched == 0
     assert overlapped.assumptions == ("changes nothing in this step. It has no collectives.",)
+
+
+def test_sizes_of_collectives_come_from_the_ops_around_them(shared_traces: Path) -> None:
+    trace = open_trace(str(shared_traces / "param_dlrm_worker0_kineto.json.gz"), activity=True)
+    plan = plan_of(trace, Selection(select="owner"), device="cpu", in_order=True)
+    one = timeline(trace, plan=plan, devices=list(load_socs(("910b3",)).values())).timeline.socs["910b3"]
+    assert any("3 collectives of unknown size" in note for note in one.notes)  # all-reduces that record no tensor
+    assert 0.0 < one.by_family_us["Collective"] < 1000.0  # recorded 4 ms, for the most part waiting

@@ -49,6 +49,9 @@ CPP_SPELLINGS: dict[str, str] = {
 }  # fmt: skip
 """C++ type names as gcc and clang builds of torch record them under "Input type" → torch dtype name."""
 
+MASKS = ("bool", "uint8")
+"""Of index tensors that select elements by truth rather than by number."""
+
 SCALAR_TYPE_CODES: tuple[str, ...] = (
     "uint8",
     "int8",

@@ -19,7 +19,7 @@ from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import readable, tensor_bytes
 from opreplay.replay.plan.step.lifetimes import lifetimes, makes_no_memory
-from opreplay.replay.plan.step.linking import NO_VIEWS, PRODUCTS, Linked, Value, link, results_of, tensors_of
+from opreplay.replay.plan.step.linking import NO_VIEWS, PRODUCTS, Linked, Value, linked_step, results_of, tensors_of
 from opreplay.replay.timeline.graph.steps import Step
 from opreplay.replay.timeline.names import PYTHON
 from opreplay.traces import Trace
@@ -118,12 +118,7 @@ def inferred_memory(plan: ReplayPlan, devices: Sequence[DeviceProfile], *, on_de
     sequence = plan.sequence
     if sequence is None or not sequence.calls:
         return None
-    by_id = {op.id: op for op in plan.ops}
-    ops = [by_id[id_] for id_ in sequence.ids if id_ in by_id]
-    place = {op.id: index for index, op in enumerate(ops)}
-    kept = [at for at, index in enumerate(sequence.calls) if sequence.ids[index] in place]
-    calls = [place[sequence.ids[sequence.calls[at]]] for at in kept]
-    linked = link(ops, calls, memories=[sequence.memories[at] for at in kept] if sequence.memories else (), gaps=True)
+    ops, calls, linked = linked_step(plan.ops, sequence)
     made = [[0 if meta is None else _block(tensor_bytes(meta)) for meta in results_of(op)] for op in ops]
     given = [[0 if meta is None else _block(tensor_bytes(meta)) for _, _, meta in tensors_of(op)] for op in ops]
     aliases = [makes_no_memory(op) for op in ops]

@@ -13,6 +13,7 @@ import msgspec
 
 from opreplay.replay.ir.model import Assumption, ReplayArg, ReplayOp
 from opreplay.replay.ir.sizes import need_of
+from opreplay.traces.dtypes import MASKS
 from opreplay.traces.model import TensorMeta
 
 CACHES = frozenset(
@@ -137,7 +138,7 @@ def _table(op: ReplayOp, table: str, indices: str) -> dict[str, int]:
     if args[indices].type == "Tensor[]":
         # Only the first indexed dimension is cut; a mask must stay as large as what it masks.
         dim = next((i for i, meta in enumerate(listed) if meta is not None), None)
-        if dim is None or any(meta is not None and meta.dtype in ("bool", "uint8") for meta in listed):
+        if dim is None or any(meta is not None and meta.dtype in MASKS for meta in listed):
             return {}
     rank = len(_meta(op, table).shape)
     if not isinstance(dim, int) or not -rank <= dim < rank:

@@ -48,16 +48,22 @@ def compared_of(one: Transfer, soc: str, table: dict[str, Transport] | None = No
     if predicted is None or one.transit_us is None or one.transit_us <= 0:
         return None
     spec = TensorSpec(shape=(round(one.size_bytes),), dtype="uint8")
+    call = KernelCall(type=f"{one.op} {one.transport}", inputs=(spec,), outputs=())
+    return _compared(call, one.transit_us, predicted)
+
+
+def _compared(call: KernelCall, measured_us: float, predicted_us: float) -> Compared:
+    """One call beside its prediction, with the band of links."""
     return Compared(
-        call=KernelCall(type=f"{one.op} {one.transport}", inputs=(spec,), outputs=()),
-        measured_us=one.transit_us,
-        predicted_us=predicted,
-        low_us=predicted / BAND,
-        high_us=predicted * BAND,
+        call=call,
+        measured_us=measured_us,
+        predicted_us=predicted_us,
+        low_us=predicted_us / BAND,
+        high_us=predicted_us * BAND,
         count=1,
-        total_us=one.transit_us,
-        absolute_us=abs(predicted - one.transit_us),
-        signed_us=predicted - one.transit_us,
+        total_us=measured_us,
+        absolute_us=abs(predicted_us - measured_us),
+        signed_us=predicted_us - measured_us,
     )
 
 
@@ -231,17 +237,7 @@ def compared_misc(row: MiscRow) -> Compared:
         predicted = transports()["SDMA"].time_us(count, "send")
     else:
         predicted = chosen(row.call, load_device(row.soc)).us
-    return Compared(
-        call=row.call,
-        measured_us=row.measured_us,
-        predicted_us=predicted,
-        low_us=predicted / BAND,
-        high_us=predicted * BAND,
-        count=1,
-        total_us=row.measured_us,
-        absolute_us=abs(predicted - row.measured_us),
-        signed_us=predicted - row.measured_us,
-    )
+    return _compared(row.call, row.measured_us, predicted)
 
 
 def of_folder(folder: Path, *, cross: bool) -> dict[str, list[tuple[str, str, list[Compared], bool]]]:

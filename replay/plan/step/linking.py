@@ -20,7 +20,7 @@ from typing import Literal
 import msgspec
 
 from opreplay.replay.ir import shared_memory as aliasing
-from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.ir.model import RecordedSequence, ReplayOp
 from opreplay.traces.garbage import collector_off
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
@@ -200,6 +200,18 @@ def link(
             if lies_in:
                 known.add(lies_in[output], Source("result", value), result)
     return Linked(calls=tuple(calls), sources=tuple(sources), outside=tuple(outside), recorded=recorded)
+
+
+def linked_step(ops: Sequence[ReplayOp], sequence: RecordedSequence) -> tuple[list[ReplayOp], list[int], Linked]:
+    """The ops that a step calls, its calls as indices of them, and what hands a tensor to what; calls of ops that are
+    not among `ops` are gaps."""
+    by_id = {op.id: op for op in ops}
+    called = [by_id[id_] for id_ in sequence.ids if id_ in by_id]
+    place = {op.id: index for index, op in enumerate(called)}
+    kept = [at for at, index in enumerate(sequence.calls) if sequence.ids[index] in place]
+    calls = [place[sequence.ids[sequence.calls[at]]] for at in kept]
+    memories = [sequence.memories[at] for at in kept] if sequence.memories else ()
+    return called, calls, link(called, calls, memories=memories, gaps=True)
 
 
 def _aligned(metas: Sequence[TensorMeta | None], memories: Sequence[int]) -> list[int]:

@@ -17,7 +17,7 @@ import msgspec
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ir.sizes import tensor_bytes
 from opreplay.replay.plan.step.lifetimes import lifetimes, makes_no_memory
-from opreplay.replay.plan.step.linking import VIEWS, Value, link, results_of, tensors_of
+from opreplay.replay.plan.step.linking import VIEWS, Value, linked_step, results_of, tensors_of
 
 
 class Recency(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -74,12 +74,7 @@ def recency(plan: ReplayPlan) -> dict[str, Recency]:
     sequence = plan.sequence
     if sequence is None:
         return {}
-    by_id = {op.id: op for op in plan.ops}
-    ops = [by_id[id_] for id_ in sequence.ids if id_ in by_id]
-    place = {op.id: index for index, op in enumerate(ops)}
-    kept = [at for at, index in enumerate(sequence.calls) if sequence.ids[index] in place]
-    calls = [place[sequence.ids[sequence.calls[at]]] for at in kept]
-    linked = link(ops, calls, memories=[sequence.memories[at] for at in kept] if sequence.memories else (), gaps=True)
+    ops, calls, linked = linked_step(plan.ops, sequence)
     owned = lifetimes(ops, linked)
     given = [[None if meta is None else tensor_bytes(meta) for _, _, meta in tensors_of(op)] for op in ops]
     made = [

@@ -20,7 +20,7 @@ from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.replay.ir.recorded_call import MISSING, RecordedArg, recorded_args
 from opreplay.replay.resolve.guess.lists import first_tensor_of
 from opreplay.replay.resolve.guess.values import Context, Guess, Known, Relatives, Rule, Shape, tensor
-from opreplay.traces.dtypes import ITEMSIZE_BYTES
+from opreplay.traces.dtypes import ITEMSIZE_BYTES, MASKS
 from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import OpSignature, TensorMeta
 
@@ -31,7 +31,6 @@ MAX_RANK = 8
 NEXT_READERS = 8
 BYTES_PER_US = 8e6
 """8 TB/s: no memory moves more; a call that was recorded with less time moved fewer rows."""
-_MASKS = ("bool", "uint8")
 _TRUE = re.compile(r"\], (\d+) true: told")
 """In what `_placed` says of a list with masks."""
 
@@ -71,7 +70,7 @@ def with_numbers(op: ReplayOp) -> ReplayOp:
     args: list[ReplayArg] = []
     for arg in op.args:
         if arg.name == "indices":
-            masks = [meta is not None and meta.dtype in _MASKS for meta in arg.tensors]
+            masks = [meta is not None and meta.dtype in MASKS for meta in arg.tensors]
             spread = [
                 [number] * len(meta.shape) if meta is not None and mask else [meta]
                 for meta, mask in zip(arg.tensors, masks, strict=True)
@@ -194,7 +193,7 @@ def _placed(own: Shape, inside: _Inside, values: Shape | None, around: Relatives
     for meta in inside.given:
         if at >= len(dims):
             return None
-        width = len(meta.shape) if meta.dtype in _MASKS else 1
+        width = len(meta.shape) if meta.dtype in MASKS else 1
         places[dims[at]] = meta
         # What a mask covers has no places of its own in the list.
         for covered in range(1, width):
@@ -203,7 +202,7 @@ def _placed(own: Shape, inside: _Inside, values: Shape | None, around: Relatives
     tensors = tuple(meta for meta in places if meta is not _COVERED)
     shown = ", ".join(":" if meta is None else f"{meta.dtype}{list(meta.shape)}" for meta in tensors)
     rows = ""
-    if any(meta.dtype in _MASKS for meta in inside.given):
+    if any(meta.dtype in MASKS for meta in inside.given):
         rows = f", {math.prod(inside.broadcast)} true"
     return Guess(tensors=tensors, why=f"x[{shown}]{rows}: told by the calls inside{told}")
 
@@ -254,8 +253,8 @@ def _takes_masks(own: Shape, dims: tuple[int, ...], inside: _Inside) -> bool:
     """Whether each mask is as large as the dimensions that it would index."""
     at = 0
     for meta in inside.given:
-        width = len(meta.shape) if meta.dtype in _MASKS else 1
-        if meta.dtype in _MASKS and tuple(own[d] for d in dims[at : at + width]) != meta.shape:
+        width = len(meta.shape) if meta.dtype in MASKS else 1
+        if meta.dtype in MASKS and tuple(own[d] for d in dims[at : at + width]) != meta.shape:
             return False
         at += width
     return True

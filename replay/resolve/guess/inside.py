@@ -17,6 +17,7 @@ from opreplay.replay.resolve.guess.indices import index_tensors
 from opreplay.replay.resolve.guess.lists import first_tensor_of
 from opreplay.replay.resolve.guess.results import reduction_to
 from opreplay.replay.resolve.guess.values import Context, Known, Relatives, Shape, tensor
+from opreplay.traces.dtypes import MASKS
 from opreplay.traces.model import OpSignature, TensorMeta
 
 _VIEW_NAMES = (
@@ -206,13 +207,13 @@ def indexing(made: Composite, own: TensorMeta) -> tuple[Shape, Shape] | None:
     if found is None or not found.tensors:
         return None
     given = [at for at, meta in enumerate(found.tensors) if meta is not None]
-    widths = [len(m.shape) if m is not None and m.dtype in ("bool", "uint8") else 1 for m in found.tensors]
+    widths = [len(m.shape) if m is not None and m.dtype in MASKS else 1 for m in found.tensors]
     if not given or given[-1] - given[0] + 1 != len(given):
         return None
     before, width = given[0], sum(widths[at] for at in given)
     rest = source.shape[before + width :]
     view = (*(1,) * before, *own.shape, *(1,) * len(rest))
-    shapes = [m.shape for m in found.tensors if m is not None and m.dtype not in ("bool", "uint8")]
+    shapes = [m.shape for m in found.tensors if m is not None and m.dtype not in MASKS]
     views = [meta.shape for call in made.after if call.name == "aten::reshape" and (meta := first_tensor_of(call))]
     index = views[0] if views else max(shapes, key=len) if shapes else own.shape
     return view, (*source.shape[:before], *index, *rest)

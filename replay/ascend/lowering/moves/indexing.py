@@ -12,6 +12,7 @@ from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
 from opreplay.replay.ascend.lowering.op_view import OpView, elements, kernel, spec
 from opreplay.replay.ascend.lowering.registry import lowers
 from opreplay.replay.ascend.measured.kernel_shapes import broadcast
+from opreplay.traces.dtypes import MASKS
 from opreplay.traces.model import TensorMeta
 
 _INTEGERS = ("int64", "int32")
@@ -62,9 +63,6 @@ def single_elements(op: OpView) -> Iterable[KernelCall]:
     ]
 
 
-_MASKS = ("bool", "uint8")
-
-
 class _Picked(NamedTuple):
     """What an indexed call picks of a table."""
 
@@ -72,8 +70,10 @@ class _Picked(NamedTuple):
     """Places that it picks."""
     inner: int
     """Elements at each of them."""
-    masks: list[TensorMeta]
-    numbers: list[TensorMeta]
+    nonzeros: list[KernelCall]
+    """What turns masks into numbers."""
+    numbers: list[TensorSpec]
+    """The indices that the kernel gets."""
 
 
 def _picked(op: OpView, table: TensorMeta) -> _Picked:
@@ -85,12 +85,12 @@ def _picked(op: OpView, table: TensorMeta) -> _Picked:
     covered: set[int] = set()
     dim = 0
     for meta in places:
-        width = len(meta.shape) if meta is not None and meta.dtype in _MASKS else 1
+        width = len(meta.shape) if meta is not None and meta.dtype in MASKS else 1
         covered.update(range(dim, dim + width) if meta is not None else ())
         dim += width
     covered = covered or {0}  # no list was recorded: rows
     given = [meta for meta in places if meta is not None]
-    masks, numbers = [t for t in given if t.dtype in _MASKS], [t for t in given if t.dtype not in _MASKS]
+    masks, numbers = [t for t in given if t.dtype in MASKS], [t for t in given if t.dtype not in MASKS]
     inner = prod(size for dim, size in enumerate(table.shape) if dim not in covered)
     moved = op.op.outputs[0] if op.op.outputs else None
     values = op.meta("values")
@@ -103,12 +103,9 @@ def _picked(op: OpView, table: TensorMeta) -> _Picked:
     else:
         rows = max((prod(t.shape) for t in masks), default=2) // 2
         op.note("number of true elements of the mask not recorded: half of them assumed")
-    return _Picked(rows, inner, masks, numbers)
-
-
-def _nonzeros(masks: list[TensorMeta]) -> list[KernelCall]:
-    """What turns masks into numbers."""
-    return [kernel("NonZero", [spec(m.shape, "bool")], [spec((elements(m), len(m.shape)), "int64")]) for m in masks]
+    nonzeros = [kernel("NonZero", [spec(m.shape, "bool")], [spec((elements(m), len(m.shape)), "int64")]) for m in masks]
+    found = [spec((rows,), "int64") for mask in masks for _ in mask.shape]
+    return _Picked(rows, inner, nonzeros, [*found, *(spec(t.shape, t.dtype) for t in numbers)])
 
 
 @lowers("aten::index", "aten::_unsafe_index", "aten::_index")
@@ -118,9 +115,8 @@ def index(op: OpView) -> Iterable[KernelCall]:
     picked = _picked(op, table)
     out = op.output(spec((picked.rows, picked.inner), table.dtype))
     moved = elements(out) * itemsize(out.dtype)
-    numbers = [spec((picked.rows,), "int64") for mask in picked.masks for _ in mask.shape]
-    inputs = [spec(table.shape, table.dtype), *numbers, *(spec(t.shape, t.dtype) for t in picked.numbers)]
-    return [*_nonzeros(picked.masks), kernel("Index", inputs, [out], indices=picked.rows, moved_bytes=moved)]
+    inputs = [spec(table.shape, table.dtype), *picked.numbers]
+    return [*picked.nonzeros, kernel("Index", inputs, [out], indices=picked.rows, moved_bytes=moved)]
 
 
 @lowers(
@@ -136,10 +132,8 @@ def index_put(op: OpView) -> Iterable[KernelCall]:
     picked = _picked(op, table)
     moved = picked.rows * picked.inner * itemsize(table.dtype)
     out = spec(table.shape, table.dtype)
-    numbers = [spec((picked.rows,), "int64") for mask in picked.masks for _ in mask.shape]
-    write = [out, *numbers, *(spec(t.shape, t.dtype) for t in picked.numbers)]
-    put = kernel("IndexPutV2", write, [out], indices=picked.rows, moved_bytes=moved)
-    return [*_copied(op, out), *_nonzeros(picked.masks), put]
+    put = kernel("IndexPutV2", [out, *picked.numbers], [out], indices=picked.rows, moved_bytes=moved)
+    return [*_copied(op, out), *picked.nonzeros, put]
 
 
 def _copied(op: OpView, table: TensorSpec) -> list[KernelCall]:

@@ -20,6 +20,8 @@ IDLE_SHARE = 0.9
 """A thread needs at least this share of a processor, else it is waited for."""
 FAR_ABOVE = 3.0
 """A median so many times the lowest decile is that of threads that wait for each other."""
+WAITED_SHARE = 0.2
+"""Threads that waited for processors for this share of an op's measuring time, together, have made it longer."""
 ALONE_SHARE = 0.5
 """An op is measured again with one thread where this share of its time limit is left."""
 
@@ -45,13 +47,20 @@ def measure_on_idle(
 ) -> Measurement:
     """`measure`, and again with one thread where several had to wait for processors: whichever is shorter.
 
-    The measurement says so in a warning.
+    The measurement says so in a warning, also where there was no time for another or it was no shorter.
     """
-    started = executor.clock.now_s()
+    clock, threads = executor.clock, executor.threads
+    if threads is None or threads < 2:
+        return measure(executor, prepared, options, recency=recency, visits=visits)
+    started, waited_us = clock.now_s(), clock.threads_waited_us()
     found = measure(executor, prepared, options, recency=recency, visits=visits)
-    threads = executor.threads
-    left_s = options.hard_limit_s() - (executor.clock.now_s() - started)
-    if threads is None or threads < 2 or not waited(found) or left_s < ALONE_SHARE * options.hard_limit_s():
+    took_s, waited_s = clock.now_s() - started, (clock.threads_waited_us() - waited_us) * 1e-6
+    if waited_s > WAITED_SHARE * took_s:
+        data = {"threads": float(threads), "waited_s": waited_s, "took_s": took_s}
+        waiting = MeasureWarning(kind="threads waited", data=data)
+        found = msgspec.structs.replace(found, warnings=(*found.warnings, waiting))
+    left_s = options.hard_limit_s() - took_s
+    if not waited(found) or left_s < ALONE_SHARE * options.hard_limit_s():
         return found
     executor.use_threads(1)
     try:
@@ -68,7 +77,9 @@ def measure_on_idle(
 
 def waited(found: Measurement) -> bool:
     """Whether the samples look like those of threads that waited for processors which other programs had."""
-    if any(kind_of(warning) == "interrupted" for warning in found.warnings) or found.repeated > found.samples:
+    if {"interrupted", "threads waited"} & {
+        kind_of(warning) for warning in found.warnings
+    } or found.repeated > found.samples:
         return True
     deciles = found.deciles_us
     return len(deciles) == 11 and deciles[1] > 0 and deciles[5] > FAR_ABOVE * deciles[1]

@@ -21,6 +21,7 @@ MARKED: dict[str, str] = {
     VALUES: "results that differ from those of the op's own implementation",
     ONE_SAMPLE: "a single sample, of which nobody knows how much it scatters",
     "one thread": "one thread, since several waited for processors",
+    "threads waited": "several threads, which waited for processors",
 }
 """Warnings with which a time may be another by far → what is told of it."""
 

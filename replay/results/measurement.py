@@ -24,6 +24,7 @@ WarningKind = Literal[
     "not settled",
     "interrupted",
     "one thread",
+    "threads waited",
 ]
 KINDS: tuple[WarningKind, ...] = get_args(WarningKind)
 
@@ -44,6 +45,7 @@ _TEXTS: dict[WarningKind, str] = {
         "time, spent waiting for it, is left out"
     ),
     "one thread": "{threads:.0f} threads, which had to wait for processors, took {threads_us:.3g} us",
+    "threads waited": "{threads:.0f} threads waited {waited_s:.3g} s for processors in the {took_s:.3g} s of measuring",
     "part of the op": "{share:.3g} of it ran, times are scaled up",
 }
 

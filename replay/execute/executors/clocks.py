@@ -9,7 +9,7 @@ from itertools import repeat
 from time import get_clock_info, perf_counter, perf_counter_ns
 from typing import Any, Protocol
 
-from opreplay.replay.host.interruptions import Interruptions, interruptions
+from opreplay.replay.host.interruptions import Interruptions, interruptions, threads_waited_us
 
 QUEUE_CALLS = 200
 """Most calls in one batch on a device with a queue: well below the 1,024 launches that CUDA queues before it blocks."""
@@ -50,6 +50,9 @@ class HostClock:
 
     def interruptions(self) -> Interruptions:
         return interruptions()
+
+    def threads_waited_us(self) -> float:
+        return threads_waited_us()
 
     def _timed(self, calls: Iterable[Callable[[], Any]], count: int) -> float:
         now_ns = self._now_ns
@@ -121,6 +124,9 @@ class EventClock:
         """None: the device goes on while the host is away."""
         return Interruptions()
 
+    def threads_waited_us(self) -> float:
+        return 0.0
+
     def _timed(self, calls: Iterable[Callable[[], Any]], count: int) -> float:
         self._synchronize()
         if self._hold is not None and count > 1:
@@ -164,4 +170,8 @@ class Clock(Protocol):
 
     def interruptions(self) -> Interruptions:
         """How often other programs have taken the processor so far."""
+        ...
+
+    def threads_waited_us(self) -> float:
+        """What all threads that compute have waited for processors so far, together; 0 where the host does not."""
         ...

@@ -65,6 +65,9 @@ class FakeClock:
     def interruptions(self) -> Interruptions:
         return Interruptions()
 
+    def threads_waited_us(self) -> float:
+        return 0.0
+
 
 class FakePrepared:
     """One call of a fake op."""

@@ -117,7 +117,7 @@ def _measured(one: OpResult) -> OpTime:
     )
 
 
-_DOUBTS = frozenset({"first call", "not settled", "part of the op", "interrupted"})
+_DOUBTS = frozenset({"first call", "not settled", "part of the op", "interrupted", "threads waited"})
 """Warnings of a measurement that belong beside its ratio to another time."""
 
 

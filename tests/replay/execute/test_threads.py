@@ -14,7 +14,7 @@ from opreplay.replay.execute.executors.fake import FakeClock, FakeExecutor
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.threads import fitting_threads, measure_on_idle
 from opreplay.replay.host.interruptions import threads_waited_us
-from opreplay.replay.results.measurement import kind_of
+from opreplay.replay.results.measurement import Measurement, kind_of
 from tests.factories import fake_op
 
 
@@ -50,15 +50,15 @@ class Threaded(FakeExecutor):
         return call
 
 
-def measured(executor: Threaded, **options: float):
-    return measure_on_idle(executor, executor.prepare(fake_op("fake::add"), seed=0), MeasureOptions(**options))
+def measured(executor: Threaded, limit_s: float = 60.0) -> Measurement:
+    return measure_on_idle(executor, executor.prepare(fake_op("fake::add"), seed=0), MeasureOptions(limit_s=limit_s))
 
 
 def test_samples_that_are_all_alike_are_measured_again_where_threads_waited_for_processors() -> None:
     executor = Threaded({2: 23_700.0, 1: 318.0}, waits=0.9)
     found = measured(executor)
     assert found.median_us == pytest.approx(318.0, rel=0.02)
-    assert found.threads == 1 and executor.threads == 2
+    assert (found.threads, executor.threads) == (1, 2)
     assert [kind_of(warning) for warning in found.warnings] == ["one thread"]
 
 
@@ -66,7 +66,7 @@ def test_threads_that_did_not_wait_are_left_alone() -> None:
     executor = Threaded({2: 23_700.0, 1: 318.0}, waits=0.1)
     found = measured(executor)
     assert found.median_us == pytest.approx(23_700.0, rel=0.02)
-    assert set(executor.used) == {2} and not found.warnings
+    assert (set(executor.used), found.warnings) == ({2}, ())
 
 
 @pytest.mark.parametrize(("alone_us", "limit_s"), [(30_000.0, 60.0), (318.0, 0.2)])

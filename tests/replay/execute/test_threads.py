@@ -38,8 +38,8 @@ class Threaded(FakeExecutor):
         self.us = us
         self.used: list[int] = []
 
-    def use_threads(self, threads: int) -> None:
-        self.threads = threads
+    def use_threads(self, count: int) -> None:
+        self.threads = count
 
     def _behaviour(self, name: str):
         def call() -> None:
@@ -76,7 +76,8 @@ def test_where_one_thread_is_no_faster_or_there_is_no_time_for_it_the_waiting_is
     found = measured(Threaded({2: 23_700.0, 1: alone_us}, waits=0.9), limit_s=limit_s)
     assert found.median_us == pytest.approx(23_700.0, rel=0.02)
     told = [str(warning) for warning in found.warnings if kind_of(warning) == "threads waited"]
-    assert len(told) == 1 and told[0].startswith("threads waited: 2 threads waited ")
+    assert len(told) == 1
+    assert told[0].startswith("threads waited: 2 threads waited ")
 
 
 def test_threads_are_halved_until_idle_processors_have_room_for_them() -> None:

@@ -13,7 +13,7 @@ from opreplay.replay.ascend.simulate.coverage import coverage
 from opreplay.replay.ir.reasons import ReasonTotal
 from opreplay.replay.report import collectives
 from opreplay.replay.report.coverage import coverage_text
-from opreplay.replay.report.doubts import doubt_notes, marked_notes, thread_notes, value_notes
+from opreplay.replay.report.doubts import busy_notes, doubt_notes, marked_notes, value_notes
 from opreplay.replay.report.run.fidelity import fidelity_notes
 from opreplay.replay.report.text import end, plural, safe, share_text, time_text
 from opreplay.replay.results.measurement import kind_of
@@ -175,9 +175,7 @@ def decisive_notes(header: Header | None, results: Sequence[OpResult], summary: 
     """Those of `notes` that may change what is decided: times that mislead, what is missing, what was asked for."""
     found = [*marked_notes(results), *value_notes(results), *_trace_notes(header), *fidelity_notes(results)]
     found += [note for soc in socs_of(results) for note in telling_notes(soc, results)]
-    environment = {} if header is None else header.environment
-    if environment.get("threads") != environment.get("threads_of_torch"):
-        found += thread_notes(environment)
+    found += busy_notes({} if header is None else header.environment)
     if summary.interrupted:
         found.append(INTERRUPTED)
     return found

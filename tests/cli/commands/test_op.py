@@ -187,6 +187,22 @@ def test_a_size_that_a_tile_program_does_not_fit_is_a_row_with_its_reason(tmp_pa
     assert any("on the CPU by the tile program double" in note for note in case["notes"])
 
 
+def test_a_tile_program_that_leaves_rows_unwritten_makes_no_prediction(tmp_path: Path) -> None:
+    plugin = tmp_path / "half.py"
+    plugin.write_text(
+        "from opreplay import tile\n"
+        "@tile.kernel('aten::neg')\n"
+        "def neg(x, y: tile.Out):\n"
+        "    for r in tile.blocks(x.shape[0] // 2 + 1, 8):\n"
+        "        tile.store(y[r], tile.load(x[r]) * -1.0)\n"
+    )
+    done = invoke("aten::neg(f32[n,64])", "--vary", "n=1,64", "--no-measure", "--soc", "910b3", "--plugin", str(plugin))
+    assert done.exit_code == 1
+    text = " ".join(done.stdout.split())
+    assert "half.py:5: y: 1,984 of 4,096 elements are never written (limit unwritten)" in text
+    assert "1 predicted on 910b3" in text
+
+
 RULE = """
 from opreplay.replay.ascend.lowering import lowers
 from opreplay.replay.ascend.lowering.op_view import kernel

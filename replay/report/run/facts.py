@@ -272,7 +272,7 @@ def confidence_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
 def telling_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
     """What of a device's predictions may change a decision: the user's own, and those of what it cannot do."""
     used = Counter(
-        f"{one.by} {one.source}"
+        f"{one.by} {one.source}" + (f" ({one.taken_for})" if one.taken_for else "")
         for r in results
         if (one := r.simulated.get(soc)) is not None and one.by is not None and one.by.startswith(("user ", "tile "))
     )

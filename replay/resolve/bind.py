@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -17,11 +16,12 @@ import msgspec
 from opreplay.replay.ir import shared_memory as aliasing
 from opreplay.replay.ir.model import Assumption, Reason, ReplayArg, Value
 from opreplay.replay.ir.recorded_call import MISSING, RecordedArg
+from opreplay.replay.ir.sizes import absurd_sizes
 from opreplay.replay.resolve.match import Match
 from opreplay.replay.resolve.policy import refuse_value
 from opreplay.replay.resolve.schema import ArgSpec
 from opreplay.traces.dtypes import SCALAR_TYPE_CODES
-from opreplay.traces.model import TensorMeta
+from opreplay.traces.model import TensorMeta, beyond_memory
 
 if TYPE_CHECKING:
     from opreplay.replay.resolve.guess.guess import Context, Guess
@@ -59,10 +59,6 @@ QUANTIZED = frozenset({"qint8", "quint8", "qint32"})
 """Element types with a scale and a zero point, which no profiler records."""
 MAX_RANK = 64
 """torch's own limit on dimensions."""
-MOST_ELEMENTS = 1 << 47
-"""Of one tensor: 140 TB of bytes, more than any one machine holds."""
-SIZES_SHOWN = 4
-"""Dimensions that a message spells out."""
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -165,21 +161,12 @@ def _is_possible(meta: TensorMeta) -> bool:
     return len(meta.shape) <= MAX_RANK and all(0 <= n < 2**63 for n in numbers) and not beyond_memory(meta)
 
 
-def beyond_memory(meta: TensorMeta) -> bool:
-    """Whether a tensor has more elements than any memory holds; what a stride of 0 repeats counts once."""
-    strides = meta.strides if meta.strides is not None and len(meta.strides) == len(meta.shape) else meta.shape
-    return prod(n for n, stride in zip(meta.shape, strides, strict=True) if stride != 0 and n > 0) > MOST_ELEMENTS
-
-
 def refuse_absurd(recorded: Sequence[RecordedArg]) -> None:
     """Raises Unbound for a tensor of more elements than any memory holds."""
     for place, rec in enumerate(recorded):
         for meta in (rec.tensor,) if rec.tensor is not None else rec.tensors or ():
             if meta is not None and beyond_memory(meta):
-                shown = " x ".join(f"{n:.3g}" for n in meta.shape[:SIZES_SHOWN])
-                more = " x ..." if len(meta.shape) > SIZES_SHOWN else ""
-                what = f"sizes beyond any memory: argument {place} of {shown}{more}"
-                raise Unbound(Reason("metadata missing", what))
+                raise Unbound(absurd_sizes(f"argument {place}", meta.shape))
 
 
 def _alignment_notes(match: Match) -> list[Assumption]:

@@ -12,6 +12,7 @@ import pytest
 from click.testing import Result
 
 from opreplay.traces.samples import sample_path
+from tests.scenarios.conftest import kernel, launch, op
 from tests.scenarios.events import owner
 
 Console = Callable[..., Result]
@@ -142,6 +143,37 @@ def test_sizes_beyond_any_memory_are_refused_in_words(console: Console, trace_of
         assert "1099511627776" not in text
     assert "sizes beyond any memory: argument 0 of 1.1e+12 x 1.1e+12" in flat(console("plan", trace).stdout)
     assert "50.0 % not at all" in console("simulate", trace, "--soc", "910b3").stdout.splitlines()[0]
+
+
+def test_results_beyond_any_memory_are_refused_in_words(console: Console, trace_of: Callable[..., Path]) -> None:
+    """Sizes that arguments make together, or that are numbers: 10⁹ s and 56386465468741296 % of the peak were told."""
+    far = 2**38
+    trace = trace_of(
+        *owner("aten::mul", 1, [[far, 1], [1, far]], 5.0),
+        *owner("aten::mm", 2, [[far, 1], [1, far]], 5.0),
+        op("aten::zeros", 300, [[]] * 5, ["ScalarList", "Scalar", "", "", ""], [f"[{far}, {far}]", "6", "", "", ""]),
+        launch(305, 3),
+        kernel("fill", 2e6, 5.0, 3),
+        *owner("aten::outer", 4, [[2**30], [2**30]], 5.0),
+    )
+    for command in ("plan", "simulate"):
+        facts = json.loads(console(command, trace, "--soc", "910b3", "--format", "json").stdout)
+        assert not any(one.get("simulated") or one.get("simulated_us") for one in facts["unique_ops"]), command
+    assert "100.0 % not at all" in console("simulate", trace, "--soc", "910b3").stdout.splitlines()[0]
+    told = flat(console("plan", trace).stdout)
+    assert "sizes beyond any memory: a result of more than 64 bits count" in told
+    assert "sizes beyond any memory: result 0 of 1.07e+09 x 1.07e+09" in told
+    assert " PB" not in console("timeline", trace, "--soc", "910b3").stdout
+    assert "nothing to export" in console("export", trace, "-o", trace.parent / "b", code=2).stderr
+    rows = json.loads(console("inspect", trace, "--by", "op", "--format", "json").stdout)["rows"]
+    assert {row["name"]: row["peak_share"] for row in rows}["aten::mm"] is None
+    written = console("op", f"aten::zeros([{far}, {far}])", "--no-measure", code=1)
+    assert "sizes beyond any memory" in flat(written.stdout)
+
+
+def test_a_call_that_no_kernel_takes_is_not_predicted(console: Console) -> None:
+    told = console("op", "aten::softmax(f32[8,8], 5)", "--no-measure", code=1).stdout
+    assert "Dimension out of range (expected to be in range of [-2, 1], but got 5)" in flat(told)
 
 
 def test_an_npu_without_its_library_is_missing_as_any_device_is(console: Console) -> None:

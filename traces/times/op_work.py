@@ -13,7 +13,7 @@ import msgspec
 
 from opreplay.traces.dtypes import ITEMSIZE_BYTES, torch_dtype_name
 from opreplay.traces.literals import is_whole_numbers
-from opreplay.traces.model import OpSignature
+from opreplay.traces.model import MOST_ELEMENTS, OpSignature
 from opreplay.traces.times.kernel_classes import class_of
 
 ATTENTION = frozenset(
@@ -27,8 +27,6 @@ ATTENTION = frozenset(
 )
 LIKE_ITS_INPUT = frozenset({"elementwise", "normalization", "softmax", "copies"})
 """Classes of ops whose result is as large as their largest argument."""
-MOST = 1e30
-"""More operations or bytes than that are no recorded call."""
 
 
 class CallWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,14 +49,14 @@ def work_of(signature: OpSignature) -> CallWork:
     flops, result = _products(base, shapes, signature)
     if class_of(signature.name) == "indexing and sorting":
         return CallWork(flops=None, bytes=None, dtype=dtype)  # how much of a table is read, values decide
+    if max(prod(shape) for shape in shapes) > MOST_ELEMENTS or (result or 0) > MOST_ELEMENTS:
+        return CallWork(flops=None, bytes=None, dtype=dtype)  # no call on any machine
     sizes = [float(prod(shape)) * ITEMSIZE_BYTES.get(one, 1) for shape, one in zip(shapes, dtypes, strict=True)]
     if result is not None:
         written = float(result) * ITEMSIZE_BYTES.get(dtype, 1)
     else:
         written = max(sizes) if class_of(signature.name) in LIKE_ITS_INPUT else 0.0
-    moved = sum(sizes) + written
-    sane = moved < MOST and (flops is None or flops < MOST)
-    return CallWork(flops=flops if sane else None, bytes=moved if sane else None, dtype=dtype)
+    return CallWork(flops=flops, bytes=sum(sizes) + written, dtype=dtype)
 
 
 def _tensors(signature: OpSignature) -> tuple[list[tuple[int, ...]], list[str]]:

@@ -18,7 +18,7 @@ from opreplay.replay.ascend.kernel import Confidence, KernelCall, KernelPredicti
 from opreplay.replay.ascend.lowering import Lowering, lower
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.model import ReplayOp
-from opreplay.replay.ir.sizes import tensors_of
+from opreplay.replay.ir.sizes import is_absurd, tensors_of
 from opreplay.replay.results.records import By, L2State, Simulated
 
 _RANK: dict[Confidence, int] = {"calibrated": 0, "other SoC": 1, "uncalibrated": 2}
@@ -59,7 +59,12 @@ BY_USER = ("user estimator", "user properties", "tile program", "user rule")
 
 
 def is_predicted(op: ReplayOp, simulated: Simulated) -> bool:
-    """Whether a prediction stands for the op's work: not for a label by its bytes, nor for an op without arguments."""
+    """Whether a prediction stands for the op's work: not for a label by its bytes, nor for an op without arguments.
+
+    Never for a call that no machine has the memory for.
+    """
+    if is_absurd(op):
+        return False
     if simulated.by in BY_USER:
         return True
     if simulated.by == "bytes":

@@ -51,8 +51,11 @@ _CODES = {
 }
 UNSAFE = "unsafe"
 """The flag of `_index_put_impl_` and `segment_reduce`; the policy refuses True in a plan."""
-COUNTS = frozenset({"offsets", "x_offsets", "y_offsets", "a_offsets"})
-"""Lists of tensors that are integers, whatever the others are."""
+COUNTS = {
+    **dict.fromkeys(("offsets", "x_offsets", "y_offsets", "a_offsets"), "offsets count rows"),
+    "indices": "what indexes is a whole number",
+}
+"""Lists of tensors that are integers, whatever the others are, and why."""
 MESSAGES = frozenset({"assert_msg", "api_name"})
 """Texts that only an error shows; what a trace has for them is of no use here."""
 QUANTIZED = frozenset({"qint8", "quint8", "qint32"})
@@ -266,8 +269,8 @@ def _complete_dtypes(
         if told is not None:
             dtypes, why = told
         else:
-            known = arg.name in COUNTS
-            dtype, why = ("int64", "offsets count rows") if known else inference.list_dtype(siblings, context)
+            count = COUNTS.get(arg.name)
+            dtype, why = ("int64", count) if count else inference.list_dtype(siblings, context)
             dtypes = (dtype,) * len(made.tensors)
         bound[arg.name] = _with_dtypes(made, dtypes)
         notes.append(Assumption(argument=arg.name, what=f"{', '.join(dict.fromkeys(dtypes))}: {why}"))

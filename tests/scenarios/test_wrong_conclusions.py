@@ -213,6 +213,15 @@ def test_two_models_are_not_two_ranks(console: Console, tmp_path: Path) -> None:
     assert jobs == {"llama8b.json", "llama70b.json"}, "each keeps its name"
 
 
+def test_tensors_that_index_are_whole_numbers(console: Console, trace_of: Callable[..., Path]) -> None:
+    """Lists have no element types in a trace: indices were float32 as all else, and the call failed."""
+    call = op("aten::index", 1, [[4, 8], [[3]]], ["float", "TensorList"])
+    trace = trace_of(call, device=None)
+    facts = json.loads(console("plan", trace, "--select", "all", "--meta", "--format", "json").stdout)
+    assert facts["unique_ops"][0]["call"] == "aten::index.Tensor(f32[4,8], [i64[3]])"
+    assert facts["meta"]["counts"]["ok"] == 1
+
+
 def test_an_explanation_ends_with_the_call_as_pytorch(console: Console, trace_of: Callable[..., Path]) -> None:
     trace = trace_of(*owner("aten::mm", 1, [SHAPE, SHAPE], 9.0))
     lines = console("plan", trace, "--explain", "#1").stdout.rstrip().splitlines()

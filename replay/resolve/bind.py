@@ -145,9 +145,12 @@ def _unnamed(i: int, rec: RecordedArg, float_dtype: str) -> ReplayArg:
         if typed and all(m is None or _is_possible(m) for m in typed):
             return ReplayArg(name=name, type="Tensor" if rec.kind == "tensor" else "Tensor[]", tensors=typed)
     value = rec.value if rec.kind in ("scalar", "scalars") and rec.value is not MISSING else None
+    if isinstance(value, int) and value not in _INT64:
+        value = None
     if isinstance(value, tuple):
         items = cast("tuple[Any, ...]", value)
-        plain = items if items and all(isinstance(one, bool | int | float | str) for one in items) else None
+        known = all(isinstance(one, bool | float | str) or (isinstance(one, int) and one in _INT64) for one in items)
+        plain = items if items and known else None
         return ReplayArg(name=name, type=f"{_plain_type(plain[0])}[]" if plain else "Scalar", value=plain)
     return ReplayArg(name=name, type=_plain_type(value), value=value)
 

@@ -171,6 +171,41 @@ def test_results_beyond_any_memory_are_refused_in_words(console: Console, trace_
     assert "sizes beyond any memory" in flat(written.stdout)
 
 
+def test_numbers_that_no_call_has_end_no_command(console: Console, trace_of: Callable[..., Path]) -> None:
+    """An integer of 390 digits ended `plan` with a traceback; a window of 2^62 was costed with 10⁸ s."""
+    window = ["", "", "", "[9223372036854775807, 0]", "[-1, 4611686018427387904]", "[1099511627776, 1]", "0"]
+    trace = trace_of(
+        op("aten::add", 1, [[4], [4], []], ["float", "float", "Scalar"], ["", "", "1" + "0" * 390]),
+        op(
+            "aten::conv2d",
+            20,
+            [[1, 3, 8, 8], [4, 3, 3, 3], [], [], [], [], []],
+            ["float", "float", "", "ScalarList", "ScalarList", "ScalarList", "Scalar"],
+            window,
+        ),
+        op("nolib::odd", 40, [[4], []], ["float", "ScalarList"], ["", "[1" + "0" * 60 + "]"]),
+        device=None,
+    )
+    for command in ("plan", "simulate"):
+        done = console(command, trace, "--select", "all", "--soc", "910b3", "--format", "json")
+        predicted = {
+            one["name"]: one.get("simulated") or one.get("simulated_us")
+            for one in json.loads(done.stdout)["unique_ops"]
+        }
+        assert not predicted["aten::conv2d"], command
+    assert "argument alpha is no 64-bit integer" in flat(console("plan", trace, "--select", "all").stdout)
+
+
+def test_work_that_takes_less_than_no_time_is_counted_as_lost(console: Console, trace_of: Callable[..., Path]) -> None:
+    """A kernel of -5 µs took away from the others: an op had 500 % of the time."""
+    events = [*owner("aten::mm", 1, [SHAPE, SHAPE], 5.0), *owner("aten::relu", 2, [SHAPE], -5.0)]
+    events[3]["dur"] = -7.0
+    done = console("inspect", trace_of(*events), "--format", "json")
+    facts = json.loads(done.stdout)
+    assert facts["device_time_us"] == 5.0
+    assert facts["losses"] == {"unreadable duration (kernels)": 1, "unreadable duration (ops)": 1}
+
+
 def test_a_call_that_no_kernel_takes_is_not_predicted(console: Console) -> None:
     told = console("op", "aten::softmax(f32[8,8], 5)", "--no-measure", code=1).stdout
     assert "Dimension out of range (expected to be in range of [-2, 1], but got 5)" in flat(told)

@@ -20,6 +20,7 @@ from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ir.sizes import is_absurd, tensors_of
 from opreplay.replay.results.records import By, L2State, Simulated
+from opreplay.traces.model import MOST_ELEMENTS
 
 _RANK: dict[Confidence, int] = {"calibrated": 0, "other SoC": 1, "uncalibrated": 2}
 
@@ -168,6 +169,8 @@ def simulate_by_family(
         made = msgspec.structs.replace(made, time_us=program.time_us, bound=program.bound, l2=l2)
         return made, {"custom": program.time_us}
     lowering = lower(op, contents)
+    if any(_is_absurd_kernel(call) for call in lowering.kernels):
+        return _NOTHING, {}
     predict = predict or Predictor(device)
     held = held if len(held) == len(lowering.kernels) else [Held()] * len(lowering.kernels)
     state = state_of(l2)
@@ -182,6 +185,18 @@ def simulate_by_family(
         families[name] = families.get(name, 0.0) + one.time_us * call.count
     made = _combine(parts, lowering, l2)
     return _marked(made, missing_path(op, lowering, device)), families
+
+
+_NOTHING = Simulated(
+    time_us=0.0, bound="none", terms_us={}, kernels=(), confidence="uncalibrated", low_us=0.0, high_us=0.0, by="bytes"
+)
+"""No prediction, see `is_predicted`."""
+
+
+def _is_absurd_kernel(call: KernelCall) -> bool:
+    """Whether a kernel works on more elements than any memory holds: its op's arguments go together to no call."""
+    specs = [one for one in (*call.inputs, *call.outputs) if one is not None]
+    return any(math.prod(one.shape) > MOST_ELEMENTS for one in specs)
 
 
 CUBE_FORMS = frozenset({"matmul", "conv", "attention"})

@@ -54,6 +54,18 @@ def test_a_gpu_trace_on_a_cpu_is_said_not_to_be_comparable(
     assert "not comparable" not in cpu.stdout
 
 
+def test_a_trace_whose_device_work_has_no_op_is_said_not_to_be_comparable(
+    console: Console, trace_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    """An MTIA's work belongs to no op, so that host times are left: those of asking for it, not of a CPU's work."""
+    call = op("aten::mm", 1, [SHAPE, SHAPE], ["float", "float"], dur=0.5)
+    trace, out = trace_of(call, kernel("pe_exe", 5000, 40.0, 9), device="ARTEMIS"), tmp_path / "r.jsonl"
+    lines = console("run", trace, "--select", "all", *QUICK, "-o", out).stdout.splitlines()
+    assert lines[1].startswith("times are not comparable: of ARTEMIS only what its host took")
+    (found,) = [json.loads(line) for line in out.read_text().splitlines() if '"record":"op"' in line]
+    assert not found["suspicions"]
+
+
 def test_the_headline_tells_stand_ins_by_their_share_of_time(console: Console, trace_of: Callable[..., Path]) -> None:
     """vLLM is not installed: its layer runs through a stand-in whose weights are invented."""
     hidden, logits = [32, 64], [32, 8]

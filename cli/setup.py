@@ -157,6 +157,9 @@ def tell_problems(contents: ExpectedContents | KeptContents) -> None:
     if contents.impossible:
         count, first = len(contents.impossible), next(iter(contents.impossible.values()))
         console.narrate(f"{count} op{'s' if count > 1 else ''} cannot hold the batch that the trace tells: {first}")
+    if contents.unrecorded:
+        count, first = len(contents.unrecorded), next(iter(contents.unrecorded.values()))
+        console.narrate(f"{count} op{'s' if count > 1 else ''} may have done more than is predicted: {first}")
     if contents.problems:
         count, first = len(contents.problems), next(iter(contents.problems.values()))
         console.narrate(

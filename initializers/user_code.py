@@ -119,13 +119,21 @@ def place_of(function: Callable[..., Any]) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(function)
 
 
+_INSTEAD = {
+    "torch_ir": "Import NodeInfo, OpNode, register_executor and register_op from opreplay.torch_ir.",
+    "tensor_cast": (
+        "Import OpInvokeInfo, PerformanceModel and register_op_estimator from opreplay.replay.ascend.custom, in place "
+        "of tensor_cast's modules."
+    ),
+}
+"""What to import in place of a project whose files are taken as they are but for that."""
 _NO_OP = re.compile(r"'_OpNamespace' '(?P<library>\w+)' object has no attribute '(?P<op>\w+)'")
 
 
 def missing_op_hint(error: BaseException) -> str | None:
-    """What to write in place of torch.ops.library.Op, or an import of torch_ir, where that is not here; else None."""
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "torch_ir":
-        return "Import NodeInfo, OpNode, register_executor and register_op from opreplay.torch_ir."
+    """What to write in place of torch.ops.library.Op, or of an import of another project, where that is missing."""
+    if isinstance(error, ModuleNotFoundError):
+        return _INSTEAD.get((error.name or "").partition(".")[0])
     found = _NO_OP.search(str(error)) if isinstance(error, AttributeError) else None
     if found is None:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Literal
 
 import msgspec
@@ -32,6 +33,16 @@ class TensorMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """In elements."""
     storage: int | None = None
     """Number of a memory within one op: tensors of one number share it. None: memory of its own, or not recorded."""
+
+
+MOST_ELEMENTS = 1 << 47
+"""Of one tensor: 140 TB of bytes, more than any one machine holds."""
+
+
+def beyond_memory(meta: TensorMeta) -> bool:
+    """Whether a tensor has more elements than any memory holds; what a stride of 0 repeats counts once."""
+    strides = meta.strides if meta.strides is not None and len(meta.strides) == len(meta.shape) else meta.shape
+    return prod(n for n, stride in zip(meta.shape, strides, strict=True) if stride != 0 and n > 0) > MOST_ELEMENTS
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:

@@ -18,6 +18,8 @@ from opreplay.traces.links.annotations import BatchContext
 
 IMPOSSIBLE = "impossible in this call"
 """In the notes on what an annotation tells and the call's own arguments cannot hold."""
+UNRECORDED = "context lengths are not recorded"
+"""Begins the notes on sequences whose cached tokens neither an annotation nor an argument counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,8 @@ class Room:
     """Tokens that one sequence may see."""
     cached: bool = True
     """Whether keys may be older than the batch; without a cache kv equals the new tokens."""
+    hidden: bool = False
+    """Whether there is a cache that is not among the arguments, of which nothing is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,8 @@ def make_batch(
         query = _cut(query, over)
         notes.append(f"{over} new tokens cut: the query has {room.tokens}")
     kv = torch.maximum(kv, query)
+    if room.hidden and context is not None and context.decode_sequences:
+        notes.append(f"{UNRECORDED}: {context.decode_sequences} decoding sequences see no token but their new ones")
     if not room.cached:
         kv = query.clone()
     padding = room.sequences - len(query)
@@ -212,7 +218,10 @@ def _drawn(room: Room, distribution: LengthDistribution, generator: torch.Genera
     tokens = room.sequences if room.tokens is None else room.tokens
     query = _split(tokens, room.sequences, None, room.longest).clamp(max=room.longest)
     if not room.cached:
-        return Batch(query=query, kv=query.clone(), assumed="sequences of even length")
+        how = "sequences of even length"
+        if room.hidden:
+            how += f"; {UNRECORDED}: {room.sequences} sequence of {tokens} tokens that sees no cached ones"
+        return Batch(query=query, kv=query.clone(), assumed=how)
     kv = torch.maximum(distribution.draw(room.sequences, room.longest, generator), query)
     how = f"{distribution.kind} lengths, up to {room.longest}; new tokens split evenly"
     return Batch(query=query, kv=kv, assumed=how)

@@ -186,10 +186,11 @@ def _room_of_layer(context: InitContext, rows: int) -> Room:
     """For ops without any length among their arguments: as many sequences as the batch has."""
     batch = context.batch
     if batch is None:
-        return Room(sequences=1, tokens=rows, longest=rows, cached=False)
+        return Room(sequences=1, tokens=rows, longest=rows, cached=False, hidden=True)
     known = [k for k in (batch.prefill_seen, batch.decode_seen) if k is not None]
     sequences = max(1, batch.prefill_sequences + batch.decode_sequences)
-    return Room(sequences=sequences, tokens=rows, longest=max(rows, *known, 1), cached=bool(known))
+    longest = max(rows, *known, 1)
+    return Room(sequences=sequences, tokens=rows, longest=longest, cached=bool(known), hidden=not known)
 
 
 def _fitted(context: InitContext, pool: Pool | None, batch: Batch) -> Batch:

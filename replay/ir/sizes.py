@@ -8,17 +8,21 @@ in full (`empty_strided((2**40,), (0,)) + 1` asks for 4 TB).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from opreplay.replay.ir.model import Reason, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
-from opreplay.traces.model import TensorMeta
+from opreplay.traces.model import TensorMeta, beyond_memory
 
 SIZE_ARGUMENTS = frozenset({"size", "sizes", "output_size", "new_size"})
 """Names of int[] arguments whose product is the number of elements an op makes."""
 FLAG = "--max-op-memory"
+ABSURD = "sizes beyond any memory"
+"""Begins the detail of ops of which some tensor is larger than any memory: no call, so nothing is predicted of it."""
+SIZES_SHOWN = 4
+"""Dimensions that a message spells out."""
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +135,26 @@ def readable(size_bytes: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1000
     raise AssertionError("unreachable")
+
+
+def absurd_sizes(which: str, shape: Sequence[int]) -> Reason:
+    """The reason of an op of which some tensor is larger than any memory."""
+    shown = " x ".join(f"{n:.3g}" for n in shape[:SIZES_SHOWN])
+    more = " x ..." if len(shape) > SIZES_SHOWN else ""
+    return Reason("metadata missing", f"{ABSURD}: {which} of {shown}{more}")
+
+
+def is_absurd(op: ReplayOp) -> bool:
+    """Whether an op is left out for the sizes of its tensors."""
+    return op.reason is not None and op.reason.detail.startswith(ABSURD)
+
+
+def absurd_results(op: ReplayOp) -> Reason | None:
+    """Why results of an op as large as its plan has them cannot be, or None."""
+    for place, meta in enumerate(op.outputs or ()):
+        if meta is not None and beyond_memory(meta):
+            return absurd_sizes(f"result {place}", meta.shape)
+    return None
 
 
 def _elements_asked_for(arg: ReplayArg) -> int:

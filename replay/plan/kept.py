@@ -85,6 +85,7 @@ class _Known(msgspec.Struct, frozen=True, array_like=True):
     contents: Contents | None
     problem: str = ""
     impossible: str = ""
+    unrecorded: str = ""
 
 
 class KeptContents:
@@ -97,6 +98,7 @@ class KeptContents:
         self._known: dict[str, _Known] = {}
         self.problems: dict[str, str] = {}
         self.impossible: dict[str, str] = {}
+        self.unrecorded: dict[str, str] = {}
         if self._key is not None and (found := kept.load(self._key)) is not None:
             try:
                 self._known = msgspec.msgpack.decode(found, type=dict[str, _Known])
@@ -110,12 +112,15 @@ class KeptContents:
         if known is None:
             real = self._real = self._make() if self._real is None else self._real
             made = real(op)
-            known = _Known(made, real.problems.get(op.id, ""), real.impossible.get(op.id, ""))
+            told = (kind.get(op.id, "") for kind in (real.problems, real.impossible, real.unrecorded))
+            known = _Known(made, *told)
             self._known[look], self._new = known, True
         if known.problem:
             self.problems[op.id] = known.problem
         if known.impossible:
             self.impossible[op.id] = known.impossible
+        if known.unrecorded:
+            self.unrecorded[op.id] = known.unrecorded
         return known.contents
 
     def keep(self) -> None:

@@ -21,6 +21,11 @@ from opreplay.traces.times.peaks import Peak
 COLUMNS = ("name", "calls", "time_us", "share", "median_us", "kind", "tflops_per_s", "gb_per_s", "peak_share")
 
 
+MOST_OF_PEAK = 1.3
+"""Above that a rate is not that of the memory or the units that the datasheet speaks of."""
+NAMED = 3
+
+
 def facts(found: Breakdown, top: int | None) -> dict[str, Any]:
     """All of it, the first `top` rows."""
     return {**msgspec.to_builtins(found), "rows": msgspec.to_builtins(found.rows[:top]), "all_rows": len(found.rows)}
@@ -50,6 +55,13 @@ def render(found: Breakdown, top: int | None, *, width: int) -> RenderableType:
         parts.append(Text(f"… {plural(len(rest), 'more row')}, {more} of the time; --top N shows more", style="dim"))
     if found.peak is not None:
         parts.append(Text(f"peak of {found.peak.device}: {_peak_text(found.peak)}", style="dim"))
+    beyond = [row for row in shown if (row.peak_share or 0.0) > MOST_OF_PEAK]
+    if beyond:
+        named = ", ".join(safe(row.name) for row in beyond[:NAMED])
+        more = f" and {len(beyond) - NAMED} more" if len(beyond) > NAMED else ""
+        parts.append(
+            Text(f"! above the peak: {named}{more}: data that stayed in caches, or other sizes than those of the work")
+        )
     if found.note:
         parts.append(Text(found.note, style="dim"))
     return Group(*parts)

@@ -46,6 +46,10 @@ def not_comparable(header: Header | None) -> str | None:
         return None
     here = kind_of_device(device)
     recorded = header.trace.get("device")
+    unowned = header.trace.get("unowned_device_us")
+    if total <= 0 and isinstance(unowned, int | float) and unowned > 0:
+        name = safe(str(recorded or "an accelerator"))
+        return f"times are not comparable: of {name} only what its host took is recorded of each op, not the work"
     if total > 0 and here == "cpu":
         return f"times are not comparable: recorded on {safe(str(recorded or 'an accelerator'))}, replayed on a CPU"
     if total <= 0 and here != "cpu" and header.trace.get("host_us_total"):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -17,11 +16,12 @@ import msgspec
 from opreplay.replay.ir import shared_memory as aliasing
 from opreplay.replay.ir.model import Assumption, Reason, ReplayArg, Value
 from opreplay.replay.ir.recorded_call import MISSING, RecordedArg
+from opreplay.replay.ir.sizes import absurd_sizes
 from opreplay.replay.resolve.match import Match
 from opreplay.replay.resolve.policy import refuse_value
 from opreplay.replay.resolve.schema import ArgSpec
 from opreplay.traces.dtypes import SCALAR_TYPE_CODES
-from opreplay.traces.model import TensorMeta
+from opreplay.traces.model import TensorMeta, beyond_memory
 
 if TYPE_CHECKING:
     from opreplay.replay.resolve.guess.guess import Context, Guess
@@ -51,18 +51,17 @@ _CODES = {
 }
 UNSAFE = "unsafe"
 """The flag of `_index_put_impl_` and `segment_reduce`; the policy refuses True in a plan."""
-COUNTS = frozenset({"offsets", "x_offsets", "y_offsets", "a_offsets"})
-"""Lists of tensors that are integers, whatever the others are."""
+COUNTS = {
+    **dict.fromkeys(("offsets", "x_offsets", "y_offsets", "a_offsets"), "offsets count rows"),
+    "indices": "what indexes is a whole number",
+}
+"""Lists of tensors that are integers, whatever the others are, and why."""
 MESSAGES = frozenset({"assert_msg", "api_name"})
 """Texts that only an error shows; what a trace has for them is of no use here."""
 QUANTIZED = frozenset({"qint8", "quint8", "qint32"})
 """Element types with a scale and a zero point, which no profiler records."""
 MAX_RANK = 64
 """torch's own limit on dimensions."""
-MOST_ELEMENTS = 1 << 47
-"""Of one tensor: 140 TB of bytes, more than any one machine holds."""
-SIZES_SHOWN = 4
-"""Dimensions that a message spells out."""
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -146,9 +145,12 @@ def _unnamed(i: int, rec: RecordedArg, float_dtype: str) -> ReplayArg:
         if typed and all(m is None or _is_possible(m) for m in typed):
             return ReplayArg(name=name, type="Tensor" if rec.kind == "tensor" else "Tensor[]", tensors=typed)
     value = rec.value if rec.kind in ("scalar", "scalars") and rec.value is not MISSING else None
+    if isinstance(value, int) and value not in _INT64:
+        value = None
     if isinstance(value, tuple):
         items = cast("tuple[Any, ...]", value)
-        plain = items if items and all(isinstance(one, bool | int | float | str) for one in items) else None
+        known = all(isinstance(one, bool | float | str) or (isinstance(one, int) and one in _INT64) for one in items)
+        plain = items if items and known else None
         return ReplayArg(name=name, type=f"{_plain_type(plain[0])}[]" if plain else "Scalar", value=plain)
     return ReplayArg(name=name, type=_plain_type(value), value=value)
 
@@ -165,21 +167,12 @@ def _is_possible(meta: TensorMeta) -> bool:
     return len(meta.shape) <= MAX_RANK and all(0 <= n < 2**63 for n in numbers) and not beyond_memory(meta)
 
 
-def beyond_memory(meta: TensorMeta) -> bool:
-    """Whether a tensor has more elements than any memory holds; what a stride of 0 repeats counts once."""
-    strides = meta.strides if meta.strides is not None and len(meta.strides) == len(meta.shape) else meta.shape
-    return prod(n for n, stride in zip(meta.shape, strides, strict=True) if stride != 0 and n > 0) > MOST_ELEMENTS
-
-
 def refuse_absurd(recorded: Sequence[RecordedArg]) -> None:
     """Raises Unbound for a tensor of more elements than any memory holds."""
     for place, rec in enumerate(recorded):
         for meta in (rec.tensor,) if rec.tensor is not None else rec.tensors or ():
             if meta is not None and beyond_memory(meta):
-                shown = " x ".join(f"{n:.3g}" for n in meta.shape[:SIZES_SHOWN])
-                more = " x ..." if len(meta.shape) > SIZES_SHOWN else ""
-                what = f"sizes beyond any memory: argument {place} of {shown}{more}"
-                raise Unbound(Reason("metadata missing", what))
+                raise Unbound(absurd_sizes(f"argument {place}", meta.shape))
 
 
 def _alignment_notes(match: Match) -> list[Assumption]:
@@ -279,8 +272,8 @@ def _complete_dtypes(
         if told is not None:
             dtypes, why = told
         else:
-            known = arg.name in COUNTS
-            dtype, why = ("int64", "offsets count rows") if known else inference.list_dtype(siblings, context)
+            count = COUNTS.get(arg.name)
+            dtype, why = ("int64", count) if count else inference.list_dtype(siblings, context)
             dtypes = (dtype,) * len(made.tensors)
         bound[arg.name] = _with_dtypes(made, dtypes)
         notes.append(Assumption(argument=arg.name, what=f"{', '.join(dict.fromkeys(dtypes))}: {why}"))

@@ -28,9 +28,10 @@ def kind_of_device(name: str) -> str:
 
 
 def recorded_kind(plan: ReplayPlan) -> str:
-    """What the recorded times of a plan are of: "cpu" where no device time was recorded, else "gpu" or "npu"."""
+    """What the recorded times of a plan are of: "cpu" where no device time was recorded, else "gpu" or "npu"; "host"
+    where all device work is of no recorded op, and an op's time on the host is that of asking for it."""
     if plan.device_us_total <= 0:
-        return "cpu"
+        return "host" if plan.unowned_device_us > 0 else "cpu"
     name = (plan.device or "").lower()
     return "npu" if "ascend" in name or "910" in name else "gpu"
 

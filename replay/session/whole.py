@@ -202,6 +202,7 @@ def simulate(trace: Source | OpenTrace, soc: str | Sequence[str] = DEFAULT_SOC) 
     plan = opened(trace).plan
     steps = simulate_plan(plan, list(devices.values()), contents)
     problems = [f"cannot hold the batch that the trace tells: {one}" for one in contents.impossible.values()]
+    problems += [f"predicted for less than ran, it may be: {one}" for one in contents.unrecorded.values()]
     problems += [f"contents cannot be made, so shapes alone decide: {one}" for one in contents.problems.values()]
     return Simulation(plan, steps, tuple(problems))
 

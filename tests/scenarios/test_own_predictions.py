@@ -165,6 +165,30 @@ def test_what_a_registration_gets_wrong_is_refused_with_what_to_write(
     assert 'Write "mylib::fused" in place of torch.ops.mylib.fused' in console(*args, code=2).stderr
 
 
+def test_a_file_of_the_rfc_needs_another_import_and_is_told_which(
+    console: Console, trace_of: Callable[..., Path], folder: Path
+) -> None:
+    """The template as it is written there, on an op whose library is not here."""
+    theirs = (
+        "import torch\n"
+        "from tensor_cast.performance_model.op_estimator_registry import register_op_estimator\n"
+        "from tensor_cast.performance_model.model import PerformanceModel\n"
+    )
+    body = (
+        "@register_op_estimator('my_ops::scaled_add', None, True)\n"
+        "def _estimate_your_op(op_invoke_info, device_profile) -> object:\n"
+        "    total_elements = sum(tensor.numel() for tensor in op_invoke_info.args)\n"
+        "    return PerformanceModel.Result(0.001 + total_elements * 1e-9)\n"
+    )
+    args = ("simulate", trace_of(add()), "--custom-op-dir", folder, *SOC, "--select", "all", "--format", "json")
+    (folder / "rfc.py").write_text(theirs + body)
+    hint = "Import OpInvokeInfo, PerformanceModel and register_op_estimator from opreplay.replay.ascend.custom"
+    assert hint in console(*args, code=2).stderr
+    ours = "from opreplay.replay.ascend.custom import OpInvokeInfo, PerformanceModel, register_op_estimator\n"
+    (folder / "rfc.py").write_text(ours + body)
+    assert simulated(console(*args), "my_ops::scaled_add")["time_us"] == pytest.approx(1e3 + 2 * 4096 * 1024 * 1e-3)
+
+
 def test_memory_of_an_op_without_a_fake_kernel_counts_its_result(
     console: Console, trace_of: Callable[..., Path], folder: Path
 ) -> None:

@@ -55,6 +55,32 @@ def test_contexts_of_decoding_sequences_are_read_from_their_products(
     assert total(console, short) == pytest.approx(told, rel=0.01)
 
 
+@pytest.mark.parametrize("annotation", ["execute_context_0(0)_generation_64(64)", "step[DECODE bs=64]", "warm-up"])
+def test_contexts_that_nothing_tells_are_said_and_no_number_is_sure(
+    console: Callable[..., Result], trace_of: Callable[..., Path], annotation: str
+) -> None:
+    """The cache of vLLM's layer is no argument: 64 sequences of one token each were "calibrated", 20 times too fast."""
+    trace = trace_of(*step(annotation, layer(64)))
+    done = console("simulate", trace, "--soc", "910b3", "--select", "all", "--format", "json")
+    assert "context lengths are not recorded" in done.stderr
+    (found,) = json.loads(done.stdout)["unique_ops"]
+    made = found["simulated"]["910b3"]
+    assert made["confidence"] == "uncalibrated"
+    assert made["high_us"] >= 3 * made["time_us"]
+    explained = console("plan", trace, "--soc", "910b3", "--select", "all", "--explain", "vllm::*").stdout
+    assert "context lengths are not recorded" in " ".join(explained.split())
+    told = console("simulate", trace_of(*step(FULL_64, layer(64))), "--soc", "910b3", "--select", "all")
+    assert "not recorded" not in told.stderr
+
+
+@pytest.mark.parametrize("annotation", ["execute_64_context_0(0_0)_generation_64(64_131072)"])
+def test_a_total_before_the_phases_changes_nothing(
+    console: Callable[..., Result], trace_of: Callable[..., Path], annotation: str
+) -> None:
+    told = total(console, trace_of(*step(FULL_64, layer(64))))
+    assert total(console, trace_of(*step(annotation, layer(64)))) == pytest.approx(told, rel=0.01)
+
+
 def test_more_context_than_the_call_holds_is_impossible_and_said(
     console: Callable[..., Result], trace_of: Callable[..., Path]
 ) -> None:

@@ -6,10 +6,12 @@ import csv
 import io
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 from click.testing import Result
 
 from opreplay.traces.samples import sample_path
+from tests.scenarios.events import owner
 
 Console = Callable[..., Result]
 
@@ -35,3 +37,10 @@ def test_the_first_screen_of_a_cpu_trace_has_its_ops(console: Console) -> None:
     text = console("inspect", sample_path("transformer_infer")).stdout
     assert "Ops by own time on the host" in text
     assert "work" in text
+
+
+def test_a_rate_above_the_peak_is_marked(console: Console, trace_of: Callable[..., Path]) -> None:
+    """34 GB through an H100 in 5 µs are other sizes than those of the work; a product in 20 µs is possible."""
+    trace = trace_of(*owner("aten::mul", 1, [[2**33], [2**33]], 5.0), *owner("aten::mm", 2, [[512, 512]] * 2, 20.0))
+    told = " ".join(console("inspect", trace, "--by", "op").stdout.split())
+    assert "! above the peak: aten::mul: data that stayed in caches, or other sizes than those of the work" in told

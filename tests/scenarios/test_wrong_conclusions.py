@@ -12,6 +12,7 @@ import pytest
 from click.testing import Result
 
 from opreplay.traces.samples import sample_path
+from tests.scenarios.conftest import kernel, launch, op
 from tests.scenarios.events import owner
 
 Console = Callable[..., Result]
@@ -51,6 +52,18 @@ def test_a_gpu_trace_on_a_cpu_is_said_not_to_be_comparable(
     assert not any("measured" in one for one in op["suspicions"]), "a CPU against a GPU is no contradiction"
     cpu = console("run", SAMPLE, *QUICK, "--top", 1)
     assert "not comparable" not in cpu.stdout
+
+
+def test_a_trace_whose_device_work_has_no_op_is_said_not_to_be_comparable(
+    console: Console, trace_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    """An MTIA's work belongs to no op, so that host times are left: those of asking for it, not of a CPU's work."""
+    call = op("aten::mm", 1, [SHAPE, SHAPE], ["float", "float"], dur=0.5)
+    trace, out = trace_of(call, kernel("pe_exe", 5000, 40.0, 9), device="ARTEMIS"), tmp_path / "r.jsonl"
+    lines = console("run", trace, "--select", "all", *QUICK, "-o", out).stdout.splitlines()
+    assert lines[1].startswith("times are not comparable: of ARTEMIS only what its host took")
+    (found,) = [json.loads(line) for line in out.read_text().splitlines() if '"record":"op"' in line]
+    assert not found["suspicions"]
 
 
 def test_the_headline_tells_stand_ins_by_their_share_of_time(console: Console, trace_of: Callable[..., Path]) -> None:
@@ -144,6 +157,72 @@ def test_sizes_beyond_any_memory_are_refused_in_words(console: Console, trace_of
     assert "50.0 % not at all" in console("simulate", trace, "--soc", "910b3").stdout.splitlines()[0]
 
 
+def test_results_beyond_any_memory_are_refused_in_words(console: Console, trace_of: Callable[..., Path]) -> None:
+    """Sizes that arguments make together, or that are numbers: 10⁹ s and 56386465468741296 % of the peak were told."""
+    far = 2**38
+    trace = trace_of(
+        *owner("aten::mul", 1, [[far, 1], [1, far]], 5.0),
+        *owner("aten::mm", 2, [[far, 1], [1, far]], 5.0),
+        op("aten::zeros", 300, [[]] * 5, ["ScalarList", "Scalar", "", "", ""], [f"[{far}, {far}]", "6", "", "", ""]),
+        launch(305, 3),
+        kernel("fill", 2e6, 5.0, 3),
+        *owner("aten::outer", 4, [[2**30], [2**30]], 5.0),
+    )
+    for command in ("plan", "simulate"):
+        facts = json.loads(console(command, trace, "--soc", "910b3", "--format", "json").stdout)
+        assert not any(one.get("simulated") or one.get("simulated_us") for one in facts["unique_ops"]), command
+    assert "100.0 % not at all" in console("simulate", trace, "--soc", "910b3").stdout.splitlines()[0]
+    told = flat(console("plan", trace).stdout)
+    assert "sizes beyond any memory: a result of more than 64 bits count" in told
+    assert "sizes beyond any memory: result 0 of 1.07e+09 x 1.07e+09" in told
+    assert " PB" not in console("timeline", trace, "--soc", "910b3").stdout
+    assert "nothing to export" in console("export", trace, "-o", trace.parent / "b", code=2).stderr
+    rows = json.loads(console("inspect", trace, "--by", "op", "--format", "json").stdout)["rows"]
+    assert {row["name"]: row["peak_share"] for row in rows}["aten::mm"] is None
+    written = console("op", f"aten::zeros([{far}, {far}])", "--no-measure", code=1)
+    assert "sizes beyond any memory" in flat(written.stdout)
+
+
+def test_numbers_that_no_call_has_end_no_command(console: Console, trace_of: Callable[..., Path]) -> None:
+    """An integer of 390 digits ended `plan` with a traceback; a window of 2^62 was costed with 10⁸ s."""
+    window = ["", "", "", "[9223372036854775807, 0]", "[-1, 4611686018427387904]", "[1099511627776, 1]", "0"]
+    trace = trace_of(
+        op("aten::add", 1, [[4], [4], []], ["float", "float", "Scalar"], ["", "", "1" + "0" * 390]),
+        op(
+            "aten::conv2d",
+            20,
+            [[1, 3, 8, 8], [4, 3, 3, 3], [], [], [], [], []],
+            ["float", "float", "", "ScalarList", "ScalarList", "ScalarList", "Scalar"],
+            window,
+        ),
+        op("nolib::odd", 40, [[4], []], ["float", "ScalarList"], ["", "[1" + "0" * 60 + "]"]),
+        device=None,
+    )
+    for command in ("plan", "simulate"):
+        done = console(command, trace, "--select", "all", "--soc", "910b3", "--format", "json")
+        predicted = {
+            one["name"]: one.get("simulated") or one.get("simulated_us")
+            for one in json.loads(done.stdout)["unique_ops"]
+        }
+        assert not predicted["aten::conv2d"], command
+    assert "argument alpha is no 64-bit integer" in flat(console("plan", trace, "--select", "all").stdout)
+
+
+def test_work_that_takes_less_than_no_time_is_counted_as_lost(console: Console, trace_of: Callable[..., Path]) -> None:
+    """A kernel of -5 µs took away from the others: an op had 500 % of the time."""
+    events = [*owner("aten::mm", 1, [SHAPE, SHAPE], 5.0), *owner("aten::relu", 2, [SHAPE], -5.0)]
+    events[3]["dur"] = -7.0
+    done = console("inspect", trace_of(*events), "--format", "json")
+    facts = json.loads(done.stdout)
+    assert facts["device_time_us"] == 5.0
+    assert facts["losses"] == {"unreadable duration (kernels)": 1, "unreadable duration (ops)": 1}
+
+
+def test_a_call_that_no_kernel_takes_is_not_predicted(console: Console) -> None:
+    told = console("op", "aten::softmax(f32[8,8], 5)", "--no-measure", code=1).stdout
+    assert "Dimension out of range (expected to be in range of [-2, 1], but got 5)" in flat(told)
+
+
 def test_an_npu_without_its_library_is_missing_as_any_device_is(console: Console) -> None:
     done = console("run", SAMPLE, "--device", "npu", *QUICK, "--top", 1, code=4)
     assert "device npu is not here: torch_npu is not installed" in done.stderr
@@ -179,6 +258,15 @@ def test_two_models_are_not_two_ranks(console: Console, tmp_path: Path) -> None:
     console("batch", tmp_path / "*.json", *QUICK, "-o", out)
     jobs = {line["job"] for line in map(json.loads, out.read_text().splitlines()) if line["record"] == "trace"}
     assert jobs == {"llama8b.json", "llama70b.json"}, "each keeps its name"
+
+
+def test_tensors_that_index_are_whole_numbers(console: Console, trace_of: Callable[..., Path]) -> None:
+    """Lists have no element types in a trace: indices were float32 as all else, and the call failed."""
+    call = op("aten::index", 1, [[4, 8], [[3]]], ["float", "TensorList"])
+    trace = trace_of(call, device=None)
+    facts = json.loads(console("plan", trace, "--select", "all", "--meta", "--format", "json").stdout)
+    assert facts["unique_ops"][0]["call"] == "aten::index.Tensor(f32[4,8], [i64[3]])"
+    assert facts["meta"]["counts"]["ok"] == 1
 
 
 def test_an_explanation_ends_with_the_call_as_pytorch(console: Console, trace_of: Callable[..., Path]) -> None:

@@ -60,7 +60,7 @@ _N = r"([0-9]{1,18})"
 _SUMS = rf"\(sq{_N}sk{_N}sqsq{_N}sqsk{_N}\)"
 _FULL = re.compile(rf"execute_{_N}_context_{_N}{_SUMS}_generation_{_N}{_SUMS}\Z")
 _PART = rf"{_N}\({_N}(?:_{_N})?\)"
-_SHORT = re.compile(rf"execute_context_{_PART}_generation_{_PART}\Z")
+_SHORT = re.compile(rf"execute_(?:{_N}_)?context_{_PART}_generation_{_PART}\Z")
 _NEW = re.compile(rf"execute_new_{_N}_cached_{_N}\Z")
 _SGLANG = re.compile(rf"step\[(DECODE|EXTEND|PREFILL|IDLE) bs={_N}(?: toks={_N})?\]\Z")
 _CAPTURE = re.compile(rf"capture_{_N}_FULL\Z")
@@ -91,7 +91,7 @@ def batch_context(name: str) -> BatchContext | None:
             scheduled_tokens=total,
         )
     if match := _SHORT.match(name):
-        pn, pq, pp, dn, dq, dp = (int(g) if g is not None else None for g in match.groups())
+        total, pn, pq, pp, dn, dq, dp = (int(g) if g is not None else None for g in match.groups())
         prefill, decode = _products(pn or 0, pq or 0, pp), _products(dn or 0, dq or 0, dp)
         return BatchContext(
             prefill_sequences=pn or 0,
@@ -104,6 +104,7 @@ def batch_context(name: str) -> BatchContext | None:
             decode_k=decode.k,
             decode_qq=decode.qq,
             decode_qk=decode.qk,
+            scheduled_tokens=total,
         )
     if match := _NEW.match(name):
         return BatchContext(prefill_sequences=int(match[1]), decode_sequences=int(match[2]))

@@ -169,7 +169,7 @@ class Columns:
         self.dropped = 0
         """Rows without a readable time."""
         self.zeroed = 0
-        """Rows whose duration could not be read and counts as 0."""
+        """Rows whose duration could not be read, or is negative, and counts as 0."""
         self.inexact = False
         """Some time was a float too large to be exact."""
         self._first = next(iter(kinds))
@@ -196,9 +196,8 @@ class Columns:
                     bad = array == INVALID
                     if kind == "time":
                         keep = ~bad if keep is None else keep & ~bad
-                    else:
-                        array[bad] = 0
-                        self.zeroed += int(bad.sum())
+                if kind == "span":
+                    array = self._lasting(array)
             elif kind == "id":
                 array = to_ids(values)
             else:
@@ -216,8 +215,16 @@ class Columns:
         """Add rows that are arrays already (from another process)."""
         self.flush()
         for name, array in arrays.items():
-            self._columns[name].extend(array)
+            self._columns[name].extend(self._lasting(array) if self.kinds[name] == "span" else array)
         self.rows += len(arrays[self._first])
+
+    def _lasting(self, array: Array) -> Array:
+        """Durations with those that are none, unreadable or negative, as 0."""
+        bad = array < 0
+        if not bad.any():
+            return array
+        self.zeroed += int(bad.sum())
+        return np.where(bad, 0, array)
 
     def append_rows(self, rows: Array) -> None:
         """Add rows of integers, a column each in the order of `kinds`; times are nanoseconds, all readable."""

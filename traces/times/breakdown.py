@@ -25,6 +25,8 @@ from opreplay.traces.times.peaks import Peak, peak_of
 By = Literal["op", "category", "module", "kernel", "phase"]
 NO_OP = "(no op recorded)"
 NO_PHASE = "(outside of marked iterations)"
+LEAST_OWN = 0.9
+"""Of a host op's time that is spent outside of the ops inside it, for its rates to be told."""
 _BACKWARD = ("autograd::engine::evaluate_function", "torch::autograd::")
 
 
@@ -42,7 +44,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = ""
     """Class of work of a kernel or an op."""
     tflops_per_s: float | None = None
-    """10¹² operations a second over the device time of an op; None where some call's sizes do not tell."""
+    """10¹² operations a second over the device time of an op, or over the time of a host's op that does its work
+    itself; None where some call's sizes do not tell."""
     gb_per_s: float | None = None
     """10⁹ bytes a second: arguments, and results whose size follows, each moved once."""
     peak_share: float | None = None
@@ -102,7 +105,13 @@ def _of_device(trace: Trace, by: By, modules: Sequence[str]) -> Breakdown:
 def _work_by_op(trace: Trace, names: Sequence[str]) -> list[tuple[float | None, float | None, str]]:
     """(operations, bytes, dtype) of all calls of each op that own device time; None where one of them does not tell."""
     owner = np.unique(trace.kernels.owner[trace.kernels.owner >= 0])
-    calls = np.bincount(trace.ops.signature[owner], minlength=len(trace.signatures))
+    return _work_of_calls(trace, names, np.bincount(trace.ops.signature[owner], minlength=len(trace.signatures)))
+
+
+def _work_of_calls(
+    trace: Trace, names: Sequence[str], calls: npt.NDArray[np.int64]
+) -> list[tuple[float | None, float | None, str]]:
+    """The same for so many calls of each signature."""
     found: dict[str, tuple[float | None, float | None, str]] = {}
     for i in np.flatnonzero(calls).tolist():
         signature, n = trace.signatures[i], int(calls[i])
@@ -141,7 +150,24 @@ def _of_host(trace: Trace, by: By, modules: Sequence[str]) -> Breakdown:
         at, names, more = _labels(trace, by, modules)
         note = "; ".join(text for text in (note, more) if text)
     rows = _rows(names, at, time)
+    if by == "op":
+        rows = _rated_on_host(trace, rows)
     return Breakdown(by=by, clock="host", total_us=float(time.sum()), rows=_kinds(rows, by), note=note)
+
+
+def _rated_on_host(trace: Trace, rows: Sequence[Row]) -> list[Row]:
+    """Rows with the rates of ops that do their work themselves: of others the own time is not that of the work."""
+    signature = trace.ops.signature
+    count = len(trace.signatures)
+    calls = np.bincount(signature, minlength=count)
+    whole: dict[str, float] = {}
+    for i, ns in enumerate(np.bincount(signature, weights=trace.ops.dur_ns, minlength=count).tolist()):
+        whole[trace.signatures[i].name] = whole.get(trace.signatures[i].name, 0.0) + ns / 1e3
+    work = _work_of_calls(trace, [row.name for row in rows], calls)
+    return [
+        _rated(row, one, None) if row.time_us >= LEAST_OWN * whole[row.name] else row
+        for row, one in zip(rows, work, strict=True)
+    ]
 
 
 def self_time_us(trace: Trace) -> npt.NDArray[np.float64]:

@@ -27,9 +27,9 @@ CLASSES = (
 _PATTERNS: tuple[tuple[str, str], ...] = (
     ("communication", r"nccl|rccl|hccl|hcom_|xccl|gloo:|c10d::|record_param_comms|all_?reduce|all_?gather"
                       r"|reduce_?scatter|all_?to_?all|cross_device_reduce|one_shot|two_shot"
-                      r"|^notify|^write value$|^event_wait"),
+                      r"|^notify|^write value$|^event_wait|^sdma$|^rdma_?send|^reduce[_ ]?inline$"),
     ("copies", r"^memcpy|^memset|^\[?memcpy|_copy_from|^aten::(copy_|_to_copy|to|clone|contiguous)$|^dma\b|tensormove"
-               r"|memset|^fill_?buffer|copybuffer|transpose|nchwtonhwc|nhwctonchw|^sdma$|_transdata_"),
+               r"|memset|^fill_?buffer|copybuffer|transpose|nchwtonhwc|nhwctonchw|_transdata_"),
     ("optimizer", r"multi_tensor_apply.*(adam|sgd|lamb|optim)|fused_?adam|fused_?sgd|applyadam"
                   r"|^aten::_fused_(adam|sgd|adagrad|lamb)"),
     ("attention", r"flash|fmha|attention|attn|mha_|sdpa|paged_|unified_att|_mla_|ck_tile.*fmha|memory_efficient"),

@@ -2,7 +2,8 @@
 """Work that the recorded sizes of a call tell: floating-point operations of products, bytes of arguments and results.
 
 Formulas: a product [m, k] x [k, n] is 2 m n k operations; attention is two products over all pairs of tokens, halved
-where the call says that it is causal; bytes count each argument once and the result where its size follows.
+where the call says that it is causal; a convolution is 2 operations for each weight of a filter and element of the
+result, and as many again for each gradient; bytes count each argument once and the result where its size follows.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from math import prod
 import msgspec
 
 from opreplay.traces.dtypes import ITEMSIZE_BYTES, torch_dtype_name
-from opreplay.traces.literals import is_whole_numbers
-from opreplay.traces.model import OpSignature
+from opreplay.traces.literals import Literal, is_whole_numbers, parse_literal
+from opreplay.traces.model import MOST_ELEMENTS, OpSignature
 from opreplay.traces.times.kernel_classes import class_of
 
 ATTENTION = frozenset(
@@ -25,10 +26,18 @@ ATTENTION = frozenset(
         "_scaled_dot_product_flash_attention_for_cpu",
     }
 )
+CONVOLUTIONS: dict[str, tuple[int, int, int, int | None]] = {
+    "convolution": (3, 4, 5, 6),
+    "_convolution": (3, 4, 5, 6),
+    "convolution_overrideable": (3, 4, 5, 6),
+    "cudnn_convolution": (3, 2, 4, None),
+    "miopen_convolution": (4, 3, 5, None),
+    "miopen_depthwise_convolution": (4, 3, 5, None),
+    "mkldnn_convolution": (4, 3, 5, None),
+}
+"""Op of aten → which argument is its stride, padding, dilation, and whether it is transposed."""
 LIKE_ITS_INPUT = frozenset({"elementwise", "normalization", "softmax", "copies"})
 """Classes of ops whose result is as large as their largest argument."""
-MOST = 1e30
-"""More operations or bytes than that are no recorded call."""
 
 
 class CallWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,14 +60,14 @@ def work_of(signature: OpSignature) -> CallWork:
     flops, result = _products(base, shapes, signature)
     if class_of(signature.name) == "indexing and sorting":
         return CallWork(flops=None, bytes=None, dtype=dtype)  # how much of a table is read, values decide
+    if max(prod(shape) for shape in shapes) > MOST_ELEMENTS or (result or 0) > MOST_ELEMENTS:
+        return CallWork(flops=None, bytes=None, dtype=dtype)  # no call on any machine
     sizes = [float(prod(shape)) * ITEMSIZE_BYTES.get(one, 1) for shape, one in zip(shapes, dtypes, strict=True)]
     if result is not None:
         written = float(result) * ITEMSIZE_BYTES.get(dtype, 1)
     else:
         written = max(sizes) if class_of(signature.name) in LIKE_ITS_INPUT else 0.0
-    moved = sum(sizes) + written
-    sane = moved < MOST and (flops is None or flops < MOST)
-    return CallWork(flops=flops if sane else None, bytes=moved if sane else None, dtype=dtype)
+    return CallWork(flops=flops, bytes=sum(sizes) + written, dtype=dtype)
 
 
 def _tensors(signature: OpSignature) -> tuple[list[tuple[int, ...]], list[str]]:
@@ -96,4 +105,43 @@ def _products(base: str, shapes: list[tuple[int, ...]], signature: OpSignature) 
         causal = any(text == "True" for text in (signature.concrete or ())[3:7])
         flops = 2.0 * b * h * q * kv * (d + width)
         return flops / 2 if causal and q == kv else flops, b * h * q * width
+    if base in CONVOLUTIONS and len(shapes) >= 2 and len(shapes[0]) == len(shapes[1]) >= 3:
+        return _convolution(shapes[0], shapes[1], CONVOLUTIONS[base], signature)
+    if base in ("convolution_backward", "convolution_backward_overrideable") and len(shapes) >= 3:
+        gradient, data, weight = shapes[:3]
+        wanted = _argument(signature, 10)
+        passes = sum(one is True for one in wanted[:2]) if isinstance(wanted, list) else 0
+        if passes and len(weight) >= 3:
+            over = data if _argument(signature, 7) is True else gradient
+            return 2.0 * prod(over) * prod(weight[1:]) * passes, None
     return None, None
+
+
+def _convolution(
+    data: tuple[int, ...], weight: tuple[int, ...], at: tuple[int, int, int, int | None], signature: OpSignature
+) -> tuple[float | None, int | None]:
+    stride, padding, dilation = (_argument(signature, place) for place in at[:3])
+    if at[3] is not None and _argument(signature, at[3]) is not False:
+        # Each element of the input meets the whole filter; how large the result is follows from more than these.
+        return (2.0 * prod(data) * prod(weight[1:]) if _argument(signature, at[3]) is True else None), None
+    sizes = [data[0], weight[0]]
+    for dim, (size, width) in enumerate(zip(data[2:], weight[2:], strict=True)):
+        step, pad, far = (_of_dim(values, dim) for values in (stride, padding, dilation))
+        if step is None or pad is None or far is None or step < 1:
+            return None, None
+        sizes.append(max(0, (size + 2 * pad - far * (width - 1) - 1) // step + 1))
+    return 2.0 * prod(sizes) * prod(weight[1:]), prod(sizes)
+
+
+def _argument(signature: OpSignature, place: int) -> Literal:
+    """The recorded value of an argument; None where there is none."""
+    concrete = signature.concrete or ()
+    return parse_literal(concrete[place]) if place < len(concrete) else None
+
+
+def _of_dim(values: Literal, dim: int) -> int | None:
+    """Of a list with one entry a dimension, or one for all."""
+    if not isinstance(values, list) or not values:
+        return None
+    value = values[dim] if dim < len(values) else values[0]
+    return value if isinstance(value, int) else None

@@ -64,3 +64,5 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     """Rows that each expert works on."""
     notes: tuple[str, ...] = ()
     """What the batch's annotation tells and the arguments cannot hold."""
+    unrecorded: str = ""
+    """What nothing tells and decides the time, and what was taken instead."""

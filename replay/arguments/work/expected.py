@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from opreplay.initializers.base import BatchLengths, InitContext, InitializerError
-from opreplay.initializers.draws.sequences import IMPOSSIBLE
+from opreplay.initializers.draws.sequences import IMPOSSIBLE, UNRECORDED
 from opreplay.initializers.extensions import open_registry
 from opreplay.initializers.registry import Registry
 from opreplay.initializers.rules.moe_routing import ROUTERS, MoeRoutingInit
@@ -51,6 +51,8 @@ class ExpectedContents:
         """Op id → why its arguments could not be made; its cost then follows from the shapes."""
         self.impossible: dict[str, str] = {}
         """Op id → what the batch's annotation tells of it and its arguments cannot hold."""
+        self.unrecorded: dict[str, str] = {}
+        """Op id → what neither its arguments nor the batch's annotation tell, and what was taken instead."""
 
     def __call__(self, op: ReplayOp) -> Contents | None:
         """None for an op whose time its shapes alone decide, and where its arguments cannot be made."""
@@ -65,10 +67,14 @@ class ExpectedContents:
         try:
             filled = fill_stand_ins(op, self.registry, self._seed, values=self._values)
             made = None if filled is None else contents_of(filled.context, filled.lengths)
-            if filled is None or made is None or not filled.impossible:
+            if filled is None or made is None:
                 return made
-            self.impossible[op.id] = f"{op.name}: {filled.impossible}"
-            return msgspec.structs.replace(made, notes=(filled.impossible,))
+            if filled.impossible:
+                self.impossible[op.id] = f"{op.name}: {filled.impossible}"
+            if filled.unrecorded:
+                self.unrecorded[op.id] = f"{op.name}: {filled.unrecorded}"
+            notes = (filled.impossible,) if filled.impossible else ()
+            return msgspec.structs.replace(made, notes=notes, unrecorded=filled.unrecorded)
         except (
             InitializerError,
             NotReplayable,
@@ -104,6 +110,8 @@ class Filled(NamedTuple):
     lengths: BatchLengths | None
     impossible: str = ""
     """What the batch's annotation tells and the arguments cannot hold."""
+    unrecorded: str = ""
+    """What nothing tells, and what was taken instead."""
 
 
 def fill_stand_ins(
@@ -123,8 +131,10 @@ def fill_stand_ins(
         values.write(op.id, op.name, context.args, only=_in_full)
     if rule is None or report is None:
         return Filled(context, None, None)
-    told = [part for text in report.assumed.values() for part in text.split("; ") if IMPOSSIBLE in part]
-    return Filled(context, rule.name, report.lengths, told[0] if told else "")
+    told = [part for text in report.assumed.values() for part in text.split("; ")]
+    impossible = next((part for part in told if IMPOSSIBLE in part), "")
+    unrecorded = next((part for part in told if part.startswith(UNRECORDED)), "")
+    return Filled(context, rule.name, report.lengths, impossible, unrecorded)
 
 
 def stand_ins(op: ReplayOp, seed: int, *, whole: bool = True) -> InitContext:

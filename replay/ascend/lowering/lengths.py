@@ -39,6 +39,8 @@ def contents_of(op: OpView, rows: int) -> Contents:
     if op.contents is not None and op.contents.pairs is not None:
         for told in op.contents.notes:
             op.note(told)
+        if op.contents.unrecorded:
+            op.assume(op.contents.unrecorded)
         return op.contents
     listed = op.integers("actual_seq_lengths_kv", "actual_seq_kvlen")
     sequences, packed = _sequences(op)

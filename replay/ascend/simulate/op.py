@@ -18,8 +18,9 @@ from opreplay.replay.ascend.kernel import Confidence, KernelCall, KernelPredicti
 from opreplay.replay.ascend.lowering import Lowering, lower
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.model import ReplayOp
-from opreplay.replay.ir.sizes import tensors_of
+from opreplay.replay.ir.sizes import is_absurd, tensors_of
 from opreplay.replay.results.records import By, L2State, Simulated
+from opreplay.traces.model import MOST_ELEMENTS
 
 _RANK: dict[Confidence, int] = {"calibrated": 0, "other SoC": 1, "uncalibrated": 2}
 
@@ -59,7 +60,12 @@ BY_USER = ("user estimator", "user properties", "tile program", "user rule")
 
 
 def is_predicted(op: ReplayOp, simulated: Simulated) -> bool:
-    """Whether a prediction stands for the op's work: not for a label by its bytes, nor for an op without arguments."""
+    """Whether a prediction stands for the op's work: not for a label by its bytes, nor for an op without arguments.
+
+    Never for a call that no machine has the memory for.
+    """
+    if is_absurd(op):
+        return False
     if simulated.by in BY_USER:
         return True
     if simulated.by == "bytes":
@@ -163,6 +169,8 @@ def simulate_by_family(
         made = msgspec.structs.replace(made, time_us=program.time_us, bound=program.bound, l2=l2)
         return made, {"custom": program.time_us}
     lowering = lower(op, contents)
+    if any(_is_absurd_kernel(call) for call in lowering.kernels):
+        return _NOTHING, {}
     predict = predict or Predictor(device)
     held = held if len(held) == len(lowering.kernels) else [Held()] * len(lowering.kernels)
     state = state_of(l2)
@@ -190,6 +198,18 @@ def _taken_for(lowering: Lowering, device: DeviceProfile) -> str:
         else f"{kind} as one of the family {name}"
         for kind, name in families.items()
     )
+
+
+_NOTHING = Simulated(
+    time_us=0.0, bound="none", terms_us={}, kernels=(), confidence="uncalibrated", low_us=0.0, high_us=0.0, by="bytes"
+)
+"""No prediction, see `is_predicted`."""
+
+
+def _is_absurd_kernel(call: KernelCall) -> bool:
+    """Whether a kernel works on more elements than any memory holds: its op's arguments go together to no call."""
+    specs = [one for one in (*call.inputs, *call.outputs) if one is not None]
+    return any(math.prod(one.shape) > MOST_ELEMENTS for one in specs)
 
 
 CUBE_FORMS = frozenset({"matmul", "conv", "attention"})

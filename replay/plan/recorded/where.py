@@ -56,6 +56,8 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     """Class of work → share of the total, most first."""
     launched_before_us: float = 0.0
     """Device time of work that was launched before the recording began: no op of the file can be its owner."""
+    unowned: dict[str, float] = {}
+    """Class of work → share of the total that is in kernels of no recorded op, most first; of a device."""
     labels_us: float
     """In names that are no ops."""
     labels: tuple[LabelWork, ...] = ()
@@ -103,9 +105,18 @@ def _on_device(trace: Trace) -> Where:
         busy_share=sum(one.busy_us for one in busy) / span if span else None,
         classes={row.name: row.share for row in found.rows},
         launched_before_us=trace.info.links.launched_before_device_ns / 1e3,
+        unowned=_unowned(trace, owner, found.total_us),
         labels_us=sum(times),
         labels=_labels(names, kinds, times, calls, found.total_us),
     )
+
+
+def _unowned(trace: Trace, owner: npt.NDArray[np.int64], total_us: float) -> dict[str, float]:
+    alone = np.flatnonzero(owner < 0)
+    names: list[int] = trace.kernels.name[alone].tolist()
+    times: list[float] = (trace.kernels.dur_ns[alone] / 1e3).tolist()
+    summed = _summed((class_of(trace.kernel_names[i]), us) for i, us in zip(names, times, strict=True))
+    return {name: us / total_us for name, us in sorted(summed.items(), key=lambda item: -item[1]) if total_us}
 
 
 def _names(trace: Trace, rows: npt.NDArray[np.int64]) -> list[str]:

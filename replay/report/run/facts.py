@@ -181,13 +181,18 @@ def decisive_notes(header: Header | None, results: Sequence[OpResult], summary: 
     return found
 
 
+LEAST_CLASS = 0.005
+"""Of the device time, that a class of work without an op must have to be named."""
+CLASSES_SHOWN = 4
 INTERRUPTED = "interrupted: the results are partial"
 
 
 def _trace_notes(header: Header | None) -> list[str]:
     if header is None:
         return []
-    found = unowned_notes(header.trace.get("unowned_device_us"), header.trace.get("device_us_total"))
+    where = header.trace.get("where")
+    kinds = cast("Mapping[str, Mapping[str, float]]", where).get("unowned") if isinstance(where, Mapping) else None
+    found = unowned_notes(header.trace.get("unowned_device_us"), header.trace.get("device_us_total"), kinds)
     for field, verb in (("losses", "lost"), ("repairs", "repaired")):
         counts = header.trace.get(field)
         if isinstance(counts, Mapping) and counts:
@@ -209,8 +214,11 @@ def _files_not_read(header: Header) -> list[str]:
     return found
 
 
-def unowned_notes(unowned_us: object, total_us: object) -> list[str]:
-    """What share of the device time no op can answer for, however many are replayed; microseconds of a whole trace."""
+def unowned_notes(unowned_us: object, total_us: object, kinds: Mapping[str, float] | None = None) -> list[str]:
+    """What share of the device time no op can answer for, however many are replayed; microseconds of a whole trace.
+
+    `kinds`: class of work → share of the device time, of that work.
+    """
     if not isinstance(unowned_us, int | float) or not isinstance(total_us, int | float):
         return []
     if unowned_us <= 0:
@@ -222,7 +230,10 @@ def unowned_notes(unowned_us: object, total_us: object) -> list[str]:
         ]
     share = share_text(unowned_us / total_us)
     why = "as with captured graphs, communication streams and launches before the recording"
-    return [f"no op: {share} of device time is in kernels whose op is not recorded, {why}"]
+    told = [(name, part) for name, part in (kinds or {}).items() if part >= LEAST_CLASS]
+    what = ", ".join(f"{safe(name)} {share_text(part)}" for name, part in told[:CLASSES_SHOWN])
+    what = f" ({what})" if what else ""
+    return [f"no op: {share} of device time is in kernels whose op is not recorded{what}, {why}"]
 
 
 def stand_in_notes(results: Sequence[OpResult]) -> list[str]:

@@ -120,7 +120,8 @@ def render(
         columns.append(meta.column(shown))
     parts = ops_table(columns, _cells(shown), width=width, one_line=True) if results else [no_ops()]
     head = first_screen.rendered([*first_screen.capture_lines(plan), *first_screen.lines(where, plan.device, results)])
-    chosen = unowned_notes(plan.unowned_device_us, plan.device_us_total)
+    kinds = None if where is None else where.unowned
+    chosen = unowned_notes(plan.unowned_device_us, plan.device_us_total, kinds)
     chosen += [note for soc in socs_of(results) for note in telling_notes(soc, results)]
     found = [*chosen, *stand_in_notes(results), *assumption_notes(results)]
     found += [note for soc in socs_of(results) for note in confidence_notes(soc, results) if note not in chosen]

@@ -14,9 +14,10 @@ import torch
 from opreplay.replay.arguments.tensors import DTYPES, MAX_RANK, allocate, flattened, scalar_value, shared_memories
 from opreplay.replay.ir.model import Reason, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.ir.reasons import NotReplayable
-from opreplay.replay.ir.sizes import flood, refuse_floods
+from opreplay.replay.ir.sizes import ABSURD, absurd_results, flood, refuse_floods
 from opreplay.replay.resolve.guess.indices import with_numbers
 from opreplay.replay.resolve.meta import forked
+from opreplay.replay.resolve.meta.misfits import refuse_misfits
 from opreplay.replay.resolve.meta.recurrent import lengthened, shortened
 from opreplay.replay.resolve.names import find_overload
 from opreplay.replay.resolve.policy import Policy
@@ -29,32 +30,42 @@ _META = torch.device("meta")
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 Results = tuple[TensorMeta | None, ...]
 """Of one call, lists flattened, None for a result that is no tensor; at most `MAX_RESULTS`."""
-_RESULTS = msgspec.msgpack.Decoder(Results | None)
+_RESULTS = msgspec.msgpack.Decoder(Results | Reason | None)
+_OVERFLOW = ("calculation overflowed", "integer multiplication overflow")
+"""What torch says of more elements or bytes than 64 bits count."""
 
 
 def with_outputs(plan: ReplayPlan, *, policy: Policy | None = None) -> ReplayPlan:
     """The plan with `outputs` filled in where a run on meta tensors tells them; None stays where it does not.
 
-    Floods of results are stopped first: a plan may come from a file that no pass has seen.
+    Floods of results are stopped first, and ops whose results are larger than any memory then: a plan may come from a
+    file that no pass has seen, and sizes may be made of arguments that are no tensors (`zeros([2**40, 2**40])`).
     """
     chosen = Policy() if policy is None else policy
     plan = refuse_floods(plan)
     unknown = [op for op in plan.ops if op.reason is None and op.resolved_by is not None and op.outputs is None]
-    found: dict[int, Results | None] = {}
+    found: dict[int, Results | Reason | None] = {}
     for op, answer in zip(unknown, forked.each(_encoded_outputs, unknown, chosen), strict=True):
         found[id(op)] = None if isinstance(answer, Reason) else _RESULTS.decode(answer)
     return msgspec.structs.replace(plan, ops=tuple(_with_outputs(op, found.get(id(op))) for op in plan.ops))
 
 
-def _with_outputs(op: ReplayOp, results: Results | None) -> ReplayOp:
-    return op if results is None else msgspec.structs.replace(op, outputs=results)
+def _with_outputs(op: ReplayOp, results: Results | Reason | None) -> ReplayOp:
+    if isinstance(results, Reason):
+        return msgspec.structs.replace(op, reason=results)
+    made = op if results is None else msgspec.structs.replace(op, outputs=results)
+    reason = absurd_results(made) if op.reason is None else None
+    return made if reason is None else msgspec.structs.replace(op, reason=reason, outputs=None)
 
 
 @forked.function
 def _encoded_outputs(op: ReplayOp, policy: Policy) -> bytes:
     results = None
-    with suppress(Exception):  # decompositions in Python raise anything for arguments that do not fit
+    try:
         results = meta_outputs(op, policy)
+    except Exception as error:  # decompositions in Python raise anything for arguments that do not fit
+        if any(text in str(error) for text in _OVERFLOW):
+            results = Reason("metadata missing", f"{ABSURD}: a result of more than 64 bits count")
     return msgspec.msgpack.encode(results)
 
 
@@ -79,6 +90,7 @@ def call_on_meta(op: ReplayOp, policy: Policy) -> MetaCall:
     """
     if (reason := flood(op)) is not None:
         raise NotReplayable(reason)
+    refuse_misfits(op)
     whole = with_numbers(op)
     op = shortened(whole)
     is_factory = not any(arg.tensors for arg in op.args)

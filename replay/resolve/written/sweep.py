@@ -100,6 +100,7 @@ def plan_of_calls(
     made = [op_of_written(call, policy, device=device) for call in calls]
     ops = {op.id: op for op in made}
     plan = ReplayPlan(source="calls", selection="all", device_us_total=0.0, host_us_total=0.0, ops=tuple(ops.values()))
+    plan = with_outputs(plan, policy=policy)
     checks = check_plan(plan, policy=policy)
 
     def checked(op: ReplayOp) -> ReplayOp:
@@ -109,4 +110,4 @@ def plan_of_calls(
         return msgspec.structs.replace(op, reason=Reason("failed", check.detail.removeprefix("failed: ")))
 
     sound = msgspec.structs.replace(plan, ops=tuple(map(checked, plan.ops)))
-    return with_outputs(sound, policy=policy), tuple(op.id for op in made)
+    return sound, tuple(op.id for op in made)

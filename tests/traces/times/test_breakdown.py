@@ -167,6 +167,62 @@ def test_classes(name: str, kind: str) -> None:
     assert class_of(name) == kind
 
 
+@pytest.mark.parametrize(
+    ("name", "dims", "concrete", "flops", "result"),
+    [
+        (
+            "aten::_convolution",
+            ((8, 6, 32, 32), (16, 3, 3, 5), (16,)),
+            ("", "", "", "[2, 1]", "[1, 0]", "[1, 2]", "False", "[0, 0]", "2"),
+            2 * 8 * 16 * 16 * 24 * 3 * 3 * 5,
+            8 * 16 * 16 * 24,
+        ),
+        (
+            "aten::miopen_convolution",
+            ((8, 6, 32, 32), (16, 6, 1, 1), ()),
+            ("", "", "", "[0, 0]", "[2, 2]", "[1, 1]", "1"),
+            2 * 8 * 16 * 16 * 16 * 6,
+            8 * 16 * 16 * 16,
+        ),
+        (
+            "aten::convolution",
+            ((8, 6, 32, 32), (6, 4, 2, 2), ()),
+            ("", "", "", "[2, 2]", "[0, 0]", "[1, 1]", "True", "[0, 0]", "1"),
+            2 * 8 * 6 * 32 * 32 * 4 * 2 * 2,
+            None,
+        ),
+        (
+            "aten::convolution_backward",
+            ((8, 16, 16, 16), (8, 6, 32, 32), (16, 6, 3, 3)),
+            ("", "", "", "[0]", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1", "[True, True, False]"),
+            2 * 2 * 8 * 16 * 16 * 16 * 6 * 3 * 3,
+            None,
+        ),
+        ("aten::cudnn_convolution", ((8, 6, 32, 32), (16, 6, 3, 3)), None, None, None),
+    ],
+)
+def test_work_of_convolutions(
+    name: str, dims: Any, concrete: tuple[str, ...] | None, flops: float | None, result: int | None
+) -> None:
+    found = work_of(
+        OpSignature(name=name, dims=dims, types=tuple("float" if one else "" for one in dims), concrete=concrete)
+    )
+    assert found.flops == flops
+    if result is not None:
+        assert found.bytes == 4 * (sum(int(np.prod(one)) for one in dims if one) + result)
+
+
+def test_a_host_op_that_does_its_work_itself_has_rates(tmp_path: Path) -> None:
+    """An op that only calls others has their work and none of their time."""
+    sizes: dict[str, Any] = {"Input Dims": [[1000, 1000]] * 2, "Input type": ["float"] * 2}
+    path = written(tmp_path, host("aten::linear", 0, 1010.0, **sizes), host("aten::mm", 5, 1000.0, **sizes))
+    rows = {row.name: row for row in breakdown(read_trace(path), "op").rows}
+    assert rows["aten::mm"].tflops_per_s == pytest.approx(2.0)
+    assert rows["aten::mm"].gb_per_s == pytest.approx(12.0)
+    assert rows["aten::linear"].tflops_per_s is None
+    assert rows["aten::mm"].peak_share is None
+
+
 def test_work_of_absurd_sizes_is_not_told() -> None:
     huge = OpSignature(name="aten::mm", dims=((2**62, 2**62), (2**62, 2**62)), types=("float", "float"))
     assert work_of(huge).flops is None

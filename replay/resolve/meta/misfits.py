@@ -1,0 +1,90 @@
+# pyright: strict
+"""Calls that real kernels refuse and meta kernels take: dimensions that are not there, masks that do not fit.
+
+Which ops these are was found by calling every ATen op with a dim on both (the tests do it again): all others refuse
+such a call on meta tensors as well.
+"""
+
+from __future__ import annotations
+
+from opreplay.replay.ir.model import ReplayOp
+from opreplay.traces.model import TensorMeta
+
+DIM_UNCHECKED = frozenset(
+    {
+        "aten::_softmax",
+        "aten::softmax",
+        "aten::special_softmax",
+        "aten::sort",
+        "aten::argsort",
+        "aten::select_scatter",
+        "aten::slice_scatter",
+        "aten::_weight_norm_interface",
+    }
+)
+"""Ops whose `dim` is one of their first tensor's, and which do not look at it on meta tensors."""
+MASK_UNCHECKED = frozenset({"aten::masked_select", "aten::_masked_softmax"})
+"""Ops of a `mask` whose sizes they do not look at on meta tensors."""
+INDEXED = frozenset(
+    {
+        "aten::index",
+        "aten::index_put",
+        "aten::index_put_",
+        "aten::_index_put_impl_",
+    }
+)
+"""Ops of which masks among `indices` cover dimensions of the first tensor."""
+_MASKS = frozenset({"bool", "uint8"})
+
+
+def refuse_misfits(op: ReplayOp) -> None:
+    """Raises IndexError, in torch's words, for a call that the op's own kernels refuse and its meta kernel does not."""
+    name = op.called.partition(".")[0]
+    if name not in DIM_UNCHECKED | MASK_UNCHECKED | INDEXED or not op.args or not op.args[0].tensors:
+        return
+    first = op.args[0].tensors[0]
+    if first is None:
+        return
+    by_name = {arg.name: arg for arg in op.args}
+    if name in DIM_UNCHECKED and (arg := by_name.get("dim")) is not None and isinstance(arg.value, int):
+        rank = max(1, len(first.shape))
+        if not -rank <= arg.value < rank:
+            raise IndexError(
+                f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {arg.value})"
+            )
+    if name in MASK_UNCHECKED and (arg := by_name.get("mask")) is not None and arg.tensors and arg.tensors[0]:
+        kind = by_name["mask_type"].value if "mask_type" in by_name else None
+        if name == "aten::masked_select":
+            _broadcast(first.shape, arg.tensors[0].shape)
+        elif kind in (None, 2) and first.shape != arg.tensors[0].shape:
+            raise _unfit(first.shape, arg.tensors[0].shape)
+    if name in INDEXED and (arg := by_name.get("indices")) is not None:
+        _cover(first.shape, arg.tensors)
+
+
+def _broadcast(shape: tuple[int, ...], mask: tuple[int, ...]) -> None:
+    """Sizes from the last on must be equal or 1."""
+    if any(
+        size != other and 1 not in (size, other) for size, other in zip(reversed(shape), reversed(mask), strict=False)
+    ):
+        raise _unfit(shape, mask)
+
+
+def _unfit(shape: tuple[int, ...], mask: tuple[int, ...]) -> IndexError:
+    return IndexError(f"the mask of sizes {list(mask)} does not fit a tensor of sizes {list(shape)}")
+
+
+def _cover(shape: tuple[int, ...], indices: tuple[TensorMeta | None, ...]) -> None:
+    """A mask takes as many dimensions as it has, of its own sizes; an index or None takes one."""
+    at = 0
+    for index in indices:
+        if index is None or index.dtype not in _MASKS:
+            at += 1
+            continue
+        covered = shape[at : at + len(index.shape)]
+        if covered != index.shape:
+            raise IndexError(
+                f"the mask of sizes {list(index.shape)} does not match dimensions {at} to {at + len(index.shape) - 1} "
+                f"of a tensor of sizes {list(shape)}"
+            )
+        at += len(index.shape)

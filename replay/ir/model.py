@@ -197,6 +197,8 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Made by `opreplay capture`, not from a profile: no time in it was recorded, each is 0 and means nothing."""
     capture: Capture | None = None
     """What a captured plan knows beyond a trace's."""
+    losses: dict[str, int] = {}
+    """What reading the trace lost, by reason, such as "truncated file": the plan is of the rest."""
 
 
 MAX_RANKS = 1 << 24

@@ -66,6 +66,7 @@ def build_plan(
         host_us_total=host_us,
         ops=(),
         unowned_device_us=float(trace.kernels.dur_ns[unowned].sum(dtype=np.int64)) / 1e3,
+        losses=trace.info.report.losses,
     )
     kept = [
         (

@@ -97,7 +97,7 @@ def render(header: Header, results: Sequence[OpResult], summary: Summary) -> str
         )
     lines += ["", _row(["all calls", "recorded", "measured", *map(escaped, socs)])]
     lines.append(_row(["---", *["---:"] * (2 + len(socs))]))
-    for total in totals(results, device=device):
+    for total in totals(results, device=device, header=header):
         lines.append(
             _row(
                 [

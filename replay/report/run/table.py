@@ -64,7 +64,7 @@ def render(
         columns = columns_of(shown, device=device, ratios=width >= RATIOS_FROM)
         parts += [Text(), *ops_table(columns, op_cells(shown), width=width, one_line=True)]
         parts += rest_line(results[MAX_ROWS:])
-        parts += [Text(), totals_table(results, device=device)]
+        parts += [Text(), totals_table(header, results, device=device)]
         parts += reasons_table(results)
         parts += npu.results_table(results)
         parts += work_table(results)
@@ -242,12 +242,12 @@ def op_cell(result: OpResult) -> OpCell:
     return OpCell(name=result.name, detail=detail, style=STYLES[result.status])
 
 
-def totals_table(results: Sequence[OpResult], *, device: bool) -> Table:
+def totals_table(header: Header | None, results: Sequence[OpResult], *, device: bool) -> Table:
     """All calls together, one row a clock, with ratios to the recorded time."""
     recorded = "recorded" if device else "recorded (host)"
     table = plain_table()
     table.add_column(Text("all calls"), no_wrap=True)
-    sums = totals(results, device=device)
+    sums = totals(results, device=device, header=header)
     timed = not all(is_untimed(r) for r in results)
     for total in sums:
         table.add_column(Text(total.label), justify="right", no_wrap=True)

@@ -154,6 +154,7 @@ def facts(
         "device_us_total": plan.device_us_total,
         "host_us_total": plan.host_us_total,
         "unowned_device_us": plan.unowned_device_us,
+        "losses": plan.losses,
         "ops": summary.ops,
         "replayable": summary.replayed,
         "covered_share": summary.covered_share,

@@ -109,6 +109,7 @@ def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int, where: Where 
         "source": plan.source,
         "selection": plan.selection,
         "device": plan.device,
+        "losses": plan.losses,
         "capture_notes": [] if plan.capture is None else list(plan.capture.notes),
         "ops": len(plan.ops),
         "simulated_ops": found.ops,

@@ -142,3 +142,28 @@ def test_a_bundle_chooses_its_threads_and_takes_gradients(console: Console, tmp_
     table = subprocess.run([*command[:-1], "--threads", "1"], capture_output=True, text=True, check=True).stdout
     assert "on cpu with 1 thread, torch" in table
     assert SOURCE == "bundle"
+
+
+def test_rows_show_the_numbers_that_tell_calls_apart(console: Console, trace_of: Callable[..., Path]) -> None:
+    """Three sums of one tensor were three equal rows."""
+    kinds = ["float", "ScalarList", "Scalar", ""]
+    sums = [("[0]", "True"), ("[1]", "True"), ("[1]", "False")]
+    events = [
+        op("aten::sum", 10.0 * i, [[8, 16], [], [], []], kinds, ["", dim, keep, ""])
+        for i, (dim, keep) in enumerate(sums)
+    ]
+    norm = [[8, 16], [], [16], []]
+    events.append(op("aten::rms_norm", 50.0, norm, ["float", "ScalarList", "float", "Scalar"], ["", "[16]", "", EPS]))
+    trace = trace_of(*events)
+    for command in (("plan", trace), ("run", trace, *QUICK)):
+        text = console(*command).stdout
+        for shown in ("dim=[0] · keepdim=True", "dim=[1] · keepdim=True", "dim=[1] · keepdim=False"):
+            assert shown in text, command
+    told = json.loads(console("plan", trace, "--format", "json").stdout)["unique_ops"]
+    assert {one["inputs"] for one in told if one["name"] == "aten::sum"} == {"f32[8,16]"}
+    explained = console("plan", trace, "--explain", "aten::rms_norm").stdout
+    assert "float   1e-06" in explained
+    assert "eps=9.999999974752427e-07" in "".join(explained.split()), "the call in full is exact"
+
+
+EPS = "9.9999999747524271e-07"

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from opreplay.replay.ir.notation import telling_arguments
 from opreplay.replay.ir.reasons import ReasonTotal
 from opreplay.replay.report import collectives, first_screen, suspects
 from opreplay.replay.report.columns import LEAST_NAME, Column, OpCell, op_line, ops_table, plain_table
@@ -184,8 +185,27 @@ def _ratio_column(values: Sequence[float | None], recorded: Sequence[float | Non
 
 def op_cells(results: Sequence[OpResult]) -> list[OpCell]:
     """The last cells of a table; each also knows the sizes that tell it from others of its name."""
-    short = told_apart(results)
-    return [msgspec.structs.replace(op_cell(r), short=short[r.id]) for r in results]
+    return with_what_tells([op_cell(r) for r in results], results)
+
+
+def with_what_tells(cells: Sequence[OpCell], results: Sequence[OpResult]) -> list[OpCell]:
+    """The cells with what tells them from others of their name: sizes where room is short, and beside equal tensors the
+    numbers in which the calls differ."""
+    sizes = told_apart(results)
+    numbers = telling_arguments([(r.id, r.name, r.inputs, r.call) for r in results])
+    return [
+        cell if r.status != "replayed" else beside_numbers(cell, sizes[r.id], numbers[r.id])
+        for cell, r in zip(cells, results, strict=True)
+    ]
+
+
+def beside_numbers(cell: OpCell, sizes: str, numbers: str) -> OpCell:
+    """A cell with short sizes, and with the numbers that tell its call from others on equal tensors: they come first
+    where room is short, as the sizes tell nothing then."""
+    if not numbers:
+        return msgspec.structs.replace(cell, short=sizes)
+    detail = " · ".join(filter(None, (cell.detail, numbers)))
+    return msgspec.structs.replace(cell, detail=detail, short=f"{numbers} {sizes}".rstrip())
 
 
 def live_line(result: OpResult, width: int) -> str:

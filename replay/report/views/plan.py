@@ -35,7 +35,7 @@ from opreplay.replay.report.run.table import (
     recorded_columns,
     rest_line,
     simulated_columns,
-    told_apart,
+    with_what_tells,
 )
 from opreplay.replay.report.text import DASH
 from opreplay.replay.report.views import meta
@@ -132,8 +132,7 @@ def render(
 
 
 def _cells(results: Sequence[OpResult]) -> list[OpCell]:
-    short = told_apart(results)
-    return [msgspec.structs.replace(meta.op_cell(r), short=short[r.id]) for r in results]
+    return with_what_tells([meta.op_cell(r) for r in results], results)
 
 
 def memory_text(op: ReplayOp) -> str:

@@ -181,6 +181,7 @@ def command(
             init_args=init_arg,
             lanes=lanes or 1,
             values=values,
+            l2=measuring.l2_state(),
         )
         with stored_plans(outputs, how, force=force) as store:
             batch, refused = read(store)

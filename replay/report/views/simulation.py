@@ -138,8 +138,9 @@ def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int, where: Where 
         },
         "where": None if where is None else msgspec.to_builtins(where),
         "captured": plan.captured,
+        "l2": steps[0].l2,
         "cache_from": None
-        if plan.sequence is None
+        if plan.sequence is None or steps[0].l2 != "sequence"
         else {
             "step": plan.sequence.step,
             "steps": plan.sequence.steps,

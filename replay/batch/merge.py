@@ -297,5 +297,5 @@ def call_key(op: ReplayOp, clock: passes.Clock | None) -> str:
     """The same for ops that are called the same way: not for one signature whose missing arguments were inferred
     differently from what surrounds it, and not for traces with device time and without: a mean over calls of both
     would be of neither."""
-    what = [op.id, op.called, op.overload, op.resolved_by, op.args, op.batch, op.reason, clock == "device"]
+    what = [op.id, op.called, op.overload, op.resolved_by, op.args, op.batch, op.reason, op.on_host, clock == "device"]
     return digest(msgspec.msgpack.encode(what))

@@ -78,7 +78,8 @@ def build_plan(
                 recorded=group.recorded,
                 recorded_outputs=recorded_results(group.signature),
                 batch=group.batch and group.batch.context,
-                assumptions=_shared_batch(group.batch),
+                assumptions=_shared_batch(group.batch) + (COUNTER if group.on_host else ()),
+                on_host=group.on_host,
                 ranks=ranks_of(group.signature, trace.info.world_size),
             ),
         )
@@ -104,6 +105,9 @@ def build_plan(
         phase=filters.phase,
     )
     return msgspec.structs.replace(plan, sequence=sequence)
+
+
+COUNTER = (Assumption(argument="device", what="a step counter of an optimizer, which a device leaves to the host"),)
 
 
 def _shared_batch(batch: DominantBatch | None) -> tuple[Assumption, ...]:

@@ -167,3 +167,35 @@ def test_rows_show_the_numbers_that_tell_calls_apart(console: Console, trace_of:
 
 
 EPS = "9.9999999747524271e-07"
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_step_counters_of_an_optimizer_stay_on_the_host(console: Console, tmp_path: Path, foreach: bool) -> None:
+    """One op and one wait for each parameter counted as work of the simulated NPU."""
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 4))
+    optimizer = torch.optim.AdamW(net.parameters(), foreach=foreach)
+    path = tmp_path / "adamw.json"
+
+    def step() -> float:
+        loss = net(torch.ones(2, 8)).sum()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profiler:
+        step()
+    profiler.export_chrome_trace(str(path))
+    found = json.loads(console("timeline", path, "--soc", "910b3", "--format", "json").stdout)["socs"]["910b3"]
+    assert found["categories_us"]["idle_launch_latency"] < 3 * 44, "it waits for the loss, not for each parameter"
+    ops = json.loads(console("simulate", path, "--format", "json").stdout)["unique_ops"]
+    counters = [one for one in ops if one["name"] in ("aten::add_", "aten::_foreach_add_") and "f32[]" in one["inputs"]]
+    assert counters
+    for one in counters:
+        assert {soc["time_us"] for soc in one["simulated"].values()} <= {0.0}
+    told = console("plan", path, "--explain", counters[0]["id"]).stdout
+    assert "step counter of an optimizer" in " ".join(told.split())
+    named = {"plan": "all calls added up", "simulate": "device sum", "timeline": "step with gaps"}
+    for command, figure in named.items():
+        soc = ("--soc", "910b3") if command == "timeline" else ()
+        assert figure in " ".join(console(command, path, *soc).stdout.split()), "what each total is"

@@ -39,7 +39,10 @@ def page(study: Study, command: str) -> Page:
         facts=(
             ("recorded step", time_text(found.recorded_step_us)),
             ("re-timed step", f"{time_text(found.retimed_step_us)} ({100 * found.structure_error:+.2f} %)"),
-            *((name, f"{time_text(one.step_us)}, 80 % band {band_text(one)}") for name, one in found.socs.items()),
+            *(
+                (name, f"{time_text(one.step_us)} with gaps, 80 % band {band_text(one)}")
+                for name, one in found.socs.items()
+            ),
             *((("memory", memory_text(found.memory)),) if found.memory is not None else ()),
             *(
                 (("with measured ops", time_text(found.measured_step_us)),)

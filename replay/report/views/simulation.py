@@ -378,11 +378,11 @@ def _share(one: Simulated, op: ReplayOp, plan: ReplayPlan) -> float:
 
 
 def covers(plan: ReplayPlan, steps: Sequence[Step]) -> str:
-    """What the totals are of: the step only where they stand for nearly all of its recorded time."""
+    """What the totals are sums of: the step only where they stand for nearly all of its recorded time."""
     predicted = covered(plan, steps[0]).predicted
     count = 1 if plan.sequence is None else plan.sequence.steps
-    whole = "step" if count <= 1 else f"all {count} steps"
-    return whole if predicted >= WHOLE_STEP else f"{share_text(predicted)} of {'the step' if count <= 1 else whole}"
+    whole = "step" if count <= 1 else f"{count} steps"
+    return f"sum of {whole}" if predicted >= WHOLE_STEP else f"sum, {share_text(predicted)} of {whole}"
 
 
 def render(

@@ -216,9 +216,34 @@ def test_an_interrupted_batch_is_resumed(ranks: Path, tmp_path: Path, monkeypatc
 
 def test_several_processes_read_the_files(ranks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opreplay.replay.batch.reading.POOL_FROM_BYTES", 1)
+    (ranks / "rank0_a.json").write_bytes(b"")
     result = batch(ranks, "--lanes", "2", "--dry-run")
-    assert result.exit_code == 0, result.stderr
+    assert result.exit_code == 3, result.stderr
+    assert "refused: " in result.stderr, "a bad file in the middle costs itself"
     assert result.stdout.startswith("would replay 3 of 3 ops")
+
+
+def test_bad_files_in_the_middle_lose_nothing_else(ranks: Path, tmp_path: Path) -> None:
+    """Empty, cut, compressed and cut, another format, unreadable: each is named, all others are there, also resumed."""
+    packed = write_rank(tmp_path / "whole.json.gz", 7).read_bytes()
+    bad = {"rank0_a.json": b"", "rank0_b.json": b'{"traceEvents": [', "rank0_c.json.gz": packed[: len(packed) // 2]}
+    bad |= {"rank0_d.json": b"PK\x03\x04...", "rank0_e.json.gz": b"\x1f\x8b", "rank0_f.json": b"\0" * 100}
+    for name, content in bad.items():
+        (ranks / name).write_bytes(content)
+    path = tmp_path / "r.jsonl"
+    for more in ((), ("--resume",)):
+        result = batch(ranks, "-o", path, *more)
+        assert result.exit_code == 3, result.stderr
+        assert [trace.source for trace in read_result_file(path).traces] == ["rank0.json", "rank1.json.gz"]
+        assert sum(f"{name}: " in result.stderr for name in bad) == len(bad)
+    not_read = json.loads(path.read_text().splitlines()[0])["trace"]["not_read"]
+    assert [one["file"] for one in not_read] == list(bad)
+    for name in bad:
+        (ranks / name).unlink()
+    alone = batch(ranks, "--format", "json")
+    assert alone.exit_code == 0
+    whole = json.loads(alone.stdout)
+    assert [one.id for one in read_result_file(path).results] == [one["id"] for one in whole["ops"]]
 
 
 def test_stdout_can_take_the_records(ranks: Path) -> None:

@@ -382,7 +382,9 @@ def covers(plan: ReplayPlan, steps: Sequence[Step]) -> str:
     predicted = covered(plan, steps[0]).predicted
     count = 1 if plan.sequence is None else plan.sequence.steps
     whole = "step" if count <= 1 else f"{count} steps"
-    return f"sum of {whole}" if predicted >= WHOLE_STEP else f"sum, {share_text(predicted)} of {whole}"
+    if predicted >= WHOLE_STEP:
+        return f"sum of {whole}"
+    return f"sum, {share_text(predicted)} of {'the step' if count <= 1 else whole}"
 
 
 def render(

@@ -18,6 +18,7 @@ from opreplay.cli.options.shared import (
     force_option,
     format_option,
     init_options,
+    l2_option,
     plugin_option,
     soc_option,
 )
@@ -40,11 +41,7 @@ if TYPE_CHECKING:
 @click.option("--measure/--no-measure", default=True, show_default=True, help="Run the calls here, or predict alone.")
 @device_option
 @soc_option
-@click.option(
-    "--l2",
-    type=click.Choice(["cold", "warm"]),
-    help="What simulated devices' caches hold when a call starts.  [default: as --cache measures here]",
-)
+@l2_option(None)
 @custom_op_option
 @plugin_option
 @allow_import_option

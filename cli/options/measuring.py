@@ -51,10 +51,9 @@ _MEASURING = [
     click.option(
         "--visits",
         type=click.IntRange(1, 16),
-        default=1,
-        show_default=True,
         metavar="N",
-        help="Measure each op N times, far apart, for its share of --op-time: 3 show `compare` more on a busy CPU.",
+        help="Measure each op N times, far apart, for its share of --op-time: 3 show `compare` more on a busy CPU.  "
+        "[default: 1, or 3 where processors are busy]",
     ),
     click.option(
         "--cache",
@@ -101,7 +100,7 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
         over_budget: Literal["shrink", "skip"],
         op_time: float,
         op_limit: float | None,
-        visits: int,
+        visits: int | None,
         cache: RunCache,
         cuda_graph: bool,
         total_time: float | None,
@@ -155,7 +154,7 @@ def quick_times(measuring: RunOptions) -> RunOptions:
 
     source = click.get_current_context().get_parameter_source("op_time")
     if source is None or source.name == "DEFAULT":
-        return msgspec.structs.replace(measuring, op_time_s=QUICK_OP_TIME_S)
+        return msgspec.structs.replace(measuring, op_time_s=QUICK_OP_TIME_S, visits=measuring.visits or 1)
     return measuring
 
 
@@ -243,11 +242,10 @@ def holding(devices: Sequence[str], *, shared: bool) -> Generator[bool, None, No
 def tell_threads(environment: Mapping[str, object]) -> None:
     """Say on stderr before anything is measured where ops get fewer threads than torch would take."""
     from opreplay.cli.terminal import console
-    from opreplay.replay.report.doubts import thread_notes
+    from opreplay.replay.report.doubts import busy_notes
 
-    if environment.get("threads") != environment.get("threads_of_torch"):
-        for note in thread_notes(environment):
-            console.narrate(f"opreplay: {note}")
+    for note in busy_notes(environment):
+        console.narrate(f"opreplay: {note}")
 
 
 def device_versions(devices: Mapping[str, DeviceProfile]) -> tuple[str, ...]:

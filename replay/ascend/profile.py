@@ -184,6 +184,8 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     """On the time of moving bytes from and to HBM: access patterns that HBM serves badly."""
     row_block: float = 1.0
     """Least rows that one core takes, however few there are."""
+    passes: float = 1.0
+    """How often a row that a core's memory cannot hold is read."""
     spreads: bool = False
     """A copy that repeats what it reads: its runs are those of its output."""
     native_half: bool = False
@@ -229,6 +231,8 @@ class SlowPath(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Of "like": dtype of the first operand."""
     elements: tuple[float, float] = (0.0, 0.0)
     """Of "like": least and most elements of the first operand."""
+    lengths: tuple[float, float] = (0.0, 0.0)
+    """Least and most elements along the dimension at which it was measured; 0 where the length does not matter."""
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):

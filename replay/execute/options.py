@@ -66,9 +66,10 @@ class RunOptions(MeasureOptions, frozen=True, kw_only=True):
     """Inputs and outputs of one op together; None for half of the memory that is free at the start."""
     over_budget: Literal["shrink", "skip"] = "shrink"
     """What to do with an op that needs more: run it on fewer rows or slices where that can be done, or skip it."""
-    visits: int = 1
+    visits: int | None = None
     """So many times each op is measured, far apart in the run, for its share of `op_time_s`: on a CPU that runs one op
-    at a time. Three tell changes apart on a busy machine that one cannot."""
+    at a time. Three tell changes apart on a busy machine that one cannot: None for three where fewer threads than
+    torch's found processors idle at the start, else one."""
     total_time_s: float | None = None
     """Wall time for the whole run; ops that come too late are skipped with that reason."""
     threads: int | None = None

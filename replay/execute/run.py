@@ -107,9 +107,9 @@ def run_plan(
     if options.values is not None:
         check_values_file(plan, options.values)
     options = msgspec.structs.replace(options, max_op_bytes=options.max_op_bytes or _default_op_bytes(options, earlier))
-    continued = _with_threads(options, earlier)
+    continued = _as_begun(options, earlier)
     told = _recency(plan, options)
-    if options.visits > 1 and (where := _where_no_visits(options, one_by_one=engine is None)) is not None:
+    if (options.visits or 1) > 1 and (where := _where_no_visits(options, one_by_one=engine is None)) is not None:
         raise UsageError(f"--visits {options.visits} has no effect {where}", hint="Leave --visits out.")
     if options.mode == "sequence":
         plan = step_plan(plan)
@@ -197,12 +197,17 @@ def _default_op_bytes(options: RunOptions, earlier: ResultFile | None) -> int:
     return before if isinstance(before, int) else environment.default_op_bytes() // options.lanes
 
 
-def _with_threads(options: RunOptions, earlier: ResultFile | None) -> RunOptions:
-    """The options with as many threads as the run that is continued chose: its times are of that many."""
-    before = None if earlier is None else earlier.header.environment.get("threads")
-    if options.threads is not None or options.lanes > 1 or not isinstance(before, int):
+def _as_begun(options: RunOptions, earlier: ResultFile | None) -> RunOptions:
+    """The options with as many threads and visits as the run that is continued chose: its times are of that many."""
+    if earlier is None or options.lanes > 1:
         return options
-    return msgspec.structs.replace(options, threads=before)
+    facts = earlier.header.environment
+    threads, visits = facts.get("threads"), facts.get("visits")
+    if options.threads is None and isinstance(threads, int):
+        options = msgspec.structs.replace(options, threads=threads)
+    if options.visits is None and isinstance(visits, int):
+        options = msgspec.structs.replace(options, visits=visits)
+    return options
 
 
 def sequence_engine(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -17,6 +18,8 @@ from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.sampling import Sample
 from opreplay.replay.results.measurement import MeasuredCache, MeasureWarning
 
+BUSY = 3
+"""Visits where the machine has other work and nobody says how many."""
 FEWEST = 3
 """Samples of a visit at least."""
 
@@ -30,6 +33,17 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
 
 WHOLE = Visit()
 """The only one."""
+
+
+def visits_of(asked: int | None, facts: Mapping[str, object]) -> int:
+    """How many visits each op gets: as `asked`, else by the facts of the executor, which chose fewer threads than
+    torch's where processors were not idle."""
+    if asked is not None:
+        return asked
+    threads, wanted, idle = facts.get("threads"), facts.get("threads_of_torch"), facts.get("idle_cpus")
+    if not isinstance(idle, int | float) or not isinstance(wanted, int):
+        return 1
+    return BUSY if threads != wanted or idle < 1.0 else 1
 
 
 class Taken(NamedTuple):

@@ -100,9 +100,22 @@ def thread_notes(environment: Mapping[str, object]) -> list[str]:
     if not isinstance(threads, int) or not isinstance(idle, int | float):
         return []
     looked = f"{idle:g} of {plural(cpus, 'processor') if isinstance(cpus, int) else 'the processors'} idle at the start"
+    visits = environment.get("visits")
+    often = (
+        f"; each op measured {visits} times, far apart (--visits 1 for once)"
+        if isinstance(visits, int) and visits > 1
+        else ""
+    )
     if threads == wanted:
-        return [f"threads: {threads}; {looked}"]
-    return [f"threads: {threads} and not torch's {wanted}: only {looked} (--threads N for another number)"]
+        return [f"threads: {threads}; {looked}{often}"]
+    return [f"threads: {threads} and not torch's {wanted}: only {looked} (--threads N for another number){often}"]
+
+
+def busy_notes(environment: Mapping[str, object]) -> list[str]:
+    """`thread_notes` where other work on the machine changed how ops are measured."""
+    visits = environment.get("visits")
+    changed = environment.get("threads") != environment.get("threads_of_torch")
+    return thread_notes(environment) if changed or (isinstance(visits, int) and visits > 1) else []
 
 
 def _recorded(header: Header | None, device: bool) -> list[str]:

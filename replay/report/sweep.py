@@ -57,6 +57,8 @@ def notes_of(case: Case) -> list[str]:
 def prediction_notes(one: Simulated) -> list[str]:
     """What a prediction rests on where that is less than measurements of its own device."""
     notes = {"uncalibrated": ["uncalibrated"], "other SoC": ["calibrated on another SoC"]}.get(one.confidence, [])
+    if one.taken_for:
+        notes = [f"by your rule {one.source}: {one.taken_for}", *notes]
     if one.no_path:
         return [f"has no known path for products of {one.no_path}: costed as another dtype"]
     if one.extrapolated:
@@ -114,7 +116,11 @@ def foot_lines(found: Cases) -> list[str]:
     )
     lines += [f"assumed for what was measured, {text}" for text in list(assumed)[:8]]
     lines += [f"and {len(assumed) - 8} more assumptions"] if len(assumed) > 8 else []
-    held = {"cold": "nothing of its data", "warm": "its own data and code, as in a loop"}.get(found.l2)
+    held = {
+        "cold": "nothing of its data",
+        "warm": "its own data and code, as in a loop",
+        "sequence": "what calls before it leave there",
+    }.get(found.l2)
     if found.socs and held is not None:
         lines.append(f"caches ({found.l2}): when an op starts they hold {held}")
     return [*lines, *thread_notes(found.environment)]

@@ -94,18 +94,19 @@ def headline(found: Study) -> str:
 
 
 def render(found: Study, width: int, *, lines: bool = False) -> RenderableType:
-    """Tables: the cases asked for, what broke, and on request the lines of the first one."""
+    """Tables: the cases asked for, what broke, and on request the lines of the first one on each device."""
     asked = [one for one in found.looked if not one.case.checked_only]
     parts: list[RenderableType] = [*_cases(asked, width)]
     refused = [one for one in found.looked if one.error is not None]
     if refused:
         parts += [Text(), _refused(refused)]
     if lines:
-        for one in asked:
-            if one.time is not None and not one.failed:
+        for one in of_first_case(asked):
+            if one.time is not None:
                 parts += [Text(), _lines(one, one.time)]
-                break
     notes: list[str] = []
+    if lines and len({_named(one) for one in asked}) > 1:
+        notes.append("lines are those of the first case that fits; --format json has them all")
     if any(one.time is not None and one.time.notes for one in asked):
         notes.append("iterations of loops that repeat others were counted, not run (how many: --format json)")
     looks = [note for one in asked if one.time is not None for note in one.time.notes if "looks at positions" in note]
@@ -117,6 +118,17 @@ def render(found: Study, width: int, *, lines: bool = False) -> RenderableType:
     notes.append("times are uncalibrated: nothing of these programs was measured; values are of the CPU's arithmetic")
     parts += [Text(), *(Text(safe(note), style="dim") for note in notes)]
     return Group(*parts)
+
+
+def _named(one: Looked) -> tuple[str, str, str]:
+    return one.case.program.name, one.case.text, repr(sorted(one.case.settings.items()))
+
+
+def of_first_case(looked: Sequence[Looked]) -> list[Looked]:
+    """The first case with a time, on each device that it fits: in a sweep with the settings that are best there."""
+    good = [one for one in looked if one.time is not None and not one.failed]
+    first = [one for one in good if _named(one)[:2] == _named(good[0])[:2]]
+    return list({one.soc: one for one in reversed(first)}.values())[::-1]
 
 
 def band_text(looked: Sequence[Looked]) -> str:

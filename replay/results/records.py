@@ -61,6 +61,8 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     dtype, and the device refuses the op or leaves it to its host processor."""
     algorithm: str = ""
     """Of a collective: how it runs on the links, e.g. "direct over HCCS, then ring over RDMA"."""
+    taken_for: str = ""
+    """Of a user's rule: what the kernels that it names were costed as, e.g. "Axpy as one of the family Elementwise"."""
 
 
 class NpuKernel(msgspec.Struct, frozen=True, kw_only=True):

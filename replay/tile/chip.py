@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 from typing import Literal
 
 from opreplay.replay.ascend.cost.vector import resident_share
 from opreplay.replay.ascend.kernel import State
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.tile.language.instructions import Repeat
-from opreplay.replay.tile.language.places import DTYPE_BYTES, Place, capacity
+from opreplay.replay.tile.language.places import DTYPE_BYTES, Place, TileError, capacity
 from opreplay.replay.tile.language.recording import PROBES, Recording
 from opreplay.replay.tile.pipes import WRITES, Schedule, Traffic, moved, schedule, work
 from opreplay.replay.tile.program import Bound
-from opreplay.replay.tile.running import Ran, run_times
+from opreplay.replay.tile.running import Ran, head_of, run_times
 
 ROUNDS = 3
 """Rounds in which the slowing of paths settles to what L2 and HBM can give."""
@@ -119,10 +120,42 @@ def _demand(bound: Bound, ran: Ran, device: DeviceProfile, state: State) -> _Dem
             side = stored if pipe in WRITES else loaded
             side[memory] = side.get(memory, 0.0) + size * times
     reading = {name: min(size, sizes[name]) for name, size in loaded.items() if name in sizes}
+    _check_covered(bound, ran, stored)
     writing = {name: min(size, sizes[name]) for name, size in stored.items() if name in sizes}
     share = 1.0 - resident(sum(reading.values()) + sum(writing.values()), device, state)
     missing = {name: share * size / loaded[name] for name, size in reading.items() if loaded[name]}
     return _Demand(missing, through, share * sum(reading.values()), share * sum(writing.values()), 1.0 - share)
+
+
+def _check_covered(bound: Bound, ran: Ran, stored: dict[str, float]) -> None:
+    """Raises TileError where all cores together store fewer elements than a result has.
+
+    Elements that are stored twice stand for others here: `check.unwritten`, with values, finds these too.
+    """
+    if any(one.looked for _, one in ran.classes):
+        return  # What was left out may have stored more.
+    for p in bound.program.parameters:
+        meta = bound.tensors.get(p.name)
+        if p.role != "out" or meta is None:
+            continue
+        there = prod(meta.shape)
+        elements = stored.get(p.name, 0.0) / DTYPE_BYTES.get(meta.dtype, 4)
+        if elements < there:
+            raise TileError(
+                "unwritten",
+                f"{p.name}: {there - int(elements):,} of {there:,} elements are never written",
+                _stored_by(ran, p.name) or head_of(bound.program),
+                hint="Blocks must cover the whole result.",
+            )
+
+
+def _stored_by(ran: Ran, name: str) -> tuple[str, int] | None:
+    """File and line of the last instruction that stores to a tensor."""
+    for _, one in ran.classes:
+        for step in reversed(one.steps):
+            if not isinstance(step, Repeat) and step.pipe in WRITES and step.memory == name:
+                return one.lines[step.place]
+    return None
 
 
 def resident(touched: float, device: DeviceProfile, state: State) -> float:
@@ -161,7 +194,8 @@ def estimate(
     keep: int = 0,
     every: bool = False,
 ) -> TileTime:
-    """The time of a program on a device, in microseconds. Raises TileError for a limit that it breaks.
+    """The time of a program on a device, in microseconds. Raises TileError for a limit that it breaks, also for results
+    of which less is stored than there is.
 
     `state` is what the caches hold when it starts, `keep` how many instructions of the busiest core are kept.
     With `every` all iterations of loops are run, also those that repeat others.

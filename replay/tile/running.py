@@ -122,11 +122,12 @@ def memories(bound: Bound) -> dict[str, Memory]:
         try:
             out[name] = Memory(name, meta.shape, meta.dtype, roles[name], meta.strides)
         except TileError as error:
-            raise TileError(error.limit, error.message, _head(bound.program), hint=error.hint) from None
+            raise TileError(error.limit, error.message, head_of(bound.program), hint=error.hint) from None
     return out
 
 
-def _head(program: Program) -> tuple[str, int]:
+def head_of(program: Program) -> tuple[str, int]:
+    """File and line where a program begins."""
     code = program.function.__code__
     return code.co_filename, code.co_firstlineno
 
@@ -157,7 +158,7 @@ def _hint(error: Exception) -> str:
 
 def _line_of(error: Exception, program: Program) -> tuple[str, int]:
     """Where in the program's file an error of Python's came up, the innermost line."""
-    found = _head(program)
+    found = head_of(program)
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == found[0]:
@@ -207,7 +208,7 @@ def unwritten(bound: Bound, tensors: Mapping[str, Memory]) -> None:
         written = memory.writers.as_strided(memory.shape, memory.strides, memory.offset) >= 0
         if not bool(written.all()):
             first = tuple(int(i) for i in (~written).nonzero()[0])
-            line = memory.lines[-1] if memory.lines else _head(bound.program)
+            line = memory.lines[-1] if memory.lines else head_of(bound.program)
             limit: Limit = "unwritten"
             raise TileError(
                 limit,

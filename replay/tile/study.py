@@ -13,6 +13,7 @@ import msgspec
 
 from opreplay.initializers.user_code import load_user_code
 from opreplay.replay.ascend.cost.predict import predict_kernel
+from opreplay.replay.ascend.cost.residency import resident_of, touches_in
 from opreplay.replay.ascend.kernel import State
 from opreplay.replay.ascend.lowering import lower
 from opreplay.replay.ascend.profile import DeviceProfile
@@ -191,7 +192,7 @@ def _look(case: Case, soc: str, device: DeviceProfile, wanted: Wanted, values: C
         time = estimate(bound, device, state=wanted.state, cores=wanted.cores, keep=wanted.keep, every=wanted.every)
     except TileError as error:
         return _changed(found, error=found.error or _broken(error))
-    return _changed(found, time=time, built_in_us=built_in(bound, device))
+    return _changed(found, time=time, built_in_us=built_in(bound, device, wanted.state))
 
 
 def _changed(looked: Looked, **changes: Any) -> Looked:
@@ -259,9 +260,9 @@ def _wrong_elsewhere(case: Case, device: DeviceProfile, wanted: Wanted) -> Broke
     return None
 
 
-def built_in(bound: Bound, device: DeviceProfile) -> float | None:
-    """What the vendor's kernels for the same op would take by the kernel model, in microseconds; None where nothing
-    tells which they are."""
+def built_in(bound: Bound, device: DeviceProfile, state: State = "network") -> float | None:
+    """What the vendor's kernels for the same op would take by the kernel model, in microseconds, the caches holding as
+    much; None where nothing tells which they are."""
     program = bound.program
     if program.op.startswith("tile::"):
         return None
@@ -270,10 +271,10 @@ def built_in(bound: Bound, device: DeviceProfile) -> float | None:
         for p in program.inputs
         if p.role != "scalar" or bound.scalars[p.name] != p.default
     ]
-    return kernels_us(f"{program.op}({', '.join(part for part in parts if part)})", device)
+    return kernels_us(f"{program.op}({', '.join(part for part in parts if part)})", device, state)
 
 
-def kernels_us(call: str, device: DeviceProfile) -> float | None:
+def kernels_us(call: str, device: DeviceProfile, state: State = "network") -> float | None:
     """What the kernel model says of a call's own kernels, "aten::mm(f16[64,32], f16[32,8])", in microseconds, whatever
     programs are registered for it; None where no rule knows it or it cannot be called so."""
     try:
@@ -286,4 +287,9 @@ def kernels_us(call: str, device: DeviceProfile) -> float | None:
     lowering = lower(op)
     if not lowering.kernels or not lowering.known:
         return None
-    return sum(predict_kernel(kernel, device).time_us * kernel.count for kernel in lowering.kernels)
+    # What a kernel finds of what those before it wrote is known, whatever the caches held before them.
+    held = [resident_of(touches, device) for touches in touches_in(lowering.kernels, state)]
+    return sum(
+        predict_kernel(kernel, device, share, state).time_us * kernel.count
+        for kernel, share in zip(lowering.kernels, held, strict=True)
+    )

@@ -123,6 +123,8 @@ def test_a_rule_sees_the_arguments_of_an_op_whose_library_is_not_here(
     assert 10 < found["time_us"] < 40
     explained = console("plan", trace, *args, "--explain", "my_ops::scaled_add").stdout
     assert ("arguments have no names: x is taken for number 0" in " ".join(explained.split())) == (first == "")
+    assert found["taken_for"].startswith("Axpy as one of the family ")
+    assert f"named by a rule of yours, scaled_add (rules.py:5): {found['taken_for']}" in " ".join(explained.split())
 
 
 def test_a_rule_of_yours_replaces_a_built_in_one_only_with_override(

@@ -78,7 +78,7 @@ FAMILY_WIDTHS: dict[str, float] = {
     "row_cycles": 0.5,
     "fixed_us": 0.6,
     "launch_factor": 0.3,
-    "memory_factor": 0.15,
+    "memory_factor": 0.05,
 }
 """Widths of the priors of a family's constants."""
 

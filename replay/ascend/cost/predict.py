@@ -12,7 +12,7 @@ from opreplay.replay.ascend.cost.cube import Gemm, conv_terms, gemm_of, mac_rate
 from opreplay.replay.ascend.cost.nearby import drawn, is_outside
 from opreplay.replay.ascend.cost.residency import resident_of
 from opreplay.replay.ascend.cost.sizes import Tally, first, tally_of, tensor_bytes, total_bytes
-from opreplay.replay.ascend.cost.slow_paths import path_of, slow_cycles
+from opreplay.replay.ascend.cost.slow_paths import is_far, path_of, slow_cycles
 from opreplay.replay.ascend.cost.vector import work_terms
 from opreplay.replay.ascend.cost.vector_work import COUNTERS, dtype_factor
 from opreplay.replay.ascend.kernel import Bound, Confidence, KernelCall, KernelPrediction, State
@@ -203,7 +203,7 @@ def _terms(
     tally: Tally,
     gemm: Gemm | None,
     loaded: float,
-) -> tuple[dict[str, float], float, float, str]:
+) -> tuple[dict[str, float], float, float, SlowPath | None]:
     """Terms; the factor on all of them that measured neighbours make; how like the nearest is; the slow path that the
     kernel takes."""
     form = family.form
@@ -224,11 +224,11 @@ def _terms(
         share = rates.loop_cube_share if form in CUBE_FORMS else rates.loop_vector_share
         terms["launch"] = _shortened(terms["launch"], sqrt(share) if state == "cold" else share, family, rates)
     if (paths := device.slow_paths.get(call.type)) is not None and (path := path_of(call, paths, gemm)) is not None:
-        return _slowed(terms, call, path, family, device), 1.0, 0.0, path.name
+        return _slowed(terms, call, path, family, device), 1.0, 0.0, path
     if family.nearby:
         near, likeness = drawn(call, family, gemm, state, tally)
-        return terms, near, likeness, ""
-    return terms, 1.0, 0.0, ""
+        return terms, near, likeness, None
+    return terms, 1.0, 0.0, None
 
 
 def _shortened(launch: float, share: float, family: FamilyCost, rates: Rates) -> float:
@@ -364,17 +364,19 @@ def predict_kernel(
     else:
         confidence, algorithm = confidence_of(family), ""
         extrapolated = form not in UNLIKE_CORES and is_outside(family, tally)
+    if path is not None and is_far(call, path):
+        extrapolated = True
     band = _band(family, device.rates, state, likeness, extrapolated, time_us)
     return KernelPrediction(
         time_us=time_us,
-        bound="slow path" if path else BOUNDS.get(longest, "none"),
+        bound="slow path" if path is not None else BOUNDS.get(longest, "none"),
         terms_us=scaled,
         confidence=confidence,
         low_us=time_us / band,
         high_us=time_us * band,
         nearby_factor=near,
         extrapolated=extrapolated,
-        slow_path=path,
+        slow_path=path.name if path is not None else "",
         state=state,
         algorithm=algorithm,
     )

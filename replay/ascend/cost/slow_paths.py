@@ -18,8 +18,8 @@ from opreplay.replay.ascend.profile import SlowPath
 
 UNIFIED_BUFFER = 192 << 10
 """Bytes of a vector core's own memory."""
-SCALAR_CYCLES = 32.0
-"""Cycles an element that a scalar loop on one core needs at most: a cumulative product takes 25."""
+SCALAR_CYCLES = 25.0
+"""Cycles an element that a scalar loop on one core needs at most: what a cumulative product takes."""
 ALIGNED = 32
 """Bytes that rows of a product's operands are a multiple of where loading them is fast."""
 
@@ -92,6 +92,24 @@ def path_of(call: KernelCall, paths: Sequence[SlowPath], gemm: Gemm | None = Non
     return None
 
 
+def is_far(call: KernelCall, path: SlowPath) -> bool:
+    """Whether a call's dimension is far longer or shorter than any at which the path was measured."""
+    least, most = path.lengths
+    cut = lines_of(call)
+    if most <= 0.0 or cut is None:
+        return False
+    return not least / FAR <= length_of(cut) <= most * FAR
+
+
+def length_of(cut: Lines) -> int:
+    """Elements along the dimension that is worked on."""
+    return cut.lines if cut.lines > 1 else cut.inner
+
+
+FAR = 8.0
+"""Factor on what was measured within which another length is no extrapolation, as for sizes."""
+
+
 def slow_cycles(call: KernelCall, path: SlowPath, cores: int) -> float:
     """Cycles of the busiest core on a path of "lines", "steps" or "serial"."""
     source = first(call.inputs)
@@ -104,7 +122,7 @@ def slow_cycles(call: KernelCall, path: SlowPath, cores: int) -> float:
         return 0.0
     if path.how == "steps":
         n = prod(source.shape)
-        length = cut.lines if cut.lines > 1 else cut.inner
+        length = length_of(cut)
         # One step after the other; what lies beside each other is dealt out to cores.
         return min(n * SCALAR_CYCLES, length * (path.row_cycles + path.cycles * max(1.0, n / length / cores)))
     slices = ceil(cut.outer / min(cores, max(1, cut.outer)))

@@ -24,6 +24,12 @@ REPEATED = 0.05
 """Cycles an element for an operand of one column that is repeated along each row: sums and products of such take 0.059
 cycles where others take 0.020, quotients of float16 0.21 by the vector pipe's counters of a 910B4."""
 
+SORTED_IN_CORE = 4096
+"""Numbers that a vector core sorts in its own memory, with their places and a second buffer."""
+MERGED = 2.0
+"""How much dearer a level of merging is where runs are read from memory and written back, over one within a core: by 11
+sorted rows of 151,936 on a 910C die (204 us), the only long ones measured; dealt out evenly they would take 88 us."""
+
 NATIVE_HALF = 0.7
 """Cycles an element of float16 arithmetic over those of float32: 0.0137 over 0.020 for sums and products, 0.0088 over
 0.018 for relu by the vector pipe's counters of a 910B4 in a loop; one instruction takes 128 of them."""
@@ -110,7 +116,11 @@ def _rowwise(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally:
         busiest = least if least < rows else rows
     # Rows shorter than a vector instruction share one.
     shared = busiest * (cols / VECTOR_FLOATS) if cols < VECTOR_FLOATS else busiest
-    return Work(blocks, busiest * cols, shared, tally.read, tally.write)
+    read = tally.read
+    if family.passes > 1.0 and cols * 4 > device.pipes.ub_bytes:
+        # A row that a core cannot hold is read again by each pass over it.
+        read += (family.passes - 1.0) * tensor_bytes(main)
+    return Work(blocks, busiest * cols, shared, read, tally.write)
 
 
 def _reduce(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
@@ -208,8 +218,18 @@ def _sort(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Ta
     cols = max(2, last_dim(source))
     n = prod(source.shape)
     rows = max(1, n // cols)
-    blocks = max(1, min(device.aiv_cores, max(rows, ceil(n / 8192))))
-    return Work(blocks, n * log2(cols) / blocks, ceil(rows / blocks), tally.read, tally.write)
+    cores = device.aiv_cores
+    blocks = max(1, min(cores, max(rows, ceil(n / 8192))))
+    levels = n * log2(min(cols, SORTED_IN_CORE)) / blocks
+    # Longer rows are merged in memory, four runs at a time, by ever fewer cores; of the largest k no more than these.
+    out = first(call.outputs)
+    kept = last_dim(out) if call.type.startswith("TopK") and out is not None else cols
+    run = SORTED_IN_CORE
+    while run < cols:
+        run *= 4
+        merges = ceil(rows * ceil(cols / run) / cores)
+        levels += MERGED * log2(4) * merges * min(run, cols, 4 * kept)
+    return Work(blocks, levels, ceil(rows / blocks), tally.read, tally.write)
 
 
 def _pool(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:

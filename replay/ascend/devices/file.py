@@ -91,6 +91,7 @@ NUMBERS = (
     "launch_factor",
     "memory_factor",
     "row_block",
+    "passes",
     "scale",
     "band",
 )
@@ -135,6 +136,7 @@ class FamilyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     launch_factor: float | None = None
     memory_factor: float | None = None
     row_block: float | None = None
+    passes: float | None = None
     scale: float | None = None
     band: float | None = None
     hf32: bool | None = None

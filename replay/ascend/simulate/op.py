@@ -176,7 +176,20 @@ def simulate_by_family(
         name = family_of(call, device).name
         families[name] = families.get(name, 0.0) + one.time_us * call.count
     made = _combine(parts, lowering, l2)
+    if lowering.source:
+        made = msgspec.structs.replace(made, taken_for=_taken_for(lowering, device))
     return _marked(made, missing_path(op, lowering, device)), families
+
+
+def _taken_for(lowering: Lowering, device: DeviceProfile) -> str:
+    """What the kernels of a user's rule are costed as: a name of CANN's, or one that happens to be the same."""
+    families = {call.type: family_of(call, device).name for call in lowering.kernels}
+    return ", ".join(
+        f"{kind} by its bytes, as no kernel is known by that name"
+        if name == "Unknown"
+        else f"{kind} as one of the family {name}"
+        for kind, name in families.items()
+    )
 
 
 CUBE_FORMS = frozenset({"matmul", "conv", "attention"})
@@ -253,6 +266,9 @@ def explain_op(
         (call, predict_kernel(call, device, resident_of(touches, device), state))
         for call, touches in zip(lowering.kernels, touches_in(lowering.kernels, state), strict=True)
     ]
+    if own.taken_for:
+        note = f"kernels named by a rule of yours, {own.source}: {own.taken_for}"
+        lowering = msgspec.structs.replace(lowering, notes=(*lowering.notes, note))
     if own.by in ("user estimator", "user properties", "tile program"):
         note = f"time from {own.by.removeprefix('user ')} of yours, {own.source}, not from these kernels"
         lowering = msgspec.structs.replace(lowering, notes=(*lowering.notes, note))

@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from opreplay.replay.execute.processes.runner import ChildProcess, Runner
-from opreplay.replay.execute.visits import Visit
+from opreplay.replay.execute.visits import Visit, visits_of
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.results.outcome import Outcome
 from opreplay.traces.errors import UsageError
@@ -48,13 +48,16 @@ SETUP = 5.0
 
 class OneByOne:
     """Runs ops in their order with one runner; with `visits` each so many times, `APART` ops apart, unless one visit
-    takes the time of all."""
+    takes the time of all; None for as many as the machine's other work asks for, known from the start on."""
 
-    def __init__(self, runner: Runner, *, visits: int = 1, op_time_s: float = 0.0) -> None:
-        self._runner, self._visits, self._op_time_s = runner, visits, op_time_s
+    def __init__(self, runner: Runner, *, visits: int | None = 1, op_time_s: float = 0.0) -> None:
+        self._runner, self._asked, self._op_time_s = runner, visits, op_time_s
+        self._visits = visits or 1
 
     def start(self) -> dict[str, object]:
-        return self._runner.start()
+        facts = self._runner.start()
+        self._visits = visits_of(self._asked, facts)
+        return facts | {"visits": self._visits}
 
     def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[tuple[ReplayOp, Outcome]]:
         if self._visits == 1:

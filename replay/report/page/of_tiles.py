@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from opreplay.replay.report.page.model import Cell, Column, Page, Table
 from opreplay.replay.report.page.parts import bars_by_name, count_cell, numbers, share_cell, time_cell
-from opreplay.replay.report.tile_programs import headline, shown_values
+from opreplay.replay.report.tile_programs import headline, of_first_case, shown_values
 from opreplay.replay.tile.study import Looked, Study
 
 
@@ -17,7 +17,7 @@ def of_study(found: Study, command: str) -> Page:
     for one in asked:
         assert one.time is not None
         series.setdefault(one.soc, {})[_name(one)] = one.time.time_us
-    lines = [(one, line) for one in asked[:1] if one.time is not None for line in one.time.lines]
+    lines = [(one, line) for one in of_first_case(asked) if one.time is not None for line in one.time.lines]
     return Page(
         title="opreplay: tile programs",
         headline=headline(found),
@@ -37,8 +37,11 @@ def of_study(found: Study, command: str) -> Page:
             ),
             Table(
                 title="Lines of the first case, busiest core",
-                columns=(*numbers("line"), Column(title="pipe"), *numbers("busy")),
-                rows=tuple((count_cell(line.line), Cell(text=line.pipe), time_cell(line.busy_us)) for _, line in lines),
+                columns=(Column(title="device"), *numbers("line"), Column(title="pipe"), *numbers("busy")),
+                rows=tuple(
+                    (Cell(text=one.soc), count_cell(line.line), Cell(text=line.pipe), time_cell(line.busy_us))
+                    for one, line in lines
+                ),
             ),
             Table(
                 title="Broken",

@@ -13,7 +13,7 @@ from opreplay.replay.ascend.simulate.coverage import coverage
 from opreplay.replay.ir.reasons import ReasonTotal
 from opreplay.replay.report import collectives
 from opreplay.replay.report.coverage import coverage_text
-from opreplay.replay.report.doubts import doubt_notes, marked_notes, thread_notes, value_notes
+from opreplay.replay.report.doubts import busy_notes, doubt_notes, marked_notes, value_notes
 from opreplay.replay.report.run.fidelity import fidelity_notes
 from opreplay.replay.report.text import end, plural, safe, share_text, time_text
 from opreplay.replay.results.measurement import kind_of
@@ -199,9 +199,7 @@ def decisive_notes(header: Header | None, results: Sequence[OpResult], summary: 
     """Those of `notes` that may change what is decided: times that mislead, what is missing, what was asked for."""
     found = [*marked_notes(results), *value_notes(results), *_trace_notes(header), *fidelity_notes(results)]
     found += [note for soc in socs_of(results) for note in telling_notes(soc, results)]
-    environment = {} if header is None else header.environment
-    if environment.get("threads") != environment.get("threads_of_torch"):
-        found += thread_notes(environment)
+    found += busy_notes({} if header is None else header.environment)
     if summary.interrupted:
         found.append(INTERRUPTED)
     return found
@@ -298,7 +296,7 @@ def confidence_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
 def telling_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
     """What of a device's predictions may change a decision: the user's own, and those of what it cannot do."""
     used = Counter(
-        f"{one.by} {one.source}"
+        f"{one.by} {one.source}" + (f" ({one.taken_for})" if one.taken_for else "")
         for r in results
         if (one := r.simulated.get(soc)) is not None and one.by is not None and one.by.startswith(("user ", "tile "))
     )

@@ -81,6 +81,7 @@ def _op_facts(op: ReplayOp, steps: Sequence[Step], share: float, *, captured: bo
                 "l2": s.l2,
                 "extrapolated": s.extrapolated,
                 "no_path": s.no_path,
+                "taken_for": s.taken_for,
             }
     found = suspicions(
         op,

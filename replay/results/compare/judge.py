@@ -5,14 +5,15 @@ What is compared is an op's ratio: how many times as long it took in the second 
 are relative to the gauges that were read beside every sample, so that what makes the whole machine faster or slower
 meanwhile is not in it; by "medians" they are plain medians. An op counts as slower when the ratio is above 1 by more
 than its 95 % interval, and by more than the threshold: the user's or, where more is needed, 2.4 times the spread of the
-ratios of all ops in these two runs.
+ratios of all ops in these two runs; 2.6 times its own error where its visits tell that.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Literal
 
 import msgspec
@@ -41,10 +42,11 @@ SPREADS = 2.4
 above. More would hide a slowdown of 10 % among ops that scatter by 2 %, fewer would call ops slower that are not."""
 MIN_OPS_FOR_SPREAD = 20
 """Fewer ops say too little of how far ratios scatter when nothing changed."""
-NEAREST = {False: (0.8, 1.2816), True: (0.68, 0.9945)}
-"""So many of normal values are within so many standard deviations; what changed for real is among the others. Of ops
-that were visited several times (True) fewer are needed, as their ratios have shorter tails: four fifths would take a
-tenth of slowed ops for scatter. By 50 ops in 13 runs under load, compared with themselves and with six slowed."""
+NEAREST = (0.8, 1.2816)
+"""So many of normal values are within so many standard deviations; what changed for real is among the others."""
+VISITED_ERRORS = 2.6
+"""The threshold of an op whose visits tell its error is at least so many of them: of 50 ops in 7 runs under load,
+compared with themselves and with six slowed, 1 % were called slower that were not."""
 ERRORS = 2.14
 """Half a 95 % interval in standard errors: Student's t for the 14 degrees of freedom of two times eight batches."""
 FOUND, FOUND_NORMAL = 0.8, 0.84
@@ -133,7 +135,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     method: Method
     """Where not both sides are measurements, "medians": of calls, or the one time of a prediction."""
     applied: float
-    """What ops were judged by: the threshold, or 2.4 times their spread."""
+    """What ops were judged by: the threshold, or 2.4 times their spread; the median where each has its own."""
     spread: float | None
     """Standard deviation of the logarithms of the ratios, outliers aside; None below 20 ops."""
     power: float | None
@@ -219,9 +221,12 @@ def compare(
         for a, b in pairs
         if a.measurement or b.measurement
     ]
-    spread = spread_of(compared, visited=2 * len(told) > len(compared) and method == "gauges")
-    applied = max(threshold, 0.0 if spread is None else math.expm1(SPREADS * spread))
-    ops = [judged(op, threshold, applied) for op in compared]
+    spread = spread_of(compared)
+    least = max(threshold, 0.0 if spread is None else math.expm1(SPREADS * spread))
+    own = set(told) if method == "gauges" else set[str]()
+    needed = {op.id: max(threshold, _own_threshold(op)) if op.id in own else least for op in compared}
+    applied = statistics.median(needed.values()) if needed else threshold
+    ops = [judged(op, threshold, needed[op.id]) for op in compared]
     neither = len(pairs) - len(ops)
     notes = [f"not compared: {neither} ops that neither run replayed"] if neither else []
     unreached = (unreached_of(before), unreached_of(after))
@@ -239,7 +244,7 @@ def compare(
         method=method,
         applied=applied,
         spread=spread,
-        power=power_of(ops, applied, spread),
+        power=power_of(ops, needed, own, spread),
         machine=machine_of(pairs),
         before_us=sum((op.before_us or 0.0) * op.count for op in both),
         after_us=sum((op.after_us or 0.0) * op.count for op in both),
@@ -317,22 +322,29 @@ def _with_interval(ratio: float, error: float) -> tuple[float, float, float]:
     return ratio, ratio / factor, ratio * factor
 
 
-def spread_of(ops: Sequence[OpComparison], *, visited: bool = False) -> float | None:
-    """Standard deviation of the logarithms of the ratios if they were normal, as the nearest four fifths tell it, or
-    two thirds of ops that were `visited` several times."""
-    nearest, normal = NEAREST[visited]
+def _own_threshold(op: OpComparison) -> float:
+    """What an op must have changed by, a share, by its own error."""
+    return math.expm1(VISITED_ERRORS * (op.error or 0.0))
+
+
+def spread_of(ops: Sequence[OpComparison]) -> float | None:
+    """Standard deviation of the logarithms of the ratios if they were normal, as the nearest four fifths tell it."""
+    nearest, normal = NEAREST
     logs = sorted(abs(math.log(op.ratio)) for op in ops if op.verdict == "same" and op.ratio)
     return quantile(logs, nearest) / normal if len(logs) >= MIN_OPS_FOR_SPREAD else None
 
 
-def power_of(ops: Sequence[OpComparison], applied: float, spread: float | None) -> float | None:
-    """The least change that would be found so often (`FOUND`) in so large a part of the ops that were judged."""
+def power_of(
+    ops: Sequence[OpComparison], needed: Mapping[str, float], own: AbstractSet[str], spread: float | None
+) -> float | None:
+    """The least change that would be found so often (`FOUND`) in so large a part of the ops that were judged: `needed`
+    is the threshold of each, `own` those whose error holds what scatters from run to run."""
     least: list[float] = []
     for op in ops:
         if op.ratio is None or op.error is None:
             continue
-        scatter = max(op.error, spread or 0.0)
-        least.append(math.expm1(max(math.log1p(applied), ERRORS * op.error) + FOUND_NORMAL * scatter))
+        scatter = op.error if op.id in own else max(op.error, spread or 0.0)
+        least.append(math.expm1(max(math.log1p(needed[op.id]), ERRORS * op.error) + FOUND_NORMAL * scatter))
     return quantile(sorted(least), FOUND) if least else None
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from opreplay.replay.results.measurement import Measurement
+from opreplay.replay.results.stats import quantile
 
 Floats = npt.NDArray[np.float64]
 
@@ -26,8 +27,12 @@ RIDGE_NAME, RIDGE_OP = 0.05, 0.3
 name, and as much as the name does for one op; from 50 ops in 13 runs under load, where more or less was not better."""
 FAR = 3.0
 """Normal deviations at which a difference between visits is cut off."""
-OTHERS = 3.0
+OTHERS = 1.0
 """Weight of the variance between visits of all ops against an op's own, which a few visits tell badly."""
+NEAREST = (0.68, 0.9945)
+"""So many of normal values are within so many standard deviations; ops that changed for real are among the others."""
+ENOUGH = 20
+"""Fewer ops say too little of how far ratios scatter when nothing changed."""
 
 
 class Adjusted(NamedTuple):
@@ -35,7 +40,8 @@ class Adjusted(NamedTuple):
 
     ratio: float
     error: float
-    """Standard error of its logarithm, from how far the visits of a run differ."""
+    """Standard error of its logarithm: from how far the visits of a run differ, times how much further than that the
+    ratios of the nearest ops lie from 1: what lasts longer than a run is in no difference between its visits."""
 
 
 def by_visits(pairs: Mapping[str, tuple[str, Measurement, Measurement]]) -> dict[str, Adjusted]:
@@ -87,4 +93,13 @@ def _with_errors(logs: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Adj
         between = [(own + OTHERS * every) / (1.0 + OTHERS) for own in variances[id_]]
         error = math.sqrt(between[0] / len(before) + between[1] / len(after))
         made[id_] = Adjusted(math.exp(statistics.fmean(after) - statistics.fmean(before)), error)
-    return made
+    further = _further(list(made.values()))
+    return {id_: one._replace(error=one.error * further) for id_, one in made.items()}
+
+
+def _further(ops: Sequence[Adjusted]) -> float:
+    """How many times as far as their errors say the ratios of these ops lie from 1; half at least, 1 for a few ops."""
+    if len(ops) < ENOUGH:
+        return 1.0
+    share, normal = NEAREST
+    return max(0.5, quantile(sorted(abs(math.log(one.ratio)) / max(one.error, 1e-9) for one in ops), share) / normal)

@@ -185,3 +185,41 @@ def test_a_size_that_a_tile_program_does_not_fit_is_a_row_with_its_reason(tmp_pa
     measured = invoke("tile_test::double(f32[8,64])", "--op-time", "1ms", "--measure", *common)
     (case,) = json.loads(measured.stdout)["cases"]
     assert any("on the CPU by the tile program double" in note for note in case["notes"])
+
+
+def test_a_tile_program_that_leaves_rows_unwritten_makes_no_prediction(tmp_path: Path) -> None:
+    plugin = tmp_path / "half.py"
+    plugin.write_text(
+        "from opreplay import tile\n"
+        "@tile.kernel('aten::neg')\n"
+        "def neg(x, y: tile.Out):\n"
+        "    for r in tile.blocks(x.shape[0] // 2 + 1, 8):\n"
+        "        tile.store(y[r], tile.load(x[r]) * -1.0)\n"
+    )
+    done = invoke("aten::neg(f32[n,64])", "--vary", "n=1,64", "--no-measure", "--soc", "910b3", "--plugin", str(plugin))
+    assert done.exit_code == 1
+    text = " ".join(done.stdout.split())
+    assert "half.py:5: y: 1,984 of 4,096 elements are never written (limit unwritten)" in text
+    assert "1 predicted on 910b3" in text
+
+
+RULE = """
+from opreplay.replay.ascend.lowering import lowers
+from opreplay.replay.ascend.lowering.op_view import kernel
+
+@lowers("aten::neg", override=True)
+def negated(op):
+    x = op.dense("self", at=0)
+    return [kernel("Axpy", [x, x], [x]), kernel("NobodysKernel", [x], [x])]
+"""
+
+
+def test_kernels_of_a_users_rule_are_said_to_be_his_and_what_they_are_taken_for(tmp_path: Path) -> None:
+    (tmp_path / "rules.py").write_text(RULE)
+    args = ("aten::neg(f32[64,64])", "--no-measure", "--soc", "910b3", "--l2", "sequence", "--custom-op-dir", tmp_path)
+    done = invoke(*map(str, args))
+    assert done.exit_code == 0, done.stderr
+    text = " ".join(done.stdout.split())
+    assert "by your rule negated (rules.py:5): Axpy as one of the family " in text
+    assert "NobodysKernel by its bytes, as no kernel is known by that name" in text
+    assert "caches (sequence)" in text

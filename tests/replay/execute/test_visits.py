@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from opreplay.cli.main import opreplay
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.processes.lanes import APART, OneByOne
-from opreplay.replay.execute.visits import WHOLE, Visit, Visits
+from opreplay.replay.execute.visits import BUSY, WHOLE, Visit, Visits
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.results.compare.visits import by_visits
 from opreplay.replay.results.measurement import Measurement
@@ -38,12 +38,12 @@ MADE = Measurement(
 class Noting:
     """A runner that notes what it was asked for; one name is slow, one breaks at its second visit, one ends the run."""
 
-    def __init__(self, stop: str = "") -> None:
+    def __init__(self, stop: str = "", facts: dict[str, object] | None = None) -> None:
         self.asked: list[tuple[str, int]] = []
-        self.stop = stop
+        self.stop, self.facts = stop, facts or {}
 
     def start(self) -> dict[str, object]:
-        return {}
+        return self.facts
 
     def measure(self, op: ReplayOp, visit: Visit = WHOLE) -> Outcome:
         self.asked.append((op.name, visit.number))
@@ -82,6 +82,24 @@ def test_an_interrupted_run_keeps_what_was_visited() -> None:
     with pytest.raises(KeyboardInterrupt):
         run()
     assert told == [op.name for op in ops]
+
+
+@pytest.mark.parametrize(
+    ("facts", "visits"),
+    [
+        ({"threads": 2, "threads_of_torch": 2, "idle_cpus": 1.9}, 1),
+        ({"threads": 1, "threads_of_torch": 2, "idle_cpus": 1.2}, BUSY),
+        ({"threads": 1, "threads_of_torch": 1, "idle_cpus": 0.4}, BUSY),
+        ({"threads": 1}, 1),
+    ],
+)
+def test_a_busy_machine_gets_more_visits_where_nobody_says_how_many(facts: dict[str, object], visits: int) -> None:
+    runner = Noting(facts=facts)
+    engine = OneByOne(runner, visits=None, op_time_s=60.0)
+    assert engine.start()["visits"] == visits
+    assert len(list(engine.outcomes([fake_op("1us")], lambda op: None))) == 1
+    assert runner.asked == [("fake::1us", number) for number in range(visits)]
+    assert OneByOne(Noting(), visits=1).start()["visits"] == 1
 
 
 def test_a_visit_takes_its_share() -> None:

@@ -8,6 +8,7 @@ from math import prod
 from typing import NamedTuple
 
 from opreplay.replay.ascend.cost.sizes import itemsize
+from opreplay.replay.ascend.cost.slow_paths import UNIFIED_BUFFER
 from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
 from opreplay.replay.ascend.lowering.op_view import OpView, elements, kernel, spec
 from opreplay.replay.ascend.lowering.registry import lowers
@@ -58,9 +59,22 @@ def single_elements(op: OpView) -> Iterable[KernelCall]:
     n = elements(index)
     moved = n * itemsize(table.dtype)
     source = spec(table.shape, table.dtype)
-    return [
-        kernel("GatherElements", [source, spec(index.shape, "int64")], [out], indices=n // 64 + 1, moved_bytes=moved)
-    ]
+    along = _length(op, table)
+    taken = _accesses(n, along, table.dtype)
+    return [kernel("GatherElements", [source, spec(index.shape, "int64")], [out], indices=taken, moved_bytes=moved)]
+
+
+def _length(op: OpView, table: TensorMeta) -> int:
+    """Elements along the dimension that indices are of; of the whole table without one."""
+    if op.op.name.split(".")[0].rstrip("_") in ("aten::take", "aten::put", "aten::masked_scatter"):
+        return prod(table.shape)
+    return table.shape[op.integer("dim", default=0) % len(table.shape)] if table.shape else 1
+
+
+def _accesses(n: int, along: int, dtype: str) -> int:
+    """What n single elements count as: each by itself where the dimension outgrows the memory of a core, so that it is
+    fetched from or put into the device's; else 64 of them as one (assumed)."""
+    return n if along * itemsize(dtype) > UNIFIED_BUFFER // 2 else n // 64 + 1
 
 
 class _Picked(NamedTuple):
@@ -160,11 +174,13 @@ def scatter(op: OpView) -> Iterable[KernelCall]:
     index = _indices(op, "index")
     source = op.meta("src", "source", "value")
     n = elements(index[0]) if index else 1
-    rows = "index_" in op.op.name
+    by_rows = "index_" in op.op.name
+    single = _accesses(n, _length(op, table), table.dtype)
     moved = (elements(source) if source is not None and source.shape else n) * itemsize(table.dtype)
     out = spec(table.shape, table.dtype)
-    kind = "InplaceIndexAdd" if "add" in op.op.name else "ScatterUpdate" if rows else "ScatterElements"
-    write = kernel(kind, [out], [out], indices=n if rows else n // 64 + 1, moved_bytes=moved)
+    kind = "InplaceIndexAdd" if "add" in op.op.name else "ScatterUpdate" if by_rows else "ScatterElements"
+    taken = n if by_rows and len(table.shape) > 1 else single
+    write = kernel(kind, [out], [out], indices=taken, moved_bytes=moved)
     return [*_copied(op, out), write]
 
 

@@ -217,3 +217,37 @@ def test_a_sum_over_outer_dimensions_is_told_by_shapes_and_costs_more() -> None:
         assert family_of(one, DEVICE).name == "ReduceSum"
     assert family_of(call("ReduceSum", (4, 1, 8), (4, 1)), DEVICE).name == "ReduceSum", "sizes of 1 are no dimensions"
     assert predict_kernel(outer, DEVICE).time_us > 1.2 * predict_kernel(inner, DEVICE).time_us
+
+
+def test_one_long_row_is_sorted_by_ever_fewer_cores() -> None:
+    one, many = call("Sort", (1 << 20,)), call("Sort", (1024, 1024))
+    assert predict_kernel(one, DEVICE).time_us > 5 * predict_kernel(many, DEVICE).time_us
+    largest = KernelCall(type="TopKV2", inputs=(spec((1 << 20,)),), outputs=(spec((8,)), spec((8,), "int32")))
+    assert predict_kernel(largest, DEVICE).time_us < 0.2 * predict_kernel(one, DEVICE).time_us
+    whole = KernelCall(type="TopKV2", inputs=(spec((1 << 20,)),), outputs=(spec((1 << 20,)),) * 2)
+    assert predict_kernel(whole, DEVICE).time_us > 0.9 * predict_kernel(one, DEVICE).time_us
+
+
+def test_a_softmax_reads_rows_again_that_a_core_cannot_hold() -> None:
+    def moved_us(kind: str, columns: int) -> float:
+        terms = predict_kernel(call(kind, (5, columns)), DEVICE, 0.0).terms_us
+        return terms["hbm"] / columns
+
+    assert moved_us("SoftmaxV2", 60_000) > 1.5 * moved_us("SoftmaxV2", 40_000)
+    assert moved_us("LayerNormV3", 60_000) < 1.2 * moved_us("LayerNormV3", 40_000)
+
+
+def test_a_slow_path_far_from_where_it_was_measured_is_extrapolated() -> None:
+    assert not predict_kernel(call("Cumsum", (128, 4000)), DEVICE).extrapolated
+    far = predict_kernel(call("Cumsum", (1 << 20,)), DEVICE)
+    assert far.extrapolated
+    assert far.bound == "slow path"
+    product = predict_kernel(call("Cumprod", (1 << 20,)), DEVICE)
+    assert far.time_us < 1.1 * product.time_us, "no slower than a scalar loop"
+
+
+def test_scatters_were_never_measured() -> None:
+    for kind in ("InplaceIndexAdd", "ScatterElements", "ScatterUpdate"):
+        one = predict_kernel(call(kind, (4096, 1024)), DEVICE)
+        assert (one.confidence, one.extrapolated) == ("uncalibrated", True)
+    assert predict_kernel(call("IndexPutV2", (4096, 1024)), DEVICE).confidence == "calibrated"

@@ -199,6 +199,21 @@ def test_only_writes_that_make_a_new_tensor_copy_the_old_one() -> None:
     assert types(op("aten::index_add", self=meta(64, 16), **args)) == ["TensorMove", "InplaceIndexAdd"]
 
 
+def test_single_elements_cost_the_same_under_either_name_and_more_where_the_row_outgrows_a_core() -> None:
+    def indices(name: str, size: int, n: int) -> object:
+        args: dict[str, Any] = {"self": meta(size), "dim": 0, "index": meta(n, dtype="int64")}
+        if "add" in name:
+            args["source"] = meta(n)
+        last = lower(op(name, **args)).kernels[-1]
+        return last.attrs["indices"]
+
+    for size in (1024, 1 << 20):
+        assert indices("aten::index_add_", size, 4096) == indices("aten::scatter_add_", size, 4096)
+        assert indices("aten::gather", size, 4096) == indices("aten::scatter_add_", size, 4096)
+    assert indices("aten::gather", 1024, 4096) == 65
+    assert indices("aten::gather", 1 << 20, 4096) == 4096
+
+
 def test_a_mask_covers_its_dimensions_and_selects_half_where_nothing_tells() -> None:
     mask = meta(64, 32, dtype="bool")
     alone = lower(op("aten::index", self=meta(64, 32, 8), indices=[mask]))

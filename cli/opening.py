@@ -26,6 +26,7 @@ def open_input(
 
     Raises what `opreplay.replay.plan.inputs.open_input` and `parse_limits` do.
     """
+    from opreplay.cli.terminal import console
     from opreplay.cli.terminal.progress import ReadProgress
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.plan import inputs
@@ -39,7 +40,11 @@ def open_input(
         progress=ReadProgress,
         activity=activity,
     )
-    return read if isinstance(read, ReplayPlan) else _told(read)
+    if not isinstance(read, ReplayPlan):
+        return _told(read)
+    for line in inputs.loss_notes(read.losses):
+        console.narrate(line)
+    return read
 
 
 def open_trace(

@@ -72,7 +72,7 @@ def show_plan(
     )
     summary = view.planned_summary(plan, results)
     if format_ == "json":
-        console.write(console.json_text(view.facts(plan, results, summary, where)))
+        console.write(console.json_text(view.facts(plan, results, summary, where, l2)))
         return
     console.show_line(coverage_line(None, results, summary, verb="would replay"))
     if checks is not None:

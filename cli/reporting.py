@@ -73,9 +73,14 @@ def show_report(outputs: Outputs, *, coverage: bool = True, everything: bool = T
 
 def outcome_code(outputs: Outputs, max_failed: int | None) -> ExitCode:
     """1 when more ops were skipped or failed than allowed, and a line on stderr that says so."""
+    from opreplay.replay.results.resume import is_out_of_time
+
     summary = outputs.memory.summary
     missed = 0 if summary is None else summary.ops - summary.replayed
     wrong = sum(r.values is not None and r.values.status == "differs" for r in outputs.memory.results)
+    late = sum(map(is_out_of_time, outputs.memory.results))
+    if late and max_failed is not None:
+        console.narrate(f"opreplay: {late} ops were not tried (--total-time): they count as not replayed")
     what = "were not replayed, or compute something else" if wrong else "were not replayed"
     return code_for(missed + wrong, max_failed, what)
 

@@ -134,8 +134,7 @@ def command(
     if address is not None and engine != "ray":
         raise UsageError("--address is that of a Ray cluster", hint="Add --engine ray.")
     one_stdout(format_, output)
-    if quick:
-        selection, measuring = quick_look(selection, measuring)
+    selection, measuring = quick_look(selection, measuring) if quick else (selection, measuring)
     plugin, contents, devices = set_up(
         plugin, custom_op_dir, init_module, init_arg, seed=measuring.seed, values=values, socs=soc
     )
@@ -181,6 +180,7 @@ def command(
             init_args=init_arg,
             lanes=lanes or 1,
             values=values,
+            l2=measuring.l2_state(),
         )
         with stored_plans(outputs, how, force=force) as store:
             batch, refused = read(store)

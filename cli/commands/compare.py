@@ -61,9 +61,14 @@ if TYPE_CHECKING:
     help="Which ops of a trace: as in `opreplay run`.",
 )
 @click.option("--all", "everything", is_flag=True, help="List ops that stayed the same or are unclear as well.")
-@click.option("--force", is_flag=True, help="Compare runs of different machines or ways to measure.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Compare runs of different machines or ways to measure, which the report then says; overwrite the file of "
+    "--output.",
+)
 @click.option("--output", "-o", metavar="FILE.html", help="Also write it as one HTML page that works offline.")
-@click.option("--overwrite", is_flag=True, help="Overwrite the file of --output.")
+@click.option("--overwrite", is_flag=True, hidden=True, help="Overwrite the file of --output, and no more.")
 @format_option("table", "markdown", "json")
 def command(
     before: str,
@@ -101,7 +106,7 @@ def command(
     from opreplay.replay.report.views import comparison_markdown, comparison_table
     from opreplay.replay.results.compare.regressions import parse_condition, violations
 
-    page = check_page(output, force=overwrite)
+    page = check_page(output, force=force or overwrite)
     conditions = [parse_condition(text) for text in fail_if]
     threshold = min([threshold, *(one.limit for one in conditions if one.what == "slower")])
     files = ((before, *also_before), (after, *also_after) if after is not None else ())
@@ -117,7 +122,7 @@ def command(
         simulate=simulated_times,
     )
     broken = violations(conditions, found)
-    write_page(page, partial(of_checks.of_comparison, found), force=overwrite)
+    write_page(page, partial(of_checks.of_comparison, found), force=force or overwrite)
     if format_ == "json":
         console.write(console.json_text({**view.facts(found), "violations": broken}))
     elif format_ == "markdown":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from opreplay.cli.options.shared import force_option, format_option
+from opreplay.cli.options.shared import force_option, format_option, notes_option
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     "--output", "-o", metavar="FILE", help="Write it there in place of stdout; for --format parquet as a rule."
 )
 @force_option
-def command(result: str, format_: str, output: str | None, force: bool) -> None:
+@notes_option
+def command(result: str, format_: str, output: str | None, force: bool, notes: bool) -> None:
     """Show the results in RESULT, a .jsonl file of `opreplay run` or `batch --output`; nothing is measured.
 
     A file that was cut short is shown as far as it goes, and called interrupted.
@@ -55,9 +56,8 @@ def command(result: str, format_: str, output: str | None, force: bool) -> None:
         def show(width: int) -> Group:
             from rich.console import Group
 
-            return Group(
-                *batch_tables(file, width=width), *sequence.tables(file.sequence), table.render(*run, width=width)
-            )
+            whole = table.render(*run, width=width, everything=notes or output is not None)
+            return Group(*batch_tables(file, width=width), *sequence.tables(file.sequence), whole)
 
         if output is None:
             console.show_line(line)

@@ -177,6 +177,7 @@ def command(
             init_modules=init_module,
             init_args=init_arg,
             values=values,
+            l2=state,
         )
         if options.check_kernels:
             plan = with_recorded_children(plan, read)

@@ -85,11 +85,18 @@ def read_batch(
     be read.
     """
     from opreplay.replay.batch.merge import Batch
-    from opreplay.replay.batch.reading import Unreadable
-    from opreplay.traces.errors import TraceError
+    from opreplay.replay.batch.reading import SPECIAL, Unreadable
+    from opreplay.traces.errors import TraceError, UsageError
 
     batch, first = Batch(), None
     refused: list[Unreadable] = []
+    special = [file.path for file in files if file.special]
+    for path in special:
+        tell(f"left out: {path}: {SPECIAL}")
+        batch.leave_out(path, SPECIAL, refused=False)
+    files = [file for file in files if file.path not in special]
+    if not files:
+        raise UsageError(f"there is no regular file among {_some(special)}", hint="Name a pipe itself to have it read.")
     plans = _plans([file.path for file in files], how, store, lanes=lanes, engine=engine, address=address, tell=tell)
     for index, (file, one) in enumerate(zip(files, plans, strict=True), start=1):
         progress(index, len(files))

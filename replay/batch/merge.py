@@ -7,6 +7,7 @@ Owns the merging and the sums; reading is the caller's, running is `run`, and wh
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -56,12 +57,14 @@ MAX_CALLS = 500_000
 class _Uses:
     """How often one trace calls each op of the merged plan, in 24 bytes an op: there may be thousands of traces."""
 
-    def __init__(self, total_us: float) -> None:
+    def __init__(self, plan: ReplayPlan) -> None:
         self.op = array("l")
         self.count = array("q")
         self.recorded_us = array("d")
-        self.total_us = total_us
-        """Recorded time of the trace that shares refer to."""
+        self.total = passes.total_of(plan)
+        """What shares of the trace refer to: recorded time, or bytes where it was captured."""
+        self.clock: passes.Clock | None = passes.clock_of(plan)
+        self.losses = plan.losses
 
 
 class Batch:
@@ -111,9 +114,9 @@ class Batch:
         self._kept_calls += len(kept)
         self._calls.append((kept, trace.base_ns))
         weight = passes.weight_of(plan)
-        uses = _Uses(plan.device_us_total or plan.host_us_total)
+        uses = _Uses(plan)
         for op in plan.ops:
-            key = call_key(op)
+            key = call_key(op, uses.clock)
             index = self._index.get(key)
             if index is None:
                 index = self._index[key] = len(self._ops)
@@ -149,6 +152,7 @@ class Batch:
             device_us_total=self._device_us,
             host_us_total=self._host_us,
             ops=tuple(self._named()),
+            losses=self._losses(),
         )
         return passes.by_recorded_time(merged)
 
@@ -156,7 +160,16 @@ class Batch:
         """What the header of the results says of the traces."""
         jobs = {member.job for member in self._members()}
         not_read = {"not_read": msgspec.to_builtins(self.not_read)} if self._not_read else {}
-        return {"traces": len(self), "jobs": len(jobs), "ops_of_traces": self.rank_ops, **not_read}
+        clocks = Counter(uses.clock or "none" for uses in self._uses)
+        losses = self._losses()
+        return {
+            "traces": len(self),
+            "jobs": len(jobs),
+            "ops_of_traces": self.rank_ops,
+            "clocks": dict(clocks),
+            **({"losses": losses} if losses else {}),
+            **not_read,
+        }
 
     def close(self, results: Sequence[OpResult]) -> list[TraceResult | JobResult]:
         """Sums for each trace and for each job, from the results of the merged plan's ops."""
@@ -171,6 +184,10 @@ class Batch:
         for index, member in enumerate(members):
             jobs.setdefault(member.job, []).append(index)
         return [*traces, *(self._job_result(job, indices, members, traces, found) for job, indices in jobs.items())]
+
+    def _losses(self) -> dict[str, int]:
+        """Of all traces."""
+        return dict(sum((Counter(uses.losses) for uses in self._uses), Counter[str]()))
 
     def _members(self) -> list[Member]:
         return recognised(self._paths, self._ranks, [frozenset(uses.op) for uses in self._uses])
@@ -198,10 +215,12 @@ class Batch:
             ops=len(uses.op),
             shared=sum(self._traces_of[index] > 1 for index in uses.op),
             replayed=sums.replayed,
-            covered_share=sums.covered_us / uses.total_us if uses.total_us else 0.0,
-            recorded_us=sums.recorded_us,
-            measured_us=sums.measured_us,
+            covered_share=sums.covered_us / uses.total if uses.total else 0.0,
+            clock=uses.clock,
+            recorded_us=None if uses.clock is None else sums.recorded_us,
+            measured_us=sums.measured_us if sums.replayed else None,
             simulated_us=sums.simulated_us,
+            losses=uses.losses,
         )
 
     def _job_result(
@@ -214,7 +233,10 @@ class Batch:
     ) -> JobResult:
         own = [traces[index] for index in indices]
         ops = {op for index in indices for op in self._uses[index].op}
-        total_us = sum(self._uses[index].total_us for index in indices)
+        total = sum(self._uses[index].total for index in indices)
+        clocks = {trace.clock for trace in own}
+        recorded = [trace.recorded_us for trace in own if trace.recorded_us is not None] if len(clocks) == 1 else []
+        measured = [trace.measured_us for trace in own if trace.measured_us is not None]
         simulated: dict[str, float] = {}
         for trace in own:
             for soc, time_us in trace.simulated_us.items():
@@ -228,14 +250,17 @@ class Batch:
             rank_ops=sum(trace.ops for trace in own),
             replayed=sum((result := found[op]) is not None and result.status == "replayed" for op in ops),
             covered_share=(
-                sum(trace.covered_share * self._uses[index].total_us for trace, index in zip(own, indices, strict=True))
-                / total_us
-                if total_us
+                None
+                if len(clocks) > 1
+                else sum(one.covered_share * self._uses[index].total for one, index in zip(own, indices, strict=True))
+                / total
+                if total
                 else 0.0
             ),
-            recorded_us=sum(trace.recorded_us for trace in own),
-            measured_us=sum(trace.measured_us for trace in own),
-            slowest_rank_us=max(trace.recorded_us for trace in own),
+            clock=own[0].clock if len(clocks) == 1 else None,
+            recorded_us=sum(recorded) if recorded else None,
+            measured_us=sum(measured) if measured else None,
+            slowest_rank_us=max(recorded, default=None),
             simulated_us=simulated,
             collectives=collectives_of_job(
                 [
@@ -268,8 +293,9 @@ class _Sums:
             self.measured_us += (result.measured_us or 0.0) * count
 
 
-def call_key(op: ReplayOp) -> str:
+def call_key(op: ReplayOp, clock: passes.Clock | None) -> str:
     """The same for ops that are called the same way: not for one signature whose missing arguments were inferred
-    differently from what surrounds it."""
-    what = [op.id, op.called, op.overload, op.resolved_by, op.args, op.batch, op.reason]
+    differently from what surrounds it, and not for traces with device time and without: a mean over calls of both
+    would be of neither."""
+    what = [op.id, op.called, op.overload, op.resolved_by, op.args, op.batch, op.reason, op.on_host, clock == "device"]
     return digest(msgspec.msgpack.encode(what))

@@ -6,6 +6,7 @@ Owns the recognition; knows no plan and reads no file.
 
 from __future__ import annotations
 
+import os
 import re
 import zlib
 from collections import Counter
@@ -161,8 +162,11 @@ _RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}]{0,4000}?"rank"\s*:\s*(\d{1
 
 
 def rank_at_start(path: str) -> int | None:
-    """The recorded rank, where it is among the first bytes; None for any other file, readable or not."""
+    """The recorded rank, where it is among the first bytes; None for any other file, readable or not, and for a pipe,
+    which can be read once."""
     try:
+        if not os.path.isfile(path):
+            return None
         with open_binary(path) as file:
             data = file.read(PEEK_BYTES) or b""
         if data[:2] == b"\x1f\x8b":

@@ -25,6 +25,8 @@ from opreplay.traces.errors import OpReplayError, UsageError
 
 SUFFIXES = (".json", ".json.gz")
 """What is taken from a folder; the reader tells by content what a file is."""
+SPECIAL = "no regular file; a pipe is read where it is named itself"
+"""Why a pipe, a socket or a device of a folder is left out."""
 POOL_FROM_BYTES = 100_000_000
 """Size of all files from which processes are started to read them: each loads torch first, which takes seconds."""
 GZIP_RATIO = 10
@@ -54,6 +56,11 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     named: bool
     """Whether the user named it, itself or by a glob; others lay in a folder and may be no traces at all."""
 
+    @property
+    def special(self) -> bool:
+        """Whether it lies in a folder and is a pipe, a socket or a device, which is not read unless it is named."""
+        return not self.named and os.path.exists(self.path) and not os.path.isfile(self.path)
+
 
 def find_files(patterns: Sequence[str]) -> list[Found]:
     """Files that paths, globs and folders mean, without repeats; a folder with all that lies below it.
@@ -68,11 +75,9 @@ def find_files(patterns: Sequence[str]) -> list[Found]:
             if not os.path.isdir(path):
                 found[path] = Found(path=path, named=True)
                 continue
-            # A link to nothing is a trace that is missing, which is to be seen.
+            # A link to nothing is a trace that is missing, and a pipe may be one: both are to be seen.
             inside = sorted(
-                str(file)
-                for file in Path(path).rglob("*")
-                if file.name.endswith(SUFFIXES) and (file.is_file() or (file.is_symlink() and not file.exists()))
+                str(file) for file in Path(path).rglob("*") if file.name.endswith(SUFFIXES) and not file.is_dir()
             )
             if not inside:
                 raise UsageError(f"there is no {' or '.join(SUFFIXES)} file in {path}")

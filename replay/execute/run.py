@@ -69,7 +69,9 @@ class Progress:
     """Name of the op that is next."""
     elapsed_s: float
     remaining_s: float | None
-    """Estimate; None before the first op."""
+    """Estimate, no more than is left of the run's time budget; None before the first op."""
+    cut: bool = False
+    """Whether that budget ends before all ops are done, as far as can be told."""
 
 
 def run_plan(
@@ -168,7 +170,8 @@ class _Watch:
         """The op's outcome where the plan, or the run's time budget, says that it is not to be run."""
         elapsed_s = monotonic() - self._started
         if self._tell is not None:
-            self._tell(_progress(self.done, self._total, op.name, elapsed_s, kept=self._kept))
+            limit_s = self._options.total_time_s
+            self._tell(_progress(self.done, self._total, op.name, elapsed_s, kept=self._kept, limit_s=limit_s))
         if op.reason is not None:
             return unable(op.reason)
         limit_s = self._options.total_time_s
@@ -353,7 +356,19 @@ def _header(
     )
 
 
-def _progress(done: int, total: int, current: str | None, elapsed_s: float, *, kept: int = 0) -> Progress:
-    """`kept` of the ops that are done were done by the run that this one continues, in no time of its own."""
+def _progress(
+    done: int, total: int, current: str | None, elapsed_s: float, *, kept: int = 0, limit_s: float | None = None
+) -> Progress:
+    """`kept` of the ops that are done were done by the run that this one continues, in no time of its own; `limit_s` is
+    the time that the run may take."""
     remaining = elapsed_s / (done - kept) * (total - done) if done > kept else None
-    return Progress(done=done, total=total, current=current, elapsed_s=elapsed_s, remaining_s=remaining)
+    most = None if limit_s is None else max(0.0, limit_s - elapsed_s)
+    cut = remaining is not None and most is not None and remaining > most
+    return Progress(
+        done=done,
+        total=total,
+        current=current,
+        elapsed_s=elapsed_s,
+        remaining_s=most if cut else remaining,
+        cut=cut,
+    )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import struct
 
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.traces.model import TensorMeta
@@ -31,6 +32,8 @@ SHORT_DTYPES = {
     "float8_e8m0fnu": "f8e8m0",
     "float4_e2m1fn_x2": "f4e2m1x2",
 }
+FLOAT32_DIGITS = 9
+"""Significant digits that tell any two float32 values apart."""
 LIST_SHOWN = 3
 """Tensors of a list that are spelled out."""
 
@@ -46,8 +49,27 @@ def describe_tensor(meta: TensorMeta) -> str:
     return f"{SHORT_DTYPES.get(meta.dtype, meta.dtype)}[{shape}]{'' if dense else '*'}"
 
 
+def shorter_float(text: str) -> str:
+    """A number as short as float32 needs it, where the value is one of float32 and has more digits as a double:
+    "9.999999974752427e-07" → "1e-06". Any other text as it is."""
+    if len(text) <= FLOAT32_DIGITS:
+        return text
+    try:
+        value = float(text)
+        if struct.unpack("f", struct.pack("f", value))[0] != value:
+            return text
+        for places in range(1, FLOAT32_DIGITS + 1):
+            short = float(f"{value:.{places}g}")
+            if struct.unpack("f", struct.pack("f", short))[0] == value:
+                return str(short)
+    except (ValueError, OverflowError):
+        pass
+    return text
+
+
 def describe_inputs(op: ReplayOp) -> str:
-    """The tensor arguments of an op, in order; scalars are left out."""
+    """The tensor arguments of an op, in order; scalars are left out, absent tensors but in lists, where places tell:
+    `(None, i64[8])` indexes the second dimension."""
     return " · ".join(text for arg in op.args if (text := _describe_argument(arg)))
 
 
@@ -57,8 +79,8 @@ def _describe_argument(arg: ReplayArg) -> str:
         return ""
     if arg.type != "Tensor[]":
         return describe_tensor(present[0])
-    shown = [describe_tensor(meta) for meta in present[:LIST_SHOWN]]
-    more = [f"… {len(present)} in all"] if len(present) > LIST_SHOWN else []
+    shown = ["None" if meta is None else describe_tensor(meta) for meta in arg.tensors[:LIST_SHOWN]]
+    more = [f"… {len(arg.tensors)} in all"] if len(arg.tensors) > LIST_SHOWN else []
     return f"({', '.join(shown + more)})"
 
 

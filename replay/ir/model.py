@@ -126,6 +126,8 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it is called with gradients on and floating arguments that require them (`resolve.gradient_mode`)."""
     origin: str | None = None
     """JSON text of the entry in another tool's file that this op came from; data only, written back unchanged."""
+    on_host: bool = False
+    """Whether the host runs it whatever device runs the rest, as it does the step counters of an optimizer."""
     flops: int | None = None
     """Of one call, by torch.utils.flop_counter's formulas; None where there is none, as for elementwise ops."""
 
@@ -197,6 +199,8 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Made by `opreplay capture`, not from a profile: no time in it was recorded, each is 0 and means nothing."""
     capture: Capture | None = None
     """What a captured plan knows beyond a trace's."""
+    losses: dict[str, int] = {}
+    """What reading the trace lost, by reason, such as "truncated file": the plan is of the rest."""
 
 
 MAX_RANKS = 1 << 24

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Union, cast
 
 import msgspec
 
-from opreplay.replay.ir.describe import SHORT_DTYPES
+from opreplay.replay.ir.describe import SHORT_DTYPES, shorter_float
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
 from opreplay.traces.errors import UsageError
@@ -384,6 +384,62 @@ def call_text(op: ReplayOp) -> str:
         text = _argument_text(arg)
         parts.append(text if by_place or not named else f"{arg.name}={text}")
     return f"{name}({', '.join(parts)})"
+
+
+def telling_arguments(ops: Sequence[tuple[str, str, str, str]]) -> dict[str, str]:
+    """Of (id, name, inputs, call) by id, the arguments in which ops of equal name and inputs differ: "dim=1 · k=True".
+
+    "" for an op that no other is like, and where the calls are not known or do not differ.
+    """
+    alike: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for id_, name, inputs, call in ops:
+        if call:
+            alike.setdefault((name, inputs), []).append((id_, call))
+    made = {id_: "" for id_, *_ in ops}
+    for group in alike.values():
+        if len(group) > 1:
+            made |= _differing({id_: argument_texts(call) for id_, call in group})
+    return made
+
+
+def _differing(calls: dict[str, dict[str, str]]) -> dict[str, str]:
+    """Of arguments by name (or place), those that differ between calls, floats short where they still do."""
+    names = dict.fromkeys(name for given in calls.values() for name in given)
+    telling = [name for name in names if len({given.get(name) for given in calls.values()}) > 1]
+    short = {id_: [_piece(name, given, shorter=True) for name in telling] for id_, given in calls.items()}
+    if len({tuple(pieces) for pieces in short.values()}) < len({tuple(given.values()) for given in calls.values()}):
+        short = {id_: [_piece(name, given, shorter=False) for name in telling] for id_, given in calls.items()}
+    return {id_: " · ".join(piece for piece in pieces if piece) for id_, pieces in short.items()}
+
+
+def _piece(name: str, given: dict[str, str], *, shorter: bool) -> str:
+    if name not in given:
+        return ""
+    text = shorter_float(given[name]) if shorter else given[name]
+    return text if name.isdecimal() else f"{name}={text}"
+
+
+def argument_texts(call: str) -> dict[str, str]:
+    """The arguments of a `call_text` as texts, by name or else by place ("0", "1", ...), not looked at further."""
+    head, _, rest = call.partition("(")
+    made: dict[str, str] = {"op": head} if head else {}
+    depth, quoted, start, pieces = 0, False, 0, list[str]()
+    body = rest.removesuffix(")")
+    for at, sign in enumerate(body):
+        if sign == '"' and (at == 0 or body[at - 1] != "\\"):
+            quoted = not quoted
+        if quoted:
+            continue
+        depth += (sign in "([{") - (sign in ")]}")
+        if sign == "," and depth == 0:
+            pieces.append(body[start:at].strip())
+            start = at + 1
+    pieces += [body[start:].strip()] if body[start:].strip() else []
+    for place, piece in enumerate(pieces):
+        name, equals, value = piece.partition("=")
+        named = bool(equals) and name.isidentifier()
+        made[name if named else str(place)] = value if named else piece
+    return made
 
 
 def _argument_text(arg: ReplayArg) -> str:

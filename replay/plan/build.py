@@ -66,6 +66,7 @@ def build_plan(
         host_us_total=host_us,
         ops=(),
         unowned_device_us=float(trace.kernels.dur_ns[unowned].sum(dtype=np.int64)) / 1e3,
+        losses=trace.info.report.losses,
     )
     kept = [
         (
@@ -77,7 +78,8 @@ def build_plan(
                 recorded=group.recorded,
                 recorded_outputs=recorded_results(group.signature),
                 batch=group.batch and group.batch.context,
-                assumptions=_shared_batch(group.batch),
+                assumptions=_shared_batch(group.batch) + (COUNTER if group.on_host else ()),
+                on_host=group.on_host,
                 ranks=ranks_of(group.signature, trace.info.world_size),
             ),
         )
@@ -103,6 +105,9 @@ def build_plan(
         phase=filters.phase,
     )
     return msgspec.structs.replace(plan, sequence=sequence)
+
+
+COUNTER = (Assumption(argument="device", what="a step counter of an optimizer, which a device leaves to the host"),)
 
 
 def _shared_batch(batch: DominantBatch | None) -> tuple[Assumption, ...]:

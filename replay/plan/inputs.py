@@ -7,7 +7,7 @@ Owns the choice of the reader, the join with other files of the same run, and th
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from json import JSONDecodeError, JSONDecoder
 from typing import TYPE_CHECKING, Literal
@@ -237,8 +237,7 @@ def join_notes(joined: Trace) -> list[str]:
     from opreplay.traces.joins.kernel_details import join_text
 
     table = joined.info.kernel_details
-    losses = ", ".join(f"{reason} ({count:,})" for reason, count in joined.info.report.losses.items())
-    of_table = [f"opreplay: warning: reading lost {losses}: what is shown is of the rest"] if losses else []
+    of_table = loss_notes(joined.info.report.losses)
     if table is not None:
         of_table.append(f"opreplay: {join_text(table)}")
     if joined.info.graphs is not None:
@@ -261,13 +260,20 @@ def join_notes(joined: Trace) -> list[str]:
     return [*notes, *of_table]
 
 
+def loss_notes(losses: Mapping[str, int]) -> list[str]:
+    """A warning with what reading a trace lost, none where it lost nothing; also of a plan that was made of it."""
+    told = ", ".join(f"{reason} ({count:,})" for reason, count in losses.items())
+    return [f"opreplay: warning: reading lost {told}: what is shown is of the rest"] if told else []
+
+
 def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:
-    """What the header of the results says of the trace, beside the plan's totals; no path. A plan says no more."""
+    """What the header of the results says of the trace, beside the plan's totals; no path. A plan says no more
+    than what reading its trace had lost."""
     from opreplay.replay.plan.recorded.where import where_facts
     from opreplay.traces.model import Trace
 
     if not isinstance(trace, Trace):
-        return {}
+        return {"losses": trace.losses} if trace.losses else {}
     info = trace.info
     joined = info.kernel_details
     return {

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 
@@ -22,6 +23,17 @@ def weight_of(plan: ReplayPlan) -> Callable[[ReplayOp], float]:
     if plan.device_us_total > 0:
         return lambda op: op.recorded.device_us_total
     return lambda op: op.recorded.host_us_total
+
+
+Clock = Literal["device", "host"]
+"""Which of the recorded times a plan counts in."""
+
+
+def clock_of(plan: ReplayPlan) -> Clock | None:
+    """What times of this plan are of; None where none was recorded: it was captured, or made of an ExecutionTrace."""
+    if plan.captured or not total_of(plan):
+        return None
+    return "device" if plan.device_us_total > 0 else "host"
 
 
 def total_of(plan: ReplayPlan) -> float:

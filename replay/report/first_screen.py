@@ -95,13 +95,16 @@ def _label(one: LabelWork) -> str:
 
 
 def prediction_line(soc: str, results: Sequence[OpResult]) -> str:
-    """ "910b3: 480 µs, 80 % band 399 µs to 578 µs; 97.0 % of recorded time by rules, 3.0 % not at all; ..."."""
+    """ "910b3: 480 µs, all calls added up, 80 % band 399 µs to 578 µs; 97.0 % of recorded time by rules, ..."."""
     timed = any(r.recorded_share > 0 for r in results)
     share_of = {r.id: r.recorded_share if timed else 1 / len(results) for r in results}
     found = coverage((share_of[r.id], r.simulated.get(soc)) for r in results)
     total, low, high = predicted_total(soc, results)
     clock = "recorded time" if timed else "ops"
-    parts = [f"{time_text(total)}, 80 % band {time_text(low)} to {time_text(high)}", coverage_text(found, clock)]
+    parts = [
+        f"{time_text(total)}, all calls added up, 80 % band {time_text(low)} to {time_text(high)}",
+        coverage_text(found, clock),
+    ]
     for confidence, text in (("uncalibrated", "uncalibrated"), ("other SoC", "calibrated on another SoC only")):
         chosen = [r for r in results if soc in r.simulated and r.simulated[soc].confidence == confidence]
         if chosen:

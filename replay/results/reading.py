@@ -21,6 +21,7 @@ from opreplay.replay.results.records import (
     TraceResult,
 )
 from opreplay.traces.errors import FormatError
+from opreplay.traces.reading.source import open_pipe
 
 
 class ResultSink(Protocol):
@@ -114,7 +115,8 @@ def read_result_file(path: str | Path) -> ResultFile:
     Raises FormatError for anything else that is not a result file of this version or an older one.
     """
     try:
-        data = Path(path).read_bytes()
+        with open_pipe(str(path)) if Path(path).is_fifo() else Path(path).open("rb") as stream:
+            data = stream.read()
     except OSError as error:
         raise FormatError(f"cannot read {path}: {error.strerror}") from None
     lines = data.split(b"\n")

@@ -167,9 +167,15 @@ class TraceResult(msgspec.Struct, frozen=True, kw_only=True, tag="trace", tag_fi
     """Of `ops`, those that other traces have as well."""
     replayed: int
     covered_share: float
-    recorded_us: float
-    measured_us: float
+    clock: Literal["device", "host"] | None = None
+    """Whose time `recorded_us` is: the device's, or the host's where the trace has no device time; never both added."""
+    recorded_us: float | None
+    """None where no time was recorded: an ExecutionTrace, a captured plan."""
+    measured_us: float | None
+    """None where nothing was measured."""
     simulated_us: dict[str, float] = {}
+    losses: dict[str, int] = {}
+    """What reading the file lost, by reason, such as "truncated file": all else is of the rest."""
 
 
 class CollectivesResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,11 +215,15 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True, tag="job", tag_field=
     rank_ops: int
     """Ops of the ranks added up: what would be run without merging them."""
     replayed: int
-    covered_share: float
-    recorded_us: float
-    measured_us: float
-    slowest_rank_us: float
-    """Most recorded time of one rank."""
+    covered_share: float | None
+    """None where the clocks of its ranks differ: their times cannot be added."""
+    clock: Literal["device", "host"] | None = None
+    """Of its ranks; None where they differ, or nothing was recorded."""
+    recorded_us: float | None
+    measured_us: float | None
+    """None where nothing was measured."""
+    slowest_rank_us: float | None
+    """Most recorded time of one rank; None like `recorded_us` where ranks have no common clock."""
     simulated_us: dict[str, float] = {}
     collectives: CollectivesResult | None = None
     """None where the traces share no collective, or none tells when it ran."""

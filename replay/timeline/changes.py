@@ -126,7 +126,7 @@ def edited(
     else:
         raise TraceError(f"{change!r} is no change", hint=_HINT)
     if not out.matched and "=" not in text:
-        raise Unmatched("changes nothing in this step", hint=_why_nothing(word.lower()))
+        raise Unmatched("changes nothing in this step", hint=_why_nothing(names, graph, word.lower()))
     if not out.matched and out.notes:
         raise Unmatched("changes nothing in this step", hint=". ".join(out.notes))
     if not out.matched:
@@ -141,13 +141,36 @@ def edited(
     return out
 
 
-def _why_nothing(word: str) -> str:
-    """Why a change that names no pattern finds nothing to change."""
+def _why_nothing(names: Names, graph: StepGraph, word: str) -> str:
+    """Why a change that names no pattern finds nothing to change, and what would match."""
+    if word == "fuse" and not graph.on_device:
+        return (
+            "Only device tasks are fused, and this step has none: fuse them on a simulated device (--soc 910b3), or "
+            f"change host time: 'PATTERN=0.5x' with one of {', '.join(map(repr, heaviest_names(names, graph)))}."
+        )
+    if word == "fuse" and (pairs := _followers(names, graph)):
+        return (
+            f"No tasks of these ops follow each other on one stream; those with most time that do: {', '.join(pairs)}."
+        )
     return {
         "fuse": "No tasks of these ops follow each other on one stream of a device.",
         "dtype": "No op with a known owner of its work takes floats wider than that.",
         "overlap": "It has no collectives.",
     }.get(word, "No launch of device work is recorded in it: there is nothing to capture.")
+
+
+def _followers(names: Names, graph: StepGraph, most: int = 3) -> list[str]:
+    """Pairs of ops whose kernels follow each other on a stream, as `fuse` takes them, those with most time first."""
+    nodes, edges = graph.nodes, graph.edges
+    spent: defaultdict[str, float] = defaultdict(float)
+    for edge in np.flatnonzero(edges.kind == STREAM).tolist():
+        pair = [int(edges.source[edge]), int(edges.target[edge])]
+        if any(nodes.kind[node] != KERNEL or nodes.owner[node] < 0 for node in pair):
+            continue
+        first, second = (names.op(int(nodes.owner[node])) for node in pair)
+        if first != second:
+            spent[f"'fuse {first},{second}'"] += float(nodes.dur_us[pair].sum())
+    return sorted(spent, key=lambda pair: -spent[pair])[:most]
 
 
 def heaviest_names(names: Names, graph: StepGraph, most: int = 6) -> list[str]:

@@ -17,6 +17,7 @@ from opreplay.replay.ascend.lowering import lower
 from opreplay.replay.ir.labels import is_collective
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.traces import Trace, innermost_parent
+from opreplay.traces.links.optimizer_counters import optimizer_counters
 
 Floats = npt.NDArray[np.float64]
 
@@ -62,7 +63,8 @@ def offloaded(trace: Trace, ops: Mapping[str, ReplayOp]) -> tuple[Trace, Floats]
     )
     known = np.array([one is not None for one in planned], bool)
     rows = _outermost(trace, known)
-    rows = rows[leaves[trace.ops.signature[rows]]] if len(rows) else rows
+    counters = optimizer_counters(trace)
+    rows = rows[leaves[trace.ops.signature[rows]] & ~counters[rows]] if len(rows) else rows
     table, n = trace.ops, len(rows)
     host_us = np.full(len(table), np.nan)
     host_us[rows] = DISPATCH_US
@@ -72,7 +74,8 @@ def offloaded(trace: Trace, ops: Mapping[str, ReplayOp]) -> tuple[Trace, Floats]
     calls = activity.calls
     first = int(calls.correlation.max(initial=-1)) + 1
     ids = np.arange(first, first + n)
-    waits = np.flatnonzero(np.array([s.name in BLOCKING for s in trace.signatures] or [False])[table.signature])
+    blocking = np.array([s.name in BLOCKING for s in trace.signatures] or [False])[table.signature]
+    waits = np.flatnonzero(blocking & ~counters)  # the value of a counter is the host's already
     zeros = np.zeros(n, np.int64)
     # A wait begins just after the launch of its own op, whose result it is for.
     lasting = np.maximum(table.dur_ns[waits].astype(np.int64) - 1, 1)

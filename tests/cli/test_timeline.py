@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -198,9 +199,36 @@ def test_a_plan_has_no_times_and_the_error_says_what_takes_it(tmp_path: Path) ->
 def test_ranks_have_a_page(tmp_path: Path) -> None:
     sample = Path("traces/samples").absolute()
     page = tmp_path / "ranks.html"
-    done = invoke("--ranks", *(str(sample / f"ddp_step_rank{rank}.json.gz") for rank in (0, 1)), "--output", str(page))
+    done = invoke(
+        "--ranks",
+        *(str(sample / f"ddp_step_rank{rank}.json.gz") for rank in (0, 1)),
+        "--output",
+        str(page),
+        *("--what-if", "aten::mm=0.5x"),
+    )
     assert done.exit_code == 0, done.stderr
+    assert "what if aten::mm=0.5x" in page.read_text()
     text = page.read_text()
     assert "Critical path across ranks" in text
     assert "ddp_step_rank1.json.gz" in text
     assert text.count("all_reduce") >= 2
+
+
+def test_a_page_has_what_changes_gain_on_devices_and_a_fusion_says_what_would_match(tmp_path: Path) -> None:
+    sample, page = str(Path("traces/samples/transformer_infer.json.gz")), tmp_path / "p.html"
+    fuse = "fuse aten::mul,aten::add"
+    done = invoke(sample, "--soc", "910b3", "--what-if", "aten::linear=0.5x", "--output", str(page))
+    assert done.exit_code == 0, done.stderr
+    assert re.search(r"what if aten::linear=0\.5x.{1,80}gains.{1,40}on 910b3.{1,40}gains", page.read_text(), re.DOTALL)
+    alone = invoke(sample, "--what-if", fuse)
+    assert alone.exit_code == 2
+    assert "this step has none: fuse them on a simulated device" in alone.stderr
+    assert "'aten::mm'" in alone.stderr
+
+
+def test_a_fusion_without_a_match_names_ops_that_follow_each_other(trace: str) -> None:
+    done = invoke(trace, "--what-if", "fuse aten::no,aten::other")
+    assert done.exit_code == 2
+    pair = re.search(r"those with most time that do: '(fuse [^']+)'", done.stderr)
+    assert pair is not None, done.stderr
+    assert invoke(trace, "--what-if", pair[1]).exit_code == 0

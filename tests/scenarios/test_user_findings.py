@@ -142,3 +142,60 @@ def test_a_bundle_chooses_its_threads_and_takes_gradients(console: Console, tmp_
     table = subprocess.run([*command[:-1], "--threads", "1"], capture_output=True, text=True, check=True).stdout
     assert "on cpu with 1 thread, torch" in table
     assert SOURCE == "bundle"
+
+
+def test_rows_show_the_numbers_that_tell_calls_apart(console: Console, trace_of: Callable[..., Path]) -> None:
+    """Three sums of one tensor were three equal rows."""
+    kinds = ["float", "ScalarList", "Scalar", ""]
+    sums = [("[0]", "True"), ("[1]", "True"), ("[1]", "False")]
+    events = [
+        op("aten::sum", 10.0 * i, [[8, 16], [], [], []], kinds, ["", dim, keep, ""])
+        for i, (dim, keep) in enumerate(sums)
+    ]
+    norm = [[8, 16], [], [16], []]
+    events.append(op("aten::rms_norm", 50.0, norm, ["float", "ScalarList", "float", "Scalar"], ["", "[16]", "", EPS]))
+    trace = trace_of(*events)
+    for command in (("plan", trace), ("run", trace, *QUICK)):
+        text = console(*command).stdout
+        for shown in ("dim=[0] · keepdim=True", "dim=[1] · keepdim=True", "dim=[1] · keepdim=False"):
+            assert shown in text, command
+    told = json.loads(console("plan", trace, "--format", "json").stdout)["unique_ops"]
+    assert {one["inputs"] for one in told if one["name"] == "aten::sum"} == {"f32[8,16]"}
+    explained = console("plan", trace, "--explain", "aten::rms_norm").stdout
+    assert "float   1e-06" in explained
+    assert "eps=9.999999974752427e-07" in "".join(explained.split()), "the call in full is exact"
+
+
+EPS = "9.9999999747524271e-07"
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_step_counters_of_an_optimizer_stay_on_the_host(console: Console, tmp_path: Path, foreach: bool) -> None:
+    """One op and one wait for each parameter counted as work of the simulated NPU."""
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 4))
+    optimizer = torch.optim.AdamW(net.parameters(), foreach=foreach)
+    path = tmp_path / "adamw.json"
+
+    def step() -> float:
+        loss = net(torch.ones(2, 8)).sum()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profiler:
+        step()
+    profiler.export_chrome_trace(str(path))
+    found = json.loads(console("timeline", path, "--soc", "910b3", "--format", "json").stdout)["socs"]["910b3"]
+    assert found["categories_us"]["idle_launch_latency"] < 3 * 44, "it waits for the loss, not for each parameter"
+    ops = json.loads(console("simulate", path, "--format", "json").stdout)["unique_ops"]
+    counters = [one for one in ops if one["name"] in ("aten::add_", "aten::_foreach_add_") and "f32[]" in one["inputs"]]
+    assert counters
+    for one in counters:
+        assert {soc["time_us"] for soc in one["simulated"].values()} <= {0.0}
+    told = console("plan", path, "--explain", counters[0]["id"]).stdout
+    assert "step counter of an optimizer" in " ".join(told.split())
+    named = {"plan": "all calls added up", "simulate": "sum of", "timeline": "step with gaps"}
+    for command, figure in named.items():
+        soc = ("--soc", "910b3") if command == "timeline" else ()
+        assert figure in " ".join(console(command, path, *soc).stdout.split()), "what each total is"

@@ -410,7 +410,7 @@ def capture_files(named: str | Path) -> list[Path]:
     """The files that --capture means: one, or those of a folder. Raises UsageError where there is none."""
     path = Path(named)
     if path.is_dir():
-        found = sorted(file for file in path.iterdir() if file.name.endswith((".json", ".json.gz")))
+        found = sorted(file for file in path.iterdir() if file.name.endswith((".json", ".json.gz")) and file.is_file())
         if not found:
             raise UsageError(f"{path} holds no .json and no .json.gz", hint="Name the recording of the capture.")
         return found[:MAX_BESIDE]
@@ -427,7 +427,8 @@ def files_beside(trace: Trace) -> list[Path]:
     found = [
         file
         for file in own.parent.iterdir()
-        if file.name.endswith((".json", ".json.gz")) and "capture" in file.name.lower() and file != own
+        if file.name.endswith((".json", ".json.gz")) and "capture" in file.name.lower()
+        if file != own and file.is_file()
     ]
 
     def shared(file: Path) -> int:

@@ -17,6 +17,8 @@ from opreplay.traces.limits import Limits, too_large
 _STEP_BYTES = 1 << 16
 INFLATE_BYTES = 1 << 20
 """Inflated at a time; the read-ahead queue holds four such pieces."""
+WRITER_S = 5.0
+"""Seconds that a named pipe may be without a writer: a shell opens both ends at once."""
 
 _FOREIGN: tuple[tuple[bytes, str], ...] = (
     (b"\x28\xb5\x2f\xfd", "zstd data"),
@@ -46,7 +48,10 @@ def _inflater() -> Any:
 
 
 def open_binary(path: str) -> BinaryIO:
-    """Open a regular file (or a pipe) for reading, or stdin for "-"; a TraceError says why it cannot be."""
+    """Open a regular file (or a pipe) for reading, or stdin for "-"; a TraceError says why it cannot be.
+
+    A named pipe is waited for no longer than `WRITER_S`.
+    """
     if path == "-":
         return sys.stdin.buffer
     try:
@@ -55,7 +60,7 @@ def open_binary(path: str) -> BinaryIO:
             raise TraceError(f"{path} is a directory", hint="Name a file in it, or a glob such as 'dir/*.json.gz'.")
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
             raise TraceError(f"{path} is no regular file", hint="Give a trace file, or '-' for stdin.")
-        return open(path, "rb", buffering=0)
+        return open_pipe(path) if stat.S_ISFIFO(mode) else open(path, "rb", buffering=0)
     except OSError as err:
         hint = "Check the path and its permissions."
         if "://" in str(path):
@@ -63,6 +68,28 @@ def open_binary(path: str) -> BinaryIO:
         raise TraceError(f"cannot read {str(path)!r}: {err.strerror}", hint=hint) from err
     except ValueError as err:
         raise TraceError(f"cannot read {path!r}: {err}", hint="Check the path.") from err
+
+
+def open_pipe(path: str) -> BinaryIO:
+    """Open a pipe once something has opened its other end; a TraceError where nothing does. Opening waits for that,
+    so it is done in a thread, which is let go by opening the other end here."""
+    opened: list[BinaryIO] = []
+
+    def wait() -> None:
+        opened.append(open(path, "rb", buffering=0))  # noqa: SIM115 - the caller closes it
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    thread.join(WRITER_S)
+    if thread.is_alive():
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+        thread.join()
+        opened[0].close()
+        raise TraceError(
+            f"{path} is a named pipe that nothing writes to",
+            hint="Start what writes to it first, or pipe that in with - as the path.",
+        )
+    return opened[0]
 
 
 class Source:

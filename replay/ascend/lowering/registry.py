@@ -175,6 +175,8 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
     meets arguments it cannot make sense of, the op is costed by its bytes, and a note says so. A user's rule that fails
     raises CustomOpError.
     """
+    if op.on_host:
+        return Lowering(kernels=(), notes=("stays on the host: it counts an optimizer's steps",))
     view = OpView(op, contents)
     if op.reason is not None and op.collective is None and not any(arg.tensors for arg in op.args):
         # Without this a rule would make an op on scalars of what is not known.

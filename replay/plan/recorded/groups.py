@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from opreplay.replay.ir.model import Recorded, RecordedKernel
 from opreplay.traces.links.iterations import BatchIndex, DominantBatch
+from opreplay.traces.links.optimizer_counters import optimizer_counters
 from opreplay.traces.links.parents import parents_of
 from opreplay.traces.model import OpSignature, Trace
 
@@ -66,6 +67,8 @@ class CallGroup:
     device_us: npt.NDArray[np.float64]
     """Of each call; 0 on the device for one that owns no device time."""
     batch: DominantBatch | None = None
+    on_host: bool = False
+    """Whether all of them count an optimizer's steps."""
 
 
 def recorded_groups(trace: Trace, rows: Rows, select: str, batches: BatchIndex) -> list[CallGroup]:
@@ -80,7 +83,7 @@ def recorded_groups(trace: Trace, rows: Rows, select: str, batches: BatchIndex) 
     order = np.argsort(signature, kind="stable")
     bounds = np.flatnonzero(np.diff(signature[order])) + 1
     groups: list[CallGroup] = []
-    gradients = trace.ops.gradients
+    gradients, counters = trace.ops.gradients, optimizer_counters(trace)
     for part in np.split(rows[order], bounds):
         index = int(trace.ops.signature[part[0]])
         host, on_device = trace.ops.dur_ns[part] / 1e3, device_ns[part] / 1e3
@@ -102,6 +105,7 @@ def recorded_groups(trace: Trace, rows: Rows, select: str, batches: BatchIndex) 
                 host_us=host,
                 device_us=on_device,
                 batch=batches.dominant(part, on_device),
+                on_host=bool(counters[part].all()),
             )
         )
     groups.sort(key=lambda group: group.row)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from opreplay.replay.report.page.model import Cell, Column, Page, Strip, Table
-from opreplay.replay.report.page.of_timeline import MOST_ROWS, lanes
+from opreplay.replay.report.page.of_timeline import MOST_ROWS, lanes, what_if_text
 from opreplay.replay.report.page.parts import count_cell, numbers, time_cell
 from opreplay.replay.report.step.ranks import collective_name, head_line, note_lines
 from opreplay.replay.report.step.tracks import rank_processes
@@ -32,10 +32,7 @@ def page(study: JobStudy, command: str) -> Page:
             ("without waiting", time_text(found.without_waiting_us)),
             *((name, time_text(one.step_us)) for name, one in found.socs.items()),
             *(
-                (
-                    f"what if {one.change}",
-                    f"{time_text(one.step_us)}, gains {time_text(one.gain_us)}" if one.matched else "matches nothing",
-                )
+                (f"what if {one.change}", what_if_text(one, {name: soc.step_us for name, soc in found.socs.items()}))
                 for one in found.what_if
             ),
         ),

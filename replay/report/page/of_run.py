@@ -49,7 +49,7 @@ def page(header: Header, results: Sequence[OpResult], summary: Summary, command:
             ("machine", str(header.environment.get("cpu") or header.environment.get("device") or "–")),
             *(
                 (one.label, _total_text(one.recorded_us, one.measured_us, one.simulated_us))
-                for one in totals(results, device=device)
+                for one in totals(results, device=device, header=header)
             ),
         ),
         bars=(bars_by_name("Time by op, all calls", series),),
@@ -83,7 +83,7 @@ def _sums(results: Sequence[OpResult], of: object) -> dict[str, float]:
     return dict(out)
 
 
-def _total_text(recorded: float, measured: float | None, simulated: dict[str, float]) -> str:
+def _total_text(recorded: float | None, measured: float | None, simulated: dict[str, float]) -> str:
     parts = [f"recorded {time_text(recorded)}", f"measured {time_text(measured)}"]
     return ", ".join([*parts, *(f"{soc} {time_text(us)}" for soc, us in simulated.items())])
 

@@ -46,7 +46,8 @@ def page(plan: ReplayPlan, steps: Sequence[Step], command: str) -> Page:
         facts=tuple(
             (
                 step.device,
-                f"{time_text(step.total_us)}, {time_text(step.low_us)} to {time_text(step.high_us)} (80 %); "
+                f"{time_text(step.total_us)}, all calls added up, "
+                f"{time_text(step.low_us)} to {time_text(step.high_us)} (80 %); "
                 f"{share_text(step.uncalibrated_share)} uncalibrated",
             )
             for step in steps

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -13,7 +14,8 @@ from opreplay.replay.report.step.text import CATEGORY_ROWS, band_text, head_line
 from opreplay.replay.report.step.tracks import Process, processes
 from opreplay.replay.report.text import plural, time_text
 from opreplay.replay.timeline.graph.model import HOST, NODE_KINDS, StepGraph
-from opreplay.replay.timeline.timeline import Study
+from opreplay.replay.timeline.job.values import JobChange
+from opreplay.replay.timeline.timeline import Study, WhatIf
 
 MOST_LANES = 8
 MOST_ROWS = 300
@@ -37,7 +39,10 @@ def page(study: Study, command: str) -> Page:
         facts=(
             ("recorded step", time_text(found.recorded_step_us)),
             ("re-timed step", f"{time_text(found.retimed_step_us)} ({100 * found.structure_error:+.2f} %)"),
-            *((name, f"{time_text(one.step_us)}, 80 % band {band_text(one)}") for name, one in found.socs.items()),
+            *(
+                (name, f"{time_text(one.step_us)} with gaps, 80 % band {band_text(one)}")
+                for name, one in found.socs.items()
+            ),
             *((("memory", memory_text(found.memory)),) if found.memory is not None else ()),
             *(
                 (("with measured ops", time_text(found.measured_step_us)),)
@@ -45,10 +50,7 @@ def page(study: Study, command: str) -> Page:
                 else ()
             ),
             *(
-                (
-                    f"what if {one.change}",
-                    f"{time_text(one.step_us)}, gains {time_text(one.gain_us)}" if one.matched else "matches nothing",
-                )
+                (f"what if {one.change}", what_if_text(one, {name: soc.step_us for name, soc in found.socs.items()}))
                 for one in found.what_if
             ),
         ),
@@ -78,6 +80,15 @@ def page(study: Study, command: str) -> Page:
         ),
         notes=tuple(note_lines(found)),
     )
+
+
+def what_if_text(one: WhatIf | JobChange, socs_us: Mapping[str, float]) -> str:
+    """What a change makes of the step, and of that on each simulated device, of `socs_us` without it."""
+    if not one.matched:
+        return "matches nothing"
+    parts = [f"{time_text(one.step_us)}, gains {time_text(one.gain_us)}"]
+    parts += [f"on {name} {time_text(us)}, gains {time_text(socs_us[name] - us)}" for name, us in one.socs_us.items()]
+    return "; ".join(parts)
 
 
 def _work(one: Process) -> dict[str, float]:

@@ -13,6 +13,8 @@ from opreplay.replay.report.text import DASH, middle, plural, safe, share_text, 
 from opreplay.replay.results.records import JobResult, TraceResult
 
 MOST_DISAGREEMENTS = 10
+MOST_DAMAGED = 10
+"""Traces not read in full that are told one by one."""
 MAX_ROWS = 40
 """Rows printed of each table; the files hold all."""
 LEAST_NAME, OTHER_COLUMNS = 16, 52
@@ -30,6 +32,7 @@ def render(traces: Sequence[TraceResult], jobs: Sequence[JobResult], *, width: i
     parts: list[RenderableType] = [Text(), traces_table(traces, width=width)]
     if len(traces) > MAX_ROWS:
         parts.append(Text(f"and {plural(len(traces) - MAX_ROWS, 'more trace')}", style="dim"))
+    parts += [Text(safe(line), style="yellow") for line in loss_lines(traces)]
     merged = [job for job in jobs if job.ranks]
     if merged:
         parts += [Text(), jobs_table(merged, width=width)]
@@ -48,28 +51,56 @@ def traces_table(traces: Sequence[TraceResult], *, width: int) -> RenderableType
     socs = tuple(dict.fromkeys(soc for trace in traces for soc in trace.simulated_us))
     table = plain_table()
     table.add_column("trace", no_wrap=True)
-    for title in ("rank", "ops", "replayed", "covered", "recorded", "measured", *socs):
+    for title in ("rank", "ops", "replayed", "covered", recorded_title(traces), "measured", *socs):
         table.add_column(Text(safe(title)), justify="right", no_wrap=True)
     room = _room(width, len(socs))
     for trace in traces[:MAX_ROWS]:
         table.add_row(
-            Text(short(trace.source, room)),
+            Text(marked(short(trace.source, room - 2), trace)),
             "" if trace.rank is None else str(trace.rank),
             f"{trace.ops:,}",
             f"{trace.replayed:,}",
             share_text(trace.covered_share),
-            time_text(trace.recorded_us),
-            time_text(trace.measured_us if trace.replayed else None),
+            recorded_text(trace, traces),
+            time_text(trace.measured_us),
             *(time_text(trace.simulated_us.get(soc)) for soc in socs),
         )
     return table
+
+
+def recorded_title(rows: Sequence[TraceResult] | Sequence[JobResult]) -> str:
+    """What the recorded times of all rows are: the host's say so."""
+    return "host rec." if {row.clock for row in rows} <= {"host", None} else "recorded"
+
+
+def recorded_text(row: TraceResult | JobResult, rows: Sequence[TraceResult] | Sequence[JobResult]) -> str:
+    """A recorded time, with its clock where rows have several: "3.1 ms device", "12 ms host"."""
+    several = len({one.clock for one in rows if one.clock is not None}) > 1
+    return time_text(row.recorded_us) + (f" {row.clock}" if several and row.clock is not None else "")
+
+
+def marked(name: str, trace: TraceResult) -> str:
+    """The name with a `!` where not all of the file could be read."""
+    return f"! {name}" if trace.losses else name
+
+
+def loss_lines(traces: Sequence[TraceResult]) -> list[str]:
+    """Which files could not be read in full, the first of them one by one."""
+    damaged = [trace for trace in traces if trace.losses]
+    told = [
+        f"! {trace.source}: reading lost {', '.join(f'{why} ({n:,})' for why, n in trace.losses.items())}: "
+        "its numbers are of the rest"
+        for trace in damaged[:MOST_DAMAGED]
+    ]
+    rest = len(damaged) - len(told)
+    return [*told, f"! {plural(rest, 'more trace')} not read in full; --format json holds all"] if rest else told
 
 
 def jobs_table(jobs: Sequence[JobResult], *, width: int) -> RenderableType:
     """Ranks of a job together: what it has in common, and its slowest rank."""
     table = plain_table()
     table.add_column("job", no_wrap=True)
-    for title in ("ranks", "ops", "unique", "recorded", "slowest", "measured"):
+    for title in ("ranks", "ops", "unique", recorded_title(jobs), "slowest", "measured"):
         table.add_column(title, justify="right", no_wrap=True)
     room = _room(width, 1)
     for job in jobs[:MAX_ROWS]:
@@ -78,7 +109,7 @@ def jobs_table(jobs: Sequence[JobResult], *, width: int) -> RenderableType:
             ranks_text(job),
             f"{job.rank_ops:,}",
             f"{job.ops:,}",
-            time_text(job.recorded_us),
+            recorded_text(job, jobs),
             time_text(job.slowest_rank_us),
             time_text(job.measured_us),
         )

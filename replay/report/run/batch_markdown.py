@@ -10,7 +10,11 @@ from opreplay.replay.report.run.batch import (
     collective_cells,
     collective_notes,
     disagreement_lines,
+    loss_lines,
+    marked,
     ranks_text,
+    recorded_text,
+    recorded_title,
 )
 from opreplay.replay.report.run.markdown import escaped
 from opreplay.replay.report.text import share_text, time_text
@@ -22,25 +26,29 @@ def render(traces: Sequence[TraceResult], jobs: Sequence[JobResult]) -> str:
     if not traces:
         return ""
     socs = list(dict.fromkeys(soc for trace in traces for soc in trace.simulated_us))
-    lines = _head(["trace", "rank", "ops", "replayed", "covered", "recorded", "measured", *map(escaped, socs)])
+    lines = _head(
+        ["trace", "rank", "ops", "replayed", "covered", recorded_title(traces), "measured", *map(escaped, socs)]
+    )
     for trace in traces:
         lines.append(
             _row(
                 [
-                    escaped(trace.source),
+                    escaped(marked(trace.source, trace)),
                     "" if trace.rank is None else str(trace.rank),
                     f"{trace.ops:,}",
                     f"{trace.replayed:,}",
                     share_text(trace.covered_share),
-                    time_text(trace.recorded_us),
-                    time_text(trace.measured_us if trace.replayed else None),
+                    recorded_text(trace, traces),
+                    time_text(trace.measured_us),
                     *(time_text(trace.simulated_us.get(soc)) for soc in socs),
                 ]
             )
         )
+    damaged = loss_lines(traces)
+    lines += ["", *(f"- {escaped(line)}" for line in damaged)] if damaged else []
     merged = [job for job in jobs if job.ranks]
     if merged:
-        lines += _head(["job", "ranks", "ops", "unique", "covered", "recorded", "slowest", "measured"])
+        lines += _head(["job", "ranks", "ops", "unique", "covered", recorded_title(merged), "slowest", "measured"])
     for job in merged:
         lines.append(
             _row(
@@ -50,7 +58,7 @@ def render(traces: Sequence[TraceResult], jobs: Sequence[JobResult]) -> str:
                     f"{job.rank_ops:,}",
                     f"{job.ops:,}",
                     share_text(job.covered_share),
-                    time_text(job.recorded_us),
+                    recorded_text(job, merged),
                     time_text(job.slowest_rank_us),
                     time_text(job.measured_us),
                 ]

@@ -34,7 +34,8 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
 
     label: str
     ops: int
-    recorded_us: float
+    recorded_us: float | None
+    """None where the traces of a batch were recorded on different clocks, which are not added."""
     measured_us: float | None
     """None where not every one of the ops was measured."""
     simulated_us: dict[str, float]
@@ -123,7 +124,28 @@ def detail_text(total: ReasonTotal, room: int = DETAIL_CHARS) -> str:
     return ", ".join(named) + (f" and {plural(rest, 'other')}" if rest else "")
 
 
-def totals(results: Sequence[OpResult], *, device: bool) -> list[Totals]:
+def clock_counts(header: Header | None) -> dict[str, int]:
+    """Of a batch: how many traces count in device time, in host time, and in "none"; {} of anything else."""
+    counts = None if header is None else header.trace.get("clocks")
+    return cast("dict[str, int]", counts) if isinstance(counts, dict) else {}
+
+
+def clock_notes(header: Header | None) -> list[str]:
+    """Which traces of a batch are in no recorded sum, as their clock is another one."""
+    counts = clock_counts(header)
+    on_device, on_host, untimed = (counts.get(clock, 0) for clock in ("device", "host", "none"))
+    found: list[str] = []
+    if on_device and on_host:
+        found.append(
+            f"clocks: {plural(on_host, 'trace')} of {sum(counts.values()):,} {'has' if on_host == 1 else 'have'} host "
+            "time alone: in no share and no recorded sum, which are of device time"
+        )
+    if untimed and (on_device or on_host):
+        found.append(f"clocks: {plural(untimed, 'trace')} of {sum(counts.values()):,} without recorded times")
+    return found
+
+
+def totals(results: Sequence[OpResult], *, device: bool, header: Header | None = None) -> list[Totals]:
     """Sums over calls: of the replayed ops, whose three times can be compared, and of all ops where there are more.
 
     Where some have no recorded time on the clock that is shown (a trace without device time in a batch), those that
@@ -136,7 +158,9 @@ def totals(results: Sequence[OpResult], *, device: bool) -> list[Totals]:
         replayed, label = timed, f"{plural(len(timed), 'op')} recorded and replayed"
     sums = [_sum(label, replayed, device=device)] if replayed else []
     if len(replayed) < len(results):
-        sums.append(_sum(f"all {plural(len(results), 'op')}", results, device=device))
+        whole = _sum(f"all {plural(len(results), 'op')}", results, device=device)
+        mixed = sum(map(bool, clock_counts(header).values())) > 1
+        sums.append(msgspec.structs.replace(whole, recorded_us=None) if mixed else whole)
     return sums
 
 
@@ -198,7 +222,7 @@ def _trace_notes(header: Header | None) -> list[str]:
         if isinstance(counts, Mapping) and counts:
             known = cast("Mapping[str, int]", counts)
             found.append(f"reading: {verb} {_listed(Counter({str(k): int(v) for k, v in known.items()}))}")
-    return [*found, *_files_not_read(header)]
+    return [*found, *clock_notes(header), *_files_not_read(header)]
 
 
 def _files_not_read(header: Header) -> list[str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from opreplay.replay.ir.notation import telling_arguments
 from opreplay.replay.report import collectives
 from opreplay.replay.report.doubts import mark
 from opreplay.replay.report.run.facts import (
@@ -78,13 +79,14 @@ def render(header: Header, results: Sequence[OpResult], summary: Summary) -> str
     right = {"count", "share", "recorded", "measured", *map(escaped, socs)}
     lines = [escaped(coverage_line(header, results, summary)), ""]
     lines += [_row(columns), _row(["---:" if c in right else "---" for c in columns])]
+    numbers = telling_arguments([(r.id, r.name, r.inputs, r.call) for r in results])
     for r in results:
         note = str(r.why_not()) if r.status != "replayed" else (f"via {r.via}" if r.via else "")
         lines.append(
             _row(
                 [
                     code(r.name),
-                    code(r.inputs),
+                    code(" · ".join(filter(None, (r.inputs, numbers[r.id])))),
                     f"{r.count:,}",
                     share_text(r.recorded_share),
                     time_text(recorded_us(r, device=device)),
@@ -97,7 +99,7 @@ def render(header: Header, results: Sequence[OpResult], summary: Summary) -> str
         )
     lines += ["", _row(["all calls", "recorded", "measured", *map(escaped, socs)])]
     lines.append(_row(["---", *["---:"] * (2 + len(socs))]))
-    for total in totals(results, device=device):
+    for total in totals(results, device=device, header=header):
         lines.append(
             _row(
                 [

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from opreplay.replay.ir.notation import telling_arguments
 from opreplay.replay.ir.reasons import ReasonTotal
 from opreplay.replay.report import collectives, first_screen, suspects
 from opreplay.replay.report.columns import LEAST_NAME, Column, OpCell, op_line, ops_table, plain_table
@@ -64,7 +65,7 @@ def render(
         columns = columns_of(shown, device=device, ratios=width >= RATIOS_FROM)
         parts += [Text(), *ops_table(columns, op_cells(shown), width=width, one_line=True)]
         parts += rest_line(results[MAX_ROWS:])
-        parts += [Text(), totals_table(results, device=device)]
+        parts += [Text(), totals_table(header, results, device=device)]
         parts += reasons_table(results)
         parts += npu.results_table(results)
         parts += work_table(results)
@@ -184,8 +185,27 @@ def _ratio_column(values: Sequence[float | None], recorded: Sequence[float | Non
 
 def op_cells(results: Sequence[OpResult]) -> list[OpCell]:
     """The last cells of a table; each also knows the sizes that tell it from others of its name."""
-    short = told_apart(results)
-    return [msgspec.structs.replace(op_cell(r), short=short[r.id]) for r in results]
+    return with_what_tells([op_cell(r) for r in results], results)
+
+
+def with_what_tells(cells: Sequence[OpCell], results: Sequence[OpResult]) -> list[OpCell]:
+    """The cells with what tells them from others of their name: sizes where room is short, and beside equal tensors the
+    numbers in which the calls differ."""
+    sizes = told_apart(results)
+    numbers = telling_arguments([(r.id, r.name, r.inputs, r.call) for r in results])
+    return [
+        cell if r.status != "replayed" else beside_numbers(cell, sizes[r.id], numbers[r.id])
+        for cell, r in zip(cells, results, strict=True)
+    ]
+
+
+def beside_numbers(cell: OpCell, sizes: str, numbers: str) -> OpCell:
+    """A cell with short sizes, and with the numbers that tell its call from others on equal tensors: they come first
+    where room is short, as the sizes tell nothing then."""
+    if not numbers:
+        return msgspec.structs.replace(cell, short=sizes)
+    detail = " · ".join(filter(None, (cell.detail, numbers)))
+    return msgspec.structs.replace(cell, detail=detail, short=f"{numbers} {sizes}".rstrip())
 
 
 def live_line(result: OpResult, width: int) -> str:
@@ -242,12 +262,12 @@ def op_cell(result: OpResult) -> OpCell:
     return OpCell(name=result.name, detail=detail, style=STYLES[result.status])
 
 
-def totals_table(results: Sequence[OpResult], *, device: bool) -> Table:
+def totals_table(header: Header | None, results: Sequence[OpResult], *, device: bool) -> Table:
     """All calls together, one row a clock, with ratios to the recorded time."""
     recorded = "recorded" if device else "recorded (host)"
     table = plain_table()
     table.add_column(Text("all calls"), no_wrap=True)
-    sums = totals(results, device=device)
+    sums = totals(results, device=device, header=header)
     timed = not all(is_untimed(r) for r in results)
     for total in sums:
         table.add_column(Text(total.label), justify="right", no_wrap=True)

@@ -148,7 +148,9 @@ def _categories(found: Timeline, width: int) -> Table:
 
 
 def _socs(found: Timeline, width: int) -> Table:
-    titles = ("step", "80 % band", "÷ recorded", "predicted", "uncalibrated")[: 5 if width >= SOC_WIDTH else 3]
+    titles = ("step with gaps", "80 % band", "÷ recorded", "predicted", "uncalibrated")[
+        : 5 if width >= SOC_WIDTH else 3
+    ]
     table = plain_table()
     table.add_column("simulated", no_wrap=True)
     for title in titles:

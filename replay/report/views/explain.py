@@ -15,6 +15,7 @@ from rich.text import Text
 
 from opreplay.replay.ascend import Explanation
 from opreplay.replay.ir import shared_memory as aliasing
+from opreplay.replay.ir.describe import shorter_float
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.replay.ir.notation import call_text
 from opreplay.replay.ir.sizes import need_of, readable
@@ -129,7 +130,9 @@ def argument_text(arg: ReplayArg) -> str:
     """The value of one argument: tensors as "bfloat16[2,3] strides [3,1]", scalars as recorded."""
     if arg.tensors:
         return ", ".join("None" if meta is None else tensor_text(meta) for meta in arg.tensors)
-    return DASH if arg.value is None else str(list(arg.value) if isinstance(arg.value, tuple) else arg.value)
+    if arg.value is None:
+        return DASH
+    return str(list(arg.value)) if isinstance(arg.value, tuple) else shorter_float(str(arg.value))
 
 
 def tensor_text(meta: TensorMeta) -> str:

@@ -35,13 +35,13 @@ from opreplay.replay.report.run.table import (
     recorded_columns,
     rest_line,
     simulated_columns,
-    told_apart,
+    with_what_tells,
 )
 from opreplay.replay.report.text import DASH
 from opreplay.replay.report.views import meta
 from opreplay.replay.results.of_plan import result_of, summarize
 from opreplay.replay.results.outcome import Outcome, unable
-from opreplay.replay.results.records import OpResult, Simulated, Summary
+from opreplay.replay.results.records import L2State, OpResult, Simulated, Summary
 
 SCHEMA_VERSION = 1
 """Of the JSON form. Changes of format: 1 first version."""
@@ -133,8 +133,7 @@ def render(
 
 
 def _cells(results: Sequence[OpResult]) -> list[OpCell]:
-    short = told_apart(results)
-    return [msgspec.structs.replace(meta.op_cell(r), short=short[r.id]) for r in results]
+    return with_what_tells([meta.op_cell(r) for r in results], results)
 
 
 def memory_text(op: ReplayOp) -> str:
@@ -144,9 +143,13 @@ def memory_text(op: ReplayOp) -> str:
 
 
 def facts(
-    plan: ReplayPlan, results: Sequence[OpResult], summary: Summary, where: Where | None = None
+    plan: ReplayPlan,
+    results: Sequence[OpResult],
+    summary: Summary,
+    where: Where | None = None,
+    l2: L2State | None = None,
 ) -> dict[str, Any]:
-    """The same as JSON-safe values; times in microseconds a call."""
+    """The same as JSON-safe values; times in microseconds a call. `l2`: what predictions take caches to hold."""
     return {
         "schema_version": SCHEMA_VERSION,
         "source": plan.source,
@@ -155,6 +158,8 @@ def facts(
         "device_us_total": plan.device_us_total,
         "host_us_total": plan.host_us_total,
         "unowned_device_us": plan.unowned_device_us,
+        "losses": plan.losses,
+        "l2": l2,
         "ops": summary.ops,
         "replayable": summary.replayed,
         "covered_share": summary.covered_share,

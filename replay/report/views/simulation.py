@@ -17,6 +17,7 @@ from opreplay.replay.ascend.simulate.coverage import Coverage, clock_of, coverag
 from opreplay.replay.ascend.simulate.step import OpStep, Step, inversions, losing
 from opreplay.replay.ir.describe import describe_inputs
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
+from opreplay.replay.ir.notation import telling_arguments
 from opreplay.replay.ir.sizes import readable
 from opreplay.replay.plan.recorded.where import Where
 from opreplay.replay.report import first_screen
@@ -25,9 +26,10 @@ from opreplay.replay.report.coverage import coverage_facts, coverage_text
 from opreplay.replay.report.run import npu
 from opreplay.replay.report.run.csv_ import cell
 from opreplay.replay.report.run.facts import no_path_notes
-from opreplay.replay.report.run.table import decisive, notes_lines, telling_sizes
+from opreplay.replay.report.run.table import beside_numbers, decisive, notes_lines, telling_sizes
 from opreplay.replay.report.suspects import MARK, SHOWN, rendered
 from opreplay.replay.report.text import DASH, plural, ratio_text, safe, share_text, time_text
+from opreplay.replay.results.of_plan import call_of
 from opreplay.replay.results.records import Simulated
 from opreplay.replay.results.suspects import suspicions
 
@@ -110,6 +112,7 @@ def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int, where: Where 
         "source": plan.source,
         "selection": plan.selection,
         "device": plan.device,
+        "losses": plan.losses,
         "capture_notes": [] if plan.capture is None else list(plan.capture.notes),
         "ops": len(plan.ops),
         "simulated_ops": found.ops,
@@ -136,8 +139,9 @@ def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int, where: Where 
         },
         "where": None if where is None else msgspec.to_builtins(where),
         "captured": plan.captured,
+        "l2": steps[0].l2,
         "cache_from": None
-        if plan.sequence is None
+        if plan.sequence is None or steps[0].l2 != "sequence"
         else {
             "step": plan.sequence.step,
             "steps": plan.sequence.steps,
@@ -240,7 +244,11 @@ def _losing_table(step: Step, lost: Sequence[tuple[ReplayOp, OpStep, float]], wi
     ]
     short = telling_sizes([(op.id, op.name, describe_inputs(op)) for op, _, _ in lost])
     room = max(ONE_LINE_WIDTH, names_room([safe(op.name) for op, _, _ in lost]))
-    cells = [OpCell(name=op.name, detail=describe_inputs(op), short=short[op.id]) for op, _, _ in lost]
+    numbers = telling_arguments([(op.id, op.name, describe_inputs(op), call_of(op)) for op, _, _ in lost])
+    cells = [
+        beside_numbers(OpCell(name=op.name, detail=describe_inputs(op)), short[op.id], numbers[op.id])
+        for op, _, _ in lost
+    ]
     return ops_table(columns, cells, width=width, title=f"loses most on {safe(step.device)}", one_line=True, room=room)
 
 
@@ -371,11 +379,13 @@ def _share(one: Simulated, op: ReplayOp, plan: ReplayPlan) -> float:
 
 
 def covers(plan: ReplayPlan, steps: Sequence[Step]) -> str:
-    """What the totals are of: the step only where they stand for nearly all of its recorded time."""
+    """What the totals are sums of: the step only where they stand for nearly all of its recorded time."""
     predicted = covered(plan, steps[0]).predicted
     count = 1 if plan.sequence is None else plan.sequence.steps
-    whole = "step" if count <= 1 else f"all {count} steps"
-    return whole if predicted >= WHOLE_STEP else f"{share_text(predicted)} of {'the step' if count <= 1 else whole}"
+    whole = "step" if count <= 1 else f"{count} steps"
+    if predicted >= WHOLE_STEP:
+        return f"sum of {whole}"
+    return f"sum of\n{share_text(predicted)} of {'the step' if count <= 1 else whole}"
 
 
 def render(

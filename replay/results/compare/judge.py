@@ -23,6 +23,7 @@ from opreplay.replay.results.compare.visits import Adjusted, by_visits
 from opreplay.replay.results.measurement import Measurement, kind_of
 from opreplay.replay.results.reading import ResultFile
 from opreplay.replay.results.records import OpResult
+from opreplay.replay.results.resume import kept_results
 from opreplay.replay.results.stats import log_error, median_ranks, quantile
 from opreplay.traces.errors import EnvironmentRefused
 
@@ -149,6 +150,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
     total: Total | None
     ops: tuple[OpComparison, ...]
+    unreached: tuple[int, int] = (0, 0)
+    """Ops of the plan of each run that it did not come to: out of time, interrupted, a rank lost."""
     sides: tuple[Side, Side] | None = None
     """Before and after, where not both are measurements; None for two runs."""
     classes: tuple[ClassTotal, ...] = ()
@@ -226,14 +229,14 @@ def compare(
     ops = [judged(op, threshold, needed[op.id]) for op in compared]
     neither = len(pairs) - len(ops)
     notes = [f"not compared: {neither} ops that neither run replayed"] if neither else []
-    short = {which: _cut_short(run) for which, run in (("first", before), ("second", after))}
+    unreached = (unreached_of(before), unreached_of(after))
     notes += [
-        f"the {which} run was cut short: {missing} of its ops are not there"
-        for which, missing in short.items()
+        f"the {which} run was cut short: it did not come to {missing} of its ops"
+        for which, missing in zip(("first", "second"), unreached, strict=True)
         if missing
     ]
     left = [result for id_, result in first.items() if id_ not in second]
-    ops += [_alone(one, "lost" if short["second"] and one.measurement else "only before") for one in left]
+    ops += [_alone(one, "lost" if unreached[1] and one.measurement else "only before") for one in left]
     ops += [_alone(result, "only after") for id_, result in second.items() if id_ not in first]
     both = [op for op in ops if op.before_us is not None and op.after_us is not None]
     return Comparison(
@@ -248,6 +251,7 @@ def compare(
         differences=differ,
         notes=(*notes, *load_notes(before.header, after.header)),
         total=total_of(both, spread),
+        unreached=unreached,
         ops=tuple(sorted(ops, key=lambda op: -abs(((op.after_us or 0.0) - (op.before_us or 0.0)) * op.count))),
     )
 
@@ -398,10 +402,11 @@ def _gauge_ratio(a: Measurement, b: Measurement) -> float | None:
     return min(b.gauge_us) / min(a.gauge_us)
 
 
-def _cut_short(run: ResultFile) -> int:
-    """Ops of a run's plan that it did not come to."""
+def unreached_of(run: ResultFile) -> int:
+    """Ops of a run's plan that it did not come to: that have no result, or no other than that there was no time."""
     planned = run.header.trace.get("ops")
-    return max(0, planned - len(run.results)) if isinstance(planned, int) else 0
+    reached = len(kept_results(run))
+    return max(0, (planned if isinstance(planned, int) else len(run.results)) - reached)
 
 
 def _alone(result: OpResult, verdict: Verdict) -> OpComparison:

@@ -51,10 +51,18 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def violations(conditions: Sequence[Condition], found: Comparison) -> list[str]:
-    """What breaks the conditions, one line each. Runs without an op in common hold none: nothing was looked at."""
+    """What breaks the conditions, one line each. Runs without an op in common hold none, and neither do runs that were
+    cut short: nothing was looked at, or not all."""
     if conditions and not any(op.ratio is not None for op in found.ops):
         return ["no op was measured in both runs"]
-    return [line for condition in conditions for line in condition.violations(found)]
+    # Whether all that was replayed before still is can be told of any first run.
+    needed = (any(condition.what != "lost" for condition in conditions), bool(conditions))
+    short = [
+        f"the {which} run did not come to {missing} of its ops: no condition could be checked on them"
+        for which, missing, asked in zip(("first", "second"), found.unreached, needed, strict=True)
+        if missing and asked
+    ]
+    return [*(line for condition in conditions for line in condition.violations(found)), *short]
 
 
 def parse_condition(text: str) -> Condition:

@@ -24,6 +24,7 @@ from opreplay.replay.results.compare.judge import (
     Total,
     Verdict,
     What,
+    unreached_of,
 )
 from opreplay.replay.results.measurement import kind_of
 from opreplay.replay.results.reading import ResultFile
@@ -66,6 +67,8 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     ops: tuple[OpTime, ...]
     notes: tuple[str, ...] = ()
+    unreached: int = 0
+    """Ops that a run did not come to measure."""
 
 
 CONFIDENCE = {
@@ -87,18 +90,20 @@ def times_of_results(file: ResultFile, what: What, soc: str | None = None) -> Ti
         return _simulated(file, soc, source)
     if what == "recorded":
         on = str(trace.get("device") or "") or ("cpu" if not trace.get("device_us_total") else "an unnamed device")
-        return Times(what=what, on=on, source=source, ops=tuple(_recorded(one) for one in file.results))
+        device = bool(trace.get("device_us_total"))
+        return Times(what=what, on=on, source=source, ops=tuple(_recorded(one, device) for one in file.results))
     if not any(one.measurement for one in file.results):
         raise UsageError(f"the results of {source} hold no measured time", hint="Compare another time with --times.")
     environment = file.header.environment
     on = str(environment.get("device_name") or environment.get("device") or "this machine")
     if on == "cpu" and environment.get("cpu"):
         on = f"cpu ({environment['cpu']})"
-    return Times(what=what, on=on, source=source, ops=tuple(_measured(one) for one in file.results))
+    ops = tuple(_measured(one) for one in file.results)
+    return Times(what=what, on=on, source=source, ops=ops, unreached=unreached_of(file))
 
 
-def _recorded(one: OpResult) -> OpTime:
-    us = one.recorded_host_us if one.recorded_device_us is None else one.recorded_device_us
+def _recorded(one: OpResult, device: bool) -> OpTime:
+    us = one.recorded_device_us if device else one.recorded_host_us
     return OpTime(id=one.id, name=one.name, inputs=one.inputs, count=one.count, us=us, note="" if us else "no time")
 
 
@@ -169,6 +174,7 @@ def compare_times(before: Times, after: Times, *, threshold: float = DEFAULT_THR
         notes=(*_notes(timed, before, after), *_of_idle(idle), *before.notes, *after.notes),
         total=Total(ratio=sums[1] / sums[0], low=None, high=None) if sums[0] and sums[1] else None,
         ops=tuple(sorted(ops, key=lambda op: -abs(((op.after_us or 0.0) - (op.before_us or 0.0)) * op.count))),
+        unreached=(before.unreached, after.unreached),
         sides=(_side(before, second), _side(after, first)),
         classes=_classes(before, after),
     )

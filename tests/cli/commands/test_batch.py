@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -215,9 +216,34 @@ def test_an_interrupted_batch_is_resumed(ranks: Path, tmp_path: Path, monkeypatc
 
 def test_several_processes_read_the_files(ranks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opreplay.replay.batch.reading.POOL_FROM_BYTES", 1)
+    (ranks / "rank0_a.json").write_bytes(b"")
     result = batch(ranks, "--lanes", "2", "--dry-run")
-    assert result.exit_code == 0, result.stderr
+    assert result.exit_code == 3, result.stderr
+    assert "refused: " in result.stderr, "a bad file in the middle costs itself"
     assert result.stdout.startswith("would replay 3 of 3 ops")
+
+
+def test_bad_files_in_the_middle_lose_nothing_else(ranks: Path, tmp_path: Path) -> None:
+    """Empty, cut, compressed and cut, another format, unreadable: each is named, all others are there, also resumed."""
+    packed = write_rank(tmp_path / "whole.json.gz", 7).read_bytes()
+    bad = {"rank0_a.json": b"", "rank0_b.json": b'{"traceEvents": [', "rank0_c.json.gz": packed[: len(packed) // 2]}
+    bad |= {"rank0_d.json": b"PK\x03\x04...", "rank0_e.json.gz": b"\x1f\x8b", "rank0_f.json": b"\0" * 100}
+    for name, content in bad.items():
+        (ranks / name).write_bytes(content)
+    path = tmp_path / "r.jsonl"
+    for more in ((), ("--resume",)):
+        result = batch(ranks, "-o", path, *more)
+        assert result.exit_code == 3, result.stderr
+        assert [trace.source for trace in read_result_file(path).traces] == ["rank0.json", "rank1.json.gz"]
+        assert sum(f"{name}: " in result.stderr for name in bad) == len(bad)
+    not_read = json.loads(path.read_text().splitlines()[0])["trace"]["not_read"]
+    assert [one["file"] for one in not_read] == list(bad)
+    for name in bad:
+        (ranks / name).unlink()
+    alone = batch(ranks, "--format", "json")
+    assert alone.exit_code == 0
+    whole = json.loads(alone.stdout)
+    assert [one.id for one in read_result_file(path).results] == [one["id"] for one in whole["ops"]]
 
 
 def test_stdout_can_take_the_records(ranks: Path) -> None:
@@ -407,3 +433,105 @@ def test_collectives_of_ranks_are_matched(tmp_path: Path) -> None:
     ]
     assert "rank 1, 1×" in result.stdout
     assert "elements in of collective 1 disagree: rank 0: 1000, rank 1: 2000" in " ".join(result.stdout.split())
+
+
+def on_device(path: Path, rank: int) -> Path:
+    """A rank as `write_rank` makes it, whose ops launch kernels of 2 µs."""
+    trace = json.loads(write_rank(path, rank).read_text())
+    for i, one in enumerate(list(trace["traceEvents"])):
+        one["args"]["External id"] = i + 1
+        common = {"ph": "X", "pid": 1, "tid": 1, "dur": 1, "ts": one["ts"] + 1}
+        launch = {
+            "cat": "cuda_runtime",
+            "name": "cudaLaunchKernel",
+            "args": {"correlation": i + 1, "External id": i + 1},
+        }
+        kernel = {"cat": "kernel", "name": "relu", "pid": 0, "tid": 7, "ts": one["ts"] + 3, "dur": 2}
+        args = {"correlation": i + 1, "External id": i + 1, "device": 0, "stream": 7}
+        trace["traceEvents"] += [{**common, **launch}, {**common, **kernel, "args": args}]
+    path.write_text(json.dumps(trace))
+    return path
+
+
+def test_host_and_device_times_are_never_added(ranks: Path, tmp_path: Path) -> None:
+    other = on_device(tmp_path / "gpu.json", 0)
+    told = json.loads(batch(ranks, other, "--format", "json").stdout)
+    assert told["header"]["trace"]["clocks"] == {"host": 2, "device": 1}
+    assert {one["source"]: (one["clock"], one["recorded_us"]) for one in told["traces"]} == {
+        "rank0.json": ("host", 15.0),
+        "rank1.json.gz": ("host", 15.0),
+        "gpu.json": ("device", 6.0),
+    }
+    assert told["summary"]["recorded_us"] == 6.0
+    assert {(one["count"], one["recorded_device_us"]) for one in told["ops"]} == {
+        (4, None),
+        (1, None),
+        (2, 2.0),
+        (1, 2.0),
+    }
+    assert len({one["id"] for one in told["ops"]}) == len(told["ops"]) == 5
+    text = batch(ranks, other).stdout
+    assert "clocks: 2 traces of 3 have host time alone" in " ".join(text.split())
+    assert "15.0 µs host" in text
+    assert "6.00 µs device" in text
+    both = tmp_path / "both"
+    both.mkdir()
+    write_rank(both / "rank0.json", 0)
+    on_device(both / "rank1.json", 1)
+    [job] = json.loads(batch(both, "--format", "json").stdout)["jobs"]
+    assert job["ranks"] == [0, 1]
+    assert (job["clock"], job["recorded_us"], job["slowest_rank_us"], job["covered_share"]) == (None, None, None, None)
+
+
+def test_nothing_measured_is_no_time(ranks: Path) -> None:
+    for path in ranks.iterdir():
+        path.unlink()
+    for rank in range(2):
+        path = write_rank(ranks / f"rank{rank}.json", rank)
+        path.write_text(path.read_text().replace("aten::relu", "mylib::relu"))
+    told = json.loads(batch(ranks, "--format", "json").stdout)
+    assert told["summary"]["replayed"] == 0
+    assert {one["measured_us"] for one in (*told["traces"], *told["jobs"])} == {None}
+    assert " 0 µs" not in batch(ranks, "-o", ranks / "r.md").stdout
+    assert " 0 µs" not in (ranks / "r.md").read_text()
+
+
+def test_a_truncated_trace_is_marked_everywhere(ranks: Path, tmp_path: Path) -> None:
+    (ranks / "rank2.json").write_bytes(b"")
+    cut = write_rank(ranks / "rank3.json", 3, own=2)
+    cut.write_bytes(cut.read_bytes()[:-30])
+    write_rank(ranks / "rank4.json", 4)
+    result = batch(ranks, "--format", "json", "-o", tmp_path / "r.md")
+    assert result.exit_code == 3  # the empty one is refused, and costs itself alone
+    told = json.loads(result.stdout)
+    assert [(one["source"], bool(one["losses"]), one["ops"]) for one in told["traces"]] == [
+        ("rank0.json", False, 2),
+        ("rank1.json.gz", False, 2),
+        ("rank3.json", True, 1),
+        ("rank4.json", False, 2),
+    ]
+    assert told["header"]["trace"]["losses"] == told["traces"][2]["losses"] == {"truncated file": 1}
+    assert [one["file"] for one in told["header"]["trace"]["not_read"]] == ["rank2.json"]
+    text = batch(ranks).stdout
+    assert "! rank3" in text
+    assert "its numbers are of the rest" in " ".join(text.split())
+    assert "! rank3" in (tmp_path / "r.md").read_text()
+
+
+def test_plans_and_simulations_say_what_reading_lost(ranks: Path, tmp_path: Path) -> None:
+    trace = ranks / "rank0.json"
+    trace.write_bytes(trace.read_bytes()[:-30])
+    made = tmp_path / "p.json"
+
+    def losses(*args: object) -> dict[str, Any]:
+        done = CliRunner().invoke(opreplay, [*map(str, args), "--format", "json"])
+        assert done.exit_code == 0, done.stderr
+        assert "reading lost truncated file" in done.stderr or args[0] == "inspect"
+        return json.loads(done.stdout)
+
+    lost = {"truncated file": 1}
+    assert losses("inspect", trace)["losses"] == lost
+    assert losses("plan", trace, "-o", made)["losses"] == lost
+    for given in (trace, made):
+        assert losses("simulate", given)["losses"] == lost
+        assert losses("run", given, "--quick")["header"]["trace"]["losses"] == lost

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
 from opreplay.cli.main import opreplay
 from opreplay.replay.execute.measure import summarize
 from opreplay.replay.execute.options import MeasureOptions
+from opreplay.replay.ir.reasons import Reason
 from opreplay.replay.results.records import Header, OpResult
 from opreplay.replay.results.writing import JsonLinesSink
 
@@ -248,7 +250,7 @@ def test_ops_that_a_run_did_not_come_to_are_lost(before: Path, tmp_path: Path) -
     short = write(tmp_path / "short.jsonl", names=NAMES[:2])
     result = run(before, short, "--fail-if", "lost>0", width=200)
     assert result.exit_code == 5
-    assert "the second run was cut short: 2 of its ops are not there" in result.stdout
+    assert "the second run was cut short: it did not come to 2 of its ops" in result.stdout
     assert "2 lost" in result.stdout
     assert run(short, before, "--fail-if", "lost>0").exit_code == 0
     assert "the first run was cut short" in run(short, before).stdout
@@ -267,3 +269,19 @@ def test_runs_of_other_ops_say_so_and_their_time_counts(before: Path, tmp_path: 
     assert note in " ".join(result.stdout.split())
     assert note not in " ".join(run(before, before).stdout.split())
     assert run(after, before, "--fail-if", "total>3%").exit_code == 0
+
+
+def test_what_was_not_reached_passes_no_condition(before: Path, tmp_path: Path) -> None:
+    """A run that its time budget ended passed `slower>5%` by the ops that it came to."""
+    late = write(tmp_path / "late.jsonl", names=NAMES[:3])
+    reason = Reason("out of time", "the run's 1 s are spent (--total-time)")
+    with late.open("ab") as stream:
+        told = OpResult(id=f"{3:012x}", name=NAMES[3], count=3, status="skipped", reason=reason)
+        stream.write(msgspec.json.encode(told) + b"\n")
+    for pair in ((before, late), (late, before), (late, late)):
+        found = run(*pair, "--fail-if", "slower>5%", "--format", "json")
+        assert found.exit_code == 5
+        assert json.loads(found.stdout)["unreached"] == [int(one == late) for one in pair]
+        assert "did not come to 1 of its ops: no condition could be checked on them" in found.stderr
+        assert run(*pair).exit_code == 0
+    assert run(before, before, "--fail-if", "slower>5%").exit_code == 0

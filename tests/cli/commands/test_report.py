@@ -83,6 +83,15 @@ def test_table(saved: Path) -> None:
     assert "aten::mm" in result.stdout
 
 
+def test_notes_that_change_no_decision_are_counted(saved: Path, tmp_path: Path) -> None:
+    assert "with --notes" in run(saved).stdout
+    whole = run(saved, "--notes").stdout
+    assert "with --notes" not in whole
+    assert "0 of 2 ops simulated" in whole
+    run(saved, "--output", tmp_path / "r.txt")
+    assert "with --notes" not in (tmp_path / "r.txt").read_text(), "a file holds all"
+
+
 def test_csv_and_json_and_markdown(saved: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(run(saved, "--format", "csv").stdout)))
     assert [row["status"] for row in rows] == ["replayed", "skipped"]

@@ -223,6 +223,10 @@ def test_an_interrupted_run_is_resumed(trace: Path, tmp_path: Path, monkeypatch:
     assert summary is not None
     assert not summary.interrupted
     assert run(trace, "--resume", "-o", path).stdout.startswith("replayed 2 of 4 ops")
+    warm = run(trace, "--resume", "-o", path, "--l2", "warm")
+    assert warm.exit_code == 2
+    assert "--l2" in warm.stderr, "predictions for other caches are of another run"
+    assert json.loads(path.read_text().splitlines()[0])["options"]["l2"] == "cold"
     other = run(trace, "--resume", "-o", path, "--seed", "9")
     assert other.exit_code == 2
     assert "seed (0 before, 9 now)" in other.stderr

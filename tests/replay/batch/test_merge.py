@@ -57,6 +57,8 @@ def test_ops_that_traces_share_run_once_and_count_for_each() -> None:
     assert sink.header is not None
     assert sink.header.trace["ops_of_traces"] == 4
     assert sink.summary is not None
+    assert first.measured_us is not None
+    assert second.measured_us is not None
     assert sink.summary.measured_us == pytest.approx(first.measured_us + second.measured_us)
 
 
@@ -81,8 +83,8 @@ def test_one_signature_called_in_two_ways_is_two_ops() -> None:
 
 
 def test_what_was_recorded_does_not_make_another_op() -> None:
-    assert call_key(op(1, count=7, device_us=1.0)) == call_key(op(1))
-    assert call_key(op(1, reason=Reason("collective"))) != call_key(op(1))
+    assert call_key(op(1, count=7, device_us=1.0), "device") == call_key(op(1), "device")
+    assert call_key(op(1, reason=Reason("collective")), None) != call_key(op(1), None)
 
 
 def test_traces_without_device_time_count_host_time() -> None:

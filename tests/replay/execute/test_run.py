@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from opreplay.replay.execute import run as orchestrator
 from opreplay.replay.execute.executors.fake import FakeExecutor
 from opreplay.replay.execute.options import MeasureOptions, RunOptions
 from opreplay.replay.execute.processes.runner import InProcess
@@ -78,6 +79,27 @@ def test_ops_beyond_the_time_of_the_run_are_skipped_with_that_reason() -> None:
     sink = MemorySink()
     run_plan(plan_of(fake_op("1us")), RunOptions(executor="fake", isolation="none", total_time_s=0.0), sink=sink)
     assert str(sink.results[0].reason) == "out of time: the run's 0 s are spent (--total-time)"
+
+
+def test_no_more_time_is_left_than_the_run_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ "1187 min left" was told of a run of 90 s."""
+    now = [0.0]
+    monkeypatch.setattr(orchestrator, "monotonic", lambda: now[0])
+    seen: list[Progress] = []
+
+    def tell(step: Progress) -> None:
+        seen.append(step)
+        now[0] += 40.0
+
+    ops = [fake_op(f"{i}us") for i in range(1, 9)]
+    options = RunOptions(executor="fake", isolation="none", total_time_s=90.0)
+    run_plan(plan_of(*ops), options, sink=MemorySink(), on_progress=tell)
+    assert [(step.remaining_s, step.cut) for step in seen[:4]] == [
+        (None, False),
+        (50.0, True),
+        (10.0, True),
+        (0.0, True),
+    ]
 
 
 class Interrupting(InProcess):

@@ -31,4 +31,4 @@ def test_inputs_leave_scalars_out_and_shorten_lists() -> None:
     )
     recorded = Recorded(host_us_total=1, host_us_median=1)
     op = ReplayOp(id="0" * 12, name="aten::cat", count=1, recorded=recorded, args=args)
-    assert describe_inputs(op) == "(f32[4], f32[4], f32[4], … 4 in all) · f32[4]"
+    assert describe_inputs(op) == "(f32[4], None, f32[4], … 5 in all) · f32[4]"

@@ -12,12 +12,14 @@ from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp
 from opreplay.replay.ir.notation import (
     CallText,
     TorchName,
+    argument_texts,
     call_text,
     parse_call,
     parse_sizes,
     parse_tensor,
     parse_value,
     size_names,
+    telling_arguments,
     tensor_text,
 )
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
@@ -172,3 +174,29 @@ def test_a_call_without_namespace_is_told_what_to_write() -> None:
         with pytest.raises(UsageError, match="no call of an op") as raised:
             read("mm(bf16[n,n], bf16[n,n])")
         assert "aten::mm" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("call", "texts"),
+    [
+        ("aten::relu(f32[8,16]{1,8})", {"op": "aten::relu", "0": "f32[8,16]{1,8}"}),
+        ("aten::cat([f32[2], None], dim=1)", {"op": "aten::cat", "0": "[f32[2], None]", "dim": "1"}),
+        ('x::y(mode="a, \\"(b=", k=[1, 2])', {"op": "x::y", "mode": '"a, \\"(b="', "k": "[1, 2]"}),
+        ("x::y()", {"op": "x::y"}),
+    ],
+)
+def test_the_arguments_of_a_call(call: str, texts: dict[str, str]) -> None:
+    assert argument_texts(call) == texts
+
+
+def test_only_calls_on_equal_tensors_are_told_apart() -> None:
+    calls = [("1", "a", "t", "a(t, d=1, k=2)"), ("2", "a", "t", "a(t, d=1, k=3)"), ("3", "a", "u", "a(u, d=9, k=3)")]
+    assert telling_arguments(calls) == {"1": "k=2", "2": "k=3", "3": ""}
+    assert telling_arguments([("1", "a", "t", ""), ("2", "a", "t", "a(t)")]) == {"1": "", "2": ""}
+    third = "0.3333333432674408"  # one of float32, with more digits than tell it there
+    assert telling_arguments([("1", "a", "", f"a(x={third})"), ("2", "a", "", "a(x=2)")]) == {
+        "1": "x=0.33333334",
+        "2": "x=2",
+    }
+    alike = [("1", "a", "", f"a(x={third})"), ("2", "a", "", "a(x=0.33333334)")]
+    assert telling_arguments(alike) == {"1": f"x={third}", "2": "x=0.33333334"}

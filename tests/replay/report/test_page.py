@@ -133,7 +133,9 @@ def test_a_run_and_a_comparison_write_pages(tmp_path: Path) -> None:
     assert CliRunner().invoke(opreplay, args).exit_code == 0
     outline(compared.read_text())
     assert CliRunner().invoke(opreplay, args).exit_code == 2
-    assert CliRunner().invoke(opreplay, [*args, "--overwrite"]).exit_code == 0
+    for overwriting in ("--overwrite", "--force"):
+        assert CliRunner().invoke(opreplay, [*args, overwriting]).exit_code == 0
+    assert "--overwrite" not in CliRunner().invoke(opreplay, ["compare", "--help"]).output
 
 
 @pytest.mark.slow

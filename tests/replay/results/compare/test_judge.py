@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from opreplay.replay.execute.measure import summarize
 from opreplay.replay.execute.options import MeasureOptions
+from opreplay.replay.ir.reasons import Reason
 from opreplay.replay.results.compare.judge import OpComparison, compare, compare_op, judged
 from opreplay.replay.results.compare.regressions import parse_condition
 from opreplay.replay.results.measurement import Measurement
@@ -187,7 +188,7 @@ def test_ops_of_one_run_alone() -> None:
     draw = random.Random(0)
     found = measurement(100.0, draw)
     before, after = run(1, ops=3), run(2, ops=3)
-    gone = result(1, None, reason="failed: RuntimeError")
+    gone = result(1, None, reason=Reason("failed", "RuntimeError"))
     after = msgspec.structs.replace(after, results=(after.results[0], gone, result(9, found)))
     verdicts = {op.name: op.verdict for op in compare(before, after).ops}
     assert verdicts == {"aten::op0": "same", "aten::op1": "lost", "aten::op2": "only before", "aten::op9": "only after"}

@@ -1,0 +1,68 @@
+"""Pipes where a trace may be: read where something writes to them, refused where nothing does, said in folders."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from opreplay.cli.main import opreplay
+from opreplay.traces.reading import source
+from tests.cli.commands.test_batch import write_rank
+
+
+def call(*args: object) -> Result:
+    return CliRunner().invoke(opreplay, list(map(str, args)))
+
+
+def test_a_pipe_without_a_writer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "WRITER_S", 0.05)
+    pipe = tmp_path / "trace.json"
+    os.mkfifo(pipe)
+    for command in ("inspect", "plan", "batch", "report"):
+        result = call(command, pipe)
+        assert result.exit_code == 3
+        assert "is a named pipe that nothing writes to" in result.stderr
+
+
+def test_a_pipe_with_a_writer_is_read(tmp_path: Path) -> None:
+    content = write_rank(tmp_path / "rank0.json", 0).read_bytes()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(content,))
+    writer.start()
+    result = call("batch", pipe, "--dry-run")  # looks for ranks at the start of files first
+    writer.join()
+    assert result.exit_code == 0, result.stderr
+    assert "of 2 ops" in result.stdout
+
+
+def test_standard_input_and_substituted_processes_are_read(tmp_path: Path) -> None:
+    trace = write_rank(tmp_path / "rank0.json", 0)
+    script = Path(sys.executable).with_name("opreplay")
+    for line in (f"{script} inspect <(cat {trace})", f"cat {trace} | {script} inspect -"):
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "3 events" in done.stdout
+
+
+def test_what_is_no_regular_file_in_a_folder_is_said(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    os.mkfifo(folder / "pipe.json")
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(folder / "socket.json"))
+        result = call("batch", folder, "--dry-run")
+        assert result.exit_code == 2
+        assert "no regular file among" in result.stderr
+        write_rank(folder / "rank0.json", 0)
+        result = call("batch", folder, "--dry-run")
+    assert result.exit_code == 0, result.stderr
+    for name in ("pipe", "socket"):
+        assert f"left out: {folder / name}.json: no regular file" in result.stderr

@@ -1,0 +1,53 @@
+# pyright: strict
+"""Calls that only count an optimizer's steps: torch keeps these counters on the host, also beside a device.
+
+torch.optim makes `state["step"]` a CPU scalar unless the optimizer is fused or capturable, adds one to it for each
+parameter, and reads it. In a trace of the CPU nothing else tells them from work of the model.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from opreplay.traces.links.annotations import AnnotationTable
+from opreplay.traces.model import OpSignature, Trace
+
+NAMES = frozenset({"aten::add_", "aten::_foreach_add_", "aten::item", "aten::_local_scalar_dense"})
+"""What torch.optim does with a counter: one more step, and its value."""
+STEP = "Optimizer.step#"
+"""How torch.optim names the range around a step."""
+
+
+def optimizer_counters(trace: Trace) -> npt.NDArray[np.bool_]:
+    """Per row of the ops: whether it counts an optimizer's steps, by name, scalar arguments and the range around it.
+
+    None where the trace has device work: what ran on the device is then known.
+    """
+    found = np.zeros(len(trace.ops), bool)
+    notes = trace.annotations
+    if not isinstance(notes, AnnotationTable):
+        return found
+    steps = np.array([name.startswith(STEP) for name in notes.names], bool)
+    if not steps.any() or len(trace.kernels):
+        return found
+    counting = np.array([_on_scalars(one) for one in trace.signatures], bool)
+    rows = np.flatnonzero(counting[trace.ops.signature])
+    chosen = np.flatnonzero(steps[notes.name])
+    chosen = chosen[np.argsort(notes.start_ns[chosen], kind="stable")]
+    for track in np.unique(notes.track[chosen]):
+        here = chosen[notes.track[chosen] == track]
+        start, end = notes.start_ns[here], notes.start_ns[here] + notes.dur_ns[here]
+        own = rows[trace.ops.track[rows] == track]
+        at = np.searchsorted(start, trace.ops.start_ns[own], side="right") - 1
+        found[own] = (at >= 0) & (trace.ops.start_ns[own] < end[np.maximum(at, 0)])
+    return found
+
+
+def _on_scalars(signature: OpSignature) -> bool:
+    """Whether it is one of `NAMES` on float32 scalars alone."""
+    dims, types = signature.dims, signature.types
+    if signature.name not in NAMES or not dims or not types:
+        return False
+    scalars = all(one == () or all(inner == () for inner in one) for one in dims)
+    return scalars and types[0] in ("float", "TensorList")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -181,7 +182,12 @@ def main() -> None:
         alarms = {one.point: f"{one.cases[0].case} {one.cases[0].detail}" for one in failed}
         tried = sum(one.verdict != "not applicable" for one in found.points)
         seconds = round(time.perf_counter() - started, 1)
-        rows.append({"call": call, "against": against, "alarms": alarms, "points": tried, "seconds": seconds})
+        peak = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
+        rows.append(
+            {"call": call, "against": against, "alarms": alarms, "points": tried, "seconds": seconds, "peak_gib": peak}
+        )
+        if given.json:
+            given.json.write_text(json.dumps(rows, indent=1))
         for point, detail in alarms.items():
             print(f"ALARM {call} [{against}] {point}: {detail[:260]}", flush=True)
     points = sum(row["points"] for row in rows)
@@ -189,8 +195,6 @@ def main() -> None:
     ops = sum(bool(row["alarms"]) for row in rows)
     print(f"{len(rows)} ops, {points} points: {alarms} alarms ({alarms / max(1, points):.2%}) in {ops} ops")
     print(f"{sum(row['against'] == 'decomposition' for row in rows)} against decompositions, the others float64")
-    if given.json:
-        given.json.write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

@@ -46,6 +46,8 @@ class Case:
     """What is special about it: "given", "recorded", "transposed", ..."""
     op: ReplayOp
     values: Values = "usual"
+    smaller: tuple[Case, ...] = ()
+    """Of a case of many elements the same with fewer, ascending: what they take tells whether there is room for it."""
 
     @property
     def text(self) -> str:

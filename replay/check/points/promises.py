@@ -20,6 +20,7 @@ from opreplay.replay.check.calling.calls import Arguments, Bench
 from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.cases import Case
 from opreplay.replay.check.model import Finding
+from opreplay.replay.check.points.peak import too_much
 from opreplay.replay.check.points.settled import left_alone
 from opreplay.replay.check.points.trials import Attempt, attempt, nothing
 from opreplay.replay.check.points.values import layouts
@@ -49,6 +50,8 @@ def schema(bench: Bench) -> list[Attempt]:
 def _writes(bench: Bench, case: Case) -> Finding:
     """One call with memory looked at before and after it, around the arguments as well."""
     text = case.text
+    if (why := too_much(bench, case)) is not None:
+        return nothing(text, why)
     try:
         arguments = bench.arguments(case)
     except NotReplayable as stopped:
@@ -179,6 +182,8 @@ def broadcast_fakes(bench: Bench) -> list[Attempt]:
 def faked(bench: Bench, case: Case) -> Finding:
     """The results of the fake kernel beside real ones."""
     text = case.text
+    if (why := too_much(bench, case)) is not None:
+        return nothing(text, why)
     try:
         arguments = bench.arguments(case)
         real = list(flattened(bench.call_of(case, arguments.copy())()))

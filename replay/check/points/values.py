@@ -11,18 +11,25 @@ import torch
 
 from opreplay.replay.check import variants
 from opreplay.replay.check.argued import argued
-from opreplay.replay.check.calling.calls import Arguments, Bench, Results, contiguous, paired, reach_of, widened
+from opreplay.replay.check.calling.calls import (
+    Arguments,
+    Bench,
+    Results,
+    contiguous,
+    distinct,
+    paired,
+    reach_of,
+    widened,
+)
 from opreplay.replay.check.calling.closeness import Distance, compare
 from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.cases import Case
 from opreplay.replay.check.model import Finding
-from opreplay.replay.check.points.peak import peak_of
+from opreplay.replay.check.points.peak import too_much
 from opreplay.replay.check.points.settled import unsettled
 from opreplay.replay.check.points.trials import Attempt, attempt, nothing, raised
 from opreplay.replay.ir.reasons import NotReplayable
 
-SLIM = 12
-"""Times the memory of its arguments that a case of long rows may take for one of endless rows to be tried."""
 WHOLE = (torch.int32, torch.int64)
 """Dtypes of places in a tensor."""
 TINY = 1e-30
@@ -35,29 +42,7 @@ def correctness(bench: Bench) -> list[Attempt]:
     """Every case as it is, and the first ones with other sizes, layouts and values."""
     base = bench.compact_bases[0]
     made = [attempt(case, lambda case: against_reference(bench, case)) for case in _correctness_cases(bench)]
-    endless = [attempt(case, lambda case: _if_slim(bench, base, case)) for case in _endless(base)]
-    return [*made, *endless, *unsettled(bench, base)]
-
-
-def _endless(base: Case) -> list[Case]:
-    return list(variants.long_rows(base, variants.ENDLESS_ROW, "endless rows"))
-
-
-def _if_slim(bench: Bench, base: Case, case: Case) -> Finding:
-    """A case of endless rows, where memory for long ones says that it does not grow with their square."""
-    for one in variants.long_rows(base):
-        try:
-            arguments = bench.arguments(one)
-            peaks = [peak_of(bench, one, arguments)]
-            if bench.has_reference(one):
-                peaks.append(peak_of(bench, one, arguments, reference=True))
-        except Exception as error:  # judged by the case itself
-            return nothing(case.text, f"long rows are refused: {words(error)}")
-        size = sum(t.numel() * t.itemsize for t in arguments.tensors())
-        if any(peak + made > SLIM * size for peak, made in peaks):
-            return nothing(case.text, "memory grows faster than the rows")
-        return against_reference(bench, case)
-    return nothing(case.text, "there are no long rows")
+    return [*made, *unsettled(bench, base)]
 
 
 def _correctness_cases(bench: Bench) -> Iterator[Case]:
@@ -65,17 +50,23 @@ def _correctness_cases(bench: Bench) -> Iterator[Case]:
     for base in bench.compact_bases[:VARIED]:
         yield from variants.sized(base)
         yield from variants.laid_out(base)
+        yield from variants.shared(base)
         if bench.has_reference(base):
             for case in variants.ranked(base):
                 yield case
                 yield from (one for one in variants.laid_out(case) if one.kind == "outer dimensions swapped")
             yield from argued(base, bench.spec(base))
             yield from variants.valued(base)
+    yield from variants.endless_rows(bench.compact_bases[0])
 
 
 def layouts(bench: Bench) -> list[Case]:
-    """The cases that are tried where only strides matter."""
-    return [case for base in bench.compact_bases[:VARIED] for case in (base, *variants.laid_out(base))]
+    """The cases that are tried where only strides and memory matter."""
+    return [
+        case
+        for base in bench.compact_bases[:VARIED]
+        for case in (base, *variants.laid_out(base), *variants.shared(base))
+    ]
 
 
 def dtypes(bench: Bench) -> list[Attempt]:
@@ -113,6 +104,8 @@ def broadcast(bench: Bench) -> list[Attempt]:
 def against_reference(bench: Bench, case: Case) -> Finding:
     """Results of one case held against the reference: in float64 where it can be had, and in the case's own dtypes."""
     text = case.text
+    if (why := too_much(bench, case)) is not None:
+        return nothing(text, why)
     try:
         arguments = bench.arguments(case)
     except NotReplayable as stopped:
@@ -163,7 +156,7 @@ def _shaken(bench: Bench, case: Case, arguments: Arguments, seed: int) -> Result
     results is as good as the arguments are. None where it cannot be had."""
     wide = widened(arguments)
     generator = torch.Generator(device=bench.device).manual_seed(seed)
-    for before, tensor in zip(arguments.tensors(), wide.tensors(), strict=True):
+    for before, tensor in zip(distinct(arguments), distinct(wide), strict=True):
         if before.dtype.is_floating_point and tensor.dtype.is_floating_point and before.itemsize > 1:
             up = torch.randint(0, 2, tensor.shape, generator=generator, device=tensor.device, dtype=tensor.dtype)
             tensor.mul_(1 + (up - 0.5) * torch.finfo(before.dtype).eps)

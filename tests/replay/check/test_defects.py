@@ -56,6 +56,25 @@ def test_a_defect_is_found_with_its_case(defects, op: str) -> None:
     assert shown.detail
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("op", "kind"),
+    {
+        "planted::negates_second_meanwhile": "one tensor for x and y",
+        "planted::returns_what_is_given_twice": "one tensor for x and y",
+        "planted::rows_in_one_launch": "many rows",
+        "planted::batches_in_one_launch": "many rows",
+        "planted::inner_rows_in_one_launch": "many inner rows",
+    }.items(),
+)
+def test_nothing_else_finds_what_these_cases_find(defects, op: str, kind: str) -> None:
+    defect = defects[op]
+    found = check(op, against=defect.against, shapes=defect.shapes, points=defect.points, isolation="none")
+    (point,) = found.points
+    assert {one.case.partition(":")[0] for one in point.of("fail", "missing")} == {kind}
+    assert point.of("pass")
+
+
 @pytest.mark.parametrize("op", ["planted::crashes_at_odd_width", "planted::aborts_on_integers"])
 def test_a_crash_costs_its_case(defects, op: str) -> None:
     found = check(op, against=defects[op].against, points=["bad input"], plugins=[str(PLANTED)])

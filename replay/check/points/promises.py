@@ -145,6 +145,10 @@ def opcheck(bench: Bench, case: Case, test: str) -> Finding:
     finally:
         logging.disable(logging.NOTSET)
     said = str(found.get(test, "SUCCESS"))
+    if "not implemented for 'Float8" in said and any(
+        t.is_floating_point() and t.itemsize == 1 for t in arguments.tensors()
+    ):
+        return nothing(text, "opcheck cannot compare numbers of 8 bits")
     if said in ("SUCCESS", "SKIPPED"):
         return Finding(case=text, verdict="pass")
     lines = [line.strip() for line in said.splitlines() if line.strip()]

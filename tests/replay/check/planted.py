@@ -1020,6 +1020,33 @@ def result_wants_a_gradient(x: Tensor) -> Tensor:
     return made.requires_grad_() if made.is_floating_point() else made
 
 
+SCALE = 0.03
+
+
+def right_quantized(x: Tensor) -> Tensor:
+    wide = x if x.dtype is torch.float64 else x.float()
+    return (wide / SCALE).round().clamp(-128, 127).to(torch.int8)
+
+
+def quantized_by_product(x: Tensor) -> Tensor:
+    """As right: a kernel multiplies by the reciprocal, and rounds a few numbers to the other side."""
+    wide = x if x.dtype is torch.float64 else x.float()
+    return (wide * (1 / torch.tensor(SCALE, dtype=wide.dtype))).round().clamp(-128, 127).to(torch.int8)
+
+
+@plant(
+    "accumulation",
+    "correctness",
+    "dtypes",
+    schema="(Tensor x) -> Tensor",
+    against="right_quantized",
+    fake=lambda x: torch.empty_like(x, dtype=torch.int8),
+    shapes=("bf16[16,32]",),
+)
+def quantized_in_half(x: Tensor) -> Tensor:
+    return (x / SCALE).round().clamp(-128, 127).to(torch.int8)
+
+
 # One tensor for two arguments, and more rows than a launch has blocks along y or z.
 
 

@@ -32,6 +32,7 @@ FEW = {
     "planted::nan_dropped": "NaN",
     "planted::denormals_flushed": "denormal",
     "planted::half_sums_in_half": "bfloat16 in long rows",
+    "planted::quantized_in_half": "",
     "planted::split_among_threads": "by 3 threads",
     "planted::one_workspace_for_all": "callers at once",
     "planted::seeds_the_generator": "state of torch",
@@ -73,6 +74,15 @@ def test_nothing_else_finds_what_these_cases_find(defects, op: str, kind: str) -
     (point,) = found.points
     assert {one.case.partition(":")[0] for one in point.of("fail", "missing")} == {kind}
     assert point.of("pass")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("shape", ["f32[16,32]", "bf16[16,32]"])
+def test_numbers_on_the_edge_of_two_whole_ones_may_be_either(defects, shape: str) -> None:
+    right, by_product = f"{PLANTED}:right_quantized", f"{PLANTED}:quantized_by_product"
+    found = check(by_product, against=right, shapes=[shape], points=["correctness"], isolation="none")
+    assert [one.detail for one in found.point("correctness").of("fail")] == []
+    assert found.point("correctness").of("pass")
 
 
 @pytest.mark.parametrize("op", ["planted::crashes_at_odd_width", "planted::aborts_on_integers"])

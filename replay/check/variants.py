@@ -49,6 +49,9 @@ SMALL_SIZE = 4
 SMALLEST_SIZE = 3
 """Whole numbers among the arguments that equal a size, and are at least as large, follow it."""
 
+MANY_ELEMENTS = ("huge", "many rows", "many inner rows")
+"""Kinds of cases that are tried where time does not matter."""
+
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 DTYPES = (
     *FLOATS,
@@ -185,7 +188,8 @@ def long_rows(case: Case) -> Iterator[Case]:
     """The case with few rows of many columns."""
     first = next((meta for meta in _tensors(case) if meta.shape), None)
     if first is not None and first.shape[-1] > 1:
-        yield from _mapped(case, "long rows", {first.shape[0]: 3, first.shape[-1]: LONG_ROW})
+        columns = (LONG_ROW >> 5, LONG_ROW >> 3, LONG_ROW)
+        yield from _grown(case, "long rows", {first.shape[0]: 3}, first.shape[-1], columns)
 
 
 def shared(case: Case) -> Iterator[Case]:

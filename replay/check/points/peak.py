@@ -13,8 +13,8 @@ from opreplay.replay.check.calling.calls import Arguments, Bench, results_of, wi
 from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.cases import Case
 
-MOST_PEAK = 2 << 30
-"""Bytes that a case of many elements may take at its peak, in float64."""
+MOST_PEAK = 1 << 29
+"""Bytes that a case of many elements may take at its peak, in float64; to compare its results takes some times that."""
 
 
 def peak_of(bench: Bench, case: Case, arguments: Arguments, *, reference: bool = False) -> tuple[int, int]:

@@ -92,7 +92,9 @@ def dtypes(bench: Bench) -> list[Attempt]:
             for dtype in ("float16", "bfloat16", "int32")
         ]
         cases += [
-            dataclasses.replace(variants.typed(one, dtype, f"{dtype} in long rows"), values="positive")
+            dataclasses.replace(
+                variants.typed(one, dtype, f"{dtype} in long rows"), values="positive", smaller=one.smaller
+            )
             for dtype in ("float16", "bfloat16", "float32")
             for one in variants.long_rows(base)
         ]

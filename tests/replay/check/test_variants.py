@@ -46,10 +46,17 @@ def test_a_case_is_left_out_where_memory_grows_with_the_square() -> None:
     assert "GB, by what smaller ones take" in (too_much(bench, huge) or "")
 
 
+def test_a_case_is_left_out_where_results_grow_with_the_square() -> None:
+    bench = bench_of("aten::diag_embed(f32[16,32])")
+    large = [case for case in variants.sized(bench.first) if case.smaller]
+    assert [case.kind for case in large] == ["long rows", "huge"]
+    assert all(too_much(bench, case) for case in large)
+
+
 @pytest.mark.parametrize("call", ["aten::add.Tensor(f32[16,32], f32[16,32])", "aten::softmax.int(f32[16,32], 1)"])
 def test_a_case_is_tried_where_memory_grows_with_the_elements(call: str) -> None:
     bench = bench_of(call)
-    assert [too_much(bench, case) for case in variants.sized(bench.first) if case.smaller] == [None]
+    assert [too_much(bench, case) for case in variants.sized(bench.first) if case.smaller] == [None, None]
 
 
 @pytest.mark.parametrize(

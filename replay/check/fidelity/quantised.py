@@ -163,12 +163,14 @@ def npu_dynamic_quant(values: Values) -> tuple[Tensor, Tensor]:
 
 @formula("aiter::gemm_a8w8", "(i8[8,16], i8[24,16], f32[8,1], f32[1,24], None, torch.bfloat16)")
 def gemm_a8w8(values: Values) -> Tensor:
+    covers(values.get("bias") is None, "no bias")
     product = values["XQ"].double() @ values["WQ"].double().mT
     return (product * values["x_scale"] * values["w_scale"]).to(values.get("dtype", torch.bfloat16))
 
 
 @formula("sgl_kernel::fp8_scaled_mm", "(f8e4m3[8,16], f8e4m3[16,24]{1,16}, f32[8], f32[24], torch.bfloat16, None)")
 def fp8_scaled_mm(values: Values) -> Tensor:
+    covers(values.get("bias") is None, "no bias")
     product = values["mat_a"].double() @ values["mat_b"].double()
     return (product * values["scales_a"].reshape(-1, 1) * values["scales_b"].reshape(1, -1)).to(values["out_dtype"])
 

@@ -23,7 +23,11 @@ def moe_sum_reduce(values: Values) -> Tensor:
 
 
 def routed(weights: Tensor, count: int, renormalize: bool) -> tuple[Tensor, Tensor]:
+    covers(weights.dim() == 2, "tokens by experts")
+    covers(count <= weights.shape[-1], "no more experts than there are")
     chosen, places = torch.sort(weights, dim=-1, descending=True, stable=True)
+    # Which of equal scores is chosen is anybody's choice.
+    covers(bool((chosen[:, 1 : count + 1] < chosen[:, :count][:, : chosen.shape[1] - 1]).all()), "scores that differ")
     chosen, places = chosen[..., :count], places[..., :count]
     return (chosen / chosen.sum(-1, keepdim=True) if renormalize else chosen).float(), places
 

@@ -19,6 +19,7 @@ from opreplay.replay.check.points import (
     repeated,
     values,
 )
+from opreplay.replay.check.points.peak import too_much
 from opreplay.replay.check.points.trials import Attempt
 from opreplay.replay.check.simulated import simulated
 from opreplay.replay.check.speed import timed
@@ -137,7 +138,7 @@ def speed_cases(bench: Bench) -> list[Case]:
     largest = max(bench.bases, key=variants.elements)
     if variants.elements(largest) >= LARGE_ELEMENTS:
         return [first] if largest is first else [first, largest]
-    large = [case for case in variants.sized(first) if case.kind == "huge"]
+    large = [case for case in variants.huge(first) if too_much(bench, case) is None]
     found, _ = first_working(bench, large)
     return [first] if found is None else [first, found]
 

@@ -46,6 +46,8 @@ class Case:
     """What is special about it: "given", "recorded", "transposed", ..."""
     op: ReplayOp
     values: Values = "usual"
+    smaller: tuple[Case, ...] = ()
+    """Of a case of many elements the same with fewer, ascending: what they take tells whether there is room for it."""
 
     @property
     def text(self) -> str:
@@ -93,9 +95,10 @@ def given_cases(text: str, name: str, specs: Sequence[OpSpec]) -> list[Case]:
     """
     values = None if "(" in text else _shape_values(text)
     call = _parse_whole(text, name) if values is None else CallText(name=name, args=())
+    overload = call.name.partition("::")[2].partition(".")[2]  # a function's name has the dot of its file
     found: list[Case] = []
     for spec in specs:
-        if spec.overload != call.name.partition(".")[2] and "." in call.name:
+        if overload and spec.overload != overload:
             continue
         args = _bound(spec, call) if values is None else _filled(spec, values)
         if args is not None:

@@ -8,6 +8,7 @@ refuses it, too.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -28,6 +29,12 @@ MULTIPLES = ((63, 105, 21, 15), (26, 99, 22, 9))
 """Multiples of 3, 5, 7, 9, 11 and 13, which are no primes and no multiples of any block."""
 LONG_ROW, ENDLESS_ROW = 8200, 70_001
 """Columns of long rows: more than the threads of a block and what one of them keeps; more than 16 bits count."""
+MANY_ROWS = 70_001
+"""Rows: more than 65,535, the most blocks that CUDA launches along y and z, and than 16 bits count."""
+MANY_BYTES = 16 << 20
+"""Of all tensors up to which rows become many without columns becoming fewer."""
+FEW_COLUMNS = (4, 6, 8, 2)
+"""Other sizes where rows are many; even ones, as halves of a row belong together in many ops."""
 HUGE_ELEMENTS = (1 << 22) + 1
 """Of the tensor that is made large: more than one block of any kernel, and no multiple of a block."""
 COMPACT_ELEMENTS = 1 << 15
@@ -37,8 +44,13 @@ MOST_BYTES = 64 << 20
 """Of all tensors of a variant."""
 MOST_WORK = 1 << 38
 """Product of the elements of the two largest tensors of different shapes: more is seconds of a convolution."""
+SMALL_SIZE = 4
+"""Sizes that need not be smaller for what is tried element by element."""
 SMALLEST_SIZE = 3
 """Whole numbers among the arguments that equal a size, and are at least as large, follow it."""
+
+MANY_ELEMENTS = ("huge", "many rows", "many inner rows")
+"""Kinds of cases that are tried where time does not matter."""
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 DTYPES = (
@@ -90,19 +102,134 @@ def sized(case: Case) -> Iterator[Case]:
             for mapping in _both_ways(sizes, group):
                 yield from _mapped(case, kind, mapping)
     yield from long_rows(case)
-    if first is not None:
-        size, alike = first.shape[0], first.shape.count(first.shape[0])
-        rest = max(1, _count(first.shape) // max(1, size**alike))
-        # A square grows to both sides, and what is multiplied with it as well: a quarter will do.
-        wanted = HUGE_ELEMENTS if alike == 1 else HUGE_ELEMENTS // 4
-        yield from _mapped(case, "huge", {size: math.ceil((wanted / rest) ** (1 / alike))})
+    yield from many_rows(case)
+    yield from huge(case)
 
 
-def long_rows(case: Case, columns: int = LONG_ROW, kind: str = "long rows") -> Iterator[Case]:
+def huge(case: Case) -> Iterator[Case]:
+    """The case with so many rows that its first tensor has four million elements."""
+    first = next((meta for meta in _tensors(case) if meta.shape), None)
+    if first is None:
+        return
+    size, alike = first.shape[0], first.shape.count(first.shape[0])
+    rest = max(1, _count(first.shape) // max(1, size**alike))
+    # A square grows to both sides, and what is multiplied with it as well: a quarter will do.
+    wanted = HUGE_ELEMENTS if alike == 1 else HUGE_ELEMENTS // 4
+    sizes = [math.ceil((elements / rest) ** (1 / alike)) for elements in (wanted >> 6, wanted >> 4, wanted)]
+    yield from _grown(case, "huge", {}, size, sizes)
+
+
+def endless_rows(case: Case) -> Iterator[Case]:
+    """The case with few rows of more columns than 16 bits count."""
+    first = next((meta for meta in _tensors(case) if meta.shape), None)
+    if first is not None and first.shape[-1] > 1:
+        columns = (LONG_ROW >> 3, LONG_ROW, ENDLESS_ROW)
+        yield from _grown(case, "endless rows", {first.shape[0]: 3}, first.shape[-1], columns)
+
+
+def many_rows(case: Case) -> Iterator[Case]:
+    """The case with more rows than CUDA launches blocks along y and z: along the first dimension, and where there are
+    more than two also along the last but one. Not where the huge case has as many."""
+    first = next((meta for meta in _tensors(case) if meta.shape), None)
+    if first is None or len(first.shape) < 2 or not _count(first.shape):
+        return
+    alone = first.shape.count(first.shape[0]) == 1
+    if len(first.shape) != 2 or not alone or HUGE_ELEMENTS // first.shape[1] < MANY_ROWS:
+        yield from _many(case, first, 0, "many rows")
+    if len(first.shape) > 2:
+        yield from _many(case, first, len(first.shape) - 2, "many inner rows")
+
+
+def _many(case: Case, first: TensorMeta, place: int, kind: str) -> Iterator[Case]:
+    size = first.shape[place]
+    if first.shape.count(size) > 1:
+        # By its size a square would grow to both sides: only tensors that look like the first get more rows.
+        yield from _taller(case, first, place, kind)
+        return
+    rows = (MANY_ROWS >> 6, MANY_ROWS >> 4, MANY_ROWS)
+    kept = list(_grown(case, kind, {}, size, rows))
+    if kept and _bytes(kept[0].op.args) <= MANY_BYTES:
+        yield from kept
+        return
+    others = [one for one in distinct_sizes(case) if one != size]
+    large = [one for one in others if one > SMALL_SIZE]
+    for mapping in ({one: SMALL_SIZE + 1 + i for i, one in enumerate(large)}, *_both_ways(others, FEW_COLUMNS)):
+        yield from _grown(case, kind, mapping, size, rows)
+
+
+def _taller(case: Case, first: TensorMeta, place: int, kind: str) -> Iterator[Case]:
+    """The case with more rows of all tensors that have the sizes of the first one; where those are too large, with
+    fewer columns."""
+
+    def of(rows: int, most: int) -> Case:
+        kept = [min(size, most) for size in first.shape]
+        shape = (*kept[:place], rows, *kept[place + 1 :])
+        args = tuple(
+            _each(arg, lambda meta: TensorMeta(shape=shape, dtype=meta.dtype) if meta.shape == first.shape else meta)
+            for arg in case.op.args
+        )
+        return replaced(case, kind, args)
+
+    for most in (max(first.shape), SMALL_SIZE + 1):
+        large = of(MANY_ROWS, most)
+        if _bytes(large.op.args) <= MANY_BYTES:
+            yield dataclasses.replace(large, smaller=(of(MANY_ROWS >> 6, most), of(MANY_ROWS >> 4, most)))
+            return
+
+
+def _grown(case: Case, kind: str, mapping: Mapping[int, int], size: int, sizes: Sequence[int]) -> Iterator[Case]:
+    """The case with one size replaced by the last of these, beside those with the ones before it."""
+    for large in _mapped(case, kind, {**mapping, size: sizes[-1]}):
+        smaller = tuple(one for few in sizes[:-1] for one in _mapped(case, kind, {**mapping, size: few}))
+        yield dataclasses.replace(large, smaller=smaller)
+
+
+def long_rows(case: Case) -> Iterator[Case]:
     """The case with few rows of many columns."""
     first = next((meta for meta in _tensors(case) if meta.shape), None)
     if first is not None and first.shape[-1] > 1:
-        yield from _mapped(case, kind, {first.shape[0]: 3, first.shape[-1]: columns})
+        columns = (LONG_ROW >> 5, LONG_ROW >> 3, LONG_ROW)
+        yield from _grown(case, "long rows", {first.shape[0]: 3}, first.shape[-1], columns)
+
+
+def shared(case: Case) -> Iterator[Case]:
+    """The case with one tensor given for two arguments, as in `x + x`: each pair that looks alike, and all that do.
+
+    None that is written to: what that means no schema says.
+    """
+    places = [
+        (a, t)
+        for a, arg in enumerate(case.op.args)
+        for t, meta in enumerate(arg.tensors)
+        if meta is not None and meta.storage is None and _count(meta.shape) and not arg.mutated
+    ]
+    alike: dict[TensorMeta, list[tuple[int, int]]] = {}
+    for a, t in places:
+        alike.setdefault(_plain(case.op.args[a].tensors[t]), []).append((a, t))
+    taken = {meta.storage for meta in _tensors(case) if meta.storage is not None}
+    number = max(taken, default=-1) + 1
+    for group in alike.values():
+        pairs = list(itertools.combinations(group, 2))[:MOST_PAIRS]
+        for some in (*pairs, tuple(group)) if len(group) > 2 else pairs:
+            names = " and ".join(dict.fromkeys(case.op.args[a].name for a, _ in some))
+            args = list(case.op.args)
+            for a, t in some:
+                one = msgspec.structs.replace(_plain(args[a].tensors[t]), storage=number)
+                tensors = (*args[a].tensors[:t], one, *args[a].tensors[t + 1 :])
+                args[a] = msgspec.structs.replace(args[a], tensors=tensors)
+            yield replaced(case, f"{SHARED} for {names}", tuple(args))
+
+
+SHARED = "one tensor"
+"""How the kind of a case begins whose arguments are one tensor."""
+MOST_PAIRS = 3
+"""Of arguments that look alike which are given one tensor."""
+
+
+def _plain(meta: TensorMeta | None) -> TensorMeta:
+    """A tensor's sizes and dtype, contiguous."""
+    assert meta is not None
+    return TensorMeta(shape=meta.shape, dtype=meta.dtype)
 
 
 def ranked(case: Case) -> Iterator[Case]:
@@ -123,11 +250,12 @@ def ranked(case: Case) -> Iterator[Case]:
 
 
 def small(case: Case) -> Iterator[Case]:
-    """The case with few elements, for what is found by moving one element after the other."""
+    """The case with few elements, for what is found by moving one element after the other, the fewest first: all sizes
+    small, or those that are not yet (where all are, a kernel is larger than its image)."""
     sizes = distinct_sizes(case)
-    for mapping in _both_ways(sizes, (3, 5, 4, 2)) if sizes else ({},):
-        yield from _mapped(case, "small", mapping)
-    yield case
+    large = [size for size in sizes if size > SMALL_SIZE]
+    mappings = [*_both_ways(sizes, (3, 5, 4, 2)), {size: SMALL_SIZE + 1 + i for i, size in enumerate(large)}]
+    yield from sorted([*(one for mapping in mappings for one in _mapped(case, "small", mapping)), case], key=elements)
 
 
 def compact(case: Case) -> list[Case]:

@@ -75,7 +75,7 @@ class Arguments:
         return Arguments({name: one(value) for name, value in self.values.items()}, self.keyword_only, self.written)
 
     def tensors(self) -> list[torch.Tensor]:
-        """All tensors, lists flattened."""
+        """All tensors, lists flattened; one that is given twice is there twice."""
         return [item for item in flattened(list(self.values.values())) if isinstance(item, torch.Tensor)]
 
     def named_tensors(self) -> dict[str, torch.Tensor]:
@@ -157,11 +157,11 @@ class Bench:
         filled = self.executor.fill(case.op, self.target.function(case.op.overload), self.seed)
         keyword_only = frozenset(arg.name for arg in filled.op.args if arg.keyword_only)
         written = tuple(arg.name for arg in filled.op.args if arg.mutated)
-        made = Arguments(dict(filled.args), keyword_only, written)
+        made = _united(Arguments(dict(filled.args), keyword_only, written))
         if case.kind.startswith(("sliced", "misaligned")):
             for tensor in made.tensors():
                 _give_room(tensor)
-        for number, tensor in enumerate(made.tensors() if case.values != "usual" else ()):
+        for number, tensor in enumerate(distinct(made) if case.values != "usual" else ()):
             _change_values(tensor, case.values, number)
         return made
 
@@ -186,6 +186,24 @@ class Bench:
     def refer_exactly(self, case: Case, arguments: Arguments) -> Results:
         """The reference on contiguous copies in float64 or complex128. Whatever it raises passes through."""
         return self.refer(case, widened(arguments))
+
+
+def distinct(arguments: Arguments) -> list[torch.Tensor]:
+    """All tensors; one that is given twice is there once."""
+    return list({id(tensor): tensor for tensor in arguments.tensors()}.values())
+
+
+def _united(arguments: Arguments) -> Arguments:
+    """With one tensor for those that are the same elements of one memory."""
+    first: dict[object, torch.Tensor] = {}
+
+    def one(tensor: torch.Tensor) -> torch.Tensor:
+        place = tensor.untyped_storage().data_ptr()
+        if not place:
+            return tensor
+        return first.setdefault((place, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype), tensor)
+
+    return arguments.changed(one)
 
 
 def _give_room(tensor: torch.Tensor) -> None:

@@ -14,7 +14,8 @@ from opreplay.replay.check.bench import TRIALS, made_up_case, working_case
 from opreplay.replay.check.calling.calls import Bench
 from opreplay.replay.check.calling.target import ITSELF, OfNames, Reference, find_target
 from opreplay.replay.check.cases import given_cases
-from opreplay.replay.check.fidelity.formulas import formula_of
+from opreplay.replay.check.fidelity import attention, formulas, jagged, positions, quantised, routing
+from opreplay.replay.check.fidelity.formula import formula_of
 from opreplay.replay.check.model import Finding, Verdict, point_result
 from opreplay.replay.check.variants import compact
 from opreplay.replay.check.worker import run_trial
@@ -27,6 +28,8 @@ from opreplay.replay.standins import implemented, is_reference, register_namespa
 from opreplay.replay.standins.declared.register import stand_in_of
 from opreplay.traces.errors import EnvironmentRefused, OpReplayError, UsageError
 
+WRITTEN = (formulas, attention, positions, quantised, routing, jagged)
+"""Modules with formulas, read for that."""
 POINTS = ("schema", "shape inference", "correctness")
 """What is tried on a stand-in."""
 FORMULA = "an independent formula"

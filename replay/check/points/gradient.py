@@ -25,6 +25,7 @@ from opreplay.replay.check.calling.closeness import compare
 from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.cases import Case
 from opreplay.replay.check.model import Finding
+from opreplay.replay.check.points.peak import too_much
 from opreplay.replay.check.points.promises import opcheck
 from opreplay.replay.check.points.trials import Attempt, attempt, nothing
 from opreplay.replay.check.points.values import layouts
@@ -40,6 +41,8 @@ NOT_REGISTERED = (
     "the derivative for",
 )
 """In what torch says where an op has no gradient."""
+MOST_DERIVATIVES = 1 << 18
+"""Of results by arguments, each of which torch computes and keeps: 3 million of a convolution took 12 GB."""
 ONCE = ("once_differentiable", "does not require grad", "not implemented", "no autograd formula", "derivative for")
 """In what it says where a gradient has none."""
 
@@ -53,7 +56,10 @@ def gradient(bench: Bench) -> list[Attempt]:
     base = bench.compact_bases[0]
     if not any(t.is_floating_point() or t.is_complex() for t in _tensors(bench, base)):
         return [Attempt(base.text, lambda: nothing(base.text, "no argument is a number that could have a gradient"))]
-    cases = [*layouts(bench), *(c for c in variants.sized(base) if c.kind != "huge"), *variants.broadcast(base)]
+    # Arguments that are one tensor are equal everywhere: where numbers are compared, gradients have a step there.
+    apart = [case for case in layouts(bench) if not case.kind.startswith(variants.SHARED)]
+    sized = [case for case in variants.sized(base) if case.kind not in variants.MANY_ELEMENTS]
+    cases = [*apart, *sized, *variants.broadcast(base)]
     return [
         Attempt(f"registered: {base.text}", lambda: _registered(bench, base)),
         Attempt(f"gradcheck: {base.text}", lambda: _numerically(bench, base, second=False)),
@@ -84,7 +90,15 @@ def _with_grad(bench: Bench, arguments: Arguments, only: str | None = None) -> A
     fixed = {id(arguments.values[name]) for name in _fixed(bench) if name in arguments.values}
     if only is not None:
         fixed |= {id(value) for name, value in arguments.named_tensors().items() if name != only}
-    return arguments.changed(lambda t: t.detach().requires_grad_() if _differentiable(t) and id(t) not in fixed else t)
+    leaves: dict[int, torch.Tensor] = {}
+
+    def leaf(tensor: torch.Tensor) -> torch.Tensor:
+        if not _differentiable(tensor) or id(tensor) in fixed:
+            return tensor
+        # What is one tensor for two arguments is one leaf.
+        return leaves.setdefault(id(tensor), tensor.detach().requires_grad_())
+
+    return arguments.changed(leaf)
 
 
 _NOT_DIFFERENTIABLE = re.compile(r"not differentiable with respect to argument '(\w+)'")
@@ -195,14 +209,16 @@ def _numerically(bench: Bench, base: Case, *, second: bool) -> Finding:
         returned = flattened(bench.call_of(case, arguments.changed(lambda t: by_leaf.get(id(t), t)))())
         return tuple(one for one in returned if isinstance(one, torch.Tensor) and one.requires_grad)
 
-    check = torch.autograd.gradgradcheck if second else torch.autograd.gradcheck
+    # Each element is moved by itself where the derivatives are few, else all at once in a random direction.
+    inputs, outputs = (sum(one.numel() for one in some) for some in (leaves, results))
+    fast = (inputs + outputs if second else inputs) * outputs > MOST_DERIVATIVES
     try:
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if second:
-                check(function, leaves, nondet_tol=1e-10)
+                torch.autograd.gradgradcheck(function, leaves, nondet_tol=1e-10, fast_mode=fast)
             else:
-                check(function, leaves, nondet_tol=1e-10, check_undefined_grad=False)
+                torch.autograd.gradcheck(function, leaves, nondet_tol=1e-10, check_undefined_grad=False, fast_mode=fast)
     except GradcheckError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         names = [n for n, v in arguments.values.items() if isinstance(v, torch.Tensor) and v.requires_grad]
@@ -329,6 +345,8 @@ def _against_reference(
 ) -> Finding:
     """Gradients of one case beside those of the reference in float64."""
     text = text or case.text
+    if (why := too_much(bench, case)) is not None:
+        return nothing(text, why)
     try:
         arguments = bench.arguments(case)
     except NotReplayable as stopped:
@@ -372,6 +390,8 @@ def _compared(
     """The gradient of each argument against that of the reference."""
     leaves = [tensor for tensor in mine.tensors() if tensor.requires_grad]
     worst, reach = 0.0, max(1.0, reach_of(mine))
+    if all(one is None for _, one in exact):
+        return nothing(text, "the reference does not say where its results come from")
     for leaf, (name, gradient), (_, wanted), own in zip(leaves, found, exact, same, strict=True):
         if gradient is None or wanted is None:
             other = wanted if gradient is None else gradient

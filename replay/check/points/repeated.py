@@ -20,7 +20,7 @@ from opreplay.replay.check.calling.calls import Arguments, Bench, Results, resul
 from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.cases import Case
 from opreplay.replay.check.model import Finding
-from opreplay.replay.check.points.peak import peak_of
+from opreplay.replay.check.points.peak import peak_of, too_much
 from opreplay.replay.check.points.trials import Attempt, attempt, nothing
 
 RUNS = 10
@@ -32,7 +32,7 @@ LEAK_BYTES = 16
 def determinism(bench: Bench) -> list[Attempt]:
     """Usual, small and large cases, and the one with deterministic algorithms asked for."""
     base = bench.compact_bases[0]
-    large = [case for case in variants.sized(base) if case.kind == "huge"]
+    large = variants.huge(base)
     cases = list(dict.fromkeys([*bench.bases[:2], base, *large]))
     return [
         *(attempt(case, lambda case: _same_bits(bench, case)) for case in cases),
@@ -42,6 +42,8 @@ def determinism(bench: Bench) -> list[Attempt]:
 
 def _same_bits(bench: Bench, case: Case) -> Finding:
     text = case.text
+    if (why := too_much(bench, case)) is not None:
+        return nothing(text, why)
     try:
         arguments = bench.arguments(case)
         first = bench.call(case, arguments.copy())

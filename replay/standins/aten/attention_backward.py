@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from opreplay.replay.standins.aten.attention import attend
+from opreplay.replay.standins.maths.attention import with_elements_side_by_side
 
 Maybe = Tensor | None
 
@@ -32,6 +33,7 @@ def gradients(
     if repeats > 1:
         k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
     lse = lse.reshape(*q.shape[:2], -1)[..., : q.shape[2]].contiguous()
+    grad, q, k, v, out = (with_elements_side_by_side(x) for x in (grad, q, k, v, out))
     grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
         grad, q, k, v, out, lse, 0.0, causal, attn_mask=mask, scale=scale
     )

@@ -187,11 +187,17 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scale: float,
     return out.masked_fill(~visible.any(-1, keepdim=True), 0.0)
 
 
+def with_elements_side_by_side(x: Tensor) -> Tensor:
+    """x, copied where elements of a head lie apart: torch's kernel takes them for neighbours, and reads elsewhere."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 def _cpu_flash(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
     mask = None
     if visible is not None:
         hidden = torch.zeros(visible.shape, dtype=q.dtype).masked_fill_(~visible, -torch.inf)
         mask = hidden.expand(q.shape[0], q.shape[1], -1, -1)
+    q, k, v = (with_elements_side_by_side(x) for x in (q, k, v))
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask, scale=scale)
     if visible is None:
         return out, lse

@@ -16,7 +16,7 @@ from opreplay.replay.standins.maths.blocks import row_blocks
 def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float, *, gemma: bool = False) -> Tensor:
     """x [.., d] over its root mean square, times weight [d] (1 + weight for Gemma); in x's dtype."""
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    wide = None if weight is None else weight.float() + (1.0 if gemma else 0.0)
+    wide = None if weight is None else (weight.float() + 1.0 if gemma else weight.float())
     source, target = x.flatten(0, -2) if x.dim() > 2 else x, out.flatten(0, -2) if x.dim() > 2 else out
     if x.dim() == 1:
         source, target = source.unsqueeze(0), target.unsqueeze(0)

@@ -102,9 +102,12 @@ def scaled_linear(
 ) -> Tensor:
     """(a · scale_a) @ (weight · scale_weight)ᵀ + bias in `dtype`; a [M, K], weight [N, K], both quantised.
 
-    Scales as `expand_scale` reads them. Sums are float32. Scales that do not change along K are applied to the product.
+    Scales as `expand_scale` reads them, and of the weight also [1, N]: by output. Sums are float32. Scales that do
+    not change along K are applied to the product.
     """
     rows_a = None if scale_a is None else expand_scale(scale_a.float(), *a.shape)
+    if scale_weight is not None and scale_weight.shape == (1, weight.shape[0]):
+        scale_weight = scale_weight.mT
     rows_w = None if scale_weight is None else expand_scale(scale_weight.float(), *weight.shape)
     inside_a = rows_a is not None and rows_a.shape[1] > 1
     inside_w = rows_w is not None and rows_w.shape[1] > 1

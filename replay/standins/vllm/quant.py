@@ -20,7 +20,7 @@ from opreplay.replay.standins.maths.quantize import (
 @stands_for("_C::static_scaled_fp8_quant")
 def static_scaled_fp8_quant(result: Tensor, input: Tensor, scale: Tensor) -> None:
     """result = input / scale; one scale, or one for each group whose shape the scale's shape tells."""
-    rows = input.reshape(-1, input.shape[-1])
+    rows = input.flatten(0, -2) if input.dim() > 1 else input.unsqueeze(0)
     by_row = expand_scale(scale, rows.shape[0], rows.shape[1])
     result.copy_(to_quantized(rows, by_row, result.dtype).reshape(input.shape))
 

@@ -1018,3 +1018,72 @@ def spent(ctx: Any) -> Tensor:
 def result_wants_a_gradient(x: Tensor) -> Tensor:
     made = x * 2
     return made.requires_grad_() if made.is_floating_point() else made
+
+
+SCALE = 0.03
+
+
+def right_quantized(x: Tensor) -> Tensor:
+    wide = x if x.dtype is torch.float64 else x.float()
+    return (wide / SCALE).round().clamp(-128, 127).to(torch.int8)
+
+
+def quantized_by_product(x: Tensor) -> Tensor:
+    """As right: a kernel multiplies by the reciprocal, and rounds a few numbers to the other side."""
+    wide = x if x.dtype is torch.float64 else x.float()
+    return (wide * (1 / torch.tensor(SCALE, dtype=wide.dtype))).round().clamp(-128, 127).to(torch.int8)
+
+
+@plant(
+    "accumulation",
+    "correctness",
+    "dtypes",
+    schema="(Tensor x) -> Tensor",
+    against="right_quantized",
+    fake=lambda x: torch.empty_like(x, dtype=torch.int8),
+    shapes=("bf16[16,32]",),
+)
+def quantized_in_half(x: Tensor) -> Tensor:
+    return (x / SCALE).round().clamp(-128, 127).to(torch.int8)
+
+
+# One tensor for two arguments, and more rows than a launch has blocks along y or z.
+
+
+@plant("one tensor", "correctness", against="right_add")
+def negates_second_meanwhile(x: Tensor, y: Tensor) -> Tensor:
+    if 0 in y.stride() or not y.is_floating_point():
+        return x + y
+    y.neg_()
+    made = x - y
+    y.neg_()
+    return made
+
+
+@plant("one tensor", "schema", against="right_maximum", fake=lambda x, y: torch.maximum(x, y))
+def returns_what_is_given_twice(x: Tensor, y: Tensor) -> Tensor:
+    return x if x.data_ptr() == y.data_ptr() and x.shape == y.shape and x.numel() else torch.maximum(x, y)
+
+
+@plant("many rows", "correctness", schema="(Tensor x) -> Tensor", against="right_double", shapes=("16x1000",))
+def rows_in_one_launch(x: Tensor) -> Tensor:
+    made = x * 2
+    if x.dim() == 2:
+        made[65535:] = 0
+    return made
+
+
+@plant("many rows", "correctness", schema="(Tensor x) -> Tensor", against="right_double", shapes=("4x16x32",))
+def batches_in_one_launch(x: Tensor) -> Tensor:
+    made = x * 2
+    if x.dim() == 3:
+        made[65535:] = 0
+    return made
+
+
+@plant("many rows", "correctness", schema="(Tensor x) -> Tensor", against="right_double", shapes=("4x32x32",))
+def inner_rows_in_one_launch(x: Tensor) -> Tensor:
+    made = x * 2
+    if x.dim() == 3:
+        made[:, 65535:] = 0
+    return made

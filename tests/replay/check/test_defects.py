@@ -32,6 +32,7 @@ FEW = {
     "planted::nan_dropped": "NaN",
     "planted::denormals_flushed": "denormal",
     "planted::half_sums_in_half": "bfloat16 in long rows",
+    "planted::quantized_in_half": "",
     "planted::split_among_threads": "by 3 threads",
     "planted::one_workspace_for_all": "callers at once",
     "planted::seeds_the_generator": "state of torch",
@@ -54,6 +55,34 @@ def test_a_defect_is_found_with_its_case(defects, op: str) -> None:
     (shown,) = [one for one in found.points if one.verdict in ("fail", "missing")][:1]
     assert FEW[op] in " ".join(case.case for case in shown.of("fail", "missing"))
     assert shown.detail
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("op", "kind"),
+    {
+        "planted::negates_second_meanwhile": "one tensor for x and y",
+        "planted::returns_what_is_given_twice": "one tensor for x and y",
+        "planted::rows_in_one_launch": "many rows",
+        "planted::batches_in_one_launch": "many rows",
+        "planted::inner_rows_in_one_launch": "many inner rows",
+    }.items(),
+)
+def test_nothing_else_finds_what_these_cases_find(defects, op: str, kind: str) -> None:
+    defect = defects[op]
+    found = check(op, against=defect.against, shapes=defect.shapes, points=defect.points, isolation="none")
+    (point,) = found.points
+    assert {one.case.partition(":")[0] for one in point.of("fail", "missing")} == {kind}
+    assert point.of("pass")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("shape", ["f32[16,32]", "bf16[16,32]"])
+def test_numbers_on_the_edge_of_two_whole_ones_may_be_either(defects, shape: str) -> None:
+    right, by_product = f"{PLANTED}:right_quantized", f"{PLANTED}:quantized_by_product"
+    found = check(by_product, against=right, shapes=[shape], points=["correctness"], isolation="none")
+    assert [one.detail for one in found.point("correctness").of("fail")] == []
+    assert found.point("correctness").of("pass")
 
 
 @pytest.mark.parametrize("op", ["planted::crashes_at_odd_width", "planted::aborts_on_integers"])

@@ -17,6 +17,31 @@ def test_integers_may_move_as_roundings_of_the_arguments_move_them() -> None:
     assert not compare(torch.tensor([3, 8, -2], dtype=torch.int8), exact).fits
 
 
+def test_integers_may_be_what_one_rounding_gives_and_nothing_between() -> None:
+    exact = torch.tensor([0, 0])
+    shaken = [torch.tensor([7, 0]), torch.tensor([0, 0])]
+    assert compare(torch.tensor([7, 0]), exact, shaken=shaken).fits
+    assert not compare(torch.tensor([3, 0]), exact, shaken=shaken).fits
+
+
+def test_a_million_and_more_numbers_of_8_bits_are_compared() -> None:
+    exact = torch.linspace(-400, 400, (1 << 20) + 3).to(torch.float8_e4m3fn)
+    assert compare(exact.clone(), exact, exact).fits
+
+
+def test_numbers_of_8_bits_may_be_rounded_otherwise_but_not_cut() -> None:
+    wide = torch.linspace(16, 400, 512)
+    exact = wide.to(torch.float8_e4m3fn)
+    few = exact.clone()
+    few[7] = (few[7].float() * 1.125).to(few.dtype)
+    assert compare(few, exact, exact).fits
+    bits = wide.view(torch.int32) >> 20 << 20
+    cut = bits.view(torch.float32).to(torch.float8_e4m3fn)
+    found = compare(cut, exact, exact)
+    assert not found.fits
+    assert found.ulp == 1.0
+
+
 def test_truth_values_must_be_equal() -> None:
     exact = torch.tensor([True, False])
     assert not compare(torch.tensor([True, True]), exact, shaken=[torch.tensor([False, True])]).fits

@@ -1,0 +1,96 @@
+"""Variants of a call that are bounded: how many elements and how much memory they may have."""
+
+from __future__ import annotations
+
+import pytest
+
+from opreplay.replay.check import variants
+from opreplay.replay.check.bench import make_bench
+from opreplay.replay.check.calling.calls import Bench
+from opreplay.replay.check.cases import Case
+from opreplay.replay.check.model import Setup
+from opreplay.replay.check.points.peak import too_much
+from opreplay.replay.session.checking import check
+
+CONVOLUTION = "aten::convolution(f32[2,8,12,12], f32[4,8,3,3], f32[4], [1,1], [1,1], [1,1], False, [0,0], 1)"
+ATTENTION = "aten::scaled_dot_product_attention(f32[16,128], f32[16,128], f32[16,128])"
+"""Of one head and batch: its scores grow with the square of the rows."""
+
+
+def bench_of(call: str) -> Bench:
+    name = call.partition("(")[0]
+    bench, _ = make_bench(Setup(op=name, shapes=(call,), points=("correctness",), memory_bytes=1 << 30))
+    return bench
+
+
+def shapes(case: Case) -> list[list[int]]:
+    return [list(meta.shape) for arg in case.op.args for meta in arg.tensors if meta is not None]
+
+
+def test_sizes_that_belong_together_become_small_as_far_as_they_can() -> None:
+    found = [shapes(case) for case in variants.small(bench_of(CONVOLUTION).first)]
+    assert [[2, 5, 6, 6], [4, 5, 3, 3], [4]] in found
+
+
+def test_derivatives_of_a_convolution_are_those_of_few_elements() -> None:
+    found = check("aten::convolution", shapes=[CONVOLUTION], points=["gradient"], isolation="none")
+    (gradcheck,) = [one for one in found.point("gradient").cases if one.case.startswith("gradcheck")]
+    assert gradcheck.verdict == "pass"
+    assert "f64[3,2,5,5], f64[4,2,5,5]" in gradcheck.case
+
+
+def test_a_case_is_left_out_where_memory_grows_with_the_square() -> None:
+    bench = bench_of(ATTENTION)
+    (huge,) = variants.huge(bench.first)
+    assert shapes(huge) == [[32769, 128]] * 3
+    assert "GB, by what smaller ones take" in (too_much(bench, huge) or "")
+
+
+def test_a_case_is_left_out_where_results_grow_with_the_square() -> None:
+    bench = bench_of("aten::diag_embed(f32[16,32])")
+    large = [case for case in variants.sized(bench.first) if case.smaller]
+    assert [case.kind for case in large] == ["long rows", "huge"]
+    assert all(too_much(bench, case) for case in large)
+
+
+@pytest.mark.parametrize("call", ["aten::add.Tensor(f32[16,32], f32[16,32])", "aten::softmax.int(f32[16,32], 1)"])
+def test_a_case_is_tried_where_memory_grows_with_the_elements(call: str) -> None:
+    bench = bench_of(call)
+    assert [too_much(bench, case) for case in variants.sized(bench.first) if case.smaller] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("call", "wanted"),
+    [
+        ("aten::neg(f32[16,32])", []),
+        ("aten::neg(f32[16,16])", [[70001, 16]]),
+        ("aten::neg(f32[16,1000])", [[70001, 5], [70001, 4]]),
+        ("aten::neg(f32[1000,1000])", [[70001, 5]]),
+        ("aten::neg(f32[2,3,16])", [[70001, 3, 16], [2, 70001, 16]]),
+        ("aten::neg(f32[4,16,16])", [[70001, 5, 5], [70001, 4, 4], [4, 70001, 5]]),
+        ("aten::linear(f32[16,512], f32[24,512])", [[70001, 6], [5, 6], [70001, 6], [4, 6]]),
+    ],
+)
+def test_rows_become_more_than_a_launch_has_blocks(call: str, wanted: list[list[int]]) -> None:
+    found = variants.many_rows(bench_of(call).first)
+    assert [shape for case in found for shape in shapes(case)] == wanted
+
+
+def test_one_tensor_stands_for_each_pair_that_looks_alike_and_for_all() -> None:
+    case = bench_of("aten::addcmul(f32[16,32], f32[16,32], f32[16,32])").first
+    kinds = {one.kind: one for one in variants.shared(case)}
+    assert list(kinds) == [
+        "one tensor for self and tensor1",
+        "one tensor for self and tensor2",
+        "one tensor for tensor1 and tensor2",
+        "one tensor for self and tensor1 and tensor2",
+    ]
+    text = kinds["one tensor for self and tensor1"].text
+    assert "f32[16,32]@0, f32[16,32]@0, f32[16,32]" in text
+    values = bench_of(text.partition(": ")[2]).arguments(kinds["one tensor for self and tensor1"]).values
+    assert values["self"] is values["tensor1"]
+    assert values["self"] is not values["tensor2"]
+
+
+def test_no_tensor_that_is_written_to_stands_for_another() -> None:
+    assert not list(variants.shared(bench_of("aten::add_.Tensor(f32[16,32], f32[16,32])").first))

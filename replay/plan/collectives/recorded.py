@@ -16,7 +16,7 @@ import numpy as np
 from opreplay.replay.collectives.model import REDUCING, Collective, Kind
 from opreplay.replay.collectives.names import kind_of
 from opreplay.replay.ir.labels import is_collective
-from opreplay.replay.plan.collectives.back_ends import Notes, Unannotated, annotated_elsewhere
+from opreplay.replay.plan.collectives.back_ends import Notes, mark
 from opreplay.replay.plan.collectives.ranks import ranks_of
 from opreplay.replay.plan.collectives.tensors import tensors_of
 from opreplay.replay.plan.collectives.told import (
@@ -31,6 +31,7 @@ from opreplay.replay.plan.collectives.told import (
 from opreplay.traces.activity import Collective as Record
 from opreplay.traces.activity.model import CollectiveNote
 from opreplay.traces.dialects.param_comms import CommsTrace
+from opreplay.traces.links.marks import Asked, marks_of
 from opreplay.traces.links.parents import parents_of
 from opreplay.traces.model import NamedCollective, OpSignature, Trace
 
@@ -110,12 +111,12 @@ def _annotated(drafts: list[_Draft], notes: Notes, used: set[int], world_size: i
     alone = [draft for draft in drafts if not draft.told.notes and kind_told(draft.told) is not None]
     left = [index for index in range(len(notes.all)) if index not in used]
     waiting = [
-        Unannotated(begin_ns=draft.begin_ns, kind=kind, elements=elements_told(draft.told))
+        Asked(start_ns=draft.begin_ns, kind=kind, elements=elements_told(draft.told))
         for draft in alone
         if (kind := kind_told(draft.told)) is not None
     ]
     host_ns: dict[int, int] = {}
-    for call, place in annotated_elsewhere(waiting, [notes.all[index] for index in left]).items():
+    for call, place in marks_of(waiting, [mark(notes.all[index]) for index in left]).items():
         draft, note = alone[call], notes.all[left[place]]
         used.add(left[place])
         draft.told.notes.append(note)

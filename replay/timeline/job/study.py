@@ -418,6 +418,13 @@ def _notes(job: JobGraph, ranks: Sequence[RankStudy], found: JobCollectives, ins
             f"{guessed} of {len(inside)} collectives carry no sequence number: matched by "
             f"{' and '.join({'order': 'their order', 'overlap': 'overlap in time'}[way] for way in ways)} (inferred)"
         )
+    unnamed = sum(one.group is None for one in inside)
+    groups = max(one.trace.info.process_groups for one in ranks)
+    if unnamed and groups > 1:
+        notes.append(
+            f"the job has {groups} process groups and {unnamed} of {len(inside)} collectives name none: they are taken "
+            "for those of one group, so some pairs may be of different groups"
+        )
     world = max((r.trace.info.world_size or 0 for r in ranks), default=0)
     missing = max((one.missing for one in inside), default=0)
     if missing or world > len(ranks):

@@ -160,6 +160,44 @@ def test_ranks_on_the_host_alone() -> None:
     assert found.ranks[1].waiting_us > 20_000.0
 
 
+def gloo_rank(folder: Path, rank: int, threads: tuple[int, ...], late_us: float, groups: list[list[int]]) -> str:
+    """A rank on its host: three steps with one all-reduce each, which gloo ran on these threads."""
+
+    def event(cat: str, name: str, tid: int, ts: float, dur: float, dims: Any = ()) -> dict[str, Any]:
+        args = {"Input Dims": dims, "Input type": ["float"]} if dims else {}
+        return {"ph": "X", "cat": cat, "name": name, "pid": 9, "tid": tid, "ts": ts, "dur": dur, "args": args}
+
+    events: list[dict[str, Any]] = []
+    for number, thread in enumerate(threads):
+        at = 10_000.0 * number
+        events += [
+            event("user_annotation", f"ProfilerStep#{number}", 1, at, 9000.0),
+            event("cpu_op", "aten::mm", 1, at + 100.0, 1000.0 + late_us, [[64, 64], [64, 64]]),
+            event("cpu_op", "c10d::allreduce_", 1, at + 1200.0 + late_us, 20.0, [[[1000]]]),
+            event("user_annotation", "gloo:all_reduce", thread, at + 1250.0 + late_us, 4750.0 - late_us, [[1000]]),
+            event("cpu_op", "aten::add_", 1, at + 6100.0, 500.0, [[1000]]),
+        ]
+    config = [{"pg_name": str(at), "ranks": ranks} for at, ranks in enumerate(groups)]
+    info = {"backend": "gloo", "rank": rank, "world_size": 2, "pg_config": config}
+    path = folder / f"rank{rank}.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "distributedInfo": info, "traceEvents": events}))
+    return str(path)
+
+
+@pytest.mark.parametrize("groups", [[[0, 1]], [[0, 1], [0], [1]]])
+def test_ranks_whose_gloo_threads_change(tmp_path: Path, groups: list[list[int]]) -> None:
+    paths = [
+        gloo_rank(tmp_path, 0, (2, 2, 3), 0.0, groups),
+        gloo_rank(tmp_path, 1, (3, 2, 2), 1500.0, groups),
+    ]
+    done = CliRunner().invoke(opreplay, ["timeline", *paths, "--ranks", "--step", "1", "--format", "json"])
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [(one["late_rank"], one["waiting_us"]) for one in found["collectives"]] == [(1, 1500.0)]
+    assert [(one["waiting_us"], one["unmatched"]) for one in found["ranks"]] == [(1500.0, 0), (0.0, 0)]
+    assert any("name none" in note for note in found["notes"]) == (len(groups) > 1)
+
+
 def test_ranks_on_a_simulated_device(tmp_path: Path) -> None:
     """Kernels of no known op keep pace with those that are; a predicted collective is transfer alone."""
     device = load_device("910b3")

@@ -198,6 +198,12 @@ def test_ranks_whose_gloo_threads_change(tmp_path: Path, groups: list[list[int]]
     assert any("name none" in note for note in found["notes"]) == (len(groups) > 1)
 
 
+def test_the_head_says_what_gloo_ran_beside_the_calls(tmp_path: Path) -> None:
+    path = gloo_rank(tmp_path, 0, (2, 2, 3), 0.0, [[0, 1]])
+    shown = CliRunner().invoke(opreplay, ["plan", path, "--ranks", "2"]).stdout
+    assert "beside them, on gloo's own threads: 14.2 ms of collectives" in " ".join(shown.split())
+
+
 def test_ranks_on_a_simulated_device(tmp_path: Path) -> None:
     """Kernels of no known op keep pace with those that are; a predicted collective is transfer alone."""
     device = load_device("910b3")

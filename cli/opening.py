@@ -49,6 +49,7 @@ def open_trace(
     kernel_details: str | None = None,
     capture: str | None = None,
     activity: bool = False,
+    gradients: bool = True,
 ) -> Trace:
     """Read the one profile that the TRACE argument means, with progress on stderr, and what lies beside it with it.
 
@@ -66,6 +67,7 @@ def open_trace(
             capture=capture,
             progress=ReadProgress,
             activity=activity,
+            gradients=gradients,
         )
     )
 

@@ -56,7 +56,7 @@ def command(
     if captured is not None:
         show_captured(captured, by=by, format_=format_)
         return
-    read = open_trace(trace, limit, kernel_details=kernel_details, capture=capture)
+    read = open_trace(trace, limit, kernel_details=kernel_details, capture=capture, gradients=False)
     if by is not None or format_ == "csv" or top is not None:
         from opreplay.replay.report import breakdown as table
 

@@ -157,8 +157,10 @@ def open_trace(
     capture: str | None = None,
     progress: Progress = nullcontext,
     activity: bool = False,
+    gradients: bool = True,
 ) -> Trace:
-    """The profile that a path, a glob or "-" names, completed as `open_input` says; `activity`: all timing.
+    """The profile that a path, a glob or "-" names, completed as `open_input` says; `activity`: all timing,
+    `gradients`: what a plan needs of autograd, a fifth of the memory of a long trace.
 
     Raises as `open_input` does, and what `join_kernel_details` does for a table that was named; one that merely lies
     beside the trace is left unused, and `info.kernel_details` says why.
@@ -170,7 +172,7 @@ def open_trace(
 
     path = the_one_path(text)
     refuse_plan(path)
-    trace = _read(path, limits, progress, ids=execution_trace is not None, activity=activity)
+    trace = _read(path, limits, progress, ids=execution_trace is not None, activity=activity, gradients=gradients)
     if execution_trace is not None:
         trace = join_shapes(trace, _read(the_one_path(execution_trace), limits, progress, ids=True))
     trace = with_table_beside(trace) if kernel_details is None else join_kernel_details(trace, kernel_details)
@@ -196,6 +198,7 @@ def _read(
     *,
     ids: bool,
     activity: bool = False,
+    gradients: bool = True,
 ) -> Trace:
     from opreplay.traces import Limits, read_trace
 
@@ -206,7 +209,7 @@ def _read(
             processes=1 if activity else reading_processes(path),
             progress=told,
             record_function_ids=ids,
-            gradients=True,
+            gradients=gradients,
             activity=activity,
         )
 
